@@ -1,0 +1,273 @@
+"""The reverse walk: from the loss back to the parameters, one rule per node.
+
+Everything that is the same for all operators is here, once: which values matter, the reverse
+order, summing over broadcast axes, accumulating several contributions, missing gradients, the
+number of gradients a rule returns, and the error that lists all blocking nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
+
+import onnx_ir as ir
+
+from ..errors import Blocker, GradientRuleError, NoGradientError, OnnxTrainError
+from ..graph import FLOATS, OpBuilder, Tensor
+from ..graph.tensor import dims_of
+from .registry import Rule, lookup
+
+
+def captured_values(node: ir.Node) -> list[ir.Value]:
+    """Values of outer graphs that the node's subgraphs use."""
+    found: dict[ir.Value, None] = {}
+    for attribute in node.attributes.values():
+        if attribute.type == ir.AttributeType.GRAPH:
+            _captured_by_graph(attribute.as_graph(), found)
+        elif attribute.type == ir.AttributeType.GRAPHS:
+            for graph in attribute.as_graphs():
+                _captured_by_graph(graph, found)
+    return list(found)
+
+
+def _captured_by_graph(graph: ir.Graph, found: dict[ir.Value, None]) -> None:
+    local: set[ir.Value] = {*graph.inputs, *graph.initializers.values()}
+    used: dict[ir.Value, None] = {}
+    for node in graph:
+        used.update((v, None) for v in node.inputs if v is not None)
+        used.update((v, None) for v in captured_values(node))
+        local.update(node.outputs)
+    used.update((v, None) for v in graph.outputs)
+    found.update((v, None) for v in used if v not in local)
+
+
+def is_differentiable(value: ir.Value | None) -> bool:
+    """Whether a value can carry a gradient: a tensor (or sequence of tensors) of floats."""
+    return value is not None and (value.dtype is None or value.dtype in FLOATS)
+
+
+class Walk:
+    """One reverse pass over one graph.
+
+    Args:
+        graph: the graph whose nodes are differentiated; new nodes are not added to it but
+            collected in `op.nodes`.
+        op: the builder.
+        wrt: values whose gradients are wanted.
+        stop: names of nodes, or operator types, whose outputs count as constants.
+    """
+
+    def __init__(
+        self, graph: ir.Graph, op: OpBuilder, wrt: Iterable[ir.Value], stop: Collection[str] = ()
+    ) -> None:
+        self.graph, self.op, self.wrt, self.stop = graph, op, tuple(wrt), frozenset(stop)
+        self.nodes = list(graph)
+        self.active = self._forward_active()
+        self._grads: dict[ir.Value, list[Tensor]] = {}
+
+    # -- what matters ------------------------------------------------------------------------
+
+    def _forward_active(self) -> set[ir.Value]:
+        """Values that depend differentiably on `wrt`."""
+        active = set(self.wrt)
+        for node in self.nodes:
+            if self._stops_at(node):
+                continue
+            if any(v in active for v in self.sources(node)):
+                active.update(o for o in node.outputs if is_differentiable(o))
+        return active
+
+    def _stops_at(self, node: ir.Node) -> bool:
+        if self.stop and (node.name in self.stop or node.op_type in self.stop):
+            return True
+        rule = lookup(node.domain, node.op_type)
+        return rule is not None and rule.kind == "zero"
+
+    def sources(self, node: ir.Node) -> list[ir.Value]:
+        """Inputs and captured values through which a gradient may flow."""
+        rule = lookup(node.domain, node.op_type)
+        stops = rule.stops if rule is not None else frozenset[int]()
+        direct = [
+            v
+            for i, v in enumerate(node.inputs)
+            if v is not None and i not in stops and is_differentiable(v)
+        ]
+        return direct + [v for v in captured_values(node) if is_differentiable(v)]
+
+    def on_path(self, targets: Iterable[ir.Value]) -> list[ir.Node]:
+        """Nodes between `wrt` and `targets`, in forward order."""
+        needed = {t for t in targets if t in self.active}
+        path = []
+        for node in reversed(self.nodes):
+            if self._stops_at(node) or not any(o in needed for o in node.outputs):
+                continue
+            inputs = [v for v in self.sources(node) if v in self.active]
+            if inputs:
+                needed.update(inputs)
+                path.append(node)
+        return path[::-1]
+
+    def connected(self, targets: Iterable[ir.Value]) -> set[ir.Value]:
+        """Values from which a differentiable path leads to a target."""
+        found = {v for node in self.on_path(targets) for v in self.sources(node)}
+        return found.union(targets)
+
+    def check(self, targets: Sequence[ir.Value], opset_of: dict[str, int]) -> None:
+        """Raise one error that lists every node on the path that has no rule."""
+        path = self.on_path(targets)
+        blocked = [n for n in path if lookup(n.domain, n.op_type) is None]
+        if blocked:
+            raise NoGradientError(
+                [self._blocker(node, path, targets, opset_of) for node in blocked]
+            )
+
+    def _blocker(
+        self,
+        node: ir.Node,
+        path: Sequence[ir.Node],
+        targets: Sequence[ir.Value],
+        opset_of: dict[str, int],
+    ) -> Blocker:
+        reached: set[ir.Value] = set(self.sources(node))
+        for other in reversed(path):
+            if any(o in reached for o in other.outputs):
+                reached.update(self.sources(other))
+        parameters = tuple(v.name or "" for v in self.wrt if v in reached)
+        return Blocker(
+            node.name or node.outputs[0].name or "",
+            node.op_type,
+            node.domain,
+            opset_of.get(node.domain, 1),
+            parameters,
+            self._path_from_loss(node, path, targets),
+            "no gradient rule, no function body",
+        )
+
+    def _path_from_loss(
+        self, node: ir.Node, path: Sequence[ir.Node], targets: Sequence[ir.Value]
+    ) -> tuple[str, ...]:
+        """Names from the loss to the node, following the first consumer found."""
+        consumers: dict[ir.Value, ir.Node] = {}
+        for other in path:
+            for value in self.sources(other):
+                consumers.setdefault(value, other)
+        way, current, seen = [], node, {node}
+        while True:
+            way.append(f"{current.name or current.op_type}")
+            if any(o in targets for o in current.outputs):
+                break
+            following = next((consumers[o] for o in current.outputs if o in consumers), None)
+            if following is None or following in seen:
+                break
+            seen.add(following)
+            current = following
+        names = [t.name or "" for t in targets][:1]
+        shown = way if len(way) <= 6 else [*way[:3], "…", *way[-2:]]
+        return (*names, *reversed(shown))
+
+    # -- the pass ----------------------------------------------------------------------------
+
+    def add(self, value: ir.Value, gradient: Tensor) -> None:
+        """Add a contribution to the gradient of a value."""
+        self._grads.setdefault(value, []).append(gradient)
+
+    def take(self, value: ir.Value) -> Tensor | None:
+        """The whole gradient of a value: the sum of its contributions, None without any."""
+        parts = self._grads.get(value)
+        if not parts:
+            return None
+        if len(parts) > 1:
+            self.op.scope = f"{value.name}_grad"
+            total = parts[0] + parts[1] if len(parts) == 2 else self.op.Sum(*parts)
+            self.describe(total, value)
+            self._grads[value] = [total]
+        return self._grads[value][0]
+
+    @staticmethod
+    def describe(gradient: Tensor, value: ir.Value) -> None:
+        """A gradient has the type and shape of its value."""
+        if gradient.value.type is None and value.type is not None:
+            gradient.value.type = value.type
+        if gradient.value.shape is None and value.shape is not None:
+            gradient.value.shape = value.shape.copy()
+
+    def run(self) -> None:
+        """Propagate the gradients that were added back through all nodes."""
+        for node in reversed(self.nodes):
+            if self._stops_at(node):
+                continue
+            dys = tuple(self.take(o) for o in node.outputs)
+            if all(dy is None for dy in dys):
+                continue
+            if not any(v in self.active for v in self.sources(node)):
+                continue
+            rule = lookup(node.domain, node.op_type)
+            assert rule is not None, "check() lists nodes without a rule first"
+            self._apply(node, rule, dys)
+
+    def _apply(self, node: ir.Node, rule: Rule, dys: tuple[Tensor | None, ...]) -> None:
+        op = self.op
+        op.scope, op.node = f"{node.name or node.op_type}_grad", node
+        try:
+            if rule.kind == "graph":
+                for value, gradient in rule.function(self, node, dys).items():
+                    self._accept(value, gradient)
+                return
+            self._apply_formula(node, rule, dys)
+        except OnnxTrainError:
+            raise
+        except Exception as error:
+            raise GradientRuleError(
+                f"The gradient rule of {node.domain or 'ai.onnx'}::{node.op_type} failed at node "
+                f"{node.name!r}: {type(error).__name__}: {error}"
+            ) from error
+        finally:
+            op.scope, op.node = "", None
+
+    def _apply_formula(self, node: ir.Node, rule: Rule, dys: tuple[Tensor | None, ...]) -> None:
+        op = self.op
+        inputs = [None if v is None else op.tensor(v) for v in node.inputs]
+        inputs += [None] * (_positional(rule) - len(inputs))
+        ys = tuple(op.tensor(o) for o in node.outputs)
+        attributes = attributes_of(node, rule.attributes)
+        if rule.kind == "multi":
+            result = rule.function(op, dys, ys, *inputs, **attributes)
+        elif dys[0] is None:
+            return
+        else:
+            result = rule.function(op, dys[0], ys[0], *inputs, **attributes)
+        gradients = list(result) if isinstance(result, (tuple, list)) else [result]
+        if len(gradients) > len(inputs):
+            raise GradientRuleError(
+                f"The gradient rule of {node.op_type} returned {len(gradients)} gradients for "
+                f"{len(inputs)} inputs at node {node.name!r}."
+            )
+        for i, (value, gradient) in enumerate(zip(node.inputs, gradients)):
+            if value is None or gradient is None or i in rule.stops or value not in self.active:
+                continue
+            if rule.kind == "elementwise":
+                summed = op.sum_to(gradient, op.tensor(value), dims_of(node.outputs[0]), ys[0])
+                self._accept(value, summed)
+            else:
+                self._accept(value, gradient)
+
+    def _accept(self, value: ir.Value, gradient: Tensor | None) -> None:
+        if gradient is not None and value in self.active:
+            self.describe(gradient, value)
+            self.add(value, gradient)
+
+
+def _positional(rule: Rule) -> int:
+    """How many inputs the rule's function names (absent optional ones are passed as None)."""
+    code = rule.function.__code__
+    return max(0, code.co_argcount - 3)
+
+
+def attributes_of(node: ir.Node, wanted: frozenset[str] | None) -> dict[str, Any]:
+    """Attributes as plain Python values; only those in `wanted` unless it is None."""
+    return {
+        name: attribute.value
+        for name, attribute in node.attributes.items()
+        if (wanted is None or name in wanted)
+        and attribute.type not in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
+    }

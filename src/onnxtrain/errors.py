@@ -1,0 +1,85 @@
+"""Every exception of the package: what happened, where, and what to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+class OnnxTrainError(Exception):
+    """Base class of all errors raised on purpose by onnxtrain."""
+
+
+class ModelError(OnnxTrainError, ValueError):
+    """The model that was handed in is not valid or not usable as it is."""
+
+
+class ShapeInferenceError(ModelError):
+    """Types or shapes of the model contradict each other."""
+
+
+class UnknownNameError(OnnxTrainError, LookupError):
+    """A name that was asked for does not exist in the model."""
+
+    def __init__(self, kind: str, name: str, known: Sequence[str]) -> None:
+        self.kind, self.name, self.known = kind, name, tuple(known)
+        shown = ", ".join(repr(n) for n in self.known[:12]) or "none"
+        more = f" and {len(self.known) - 12} more" if len(self.known) > 12 else ""
+        super().__init__(f"There is no {kind} named {name!r}. Known: {shown}{more}.")
+
+
+class UnknownRankError(ModelError):
+    """A gradient needs the number of dimensions of a value, and it is not known."""
+
+
+@dataclass(frozen=True)
+class Blocker:
+    """One node that no gradient can pass."""
+
+    node: str
+    op_type: str
+    domain: str
+    opset: int
+    parameters: tuple[str, ...]
+    path: tuple[str, ...]
+    reason: str
+
+    def __str__(self) -> str:
+        domain = self.domain or "ai.onnx"
+        shown = ", ".join(self.parameters[:4]) + ("…" if len(self.parameters) > 4 else "")
+        way = " → ".join(self.path)
+        return (
+            f"node {self.node!r}: operator {domain}::{self.op_type} (opset {self.opset}): "
+            f"{self.reason}; it blocks the gradient of {shown}; path from the loss: {way}"
+        )
+
+
+class NoGradientError(OnnxTrainError, NotImplementedError):
+    """The gradient cannot be computed; lists every blocking node at once."""
+
+    def __init__(self, blockers: Sequence[Blocker]) -> None:
+        self.blockers = tuple(blockers)
+        lines = "\n".join(f"  - {b}" for b in self.blockers)
+        count = len(self.blockers)
+        super().__init__(
+            f"The gradient is blocked by {count} node{'s' * (count != 1)}:\n{lines}\n"
+            "What to do: leave the blocked parameters out of `wrt` (freeze them), name the "
+            "node or operator in `no_gradient` to treat its output as a constant, or register "
+            "a rule with `onnxtrain.extend.gradient`."
+        )
+
+
+class UnreachableError(OnnxTrainError, ValueError):
+    """The loss does not depend on a value whose gradient was asked for."""
+
+    def __init__(self, names: Sequence[str], of: str) -> None:
+        self.names = tuple(names)
+        super().__init__(
+            f"Cannot compute the partial derivative of {of!r} for {', '.join(map(repr, names))}: "
+            f"no differentiable path leads from there to {of!r}. "
+            "Remove the names from `wrt`, or ask for zeros with `allow_unused=True`."
+        )
+
+
+class GradientRuleError(OnnxTrainError, RuntimeError):
+    """A gradient rule failed or returned the wrong thing while it handled a node."""

@@ -1,0 +1,11 @@
+"""The only place that knows onnx-ir and the onnx C++ calls: values, builder, files, inference."""
+
+from .builder import Constants as Constants
+from .builder import Names as Names
+from .builder import OpBuilder as OpBuilder
+from .io import ModelLike as ModelLike
+from .io import load as load
+from .io import to_proto as to_proto
+from .schema import FLOATS as FLOATS
+from .tensor import Dim as Dim
+from .tensor import Tensor as Tensor

@@ -1,0 +1,306 @@
+"""The op builder: ``op.MatMul(a, b)`` appends a node and returns its output.
+
+Python numbers become constants of the right type, names are unique and tell which forward node
+they came from, and a few helpers (`shape_of`, `sum_to`, `zeros_like`) do once what gradient rules
+would otherwise repeat: being right for static and for dynamic shapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from .schema import constant_dtype, output_dtype, signature
+from .tensor import Dim, Operand, Tensor, dims_of
+
+
+class Names:
+    """Hands out names that are not in use yet."""
+
+    def __init__(self, taken: Iterable[str] = ()) -> None:
+        self._taken = set(taken)
+        self._next: dict[str, int] = {}
+
+    def reserve(self, name: str) -> None:
+        """Mark a name as used."""
+        self._taken.add(name)
+
+    def fresh(self, stem: str) -> str:
+        """`stem` itself when free, else with a number behind it."""
+        name, number = stem, self._next.get(stem, 0)
+        while name in self._taken:
+            number += 1
+            name = f"{stem}_{number}"
+        self._next[stem] = number
+        self._taken.add(name)
+        return name
+
+
+class Constants:
+    """The constants that built nodes use, each stored once; they become initializers."""
+
+    def __init__(self, names: Names) -> None:
+        self._names = names
+        self._known: dict[tuple[Any, ...], ir.Value] = {}
+
+    def get(self, array: np.ndarray[Any, Any], dtype: ir.DataType) -> ir.Value:
+        """The value that stands for `array` in the graph."""
+        key = (dtype, array.shape, array.tobytes())
+        value = self._known.get(key)
+        if value is None:
+            name = self._names.fresh(f"const_{_describe(array)}")
+            tensor = ir.tensor(array, dtype=dtype, name=name)
+            value = ir.Value(
+                name=name,
+                shape=ir.Shape(array.shape),
+                type=ir.TensorType(dtype),
+                const_value=tensor,
+            )
+            self._known[key] = value
+        return value
+
+    def values(self) -> list[ir.Value]:
+        """All constants handed out so far."""
+        return list(self._known.values())
+
+
+def _describe(array: np.ndarray[Any, Any]) -> str:
+    """A readable stem for a constant's name: its content when short, else its shape."""
+    if array.size == 0:
+        return "empty"
+    if array.size <= 4:
+        return "_".join(f"{x:g}" if array.dtype.kind == "f" else str(x) for x in array.ravel())
+    return "x".join(map(str, array.shape))
+
+
+class OpBuilder:
+    """Appends nodes to a list; every ONNX operator is a method.
+
+    Attributes:
+        nodes: the nodes built so far, in an order that can be run.
+        opset: version of ai.onnx that is emitted.
+        scope: prefix of the names of new nodes; the walk sets it to the forward node's name.
+        node: the forward node whose gradient is being built (see `output`).
+    """
+
+    def __init__(self, names: Names, constants: Constants, opset: int) -> None:
+        self.names, self.constants, self.opset = names, constants, opset
+        self.nodes: list[ir.Node] = []
+        self.scope = ""
+        self.node: ir.Node | None = None
+        self._shapes: dict[ir.Value, Tensor] = {}
+
+    # -- operators ---------------------------------------------------------------------------
+
+    def __getattr__(self, op_type: str) -> Callable[..., Tensor]:
+        """``op.Name(*inputs, **attributes)``: append a node of operator Name, give its output."""
+        if op_type.startswith("_"):
+            raise AttributeError(op_type)
+
+        def build(*inputs: Operand, **attributes: Any) -> Tensor:
+            return self.emit(op_type, inputs, 1, **attributes)[0]
+
+        return build
+
+    def many(
+        self, op_type: str, *inputs: Operand, outputs: int, **attributes: Any
+    ) -> tuple[Tensor, ...]:
+        """Append a node with several outputs: ``a, b = op.many("Split", x, outputs=2, axis=0)``."""
+        return self.emit(op_type, inputs, outputs, **attributes)
+
+    def emit(
+        self,
+        op_type: str,
+        inputs: Sequence[Operand],
+        outputs: int,
+        *,
+        domain: str = "",
+        **attributes: Any,
+    ) -> tuple[Tensor, ...]:
+        """Append a node and give its outputs."""
+        sig = signature(op_type, self.opset, domain)
+        attributes = {k: v for k, v in attributes.items() if v is not None}
+        known = [i.dtype if isinstance(i, Tensor) else None for i in inputs]
+        values = [self._operand(sig, i, operand, known) for i, operand in enumerate(inputs)]
+        while values and values[-1] is None:
+            values.pop()
+        dtypes = [v.dtype if v is not None else None for v in values]
+        name = self.names.fresh(f"{self.scope}/{op_type}" if self.scope else op_type)
+        results = [
+            ir.Value(
+                name=self.names.fresh(f"{name}_out" if outputs == 1 else f"{name}_out{i}"),
+                type=_tensor_type(output_dtype(sig, i, dtypes, attributes)),
+            )
+            for i in range(outputs)
+        ]
+        converted = ir.convenience.convert_attributes(attributes)
+        self.nodes.append(ir.Node(domain, op_type, values, converted, outputs=results, name=name))
+        return tuple(Tensor(self, v) for v in results)
+
+    def _operand(
+        self, sig: Any, index: int, operand: Operand, known: Sequence[ir.DataType | None]
+    ) -> ir.Value | None:
+        if operand is None or isinstance(operand, Tensor):
+            return operand.value if operand is not None else None
+        array = np.asarray(operand)
+        if isinstance(operand, np.ndarray):
+            return self.const(operand).value
+        dtype = constant_dtype(sig, index, known, array.dtype.kind == "f")
+        return self.const(array, dtype).value
+
+    # -- values ------------------------------------------------------------------------------
+
+    def tensor(self, value: ir.Value) -> Tensor:
+        """Wrap a value of the graph."""
+        return Tensor(self, value)
+
+    def const(
+        self,
+        array: np.ndarray[Any, Any] | Sequence[Any] | float | bool,
+        dtype: ir.DataType | None = None,
+    ) -> Tensor:
+        """A constant; integers default to INT64 and Python floats to FLOAT."""
+        data = np.asarray(array)
+        if dtype is None:
+            if not isinstance(array, np.ndarray) and data.dtype.kind == "f":
+                dtype = ir.DataType.FLOAT
+            else:
+                dtype = ir.DataType.from_numpy(data.dtype)
+        data = np.asarray(data).astype(dtype.numpy())
+        return Tensor(self, self.constants.get(data, dtype))
+
+    def like(self, number: float, x: Tensor) -> Tensor:
+        """A scalar constant of the same element type as `x`."""
+        return self.const(number, x.dtype)
+
+    def output(self, index: int) -> Tensor:
+        """Output `index` of the forward node, requested from it now if nobody had before.
+
+        This is how a rule uses what the forward operator already knows: MaxPool's indices,
+        Dropout's mask, LayerNormalization's mean.
+        """
+        node = self.node
+        assert node is not None, "op.output() only works inside a gradient rule"
+        if len(node.outputs) <= index:
+            node.resize_outputs(index + 1)
+        value = node.outputs[index]
+        if not value.name:
+            value.name = self.names.fresh(f"{node.name or node.op_type}_output{index}")
+        if value.type is None:
+            sig = signature(node.op_type, self.opset, node.domain)
+            dtypes = [v.dtype if v is not None else None for v in node.inputs]
+            value.type = _tensor_type(output_dtype(sig, index, dtypes, {}))
+        return self.tensor(value)
+
+    # -- shapes ------------------------------------------------------------------------------
+
+    def shape_of(self, x: Tensor) -> Tensor:
+        """The shape as a 1-D INT64 tensor: a constant when static, else one shared Shape node."""
+        if x.static_shape is not None:
+            return self.const(np.array(x.static_shape, np.int64))
+        known = self._shapes.get(x.value)
+        if known is None:
+            known = self._shapes[x.value] = self.Shape(x)
+        return known
+
+    def dim_of(self, x: Tensor, axis: int) -> Tensor:
+        """One dimension as an INT64 tensor of shape [1]."""
+        axis = axis % x.rank
+        size = x.dim(axis)
+        if isinstance(size, int):
+            return self.const(np.array([size], np.int64))
+        return self.Slice(self.shape_of(x), [axis], [axis + 1])
+
+    def reshape_like(self, x: Tensor, like: Tensor) -> Tensor:
+        """`x` with the shape of `like`."""
+        return self.Reshape(x, self.shape_of(like))
+
+    def zeros_like(self, x: Tensor) -> Tensor:
+        """A tensor of zeros with the shape and type of `x`."""
+        return self.full(self.shape_of(x), 0, x.dtype)
+
+    def full(self, shape: Tensor, number: float, dtype: ir.DataType) -> Tensor:
+        """A tensor filled with one number."""
+        fill = ir.tensor(np.array([number], dtype.numpy()), dtype=dtype)
+        result: Tensor = self.ConstantOfShape(shape, value=fill)
+        result.value.type = ir.TensorType(dtype)
+        return result
+
+    def count(
+        self, x: Tensor, axes: Sequence[int] | None = None, like: Tensor | None = None
+    ) -> Tensor:
+        """How many elements lie along `axes` (all of them by default), typed like `like` or `x`."""
+        dtype = (like or x).dtype
+        axes = range(x.rank) if axes is None else [a % x.rank for a in axes]
+        dims = [x.dim(a) for a in axes]
+        if all(isinstance(d, int) for d in dims):
+            return self.const(
+                np.array(int(np.prod([int(d) for d in dims if d is not None]))), dtype
+            )
+        picked = self.Gather(self.shape_of(x), self.const(np.array(list(axes), np.int64)), axis=0)
+        return self.Cast(self.ReduceProd(picked, keepdims=0), to=dtype)
+
+    def sum_to(self, dx: Tensor, x: Tensor, y_shape: tuple[Dim, ...] | None, y: Tensor) -> Tensor:
+        """Sum `dx`, which has the shape of `y`, over the axes along which `x` was broadcast.
+
+        Axes are decided now where the dimensions tell (a number other than 1, or the same
+        symbol on both sides, was not broadcast; a 1 against another number was), and by a few
+        operations on the shapes at run time where they do not.
+        """
+        x_shape = x.shape
+        if x_shape is not None and y_shape is not None:
+            axes = broadcast_axes(x_shape, y_shape)
+            if axes is not None:
+                return self._sum_static(dx, x, axes, len(y_shape) - len(x_shape))
+        sx, sy = self.shape_of(x), self.shape_of(y)
+        if x_shape is not None and y_shape is not None:
+            lead = np.ones(len(y_shape) - len(x_shape), np.int64)
+            padded = self.Concat(self.const(lead), sx, axis=0) if lead.size else sx
+        else:
+            padded = self.Concat(
+                self.full(self.Sub(self.Shape(sy), self.Shape(sx)), 1, ir.DataType.INT64),
+                sx,
+                axis=0,
+            )
+        axes_now = self.Reshape(self.NonZero(self.Not(self.Equal(padded, sy))), [-1])
+        summed = self.ReduceSum(dx, axes_now, keepdims=1, noop_with_empty_axes=1)
+        return self.Reshape(summed, sx)
+
+    def _sum_static(self, dx: Tensor, x: Tensor, axes: list[int], lead: int) -> Tensor:
+        if not axes:
+            return dx
+        if axes == list(range(lead)):
+            return self.ReduceSum(dx, axes, keepdims=0)
+        summed: Tensor = self.ReduceSum(dx, axes, keepdims=1)
+        return self.Squeeze(summed, list(range(lead))) if lead else summed
+
+    def transpose(self, x: Tensor, *perm: int) -> Tensor:
+        """Transpose; without a permutation the last two axes are swapped."""
+        order = list(perm) if perm else [*range(x.rank - 2), x.rank - 1, x.rank - 2]
+        return self.Transpose(x, perm=order)
+
+
+def broadcast_axes(x: tuple[Dim, ...], y: tuple[Dim, ...]) -> list[int] | None:
+    """Axes of `y` along which a tensor of shape `x` was repeated; None when that is not decided."""
+    lead = len(y) - len(x)
+    axes = list(range(lead))
+    for axis, size in enumerate(x, start=lead):
+        if size == y[axis] and size is not None:
+            continue
+        if isinstance(size, int) and size != 1:
+            continue
+        if size == 1:  # right whatever a symbol on the other side stands for
+            axes.append(axis)
+        else:
+            return None
+    return axes
+
+
+def _tensor_type(dtype: ir.DataType | None) -> ir.TensorType | None:
+    return None if dtype is None else ir.TensorType(dtype)
+
+
+__all__ = ["Constants", "Names", "OpBuilder", "Tensor", "broadcast_axes", "dims_of"]

@@ -1,0 +1,50 @@
+"""Parameters are graph inputs that remember a value.
+
+While a model is being transformed, what is trained must look like an input: a pass that sees an
+initializer may fold it, merge it with an equal one or drop it when it is 1 (ADR 1). So parameters
+leave the initializers before the first pass and come back, if wanted there, after the last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import onnx_ir as ir
+
+from .schema import FLOATS
+
+
+def float_initializers(model: ir.Model) -> list[str]:
+    """Names of the initializers that can be trained, in the model's order."""
+    return [
+        name
+        for name, value in model.graph.initializers.items()
+        if value.const_value is not None and value.const_value.dtype in FLOATS
+    ]
+
+
+def to_inputs(model: ir.Model, names: Iterable[str]) -> None:
+    """Turn initializers into graph inputs that remember their value."""
+    graph = model.graph
+    for name in names:
+        value = graph.initializers.pop(name)
+        tensor = value.const_value
+        assert tensor is not None
+        value.type = ir.TensorType(tensor.dtype)
+        value.shape = ir.Shape(tensor.shape.numpy())
+        if not value.is_graph_input():
+            graph.inputs.append(value)
+
+
+def to_initializers(model: ir.Model) -> None:
+    """Turn every graph input that remembers a value back into an initializer."""
+    graph = model.graph
+    for value in [v for v in graph.inputs if v.const_value is not None]:
+        assert value.name is not None
+        graph.inputs.remove(value)
+        graph.initializers[value.name] = value
+
+
+def parameters(model: ir.Model) -> dict[str, ir.Value]:
+    """The parameters of a model, by name."""
+    return {v.name: v for v in model.graph.inputs if v.const_value is not None and v.name}

@@ -1,0 +1,83 @@
+"""Graph passes and their order: a literal list.
+
+All of them see parameters as graph inputs (ADR 1), none of them touches random operators.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import onnx_ir as ir
+
+RANDOM = frozenset(
+    {
+        "Dropout", "Bernoulli", "Multinomial",
+        "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike",
+    }
+)  # fmt: skip
+"""Two of these on the same inputs are two draws, not one."""
+
+
+def optimize(model: ir.Model) -> ir.Model:
+    """Run all passes."""
+    for run in PASSES:
+        run(model.graph)
+    return model
+
+
+def remove_identities(graph: ir.Graph) -> None:
+    """Drop Identity nodes, except those that separate a graph output from an input or output."""
+    for node in list(graph):
+        if node.op_type != "Identity" or node.domain:
+            continue
+        source, result = node.inputs[0], node.outputs[0]
+        if source is None or result.is_graph_output():
+            continue
+        result.replace_all_uses_with(source)
+        graph.remove(node, safe=True)
+
+
+def merge_duplicates(graph: ir.Graph) -> None:
+    """Common sub-expression elimination by hashing, in one forward pass."""
+    seen: dict[Any, ir.Node] = {}
+    for node in list(graph):
+        key = _key(node)
+        if key is None:
+            continue
+        first = seen.setdefault(key, node)
+        if first is node or len(first.outputs) < len(node.outputs):
+            continue
+        if any(o.is_graph_output() for o in node.outputs):
+            continue
+        for old, new in zip(node.outputs, first.outputs):
+            old.replace_all_uses_with(new)
+        graph.remove(node, safe=True)
+
+
+def _key(node: ir.Node) -> Any:
+    if node.op_type in RANDOM:
+        return None
+    attributes = []
+    for name, attribute in sorted(node.attributes.items()):
+        if attribute.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS):
+            return None
+        value = attribute.value
+        if attribute.type == ir.AttributeType.TENSOR:
+            value = (value.dtype, tuple(value.shape), value.numpy().tobytes())
+        elif isinstance(value, (list, tuple)):
+            value = tuple(value)
+        attributes.append((name, value))
+    return (node.domain, node.op_type, tuple(node.inputs), tuple(attributes))
+
+
+def remove_dead(graph: ir.Graph) -> None:
+    """Drop nodes whose outputs nobody uses, then initializers nobody reads."""
+    for node in reversed(list(graph)):
+        if not any(o.is_graph_output() or o.uses() for o in node.outputs):
+            graph.remove(node, safe=True)
+    for name, value in list(graph.initializers.items()):
+        if not value.uses() and not value.is_graph_output():
+            del graph.initializers[name]
+
+
+PASSES = (remove_identities, remove_dead, merge_duplicates, remove_dead)
