@@ -2,7 +2,10 @@
 
 __version__ = "0.1.0"
 
-_LAZY = {"differentiate": "pipeline"}
+_LAZY = {
+    "check_gradient": "check",
+    "differentiate": "pipeline",
+}
 
 
 def __getattr__(name: str) -> object:

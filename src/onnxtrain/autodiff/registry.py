@@ -74,13 +74,18 @@ def register(
 
 
 def unregister(op_type: str, domain: str = "") -> None:
-    """Remove a rule."""
-    _RULES.pop((domain, op_type), None)
+    """Remove a rule; nothing happens when there is none."""
+    _RULES.pop(("" if domain == "ai.onnx" else domain, op_type), None)
 
 
 def lookup(domain: str, op_type: str) -> Rule | None:
     """The rule of an operator, or None."""
     return _RULES.get(("" if domain == "ai.onnx" else domain, op_type))
+
+
+def is_registered(op_type: str, domain: str = "") -> bool:
+    """Whether an operator has a rule."""
+    return lookup(domain, op_type) is not None
 
 
 def rules() -> dict[tuple[str, str], Rule]:

@@ -40,8 +40,13 @@ class Signature:
 
 @functools.cache
 def signature(op_type: str, opset: int, domain: str = "") -> Signature:
-    """The signature of an operator at an opset version."""
-    schema = onnx.defs.get_schema(op_type, opset, domain)
+    """The signature of an operator; of one without a schema, all operands share one type."""
+    try:
+        schema = onnx.defs.get_schema(op_type, opset, domain)
+    except onnx.defs.SchemaError:
+        if domain in ("", "ai.onnx"):
+            raise
+        return Signature(("T",), ("T",), True, True, {"T": ("tensor(float)",)})
     variadic = onnx.defs.OpSchema.FormalParameterOption.Variadic
     return Signature(
         tuple(p.type_str for p in schema.inputs),

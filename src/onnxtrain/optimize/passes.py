@@ -1,6 +1,6 @@
 """Graph passes and their order: a literal list.
 
-All of them see parameters as graph inputs (ADR 1), none of them touches random operators.
+All of them see parameters as graph inputs (ADR 1), and none merges or drops random draws.
 """
 
 from __future__ import annotations
@@ -8,6 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 import onnx_ir as ir
+
+from .rewrites import apply_rewrites
 
 RANDOM = frozenset(
     {
@@ -19,14 +21,16 @@ RANDOM = frozenset(
 
 
 def optimize(model: ir.Model) -> ir.Model:
-    """Run all passes."""
+    """Run all passes on the graph and its subgraphs."""
     for run in PASSES:
-        run(model.graph)
+        for graph in [*model.graph.subgraphs(), model.graph]:
+            run(graph)
+    _remove_unread_initializers(model.graph)
     return model
 
 
 def remove_identities(graph: ir.Graph) -> None:
-    """Drop Identity nodes, except those that separate a graph output from an input or output."""
+    """Drop Identity nodes, except those that give a graph output its name."""
     for node in list(graph):
         if node.op_type != "Identity" or node.domain:
             continue
@@ -55,6 +59,7 @@ def merge_duplicates(graph: ir.Graph) -> None:
 
 
 def _key(node: ir.Node) -> Any:
+    """What makes two nodes compute the same; None for those that must stay apart."""
     if node.op_type in RANDOM:
         return None
     attributes = []
@@ -71,13 +76,16 @@ def _key(node: ir.Node) -> Any:
 
 
 def remove_dead(graph: ir.Graph) -> None:
-    """Drop nodes whose outputs nobody uses, then initializers nobody reads."""
+    """Drop nodes whose outputs nobody uses."""
     for node in reversed(list(graph)):
         if not any(o.is_graph_output() or o.uses() for o in node.outputs):
             graph.remove(node, safe=True)
+
+
+def _remove_unread_initializers(graph: ir.Graph) -> None:
     for name, value in list(graph.initializers.items()):
         if not value.uses() and not value.is_graph_output():
             del graph.initializers[name]
 
 
-PASSES = (remove_identities, remove_dead, merge_duplicates, remove_dead)
+PASSES = (remove_identities, remove_dead, merge_duplicates, apply_rewrites, remove_dead)

@@ -1,0 +1,84 @@
+#!/usr/bin/env python3
+"""Everything a fresh clone needs, with nothing but Python >= 3.10: ``python3 dev.py demo|test``.
+
+Sets up ``.venv`` beside this file the first time (and again when pyproject.toml or the
+requirements change), then runs the command in it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent
+VENV = ROOT / ".venv"
+PYTHON = VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+
+
+def main() -> int:
+    """Run one command; the exit code is the first one that is not zero."""
+    commands = {"demo": demo, "test": test, "docs": docs}
+    if len(sys.argv) < 2 or sys.argv[1] not in commands:
+        print(f"usage: python3 dev.py {'|'.join(commands)} [arguments]", file=sys.stderr)
+        return 2
+    if sys.version_info < (3, 10):
+        print("onnxtrain needs Python 3.10 or newer.", file=sys.stderr)
+        return 2
+    return commands[sys.argv[1]](sys.argv[2:])
+
+
+def demo(arguments: list[str]) -> int:
+    """Train a small digits classifier end to end and export it."""
+    set_up("demo", [])
+    return run("-m", "onnxtrain", "demo", *arguments)
+
+
+def test(arguments: list[str]) -> int:
+    """Lint, types and all tests (arguments go to pytest)."""
+    set_up("test", ["-r", "requirements-test.txt"])
+    steps = [
+        ("-m", "ruff", "format", "--check", "."),
+        ("-m", "ruff", "check", "."),
+        ("-m", "mypy"),
+        ("-m", "pytest", "-n", "2", "--dist", "worksteal", *arguments),
+    ]
+    for step in steps:
+        print("+ python", " ".join(step), flush=True)
+        code = run(*step)
+        if code:
+            return code
+    return 0
+
+
+def docs(arguments: list[str]) -> int:
+    """Write the generated pages again."""
+    set_up("test", ["-r", "requirements-test.txt"])
+    return run("tools/gen_ops.py", *arguments)
+
+
+def run(*arguments: str) -> int:
+    """Run Python of the environment."""
+    return subprocess.call([str(PYTHON), *arguments], cwd=ROOT)
+
+
+def set_up(name: str, requirements: list[str]) -> None:
+    """Create the environment and install the package, unless that has been done already."""
+    wanted = [ROOT / "pyproject.toml", *(ROOT / r for r in requirements if r != "-r")]
+    digest = hashlib.sha256(b"".join(p.read_bytes() for p in wanted)).hexdigest()
+    stamp = VENV / f".{name}"
+    if stamp.is_file() and stamp.read_text() == digest:
+        return
+    if not PYTHON.is_file():
+        print(f"setting up {VENV} …", flush=True)
+        venv.create(VENV, with_pip=True)
+    install = [str(PYTHON), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    subprocess.check_call([*install, *requirements, "-e", "."], cwd=ROOT)
+    stamp.write_text(digest)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,39 @@
+"""Change the float type of a whole model: the float64 twin that finite differences need."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+_NARROW = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+
+
+def to_float64(model: ir.Model) -> ir.Model:
+    """Replace float32, float16 and bfloat16 by float64 in inputs, weights, casts and constants."""
+    graph = model.graph
+    for value in [*graph.inputs, *graph.outputs]:
+        _retype(value)
+    for value in graph.initializers.values():
+        if value.const_value is not None and value.const_value.dtype in _NARROW:
+            value.const_value = _widen(value.const_value)
+            value.type = ir.TensorType(ir.DataType.DOUBLE)
+    for node in graph.all_nodes():
+        for output in node.outputs:
+            _retype(output)
+        for name in ("to", "dtype"):
+            attribute = node.attributes.get(name)
+            if attribute is not None and ir.DataType(attribute.as_int()) in _NARROW:
+                node.attributes[name] = ir.AttrInt64(name, int(ir.DataType.DOUBLE))
+        for name, attribute in list(node.attributes.items()):
+            if attribute.type == ir.AttributeType.TENSOR and attribute.value.dtype in _NARROW:
+                node.attributes[name] = ir.AttrTensor(name, _widen(attribute.value))
+    return model
+
+
+def _retype(value: ir.Value) -> None:
+    if isinstance(value.type, ir.TensorType) and value.type.dtype in _NARROW:
+        value.type = ir.TensorType(ir.DataType.DOUBLE)
+
+
+def _widen(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
+    return ir.tensor(tensor.numpy().astype(np.float64), name=tensor.name)
