@@ -1,0 +1,276 @@
+"""From one optimizer to its graphs: over flat vectors, over sequences, or inside a step."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from ..errors import ModelError
+from ..graph import Constants, Names, OpBuilder, Tensor
+from ..optimize import optimize
+from .linear import Scalar, times
+from .optimizer import ClipNorm, ClipValue, Optimizer, OptimizerError, Segment, norm_coefficient
+
+FLOAT, INT64, BOOL = ir.DataType.FLOAT, ir.DataType.INT64, ir.DataType.BOOL
+METADATA = "onnxtrain.optimizer"
+MIN_SEQUENCE_OPSET = 12
+"""Sequence operators came with opset 11, Clip and Min for all float types with 12."""
+
+
+class _Graph:
+    """A graph in the making."""
+
+    def __init__(self, opset: int) -> None:
+        self.names = Names()
+        self.op = OpBuilder(self.names, Constants(self.names), opset)
+        self.inputs: list[ir.Value] = []
+        self.outputs: list[ir.Value] = []
+
+    def input(self, name: str, dtype: ir.DataType, shape: Sequence[int | str] | None) -> Tensor:
+        self.names.reserve(name)
+        value = ir.Value(
+            name=name,
+            type=ir.TensorType(dtype),
+            shape=None if shape is None else ir.Shape(list(shape)),
+        )
+        self.inputs.append(value)
+        return self.op.tensor(value)
+
+    def sequence(self, name: str) -> Tensor:
+        self.names.reserve(name)
+        value = ir.Value(name=name, type=ir.SequenceType(ir.TensorType(FLOAT)))
+        self.inputs.append(value)
+        return self.op.tensor(value)
+
+    def scalar(self, x: Tensor) -> Tensor:
+        """A tensor of one element without its dimension: it never adds one to what it meets."""
+        return self.op.Reshape(x, self.op.const(np.zeros(0, np.int64)))
+
+    def output(self, x: Tensor, name: str, like: ir.Value | None = None) -> None:
+        value = x.value
+        if value.producer() is None or value in self.outputs:
+            value = self.op.Identity(x).value
+            value.type = x.value.type
+        self.names.reserve(name)
+        value.name = name
+        if like is not None:
+            value.type, value.shape = like.type, like.shape.copy() if like.shape else None
+        self.outputs.append(value)
+
+    def model(self, name: str, ir_version: int = 8) -> ir.Model:
+        constants = [c for c in self.op.constants.values() if c.uses()]
+        graph = ir.Graph(
+            self.inputs,
+            self.outputs,
+            nodes=self.op.nodes,
+            initializers=constants,
+            opset_imports={"": self.op.opset},
+            name=name,
+        )
+        model = ir.Model(graph, ir_version=ir_version, producer_name="onnxtrain")
+        return optimize(model)
+
+
+def flat_model(optimizer: Optimizer, opset: int = 18) -> ir.Model:
+    """The update over flat vectors: one graph, whatever the number of parameters.
+
+    Inputs: ``learning_rate`` FLOAT[1], ``step`` INT64[1], ``grad_scale`` FLOAT[1],
+    ``weight_decay`` FLOAT[1] if the optimizer decays, ``params``, ``gradients`` and the states.
+    Outputs: ``params.updated`` and ``<state>.updated``. With layout "elementwise" the vectors have
+    any common length and may be updated in place; with layout "tensor" one parameter is passed
+    at a time, in its own shape (so no shape is declared: the rank differs).
+    """
+    g = _Graph(opset)
+    shape = ["n"] if optimizer.layout == "elementwise" else None
+    learning_rate = g.input("learning_rate", FLOAT, [1])
+    step = g.input("step", INT64, [1])
+    grad_scale = g.input("grad_scale", FLOAT, [1])
+    decay = g.input("weight_decay", FLOAT, [1]) if optimizer.decays else None
+    params, gradients = g.input("params", FLOAT, shape), g.input("gradients", FLOAT, shape)
+    states = {name: g.input(name, FLOAT, shape) for name in optimizer.states}
+    updated, new = optimizer.update(
+        g.op,
+        params,
+        gradients,
+        states,
+        step=g.scalar(step),
+        learning_rate=g.scalar(learning_rate),
+        weight_decay=0.0 if decay is None else g.scalar(decay),
+        grad_scale=g.scalar(grad_scale),
+    )
+    g.output(updated, "params.updated", params.value)
+    for name in optimizer.states:
+        g.output(new[name], f"{name}.updated", states[name].value)
+    model = g.model(f"{optimizer.name} flat")
+    model.metadata_props[METADATA] = json.dumps(describe(optimizer))
+    return model
+
+
+def sequence_model(
+    optimizer: Optimizer,
+    params: Sequence[tuple[str, Sequence[int]]],
+    opset: int = 18,
+    *,
+    flag: str = "update_completed",
+) -> ir.Model:
+    """The update over sequences of tensors, the signature that existing scripts feed.
+
+    Inputs: ``learning_rate`` FLOAT[1], ``step`` INT64[1], sequences ``params``, ``gradients`` and
+    one per state. Outputs: a BOOL[1] flag, then ``params.updated`` and ``<state>.updated``.
+
+    Args:
+        optimizer: what to build.
+        params: name and shape of each trainable parameter, in the order of the sequences.
+        opset: ai.onnx version to emit, at least 12.
+        flag: name of the first output.
+    """
+    if opset < MIN_SEQUENCE_OPSET:
+        raise ModelError(
+            f"An optimizer over sequences needs opset {MIN_SEQUENCE_OPSET} or later, not {opset}."
+        )
+    if not params:
+        raise OptimizerError("An optimizer needs at least one trainable parameter.")
+    g = _Graph(opset)
+    g.names.reserve(flag)
+    op = g.op
+    rate = g.scalar(g.input("learning_rate", FLOAT, [1]))
+    step_input = g.input("step", INT64, [1])
+    declared = optimizer.states or ("first_order_moments",)
+    sequences = {name: g.sequence(name) for name in ("params", "gradients", *declared)}
+    items = {
+        name: [_at(op, sequences[name], i, shape) for i, (_, shape) in enumerate(params)]
+        for name in ("params", "gradients")
+    }
+    for state in optimizer.states:
+        shapes = [optimizer.state_shape(state, shape) for _, shape in params]
+        items[state] = [_at(op, sequences[state], i, shape) for i, shape in enumerate(shapes)]
+    done = op.GreaterOrEqual(step_input, op.const(np.array([0], np.int64)))
+    done.value.shape = ir.Shape([1])
+    g.output(done, flag)
+    results = update_all(
+        optimizer,
+        op,
+        [name for name, _ in params],
+        items,
+        step=g.scalar(step_input),
+        learning_rate=rate,
+    )
+    for name in ("params", *declared):
+        tensors = results.get(name)
+        new = sequences[name] if tensors is None else op.SequenceConstruct(*tensors)
+        new.value.type = ir.SequenceType(ir.TensorType(FLOAT))
+        g.output(new, f"{name}.updated")
+    model = g.model(f"{optimizer.name} Optimizer Model")
+    model.metadata_props[METADATA] = json.dumps(describe(optimizer, params, flat=True))
+    return model
+
+
+def update_all(
+    optimizer: Optimizer,
+    op: OpBuilder,
+    names: Sequence[str],
+    items: Mapping[str, Sequence[Tensor]],
+    *,
+    step: Tensor,
+    learning_rate: Tensor,
+) -> dict[str, list[Tensor]]:
+    """Emit the updates of several parameters: their groups, and clipping over all of them.
+
+    Args:
+        optimizer: what to build.
+        op: the builder.
+        names: the parameters.
+        items: under "params", "gradients" and each state's name, one tensor per parameter.
+        step: number of the update, without dimensions.
+        learning_rate: likewise.
+
+    Returns:
+        Under "params" and each state's name, the new tensors.
+    """
+    scale: Tensor | None = None
+    if isinstance(optimizer.clip, ClipNorm):
+        scale = norm_coefficient(op, items["gradients"], optimizer.clip.max_norm)
+    group_of = {name: s for s in optimizer.resolve(names) for name in s.params}
+    results: dict[str, list[Tensor]] = {k: [] for k in ("params", *optimizer.states)}
+    for i, name in enumerate(names):
+        op.scope = f"update/{name}"
+        param, segment = items["params"][i], group_of[name]
+        rate = _typed(op, times(learning_rate, segment.lr_scale), param)
+        new_param, new = optimizer.update(
+            op,
+            param,
+            items["gradients"][i],
+            {s: items[s][i] for s in optimizer.states},
+            step=step,
+            learning_rate=rate,
+            weight_decay=segment.weight_decay,
+            grad_scale=1.0 if scale is None else _typed(op, scale, param),
+        )
+        results["params"].append(new_param)
+        for state in optimizer.states:
+            results[state].append(new[state])
+    op.scope = ""
+    return results
+
+
+def _typed(op: OpBuilder, scalar: Scalar, like: Tensor) -> Scalar:
+    if not isinstance(scalar, Tensor) or scalar.dtype == like.dtype:
+        return scalar
+    return op.Cast(scalar, to=like.dtype)
+
+
+def _at(op: OpBuilder, sequence: Tensor, index: int, shape: Sequence[int]) -> Tensor:
+    item = op.SequenceAt(sequence, op.const(np.array(index, np.int64)))
+    item.value.type, item.value.shape = ir.TensorType(FLOAT), ir.Shape(list(shape))
+    return item
+
+
+def describe(
+    optimizer: Optimizer, params: Sequence[tuple[str, Sequence[int]]] = (), *, flat: bool = False
+) -> dict[str, Any]:
+    """What the runtime has to know about an optimizer, as JSON-ready data."""
+    clip: dict[str, float] | None = None
+    if isinstance(optimizer.clip, ClipNorm):
+        clip = {"norm": optimizer.clip.max_norm}
+    elif isinstance(optimizer.clip, ClipValue):
+        clip = {"value": optimizer.clip.limit}
+    names = [name for name, _ in params]
+    described: dict[str, Any] = {
+        "version": 1,
+        "name": optimizer.name,
+        "states": list(optimizer.states),
+        "layout": optimizer.layout,
+        "hyper": {"weight_decay": optimizer.weight_decay, **optimizer.hyper},
+        "clip": clip,
+        "groups": [_group(s) for s in optimizer.resolve(names)]
+        if optimizer.groups and names
+        else [],
+    }
+    shapes = {
+        state: {
+            name: optimizer.state_shape(state, shape)
+            for name, shape in params
+            if optimizer.state_shape(state, shape) != list(shape)
+        }
+        for state in optimizer.states
+    }
+    shapes = {state: shape for state, shape in shapes.items() if shape}
+    if shapes:
+        described["state_shapes"] = shapes
+    if flat:
+        content = ir.to_proto(flat_model(optimizer)).SerializeToString()
+        described["flat"] = base64.b64encode(content).decode("ascii")
+    return described
+
+
+def _group(segment: Segment) -> dict[str, Any]:
+    return {
+        "params": list(segment.params),
+        "lr_scale": segment.lr_scale,
+        "weight_decay": segment.weight_decay,
+    }

@@ -1,0 +1,339 @@
+"""The optimizers people know, each one line of chain with its equations.
+
+η is the learning rate, fed at every step; λ the weight decay; g the gradient; t the number of the
+step, from 1 on. All states start at zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from .adafactor import scale_by_factored_rms
+from .optimizer import (
+    ClipNorm,
+    ClipValue,
+    Group,
+    Optimizer,
+    OptimizerError,
+    chain,
+    check_not_negative,
+    check_unit,
+)
+from .transform import Transform
+from .transforms import (
+    FIRST,
+    add_decayed_weights,
+    scale_by_adadelta,
+    scale_by_adam,
+    scale_by_learning_rate,
+    scale_by_rms,
+    scale_by_sign_of_momentum,
+    scale_by_sum_of_squares,
+    scale_by_trust_ratio,
+    shrink_updated_weights,
+    subtract_decayed_weights,
+    trace,
+)
+
+Clip = ClipNorm | ClipValue | None
+
+
+def sgd(
+    momentum: float = 0.0,
+    dampening: float = 0.0,
+    nesterov: bool = False,
+    weight_decay: float = 0.0,
+    *,
+    clip: Clip = None,
+    groups: Sequence[Group] = (),
+) -> Optimizer:
+    """Stochastic gradient descent, as `torch.optim.SGD`.
+
+        g ← g + λ·p
+        b ← μ·b + (1 − dampening)·g          (b ← g at the first step)
+        p ← p − η·b                          (Nesterov: p − η·(g + μ·b))
+
+    Without momentum there is no state.
+
+    Example:
+        >>> from onnxtrain import optim
+        >>> optim.sgd(momentum=0.9, nesterov=True).states
+        ('first_order_moments',)
+    """
+    check_not_negative(momentum=momentum, weight_decay=weight_decay)
+    if nesterov and (momentum == 0 or dampening != 0):
+        raise OptimizerError("Nesterov's form needs a momentum and no dampening.")
+    links: list[Transform] = [add_decayed_weights()]
+    if momentum:
+        links.append(trace(momentum, dampening, nesterov))
+    return chain(
+        *links,
+        scale_by_learning_rate(),
+        name="SGD",
+        hyper={"momentum": momentum, "dampening": dampening, "nesterov": nesterov},
+        weight_decay=weight_decay,
+        clip=clip,
+        groups=groups,
+    )
+
+
+def adamw(
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float | None = None,
+    weight_decay: float = 0.0,
+    *,
+    correct_bias: bool = True,
+    form: str = "huggingface",
+    clip: Clip = None,
+    groups: Sequence[Group] = (),
+) -> Optimizer:
+    """Adam with decoupled weight decay, in the two forms that are in use.
+
+        m ← β₁·m + (1 − β₁)·g        v ← β₂·v + (1 − β₂)·g²
+
+    ``form="huggingface"`` (the default, ε = 1e-6, what onnxruntime-training did):
+        p ← p − η·√(1 − β₂ᵗ)/(1 − β₁ᵗ) · m/(√v + ε)
+        p ← p − η·λ·p
+    ``form="torch"`` (`torch.optim.AdamW`, ε = 1e-8):
+        p ← p − η·λ·p
+        p ← p − η · (m/(1 − β₁ᵗ)) / (√(v/(1 − β₂ᵗ)) + ε)
+
+    Example:
+        >>> from onnxtrain import optim
+        >>> optim.adamw(weight_decay=0.01, clip=optim.ClipNorm(1.0)).states
+        ('first_order_moments', 'second_order_moments')
+    """
+    if form not in {"huggingface", "torch"}:
+        raise OptimizerError(f"form is 'huggingface' or 'torch', not {form!r}.")
+    torch_form = form == "torch"
+    eps = (1e-8 if torch_form else 1e-6) if eps is None else eps
+    _check_adam(betas, eps, weight_decay)
+    adam = scale_by_adam(*betas, eps, correct_bias, eps_inside_correction=torch_form)
+    links: tuple[Transform, ...] = (
+        (adam, add_decayed_weights(), scale_by_learning_rate())
+        if torch_form
+        else (adam, scale_by_learning_rate(), shrink_updated_weights())
+    )
+    return chain(
+        *links,
+        name="AdamW",
+        hyper={"betas": list(betas), "eps": eps, "correct_bias": correct_bias, "form": form},
+        weight_decay=weight_decay,
+        clip=clip,
+        groups=groups,
+    )
+
+
+def adam(
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+    weight_decay: float = 0.0,
+    *,
+    clip: Clip = None,
+    groups: Sequence[Group] = (),
+) -> Optimizer:
+    """Adam with L2 regularisation, as `torch.optim.Adam`.
+
+    g ← g + λ·p
+    m ← β₁·m + (1 − β₁)·g        v ← β₂·v + (1 − β₂)·g²
+    p ← p − η · (m/(1 − β₁ᵗ)) / (√(v/(1 − β₂ᵗ)) + ε)
+    """
+    _check_adam(betas, eps, weight_decay)
+    return chain(
+        add_decayed_weights(),
+        scale_by_adam(*betas, eps),
+        scale_by_learning_rate(),
+        name="Adam",
+        hyper={"betas": list(betas), "eps": eps},
+        weight_decay=weight_decay,
+        clip=clip,
+        groups=groups,
+    )
+
+
+def lamb(
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-6,
+    weight_decay: float = 0.0,
+    *,
+    clip: Clip = None,
+    groups: Sequence[Group] = (),
+) -> Optimizer:
+    """Lamb: Adam's direction, with a step as long as the layer is large.
+
+    u = (m/(1 − β₁ᵗ)) / (√(v/(1 − β₂ᵗ)) + ε) + λ·p
+    p ← p − η · ‖p‖/‖u‖ · u              (factor 1 where a norm is 0)
+    """
+    _check_adam(betas, eps, weight_decay)
+    return chain(
+        scale_by_adam(*betas, eps),
+        add_decayed_weights(),
+        scale_by_trust_ratio(),
+        scale_by_learning_rate(),
+        name="Lamb",
+        hyper={"betas": list(betas), "eps": eps},
+        weight_decay=weight_decay,
+        clip=clip,
+        groups=groups,
+    )
+
+
+def adagrad(
+    lr_decay: float = 0.0,
+    weight_decay: float = 0.0,
+    initial_accumulator_value: float = 0.0,
+    eps: float = 1e-10,
+    *,
+    clip: Clip = None,
+    groups: Sequence[Group] = (),
+) -> Optimizer:
+    """Adagrad, as `torch.optim.Adagrad`.
+
+    g ← g + λ·p;   s ← s + g²
+    p ← p − η/(1 + (t − 1)·decay) · g/(√(s₀ + s) + ε)
+    """
+    check_not_negative(
+        lr_decay=lr_decay, weight_decay=weight_decay, initial=initial_accumulator_value, eps=eps
+    )
+    return chain(
+        add_decayed_weights(),
+        scale_by_sum_of_squares(lr_decay, initial_accumulator_value, eps),
+        scale_by_learning_rate(),
+        name="Adagrad",
+        hyper={
+            "lr_decay": lr_decay,
+            "initial_accumulator_value": initial_accumulator_value,
+            "eps": eps,
+        },
+        weight_decay=weight_decay,
+        clip=clip,
+        groups=groups,
+    )
+
+
+def rmsprop(
+    alpha: float = 0.99,
+    eps: float = 1e-8,
+    weight_decay: float = 0.0,
+    momentum: float = 0.0,
+    centered: bool = False,
+    *,
+    clip: Clip = None,
+    groups: Sequence[Group] = (),
+) -> Optimizer:
+    """RMSprop, as `torch.optim.RMSprop`.
+
+    g ← g + λ·p;   v ← α·v + (1 − α)·g²
+    u = g/(√v + ε)                       (centered: √(v − m²) with m ← α·m + (1 − α)·g)
+    b ← μ·b + u;   p ← p − η·b           (without momentum: p − η·u)
+    """
+    check_unit("alpha", alpha)
+    check_not_negative(eps=eps, weight_decay=weight_decay, momentum=momentum)
+    links: list[Transform] = [add_decayed_weights(), scale_by_rms(alpha, eps, centered)]
+    if momentum:
+        links.append(trace(momentum))
+    return chain(
+        *links,
+        scale_by_learning_rate(),
+        name="RMSprop",
+        hyper={"alpha": alpha, "eps": eps, "momentum": momentum, "centered": centered},
+        weight_decay=weight_decay,
+        clip=clip,
+        groups=groups,
+    )
+
+
+def adadelta(
+    rho: float = 0.9,
+    eps: float = 1e-6,
+    weight_decay: float = 0.0,
+    *,
+    clip: Clip = None,
+    groups: Sequence[Group] = (),
+) -> Optimizer:
+    """Adadelta, as `torch.optim.Adadelta`.
+
+    g ← g + λ·p;   v ← ρ·v + (1 − ρ)·g²
+    u = √(d + ε)/√(v + ε) · g;   d ← ρ·d + (1 − ρ)·u²
+    p ← p − η·u
+    """
+    check_unit("rho", rho)
+    check_not_negative(eps=eps, weight_decay=weight_decay)
+    return chain(
+        add_decayed_weights(),
+        scale_by_adadelta(rho, eps),
+        scale_by_learning_rate(),
+        name="Adadelta",
+        hyper={"rho": rho, "eps": eps},
+        weight_decay=weight_decay,
+        clip=clip,
+        groups=groups,
+    )
+
+
+def lion(
+    betas: tuple[float, float] = (0.9, 0.99),
+    weight_decay: float = 0.0,
+    *,
+    clip: Clip = None,
+    groups: Sequence[Group] = (),
+) -> Optimizer:
+    """Lion: the sign of a momentum.
+
+    u = sign(β₁·m + (1 − β₁)·g);   m ← β₂·m + (1 − β₂)·g
+    p ← p − η·(u + λ·p)
+    """
+    _check_adam(betas, 0.0, weight_decay)
+    return chain(
+        scale_by_sign_of_momentum(*betas),
+        add_decayed_weights(),
+        scale_by_learning_rate(),
+        name="Lion",
+        hyper={"betas": list(betas)},
+        weight_decay=weight_decay,
+        clip=clip,
+        groups=groups,
+    )
+
+
+def adafactor(
+    beta2_decay: float = -0.8,
+    eps: tuple[float | None, float] = (None, 1e-3),
+    d: float = 1.0,
+    weight_decay: float = 0.0,
+    *,
+    clip: Clip = None,
+    groups: Sequence[Group] = (),
+) -> Optimizer:
+    """Adafactor, as `torch.optim.Adafactor`: rows + columns of memory instead of rows × columns.
+
+    The equations stand at `scale_by_factored_rms`; the decay is ``p ← p − η·λ·p`` before them.
+    """
+    check_not_negative(eps=eps[1], weight_decay=weight_decay)
+    if not (beta2_decay <= 0 and d >= 1.0):
+        raise OptimizerError("Adafactor needs beta2_decay ≤ 0 and d ≥ 1.")
+    eps1 = float(np.finfo(np.float32).eps) if eps[0] is None else eps[0]
+    return chain(
+        scale_by_factored_rms(beta2_decay, eps1, eps[1], d),
+        subtract_decayed_weights(),
+        name="Adafactor",
+        hyper={"beta2_decay": beta2_decay, "eps": [eps1, eps[1]], "d": d},
+        weight_decay=weight_decay,
+        clip=clip,
+        groups=groups,
+    )
+
+
+def _check_adam(betas: tuple[float, float], eps: float, weight_decay: float) -> None:
+    if len(betas) != 2:
+        raise OptimizerError(f"betas are two numbers, not {betas!r}.")
+    check_unit("betas[0]", betas[0])
+    check_unit("betas[1]", betas[1])
+    check_not_negative(eps=eps, weight_decay=weight_decay)
+
+
+__all__ = [
+    "FIRST", "adadelta", "adafactor", "adagrad", "adam", "adamw", "lamb", "lion", "rmsprop", "sgd",
+]  # fmt: skip
