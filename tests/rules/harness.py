@@ -24,6 +24,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 import onnxtrain
 
+from .reference_ops import OPS
+
 IR_VERSION = 10
 
 
@@ -185,7 +187,7 @@ def feeds_of(c: Case, arrays: list[np.ndarray | None], dtype: Any) -> dict[str, 
 
 def run_reference(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
     with np.errstate(all="ignore"):
-        return list(onnx.reference.ReferenceEvaluator(model).run(None, feeds))
+        return list(onnx.reference.ReferenceEvaluator(model, new_ops=OPS).run(None, feeds))
 
 
 def run_ort(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:

@@ -1,5 +1,11 @@
 """The gradient rules, one file per family; importing this package registers them all."""
 
+from . import activations as activations
+from . import conv as conv
 from . import elementwise as elementwise
 from . import linear as linear
+from . import losses as losses
+from . import normalization as normalization
+from . import randomness as randomness
 from . import reductions as reductions
+from . import softmax as softmax

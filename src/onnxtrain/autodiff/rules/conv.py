@@ -1,0 +1,224 @@
+"""Convolutions: Conv and ConvTranspose, 1-D to 3-D, each the transpose of the other.
+
+With P the image cut into windows, Conv is ``y = W·P(x)``. So ``dW = dy·P(x)ᵀ``, and
+``dx = Pᵀ(Wᵀ·dy)``, which is ConvTranspose. ConvTranspose is the same with x and y swapped.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from ...graph import OpBuilder, Tensor
+from ..registry import gradient
+from .conv_weight import weight_gradient
+from .windows import (
+    Axis,
+    Size,
+    at_least,
+    axes_of,
+    kernel_of,
+    pad_image,
+    quotient,
+    size_of,
+    vector,
+)
+
+FOLD_WINDOWS = 16
+"""Up to this many windows per image, one product over the whole batch beats ConvTranspose."""
+
+
+@gradient("Conv")
+def conv(
+    op: OpBuilder,
+    dy: Tensor,
+    y: Tensor,
+    x: Tensor,
+    w: Tensor,
+    b: Tensor | None,
+    *,
+    auto_pad: str = "NOTSET",
+    dilations: Sequence[int] = (),
+    group: int = 1,
+    kernel_shape: Sequence[int] = (),
+    pads: Sequence[int] = (),
+    strides: Sequence[int] = (),
+) -> Any:
+    kernel = kernel_of(kernel_shape, w)
+    axes = axes_of(op, x, y, kernel, strides, dilations, pads, auto_pad)
+    dx = input_gradient(op, dy, w, axes, group)
+    return dx, weight_gradient(op, x, dy, w, axes, group), _bias_gradient(op, dy, b, len(axes))
+
+
+@gradient("ConvTranspose")
+def conv_transpose(
+    op: OpBuilder,
+    dy: Tensor,
+    y: Tensor,
+    x: Tensor,
+    w: Tensor,
+    b: Tensor | None,
+    *,
+    auto_pad: str = "NOTSET",
+    dilations: Sequence[int] = (),
+    group: int = 1,
+    kernel_shape: Sequence[int] = (),
+    output_padding: Sequence[int] = (),
+    output_shape: Sequence[int] = (),
+    pads: Sequence[int] = (),
+    strides: Sequence[int] = (),
+) -> Any:
+    kernel = kernel_of(kernel_shape, w)
+    extra = list(output_padding) or [0] * len(kernel)
+    if output_shape or auto_pad.startswith("SAME"):
+        bare = axes_of(op, y, x, kernel, strides, dilations)
+        axes = [_cropped(op, a, e, auto_pad) for a, e in zip(bare, extra)]
+        exact = False
+    else:
+        before, behind = list(pads[: len(kernel)]), list(pads[len(kernel) :]) or [0] * len(kernel)
+        unused = [e - p for e, p in zip(extra, behind)]  # output_padding takes from the padding
+        needed = [max(-u, 0) for u in unused]
+        around = [*(before or [0] * len(kernel)), *needed]
+        axes = axes_of(op, y, x, kernel, strides, dilations, around, auto_pad)
+        exact = all(u < a.stride for u, a in zip(unused, axes))
+    dx = _over_windows(op, dy, w, axes, group, exact=exact)
+    return dx, weight_gradient(op, dy, x, w, axes, group), _bias_gradient(op, dy, b, len(axes))
+
+
+def _cropped(op: OpBuilder, axis: Axis, extra: int, auto_pad: str) -> Axis:
+    """What ConvTranspose cuts off when its output's size is given: half of it on each side."""
+    full: Size = (axis.windows - 1) * axis.stride + (axis.span + extra)
+    total = at_least(op, full - axis.image, 0)
+    half = quotient(op, total, 2)
+    begin = half if auto_pad == "SAME_UPPER" else total - half
+    end = at_least(op, full - extra - begin - axis.image, 0)
+    return Axis(axis.kernel, axis.stride, axis.dilation, begin, end, axis.image, axis.windows)
+
+
+def _over_windows(
+    op: OpBuilder, dy: Tensor, w: Tensor, axes: Sequence[Axis], group: int, *, exact: bool
+) -> Tensor:
+    """Conv over the windows of `dy`; `exact` when there are surely no more than x has elements."""
+    if all(isinstance(a.begin, int) and isinstance(a.end, int) for a in axes):
+        around = [*(a.begin for a in axes), *(a.end for a in axes)]
+        dx = op.Conv(dy, w, None, **_settings(axes, group), pads=around)
+    else:
+        dx = op.Conv(pad_image(op, dy, axes, 2), w, None, **_settings(axes, group))
+    if exact:
+        return dx
+    return op.Slice(dx, [0] * len(axes), vector(op, [a.windows for a in axes]), _spatial(axes))
+
+
+def _bias_gradient(op: OpBuilder, dy: Tensor, b: Tensor | None, spatial: int) -> Tensor | None:
+    if b is None:
+        return None
+    # Pixels first, then the batch: onnxruntime is faster than with both at once.
+    return op.ReduceSum(op.ReduceSum(dy, list(range(2, spatial + 2)), keepdims=0), [0], keepdims=0)
+
+
+# --- the input's gradient ----------------------------------------------------------------------
+
+
+def input_gradient(
+    op: OpBuilder, dy: Tensor, w: Tensor, axes: Sequence[Axis], group: int
+) -> Tensor:
+    """``Pᵀ(Wᵀ·dy)``, in the form that onnxruntime runs fastest for these sizes."""
+    counts = [a.windows for a in axes if isinstance(a.windows, int)]
+    # Images only: onnxruntime's Col2Im is wrong for dilated windows in one or three dimensions.
+    few = len(counts) == len(axes) == 2 and math.prod(counts) <= FOLD_WINDOWS
+    if few and group == 1 and dy.dtype.name == "FLOAT" and all(a.static for a in axes):
+        return _folded(op, dy, w, axes)
+    points = all(a.kernel == 1 for a in axes)
+    if (points or group > 1) and all(_mirrors(a) for a in axes):
+        return _flipped(op, dy, w, axes, group)
+    return _transposed(op, dy, w, axes, group)
+
+
+def _mirrors(axis: Axis) -> bool:
+    """Whether the transpose along this axis is again a Conv with padding."""
+    if not (isinstance(axis.begin, int) and isinstance(axis.end, int)):
+        return False
+    return axis.stride == 1 and max(axis.begin, axis.end) < axis.span
+
+
+def _folded(op: OpBuilder, dy: Tensor, w: Tensor, axes: Sequence[Axis]) -> Tensor:
+    """Few windows: one product for the whole batch, then the windows are added up."""
+    channels_last = op.transpose(dy, 0, *_spatial(axes), 1)
+    rows = op.Reshape(channels_last, vector(op, [-1, size_of(op, w, 0)]))
+    cells = op.MatMul(rows, op.Reshape(w, [0, -1]))  # (N·windows, C·kernel)
+    count = math.prod(a.windows for a in axes if isinstance(a.windows, int))
+    width = size_of(op, w, 1) * math.prod(a.kernel for a in axes)
+    per_image = op.Reshape(cells, vector(op, [-1, count, width]))
+    return op.Col2Im(
+        op.transpose(per_image, 0, 2, 1),
+        vector(op, [a.image for a in axes]),
+        [a.kernel for a in axes],
+        **_geometry(axes),
+    )
+
+
+def _flipped(op: OpBuilder, dy: Tensor, w: Tensor, axes: Sequence[Axis], group: int) -> Tensor:
+    """Stride 1: Conv with the kernel turned around and its channels swapped."""
+    kernel, spatial = [a.kernel for a in axes], len(axes)
+    rows, width = quotient(op, size_of(op, w, 0), group), size_of(op, w, 1)
+    if any(k > 1 for k in kernel):
+        turned = [i + 2 for i, k in enumerate(kernel) if k > 1]
+        lowest = -(2**63)
+        w = op.Slice(w, [-1] * len(turned), [lowest] * len(turned), turned, [-1] * len(turned))
+    if group == 1:
+        swapped = op.transpose(w, 1, 0, *range(2, spatial + 2))
+    else:
+        split = op.Reshape(w, vector(op, [group, -1, width, *kernel]))
+        swapped = op.transpose(split, 0, 2, 1, *range(3, spatial + 3))
+        swapped = op.Reshape(swapped, vector(op, [-1, rows, *kernel]))
+    around = [a.span - 1 - a.begin for a in axes] + [a.span - 1 - a.end for a in axes]
+    return op.Conv(dy, swapped, None, **_settings(axes, group), pads=around)
+
+
+def _transposed(op: OpBuilder, dy: Tensor, w: Tensor, axes: Sequence[Axis], group: int) -> Tensor:
+    """ConvTranspose; where the image's size is known at run time only, too large and then cut."""
+    fixed = all(isinstance(a.begin, int) and isinstance(a.end, int) for a in axes)
+    around = [*(a.begin for a in axes), *(a.end for a in axes)] if fixed else None
+    room = [_room(a) for a in axes]
+    extra = [a.stride - 1 if r is None else r for a, r in zip(axes, room)]
+    full = op.ConvTranspose(
+        dy, w, None, **_settings(axes, group), pads=around,
+        output_padding=extra if any(extra) else None,
+    )  # fmt: skip
+    if fixed and all(r is not None for r in room):
+        return full
+    starts: list[Size] = [0] * len(axes) if fixed else [a.begin for a in axes]
+    ends = [start + a.image for a, start in zip(axes, starts)]
+    return op.Slice(full, vector(op, starts), vector(op, ends), _spatial(axes))
+
+
+def _room(axis: Axis) -> int | None:
+    """Elements behind the last window that no window covers; None when not known yet."""
+    if axis.stride == 1 and isinstance(axis.begin, int):
+        return 0
+    if not axis.static:
+        return None
+    room = axis.image + axis.begin + axis.end - (axis.windows - 1) * axis.stride - axis.span
+    return room if isinstance(room, int) else None
+
+
+def _settings(axes: Sequence[Axis], group: int) -> dict[str, Any]:
+    return {
+        "kernel_shape": [a.kernel for a in axes],
+        "strides": [a.stride for a in axes],
+        "dilations": [a.dilation for a in axes],
+        "group": group,
+    }
+
+
+def _geometry(axes: Sequence[Axis]) -> dict[str, Any]:
+    return {
+        "strides": [a.stride for a in axes],
+        "dilations": [a.dilation for a in axes],
+        "pads": [*(a.begin for a in axes), *(a.end for a in axes)],
+    }
+
+
+def _spatial(axes: Sequence[Axis]) -> list[int]:
+    return list(range(2, len(axes) + 2))

@@ -1,0 +1,209 @@
+"""Sliding windows: the geometry that Conv, ConvTranspose, the pools and Col2Im share.
+
+A size is a Python int where it is known and an INT64 tensor of shape [1] where it is not. Both
+take the same arithmetic, so each formula is written once: what is known is folded now, the rest
+becomes a few operations on shapes at run time.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+
+from ...errors import ModelError
+from ...graph import OpBuilder, Tensor
+
+Size: TypeAlias = int | Tensor
+
+TO_END = np.iinfo(np.int64).max
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One spatial axis of a window operator; a window starts at ``i * stride - begin``.
+
+    Attributes:
+        begin: how much padding lies before the image.
+        end: how much padding is needed behind it, so that the last window fits.
+        image, windows: size of the image and number of windows.
+    """
+
+    kernel: int
+    stride: int
+    dilation: int
+    begin: Size
+    end: Size
+    image: Size
+    windows: Size
+
+    @property
+    def span(self) -> int:
+        """Elements from the first to the last that one window covers."""
+        return (self.kernel - 1) * self.dilation + 1
+
+    @property
+    def static(self) -> bool:
+        """Whether all sizes are known now."""
+        return all(isinstance(s, int) for s in (self.begin, self.end, self.image, self.windows))
+
+    @property
+    def tiles(self) -> bool:
+        """Whether windows lie side by side, without gap, overlap or padding."""
+        flush = _is(self.begin, 0) and _is(self.end, 0)
+        return self.kernel == self.stride == self.span and flush
+
+    @property
+    def trivial(self) -> bool:
+        """Whether each window is the element of the image at the same place."""
+        return self.kernel == self.stride == 1 and _is(self.begin, 0) and _is(self.end, 0)
+
+
+def _is(size: Size, number: int) -> bool:
+    return isinstance(size, int) and size == number
+
+
+def size_of(op: OpBuilder, x: Tensor, axis: int) -> Size:
+    """One dimension of a tensor."""
+    size = x.dim(axis)
+    return size if isinstance(size, int) else op.dim_of(x, axis)
+
+
+def vector(op: OpBuilder, sizes: Iterable[Size]) -> Tensor:
+    """Sizes as one 1-D INT64 tensor: a constant when all are known."""
+    parts: list[Tensor] = []
+    for known, group in itertools.groupby(sizes, lambda s: isinstance(s, int)):
+        members = list(group)
+        if known:
+            parts.append(op.const(np.array(members, np.int64)))
+        else:
+            parts.extend(m for m in members if isinstance(m, Tensor))
+    return parts[0] if len(parts) == 1 else op.Concat(*parts, axis=0)
+
+
+def quotient(op: OpBuilder, size: Size, divisor: int) -> Size:
+    """``size // divisor`` for sizes that are not negative."""
+    if isinstance(size, int):
+        return size // divisor
+    return size if divisor == 1 else op.Div(size, divisor)
+
+
+def at_least(op: OpBuilder, size: Size, minimum: int) -> Size:
+    """``max(size, minimum)``."""
+    if isinstance(size, int):
+        return max(size, minimum)
+    return op.Max(size, op.const(np.array([minimum], np.int64)))
+
+
+def axes_of(
+    op: OpBuilder,
+    image: Tensor,
+    windows: Tensor,
+    kernel: Sequence[int],
+    strides: Sequence[int] = (),
+    dilations: Sequence[int] = (),
+    pads: Sequence[int] = (),
+    auto_pad: str = "NOTSET",
+    *,
+    clipped: bool = False,
+) -> list[Axis]:
+    """The geometry of all spatial axes (the third and later ones of `image` and `windows`).
+
+    With `clipped` the last window may reach over the padding (`ceil_mode`): what is needed behind
+    the image follows from the sizes.
+    """
+    rank = len(kernel)
+    strides, dilations = strides or [1] * rank, dilations or [1] * rank
+    pads = pads if pads and auto_pad in ("", "NOTSET") else [0] * 2 * rank
+    axes = []
+    for i in range(rank):
+        k, s, d = int(kernel[i]), int(strides[i]), int(dilations[i])
+        span, size, count = (k - 1) * d + 1, size_of(op, image, i + 2), size_of(op, windows, i + 2)
+        begin: Size = int(pads[i])
+        end: Size = int(pads[i + rank])
+        if auto_pad.startswith("SAME"):
+            begin, end = _same(op, s, span, size, count, auto_pad)
+        elif clipped:
+            end = at_least(op, (count - 1) * s + (span - begin) - size, 0)
+        axes.append(Axis(k, s, d, begin, end, size, count))
+    return axes
+
+
+def _same(
+    op: OpBuilder, stride: int, span: int, size: Size, count: Size, auto_pad: str
+) -> tuple[Size, Size]:
+    """Padding that SAME_UPPER and SAME_LOWER choose: the odd element behind, or before."""
+    # With stride 1 there are as many windows as elements, whatever their number.
+    total = span - 1 if stride == 1 else at_least(op, (count - 1) * stride + span - size, 0)
+    half = quotient(op, total, 2)
+    return (half, total - half) if auto_pad == "SAME_UPPER" else (total - half, half)
+
+
+def kernel_of(kernel_shape: Sequence[int], w: Tensor) -> list[int]:
+    """The kernel's sizes, from the attribute or the weight."""
+    sizes = kernel_shape or (w.shape or ())[2:]
+    known = [s for s in sizes if isinstance(s, int)]
+    if not sizes or len(known) != len(sizes):
+        raise ModelError(
+            f"The kernel size of the convolution with weight {w.name!r} is not known. Give the "
+            "node its `kernel_shape` attribute, or the weight a static shape."
+        )
+    return known
+
+
+# --- images cut into windows -------------------------------------------------------------------
+
+
+def pad_image(op: OpBuilder, x: Tensor, axes: Sequence[Axis], first: int) -> Tensor:
+    """Zeros around the image, whose spatial axes start at `first`."""
+    if all(_is(a.begin, 0) and _is(a.end, 0) for a in axes):
+        return x
+    amounts = vector(op, [*(a.begin for a in axes), *(a.end for a in axes)])
+    return op.Pad(x, amounts, op.like(0, x), list(range(first, first + len(axes))))
+
+
+def offsets_of(axes: Sequence[Axis]) -> Iterator[tuple[int, ...]]:
+    """All positions within the kernel, row-major."""
+    return itertools.product(*(range(a.kernel) for a in axes))
+
+
+def at_offset(
+    op: OpBuilder, padded: Tensor, axes: Sequence[Axis], offset: Sequence[int], first: int
+) -> Tensor:
+    """The element at one position of the kernel, from every window of a padded image."""
+    starts, ends = [], []
+    for axis, position in zip(axes, offset):
+        start = position * axis.dilation
+        starts.append(start)
+        ends.append(_stop(axis, start))
+    if all(a.trivial for a in axes):
+        return padded
+    return op.Slice(
+        padded,
+        starts,
+        vector(op, ends),
+        list(range(first, first + len(axes))),
+        [a.stride for a in axes],
+    )
+
+
+def _stop(axis: Axis, start: int) -> Size:
+    """Where the slice that starts at `start` ends, so that it has one element per window."""
+    if isinstance(axis.windows, int):
+        return start + (axis.windows - 1) * axis.stride + 1
+    if axis.stride == 1:  # the padded image is exactly `windows + span - 1` long
+        return start - (axis.span - 1) or TO_END
+    return axis.windows * axis.stride + (start + 1 - axis.stride)
+
+
+def columns(op: OpBuilder, x: Tensor, axes: Sequence[Axis]) -> Tensor:
+    """All windows of (N, C, *image) as (N, C, kernel elements, windows): im2col."""
+    padded = pad_image(op, x, axes, 2)
+    flat = [
+        op.Unsqueeze(op.Reshape(at_offset(op, padded, axes, o, 2), [0, 0, -1]), [2])
+        for o in offsets_of(axes)
+    ]
+    return flat[0] if len(flat) == 1 else op.Concat(*flat, axis=2)
