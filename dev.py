@@ -25,7 +25,7 @@ def main() -> int:
     if len(sys.argv) < 2 or sys.argv[1] not in commands:
         print(f"usage: python3 dev.py {'|'.join(commands)} [arguments]", file=sys.stderr)
         return 2
-    if sys.version_info < (3, 10):
+    if sys.version_info < (3, 10):  # noqa: UP036 - this file runs before anything is installed
         print("onnxtrain needs Python 3.10 or newer.", file=sys.stderr)
         return 2
     return commands[sys.argv[1]](sys.argv[2:])

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import onnx_ir as ir
 
+from ..graph.edit import replace_value
 from ..graph.tensor import dims_of
 
 Rewrite = Callable[[ir.Node], "ir.Value | None"]
@@ -28,23 +29,8 @@ def apply_rewrites(graph: ir.Graph) -> None:
             replacement = rewrite(node)
             if replacement is None or replacement is result:
                 continue
-            if result.is_graph_output():
-                _rename_output(graph, node, replacement)
-            else:
-                result.replace_all_uses_with(replacement)
+            replace_value(graph, result, replacement)
             break
-
-
-def _rename_output(graph: ir.Graph, node: ir.Node, replacement: ir.Value) -> None:
-    """A graph output keeps its name: the node becomes an Identity of the replacement."""
-    result = node.outputs[0]
-    identity = ir.Node("", "Identity", [replacement], name=f"{node.name}/Identity")
-    identity.outputs[0].type, identity.outputs[0].shape = result.type, result.shape
-    graph.insert_after(node, identity)
-    name = result.name
-    result.replace_all_uses_with(identity.outputs[0], replace_graph_outputs=True)
-    result.name = f"{name}/replaced"
-    identity.outputs[0].name = name
 
 
 def scalar(value: ir.Value | None) -> float | None:
