@@ -83,3 +83,30 @@ class UnreachableError(OnnxTrainError, ValueError):
 
 class GradientRuleError(OnnxTrainError, RuntimeError):
     """A gradient rule failed or returned the wrong thing while it handled a node."""
+
+
+# --- the device half: files, states, inputs -------------------------------------------------------
+
+
+class ModelFileError(ModelError):
+    """The bytes are not an ONNX model, or not one that onnxtrain wrote for this purpose."""
+
+
+class CheckpointError(OnnxTrainError, ValueError):
+    """A checkpoint file is damaged, truncated, hostile, or does not fit the model."""
+
+
+class StateError(OnnxTrainError, RuntimeError):
+    """An object is not yet, or no longer, in the state that the call needs."""
+
+
+class InputError(OnnxTrainError, ValueError, RuntimeError):
+    """A value handed to a model has the wrong name, number, type, rank or shape."""
+
+
+class DeviceError(OnnxTrainError, RuntimeError):
+    """The device or execution provider that was asked for is not there."""
+
+
+class NonFiniteError(OnnxTrainError, FloatingPointError):
+    """A loss or gradient is NaN or infinite, and the caller asked to be told."""

@@ -1,0 +1,1 @@
+"""Stage 6: run the artifacts with numpy and onnxruntime only."""

@@ -1,0 +1,183 @@
+"""A session with everything that does not change bound once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnxruntime
+
+from ..errors import InputError, OnnxTrainError
+from .buffers import TensorStore
+from .devices import Device
+from .dtypes import BY_ONNX, ElementType
+from .feeds import FeedCheck
+from .onnxfile import ValueInfo
+
+Array = npt.NDArray[Any]
+SMALL = 64
+"""Outputs of known size up to this many elements get a buffer of their own, bound once."""
+
+HOST = Device("cpu")
+
+
+class Binding:
+    """One set of inputs and outputs of a session, on which it is run again and again.
+
+    User outputs must be bound before all others, so that they come first in the results.
+    """
+
+    def __init__(self, session: onnxruntime.InferenceSession, device: Device) -> None:
+        self.session, self.device = session, device
+        self.io = session.io_binding()._iobinding
+        self._run = session._sess.run_with_iobinding
+        self._bound: dict[str, tuple[int, tuple[int, ...]]] = {}
+        self._outputs: list[str] = []
+        self._small: dict[str, Array] = {}
+        self._large: list[tuple[int, str]] = []
+
+    # --- once ------------------------------------------------------------------------------------
+
+    def user_outputs(self, infos: Sequence[ValueInfo]) -> None:
+        """Results to hand out: small ones into a fixed buffer, large ones made by each run."""
+        for index, info in enumerate(infos):
+            self._outputs.append(info.name)
+            kind = BY_ONNX.get(info.elem_type or 0)
+            static = info.shape is not None and all(isinstance(d, int) for d in info.shape)
+            size = int(np.prod([int(d or 0) for d in info.shape or ()])) if static else SMALL + 1
+            if self.device.is_host and kind is not None and not kind.opaque and size <= SMALL:
+                buffer = np.zeros(info.shape or (), kind.numpy)  # type: ignore[arg-type]
+                self._small[info.name] = buffer
+                self.output(info.name, kind, buffer.shape, address(buffer))
+            else:
+                self._large.append((index, info.name))
+                self.io.bind_output(info.name, HOST.ort_device)
+
+    def input(self, name: str, kind: ElementType, shape: Sequence[int], pointer: int) -> None:
+        """Bind memory where the state lives."""
+        self.io.bind_input(name, self.device.ort_device, kind.binding, shape, pointer)
+
+    def output(self, name: str, kind: ElementType, shape: Sequence[int], pointer: int) -> None:
+        """Let a result be written to memory where the state lives."""
+        self.io.bind_output(name, self.device.ort_device, kind.binding, shape, pointer)
+
+    def input_tensor(self, name: str, store: TensorStore, tensor: str) -> None:
+        """Bind a tensor of a flat buffer as input."""
+        spec = store.specs[tensor]
+        self.input(name, spec.type, spec.shape, store.pointer(tensor))
+
+    def output_tensor(self, name: str, store: TensorStore, tensor: str) -> None:
+        """Let a result be written to a tensor of a flat buffer."""
+        spec = store.specs[tensor]
+        self.output(name, spec.type, spec.shape, store.pointer(tensor))
+
+    # --- every step ------------------------------------------------------------------------------
+
+    def feed(self, infos: Sequence[ValueInfo], values: Sequence[Any]) -> None:
+        """Bind the user's inputs without copying; the same memory as before costs nothing."""
+        for info, value in zip(infos, values):
+            if value is None:
+                continue
+            if not isinstance(value, np.ndarray):
+                self.io.bind_ortvalue_input(info.name, value)
+                self._bound.pop(info.name, None)
+                continue
+            if value.dtype.kind in "OUS":
+                self.io.bind_input(info.name, value)
+                continue
+            place = (value.__array_interface__["data"][0], value.shape)
+            if self._bound.get(info.name) != place:
+                kind = BY_ONNX.get(info.elem_type or 0)
+                element = kind.binding if kind is not None else value.dtype.type
+                self.io.bind_input(info.name, HOST.ort_device, element, value.shape, place[0])
+                self._bound[info.name] = place
+
+    def run(self) -> None:
+        """Run; an error of onnxruntime becomes one of ours, with the large outputs rebound."""
+        try:
+            self._run(self.io, None)
+        except Exception as error:
+            self._bound.clear()
+            for _, name in self._large:
+                self.io.bind_output(name, HOST.ort_device)
+            raise RunError(f"onnxruntime could not run the model: {error}") from error
+
+    def results(self) -> list[Array]:
+        """Results as arrays: copies of the small ones, the large ones as they were made."""
+        large = self._take_large()
+        return [
+            self._small[n].copy() if n in self._small else np.asarray(large[n].numpy())
+            for n in self._outputs
+        ]
+
+    def result_values(self) -> list[onnxruntime.OrtValue]:
+        """Results as OrtValues."""
+        large = self._take_large()
+        return [
+            onnxruntime.OrtValue.ortvalue_from_numpy(self._small[n].copy())
+            if n in self._small
+            else onnxruntime.OrtValue(large[n])
+            for n in self._outputs
+        ]
+
+    def _take_large(self) -> dict[str, Any]:
+        if not self._large:
+            return {}
+        made = self.io.get_outputs()
+        found = {name: made[index] for index, name in self._large}
+        for _, name in self._large:  # otherwise the next run would write over what was given out
+            self.io.bind_output(name, HOST.ort_device)
+        return found
+
+
+class RunError(OnnxTrainError, RuntimeError):
+    """onnxruntime failed while it ran a model."""
+
+
+class UserSide:
+    """The inputs and outputs of a model that belong to the user."""
+
+    def __init__(
+        self,
+        inputs: Sequence[ValueInfo],
+        outputs: Sequence[ValueInfo],
+        optional: set[str] | None = None,
+    ) -> None:
+        self.inputs, self.outputs = list(inputs), list(outputs)
+        self.check = FeedCheck(self.inputs, optional or set())
+
+    @property
+    def input_names(self) -> list[str]:
+        """Names in the order of the call's arguments."""
+        return [i.name for i in self.inputs]
+
+    @property
+    def output_names(self) -> list[str]:
+        """Names in the order of the results."""
+        return [o.name for o in self.outputs]
+
+    def ordered(self, args: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
+        """Positional and named values in the order of the inputs."""
+        values = list(args)
+        if not named:
+            return values
+        names = self.input_names
+        unknown = sorted(set(named) - set(names))
+        if unknown:
+            raise InputError(f"Unknown input(s) {unknown}; the model takes {', '.join(names)}.")
+        twice = sorted(set(named) & set(names[: len(values)]))
+        if twice:
+            raise InputError(f"Input(s) {twice} are given twice.")
+        missing = [
+            n for n in names[len(values) :] if n not in named and n not in self.check.optional
+        ]
+        if missing:
+            raise InputError(f"Missing input(s) {missing}; the model takes {', '.join(names)}.")
+        return values + [named.get(n) for n in names[len(values) :]]
+
+
+def address(array: Array) -> int:
+    """Address of the first element."""
+    return int(array.__array_interface__["data"][0])
