@@ -133,9 +133,17 @@ _ONNX_TYPE = {np.dtype("float64"): TensorProto.DOUBLE, np.dtype("float32"): Tens
 
 
 def forward_model(
-    c: Case, arrays: list[np.ndarray | None], dtype: Any, weights: list | None, dynamic: bool
+    c: Case,
+    arrays: list[np.ndarray | None],
+    dtype: Any,
+    weights: list | None,
+    dynamic: bool,
+    cast: bool = False,
 ) -> onnx.ModelProto:
-    """The operator alone (weights None: all outputs), or with the weighted sum as the loss."""
+    """The operator alone (weights None: all outputs), or with the weighted sum as the loss.
+
+    With `cast` the outputs are cast to `dtype` first: operators that change the element type.
+    """
     inputs, initializers, names = [], [], []
     for i, (spec, array) in enumerate(zip(c.inputs, arrays)):
         if spec is None or array is None:
@@ -161,7 +169,11 @@ def forward_model(
             if r is None:
                 continue
             initializers.append(numpy_helper.from_array(np.asarray(r, dtype), f"r_{o}"))
-            nodes.append(helper.make_node("Mul", [o, f"r_{o}"], [f"p_{o}"], name=f"mul_{o}"))
+            term = o
+            if cast:
+                term = f"{o}_cast"
+                nodes.append(helper.make_node("Cast", [o], [term], name=f"cast_{o}", to=kind))
+            nodes.append(helper.make_node("Mul", [term, f"r_{o}"], [f"p_{o}"], name=f"mul_{o}"))
             nodes.append(
                 helper.make_node("ReduceSum", [f"p_{o}"], [f"s_{o}"], keepdims=0, name=f"sum_{o}")
             )
@@ -207,14 +219,17 @@ def check(c: Case) -> None:
     run = run_reference if c.reference else run_ort
     exact = np.float64 if c.reference else np.float32
     plain = run(forward_model(c, arrays, exact, None, False), feeds_of(c, arrays, exact))
+    plain = [np.asarray(o) for o in plain]
+    only_integers = all(o.dtype.kind != "f" for o in plain)
+    cast = only_integers or any(o.dtype.kind == "f" and o.dtype != exact for o in plain)
     weights = [
         rng.uniform(0.5, 1.5, o.shape) * rng.choice([-1, 1], o.shape)
-        if np.asarray(o).dtype.kind == "f"
+        if only_integers or o.dtype.kind == "f"
         else None
-        for o in map(np.asarray, plain)
+        for o in plain
     ]
     wrt = [f"x{i}" for i, s in enumerate(c.inputs) if s is not None and s.grad]
-    model = forward_model(c, arrays, exact, weights, False)
+    model = forward_model(c, arrays, exact, weights, False, cast)
     gradient_model = onnxtrain.differentiate(model, wrt=wrt, of="loss", allow_unused=True)
     onnx.checker.check_model(gradient_model, full_check=True)
     _only_standard_operators(gradient_model)
@@ -229,7 +244,7 @@ def check(c: Case) -> None:
     for name, g in zip(wrt, exact_grads):
         assert g.shape == arrays[int(name[1:])].shape, f"{c.id}: shape of {name}_grad"
     for dynamic in (False, True) if c.dynamic else (False,):
-        model32 = forward_model(c, arrays, np.float32, weights, dynamic)
+        model32 = forward_model(c, arrays, np.float32, weights, dynamic, cast)
         graph32 = onnxtrain.differentiate(model32, wrt=wrt, of="loss", allow_unused=True)
         got = run_ort(graph32, feeds_of(c, arrays, np.float32))[1:]
         for name, a, b in zip(wrt, got, exact_grads):

@@ -3,7 +3,9 @@
 from . import activations as activations
 from . import conv as conv
 from . import elementwise as elementwise
+from . import indexing as indexing
 from . import linear as linear
+from . import movement as movement
 from . import losses as losses
 from . import normalization as normalization
 from . import randomness as randomness

@@ -2,10 +2,57 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
+
+import onnx_ir as ir
 
 from ...graph import OpBuilder, Tensor
 from ..registry import elementwise, gradient, zero_gradient
+
+# --- helpers -----------------------------------------------------------------------------------
+
+CONTRACTIONS = frozenset({"Col2Im", "Conv", "ConvTranspose", "Gemm", "MatMul", "MaxUnpool"})
+PASS_THROUGH = frozenset({"Add", "Reshape", "Sum", "Transpose"})
+
+
+def masked(op: OpBuilder, dy: Tensor, keep: Tensor) -> Tensor:
+    """`dy` where `keep` holds, zero elsewhere.
+
+    Where is what drops an infinity (the derivative of ``sqrt(relu(x))`` at 0 is one); multiplying
+    by the mask takes a third less time, but turns it into NaN. So the product is only used where
+    `dy` comes out of a matrix product or convolution, which would have spread an infinity anyway.
+    """
+    if is_contracted(dy):
+        return dy * op.Cast(keep, to=dy.dtype)
+    return op.Where(keep, dy, 0)
+
+
+def is_contracted(x: Tensor) -> bool:
+    """Whether `x` is the result of matrix products and convolutions, or a sum of such."""
+    return _contracted(x.value)
+
+
+def _contracted(value: ir.Value | None, depth: int = 4) -> bool:
+    node = value.producer() if value is not None else None
+    if node is None or depth == 0:
+        return False
+    if node.op_type in CONTRACTIONS:
+        return True
+    inputs = node.inputs if node.op_type in ("Add", "Sum") else node.inputs[:1]
+    return node.op_type in PASS_THROUGH and all(_contracted(v, depth - 1) for v in inputs)
+
+
+def as_type(op: OpBuilder, x: Tensor, dtype: ir.DataType) -> Tensor:
+    """`x` itself when it has that element type, else a Cast."""
+    return x if x.dtype == dtype else op.Cast(x, to=dtype)
+
+
+def scalar_const(x: Tensor) -> float | None:
+    """The value of a constant with one element, else None."""
+    array = x.const
+    return float(array.reshape(())) if array is not None and array.size == 1 else None
+
 
 # --- arithmetic --------------------------------------------------------------------------------
 
@@ -15,9 +62,10 @@ def add(op: OpBuilder, dy: Tensor, y: Tensor, a: Tensor, b: Tensor) -> Any:
     return dy, dy
 
 
-@elementwise("Sub")
+@gradient("Sub")
 def sub(op: OpBuilder, dy: Tensor, y: Tensor, a: Tensor, b: Tensor) -> Any:
-    return dy, -dy
+    # Not "elementwise": the sign is changed after the sum over broadcast axes, where it is cheap.
+    return op.sum_to(dy, a, y.shape, y), -op.sum_to(dy, b, y.shape, y)
 
 
 @elementwise("Mul")
@@ -25,15 +73,35 @@ def mul(op: OpBuilder, dy: Tensor, y: Tensor, a: Tensor, b: Tensor) -> Any:
     return dy * b, dy * a
 
 
-@elementwise("Div")
+@gradient("Div")
 def div(op: OpBuilder, dy: Tensor, y: Tensor, a: Tensor, b: Tensor) -> Any:
     da = dy / b
-    return da, -(da * y)
+    return op.sum_to(da, a, y.shape, y), -op.sum_to(da * y, b, y.shape, y)
+
+
+@elementwise("Mod", note="float operands; integers have no gradient")
+def mod(op: OpBuilder, dy: Tensor, y: Tensor, a: Tensor, b: Tensor) -> Any:
+    # y = a - kb; the integer k (truncated for fmod=1, floored for fmod=0) is locally constant
+    return dy, -(dy * op.Round((a - y) / b))
 
 
 @elementwise("Sum")
 def sum_(op: OpBuilder, dy: Tensor, y: Tensor, *inputs: Tensor) -> Any:
     return (dy,) * len(inputs)
+
+
+@elementwise("Mean")
+def mean(op: OpBuilder, dy: Tensor, y: Tensor, *inputs: Tensor) -> Any:
+    return (dy * (1.0 / len(inputs)) if len(inputs) > 1 else dy,) * len(inputs)
+
+
+@elementwise("Max", "Min", note="equal operands share the gradient evenly")
+def extremum(op: OpBuilder, dy: Tensor, y: Tensor, *inputs: Tensor) -> Any:
+    if len(inputs) == 1:
+        return dy
+    winners = [op.Cast(op.Equal(x, y), to=dy.dtype) for x in inputs]
+    share = dy / op.Sum(*winners)
+    return tuple(op.Mul(share, winner) for winner in winners)
 
 
 @gradient("Neg")
@@ -46,24 +114,172 @@ def identity(op: OpBuilder, dy: Tensor, y: Tensor, x: Tensor) -> Any:
     return dy
 
 
+@gradient("Abs", note="0 at 0")
+def abs_(op: OpBuilder, dy: Tensor, y: Tensor, x: Tensor) -> Any:
+    return dy * op.Sign(x)
+
+
+@gradient("Reciprocal")
+def reciprocal(op: OpBuilder, dy: Tensor, y: Tensor, x: Tensor) -> Any:
+    return -dy * (y * y)
+
+
+zero_gradient("Floor", "Ceil", "Round", "Sign")
+
+# --- powers, exponentials ----------------------------------------------------------------------
+
+
+@gradient("Sqrt")
+def sqrt(op: OpBuilder, dy: Tensor, y: Tensor, x: Tensor) -> Any:
+    return dy / (y * 2.0)
+
+
 @gradient("Exp")
 def exp(op: OpBuilder, dy: Tensor, y: Tensor, x: Tensor) -> Any:
     return dy * y
 
 
-@gradient("Tanh")
-def tanh(op: OpBuilder, dy: Tensor, y: Tensor, x: Tensor) -> Any:
-    return dy * (1.0 - y * y)
+@gradient("Log")
+def log(op: OpBuilder, dy: Tensor, y: Tensor, x: Tensor) -> Any:
+    return dy / x
 
 
-@gradient("Sigmoid")
-def sigmoid(op: OpBuilder, dy: Tensor, y: Tensor, x: Tensor) -> Any:
-    return dy * (y * (1.0 - y))
+@elementwise("Pow", note="exponent: only where the base is positive")
+def pow_(op: OpBuilder, dy: Tensor, y: Tensor, base: Tensor, exponent: Tensor) -> Any:
+    known = scalar_const(exponent)
+    if known is not None:
+        return _constant_power(op, dy, y, base, known)
+    power = as_type(op, exponent, base.dtype)
+    # x⁰ has slope 0 at 0 too, where 0·0⁻¹ would be NaN: any exponent but -1 will do there.
+    lower = op.Where(op.Equal(power, 0), 1, power - 1)
+    d_base = dy * (power * op.Pow(base, lower))
+    d_exponent = dy * (y * op.Log(op.Where(base > 0, base, 1)))
+    return d_base, as_type(op, d_exponent, exponent.dtype)
 
 
-@gradient("Relu")
-def relu(op: OpBuilder, dy: Tensor, y: Tensor, x: Tensor) -> Any:
-    return op.Where(y > 0, dy, 0)
+def _constant_power(op: OpBuilder, dy: Tensor, y: Tensor, x: Tensor, power: float) -> Any:
+    """The derivative of xᵖ without a Pow where p is one of the usual numbers."""
+    if power == 0:
+        return op.zeros_like(y)
+    if power == 1:
+        return dy
+    if power == 2:
+        return dy * (x * 2.0)
+    if power == 3:
+        return dy * (x * x * 3.0)
+    if power == 0.5:
+        return dy / (y * 2.0)
+    if power == -1:
+        return -dy * (y * y)
+    return dy * (op.Pow(x, op.like(power - 1, x)) * power)
 
 
-zero_gradient("Floor", "Ceil", "Round", "Sign")
+# --- trigonometry, error function --------------------------------------------------------------
+
+
+@gradient("Sin")
+def sin(op: OpBuilder, dy: Tensor, y: Tensor, x: Tensor) -> Any:
+    return dy * op.Cos(x)
+
+
+@gradient("Cos")
+def cos(op: OpBuilder, dy: Tensor, y: Tensor, x: Tensor) -> Any:
+    return -dy * op.Sin(x)
+
+
+@gradient("Tan")
+def tan(op: OpBuilder, dy: Tensor, y: Tensor, x: Tensor) -> Any:
+    return dy * (y * y + 1.0)
+
+
+@gradient("Asin")
+def asin(op: OpBuilder, dy: Tensor, y: Tensor, x: Tensor) -> Any:
+    return dy / op.Sqrt(1.0 - x * x)
+
+
+@gradient("Acos")
+def acos(op: OpBuilder, dy: Tensor, y: Tensor, x: Tensor) -> Any:
+    return -dy / op.Sqrt(1.0 - x * x)
+
+
+@gradient("Atan")
+def atan(op: OpBuilder, dy: Tensor, y: Tensor, x: Tensor) -> Any:
+    return dy / (x * x + 1.0)
+
+
+@gradient("Sinh")
+def sinh(op: OpBuilder, dy: Tensor, y: Tensor, x: Tensor) -> Any:
+    return dy * op.Cosh(x)
+
+
+@gradient("Cosh")
+def cosh(op: OpBuilder, dy: Tensor, y: Tensor, x: Tensor) -> Any:
+    return dy * op.Sinh(x)
+
+
+@gradient("Asinh")
+def asinh(op: OpBuilder, dy: Tensor, y: Tensor, x: Tensor) -> Any:
+    return dy / op.Sqrt(x * x + 1.0)
+
+
+@gradient("Acosh")
+def acosh(op: OpBuilder, dy: Tensor, y: Tensor, x: Tensor) -> Any:
+    return dy / op.Sqrt(x * x - 1.0)
+
+
+@gradient("Atanh")
+def atanh(op: OpBuilder, dy: Tensor, y: Tensor, x: Tensor) -> Any:
+    return dy / (1.0 - x * x)
+
+
+@gradient("Erf")
+def erf(op: OpBuilder, dy: Tensor, y: Tensor, x: Tensor) -> Any:
+    return dy * (op.Exp(-(x * x)) * (2.0 / math.sqrt(math.pi)))
+
+
+# --- choosing, converting ----------------------------------------------------------------------
+
+
+@gradient("Clip", note="passes at the bounds")
+def clip(
+    op: OpBuilder, dy: Tensor, y: Tensor, x: Tensor, low: Tensor | None, high: Tensor | None
+) -> Any:
+    d_low = None if low is None else _bound(op, dy, low, _below(op, x, low, high))
+    d_high = None if high is None else _bound(op, dy, high, _above(op, x, low, high))
+    return masked(op, dy, op.Equal(x, y)), d_low, d_high
+
+
+def _below(op: OpBuilder, x: Tensor, low: Tensor, high: Tensor | None) -> Tensor:
+    """Where the lower bound is the answer (crossed bounds: the upper one always is)."""
+    return x < low if high is None else op.And(x < low, low <= high)
+
+
+def _above(op: OpBuilder, x: Tensor, low: Tensor | None, high: Tensor) -> Tensor:
+    return x > high if low is None else op.Or(x > high, low > high)
+
+
+def _bound(op: OpBuilder, dy: Tensor, bound: Tensor, taken: Tensor) -> Tensor:
+    total = op.ReduceSum(masked(op, dy, taken), keepdims=0)
+    return op.reshape_like(total, bound)
+
+
+@elementwise("Where", stops=(0,))
+def where(op: OpBuilder, dy: Tensor, y: Tensor, condition: Tensor, a: Tensor, b: Tensor) -> Any:
+    return None, op.Where(condition, dy, 0), op.Where(condition, 0, dy)
+
+
+@gradient("Cast", note="between float types")
+def cast(op: OpBuilder, dy: Tensor, y: Tensor, x: Tensor) -> Any:
+    return as_type(op, dy, x.dtype)
+
+
+@gradient("CastLike", stops=(1,), note="between float types")
+def cast_like(op: OpBuilder, dy: Tensor, y: Tensor, x: Tensor, target: Tensor) -> Any:
+    return as_type(op, dy, x.dtype)
+
+
+zero_gradient(
+    "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "IsNaN", "IsInf",
+    "And", "Or", "Xor", "Not", "BitShift", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "BitwiseNot",
+    note="boolean or integer result",
+)  # fmt: skip

@@ -1,0 +1,95 @@
+"""Losses that are one operator: SoftmaxCrossEntropyLoss and NegativeLogLikelihoodLoss.
+
+Both read one log-probability per target, ``loss = -w[t]·logp[t]``, leave out targets equal to
+`ignore_index`, and sum, average (by the weight that was counted) or list what is left.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...graph import OpBuilder, Tensor
+from ..registry import gradient, gradient_multi
+from .reductions import inverse_count
+
+
+@gradient_multi("SoftmaxCrossEntropyLoss", stops=(1, 2))
+def softmax_cross_entropy_loss(
+    op: OpBuilder,
+    dys: tuple[Tensor | None, ...],
+    ys: tuple[Tensor, ...],
+    scores: Tensor,
+    target: Tensor,
+    weights: Tensor | None,
+    *,
+    reduction: str = "mean",
+    ignore_index: int | None = None,
+) -> Any:
+    # Softmax again is cheaper than asking the forward operator for its log-probabilities.
+    has_log_prob = len(ys) > 1 and bool(ys[1].value.name)
+    prob = op.Exp(ys[1]) if has_log_prob else op.Softmax(scores, axis=1)
+    d_log_prob = dys[1] if len(dys) > 1 else None
+    if dys[0] is None:
+        assert d_log_prob is not None
+        return d_log_prob - prob * op.ReduceSum(d_log_prob, [1])
+    label, share = _share(op, dys[0], ys[0], scores, target, weights, reduction, ignore_index)
+    if d_log_prob is None:
+        dx = prob * share
+    else:
+        dx = prob * (share - op.ReduceSum(d_log_prob, [1])) + d_log_prob
+    return op.ScatterElements(dx, label, _each(op, -share, label), axis=1, reduction="add")
+
+
+@gradient("NegativeLogLikelihoodLoss", stops=(1, 2))
+def negative_log_likelihood_loss(
+    op: OpBuilder,
+    dy: Tensor,
+    y: Tensor,
+    log_prob: Tensor,
+    target: Tensor,
+    weights: Tensor | None,
+    *,
+    reduction: str = "mean",
+    ignore_index: int | None = None,
+) -> Any:
+    label, share = _share(op, dy, y, log_prob, target, weights, reduction, ignore_index)
+    return op.ScatterElements(op.zeros_like(log_prob), label, _each(op, -share, label), axis=1)
+
+
+def _share(
+    op: OpBuilder,
+    dy: Tensor,
+    y: Tensor,
+    scores: Tensor,
+    target: Tensor,
+    weights: Tensor | None,
+    reduction: str,
+    ignore_index: int | None,
+) -> tuple[Tensor, Tensor]:
+    """The label of each target with a class axis put in, and -∂loss/∂logp[label].
+
+    The second is one number for all targets where it can be. An ignored target has label 0 and
+    share 0, also when nothing is left to average over and the loss itself is 0/0.
+    """
+    label, counted, weight = op.Unsqueeze(target, [1]), None, None
+    if ignore_index is not None:
+        counted = op.Not(op.Equal(label, ignore_index))
+        label = op.Where(counted, label, 0)
+        weight = op.Cast(counted, to=scores.dtype)
+    if weights is not None:
+        picked = op.Gather(weights, label)
+        weight = picked if counted is None else op.Where(counted, picked, 0)
+    if reduction == "none":
+        dy = op.Unsqueeze(dy, [1])
+    elif reduction == "mean" and weight is None:
+        dy = dy * inverse_count(op, target, y, like=scores)
+    elif reduction == "mean":
+        dy = dy / op.ReduceSum(weight, keepdims=0)
+    if weight is None:
+        return label, dy
+    return label, dy * weight if counted is None else op.Where(counted, dy * weight, 0)
+
+
+def _each(op: OpBuilder, share: Tensor, label: Tensor) -> Tensor:
+    """One number per label, as ScatterElements wants it."""
+    return op.Expand(share, op.Shape(label))

@@ -1,0 +1,236 @@
+"""Normalization layers.
+
+Most share one formula. With x̂ = (x - μ)·r normalized over n elements and g = ∂loss/∂x̂,
+
+    ∂loss/∂x = r·(g - mean(g) - x̂·mean(g·x̂))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ...graph import OpBuilder, Tensor
+from ..registry import gradient, gradient_multi
+from .elementwise import as_type
+from .reductions import inverse_count
+
+# --- helpers -----------------------------------------------------------------------------------
+
+
+def standardize(
+    op: OpBuilder, x: Tensor, axes: Sequence[int], epsilon: float
+) -> tuple[Tensor, Tensor]:
+    """x̂ over `axes`, and r = 1/√(variance + ε)."""
+    centred = x - op.ReduceMean(x, list(axes))
+    variance = op.ReduceMean(centred * centred, list(axes))
+    rstd = op.Reciprocal(op.Sqrt(variance + epsilon))
+    return centred * rstd, rstd
+
+
+def project(op: OpBuilder, g: Tensor, normal: Tensor, rstd: Tensor, axes: Sequence[int]) -> Tensor:
+    """∂loss/∂x from g = ∂loss/∂x̂: the formula at the top of this file."""
+    along, across = op.ReduceMean(g, list(axes)), op.ReduceMean(g * normal, list(axes))
+    return (g - (normal * across + along)) * rstd
+
+
+def channel_sum(op: OpBuilder, x: Tensor, rank: int) -> Tensor:
+    """Sum over all axes but the second; space first and batch then is the faster order."""
+    if rank > 2:
+        x = op.ReduceSum(x, list(range(2, rank)), keepdims=0)
+    return op.ReduceSum(x, [0], keepdims=0)
+
+
+def channel_affine(
+    op: OpBuilder, x: Tensor, rank: int, scale: Tensor, shift: Tensor | None
+) -> Tensor:
+    """``x·scale + shift`` with one number of each per channel, in one pass.
+
+    BatchNormalization in inference mode is that kernel; a broadcast (C, 1, 1) product is slow
+    when the maps are small, because every map is a loop of its own.
+    """
+    if rank == 2:
+        scaled = x * scale
+        return scaled if shift is None else scaled + shift
+    zero, one = (op.full(op.shape_of(scale), v, scale.dtype) for v in (0, 1))
+    return op.BatchNormalization(x, scale, zero if shift is None else shift, zero, one, epsilon=0.0)
+
+
+def per_channel(op: OpBuilder, v: Tensor, rank: int) -> Tensor:
+    """A vector with one entry per channel, shaped to broadcast against (N, C, ...)."""
+    return op.Reshape(v, [-1] + [1] * (rank - 2)) if rank > 2 else v
+
+
+# --- batch normalization -----------------------------------------------------------------------
+
+
+@gradient_multi("BatchNormalization", note="training and inference; statistics carry no gradient")
+def batch_normalization(
+    op: OpBuilder,
+    dys: tuple[Tensor | None, ...],
+    ys: tuple[Tensor, ...],
+    x: Tensor,
+    scale: Tensor,
+    bias: Tensor,
+    mean: Tensor,
+    variance: Tensor,
+    *,
+    epsilon: float = 1e-5,
+    training_mode: int = 0,
+) -> Any:
+    if dys[0] is None:
+        return None
+    dy, rank, dtype = dys[0], x.rank, x.dtype
+    gamma, mu, var = (as_type(op, v, dtype) for v in (scale, mean, variance))
+    if training_mode:
+        share = inverse_count(op, x, scale)
+        centred = x - per_channel(op, channel_sum(op, x, rank) * share, rank)
+        var = channel_sum(op, centred * centred, rank) * share
+    else:
+        centred = x - per_channel(op, mu, rank)
+    rstd = op.Reciprocal(op.Sqrt(var + epsilon))
+    slope, d_bias = gamma * rstd, channel_sum(op, dy, rank)
+    d_scale = channel_sum(op, dy * centred, rank) * rstd
+    d_mean = d_var = None
+    if training_mode:
+        # slope·(dy - mean(dy) - x̂·mean(dy·x̂)), gathered per channel
+        tilt, shift = slope * rstd * d_scale * -share, slope * d_bias * -share
+        dx = channel_affine(op, dy, rank, slope, shift) + channel_affine(
+            op, centred, rank, tilt, None
+        )
+    else:
+        dx = channel_affine(op, dy, rank, slope, None)
+        d_mean = as_type(op, -(d_bias * slope), mean.dtype)
+        d_var = as_type(op, d_scale * slope * rstd * -0.5, variance.dtype)
+    return dx, as_type(op, d_scale, scale.dtype), as_type(op, d_bias, bias.dtype), d_mean, d_var
+
+
+# --- layer, instance, group --------------------------------------------------------------------
+
+
+@gradient_multi("LayerNormalization")
+def layer_normalization(
+    op: OpBuilder,
+    dys: tuple[Tensor | None, ...],
+    ys: tuple[Tensor, ...],
+    x: Tensor,
+    scale: Tensor,
+    bias: Tensor | None,
+    *,
+    axis: int = -1,
+) -> Any:
+    mean, rstd = (as_type(op, op.output(i), x.dtype) for i in (1, 2))
+    normal = (x - mean) * rstd
+    d_x, d_scale, d_bias = [], None, None
+    if dys[0] is not None:
+        dy, axes = dys[0], list(range(axis % x.rank, x.rank))
+        weighted = dy * normal
+        d_scale = op.sum_to(weighted, scale, x.shape, x)
+        d_bias = None if bias is None else op.sum_to(dy, bias, x.shape, x)
+        g = dy * scale
+        along, across = op.ReduceMean(g, axes), op.ReduceMean(weighted * scale, axes)
+        d_x.append((g - (normal * across + along)) * rstd)
+    if len(dys) > 1 and dys[1] is not None:
+        d_mean = as_type(op, dys[1], x.dtype) * inverse_count(op, x, mean)
+        d_x.append(op.Expand(d_mean, op.shape_of(x)))
+    if len(dys) > 2 and dys[2] is not None:  # ∂r/∂x = -r²·x̂/n
+        d_rstd = as_type(op, dys[2], x.dtype) * inverse_count(op, x, mean)
+        d_x.append(normal * -(d_rstd * rstd * rstd))
+    return d_x[0] if len(d_x) == 1 else op.Sum(*d_x), d_scale, d_bias
+
+
+@gradient("InstanceNormalization")
+def instance_normalization(
+    op: OpBuilder,
+    dy: Tensor,
+    y: Tensor,
+    x: Tensor,
+    scale: Tensor,
+    bias: Tensor,
+    *,
+    epsilon: float = 1e-5,
+) -> Any:
+    axes = range(2, x.rank)
+    normal, rstd = standardize(op, x, axes, epsilon)
+    dx = project(op, dy, normal, rstd * per_channel(op, scale, x.rank), axes)
+    return dx, channel_sum(op, dy * normal, x.rank), channel_sum(op, dy, x.rank)
+
+
+@gradient("GroupNormalization", note="scale per group (opset 18) or per channel (opset 21)")
+def group_normalization(
+    op: OpBuilder,
+    dy: Tensor,
+    y: Tensor,
+    x: Tensor,
+    scale: Tensor,
+    bias: Tensor,
+    *,
+    num_groups: int,
+    epsilon: float = 1e-5,
+) -> Any:
+    def by_group(t: Tensor) -> Tensor:
+        return op.Reshape(t, [0, num_groups, -1])
+
+    def by_scale(t: Tensor) -> Tensor:  # the scale has an entry per group, or per channel
+        return op.Reshape(t, op.Concat(op.const([0]), op.dim_of(scale, 0), op.const([-1]), axis=0))
+
+    normal, rstd = standardize(op, by_group(x), [2], epsilon)
+    dy, weighted = by_scale(dy), by_scale(by_group(dy) * normal)
+    dx = project(op, by_group(dy * per_channel(op, scale, 3)), normal, rstd, [2])
+    return op.reshape_like(dx, x), channel_sum(op, weighted, 3), channel_sum(op, dy, 3)
+
+
+@gradient("MeanVarianceNormalization")
+def mean_variance_normalization(
+    op: OpBuilder, dy: Tensor, y: Tensor, x: Tensor, *, axes: Sequence[int] = (0, 2, 3)
+) -> Any:
+    centred = x - op.ReduceMean(x, list(axes))
+    deviation = op.Sqrt(op.ReduceMean(centred * centred, list(axes)))
+    return project(op, dy, y, op.Reciprocal(deviation + 1e-9), axes)
+
+
+# --- by a norm, by the neighbouring channels ---------------------------------------------------
+
+
+@gradient("LpNormalization", note="0 where the norm is 0")
+def lp_normalization(
+    op: OpBuilder, dy: Tensor, y: Tensor, x: Tensor, *, axis: int = -1, p: int = 2
+) -> Any:
+    norm = op.ReduceL1(x, [axis]) if p == 1 else op.ReduceL2(x, [axis])
+    direction = op.Sign(x) if p == 1 else y
+    is_zero = op.Equal(norm, 0)
+    inverse = op.Where(is_zero, 0, op.Reciprocal(op.Where(is_zero, 1, norm)))
+    return (dy - direction * op.ReduceSum(dy * y, [axis])) * inverse
+
+
+@gradient("LRN")
+def lrn(
+    op: OpBuilder,
+    dy: Tensor,
+    y: Tensor,
+    x: Tensor,
+    *,
+    size: int,
+    alpha: float = 1e-4,
+    beta: float = 0.75,
+    bias: float = 1.0,
+) -> Any:
+    # y = x·D^-β, D = bias + α·mean of x² over a window of channels: ⌊(size-1)/2⌋ back, the rest
+    # ahead. The windows that contain a given channel lie the other way round.
+    back, ahead = (size - 1) // 2, size // 2
+    base = _channel_mean(op, x * x, x, size, back, ahead) * alpha + bias
+    scale = op.Pow(base, op.like(-beta, x))
+    spread = _channel_mean(op, dy * x * scale / base, x, size, ahead, back)
+    return dy * scale - x * spread * (2 * alpha * beta)
+
+
+def _channel_mean(op: OpBuilder, t: Tensor, x: Tensor, size: int, back: int, ahead: int) -> Tensor:
+    """The sum of `t`, shaped like `x`, over a window of channels, divided by its full size."""
+    planes = op.Concat(op.dim_of(x, 0), op.const([1]), op.dim_of(x, 1), op.const([-1]), axis=0)
+    means = op.AveragePool(
+        op.Reshape(t, planes),
+        kernel_shape=[size, 1],
+        pads=[back, 0, ahead, 0],
+        count_include_pad=1,
+    )
+    return op.reshape_like(means, x)

@@ -1,0 +1,17 @@
+"""Cases of rules/softmax.py."""
+
+from .harness import case, x
+
+CASES = [
+    *(
+        case(op, x(*shape, low=-3, high=3), axis=axis)
+        for op in ("Softmax", "LogSoftmax")
+        for shape, axis in [((3, 4), -1), ((2, 3, 4), 1), ((2, 3, 4), 0), ((5,), 0)]
+    ),
+    case("Softmax", x(2, 3, 4)),
+    case("LogSoftmax", x(2, 3, 4)),
+    # older semantics: from `axis` on, everything is one axis
+    case("Softmax", x(2, 3, 4), _opset=11),
+    case("Softmax", x(2, 3, 4), _opset=11, axis=2),
+    case("LogSoftmax", x(2, 3, 4), _opset=11, axis=1),
+]
