@@ -18,7 +18,7 @@ def simplify(model: ir.Model) -> ir.Model:
 
 
 def _as_split(graph: ir.Graph, node: ir.Node) -> None:
-    """``SequenceAt(SplitToSequence(x), i)`` with constant sizes and indices is an output of Split."""
+    """``SequenceAt(SplitToSequence(x), i)`` with constant sizes and index is part of a Split."""
     x, sequence = node.inputs[0], node.outputs[0]
     sizes = _sizes(node)
     users = [user for user, _ in sequence.uses()]

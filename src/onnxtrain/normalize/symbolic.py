@@ -395,15 +395,28 @@ def _batch_and_rest(p: _Pass, node: ir.Node) -> Shapes:
 def _resize(p: _Pass, node: ir.Node) -> Shapes:
     """Axes that are scaled by one keep their size; the rest is onnx's business."""
     dims, old = p.dims(node.inputs[0]), p.dims(node.outputs[0])
-    scales = node.inputs[2] if len(node.inputs) > 2 else None
-    if dims is None or scales is None or scales.const_value is None or "axes" in node.attributes:
+    factors = _float_constant(node.inputs[2]) if len(node.inputs) > 2 else None
+    if dims is None or factors is None or "axes" in node.attributes:
         return [None]
-    factors = scales.const_value.numpy()
     result: list[SymDim] = []
     for i, (size, factor) in enumerate(zip(dims, factors)):
         grown = int(np.floor(size * factor)) if isinstance(size, int) else None
         result.append(size if factor == 1 else grown if old is None else grown or old[i])
     return [result if len(result) == len(dims) else None]
+
+
+def _float_constant(value: ir.Value | None) -> Array | None:
+    """Scales that are constant, or several constants put together."""
+    if value is None:
+        return None
+    if value.const_value is not None:
+        return value.const_value.numpy()
+    producer = value.producer()
+    if producer is None or producer.op_type != "Concat":
+        return None
+    parts = [_float_constant(v) for v in producer.inputs]
+    known = [part for part in parts if part is not None]
+    return np.concatenate(known) if known and len(known) == len(parts) else None
 
 
 UNARY = """
@@ -511,8 +524,10 @@ def _cast_content(p: _Pass, node: ir.Node) -> Array | None:
 
 def _axes_content(move: Callable[[Array, tuple[int, ...]], Array]) -> Any:
     def apply(p: _Pass, node: ir.Node) -> Array | None:
-        data, axes = _operands(p, node)
-        return np.asarray(move(data, tuple(int(a) for a in np.atleast_1d(axes))))
+        data, *axes = _operands(p, node)
+        if not axes:
+            return np.asarray(np.squeeze(data))
+        return np.asarray(move(data, tuple(int(a) for a in np.atleast_1d(axes[0]))))
 
     return apply
 
