@@ -1,7 +1,7 @@
 """Window operators for `onnx.reference`, whose own are wrong in places or take minutes.
 
 Wrong there: ConvTranspose with groups, MaxPool's indices and SAME_LOWER, AveragePool's padding
-other than 2-D. Each operator here is a loop over kernel positions on strided views, in float64.
+and GlobalMaxPool other than 2-D. Each operator here is a loop over kernel positions on strided views, in float64.
 """
 
 from __future__ import annotations
@@ -173,4 +173,15 @@ class LpPool(OpRun):
         return ((total ** (1 / p)).astype(x.dtype),)
 
 
-OPS = [Conv, ConvTranspose, Col2Im, MaxPool, AveragePool, LpPool]
+class GlobalLpPool(OpRun):
+    def _run(self, x, p=2):
+        axes = tuple(range(2, x.ndim))
+        return ((np.abs(x) ** p).sum(axes, keepdims=True) ** (1 / p),)
+
+
+class GlobalMaxPool(OpRun):
+    def _run(self, x):
+        return (x.max(tuple(range(2, x.ndim)), keepdims=True),)
+
+
+OPS = [Conv, ConvTranspose, Col2Im, MaxPool, AveragePool, LpPool, GlobalLpPool, GlobalMaxPool]

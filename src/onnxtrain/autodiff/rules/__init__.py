@@ -8,6 +8,7 @@ from . import linear as linear
 from . import movement as movement
 from . import losses as losses
 from . import normalization as normalization
+from . import pool as pool
 from . import randomness as randomness
 from . import reductions as reductions
 from . import softmax as softmax

@@ -1,0 +1,62 @@
+"""Linear maps that act on each axis by itself: pools of sums, Resize.
+
+Such a map is ``y = A₁ ⊗ A₂ ⊗ … x``, so its gradient is a product with the transposed matrices,
+one axis after the other. A matrix is (outputs, inputs) here.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ...graph import OpBuilder, Tensor
+from .windows import Axis, Size
+
+
+def back_along(op: OpBuilder, dy: Tensor, matrix: Tensor, axis: int, rank: int) -> Tensor:
+    """``Aᵀ·dy`` along one axis of `dy`, which has `rank` axes."""
+    if axis == rank - 1:
+        return op.MatMul(dy, matrix)
+    if axis == rank - 2:
+        return op.MatMul(op.transpose(matrix, 1, 0), dy)
+    order = [*range(axis), *range(axis + 1, rank), axis]
+    inverse = [*range(axis), rank - 1, *range(axis, rank - 1)]
+    return op.transpose(op.MatMul(op.transpose(dy, *order), matrix), *inverse)
+
+
+def positions(op: OpBuilder, size: Size) -> Tensor:
+    """0, 1, … size - 1."""
+    if isinstance(size, int):
+        return op.const(np.arange(size, dtype=np.int64))
+    count = op.Squeeze(size, [0])
+    return op.Range(op.const(np.array(0, np.int64)), count, op.const(np.array(1, np.int64)))
+
+
+def places(op: OpBuilder, axis: Axis) -> Tensor:
+    """Where the elements of each window lie in the image: INT64 (windows, kernel)."""
+    within = np.arange(axis.kernel, dtype=np.int64)[None] * axis.dilation
+    if isinstance(axis.windows, int) and isinstance(axis.begin, int):
+        starts = np.arange(axis.windows)[:, None] * axis.stride - axis.begin
+        return op.const((starts + within).astype(np.int64))
+    first = op.Unsqueeze(positions(op, axis.windows), [1]) * axis.stride - axis.begin
+    return op.Add(first, op.const(within))
+
+
+def membership(op: OpBuilder, axis: Axis, like: Tensor) -> Tensor:
+    """1 where an element of the image (second axis) belongs to a window (first axis)."""
+    cells = places(op, axis)
+    if cells.const is not None and isinstance(axis.image, int):
+        ones = (cells.const[:, :, None] == np.arange(axis.image)).sum(1)
+        return op.const(ones, like.dtype)
+    hits = op.Equal(op.Unsqueeze(cells, [2]), positions(op, axis.image))
+    return op.ReduceSum(op.Cast(hits, to=like.dtype), [1], keepdims=0)
+
+
+def counted(op: OpBuilder, axis: Axis, like: Tensor, *, padding: bool) -> Tensor:
+    """How many elements of each window count; with `padding` those in the padding do, too."""
+    cells = places(op, axis)
+    low, limit = (-axis.begin, axis.image + axis.end) if padding else (0, axis.image)
+    if cells.const is not None and isinstance(limit, int) and isinstance(low, int):
+        inside = (cells.const >= low) & (cells.const < limit)
+        return op.const(inside.sum(1), like.dtype)
+    within = op.And(cells >= low, cells < limit)
+    return op.ReduceSum(op.Cast(within, to=like.dtype), [1], keepdims=0)
