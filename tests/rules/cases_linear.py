@@ -1,20 +1,35 @@
 """Cases of rules/linear.py."""
 
-from .harness import case, x
+from .harness import case, const, fixed, x
 
 CASES = [
     case("Gemm", x(2, 3), x(3, 4)),
     case("Gemm", x(2, 3), x(3, 4), x(4), alpha=0.5, beta=2.0),
     case("Gemm", x(3, 2), x(3, 4), x(2, 1), transA=1),
     case("Gemm", x(2, 3), x(4, 3), x(), transB=1),
+    case("Gemm", x(2, 3), x(4, 3), x(2, 4), transB=1, alpha=2.0),
+    case("Gemm", x(2, 3), x(4, 3), x(1), transB=1, beta=0.5),
     case("Gemm", x(3, 2), x(4, 3), x(1, 4), transA=1, transB=1),
     case("MatMul", x(2, 3), x(3, 4)),
     case("MatMul", x(5, 2, 3), x(3, 4)),
+    case("MatMul", x(2, 5, 2, 3), x(3, 4)),
+    case("MatMul", x(2, 3), x(5, 3, 4)),
     case("MatMul", x(5, 2, 3), x(5, 3, 4)),
+    case("MatMul", x(5, 2, 3), x(1, 3, 4)),
     case("MatMul", x(2, 1, 2, 3), x(5, 3, 4)),
+    case("MatMul", x(2, 1, 2, 3), x(1, 5, 3, 4)),
     case("MatMul", x(3), x(3)),
     case("MatMul", x(3), x(3, 4)),
     case("MatMul", x(3), x(5, 3, 4)),
+    case("MatMul", x(3), x(2, 5, 3, 4)),
     case("MatMul", x(2, 3), x(3)),
     case("MatMul", x(5, 2, 3), x(3)),
+    case("MatMul", x(2, 3), const([[1.0, 2], [3, 4], [5, 6]], "f4"), _label="constant"),
+    case("MatMul", fixed([[1.0, 2, 3]], "f4"), x(3, 2), _label="input"),
+    case("Det", x(1, 1)),
+    case("Det", x(2, 2)),
+    case("Det", x(3, 3, 3)),
+    case("Det", x(2, 1, 5, 5)),
+    case("Det", x(3, 3, array=[[1.0, 2, 3], [2, 4, 6], [1, 0, 1]]), _label="singular"),
+    case("Det", x(8, 8, low=0.2)),
 ]

@@ -33,6 +33,9 @@ class Rule:
         attributes: names of the attributes the function takes; None when it takes any.
         stops: input positions that never have a gradient.
         note: one line for docs/ops.md.
+        straight_through: integer operands carry a gradient here, in the float type of the value
+            they stand for: the quantizers, and the operators that only move data between them.
+        inner: for kind "graph": gives the walks over the subgraphs and the values they start from.
     """
 
     function: RuleFunction
@@ -42,6 +45,8 @@ class Rule:
     attributes: frozenset[str] | None
     stops: frozenset[int]
     note: str
+    straight_through: bool = False
+    inner: RuleFunction | None = None
 
 
 _RULES: dict[tuple[str, str], Rule] = {}
@@ -56,6 +61,8 @@ def register(
     stops: Iterable[int] = (),
     note: str = "",
     replace: bool = False,
+    straight_through: bool = False,
+    inner: RuleFunction | None = None,
 ) -> None:
     """Add one rule for one or more operators."""
     domain = "" if domain == "ai.onnx" else domain
@@ -70,7 +77,9 @@ def register(
                 f"A gradient for {domain or 'ai.onnx'}::{op_type} is registered already; "
                 "pass replace=True to put another in its place."
             )
-        _RULES[key] = Rule(function, op_type, domain, kind, names, frozenset(stops), note)
+        _RULES[key] = Rule(
+            function, op_type, domain, kind, names, frozenset(stops), note, straight_through, inner
+        )
 
 
 def unregister(op_type: str, domain: str = "") -> None:
@@ -115,7 +124,8 @@ elementwise = _decorator("elementwise")
 """Like `gradient`, for operators that broadcast: the walk sums to each input's shape."""
 
 graph_gradient = _decorator("graph")
-"""Rule of a control-flow operator: ``f(walk, node, dys)`` returns {input value: gradient}."""
+"""Rule of a control-flow operator: ``f(walk, node, dys)`` gives pairs of a value, which is
+an input of the node or captured by its subgraphs, and its gradient."""
 
 
 def zero_gradient(*op_types: str, domain: str = "", note: str = "derivative is zero") -> None:

@@ -74,8 +74,16 @@ class Walk:
             if self._stops_at(node):
                 continue
             if any(v in active for v in self.sources(node)):
-                active.update(o for o in node.outputs if is_differentiable(o))
+                active.update(o for o in node.outputs if self._carries(node, o))
         return active
+
+    @staticmethod
+    def _carries(node: ir.Node, value: ir.Value | None) -> bool:
+        """Whether a gradient may pass between a node and one of its operands."""
+        if is_differentiable(value):
+            return True
+        rule = lookup(node.domain, node.op_type)
+        return value is not None and rule is not None and rule.straight_through
 
     def _stops_at(self, node: ir.Node) -> bool:
         if self.stop and (node.name in self.stop or node.op_type in self.stop):
@@ -90,7 +98,7 @@ class Walk:
         direct = [
             v
             for i, v in enumerate(node.inputs)
-            if v is not None and i not in stops and is_differentiable(v)
+            if v is not None and i not in stops and self._carries(node, v)
         ]
         return direct + [v for v in captured_values(node) if is_differentiable(v)]
 
@@ -114,12 +122,22 @@ class Walk:
 
     def check(self, targets: Sequence[ir.Value], opset_of: dict[str, int]) -> None:
         """Raise one error that lists every node on the path that has no rule."""
-        path = self.on_path(targets)
-        blocked = [n for n in path if lookup(n.domain, n.op_type) is None]
+        blocked = self.blockers(targets, opset_of)
         if blocked:
-            raise NoGradientError(
-                [self._blocker(node, path, targets, opset_of) for node in blocked]
-            )
+            raise NoGradientError(blocked)
+
+    def blockers(self, targets: Sequence[ir.Value], opset_of: dict[str, int]) -> list[Blocker]:
+        """Nodes on the path, those inside subgraphs included, that have no rule."""
+        path = self.on_path(targets)
+        blocked = []
+        for node in path:
+            rule = lookup(node.domain, node.op_type)
+            if rule is None:
+                blocked.append(self._blocker(node, path, targets, opset_of))
+            elif rule.kind == "graph" and rule.inner is not None:
+                for walk, values in rule.inner(self, node):
+                    blocked.extend(walk.blockers(values, opset_of))
+        return blocked
 
     def _blocker(
         self,
@@ -178,7 +196,9 @@ class Walk:
             return None
         if len(parts) > 1:
             self.op.scope = f"{value.name}_grad"
-            total = parts[0] + parts[1] if len(parts) == 2 else self.op.Sum(*parts)
+            total = parts[0]
+            for part in parts[1:]:  # a chain of Add runs faster than one Sum
+                total = total + part
             self.describe(total, value)
             self._grads[value] = [total]
         return self._grads[value][0]
@@ -210,7 +230,7 @@ class Walk:
         op.scope, op.node = f"{node.name or node.op_type}_grad", node
         try:
             if rule.kind == "graph":
-                for value, gradient in rule.function(self, node, dys).items():
+                for value, gradient in rule.function(self, node, dys):
                     self._accept(value, gradient)
                 return
             self._apply_formula(node, rule, dys)

@@ -215,8 +215,13 @@ class OpBuilder:
         return self.Slice(self.shape_of(x), [axis], [axis + 1])
 
     def reshape_like(self, x: Tensor, like: Tensor) -> Tensor:
-        """`x` with the shape of `like`."""
-        return self.Reshape(x, self.shape_of(like))
+        """`x` with the shape of `like`; one unknown dimension follows from the others."""
+        dims = like.shape
+        if dims is not None and 0 not in dims:
+            shape = [d if isinstance(d, int) else -1 for d in dims]
+            if shape.count(-1) <= 1:
+                return self.Reshape(x, self.const(np.array(shape, np.int64)))
+        return self.Reshape(x, self.shape_of(like), allowzero=1)
 
     def zeros_like(self, x: Tensor) -> Tensor:
         """A tensor of zeros with the shape and type of `x`."""
@@ -273,9 +278,27 @@ class OpBuilder:
         if not axes:
             return dx
         if axes == list(range(lead)):
-            return self.ReduceSum(dx, axes, keepdims=0)
+            return self.sum_leading(dx, x) if x.rank == 1 else self.ReduceSum(dx, axes, keepdims=0)
         summed: Tensor = self.ReduceSum(dx, axes, keepdims=1)
         return self.Squeeze(summed, list(range(lead))) if lead else summed
+
+    def sum_leading(self, dx: Tensor, x: Tensor) -> Tensor:
+        """Sum over all axes but the last, into the shape of the vector `x`.
+
+        As a product with a row of ones: up to eleven times faster than ReduceSum on onnxruntime's
+        CPU provider for the gradient of a bias (docs/performance.md).
+        """
+        width = x.dim(0)
+        rows = dx
+        if dx.shape is None or dx.rank != 2:
+            rows = self.Reshape(dx, self.Concat(self.const([-1]), self.dim_of(x, 0), axis=0))
+            if isinstance(width, int):
+                rows = self.Reshape(dx, self.const(np.array([-1, width], np.int64)))
+        count = dx.dim(0) if rows is dx else None
+        if isinstance(count, int):
+            return self.const(np.ones(count), dx.dtype) @ rows
+        size = self.Slice(self.Shape(rows), [0], [1])
+        return self.full(size, 1, dx.dtype) @ rows
 
     def transpose(self, x: Tensor, *perm: int) -> Tensor:
         """Transpose; without a permutation the last two axes are swapped."""

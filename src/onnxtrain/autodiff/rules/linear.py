@@ -1,4 +1,4 @@
-"""Matrix products: MatMul, Gemm, Einsum."""
+"""Matrix products and the determinant: MatMul, Gemm, Det."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 from ...graph import OpBuilder, Tensor
 from ..registry import gradient
+from ._index import dim, line, vector
 
 
 @gradient("Gemm")
@@ -23,65 +24,63 @@ def gemm(
     transB: int = 0,
 ) -> Any:
     # Y = αA'B' + βC with A', B' possibly transposed: dA' = αdY·B'ᵀ, dB' = αA'ᵀ·dY
-    scaled = dy if alpha == 1.0 else dy * alpha
     if transA:
-        da = op.Gemm(b, scaled, transA=transB, transB=1)
+        da = op.Gemm(b, dy, alpha=alpha, transA=transB, transB=1)
     else:
-        da = op.Gemm(scaled, b, transB=1 - transB)
+        da = op.Gemm(dy, b, alpha=alpha, transB=1 - transB)
     if transB:
-        db = op.Gemm(scaled, a, transA=1, transB=transA)
+        db = op.Gemm(dy, a, alpha=alpha, transA=1, transB=transA)
     else:
-        db = op.Gemm(a, scaled, transA=1 - transA)
+        db = op.Gemm(a, dy, alpha=alpha, transA=1 - transA)
     if c is None:
         return da, db
-    dc = dy if beta == 1.0 else dy * beta
-    return da, db, op.sum_to(dc, c, y.shape, y)
+    dc = op.sum_to(dy, c, y.shape, y)
+    return da, db, dc if beta == 1.0 else dc * beta
 
 
 @gradient("MatMul")
 def matmul(op: OpBuilder, dy: Tensor, y: Tensor, a: Tensor, b: Tensor) -> Any:
     if a.rank == 1 or b.rank == 1:
-        return _vector_matmul(op, dy, y, a, b)
+        return _vector_matmul(op, dy, a, b)
     da = dy @ op.transpose(b)
     if b.rank == 2 and a.rank > 2:
         # A weight shared by the whole batch: fold the batch into the contraction.
-        rows = op.Reshape(a, op.Concat(op.const([-1]), op.dim_of(a, -1), axis=0))
-        grads = op.Reshape(dy, op.Concat(op.const([-1]), op.dim_of(b, -1), axis=0))
-        return da, op.transpose(rows, 1, 0) @ grads
+        return da, op.transpose(as_rows(op, a, a), 1, 0) @ as_rows(op, dy, b)
     db = op.transpose(a) @ dy
-    return _sum_batch(op, da, a, dy), _sum_batch(op, db, b, dy)
+    return _sum_batch(op, da, a, y), _sum_batch(op, db, b, y)
 
 
-def _sum_batch(op: OpBuilder, dx: Tensor, x: Tensor, dy: Tensor) -> Tensor:
+def as_rows(op: OpBuilder, x: Tensor, like: Tensor) -> Tensor:
+    """`x` as a matrix with as many columns as `like` has."""
+    return op.Reshape(x, vector(op, -1, dim(op, like, -1)))
+
+
+def _sum_batch(op: OpBuilder, dx: Tensor, x: Tensor, y: Tensor) -> Tensor:
     """Sum over the leading axes along which `x` was broadcast."""
-    shape = dy.shape
-    if shape is None or x.shape is None:
-        return dx
-    full = (*shape[:-2], *x.shape[-2:])
+    assert x.shape is not None
+    full = None if y.shape is None else (*y.shape[:-2], *x.shape[-2:])
     return op.sum_to(dx, x, full, dx)
 
 
-def _vector_matmul(op: OpBuilder, dy: Tensor, y: Tensor, a: Tensor, b: Tensor) -> Any:
-    """One operand is a vector: put the missing axis in, differentiate, take it out."""
-    if a.rank == 1:
-        dy = op.Unsqueeze(dy, [-2 if b.rank > 1 else -1])
-    a2 = op.Unsqueeze(a, [0]) if a.rank == 1 else a
-    if b.rank == 1:
-        dy = op.Unsqueeze(dy, [-1])
-    b2 = op.Unsqueeze(b, [1]) if b.rank == 1 else b
+def _vector_matmul(op: OpBuilder, dy: Tensor, a: Tensor, b: Tensor) -> Any:
+    """At least one operand is a vector, and `dy` lacks the axis that it lacks."""
     if a.rank == 1 and b.rank == 1:
-        return op.Mul(op.Reshape(dy, [1]), b), op.Mul(op.Reshape(dy, [1]), a)
+        return dy * b, dy * a
     if a.rank == 1:
+        da = op.Squeeze(b @ op.Unsqueeze(dy, [-1]), [-1])
         lead = list(range(b.rank - 2))
-        full = op.Squeeze(dy @ op.Transpose(b2, perm=_swap(b.rank)), [-2])
-        da = op.ReduceSum(full, lead, keepdims=0) if lead else full
-        return da, op.Transpose(a2, perm=[1, 0]) @ dy
-    rows = op.Mul(dy, op.Unsqueeze(op.Squeeze(b2, [1]), [0]))
-    lead = list(range(a.rank - 2))
-    product = op.Transpose(a, perm=_swap(a.rank)) @ dy
-    db = op.Squeeze(product, [-1])
-    return rows, op.ReduceSum(db, lead, keepdims=0) if lead else db
+        da = op.ReduceSum(da, lead, keepdims=0) if lead else da
+        return da, op.Unsqueeze(a, [1]) * op.Unsqueeze(dy, [-2])
+    return op.Unsqueeze(dy, [-1]) * b, op.Reshape(dy, [-1]) @ as_rows(op, a, a)
 
 
-def _swap(rank: int) -> list[int]:
-    return [*range(rank - 2), rank - 1, rank - 2]
+@gradient("Det", note="by cofactors: also right for singular matrices; meant for small ones")
+def det(op: OpBuilder, dy: Tensor, y: Tensor, x: Tensor) -> Any:
+    # ∂det A/∂A[i,j] is the cofactor: the determinant of A with row i replaced by unit row j.
+    # All n² of them are one Det of shape [..., i, j, n, n]: no inverse, and right for singular A.
+    number = line(op, dim(op, x, -1))
+    same = op.Equal(op.Unsqueeze(number, [1]), number)
+    replaced = op.Unsqueeze(same, [1, 3])  # [i, 1, row, 1]
+    unit = op.Unsqueeze(op.Cast(same, to=x.dtype), [0, 2])  # [1, j, 1, column]
+    cofactors = op.Det(op.Where(replaced, unit, op.Unsqueeze(x, [-4, -3])))
+    return op.Unsqueeze(dy, [-2, -1]) * cofactors

@@ -1,0 +1,170 @@
+"""Integer arithmetic on shapes, and sums into positions: what several rule families share.
+
+Duplicate positions decide the form. onnxruntime's ScatterND with a reduction runs its updates on
+several threads without a lock, so duplicates lose contributions (seen on 1.31.1: a third of the
+runs with 20,000 rows); it is used here only where every position occurs once. ScatterElements is
+sequential: right, and slow. Rows are therefore summed by sorting (see `add_rows`).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterable
+from typing import TypeAlias
+
+import numpy as np
+import onnx_ir as ir
+
+from ...graph import OpBuilder, Tensor
+
+Size: TypeAlias = "int | Tensor"
+"""A number of elements: known now, or an INT64 tensor of shape [1]."""
+
+FEW_ROWS = 32
+"""Up to this many rows, a product with a one-hot matrix is the fastest sum of rows."""
+
+
+def dim(op: OpBuilder, x: Tensor, axis: int) -> Size:
+    """One dimension."""
+    size = x.dim(axis)
+    return size if isinstance(size, int) else op.dim_of(x, axis)
+
+
+def size(op: OpBuilder, x: Tensor, axes: Iterable[int] | None = None) -> Size:
+    """The product of some dimensions (by default all)."""
+    factors = [dim(op, x, axis) for axis in (range(x.rank) if axes is None else axes)]
+    known = math.prod(f for f in factors if isinstance(f, int))
+    unknown = [f for f in factors if not isinstance(f, int)]
+    if not unknown:
+        return known
+    product = functools.reduce(lambda a, b: a * b, unknown)
+    return product if known == 1 else product * known
+
+
+def vector(op: OpBuilder, *parts: Size) -> Tensor:
+    """A 1-D INT64 tensor out of numbers and [1]-shaped tensors; a constant when all are known."""
+    pieces: list[Tensor] = []
+    known: list[int] = []
+    for part in parts:
+        if isinstance(part, int):
+            known.append(part)
+            continue
+        if known:
+            pieces.append(op.const(np.array(known, np.int64)))
+            known = []
+        pieces.append(part)
+    if known or not pieces:
+        pieces.append(op.const(np.array(known, np.int64)))
+    return pieces[0] if len(pieces) == 1 else op.Concat(*pieces, axis=0)
+
+
+def scalar(op: OpBuilder, number: Size) -> Tensor:
+    """A size as a tensor without dimensions."""
+    if isinstance(number, int):
+        return op.const(np.array(number, np.int64))
+    return op.Squeeze(number, [0])
+
+
+def line(op: OpBuilder, length: Size) -> Tensor:
+    """0, 1, … length - 1."""
+    if isinstance(length, int) and length <= 1024:
+        return op.const(np.arange(length, dtype=np.int64))
+    return op.Range(0, scalar(op, length), 1)
+
+
+def as_int64(op: OpBuilder, x: Tensor) -> Tensor:
+    """Indices and bounds may be INT32; shapes are not."""
+    return x if x.dtype == ir.DataType.INT64 else op.Cast(x, to=ir.DataType.INT64)
+
+
+def flat_index(op: OpBuilder, x: Tensor) -> Tensor:
+    """Every element's own position in the flattened tensor, in the shape of `x`."""
+    return op.reshape_like(line(op, size(op, x)), x)
+
+
+def zeros(op: OpBuilder, shape: Tensor, dtype: ir.DataType) -> Tensor:
+    return op.full(shape, 0, dtype)
+
+
+def scatter_flat(
+    op: OpBuilder, x: Tensor, positions: Tensor, dy: Tensor, *, unique: bool = False
+) -> Tensor:
+    """A tensor shaped like `x` with `dy` added at flat `positions` (shaped like `dy`)."""
+    target = zeros(op, vector(op, size(op, x)), dy.dtype)
+    positions, updates = op.Reshape(positions, [-1]), op.Reshape(dy, [-1])
+    if unique:
+        flat = op.ScatterND(target, op.Unsqueeze(positions, [1]), updates)
+    else:
+        flat = scatter_elements(op, target, positions, updates, 0, "add")
+    return op.reshape_like(flat, x)
+
+
+SCATTERED = frozenset({ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.INT64})
+
+
+def scatter_elements(
+    op: OpBuilder, data: Tensor, indices: Tensor, updates: Tensor, axis: int, reduction: str
+) -> Tensor:
+    """ScatterElements; half precision goes through float32, which its reductions require."""
+    dtype = updates.dtype
+    if reduction == "none" or dtype in SCATTERED:
+        return op.ScatterElements(data, indices, updates, axis=axis, reduction=reduction)
+    wide = ir.DataType.FLOAT
+    data, updates = op.Cast(data, to=wide), op.Cast(updates, to=wide)
+    result = op.ScatterElements(data, indices, updates, axis=axis, reduction=reduction)
+    return op.Cast(result, to=dtype)
+
+
+def add_along(
+    op: OpBuilder, x: Tensor, indices: Tensor, dy: Tensor, axis: int, *, unique: bool = False
+) -> Tensor:
+    """The gradient of ``Gather(x, indices, axis)``: `dy` added to the slices that were taken.
+
+    `dy` has the axes of `indices` in place of `axis`. The tensor is seen as rows: everything
+    before `axis` and `axis` itself count the rows, everything after is in one row.
+    """
+    axis %= x.rank
+    outer, length = size(op, x, range(axis)), dim(op, x, axis)
+    inner = size(op, x, range(axis + 1, x.rank))
+    indices = op.Mod(op.Reshape(as_int64(op, indices), [-1]), scalar(op, length))
+    rows, count = indices, length
+    if axis and not (isinstance(outer, int) and outer == 1):
+        first = op.Unsqueeze(line(op, outer) * length, [1])
+        rows = op.Reshape(first + indices, [-1])
+        count = outer * length
+    flat = vector(op, -1, inner)
+    if (isinstance(inner, int) and inner == 0) or x.static_shape is None:
+        flat = op.Concat(op.shape_of(rows), vector(op, inner), axis=0)
+    dx = add_rows(op, count, inner, rows, op.Reshape(dy, flat), unique=unique)
+    return op.reshape_like(dx, x)
+
+
+def add_rows(
+    op: OpBuilder, count: Size, width: Size, rows: Tensor, dy: Tensor, *, unique: bool = False
+) -> Tensor:
+    """A matrix of `count` rows in which row ``rows[i]`` is the sum of all such ``dy[i]``.
+
+    Few rows: a product with a one-hot matrix. Narrow rows: ScatterElements. Otherwise the rows
+    are sorted by number, summed cumulatively in float64 and the sum at the end of each run is
+    taken: no duplicates remain, and the result is more exact than adding in float32.
+    """
+    shape = vector(op, count, width)
+    if unique:
+        return op.ScatterND(zeros(op, shape, dy.dtype), op.Unsqueeze(rows, [1]), dy)
+    if isinstance(count, int) and count <= FEW_ROWS:
+        values = op.const(np.array([0, 1]), dy.dtype)
+        return op.OneHot(rows, scalar(op, count), values, axis=0) @ dy
+    if isinstance(width, int) and width < 8:
+        spread = op.Expand(op.Unsqueeze(rows, [1]), op.Shape(dy))
+        return scatter_elements(op, zeros(op, shape, dy.dtype), spread, dy, 0, "add")
+    ordered, order = op.many("TopK", rows, op.Shape(rows), outputs=2, largest=0, axis=0)
+    wide = op.Cast(op.Gather(dy, order, axis=0), to=ir.DataType.DOUBLE)
+    sums = op.CumSum(wide, op.const(np.array(0, np.int64)))
+    following = op.Concat(op.Slice(ordered, [1], [np.iinfo(np.int64).max]), [-1], axis=0)
+    last = op.Not(op.Equal(ordered, following))
+    ends = op.Compress(sums, last, axis=0)
+    before = op.Pad(op.Slice(ends, [0], [-1], [0]), [1, 0], None, op.const([0]))
+    total = op.Cast(ends - before, to=dy.dtype)
+    target = op.Compress(ordered, last, axis=0)
+    return op.ScatterND(zeros(op, shape, dy.dtype), op.Unsqueeze(target, [1]), total)

@@ -1,0 +1,335 @@
+"""Data movement: reshaping, transposing, repeating, joining, cutting and padding.
+
+The gradient moves the data back. Rules marked `straight_through` use only `dy` and shapes, so a
+straight-through gradient passes them also where the forward value is quantized.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ...graph import OpBuilder, Tensor
+from ..registry import gradient, gradient_multi
+from ._index import Size, as_int64, dim, flat_index, scatter_flat, vector
+
+LAST = np.iinfo(np.int64).max
+FIRST = np.iinfo(np.int64).min
+
+# --- same elements, another shape --------------------------------------------------------------
+
+
+@gradient("Reshape", stops=(1,), straight_through=True)
+def reshape(op: OpBuilder, dy: Tensor, y: Tensor, x: Tensor, shape: Tensor) -> Any:
+    return op.reshape_like(dy, x)
+
+
+@gradient("Flatten", straight_through=True)
+def flatten(op: OpBuilder, dy: Tensor, y: Tensor, x: Tensor) -> Any:
+    return op.reshape_like(dy, x)
+
+
+@gradient("Squeeze", stops=(1,), straight_through=True)
+def squeeze(op: OpBuilder, dy: Tensor, y: Tensor, x: Tensor, axes: Tensor | None) -> Any:
+    return op.reshape_like(dy, x) if axes is None else op.Unsqueeze(dy, axes)
+
+
+@gradient("Unsqueeze", stops=(1,), straight_through=True)
+def unsqueeze(op: OpBuilder, dy: Tensor, y: Tensor, x: Tensor, axes: Tensor) -> Any:
+    return op.Squeeze(dy, axes)
+
+
+@gradient("Transpose", straight_through=True)
+def transpose(
+    op: OpBuilder, dy: Tensor, y: Tensor, x: Tensor, *, perm: Sequence[int] | None = None
+) -> Any:
+    order = perm if perm is not None else list(range(x.rank))[::-1]
+    return op.Transpose(dy, perm=[int(i) for i in np.argsort(order)])
+
+
+# --- repeating ---------------------------------------------------------------------------------
+
+
+@gradient("Expand", stops=(1,))
+def expand(op: OpBuilder, dy: Tensor, y: Tensor, x: Tensor, shape: Tensor) -> Any:
+    return op.sum_to(dy, x, y.shape, y)
+
+
+@gradient("Tile", stops=(1,))
+def tile(op: OpBuilder, dy: Tensor, y: Tensor, x: Tensor, repeats: Tensor) -> Any:
+    # Each axis of y is (copies, elements); sum over the copies.
+    pair = op.Concat(op.Unsqueeze(repeats, [1]), op.Unsqueeze(op.shape_of(x), [1]), axis=1)
+    if repeats.const is not None and x.static_shape is not None:
+        pair = op.const(np.stack([repeats.const, np.array(x.static_shape)], 1).astype(np.int64))
+    copies = op.Reshape(dy, op.Reshape(pair, [-1]))
+    axes = [2 * a for a in range(x.rank)]
+    return op.ReduceSum(copies, axes, keepdims=0) if axes else dy
+
+
+# --- joining and cutting -----------------------------------------------------------------------
+
+
+@gradient("Concat", straight_through=True)
+def concat(op: OpBuilder, dy: Tensor, y: Tensor, *inputs: Tensor, axis: int) -> Any:
+    if len(inputs) == 1:
+        return dy
+    dims = [x.dim(axis) for x in inputs]
+    sizes = op.Concat(*(op.dim_of(x, axis) for x in inputs), axis=0)
+    if all(isinstance(d, int) for d in dims):
+        sizes = op.const(np.array(dims, np.int64))
+    return op.many("Split", dy, sizes, outputs=len(inputs), axis=axis)
+
+
+@gradient_multi("Split", stops=(1,), straight_through=True)
+def split(
+    op: OpBuilder,
+    dys: tuple[Tensor | None, ...],
+    ys: tuple[Tensor, ...],
+    x: Tensor,
+    sizes: Tensor | None,
+    *,
+    axis: int = 0,
+) -> Any:
+    dtype = next(dy.dtype for dy in dys if dy is not None)
+    parts = [
+        dy if dy is not None else op.full(op.shape_of(op.output(i)), 0, dtype)
+        for i, dy in enumerate(dys)
+    ]
+    return parts[0] if len(parts) == 1 else op.Concat(*parts, axis=axis)
+
+
+@gradient("Slice", stops=(1, 2, 3, 4), straight_through=True)
+def slice_(
+    op: OpBuilder,
+    dy: Tensor,
+    y: Tensor,
+    x: Tensor,
+    starts: Tensor,
+    ends: Tensor,
+    axes: Tensor | None,
+    steps: Tensor | None,
+) -> Any:
+    where = _slice_axes(x, starts, axes)
+    strides = _slice_steps(starts, steps)
+    if where is None or strides is None:
+        # Axes or steps only known at run time: slice a tensor of positions the same way.
+        positions = op.Slice(flat_index(op, x), starts, ends, axes, steps)
+        return scatter_flat(op, x, positions, dy, unique=True)
+    backwards = [a for a, s in zip(where, strides) if s < 0]
+    if backwards:
+        dy = reverse(op, dy, backwards)
+    for axis, stride in sorted(zip(where, strides)):
+        if abs(stride) > 1:
+            dy = _spread(op, dy, y, axis, abs(stride))
+    return op.Pad(dy, _slice_pads(op, y, x, starts, ends, where, strides), None, op.const(where))
+
+
+def _slice_axes(x: Tensor, starts: Tensor, axes: Tensor | None) -> list[int] | None:
+    """The sliced axes, counted from the front; None when only known at run time."""
+    if axes is not None:
+        return None if axes.const is None else [int(a) % x.rank for a in axes.const]
+    count = starts.dim(0)
+    return list(range(count)) if isinstance(count, int) else None
+
+
+def _slice_steps(starts: Tensor, steps: Tensor | None) -> list[int] | None:
+    if steps is not None:
+        return None if steps.const is None else [int(s) for s in steps.const]
+    count = starts.dim(0)
+    return [1] * count if isinstance(count, int) else None
+
+
+def _slice_pads(
+    op: OpBuilder,
+    y: Tensor,
+    x: Tensor,
+    starts: Tensor,
+    ends: Tensor,
+    axes: list[int],
+    strides: list[int],
+) -> Tensor:
+    """How many zeros go before and after, per sliced axis; negative where spreading overshot."""
+    width = np.abs(np.array(strides, np.int64))
+    down = np.array(strides) < 0
+    dims = [x.dim(a) for a in axes]
+    if starts.const is not None and ends.const is not None:
+        sizes = [d for d in dims if isinstance(d, int)]
+        if len(sizes) == len(dims):
+            taken = [
+                range(d)[_as_slice(int(s), int(e), step)]
+                for d, s, e, step in zip(sizes, starts.const, ends.const, strides)
+            ]
+            first = np.array([min(r) if len(r) else 0 for r in taken], np.int64)
+            last = sizes - first - np.array([len(r) for r in taken]) * width
+            return op.const(np.concatenate([first, last]).astype(np.int64))
+    size = op.Gather(op.shape_of(x), op.const(axes), axis=0)
+    length = op.Gather(op.shape_of(y), op.const(axes), axis=0)
+    begin = as_int64(op, starts)
+    begin = op.Where(begin < 0, begin + size, begin)
+    begin = op.Max(op.Min(begin, size - down.astype(np.int64)), np.zeros(1, np.int64))
+    if down.any():  # the lowest position taken is the last one
+        begin = begin - (length - 1) * np.where(down, width, 0)
+    covered = length if (width == 1).all() else length * width
+    return op.Concat(begin, size - begin - covered, axis=0)
+
+
+def _as_slice(start: int, end: int, step: int) -> slice:
+    """ONNX bounds as Python's: a very negative end of a downward slice means "to the start"."""
+    return slice(start, None if step < 0 and end < -(2**30) else end, step)
+
+
+def reverse(op: OpBuilder, x: Tensor, axes: Sequence[int]) -> Tensor:
+    """`x` read backwards along some axes."""
+    n = len(axes)
+    return op.Slice(x, [-1] * n, [FIRST] * n, list(axes), [-1] * n)
+
+
+def _spread(op: OpBuilder, dy: Tensor, y: Tensor, axis: int, step: int) -> Tensor:
+    """Put `step - 1` zeros behind every element along an axis; later axes are still those of y."""
+    wide = op.Pad(op.Unsqueeze(dy, [axis + 1]), [0, step - 1], None, op.const([axis + 1]))
+    behind = [dim(op, y, a) for a in range(axis + 1, y.rank)]
+    kept = [0] * axis  # in Reshape, 0 keeps a dimension
+    return op.Reshape(wide, vector(op, *kept, dim(op, y, axis) * step, *behind))
+
+
+# --- padding -----------------------------------------------------------------------------------
+
+
+@gradient("Pad", stops=(1, 3))
+def pad(
+    op: OpBuilder,
+    dy: Tensor,
+    y: Tensor,
+    x: Tensor,
+    pads: Tensor,
+    fill: Tensor | None,
+    axes: Tensor | None,
+    *,
+    mode: str = "constant",
+) -> Any:
+    known = _known_pads(x, pads, axes)
+    if mode == "constant":
+        dx = _crop(op, dy, pads, axes) if known is None else _crop_known(op, dy, known)
+        if fill is None:
+            return dx
+        missing = op.ReduceSum(dy, keepdims=0) - op.ReduceSum(dx, keepdims=0)
+        return dx, None, op.reshape_like(missing, fill)
+    if known is None or not _folds_once(x, known, mode):
+        positions = op.Pad(flat_index(op, x), pads, None, axes, mode=mode)
+        return scatter_flat(op, x, positions, dy)
+    for axis, (before, after) in known.items():
+        if before or after:
+            dy = FOLDS[mode](op, dy, dim(op, x, axis), axis, before, after)
+    return dy
+
+
+def _known_pads(x: Tensor, pads: Tensor, axes: Tensor | None) -> dict[int, tuple[int, int]] | None:
+    """(before, after) by axis; None when only known at run time."""
+    named = np.arange(x.rank) if axes is None else axes.const
+    if pads.const is None or named is None:
+        return None
+    where = [int(a) % x.rank for a in named]
+    half = pads.const.size // 2
+    return {a: (int(pads.const[i]), int(pads.const[half + i])) for i, a in enumerate(where)}
+
+
+def _crop(op: OpBuilder, dy: Tensor, pads: Tensor, axes: Tensor | None) -> Tensor:
+    return op.Pad(dy, -pads, None, axes)
+
+
+def _crop_known(op: OpBuilder, dy: Tensor, pads: dict[int, tuple[int, int]]) -> Tensor:
+    """Undo constant padding; a negative pad had cropped, so zeros come back there."""
+    used = {a: p for a, p in pads.items() if any(p)}
+    if not used:
+        return dy
+    befores, afters = [b for b, _ in used.values()], [a for _, a in used.values()]
+    if min(*befores, *afters) >= 0:  # Slice is faster than a Pad by negative amounts
+        return op.Slice(dy, befores, [-a if a else LAST for a in afters], list(used))
+    negated = [-p for p in (*befores, *afters)]
+    return op.Pad(dy, negated, None, op.const(list(used)))
+
+
+def _folds_once(x: Tensor, pads: dict[int, tuple[int, int]], mode: str) -> bool:
+    """Whether no padding is negative or reaches around the axis more than once."""
+    if any(min(p) < 0 for p in pads.values()):
+        return False
+    sizes = [(x.dim(a), max(p)) for a, p in pads.items() if max(p)]
+    limit = {"edge": 0, "reflect": 1, "wrap": 0}[mode]
+    return mode == "edge" or all(isinstance(d, int) and p <= d - limit for d, p in sizes)
+
+
+def _cut(op: OpBuilder, x: Tensor, axis: int, start: int, end: int) -> Tensor:
+    return op.Slice(x, [start], [end], [axis])
+
+
+def _center(op: OpBuilder, dy: Tensor, axis: int, before: int, after: int) -> Tensor:
+    return _cut(op, dy, axis, before, -after if after else LAST)
+
+
+def _place(op: OpBuilder, part: Tensor, axis: int, before: Size, after: Size) -> Tensor:
+    return op.Pad(part, vector(op, before, after), None, op.const([axis]))
+
+
+def _fold_edge(
+    op: OpBuilder, dy: Tensor, length: Size, axis: int, before: int, after: int
+) -> Tensor:
+    dx = _center(op, dy, axis, before, after)
+    if before:
+        left = op.ReduceSum(_cut(op, dy, axis, 0, before), [axis], keepdims=1)
+        dx = dx + _place(op, left, axis, 0, length - 1)
+    if after:
+        right = op.ReduceSum(_cut(op, dy, axis, -after, LAST), [axis], keepdims=1)
+        dx = dx + _place(op, right, axis, length - 1, 0)
+    return dx
+
+
+def _fold_reflect(
+    op: OpBuilder, dy: Tensor, length: Size, axis: int, before: int, after: int
+) -> Tensor:
+    dx = _center(op, dy, axis, before, after)
+    if before:
+        left = reverse(op, _cut(op, dy, axis, 0, before), [axis])
+        dx = dx + _place(op, left, axis, 1, length - (before + 1))
+    if after:
+        right = reverse(op, _cut(op, dy, axis, -after, LAST), [axis])
+        dx = dx + _place(op, right, axis, length - (after + 1), 1)
+    return dx
+
+
+def _fold_wrap(
+    op: OpBuilder, dy: Tensor, length: Size, axis: int, before: int, after: int
+) -> Tensor:
+    dx = _center(op, dy, axis, before, after)
+    if before:
+        dx = dx + _place(op, _cut(op, dy, axis, 0, before), axis, length - before, 0)
+    if after:
+        dx = dx + _place(op, _cut(op, dy, axis, -after, LAST), axis, 0, length - after)
+    return dx
+
+
+FOLDS = {"edge": _fold_edge, "reflect": _fold_reflect, "wrap": _fold_wrap}
+
+# --- masks and reversals -----------------------------------------------------------------------
+
+
+@gradient("Trilu", stops=(1,))
+def trilu(
+    op: OpBuilder, dy: Tensor, y: Tensor, x: Tensor, k: Tensor | None, *, upper: int = 1
+) -> Any:
+    return op.Trilu(dy, k, upper=upper)
+
+
+@gradient("ReverseSequence", stops=(1,))
+def reverse_sequence(
+    op: OpBuilder,
+    dy: Tensor,
+    y: Tensor,
+    x: Tensor,
+    lengths: Tensor,
+    *,
+    batch_axis: int = 1,
+    time_axis: int = 0,
+) -> Any:
+    return op.ReverseSequence(dy, lengths, batch_axis=batch_axis, time_axis=time_axis)
