@@ -2,13 +2,86 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import onnx_ir as ir
+
+from ..graph import Constants, Names, OpBuilder
+from ..graph.infer import infer_shapes
+from ..graph.inline import inline_bodies, schema_body
+from ..graph.parameters import mark_constant
+from .registry import lookup
+from .walk import Walk
 
 
 def expand_functions(
     model: ir.Model, wrt: Sequence[str], of: Sequence[str], no_gradient: Collection[str]
 ) -> ir.Model:
-    """Expand nodes on the path from `wrt` to `of` that have no rule but a function body."""
-    return model
+    """Expand nodes on the path from `wrt` to `of` that have no rule but a function body.
+
+    Bodies may use operators that have a body themselves: this repeats until nothing changes.
+    Nodes off the path stay as they are. In a control-flow node on the path everything that has no
+    rule is expanded, because which of its values matter is only known to that node's rule.
+    """
+    while True:
+        opset = model.opset_imports[""]
+        bodies = []
+        for node in _without_rule(model, wrt, of, no_gradient):
+            body = schema_body(node, opset, opset)
+            if body is not None:
+                bodies.append((node, body))
+        if not bodies:
+            return model
+        known = set(model.graph.all_nodes())
+        inline_bodies(model, bodies)
+        _lift(model, known)
+        model = infer_shapes(model)
+
+
+def _without_rule(
+    model: ir.Model, wrt: Sequence[str], of: Sequence[str], no_gradient: Collection[str]
+) -> Iterator[ir.Node]:
+    graph = model.graph
+    values = {v.name: v for v in (*graph.inputs, *graph.initializers.values())}
+    values.update((o.name, o) for n in graph for o in n.outputs)
+    names = Names()
+    op = OpBuilder(names, Constants(names), model.opset_imports[""])
+    sources = [values[n] for n in wrt if n in values]
+    walk = Walk(graph, op, sources, no_gradient)
+    for node in walk.on_path([values[n] for n in of if n in values]):
+        if lookup(node.domain, node.op_type) is None:
+            yield node
+        for inner in _nodes_inside(node):
+            if lookup(inner.domain, inner.op_type) is None:
+                yield inner
+
+
+def _nodes_inside(node: ir.Node) -> Iterator[ir.Node]:
+    for attribute in node.attributes.values():
+        if attribute.type == ir.AttributeType.GRAPH:
+            yield from attribute.as_graph().all_nodes()
+        elif attribute.type == ir.AttributeType.GRAPHS:
+            for graph in attribute.as_graphs():
+                yield from graph.all_nodes()
+
+
+def _lift(model: ir.Model, known: set[ir.Node]) -> None:
+    """The Constant nodes of the bodies become initializers of the main graph."""
+    for node in list(model.graph.all_nodes()):
+        if node.op_type != "Constant" or node.domain or node in known:
+            continue
+        value = node.outputs[0]
+        tensor = ir.convenience.get_const_tensor(value)
+        assert tensor is not None, "schema bodies hold tensors and numbers only"
+        assert node.graph is not None
+        lifted = ir.Value(
+            name=value.name,
+            type=ir.TensorType(tensor.dtype),
+            shape=ir.Shape(tensor.shape.numpy()),
+            const_value=tensor,
+        )
+        value.name = None
+        mark_constant(lifted)
+        value.replace_all_uses_with(lifted)
+        node.graph.remove(node, safe=True)
+        model.graph.register_initializer(lifted)

@@ -6,7 +6,7 @@ protobuf is the graph only, whatever the model's size.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import onnx
 import onnx.shape_inference
@@ -24,30 +24,67 @@ def through_proto(
 ) -> ir.Model:
     """Apply a function of ModelProto to a model, its large weights left out meanwhile.
 
-    Parameters (graph inputs that remember a value, see `parameters`) keep that value.
+    Parameters (graph inputs that remember a value, see `parameters`) keep that value, and
+    initializers keep their order and their metadata. The model given is used up.
     """
     graph = model.graph
-    parked: dict[str, ir.Value] = {}
+    order = list(graph.initializers)
+    weights = dict(graph.initializers)
     remembered = {v.name: v.const_value for v in graph.inputs if v.const_value is not None}
-    for name, value in list(graph.initializers.items()):
+    parked: list[str] = []
+    for name, value in weights.items():
         tensor = value.const_value
-        assert tensor is not None
+        if tensor is None:
+            raise ModelError(f"The initializer {name!r} has no value.")
         if tensor.nbytes > KEEP_BYTES and not value.is_graph_input():
-            parked[name] = value
+            parked.append(name)
             value.type = value.type or ir.TensorType(tensor.dtype)
             value.shape = value.shape or ir.Shape(tensor.shape.numpy())
             del graph.initializers[name]
             graph.inputs.append(value)
-    result = ir.from_proto(function(ir.to_proto(model)))
-    for new in list(result.graph.inputs):
-        assert new.name is not None
-        if new.name in parked:
-            new.const_value = parked[new.name].const_value
-            result.graph.inputs.remove(new)
-            result.graph.initializers[new.name] = new
-        elif new.name in remembered:
-            new.const_value = remembered[new.name]
+    try:
+        result = ir.from_proto(function(ir.to_proto(model)))
+    finally:
+        for name in parked:  # a caller that catches an error still has its model
+            graph.inputs.remove(weights[name])
+            graph.initializers[name] = weights[name]
+    _restore(result.graph, weights, parked, remembered)
+    _reorder(result.graph, order)
     return result
+
+
+def _restore(
+    graph: ir.Graph,
+    weights: dict[str, ir.Value],
+    parked: list[str],
+    remembered: Mapping[str | None, ir.TensorProtocol],
+) -> None:
+    inputs = {v.name: v for v in graph.inputs}
+    for name in parked:
+        value = inputs.get(name)
+        if value is None:
+            continue
+        graph.inputs.remove(value)
+        value.const_value = weights[name].const_value
+        graph.initializers[name] = value
+    for kept, tensor in remembered.items():
+        if kept in inputs:
+            inputs[kept].const_value = tensor
+    for name, value in graph.initializers.items():
+        if name in weights:
+            value.metadata_props.update(weights[name].metadata_props)
+
+
+def _reorder(graph: ir.Graph, order: list[str]) -> None:
+    """Initializers in the order they had: it is the order of the parameters."""
+    if list(graph.initializers) == order:
+        return
+    known = {name: i for i, name in enumerate(order)}
+    values = sorted(graph.initializers.items(), key=lambda item: known.get(item[0], len(known)))
+    for name, _ in values:
+        del graph.initializers[name]
+    for name, value in values:
+        graph.initializers[name] = value
 
 
 def infer_shapes(model: ir.Model) -> ir.Model:
@@ -72,14 +109,15 @@ def infer_shapes(model: ir.Model) -> ir.Model:
 
 
 def convert_version(model: ir.Model, opset: int) -> ir.Model:
-    """Raise the ai.onnx opset with the onnx converter."""
+    """Change the ai.onnx opset with the onnx converter."""
 
     def convert(proto: onnx.ModelProto) -> onnx.ModelProto:
         try:
             return onnx.version_converter.convert_version(proto, opset)
         except Exception as error:
             raise ModelError(
-                f"The onnx version converter cannot bring this model to opset {opset}: {error}"
+                f"The onnx version converter cannot bring this model to opset {opset}: {error}. "
+                "Export it again with opset 7 or newer."
             ) from error
 
     return through_proto(model, convert)

@@ -13,13 +13,23 @@ import onnx_ir as ir
 
 from .schema import FLOATS
 
+CONSTANT = "onnxtrain.constant"
+"""Metadata key of initializers that are part of a formula, not weights."""
+
+
+def mark_constant(value: ir.Value) -> None:
+    """Say that an initializer is not a weight: it is trained only when asked for by name."""
+    value.metadata_props[CONSTANT] = "1"
+
 
 def float_initializers(model: ir.Model) -> list[str]:
-    """Names of the initializers that can be trained, in the model's order."""
+    """Names of the initializers that are trained by default, in the model's order."""
     return [
         name
         for name, value in model.graph.initializers.items()
-        if value.const_value is not None and value.const_value.dtype in FLOATS
+        if value.const_value is not None
+        and value.const_value.dtype in FLOATS
+        and CONSTANT not in value.metadata_props
     ]
 
 

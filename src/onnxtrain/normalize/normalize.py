@@ -2,57 +2,83 @@
 
 from __future__ import annotations
 
-import onnx
-import onnx.inliner
 import onnx_ir as ir
-from onnx_ir.passes import common
 
-from ..errors import ModelError
-from ..graph.infer import convert_version, infer_shapes, through_proto
+from ..graph.infer import infer_shapes
+from .check import check
+from .constants import lift_constants
+from .contrib import CONTRIB
+from .custom_types import infer_with_custom
+from .functions import inline_functions
+from .lower_opset import lower_opset
+from .ml import ML, drop_zipmaps
+from .raise_opset import raise_opset
+from .rewrite import rewrite_typed, standard
+from .simplify import simplify
+from .symbolic import infer_symbolic
 
 MIN_OPSET, MAX_OPSET, MAX_IR = 18, 21, 10
 """What is emitted: the range that every onnxruntime from 1.20 on runs, in browsers too."""
 
 
 def normalize(model: ir.Model) -> ir.Model:
-    """Bring a model into the form that the other stages understand."""
+    """Bring a model into the form that the other stages understand.
+
+    After it: ai.onnx opset 18 to 21 (the model's own version when it is in that range), IR at
+    most 10, no Constant nodes, no model-local functions (except those with a gradient rule of
+    their own), no contrib or ai.onnx.ml operators that have a standard form, and a type and, as
+    far as it follows, a shape on every value, in subgraphs too.
+
+    Raises:
+        ModelError: the model is invalid, or uses something that has no standard form.
+    """
     for step in STEPS:
         model = step(model)
     return model
 
 
-def lift_constants(model: ir.Model) -> ir.Model:
-    """Turn Constant nodes, in subgraphs too, into initializers of the main graph."""
-    _name_constants(model)
-    common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
-    common.LiftSubgraphInitializersToMainGraphPass()(model)
-    common.RemoveInitializersFromInputsPass()(model)
+def one_opset(model: ir.Model) -> ir.Model:
+    """Bring ai.onnx into the range; a version inside it is kept."""
+    version = model.opset_imports[""]
+    if version < MIN_OPSET:
+        model = raise_opset(infer_with_custom(model), MIN_OPSET)
+    elif version > MAX_OPSET:
+        model = lower_opset(infer_with_custom(model), MAX_OPSET)
+    # From IR 8 on functions and from IR 4 on initializers that are no inputs are allowed.
+    model.ir_version = min(max(model.ir_version, 8), MAX_IR)
     return model
 
 
-def _name_constants(model: ir.Model) -> None:
-    """Names inside branches may repeat; once lifted to one graph they must not."""
-    common.NameFixPass()(model)
+def standard_operators(model: ir.Model) -> ir.Model:
+    """Replace contrib and ai.onnx.ml operators by standard ones."""
+    model = drop_zipmaps(model)
+    table = {**CONTRIB, **ML}
+    used = {(standard(n.domain), n.op_type) for n in model.graph.all_nodes()}
+    if not used.isdisjoint(table):
+        model = rewrite_typed(infer_with_custom(model), table, model.opset_imports[""])
+    return model
 
 
-def inline_functions(model: ir.Model) -> ir.Model:
-    """Replace calls of model-local functions by their bodies."""
-    if not model.functions:
-        return model
-    return through_proto(model, onnx.inliner.inline_local_functions)
+def tidy_imports(model: ir.Model) -> ir.Model:
+    """Forget operator sets that nothing uses any more."""
+    used = {standard(n.domain) for n in model.graph.all_nodes()}
+    for function in model.functions.values():
+        used.update(standard(n.domain) for n in function.all_nodes())
+    for domain in list(model.opset_imports):
+        if domain and domain not in used:
+            del model.opset_imports[domain]
+    return model
 
 
-def one_opset(model: ir.Model) -> ir.Model:
-    """Raise the opset of ai.onnx to at least 18; leave 18 to 21 as they are."""
-    version = model.opset_imports.get("", model.opset_imports.get("ai.onnx"))
-    if version is None:
-        raise ModelError("The model does not import the ai.onnx operator set.")
-    if version < MIN_OPSET:
-        model = convert_version(model, MIN_OPSET)
-    elif version > MAX_OPSET:
-        model.opset_imports[""] = MAX_OPSET
-    model.ir_version = min(max(model.ir_version, 8), MAX_IR)
-    return lift_constants(model)
-
-
-STEPS = (inline_functions, lift_constants, one_opset, infer_shapes)
+STEPS = (
+    check,
+    inline_functions,
+    lift_constants,
+    one_opset,
+    standard_operators,
+    lift_constants,
+    tidy_imports,
+    infer_shapes,
+    infer_symbolic,
+    simplify,
+)

@@ -1,0 +1,222 @@
+"""The attention operators of onnxruntime (domain com.microsoft), written with standard ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from ..errors import ModelError
+from ..graph import OpBuilder, Tensor
+from .attention import (
+    attend,
+    default_scale,
+    merge_heads,
+    positions,
+    repeat_heads,
+    rotate,
+    split_heads,
+    window,
+)
+
+FOUR = ir.Shape([None, None, None, None])
+
+
+def _heads(op: OpBuilder, x: Tensor, count: int) -> Tensor:
+    split = split_heads(op, x, count)
+    split.value.shape = FOUR.copy()
+    return split
+
+
+def _key_mask(op: OpBuilder, mask: Tensor, keys: Tensor, fill: float, like: Tensor) -> Tensor:
+    """The additive form of a padding mask: lengths [batch], or 1/0 per key, or per pair."""
+    if mask.rank == 1:  # right padding: the number of keys that count
+        lengths = op.Reshape(op.Cast(mask, to=ir.DataType.INT64), [-1, 1, 1, 1])
+        seen = positions(op, keys, 2) < lengths
+    elif mask.rank == 2:
+        seen = op.Unsqueeze(op.Cast(mask, to=ir.DataType.BOOL), [1, 2])
+    elif mask.rank == 3:
+        seen = op.Unsqueeze(op.Cast(mask, to=ir.DataType.BOOL), [1])
+    else:
+        raise ModelError(f"An attention mask with {mask.rank} dimensions is not supported.")
+    return op.Where(seen, op.like(0.0, like), op.like(fill, like))
+
+
+def _scale(op: OpBuilder, scale: float, q: Tensor) -> Tensor:
+    if scale:
+        return op.like(scale, q)
+    return default_scale(op, None, q, op.Squeeze(op.Slice(op.Shape(q), [3], [4]), [0]))
+
+
+def attention(
+    op: OpBuilder, x: Tensor, weights: Tensor, bias: Tensor | None, mask: Tensor | None,
+    past: Tensor | None, attention_bias: Tensor | None, past_length: Tensor | None,
+    *, num_heads: int, unidirectional: int = 0, qkv_hidden_sizes: Sequence[int] | None = None,
+    mask_filter_value: float = -10000.0, scale: float = 0.0, do_rotary: int = 0,
+    past_present_share_buffer: int = 0, rotary_embedding_dim: int = 0,
+) -> Any:  # fmt: skip
+    """Self-attention with the three projections inside."""
+    if do_rotary or past_present_share_buffer or past_length is not None:
+        raise ModelError("Attention with rotary embedding or a shared cache is not supported.")
+    projected = x @ weights if bias is None else x @ weights + bias
+    if qkv_hidden_sizes:
+        parts = op.many("Split", projected, list(qkv_hidden_sizes), axis=-1, outputs=3)
+    else:
+        parts = op.many("Split", projected, axis=-1, num_outputs=3, outputs=3)
+    q, k, v = (_heads(op, p, num_heads) for p in parts)
+    offset = None
+    if past is not None:
+        past_k, past_v = (
+            op.Squeeze(t, [0]) for t in op.many("Split", past, [1, 1], axis=0, outputs=2)
+        )
+        offset = op.Squeeze(op.Slice(op.Shape(past), [3], [4]), [0])
+        k, v = op.Concat(past_k, k, axis=2), op.Concat(past_v, v, axis=2)
+        k.value.shape = FOUR.copy()
+    total = attention_bias
+    if mask is not None:
+        padding = _key_mask(op, mask, k, mask_filter_value, q)
+        total = padding if total is None else total + padding
+    allowed = [window(op, q, k, offset, right=0)] if unidirectional else []
+    y = attend(op, q, k, v, scale=_scale(op, scale, q), bias=total, allowed=allowed).y
+    present = op.Concat(op.Unsqueeze(k, [0]), op.Unsqueeze(v, [0]), axis=0)
+    return merge_heads(op, y), present
+
+
+def multi_head_attention(
+    op: OpBuilder, query: Tensor, key: Tensor | None, value: Tensor | None, bias: Tensor | None,
+    padding_mask: Tensor | None, attention_bias: Tensor | None, past_key: Tensor | None,
+    past_value: Tensor | None, past_length: Tensor | None, cache_indirection: Tensor | None,
+    *, num_heads: int, mask_filter_value: float = -10000.0, scale: float = 0.0,
+    unidirectional: int = 0,
+) -> Any:  # fmt: skip
+    """Attention over projected, packed 3-D (or separated 4-D) queries, keys and values."""
+    if past_length is not None or cache_indirection is not None:
+        raise ModelError("MultiHeadAttention with a shared cache is not supported.")
+    q, k, v = _projected(op, query, key, value, bias, num_heads)
+    offset = None
+    if past_key is not None and past_value is not None:
+        offset = op.Squeeze(op.Slice(op.Shape(past_key), [2], [3]), [0])
+        k, v = op.Concat(past_key, k, axis=2), op.Concat(past_value, v, axis=2)
+        k.value.shape = FOUR.copy()
+    total = attention_bias
+    if padding_mask is not None:
+        padding = _key_mask(op, padding_mask, k, mask_filter_value, q)
+        total = padding if total is None else total + padding
+    allowed = [window(op, q, k, offset, right=0)] if unidirectional else []
+    result = attend(op, q, k, v, scale=_scale(op, scale, q), bias=total, allowed=allowed)
+    return merge_heads(op, result.y), k, v, result.raw
+
+
+def _projected(
+    op: OpBuilder, query: Tensor, key: Tensor | None, value: Tensor | None, bias: Tensor | None,
+    heads: int,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Queries, keys and values as [batch, heads, length, size], whatever form they came in."""
+    if query.rank == 5:  # [batch, length, heads, 3, size]
+        packed = op.many("Split", query, [1, 1, 1], axis=3, outputs=3)
+        q, k, v = (op.Transpose(op.Squeeze(t, [3]), perm=[0, 2, 1, 3]) for t in packed)
+    elif key is not None and key.rank == 5:
+        packed = op.many("Split", key, [1, 1], axis=3, outputs=2)
+        k, v = (op.Transpose(op.Squeeze(t, [3]), perm=[0, 2, 1, 3]) for t in packed)
+        q = _heads(op, query, heads)
+    elif key is None or value is None:
+        raise ModelError("MultiHeadAttention needs key and value, or packs of them.")
+    else:
+        q = _heads(op, query, heads)
+        k = key if key.rank == 4 else _heads(op, key, heads)
+        v = value if value.rank == 4 else _heads(op, value, heads)
+    if bias is not None:
+        lengths = [op.Mul(op.Slice(op.Shape(t), [3], [4]), op.const(np.array([heads])))
+                   for t in (q, k, v)]  # fmt: skip
+        sizes = op.Concat(*lengths, axis=0)
+        parts = op.many("Split", bias, sizes, axis=0, outputs=3)
+        given = (True, key is None or key.rank != 4, value is None or value.rank != 4)
+        shaped = [op.Reshape(p, [1, heads, 1, -1]) for p in parts]
+        q, k, v = (t + p if g else t for t, p, g in zip((q, k, v), shaped, given))
+    for t in (q, k, v):
+        if t.value.shape is None:
+            t.value.shape = FOUR.copy()
+    return q, k, v
+
+
+def group_query_attention(
+    op: OpBuilder, query: Tensor, key: Tensor | None, value: Tensor | None,
+    past_key: Tensor | None, past_value: Tensor | None, seqlens_k: Tensor, total: Tensor,
+    cos: Tensor | None, sin: Tensor | None, position_ids: Tensor | None,
+    attention_bias: Tensor | None,
+    *, num_heads: int, kv_num_heads: int, scale: float = 0.0, softcap: float = 0.0,
+    local_window_size: int = -1, do_rotary: int = 0, rotary_interleaved: int = 0,
+    smooth_softmax: int = 0,
+) -> Any:  # fmt: skip
+    """Causal attention with fewer key than query heads, caches and rotary embedding.
+
+    Sequences are padded on the right (as onnxruntime wants them for a prompt), so the causal mask
+    already keeps padding away from what counts; a cache must hold equally long sequences.
+    """
+    if smooth_softmax:
+        raise ModelError("GroupQueryAttention with smooth_softmax is not supported.")
+    if key is None or value is None:
+        size = op.Div(op.Slice(op.Shape(query), [2], [3]),
+                      op.const(np.array([num_heads + 2 * kv_num_heads])))  # fmt: skip
+        counts = op.const(np.array([num_heads, kv_num_heads, kv_num_heads]))
+        query, key, value = op.many("Split", query, op.Mul(size, counts), axis=2, outputs=3)
+    q = _heads(op, query, num_heads)
+    k, v = _heads(op, key, kv_num_heads), _heads(op, value, kv_num_heads)
+    offset = None
+    if past_key is not None and past_value is not None:
+        offset = op.Squeeze(op.Slice(op.Shape(past_key), [2], [3]), [0])
+    if do_rotary:
+        if cos is None or sin is None:
+            raise ModelError("GroupQueryAttention with do_rotary needs the cos and sin caches.")
+        where = position_ids
+        if where is None:
+            where = positions(op, q, 2)
+            where = op.Unsqueeze(where if offset is None else where + offset, [0])
+        c, s = (op.Unsqueeze(op.Gather(t, where, axis=0), [1]) for t in (cos, sin))
+        width = cos.dim(1)
+        turn = {"interleaved": bool(rotary_interleaved)}
+        dim = 2 * width if isinstance(width, int) else 0
+        q = rotate(op, q, c, s, rotary_dim=dim, **turn)
+        k = rotate(op, k, c, s, rotary_dim=dim, **turn)
+        q.value.shape = k.value.shape = FOUR.copy()
+    if past_key is not None and past_value is not None:
+        k, v = op.Concat(past_key, k, axis=2), op.Concat(past_value, v, axis=2)
+        k.value.shape = FOUR.copy()
+    left = local_window_size - 1 if local_window_size > 0 else -1
+    times = num_heads // kv_num_heads
+    y = attend(
+        op, q, repeat_heads(op, k, times), repeat_heads(op, v, times), scale=_scale(op, scale, q),
+        bias=attention_bias, allowed=[window(op, q, k, offset, left=left, right=0)],
+        softcap=softcap,
+    ).y  # fmt: skip
+    return merge_heads(op, y), k, v
+
+
+def rotary(
+    op: OpBuilder, x: Tensor, position_ids: Tensor, cos: Tensor, sin: Tensor,
+    *, interleaved: int = 0, num_heads: int = 0, rotary_embedding_dim: int = 0,
+    is_packed_batching: int = 0, scale: float = 1.0,
+) -> Tensor:  # fmt: skip
+    """Rotary embedding; `position_ids` is [batch, length], or [1]: where the sequence starts."""
+    if is_packed_batching:
+        raise ModelError("RotaryEmbedding with packed batching is not supported.")
+    packed = x.rank == 3
+    axis = 1 if packed else 2
+    if position_ids.rank == 1:
+        where = op.Unsqueeze(positions(op, x, axis) + position_ids, [0])
+    else:
+        where = position_ids
+    c, s = (op.Unsqueeze(op.Gather(t, where, axis=0), [2] if packed else [1]) for t in (cos, sin))
+    heads = x
+    if packed:
+        width = cos.dim(1)
+        if num_heads:
+            heads = op.Reshape(x, [0, 0, num_heads, -1])
+        elif isinstance(width, int):
+            heads = op.Reshape(x, [0, 0, -1, rotary_embedding_dim or 2 * width])
+        else:
+            raise ModelError("RotaryEmbedding needs `num_heads` or the shape of its cache.")
+    y = rotate(op, heads, c, s, interleaved=bool(interleaved), rotary_dim=rotary_embedding_dim)
+    return op.Reshape(y, [0, 0, -1]) if packed else y

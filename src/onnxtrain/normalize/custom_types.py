@@ -1,0 +1,54 @@
+"""Types behind operators that onnx has no schema for, so that inference does not end there."""
+
+from __future__ import annotations
+
+import onnx
+import onnx_ir as ir
+
+from ..graph import FLOATS
+from ..graph.infer import infer_shapes
+from .rewrite import all_nodes, standard
+
+SAME_SHAPE = frozenset(
+    {
+        "Gelu", "FastGelu", "QuickGelu", "BiasGelu", "BiasSoftmax", "SkipLayerNormalization",
+        "SkipSimplifiedLayerNormalization", "SimplifiedLayerNormalization", "LayerNormalization",
+        "RotaryEmbedding", "Scaler", "Normalizer", "Imputer", "Binarizer", "Trilu",
+    }
+)  # fmt: skip
+"""Operators whose first output has the shape of their first input."""
+DOMAINS = ("", "com.microsoft", "ai.onnx.ml")
+
+
+def infer_with_custom(model: ir.Model) -> ir.Model:
+    """Shape inference that also goes through the contrib operators we can lower."""
+    model = infer_shapes(model)
+    while _guess(model):
+        model = infer_shapes(model)
+    return model
+
+
+def _guess(model: ir.Model) -> bool:
+    """Type the outputs of operators without a schema from their inputs; whether any was new."""
+    version = model.opset_imports[""]
+    changed = False
+    for node in all_nodes(model):
+        domain = standard(node.domain)
+        if domain not in DOMAINS or not node.outputs or node.outputs[0].type is not None:
+            continue
+        if domain != "com.microsoft" and onnx.defs.has(
+            node.op_type, model.opset_imports.get(domain, version), domain
+        ):
+            continue
+        first = node.inputs[0] if node.inputs else None
+        if first is None or first.type is None:
+            continue
+        output = node.outputs[0]
+        dtype = next((v.dtype for v in node.inputs if v is not None and v.dtype in FLOATS), None)
+        if dtype is None:
+            continue
+        output.type = ir.TensorType(dtype)
+        if node.op_type in SAME_SHAPE and first.shape is not None:
+            output.shape = ir.Shape(first.shape.dims)
+        changed = True
+    return changed
