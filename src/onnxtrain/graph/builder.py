@@ -92,6 +92,7 @@ class OpBuilder:
         self.scope = ""
         self.node: ir.Node | None = None
         self._shapes: dict[ir.Value, Tensor] = {}
+        self._rows_of_ones: dict[tuple[tuple[Dim, ...] | None, ir.DataType], Tensor] = {}
 
     # -- operators ---------------------------------------------------------------------------
 
@@ -136,7 +137,7 @@ class OpBuilder:
             )
             for i in range(outputs)
         ]
-        converted = ir.convenience.convert_attributes(attributes)
+        converted = [_attribute(name, value) for name, value in attributes.items()]
         self.nodes.append(ir.Node(domain, op_type, values, converted, outputs=results, name=name))
         return tuple(Tensor(self, v) for v in results)
 
@@ -291,14 +292,23 @@ class OpBuilder:
         width = x.dim(0)
         rows = dx
         if dx.shape is None or dx.rank != 2:
-            rows = self.Reshape(dx, self.Concat(self.const([-1]), self.dim_of(x, 0), axis=0))
             if isinstance(width, int):
                 rows = self.Reshape(dx, self.const(np.array([-1, width], np.int64)))
-        count = dx.dim(0) if rows is dx else None
-        if isinstance(count, int):
-            return self.const(np.ones(count), dx.dtype) @ rows
-        size = self.Slice(self.Shape(rows), [0], [1])
-        return self.full(size, 1, dx.dtype) @ rows
+            else:
+                shape = self.Concat(self.const([-1]), self.dim_of(x, 0), axis=0)
+                rows = self.Reshape(dx, shape)
+        return self._ones(rows, None if dx.shape is None else dx.shape[:-1]) @ rows
+
+    def _ones(self, rows: Tensor, lead: tuple[Dim, ...] | None) -> Tensor:
+        """A vector of ones, one per row; shared by all tensors whose leading dimensions agree."""
+        sizes = [d for d in lead or () if isinstance(d, int)]
+        if lead is not None and len(sizes) == len(lead):
+            return self.const(np.ones(int(np.prod(sizes))), rows.dtype)
+        key = (lead, rows.dtype)
+        if lead is None or None in lead or key not in self._rows_of_ones:
+            size = self.Slice(self.Shape(rows), [0], [1])
+            self._rows_of_ones[key] = self.full(size, 1, rows.dtype)
+        return self._rows_of_ones[key]
 
     def transpose(self, x: Tensor, *perm: int) -> Tensor:
         """Transpose; without a permutation the last two axes are swapped."""
@@ -320,6 +330,19 @@ def broadcast_axes(x: tuple[Dim, ...], y: tuple[Dim, ...]) -> list[int] | None:
         else:
             return None
     return axes
+
+
+def _attribute(name: str, value: Any) -> ir.Attr:
+    """The common kinds of attribute directly; onnx-ir's general conversion is slow."""
+    if isinstance(value, ir.Attr):
+        return value
+    if isinstance(value, int):
+        return ir.AttrInt64(name, int(value))
+    if isinstance(value, float):
+        return ir.AttrFloat32(name, value)
+    if isinstance(value, (list, tuple)) and value and all(type(v) is int for v in value):
+        return ir.AttrInt64s(name, value)
+    return ir.convenience.convert_attribute(name, value)
 
 
 def _tensor_type(dtype: ir.DataType | None) -> ir.TensorType | None:

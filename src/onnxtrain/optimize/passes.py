@@ -9,6 +9,7 @@ from typing import Any
 
 import onnx_ir as ir
 
+from ..graph.edit import remove_nodes
 from .rewrites import apply_rewrites
 
 RANDOM = frozenset(
@@ -31,20 +32,23 @@ def optimize(model: ir.Model) -> ir.Model:
 
 def remove_identities(graph: ir.Graph) -> None:
     """Drop Identity nodes, except those that give a graph output its name."""
-    for node in list(graph):
+    dropped = []
+    for node in graph:
         if node.op_type != "Identity" or node.domain:
             continue
         source, result = node.inputs[0], node.outputs[0]
         if source is None or result.is_graph_output():
             continue
         result.replace_all_uses_with(source)
-        graph.remove(node, safe=True)
+        dropped.append(node)
+    remove_nodes(graph, dropped)
 
 
 def merge_duplicates(graph: ir.Graph) -> None:
     """Common sub-expression elimination by hashing, in one forward pass."""
     seen: dict[Any, ir.Node] = {}
-    for node in list(graph):
+    dropped = []
+    for node in graph:
         key = _key(node)
         if key is None:
             continue
@@ -55,7 +59,8 @@ def merge_duplicates(graph: ir.Graph) -> None:
             continue
         for old, new in zip(node.outputs, first.outputs):
             old.replace_all_uses_with(new)
-        graph.remove(node, safe=True)
+        dropped.append(node)
+    remove_nodes(graph, dropped)
 
 
 def _key(node: ir.Node) -> Any:
@@ -77,9 +82,16 @@ def _key(node: ir.Node) -> Any:
 
 def remove_dead(graph: ir.Graph) -> None:
     """Drop nodes whose outputs nobody uses."""
-    for node in reversed(list(graph)):
-        if not any(o.is_graph_output() or o.uses() for o in node.outputs):
-            graph.remove(node, safe=True)
+    dropped: dict[ir.Node, None] = {}
+    for node in reversed(graph):
+        if not any(o.is_graph_output() or _is_read(o, dropped) for o in node.outputs):
+            dropped[node] = None
+    remove_nodes(graph, dropped)
+
+
+def _is_read(value: ir.Value, dropped: dict[ir.Node, None]) -> bool:
+    """Whether a node that stays reads the value (a reader inside a subgraph always counts)."""
+    return any(user not in dropped for user, _ in value.uses())
 
 
 def _remove_unread_initializers(graph: ir.Graph) -> None:
