@@ -41,6 +41,11 @@ class Spec:
     grad: bool = True
     constant: bool = False
     spread: bool = False
+    keep: bool = False  # keeps its element type, whatever type the case is run in
+
+    def follows(self, array: np.ndarray) -> bool:
+        """Whether the element type is the one the case is run in."""
+        return self.grad or (array.dtype.kind == "f" and not self.keep)
 
     def make(self, rng: np.random.Generator) -> np.ndarray:
         if self.array is not None:
@@ -63,10 +68,10 @@ def fixed(array: Any, dtype: Any = np.int64) -> Spec:
     return Spec(array.shape, array=array, grad=False)
 
 
-def const(array: Any, dtype: Any = np.int64) -> Spec:
+def const(array: Any, dtype: Any = np.int64, *, keep: bool = False) -> Spec:
     """An input with given values, stored as an initializer, not differentiated."""
     array = np.asarray(array, dtype)
-    return Spec(array.shape, array=array, grad=False, constant=True)
+    return Spec(array.shape, array=array, grad=False, constant=True, keep=keep)
 
 
 @dataclasses.dataclass
@@ -152,7 +157,7 @@ def forward_model(
             continue
         name = f"x{i}"
         names.append(name)
-        data = array.astype(dtype) if spec.grad or array.dtype.kind == "f" else array
+        data = array.astype(dtype) if spec.follows(array) else array
         if spec.constant:
             initializers.append(numpy_helper.from_array(data, name))
             continue
@@ -192,7 +197,7 @@ def forward_model(
 
 def feeds_of(c: Case, arrays: list[np.ndarray | None], dtype: Any) -> dict[str, np.ndarray]:
     return {
-        f"x{i}": a.astype(dtype) if s.grad or a.dtype.kind == "f" else a
+        f"x{i}": a.astype(dtype) if s.follows(a) else a
         for i, (s, a) in enumerate(zip(c.inputs, arrays))
         if s is not None and a is not None and not s.constant
     }

@@ -1,7 +1,8 @@
 """Window operators for `onnx.reference`, whose own are wrong in places or take minutes.
 
 Wrong there: ConvTranspose with groups, MaxPool's indices and SAME_LOWER, AveragePool's padding
-and GlobalMaxPool other than 2-D. Each operator here is a loop over kernel positions on strided views, in float64.
+and GlobalMaxPool other than 2-D. Each operator here is a loop over kernel positions on strided
+views, in the type of its input.
 """
 
 from __future__ import annotations

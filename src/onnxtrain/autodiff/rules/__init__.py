@@ -2,6 +2,8 @@
 
 from . import activations as activations
 from . import conv as conv
+from . import einsum as einsum
+from . import control_flow as control_flow
 from . import elementwise as elementwise
 from . import indexing as indexing
 from . import linear as linear
@@ -9,6 +11,9 @@ from . import movement as movement
 from . import losses as losses
 from . import normalization as normalization
 from . import pool as pool
+from . import quantization as quantization
 from . import randomness as randomness
 from . import reductions as reductions
+from . import resize as resize
+from . import signal as signal
 from . import softmax as softmax

@@ -113,12 +113,10 @@ def average_pool(
     padded = not all(isinstance(s, int) and s == 0 for a in axes for s in (a.begin, a.end))
     if not ceil_mode and (count_include_pad or not padded):
         return spread(op, dy, axes, 1 / math.prod(kernel_shape), ceil_mode)
-    counts = [counted(op, a, x, padding=bool(count_include_pad)) for a in axes]
-    for i, count in enumerate(counts):  # the number of elements is a product over the axes
-        tail = len(counts) - 1 - i
-        shaped = op.Reshape(count, [-1, *[1] * tail]) if tail else count
-        total = shaped if i == 0 else total * shaped
-    return spread(op, dy / total, axes, 1.0, ceil_mode)
+    for i, axis in enumerate(axes):  # the number of elements is a product over the axes
+        count = counted(op, axis, x, padding=bool(count_include_pad))
+        dy = dy / op.Reshape(count, [-1, *[1] * (len(axes) - 1 - i)])
+    return spread(op, dy, axes, 1.0, ceil_mode)
 
 
 @gradient("GlobalAveragePool")

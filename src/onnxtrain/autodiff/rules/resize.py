@@ -1,0 +1,189 @@
+"""Resize: a linear map along each axis, whatever the mode.
+
+The gradient multiplies by the transposed interpolation matrix, axis after axis. That matrix is
+what the operator itself makes of an identity matrix, so every mode, coordinate transformation
+and rounding is right without its formula being repeated here; with known sizes onnxruntime
+computes it once, when it loads the model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from ...graph import OpBuilder, Tensor
+from ..registry import gradient
+from .axis_maps import back_along
+from .windows import size_of, vector
+
+
+@gradient("Resize", stops=(1, 2, 3))
+def resize(
+    op: OpBuilder,
+    dy: Tensor,
+    y: Tensor,
+    x: Tensor,
+    roi: Tensor | None,
+    scales: Tensor | None,
+    sizes: Tensor | None,
+    **attributes: Any,
+) -> Any:
+    rank = x.rank
+    axes = [a % rank for a in attributes.pop("axes", None) or range(rank)]
+    factors = _repeats(op, x, y, axes, scales, attributes)
+    if factors is not None:
+        return _sum_of_blocks(op, dy, factors)
+    for place, axis in enumerate(axes):
+        if not _unchanged(x, y, axis, place, scales, attributes):
+            matrix = _matrix(op, x, y, axes, place, roi, scales, sizes, attributes)
+            dy = back_along(op, dy, matrix, axis, rank)
+    return dy
+
+
+def _crops(attributes: dict[str, Any]) -> bool:
+    return bool(attributes.get("coordinate_transformation_mode") == "tf_crop_and_resize")
+
+
+def _unchanged(
+    x: Tensor,
+    y: Tensor,
+    axis: int,
+    place: int,
+    scales: Tensor | None,
+    attributes: dict[str, Any],
+) -> bool:
+    """Whether the operator surely leaves this axis alone."""
+    if _crops(attributes):
+        return False
+    if scales is not None and scales.const is not None and scales.const.size:
+        return bool(scales.const[place] == 1)
+    if scales is not None and scales.const is None:
+        return False
+    return x.dim(axis) is not None and x.dim(axis) == y.dim(axis)
+
+
+# --- whole-number enlargement ------------------------------------------------------------------
+
+CENTRED = ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel")
+
+
+def _repeats(
+    op: OpBuilder,
+    x: Tensor,
+    y: Tensor,
+    axes: Sequence[int],
+    scales: Tensor | None,
+    attributes: dict[str, Any],
+) -> list[int] | None:
+    """How often each pixel is repeated along the spatial axes; None when it is anything else."""
+    rounding = attributes.get("nearest_mode", "round_prefer_floor")
+    mode = attributes.get("coordinate_transformation_mode", "half_pixel")
+    centred = mode in CENTRED and rounding.startswith("round")
+    if attributes.get("mode", "nearest") != "nearest" or x.dtype.name not in ("FLOAT", "FLOAT16"):
+        return None
+    if not (centred or (mode == "asymmetric" and rounding == "floor")) or x.rank not in (3, 4, 5):
+        return None
+    factors = [1.0] * x.rank
+    for place, axis in enumerate(axes):
+        before, after = x.dim(axis), y.dim(axis)
+        if scales is not None and scales.const is not None and scales.const.size:
+            factors[axis] = float(scales.const[place])
+        elif isinstance(before, int) and isinstance(after, int) and scales is None and before:
+            factors[axis] = after / before
+        elif before is None or before != after or scales is not None:
+            return None
+    if factors[0] != 1 or factors[1] != 1 or any(f < 1 or f % 1 for f in factors):
+        return None
+    return [int(f) for f in factors[2:]]
+
+
+def _sum_of_blocks(op: OpBuilder, dy: Tensor, factors: Sequence[int]) -> Tensor:
+    if all(f == 1 for f in factors):
+        return op.Identity(dy)
+    mean = op.AveragePool(dy, kernel_shape=list(factors), strides=list(factors))
+    return mean * float(math.prod(factors))
+
+
+# --- interpolation matrices --------------------------------------------------------------------
+
+
+def _matrix(
+    op: OpBuilder,
+    x: Tensor,
+    y: Tensor,
+    axes: Sequence[int],
+    place: int,
+    roi: Tensor | None,
+    scales: Tensor | None,
+    sizes: Tensor | None,
+    attributes: dict[str, Any],
+) -> Tensor:
+    """The interpolation matrix (outputs, inputs) of one axis: an identity matrix, resized."""
+    axis, kept = axes[place], dict(attributes)
+    kept.pop("extrapolation_value", None)  # a constant: it has no gradient
+    before = size_of(op, x, axis)
+    square = op.full(vector(op, [before, before]), 0, ir.DataType.FLOAT)
+    image = op.Reshape(op.EyeLike(square), vector(op, [1, before, 1, before]))
+    given = scales is not None and not (scales.const is not None and scales.const.size == 0)
+    if given and scales is not None:
+        one = op.const(np.ones(3, np.float32))
+        scale = op.Concat(one, _pick(op, scales, place), axis=0)
+        wide = op.Resize(image, _span(op, roi, axes, place, attributes), scale, None, **kept)
+    elif kept.pop("keep_aspect_ratio_policy", "stretch") == "stretch":
+        target = vector(op, [1, before, 1, size_of(op, y, axis)])
+        wide = op.Resize(image, _span(op, roi, axes, place, attributes), None, target, **kept)
+    else:
+        assert sizes is not None
+        wide = _keeping_aspect(op, x, image, axes, place, sizes, attributes)
+    matrix = op.transpose(op.Reshape(wide, vector(op, [before, -1])), 1, 0)
+    return matrix if x.dtype == ir.DataType.FLOAT else op.Cast(matrix, to=x.dtype)
+
+
+def _pick(op: OpBuilder, values: Tensor, place: int) -> Tensor:
+    """One element, as a tensor of shape [1]."""
+    if values.const is not None:
+        return op.const(np.asarray(values.const)[place : place + 1])
+    return op.Slice(values, [place], [place + 1])
+
+
+def _span(
+    op: OpBuilder,
+    roi: Tensor | None,
+    axes: Sequence[int],
+    place: int,
+    attributes: dict[str, Any],
+) -> Tensor | None:
+    """The part of the axis that tf_crop_and_resize looks at, as `roi` of a 4-D image."""
+    if roi is None or not _crops(attributes):
+        return None
+    first, last = _pick(op, roi, place), _pick(op, roi, place + len(axes))
+    zeros, ones = op.const(np.zeros(3), roi.dtype), op.const(np.ones(3), roi.dtype)
+    return op.Concat(zeros, first, ones, last, axis=0)
+
+
+def _keeping_aspect(
+    op: OpBuilder,
+    x: Tensor,
+    image: Tensor,
+    axes: Sequence[int],
+    place: int,
+    sizes: Tensor,
+    attributes: dict[str, Any],
+) -> Tensor:
+    """One scale for all axes, that of the axis which limits it; a second axis brings it along."""
+    here = op.const(np.array(axes, np.int64))
+    before = op.Gather(op.shape_of(x), here, axis=0)
+    ratios = op.Cast(sizes, to=ir.DataType.FLOAT) / op.Cast(before, to=ir.DataType.FLOAT)
+    smallest = attributes["keep_aspect_ratio_policy"] == "not_larger"
+    limit = (op.ArgMin if smallest else op.ArgMax)(ratios, axis=0, keepdims=1)
+    width = op.Gather(before, limit, axis=0)
+    lines = op.transpose(image, 0, 1, 3, 2)  # (1, rows, this axis, 1)
+    one = op.const(np.ones(3, np.int64))
+    plane = op.Expand(lines, op.Concat(one, width, axis=0))
+    target = op.Concat(_pick(op, sizes, place), op.Gather(sizes, limit, axis=0), axis=0)
+    large = op.Resize(plane, None, None, target, **{**attributes, "axes": [2, 3]})
+    return op.Slice(large, [0], [1], [3])
