@@ -38,6 +38,7 @@ CASES = [
     case("Celu", KINKED, alpha=0.4, _reference=False),
     case("Mish", SMOOTH),
     case("Mish", x(3, 8, low=-30, high=30), _label="wide"),
-    case("Gelu", SMOOTH, _opset=20),
+    # onnx.reference rounds erf to single precision
+    case("Gelu", SMOOTH, _opset=20, _reference=False),
     case("Gelu", SMOOTH, _opset=21, approximate="tanh"),
 ]

@@ -46,5 +46,5 @@ CASES = [
     case("CumSum", DATA, const(1)),
     case("CumSum", DATA, const(-1), exclusive=1),
     case("CumSum", DATA, fixed(0), reverse=1),
-    case("CumSum", DATA, const([2]), exclusive=1, reverse=1),
+    case("CumSum", DATA, const(2), exclusive=1, reverse=1),
 ]

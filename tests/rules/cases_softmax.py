@@ -10,8 +10,9 @@ CASES = [
     ),
     case("Softmax", x(2, 3, 4)),
     case("LogSoftmax", x(2, 3, 4)),
-    # older semantics: from `axis` on, everything is one axis
-    case("Softmax", x(2, 3, 4), _opset=11),
-    case("Softmax", x(2, 3, 4), _opset=11, axis=2),
-    case("LogSoftmax", x(2, 3, 4), _opset=11, axis=1),
+    # Before opset 13 all axes from `axis` on are one, which onnx.reference does not know.
+    case("Softmax", x(2, 3, 4), _opset=11, _reference=False),
+    case("Softmax", x(2, 3, 4), _opset=11, axis=2, _reference=False),
+    case("Softmax", x(2, 3, 4), _opset=11, axis=0, _reference=False),
+    case("LogSoftmax", x(2, 3, 4), _opset=11, axis=1, _reference=False),
 ]

@@ -82,7 +82,7 @@ def div(op: OpBuilder, dy: Tensor, y: Tensor, a: Tensor, b: Tensor) -> Any:
 @elementwise("Mod", note="float operands; integers have no gradient")
 def mod(op: OpBuilder, dy: Tensor, y: Tensor, a: Tensor, b: Tensor) -> Any:
     # y = a - kb; the integer k (truncated for fmod=1, floored for fmod=0) is locally constant
-    return dy, -(dy * op.Round((a - y) / b))
+    return dy, dy * ((y - a) / b)
 
 
 @elementwise("Sum")

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import onnx_ir as ir
+
 from ...graph import OpBuilder, Tensor
 from ..registry import gradient, gradient_multi
 from .reductions import inverse_count
@@ -76,6 +78,8 @@ def _share(
         counted = op.Not(op.Equal(label, ignore_index))
         label = op.Where(counted, label, 0)
         weight = op.Cast(counted, to=scores.dtype)
+    if target.shape is not None:  # known from here on: one label along the class axis
+        label.value.shape = ir.Shape([*target.shape[:1], 1, *target.shape[1:]])
     if weights is not None:
         picked = op.Gather(weights, label)
         weight = picked if counted is None else op.Where(counted, picked, 0)

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import onnx_ir as ir
+
 from ...graph import OpBuilder, Tensor
 from ..registry import gradient, gradient_multi
 from .elementwise import as_type
@@ -118,12 +120,18 @@ def layer_normalization(
     bias: Tensor | None,
     *,
     axis: int = -1,
+    epsilon: float = 1e-5,
+    stash_type: int = 1,
 ) -> Any:
-    mean, rstd = (as_type(op, op.output(i), x.dtype) for i in (1, 2))
-    normal = (x - mean) * rstd
+    axes = list(range(axis % x.rank, x.rank))
+    if x.dtype == ir.DataType.DOUBLE:  # the operator's own statistics are single precision
+        normal, rstd = standardize(op, x, axes, epsilon)
+    else:
+        mean, rstd = (_statistic(op, i, stash_type, x) for i in (1, 2))
+        normal = (x - mean) * rstd
     d_x, d_scale, d_bias = [], None, None
     if dys[0] is not None:
-        dy, axes = dys[0], list(range(axis % x.rank, x.rank))
+        dy = dys[0]
         weighted = dy * normal
         d_scale = op.sum_to(weighted, scale, x.shape, x)
         d_bias = None if bias is None else op.sum_to(dy, bias, x.shape, x)
@@ -131,12 +139,19 @@ def layer_normalization(
         along, across = op.ReduceMean(g, axes), op.ReduceMean(weighted * scale, axes)
         d_x.append((g - (normal * across + along)) * rstd)
     if len(dys) > 1 and dys[1] is not None:
-        d_mean = as_type(op, dys[1], x.dtype) * inverse_count(op, x, mean)
+        d_mean = as_type(op, dys[1], x.dtype) * inverse_count(op, x, rstd)
         d_x.append(op.Expand(d_mean, op.shape_of(x)))
     if len(dys) > 2 and dys[2] is not None:  # ∂r/∂x = -r²·x̂/n
-        d_rstd = as_type(op, dys[2], x.dtype) * inverse_count(op, x, mean)
+        d_rstd = as_type(op, dys[2], x.dtype) * inverse_count(op, x, rstd)
         d_x.append(normal * -(d_rstd * rstd * rstd))
     return d_x[0] if len(d_x) == 1 else op.Sum(*d_x), d_scale, d_bias
+
+
+def _statistic(op: OpBuilder, index: int, stash_type: int, x: Tensor) -> Tensor:
+    """Mean or 1/deviation from the forward operator, in its own precision, as the type of `x`."""
+    statistic = op.output(index)
+    statistic.value.type = ir.TensorType(ir.DataType(stash_type))
+    return as_type(op, statistic, x.dtype)
 
 
 @gradient("InstanceNormalization")
@@ -227,10 +242,11 @@ def lrn(
 def _channel_mean(op: OpBuilder, t: Tensor, x: Tensor, size: int, back: int, ahead: int) -> Tensor:
     """The sum of `t`, shaped like `x`, over a window of channels, divided by its full size."""
     planes = op.Concat(op.dim_of(x, 0), op.const([1]), op.dim_of(x, 1), op.const([-1]), axis=0)
+    narrow = x.dtype == ir.DataType.BFLOAT16  # which AveragePool does not take
     means = op.AveragePool(
-        op.Reshape(t, planes),
+        op.Reshape(op.Cast(t, to=ir.DataType.FLOAT) if narrow else t, planes),
         kernel_shape=[size, 1],
         pads=[back, 0, ahead, 0],
         count_include_pad=1,
     )
-    return op.reshape_like(means, x)
+    return op.reshape_like(as_type(op, means, x.dtype), x)

@@ -1,0 +1,119 @@
+"""What every rule must do besides being right: keep element types, and be differentiable again."""
+
+from __future__ import annotations
+
+import importlib
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import onnxtrain
+
+from .harness import Case, arrays_of, feeds_of, forward_model, run_reference
+
+FAMILIES = (
+    "activations", "elementwise", "losses", "normalization", "randomness", "reductions", "softmax",
+)  # fmt: skip
+CASES: list[Case] = [
+    case
+    for family in FAMILIES
+    for case in importlib.import_module(f"tests.rules.cases_{family}").CASES
+]
+
+
+def _first_of_each(cases: list[Case]) -> list[Case]:
+    """One case per operator and number of inputs: types do not depend on shapes."""
+    chosen = {(c.op, len(c.inputs), c.opset, tuple(c.attrs)): c for c in reversed(cases)}
+    return list(chosen.values())[::-1]
+
+
+def _retyped(c: Case, kind: int) -> onnx.ModelProto | None:
+    """The model of a case with all its float32 operands in another type, if the schema allows."""
+    arrays = arrays_of(c)
+    model = forward_model(c, arrays, np.float32, None, True)
+    for value in model.graph.input:
+        if value.type.tensor_type.elem_type == TensorProto.FLOAT:
+            value.type.tensor_type.elem_type = kind
+    for tensor in model.graph.initializer:
+        if tensor.data_type == TensorProto.FLOAT:
+            array = numpy_helper.to_array(tensor).astype(helper.tensor_dtype_to_np_dtype(kind))
+            tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
+    try:
+        model = onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True)
+    except onnx.shape_inference.InferenceError:
+        return None
+    return model
+
+
+@pytest.mark.parametrize("kind", ["FLOAT16", "BFLOAT16", "DOUBLE"])
+@pytest.mark.parametrize("c", _first_of_each(CASES), ids=lambda c: c.id)
+def test_element_types_are_kept(c: Case, kind: str) -> None:
+    wrt = [f"x{i}" for i, s in enumerate(c.inputs) if s is not None and s.grad]
+    model = _retyped(c, getattr(TensorProto, kind))
+    if model is None or not wrt:
+        pytest.skip(f"{c.op} is not defined for {kind}")
+    of = [o.name for o in model.graph.output if o.type.tensor_type.elem_type in (1, 10, 11, 16)]
+    if not of:
+        pytest.skip("no float output")
+    result = onnxtrain.differentiate(model, wrt=wrt, of=of, vjp=True, allow_unused=True)
+    onnx.checker.check_model(result, full_check=True)
+    types = {o.name: o.type.tensor_type.elem_type for o in result.graph.output}
+    given = {i.name: i.type.tensor_type.elem_type for i in result.graph.input}
+    assert all(types[f"{name}_grad"] == given[name] for name in wrt)
+
+
+SMOOTH = [
+    c
+    for c in CASES
+    if c.reference and c.opset >= 18 and c.op not in {"Dropout", "LayerNormalization"}
+]
+
+
+@pytest.mark.parametrize("c", _first_of_each(SMOOTH), ids=lambda c: c.id)
+def test_second_derivative(c: Case) -> None:
+    """d/dx of ⟨v, ∇loss(x)⟩ against the central difference of ∇loss along a direction."""
+    rng = np.random.default_rng(5)
+    arrays = arrays_of(c)
+    wrt = [f"x{i}" for i, s in enumerate(c.inputs) if s is not None and s.grad]
+    plain = run_reference(forward_model(c, arrays, np.float64, None, False),
+                          feeds_of(c, arrays, np.float64))  # fmt: skip
+    if not wrt or all(np.asarray(o).dtype != np.float64 for o in plain):
+        pytest.skip("nothing to differentiate")
+    weights = [
+        rng.uniform(0.5, 1.5, np.shape(o)) if np.asarray(o).dtype == np.float64 else None
+        for o in plain
+    ]
+    model = forward_model(c, arrays, np.float64, weights, False)
+    # loss² makes the second derivative differ from zero also for linear operators
+    model.graph.node.append(helper.make_node("Mul", ["loss", "loss"], ["squared"], name="square"))
+    model.graph.output[0].name = "squared"
+    once = onnxtrain.differentiate(model, wrt=wrt, of="squared", allow_unused=True)
+    terms = []
+    for name in wrt:
+        vector = rng.uniform(-1, 1, arrays[int(name[1:])].shape)
+        once.graph.initializer.append(numpy_helper.from_array(vector, f"v_{name}"))
+        product, total = f"vg_{name}", f"s_{name}"
+        once.graph.node.extend(
+            [
+                helper.make_node("Mul", [f"{name}_grad", f"v_{name}"], [product], name=product),
+                helper.make_node("ReduceSum", [product], [total], keepdims=0, name=total),
+            ]
+        )
+        terms.append(total)
+    once.graph.node.append(helper.make_node("Sum", terms, ["dot"], name="dot_sum"))
+    del once.graph.output[:]
+    once.graph.output.append(helper.make_tensor_value_info("dot", TensorProto.DOUBLE, []))
+    twice = onnxtrain.differentiate(once, wrt=wrt, of="dot", allow_unused=True)
+    grads = run_reference(twice, feeds_of(c, arrays, np.float64))[1:]
+    direction = {n: rng.uniform(-1, 1, arrays[int(n[1:])].shape) for n in wrt}
+    analytic = sum(float(np.sum(g * direction[n])) for n, g in zip(wrt, grads))
+    values = []
+    for step in (1e-5, -1e-5):
+        moved = [
+            a + step * direction[f"x{i}"] if f"x{i}" in direction else a
+            for i, a in enumerate(arrays)
+        ]
+        values.append(float(run_reference(once, feeds_of(c, moved, np.float64))[0]))
+    np.testing.assert_allclose(analytic, (values[0] - values[1]) / 2e-5, rtol=1e-4, atol=1e-4)
