@@ -230,6 +230,8 @@ class OpBuilder:
 
     def full(self, shape: Tensor, number: float, dtype: ir.DataType) -> Tensor:
         """A tensor filled with one number."""
+        if dtype == ir.DataType.BFLOAT16 and self.opset < 20:  # ConstantOfShape has no bfloat16 yet
+            return self.Cast(self.full(shape, number, ir.DataType.FLOAT), to=dtype)
         fill = ir.tensor(np.array([number], dtype.numpy()), dtype=dtype)
         result: Tensor = self.ConstantOfShape(shape, value=fill)
         result.value.type = ir.TensorType(dtype)
