@@ -14,6 +14,7 @@ import onnx.version_converter
 import onnx_ir as ir
 
 from ..errors import ModelError, ShapeInferenceError
+from .infer_bodies import infer_with_bodies
 
 KEEP_BYTES = 1024
 """Initializers up to this size travel along: shapes, axes and scales that inference needs."""
@@ -105,7 +106,7 @@ def infer_shapes(model: ir.Model) -> ir.Model:
                 "onnx.checker.check_model(model, full_check=True) shows the same."
             ) from error
 
-    return through_proto(model, infer)
+    return through_proto(model, lambda proto: infer_with_bodies(proto, infer))
 
 
 def convert_version(model: ir.Model, opset: int) -> ir.Model:

@@ -17,3 +17,4 @@ from . import reductions as reductions
 from . import resize as resize
 from . import signal as signal
 from . import softmax as softmax
+from . import stops as stops

@@ -1,0 +1,230 @@
+"""Tools for the gradients of operators that hold subgraphs (If, Loop, Scan).
+
+A body is differentiated by a walk of its own. The nodes which that walk emits form a backward
+body; they refer to values of the forward body, which live in another graph. Here is what finds
+those references, decides which values must be handed over, and rewires them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+import onnx_ir as ir
+
+from ..graph import OpBuilder, Tensor
+from .walk import Walk, captured_values, is_differentiable
+
+RANDOM = frozenset(
+    {
+        "Dropout", "Bernoulli", "Multinomial",
+        "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike",
+    }
+)  # fmt: skip
+"""What these draw is handed over, never drawn a second time."""
+
+
+def inside(op: OpBuilder) -> OpBuilder:
+    """A builder for a subgraph: its own nodes, the names and constants of the outer one."""
+    return OpBuilder(op.names, op.constants, op.opset)
+
+
+def body_walk(
+    walk: Walk,
+    op: OpBuilder,
+    body: ir.Graph,
+    node: ir.Node,
+    inputs: Iterable[tuple[ir.Value | None, ir.Value]] = (),
+    states: Sequence[tuple[ir.Value, ir.Value]] = (),
+) -> Walk:
+    """A walk over a body, with respect to everything in it that depends on the outer `wrt`.
+
+    Args:
+        walk: the outer walk.
+        op: builder of the backward body.
+        body: the subgraph.
+        node: the operator that holds it.
+        inputs: pairs of outer value and body input.
+        states: pairs of body input and the body output that becomes it in the next iteration:
+            a state that is constant at first may depend on a parameter from then on.
+    """
+    wrt = [v for v in captured_values(node) if v in walk.active]
+    wrt += [i for outer, i in inputs if outer in walk.active and is_differentiable(i)]
+    while True:
+        inner = Walk(body, op, wrt, walk.stop)
+        more = [i for i, o in states if o in inner.active and i not in wrt and is_differentiable(i)]
+        if not more:
+            return inner
+        wrt += more
+
+
+def values_of(body: ir.Graph) -> set[ir.Value]:
+    """Values that live in a graph: its inputs, initializers and the outputs of its nodes."""
+    found = {*body.inputs, *body.initializers.values()}
+    for node in body:
+        found.update(node.outputs)
+    return found
+
+
+def used_values(nodes: Iterable[ir.Node]) -> dict[ir.Value, None]:
+    """Values the nodes read, those read by their subgraphs included, in order."""
+    used: dict[ir.Value, None] = {}
+    for node in nodes:
+        used.update((v, None) for v in node.inputs if v is not None)
+        used.update((v, None) for v in captured_values(node))
+    return used
+
+
+def live_nodes(nodes: Sequence[ir.Node], results: Iterable[ir.Value]) -> list[ir.Node]:
+    """Nodes on which one of the results depends, in their order."""
+    wanted, live = set(results), []
+    for node in reversed(nodes):
+        if wanted.isdisjoint(node.outputs):
+            continue
+        live.append(node)
+        wanted.update(used_values([node]))
+    return live[::-1]
+
+
+def rewire(nodes: Iterable[ir.Node], new: Mapping[ir.Value, ir.Value]) -> None:
+    """Let nodes, and their subgraphs, read other values."""
+    for node in nodes:
+        for i, value in enumerate(node.inputs):
+            if value is not None and value in new:
+                node.replace_input_with(i, new[value])
+        for graph in subgraphs(node):
+            rewire(list(graph), new)
+            for i, value in enumerate(graph.outputs):
+                if value in new:
+                    graph.outputs[i] = new[value]
+
+
+def subgraphs(node: ir.Node) -> list[ir.Graph]:
+    """The graphs among a node's attributes."""
+    found: list[ir.Graph] = []
+    for attribute in node.attributes.values():
+        if attribute.type == ir.AttributeType.GRAPH:
+            found.append(attribute.as_graph())
+        elif attribute.type == ir.AttributeType.GRAPHS:
+            found.extend(attribute.as_graphs())
+    return found
+
+
+def shapes_to_forward(
+    op: OpBuilder, body: ir.Graph, local: set[ir.Value], live: Sequence[ir.Node]
+) -> list[ir.Node]:
+    """Move Shape nodes that read a forward value into the forward body.
+
+    A gradient often needs no more than the shape of a value: then that is handed over, not the
+    value itself.
+    """
+    kept = []
+    for node in list(live):
+        source = node.inputs[0] if node.op_type == "Shape" else None
+        if source is not None and source in local:
+            op.nodes.remove(node)
+            body.append(node)
+            if source.shape is not None:
+                ends = {k: a.as_int() for k, a in node.attributes.items()}
+                picked = source.shape.dims[ends.get("start") : ends.get("end")]
+                node.outputs[0].shape = ir.Shape([len(picked)])
+            local.add(node.outputs[0])
+        else:
+            kept.append(node)
+    return kept
+
+
+class Invariants:
+    """Copies, into a backward body, forward nodes that depend on outer values only."""
+
+    def __init__(self, op: OpBuilder, local: Collection[ir.Value]) -> None:
+        self.op, self.local = op, local
+        self._known: dict[ir.Value, bool] = {}
+        self._copies: dict[ir.Node, ir.Node] = {}
+        self.nodes: list[ir.Node] = []
+
+    def holds(self, value: ir.Value) -> bool:
+        """Whether the value is the same in every iteration."""
+        if value not in self.local:
+            return True
+        if value not in self._known:
+            node = value.producer()
+            self._known[value] = (
+                node is not None
+                and node.op_type not in RANDOM
+                and not subgraphs(node)
+                and all(v is None or self.holds(v) for v in node.inputs)
+            )
+        return self._known[value]
+
+    def copy(self, value: ir.Value) -> ir.Value:
+        """The value, computed again in the backward body."""
+        node = value.producer()
+        if value not in self.local or node is None:
+            return value
+        if node not in self._copies:
+            inputs = [None if v is None else self.copy(v) for v in node.inputs]
+            outputs = [
+                ir.Value(
+                    name=self.op.names.fresh(f"{o.name or node.op_type}_again"),
+                    type=o.type,
+                    shape=None if o.shape is None else o.shape.copy(),
+                )
+                for o in node.outputs
+            ]
+            copied = ir.Node(
+                node.domain,
+                node.op_type,
+                inputs,
+                node.attributes.values(),
+                outputs=outputs,
+                name=self.op.names.fresh(f"{node.name or node.op_type}_again"),
+            )
+            self._copies[node] = copied
+            self.nodes.append(copied)
+        return self._copies[node].outputs[value.index() or 0]
+
+
+def body_input(op: OpBuilder, stem: str, like: ir.Value) -> Tensor:
+    """A new input for a backward body, of the type and shape of a forward value."""
+    value = ir.Value(
+        name=op.names.fresh(stem),
+        type=like.type,
+        shape=None if like.shape is None else like.shape.copy(),
+    )
+    return op.tensor(value)
+
+
+def body_outputs(op: OpBuilder, results: Sequence[Tensor]) -> list[ir.Value]:
+    """Outputs for a backward body: each is the output of a node of it, and no two are the same."""
+    own = {o for node in op.nodes for o in node.outputs}
+    outputs: list[ir.Value] = []
+    for result in results:
+        value = result.value
+        if value not in own or value in outputs:
+            copied = op.Identity(op.tensor(value))
+            copied.value.type = value.type
+            copied.value.shape = None if value.shape is None else value.shape.copy()
+            value = copied.value
+        outputs.append(value)
+    return outputs
+
+
+def add_body_output(op: OpBuilder, body: ir.Graph, value: ir.Value) -> ir.Value:
+    """Make a value of a forward body one more output of it."""
+    if value.producer() is None or value.is_graph_output():
+        node = ir.Node("", "Identity", [value], name=op.names.fresh(f"{value.name}/keep"))
+        body.append(node)
+        copied = node.outputs[0]
+        copied.name = op.names.fresh(f"{value.name}_kept")
+        copied.type, copied.shape = value.type, value.shape
+        value = copied
+    body.outputs.append(value)
+    return value
+
+
+def add_node_output(op: OpBuilder, node: ir.Node, stem: str) -> ir.Value:
+    """One more output of a forward node."""
+    node.resize_outputs(len(node.outputs) + 1)
+    output = node.outputs[-1]
+    output.name = op.names.fresh(stem)
+    return output

@@ -1,0 +1,218 @@
+"""Move work of a backward Scan out of its body, where one big operation replaces many small ones.
+
+Before the loop: element-wise operations on values that the forward Scan stacked, the factors of
+derivatives for instance, are computed for all iterations at once. After the loop: the gradient of
+a captured weight, a sum over iterations of matrix products, is one product of stacked factors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import onnx_ir as ir
+
+from ..graph import OpBuilder, Tensor
+from . import bodies
+from .loops import Backward, Port
+
+ELEMENTWISE = frozenset(
+    {
+        "Abs", "Add", "And", "Cast", "Ceil", "Clip", "Cos", "Div", "Elu", "Equal", "Erf", "Exp",
+        "Floor", "Greater", "GreaterOrEqual", "HardSigmoid", "Identity", "LeakyRelu", "Less",
+        "LessOrEqual", "Log", "Max", "Min", "Mul", "Neg", "Not", "Or", "Pow", "Reciprocal", "Relu",
+        "Sigmoid", "Sign", "Sin", "Softplus", "Softsign", "Sqrt", "Sub", "Sum", "Tanh",
+        "ThresholdedRelu", "Where",
+    }
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Stack:
+    """What a value of the body is for all iterations: a tensor with one more axis in front."""
+
+    whole: Tensor
+    rank: int
+    backwards: bool
+
+
+def before_the_loop(op: OpBuilder, back: Backward) -> None:
+    """Compute element-wise functions of stacked values outside, for all iterations at once."""
+    stacks = {
+        p.inner: _Stack(op.tensor(p.outer), len(p.inner.shape), p.backwards)
+        for p in back.reads
+        if p.axis == 0 and p.outer is not None and p.inner.shape is not None
+    }
+    local = {o for n in back.op.nodes for o in n.outputs}
+    local.update(b.value for _, b, _ in back.states)
+    local.update(p.inner for p in back.reads)
+    moved: dict[ir.Value, _Stack] = {}
+    kept: list[ir.Node] = []
+    for node in back.op.nodes:
+        stack = _moved(op, node, {**stacks, **moved}, local)
+        if stack is None:
+            kept.append(node)
+        else:
+            moved[node.outputs[0]] = stack
+    used = bodies.used_values(kept)
+    used.update((r.value, None) for r in back.results())
+    back.op.nodes[:] = kept
+    for value, stack in moved.items():
+        if value in used:
+            inner = bodies.body_input(back.op, f"{value.name}_then", value)
+            back.reads.append(Port(stack.whole.value, inner.value, 0, stack.backwards))
+            back.replace(value, inner.value)
+
+
+def _moved(
+    op: OpBuilder, node: ir.Node, stacks: dict[ir.Value, _Stack], local: set[ir.Value]
+) -> _Stack | None:
+    """The node applied to whole stacks, if that means the same."""
+    if node.op_type not in ELEMENTWISE or node.domain or len(node.outputs) != 1:
+        return None
+    inputs = [v for v in node.inputs if v is not None]
+    sliced = [stacks[v] for v in inputs if v in stacks]
+    others = [v for v in inputs if v not in stacks]
+    if not sliced or len({(s.rank, s.backwards) for s in sliced}) != 1:
+        return None
+    rank = sliced[0].rank
+    if any(v in local or v.shape is None or len(v.shape) > rank for v in others):
+        return None
+    operands = [
+        None if v is None else stacks[v].whole if v in stacks else op.tensor(v) for v in node.inputs
+    ]
+    attributes = {k: a.value for k, a in node.attributes.items()}
+    whole = op.emit(node.op_type, operands, 1, **attributes)[0]
+    whole.value.type = node.outputs[0].type
+    return _Stack(whole, rank, sliced[0].backwards)
+
+
+@dataclass
+class After:
+    """Sums over iterations that are taken after the loop.
+
+    Attributes:
+        stacked: values of the backward body that are to be stacked for it.
+        terms: captured value, how its gradient is made, and the factors: a stack that exists
+            already, or a position in `stacked`.
+    """
+
+    stacked: list[Tensor] = field(default_factory=list)
+    terms: list[tuple[ir.Value, ir.Node, list[ir.Value | int]]] = field(default_factory=list)
+
+    def finish(self, op: OpBuilder, stacks: Sequence[Tensor]) -> list[tuple[ir.Value, Tensor]]:
+        """The gradients, from the stacks that the loop gave."""
+        found = []
+        for value, node, factors in self.terms:
+            whole = [stacks[f] if isinstance(f, int) else op.tensor(f) for f in factors]
+            op.scope = f"{value.name}_grad"
+            found.append((value, _sum_over_time(op, node, whole)))
+        return found
+
+
+def _sum_over_time(op: OpBuilder, node: ir.Node, whole: list[Tensor]) -> Tensor:
+    if len(whole) == 1 and node.op_type == "MatMul":  # a row of ones times the rows: their sum
+        return op.ReduceSum(op.Flatten(whole[0], axis=2), [0], keepdims=0)
+    if node.op_type == "ReduceSum":
+        axes = _axes(node) or []
+        moved = [0, *(a + 1 if a >= 0 else a for a in axes)]
+        return op.ReduceSum(whole[0], moved, keepdims=0)
+    # Σₜ aₜᵀ·bₜ = Aᵀ·B with the iterations laid out below each other
+    rows = [op.Flatten(w, axis=2) for w in whole]
+    return op.transpose(rows[0], 1, 0) @ rows[1]
+
+
+def after_the_loop(back: Backward) -> After:
+    """Find sums over iterations of products or of reductions, and take them out of the body."""
+    after = After()
+    made = {o: n for n in back.op.nodes for o in n.outputs}
+    existing = {
+        p.inner: p.outer for p in back.reads if p.axis == 0 and p.backwards and p.outer is not None
+    }
+    left: list[tuple[ir.Value, Tensor]] = []
+    for value, gradient in back.sums:
+        rest = _split(after, back.op, value, gradient.value, made, existing)
+        left.extend((value, back.op.tensor(r)) for r in rest)
+    if after.terms:
+        back.sums = left
+        results = [*back.results(), *after.stacked]
+        back.op.nodes[:] = bodies.live_nodes(back.op.nodes, [r.value for r in results])
+    return after
+
+
+def _split(
+    after: After,
+    op: OpBuilder,
+    value: ir.Value,
+    gradient: ir.Value,
+    made: dict[ir.Value, ir.Node],
+    existing: dict[ir.Value, ir.Value],
+) -> list[ir.Value]:
+    """Take out what can be of a gradient, term by term; returns the terms that stay."""
+    node = made.get(gradient)
+    if node is not None and node.op_type in ("Add", "Sum") and len(node.inputs) > 1:
+        parts = [v for v in node.inputs if v is not None]
+        if all(v in made for v in parts):
+            return [r for v in parts for r in _split(after, op, value, v, made, existing)]
+    factors = None if node is None else _factors(node, made)
+    if node is None or factors is None:
+        return [gradient]
+    if len(factors) == 1 and node.op_type == "MatMul" and len(value.shape or ()) != 1:
+        return [gradient]
+    places: list[ir.Value | int] = []
+    for factor in factors:
+        if factor in existing:
+            places.append(existing[factor])
+            continue
+        known = [t.value for t in after.stacked]
+        if factor not in known:
+            after.stacked.append(op.tensor(factor))
+            known.append(factor)
+        places.append(known.index(factor))
+    after.terms.append((value, node, places))
+    return []
+
+
+def _factors(node: ir.Node, made: dict[ir.Value, ir.Node]) -> list[ir.Value] | None:
+    """The values to stack, when the node is one of the forms that are taken out."""
+    first = node.inputs[0]
+    if first is None:
+        return None
+    if node.op_type == "ReduceSum" and _axes(node) is not None:
+        return [first]
+    if node.op_type == "MatMul":
+        turned, second = made.get(first), node.inputs[1]
+        if second is not None and _is_ones(first, turned):
+            return [second]
+        if turned is None or turned.op_type != "Transpose" or second is None:
+            return None
+        source = turned.inputs[0]
+        perm = turned.attributes.get("perm")
+        if source is None or perm is None or list(perm.as_ints()) != [1, 0]:
+            return None
+        return [source, second]
+    if node.op_type == "Gemm" and len(node.inputs) == 2 and node.inputs[1] is not None:
+        flags = {k: a.value for k, a in node.attributes.items()}
+        if flags.get("transA") == 1 and not flags.get("transB") and flags.get("alpha", 1.0) == 1.0:
+            return [first, node.inputs[1]]
+    return None
+
+
+def _is_ones(value: ir.Value, node: ir.Node | None) -> bool:
+    """Whether a value is a vector of ones (the fastest way to sum over rows)."""
+    if node is not None:
+        filled = node.attributes.get("value") if node.op_type == "ConstantOfShape" else None
+        return filled is not None and filled.as_tensor().numpy().item() == 1
+    tensor = value.const_value
+    if tensor is None or len(tensor.shape) != 1 or value.is_graph_input():
+        return False
+    return bool((tensor.numpy() == 1).all())
+
+
+def _axes(node: ir.Node) -> list[int] | None:
+    """Constant axes of a ReduceSum that removes them, else None."""
+    keep = node.attributes.get("keepdims")
+    if len(node.inputs) < 2 or keep is None or keep.as_int() != 0 or node.inputs[1] is None:
+        return None
+    axes = node.inputs[1].const_value
+    return None if axes is None else [int(a) for a in axes.numpy()]

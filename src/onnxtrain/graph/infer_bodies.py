@@ -1,0 +1,183 @@
+"""Shape inference where subgraphs are involved.
+
+onnx's inference does two things by halves there. Inside a body it does not see the constants of
+the outer graph, so that a Reshape or Slice in a body ends it: here such constants are lent to the
+bodies meanwhile. And it forgets the shapes of what a Loop carries, because an iteration may change
+them: here each is first assumed to stay, and that is then checked, dimension by dimension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+import onnx
+
+Infer = Callable[[onnx.ModelProto], onnx.ModelProto]
+
+LENT_BYTES = 1024
+ROUNDS = 30
+
+
+def infer_with_bodies(model: onnx.ModelProto, infer: Infer) -> onnx.ModelProto:
+    """Run shape inference; see the module's description."""
+    if not any(True for _ in _bodies(model.graph)):
+        return infer(model)
+    _lend(model)
+    model = infer(model)
+    loops = Loops()
+    for _ in range(ROUNDS):
+        if not loops.refine(model.graph, {}):
+            break
+        model = infer(model)
+    _take_back(model)
+    return model
+
+
+# --- constants ---------------------------------------------------------------------------------
+
+
+def _bodies(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    """All graphs below a graph."""
+    for node in graph.node:
+        for attribute in node.attribute:
+            for body in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
+                yield body
+                yield from _bodies(body)
+
+
+def _lend(model: onnx.ModelProto) -> None:
+    small = {
+        t.name: t
+        for t in model.graph.initializer
+        if t.ByteSize() <= LENT_BYTES and t.data_location != onnx.TensorProto.EXTERNAL
+    }
+    for body in _bodies(model.graph):
+        used = dict.fromkeys(name for node in body.node for name in node.input if name in small)
+        body.initializer.extend(small[name] for name in used)
+
+
+def _take_back(model: onnx.ModelProto) -> None:
+    outer = {t.name for t in model.graph.initializer}
+    for body in _bodies(model.graph):
+        kept = [t for t in body.initializer if t.name not in outer]
+        if len(kept) != len(body.initializer):
+            del body.initializer[:]
+            body.initializer.extend(kept)
+
+
+# --- what a Loop carries -----------------------------------------------------------------------
+
+
+class Loops:
+    """Assumes that what a Loop carries keeps its shape, and takes back what proves wrong."""
+
+    def __init__(self) -> None:
+        self._given_up: set[tuple[str, int]] = set()
+
+    def refine(
+        self, graph: onnx.GraphProto, outer: Mapping[str, onnx.ValueInfoProto | None]
+    ) -> bool:
+        """Adjust the assumptions in a graph and below; whether anything changed."""
+        types: dict[str, onnx.ValueInfoProto | None] = {**outer, **_types(graph)}
+        changed = False
+        for node in graph.node:
+            for attribute in node.attribute:
+                for body in (
+                    *([attribute.g] if attribute.HasField("g") else []),
+                    *attribute.graphs,
+                ):
+                    # An assumption can be judged only when all is settled inside the body.
+                    if self.refine(body, types) or (
+                        node.op_type == "Loop" and self._loop(graph, node, body, types)
+                    ):
+                        changed = True
+        return changed
+
+    def _loop(
+        self,
+        graph: onnx.GraphProto,
+        node: onnx.NodeProto,
+        body: onnx.GraphProto,
+        types: dict[str, onnx.ValueInfoProto | None],
+    ) -> bool:
+        inner = _types(body)
+        changed, wrong = False, False
+        for i, first in enumerate(node.input[2:]):
+            carried, result = body.input[i + 2], inner.get(body.output[i + 1].name)
+            key = (node.output[0], i)
+            if key in self._given_up or not _is_tensor(carried):
+                continue
+            if _shape(carried) is None:
+                start = types.get(first)
+                if start is not None and _shape(start) is not None:
+                    carried.type.tensor_type.shape.CopyFrom(start.type.tensor_type.shape)
+                    changed = True
+                continue
+            after = None if result is None else _shape(result)
+            before = _shape(carried)
+            assert before is not None
+            if after is None or len(before.dim) != len(after.dim):
+                carried.type.tensor_type.ClearField("shape")
+                self._given_up.add(key)
+                wrong = True
+            elif _weaken(before, after):
+                wrong = True
+            elif i < len(node.output) and node.output[i]:
+                changed |= _describe(graph, node.output[i], carried)
+        if wrong:
+            _forget(body)
+        return changed or wrong
+
+
+def _types(graph: onnx.GraphProto) -> dict[str, onnx.ValueInfoProto]:
+    found = {v.name: v for v in (*graph.input, *graph.value_info, *graph.output)}
+    for tensor in graph.initializer:
+        if tensor.name not in found:
+            found[tensor.name] = onnx.helper.make_tensor_value_info(
+                tensor.name, tensor.data_type, list(tensor.dims)
+            )
+    return found
+
+
+def _is_tensor(value: onnx.ValueInfoProto) -> bool:
+    return bool(value.type.WhichOneof("value") == "tensor_type")
+
+
+def _shape(value: onnx.ValueInfoProto) -> onnx.TensorShapeProto | None:
+    if not _is_tensor(value) or not value.type.tensor_type.HasField("shape"):
+        return None
+    return value.type.tensor_type.shape
+
+
+def _weaken(before: onnx.TensorShapeProto, after: onnx.TensorShapeProto) -> bool:
+    """Forget dimensions that an iteration changes; whether there were any."""
+    weaker = False
+    for old, new in zip(before.dim, after.dim):
+        if old.WhichOneof("value") is not None and (old.dim_value, old.dim_param) != (
+            new.dim_value,
+            new.dim_param,
+        ):
+            old.ClearField("dim_value")
+            old.ClearField("dim_param")
+            weaker = True
+    return weaker
+
+
+def _describe(graph: onnx.GraphProto, name: str, like: onnx.ValueInfoProto) -> bool:
+    """Give a Loop's output the shape of what it carries; whether that is new."""
+    value = next((v for v in (*graph.output, *graph.value_info) if v.name == name), None)
+    if value is not None and _shape(value) is not None:
+        return False
+    if value is None:
+        value = graph.value_info.add(name=name)
+    value.type.CopyFrom(like.type)
+    return True
+
+
+def _forget(body: onnx.GraphProto) -> None:
+    """Drop what was inferred from an assumption that proved wrong."""
+    for graph in (body, *_bodies(body)):
+        del graph.value_info[:]
+        for output in graph.output:
+            if _is_tensor(output):
+                output.type.tensor_type.ClearField("shape")

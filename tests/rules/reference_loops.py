@@ -1,0 +1,209 @@
+"""Loop, Scan and the recurrent operators for `onnx.reference`, whose own are incomplete.
+
+Missing there: directions and axes of Scan; stacking in Loop; activations, clip, input_forget,
+linear_before_reset of GRU in reverse, and sequence lengths of the recurrent operators.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from onnx.reference.op_run import OpRun
+
+
+class Loop(OpRun):
+    def need_context(self) -> bool:
+        return True
+
+    def _run(self, M, cond, *states, context=None, body=None, attributes=None, bindings=None):
+        names, results = self.body.input_names, self.body.output_names
+        states, stacks = list(states), [[] for _ in range(len(results) - len(names) + 1)]
+        step, go_on = 0, True if cond is None else bool(np.asarray(cond).item())
+        while go_on and (M is None or step < np.asarray(M).item()):
+            feeds = {**(context or {}), names[0]: np.array(step), names[1]: np.array(go_on)}
+            feeds.update(zip(names[2:], states))
+            outputs = self.body.run(None, feeds)
+            go_on = bool(np.asarray(outputs[0]).item())
+            states = outputs[1 : len(names) - 1]
+            for stack, output in zip(stacks, outputs[len(names) - 1 :]):
+                stack.append(output)
+            step += 1
+        stacked = [np.stack(s) if s else np.zeros((0,)) for s in stacks]
+        return (*states, *stacked)
+
+
+class Scan(OpRun):
+    def need_context(self) -> bool:
+        return True
+
+    def _run(
+        self,
+        *args,
+        context=None,
+        body=None,
+        num_scan_inputs=None,
+        scan_input_axes=None,
+        scan_input_directions=None,
+        scan_output_axes=None,
+        scan_output_directions=None,
+        attributes=None,
+        bindings=None,
+    ):
+        names = self.body.input_names
+        count = len(args) - num_scan_inputs
+        states, slices = list(args[:count]), []
+        for i, value in enumerate(args[count:]):
+            moved = np.moveaxis(value, (scan_input_axes or [0] * 99)[i], 0)
+            slices.append(moved[::-1] if (scan_input_directions or [0] * 99)[i] else moved)
+        stacks = [[] for _ in self.body.output_names[count:]]
+        for step in range(len(slices[0])):
+            feeds = {**(context or {}), **dict(zip(names, states))}
+            feeds.update((n, np.asarray(s[step])) for n, s in zip(names[count:], slices))
+            outputs = self.body.run(None, feeds)
+            states = outputs[:count]
+            for stack, output in zip(stacks, outputs[count:]):
+                stack.append(output)
+        results = []
+        for i, stack in enumerate(stacks):
+            if (scan_output_directions or [0] * 99)[i]:
+                stack.reverse()
+            results.append(np.stack(stack, axis=(scan_output_axes or [0] * 99)[i]))
+        return (*states, *results)
+
+
+def activation(name: str, alpha: float | None, beta: float | None) -> Any:
+    """An activation of the recurrent operators, with the defaults of its stand-alone operator."""
+
+    def pick(value: float | None, default: float) -> float:
+        return default if value is None else value
+
+    table: dict[str, Any] = {
+        "Relu": lambda z: np.maximum(z, 0),
+        "Tanh": np.tanh,
+        "Sigmoid": lambda z: 1 / (1 + np.exp(-z)),
+        "Affine": lambda z: pick(alpha, 1.0) * z + pick(beta, 0.0),
+        "LeakyRelu": lambda z: np.where(z < 0, pick(alpha, 0.01) * z, z),
+        "ThresholdedRelu": lambda z: np.where(z > pick(alpha, 1.0), z, 0),
+        "ScaledTanh": lambda z: pick(alpha, 1.0) * np.tanh(pick(beta, 1.0) * z),
+        "HardSigmoid": lambda z: np.clip(pick(alpha, 0.2) * z + pick(beta, 0.5), 0, 1),
+        "Elu": lambda z: np.where(z < 0, pick(alpha, 1.0) * np.expm1(z), z),
+        "Softsign": lambda z: z / (1 + np.abs(z)),
+        "Softplus": lambda z: np.log1p(np.exp(z)),
+    }
+    return table[name]
+
+
+TAKES = {  # how many of activation_alpha and activation_beta each consumes, in order
+    "Affine": (1, 1), "LeakyRelu": (1, 0), "ThresholdedRelu": (1, 0), "ScaledTanh": (1, 1),
+    "HardSigmoid": (1, 1), "Elu": (1, 0),
+}  # fmt: skip
+
+
+def activations_of(
+    names: Any, default: tuple[str, ...], alphas: Any, betas: Any, dirs: int
+) -> list:
+    names = list(names or default * dirs)
+    alphas, betas, found = list(alphas or []), list(betas or []), []
+    for name in names:
+        takes = TAKES.get(name, (0, 0))
+        alpha = alphas.pop(0) if takes[0] and alphas else None
+        beta = betas.pop(0) if takes[1] and betas else None
+        found.append(activation(name, alpha, beta))
+    return found
+
+
+class Recurrent(OpRun):
+    """One direction after the other, one time step after the other, one sequence at a time."""
+
+    GATES = 1
+    DEFAULT: tuple[str, ...] = ("Tanh",)
+
+    def cell(self, x, h, c, w, r, wb, rb, p, acts, flags):
+        raise NotImplementedError
+
+    def _run(self, X, W, R, B=None, lens=None, h0=None, c0=None, P=None, **attrs):
+        layout = attrs.get("layout") or 0
+        if layout:
+            X = np.swapaxes(X, 0, 1)
+            h0 = None if h0 is None else np.swapaxes(h0, 0, 1)
+            c0 = None if c0 is None else np.swapaxes(c0, 0, 1)
+        T, N, D, H, G = X.shape[0], X.shape[1], W.shape[0], R.shape[2], self.GATES
+        B = np.zeros((D, 2 * G * H), X.dtype) if B is None else B
+        P = np.zeros((D, 3 * H), X.dtype) if P is None else P
+        lens = np.full(N, T) if lens is None else lens
+        acts = activations_of(
+            attrs.get("activations"),
+            self.DEFAULT,
+            attrs.get("activation_alpha"),
+            attrs.get("activation_beta"),
+            D,
+        )
+        each = len(acts) // D
+        Y = np.zeros((T, D, N, H), X.dtype)
+        Yh, Yc = np.zeros((D, N, H), X.dtype), np.zeros((D, N, H), X.dtype)
+        for d in range(D):
+            backwards = attrs.get("direction") == "reverse" or d == 1
+            wb, rb = np.split(B[d], 2)
+            for n in range(N):
+                h = np.zeros(H, X.dtype) if h0 is None else h0[d, n]
+                c = np.zeros(H, X.dtype) if c0 is None else c0[d, n]
+                steps = range(int(lens[n]))
+                for t in reversed(steps) if backwards else steps:
+                    h, c = self.cell(
+                        X[t, n], h, c, W[d], R[d], wb, rb, P[d],
+                        acts[d * each : (d + 1) * each], attrs,
+                    )  # fmt: skip
+                    Y[t, d, n] = h
+                Yh[d, n], Yc[d, n] = h, c
+        if layout:
+            Y = np.transpose(Y, (2, 0, 1, 3))
+            Yh, Yc = np.swapaxes(Yh, 0, 1), np.swapaxes(Yc, 0, 1)
+        return (Y, Yh, Yc)[: len(self.onnx_node.output)]
+
+    @staticmethod
+    def clipped(z: Any, flags: dict) -> Any:
+        limit = flags.get("clip")
+        return z if not limit else np.clip(z, -limit, limit)
+
+
+class RNN(Recurrent):
+    def cell(self, x, h, c, w, r, wb, rb, p, acts, flags):
+        return acts[0](self.clipped(w @ x + r @ h + wb + rb, flags)), c
+
+    def _run(self, X, W, R, B=None, lens=None, h0=None, **attrs):
+        return super()._run(X, W, R, B, lens, h0, **attrs)
+
+
+class GRU(RNN):
+    GATES = 3
+    DEFAULT = ("Sigmoid", "Tanh")
+
+    def cell(self, x, h, c, w, r, wb, rb, p, acts, flags):
+        H, clip = len(h), flags
+        from_x, from_h = w @ x + wb, r @ h + rb
+        z = acts[0](self.clipped(from_x[:H] + from_h[:H], clip))
+        s = acts[0](self.clipped(from_x[H : 2 * H] + from_h[H : 2 * H], clip))
+        if flags.get("linear_before_reset"):
+            inner = s * from_h[2 * H :]
+        else:
+            inner = r[2 * H :] @ (s * h) + rb[2 * H :]
+        new = acts[1](self.clipped(from_x[2 * H :] + inner, clip))
+        return (1 - z) * new + z * h, c
+
+
+class LSTM(Recurrent):
+    GATES = 4
+    DEFAULT = ("Sigmoid", "Tanh", "Tanh")
+
+    def cell(self, x, h, c, w, r, wb, rb, p, acts, flags):
+        i, o, f, g = np.split(w @ x + r @ h + wb + rb, 4)
+        pi, po, pf = np.split(p, 3)
+        i = acts[0](self.clipped(i + pi * c, flags))
+        f = 1 - i if flags.get("input_forget") else acts[0](self.clipped(f + pf * c, flags))
+        c = f * c + i * acts[1](self.clipped(g, flags))
+        o = acts[0](self.clipped(o + po * c, flags))
+        return o * acts[2](c), c
+
+
+LOOP_OPS = [Loop, Scan, RNN, GRU, LSTM]
