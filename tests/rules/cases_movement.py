@@ -5,6 +5,8 @@ from .harness import case, const, fixed, x
 BIG, SMALL = 2**62, -(2**62)
 
 CASES = [
+    case("Range", x(), const(2.9, "f4"), x(array=0.4)),
+    case("Range", x(array=2.0), const(-1.1, "f4"), x(array=-0.7)),
     case("Reshape", x(2, 3, 4), const([4, 6])),
     case("Reshape", x(2, 3, 4), const([0, -1])),
     case("Reshape", x(2, 3, 4), fixed([-1])),

@@ -197,7 +197,7 @@ def forward_model(
 
 def feeds_of(c: Case, arrays: list[np.ndarray | None], dtype: Any) -> dict[str, np.ndarray]:
     return {
-        f"x{i}": a.astype(dtype) if s.follows(a) else a
+        f"x{i}": np.asarray(a, dtype if s.follows(a) else None)  # a difference may be a scalar
         for i, (s, a) in enumerate(zip(c.inputs, arrays))
         if s is not None and a is not None and not s.constant
     }

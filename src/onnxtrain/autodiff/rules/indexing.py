@@ -206,6 +206,18 @@ def top_k(
     return op.ScatterElements(zeros(op, op.shape_of(x), dy.dtype), op.output(1), dy, axis=axis)
 
 
+@gradient_multi("Unique", note="equal elements: the first one")
+def unique(
+    op: OpBuilder,
+    dys: Sequence[Tensor | None],
+    ys: Any,
+    x: Tensor,
+    *,
+    axis: int | None = None,
+) -> Any:
+    return None if dys[0] is None else _put_back(op, x, op.output(1), dys[0], axis)
+
+
 @gradient("OneHot", stops=(0, 1))
 def one_hot(
     op: OpBuilder,
@@ -227,7 +239,11 @@ def one_hot(
 def compress(
     op: OpBuilder, dy: Tensor, y: Tensor, x: Tensor, condition: Tensor, *, axis: int | None = None
 ) -> Any:
-    taken = op.Reshape(op.NonZero(condition), [-1])
+    return _put_back(op, x, op.Reshape(op.NonZero(condition), [-1]), dy, axis)
+
+
+def _put_back(op: OpBuilder, x: Tensor, taken: Tensor, dy: Tensor, axis: int | None) -> Tensor:
+    """`dy` at the positions that were taken, each once, along an axis or of the flat tensor."""
     if axis is not None:
         return add_along(op, x, taken, dy, axis, unique=True)
     flat = zeros(op, vector(op, size(op, x)), dy.dtype)

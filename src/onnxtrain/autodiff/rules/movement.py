@@ -333,3 +333,15 @@ def reverse_sequence(
     time_axis: int = 0,
 ) -> Any:
     return op.ReverseSequence(dy, lengths, batch_axis=batch_axis, time_axis=time_axis)
+
+
+# --- made from numbers -------------------------------------------------------------------------
+
+
+@gradient("Range", stops=(1,), note="for start and delta; the limit only decides the length")
+def range_(
+    op: OpBuilder, dy: Tensor, y: Tensor, start: Tensor, limit: Tensor, delta: Tensor
+) -> Any:
+    steps = op.Range(0, op.Size(y), 1)
+    ddelta = op.ReduceSum(dy * op.Cast(steps, to=dy.dtype), keepdims=0)
+    return op.ReduceSum(dy, keepdims=0), None, ddelta

@@ -1,0 +1,108 @@
+"""Quantization, as a straight-through estimator: the QDQ form of quantization-aware training.
+
+QuantizeLinear rounds, so its derivative is zero; what trains is the estimator that PyTorch's
+``fake_quantize_per_tensor_affine`` uses: the gradient passes as if nothing was rounded, wherever
+the value was inside the range of the integer type, and is zero where it was clipped. Scales and
+zero points get none. Between the two operators the gradient belongs to an integer tensor and has
+the float type of the scale; `straight_through` tells the walk to let it pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import onnx_ir as ir
+
+from ...graph import OpBuilder, Tensor
+from ..registry import gradient, gradient_multi, zero_gradient
+from ._index import dim, vector
+
+zero_gradient(
+    "MatMulInteger", "ConvInteger", "QLinearMatMul", "QLinearConv",
+    note="integer arithmetic: train the QDQ form of the model instead",
+)  # fmt: skip
+
+ESTIMATOR = "straight-through: passes inside the representable range; none for scale, zero point"
+
+
+@gradient("QuantizeLinear", stops=(1, 2), straight_through=True, note=ESTIMATOR)
+def quantize_linear(
+    op: OpBuilder,
+    dy: Tensor,
+    y: Tensor,
+    x: Tensor,
+    scale: Tensor,
+    zero_point: Tensor | None,
+    *,
+    axis: int = 1,
+    block_size: int = 0,
+) -> Any:
+    step = op.Cast(_along(op, scale, x, axis, block_size), to=x.dtype)
+    code = op.Round(x / step)
+    if zero_point is not None:
+        code = code + op.Cast(_along(op, zero_point, x, axis, block_size), to=x.dtype)
+    low, high = _range(y.dtype)
+    inside = op.And(op.GreaterOrEqual(code, low), op.LessOrEqual(code, high))
+    return op.Where(inside, op.Cast(dy, to=x.dtype) / step, 0)
+
+
+@gradient("DequantizeLinear", stops=(1, 2), straight_through=True, note=ESTIMATOR)
+def dequantize_linear(
+    op: OpBuilder,
+    dy: Tensor,
+    y: Tensor,
+    x: Tensor,
+    scale: Tensor,
+    zero_point: Tensor | None,
+    *,
+    axis: int = 1,
+    block_size: int = 0,
+) -> Any:
+    return dy * _along(op, scale, x, axis, block_size)
+
+
+@gradient_multi("DynamicQuantizeLinear", straight_through=True, note=ESTIMATOR)
+def dynamic_quantize_linear(
+    op: OpBuilder, dys: Sequence[Tensor | None], ys: Sequence[Tensor], x: Tensor
+) -> Any:
+    # The scale is chosen so that every value is in range: nothing is clipped.
+    return None if dys[0] is None else dys[0] / op.output(1)
+
+
+def _range(dtype: ir.DataType) -> tuple[float, float]:
+    """Smallest and largest number of an integer or 8-bit float type."""
+    if dtype.is_integer():
+        bits = dtype.bitwidth
+        return (
+            (-(2.0 ** (bits - 1)), 2.0 ** (bits - 1) - 1)
+            if dtype.is_signed()
+            else (0.0, 2.0**bits - 1)
+        )
+    return -FLOAT8[dtype.name], FLOAT8[dtype.name]
+
+
+FLOAT8 = {
+    "FLOAT8E4M3FN": 448.0,
+    "FLOAT8E4M3FNUZ": 240.0,
+    "FLOAT8E5M2": 57344.0,
+    "FLOAT8E5M2FNUZ": 57344.0,
+    "FLOAT4E2M1": 6.0,
+}
+
+
+def _along(op: OpBuilder, p: Tensor, x: Tensor, axis: int, block_size: int) -> Tensor:
+    """A scale or zero point, per tensor, per axis or per block, in a shape that meets x."""
+    if p.rank == 0 or p.static_shape == (1,):
+        return p
+    axis %= x.rank
+    if not block_size:
+        return op.Unsqueeze(p, list(range(1, x.rank - axis))) if axis < x.rank - 1 else p
+    # Repeat every entry block_size times; the last block may be a short one.
+    sizes = [dim(op, p, a) for a in range(p.rank)]
+    wide = [*sizes[: axis + 1], block_size, *sizes[axis + 1 :]]
+    flat = [*sizes[:axis], sizes[axis] * block_size, *sizes[axis + 1 :]]
+    repeated = op.Reshape(
+        op.Expand(op.Unsqueeze(p, [axis + 1]), vector(op, *wide)), vector(op, *flat)
+    )
+    return op.Slice(repeated, [0], vector(op, dim(op, x, axis)), [axis])

@@ -1,0 +1,37 @@
+"""Cases of rules/einsum.py."""
+
+from .harness import case, x
+
+CASES = [
+    case("Einsum", x(2, 3), x(3, 4), equation="ij,jk->ik"),
+    case("Einsum", x(2, 3), x(3, 4), equation="ij, jk"),
+    case("Einsum", x(2, 3), x(4, 3), equation="ij,kj->ki"),
+    case("Einsum", x(5, 2, 3), x(5, 3, 4), equation="bij,bjk->bik"),
+    case("Einsum", x(2, 3, 4), x(2, 5, 4), equation="bqd,bkd->bqk"),
+    case("Einsum", x(2, 3, 2, 4), x(2, 5, 2, 4), equation="bqhd,bkhd->bhqk"),
+    case("Einsum", x(2, 3), equation="ij->ji"),
+    case("Einsum", x(2, 3), equation="ji"),
+    case("Einsum", x(2, 3), equation="ij->"),
+    case("Einsum", x(2, 3), equation="ij->j"),
+    case("Einsum", x(3, 3), equation="ii->i"),
+    case("Einsum", x(3, 3), equation="ii"),
+    case("Einsum", x(3, 4, 3), equation="iji->ji"),
+    case("Einsum", x(4, 3, 3), equation="jii->j"),
+    case("Einsum", x(3, 3, 3), equation="iii->i"),
+    case("Einsum", x(2, 3, 2, 3), equation="ijij->ij"),
+    case("Einsum", x(3, 3), x(3, 2), equation="ii,ik->k"),
+    case("Einsum", x(3), x(4), equation="i,j->ij"),
+    case("Einsum", x(3), x(3), equation="i,i->"),
+    case("Einsum", x(2, 3), x(4, 5), equation="ij,kl->ik"),
+    case("Einsum", x(2, 3), x(3, 4), x(4, 5), equation="ij,jk,kl->il"),
+    case("Einsum", x(2, 3), x(2, 4), x(3, 4, 5), equation="bi,bj,ijk->bk"),
+    case("Einsum", x(2, 3, 4), x(2, 4, 5), equation="...ij,...jk->...ik"),
+    case("Einsum", x(2, 1, 3, 4), x(1, 5, 4, 2), equation="...ij,...jk->...ik"),
+    case("Einsum", x(2, 3, 4), x(4, 5), equation="...j,jk->...k"),
+    case("Einsum", x(2, 3, 4), equation="...ij->...ji"),
+    case("Einsum", x(2, 3, 3), equation="...ii->..."),
+    case("Einsum", x(2, 3, 4), x(2, 1, 4), equation="...j,...j"),
+    case("Einsum", x(2, 3, 3), x(1, 3), equation="...ii,...i->...i"),
+    case("Einsum", x(2, 1), x(2, 4), equation="...,...->..."),
+    case("Einsum", x(), x(2, 4), equation=",ij->j"),
+]

@@ -1,0 +1,138 @@
+"""Straight-through gradients of quantize–dequantize pairs, against PyTorch's fake quantization."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx.parser
+import pytest
+import torch
+from onnx import TensorProto, helper, numpy_helper
+
+import onnxtrain
+
+from .harness import run_ort
+
+RNG = np.random.default_rng(0)
+DATA = RNG.uniform(-3, 3, (3, 5, 4)).astype(np.float32)
+WEIGHTS = RNG.uniform(-1, 1, DATA.shape).astype(np.float32)
+SCALES = np.array([0.01, 0.02, 0.005, 0.1, 0.03], np.float32)
+
+
+def gradient(
+    scale: Any,
+    zero: Any,
+    *,
+    between: tuple[str, dict[str, Any]] | None = None,
+    opset: int = 21,
+    dynamic: bool = False,
+    data: np.ndarray = DATA,
+    weights: np.ndarray = WEIGHTS,
+    **attributes: Any,
+) -> np.ndarray:
+    """Gradient of ``sum(weights * DequantizeLinear(QuantizeLinear(x)))``, run by onnxruntime."""
+    inits = [
+        numpy_helper.from_array(np.asarray(scale, np.float32), "scale"),
+        numpy_helper.from_array(np.asarray(zero), "zero"),
+        numpy_helper.from_array(weights, "r"),
+    ]
+    nodes = [helper.make_node("QuantizeLinear", ["x", "scale", "zero"], ["q"], **attributes)]
+    code = "q"
+    if between is not None:
+        nodes.append(helper.make_node(between[0], ["q"], ["moved"], **between[1]))
+        code = "moved"
+    nodes += [
+        helper.make_node("DequantizeLinear", [code, "scale", "zero"], ["y"], **attributes),
+        helper.make_node("Mul", ["y", "r"], ["p"]),
+        helper.make_node("ReduceSum", ["p"], ["loss"], keepdims=0),
+    ]
+    shape = [f"d{i}" for i in range(data.ndim)] if dynamic else data.shape
+    graph = helper.make_graph(
+        nodes,
+        "pair",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info("loss", TensorProto.FLOAT, [])],
+        inits,
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
+    result = onnxtrain.differentiate(model, wrt=["x"], of="loss")
+    onnx.checker.check_model(result, full_check=True)
+    return run_ort(result, {"x": data})[1]
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(
+    ("scale", "zero", "low", "high"),
+    [
+        (0.01, np.int8(0), -128, 127),
+        (0.02, np.uint8(100), 0, 255),
+        (5e-5, np.int16(5), -32768, 32767),
+    ],
+)
+def test_per_tensor(scale: float, zero: Any, low: int, high: int, dynamic: bool) -> None:
+    x = torch.tensor(DATA, requires_grad=True)
+    y = torch.fake_quantize_per_tensor_affine(x, scale, int(zero), low, high)
+    (y * torch.tensor(WEIGHTS)).sum().backward()
+    assert 0 < np.count_nonzero(x.grad) < DATA.size, "some values must be clipped, some not"
+    np.testing.assert_allclose(gradient(scale, zero, dynamic=dynamic), x.grad, rtol=1e-5)
+
+
+@pytest.mark.parametrize("axis", [1, -2])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_per_axis(axis: int, dynamic: bool) -> None:
+    zero = np.array([0, 1, -5, 3, 100], np.int8)
+    x = torch.tensor(DATA, requires_grad=True)
+    y = torch.fake_quantize_per_channel_affine(
+        x, torch.tensor(SCALES), torch.tensor(zero.astype(np.int32)), 1, -128, 127
+    )
+    (y * torch.tensor(WEIGHTS)).sum().backward()
+    assert 0 < np.count_nonzero(x.grad) < DATA.size
+    got = gradient(SCALES, zero, axis=axis, dynamic=dynamic)
+    np.testing.assert_allclose(got, x.grad, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_per_block(dynamic: bool) -> None:
+    data, weights = DATA.reshape(6, 10), WEIGHTS.reshape(6, 10)
+    scale = RNG.uniform(0.005, 0.03, (6, 4)).astype(np.float32)
+    zero = RNG.integers(-5, 5, (6, 4)).astype(np.int8)
+    wide = np.repeat(scale, 3, axis=1)[:, :10]
+    code = np.round(data / wide) + np.repeat(zero, 3, axis=1)[:, :10]
+    expected = np.where((code >= -128) & (code <= 127), weights, 0)
+    assert 0 < np.count_nonzero(expected) < data.size
+    got = gradient(scale, zero, axis=1, block_size=3, data=data, weights=weights, dynamic=dynamic)
+    np.testing.assert_allclose(got, expected, rtol=1e-5)
+
+
+def test_data_may_move_in_between() -> None:
+    got = gradient(0.01, np.int8(0), between=("Transpose", {"perm": [0, 1, 2]}))
+    np.testing.assert_array_equal(got, gradient(0.01, np.int8(0)))
+
+
+def test_dynamic_quantization_clips_nothing() -> None:
+    model = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["": 18]>
+        g (float[N, 4] x, float[N, 4] r) => (float loss) {
+            q, s, z = DynamicQuantizeLinear(x)
+            y = DequantizeLinear(q, s, z)
+            p = Mul(y, r)
+            loss = ReduceSum <keepdims=0> (p)
+        }
+    """)
+    result = onnxtrain.differentiate(model, wrt=["x"], of="loss")
+    x, r = DATA[0, :, :], WEIGHTS[0, :, :]
+    np.testing.assert_allclose(run_ort(result, {"x": x, "r": r})[1], r, rtol=1e-5)
+
+
+def test_integers_elsewhere_stop_the_gradient() -> None:
+    model = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["": 18]>
+        g (float[N] x) => (float loss) <float s = {0.1}, int8 z = {0}> {
+            q = QuantizeLinear(x, s, z)
+            y = Cast <to=1> (q)
+            loss = ReduceSum <keepdims=0> (y)
+        }
+    """)
+    with pytest.raises(onnxtrain.errors.UnreachableError):
+        onnxtrain.differentiate(model, wrt=["x"], of="loss")
