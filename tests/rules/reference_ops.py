@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 from onnx.reference.op_run import OpRun
 
+from .reference_sampling import OPS as SAMPLING_OPS
+
 
 class Geometry:
     """Window positions along all spatial axes, from an operator's attributes."""
@@ -185,4 +187,7 @@ class GlobalMaxPool(OpRun):
         return (x.max(tuple(range(2, x.ndim)), keepdims=True),)
 
 
-OPS = [Conv, ConvTranspose, Col2Im, MaxPool, AveragePool, LpPool, GlobalLpPool, GlobalMaxPool]
+OPS = [
+    Conv, ConvTranspose, Col2Im, MaxPool, AveragePool, LpPool, GlobalLpPool, GlobalMaxPool,
+    *SAMPLING_OPS,
+]  # fmt: skip

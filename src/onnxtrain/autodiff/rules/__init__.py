@@ -6,6 +6,7 @@ from . import einsum as einsum
 from . import control_flow as control_flow
 from . import elementwise as elementwise
 from . import indexing as indexing
+from . import gridsample as gridsample
 from . import linear as linear
 from . import movement as movement
 from . import losses as losses
@@ -16,5 +17,6 @@ from . import randomness as randomness
 from . import reductions as reductions
 from . import resize as resize
 from . import signal as signal
+from . import spatial as spatial
 from . import softmax as softmax
 from . import stops as stops

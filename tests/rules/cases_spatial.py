@@ -1,0 +1,47 @@
+"""Cases of rules/spatial.py, gridsample.py and roi.py."""
+
+from .harness import case, const, x
+
+# Positions inside, near the border and far outside, none at a kink.
+GRID = x(2, 3, 4, 2, low=-1.7, high=1.6, spread=True)
+GRID_3D = x(1, 2, 2, 3, 3, low=-1.4, high=1.45, spread=True)
+
+CASES = [
+    case("DepthToSpace", x(2, 8, 2, 3), blocksize=2),
+    case("DepthToSpace", x(2, 8, 2, 3), blocksize=2, mode="CRD"),
+    case("DepthToSpace", x(1, 18, 2, 1), blocksize=3, mode="CRD"),
+    case("SpaceToDepth", x(2, 3, 4, 6), blocksize=2),
+    case("Col2Im", x(2, 12, 12), const([5, 4]), const([2, 2])),
+    case("Col2Im", x(2, 12, 6), const([5, 6]), const([2, 3]), strides=[2, 2], pads=[0, 1, 0, 1]),
+    case("Col2Im", x(2, 12, 6), const([5, 5]), const([2, 2]), dilations=[2, 3]),
+    case("Col2Im", x(2, 9, 4), const([6]), const([3])),
+    case("Col2Im", x(1, 8, 12), const([3, 4, 3]), const([2, 2, 2])),
+    # --- GridSample
+    *(
+        case(
+            "GridSample",
+            x(2, 3, 5, 6),
+            GRID,
+            mode=mode,
+            padding_mode=padding,
+            align_corners=align,
+        )
+        for mode in ("bilinear", "nearest", "bicubic")
+        for padding in ("zeros", "border", "reflection")
+        for align in (0, 1)
+    ),
+    *(
+        case(
+            "GridSample",
+            x(1, 2, 3, 4, 5),
+            GRID_3D,
+            mode=mode,
+            padding_mode=padding,
+            align_corners=align,
+            _opset=20,
+        )
+        for mode in ("linear", "nearest")
+        for padding in ("zeros", "border", "reflection")
+        for align in (0, 1)
+    ),
+]

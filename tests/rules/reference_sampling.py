@@ -1,0 +1,69 @@
+"""GridSample for `onnx.reference`, whose own rounds positions to float32."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+from onnx.reference.op_run import OpRun
+
+
+def reflect(v: np.ndarray, low: float, high: float) -> np.ndarray:
+    extent = high - low
+    if extent <= 0:
+        return np.full_like(v, low)
+    t = np.mod(v - low, 2 * extent)
+    return low + np.where(t > extent, 2 * extent - t, t)
+
+
+def cubic(distance: np.ndarray) -> np.ndarray:
+    a, d = -0.75, np.abs(distance)
+    near = (a + 2) * d**3 - (a + 3) * d**2 + 1
+    far = a * d**3 - 5 * a * d**2 + 8 * a * d - 4 * a
+    return np.where(d <= 1, near, np.where(d < 2, far, 0))
+
+
+class GridSample(OpRun):
+    def _run(self, x, grid, mode="linear", padding_mode="zeros", align_corners=0):
+        mode = {"bilinear": "linear", "bicubic": "cubic"}.get(mode, mode)
+        rank = x.ndim - 2
+        axes = []
+        for axis, size in enumerate(x.shape[2:]):
+            g = grid[..., rank - 1 - axis]
+            v = (g + 1) / 2 * (size - 1) if align_corners else ((g + 1) * size - 1) / 2
+            low, high = (0, size - 1) if align_corners else (-0.5, size - 0.5)
+            v = np.rint(v) if mode == "nearest" else v
+            outside = (v < low) | (v > high)
+            if padding_mode == "border":
+                v = np.where(outside, np.clip(v, 0, size - 1), v)
+            elif padding_mode == "reflection":
+                v = np.where(outside, reflect(v, low, high), v)
+            axes.append(self._taps(v, size, mode, padding_mode, low, high))
+        out = 0
+        batch = np.arange(x.shape[0]).reshape(-1, *[1] * rank)
+        for combination in itertools.product(*axes):
+            pixel = np.moveaxis(x, 1, -1)[(batch, *(index for index, _ in combination))]
+            weight = np.prod(np.broadcast_arrays(*(w for _, w in combination)), axis=0)
+            out = out + np.moveaxis(pixel * weight[..., None], -1, 1)
+        return (out.astype(x.dtype),)
+
+    @staticmethod
+    def _taps(v, size, mode, padding, low, high):
+        base = np.floor(v)
+        if mode == "nearest":
+            found = [(v, np.ones_like(v))]
+        elif mode == "linear":
+            found = [(base, 1 - (v - base)), (base + 1, v - base)]
+        else:
+            found = [(base + k, cubic(v - base - k)) for k in (-1, 0, 1, 2)]
+        taps = []
+        for pixel, weight in found:
+            if padding == "zeros":
+                weight = weight * ((pixel >= 0) & (pixel < size))
+            elif padding == "reflection":
+                pixel = reflect(pixel, low, high)
+            taps.append((np.clip(pixel, 0, size - 1).astype(int), weight))
+        return taps
+
+
+OPS = [GridSample]
