@@ -18,27 +18,21 @@ def test_equals_autograd(name: str, dynamo: bool) -> None:
     torch.manual_seed(0)
     build, sample = MODELS[name]
     model = WithLoss(build()).eval()
+    make_weights_differ(model)
     x = sample()
     target = torch.randn_like(model.model(x))
     proto = export(model, (x, target), ["x", "target"], dynamo=dynamo, training=False)
     expected = torch_gradients(model, x, target)
-    initializers = [i.name for i in proto.graph.initializer]
-    wrt = [n for n in expected if n in initializers]
-    if name in ("transformer", "resnet", "unet"):
-        assert len(wrt) >= 0.6 * len(expected), "the exporter kept the parameters' names"
-    got = run(onnxtrain.differentiate(proto, wrt=wrt or None), x, target)
-    assert len(got) > 1
-    for key in wrt:
-        compare(got[f"{key}_grad"], expected[key], key)
-    if not wrt or name in ("lstm", "gru"):  # recurrent weights are re-packed under other names
-        packed = sum(float(np.sum(v.astype(np.float64) ** 2)) for k, v in got_all(proto, x, target))
-        exact = sum(float(np.sum(v.astype(np.float64) ** 2)) for v in expected.values())
-        np.testing.assert_allclose(packed, exact, rtol=2e-3)
+    got = run(onnxtrain.differentiate(proto, wrt=list(expected)), x, target)
+    for key, value in expected.items():
+        compare(got[f"{key}_grad"], value, key)
 
 
-def got_all(proto, x, target):
-    got = run(onnxtrain.differentiate(proto), x, target)
-    return [(k, v) for k, v in got.items() if k.endswith("_grad")]
+def make_weights_differ(model: torch.nn.Module) -> None:
+    """The TorchScript exporter ties parameters that happen to be equal, like fresh scales of 1."""
+    for parameter in model.parameters():
+        if parameter.dim() == 1:
+            torch.nn.init.normal_(parameter, 0.5, 0.2)
 
 
 def torch_gradients(model, x, target) -> dict[str, np.ndarray]:
