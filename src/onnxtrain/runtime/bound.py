@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,6 +21,9 @@ Array = npt.NDArray[Any]
 SMALL = 64
 """Outputs of known size up to this many elements get a buffer of their own, bound once."""
 
+STAGED = 32768
+"""Inputs up to this many bytes are copied into memory that stays bound."""
+
 HOST = Device("cpu")
 
 
@@ -34,6 +38,7 @@ class Binding:
         self.io = session.io_binding()._iobinding
         self._run = session._sess.run_with_iobinding
         self._bound: dict[str, tuple[int, tuple[int, ...]]] = {}
+        self._staged: dict[str, Array] = {}
         self._outputs: list[str] = []
         self._small: dict[str, Array] = {}
         self._large: list[tuple[int, str]] = []
@@ -45,12 +50,11 @@ class Binding:
         for index, info in enumerate(infos):
             self._outputs.append(info.name)
             kind = BY_ONNX.get(info.elem_type or 0)
-            static = info.shape is not None and all(isinstance(d, int) for d in info.shape)
-            size = int(np.prod([int(d or 0) for d in info.shape or ()])) if static else SMALL + 1
-            if self.device.is_host and kind is not None and not kind.opaque and size <= SMALL:
-                buffer = np.zeros(info.shape or (), kind.numpy)  # type: ignore[arg-type]
+            shape = _small_shape(info)
+            if self.device.is_host and kind is not None and not kind.opaque and shape is not None:
+                buffer = np.zeros(shape, kind.numpy)
                 self._small[info.name] = buffer
-                self.output(info.name, kind, buffer.shape, address(buffer))
+                self.output(info.name, kind, shape, address(buffer))
             else:
                 self._large.append((index, info.name))
                 self.io.bind_output(info.name, HOST.ort_device)
@@ -58,6 +62,11 @@ class Binding:
     def input(self, name: str, kind: ElementType, shape: Sequence[int], pointer: int) -> None:
         """Bind memory where the state lives."""
         self.io.bind_input(name, self.device.ort_device, kind.binding, shape, pointer)
+
+    def host_input(self, name: str, array: Array) -> None:
+        """Bind an array of the host, a learning rate say, that the caller keeps and changes."""
+        element = array.dtype.type
+        self.io.bind_input(name, HOST.ort_device, element, array.shape, address(array))
 
     def output(self, name: str, kind: ElementType, shape: Sequence[int], pointer: int) -> None:
         """Let a result be written to memory where the state lives."""
@@ -77,7 +86,8 @@ class Binding:
 
     def feed(self, infos: Sequence[ValueInfo], values: Sequence[Any]) -> None:
         """Bind the user's inputs without copying; the same memory as before costs nothing."""
-        for info, value in zip(infos, values):
+        for info, given in zip(infos, values):
+            value = given
             if value is None:
                 continue
             if not isinstance(value, np.ndarray):
@@ -86,13 +96,23 @@ class Binding:
                 continue
             if value.dtype.kind in "OUS":
                 self.io.bind_input(info.name, value)
+                self._bound.pop(info.name, None)
                 continue
+            if value.nbytes <= STAGED:  # copying a little is cheaper than binding again
+                value = self._stage(info.name, value)
             place = (value.__array_interface__["data"][0], value.shape)
             if self._bound.get(info.name) != place:
                 kind = BY_ONNX.get(info.elem_type or 0)
                 element = kind.binding if kind is not None else value.dtype.type
                 self.io.bind_input(info.name, HOST.ort_device, element, value.shape, place[0])
                 self._bound[info.name] = place
+
+    def _stage(self, name: str, value: Array) -> Array:
+        staged = self._staged.get(name)
+        if staged is None or staged.shape != value.shape or staged.dtype != value.dtype:
+            staged = self._staged[name] = np.empty_like(value)
+        np.copyto(staged, value)
+        return staged
 
     def run(self) -> None:
         """Run; an error of onnxruntime becomes one of ours, with the large outputs rebound."""
@@ -176,6 +196,15 @@ class UserSide:
         if missing:
             raise InputError(f"Missing input(s) {missing}; the model takes {', '.join(names)}.")
         return values + [named.get(n) for n in names[len(values) :]]
+
+
+def _small_shape(info: ValueInfo) -> tuple[int, ...] | None:
+    """The shape of a value, if it is known and small."""
+    if info.shape is None:
+        return None
+    sizes = tuple(d for d in info.shape if isinstance(d, int))
+    known = len(sizes) == len(info.shape) and math.prod(sizes) <= SMALL
+    return sizes if known else None
 
 
 def address(array: Array) -> int:

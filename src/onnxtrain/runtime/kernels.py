@@ -1,0 +1,145 @@
+"""Fused updates for the common optimizers, compiled by numba when it is installed.
+
+One pass over memory instead of one per operator. The graph is the reference: the same formula in
+the same order, equal to a few units in the last place. ``ONNXTRAIN_NO_NUMBA=1`` turns this off.
+
+Importing and compiling takes seconds, so it happens at the first step, for large models only.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import math
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+Update = Callable[..., None]
+LARGE = 1_000_000
+"""Number of parameters from which compiling pays."""
+
+
+class Kernel:
+    """The update of one optimizer over a piece of the flat buffers."""
+
+    def __init__(self, name: str, hyper: Mapping[str, Any], clip: float | None) -> None:
+        self.name, self.hyper = name, hyper
+        self.limit = np.float32(math.inf if clip is None else clip)
+
+    def __call__(
+        self,
+        step: int,
+        rate: float,
+        decay: float,
+        scale: float,
+        params: Array,
+        gradients: Array,
+        *states: Array,
+    ) -> None:
+        """Update `params` and `states` in place."""
+        f = np.float32
+        rate32, decay32, scale32 = f(rate), f(decay), f(scale)
+        if self.name == "SGD":
+            self._sgd(step, rate32, decay32, scale32, params, gradients, states)
+            return
+        b1, b2 = (float(b) for b in self.hyper["betas"])
+        eps, corrected = float(self.hyper["eps"]), bool(self.hyper.get("correct_bias", True))
+        root = math.sqrt(1.0 - b2**step) if corrected else 1.0
+        factor = f(root / (1.0 - b1**step)) if corrected else f(1.0)
+        late = self.name == "AdamW" and self.hyper.get("form") != "torch"
+        shift = f(eps) if late else f(f(root) * f(eps))
+        l2 = decay32 if self.name == "Adam" else f(0.0)
+        shrink = f(rate32 * decay32) if self.name == "AdamW" else f(0.0)
+        size = f(-rate32 * factor)
+        kept = f(f(1.0) - shrink)
+        if late:
+            size = f(size * kept)
+        adam = _compiled("adam")
+        adam(params, gradients, *states, f(b1), f(1.0 - b1), f(b2), f(1.0 - b2), shift, size, kept,
+             l2, scale32, self.limit)  # fmt: skip
+
+    def _sgd(
+        self,
+        step: int,
+        rate: np.float32,
+        decay: np.float32,
+        scale: np.float32,
+        params: Array,
+        gradients: Array,
+        states: tuple[Array, ...],
+    ) -> None:
+        f = np.float32
+        momentum = f(self.hyper["momentum"])
+        if not states:
+            _compiled("sgd")(params, gradients, rate, decay, scale, self.limit)
+            return
+        fresh = f(1.0) if step == 1 else f(1.0 - float(self.hyper["dampening"]))
+        nesterov = bool(self.hyper["nesterov"])
+        _compiled("momentum")(
+            params, gradients, states[0], rate, decay, scale, self.limit, momentum, fresh, nesterov
+        )
+
+
+def find(description: Mapping[str, Any], size: int) -> Kernel | None:
+    """The kernel for an optimizer, if there is one and it pays; None means: run the graph."""
+    name, hyper = description.get("name"), description.get("hyper")
+    if name not in {"AdamW", "Adam", "SGD"} or not isinstance(hyper, Mapping):
+        return None
+    if size < LARGE or not available():
+        return None
+    needed = {"SGD": ("momentum", "dampening", "nesterov")}.get(name, ("betas", "eps"))
+    states = description.get("states") or []
+    expected = 2 if name != "SGD" else int(bool(hyper.get("momentum")))
+    if any(key not in hyper for key in needed) or len(states) != expected:
+        return None
+    clip = (description.get("clip") or {}).get("value")
+    return Kernel(name, hyper, clip)
+
+
+def available() -> bool:
+    """Whether numba is installed and not turned off."""
+    if os.environ.get("ONNXTRAIN_NO_NUMBA", "") not in {"", "0"}:
+        return False
+    return importlib.util.find_spec("numba") is not None
+
+
+@functools.cache
+def _compiled(name: str) -> Update:
+    import numba
+
+    source: Any = {"adam": _adam, "sgd": _sgd, "momentum": _momentum}[name]
+    # prange is only known to numba inside the function it compiles
+    source.__globals__["prange"] = numba.prange
+    try:
+        compiled: Update = numba.njit(parallel=True, cache=True)(source)
+    except RuntimeError:  # nowhere to write the cache
+        compiled = numba.njit(parallel=True)(source)
+    return compiled
+
+
+prange: Any = range
+
+
+def _adam(p, g, m, v, b1, c1, b2, c2, shift, size, kept, l2, scale, limit):  # type: ignore[no-untyped-def]
+    for i in prange(p.size):
+        u = min(max(g[i] * scale, -limit), limit) + l2 * p[i]
+        m[i] = b1 * m[i] + c1 * u
+        v[i] = b2 * v[i] + c2 * (u * u)
+        p[i] = kept * p[i] + size * (m[i] / (np.sqrt(v[i]) + shift))
+
+
+def _sgd(p, g, rate, decay, scale, limit):  # type: ignore[no-untyped-def]
+    for i in prange(p.size):
+        p[i] -= rate * (min(max(g[i] * scale, -limit), limit) + decay * p[i])
+
+
+def _momentum(p, g, m, rate, decay, scale, limit, momentum, fresh, nesterov):  # type: ignore[no-untyped-def]
+    for i in prange(p.size):
+        u = min(max(g[i] * scale, -limit), limit) + decay * p[i]
+        m[i] = momentum * m[i] + fresh * u
+        p[i] -= rate * (u + momentum * m[i] if nesterov else m[i])

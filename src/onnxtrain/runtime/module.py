@@ -1,0 +1,356 @@
+"""Module: the forward and backward pass of a training artifact, and the eval model."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+from onnxruntime.capi import _pybind_state as ort
+
+from ..errors import InputError, NonFiniteError, StateError
+from .artifact import (
+    Artifact,
+    check_state,
+    load_artifact,
+    specs_of,
+    without_accumulation,
+)
+from .bound import Binding, UserSide
+from .buffers import TensorStore
+from .device_ops import DeviceOps
+from .devices import Device, Provider, session_options
+from .feeds import raw_ortvalue
+from .onnxfile import Source
+from .seeds import reseed
+from .state import CheckpointState
+
+Array = npt.NDArray[Any]
+Self = TypeVar("Self", bound="Module")
+
+
+class Module:
+    """Computes loss and gradients with the training model, or outputs with the eval model.
+
+    Parameters and gradients stay in the flat buffers of `state`; every input and output
+    that is not the user's is bound once, so a step allocates nothing but its outputs.
+
+    Args:
+        train_model_uri: path or bytes of the training model.
+        state: the checkpoint; shared with `Optimizer`.
+        eval_model_uri: path or bytes of the eval model, for `eval()` and for export.
+        device: ``cpu``, ``cuda[:id]``, … or the name of an execution provider. Anything but the CPU
+            keeps the state in the device's memory. That path has not been run on such hardware.
+        session_options: onnxruntime's options, used as they are.
+        providers: execution providers with their options, instead of those of `device`.
+        check_finite: raise `NonFiniteError` when a training loss is NaN or infinite.
+
+    Example:
+        >>> state = CheckpointState.load_checkpoint("checkpoint")  # doctest: +SKIP
+        >>> module = Module("training_model.onnx", state, "eval_model.onnx")  # doctest: +SKIP
+        >>> loss = module(x, labels)  # doctest: +SKIP
+    """
+
+    training: bool
+
+    def __init__(
+        self,
+        train_model_uri: Source,
+        state: CheckpointState,
+        eval_model_uri: Source | None = None,
+        device: str = "cpu",
+        session_options: Any = None,
+        providers: Sequence[Provider] | None = None,
+        *,
+        check_finite: bool = False,
+    ) -> None:
+        if not isinstance(state, CheckpointState):
+            raise TypeError(f"state must be a CheckpointState, not {type(state).__name__}.")
+        self.training = True
+        self.check_finite = check_finite
+        self._state, self._device = state, Device(device, providers)
+        self._device_type, self._session_options = device, session_options
+        artifact = load_artifact(train_model_uri, "training")
+        self._eval = _Eval(eval_model_uri, self) if eval_model_uri is not None else None
+        check_state(artifact, state)
+        self._order, self._trainable = artifact.parameters, list(artifact.trainable)
+        self._specs = specs_of(artifact)
+        self._ops = DeviceOps(self._device)
+        state._place(self._device)
+        if state._gradients is None:
+            state._gradients = state._trainable.like()
+        self._train = _Train(artifact, self)
+        self._overwrite = True
+
+    # --- running ---------------------------------------------------------------------------------
+
+    def __call__(self, *user_inputs: Any, **named_inputs: Any) -> Any:
+        """Run one step.
+
+        In training mode: loss (and additional outputs), gradients added to those there are,
+        unless `lazy_reset_grad` was called. In eval mode: the eval model's outputs.
+
+        Args:
+            user_inputs: in the order of `input_names()`: arrays, or values that become arrays. If
+                all are OrtValues the results are OrtValues as well.
+            named_inputs: the same by name.
+
+        Returns:
+            One output as it is, several as a tuple.
+        """
+        part = self._train if self.training else self._need_eval()
+        values = part.user.ordered(user_inputs, named_inputs)
+        arrays = part.user.check.arrays(values)
+        self._state._need_values()
+        if self._state._settle is not None:
+            self._state._settle()
+        binding = part.run(arrays)
+        as_values = bool(arrays) and all(raw_ortvalue(v) is not None for v in values)
+        results: Sequence[Any] = binding.result_values() if as_values else binding.results()
+        if self.check_finite and self.training:
+            _check_finite(results[0].numpy() if as_values else results[0])
+        return results[0] if len(results) == 1 else tuple(results)
+
+    def train(self: Self, mode: bool = True) -> Self:
+        """Use the training model from now on (or, with False, the eval model)."""
+        self.training = bool(mode)
+        return self
+
+    def eval(self: Self) -> Self:
+        """Use the eval model from now on."""
+        return self.train(False)
+
+    def lazy_reset_grad(self) -> None:
+        """Let the next training step overwrite the gradients; until then they stay readable."""
+        self._overwrite = True
+
+    def input_names(self) -> list[str]:
+        """Names of the user's inputs of the current mode's model."""
+        return (self._train if self.training else self._need_eval()).user.input_names
+
+    def output_names(self) -> list[str]:
+        """Names of the outputs of the current mode's model."""
+        return (self._train if self.training else self._need_eval()).user.output_names
+
+    # --- parameters as one vector ----------------------------------------------------------------
+
+    def get_parameters_size(self, trainable_only: bool = True) -> int:
+        """Number of elements of the (trainable) parameters."""
+        return sum(self._specs[n].size for n in self._chosen(trainable_only))
+
+    def get_contiguous_parameters(self, trainable_only: bool = False) -> Any:
+        """All parameters as one float vector, in the order of the training model's inputs.
+
+        A view of the parameters themselves when nothing lies between them in memory (each
+        tensor starts on a multiple of 64 bytes), otherwise a copy.
+        """
+        names = self._chosen(trainable_only)
+        self._need_floats(names)
+        self._state._need_values()
+        self._state._sync()
+        vector = self._shared_vector(names)
+        if vector is None:
+            views = [self._state._store_of(n).view(n).reshape(-1) for n in names]
+            vector = np.concatenate(views) if views else np.empty(0, np.float32)
+        return ort.OrtValue.ortvalue_from_numpy(vector, _host())
+
+    def copy_buffer_to_parameters(self, buffer: Any, trainable_only: bool = True) -> None:
+        """Set the parameters from one vector, the inverse of `get_contiguous_parameters`.
+
+        Completes a nominal state; then `trainable_only` must be False.
+        """
+        raw = raw_ortvalue(buffer)
+        vector = np.asarray(raw.numpy() if raw is not None else buffer)
+        names = self._chosen(trainable_only)
+        self._need_floats(names)
+        state = self._state
+        if state.is_nominal and trainable_only and set(names) != set(self._order):
+            raise StateError(
+                "The checkpoint is nominal: all parameters are needed at once. Call "
+                "copy_buffer_to_parameters(buffer, trainable_only=False)."
+            )
+        size = sum(self._specs[n].size for n in names)
+        if vector.dtype != np.float32 or vector.size != size:
+            raise InputError(
+                f"The buffer must hold {size} float32 values, it holds {vector.size} of "
+                f"{vector.dtype}."
+            )
+        state._sync()
+        at, flat = 0, vector.reshape(-1)
+        for name in names:
+            view = state._store_of(name).view(name)
+            view[...] = flat[at : at + view.size].reshape(view.shape)
+            at += view.size
+        state._nominal = None
+        for store in state._stores():
+            store.push()
+
+    def export_model_for_inferencing(
+        self,
+        inference_model_uri: str | os.PathLike[str],
+        graph_output_names: Sequence[str],
+        *,
+        external_data: bool | None = None,
+    ) -> None:
+        """Write a clean inference model with the current parameters.
+
+        Made from the eval model: only the outputs asked for and what they need, parameters as
+        initializers, targets and Dropout gone, names, opset and metadata as in the original model.
+
+        Args:
+            inference_model_uri: the file to write, atomically.
+            graph_output_names: its outputs.
+            external_data: put the weights into ``<file>.data``; by default only above 2 GB.
+        """
+        from .export import export
+
+        part = self._need_eval()
+        self._state._need_values()
+        self._state._sync()
+        export(part.source, self._state, inference_model_uri, graph_output_names, external_data)
+
+    def __repr__(self) -> str:
+        mode = "training" if self.training else "eval"
+        return (
+            f"Module({mode}, inputs={self._train.user.input_names}, {len(self._trainable)} "
+            f"trainable of {len(self._order)} parameters, device={self._device.name!r})"
+        )
+
+    # --- inside ----------------------------------------------------------------------------------
+
+    def _chosen(self, trainable_only: bool) -> list[str]:
+        trainable = set(self._trainable)
+        return [n for n in self._order if n in trainable or not trainable_only]
+
+    def _need_floats(self, names: Sequence[str]) -> None:
+        wrong = [n for n in names if self._specs[n].type.code != "F32"]
+        if wrong:
+            raise InputError(
+                f"A contiguous buffer holds float32 only; {', '.join(map(repr, wrong[:8]))} have "
+                "another type."
+            )
+
+    def _shared_vector(self, names: Sequence[str]) -> Array | None:
+        """The flat buffer itself, if it holds exactly these tensors, in order, without padding."""
+        for store in (self._state._trainable, self._state._frozen):
+            buffer = store.buffers.get("F32")
+            if buffer is not None and list(buffer.slots) == list(names) and buffer.tight():
+                return buffer.data[: list(buffer.slots.values())[-1].stop]
+        return None
+
+    def _need_eval(self) -> _Eval:
+        if self._eval is None:
+            raise StateError(
+                "Eval model was not provided. Give eval_model_uri to Module to evaluate or export."
+            )
+        return self._eval
+
+
+class _Train:
+    """The training session: one binding that overwrites gradients, one that adds to them."""
+
+    def __init__(self, artifact: Artifact, module: Module) -> None:
+        self.module, state = module, module._state
+        self.artifact = artifact
+        self.user = UserSide(
+            artifact.infos(artifact.user_inputs),
+            artifact.infos(artifact.user_outputs, outputs=True),
+            set(artifact.model.initializer_names),
+        )
+        self.next_states = TensorStore(state._frozen.specs[s] for s in artifact.states)
+        self.next_states.place(module._device)
+        reseed(artifact.model, artifact.random_nodes, state._random)
+        options = session_options(module._session_options, folder=artifact.folder)
+        self.session = module._device.session(without_accumulation(artifact), options)
+        assert state._gradients is not None
+        self.gradients = state._gradients
+        self.overwrite = self._binding(self.gradients)
+        self.accumulate: Binding | None = None
+        self.scratch: TensorStore | None = None
+
+    def _binding(self, gradients: TensorStore) -> Binding:
+        module, artifact = self.module, self.artifact
+        binding = Binding(self.session, module._device)
+        binding.user_outputs(self.user.outputs)
+        for name in module._order:
+            binding.input_tensor(name, module._state._store_of(name), name)
+        for name in artifact.trainable:
+            gradient = artifact.gradients.get(name, f"{name}_grad")
+            binding.output_tensor(gradient, gradients, name)
+        for name, updated in artifact.states.items():
+            binding.output_tensor(updated, self.next_states, name)
+        return binding
+
+    def run(self, values: Sequence[Any]) -> Binding:
+        module = self.module
+        binding = self.overwrite if module._overwrite else self._second()
+        binding.feed(self.user.inputs, values)
+        binding.run()
+        if not module._overwrite:
+            assert self.scratch is not None
+            module._ops.add(self.gradients, self.scratch)
+        self.gradients.written()
+        module._overwrite = False
+        if self.next_states.specs:
+            module._ops.copy(module._state._frozen, self.next_states)
+        return binding
+
+    def _second(self) -> Binding:
+        if self.accumulate is None:
+            self.scratch = self.gradients.like()
+            self.accumulate = self._binding(self.scratch)
+        return self.accumulate
+
+
+class _Eval:
+    """The eval session, made when it is first used."""
+
+    def __init__(self, source: Source, module: Module) -> None:
+        self.module, self.source = module, source
+        artifact = load_artifact(source, "eval", module._state)
+        self.artifact = artifact
+        self.user = UserSide(
+            artifact.infos(artifact.user_inputs),
+            artifact.infos(artifact.user_outputs, outputs=True),
+            set(artifact.model.initializer_names),
+        )
+        self._binding: Binding | None = None
+
+    def run(self, values: Sequence[Any]) -> Binding:
+        if self._binding is None:
+            self._binding = self._bind()
+        self._binding.feed(self.user.inputs, values)
+        self._binding.run()
+        return self._binding
+
+    def _bind(self) -> Binding:
+        module = self.module
+        check_state(self.artifact, module._state)
+        options = session_options(module._session_options, folder=self.artifact.folder)
+        source = self.source
+        model = (
+            bytes(source)
+            if isinstance(source, bytes | bytearray | memoryview)
+            else str(Path(source))
+        )
+        binding = Binding(module._device.session(model, options), module._device)
+        binding.user_outputs(self.user.outputs)
+        for name in self.artifact.parameters:
+            binding.input_tensor(name, module._state._store_of(name), name)
+        return binding
+
+
+def _host() -> Any:
+    return ort.OrtDevice(ort.OrtDevice.cpu(), ort.OrtDevice.default_memory(), 0)
+
+
+def _check_finite(loss: Array) -> None:
+    if not np.isfinite(loss).all():
+        raise NonFiniteError(
+            f"The loss is {loss!r}. The gradients of this step are not usable: call "
+            "lazy_reset_grad() before going on, and look at the batch, the learning rate and the "
+            "initial values."
+        )
