@@ -27,9 +27,11 @@ def softmax_cross_entropy_loss(
     reduction: str = "mean",
     ignore_index: int | None = None,
 ) -> Any:
-    # Softmax again is cheaper than asking the forward operator for its log-probabilities.
     has_log_prob = len(ys) > 1 and bool(ys[1].value.name)
-    prob = op.Exp(ys[1]) if has_log_prob else op.Softmax(scores, axis=1)
+    if scores.dtype == ir.DataType.BFLOAT16:  # which NegativeLogLikelihoodLoss does not take
+        prob = op.Softmax(scores, axis=1)
+    else:
+        prob = op.Exp(ys[1] if has_log_prob else _split_forward(op, scores))
     d_log_prob = dys[1] if len(dys) > 1 else None
     if dys[0] is None:
         assert d_log_prob is not None
@@ -40,6 +42,31 @@ def softmax_cross_entropy_loss(
     else:
         dx = prob * (share - op.ReduceSum(d_log_prob, [1])) + d_log_prob
     return op.ScatterElements(dx, label, _each(op, -share, label), axis=1, reduction="add")
+
+
+def _split_forward(op: OpBuilder, scores: Tensor) -> Tensor:
+    """Make the forward node LogSoftmax and NegativeLogLikelihoodLoss; the log-probabilities.
+
+    The gradient needs them anyway, and onnxruntime runs the two operators three to four times as
+    fast as the one (8.5 ms instead of 26 to 34 for 700 targets out of 28,782 classes).
+    """
+    node = op.node
+    assert node is not None
+    assert node.graph is not None
+    log_softmax = ir.node(
+        "LogSoftmax",
+        [scores.value],
+        {"axis": 1},
+        name=op.names.fresh(f"{node.name or 'loss'}/LogSoftmax"),
+    )
+    log_prob = log_softmax.outputs[0]
+    log_prob.name = op.names.fresh(f"{log_softmax.name}_out")
+    log_prob.type, log_prob.shape = scores.value.type, scores.value.shape
+    node.graph.insert_before(node, log_softmax)
+    node.replace_input_with(0, log_prob)
+    node.resize_outputs(1)
+    node.op_type = "NegativeLogLikelihoodLoss"
+    return op.tensor(log_prob)
 
 
 @gradient("NegativeLogLikelihoodLoss", stops=(1, 2))
