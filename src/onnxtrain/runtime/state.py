@@ -68,6 +68,7 @@ class CheckpointState:
         self._gradients: TensorStore | None = None
         self._optimizer: OptimizerState | None = None
         self._scheduler: dict[str, Any] = {}
+        self._resumable_scheduler: dict[str, Any] | None = None
         self._trainer: dict[str, Any] = {}
         self._random = RandomState()
         self._properties: dict[str, Property] = {}
