@@ -14,6 +14,7 @@ import onnx.version_converter
 import onnx_ir as ir
 
 from ..errors import ModelError, ShapeInferenceError
+from .ranks import fill_ranks
 from .infer_bodies import infer_with_bodies
 
 KEEP_BYTES = 1024
@@ -95,12 +96,16 @@ def infer_shapes(model: ir.Model) -> ir.Model:
         ShapeInferenceError: types or shapes contradict each other; nothing is swallowed.
     """
 
-    def infer(proto: onnx.ModelProto) -> onnx.ModelProto:
+    def infer(proto: onnx.ModelProto, data_prop: bool = True) -> onnx.ModelProto:
         try:
             return onnx.shape_inference.infer_shapes(
-                proto, check_type=True, strict_mode=True, data_prop=True
+                proto, check_type=True, strict_mode=True, data_prop=data_prop
             )
         except Exception as error:  # the C++ side raises several types
+            if data_prop:
+                # Following values fails on valid models too: it takes a [2, 1] integer tensor
+                # for a shape of two numbers and refuses to add a longer one.
+                return infer(proto, data_prop=False)
             raise ShapeInferenceError(
                 f"Shape inference failed: {str(error).strip()}. The model contradicts itself; "
                 "onnx.checker.check_model(model, full_check=True) shows the same."
