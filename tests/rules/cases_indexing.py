@@ -25,7 +25,7 @@ CASES = [
     case("GatherElements", x(3, 3), fixed(COLUMN)),
     case("GatherElements", x(3, 3), const(COLUMN), axis=1),
     case("GatherElements", x(4, 3), fixed([[0], [2], [-1], [2]]), axis=-1),
-    case("GatherND", x(3, 4), fixed([[0, 1], [2, -1], [0, 1]]), _dynamic=False),
+    case("GatherND", x(3, 4), fixed([[0, 1], [2, -1], [0, 1]])),
     case("GatherND", x(3, 4, 9), const([[0, 1], [2, -1], [0, 1]])),
     case("GatherND", x(3, 4), const([[[0], [1]], [[0], [-1]]])),
     case("GatherND", x(2, 4, 3), const([[1], [3]]), batch_dims=1),
@@ -47,6 +47,7 @@ CASES = [
         case("ScatterND", x(3, 4), const([[1], [-2], [0]]), x(3, 4), reduction=how)
         for how in ("add", "mul", "max", "min")
     ),
+    case("ScatterND", x(3, 4), fixed([[0, 1], [2, -1]]), x(2), reduction="mul"),
     case("TopK", x(3, 5, spread=True), const([2]), _outputs=2),
     case("TopK", x(3, 5, spread=True), fixed([2]), axis=0, largest=0, _outputs=(True, True)),
     case("Unique", x(2, 3, spread=True)),

@@ -11,6 +11,7 @@ CASES = [
     case("DFT", x(2, 6, 2), inverse=1),
     case("DFT", x(2, 6, 1), const(4)),
     case("DFT", x(2, 6, 2), const(8), inverse=1),
+    case("DFT", x(2, 6, 1), const(7), onesided=1),
     case("DFT", x(2, 6, 1), fixed(7), onesided=1),
     case("DFT", x(2, 6, 2), fixed(4)),
     case("DFT", x(2, 6, 1), _opset=20),
@@ -22,5 +23,6 @@ CASES = [
     case("STFT", x(2, 10, 1), const(3), x(4), const(4), onesided=0),
     case("STFT", x(1, 9, 2), const(2), x(4), const(4), onesided=0),
     case("STFT", x(2, 10, 1), const(2), None, const(5), onesided=1),
+    case("STFT", x(2, 10, 1), const(2), x(4), onesided=1),
     case("STFT", x(2, 10, 1), fixed(2), x(4), onesided=1),
 ]

@@ -10,7 +10,7 @@ CASES = [
         const(8),
         const(16),
         const(8192),
-        x(array=0.0),
+        x(array=500.0),
         x(array=4000.0),
         _reference=False,
     ),

@@ -127,6 +127,7 @@ def add_along(
     axis %= x.rank
     outer, length = size(op, x, range(axis)), dim(op, x, axis)
     inner = size(op, x, range(axis + 1, x.rank))
+    # negative indices count from the back
     indices = op.Mod(op.Reshape(as_int64(op, indices), [-1]), scalar(op, length))
     rows, count = indices, length
     if axis and not (isinstance(outer, int) and outer == 1):

@@ -14,9 +14,11 @@ from ._index import (
     add_along,
     add_rows,
     dim,
+    flat_index,
     line,
     scalar,
     scatter_elements,
+    scatter_flat,
     size,
     vector,
     zeros,
@@ -69,19 +71,14 @@ def gather_elements(
 def gather_nd(
     op: OpBuilder, dy: Tensor, y: Tensor, x: Tensor, indices: Tensor, *, batch_dims: int = 0
 ) -> Any:
-    rows = _row_numbers(op, x, indices, batch_dims)
-    count, width = _rows_of(op, x, batch_dims + _depth(indices))
+    depth = indices.dim(-1)
+    if not isinstance(depth, int):
+        positions = op.GatherND(flat_index(op, x), indices, batch_dims=batch_dims)
+        return scatter_flat(op, x, positions, dy)
+    rows = _row_numbers(op, x, indices, batch_dims, depth)
+    count, width = _rows_of(op, x, batch_dims + depth)
     updates = op.Reshape(dy, op.Concat(op.Shape(rows), vector(op, width), axis=0))
     return op.reshape_like(add_rows(op, count, width, rows, updates), x)
-
-
-def _depth(indices: Tensor) -> int:
-    """How many axes an index tuple names: the last dimension, which must be a known number."""
-    depth = indices.dim(-1)
-    assert isinstance(depth, int), (
-        f"the last dimension of the indices {indices.name!r} is not known: give it a fixed size"
-    )
-    return depth
 
 
 def _rows_of(op: OpBuilder, x: Tensor, lead: int) -> tuple[Size, Size]:
@@ -89,9 +86,8 @@ def _rows_of(op: OpBuilder, x: Tensor, lead: int) -> tuple[Size, Size]:
     return size(op, x, range(lead)), size(op, x, range(lead, x.rank))
 
 
-def _row_numbers(op: OpBuilder, x: Tensor, indices: Tensor, batch_dims: int = 0) -> Tensor:
+def _row_numbers(op: OpBuilder, x: Tensor, indices: Tensor, batch_dims: int, depth: int) -> Tensor:
     """Index tuples as row numbers, flattened: batch position and tuple read as one number."""
-    depth = _depth(indices)
     rows: Tensor | None = None
     for i in range(depth):
         length = scalar(op, dim(op, x, batch_dims + i))
@@ -143,15 +139,11 @@ def scatter_nd(
         return op.ScatterND(dy, indices, op.zeros_like(updates)), None, op.GatherND(dy, indices)
     if reduction == "add":
         return dy, None, op.GatherND(dy, indices)
-    # As rows: ScatterElements reduces duplicates one after the other, ScatterND does not.
-    rows = _row_numbers(op, data, indices)
-    count, width = _rows_of(op, data, _depth(indices))
-    table, each = vector(op, count, width), op.Concat(op.Shape(rows), vector(op, width), axis=0)
-    positions = op.Expand(op.Unsqueeze(rows, [1]), each)
-    dy, y, rows_of_data = (op.Reshape(t, table) for t in (dy, y, data))
-    each_update = op.Reshape(updates, each)
-    dd, du = _scattered(op, dy, y, rows_of_data, positions, each_update, 0, reduction)
-    return op.reshape_like(dd, data), None, op.reshape_like(du, updates)
+    # Flat, because ScatterElements reduces duplicates one after the other, ScatterND does not.
+    positions = op.Reshape(op.GatherND(flat_index(op, data), indices), [-1])
+    dy, y, flat, each = (op.Reshape(t, [-1]) for t in (dy, y, data, updates))
+    ddata, dupdates = _scattered(op, dy, y, flat, positions, each, 0, reduction)
+    return op.reshape_like(ddata, data), None, op.reshape_like(dupdates, updates)
 
 
 def _scattered(
