@@ -1,10 +1,24 @@
 """Cases of rules/spatial.py, gridsample.py and roi.py."""
 
-from .harness import case, const, x
+import numpy as np
+
+from .harness import case, const, fixed, x
 
 # Positions inside, near the border and far outside, none at a kink.
 GRID = x(2, 3, 4, 2, low=-1.7, high=1.6, spread=True)
 GRID_3D = x(1, 2, 2, 3, 3, low=-1.4, high=1.45, spread=True)
+
+ROIS = fixed(
+    [[0.3, 0.6, 4.2, 3.9], [1.1, 0.2, 2.4, 4.7], [-1.5, 2.2, 6.8, 9.1], [2.0, 2.0, 2.0, 2.0]],
+    np.float64,
+)
+BATCH = fixed([0, 1, 1, 0])
+
+
+def roi_align(**attributes):
+    pixels = x(2, 3, 5, 6, spread=True)
+    return case("RoiAlign", pixels, ROIS, BATCH, output_height=2, output_width=3, **attributes)
+
 
 CASES = [
     case("DepthToSpace", x(2, 8, 2, 3), blocksize=2),
@@ -43,5 +57,24 @@ CASES = [
         for mode in ("linear", "nearest")
         for padding in ("zeros", "border", "reflection")
         for align in (0, 1)
+    ),
+    # --- regions
+    roi_align(),
+    roi_align(sampling_ratio=2),
+    roi_align(sampling_ratio=3, spatial_scale=0.6),
+    roi_align(coordinate_transformation_mode="output_half_pixel"),
+    roi_align(mode="max", sampling_ratio=2),
+    roi_align(mode="max", coordinate_transformation_mode="output_half_pixel"),
+    # onnx.reference has no MaxRoiPool
+    *(
+        case(
+            "MaxRoiPool",
+            x(2, 3, 5, 6, spread=True, low=-4, high=4),
+            fixed([[0, 0, 0, 3, 3], [1, 1.4, 2, 5, 4.6], [1, 0, 1, 9, 9]], np.float32),
+            pooled_shape=[2, 3],
+            spatial_scale=scale,
+            _reference=False,
+        )
+        for scale in (1.0, 0.5)
     ),
 ]

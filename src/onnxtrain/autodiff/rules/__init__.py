@@ -14,8 +14,10 @@ from . import normalization as normalization
 from . import pool as pool
 from . import quantization as quantization
 from . import randomness as randomness
+from . import recurrent as recurrent
 from . import reductions as reductions
 from . import resize as resize
+from . import roi as roi
 from . import signal as signal
 from . import spatial as spatial
 from . import softmax as softmax
