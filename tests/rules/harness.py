@@ -25,6 +25,7 @@ from onnx import TensorProto, helper, numpy_helper
 import onnxtrain
 
 from .reference_movement import OPS as MOVEMENT_OPS
+from .reference_loops import LOOP_OPS
 from .reference_ops import OPS
 
 IR_VERSION = 10
@@ -205,7 +206,7 @@ def feeds_of(c: Case, arrays: list[np.ndarray | None], dtype: Any) -> dict[str, 
 
 def run_reference(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
     with np.errstate(all="ignore"):
-        session = onnx.reference.ReferenceEvaluator(model, new_ops=[*OPS, *MOVEMENT_OPS])
+        session = onnx.reference.ReferenceEvaluator(model, new_ops=[*OPS, *LOOP_OPS, *MOVEMENT_OPS])
         return list(session.run(None, feeds))
 
 
