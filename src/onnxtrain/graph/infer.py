@@ -14,8 +14,8 @@ import onnx.version_converter
 import onnx_ir as ir
 
 from ..errors import ModelError, ShapeInferenceError
-from .ranks import fill_ranks
 from .infer_bodies import infer_with_bodies
+from .ranks import fill_ranks
 
 KEEP_BYTES = 1024
 """Initializers up to this size travel along: shapes, axes and scales that inference needs."""
@@ -111,7 +111,18 @@ def infer_shapes(model: ir.Model) -> ir.Model:
                 "onnx.checker.check_model(model, full_check=True) shows the same."
             ) from error
 
-    return through_proto(model, lambda proto: infer_with_bodies(proto, infer))
+    _fill_defaults(model)
+    while True:
+        model = through_proto(model, lambda proto: infer_with_bodies(proto, infer))
+        if not fill_ranks(model):
+            return model
+
+
+def _fill_defaults(model: ir.Model) -> None:
+    """Spell out a default that onnx's own inference trips over when it is left out."""
+    for node in model.graph.all_nodes():
+        if node.op_type == "MeanVarianceNormalization" and "axes" not in node.attributes:
+            node.attributes.add(ir.AttrInt64s("axes", [0, 2, 3]))
 
 
 def convert_version(model: ir.Model, opset: int) -> ir.Model:
