@@ -65,6 +65,8 @@ CASES = [
     case("Pad", x(4, 5), fixed([3, 2, 1, 7]), mode="edge"),
     case("Pad", x(4, 5), const([1, 2, 4, 0]), mode="wrap", _opset=19),
     case("Pad", x(4, 5), fixed([1, 2]), None, const([1]), mode="wrap", _opset=19),
+    case("CenterCropPad", x(5, 6), const([3, 8]), _label="by its body"),
+    case("CenterCropPad", x(2, 6), const([5]), axes=[1], _label="by its body"),
     case("Trilu", x(3, 4)),
     case("Trilu", x(2, 3, 4), const(1), upper=0),
     case("Trilu", x(3, 4), fixed(-1)),
