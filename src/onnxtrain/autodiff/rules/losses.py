@@ -52,21 +52,13 @@ def _split_forward(op: OpBuilder, scores: Tensor) -> Tensor:
     """
     node = op.node
     assert node is not None
-    assert node.graph is not None
-    log_softmax = ir.node(
-        "LogSoftmax",
-        [scores.value],
-        {"axis": 1},
-        name=op.names.fresh(f"{node.name or 'loss'}/LogSoftmax"),
-    )
-    log_prob = log_softmax.outputs[0]
-    log_prob.name = op.names.fresh(f"{log_softmax.name}_out")
-    log_prob.type, log_prob.shape = scores.value.type, scores.value.shape
-    node.graph.insert_before(node, log_softmax)
-    node.replace_input_with(0, log_prob)
+    with op.forward():
+        log_prob = op.LogSoftmax(scores, axis=1)
+    log_prob.value.shape = scores.value.shape
+    node.replace_input_with(0, log_prob.value)
     node.resize_outputs(1)
     node.op_type = "NegativeLogLikelihoodLoss"
-    return op.tensor(log_prob)
+    return log_prob
 
 
 @gradient("NegativeLogLikelihoodLoss", stops=(1, 2))

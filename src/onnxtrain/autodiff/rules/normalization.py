@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 
 from ...graph import OpBuilder, Tensor
@@ -36,26 +37,38 @@ def project(op: OpBuilder, g: Tensor, normal: Tensor, rstd: Tensor, axes: Sequen
     return (g - (normal * across + along)) * rstd
 
 
-def channel_sum(op: OpBuilder, x: Tensor, rank: int) -> Tensor:
-    """Sum over all axes but the second; space first and batch then is the faster order."""
+def channel_sum(op: OpBuilder, x: Tensor, rank: int, like: Tensor) -> Tensor:
+    """Sum over all axes but the second; the result has the shape of the vector `like`.
+
+    Space first and batch then is the faster order, and `sum_to` knows the fastest sum of rows.
+    """
     if rank > 2:
         x = op.ReduceSum(x, list(range(2, rank)), keepdims=0)
+    width = like.dim(0)
+    if isinstance(width, int):
+        return op.sum_to(x, like, (None, width), x)
     return op.ReduceSum(x, [0], keepdims=0)
 
 
 def channel_affine(
-    op: OpBuilder, x: Tensor, rank: int, scale: Tensor, shift: Tensor | None
+    op: OpBuilder, x: Tensor, rank: int, slope: Tensor, shift: Tensor | None, like: Tensor
 ) -> Tensor:
-    """``x·scale + shift`` with one number of each per channel, in one pass.
+    """``x·slope + shift`` in one pass; one number of each per channel, as many as `like` has.
 
     BatchNormalization in inference mode is that kernel; a broadcast (C, 1, 1) product is slow
     when the maps are small, because every map is a loop of its own.
     """
     if rank == 2:
-        scaled = x * scale
+        scaled = x * slope
         return scaled if shift is None else scaled + shift
-    zero, one = (op.full(op.shape_of(scale), v, scale.dtype) for v in (0, 1))
-    return op.BatchNormalization(x, scale, zero if shift is None else shift, zero, one, epsilon=0.0)
+    zero, one = (_vector(op, like, v, slope) for v in (0, 1))
+    return op.BatchNormalization(x, slope, zero if shift is None else shift, zero, one, epsilon=0.0)
+
+
+def _vector(op: OpBuilder, like: Tensor, number: float, typed: Tensor) -> Tensor:
+    if like.static_shape is not None:
+        return op.const(np.full(like.static_shape, number), typed.dtype)
+    return op.full(op.shape_of(like), number, typed.dtype)
 
 
 def per_channel(op: OpBuilder, v: Tensor, rank: int) -> Tensor:
@@ -78,33 +91,69 @@ def batch_normalization(
     variance: Tensor,
     *,
     epsilon: float = 1e-5,
+    momentum: float = 0.9,
     training_mode: int = 0,
 ) -> Any:
     if dys[0] is None:
         return None
-    dy, rank, dtype = dys[0], x.rank, x.dtype
-    gamma, mu, var = (as_type(op, v, dtype) for v in (scale, mean, variance))
+    dy, rank = dys[0], x.rank
+    gamma = as_type(op, scale, x.dtype)
     if training_mode:
-        share = inverse_count(op, x, scale)
-        centred = x - per_channel(op, channel_sum(op, x, rank) * share, rank)
-        var = channel_sum(op, centred * centred, rank) * share
+        centred, var = _split_forward(op, x, scale, mean, variance, momentum)
     else:
-        centred = x - per_channel(op, mu, rank)
+        centred = x - per_channel(op, as_type(op, mean, x.dtype), rank)
+        var = as_type(op, variance, x.dtype)
     rstd = op.Reciprocal(op.Sqrt(var + epsilon))
-    slope, d_bias = gamma * rstd, channel_sum(op, dy, rank)
-    d_scale = channel_sum(op, dy * centred, rank) * rstd
+    slope, d_bias = gamma * rstd, channel_sum(op, dy, rank, scale)
+    d_scale = channel_sum(op, dy * centred, rank, scale) * rstd
     d_mean = d_var = None
     if training_mode:
         # slope·(dy - mean(dy) - x̂·mean(dy·x̂)), gathered per channel
-        tilt, shift = slope * rstd * d_scale * -share, slope * d_bias * -share
-        dx = channel_affine(op, dy, rank, slope, shift) + channel_affine(
-            op, centred, rank, tilt, None
-        )
+        share = -inverse_count(op, x, scale)
+        tilt, shift = slope * rstd * d_scale * share, slope * d_bias * share
+        tilted = channel_affine(op, centred, rank, tilt, shift, scale)
+        dx = channel_affine(op, dy, rank, slope, None, scale) + tilted
     else:
-        dx = channel_affine(op, dy, rank, slope, None)
+        dx = channel_affine(op, dy, rank, slope, None, scale)
         d_mean = as_type(op, -(d_bias * slope), mean.dtype)
         d_var = as_type(op, d_scale * slope * rstd * -0.5, variance.dtype)
     return dx, as_type(op, d_scale, scale.dtype), as_type(op, d_bias, bias.dtype), d_mean, d_var
+
+
+def _split_forward(
+    op: OpBuilder, x: Tensor, scale: Tensor, mean: Tensor, variance: Tensor, momentum: float
+) -> tuple[Tensor, Tensor]:
+    """Make the forward node statistics and an inference-mode operator; x - μ and the variance.
+
+    The gradient needs both, and few execution providers have the training-mode kernel.
+    """
+    node, rank = op.node, x.rank
+    assert node is not None
+    with op.forward():
+        share = inverse_count(op, x, scale)
+        mu = channel_sum(op, x, rank, scale) * share
+        centred = x - per_channel(op, mu, rank)
+        var = channel_sum(op, centred * centred, rank, scale) * share
+        updated = [
+            running * momentum + as_type(op, batch, running.dtype) * (1 - momentum)
+            for running, batch in ((mean, mu), (variance, var))
+        ]
+    node.replace_input_with(3, mu.value)
+    node.replace_input_with(4, var.value)
+    node.attributes.pop("training_mode")
+    node.attributes.pop("momentum", None)
+    for old, new in zip(node.outputs[1:], updated):
+        _take_place(op, old, new.value)
+    node.resize_outputs(1)
+    return centred, var
+
+
+def _take_place(op: OpBuilder, old: ir.Value, new: ir.Value) -> None:
+    """Let `new` be read instead of `old`, under its name."""
+    name, new.type, new.shape = old.name, old.type or new.type, old.shape
+    old.replace_all_uses_with(new, replace_graph_outputs=True)
+    if name:
+        old.name, new.name = op.names.fresh(f"{name}/replaced"), name
 
 
 # --- layer, instance, group --------------------------------------------------------------------
@@ -168,7 +217,7 @@ def instance_normalization(
     axes = range(2, x.rank)
     normal, rstd = standardize(op, x, axes, epsilon)
     dx = project(op, dy, normal, rstd * per_channel(op, scale, x.rank), axes)
-    return dx, channel_sum(op, dy * normal, x.rank), channel_sum(op, dy, x.rank)
+    return dx, *(channel_sum(op, d, x.rank, scale) for d in (dy * normal, dy))
 
 
 @gradient("GroupNormalization", note="scale per group (opset 18) or per channel (opset 21)")
@@ -192,7 +241,7 @@ def group_normalization(
     normal, rstd = standardize(op, by_group(x), [2], epsilon)
     dy, weighted = by_scale(dy), by_scale(by_group(dy) * normal)
     dx = project(op, by_group(dy * per_channel(op, scale, 3)), normal, rstd, [2])
-    return op.reshape_like(dx, x), channel_sum(op, weighted, 3), channel_sum(op, dy, 3)
+    return op.reshape_like(dx, x), *(channel_sum(op, d, 3, scale) for d in (weighted, dy))
 
 
 @gradient("MeanVarianceNormalization")
