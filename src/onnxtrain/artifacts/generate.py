@@ -1,0 +1,279 @@
+"""`generate_artifacts`: from a forward model to everything a device needs to train it."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Collection, Sequence
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+
+from .. import onnxblock, optim
+from ..graph.io import save
+from ..onnxblock.block import Block
+from ..onnxblock.checkpoint_utils import save_checkpoint
+from ..onnxblock.optim import OptimizerBlock
+from ..onnxblock.training import step_model as build_step_model
+from .choose import ArtifactError, Choice, check_apart, choose
+from .write import all_or_nothing
+
+log = logging.getLogger(__name__)
+PROTOBUF_LIMIT = 2**31 - 1
+
+
+class LossType(Enum):
+    """Losses that can be asked for by name; each is the block of the same name, with defaults."""
+
+    MSELoss = 1
+    CrossEntropyLoss = 2
+    BCEWithLogitsLoss = 3
+    L1Loss = 4
+    HuberLoss = 5
+    SmoothL1Loss = 6
+    NLLLoss = 7
+    BCELoss = 8
+    KLDivLoss = 9
+    HingeLoss = 10
+
+
+class OptimType(Enum):
+    """Optimizers that can be asked for by name; each is the block of that name, with defaults."""
+
+    AdamW = 1
+    SGD = 2
+    Adam = 3
+    Lamb = 4
+    Adagrad = 5
+    RMSprop = 6
+    Adadelta = 7
+    Lion = 8
+    Adafactor = 9
+
+
+class OptimizerTypeError(ArtifactError, TypeError):
+    """The optimizer is of a type that cannot be used."""
+
+
+def generate_artifacts(
+    model: onnx.ModelProto | str | os.PathLike[str],
+    requires_grad: Choice = None,
+    frozen_params: Choice = None,
+    loss: LossType | Block | None = None,
+    optimizer: OptimType | Block | optim.Optimizer | None = None,
+    artifact_directory: str | os.PathLike[str] | None = None,
+    prefix: str = "",
+    ort_format: bool = False,
+    custom_op_library: str | os.PathLike[str] | None = None,
+    additional_output_names: list[str] | None = None,
+    nominal_checkpoint: bool = False,
+    loss_input_names: list[str] | None = None,
+    *,
+    step_model: bool = False,
+    training_mode: str = "preserve",
+    no_gradient: Collection[str] = (),
+) -> None:
+    """Write the artifacts for training a model on a device.
+
+    The files are ``training_model.onnx``, ``eval_model.onnx``, ``checkpoint`` and, when asked for,
+    ``optimizer_model.onnx``, ``nominal_checkpoint`` and ``step_model.onnx``. They hold standard
+    operators only. Either all of them are written or, on an error, none.
+
+    Args:
+        model: the forward model, or the path of its file. Above 2 GiB pass the path: weights then
+            stay on disk.
+        requires_grad: what is trained: names, patterns (``"encoder.*"``), or a function of the
+            name. Initializers in neither list stay constants inside the graph.
+        frozen_params: parameters that are not trained but stay exchangeable, likewise.
+            When both lists are empty, all initializers become inputs and the checkpoint is empty.
+        loss: a `LossType`, a loss block, or None when the first output of the model is the loss.
+        optimizer: an `OptimType`, an optimizer block, an `onnxtrain.optim` optimizer, or None.
+        artifact_directory: an existing folder, by default the current one.
+        prefix: put before every file name.
+        ort_format: also write each model in the ``.ort`` format.
+        custom_op_library: library of custom operators that the model uses.
+        additional_output_names: values that training and eval model return after the loss.
+        nominal_checkpoint: also write a checkpoint without values.
+        loss_input_names: values that the loss block is called with, by default all outputs.
+        step_model: also write one graph that does loss, gradients and update in a single run.
+        training_mode: "preserve" trains BatchNormalization and Dropout as the model says (export
+            with ``training=TrainingMode.TRAINING`` for training mode); "auto" switches every
+            BatchNormalization whose scale or bias is trained to batch statistics; "train" switches
+            all BatchNormalization and Dropout nodes to training.
+        no_gradient: names of nodes, or operators, whose outputs count as constants.
+
+    Example:
+        >>> import onnx, tempfile, os
+        >>> from onnxtrain import artifacts
+        >>> model = onnx.parser.parse_model('''
+        ...     <ir_version: 8, opset_import: ["": 18]>
+        ...     g (float[N, 2] x) => (float[N, 1] y) <float[2, 1] w = {1, 2}> { y = MatMul(x, w) }
+        ... ''')
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     artifacts.generate_artifacts(
+        ...         model, requires_grad=["w"], loss=artifacts.LossType.MSELoss,
+        ...         optimizer=artifacts.OptimType.AdamW, artifact_directory=folder)
+        ...     sorted(os.listdir(folder))
+        ['checkpoint', 'eval_model.onnx', 'optimizer_model.onnx', 'training_model.onnx']
+    """
+    loaded, path = _load(model)
+    directory = _directory(artifact_directory)
+    loss_block, optimizer_block = _loss_block(loss), _optimizer_block(optimizer)
+    if additional_output_names is not None and not isinstance(additional_output_names, list):
+        raise ArtifactError(
+            "additional_output_names must be a list of names, not "
+            f"{type(additional_output_names).__name__}."
+        )
+    trainable = choose(loaded, requires_grad, "requires_grad", inputs=True)
+    frozen = choose(loaded, frozen_params, "frozen_params")
+    check_apart(trainable, frozen)
+    block = _Training(loss_block, additional_output_names or [], training_mode, no_gradient)
+    for name in trainable:
+        block.requires_grad(name)
+    for name in frozen:
+        block.requires_grad(name, False)
+    names = loss_input_names or [o.name for o in loaded.graph.output]
+    with _library(custom_op_library), onnxblock.base(loaded, path) as accessor:
+        block(*names)
+        base_dir = accessor.base_dir
+    assert block._training is not None
+    assert block._eval is not None
+    optimizer_model = _optimizer_model(optimizer_block, block)
+    with all_or_nothing(directory) as folder:
+        save(block._training, folder / f"{prefix}training_model.onnx")
+        save(block._eval, folder / f"{prefix}eval_model.onnx")
+        if optimizer_model is not None:
+            onnx.save(optimizer_model, folder / f"{prefix}optimizer_model.onnx")
+        if step_model:
+            save(_step_model(optimizer_block, block), folder / f"{prefix}step_model.onnx")
+        if ort_format:
+            _convert_to_ort(folder, custom_op_library)
+        parameters = block.parameters()
+        save_checkpoint(parameters, folder / f"{prefix}checkpoint", base_dir=base_dir)
+        if nominal_checkpoint:
+            save_checkpoint(parameters, folder / f"{prefix}nominal_checkpoint", True)
+    log.info("Artifacts written to %s", directory)
+
+
+class _Training(onnxblock.TrainingBlock):
+    """The user's loss, with the outputs that are wanted besides."""
+
+    def __init__(
+        self,
+        loss: Block,
+        additional: Sequence[str],
+        training_mode: str,
+        no_gradient: Collection[str],
+    ) -> None:
+        super().__init__()
+        self._loss, self._additional = loss, additional
+        self._training_mode, self._no_gradient = training_mode, no_gradient
+
+    def build(self, *names: str) -> tuple[str, ...]:
+        """The loss, then what else is wanted."""
+        output = self._loss(*names)
+        outputs = (output,) if isinstance(output, str) else tuple(output)
+        return (*outputs, *(n for n in self._additional if n not in outputs))
+
+
+def _load(model: Any) -> tuple[onnx.ModelProto, str | None]:
+    if isinstance(model, onnx.ModelProto):
+        if model.ByteSize() > PROTOBUF_LIMIT:
+            raise ArtifactError(
+                "The model is larger than 2 GiB, which one protobuf message cannot hold. Save it "
+                "with external data and pass in a path."
+            )
+        return model, None
+    if not isinstance(model, (str, os.PathLike)):
+        raise ArtifactError(
+            f"The model is an onnx.ModelProto or a path, not {type(model).__name__}."
+        )
+    path = os.fspath(model)
+    if not os.path.isfile(path):
+        raise FileNotFoundError(f"There is no model file {path!r}.")
+    return onnx.load(path, load_external_data=False), path
+
+
+def _directory(artifact_directory: str | os.PathLike[str] | None) -> Path:
+    directory = Path.cwd() if artifact_directory is None else Path(artifact_directory)
+    if not directory.is_dir():
+        raise FileNotFoundError(
+            f"The artifact directory {str(directory)!r} does not exist. Create it first."
+        )
+    return directory
+
+
+def _loss_block(loss: Any) -> Block:
+    if loss is None:
+        log.info("No loss: the first output of the model is taken as the loss.")
+        return onnxblock.blocks.PassThrough()
+    if isinstance(loss, LossType):
+        made: Block = getattr(onnxblock.loss, loss.name)()
+        return made
+    if isinstance(loss, Block):
+        return loss
+    raise ArtifactError(
+        f"Unknown loss provided {loss!r}. Expected a LossType or an instance of onnxblock.Block."
+    )
+
+
+def _optimizer_block(optimizer: Any) -> Block | None:
+    if optimizer is None:
+        return None
+    if isinstance(optimizer, OptimType):
+        made: Block = getattr(onnxblock.optim, optimizer.name)()
+        return made
+    if isinstance(optimizer, optim.Optimizer):
+        return OptimizerBlock(optimizer)
+    if isinstance(optimizer, Block):
+        return optimizer
+    raise OptimizerTypeError(
+        f"Unknown optimizer provided {optimizer!r}. Expected an OptimType, an optimizer of "
+        "onnxtrain.optim or an instance of onnxblock.Block."
+    )
+
+
+def _library(path: str | os.PathLike[str] | None) -> Any:
+    import contextlib
+
+    return contextlib.nullcontext() if path is None else onnxblock.custom_op_library(path)
+
+
+def _optimizer_model(
+    optimizer: Block | None, block: onnxblock.TrainingBlock
+) -> onnx.ModelProto | None:
+    if optimizer is None:
+        return None
+    if not block.parameters()[0]:
+        raise ArtifactError(
+            "An optimizer needs at least one trainable parameter. Name parameters in requires_grad."
+        )
+    assert block._training is not None
+    with onnxblock.empty_base(block._training.opset_imports[""]) as accessor:
+        optimizer(block.parameters())
+        return accessor.model
+
+
+def _step_model(optimizer: Block | None, block: onnxblock.TrainingBlock) -> ir.Model:
+    if not isinstance(optimizer, OptimizerBlock):
+        raise ArtifactError(
+            "step_model=True needs an optimizer: an OptimType, an optimizer block of "
+            "onnxtrain.onnxblock.optim or an optimizer of onnxtrain.optim."
+        )
+    assert block._plan is not None
+    return build_step_model(block._plan, optimizer.optimizer)
+
+
+def _convert_to_ort(folder: Path, custom_op_library: str | os.PathLike[str] | None) -> None:
+    from onnxruntime.tools import convert_onnx_models_to_ort as converter
+
+    converter.convert_onnx_models_to_ort(
+        folder,
+        optimization_styles=[converter.OptimizationStyle.Fixed],
+        custom_op_library_path=None if custom_op_library is None else Path(custom_op_library),
+    )
+    for extra in folder.glob("*.config"):
+        extra.unlink()  # the list of operators for custom builds

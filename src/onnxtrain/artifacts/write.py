@@ -1,0 +1,42 @@
+"""Write several files so that either all of them appear or none does."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+
+@contextlib.contextmanager
+def all_or_nothing(directory: Path) -> Iterator[Path]:
+    """A folder to write into; at the end its files move to `directory`, together.
+
+    Everything is on disk before the first file moves, so an error while files are made leaves
+    `directory` as it was. The moves themselves are renames within one file system, models last:
+    whoever sees a model sees the data it refers to.
+    """
+    staging = Path(tempfile.mkdtemp(prefix=".onnxtrain-", dir=directory))
+    try:
+        yield staging
+        files = sorted(staging.iterdir(), key=lambda f: f.suffix in {".onnx", ".ort"})
+        for file in files:
+            with file.open("rb+") as handle:
+                os.fsync(handle.fileno())
+        for file in files:
+            os.replace(file, directory / file.name)
+        _sync_directory(directory)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def _sync_directory(directory: Path) -> None:
+    if os.name != "posix":  # elsewhere a directory cannot be opened for syncing
+        return
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,220 @@
+"""`ForwardBlock` and `TrainingBlock`: blocks that make a whole model."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+
+from . import _graph_utils, training
+from .block import Block, BlockError
+from .model_accessor import ModelAccessor, current
+
+Parameters = tuple[list[onnx.TensorProto], list[onnx.TensorProto]]
+
+
+class ForwardBlock(Block):
+    """A block whose outputs become the outputs of the model.
+
+    Implement `build` and return the name, or names, of the graph outputs.
+    """
+
+    _built: onnx.ModelProto | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Build on the model of the current context and check the result."""
+        accessor = current()
+        output = _build(self, accessor, args, kwargs)
+        _graph_utils.infer_shapes(accessor.model)
+        _graph_utils.register_graph_outputs(accessor.model, output)
+        _graph_utils.check(accessor.model)
+        self._built = onnx.ModelProto()
+        self._built.CopyFrom(accessor.model)
+        return output
+
+    def to_model_proto(self) -> onnx.ModelProto:
+        """The model that was built."""
+        if self._built is None:
+            raise BlockError("Please build the forward model first: call the block.")
+        return self._built
+
+
+def _build(block: Block, accessor: ModelAccessor, args: Any, kwargs: Any) -> Any:
+    block.base = accessor.model
+    accessor.depth += 1
+    try:
+        return block.build(*args, **kwargs)
+    finally:
+        accessor.depth -= 1
+
+
+class TrainingBlock(Block):
+    """A block that makes a training model: forward, loss, gradients.
+
+    Implement `build` and return the name of the loss, or a tuple of names that begins with it.
+    Name what is trained with `requires_grad`; by default nothing is.
+
+    Example:
+        >>> import numpy as np, onnx.parser
+        >>> from onnxtrain import onnxblock
+        >>> model = onnx.parser.parse_model('''
+        ...     <ir_version: 8, opset_import: ["": 18]>
+        ...     g (float[N, 2] x) => (float[N, 1] y) <float[2, 1] w = {1, 2}> { y = MatMul(x, w) }
+        ... ''')
+        >>> class Model(onnxblock.TrainingBlock):
+        ...     def build(self, output):
+        ...         return onnxblock.loss.MSELoss()(output)
+        >>> block = Model()
+        >>> block.requires_grad("w")
+        >>> with onnxblock.base(model):
+        ...     loss = block("y")
+        >>> training, evaluation = block.to_model_proto()
+        >>> [i.name for i in training.graph.input]
+        ['x', 'target', 'w', 'w_grad.accumulation.buffer', 'lazy_reset_grad']
+    """
+
+    _training_mode = "preserve"
+    _no_gradient: Collection[str] = ()
+    _all_outputs_are_losses = False
+    _plan: training.Plan | None = None
+    _training: ir.Model | None = None
+    _eval: ir.Model | None = None
+    _parameters: Parameters | None = None
+
+    def __init__(self, temp_file_name: str = "temp.onnx") -> None:
+        super().__init__(temp_file_name)
+
+    @property
+    def _marks(self) -> dict[str, bool]:
+        """Names given to `requires_grad`; made when first used, for subclasses without init."""
+        marks: dict[str, bool] = self.__dict__.setdefault("_requires_grad_marks", {})
+        return marks
+
+    def requires_grad(self, argument_name: str, value: bool = True) -> None:
+        """Say whether the gradient of an initializer, or of a graph input, is wanted.
+
+        Args:
+            argument_name: an initializer or a graph input.
+            value: False freezes it: it stays a parameter of the model and does not change.
+        """
+        self._marks[argument_name] = value
+
+    def parameters(self) -> Parameters:
+        """The trainable and the frozen parameters, each in the model's order."""
+        if self._parameters is None:
+            raise BlockError(
+                "Please build the training model first before trying to retrieve the parameters."
+            )
+        return self._parameters
+
+    def to_model_proto(self) -> tuple[onnx.ModelProto, onnx.ModelProto]:
+        """The training model and the eval model."""
+        if self._training is None or self._eval is None:
+            raise BlockError("Please build the training model first: call the block.")
+        return ir.to_proto(self._training), ir.to_proto(self._eval)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Build on the model of the current context and check the result."""
+        accessor = current()
+        before = [o.name for o in accessor.model.graph.output]
+        output = _build(self, accessor, args, kwargs)
+        _graph_utils.infer_shapes(accessor.model)
+        _graph_utils.register_graph_outputs(accessor.model, output)
+        _graph_utils.check(accessor.model)
+        names = [output] if isinstance(output, str) else list(output)
+        self._plan = plan = self._make_plan(accessor, names, before)
+        self._parameters = _tensors(accessor.model, plan.trainable, plan.frozen)
+        self._eval = training.eval_model(plan)
+        self._training = training.training_model(plan)
+        accessor.eval_model = ir.to_proto(self._eval)
+        accessor.model.CopyFrom(ir.to_proto(self._training))
+        return output
+
+    def _make_plan(
+        self, accessor: ModelAccessor, outputs: Sequence[str], model_outputs: Sequence[str]
+    ) -> training.Plan:
+        base = onnx.ModelProto()
+        base.CopyFrom(accessor.model)
+        trainable, frozen, inputs = self._choose(base)
+        return training.Plan(
+            base,
+            accessor.base_dir,
+            outputs,
+            trainable,
+            frozen,
+            inputs,
+            model_outputs=model_outputs,
+            differentiate=outputs if self._all_outputs_are_losses else outputs[:1],
+            everything_is_input=not (trainable or frozen or inputs),
+            training_mode=self._training_mode,
+            no_gradient=self._no_gradient,
+        )
+
+    def _choose(self, base: onnx.ModelProto) -> tuple[list[str], list[str], list[str]]:
+        """Trainable, frozen, and graph inputs whose gradient is wanted."""
+        initializers = {t.name for t in base.graph.initializer}
+        inputs = {i.name for i in base.graph.input} - initializers
+        wanted = [n for n, value in self._marks.items() if value]
+        frozen = [n for n, value in self._marks.items() if not value and n not in inputs]
+        return (
+            [n for n in wanted if n not in inputs],
+            frozen,
+            [n for n in wanted if n in inputs],
+        )
+
+
+def _tensors(model: onnx.ModelProto, trainable: Sequence[str], frozen: Sequence[str]) -> Parameters:
+    tensors = {t.name: t for t in model.graph.initializer}
+
+    def copies(names: Sequence[str]) -> list[onnx.TensorProto]:
+        result = []
+        for name in names:
+            tensor = onnx.TensorProto()
+            tensor.CopyFrom(tensors[name])
+            result.append(tensor)
+        return result
+
+    return copies(trainable), copies(frozen)
+
+
+class Model(ForwardBlock):
+    """`ForwardBlock` under the name it had in onnxruntime-training 1.13 and 1.14."""
+
+
+class TrainingModel(TrainingBlock):
+    """The training block of onnxruntime-training 1.13 and 1.14.
+
+    Every float initializer whose name does not begin with ``onnx::`` is trained unless
+    ``requires_grad(name, False)`` says otherwise, ``requires_grad(name)`` is for graph inputs, and
+    the gradient is that of the sum of all outputs that `build` returns. Use it with
+    `onnxblock.onnx_model(model)`, which changes the model in place.
+    """
+
+    _all_outputs_are_losses = True
+
+    def _choose(self, base: onnx.ModelProto) -> tuple[list[str], list[str], list[str]]:
+        trainable, frozen, inputs = super()._choose(base)
+        from .emit import FLOATS
+
+        statistics = set(_running_statistics(base))
+        for tensor in base.graph.initializer:
+            name = tensor.name
+            if name.startswith("onnx::") or name in {*trainable, *frozen}:
+                continue
+            if name in statistics:
+                frozen.append(name)
+            elif tensor.data_type in FLOATS:
+                trainable.append(name)
+        return trainable, frozen, inputs
+
+
+def _running_statistics(base: onnx.ModelProto) -> list[str]:
+    """Mean and variance inputs of BatchNormalization: never trained by a gradient."""
+    return [
+        name
+        for node in base.graph.node
+        if node.op_type == "BatchNormalization"
+        for name in node.input[3:5]
+    ]
