@@ -40,6 +40,8 @@ class Optimizer:
         if not isinstance(module, Module):
             raise TypeError(f"module must be a Module, not {type(module).__name__}.")
         self._module, self._reset = module, reset
+        self.clip_norm: float | None = None
+        """Limit of the global gradient norm, instead of the optimizer model's own."""
         self._file = load_optimizer(optimizer_uri)
         self._update: Update | SequenceUpdate | None = None
         self._pending_rate: float | None = None
@@ -48,14 +50,18 @@ class Optimizer:
 
     def step(self) -> None:
         """Update every trainable parameter from its gradient. Gradients are kept."""
+        self.apply(1.0)
+
+    def apply(self, scale: float) -> None:
+        """Update as `step` does, with all gradients times `scale` (1/k averages k batches)."""
         state = self._module._state
         state._need_values()
         update = self._update or self._prepare()
         if state._settle is not None:
             state._settle()
         memory = self._memory
-        scale = self._clip_coefficient()
-        update.run(memory.step + 1, memory.learning_rate, scale)
+        coefficient = scale * self._clip_coefficient(scale)
+        update.run(memory.step + 1, memory.learning_rate, coefficient)
         memory.step += 1
 
     def set_learning_rate(self, learning_rate: float) -> None:
@@ -105,12 +111,14 @@ class Optimizer:
         self._update = make_update(self._file, module)
         return self._update
 
-    def _clip_coefficient(self) -> float:
-        limit = (self._file.clip or {}).get("norm")
+    def _clip_coefficient(self, scale: float) -> float:
+        limit = self.clip_norm
+        if limit is None:
+            limit = (self._file.clip or {}).get("norm")
         gradients = self._module._state._gradients
-        if limit is None or gradients is None or isinstance(self._update, SequenceUpdate):
+        if limit is None or gradients is None:
             return 1.0
-        return clip_coefficient(gradients, float(limit))
+        return clip_coefficient(gradients, float(limit), scale)
 
 
 def attach(state: Any, file: OptimizerFile, reset: bool = False) -> OptimizerState:
@@ -151,8 +159,8 @@ def attach(state: Any, file: OptimizerFile, reset: bool = False) -> OptimizerSta
     return memory
 
 
-def clip_coefficient(gradients: TensorStore, limit: float) -> float:
-    """min(1, limit / (‖g‖₂ + 1e-6)) over all gradients; sums of pieces are added in double."""
+def clip_coefficient(gradients: TensorStore, limit: float, scale: float = 1.0) -> float:
+    """min(1, limit / (‖scale·g‖₂ + 1e-6)) over all gradients; pieces are summed in double."""
     gradients.pull()
     total = 0.0
     for buffer in gradients.buffers.values():
@@ -162,4 +170,4 @@ def clip_coefficient(gradients: TensorStore, limit: float) -> float:
             total += float(np.dot(part, part))
     if math.isnan(total):
         return math.nan  # as in the graph: a NaN gradient spoils the step and is seen
-    return min(1.0, limit / (math.sqrt(total) + 1e-6))
+    return min(1.0, limit / (scale * math.sqrt(total) + 1e-6))

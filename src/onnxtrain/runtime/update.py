@@ -275,15 +275,18 @@ class SequenceUpdate:
         self.session = module._device.session(file.model, options)
 
     def run(self, step: int, rate: float, scale: float) -> None:
-        """One update; `scale` is not used: such a model does its own clipping."""
-        del scale
+        """One update; the model has no input for `scale`, so the gradients are scaled here."""
         names = self.module._trainable
         for store in (*self.stores.values(), self.gradients):
             store.pull()
+        factor = np.float32(scale)
         feeds: dict[str, Any] = {
             "learning_rate": np.array([rate], np.float32),
             "step": np.array([step], np.int64),
-            "gradients": [self.gradients.view(n) for n in names],
+            "gradients": [
+                self.gradients.view(n) * factor if scale != 1.0 else self.gradients.view(n)
+                for n in names
+            ],
             **{kind: [s.view(n) for n in names] for kind, s in self.stores.items()},
         }
         wanted = [f"{kind}.updated" for kind in self.stores]
