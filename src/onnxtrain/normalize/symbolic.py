@@ -9,6 +9,7 @@ out to be constant, and turns a Reshape with one symbolic dimension into a Resha
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -80,6 +81,8 @@ class _Pass:
         tensor = value.const_value
         if tensor is None or value.is_graph_input() or tensor.size > MAX_ELEMENTS:
             return None
+        if tensor.dtype == ir.DataType.BOOL:
+            return tensor.numpy()
         if not tensor.dtype.is_integer():  # a float may be a parameter
             return None
         return tensor.numpy().astype(object)
@@ -551,6 +554,32 @@ def _product_content(p: _Pass, node: ir.Node) -> Array | None:
     return one
 
 
+def _size_content(p: _Pass, node: ir.Node) -> Array | None:
+    dims = p.dims(node.inputs[0])
+    return None if dims is None or None in dims else _objects([_product(dims)]).reshape(())
+
+
+def _filled_content(p: _Pass, node: ir.Node) -> Array | None:
+    (shape,) = _operands(p, node)
+    attribute = node.attributes.get("value")
+    fill = attribute.as_tensor().numpy().reshape(()) if attribute else np.float32(0)
+    if fill.dtype.kind not in "iu":
+        return None
+    result = np.empty([int(s) for s in shape], object)
+    result[...] = int(fill)
+    return result
+
+
+def _compare(function: Callable[[Array, Array], Any]) -> Callable[[_Pass, ir.Node], Array | None]:
+    def apply(p: _Pass, node: ir.Node) -> Array | None:
+        a, b = _operands(p, node)
+        if any(isinstance(e, Poly) for part in (a, b) for e in part.ravel()):
+            return None
+        return np.asarray(function(a, b)).astype(bool)
+
+    return apply
+
+
 CONTENTS: dict[str, Callable[[_Pass, ir.Node], Array | None]] = {
     "Shape": _shape_content,
     "Identity": _arithmetic(lambda a: a),
@@ -558,8 +587,24 @@ CONTENTS: dict[str, Callable[[_Pass, ir.Node], Array | None]] = {
     "Sub": _arithmetic(lambda a, b: a - b),
     "Mul": _arithmetic(lambda a, b: a * b),
     "Div": _arithmetic(_integer_division),
+    "Mod": _arithmetic(lambda a, b: a % b),
     "Neg": _arithmetic(lambda a: -a),
+    "Abs": _arithmetic(np.abs),
+    "Max": _arithmetic(lambda *parts: functools.reduce(np.maximum, parts)),
+    "Min": _arithmetic(lambda *parts: functools.reduce(np.minimum, parts)),
     "Sqrt": _arithmetic(np.sqrt),
+    "Equal": _compare(lambda a, b: a == b),
+    "Less": _compare(lambda a, b: a < b),
+    "LessOrEqual": _compare(lambda a, b: a <= b),
+    "Greater": _compare(lambda a, b: a > b),
+    "GreaterOrEqual": _compare(lambda a, b: a >= b),
+    "Not": _arithmetic(np.logical_not),
+    "And": _arithmetic(np.logical_and),
+    "Or": _arithmetic(np.logical_or),
+    "Where": _arithmetic(np.where),
+    "Expand": _arithmetic(lambda a, shape: a * np.ones([int(s) for s in shape], object)),
+    "Size": _size_content,
+    "ConstantOfShape": _filled_content,
     "Gather": _gather_content,
     "Slice": _slice_content,
     "Concat": _concat_content,
