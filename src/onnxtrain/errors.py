@@ -14,6 +14,10 @@ class ModelError(OnnxTrainError, ValueError):
     """The model that was handed in is not valid or not usable as it is."""
 
 
+class MissingFileError(ModelError, FileNotFoundError):
+    """A model file, a folder, or a file with a model's external data does not exist."""
+
+
 class ShapeInferenceError(ModelError):
     """Types or shapes of the model contradict each other."""
 

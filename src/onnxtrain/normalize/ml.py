@@ -31,9 +31,8 @@ def _row(op: OpBuilder, name: str, numbers: Sequence[float]) -> Tensor:
 def _linear(
     op: OpBuilder, x: Tensor, coefficients: Sequence[float], intercepts: Sequence[float], rows: int
 ) -> Tensor:
+    x = op.Unsqueeze(x, [0]) if x.rank == 1 else x
     x = _floats(op, x)
-    if x.rank == 1:
-        x = op.Unsqueeze(x, [0])
     matrix = weight(op, "coefficients", np.array(coefficients, np.float32).reshape(rows, -1))
     shift = weight(op, "intercepts", np.array(intercepts, np.float32)) if intercepts else None
     return op.Gemm(x, matrix, shift, transB=1)

@@ -51,7 +51,6 @@ def one_opset(model: ir.Model) -> ir.Model:
 
 def standard_operators(model: ir.Model) -> ir.Model:
     """Replace contrib and ai.onnx.ml operators by standard ones."""
-    model = drop_zipmaps(model)
     table = {**CONTRIB, **ML}
     used = {(standard(n.domain), n.op_type) for n in model.graph.all_nodes()}
     if not used.isdisjoint(table):
@@ -72,6 +71,7 @@ def tidy_imports(model: ir.Model) -> ir.Model:
 
 STEPS = (
     check,
+    drop_zipmaps,
     inline_functions,
     lift_constants,
     one_opset,
