@@ -116,6 +116,12 @@ def scatter_elements(
     return op.Cast(result, to=dtype)
 
 
+def one_hot(op: OpBuilder, indices: Tensor, depth: Tensor, axis: int, dtype: ir.DataType) -> Tensor:
+    """OneHot of 0 and 1, by way of float32: the type that its kernels have."""
+    hot = op.OneHot(indices, depth, op.const([0.0, 1.0]), axis=axis)
+    return hot if dtype == ir.DataType.FLOAT else op.Cast(hot, to=dtype)
+
+
 def add_along(
     op: OpBuilder, x: Tensor, indices: Tensor, dy: Tensor, axis: int, *, unique: bool = False
 ) -> Tensor:
@@ -154,8 +160,7 @@ def add_rows(
     if unique:
         return op.ScatterND(zeros(op, shape, dy.dtype), op.Unsqueeze(rows, [1]), dy)
     if isinstance(count, int) and count <= FEW_ROWS:
-        values = op.const(np.array([0, 1]), dy.dtype)
-        return op.OneHot(rows, scalar(op, count), values, axis=0) @ dy
+        return one_hot(op, rows, scalar(op, count), 0, dy.dtype) @ dy
     if isinstance(width, int) and width < 8:
         spread = op.Expand(op.Unsqueeze(rows, [1]), op.Shape(dy))
         return scatter_elements(op, zeros(op, shape, dy.dtype), spread, dy, 0, "add")

@@ -23,6 +23,7 @@ from ._index import (
     vector,
     zeros,
 )
+from ._index import one_hot as hot
 
 # --- gather ------------------------------------------------------------------------------------
 
@@ -221,8 +222,7 @@ def one_hot(
     *,
     axis: int = -1,
 ) -> Any:
-    mask = op.OneHot(indices, depth, op.const(np.array([0, 1]), dy.dtype), axis=axis)
-    on = op.ReduceSum(dy * mask, keepdims=0)
+    on = op.ReduceSum(dy * hot(op, indices, depth, axis, dy.dtype), keepdims=0)
     off = op.ReduceSum(dy, keepdims=0) - on
     return None, None, op.Concat(op.Reshape(off, [1]), op.Reshape(on, [1]), axis=0)
 

@@ -158,7 +158,7 @@ def _slice_pads(
         sizes = [d for d in dims if isinstance(d, int)]
         if len(sizes) == len(dims):
             taken = [
-                range(d)[_as_slice(int(s), int(e), step)]
+                range(d)[int(s) : int(e) : step]
                 for d, s, e, step in zip(sizes, starts.const, ends.const, strides)
             ]
             first = np.array([min(r) if len(r) else 0 for r in taken], np.int64)
@@ -173,11 +173,6 @@ def _slice_pads(
         begin = begin - (length - 1) * np.where(down, width, 0)
     covered = length if (width == 1).all() else length * width
     return op.Concat(begin, size - begin - covered, axis=0)
-
-
-def _as_slice(start: int, end: int, step: int) -> slice:
-    """ONNX bounds as Python's: a very negative end of a downward slice means "to the start"."""
-    return slice(start, None if step < 0 and end < -(2**30) else end, step)
 
 
 def reverse(op: OpBuilder, x: Tensor, axes: Sequence[int]) -> Tensor:
