@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import logging
 import os
+import warnings
 from collections.abc import Collection, Sequence
 from enum import Enum
 from pathlib import Path
@@ -237,8 +240,6 @@ def _optimizer_block(optimizer: Any) -> Block | None:
 
 
 def _library(path: str | os.PathLike[str] | None) -> Any:
-    import contextlib
-
     return contextlib.nullcontext() if path is None else onnxblock.custom_op_library(path)
 
 
@@ -270,10 +271,14 @@ def _step_model(optimizer: Block | None, block: onnxblock.TrainingBlock) -> ir.M
 def _convert_to_ort(folder: Path, custom_op_library: str | os.PathLike[str] | None) -> None:
     from onnxruntime.tools import convert_onnx_models_to_ort as converter
 
-    converter.convert_onnx_models_to_ort(
-        folder,
-        optimization_styles=[converter.OptimizationStyle.Fixed],
-        custom_op_library_path=None if custom_op_library is None else Path(custom_op_library),
-    )
+    said = io.StringIO()
+    with warnings.catch_warnings(), contextlib.redirect_stdout(said):
+        warnings.simplefilter("ignore", ResourceWarning)  # the tool leaves its files to the gc
+        converter.convert_onnx_models_to_ort(
+            folder,
+            optimization_styles=[converter.OptimizationStyle.Fixed],
+            custom_op_library_path=None if custom_op_library is None else Path(custom_op_library),
+        )
+    log.debug("%s", said.getvalue())
     for extra in folder.glob("*.config"):
         extra.unlink()  # the list of operators for custom builds

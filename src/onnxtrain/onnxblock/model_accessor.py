@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from collections.abc import Iterator
 
 import onnx
+from onnx import external_data_helper, helper
 
 from ..errors import OnnxTrainError
 from ..normalize import MAX_IR, MAX_OPSET
+from ._graph_utils import KEEP_BYTES
 
 
 class AccessorError(OnnxTrainError, RuntimeError):
@@ -119,8 +122,23 @@ def base(model: onnx.ModelProto, model_path: str | None = None) -> Iterator[Mode
         raise AccessorError("The base onnx model cannot be None.")
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
-    with _active(ModelAccessor(copy, model_path)) as accessor:
+    accessor = ModelAccessor(copy, model_path)
+    if accessor.has_path:
+        _load_small_tensors(copy, accessor.base_dir)
+    with _active(accessor):
         yield accessor
+
+
+def _load_small_tensors(model: onnx.ModelProto, folder: str) -> None:
+    """Shapes, axes and scales are needed to infer shapes; only real weights stay on disk."""
+    for tensor in model.graph.initializer:
+        if tensor.data_location != tensor.EXTERNAL:
+            continue
+        size = math.prod(tensor.dims) * helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
+        if size <= KEEP_BYTES:
+            external_data_helper.load_external_data_for_tensor(tensor, folder)
+            tensor.data_location = tensor.DEFAULT
+            del tensor.external_data[:]
 
 
 @contextlib.contextmanager
