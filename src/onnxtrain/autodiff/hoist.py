@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
-from ..graph import OpBuilder, Tensor
+from ..graph import Dim, OpBuilder, Tensor
+from ..graph.tensor import dims_of
 from . import bodies
 from .loops import Backward, Port
 
@@ -28,25 +29,48 @@ ELEMENTWISE = frozenset(
 
 
 @dataclass(frozen=True)
-class _Stack:
-    """What a value of the body is for all iterations: a tensor with one more axis in front."""
+class Stack:
+    """What a value of the body is for all iterations: a tensor with one more axis in front.
+
+    Attributes:
+        whole: the tensor outside.
+        rank: number of dimensions of one slice.
+        backwards: in which direction the loop reads it.
+        shape: dimensions of one slice, None when they are not all known.
+    """
 
     whole: Tensor
     rank: int
     backwards: bool
+    shape: tuple[Dim, ...] | None
+
+    def fits(self, other: Stack) -> bool:
+        """Whether element-wise operations on slices may be done on the wholes."""
+        return (self.rank, self.backwards) == (other.rank, other.backwards)
+
+
+def stacks_of(op: OpBuilder, back: Backward) -> dict[ir.Value, Stack]:
+    """The stacks a backward body reads, by the value that stands for a slice."""
+    return {
+        p.inner: Stack(op.tensor(p.outer), len(p.inner.shape), p.backwards, known_dims(p.inner))
+        for p in back.reads
+        if p.axis == 0 and p.outer is not None and p.inner.shape is not None
+    }
+
+
+def known_dims(value: ir.Value) -> tuple[Dim, ...] | None:
+    """Dimensions when each has a number or a name."""
+    dims = dims_of(value)
+    return None if dims is None or None in dims else dims
 
 
 def before_the_loop(op: OpBuilder, back: Backward) -> None:
     """Compute element-wise functions of stacked values outside, for all iterations at once."""
-    stacks = {
-        p.inner: _Stack(op.tensor(p.outer), len(p.inner.shape), p.backwards)
-        for p in back.reads
-        if p.axis == 0 and p.outer is not None and p.inner.shape is not None
-    }
+    stacks = stacks_of(op, back)
     local = {o for n in back.op.nodes for o in n.outputs}
     local.update(b.value for _, b, _ in back.states)
     local.update(p.inner for p in back.reads)
-    moved: dict[ir.Value, _Stack] = {}
+    moved: dict[ir.Value, Stack] = {}
     kept: list[ir.Node] = []
     for node in back.op.nodes:
         stack = _moved(op, node, {**stacks, **moved}, local)
@@ -60,20 +84,21 @@ def before_the_loop(op: OpBuilder, back: Backward) -> None:
     for value, stack in moved.items():
         if value in used:
             inner = bodies.body_input(back.op, f"{value.name}_then", value)
+            inner.value.shape = ir.Shape(stack.shape or [None] * stack.rank)
             back.reads.append(Port(stack.whole.value, inner.value, 0, stack.backwards))
             back.replace(value, inner.value)
 
 
 def _moved(
-    op: OpBuilder, node: ir.Node, stacks: dict[ir.Value, _Stack], local: set[ir.Value]
-) -> _Stack | None:
+    op: OpBuilder, node: ir.Node, stacks: dict[ir.Value, Stack], local: set[ir.Value]
+) -> Stack | None:
     """The node applied to whole stacks, if that means the same."""
     if node.op_type not in ELEMENTWISE or node.domain or len(node.outputs) != 1:
         return None
     inputs = [v for v in node.inputs if v is not None]
     sliced = [stacks[v] for v in inputs if v in stacks]
     others = [v for v in inputs if v not in stacks]
-    if not sliced or len({(s.rank, s.backwards) for s in sliced}) != 1:
+    if not sliced or not all(sliced[0].fits(s) for s in sliced):
         return None
     rank = sliced[0].rank
     if any(v in local or v.shape is None or len(v.shape) > rank for v in others):
@@ -84,7 +109,10 @@ def _moved(
     attributes = {k: a.value for k, a in node.attributes.items()}
     whole = op.emit(node.op_type, operands, 1, **attributes)[0]
     whole.value.type = node.outputs[0].type
-    return _Stack(whole, rank, sliced[0].backwards)
+    shape = sliced[0].shape
+    if any(s.shape != shape for s in sliced) or any(v.shape is None or v.shape for v in others):
+        shape = None  # something was broadcast, perhaps
+    return Stack(whole, rank, sliced[0].backwards, shape)
 
 
 @dataclass
@@ -94,17 +122,20 @@ class After:
     Attributes:
         stacked: values of the backward body that are to be stacked for it.
         terms: captured value, how its gradient is made, and the factors: a stack that exists
-            already, or a position in `stacked`.
+            already, or a position in `stacked`; negative ones count back from it into the stacks
+            that the loop writes before them.
     """
 
     stacked: list[Tensor] = field(default_factory=list)
     terms: list[tuple[ir.Value, ir.Node, list[ir.Value | int]]] = field(default_factory=list)
 
-    def finish(self, op: OpBuilder, stacks: Sequence[Tensor]) -> list[tuple[ir.Value, Tensor]]:
-        """The gradients, from the stacks that the loop gave."""
+    def finish(
+        self, op: OpBuilder, written: Sequence[Tensor], before: int
+    ) -> list[tuple[ir.Value, Tensor]]:
+        """The gradients, from the stacks that the loop wrote, `before` of them for others."""
         found = []
         for value, node, factors in self.terms:
-            whole = [stacks[f] if isinstance(f, int) else op.tensor(f) for f in factors]
+            whole = [written[before + f] if isinstance(f, int) else op.tensor(f) for f in factors]
             op.scope = f"{value.name}_grad"
             found.append((value, _sum_over_time(op, node, whole)))
         return found
@@ -126,9 +157,12 @@ def after_the_loop(back: Backward) -> After:
     """Find sums over iterations of products or of reductions, and take them out of the body."""
     after = After()
     made = {o: n for n in back.op.nodes for o in n.outputs}
-    existing = {
+    existing: dict[ir.Value, ir.Value | int] = {
         p.inner: p.outer for p in back.reads if p.axis == 0 and p.backwards and p.outer is not None
     }
+    for place, (port, gradient) in enumerate(back.slices):
+        if port.axis == 0 and not port.backwards:  # a stack that the loop writes anyway
+            existing.setdefault(gradient.value, place - len(back.slices))
     left: list[tuple[ir.Value, Tensor]] = []
     for value, gradient in back.sums:
         rest = _split(after, back.op, value, gradient.value, made, existing)
@@ -146,7 +180,7 @@ def _split(
     value: ir.Value,
     gradient: ir.Value,
     made: dict[ir.Value, ir.Node],
-    existing: dict[ir.Value, ir.Value],
+    existing: dict[ir.Value, ir.Value | int],
 ) -> list[ir.Value]:
     """Take out what can be of a gradient, term by term; returns the terms that stay."""
     node = made.get(gradient)

@@ -50,17 +50,21 @@ class Walk:
     """One reverse pass over one graph.
 
     Args:
-        graph: the graph whose nodes are differentiated; new nodes are not added to it but
-            collected in `op.nodes`.
+        graph: the graph, or the nodes in forward order, to differentiate; new nodes are not added
+            to it but collected in `op.nodes`.
         op: the builder.
         wrt: values whose gradients are wanted.
         stop: names of nodes, or operator types, whose outputs count as constants.
     """
 
     def __init__(
-        self, graph: ir.Graph, op: OpBuilder, wrt: Iterable[ir.Value], stop: Collection[str] = ()
+        self,
+        graph: Iterable[ir.Node],
+        op: OpBuilder,
+        wrt: Iterable[ir.Value],
+        stop: Collection[str] = (),
     ) -> None:
-        self.graph, self.op, self.wrt, self.stop = graph, op, tuple(wrt), frozenset(stop)
+        self.op, self.wrt, self.stop = op, tuple(wrt), frozenset(stop)
         self.nodes = list(graph)
         self.active = self._forward_active()
         self._grads: dict[ir.Value, list[Tensor]] = {}

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from ...errors import GradientRuleError
 from ...graph import Constants, Names, OpBuilder, Tensor
-from .. import bodies, hoist, loops
+from .. import bodies, factors, hoist, loops
 from ..registry import graph_gradient
 from ..walk import Walk, captured_values
 
@@ -168,6 +168,7 @@ def scan(walk: Walk, node: ir.Node, dys: Sequence[Tensor | None]) -> Gradients:
         back.reads.append(loops.Port(port.outer, inner.value, port.axis, not port.backwards))
         back.replace(value, inner.value)
     hoist.before_the_loop(op, back)
+    factors.merge_factors(op, back)
     later = hoist.after_the_loop(back)
     sums = loops.accumulate(back, op)
     states = [*back.states, *((a, b, c) for _, a, b, c in sums)]
@@ -203,7 +204,7 @@ def scan(walk: Walk, node: ir.Node, dys: Sequence[Tensor | None]) -> Gradients:
     for (port, _), result in zip(back.slices, rest):
         assert port.outer is not None
         gradients.append((port.outer, loops.typed(result, port.outer)))
-    return gradients + later.finish(op, rest[len(back.slices) :])
+    return gradients + later.finish(op, rest, len(back.slices))
 
 
 def _stack_of(op: OpBuilder, form: loops.Repeat, value: ir.Value) -> loops.Port:
@@ -211,6 +212,10 @@ def _stack_of(op: OpBuilder, form: loops.Repeat, value: ir.Value) -> loops.Port:
     for port in (*form.sliced, *form.stacked):
         if port.inner is value:
             return port
+    for first, state, following, _ in form.states:
+        later = _port_of(form, following)
+        if state is value and later is not None:
+            return loops.Port(_shifted(op, first, later), value, 0, later.backwards)
     inner = bodies.add_body_output(op, form.body, value)
     outer = bodies.add_node_output(op, form.node, f"{value.name}_stack")
     loops.typed(op.tensor(outer), value, 0)
@@ -221,6 +226,27 @@ def _stack_of(op: OpBuilder, form: loops.Repeat, value: ir.Value) -> loops.Port:
     port = loops.Port(outer, inner)
     form.stacked.append(loops.Port(outer, value))
     return port
+
+
+def _port_of(form: loops.Repeat, value: ir.Value) -> loops.Port | None:
+    """The stack of a value, or of a copy of it, when there is one along axis 0."""
+    for port in form.stacked:
+        node = port.inner.producer()
+        copied = node is not None and node.op_type == "Identity" and node.inputs[0] is value
+        if port.axis == 0 and (port.inner is value or copied):
+            return port
+    return None
+
+
+def _shifted(op: OpBuilder, first: ir.Value, port: loops.Port) -> ir.Value:
+    """The states before each iteration, from the first one and the stack of those after it."""
+    assert port.outer is not None
+    start, stack = op.Unsqueeze(op.tensor(first), [0]), op.tensor(port.outer)
+    if port.backwards:
+        moved = op.Concat(op.Slice(stack, [1], [2**63 - 1], [0]), start, axis=0)
+    else:
+        moved = op.Concat(start, op.Slice(stack, [0], [-1], [0]), axis=0)
+    return loops.typed(moved, port.outer).value
 
 
 def _length_port(op: OpBuilder, form: loops.Repeat) -> loops.Port:

@@ -30,7 +30,8 @@ def recurrent(
     forward.scope = node.name or node.op_type
     results = _Layer(forward, node).build()
     infer_nodes(forward.nodes, op.opset)
-    inner = Walk(forward.nodes, op, [v for v in node.inputs if v in walk.active], walk.stop)
+    wrt = dict.fromkeys(v for v in node.inputs if v is not None and v in walk.active)
+    inner = Walk(forward.nodes, op, wrt, walk.stop)
     for result, dy in zip(results, dys):
         if dy is not None:
             inner.add(result.value, dy)
@@ -105,9 +106,9 @@ class _Layer:
         axis = 2 if self.by_batch else 1
         y = [op.transpose(ys, 1, 0, 2) if self.by_batch else ys for ys, _ in found]
         results = [self._joined(y, axis)]
-        for states in zip(*(finals for _, finals in found)):
-            results.append(self._joined(list(states), 1 if self.by_batch else 0))
-        return results
+        finals = zip(*(states for _, states in found))
+        axis = 1 if self.by_batch else 0
+        return results + [self._joined(list(states), axis) for states in finals]
 
     def _joined(self, parts: list[Tensor], axis: int) -> Tensor:
         """The directions along an axis of their own."""

@@ -48,7 +48,7 @@ def activations(
     return found
 
 
-def _plain(operator: str, **attributes: float) -> Activation:
+def _plain(operator: str, **attributes: Any) -> Activation:
     return lambda op, z: op.emit(operator, [z], 1, **attributes)[0]
 
 
@@ -136,11 +136,8 @@ def gru(op: OpBuilder, k: Weights) -> tuple[list[Tensor], Step]:
             gates = op.Gemm(h, r_gates, x_gates, transB=1)
         both = f(op, _clipped(op, k, gates))
         update, reset = op.many("Split", both, outputs=2, axis=-1, num_outputs=2)
-        if reset_after:
-            z = x_new + reset * h_new
-        else:
-            z = op.Gemm(reset * h, r_new, x_new, transB=1)
-        n = g(op, _clipped(op, k, z))
+        inner = x_new + reset * h_new if reset_after else op.Gemm(reset * h, r_new, x_new, transB=1)
+        n = g(op, _clipped(op, k, inner))
         return [n + update * (h - n)]
 
     return [gates, new], step
