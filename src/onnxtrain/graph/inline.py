@@ -81,6 +81,7 @@ def _fits(proto: onnx.FunctionProto, limit: int) -> bool:
 
 def _named(proto: onnx.FunctionProto, node: ir.Node, schema: Any, limit: int) -> ir.Function:
     """The body as a function of its own, defaults filled in from the schema."""
+    _complete(proto)
     function = ir.from_proto(proto)
     assert isinstance(function, ir.Function)
     for name, attribute in schema.attributes.items():
@@ -89,6 +90,16 @@ def _named(proto: onnx.FunctionProto, node: ir.Node, schema: Any, limit: int) ->
     function.opset_imports.clear()
     function.opset_imports[""] = limit
     return function
+
+
+def _complete(proto: onnx.FunctionProto) -> None:
+    """A body that depends on its call leaves out what makes the outputs nobody asked for."""
+    made = {*proto.input, *(o for n in proto.node for o in n.output)}
+    while proto.output and proto.output[-1] not in made:
+        proto.output.pop()
+    for name in proto.output:
+        if name not in made:
+            proto.node.append(onnx.helper.make_node("Constant", [], [name], value_float=0.0))
 
 
 def inline_bodies(model: ir.Model, bodies: Iterable[tuple[ir.Node, ir.Function]]) -> ir.Model:
