@@ -66,6 +66,7 @@ CASES = [
     ),
     case("Conv", x(2, 4, 9), x(6, 2, 1), kernel_shape=[1], group=2),
     case("Conv", x(2, 4, 9), x(6, 2, 3), kernel_shape=[3], group=2, pads=[4, 3]),
+    case("Conv", x(1, 5, 19, 18), x(2, 5, 16, 15), kernel_shape=[16, 15], pads=[1] * 4),
     case("Conv", x(2, 4, 3, 4, 5), x(4, 1, 2, 2, 2), kernel_shape=[2, 2, 2], group=4),
     # --- Conv: auto_pad
     case("Conv", x(2, 5, 7, 6), x(4, 5, 3, 2), kernel_shape=[3, 2], auto_pad="SAME_UPPER"),

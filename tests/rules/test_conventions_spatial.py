@@ -238,6 +238,12 @@ SECOND: dict[str, tuple[str, list[Any], Callable[..., Any], dict[str, Any]]] = {
         lambda x, w: F.conv2d(x, w, None, 1, 1, 1, 4),
         {"pads": [1] * 4, "kernel_shape": [3, 3], "group": 4},
     ),
+    "conv, depthwise with stride": (
+        "Conv",
+        [normal(2, 4, 33, 31), normal(4, 1, 3, 3)],
+        lambda x, w: F.conv2d(x, w, None, 2, 1, 1, 4),
+        {"pads": [1] * 4, "kernel_shape": [3, 3], "group": 4, "strides": [2, 2]},
+    ),
     "conv_transpose": (
         "ConvTranspose",
         [normal(2, 5, 4, 3), normal(5, 4, 3, 3)],

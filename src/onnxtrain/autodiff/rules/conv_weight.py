@@ -24,6 +24,12 @@ from .windows import (
 FEW_CHANNELS = 4
 """Up to this many input channels (a first layer), all windows go into one product."""
 
+LARGE_KERNEL = 25
+"""A first layer with stride and a kernel from this size on swaps channels and batch."""
+
+MANY_OFFSETS = 200
+"""Above this many kernel positions, one node per position is too many."""
+
 MANY_WINDOWS = 400
 """From this many windows per image on, a product per image and a sum beat a transposed dy."""
 
@@ -37,6 +43,10 @@ def weight_gradient(
     """
     if group == 1 and all(a.tiles for a in axes):
         return _tiles(op, image, signal, w, axes)
+    if all(a.static for a in axes) and _suits_swapping(image, w, axes, group):
+        return _swapped(op, image, signal, w, axes, group)
+    if group > 1 and w.dim(0) == group and w.dim(1) == 1:
+        return _depthwise(op, image, signal, axes)
     channels = image.dim(1)
     if group == 1 and isinstance(channels, int) and channels <= FEW_CHANNELS:
         return _one_product(op, image, signal, axes)
@@ -44,11 +54,22 @@ def weight_gradient(
     many = len(counts) == len(axes) and math.prod(counts) >= MANY_WINDOWS
     if group == 1:
         pieces = _per_offset(op, image, signal, w, axes, per_image=many)
-        stacked = pieces[0] if len(pieces) == 1 else op.Concat(*pieces, axis=0)
-        return op.Reshape(op.transpose(stacked, 1, 2, 0), _shape(op, w, axes))
-    pieces = _per_offset_grouped(op, image, signal, w, axes, group)
+        order = [1, 2, 0]
+    else:
+        pieces = _per_offset_grouped(op, image, signal, w, axes, group)
+        order = [1, 2, 3, 0]
     stacked = pieces[0] if len(pieces) == 1 else op.Concat(*pieces, axis=0)
-    return op.Reshape(op.transpose(stacked, 1, 2, 3, 0), _shape(op, w, axes))
+    return op.Reshape(op.transpose(stacked, *order), _shape(op, w, axes))
+
+
+def _suits_swapping(image: Tensor, w: Tensor, axes: Sequence[Axis], group: int) -> bool:
+    """Where one Conv with the batch as channels is the fastest, or all else too large a graph."""
+    kernel = math.prod(a.kernel for a in axes)
+    strided = any(a.stride > 1 for a in axes)
+    inputs = w.dim(1)
+    few = isinstance(inputs, int) and inputs <= FEW_CHANNELS
+    large = kernel >= LARGE_KERNEL or group > 1
+    return kernel > MANY_OFFSETS or (strided and few and large)
 
 
 def _shape(op: OpBuilder, w: Tensor, axes: Sequence[Axis]) -> Tensor:
@@ -91,6 +112,42 @@ def _width(image: Tensor, axes: Sequence[Axis]) -> int:
     channels = image.dim(1)
     assert isinstance(channels, int)
     return channels * math.prod(a.kernel for a in axes)
+
+
+def _swapped(
+    op: OpBuilder, image: Tensor, signal: Tensor, w: Tensor, axes: Sequence[Axis], group: int
+) -> Tensor:
+    """Conv of the image with the signal as its kernel: the batch is contracted as channels."""
+    spatial, width = len(axes), size_of(op, w, 1)
+    sizes = [a.image for a in axes]
+    split = op.Reshape(image, vector(op, [0, group, width, *sizes]))
+    batch_inside = op.transpose(split, 2, 1, 0, *range(3, spatial + 3))
+    product = op.Conv(
+        op.Reshape(batch_inside, vector(op, [width, -1, *sizes])),
+        op.transpose(signal, 1, 0, *range(2, spatial + 2)),
+        None,
+        group=group,
+        kernel_shape=[a.windows for a in axes],
+        strides=[a.dilation for a in axes],
+        dilations=[a.stride for a in axes],
+        pads=[*(a.begin for a in axes), *(a.end for a in axes)],
+    )
+    places = list(range(2, spatial + 2))  # a rest behind the last window gives further positions
+    product = op.Slice(product, [0] * spatial, [a.kernel for a in axes], places)
+    return op.transpose(product, 1, 0, *places)
+
+
+def _depthwise(op: OpBuilder, image: Tensor, signal: Tensor, axes: Sequence[Axis]) -> Tensor:
+    """One channel each: a product and a sum per position in the kernel."""
+    padded = pad_image(op, image, axes, 2)
+    spatial = list(range(2, len(axes) + 2))
+    sums = []
+    for offset in offsets_of(axes):
+        product = op.Mul(signal, at_offset(op, padded, axes, offset, 2))
+        per_image = op.ReduceSum(product, spatial, keepdims=0)
+        sums.append(op.Unsqueeze(op.ReduceSum(per_image, [0], keepdims=0), [1]))
+    stacked = sums[0] if len(sums) == 1 else op.Concat(*sums, axis=1)
+    return op.Reshape(stacked, [0, 1, *(a.kernel for a in axes)])
 
 
 def _per_offset(
