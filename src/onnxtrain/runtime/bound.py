@@ -86,33 +86,40 @@ class Binding:
 
     def feed(self, infos: Sequence[ValueInfo], values: Sequence[Any]) -> None:
         """Bind the user's inputs without copying; the same memory as before costs nothing."""
-        for info, given in zip(infos, values):
-            value = given
+        for info, value in zip(infos, values):
             if value is None:
                 continue
-            if not isinstance(value, np.ndarray):
-                self.io.bind_ortvalue_input(info.name, value)
-                self._bound.pop(info.name, None)
+            name = info.name
+            if isinstance(value, np.ndarray) and value.dtype.kind not in "OUS":
+                if value.nbytes <= STAGED:  # copying a little is cheaper than binding again
+                    self._feed_staged(info, value)
+                else:
+                    self._feed_array(info, value)
                 continue
-            if value.dtype.kind in "OUS":
-                self.io.bind_input(info.name, value)
-                self._bound.pop(info.name, None)
-                continue
-            if value.nbytes <= STAGED:  # copying a little is cheaper than binding again
-                value = self._stage(info.name, value)
-            place = (value.__array_interface__["data"][0], value.shape)
-            if self._bound.get(info.name) != place:
-                kind = BY_ONNX.get(info.elem_type or 0)
-                element = kind.binding if kind is not None else value.dtype.type
-                self.io.bind_input(info.name, HOST.ort_device, element, value.shape, place[0])
-                self._bound[info.name] = place
+            if isinstance(value, np.ndarray):
+                self.io.bind_input(name, value)
+            else:
+                self.io.bind_ortvalue_input(name, value)
+            self._bound.pop(name, None)
+            self._staged.pop(name, None)
 
-    def _stage(self, name: str, value: Array) -> Array:
-        staged = self._staged.get(name)
+    def _feed_staged(self, info: ValueInfo, value: Array) -> None:
+        staged = self._staged.get(info.name)
         if staged is None or staged.shape != value.shape or staged.dtype != value.dtype:
-            staged = self._staged[name] = np.empty_like(value)
+            staged = np.empty_like(value)
+            self._feed_array(info, staged)
+            self._staged[info.name] = staged
         np.copyto(staged, value)
-        return staged
+
+    def _feed_array(self, info: ValueInfo, value: Array) -> None:
+        place = (address(value), value.shape)
+        if self._bound.get(info.name) == place:
+            return
+        kind = BY_ONNX.get(info.elem_type or 0)
+        element = kind.binding if kind is not None else value.dtype.type
+        self.io.bind_input(info.name, HOST.ort_device, element, value.shape, place[0])
+        self._bound[info.name] = place
+        self._staged.pop(info.name, None)
 
     def run(self) -> None:
         """Run; an error of onnxruntime becomes one of ours, with the large outputs rebound."""
@@ -120,6 +127,7 @@ class Binding:
             self._run(self.io, None)
         except Exception as error:
             self._bound.clear()
+            self._staged.clear()
             for _, name in self._large:
                 self.io.bind_output(name, HOST.ort_device)
             raise RunError(f"onnxruntime could not run the model: {error}") from error

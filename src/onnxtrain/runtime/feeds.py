@@ -36,7 +36,7 @@ class FeedCheck:
                 f"The model takes {len(self.infos)} input(s) ({names}); {len(values)} given."
             )
         found = [self._array(info, value) for info, value in zip(self.infos, values)]
-        signature = tuple(_signature(v) for v in found)
+        signature = tuple([_signature(v) for v in found])
         if signature not in self._good:
             self._check(signature)
             if len(self._good) > 256:  # every length of a sequence may be a signature of its own
