@@ -37,6 +37,7 @@ def lower_opset(model: ir.Model, to: int) -> ir.Model:
         if not standard(node.domain) and onnx.defs.has(node.op_type, version):
             _settle_attributes(node, to)
     _cast_around(model, to)
+    _refuse_types(model, to)
     model.opset_imports[""] = to
     return model
 
@@ -91,6 +92,20 @@ def _harmless(node: ir.Node, name: str, value: object) -> bool:
 _HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
+def _refuse_types(model: ir.Model, to: int) -> None:
+    """Name the first node with an element type that its operator does not know at `to`."""
+    for node in all_nodes(model):
+        if standard(node.domain) or not onnx.defs.has(node.op_type, to):
+            continue
+        for value in (*node.inputs, *node.outputs):
+            dtype = value.dtype if value is not None else None
+            if dtype is not None and not _accepts(node, dtype, to):
+                raise ModelError(
+                    f"{describe(node)} works on {dtype.name}, which it cannot in opset {to}, the "
+                    f"newest that is written. Export the model with opset {to} or lower."
+                )
+
+
 def _cast_around(model: ir.Model, to: int) -> None:
     """Compute in float32 what the older operator does not offer for half-precision types."""
     table: dict[tuple[str, str], Lowering] = {}
@@ -108,12 +123,13 @@ def _accepts(node: ir.Node, dtype: ir.DataType, to: int) -> bool:
     schema = onnx.defs.get_schema(node.op_type, to)
     allowed = {c.type_param_str: c.allowed_type_strs for c in schema.type_constraints}
     name = f"tensor({dtype.name.lower()})"
-    for i, value in enumerate(node.inputs):
-        if value is None or value.dtype != dtype:
-            continue
-        formal = schema.inputs[min(i, len(schema.inputs) - 1)].type_str
-        if name not in allowed.get(formal, [formal]):
-            return False
+    for values, formals in ((node.inputs, schema.inputs), (node.outputs, schema.outputs)):
+        for i, value in enumerate(values):
+            if value is None or value.dtype != dtype or not isinstance(value.type, ir.TensorType):
+                continue
+            formal = formals[min(i, len(formals) - 1)].type_str
+            if name not in allowed.get(formal, [formal]):
+                return False
     return True
 
 
