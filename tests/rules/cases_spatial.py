@@ -1,4 +1,4 @@
-"""Cases of rules/spatial.py, gridsample.py and roi.py."""
+"""Cases of rules/spatial.py, gridsample.py, roi.py and deform.py."""
 
 import numpy as np
 
@@ -18,6 +18,26 @@ BATCH = fixed([0, 1, 1, 0])
 def roi_align(**attributes):
     pixels = x(2, 3, 5, 6, spread=True)
     return case("RoiAlign", pixels, ROIS, BATCH, output_height=2, output_width=3, **attributes)
+
+
+def deform(image, weight, *, masked=True, offset_group=1, **attributes):
+    """Offsets between -0.9 and 0.9, so that some positions leave the image."""
+    kernel = list(weight[2:])
+    rank = len(kernel)
+    strides, dilations = attributes.get("strides", [1] * rank), attributes.get("dilations", [1] * 2)
+    pads = attributes.get("pads", [0] * 2 * rank)
+    windows = [
+        (image[i + 2] + pads[i] + pads[i + rank] - (kernel[i] - 1) * dilations[i] - 1)
+        // strides[i] + 1
+        for i in range(rank)
+    ]  # fmt: skip
+    cells = offset_group * kernel[0] * kernel[1]
+    offset = x(image[0], 2 * cells, *windows, low=-0.9, high=0.9, spread=True)
+    mask = x(image[0], cells, *windows, low=0.2, high=1) if masked else None
+    return case(
+        "DeformConv", x(*image), x(*weight), offset, x(weight[0]), mask,
+        kernel_shape=kernel, offset_group=offset_group, _opset=19, **attributes,
+    )  # fmt: skip
 
 
 CASES = [
@@ -77,4 +97,9 @@ CASES = [
         )
         for scale in (1.0, 0.5)
     ),
+    # --- DeformConv
+    deform((2, 4, 5, 6), (3, 4, 2, 2)),
+    deform((2, 4, 5, 6), (3, 4, 3, 3), strides=[2, 2], pads=[1] * 4),
+    deform((1, 4, 5, 6), (4, 2, 2, 3), group=2, offset_group=2, dilations=[2, 1]),
+    deform((1, 4, 5, 6), (2, 4, 3, 2), masked=False, offset_group=4, pads=[1, 0, 0, 1]),
 ]

@@ -1,4 +1,4 @@
-"""GridSample for `onnx.reference`, whose own rounds positions to float32."""
+"""GridSample and DeformConv for `onnx.reference`, whose own round positions to float32."""
 
 from __future__ import annotations
 
@@ -66,4 +66,41 @@ class GridSample(OpRun):
         return taps
 
 
-OPS = [GridSample]
+def bilinear(image: np.ndarray, py: np.ndarray, px: np.ndarray) -> np.ndarray:
+    """(C, H, W) read at positions of any shape, zero outside: (C, *positions)."""
+    _, h, w = image.shape
+    out = np.zeros((image.shape[0], *py.shape), image.dtype)
+    for dy, dx in itertools.product((0, 1), (0, 1)):
+        iy, ix = np.floor(py) + dy, np.floor(px) + dx
+        weight = (1 - np.abs(py - iy)) * (1 - np.abs(px - ix))
+        weight = weight * ((iy >= 0) & (iy < h) & (ix >= 0) & (ix < w))
+        pixel = image[:, np.clip(iy, 0, h - 1).astype(int), np.clip(ix, 0, w - 1).astype(int)]
+        out += weight * pixel
+    return out
+
+
+class DeformConv(OpRun):
+    def _run(self, x, w, offset, b=None, mask=None, dilations=None, group=1, kernel_shape=None,
+             offset_group=1, pads=None, strides=None):  # fmt: skip
+        kh, kw = w.shape[2:]
+        oh, ow = offset.shape[2:]
+        (sh, sw), (dh, dw) = strides or (1, 1), dilations or (1, 1)
+        top, left = (pads or (0, 0))[:2]
+        n, c = x.shape[:2]
+        moves = offset.reshape(n, offset_group, kh, kw, 2, oh, ow)
+        shares = np.ones((n, offset_group, kh, kw, oh, ow)) if mask is None else mask
+        shares = shares.reshape(n, offset_group, kh, kw, oh, ow)
+        each = c // offset_group
+        cells = np.zeros((n, c, kh, kw, oh, ow), x.dtype)
+        for i, g, r, q in itertools.product(*map(range, (n, offset_group, kh, kw))):
+            py = np.arange(oh)[:, None] * sh - top + r * dh + moves[i, g, r, q, 0]
+            px = np.arange(ow)[None] * sw - left + q * dw + moves[i, g, r, q, 1]
+            part = slice(g * each, (g + 1) * each)
+            cells[i, part, r, q] = bilinear(x[i, part], py, px) * shares[i, g, r, q]
+        cells = cells.reshape(n, group, c // group, kh, kw, oh, ow)
+        weights = w.reshape(group, -1, *w.shape[1:])
+        y = np.einsum("ngcrqhw,gmcrq->ngmhw", cells, weights).reshape(n, -1, oh, ow)
+        return (y if b is None else y + b.reshape(-1, 1, 1),)
+
+
+OPS = [GridSample, DeformConv]

@@ -4,6 +4,7 @@ from . import activations as activations
 from . import conv as conv
 from . import einsum as einsum
 from . import control_flow as control_flow
+from . import deform as deform
 from . import elementwise as elementwise
 from . import indexing as indexing
 from . import gridsample as gridsample

@@ -48,7 +48,7 @@ def conv(
     kernel = kernel_of(kernel_shape, w)
     axes = axes_of(op, x, y, kernel, strides, dilations, pads, auto_pad)
     dx = input_gradient(op, dy, w, axes, group)
-    return dx, weight_gradient(op, x, dy, w, axes, group), _bias_gradient(op, dy, b, len(axes))
+    return dx, weight_gradient(op, x, dy, w, axes, group), bias_gradient(op, dy, b, len(axes))
 
 
 @gradient("ConvTranspose")
@@ -83,7 +83,7 @@ def conv_transpose(
         axes = axes_of(op, y, x, kernel, strides, dilations, around, auto_pad)
         exact = all(u < a.stride for u, a in zip(unused, axes))
     dx = _over_windows(op, dy, w, axes, group, exact=exact)
-    return dx, weight_gradient(op, dy, x, w, axes, group), _bias_gradient(op, dy, b, len(axes))
+    return dx, weight_gradient(op, dy, x, w, axes, group), bias_gradient(op, dy, b, len(axes))
 
 
 def _cropped(op: OpBuilder, axis: Axis, extra: int, auto_pad: str) -> Axis:
@@ -110,7 +110,8 @@ def _over_windows(
     return op.Slice(dx, [0] * len(axes), vector(op, [a.windows for a in axes]), _spatial(axes))
 
 
-def _bias_gradient(op: OpBuilder, dy: Tensor, b: Tensor | None, spatial: int) -> Tensor | None:
+def bias_gradient(op: OpBuilder, dy: Tensor, b: Tensor | None, spatial: int) -> Tensor | None:
+    """Sum over the batch and all pixels; None without a bias."""
     if b is None:
         return None
     # Pixels first, then the batch: onnxruntime is faster than with both at once.

@@ -85,17 +85,26 @@ def inside_only(
 
 
 class Reader:
-    """An image (N, C, *sizes) read at (N, L) positions, each axis with its taps."""
+    """An image (N, C, *sizes) read at (N, L) positions, each axis with its taps.
 
-    def __init__(self, op: OpBuilder, image: Tensor, taps: Sequence[Sequence[Tap]]) -> None:
+    `shape` is the image's, for one that was just built and whose shape is not known yet.
+    """
+
+    def __init__(
+        self,
+        op: OpBuilder,
+        image: Tensor,
+        taps: Sequence[Sequence[Tap]],
+        shape: Sequence[Size] | None = None,
+    ) -> None:
         self.op, self.image, self.taps = op, image, taps
-        self.sizes = [size_of(op, image, a + 2) for a in range(len(taps))]
+        self.shape = shape or [size_of(op, image, a) for a in range(len(taps) + 2)]
 
     def combinations(self) -> Iterator[tuple[Tensor, tuple[Tap, ...]]]:
         """Flat index (N, 1, L) and taps of every pixel that is read."""
         for combination in itertools.product(*self.taps):
             flat = combination[0].index
-            for tap, size in zip(combination[1:], self.sizes[1:]):
+            for tap, size in zip(combination[1:], self.shape[3:]):
                 flat = flat * size + tap.index
             yield self.op.Unsqueeze(flat, [1]), combination
 
@@ -118,7 +127,8 @@ class Reader:
             updates.append(dy if weight is None else dy * op.Unsqueeze(weight, [1]))
             indices.append(op.Expand(index, shape))
         together = len(indices) > 1
-        flat = op.Reshape(op.zeros_like(self.image), [0, 0, -1])
+        shape_now = vector(op, self.shape)
+        flat = op.Reshape(op.full(shape_now, 0, self.image.dtype), [0, 0, -1])
         placed = op.ScatterElements(
             flat,
             op.Concat(*indices, axis=2) if together else indices[0],
@@ -126,7 +136,7 @@ class Reader:
             axis=2,
             reduction="add",
         )
-        return op.reshape_like(placed, self.image)
+        return op.Reshape(placed, shape_now)
 
     def read(self) -> list[tuple[Tensor, tuple[Tap, ...]]]:
         """The pixels (N, C, L) that are read, not weighted yet, and their taps."""
@@ -134,11 +144,7 @@ class Reader:
         flat = op.Reshape(self.image, [0, 0, -1])
         found = []
         for index, combination in self.combinations():
-            shape = op.Concat(
-                vector(op, [size_of(op, self.image, 0), size_of(op, self.image, 1)]),
-                op.Shape(index, start=2),
-                axis=0,
-            )
+            shape = op.Concat(vector(op, self.shape[:2]), op.Shape(index, start=2), axis=0)
             found.append((op.GatherElements(flat, op.Expand(index, shape), axis=2), combination))
         return found
 
