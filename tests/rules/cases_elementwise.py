@@ -53,7 +53,7 @@ CASES = [
     case("Pow", const(2.0, np.float64), x(2, 3)),
     *(
         case("Pow", x(2, 3, **POSITIVE), const(p, np.float64), _label=f"^{p}")
-        for p in (0, 1, 2, 3, -1, 0.5, -0.5, 2.5, -2)
+        for p in (0, 1, 2, 3, 4, -1, 0.5, 1.5, -0.5, 2.5, -2)
     ),
     case("Pow", x(2, 3), const(2), _label="int"),
     case("Pow", x(2, 3), const([4]), _label="int"),

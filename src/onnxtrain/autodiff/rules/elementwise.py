@@ -163,15 +163,17 @@ def _constant_power(op: OpBuilder, dy: Tensor, y: Tensor, x: Tensor, power: floa
         return op.zeros_like(y)
     if power == 1:
         return dy
-    if power == 2:
-        return dy * (x * 2.0)
-    if power == 3:
-        return dy * (x * x * 3.0)
-    if power == 0.5:
-        return dy / (y * 2.0)
-    if power == -1:
-        return -dy * (y * y)
-    return dy * (op.Pow(x, op.like(power - 1, x)) * power)
+    lower = {
+        2: lambda: x,
+        3: lambda: x * x,
+        4: lambda: x * x * x,
+        1.5: lambda: op.Sqrt(x),
+        0.5: lambda: op.Reciprocal(y),
+        -0.5: lambda: y * y * y,
+        -1: lambda: y * y,
+    }
+    slope = lower[power]() if power in lower else op.Pow(x, op.like(power - 1, x))
+    return dy * (slope * power)
 
 
 # --- trigonometry, error function --------------------------------------------------------------

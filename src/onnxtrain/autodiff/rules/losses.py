@@ -13,6 +13,7 @@ import onnx_ir as ir
 from ...graph import OpBuilder, Tensor
 from ..registry import gradient, gradient_multi
 from .reductions import inverse_count
+from .softmax import add_at
 
 
 @gradient_multi("SoftmaxCrossEntropyLoss", stops=(1, 2))
@@ -41,7 +42,7 @@ def softmax_cross_entropy_loss(
         dx = prob * share
     else:
         dx = prob * (share - op.ReduceSum(d_log_prob, [1])) + d_log_prob
-    return op.ScatterElements(dx, label, _each(op, -share, label), axis=1, reduction="add")
+    return add_at(op, dx, label, -share, 1)
 
 
 def _split_forward(op: OpBuilder, scores: Tensor) -> Tensor:

@@ -19,9 +19,16 @@ def log_softmax(op: OpBuilder, dy: Tensor, y: Tensor, x: Tensor, *, axis: int = 
     if picked is None:
         return dy - op.Exp(y) * op.ReduceSum(dy, [axis])
     index, updates = (op.tensor(v) for v in picked)
-    return op.ScatterElements(
-        op.Exp(y) * -updates, index, updates, axis=axis % y.rank, reduction="add"
-    )
+    return add_at(op, op.Exp(y) * -updates, index, updates, axis % y.rank)
+
+
+def add_at(op: OpBuilder, x: Tensor, index: Tensor, updates: Tensor, axis: int) -> Tensor:
+    """`x` with `updates` added to the elements at `index`, one along `axis`.
+
+    Not with ScatterElements' own reduction, which onnxruntime lacks in half precision.
+    """
+    changed = op.GatherElements(x, index, axis=axis) + updates
+    return op.ScatterElements(x, index, changed, axis=axis)
 
 
 def _scattered_once(dy: Tensor, axis: int) -> Any:
