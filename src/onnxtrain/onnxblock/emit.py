@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,7 @@ class Emitter:
         self.model, self.graph = model, model.graph
         self.opset = next((o.version for o in model.opset_import if o.domain in {"", "ai.onnx"}), 0)
         self._names = names_in(model)
+        self._nodes: Any = model.graph.node
 
     def name(self, token: str) -> str:
         """A fresh name."""
@@ -107,12 +109,21 @@ class Emitter:
         while given and not given[-1]:
             given.pop()
         attributes = {k: v for k, v in attributes.items() if v is not None}
-        self.graph.node.append(
+        self._nodes.append(
             helper.make_node(
                 op_type, given, outputs, name=self.name(op_type), domain=domain, **attributes
             )
         )
         return outputs
+
+    @contextlib.contextmanager
+    def body(self) -> Iterator[list[onnx.NodeProto]]:
+        """Nodes emitted meanwhile go to a list, for a subgraph; constants stay outside."""
+        outer, self._nodes = self._nodes, []
+        try:
+            yield self._nodes
+        finally:
+            self._nodes = outer
 
     def constant(
         self, value: Any, dtype: int | None = None, token: str = "constant", like: str = ""

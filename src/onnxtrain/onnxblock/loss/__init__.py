@@ -11,6 +11,7 @@ from .classification import HingeLoss as HingeLoss
 from .classification import KLDivLoss as KLDivLoss
 from .classification import MultiMarginLoss as MultiMarginLoss
 from .classification import NLLLoss as NLLLoss
+from .ctc import CTCLoss as CTCLoss
 from .embedding import CosineEmbeddingLoss as CosineEmbeddingLoss
 from .embedding import HingeEmbeddingLoss as HingeEmbeddingLoss
 from .embedding import TripletMarginLoss as TripletMarginLoss
