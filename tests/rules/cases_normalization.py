@@ -30,7 +30,7 @@ CASES = [
     case("InstanceNormalization", x(2, 3, 5), x(3), x(3)),
     case("InstanceNormalization", x(2, 3, 4, 5), x(3), x(3), epsilon=0.1),
     # onnx.reference computes in single precision (stash_type); the form of opset 18, which the
-    # checker refuses and onnxruntime runs, is in test_conventions_elementwise.py
+    # checker refuses and onnxruntime runs, is in test_conventions_normalization.py
     case("GroupNormalization", x(2, 6, 4), x(6), x(6), num_groups=3, _opset=21, _reference=False),
     case(
         "GroupNormalization", x(2, 6, 4, 3), x(6), x(6), num_groups=2, epsilon=0.1,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from .test_conventions_elementwise import INF, f32, gradients, torch_gradients
+from .conventions import INF, f32, gradients, torch_gradients
 
 AXIS = np.array([1])
 
