@@ -15,8 +15,9 @@ from tests.rules.reference_loops import LOOP_OPS
 
 
 def parse(text: str, dtype: str, opset: int = 18) -> onnx.ModelProto:
-    """A model written with REAL for the float type."""
+    """A model written with REAL for the float type, and TYPE for its number."""
     source = f'<ir_version: 8, opset_import: ["": {opset}]>\n' + text.replace("REAL", dtype)
+    source = source.replace("TYPE", "11" if dtype == "double" else "1")
     return onnx.parser.parse_model(source)
 
 

@@ -1,7 +1,8 @@
 """Loop, Scan and the recurrent operators for `onnx.reference`, whose own are incomplete.
 
 Missing there: directions and axes of Scan; stacking in Loop; activations, clip, input_forget,
-linear_before_reset of GRU in reverse, and sequence lengths of the recurrent operators.
+linear_before_reset of GRU in reverse, and sequence lengths of the recurrent operators; insertion at
+the end of a sequence by position, SequenceMap over several sequences, the content of an optional.
 """
 
 from __future__ import annotations
@@ -206,4 +207,33 @@ class LSTM(Recurrent):
         return o * acts[2](c), c
 
 
-LOOP_OPS = [Loop, Scan, RNN, GRU, LSTM]
+class SequenceInsert(OpRun):
+    def _run(self, sequence, tensor, position=None):
+        longer = list(sequence)
+        place = len(longer) if position is None else int(np.asarray(position).item())
+        longer.insert(place if place >= 0 else place + len(longer), tensor)
+        return (longer,)
+
+
+class SequenceMap(OpRun):
+    def need_context(self) -> bool:
+        return True
+
+    def _run(self, *inputs, body=None, context=None, attributes=None):
+        results = [[] for _ in self.body.output_names]
+        for i in range(len(inputs[0])):
+            each = [v[i] if isinstance(v, list) else v for v in inputs]
+            feeds = {**(context or {}), **dict(zip(self.body.input_names, each))}
+            for found, output in zip(results, self.body.run(None, feeds)):
+                found.append(output)
+        return tuple(results)
+
+
+class OptionalGetElement(OpRun):
+    def _run(self, x):
+        return (x[0] if isinstance(x, list) and len(x) == 1 else x,)
+
+
+LOOP_OPS = [
+    Loop, Scan, RNN, GRU, LSTM, SequenceInsert, SequenceMap, OptionalGetElement,
+]  # fmt: skip

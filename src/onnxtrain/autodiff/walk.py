@@ -15,6 +15,7 @@ import onnx_ir as ir
 from ..errors import Blocker, GradientRuleError, NoGradientError, OnnxTrainError
 from ..graph import FLOATS, OpBuilder, Tensor
 from ..graph.tensor import dims_of
+from . import sequences
 from .registry import Rule, lookup
 
 
@@ -200,9 +201,12 @@ class Walk:
             return None
         if len(parts) > 1:
             self.op.scope = f"{value.name}_grad"
-            total = parts[0]
-            for part in parts[1:]:  # a chain of Add runs faster than one Sum
-                total = total + part
+            if sequences.is_sequence(value):
+                total = sequences.add(self.op, parts)
+            else:
+                total = parts[0]
+                for part in parts[1:]:  # a chain of Add runs faster than one Sum
+                    total = total + part
             self.describe(total, value)
             self._grads[value] = [total]
         return self._grads[value][0]

@@ -19,6 +19,7 @@ from . import recurrent as recurrent
 from . import reductions as reductions
 from . import resize as resize
 from . import roi as roi
+from . import sequence as sequence
 from . import signal as signal
 from . import spatial as spatial
 from . import softmax as softmax

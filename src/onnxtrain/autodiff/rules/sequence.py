@@ -1,0 +1,189 @@
+"""Sequences of tensors, and optional values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import onnx_ir as ir
+
+from ...errors import GradientRuleError
+from ...graph import Constants, Names, OpBuilder, Tensor
+from .. import bodies, sequences
+from ..registry import gradient, graph_gradient, zero_gradient
+from ..walk import Walk, captured_values
+
+zero_gradient("SequenceLength", "SequenceEmpty", "OptionalHasElement")
+
+
+def _position(op: OpBuilder, seq: Tensor, pos: Tensor) -> Tensor:
+    """A position counted from the front."""
+    pos = op.Cast(pos, to=ir.DataType.INT64)
+    return op.Where(op.Less(pos, 0), op.Add(pos, op.SequenceLength(seq)), pos)
+
+
+@gradient("SequenceConstruct")
+def sequence_construct(op: OpBuilder, dy: Tensor, y: Tensor, *inputs: Tensor) -> Any:
+    return [_at(op, dy, op.const(i), x) for i, x in enumerate(inputs)]
+
+
+def _at(op: OpBuilder, dy: Tensor, pos: Tensor, like: Tensor) -> Tensor:
+    picked = op.SequenceAt(dy, pos)
+    picked.value.type = like.value.type
+    return picked
+
+
+@gradient("SequenceAt", stops=(1,))
+def sequence_at(op: OpBuilder, dy: Tensor, y: Tensor, seq: Tensor, pos: Tensor) -> Any:
+    # zeros everywhere but at the position that was read
+    place = _position(op, seq, pos)
+    others = sequences.typed_like(op.SequenceErase(sequences.zeros_like(op, seq), place), seq.value)
+    return sequences.typed_like(op.SequenceInsert(others, dy, place), seq.value)
+
+
+@gradient("SequenceInsert", stops=(2,))
+def sequence_insert(
+    op: OpBuilder, dy: Tensor, y: Tensor, seq: Tensor, x: Tensor, pos: Tensor | None
+) -> Any:
+    place = None if pos is None else _position(op, seq, pos)
+    rest = sequences.typed_like(op.SequenceErase(dy, place), seq.value)
+    return rest, _at(op, dy, op.const(-1) if place is None else place, x)
+
+
+@gradient("SequenceErase", stops=(1,))
+def sequence_erase(op: OpBuilder, dy: Tensor, y: Tensor, seq: Tensor, pos: Tensor | None) -> Any:
+    place = None if pos is None else _position(op, seq, pos)
+    gone = op.SequenceAt(seq, op.const(-1) if place is None else place)
+    gone.value.type = ir.TensorType(seq.dtype)
+    return sequences.typed_like(op.SequenceInsert(dy, op.zeros_like(gone), place), seq.value)
+
+
+@gradient("SplitToSequence", stops=(1,))
+def split_to_sequence(
+    op: OpBuilder,
+    dy: Tensor,
+    y: Tensor,
+    x: Tensor,
+    split: Tensor | None,
+    *,
+    axis: int = 0,
+    keepdims: int = 1,
+) -> Any:
+    without_axis = split is None and not keepdims
+    dx = op.ConcatFromSequence(dy, axis=axis, new_axis=int(without_axis))
+    dx.value.type = x.value.type
+    return dx
+
+
+@gradient("ConcatFromSequence")
+def concat_from_sequence(
+    op: OpBuilder, dy: Tensor, y: Tensor, seq: Tensor, *, axis: int, new_axis: int = 0
+) -> Any:
+    if new_axis:
+        return sequences.typed_like(op.SplitToSequence(dy, axis=axis, keepdims=0), seq.value)
+
+    def length(body: OpBuilder, each: list[Tensor]) -> Tensor:
+        return body.Shape(each[0], start=axis, end=None if axis == -1 else axis + 1)
+
+    lengths = sequences.map_elements(op, length, [seq], ir.DataType.INT64, [1])
+    split = op.ConcatFromSequence(lengths, axis=0)
+    split.value.type = ir.TensorType(ir.DataType.INT64)
+    return sequences.typed_like(op.SplitToSequence(dy, split, axis=axis), seq.value)
+
+
+# An optional value has the gradient of what it holds.
+
+
+@gradient("Optional", "OptionalGetElement")
+def optional(op: OpBuilder, dy: Tensor, y: Tensor, x: Tensor) -> Any:
+    return dy
+
+
+# --- SequenceMap -------------------------------------------------------------------------------
+
+
+def _map_walk(walk: Walk, op: OpBuilder, node: ir.Node) -> Walk:
+    body = node.attributes["body"].as_graph()
+    return bodies.body_walk(walk, op, body, node, zip(node.inputs, body.inputs))
+
+
+def _inner_walks(walk: Walk, node: ir.Node) -> list[tuple[Walk, list[ir.Value]]]:
+    names = Names()
+    op = OpBuilder(names, Constants(names), walk.op.opset)
+    return [(_map_walk(walk, op, node), list(node.attributes["body"].as_graph().outputs))]
+
+
+@graph_gradient("SequenceMap", inner=_inner_walks)
+def sequence_map(
+    walk: Walk, node: ir.Node, dys: Sequence[Tensor | None]
+) -> Iterable[tuple[ir.Value, Tensor]]:
+    # A SequenceMap over the same elements and the gradients, whose body computes the forward
+    # body again and then its gradient. What all elements share gets the sum over a sequence.
+    op = walk.op
+    body = node.attributes["body"].as_graph()
+    _refuse_random(node, body)
+    inner_op = bodies.inside(op)
+    inner = _map_walk(walk, inner_op, node)
+    given: list[tuple[Tensor, Tensor]] = []
+    for output, dy in zip(body.outputs, dys):
+        if dy is not None and output in inner.active:
+            seed = bodies.body_input(inner_op, f"{output.name}_grad", output)
+            inner.add(output, seed)
+            given.append((dy, seed))
+    inner.run()
+    outer_of = {i: v for v, i in zip(node.inputs, body.inputs) if v is not None}
+    targets = [*(i for i in body.inputs if i in inner.wrt), *captured_values(node)]
+    found = [(t, g) for t in targets if t in inner.wrt and (g := inner.take(t)) is not None]
+    elements, results = _with_forward(inner_op, body, [g for _, g in found])
+    outputs = bodies.body_outputs(inner_op, results)
+    for value, (target, _) in zip(outputs, found):
+        value.type = ir.TensorType(target.dtype or ir.DataType.FLOAT)
+    graph = ir.Graph(
+        [*elements, *(s.value for _, s in given)],
+        outputs,
+        nodes=inner_op.nodes,
+        name=op.names.fresh(f"{body.name}_grad"),
+    )
+    operands = [op.tensor(outer_of[i]) for i in body.inputs] + [dy for dy, _ in given]
+    mapped = op.emit("SequenceMap", operands, len(outputs), body=graph)
+    gradients = []
+    for (target, _), result in zip(found, mapped):
+        result.value.type = ir.SequenceType(ir.TensorType(target.dtype or ir.DataType.FLOAT))
+        outer = outer_of.get(target, target)
+        if not sequences.is_sequence(outer):
+            stacked = op.ConcatFromSequence(result, axis=0, new_axis=1)
+            stacked.value.type = outer.type
+            result = op.ReduceSum(stacked, [0], keepdims=0)
+        gradients.append((outer, result))
+    return gradients
+
+
+def _refuse_random(node: ir.Node, body: ir.Graph) -> None:
+    drawn = [n.op_type for n in body.all_nodes() if n.op_type in bodies.RANDOM]
+    if drawn:
+        raise GradientRuleError(
+            f"SequenceMap {node.name!r} draws random numbers ({drawn[0]}) that its gradient could "
+            "not repeat. Draw them before it and pass them in as a sequence."
+        )
+
+
+def _with_forward(
+    op: OpBuilder, body: ir.Graph, gradients: list[Tensor]
+) -> tuple[list[ir.Value], list[Tensor]]:
+    """Put a copy of the forward body before the backward nodes; gives its inputs, the results."""
+    copied = body.clone(allow_outer_scope_values=True)
+    elements, nodes = list(copied.inputs), list(copied)
+    new: dict[ir.Value, ir.Value] = dict(zip(body.inputs, elements))
+    for old_node, new_node in zip(body, copied):
+        new.update(zip(old_node.outputs, new_node.outputs))
+        new_node.name = op.names.fresh(f"{new_node.name}_again")
+    copied.outputs.clear()
+    copied.inputs.clear()
+    copied.remove(nodes)
+    for value in new.values():
+        value.name = op.names.fresh(f"{value.name}_again")
+    live = bodies.live_nodes(op.nodes, [g.value for g in gradients])
+    bodies.rewire(live, new)
+    results = [op.tensor(new.get(g.value, g.value)) for g in gradients]
+    op.nodes[:] = bodies.live_nodes([*nodes, *live], [r.value for r in results])
+    return elements, results

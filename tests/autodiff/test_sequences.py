@@ -1,0 +1,111 @@
+"""Sequences and optional values: gradients of sequences are sequences of the same length."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from .loop_models import check
+
+RNG = np.random.default_rng(0)
+
+
+def real(*shape: int) -> np.ndarray:
+    return RNG.uniform(-1, 1, shape)
+
+
+@pytest.mark.parametrize("keep", [0, 1])
+def test_split_and_pick(keep: int) -> None:
+    text = f"""
+g (REAL[4,N,3] x) => (REAL loss) {{
+  s = SplitToSequence<axis=0, keepdims={keep}>(x)
+  one = Constant<value=int64{{1}}>()
+  last = Constant<value=int64{{-1}}>()
+  a = SequenceAt(s, one) b = SequenceAt(s, last) ab = Mul(a, b) c = SequenceAt(s, one)
+  abc = Mul(ab, c) loss = ReduceSum<keepdims=0>(abc)
+}}"""
+    check(text, {"x": real(4, 2, 3)}, ["x"])
+
+
+def test_split_in_parts_and_concatenate() -> None:
+    text = """
+g (REAL[5,3] x, REAL[2,3] y, REAL[7,3] r) => (REAL loss) {
+  sizes = Constant<value=int64[2]{2, 3}>()
+  s = SplitToSequence<axis=0>(x, sizes)
+  t = SequenceInsert(s, y)
+  u = ConcatFromSequence<axis=0>(t) v = Mul(u, u) w = Mul(v, r) loss = ReduceSum<keepdims=0>(w)
+}"""
+    check(text, {"x": real(5, 3), "y": real(2, 3), "r": real(7, 3)}, ["x", "y", "r"])
+
+
+@pytest.mark.parametrize("axis", [0, 1, -1])
+def test_construct_and_stack(axis: int) -> None:
+    text = f"""
+g (REAL[N,3] x, REAL[N,3] y) => (REAL loss) {{
+  s = SequenceConstruct(x, y, x)
+  n0 = Constant<value=int64{{{axis}}}>()
+  u = ConcatFromSequence<axis={axis}, new_axis=1>(s) c = CumSum(u, n0) e = Exp(c)
+  loss = ReduceSum<keepdims=0>(e)
+}}"""
+    check(text, {"x": real(2, 3), "y": real(2, 3)}, ["x", "y"])
+
+
+@pytest.mark.parametrize("pos", [0, 1, 2, -1, -2])
+def test_insert_and_erase(pos: int) -> None:
+    text = f"""
+g (REAL[N] x, REAL[N] y, REAL[N] z) => (REAL loss) {{
+  p = Constant<value=int64{{{pos}}}>()
+  z0 = Constant<value=int64{{0}}>()
+  s = SequenceConstruct(x, y)
+  t = SequenceInsert(s, z, p)
+  k = SequenceErase(t, p)
+  n = SequenceLength(t)
+  m = Cast<to=11>(n)
+  a = ConcatFromSequence<axis=0>(t) b = ConcatFromSequence<axis=0>(k)
+  q = CumSum(a, z0) e = Exp(q) f = Sin(b) g0 = ReduceSum<keepdims=0>(e)
+  h = ReduceSum<keepdims=0>(f) md = CastLike(m, h) hm = Mul(h, md) loss = Add(g0, hm)
+}}"""
+    check(text, {"x": real(2), "y": real(2), "z": real(2)}, ["x", "y", "z"])
+
+
+def test_shrunk_then_filled() -> None:
+    text = """
+g (REAL[N] x, REAL[M] y) => (REAL loss) {
+  s0 = SplitToSequence(x)
+  s1 = SequenceErase(s0)
+  s2 = SequenceInsert(s1, y)
+  a = ConcatFromSequence<axis=0>(s2) b = Mul(a, a) loss = ReduceSum<keepdims=0>(b)
+}"""
+    check(text, {"x": real(3), "y": real(4)}, ["x", "y"])
+
+
+def test_filled_from_empty() -> None:
+    text = """
+g (REAL[N] x, REAL[N] y) => (REAL loss) {
+  s0 = SequenceEmpty<dtype=TYPE>()
+  s1 = SequenceInsert(s0, x)
+  s2 = SequenceInsert(s1, y)
+  a = ConcatFromSequence<axis=0>(s2) b = Exp(a) loss = ReduceSum<keepdims=0>(b)
+}"""
+    check(text, {"x": real(3), "y": real(3)}, ["x", "y"])
+
+
+def test_sequence_map_with_a_shared_and_a_captured_weight() -> None:
+    text = """
+g (REAL[4,3] x, REAL[3] w, REAL[3] u) => (REAL loss) {
+  s = SplitToSequence<axis=0>(x)
+  t = SequenceMap(s, w)<body = each (REAL[1,3] a, REAL[3] b) => (REAL[1,3] c) {
+    d = Mul(a, b) e = Tanh(d) c = Mul(e, u)
+  }>
+  y = ConcatFromSequence<axis=0>(t) z = Mul(y, y) loss = ReduceSum<keepdims=0>(z)
+}"""
+    check(text, {"x": real(4, 3), "w": real(3), "u": real(3)}, ["x", "w", "u"])
+
+
+def test_optional_values() -> None:
+    text = """
+g (REAL[N] x) => (REAL loss) {
+  y = Mul(x, x) o = Optional(y) has = OptionalHasElement(o) v = OptionalGetElement(o)
+  e = Exp(v) s = ReduceSum<keepdims=0>(e) h = CastLike(has, s) loss = Mul(s, h)
+}"""
+    check(text, {"x": real(3)}, ["x"])
