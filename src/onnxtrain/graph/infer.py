@@ -33,11 +33,14 @@ def through_proto(
     order = list(graph.initializers)
     weights = dict(graph.initializers)
     remembered = {v.name: v.const_value for v in graph.inputs if v.const_value is not None}
+    held = {name: value.const_value for name, value in weights.items()}
     parked: list[str] = []
     for name, value in weights.items():
         tensor = value.const_value
         if tensor is None:
             raise ModelError(f"The initializer {name!r} has no value.")
+        if isinstance(tensor, ir.ExternalTensor) and tensor.nbytes <= KEEP_BYTES:
+            value.const_value = ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=name)
         if tensor.nbytes > KEEP_BYTES and not value.is_graph_input():
             parked.append(name)
             value.type = value.type or ir.TensorType(tensor.dtype)
@@ -47,9 +50,11 @@ def through_proto(
     try:
         result = ir.from_proto(function(ir.to_proto(model)))
     finally:
-        for name in parked:  # a caller that catches an error still has its model
-            graph.inputs.remove(weights[name])
+        _drop_inputs(graph, set(parked))  # a caller that catches an error still has its model
+        for name in parked:
             graph.initializers[name] = weights[name]
+        for name, value in weights.items():
+            value.const_value = held[name]
     _restore(result.graph, weights, parked, remembered)
     _reorder(result.graph, order)
     return result
@@ -62,19 +67,26 @@ def _restore(
     remembered: Mapping[str | None, ir.TensorProtocol],
 ) -> None:
     inputs = {v.name: v for v in graph.inputs}
+    _drop_inputs(graph, set(parked))
     for name in parked:
-        value = inputs.get(name)
-        if value is None:
-            continue
-        graph.inputs.remove(value)
-        value.const_value = weights[name].const_value
-        graph.initializers[name] = value
+        if name in inputs:
+            inputs[name].const_value = weights[name].const_value
+            graph.initializers[name] = inputs[name]
     for kept, tensor in remembered.items():
         if kept in inputs:
             inputs[kept].const_value = tensor
     for name, value in graph.initializers.items():
-        if name in weights:
+        if name in weights:  # the very same tensor: it knows which file it is in
+            value.const_value = weights[name].const_value
             value.metadata_props.update(weights[name].metadata_props)
+
+
+def _drop_inputs(graph: ir.Graph, names: set[str]) -> None:
+    """Remove inputs by name, all at once: one by one is quadratic."""
+    kept = [v for v in graph.inputs if v.name not in names]
+    if len(kept) != len(graph.inputs):
+        graph.inputs.clear()
+        graph.inputs.extend(kept)
 
 
 def _reorder(graph: ir.Graph, order: list[str]) -> None:

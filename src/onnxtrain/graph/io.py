@@ -12,6 +12,7 @@ import onnx
 import onnx_ir as ir
 
 from ..errors import MissingFileError, ModelError
+from .representable import representable
 
 ModelLike: TypeAlias = "str | os.PathLike[str] | bytes | onnx.ModelProto | ir.Model"
 PROTOBUF_LIMIT = 2**31 - 1
@@ -66,7 +67,7 @@ def _parsed(data: bytes, what: str) -> onnx.ModelProto:
 def _from_proto(proto: onnx.ModelProto, what: str, folder: Path) -> ir.Model:
     if not proto.HasField("graph") or not (proto.graph.node or proto.graph.output):
         raise ModelError(f"{what} holds no graph: is it an ONNX model?")
-    proto = _without_maps(proto)
+    proto = representable(proto)
     try:
         model = ir.from_proto(proto)
     except Exception as error:
@@ -77,25 +78,6 @@ def _from_proto(proto: onnx.ModelProto, what: str, folder: Path) -> ir.Model:
     ir.external_data.set_base_dir(model.graph, folder)
     _check_external(model, what)
     return model
-
-
-def _without_maps(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Leave out types that onnx-ir cannot hold: the list of dictionaries a ZipMap returns."""
-    infos = [*proto.graph.output, *proto.graph.value_info]
-    if not any(_has_map(v.type) for v in infos):
-        return proto
-    copy = onnx.ModelProto()
-    copy.CopyFrom(proto)
-    for info in (*copy.graph.output, *copy.graph.value_info):
-        if _has_map(info.type):
-            info.ClearField("type")
-    return copy
-
-
-def _has_map(kind: onnx.TypeProto) -> bool:
-    if kind.HasField("map_type"):
-        return True
-    return kind.HasField("sequence_type") and _has_map(kind.sequence_type.elem_type)
 
 
 def external_tensors(model: ir.Model) -> Iterator[ir.ExternalTensor]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import onnx
 import onnx_ir as ir
 from onnx_ir.passes import common
 
@@ -94,17 +93,4 @@ def _tensor(node: ir.Node) -> ir.TensorProtocol:
         data = [s.encode() if isinstance(s, str) else bytes(s) for s in strings]
         shape = ir.Shape([]) if name == "value_string" else ir.Shape([len(data)])
         return ir.StringTensor(data, shape=shape)
-    if name == "sparse_value":
-        return _dense(ir.to_proto(attribute).sparse_tensor)
     raise ModelError(f"{describe(node)} has the unknown attribute {name!r}.")
-
-
-def _dense(sparse: onnx.SparseTensorProto) -> ir.TensorProtocol:
-    values = onnx.numpy_helper.to_array(sparse.values)
-    indices = onnx.numpy_helper.to_array(sparse.indices)
-    dense = np.zeros(tuple(sparse.dims), values.dtype)
-    if indices.ndim == 1:
-        dense.reshape(-1)[indices] = values
-    else:
-        dense[tuple(indices.T)] = values
-    return ir.tensor(dense)
