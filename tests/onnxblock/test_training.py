@@ -491,3 +491,21 @@ def test_dropout_is_on_in_training_and_off_in_evaluation():
     assert len(losses) > 1
     assert len({float(run(evaluation, feeds)[0]) for _ in range(4)}) == 1
     assert list(evaluation.graph.node[2].input) == ["h1", "ratio"]
+
+
+def test_parameters_of_a_model_by_name():
+    from onnxtrain.onnxblock._training_graph_utils import get_model_parameters
+
+    trainable, frozen = get_model_parameters(mlp(), {"b2", "W1"}, {"half"})
+    assert [t.name for t in trainable] == ["W1", "b2"]
+    assert [t.name for t in frozen] == ["half"]
+    with pytest.raises(RuntimeError, match="W1"):
+        get_model_parameters(mlp(), ["W1"], ["W1"])
+
+
+def test_optimizer_over_sequences_refuses_other_types():
+    tensor = numpy_helper.from_array(np.ones(2), "w")
+    with onnxblock.empty_base(), pytest.raises(RuntimeError, match="DOUBLE"):
+        onnxblock.optim.AdamW()(([tensor], []))
+    with onnxblock.empty_base(), pytest.raises(RuntimeError, match="at least one"):
+        onnxblock.optim.AdamW()(([], []))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ import onnx
 import onnx_ir as ir
 
 from . import _graph_utils, training
+from ._training_graph_utils import get_model_parameters
 from .block import Block, BlockError
 from .model_accessor import ModelAccessor, current
 
@@ -166,17 +168,9 @@ class TrainingBlock(Block):
 
 
 def _tensors(model: onnx.ModelProto, trainable: Sequence[str], frozen: Sequence[str]) -> Parameters:
-    tensors = {t.name: t for t in model.graph.initializer}
-
-    def copies(names: Sequence[str]) -> list[onnx.TensorProto]:
-        result = []
-        for name in names:
-            tensor = onnx.TensorProto()
-            tensor.CopyFrom(tensors[name])
-            result.append(tensor)
-        return result
-
-    return copies(trainable), copies(frozen)
+    """Copies: the model they come from is about to be replaced by the training model."""
+    first, second = get_model_parameters(model, set(trainable), set(frozen))
+    return [copy.deepcopy(t) for t in first], [copy.deepcopy(t) for t in second]
 
 
 class Model(ForwardBlock):

@@ -107,6 +107,13 @@ class OptimizerBlock(ForwardBlock):
                 "An optimizer needs at least one trainable parameter, and there is none. Name "
                 "parameters with requires_grad."
             )
+        for tensor in trainable:
+            if tensor.data_type != onnx.TensorProto.FLOAT:
+                kind = onnx.TensorProto.DataType.Name(tensor.data_type)
+                raise BlockError(
+                    f"Parameter {tensor.name!r} is {kind}, and an optimizer over sequences updates "
+                    "FLOAT only. Freeze it, or use a step model, which keeps each type."
+                )
         emit = self._emit
         flag = emit.name(f"{self.optimizer.name.lower()}.updated_flag")
         shapes = [(t.name, list(t.dims)) for t in trainable]
