@@ -7,7 +7,7 @@ a captured weight, a sum over iterations of matrix products, is one product of s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import onnx_ir as ir
@@ -62,6 +62,28 @@ def known_dims(value: ir.Value) -> tuple[Dim, ...] | None:
     """Dimensions when each has a number or a name."""
     dims = dims_of(value)
     return None if dims is None or None in dims else dims
+
+
+def out_of_the_loop(op: OpBuilder, back: Backward, inputs: Iterable[ir.Value] = ()) -> None:
+    """Move nodes that read outer values only to the outer graph: they run once.
+
+    Args:
+        op: builder of the outer graph.
+        back: the backward body.
+        inputs: further values that change with every iteration.
+    """
+    changing = {o for n in back.op.nodes for o in n.outputs}
+    changing.update(b.value for _, b, _ in back.states)
+    changing.update(p.inner for p in back.reads)
+    changing.update((*back.locals, *inputs))
+    kept = []
+    for node in back.op.nodes:
+        if bodies.subgraphs(node) or any(v in changing for v in bodies.used_values([node])):
+            kept.append(node)
+        else:
+            changing.difference_update(node.outputs)
+            op.nodes.append(node)
+    back.op.nodes[:] = kept
 
 
 def before_the_loop(op: OpBuilder, back: Backward) -> None:

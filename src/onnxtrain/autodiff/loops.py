@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import onnx_ir as ir
 
@@ -50,6 +51,67 @@ class Repeat:
         return bodies.body_walk(
             outer, op, self.body, self.node, pairs, [(i, o) for _, i, o, _ in self.states]
         )
+
+
+def scan_form(node: ir.Node) -> Repeat:
+    """Take a Scan node apart."""
+    body = node.attributes["body"].as_graph()
+    count = node.attributes["num_scan_inputs"].as_int()
+    states = len(node.inputs) - count
+    _name_outputs(node, len(body.outputs))
+
+    def ports(outer: Sequence[Any], inner: Sequence[ir.Value], kind: str) -> list[Port]:
+        axes = _ints(node, f"scan_{kind}_axes", len(inner))
+        directions = _ints(node, f"scan_{kind}_directions", len(inner))
+        return [Port(o, i, a, bool(d)) for o, i, a, d in zip(outer, inner, axes, directions)]
+
+    return Repeat(
+        node,
+        body,
+        [
+            (first, i, o, final)
+            for first, i, o, final in zip(
+                node.inputs[:states], body.inputs, body.outputs, node.outputs
+            )
+            if first is not None
+        ],
+        ports(node.inputs[states:], body.inputs[states:], "input"),
+        ports(node.outputs[states:], body.outputs[states:], "output"),
+    )
+
+
+def _name_outputs(node: ir.Node, count: int) -> None:
+    """All outputs of a loop exist, also those nobody asked for."""
+    if len(node.outputs) < count:
+        node.resize_outputs(count)
+    for i, output in enumerate(node.outputs):
+        if not output.name:
+            output.name = f"{node.name or node.op_type}_output{i}"
+
+
+def _ints(node: ir.Node, name: str, count: int) -> list[int]:
+    attribute = node.attributes.get(name)
+    return [0] * count if attribute is None else [int(i) for i in attribute.as_ints()]
+
+
+def loop_form(node: ir.Node) -> Repeat:
+    """Take a Loop node apart."""
+    body = node.attributes["body"].as_graph()
+    states = len(body.inputs) - 2
+    _name_outputs(node, len(body.outputs) - 1)
+    return Repeat(
+        node,
+        body,
+        [
+            (first, i, o, final)
+            for first, i, o, final in zip(
+                node.inputs[2:], body.inputs[2:], body.outputs[1:], node.outputs
+            )
+            if first is not None
+        ],
+        [],
+        [Port(o, i) for o, i in zip(node.outputs[states:], body.outputs[1 + states :])],
+    )
 
 
 @dataclass

@@ -10,6 +10,7 @@ from . import indexing as indexing
 from . import gridsample as gridsample
 from . import linear as linear
 from . import movement as movement
+from . import loop as loop
 from . import losses as losses
 from . import normalization as normalization
 from . import pool as pool
@@ -19,6 +20,7 @@ from . import recurrent as recurrent
 from . import reductions as reductions
 from . import resize as resize
 from . import roi as roi
+from . import scan as scan
 from . import sequence as sequence
 from . import signal as signal
 from . import spatial as spatial

@@ -153,8 +153,9 @@ def sequence_map(
         if not sequences.is_sequence(outer):
             stacked = op.ConcatFromSequence(result, axis=0, new_axis=1)
             stacked.value.type = outer.type
-            result = op.ReduceSum(stacked, [0], keepdims=0)
-        gradients.append((outer, result))
+            gradients.append((outer, op.ReduceSum(stacked, [0], keepdims=0)))
+        else:
+            gradients.append((outer, result))
     return gradients
 
 

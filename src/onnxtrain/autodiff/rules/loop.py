@@ -1,0 +1,175 @@
+"""Loop: the backward is a Loop over the iterations that really ran, last one first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnx_ir as ir
+
+from ...errors import GradientRuleError
+from ...graph import OpBuilder, Tensor
+from .. import bodies, hoist, loops
+from ..registry import graph_gradient
+from ..walk import Walk, captured_values
+from .control_flow import Gradients, inner_walks
+
+
+@graph_gradient("Loop", inner=inner_walks)
+def loop(walk: Walk, node: ir.Node, dys: Sequence[Tensor | None]) -> Gradients:
+    op = walk.op
+    form = loops.loop_form(node)
+    _refuse_sequences(form, walk)
+    dys = [*dys, *[None] * (len(node.outputs) - len(dys))]
+    back = loops.differentiate_body(walk, form, dys)
+    needed = [v for v in loops.needed_forward_values(back) if v not in form.body.inputs[:2]]
+    kept, count = _keep(op, form, needed)
+    number = ir.Value(
+        name=op.names.fresh("iteration"), type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape([])
+    )
+    again = ir.Value(
+        name=op.names.fresh("again"), type=ir.TensorType(ir.DataType.BOOL), shape=ir.Shape([])
+    )
+    head = bodies.inside(op)
+    then = head.Sub(head.Sub(head.tensor(count.value), 1), head.tensor(number))
+    then.value.shape = ir.Shape([])
+    for value, stack in kept.items():
+        if isinstance(stack.type, ir.SequenceType):
+            pick = loops.typed(head.SequenceAt(head.tensor(stack), then), value)
+        else:
+            pick = loops.typed(head.Gather(head.tensor(stack), then, axis=0), value)
+        back.replace(value, pick.value)
+    for port in back.reads:
+        assert port.outer is not None
+        pick = loops.typed(head.Gather(head.tensor(port.outer), then, axis=0), port.inner)
+        back.replace(port.inner, pick.value)
+    back.replace(form.body.inputs[0], then.value)
+    back.replace(form.body.inputs[1], head.const(True).value)
+    back.op.nodes[:0] = head.nodes
+    hoist.out_of_the_loop(op, back, [number, again])
+    sums = loops.accumulate(back, op)
+    states = [*back.states, *((a, b, c) for _, a, b, c in sums)]
+    results = [back.op.tensor(again), *(r for _, _, r in states)]
+    body = ir.Graph(
+        [number, again, *(b.value for _, b, _ in states)],
+        bodies.body_outputs(back.op, results),
+        nodes=back.op.nodes,
+        name=f"{form.body.name}_grad",
+    )
+    final = op.many(
+        "Loop",
+        count,
+        None,
+        *(start for start, _, _ in states),
+        outputs=len(states),
+        body=body,
+    )
+    targets = [*back.firsts, *(v for v, *_ in sums)]
+    return [(v, loops.typed(r, v)) for v, r in zip(targets, final)]
+
+
+def _outer_symbols(form: loops.Repeat) -> set[str]:
+    """Dimension names that mean the same number in every iteration."""
+    outer = [*form.node.inputs, *captured_values(form.node)]
+    names: set[str] = set()
+    for value in outer:
+        if value is not None and value.shape is not None:
+            names.update(
+                d.value
+                for d in value.shape.dims
+                if isinstance(d, ir.SymbolicDim) and d.value is not None
+            )
+    return names
+
+
+def _has_fixed_shape(value: ir.Value, stable: set[str]) -> bool:
+    return value.shape is not None and all(
+        isinstance(d, int) or d.value in stable for d in value.shape.dims
+    )
+
+
+def _keep_stack(op: OpBuilder, form: loops.Repeat, value: ir.Value) -> ir.Value:
+    """The values of all iterations as one tensor: a scan output of the Loop."""
+    for port in form.stacked:
+        if port.inner is value and port.outer is not None:
+            return port.outer
+    bodies.add_body_output(op, form.body, value)
+    outer = bodies.add_node_output(op, form.node, f"{value.name}_stack")
+    loops.typed(op.tensor(outer), value, 0)
+    form.stacked.append(loops.Port(outer, value))
+    return outer
+
+
+def _keep_sequences(
+    op: OpBuilder, node: ir.Node, values: Sequence[ir.Value]
+) -> tuple[ir.Node, list[ir.Value]]:
+    """Collect values whose shape may change between iterations in sequences that are carried.
+
+    Carried values come before scan outputs, so the node is replaced by one with more outputs.
+    """
+    graph, body = node.graph, node.attributes["body"].as_graph()
+    assert graph is not None
+    before, inside = bodies.inside(op), bodies.inside(op)
+    starts, old_states = [], len(body.inputs) - 2
+    for value in values:
+        if not isinstance(value.type, ir.TensorType):
+            raise GradientRuleError(
+                f"The gradient of Loop {node.name!r} needs the value of {value.name!r} in every "
+                "iteration, and that is not a tensor."
+            )
+        kind = ir.SequenceType(ir.TensorType(value.type.dtype))
+        empty = before.SequenceEmpty(dtype=int(value.type.dtype))
+        carried = ir.Value(name=op.names.fresh(f"{value.name}_so_far"), type=kind)
+        longer = inside.SequenceInsert(inside.tensor(carried), inside.tensor(value))
+        empty.value.type = longer.value.type = kind
+        starts.append(empty.value)
+        body.outputs.insert(len(body.inputs) - 1, longer.value)
+        body.inputs.append(carried)
+    body.extend(inside.nodes)
+    graph.insert_before(node, before.nodes)
+    inputs = [*node.inputs, *[None] * (2 + old_states - len(node.inputs)), *starts]
+    added = len(values)
+    bigger = ir.Node(
+        "", "Loop", inputs, node.attributes.values(), num_outputs=len(node.outputs) + added,
+        name=node.name,
+    )  # fmt: skip
+    new = [*bigger.outputs[:old_states], *bigger.outputs[old_states + added :]]
+    graph.insert_before(node, bigger)
+    for old, value in zip(node.outputs, new):
+        value.name, value.type, value.shape = old.name, old.type, old.shape
+    ir.convenience.replace_all_uses_with(node.outputs, new, replace_graph_outputs=True)
+    graph.remove(node)
+    kept = list(bigger.outputs[old_states : old_states + added])
+    for value, sequence in zip(values, kept):
+        sequence.name = op.names.fresh(f"{value.name}_sequence")
+        sequence.type = ir.SequenceType(ir.TensorType(value.dtype or ir.DataType.FLOAT))
+    return bigger, kept
+
+
+def _keep(
+    op: OpBuilder, form: loops.Repeat, needed: Sequence[ir.Value]
+) -> tuple[dict[ir.Value, ir.Value], Tensor]:
+    """Keep values of every iteration; also tells how many iterations really ran."""
+    stable = _outer_symbols(form)
+    varying = [v for v in needed if not _has_fixed_shape(v, stable)]
+    kept: dict[ir.Value, ir.Value] = {}
+    if varying:
+        node, sequences = _keep_sequences(op, form.node, varying)
+        kept.update(zip(varying, sequences))
+        form = loops.loop_form(node)
+    kept.update((v, _keep_stack(op, form, v)) for v in needed if v not in kept)
+    if varying:
+        return kept, op.SequenceLength(op.tensor(kept[varying[0]]))
+    stack = next((p.outer for p in form.stacked if p.outer is not None), None)
+    if stack is None:
+        stack = _keep_stack(op, form, form.body.inputs[0])
+    return kept, op.Squeeze(op.Shape(op.tensor(stack), start=0, end=1), [0])
+
+
+def _refuse_sequences(form: loops.Repeat, walk: Walk) -> None:
+    for _, state, _, final in form.states:
+        if isinstance(state.type, ir.SequenceType) and final in walk.active:
+            raise GradientRuleError(
+                f"Loop {form.node.name!r} carries the sequence {state.name!r} from one iteration "
+                "to the next, and a gradient cannot be carried through that. Use a scan output of "
+                "the Loop instead of a sequence."
+            )
