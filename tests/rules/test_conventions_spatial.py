@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx.parser
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
@@ -215,6 +216,30 @@ def test_grid_sample(mode: str, padding: str, align: bool) -> None:
         padding_mode=padding,
         align_corners=int(align),
     )
+
+
+SIZES_AS_EXPORTED = """
+    <ir_version: 8, opset_import: ["": 18]>
+    g (float[N, C, H, W] x) => (float loss)
+    <int64[1] zero = {0}, int64[1] two = {2}, int64[2] target = {9, 12}>
+    {
+        shape = Shape(x)
+        kept = Slice(shape, zero, two, zero)
+        sizes = Concat <axis = 0> (kept, target)
+        y = Resize <mode = "linear"> (x, , , sizes)
+        loss = ReduceSum <keepdims = 0> (y)
+    }
+"""
+
+
+def test_resize_leaves_batch_and_channels_alone() -> None:
+    """One product per image axis, although nothing is known about the sizes but their origin."""
+    model = onnxtrain.differentiate(onnx.parser.parse_model(SIZES_AS_EXPORTED), wrt=["x"])
+    assert [n.op_type for n in model.graph.node].count("MatMul") == 2
+    x = normal(2, 3, 5, 7)
+    tensor = torch.tensor(x, requires_grad=True)
+    F.interpolate(tensor, (9, 12), mode="bilinear").sum().backward()
+    np.testing.assert_allclose(run_ort(model, {"x": x})[1], tensor.grad.numpy(), rtol=1e-5)
 
 
 # --- twice -------------------------------------------------------------------------------------

@@ -9,7 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from ...graph import OpBuilder, Tensor
-from .windows import Axis, Size
+from ._index import line
+from .windows import Axis
 
 
 def back_along(op: OpBuilder, dy: Tensor, matrix: Tensor, axis: int, rank: int) -> Tensor:
@@ -23,21 +24,13 @@ def back_along(op: OpBuilder, dy: Tensor, matrix: Tensor, axis: int, rank: int) 
     return op.transpose(op.MatMul(op.transpose(dy, *order), matrix), *inverse)
 
 
-def positions(op: OpBuilder, size: Size) -> Tensor:
-    """0, 1, … size - 1."""
-    if isinstance(size, int):
-        return op.const(np.arange(size, dtype=np.int64))
-    count = op.Squeeze(size, [0])
-    return op.Range(op.const(np.array(0, np.int64)), count, op.const(np.array(1, np.int64)))
-
-
 def places(op: OpBuilder, axis: Axis) -> Tensor:
     """Where the elements of each window lie in the image: INT64 (windows, kernel)."""
     within = np.arange(axis.kernel, dtype=np.int64)[None] * axis.dilation
     if isinstance(axis.windows, int) and isinstance(axis.begin, int):
         starts = np.arange(axis.windows)[:, None] * axis.stride - axis.begin
         return op.const((starts + within).astype(np.int64))
-    first = op.Unsqueeze(positions(op, axis.windows), [1]) * axis.stride - axis.begin
+    first = op.Unsqueeze(line(op, axis.windows), [1]) * axis.stride - axis.begin
     return op.Add(first, op.const(within))
 
 
@@ -47,7 +40,7 @@ def membership(op: OpBuilder, axis: Axis, like: Tensor) -> Tensor:
     if cells.const is not None and isinstance(axis.image, int):
         ones = (cells.const[:, :, None] == np.arange(axis.image)).sum(1)
         return op.const(ones, like.dtype)
-    hits = op.Equal(op.Unsqueeze(cells, [2]), positions(op, axis.image))
+    hits = op.Equal(op.Unsqueeze(cells, [2]), line(op, axis.image))
     return op.ReduceSum(op.Cast(hits, to=like.dtype), [1], keepdims=0)
 
 

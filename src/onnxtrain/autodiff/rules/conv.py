@@ -12,18 +12,9 @@ from typing import Any
 
 from ...graph import OpBuilder, Tensor
 from ..registry import gradient
+from ._index import Size, dim, vector
 from .conv_weight import weight_gradient
-from .windows import (
-    Axis,
-    Size,
-    at_least,
-    axes_of,
-    kernel_of,
-    pad_image,
-    quotient,
-    size_of,
-    vector,
-)
+from .windows import Axis, at_least, axes_of, kernel_of, pad_image, quotient
 
 FOLD_WINDOWS = 16
 """Up to this many windows per image, one product over the whole batch beats ConvTranspose."""
@@ -107,7 +98,7 @@ def _over_windows(
         dx = op.Conv(pad_image(op, dy, axes, 2), w, None, **_settings(axes, group))
     if exact:
         return dx
-    return op.Slice(dx, [0] * len(axes), vector(op, [a.windows for a in axes]), _spatial(axes))
+    return op.Slice(dx, [0] * len(axes), vector(op, *[a.windows for a in axes]), _spatial(axes))
 
 
 def bias_gradient(op: OpBuilder, dy: Tensor, b: Tensor | None, spatial: int) -> Tensor | None:
@@ -146,14 +137,14 @@ def _mirrors(axis: Axis) -> bool:
 def _folded(op: OpBuilder, dy: Tensor, w: Tensor, axes: Sequence[Axis]) -> Tensor:
     """Few windows: one product for the whole batch, then the windows are added up."""
     channels_last = op.transpose(dy, 0, *_spatial(axes), 1)
-    rows = op.Reshape(channels_last, vector(op, [-1, size_of(op, w, 0)]))
+    rows = op.Reshape(channels_last, vector(op, -1, dim(op, w, 0)))
     cells = op.MatMul(rows, op.Reshape(w, [0, -1]))  # (N·windows, C·kernel)
     count = math.prod(a.windows for a in axes if isinstance(a.windows, int))
-    width = size_of(op, w, 1) * math.prod(a.kernel for a in axes)
-    per_image = op.Reshape(cells, vector(op, [-1, count, width]))
+    width = dim(op, w, 1) * math.prod(a.kernel for a in axes)
+    per_image = op.Reshape(cells, vector(op, -1, count, width))
     return op.Col2Im(
         op.transpose(per_image, 0, 2, 1),
-        vector(op, [a.image for a in axes]),
+        vector(op, *[a.image for a in axes]),
         [a.kernel for a in axes],
         **_geometry(axes),
     )
@@ -162,7 +153,7 @@ def _folded(op: OpBuilder, dy: Tensor, w: Tensor, axes: Sequence[Axis]) -> Tenso
 def _flipped(op: OpBuilder, dy: Tensor, w: Tensor, axes: Sequence[Axis], group: int) -> Tensor:
     """Stride 1: Conv with the kernel turned around and its channels swapped."""
     kernel, spatial = [a.kernel for a in axes], len(axes)
-    rows, width = quotient(op, size_of(op, w, 0), group), size_of(op, w, 1)
+    rows, width = quotient(op, dim(op, w, 0), group), dim(op, w, 1)
     if any(k > 1 for k in kernel):
         turned = [i + 2 for i, k in enumerate(kernel) if k > 1]
         lowest = -(2**63)
@@ -170,9 +161,9 @@ def _flipped(op: OpBuilder, dy: Tensor, w: Tensor, axes: Sequence[Axis], group: 
     if group == 1:
         swapped = op.transpose(w, 1, 0, *range(2, spatial + 2))
     else:
-        split = op.Reshape(w, vector(op, [group, -1, width, *kernel]))
+        split = op.Reshape(w, vector(op, group, -1, width, *kernel))
         swapped = op.transpose(split, 0, 2, 1, *range(3, spatial + 3))
-        swapped = op.Reshape(swapped, vector(op, [-1, rows, *kernel]))
+        swapped = op.Reshape(swapped, vector(op, -1, rows, *kernel))
     around = [a.span - 1 - a.begin for a in axes] + [a.span - 1 - a.end for a in axes]
     return op.Conv(dy, swapped, None, **_settings(axes, group), pads=around)
 
@@ -191,7 +182,7 @@ def _transposed(op: OpBuilder, dy: Tensor, w: Tensor, axes: Sequence[Axis], grou
         return full
     starts: list[Size] = [0] * len(axes) if fixed else [a.begin for a in axes]
     ends = [start + a.image for a, start in zip(axes, starts)]
-    return op.Slice(full, vector(op, starts), vector(op, ends), _spatial(axes))
+    return op.Slice(full, vector(op, *starts), vector(op, *ends), _spatial(axes))
 
 
 def _room(axis: Axis) -> int | None:

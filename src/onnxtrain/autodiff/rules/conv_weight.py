@@ -10,16 +10,8 @@ import math
 from collections.abc import Sequence
 
 from ...graph import OpBuilder, Tensor
-from .windows import (
-    Axis,
-    at_offset,
-    columns,
-    offsets_of,
-    pad_image,
-    quotient,
-    size_of,
-    vector,
-)
+from ._index import dim, vector
+from .windows import Axis, at_offset, columns, offsets_of, pad_image, quotient
 
 FEW_CHANNELS = 4
 """Up to this many input channels (a first layer), all windows go into one product."""
@@ -73,7 +65,7 @@ def _suits_swapping(image: Tensor, w: Tensor, axes: Sequence[Axis], group: int) 
 
 
 def _shape(op: OpBuilder, w: Tensor, axes: Sequence[Axis]) -> Tensor:
-    return vector(op, [-1, size_of(op, w, 1), *(a.kernel for a in axes)])
+    return vector(op, -1, dim(op, w, 1), *(a.kernel for a in axes))
 
 
 def _signal_rows(op: OpBuilder, signal: Tensor, axes: Sequence[Axis]) -> Tensor:
@@ -85,24 +77,24 @@ def _tiles(op: OpBuilder, image: Tensor, signal: Tensor, w: Tensor, axes: Sequen
     """Windows side by side (patch embeddings, 1x1): one transpose cuts the image into rows."""
     spatial = len(axes)
     if not all(a.trivial or (a.static and a.windows * a.stride == a.image) for a in axes):
-        ends = vector(op, [a.windows * a.stride for a in axes])
+        ends = vector(op, *[a.windows * a.stride for a in axes])
         image = op.Slice(image, [0] * spatial, ends, list(range(2, spatial + 2)))
-    channels = size_of(op, w, 1)
+    channels = dim(op, w, 1)
     if all(a.kernel == 1 for a in axes):
         cells = op.transpose(image, 0, *range(2, spatial + 2), 1)
     else:
         sizes = [s for a in axes for s in (a.windows, a.kernel)]
-        split = op.Reshape(image, vector(op, [0, channels, *sizes]))
+        split = op.Reshape(image, vector(op, 0, channels, *sizes))
         windows, inner = range(2, 2 * spatial + 2, 2), range(3, 2 * spatial + 2, 2)
         cells = op.transpose(split, 0, *windows, 1, *inner)
     width = channels * math.prod(a.kernel for a in axes)
-    product = op.MatMul(_signal_rows(op, signal, axes), op.Reshape(cells, vector(op, [-1, width])))
+    product = op.MatMul(_signal_rows(op, signal, axes), op.Reshape(cells, vector(op, -1, width)))
     return op.Reshape(product, _shape(op, w, axes))
 
 
 def _one_product(op: OpBuilder, image: Tensor, signal: Tensor, axes: Sequence[Axis]) -> Tensor:
     """Few channels: im2col, a product per image, and their sum."""
-    cells = op.Reshape(columns(op, image, axes), vector(op, [0, _width(image, axes), -1]))
+    cells = op.Reshape(columns(op, image, axes), vector(op, 0, _width(image, axes), -1))
     per_image = op.MatMul(op.Reshape(signal, [0, 0, -1]), op.transpose(cells, 0, 2, 1))
     shape = [0, image.dim(1), *(a.kernel for a in axes)]
     return op.Reshape(op.ReduceSum(per_image, [0], keepdims=0), shape)
@@ -118,12 +110,12 @@ def _swapped(
     op: OpBuilder, image: Tensor, signal: Tensor, w: Tensor, axes: Sequence[Axis], group: int
 ) -> Tensor:
     """Conv of the image with the signal as its kernel: the batch is contracted as channels."""
-    spatial, width = len(axes), size_of(op, w, 1)
+    spatial, width = len(axes), dim(op, w, 1)
     sizes = [a.image for a in axes]
-    split = op.Reshape(image, vector(op, [0, group, width, *sizes]))
+    split = op.Reshape(image, vector(op, 0, group, width, *sizes))
     batch_inside = op.transpose(split, 2, 1, 0, *range(3, spatial + 3))
     product = op.Conv(
-        op.Reshape(batch_inside, vector(op, [width, -1, *sizes])),
+        op.Reshape(batch_inside, vector(op, width, -1, *sizes)),
         op.transpose(signal, 1, 0, *range(2, spatial + 2)),
         None,
         group=group,
@@ -160,17 +152,17 @@ def _per_offset(
     per_image: bool,
 ) -> list[Tensor]:
     """One product (1, M, C) per position in the kernel, channels of the image last."""
-    channels = size_of(op, w, 1)
+    channels = dim(op, w, 1)
     padded = pad_image(op, op.transpose(image, 0, *range(2, len(axes) + 2), 1), axes, 1)
     rows = op.Reshape(signal, [0, 0, -1]) if per_image else _signal_rows(op, signal, axes)
     pieces = []
     for offset in offsets_of(axes):
         cells = at_offset(op, padded, axes, offset, 1)
         if per_image:
-            product = op.MatMul(rows, op.Reshape(cells, vector(op, [0, -1, channels])))
+            product = op.MatMul(rows, op.Reshape(cells, vector(op, 0, -1, channels)))
             pieces.append(op.ReduceSum(product, [0], keepdims=1))
         else:
-            product = op.MatMul(rows, op.Reshape(cells, vector(op, [-1, channels])))
+            product = op.MatMul(rows, op.Reshape(cells, vector(op, -1, channels)))
             pieces.append(op.Unsqueeze(product, [0]))
     return pieces
 
@@ -180,14 +172,14 @@ def _per_offset_grouped(
 ) -> list[Tensor]:
     """One batched product (1, group, M/group, C/group) per position in the kernel."""
     spatial = len(axes)
-    width, height = size_of(op, w, 1), quotient(op, size_of(op, w, 0), group)
-    split = op.Reshape(image, vector(op, [0, group, width, *(a.image for a in axes)]))
+    width, height = dim(op, w, 1), quotient(op, dim(op, w, 0), group)
+    split = op.Reshape(image, vector(op, 0, group, width, *(a.image for a in axes)))
     padded = pad_image(op, op.transpose(split, 1, 0, *range(3, spatial + 3), 2), axes, 2)
     swapped = op.transpose(signal, 1, 0, *range(2, spatial + 2))
-    rows = op.Reshape(swapped, vector(op, [group, height, -1]))
+    rows = op.Reshape(swapped, vector(op, group, height, -1))
     pieces = []
     for offset in offsets_of(axes):
         cells = at_offset(op, padded, axes, offset, 2)
-        product = op.MatMul(rows, op.Reshape(cells, vector(op, [group, -1, width])))
+        product = op.MatMul(rows, op.Reshape(cells, vector(op, group, -1, width)))
         pieces.append(op.Unsqueeze(product, [0]))
     return pieces

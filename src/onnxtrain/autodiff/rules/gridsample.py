@@ -8,8 +8,8 @@ import onnx_ir as ir
 
 from ...graph import OpBuilder, Tensor
 from ..registry import gradient
+from ._index import Size, dim
 from .sampling import Reader, Tap, as_number, clamp, cubic_taps, inside_only, linear_taps
-from .windows import Size, size_of
 
 
 @gradient("GridSample")
@@ -30,7 +30,7 @@ def grid_sample(
     for axis in range(rank):  # the grid names the last axis first
         place = rank - 1 - axis
         normal = op.Reshape(op.Slice(grid, [place], [place + 1], [-1]), [0, -1])
-        size = size_of(op, x, axis + 2)
+        size = dim(op, x, axis + 2)
         found, slope = _axis_taps(op, normal, size, bool(align_corners), mode, padding_mode)
         taps.append(found)
         slopes.append(slope)

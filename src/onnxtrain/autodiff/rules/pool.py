@@ -10,8 +10,9 @@ import numpy as np
 
 from ...graph import OpBuilder, Tensor
 from ..registry import gradient
-from .axis_maps import back_along, counted, membership, positions
-from .windows import Axis, Size, axes_of, vector
+from ._index import line, scatter_flat, size, vector
+from .axis_maps import back_along, counted, membership
+from .windows import Axis, axes_of
 
 KERNELS = ("FLOAT", "FLOAT16")
 """Types for which onnxruntime has MaxUnpool, Resize and AveragePool on a CPU."""
@@ -49,25 +50,13 @@ def max_pool(
     if disjoint and x.dtype.name in KERNELS and all(r is not None for r in rest):
         # The kernel says only how large the result is: exactly as large as x.
         return op.MaxUnpool(dy, indices, kernel_shape=rest, strides=[a.stride for a in axes])
-    flat = op.full(_count(op, x), 0, x.dtype)
-    reduction = "none" if disjoint else "add"
-    placed = op.ScatterElements(
-        flat, op.Reshape(indices, [-1]), op.Reshape(dy, [-1]), axis=0, reduction=reduction
-    )
-    return op.reshape_like(placed, x)
+    return scatter_flat(op, x, indices, dy, unique=disjoint)
 
 
 def _rest(axis: Axis) -> int | None:
     """What the image has from the place of the last window on; None when not known or nothing."""
     rest = axis.image - (axis.windows - 1) * axis.stride
     return rest if isinstance(rest, int) and rest > 0 else None
-
-
-def _count(op: OpBuilder, x: Tensor) -> Tensor:
-    """Number of elements, as an INT64 tensor of shape [1]."""
-    if x.static_shape is not None:
-        return op.const(np.array([math.prod(x.static_shape)], np.int64))
-    return op.Reshape(op.Size(x), [1])
 
 
 @gradient("MaxUnpool", stops=(1, 2))
@@ -82,12 +71,7 @@ def max_unpool(
 def global_max_pool(op: OpBuilder, dy: Tensor, y: Tensor, x: Tensor) -> Any:
     flat = op.Reshape(x, [0, 0, -1])
     first = op.ArgMax(flat, axis=2, keepdims=1)
-    sizes = [x.dim(a) for a in range(2, x.rank)]
-    known = [s for s in sizes if isinstance(s, int)]
-    length: Size = math.prod(known)
-    if len(known) != len(sizes):
-        length = op.ReduceProd(op.Slice(op.shape_of(x), [2], [x.rank]), keepdims=1)
-    chosen = op.Equal(positions(op, length), first)
+    chosen = op.Equal(line(op, size(op, x, range(2, x.rank))), first)
     return op.reshape_like(op.Where(chosen, op.Reshape(dy, [0, 0, -1]), op.like(0, x)), x)
 
 
@@ -212,5 +196,5 @@ def _enlarged(op: OpBuilder, t: Tensor, axes: Sequence[Axis], *, exact: bool) ->
     if exact:
         return large
     behind = [a.image - a.windows * a.stride for a in axes]
-    amounts = vector(op, [*[0] * len(axes), *behind])
+    amounts = vector(op, *[0] * len(axes), *behind)
     return op.Pad(large, amounts, op.like(0, t), list(range(2, len(axes) + 2)))

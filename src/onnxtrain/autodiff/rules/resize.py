@@ -17,8 +17,9 @@ import onnx_ir as ir
 
 from ...graph import OpBuilder, Tensor
 from ..registry import gradient
+from ._index import dim, vector
 from .axis_maps import back_along
-from .windows import size_of, vector
+from .provenance import elements, numbers
 
 
 @gradient("Resize", stops=(1, 2, 3))
@@ -34,11 +35,14 @@ def resize(
 ) -> Any:
     rank = x.rank
     axes = [a % rank for a in attributes.pop("axes", None) or range(rank)]
+    if scales is not None and scales.const is None:
+        known = numbers(scales)
+        scales = scales if known is None else op.const(np.array(known, np.float32), scales.dtype)
     factors = _repeats(op, x, y, axes, scales, attributes)
     if factors is not None:
         return _sum_of_blocks(op, dy, factors)
     for place, axis in enumerate(axes):
-        if not _unchanged(x, y, axis, place, scales, attributes):
+        if not _unchanged(x, y, axis, place, scales, sizes, attributes):
             matrix = _matrix(op, x, y, axes, place, roi, scales, sizes, attributes)
             dy = back_along(op, dy, matrix, axis, rank)
     return dy
@@ -54,6 +58,7 @@ def _unchanged(
     axis: int,
     place: int,
     scales: Tensor | None,
+    sizes: Tensor | None,
     attributes: dict[str, Any],
 ) -> bool:
     """Whether the operator surely leaves this axis alone."""
@@ -63,7 +68,12 @@ def _unchanged(
         return bool(scales.const[place] == 1)
     if scales is not None and scales.const is None:
         return False
-    return x.dim(axis) is not None and x.dim(axis) == y.dim(axis)
+    if x.dim(axis) is not None and x.dim(axis) == y.dim(axis):
+        return True
+    if sizes is None or attributes.get("keep_aspect_ratio_policy", "stretch") != "stretch":
+        return False
+    asked = elements(sizes)
+    return asked is not None and asked[place] == (x.value, axis)
 
 
 # --- whole-number enlargement ------------------------------------------------------------------
@@ -125,21 +135,21 @@ def _matrix(
     """The interpolation matrix (outputs, inputs) of one axis: an identity matrix, resized."""
     axis, kept = axes[place], dict(attributes)
     kept.pop("extrapolation_value", None)  # a constant: it has no gradient
-    before = size_of(op, x, axis)
-    square = op.full(vector(op, [before, before]), 0, ir.DataType.FLOAT)
-    image = op.Reshape(op.EyeLike(square), vector(op, [1, before, 1, before]))
+    before = dim(op, x, axis)
+    square = op.full(vector(op, before, before), 0, ir.DataType.FLOAT)
+    image = op.Reshape(op.EyeLike(square), vector(op, 1, before, 1, before))
     given = scales is not None and not (scales.const is not None and scales.const.size == 0)
     if given and scales is not None:
         one = op.const(np.ones(3, np.float32))
         scale = op.Concat(one, _pick(op, scales, place), axis=0)
         wide = op.Resize(image, _span(op, roi, axes, place, attributes), scale, None, **kept)
     elif kept.pop("keep_aspect_ratio_policy", "stretch") == "stretch":
-        target = vector(op, [1, before, 1, size_of(op, y, axis)])
+        target = vector(op, 1, before, 1, dim(op, y, axis))
         wide = op.Resize(image, _span(op, roi, axes, place, attributes), None, target, **kept)
     else:
         assert sizes is not None
         wide = _keeping_aspect(op, x, image, axes, place, sizes, attributes)
-    matrix = op.transpose(op.Reshape(wide, vector(op, [before, -1])), 1, 0)
+    matrix = op.transpose(op.Reshape(wide, vector(op, before, -1)), 1, 0)
     return matrix if x.dtype == ir.DataType.FLOAT else op.Cast(matrix, to=x.dtype)
 
 

@@ -11,9 +11,9 @@ import onnx_ir as ir
 
 from ...graph import OpBuilder, Tensor
 from ..registry import gradient
-from .axis_maps import positions
+from ._index import Size, dim, line, scatter_elements, vector
 from .sampling import as_number
-from .windows import Size, at_least, size_of, vector
+from .windows import at_least
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def roi_align(
     spatial_scale: float = 1.0,
 ) -> Any:
     centred = coordinate_transformation_mode == "half_pixel"
-    sizes = size_of(op, x, 2), size_of(op, x, 3)
+    sizes = dim(op, x, 2), dim(op, x, 3)
     rows, cols = (
         _samples(op, rois, i, bins, sizes[1 - i], spatial_scale, sampling_ratio, centred)
         for i, bins in ((1, output_height), (0, output_width))
@@ -89,7 +89,7 @@ def _samples(
         number = at_least(op, op.Reshape(most, [1]), 1)
     count = op.Max(count, op.like(0, rois))
     some = op.Max(count, op.like(1, rois))
-    steps = op.Cast(positions(op, number), to=rois.dtype)
+    steps = op.Cast(line(op, number), to=rois.dtype)
     within = (steps + 0.5) / some
     bin_number = op.const(np.arange(bins).reshape(1, bins, 1), rois.dtype)
     place = start + (bin_number + within) * width
@@ -105,7 +105,7 @@ def _samples(
 def _weights(op: OpBuilder, samples: Samples, size: Size) -> Tensor:
     """Share (R, bins, size) of each row or column in each bin: hats around the samples."""
     place = op.Unsqueeze(samples.place, [3])
-    here = op.Cast(positions(op, size), to=samples.place.dtype)
+    here = op.Cast(line(op, size), to=samples.place.dtype)
     hat = op.Max(1.0 - op.Abs(place - here), op.like(0, samples.place))
     valid = op.Cast(op.And(samples.inside, samples.taken), to=samples.place.dtype)
     return op.ReduceSum(hat * op.Unsqueeze(valid, [3]), [2], keepdims=0) / samples.count
@@ -115,20 +115,20 @@ def _back_to_images(
     op: OpBuilder, dy: Tensor, x: Tensor, batch: Tensor, down: Tensor, across: Tensor
 ) -> Tensor:
     """``Σ downᵀ·dy·across`` over the regions of each image, as one product per image."""
-    height, width = size_of(op, x, 2), size_of(op, x, 3)
-    channels = size_of(op, x, 1)
+    height, width = dim(op, x, 2), dim(op, x, 3)
+    channels = dim(op, x, 1)
     wide = op.MatMul(dy, op.Unsqueeze(across, [1]))  # (R, C, bins, W)
-    lines = op.Reshape(op.transpose(wide, 0, 2, 1, 3), vector(op, [-1, channels * width]))
+    lines = op.Reshape(op.transpose(wide, 0, 2, 1, 3), vector(op, -1, channels * width))
     chosen = _belongs(op, x, batch)  # (N, R)
     masked = op.Unsqueeze(chosen, [2, 3]) * op.Unsqueeze(down, [0])  # (N, R, bins, H)
-    left = op.Reshape(op.transpose(masked, 0, 3, 1, 2), vector(op, [0, height, -1]))
-    images = op.Reshape(op.MatMul(left, lines), vector(op, [0, height, channels, width]))
+    left = op.Reshape(op.transpose(masked, 0, 3, 1, 2), vector(op, 0, height, -1))
+    images = op.Reshape(op.MatMul(left, lines), vector(op, 0, height, channels, width))
     return op.transpose(images, 0, 2, 1, 3)
 
 
 def _belongs(op: OpBuilder, x: Tensor, batch: Tensor) -> Tensor:
     """1 where a region (second axis) lies in an image (first axis)."""
-    number = op.Unsqueeze(positions(op, size_of(op, x, 0)), [1])
+    number = op.Unsqueeze(line(op, dim(op, x, 0)), [1])
     return op.Cast(op.Equal(number, op.Unsqueeze(batch, [0])), to=x.dtype)
 
 
@@ -146,7 +146,7 @@ def _align_max(
 ) -> Tensor:
     """The operator takes the largest weighted corner of all samples; it gets the gradient."""
     (top, low_row), (left, low_col) = _corners(op, rows), _corners(op, cols)
-    width = size_of(op, x, 3)
+    width = dim(op, x, 3)
     indices, weights = [], []
     both = op.And(_down(op, rows.inside), _across(op, cols.inside))
     for row, tall in ((top, 1.0 - low_row), (_next(op, top, x, 2), low_row)):
@@ -187,8 +187,8 @@ def _corners(op: OpBuilder, samples: Samples) -> tuple[Tensor, Tensor]:
 
 
 def _next(op: OpBuilder, low: Tensor, x: Tensor, axis: int) -> Tensor:
-    last = size_of(op, x, axis) - 1
-    return op.Min(low + 1, vector(op, [last]))
+    last = dim(op, x, axis) - 1
+    return op.Min(low + 1, vector(op, last))
 
 
 def _down(op: OpBuilder, t: Tensor) -> Tensor:
@@ -204,7 +204,7 @@ def _add_up(
 ) -> Tensor:
     """Updates (R, C, bins) into images: first within each region, then by image."""
     zeros = op.full(op.Shape(regions), 0, x.dtype)
-    per_region = op.ScatterElements(zeros, index, update, axis=2, reduction="add")
+    per_region = scatter_elements(op, zeros, index, update, 2, "add")
     flat = op.Reshape(per_region, [0, -1])
     return op.reshape_like(op.MatMul(_belongs(op, x, batch), flat), x)
 
@@ -221,8 +221,8 @@ def max_roi_pool(
     spatial_scale: float = 1.0,
 ) -> Any:
     batch = op.Cast(op.Squeeze(op.Slice(rois, [0], [1], [1]), [1]), to=ir.DataType.INT64)
-    rows = _bins(op, rois, 2, pooled_shape[0], size_of(op, x, 2), spatial_scale)
-    cols = _bins(op, rois, 1, pooled_shape[1], size_of(op, x, 3), spatial_scale)
+    rows = _bins(op, rois, 2, pooled_shape[0], dim(op, x, 2), spatial_scale)
+    cols = _bins(op, rois, 1, pooled_shape[1], dim(op, x, 3), spatial_scale)
     both = op.And(op.Unsqueeze(rows, [2, 4]), op.Unsqueeze(cols, [1, 3]))
     member = op.Reshape(both, [0, 1, math.prod(pooled_shape), -1])
     regions = op.Reshape(op.Gather(x, batch, axis=0), [0, 0, -1])
@@ -243,7 +243,7 @@ def _bins(op: OpBuilder, rois: Tensor, column: int, bins: int, size: Size, scale
     number = op.const(np.arange(bins).reshape(1, bins), rois.dtype)
     begin = op.Unsqueeze(op.Floor(number * width) + first, [2])
     end = op.Unsqueeze(op.Ceil((number + 1.0) * width) + first, [2])
-    here = op.Cast(positions(op, size), to=rois.dtype)
+    here = op.Cast(line(op, size), to=rois.dtype)
     return op.And(here >= begin, here < end)
 
 

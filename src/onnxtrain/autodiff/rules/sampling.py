@@ -15,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ...graph import OpBuilder, Tensor
-from .windows import Size, size_of, vector
+from ._index import Size, dim, scatter_elements, vector
 
 CUBIC = -0.75
 
@@ -98,7 +98,7 @@ class Reader:
         shape: Sequence[Size] | None = None,
     ) -> None:
         self.op, self.image, self.taps = op, image, taps
-        self.shape = shape or [size_of(op, image, a) for a in range(len(taps) + 2)]
+        self.shape = shape or [dim(op, image, a) for a in range(len(taps) + 2)]
 
     def combinations(self) -> Iterator[tuple[Tensor, tuple[Tap, ...]]]:
         """Flat index (N, 1, L) and taps of every pixel that is read."""
@@ -127,14 +127,15 @@ class Reader:
             updates.append(dy if weight is None else dy * op.Unsqueeze(weight, [1]))
             indices.append(op.Expand(index, shape))
         together = len(indices) > 1
-        shape_now = vector(op, self.shape)
+        shape_now = vector(op, *self.shape)
         flat = op.Reshape(op.full(shape_now, 0, self.image.dtype), [0, 0, -1])
-        placed = op.ScatterElements(
+        placed = scatter_elements(
+            op,
             flat,
             op.Concat(*indices, axis=2) if together else indices[0],
             op.Concat(*updates, axis=2) if together else updates[0],
-            axis=2,
-            reduction="add",
+            2,
+            "add",
         )
         return op.Reshape(placed, shape_now)
 
@@ -144,7 +145,7 @@ class Reader:
         flat = op.Reshape(self.image, [0, 0, -1])
         found = []
         for index, combination in self.combinations():
-            shape = op.Concat(vector(op, self.shape[:2]), op.Shape(index, start=2), axis=0)
+            shape = op.Concat(vector(op, *self.shape[:2]), op.Shape(index, start=2), axis=0)
             found.append((op.GatherElements(flat, op.Expand(index, shape), axis=2), combination))
         return found
 

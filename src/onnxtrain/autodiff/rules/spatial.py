@@ -8,7 +8,8 @@ from typing import Any
 from ...errors import ModelError
 from ...graph import OpBuilder, Tensor
 from ..registry import gradient
-from .windows import Axis, Size, columns, size_of, vector
+from ._index import Size, dim, vector
+from .windows import Axis, columns
 
 
 @gradient("DepthToSpace")
@@ -17,10 +18,10 @@ def depth_to_space(
 ) -> Any:
     if mode == "DCR":
         return op.SpaceToDepth(dy, blocksize=blocksize)
-    rows, width = size_of(op, x, 2), size_of(op, x, 3)
-    shape = vector(op, [0, -1, rows, blocksize, width, blocksize])
+    rows, width = dim(op, x, 2), dim(op, x, 3)
+    shape = vector(op, 0, -1, rows, blocksize, width, blocksize)
     blocks = op.transpose(op.Reshape(dy, shape), 0, 1, 3, 5, 2, 4)
-    return op.Reshape(blocks, vector(op, [0, -1, rows, width]))
+    return op.Reshape(blocks, vector(op, 0, -1, rows, width))
 
 
 @gradient("SpaceToDepth")
@@ -52,7 +53,7 @@ def col2im(
     pads = pads or [0] * 2 * rank
     axes = []
     for i, (k, s, d) in enumerate(zip(kernel, strides, dilations)):
-        size, begin, end = size_of(op, y, i + 2), int(pads[i]), int(pads[i + rank])
+        size, begin, end = dim(op, y, i + 2), int(pads[i]), int(pads[i + rank])
         room = size + (begin + end - (k - 1) * d - 1)
         steps: Size = room // s if isinstance(room, int) else op.Div(room, s)
         axes.append(Axis(k, s, d, begin, end, size, steps + 1))

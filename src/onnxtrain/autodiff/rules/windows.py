@@ -8,16 +8,14 @@ becomes a few operations on shapes at run time.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
 
 from ...errors import ModelError
 from ...graph import OpBuilder, Tensor
-
-Size: TypeAlias = int | Tensor
+from ._index import Size, dim, vector
 
 TO_END = np.iinfo(np.int64).max
 
@@ -66,24 +64,6 @@ def _is(size: Size, number: int) -> bool:
     return isinstance(size, int) and size == number
 
 
-def size_of(op: OpBuilder, x: Tensor, axis: int) -> Size:
-    """One dimension of a tensor."""
-    size = x.dim(axis)
-    return size if isinstance(size, int) else op.dim_of(x, axis)
-
-
-def vector(op: OpBuilder, sizes: Iterable[Size]) -> Tensor:
-    """Sizes as one 1-D INT64 tensor: a constant when all are known."""
-    parts: list[Tensor] = []
-    for known, group in itertools.groupby(sizes, lambda s: isinstance(s, int)):
-        members = list(group)
-        if known:
-            parts.append(op.const(np.array(members, np.int64)))
-        else:
-            parts.extend(m for m in members if isinstance(m, Tensor))
-    return parts[0] if len(parts) == 1 else op.Concat(*parts, axis=0)
-
-
 def quotient(op: OpBuilder, size: Size, divisor: int) -> Size:
     """``size // divisor`` for sizes that are not negative."""
     if isinstance(size, int):
@@ -121,7 +101,7 @@ def axes_of(
     axes = []
     for i in range(rank):
         k, s, d = int(kernel[i]), int(strides[i]), int(dilations[i])
-        span, size, count = (k - 1) * d + 1, size_of(op, image, i + 2), size_of(op, windows, i + 2)
+        span, size, count = (k - 1) * d + 1, dim(op, image, i + 2), dim(op, windows, i + 2)
         begin: Size = int(pads[i])
         end: Size = int(pads[i + rank])
         if auto_pad.startswith("SAME"):
@@ -161,7 +141,7 @@ def pad_image(op: OpBuilder, x: Tensor, axes: Sequence[Axis], first: int) -> Ten
     """Zeros around the image, whose spatial axes start at `first`."""
     if all(_is(a.begin, 0) and _is(a.end, 0) for a in axes):
         return x
-    amounts = vector(op, [*(a.begin for a in axes), *(a.end for a in axes)])
+    amounts = vector(op, *(a.begin for a in axes), *(a.end for a in axes))
     return op.Pad(x, amounts, op.like(0, x), list(range(first, first + len(axes))))
 
 
@@ -184,7 +164,7 @@ def at_offset(
     return op.Slice(
         padded,
         starts,
-        vector(op, ends),
+        vector(op, *ends),
         list(range(first, first + len(axes))),
         [a.stride for a in axes],
     )
