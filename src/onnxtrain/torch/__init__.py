@@ -1,0 +1,1 @@
+"""From PyTorch: trainers that run a module's whole training step in stock onnxruntime."""

@@ -1,0 +1,477 @@
+"""From a torch module, with or without a loss, to an ONNX model that can be trained.
+
+Both of torch's exporters are written for inference. What training needs is put right here: every
+torch parameter is one initializer under its `state_dict` name (tied parameters are one, merely
+equal ones are not), BatchNormalization and Dropout are in the mode of their modules, and the export
+leaves no trace in the module: not in its buffers, not in its mode, not in the random state.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import io
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.helper
+import onnx.numpy_helper
+import torch
+from torch.utils import _pytree as pytree
+
+from ..errors import OnnxTrainError
+
+log = logging.getLogger(__name__)
+OPSET = 18
+"""What is asked of torch: artifacts need 18 at least, and older ones lack LayerNormalization."""
+
+DYNAMO, TORCHSCRIPT = "dynamo", "torchscript"
+LossFunction = Callable[[Any, Any], Any]
+DynamicAxes = Mapping[str, Mapping[int, str]]
+
+
+class ExportError(OnnxTrainError, RuntimeError):
+    """torch could not export the module; says what each exporter complained about."""
+
+
+@dataclass
+class Exported:
+    """A module as an ONNX model.
+
+    Attributes:
+        model: the model, weights as initializers under their `state_dict` names.
+        inputs: names of the inputs that the graph has, in the order of the call.
+        outputs: names of the outputs; with a loss that is the first.
+        names: from each `state_dict` name that the graph uses to its initializer; tied names share
+            one, all others have their own.
+        exporter: ``"dynamo"`` or ``"torchscript"``.
+        note: why the preferred exporter was not used; empty if it was.
+        rebuild: puts the outputs, loss left out, back into the structure the module returned.
+    """
+
+    model: onnx.ModelProto
+    inputs: list[str]
+    outputs: list[str]
+    names: dict[str, str]
+    exporter: str
+    note: str = ""
+    rebuild: Callable[[Sequence[Any]], Any] = field(default=list)
+
+
+def default_exporter() -> str:
+    """The exporter that the installed torch maintains: dynamo from 2.9 on."""
+    major, minor = (int(part) for part in torch.__version__.split(".")[:2])
+    return DYNAMO if (major, minor) >= (2, 9) else TORCHSCRIPT
+
+
+def export(
+    module: torch.nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    loss_fn: LossFunction | None = None,
+    input_names: Sequence[str] | None = None,
+    output_names: Sequence[str] | None = None,
+    dynamic_axes: DynamicAxes | None = None,
+    training: bool | None = True,
+    opset: int = OPSET,
+    exporter: str | None = None,
+) -> Exported:
+    """Export a module for training.
+
+    Args:
+        module: what to export.
+        args: sample inputs, in the order of the call; with `loss_fn` the last is the label.
+            Lists, tuples and dictionaries of tensors are taken apart; what is not a tensor
+            becomes a constant of the graph.
+        kwargs: more sample inputs, by name.
+        loss_fn: called with the module's result and the label; its value is the first output.
+        input_names: one per tensor; by default from the signature of `forward`.
+        output_names: one per output, the loss included; by default ``loss`` and ``output``,
+            ``output_1``, …
+        dynamic_axes: dimensions that may change: ``{"x": {0: "batch"}}``.
+        training: put the module into training (True) or eval (False) mode for the export; None
+            takes every submodule as it is.
+        opset: ai.onnx version, 18 at least.
+        exporter: ``"dynamo"`` or ``"torchscript"``. By default the one that is maintained, and the
+            other if that fails (`Exported.note` then says why).
+
+    Raises:
+        ExportError: no exporter managed.
+    """
+    order = _order(exporter)
+    flat = _Flat(module, args, kwargs or {}, loss_fn)
+    names = list(input_names) if input_names is not None else flat.default_names()
+    if len(names) != len(flat.tensors):
+        raise ExportError(
+            f"{len(flat.tensors)} input tensor(s) were given, and {len(names)} name(s): {names}."
+        )
+    reasons: list[str] = []
+    for kind in order:
+        run = _dynamo if kind == DYNAMO else _torchscript
+        try:
+            with _undisturbed(flat, module, training), _quiet():
+                proto = run(flat, names, dynamic_axes or {}, max(opset, OPSET))
+        except Exception as error:
+            reasons.append(f"{kind}: {_reason(error)}")
+            cause = error
+            continue
+        note = "; ".join(reasons)
+        if note:
+            log.info("%s is exported with %s. %s", type(module).__name__, kind, note)
+        return _finish(proto, flat, names, output_names, dynamic_axes or {}, kind, note, training)
+    raise ExportError(
+        f"{type(module).__name__} cannot be exported to ONNX. " + " | ".join(reasons)
+    ) from cause
+
+
+def _order(exporter: str | None) -> list[str]:
+    if exporter is None:
+        first = default_exporter()
+        return [first, TORCHSCRIPT if first == DYNAMO else DYNAMO]
+    if exporter not in (DYNAMO, TORCHSCRIPT):
+        raise ExportError(f"exporter is {DYNAMO!r} or {TORCHSCRIPT!r}, not {exporter!r}.")
+    return [exporter]
+
+
+class _Flat(torch.nn.Module):
+    """The module with tensors in a row as inputs, and as outputs (after the loss, if any)."""
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        loss_fn: LossFunction | None,
+    ) -> None:
+        super().__init__()
+        self.module = module
+        self.loss_fn = loss_fn
+        leaves, self.spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
+        self.is_tensor = [isinstance(leaf, torch.Tensor) for leaf in leaves]
+        self.constants = [None if t else leaf for leaf, t in zip(leaves, self.is_tensor)]
+        self.tensors = tuple(leaf.detach() for leaf in leaves if isinstance(leaf, torch.Tensor))
+        self.result = _Result()
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        given = iter(tensors)
+        leaves = [next(given) if t else c for t, c in zip(self.is_tensor, self.constants)]
+        args, kwargs = pytree.tree_unflatten(leaves, self.spec)
+        loss: tuple[torch.Tensor, ...] = ()
+        if self.loss_fn is None:
+            result = self.module(*args, **kwargs)
+        else:
+            result = self.module(*args[:-1], **kwargs)
+            loss = (self.loss_fn(result, args[-1]),)
+        return (*loss, *self.result.take_apart(result))
+
+    def default_names(self) -> list[str]:
+        """Names of the tensors, after the parameters of `forward` that they are given as."""
+        args, kwargs = pytree.tree_unflatten([*range(len(self.constants))], self.spec)
+        known = [
+            p.name
+            for p in inspect.signature(self.module.forward).parameters.values()
+            if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+        ]
+        label = len(args) - 1 if self.loss_fn is not None else None
+        pairs = [
+            ("label" if i == label else known[i] if i < len(known) else f"input_{i}", value)
+            for i, value in enumerate(args)
+        ]
+        names: list[str] = []
+        for name, value in (*pairs, *kwargs.items()):
+            leaves = pytree.tree_leaves(value)
+            alone = not isinstance(value, (list, tuple, dict))
+            names += [
+                name if alone else f"{name}_{i}"
+                for i, leaf in enumerate(leaves)
+                if self.is_tensor[leaf]
+            ]
+        return names
+
+
+class _Result:
+    """The structure of a result; kept outside the module, whose attributes torch resets."""
+
+    def __init__(self) -> None:
+        self.spec: Any = None
+        self.leaves: list[Any] = []
+        self.is_tensor: list[bool] = []
+
+    def take_apart(self, result: Any) -> list[torch.Tensor]:
+        leaves, self.spec = pytree.tree_flatten(result)
+        self.is_tensor = [isinstance(leaf, torch.Tensor) for leaf in leaves]
+        self.leaves = [None if t else leaf for leaf, t in zip(leaves, self.is_tensor)]
+        return [leaf for leaf, t in zip(leaves, self.is_tensor) if t]
+
+    def rebuild(self, values: Sequence[Any]) -> Any:
+        given = iter(values)
+        leaves = [next(given) if t else leaf for leaf, t in zip(self.leaves, self.is_tensor)]
+        return pytree.tree_unflatten(leaves, self.spec)
+
+
+# --- the exporters --------------------------------------------------------------------------------
+
+
+def _dynamo(flat: _Flat, names: Sequence[str], dynamic: DynamicAxes, opset: int) -> onnx.ModelProto:
+    auto = torch.export.Dim.AUTO
+    shapes = tuple(dict.fromkeys(dynamic.get(n, {}), auto) or None for n in names)
+    program = torch.onnx.export(
+        flat,
+        flat.tensors,
+        input_names=list(names),
+        dynamo=True,
+        dynamic_shapes=(shapes,),
+        verbose=False,
+        optimize=False,
+        opset_version=opset,
+    )
+    assert program is not None
+    return program.model_proto
+
+
+def _torchscript(
+    flat: _Flat, names: Sequence[str], dynamic: DynamicAxes, opset: int
+) -> onnx.ModelProto:
+    # "Training" on the outermost module keeps parameters that merely are equal apart
+    flat.training = True
+    buffer: Any = io.BytesIO()
+    torch.onnx.export(
+        flat,
+        flat.tensors,
+        buffer,
+        input_names=list(names),
+        dynamo=False,
+        training=torch.onnx.TrainingMode.PRESERVE,
+        do_constant_folding=False,
+        opset_version=min(opset, 20),
+        dynamic_axes={n: dict(axes) for n, axes in dynamic.items() if axes},
+    )
+    return onnx.load_from_string(buffer.getvalue())
+
+
+@contextlib.contextmanager
+def _undisturbed(flat: _Flat, module: torch.nn.Module, training: bool | None) -> Iterator[None]:
+    """Modes, buffers and random state as before; tracing runs the module for real."""
+    modes = [(m, m.training) for m in module.modules()]
+    kept = [(b, b.detach().clone()) for b in flat.buffers()]
+    try:
+        if training is not None:
+            module.train(training)
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        for submodule, mode in modes:
+            submodule.training = mode
+        with torch.no_grad():
+            for buffer, value in kept:
+                buffer.copy_(value)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """What exporters print, log and warn about is told in an error, or not at all."""
+    level = logging.root.manager.disable
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        logging.disable(logging.CRITICAL)
+        try:
+            sink = io.StringIO()
+            with contextlib.redirect_stdout(sink), contextlib.redirect_stderr(sink):
+                yield
+        finally:
+            logging.disable(level)
+
+
+def _reason(error: BaseException) -> str:
+    """The first cause of an exporter's error, in one line."""
+    root = error
+    while root.__cause__ is not None:
+        root = root.__cause__
+    lines = [line.strip() for line in str(root).splitlines() if line.strip()]
+    return f"{type(root).__name__}: {lines[0] if lines else ''}"
+
+
+# --- putting right --------------------------------------------------------------------------------
+
+
+def _finish(
+    proto: onnx.ModelProto,
+    flat: _Flat,
+    names: Sequence[str],
+    output_names: Sequence[str] | None,
+    dynamic: DynamicAxes,
+    exporter: str,
+    note: str,
+    training: bool | None,
+) -> Exported:
+    graph = proto.graph
+    _split_merged(proto, flat)
+    aliases = _aliases(flat)
+    renamed = _canonical_names(proto, flat, aliases)
+    outputs = _output_names(output_names, len(graph.output), flat.loss_fn is not None)
+    renamed.update(zip([o.name for o in graph.output], outputs))
+    _rename(proto, {old: new for old, new in renamed.items() if old != new})
+    _name_dimensions(proto, dynamic)
+    if exporter == DYNAMO:
+        _training_statistics(proto, flat.module, training)
+    present = {i.name for i in graph.initializer}
+    found = {name: first for name, first in aliases.items() if first in present}
+    return Exported(
+        proto,
+        [n for n in names if n in {i.name for i in graph.input}],
+        outputs,
+        found,
+        exporter,
+        note,
+        flat.result.rebuild,
+    )
+
+
+def _tensors_by_name(flat: _Flat) -> dict[str, torch.Tensor]:
+    """Parameters and buffers by the name that the exporter knows, tied names included."""
+    return {
+        **dict(flat.named_parameters(remove_duplicate=False)),
+        **dict(flat.named_buffers(remove_duplicate=False)),
+    }
+
+
+def _state_name(name: str) -> str:
+    """The name in the module's own state_dict; the loss function's tensors keep a prefix."""
+    return name.removeprefix("module.")
+
+
+def _aliases(flat: _Flat) -> dict[str, str]:
+    """From every state_dict name to the first name of the same tensor."""
+    first: dict[int, str] = {}
+    found = {}
+    for name, tensor in _tensors_by_name(flat).items():
+        found[_state_name(name)] = first.setdefault(id(tensor), _state_name(name))
+    return found
+
+
+def _canonical_names(
+    proto: onnx.ModelProto, flat: _Flat, aliases: Mapping[str, str]
+) -> dict[str, str]:
+    """New names of the initializers that are torch's."""
+    known = _tensors_by_name(flat)
+    return {
+        i.name: aliases[_state_name(i.name)] for i in proto.graph.initializer if i.name in known
+    }
+
+
+def _split_merged(proto: onnx.ModelProto, flat: _Flat) -> None:
+    """Give tensors that the exporter merged because they are equal their own initializers."""
+    known = _tensors_by_name(flat)
+    graph = proto.graph
+    present = {i.name: i for i in graph.initializer}
+    for node in list(graph.node):
+        merged = node.op_type == "Identity" and node.input[0] in present
+        if not merged or node.output[0] not in known:
+            continue
+        source, own = node.input[0], node.output[0]
+        graph.node.remove(node)
+        if source in known and known[source] is known[own]:
+            _rename(proto, {own: source})
+            continue
+        tensor = onnx.TensorProto()
+        tensor.CopyFrom(present[source])
+        tensor.name = own
+        graph.initializer.append(tensor)
+
+
+def _output_names(given: Sequence[str] | None, count: int, with_loss: bool) -> list[str]:
+    if given is None:
+        plain = count - with_loss
+        rest = ["output", *(f"output_{i}" for i in range(1, plain))][:plain]
+        return [*(["loss"] if with_loss else []), *rest]
+    if len(given) != count:
+        what = "loss and outputs" if with_loss else "outputs"
+        raise ExportError(
+            f"The module has {count} {what}, and {len(given)} are described: {list(given)}."
+        )
+    return list(given)
+
+
+def _rename(proto: onnx.ModelProto, names: Mapping[str, str]) -> None:
+    """Rename values everywhere in the main graph and its subgraphs; clashes move out of the way."""
+    if not names:
+        return
+    names = dict(names)
+    taken = _value_names(proto.graph)
+    for new in list(names.values()):
+        if new in taken and new not in names:
+            names[new] = _fresh(f"{new}_inner", taken | set(names.values()))
+    _rename_graph(proto.graph, names)
+
+
+def _value_names(graph: onnx.GraphProto) -> set[str]:
+    found = {i.name for i in graph.initializer} | {i.name for i in graph.input}
+    for node in graph.node:
+        found.update(node.output)
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                found |= _value_names(attribute.g)
+    return found
+
+
+def _fresh(stem: str, taken: set[str]) -> str:
+    name, count = stem, 0
+    while name in taken:
+        count += 1
+        name = f"{stem}_{count}"
+    return name
+
+
+def _rename_graph(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
+    for node in graph.node:
+        node.input[:] = [names.get(n, n) for n in node.input]
+        node.output[:] = [names.get(n, n) for n in node.output]
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                _rename_graph(attribute.g, names)
+    for value in (*graph.initializer, *graph.input, *graph.output, *graph.value_info):
+        value.name = names.get(value.name, value.name)
+
+
+def _name_dimensions(proto: onnx.ModelProto, dynamic: DynamicAxes) -> None:
+    """Dynamic dimensions under the names that were asked for, wherever they occur."""
+    symbols: dict[str, str] = {}
+    for value in proto.graph.input:
+        for axis, name in dynamic.get(value.name, {}).items():
+            dim = value.type.tensor_type.shape.dim[axis]
+            if dim.dim_param and dim.dim_param != name:
+                symbols.setdefault(dim.dim_param, name)
+    graph = proto.graph
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_param in symbols:
+                dim.dim_param = symbols[dim.dim_param]
+
+
+def _training_statistics(
+    proto: onnx.ModelProto, module: torch.nn.Module, training: bool | None
+) -> None:
+    """Switch BatchNormalization to the batch's statistics where its module trains.
+
+    The dynamo exporter writes the inference form whatever the mode.
+    """
+    modules = dict(module.named_modules(remove_duplicate=False))
+    for node in proto.graph.node:
+        if node.op_type != "BatchNormalization" or len(node.output) > 1:
+            continue
+        owner = modules.get(node.input[3].rpartition(".")[0])
+        if owner is None or not (owner.training if training is None else training):
+            continue
+        node.attribute.append(onnx.helper.make_attribute("training_mode", 1))
+        node.output.extend(f"{node.output[0]}_{what}" for what in ("mean", "variance"))
+
+
+def to_array(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+    """A torch tensor as an array, without a copy where possible."""
+    return tensor.detach().cpu().contiguous().numpy()
