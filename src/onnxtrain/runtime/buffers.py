@@ -127,7 +127,7 @@ class TensorStore:
             for n, a in arrays.items()
         )
         for name, array in arrays.items():
-            store.view(name)[...] = array
+            store.view(name)[...] = dtypes.stored(array, store.specs[name].type)
         return store
 
     def like(self) -> TensorStore:

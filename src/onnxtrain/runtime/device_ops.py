@@ -11,6 +11,7 @@ from .bound import Binding
 from .buffers import FlatBuffer, TensorStore
 from .devices import Device, session_options
 from .dtypes import ElementType
+from .onnxfile import tensor_type
 from .wire import Message
 
 Array = npt.NDArray[Any]
@@ -93,9 +94,7 @@ def one_node(operator: str, elem_type: int, inputs: int) -> bytes:
     """A model with a single node over vectors of any length."""
 
     def value(name: str) -> Message:
-        shape = Message().add(1, Message().add(2, "n"))
-        tensor = Message().add(1, elem_type).add(2, shape)
-        return Message().add(1, name).add(2, Message().add(1, tensor))
+        return Message().add(1, name).add(2, tensor_type(elem_type, ["n"]))
 
     node, graph = Message(), Message()
     for index in range(inputs):

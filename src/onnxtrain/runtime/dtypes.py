@@ -59,12 +59,24 @@ FLOAT_CODES = ("F64", "F32", "F16", "BF16")
 STRING = 8
 
 
+_FOREIGN = {"bfloat16": "BF16", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2"}
+
+
 def of_array(array: npt.NDArray[Any], name: str = "the array") -> ElementType:
     """Element type of a numpy array; an error names what cannot be held."""
-    found = BY_NUMPY.get(array.dtype.newbyteorder("=") if array.dtype.isnative else array.dtype)
+    found = BY_NUMPY.get(array.dtype)
+    if found is None and array.dtype.name in _FOREIGN:
+        return BY_CODE[_FOREIGN[array.dtype.name]]
     if found is None:
         raise InputError(f"{name} has the type {array.dtype}, which no tensor of a model can have.")
     return found
+
+
+def stored(array: npt.NDArray[Any], kind: ElementType) -> npt.NDArray[Any]:
+    """The array as it is stored: the bits of a type that numpy itself does not have."""
+    if kind.opaque and array.dtype != kind.numpy:
+        return np.ascontiguousarray(array).view(kind.numpy).reshape(array.shape)
+    return array
 
 
 def type_name(onnx: int | None) -> str:

@@ -11,7 +11,10 @@ import numpy as np
 from ..errors import ModelFileError, UnknownNameError
 from .artifact import KEY
 from .atomic import write_atomically
-from .onnxfile import ModelFile, Node, Source, captures
+from .bound import HOST
+from .devices import session_options
+from .feeds import ORT_TYPES
+from .onnxfile import ModelFile, Node, Source, captures, tensor_type
 from .state import CheckpointState
 from .wire import Message
 
@@ -47,8 +50,10 @@ def export(
     parameters = [v.name for v in model.inputs if v.name in {*trainable, *frozen}]
     parameters = [n for n in parameters if n in used]
     keep_inputs = model.message.integer(1) < 4  # before IR 4 every initializer is an input too
-    model.keep_inputs(lambda n: n in used and (keep_inputs or n not in parameters))
+    model.keep_inputs(lambda n: n in used)
     kept = _open_external(model, source)
+    add_output_types(model)
+    model.keep_inputs(lambda n: keep_inputs or n not in parameters)
     specs = {n: state._store_of(n).specs[n] for n in parameters}
     total = sum(s.nbytes for s in specs.values()) + model.message.size()
     if external is None:
@@ -100,6 +105,20 @@ def _to_identity(node: Node, model: ModelFile) -> bool:
     node.message.drop(5)
     node.inputs, node.outputs = node.inputs[:1], outputs[:1]
     return True
+
+
+def add_output_types(model: ModelFile) -> None:
+    """Give outputs that the file says nothing about the type that onnxruntime infers."""
+    bare = [m for m in model.graph.messages(12) if not m.has(2)]
+    if not bare:
+        return
+    session = HOST.session(model.encode(), session_options())
+    inferred = {o.name: o for o in session.get_outputs()}
+    for message in bare:
+        found = inferred[message.string(1)]
+        number = ORT_TYPES.get(found.type)
+        if number is not None:
+            message.add(2, tensor_type(number, found.shape))
 
 
 def _open_external(model: ModelFile, source: Source) -> list[tuple[Message, bytes]]:

@@ -107,7 +107,7 @@ def _check_type(info: ValueInfo, kind: Any) -> None:
     if info.elem_type is None:
         return
     if isinstance(kind, str):  # of an OrtValue
-        found, shown = _ORT_NAMES.get(kind), kind
+        found, shown = ORT_TYPES.get(kind), kind
     elif kind.kind in "OUS":
         found, shown = STRING, str(kind)
     else:
@@ -124,7 +124,7 @@ def _check_type(info: ValueInfo, kind: Any) -> None:
         )
 
 
-_ORT_NAMES = {
+ORT_TYPES = {
     f"tensor({name})": number
     for name, number in {
         "float": 1,
@@ -143,6 +143,7 @@ _ORT_NAMES = {
         "bfloat16": 16,
     }.items()
 }
+"""ONNX numbers of the names that onnxruntime gives to types of tensors."""
 
 
 def _check_shape(

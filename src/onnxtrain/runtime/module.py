@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -155,7 +156,9 @@ class Module:
         if vector is None:
             views = [self._state._store_of(n).view(n).reshape(-1) for n in names]
             vector = np.concatenate(views) if views else np.empty(0, np.float32)
-        return ort.OrtValue.ortvalue_from_numpy(vector, _host())
+        value = ort.OrtValue.ortvalue_from_numpy(vector, _host())
+        weakref.finalize(value, _keep, vector)  # it points into the array and does not hold it
+        return value
 
     def copy_buffer_to_parameters(self, buffer: Any, trainable_only: bool = True) -> None:
         """Set the parameters from one vector, the inverse of `get_contiguous_parameters`.
@@ -341,6 +344,11 @@ class _Eval:
         for name in self.artifact.parameters:
             binding.input_tensor(name, module._state._store_of(name), name)
         return binding
+
+
+def _keep(array: Array) -> None:
+    """Let go of an array whose memory is no longer used."""
+    del array
 
 
 def _host() -> Any:

@@ -336,6 +336,22 @@ def _dim(message: Message) -> Dim:
     return message.string(2) or None
 
 
+def tensor_type(elem_type: int, shape: Sequence[int | str | None] | None) -> Message:
+    """A TypeProto of a tensor."""
+    tensor = Message().add(1, elem_type)
+    if shape is not None:
+        dims = Message()
+        for size in shape:
+            dim = Message()
+            if isinstance(size, int):
+                dim.add(1, size)
+            elif size:
+                dim.add(2, size)
+            dims.add(1, dim)
+        tensor.add(2, dims)
+    return Message().add(1, tensor)
+
+
 def _tensor(name: str, elem_type: int, shape: Sequence[int]) -> Message:
     tensor = Message()
     for size in shape:
