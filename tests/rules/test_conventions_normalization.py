@@ -73,6 +73,30 @@ def test_normalizations_equal_torch(offset: float) -> None:
             np.testing.assert_allclose(g, t, rtol=2e-3, atol=2e-3 if offset else 1e-4)
 
 
+def test_batch_statistics_of_large_half_precision_maps() -> None:
+    """The sum of 80,000 ones is more than a float16 can hold; their mean is not."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 18]>
+        g (float16[N, 2, 200, 200] x, float16[2] s, float16[2] b, float16[2] m, float16[2] v)
+          => (float16[N, 2, 200, 200] y, float16[2] m2, float16[2] v2) {
+            y, m2, v2 = BatchNormalization <training_mode = 1> (x, s, b, m, v)
+        }"""
+    )
+    result = onnxtrain.differentiate(model, wrt=["x", "s"], of=["y"], vjp=True)
+    x = 1 + np.random.default_rng(7).normal(size=(2, 2, 200, 200)).astype(np.float16)
+    ones, seed = np.ones(2, np.float16), (x * 1e-3).astype(np.float16)
+    feeds = {"x": x, "s": ones, "b": ones, "m": ones, "v": ones, "y_grad": seed}
+    y, mean, variance, dx, ds = run_ort(result, feeds)
+    want = torch_gradients(
+        lambda x, s: F.batch_norm(x, None, None, s, None, True),
+        x.astype(np.float32), f32(1, 1), seed=seed.astype(np.float32),
+    )  # fmt: skip
+    np.testing.assert_allclose([mean, variance], np.ones((2, 2)), atol=0.02)
+    assert np.isfinite(y).all()
+    np.testing.assert_allclose(dx, want[0], atol=1e-4)
+    np.testing.assert_allclose(ds, want[1], rtol=0.02)
+
+
 def _batch_norm_gradients(*args: np.ndarray) -> list[np.ndarray]:
     """With all three outputs in use, as exporters write it."""
     *inputs, seed = args

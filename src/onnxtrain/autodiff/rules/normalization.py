@@ -130,9 +130,11 @@ def _split_forward(
     node, rank = op.node, x.rank
     assert node is not None
     with op.forward():
-        share = inverse_count(op, x, scale)
-        mu = channel_sum(op, x, rank, scale) * share
-        centred = x - per_channel(op, mu, rank)
+        # A sum over half-precision maps would overflow.
+        wide = x if x.dtype == ir.DataType.DOUBLE else as_type(op, x, ir.DataType.FLOAT)
+        share = inverse_count(op, x, scale, like=wide)
+        mu = channel_sum(op, wide, rank, scale) * share
+        centred = wide - per_channel(op, mu, rank)
         var = channel_sum(op, centred * centred, rank, scale) * share
         updated = [
             running * momentum + as_type(op, batch, running.dtype) * (1 - momentum)
@@ -145,7 +147,7 @@ def _split_forward(
     for old, new in zip(node.outputs[1:], updated):
         _take_place(op, old, new.value)
     node.resize_outputs(1)
-    return centred, var
+    return as_type(op, centred, x.dtype), as_type(op, var, x.dtype)
 
 
 def _take_place(op: OpBuilder, old: ir.Value, new: ir.Value) -> None:
