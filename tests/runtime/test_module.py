@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import tracemalloc
 
 import numpy as np
@@ -245,6 +246,29 @@ def test_contiguous_parameters(module):
         module.copy_buffer_to_parameters(np.zeros(66, np.float32))
     with pytest.raises(InputError, match="float64"):
         module.copy_buffer_to_parameters(np.zeros(67))
+
+
+def test_contiguous_parameters_outlive_everything(artifacts):
+    module = Module(artifacts.train, artifacts.state())
+    expected = module.get_contiguous_parameters().numpy().copy()
+    vector = module.get_contiguous_parameters()
+    del module
+    gc.collect()
+    junk = [np.full(expected.size, 7, np.float32) for _ in range(100)]
+    assert np.array_equal(vector.numpy(), expected)
+    assert junk
+
+
+def test_folded_frozen_parameters(artifacts):
+    state = artifacts.state()
+    module = Module(artifacts.train, state, fold_frozen=True)
+    assert "offset" not in {i.name for i in module._train.session.get_inputs()}
+    assert "running_mean" in {i.name for i in module._train.session.get_inputs()}
+    loss, _ = module(X, Y)
+    assert np.isclose(loss, reference(handmade.values())[0], rtol=1e-5)
+    assert np.allclose(
+        state.parameters["W1"].grad, reference(handmade.values())[2]["W1"], atol=1e-5
+    )
 
 
 def test_contiguous_parameters_without_padding_are_a_view(module):

@@ -57,6 +57,11 @@ def test_properties(state):
     assert repr(properties) == "Properties(b=1, f=0.5, i=3, s='text')"
     assert "i" in properties
     assert len(properties) == 4
+    state["own"] = 7
+    assert state["own"] == 7
+    assert "own" in state
+    del properties["own"]
+    assert "own" not in state
     with pytest.raises(KeyError, match="not found"):
         properties["nothing"]
     with pytest.raises(TypeError, match="int, a float or a string"):

@@ -50,7 +50,7 @@ class Artifact:
 def load_artifact(source: Source, kind: str, state: CheckpointState | None = None) -> Artifact:
     """Read an artifact and check that it is of the kind expected."""
     model = ModelFile.load(source)
-    folder = None if isinstance(source, bytes | bytearray | memoryview) else _folder(source)
+    folder = _folder(source) if model.has_external_data else None
     described = model.described(KEY)
     if described is None:
         if kind == "eval" and state is not None:
@@ -86,7 +86,10 @@ def load_artifact(source: Source, kind: str, state: CheckpointState | None = Non
     return artifact
 
 
-def _folder(source: Any) -> str:
+def _folder(source: Source) -> str | None:
+    """Where onnxruntime has to look for data beside the model, whose bytes it gets edited."""
+    if isinstance(source, bytes | bytearray | memoryview):
+        return None
     return str(Path(source).resolve().parent)
 
 
@@ -173,6 +176,18 @@ def without_accumulation(artifact: Artifact) -> bytes:
     model.keep_inputs(lambda name: name not in buffers)
     model.prune()
     return model.encode()
+
+
+def fold_frozen(artifact: Artifact, state: CheckpointState) -> list[str]:
+    """Turn frozen parameters that the training does not change into constants of the graph."""
+    names = [n for n in artifact.frozen if n not in artifact.states]
+    for name in names:
+        spec = state._frozen.specs[name]
+        values = state._frozen.view(name).reshape(-1)
+        raw = bytes(values.view("u1").data) if values.size else b""
+        artifact.model.add_initializer(name, spec.type.onnx, spec.shape, raw)
+    artifact.model.keep_inputs(lambda n: n not in names)
+    return names
 
 
 def _names(model: ModelFile, described: dict[str, Any], key: str) -> list[str]:

@@ -56,6 +56,8 @@ class OneGraphStep:
             artifact.infos(artifact.user_outputs, outputs=True),
             set(artifact.model.initializer_names),
         )
+        state._need_values()
+        state._sync()
         self.memory: OptimizerState = attach(state, optimizer)
         self._check_states(optimizer)
         state._place(device)
@@ -74,8 +76,6 @@ class OneGraphStep:
             self._bind(self._second, first),
         ]
         self._turn = 0
-        if state._settle is not None:
-            state._settle()
         state._settle = self.settle
 
     def _check_states(self, optimizer: OptimizerFile) -> None:

@@ -156,6 +156,11 @@ class ModelFile:
         return dense + [v.string(8) for v in values if v is not None]
 
     @property
+    def has_external_data(self) -> bool:
+        """Whether constants lie in a file beside the model."""
+        return any(t.integer(14) == 1 for t in self.graph.messages(5))
+
+    @property
     def metadata(self) -> dict[str, str]:
         """The model's metadata_props."""
         return {m.string(1): m.string(2) for m in self.message.messages(14)}

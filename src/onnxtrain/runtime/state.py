@@ -143,6 +143,16 @@ class CheckpointState:
         """Whether the parameters have no values yet."""
         return self._nominal is not None
 
+    def __getitem__(self, name: str) -> Property:
+        """A property, as in the first releases of this interface."""
+        return self.properties[name]
+
+    def __setitem__(self, name: str, value: Property) -> None:
+        self.properties[name] = value
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._properties
+
     def __repr__(self) -> str:
         trainable, frozen = self._names()
         kind = "nominal, " if self.is_nominal else ""

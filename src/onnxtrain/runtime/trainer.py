@@ -21,7 +21,7 @@ from .onegraph import OneGraphStep
 from .onnxfile import Source
 from .optimizer import Optimizer
 from .schedulers import LRScheduler, ReduceLROnPlateau, WarmUp
-from .state import CheckpointState
+from .state import CheckpointState, OptimizerState
 from .update import load_optimizer
 
 Array = npt.NDArray[Any]
@@ -92,6 +92,7 @@ class Trainer:
             raise ValueError(f"accumulate must be at least 1, not {accumulate}.")
         if not isinstance(state, CheckpointState):
             state = CheckpointState.load_checkpoint(state)
+        state._need_values()
         self.state, self.metrics = state, resolve(metrics)
         self.accumulate, self.check_finite = accumulate, check_finite
         self.stop, self.epoch, self.batch = False, 0, 0
@@ -198,6 +199,7 @@ class Trainer:
             data, names, batch_size, shuffle=shuffle, seed=self._seed, drop_last=drop_last
         )
         self.batches, self.stop = source.size, False
+        self._engine.forget()
         self._hooks = hooks
         for hook in hooks:
             hook.on_train_begin(self)
@@ -408,6 +410,9 @@ class _OneGraph:
     def finish(self) -> None:
         """Nothing is pending: every batch is an update."""
 
+    def forget(self) -> None:
+        """Nothing is pending."""
+
 
 class _Parts:
     """Training with Module and Optimizer."""
@@ -436,20 +441,27 @@ class _Parts:
             self.optimizer.apply(1.0 / self._pending)
             self._pending = 0
 
+    def forget(self) -> None:
+        """Drop micro-batches that an interrupted training left behind."""
+        self._pending = 0
+
 
 class _Rate:
     """The learning rate of either way of training, as schedules see it."""
 
     def __init__(self, engine: _OneGraph | _Parts) -> None:
         self._module = engine  # its `_state` is where schedules leave their position
-        self._memory = engine._state._optimizer
+
+    @property
+    def _memory(self) -> OptimizerState:
+        found = self._module._state._optimizer
+        assert found is not None
+        return found
 
     def get_learning_rate(self) -> float:
         """The current learning rate."""
-        assert self._memory is not None
         return self._memory.learning_rate
 
     def set_learning_rate(self, learning_rate: float) -> None:
         """Use this learning rate from the next step on."""
-        assert self._memory is not None
         self._memory.learning_rate = float(learning_rate)
