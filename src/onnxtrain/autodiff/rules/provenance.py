@@ -67,7 +67,7 @@ def _picked(node: ir.Node) -> list[Element] | None:
     source = _elements(node.inputs[0])
     whole: list[list[int]] = []
     for given in map(_elements, node.inputs[1:]):
-        indices = [i for i in given or [] if isinstance(i, int)]
+        indices = [int(i) for i in given or [] if isinstance(i, int)]
         if given is None or len(indices) != len(given):
             return None
         whole.append(indices)

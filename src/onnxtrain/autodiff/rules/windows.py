@@ -154,29 +154,28 @@ def at_offset(
     op: OpBuilder, padded: Tensor, axes: Sequence[Axis], offset: Sequence[int], first: int
 ) -> Tensor:
     """The element at one position of the kernel, from every window of a padded image."""
-    starts, ends = [], []
-    for axis, position in zip(axes, offset):
-        start = position * axis.dilation
-        starts.append(start)
-        ends.append(_stop(axis, start))
     if all(a.trivial for a in axes):
         return padded
-    return op.Slice(
-        padded,
-        starts,
-        vector(op, *ends),
-        list(range(first, first + len(axes))),
-        [a.stride for a in axes],
-    )
+    starts = [a.dilation * position for a, position in zip(axes, offset)]
+    places, steps = list(range(first, first + len(axes))), [a.stride for a in axes]
+    return op.Slice(padded, starts, _stops(op, axes, starts), places, steps)
 
 
-def _stop(axis: Axis, start: int) -> Size:
-    """Where the slice that starts at `start` ends, so that it has one element per window."""
+def _stops(op: OpBuilder, axes: Sequence[Axis], starts: Sequence[int]) -> Tensor:
+    """Where slices that begin at `starts` end, so that they have one element per window."""
+    known = [_stop(axis, start) for axis, start in zip(axes, starts)]
+    if all(stop is not None for stop in known):
+        return op.const(np.array(known, np.int64))
+    behind = vector(op, *(a.windows * a.stride for a in axes))  # one node for all positions
+    return behind + np.array([s + 1 - a.stride for a, s in zip(axes, starts)], np.int64)
+
+
+def _stop(axis: Axis, start: int) -> int | None:
     if isinstance(axis.windows, int):
         return start + (axis.windows - 1) * axis.stride + 1
     if axis.stride == 1:  # the padded image is exactly `windows + span - 1` long
         return start - (axis.span - 1) or TO_END
-    return axis.windows * axis.stride + (start + 1 - axis.stride)
+    return None
 
 
 def columns(op: OpBuilder, x: Tensor, axes: Sequence[Axis]) -> Tensor:
