@@ -5,6 +5,23 @@ __version__ = "0.1.0"
 _LAZY = {
     "check_gradient": "check",
     "differentiate": "pipeline",
+    **dict.fromkeys(
+        (
+            "GradientGraphBuilder",
+            "GraphInfo",
+            "OrtModuleGraphBuilder",
+            "OrtModuleGraphBuilderConfiguration",
+            "OrtValueCache",
+            "OrtValueVector",
+            "PartialGraphExecutionState",
+            "PropagateCastOpsConfiguration",
+            "PropagateCastOpsStrategy",
+            "Severity",
+            "TrainingAgent",
+            "TrainingGraphTransformerConfiguration",
+        ),
+        "training",
+    ),
 }
 
 

@@ -114,3 +114,7 @@ class DeviceError(OnnxTrainError, RuntimeError):
 
 class NonFiniteError(OnnxTrainError, FloatingPointError):
     """A loss or gradient is NaN or infinite, and the caller asked to be told."""
+
+
+class ExecutionError(OnnxTrainError, RuntimeError):
+    """A forward or backward pass of a `TrainingAgent` failed."""
