@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 from onnx import numpy_helper
 
 from ..errors import OnnxTrainError
@@ -48,7 +49,9 @@ def save_checkpoint(
 
 def array_of(tensor: onnx.TensorProto, base_dir: str = "") -> np.ndarray[Any, Any]:
     """The values of a tensor, read from its external file if it has one."""
-    array: np.ndarray[Any, Any] = numpy_helper.to_array(tensor, base_dir)
+    if tensor.data_location == tensor.EXTERNAL:  # mapped, not read: it may be gigabytes
+        return np.asarray(ir.serde.deserialize_tensor(tensor, base_dir).numpy())
+    array: np.ndarray[Any, Any] = numpy_helper.to_array(tensor)
     return array
 
 

@@ -119,6 +119,7 @@ def gradient_model(plan: Plan) -> Gradients:
     params.to_inputs(model, plan.parameters)
     model = normalize(model)
     _set_outputs(model, plan.outputs)
+    _drop_unread_log_prob(model)
     states = modes.expose_statistics(model, plan.states)
     wrt = [*plan.trainable, *plan.inputs]
     gradients: dict[str, str] = {}
@@ -137,6 +138,15 @@ def gradient_model(plan: Plan) -> Gradients:
                 "must have it. Rename the value."
             )
     return Gradients(model, gradients, states)
+
+
+def _drop_unread_log_prob(model: ir.Model) -> None:
+    """Without its second output the gradient of the cross entropy takes a faster form."""
+    for node in modes.nodes_of(model, "SoftmaxCrossEntropyLoss"):
+        if len(node.outputs) > 1:
+            log_prob = node.outputs[1]
+            if not log_prob.uses() and not log_prob.is_graph_output():
+                node.resize_outputs(1)
 
 
 def _one_loss(model: ir.Model, names: Sequence[str]) -> str:
