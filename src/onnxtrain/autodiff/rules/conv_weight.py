@@ -44,14 +44,19 @@ def weight_gradient(
         return _one_product(op, image, signal, axes)
     counts = [a.windows for a in axes if isinstance(a.windows, int)]
     many = len(counts) == len(axes) and math.prod(counts) >= MANY_WINDOWS
+    kernel, width = math.prod(a.kernel for a in axes), dim(op, w, 1)
     if group == 1:
         pieces = _per_offset(op, image, signal, w, axes, per_image=many)
-        order = [1, 2, 0]
+        order, shape = [1, 2, 0], vector(op, kernel, -1, width)
     else:
         pieces = _per_offset_grouped(op, image, signal, w, axes, group)
-        order = [1, 2, 3, 0]
-    stacked = pieces[0] if len(pieces) == 1 else op.Concat(*pieces, axis=0)
+        order, shape = [1, 2, 3, 0], vector(op, kernel, group, -1, width)
+    stacked = op.Reshape(_joined(op, pieces), shape)
     return op.Reshape(op.transpose(stacked, *order), _shape(op, w, axes))
+
+
+def _joined(op: OpBuilder, pieces: Sequence[Tensor]) -> Tensor:
+    return pieces[0] if len(pieces) == 1 else op.Concat(*pieces, axis=0)
 
 
 def _suits_swapping(image: Tensor, w: Tensor, axes: Sequence[Axis], group: int) -> bool:
@@ -137,8 +142,8 @@ def _depthwise(op: OpBuilder, image: Tensor, signal: Tensor, axes: Sequence[Axis
     for offset in offsets_of(axes):
         product = op.Mul(signal, at_offset(op, padded, axes, offset, 2))
         per_image = op.ReduceSum(product, spatial, keepdims=0)
-        sums.append(op.Unsqueeze(op.ReduceSum(per_image, [0], keepdims=0), [1]))
-    stacked = sums[0] if len(sums) == 1 else op.Concat(*sums, axis=1)
+        sums.append(op.ReduceSum(per_image, [0], keepdims=1))
+    stacked = op.transpose(_joined(op, sums), 1, 0)  # (C, kernel)
     return op.Reshape(stacked, [0, 1, *(a.kernel for a in axes)])
 
 
@@ -151,7 +156,7 @@ def _per_offset(
     *,
     per_image: bool,
 ) -> list[Tensor]:
-    """One product (1, M, C) per position in the kernel, channels of the image last."""
+    """One product (M, C) per position in the kernel, channels of the image last."""
     channels = dim(op, w, 1)
     padded = pad_image(op, op.transpose(image, 0, *range(2, len(axes) + 2), 1), axes, 1)
     rows = op.Reshape(signal, [0, 0, -1]) if per_image else _signal_rows(op, signal, axes)
@@ -160,17 +165,16 @@ def _per_offset(
         cells = at_offset(op, padded, axes, offset, 1)
         if per_image:
             product = op.MatMul(rows, op.Reshape(cells, vector(op, 0, -1, channels)))
-            pieces.append(op.ReduceSum(product, [0], keepdims=1))
+            pieces.append(op.ReduceSum(product, [0], keepdims=0))
         else:
-            product = op.MatMul(rows, op.Reshape(cells, vector(op, -1, channels)))
-            pieces.append(op.Unsqueeze(product, [0]))
+            pieces.append(op.MatMul(rows, op.Reshape(cells, vector(op, -1, channels))))
     return pieces
 
 
 def _per_offset_grouped(
     op: OpBuilder, image: Tensor, signal: Tensor, w: Tensor, axes: Sequence[Axis], group: int
 ) -> list[Tensor]:
-    """One batched product (1, group, M/group, C/group) per position in the kernel."""
+    """One batched product (group, M/group, C/group) per position in the kernel."""
     spatial = len(axes)
     width, height = dim(op, w, 1), quotient(op, dim(op, w, 0), group)
     split = op.Reshape(image, vector(op, 0, group, width, *(a.image for a in axes)))
@@ -180,6 +184,5 @@ def _per_offset_grouped(
     pieces = []
     for offset in offsets_of(axes):
         cells = at_offset(op, padded, axes, offset, 2)
-        product = op.MatMul(rows, op.Reshape(cells, vector(op, group, -1, width)))
-        pieces.append(op.Unsqueeze(product, [0]))
+        pieces.append(op.MatMul(rows, op.Reshape(cells, vector(op, group, -1, width))))
     return pieces

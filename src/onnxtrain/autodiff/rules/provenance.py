@@ -14,7 +14,7 @@ import onnx_ir as ir
 from ...graph import Tensor
 from ...graph.tensor import dims_of
 
-Element: TypeAlias = "float | tuple[ir.Value, int] | None"
+Element: TypeAlias = "int | float | tuple[ir.Value, int] | None"
 """A number, one dimension of a value, or unknown."""
 
 

@@ -181,8 +181,5 @@ def _stop(axis: Axis, start: int) -> int | None:
 def columns(op: OpBuilder, x: Tensor, axes: Sequence[Axis]) -> Tensor:
     """All windows of (N, C, *image) as (N, C, kernel elements, windows): im2col."""
     padded = pad_image(op, x, axes, 2)
-    flat = [
-        op.Unsqueeze(op.Reshape(at_offset(op, padded, axes, o, 2), [0, 0, -1]), [2])
-        for o in offsets_of(axes)
-    ]
+    flat = [op.Reshape(at_offset(op, padded, axes, o, 2), [0, 0, 1, -1]) for o in offsets_of(axes)]
     return flat[0] if len(flat) == 1 else op.Concat(*flat, axis=2)
