@@ -61,9 +61,9 @@ def differentiate(
     loaded = normalize(loaded)
     targets = _targets(loaded, of, vjp)
     names = list(wrt) if wrt is not None else params.float_initializers(loaded)
-    params.to_inputs(loaded, [n for n in names if n in loaded.graph.initializers])
-    if wrt is None:
+    if wrt is None:  # what no gradient reaches (scales of Resize, say) stays a constant
         names = reachable(loaded, names, targets, no_gradient)
+    params.to_inputs(loaded, [n for n in names if n in loaded.graph.initializers])
     loaded, gradients = differentiate_model(
         loaded, names, targets, vjp=vjp, no_gradient=no_gradient, allow_unused=allow_unused
     )

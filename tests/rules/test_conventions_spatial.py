@@ -242,6 +242,28 @@ def test_resize_leaves_batch_and_channels_alone() -> None:
     np.testing.assert_allclose(run_ort(model, {"x": x})[1], tensor.grad.numpy(), rtol=1e-5)
 
 
+SCALES_AS_EXPORTED = """
+    <ir_version: 8, opset_import: ["": 18]>
+    g (float[N, 3, H, W] x) => (float loss)
+    <float[4] scales = {1, 1, 2, 2}, float[3, 1, 1] gain = {1, 2, 3}>
+    {
+        z = Mul(x, gain)
+        y = Resize(z, , scales)
+        loss = ReduceSum <keepdims = 0> (y)
+    }
+"""
+
+
+def test_scales_are_no_parameters() -> None:
+    """By default all float initializers are trained; the scales of a Resize are not among them."""
+    model = onnxtrain.differentiate(onnx.parser.parse_model(SCALES_AS_EXPORTED))
+    assert [o.name for o in model.graph.output] == ["loss", "gain_grad"]
+    assert "AveragePool" in [n.op_type for n in model.graph.node]
+    x = normal(2, 3, 4, 5)
+    expected = 4 * x.sum((0, 2, 3)).reshape(3, 1, 1)
+    np.testing.assert_allclose(run_ort(model, {"x": x})[1], expected, rtol=1e-4, atol=1e-4)
+
+
 # --- twice -------------------------------------------------------------------------------------
 
 SECOND: dict[str, tuple[str, list[Any], Callable[..., Any], dict[str, Any]]] = {
