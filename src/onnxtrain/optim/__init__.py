@@ -12,6 +12,7 @@ from .adafactor import scale_by_factored_rms as scale_by_factored_rms
 from .build import describe as describe
 from .build import flat_model as flat_model
 from .build import sequence_model as sequence_model
+from .build import tensor_model as tensor_model
 from .build import update_all as update_all
 from .linear import Linear as Linear
 from .optimizer import ClipNorm as ClipNorm

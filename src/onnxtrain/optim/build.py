@@ -170,6 +170,35 @@ def sequence_model(
     return model
 
 
+def tensor_model(
+    optimizer: Optimizer, params: Sequence[tuple[str, Sequence[int]]], opset: int = 18
+) -> ir.Model:
+    """The update over named tensors, with clipping and groups inside; may be run in place.
+
+    Inputs: ``learning_rate`` FLOAT[1], ``step`` INT64[1], and per parameter ``<p>``,
+    ``<p>_grad`` and ``<p>.<state>``. Outputs: ``<p>.updated`` and ``<p>.<state>.updated``.
+    """
+    g = _Graph(opset)
+    rate = g.scalar(g.input("learning_rate", FLOAT, [1]))
+    step = g.scalar(g.input("step", INT64, [1]))
+    items = {
+        "params": [g.input(name, FLOAT, shape) for name, shape in params],
+        "gradients": [g.input(f"{name}_grad", FLOAT, shape) for name, shape in params],
+    }
+    for state in optimizer.states:
+        items[state] = [
+            g.input(f"{name}.{state}", FLOAT, optimizer.state_shape(state, shape))
+            for name, shape in params
+        ]
+    names = [name for name, _ in params]
+    results = update_all(optimizer, g.op, names, items, step=step, learning_rate=rate)
+    for kind in ("params", *optimizer.states):
+        for name, old, new in zip(names, items[kind], results[kind]):
+            stem = name if kind == "params" else f"{name}.{kind}"
+            g.output(new, f"{stem}.updated", old.value)
+    return g.model(f"{optimizer.name} update")
+
+
 def update_all(
     optimizer: Optimizer,
     op: OpBuilder,
@@ -201,7 +230,7 @@ def update_all(
         op.scope = f"update/{name}"
         param, segment = items["params"][i], group_of[name]
         rate = _typed(op, times(learning_rate, segment.lr_scale), param)
-        new_param, new = optimizer.update(
+        new_param, new = optimizer.for_segment(segment).update(
             op,
             param,
             items["gradients"][i],
@@ -263,6 +292,10 @@ def describe(
     if shapes:
         described["state_shapes"] = shapes
     if flat:
+        if any(group.transforms is not None for group in optimizer.groups):
+            raise OptimizerError(
+                "A parameter group with a chain of its own cannot be updated as part of one vector."
+            )
         content = ir.to_proto(flat_model(optimizer)).SerializeToString()
         described["flat"] = base64.b64encode(content).decode("ascii")
     return described

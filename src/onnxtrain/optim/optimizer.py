@@ -55,6 +55,8 @@ class Group:
         params: a name, a list of names and patterns (``"*.bias"``), or a function of the name.
         lr_scale: factor on the learning rate.
         weight_decay: decay of these parameters; None takes the optimizer's.
+        transforms: a chain of their own, with the same states; None takes the optimizer's. Only
+            where the update is a graph over named tensors (`tensor_model`, step models).
 
     Example:
         >>> from onnxtrain import optim
@@ -67,6 +69,7 @@ Segment(params=('a.weight',), lr_scale=1.0, weight_decay=0.01)]
     params: str | Sequence[str] | Callable[[str], bool]
     lr_scale: float = 1.0
     weight_decay: float | None = None
+    transforms: tuple[Transform, ...] | None = None
 
     def matches(self, name: str) -> bool:
         """Whether a parameter belongs to the group."""
@@ -83,6 +86,7 @@ class Segment:
     params: tuple[str, ...]
     lr_scale: float
     weight_decay: float
+    transforms: tuple[Transform, ...] | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)
@@ -144,10 +148,22 @@ class Optimizer:
                     f"parameters, or earlier groups claim them all: {', '.join(names[:12])}."
                 )
             decay = self.weight_decay if group.weight_decay is None else group.weight_decay
-            segments.append(Segment(tuple(claimed[i]), group.lr_scale, decay))
+            segments.append(Segment(tuple(claimed[i]), group.lr_scale, decay, group.transforms))
         if rest:
             segments.append(Segment(tuple(rest), 1.0, self.weight_decay))
         return segments
+
+    def for_segment(self, segment: Segment) -> Optimizer:
+        """The optimizer with the chain that a group has for itself, if it has one."""
+        if segment.transforms is None:
+            return self
+        own = self.replace(transforms=segment.transforms)
+        if set(own.states) != set(self.states):
+            raise OptimizerError(
+                f"The parameter group of {segment.params[0]!r} keeps the states {own.states}, the "
+                f"optimizer {self.states}. A group's chain must keep the same."
+            )
+        return own
 
     def state_shape(self, state: str, shape: Sequence[int]) -> list[int]:
         """Shape of a state for a parameter of a given shape."""

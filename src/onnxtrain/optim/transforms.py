@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -258,8 +259,13 @@ def _divided(update: Linear, by: Tensor) -> Linear:
 
 @dataclass(frozen=True)
 class scale_by_trust_ratio:  # noqa: N801
-    """Lamb's layer-wise step: u ← ‖p‖ / ‖u‖ · u; the factor is 1 where a norm is zero."""
+    """Lamb's layer-wise step: u ← ‖p‖ / ‖u‖ · u; the factor is 1 where a norm is zero.
 
+    `smallest` and `largest` limit the factor.
+    """
+
+    smallest: float = -math.inf
+    largest: float = math.inf
     states: ClassVar[tuple[str, ...]] = ()
     elementwise: ClassVar[bool] = False
 
@@ -270,5 +276,10 @@ class scale_by_trust_ratio:  # noqa: N801
         of_param, of_update = op.ReduceL2(ctx.param, keepdims=0), op.ReduceL2(value, keepdims=0)
         usable = op.And(of_param > 0.0, of_update > 0.0)
         one = op.const(np.array(1.0), ctx.param.dtype)
-        ratio = op.Where(usable, of_param / op.Where(usable, of_update, one), one)
+        ratio = of_param / op.Where(usable, of_update, one)
+        if self.largest != math.inf:
+            ratio = op.Min(ratio, self.largest)
+        if self.smallest > 0:  # a ratio of norms is never below zero
+            ratio = op.Max(ratio, self.smallest)
+        ratio = op.Where(usable, ratio, one)
         return Linear([(ratio, value)])
