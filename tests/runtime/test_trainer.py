@@ -21,7 +21,7 @@ from onnxtrain.api import (
     WarmUp,
 )
 from onnxtrain.errors import InputError, NonFiniteError, StateError
-from onnxtrain.runtime import metrics
+from onnxtrain.runtime import kernels, metrics
 from onnxtrain.runtime.batches import make_batches
 
 from . import handmade
@@ -224,6 +224,25 @@ def test_rest_of_an_epoch_is_not_lost(artifacts):
     quiet(trainer, epochs=1)  # 7 batches: one update from 4, one from 3
     assert trainer.step == 2
     assert trainer.scheduler.count == 2
+
+
+def test_compiled_update_goes_before_one_graph(artifacts, monkeypatch):
+    assert type(make(artifacts)._engine).__name__ == "_OneGraph"
+    monkeypatch.setattr(kernels, "LARGE", 0)
+    monkeypatch.setattr(kernels, "available", lambda: True)
+    assert type(make(artifacts)._engine).__name__ == "_Parts"
+
+
+def test_interrupted_accumulation_is_forgotten(artifacts):
+    trainer = make(artifacts, one_graph=False, accumulate=4)
+    with pytest.raises(InputError):
+        quiet(trainer, [(X[:8], Y[:8]), (X[:8], Y[:7])])
+    assert trainer._engine._pending == 1
+    again = make(artifacts, one_graph=False, accumulate=4)
+    trainer.state.parameters["running_mean"] = again.state.parameters["running_mean"].data
+    for each in (trainer, again):
+        quiet(each, epochs=1)
+    assert_equal(parameters(trainer), parameters(again))
 
 
 def test_clip_norm(artifacts):

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import InputError, NonFiniteError, StateError
+from . import kernels
 from .batches import Batches, make_batches
 from .callbacks import Callback, EveryEpoch, Progress, SaveCheckpoint
 from .devices import Device, Provider
@@ -46,7 +47,8 @@ class Trainer:
         state: a `CheckpointState`, or the path of a checkpoint.
         eval_model: path or bytes of the eval model; needed for validation and prediction.
         step_model: path or bytes of the one-graph step model. If given it does the training
-            (one run per step instead of two), unless gradients are accumulated or clipped here.
+            (one run per step instead of two), unless gradients are accumulated or clipped here, or
+            the model is large and numba is installed: its fused update beats any graph.
         learning_rate: the learning rate; by default that of the checkpoint.
         scheduler: makes a schedule from an optimizer, e.g. ``lambda o: StepLR(o, 10)``.
         scheduler_interval: ``"step"`` or ``"epoch"``: what the schedule counts.
@@ -376,8 +378,12 @@ class Trainer:
         providers: Sequence[Provider] | None,
         clip_norm: float | None,
     ) -> _Parts | _OneGraph:
-        if step_model is not None and self.accumulate == 1 and clip_norm is None:
-            file = load_optimizer(optimizer_model)
+        file = load_optimizer(optimizer_model)
+        plain = self.accumulate == 1 and clip_norm is None
+        compiled = self._device.is_host and kernels.find(
+            file.description, self.state._trainable.size
+        )
+        if step_model is not None and plain and not compiled:
             return _OneGraph(
                 OneGraphStep(step_model, self.state, file, self._device, self._session_options)
             )
