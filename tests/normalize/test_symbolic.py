@@ -1,0 +1,122 @@
+"""Symbolic shapes: polynomials, shape arithmetic of exporters, sequences that are only split."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx.parser
+import onnxruntime as ort
+import pytest
+
+from onnxtrain.graph import load, to_proto
+from onnxtrain.graph.tensor import dims_of
+from onnxtrain.normalize import normalize
+from onnxtrain.normalize.polynomial import Poly, UnknownError
+from onnxtrain.optimize import optimize
+
+
+def parse(text: str) -> onnx.ModelProto:
+    return onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 18]>\n{text}')
+
+
+def shapes(model: onnx.ModelProto) -> dict[str, tuple]:
+    graph = normalize(load(model)).graph
+    return {o.name: dims_of(o) for node in graph for o in node.outputs}
+
+
+def test_polynomials_are_in_normal_form() -> None:
+    n, m = Poly.symbol("n"), Poly.symbol("m")
+    assert n * 2 + m == m + n + n
+    assert (n + 1) * (n - 1) == n * n - 1
+    assert (n * m * 6) // (m * 2) == n * 3
+    assert n - n == 0
+    assert (n * 4) // n == 4
+    assert str(n * 4 + 1) == "4*n + 1"
+    assert hash(n * 2) == hash(n + n)
+
+
+@pytest.mark.parametrize(
+    "divide", [lambda n: (n + 1) // 2, lambda n: n // (n + 1), lambda n: 3 // n]
+)
+def test_division_with_a_rest_is_unknown(divide) -> None:
+    with pytest.raises(UnknownError):
+        divide(Poly.symbol("n"))
+
+
+RESHAPED = """
+g (float[N,S,12] x) => (float[N,S,12] y) <int64 zero = {0}, int64 one = {1}, int64[1] front = {0},
+  int64[1] heads = {3}, int64[1] size = {4}, int64[1] width = {12}>
+{
+  s = Shape(x)
+  n = Gather<axis=0>(s, zero)  n1 = Unsqueeze(n, front)
+  l = Gather<axis=0>(s, one)   l1 = Unsqueeze(l, front)
+  split = Concat<axis=0>(n1, l1, heads, size)
+  a = Reshape(x, split)
+  b = Transpose<perm=[0,2,1,3]>(a)
+  c = Mul(b, b)
+  d = Transpose<perm=[0,2,1,3]>(c)
+  merge = Concat<axis=0>(n1, l1, width)
+  y = Reshape(d, merge)
+}
+"""
+
+
+def test_dimensions_survive_shape_arithmetic() -> None:
+    found = shapes(parse(RESHAPED))
+    assert found["a"] == ("N", "S", 3, 4)
+    assert found["c"] == ("N", 3, "S", 4)
+    assert found["y"] == ("N", "S", 12)
+
+
+def test_one_symbolic_dimension_becomes_minus_one() -> None:
+    model = parse(RESHAPED.replace("float[N,S,12]", "float[N,5,12]"))
+    normal = optimize(normalize(load(model)))
+    assert [n.op_type for n in normal.graph] == [
+        "Reshape",
+        "Transpose",
+        "Mul",
+        "Transpose",
+        "Reshape",
+    ]
+    x = np.random.default_rng(0).normal(size=(2, 5, 12)).astype(np.float32)
+    session = ort.InferenceSession(to_proto(normal).SerializeToString())
+    np.testing.assert_allclose(session.run(None, {"x": x})[0], x * x, rtol=1e-6)
+
+
+def test_flattened_batch_keeps_its_factor() -> None:
+    found = shapes(
+        parse("""g (float[N,6,4] x) => (float[A,B] y) <int64[2] t = {-1,8}>
+        { y = Reshape(x, t) }""")
+    )
+    assert found["y"] == ("3*N", 8)
+
+
+def test_unnamed_dimensions_get_a_name() -> None:
+    model = parse("g (float[N,2] x) => (float[N,2] y) { y = Tanh(x) }")
+    for value in (model.graph.input[0], model.graph.output[0]):
+        value.type.tensor_type.shape.dim[0].ClearField("dim_param")
+    assert shapes(model)["y"] == ("x_dim0", 2)
+
+
+def test_a_trainable_scalar_is_not_folded() -> None:
+    graph = normalize(
+        load(
+            parse("""g (float[N] x) => (float[N] y) <float s = {4.0}>
+        { r = Sqrt(s) y = Mul(x, r) }""")
+        )
+    ).graph
+    assert [n.op_type for n in graph] == ["Sqrt", "Mul"]
+
+
+def test_sequences_that_are_only_indexed_become_a_split() -> None:
+    model = parse("""g (float[N,6] x) => (float[N,2] a, float[N,2] c)
+        <int64 two = {2}, int64 i = {0}, int64 k = {-1}>
+        { q = SplitToSequence<axis=1, keepdims=1>(x, two)
+          p = SequenceAt(q, i) a = Neg(p) c = SequenceAt(q, k) }""")
+    normal = optimize(normalize(load(model)))
+    assert [n.op_type for n in normal.graph] == ["Split", "Neg", "Identity"]
+    x = np.arange(12, dtype=np.float32).reshape(2, 6)
+    session = ort.InferenceSession(to_proto(normal).SerializeToString())
+    a, c = session.run(["a", "c"], {"x": x})
+    np.testing.assert_array_equal(a, -x[:, :2])
+    np.testing.assert_array_equal(c, x[:, 4:])

@@ -1,0 +1,75 @@
+"""Each rewrite: what it turns a graph into, that the numbers stay, and when it must not apply."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx.parser
+import onnxruntime as ort
+import pytest
+
+from onnxtrain.graph import load, to_proto
+from onnxtrain.graph.parameters import to_inputs
+from onnxtrain.normalize import normalize
+from onnxtrain.optimize import optimize
+
+CASES = [
+    # what the model computes, and the operators that are left
+    ("y = Mul(x, one)", ["Identity"]),
+    ("y = Div(x, one)", ["Identity"]),
+    ("y = Add(zero, x)", ["Identity"]),
+    ("y = Sub(x, zero)", ["Identity"]),
+    ("y = Sub(zero, x)", ["Sub"]),
+    ("a = Neg(x) b = Neg(a) y = Exp(b)", ["Exp"]),
+    ("a = Neg(x) b = Add(one, a) y = Exp(b)", ["Sub", "Exp"]),
+    ("a = Transpose<perm=[1,0]>(x) b = Transpose<perm=[1,0]>(a) y = Exp(b)", ["Exp"]),
+    ("a = Transpose<perm=[0,1]>(x) y = Exp(a)", ["Exp"]),
+    ("a = Cast<to=1>(x) y = Exp(a)", ["Exp"]),
+    ("a = Reshape(x, flat) b = Reshape(a, back) y = Exp(b)", ["Exp"]),
+    ("s = Shape(x) a = Expand(one, s) y = Mul(x, a)", ["Identity"]),
+    ("s = Shape(x) a = Expand(half, s) y = Mul(x, a)", ["Mul"]),
+    ("a = Exp(x) b = Exp(x) y = Mul(a, b)", ["Exp", "Mul"]),
+    ("a = Exp(x) dead = Log(a) y = Tanh(a)", ["Exp", "Tanh"]),
+    ("a = Identity(x) y = Tanh(a)", ["Tanh"]),
+]
+
+
+def model_of(body: str) -> onnx.ModelProto:
+    return onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 18]>\n'
+        "g (float[N,3] x) => (float[A,B] y) <float one = {1}, float zero = {0}, "
+        "float half = {0.5}, "
+        f"int64[1] flat = {{-1}}, int64[2] back = {{-1,3}}> {{ {body} }}"
+    )
+
+
+@pytest.mark.parametrize(("body", "expected"), CASES, ids=[c[0] for c in CASES])
+def test_rewrite(body: str, expected: list[str]) -> None:
+    model = model_of(body)
+    result = optimize(normalize(load(model)))
+    assert [n.op_type for n in result.graph] == expected
+    x = np.random.default_rng(0).normal(size=(2, 3)).astype(np.float32)
+    before, after = (
+        ort.InferenceSession(m.SerializeToString()).run(["y"], {"x": x})[0]
+        for m in (model, to_proto(result))
+    )
+    np.testing.assert_allclose(before, after, rtol=1e-6)
+
+
+@pytest.mark.parametrize("body", ["y = Mul(x, one)", "y = Add(x, zero)"])
+def test_parameters_are_not_neutral(body: str) -> None:
+    model = normalize(load(model_of(body)))
+    to_inputs(model, ["one", "zero"])
+    assert [n.op_type for n in optimize(model).graph] == [body[4:7]]
+
+
+def test_dead_control_flow_lets_go_of_outer_values() -> None:
+    model = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["": 18]>
+        g (float[3] x, bool c) => (float[3] y) {
+          a = Exp(x)
+          dead = If (c) <then_branch = t () => (float[3] p) { p = Neg(a) },
+                         else_branch = e () => (float[3] q) { q = Abs(a) }>
+          y = Tanh(x)
+        }""")
+    assert [n.op_type for n in optimize(normalize(load(model))).graph] == ["Tanh"]
