@@ -35,9 +35,7 @@ def resize(
 ) -> Any:
     rank = x.rank
     axes = [a % rank for a in attributes.pop("axes", None) or range(rank)]
-    if scales is not None and scales.const is None:
-        known = numbers(scales)
-        scales = scales if known is None else op.const(np.array(known, np.float32), scales.dtype)
+    scales = _known(op, scales)
     factors = _repeats(op, x, y, axes, scales, attributes)
     if factors is not None:
         return _sum_of_blocks(op, dy, factors)
@@ -46,6 +44,16 @@ def resize(
             matrix = _matrix(op, x, y, axes, place, roi, scales, sizes, attributes)
             dy = back_along(op, dy, matrix, axis, rank)
     return dy
+
+
+def _known(op: OpBuilder, scales: Tensor | None) -> Tensor | None:
+    """The scales as a constant where they follow; an empty tensor is how they were once omitted."""
+    if scales is None:
+        return None
+    known = numbers(scales)
+    if known is None:
+        return scales
+    return op.const(np.array(known, np.float32), scales.dtype) if known else None
 
 
 def _crops(attributes: dict[str, Any]) -> bool:
@@ -64,10 +72,8 @@ def _unchanged(
     """Whether the operator surely leaves this axis alone."""
     if _crops(attributes):
         return False
-    if scales is not None and scales.const is not None and scales.const.size:
-        return bool(scales.const[place] == 1)
-    if scales is not None and scales.const is None:
-        return False
+    if scales is not None:
+        return scales.const is not None and bool(scales.const[place] == 1)
     if x.dim(axis) is not None and x.dim(axis) == y.dim(axis):
         return True
     if sizes is None or attributes.get("keep_aspect_ratio_policy", "stretch") != "stretch":
@@ -100,7 +106,7 @@ def _repeats(
     factors = [1.0] * x.rank
     for place, axis in enumerate(axes):
         before, after = x.dim(axis), y.dim(axis)
-        if scales is not None and scales.const is not None and scales.const.size:
+        if scales is not None and scales.const is not None:
             factors[axis] = float(scales.const[place])
         elif isinstance(before, int) and isinstance(after, int) and scales is None and before:
             factors[axis] = after / before
@@ -138,8 +144,7 @@ def _matrix(
     before = dim(op, x, axis)
     square = op.full(vector(op, before, before), 0, ir.DataType.FLOAT)
     image = op.Reshape(op.EyeLike(square), vector(op, 1, before, 1, before))
-    given = scales is not None and not (scales.const is not None and scales.const.size == 0)
-    if given and scales is not None:
+    if scales is not None:
         one = op.const(np.ones(3, np.float32))
         scale = op.Concat(one, _pick(op, scales, place), axis=0)
         wide = op.Resize(image, _span(op, roi, axes, place, attributes), scale, None, **kept)
