@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
+import onnxruntime as ort
 import pytest
 
-from .loop_models import check
+import onnxtrain
+import onnxtrain.errors
+from onnxtrain.autodiff import registry
+
+from .loop_models import cast, check, parse, reference, runtime
 
 RNG = np.random.default_rng(0)
 
@@ -179,3 +184,82 @@ g (REAL[3] x, REAL[3] w, REAL[3] u, int64 n) => (REAL loss) {
 }"""
     feeds = {"x": real(3), "w": real(3), "u": real(3), "n": np.array(count)}
     check(text, feeds, ["x", "w", "u"])
+
+
+def test_dropout_in_a_scan_uses_the_mask_it_drew() -> None:
+    text = """
+g (float[T,N,50] x) => (float loss, float[T,N,50] kept) {
+  ratio = Constant<value=float{0.5}>()
+  yes = Constant<value=bool{1}>()
+  kept = Scan<num_scan_inputs=1, body = step (xt) => (y) { y = Dropout(xt, ratio, yes) }>(x)
+  loss = ReduceSum<keepdims=0>(kept)
+}"""
+    x = np.ones((3, 2, 50), np.float32)
+    graph = onnxtrain.differentiate(parse(text, "float"), wrt=["x"])
+    _, kept, gradient = runtime(graph, {"x": x})
+    np.testing.assert_array_equal(kept, gradient)  # both are 0 or 2, element for element
+    assert set(np.unique(kept)) == {0.0, 2.0}
+    assert any(np.any(kept[0] != kept[t]) for t in (1, 2))
+
+
+def test_a_node_without_a_rule_inside_a_body_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(registry._RULES, ("", "Sin"))
+    text = """
+g (float[T,3] x, float[3] w) => (float loss) {
+  yes = Constant<value=bool{1}>()
+  n = Constant<value=int64{2}>()
+  y = Loop(n, yes, w)<body = outer (int64 i, bool c, float[3] v) => (c2, v2) {
+    axes = Constant<value=int64[1]{0}>() c2 = Identity(c)
+    ys = Scan<num_scan_inputs=1, body = step (xt) => (z) { m = Mul(xt, v) z = Sin(m) }>(x)
+    v2 = ReduceSum<keepdims=0>(ys, axes)
+  }>
+  loss = ReduceSum<keepdims=0>(y)
+}"""
+    with pytest.raises(onnxtrain.errors.NoGradientError, match=r"ai\.onnx::Sin") as caught:
+        onnxtrain.differentiate(parse(text, "float"), wrt=["w"])
+    assert len(caught.value.blockers) == 1
+
+
+def test_a_carried_sequence_is_refused_with_a_reason() -> None:
+    text = """
+g (float[3] x, int64 n) => (float loss) {
+  yes = Constant<value=bool{1}>()
+  s0 = SequenceConstruct(x)
+  s = Loop(n, yes, s0)<body = step (int64 i, bool c, seq(float[3]) t) => (c2, t2) {
+    c2 = Identity(c) t2 = SequenceInsert(t, x)
+  }>
+  y = ConcatFromSequence<axis=0>(s) loss = ReduceSum<keepdims=0>(y)
+}"""
+    with pytest.raises(onnxtrain.errors.GradientRuleError, match="carries the sequence"):
+        onnxtrain.differentiate(parse(text, "float"), wrt=["x"])
+
+
+def test_gradient_reaches_only_through_the_state() -> None:
+    """A state that is constant at first depends on the weight from the second iteration on."""
+    text = """
+g (REAL[3] w, int64 n) => (REAL loss) {
+  yes = Constant<value=bool{1}>()
+  zero = Sub(w, w) ones = Cos(zero)
+  y = Loop(n, yes, ones)<body = step (int64 i, bool c, REAL[3] v) => (c2, v2) {
+    c2 = Identity(c) v2 = Mul(v, w)
+  }>
+  loss = ReduceSum<keepdims=0>(y)
+}"""
+    got = check(text, {"w": np.array([0.5, 1.0, 2.0]), "n": np.array(3)}, ["w"])["w"]
+    np.testing.assert_allclose(got, 3 * np.array([0.5, 1.0, 2.0]) ** 2)
+
+
+@pytest.mark.parametrize("opset", [18, 19, 20, 21])
+def test_every_opset_that_is_emitted(opset: int) -> None:
+    check(SCAN_RNN, SCAN_FEEDS, ["x", "h0", "w", "r", "b"], opset=opset)
+
+
+def test_dynamic_iteration_count_of_one_session() -> None:
+    graph = onnxtrain.differentiate(parse(SCAN_RNN, "float"), wrt=["w"])
+    session = ort.InferenceSession(graph.SerializeToString(), providers=["CPUExecutionProvider"])
+    for steps, batch in ((1, 2), (6, 1), (3, 4)):
+        feeds = {**SCAN_FEEDS, "x": real(steps, batch, 3), "h0": real(batch, 4)}
+        exact = onnxtrain.differentiate(parse(SCAN_RNN, "double"), wrt=["w"])
+        expected = reference(exact, cast(feeds, np.float64))[1]
+        got = session.run(None, cast(feeds, np.float32))[1]
+        np.testing.assert_allclose(got, expected, rtol=1e-3, atol=1e-5)
