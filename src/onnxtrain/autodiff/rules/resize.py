@@ -16,10 +16,10 @@ import numpy as np
 import onnx_ir as ir
 
 from ...graph import OpBuilder, Tensor
+from ...graph.provenance import elements, numbers
 from ..registry import gradient
 from ._index import dim, vector
 from .axis_maps import back_along
-from .provenance import elements, numbers
 
 
 @gradient("Resize", stops=(1, 2, 3))

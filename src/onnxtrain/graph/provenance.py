@@ -11,8 +11,7 @@ from typing import TypeAlias
 import numpy as np
 import onnx_ir as ir
 
-from ...graph import Tensor
-from ...graph.tensor import dims_of
+from .tensor import Tensor, dims_of
 
 Element: TypeAlias = "int | float | tuple[ir.Value, int] | None"
 """A number, one dimension of a value, or unknown."""
