@@ -55,6 +55,8 @@ class Plan:
     no_gradient: Collection[str] = ()
     user_inputs: list[str] = field(init=False)
     states: list[str] = field(init=False)
+    parameters: list[str] = field(init=False)
+    _gradients: Gradients | None = field(init=False, default=None, repr=False)
 
     def __post_init__(self) -> None:
         model = self.load()
@@ -114,6 +116,14 @@ class Gradients:
 
 
 def gradient_model(plan: Plan) -> Gradients:
+    """A copy of the differentiated model; it is built once per plan."""
+    if plan._gradients is None:
+        plan._gradients = _build_gradients(plan)
+    built = plan._gradients
+    return Gradients(built.model.clone(), dict(built.gradients), dict(built.states))
+
+
+def _build_gradients(plan: Plan) -> Gradients:
     """Normalize, differentiate and optimize: outputs of the plan, gradients, then states."""
     model = plan.load()
     params.to_inputs(model, plan.parameters)
