@@ -17,11 +17,12 @@ def fill_ranks(model: ir.Model) -> bool:
     filled = False
     for node in model.graph.all_nodes():
         rule = RULES.get(node.op_type) if node.domain in ("", "ai.onnx") else None
-        if rule is None or node.outputs[0].shape is not None:
-            continue
+        output = node.outputs[0]
+        if rule is None or output.shape is not None or output.type is None:
+            continue  # a shape without a type is not written, and would be filled for ever
         dims = rule(node)
         if dims is not None:
-            node.outputs[0].shape = ir.Shape(dims)
+            output.shape = ir.Shape(dims)
             filled = True
     return filled
 

@@ -23,15 +23,17 @@ DOMAINS = ("", "com.microsoft", "ai.onnx.ml")
 def infer_with_custom(model: ir.Model) -> ir.Model:
     """Shape inference that also goes through the contrib operators we can lower."""
     model = infer_shapes(model)
-    while _guess(model):
+    seen: set[str | None] = set()
+    while not (guessed := _guess(model)) <= seen:
+        seen |= guessed
         model = infer_shapes(model)
     return model
 
 
-def _guess(model: ir.Model) -> bool:
-    """Type the outputs of operators without a schema from their inputs; whether any was new."""
+def _guess(model: ir.Model) -> set[str | None]:
+    """Type the outputs of operators without a schema from their inputs; names of the outputs."""
     version = model.opset_imports[""]
-    changed = False
+    guessed: set[str | None] = set()
     for node in all_nodes(model):
         domain = standard(node.domain)
         if domain not in DOMAINS or not node.outputs or node.outputs[0].type is not None:
@@ -50,5 +52,5 @@ def _guess(model: ir.Model) -> bool:
         output.type = ir.TensorType(dtype)
         if node.op_type in SAME_SHAPE and first.shape is not None:
             output.shape = ir.Shape(first.shape.dims)
-        changed = True
-    return changed
+        guessed.add(output.name)
+    return guessed
