@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -121,6 +122,20 @@ def test_odtc_round_trip(tmp_path):
     assert dict(loaded.properties) == dict(state.properties)
     with pytest.raises(ValueError, match="format"):
         CheckpointState.save_checkpoint(state, path, format="other")
+
+
+def test_file_written_by_onnxruntime_training():
+    """It loaded a file of ours and wrote this one (release 1.19.2)."""
+    path = Path(__file__).parent / "data" / "onnxruntime_training_1.19.2.ckpt"
+    loaded, state = CheckpointState.load_checkpoint(path), make_state()
+    assert dict(loaded.properties) == dict(state.properties)
+    for name, parameter in state.parameters:
+        assert np.array_equal(loaded.parameters[name].data, parameter.data)
+        assert loaded.parameters[name].requires_grad == parameter.requires_grad
+    for kind, store in state._optimizer.states.items():
+        found = loaded._optimizer.states[kind]
+        assert all(np.array_equal(found.view(n), store.view(n)) for n in store)
+    assert loaded._optimizer.step == 7
 
 
 def test_odtc_external_data(tmp_path):

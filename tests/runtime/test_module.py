@@ -19,6 +19,8 @@ from onnxtrain.errors import (
     UnknownNameError,
 )
 from onnxtrain.runtime.devices import Device
+from onnxtrain.runtime.onegraph import OneGraphStep
+from onnxtrain.runtime.update import load_optimizer
 
 from . import handmade
 
@@ -287,12 +289,21 @@ def test_contiguous_parameters_without_padding_are_a_view(module):
 # --- memory and devices --------------------------------------------------------------------------
 
 
-def test_steady_state_allocates_only_outputs(artifacts):
+@pytest.mark.parametrize("one_graph", [False, True])
+def test_steady_state_allocates_only_outputs(artifacts, one_graph):
     state = artifacts.state()
-    module = Module(artifacts.train, state)
-    optimizer = Optimizer(artifacts.optimizer, module)
+    if one_graph:
+        graph = OneGraphStep(
+            artifacts.step, state, load_optimizer(artifacts.optimizer), Device("cpu")
+        )
+    else:
+        module = Module(artifacts.train, state)
+        optimizer = Optimizer(artifacts.optimizer, module)
 
     def step():
+        if one_graph:
+            graph([X, Y])
+            return
         module(X, Y)
         optimizer.step()
         module.lazy_reset_grad()
@@ -371,6 +382,92 @@ def test_export(dropout_artifacts, tmp_path, external):
     session = onnxruntime.InferenceSession(str(path))
     module.eval()
     assert np.array_equal(session.run(None, {"x": X})[0], module(X, Y)[1])
+
+
+def test_export_goes_to_a_data_file_when_too_large(module, tmp_path, monkeypatch):
+    monkeypatch.setattr("onnxtrain.runtime.export.LIMIT", 500)
+    module.export_model_for_inferencing(tmp_path / "m.onnx", ["out"])
+    assert (tmp_path / "m.onnx.data").exists()
+    session = onnxruntime.InferenceSession(str(tmp_path / "m.onnx"))
+    module.eval()
+    assert np.array_equal(session.run(None, {"x": X})[0], module(X, Y)[1])
+    with pytest.raises(ModelFileError, match="above 2 GB"):
+        module.export_model_for_inferencing(tmp_path / "n.onnx", ["out"], external_data=False)
+
+
+def test_constants_beside_the_model(artifacts, tmp_path):
+    """Constants of the artifacts in external files are found, and go along on export."""
+    paths = []
+    for source in (artifacts.train, artifacts.eval):
+        model = onnx.load(source)
+        big = onnx.numpy_helper.from_array(np.full(300, 2, np.float32), "big")
+        model.graph.initializer.append(big)
+        top = onnx.helper.make_node("ReduceMax", ["big"], ["top"], keepdims=0)
+        for node in model.graph.node:
+            if node.output[0] == "a":
+                node.input[0] = "scaled"
+        model.graph.node.insert(0, top)
+        at = next(i for i, n in enumerate(model.graph.node) if n.output[0] == "centred")
+        scale = onnx.helper.make_node("Mul", ["centred", "top"], ["scaled"])
+        model.graph.node.insert(at + 1, scale)
+        paths.append(str(tmp_path / f"{len(paths)}.onnx"))
+        onnx.save(
+            model, paths[-1], save_as_external_data=True, location=f"{len(paths)}.bin",
+            size_threshold=1024,
+        )  # fmt: skip
+    module = Module(paths[0], artifacts.state(), paths[1])
+    values = handmade.values()
+    for name in ("offset", "running_mean"):
+        values[name] = values[name] * 2  # 2·(x − o − m) = 2x − 2o − 2m
+    expected = reference(values, 2 * X)[1]
+    assert np.allclose(module(X, Y)[1], expected, atol=1e-5)
+    module._state.parameters["running_mean"] = handmade.values()["running_mean"]
+    assert np.allclose(module.eval()(X, Y)[1], expected, atol=1e-5)
+    for external in (False, True):
+        out = tmp_path / f"out{external}" / "m.onnx"
+        out.parent.mkdir()
+        module.export_model_for_inferencing(out, ["out"], external_data=external)
+        onnx.checker.check_model(str(out), full_check=True)
+        result = onnxruntime.InferenceSession(str(out)).run(None, {"x": X})[0]
+        assert np.allclose(result, expected, atol=1e-5)
+    with open(paths[1], "rb") as file:
+        module = Module(artifacts.train, artifacts.state(), file.read())
+    with pytest.raises(ModelFileError, match="as a path"):
+        module.export_model_for_inferencing(tmp_path / "m.onnx", ["out"])
+
+
+WRONG_DESCRIPTIONS = {
+    "not JSON": ("{", "not a JSON object"),
+    "not an object": ("[]", "not a JSON object"),
+    "deep": ("[" * 100_000, "not a JSON object"),
+    "version": ('{"version": 2}', "version 2"),
+    "kind": ('{"version": 1, "kind": "eval"}', "'eval' model"),
+    "names": ('{"version": 1, "kind": "training", "user_inputs": 5}', "names are needed"),
+    "mapping": (
+        '{"version": 1, "kind": "training", "states": {"a": 1}}',
+        "names are needed",
+    ),
+    "unknown input": (
+        '{"version": 1, "kind": "training", "user_inputs": ["nothing"]}',
+        "no input named 'nothing'",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_DESCRIPTIONS)
+def test_wrong_descriptions(artifacts, name):
+    text, message = WRONG_DESCRIPTIONS[name]
+    model = onnx.load(artifacts.train)
+    onnx.helper.set_model_props(model, {"onnxtrain.artifact": text})
+    with pytest.raises((ModelFileError, UnknownNameError), match=message):
+        Module(model.SerializeToString(), artifacts.state())
+
+
+def test_model_that_onnxruntime_refuses(artifacts):
+    model = onnx.load(artifacts.train)
+    model.graph.node[0].op_type = "NoSuchOperator"
+    with pytest.raises(ModelFileError, match="onnxruntime cannot load"):
+        Module(model.SerializeToString(), artifacts.state())
 
 
 def test_export_errors(module, tmp_path):

@@ -50,7 +50,7 @@ class Binding:
         for index, info in enumerate(infos):
             self._outputs.append(info.name)
             kind = BY_ONNX.get(info.elem_type or 0)
-            shape = _small_shape(info)
+            shape = small_shape(info)
             if self.device.is_host and kind is not None and not kind.opaque and shape is not None:
                 buffer = np.zeros(shape, kind.numpy)
                 self._small[info.name] = buffer
@@ -206,7 +206,7 @@ class UserSide:
         return values + [named.get(n) for n in names[len(values) :]]
 
 
-def _small_shape(info: ValueInfo) -> tuple[int, ...] | None:
+def small_shape(info: ValueInfo) -> tuple[int, ...] | None:
     """The shape of a value, if it is known and small."""
     if info.shape is None:
         return None

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import onnxruntime
 from onnxruntime.capi import _pybind_state as ort
 
-from ..errors import DeviceError
+from ..errors import DeviceError, ModelFileError
 
 Array = npt.NDArray[Any]
 Provider: TypeAlias = "str | tuple[str, dict[str, Any]]"
@@ -137,7 +137,10 @@ class Device:
                 f"This onnxruntime has no {', '.join(missing)}; it has "
                 f"{', '.join(onnxruntime.get_available_providers())}."
             )
-        session = onnxruntime.InferenceSession(model, options, providers=self.providers)
+        try:
+            session = onnxruntime.InferenceSession(model, options, providers=self.providers)
+        except Exception as error:  # its errors have no common base class
+            raise ModelFileError(f"onnxruntime cannot load the model: {error}") from error
         if asked and asked[0] not in session.get_providers():
             raise DeviceError(
                 f"onnxruntime could not start {asked[0]} and would have used "
