@@ -470,3 +470,26 @@ def test_unreachable_parameter(tmp_path):
     with pytest.raises(ValueError, match="partial derivative"):
         make(tmp_path, loss_input_names=["h"])
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("opset", [22, 24])
+def test_newer_opsets_come_down(tmp_path, opset):
+    models = make(tmp_path, mlp(opset=opset, ir_version=11))
+    values = {t.name: numpy_helper.to_array(t) for t in mlp().graph.initializer[:4]}
+    for name, model in models.items():
+        assert model.opset_import[0].version <= 21, name
+        assert model.ir_version <= 10
+    feeds = {**feeds_for(None), **values}
+    h = np.maximum(feeds["x"] @ values["W1"] + values["b1"], 0) * 0.5
+    want = np.mean((h @ values["W2"] + values["b2"] - feeds["target"]) ** 2)
+    np.testing.assert_allclose(run(models["eval_model.onnx"], feeds)[0], want, rtol=1e-5)
+
+
+def test_contrib_operators_leave(tmp_path):
+    model = mlp()
+    model.graph.node[1].op_type, model.graph.node[1].domain = "Gelu", "com.microsoft"
+    model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    models = make(tmp_path, model)
+    assert all(only_standard(m) for m in models.values())
+    for built in models.values():
+        ort.InferenceSession(built.SerializeToString(), providers=["CPUExecutionProvider"])

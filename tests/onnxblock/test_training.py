@@ -493,6 +493,22 @@ def test_dropout_is_on_in_training_and_off_in_evaluation():
     assert list(evaluation.graph.node[2].input) == ["h1", "ratio"]
 
 
+def test_training_mode_train_switches_dropout_on():
+    model = batch_norm_model(0, dropout=True)
+    next(n for n in model.graph.node if n.op_type == "Dropout").input.pop()
+    for mode, count in (("preserve", 1), ("auto", 1), ("train", 2)):
+        training, evaluation = train_block(model, ["v"], mode).to_model_proto()
+        values = {k: v for k, v in arrays_of(model).items() if k in inputs_of(training)}
+        rng = np.random.default_rng(0)
+        x = rng.normal(size=(64, 4)).astype(np.float32)
+        feeds = {"x": x, "target": np.zeros((64, 2), np.float32), **values}
+        losses = {
+            float(next(iter(run_training(training, feeds, ["v"]).values()))) for _ in range(4)
+        }
+        assert (len(losses) > 1) == (count > 1), mode
+        assert len({float(run(evaluation, feeds)[0]) for _ in range(3)}) == 1
+
+
 def test_parameters_of_a_model_by_name():
     from onnxtrain.onnxblock._training_graph_utils import get_model_parameters
 

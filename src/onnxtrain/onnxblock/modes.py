@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ..errors import ModelError
-from ..graph import Constants, Names, OpBuilder
+from ..graph import FLOATS, Constants, Names, OpBuilder
 
 MODES = ("preserve", "train", "auto")
 
@@ -101,6 +101,46 @@ def _activate_dropout(model: ir.Model, node: ir.Node) -> None:
     if len(node.inputs) < 3:
         node.resize_inputs(3)
     node.replace_input_with(2, flag)
+
+
+def protect_dropouts(model: ir.Model) -> None:
+    """Keep onnxruntime from removing training-mode Dropouts whose mask nobody reads.
+
+    Its optimizer drops them as if they were in inference mode, unless `training_mode` is a value
+    that it cannot know: here one that is computed from a float input and always true. Without this
+    a Dropout between frozen layers and trained ones would silently do nothing.
+    """
+    exposed = [n for n in nodes_of(model, "Dropout") if _is_active(n) and not _reads_mask(n)]
+    source = next((v for v in model.graph.inputs if v.dtype in FLOATS), None)
+    if not exposed or source is None:
+        return
+    op = builder_for(model)
+    op.scope = "onnxtrain.always_true"
+    flat = op.Reshape(op.tensor(source), op.const(np.array([-1], np.int64)))
+    unknown = op.IsNaN(op.Slice(flat, [0], [1]))
+    always = op.Or(unknown, op.Not(unknown))
+    padded = op.Concat(always, op.const(np.array([True])), axis=0)  # the input may be empty
+    flag = op.Reshape(op.Slice(padded, [0], [1]), op.const(np.zeros(0, np.int64)))
+    first = next(iter(model.graph))
+    model.graph.insert_before(first, op.nodes)
+    for value in op.constants.values():
+        model.graph.register_initializer(value)
+    for node in exposed:
+        constant = node.inputs[2]
+        node.replace_input_with(2, flag.value)
+        if constant is not None and constant.name and not constant.uses():
+            model.graph.initializers.pop(constant.name, None)
+
+
+def _is_active(node: ir.Node) -> bool:
+    mode = node.inputs[2] if len(node.inputs) > 2 else None
+    if mode is None or mode.const_value is None or mode.is_graph_input():
+        return False
+    return bool(mode.const_value.numpy().all())
+
+
+def _reads_mask(node: ir.Node) -> bool:
+    return any(o.uses() or o.is_graph_output() for o in node.outputs[1:])
 
 
 def running_statistics(model: ir.Model) -> list[str]:

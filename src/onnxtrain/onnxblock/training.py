@@ -92,18 +92,24 @@ class Plan:
 def eval_model(plan: Plan) -> ir.Model:
     """The forward half with the loss, Dropout and BatchNormalization in inference mode.
 
-    It keeps the opset of the base, because models for inference are made from it again.
+    It keeps the opset of the base, because models for inference are made from it again, unless
+    that is newer than every onnxruntime from 1.20 on runs, or has operators outside the standard.
     """
     model = plan.load()
     modes.switch_off_training(model)
     params.to_inputs(model, plan.parameters)
-    if model.opset_imports.get("", 0) > MAX_OPSET:
+    if model.opset_imports.get("", 0) > MAX_OPSET or not _is_standard(model):
         model = normalize(model)
     model.ir_version = min(model.ir_version, MAX_IR)
     _set_outputs(model, plan.outputs)
     _order_inputs(model, plan)
     _describe(model, plan, "eval", model_outputs=list(plan.model_outputs))
     return model
+
+
+def _is_standard(model: ir.Model) -> bool:
+    known = {"", "ai.onnx", "ai.onnx.ml"}.union(key[0] for key in model.functions)
+    return all(node.domain in known for node in model.graph.all_nodes())
 
 
 @dataclass
@@ -139,6 +145,7 @@ def _build_gradients(plan: Plan) -> Gradients:
             model = infer_shapes(model)  # of the nodes that were just added
         model, gradients = differentiate_model(model, wrt, [target], no_gradient=plan.no_gradient)
     model = optimize(model)
+    modes.protect_dropouts(model)
     wanted = [*plan.outputs, *(gradients[n] for n in wrt), *states.values()]
     _set_outputs(model, wanted)
     for name, gradient in gradients.items():
