@@ -340,3 +340,15 @@ def test_dynamic_transposed_convolution_has_a_rank() -> None:
     model, _ = op_model("ConvTranspose", [f(1, 2, 4, 4), f(2, 3, 3, 3)], opset=18, dynamic=True)
     shape = normalized(model).graph.output[0].type.tensor_type.shape
     assert len(shape.dim) == 4
+
+
+def test_dimensions_written_as_minus_one_are_symbolic() -> None:
+    model, _ = op_model("Add", [f(2, 3), f(3)], opset=11, constants=(1,))
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = -1
+    info = helper.make_tensor_value_info("y0", 1, [-1, 3])
+    model.graph.output[0].CopyFrom(info)
+    after = normalized(model)
+    for value in (after.graph.input[0], after.graph.output[0]):
+        first, second = value.type.tensor_type.shape.dim
+        assert first.HasField("dim_param")
+        assert second.dim_value == 3

@@ -20,6 +20,7 @@ def check(model: ir.Model) -> ir.Model:
     _check_versions(model)
     _check_domains(model)
     _check_operands(model)
+    _settle_dimensions(model)
     try:
         model.graph.sort()
     except ValueError as error:
@@ -90,3 +91,19 @@ def _check_operands(model: ir.Model) -> None:
         for value in graph.outputs:
             if value.producer() is None and value not in known:
                 raise ModelError(f"Nothing computes the graph output {value.name!r}.")
+
+
+def _settle_dimensions(model: ir.Model) -> None:
+    """Some exporters (Paddle) write -1 for a dimension that is not fixed."""
+    for graph in all_graphs(model):
+        inputs = set(graph.inputs)
+        for value in (*graph.inputs, *graph.outputs, *(o for n in graph for o in n.outputs)):
+            shape = value.shape
+            if shape is None or not any(isinstance(d, int) and d < 0 for d in shape.dims):
+                continue
+            free = [
+                f"{value.name}_{axis}" if value in inputs else None for axis in range(len(shape))
+            ]
+            value.shape = ir.Shape(
+                [f if isinstance(d, int) and d < 0 else d for d, f in zip(shape.dims, free)]
+            )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from ..graph.infer import infer_shapes
+from .branches import decide_branches
 from .check import check
 from .constants import lift_constants
 from .contrib import CONTRIB
@@ -80,5 +81,6 @@ STEPS = (
     tidy_imports,
     infer_shapes,
     infer_symbolic,
+    decide_branches,
     simplify,
 )
