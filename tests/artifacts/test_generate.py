@@ -493,3 +493,12 @@ def test_contrib_operators_leave(tmp_path):
     assert all(only_standard(m) for m in models.values())
     for built in models.values():
         ort.InferenceSession(built.SerializeToString(), providers=["CPUExecutionProvider"])
+
+
+def test_a_directory_that_cannot_be_written(tmp_path, monkeypatch):
+    def refuse(**_):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("tempfile.mkdtemp", refuse)
+    with pytest.raises(PermissionError, match="artifact directory"):
+        make(tmp_path)

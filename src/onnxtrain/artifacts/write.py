@@ -18,7 +18,12 @@ def all_or_nothing(directory: Path) -> Iterator[Path]:
     `directory` as it was. The moves themselves are renames within one file system, models last:
     whoever sees a model sees the data it refers to.
     """
-    staging = Path(tempfile.mkdtemp(prefix=".onnxtrain-", dir=directory))
+    try:
+        staging = Path(tempfile.mkdtemp(prefix=".onnxtrain-", dir=directory))
+    except OSError as error:
+        raise type(error)(
+            error.errno, f"Cannot write to the artifact directory {str(directory)!r}: {error}"
+        ) from error
     try:
         yield staging
         files = sorted(staging.iterdir(), key=lambda f: f.suffix in {".onnx", ".ort"})
