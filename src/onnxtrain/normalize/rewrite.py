@@ -7,7 +7,8 @@ A lowering reads like the definition of the operator: it gets the op builder, th
         return x * op.Sigmoid(x * alpha)
 
 An attribute that the lowering does not name is an error, never ignored: it might change the
-meaning. A lowering that names `outputs` is told which outputs the node declares.
+meaning. A lowering that names `outputs` is told which outputs the node declares, and one that
+names `node` gets the node itself.
 """
 
 from __future__ import annotations
@@ -211,5 +212,7 @@ def _results(op: OpBuilder, node: ir.Node, lowering: Lowering) -> list[Any]:
         )
     if "outputs" in keywords:
         attributes["outputs"] = tuple(bool(o.name) for o in node.outputs)
+    if "node" in keywords:
+        attributes["node"] = node
     result = lowering(op, *inputs, **attributes)
     return list(result) if isinstance(result, (tuple, list)) else [result]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +23,8 @@ from ..optimize.passes import RANDOM
 from . import modes
 
 METADATA = "onnxtrain.artifact"
+ACCUMULATION = "onnxtrain.accumulate/"
+RESET = "lazy_reset_grad"
 
 
 @dataclass
@@ -188,32 +190,13 @@ def training_model(plan: Plan) -> ir.Model:
     """The model that `Module` trains with: gradients, and their accumulation over batches."""
     built = gradient_model(plan)
     model = built.model
-    op = modes.builder_for(model)
-    reset = _input(model, "lazy_reset_grad", ir.TensorType(ir.DataType.BOOL), [1])
-    scope = "onnxtrain.accumulate/"
-    op.scope = f"{scope}lazy_reset_grad"
-    flag = op.Reshape(op.tensor(reset), op.const(np.zeros(0, np.int64)))
     outputs = {o.name: o for o in model.graph.outputs}
-    accumulated = []
-    buffers = []
-    for name in plan.trainable:
-        gradient = outputs[built.gradients[name]]
-        buffer = _input(
-            model, f"{name}_grad.accumulation.buffer", gradient.type, list(_dims(model, name))
-        )
-        buffers.append(buffer)
-        op.scope = f"{scope}{name}"
-        added = op.tensor(buffer) + op.tensor(gradient)
-        result = op.Where(flag, op.tensor(gradient), added).value
-        result.name = f"{name}_grad.accumulation.out"
-        result.type, result.shape = buffer.type, buffer.shape
-        accumulated.append(result)
-    _attach(model, op)
+    extra, accumulated = accumulate(model, built.gradients, plan.trainable)
     keep = [outputs[n] for n in plan.outputs]
     of_inputs = [outputs[built.gradients[n]] for n in plan.inputs]
     updated = [outputs[n] for n in built.states.values()]
     _replace_outputs(model, [*keep, *accumulated, *updated, *of_inputs])
-    _order_inputs(model, plan, [*(b.name or "" for b in buffers), "lazy_reset_grad"])
+    _order_inputs(model, plan, extra)
     _describe(
         model,
         plan,
@@ -223,6 +206,37 @@ def training_model(plan: Plan) -> ir.Model:
         random_nodes=_random_nodes(model),
     )
     return model
+
+
+def accumulate(
+    model: ir.Model, gradients: Mapping[str, str], trainable: Sequence[str]
+) -> tuple[list[str], list[ir.Value]]:
+    """Append the accumulation of gradients, which are outputs of the model, over batches.
+
+    Returns:
+        The names of the inputs that were added, and the accumulated gradients.
+    """
+    op = modes.builder_for(model)
+    reset = _input(model, RESET, ir.TensorType(ir.DataType.BOOL), [1])
+    op.scope = f"{ACCUMULATION}{RESET}"
+    flag = op.Reshape(op.tensor(reset), op.const(np.zeros(0, np.int64)))
+    outputs = {o.name: o for o in model.graph.outputs}
+    accumulated = []
+    buffers = []
+    for name in trainable:
+        gradient = outputs[gradients[name]]
+        buffer = _input(
+            model, f"{name}_grad.accumulation.buffer", gradient.type, list(_dims(model, name))
+        )
+        buffers.append(buffer)
+        op.scope = f"{ACCUMULATION}{name}"
+        added = op.tensor(buffer) + op.tensor(gradient)
+        result = op.Where(flag, op.tensor(gradient), added).value
+        result.name = f"{name}_grad.accumulation.out"
+        result.type, result.shape = buffer.type, buffer.shape
+        accumulated.append(result)
+    _attach(model, op)
+    return [*(b.name or "" for b in buffers), RESET], accumulated
 
 
 def step_model(plan: Plan, optimizer: Optimizer) -> ir.Model:
