@@ -98,10 +98,11 @@ def _clipped(op: OpBuilder, weights: Weights, z: Tensor) -> Tensor:
     return op.Clip(z, op.const(-limit, z.dtype), op.const(limit, z.dtype))
 
 
-def _project(op: OpBuilder, k: Weights, bias: Tensor | None) -> Tensor:
+def _project(op: OpBuilder, k: Weights, gates: int, bias: Tensor | None) -> Tensor:
     """X·Wᵀ + b, all time steps at once."""
-    product = k.x @ op.transpose(k.w, 1, 0)
-    return product if bias is None else product + bias
+    rows = op.Gemm(op.Flatten(k.x, axis=2), k.w, bias, transB=1)
+    width = op.const([gates * k.size])
+    return op.Reshape(rows, op.Concat(op.dim_of(k.x, 0), op.dim_of(k.x, 1), width, axis=0))
 
 
 def rnn(op: OpBuilder, k: Weights) -> tuple[list[Tensor], Step]:
@@ -111,7 +112,7 @@ def rnn(op: OpBuilder, k: Weights) -> tuple[list[Tensor], Step]:
         z = op.Gemm(states[0], k.r, slices[0], transB=1)
         return [k.functions[0](op, _clipped(op, k, z))]
 
-    return [_project(op, k, bias)], step
+    return [_project(op, k, 1, bias)], step
 
 
 def gru(op: OpBuilder, k: Weights) -> tuple[list[Tensor], Step]:
@@ -120,7 +121,7 @@ def gru(op: OpBuilder, k: Weights) -> tuple[list[Tensor], Step]:
     bias = k.wb
     if k.wb is not None and k.rb is not None and not reset_after:
         bias = k.wb + k.rb
-    gates, new = op.many("Split", _project(op, k, bias), sizes, outputs=2, axis=-1)
+    gates, new = op.many("Split", _project(op, k, 3, bias), sizes, outputs=2, axis=-1)
     r_gates = r_new = k.r
     if not reset_after:
         r_gates, r_new = op.many("Split", k.r, sizes, outputs=2, axis=0)
@@ -167,7 +168,7 @@ def lstm(op: OpBuilder, k: Weights) -> tuple[list[Tensor], Step]:
             o = f(op, _clipped(op, k, zo + c * peep[1] if peep else zo))
         return [o * act(op, c), c]
 
-    return [_project(op, k, bias)], step
+    return [_project(op, k, 4, bias)], step
 
 
 CELLS: dict[str, tuple[Any, int, tuple[str, ...]]] = {
