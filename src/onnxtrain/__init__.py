@@ -19,6 +19,8 @@ _LAZY = {
             "Severity",
             "TrainingAgent",
             "TrainingGraphTransformerConfiguration",
+            "TrainingParameters",
+            "TrainingSession",
         ),
         "training",
     ),

@@ -14,3 +14,6 @@ from .graph_builder import Severity as Severity
 from .graph_builder import (
     TrainingGraphTransformerConfiguration as TrainingGraphTransformerConfiguration,
 )
+from .parameters import ParameterError as ParameterError
+from .parameters import TrainingParameters as TrainingParameters
+from .session import TrainingSession as TrainingSession
