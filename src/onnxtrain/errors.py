@@ -118,3 +118,18 @@ class NonFiniteError(OnnxTrainError, FloatingPointError):
 
 class ExecutionError(OnnxTrainError, RuntimeError):
     """A forward or backward pass of a `TrainingAgent` failed."""
+
+
+class RunError(OnnxTrainError, RuntimeError):
+    """onnxruntime failed while it ran a model."""
+
+
+class MissingParameterError(UnknownNameError, KeyError):
+    """A parameter that was asked for does not exist."""
+
+    def __init__(self, name: str, known: Sequence[str]) -> None:
+        super().__init__("parameter", name, known)
+        self.args = (f"Parameter {name!r} not found. {self.args[0]}",)
+
+    def __str__(self) -> str:  # that of KeyError would add quotes
+        return str(self.args[0])

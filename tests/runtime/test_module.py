@@ -15,6 +15,7 @@ from onnxtrain.errors import (
     InputError,
     ModelFileError,
     NonFiniteError,
+    RunError,
     StateError,
     UnknownNameError,
 )
@@ -461,6 +462,29 @@ def test_wrong_descriptions(artifacts, name):
     onnx.helper.set_model_props(model, {"onnxtrain.artifact": text})
     with pytest.raises((ModelFileError, UnknownNameError), match=message):
         Module(model.SerializeToString(), artifacts.state())
+
+
+def test_eval_model_without_description(artifacts):
+    """Those of onnxruntime-training run on stock: what is no parameter is the user's."""
+    model = onnx.load(artifacts.eval)
+    del model.metadata_props[:]
+    module = Module(artifacts.train, artifacts.state(), model.SerializeToString()).eval()
+    assert module.input_names() == ["x", "target"]
+    assert np.isclose(module(X, Y)[0], reference(handmade.values())[0], rtol=1e-5)
+
+
+def test_failure_inside_a_run_leaves_a_usable_module(artifacts):
+    """A model that promises a shape it does not keep fails in onnxruntime, not before."""
+    model = onnx.load(artifacts.eval)
+    for value in model.graph.input:
+        if value.name == "target":
+            value.type.tensor_type.shape.dim[0].dim_param = "M"
+    module = Module(artifacts.train, artifacts.state(), model.SerializeToString()).eval()
+    expected = module(X, Y)
+    with pytest.raises(RunError, match="onnxruntime could not run"):
+        module(X, Y[:2])
+    again = module(X, Y)
+    assert all(np.array_equal(a, b) for a, b in zip(expected, again))
 
 
 def test_model_that_onnxruntime_refuses(artifacts):

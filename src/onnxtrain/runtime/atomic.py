@@ -9,6 +9,8 @@ import secrets
 from collections.abc import Iterable
 from pathlib import Path
 
+_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+
 
 def write_atomically(
     path: str | os.PathLike[str], chunks: Iterable[bytes | memoryview], *, durable: bool = True
@@ -24,7 +26,7 @@ def write_atomically(
         raise IsADirectoryError(f"{str(target)!r} is a directory; give the path of a file.")
     temporary = target.with_name(f".{target.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
     try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        descriptor = os.open(temporary, _FLAGS, 0o666)
     except FileNotFoundError:
         raise FileNotFoundError(
             f"Cannot write {str(target)!r}: the directory {str(target.parent)!r} does not exist."

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime
 
-from ..errors import InputError, OnnxTrainError
+from ..errors import InputError, RunError
 from .buffers import TensorStore
 from .devices import Device
 from .dtypes import BY_ONNX, ElementType
@@ -158,10 +158,6 @@ class Binding:
         for _, name in self._large:  # otherwise the next run would write over what was given out
             self.io.bind_output(name, HOST.ort_device)
         return found
-
-
-class RunError(OnnxTrainError, RuntimeError):
-    """onnxruntime failed while it ran a model."""
 
 
 class UserSide:

@@ -107,8 +107,8 @@ class TensorStore:
 
     Example:
         >>> store = TensorStore.from_arrays({"w": np.ones((2, 2), np.float32)})
-        >>> store.view("w").sum()
-        np.float32(4.0)
+        >>> float(store.view("w").sum())
+        4.0
     """
 
     def __init__(self, specs: Iterable[TensorSpec]) -> None:

@@ -9,8 +9,6 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TextIO
 
-from .state import CheckpointState
-
 if TYPE_CHECKING:
     from .trainer import Trainer
 
@@ -223,8 +221,3 @@ def is_better(
         mode is None and (bare in {"accuracy", "r2"} or bare.startswith("top"))
     )
     return value > best + min_delta if upward else value < best - min_delta
-
-
-__all__ = [
-    "Callback", "CheckpointState", "EarlyStopping", "EveryEpoch", "Progress", "SaveCheckpoint",
-]  # fmt: skip

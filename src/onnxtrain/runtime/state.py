@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import InputError, StateError, UnknownNameError
+from ..errors import InputError, MissingParameterError, StateError
 from .buffers import TensorSpec, TensorStore
 from .devices import Device
 
@@ -343,17 +343,6 @@ class Properties:
 
     def __repr__(self) -> str:
         return f"Properties({', '.join(f'{k}={v!r}' for k, v in self)})"
-
-
-class MissingParameterError(UnknownNameError, KeyError):
-    """A parameter that was asked for does not exist."""
-
-    def __init__(self, name: str, known: list[str]) -> None:
-        super().__init__("parameter", name, known)
-        self.args = (f"Parameter {name!r} not found. {self.args[0]}",)
-
-    def __str__(self) -> str:
-        return str(self.args[0])
 
 
 def checked(name: str, value: npt.ArrayLike, spec: TensorSpec) -> Array:
