@@ -54,3 +54,23 @@ def test_a_branch_that_returns_an_outer_value_twice() -> None:
     after = normalized(model)
     assert "If" not in operators(after)
     assert_same(model, after, {"x": np.array([1, -2], np.float32)})
+
+
+def test_integer_arithmetic_on_constants_is_done_and_floats_are_left() -> None:
+    model = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["": 18]>
+        g (float[2, 3] x) => (float[M, N] y)
+        <int64[2, 2] pads = {0, 1, 0, 2}, int64[1] flat = {-1},
+         float[2] a = {1, 2}, float[2] b = {3, 4}> {
+            columns = Transpose <perm = [1, 0]> (pads)
+            back = Reshape (columns, flat)
+            w = Mul (a, b)
+            s = ReduceSum <keepdims = 0> (w)
+            p = Pad (x, back, s)
+            y = Relu (p)
+        }""")
+    after = normalized(model)
+    assert "Mul" in operators(after)
+    shape = after.graph.output[0].type.tensor_type.shape
+    assert [d.dim_value for d in shape.dim] == [3, 5], shape
+    assert_same(model, after, {"x": np.ones((2, 3), np.float32)})

@@ -10,6 +10,7 @@ from .check import check
 from .constants import lift_constants
 from .contrib import CONTRIB
 from .custom_types import infer_with_custom
+from .fold import fold_integers
 from .functions import inline_functions
 from .lower_opset import lower_opset
 from .ml import ML, drop_zipmaps
@@ -81,6 +82,7 @@ STEPS = (
     tidy_imports,
     infer_shapes,
     infer_symbolic,
+    fold_integers,
     decide_branches,
     simplify,
 )

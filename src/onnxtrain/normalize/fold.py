@@ -1,0 +1,83 @@
+"""Integer arithmetic on constants is done now: pads, axes and sizes become visible to inference.
+
+Only integers and booleans are folded, never floats: a float constant may be a weight (ADR 1).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import onnx
+import onnx.reference
+import onnx_ir as ir
+
+from ..graph.infer import infer_shapes
+from ..graph.parameters import mark_constant
+from .rewrite import standard
+from .symbolic import infer_symbolic
+
+MAX_ELEMENTS = 1024
+WHOLE = frozenset(
+    {ir.DataType.INT64, ir.DataType.INT32, ir.DataType.BOOL, ir.DataType.UINT8, ir.DataType.INT8}
+)
+
+
+def fold_integers(model: ir.Model) -> ir.Model:
+    """Replace nodes that compute small integer constants by initializers."""
+    if _fold(model):
+        model = infer_symbolic(infer_shapes(model))
+    return model
+
+
+def _fold(model: ir.Model) -> bool:
+    graph, changed = model.graph, False
+    for node in list(graph):
+        if not _is_constant(node):
+            continue
+        arrays = _evaluate(node, model.opset_imports[""])
+        for output, array in zip(node.outputs, arrays):
+            tensor = ir.tensor(array, name=output.name)
+            value = ir.Value(
+                name=output.name,
+                type=ir.TensorType(tensor.dtype),
+                shape=ir.Shape(array.shape),
+                const_value=tensor,
+            )
+            mark_constant(value)
+            output.replace_all_uses_with(value)
+            output.name = f"{output.name}_folded"
+            graph.register_initializer(value)
+        graph.remove(node, safe=True)
+        changed = True
+    return changed
+
+
+def _is_constant(node: ir.Node) -> bool:
+    if standard(node.domain) or not node.inputs or node.op_type in ("Loop", "If", "Scan"):
+        return False
+    if any(o.dtype not in WHOLE or o.is_graph_output() or not o.uses() for o in node.outputs):
+        return False
+    return all(v is None or _is_small(v) for v in node.inputs)
+
+
+def _is_small(value: ir.Value) -> bool:
+    tensor = value.const_value
+    if tensor is None or value.is_graph_input() or value.producer() is not None:
+        return False
+    return tensor.dtype in WHOLE and tensor.size <= MAX_ELEMENTS
+
+
+def _evaluate(node: ir.Node, opset: int) -> list[Any]:
+    feeds = {
+        v.name or "": v.const_value.numpy()
+        for v in node.inputs
+        if v is not None and v.const_value is not None
+    }
+    graph = onnx.helper.make_graph(
+        [ir.to_proto(node)],
+        "constant",
+        [onnx.ValueInfoProto(name=n) for n in feeds],
+        [onnx.ValueInfoProto(name=o.name) for o in node.outputs],
+    )
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", opset)])
+    return list(onnx.reference.ReferenceEvaluator(model).run(None, feeds))
