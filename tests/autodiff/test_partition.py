@@ -45,7 +45,8 @@ CASES: list[tuple[str, str, list[str], list[str]]] = [
         { z = MatMul(x, w) a = Relu(z) y = MatMul(a, v) }""", ["w", "v"], ["a"]),
     ("a view is taken again from what it looks at",
      """g (float[N,4] x, float[4,6] w, float[6] v) => (float[M] y)
-        <int64[2] s = {-1, 6}> { z = MatMul(x, w) e = Exp(z) r = Reshape(e, s) y = MatMul(r, v) }""",
+        <int64[2] s = {-1, 6}>
+        { z = MatMul(x, w) e = Exp(z) r = Reshape(e, s) y = MatMul(r, v) }""",
      ["w", "v"], ["e"]),
     ("a boolean mask is smaller than the numbers it came from",
      """g (float[N,4] x, float[4,6] w) => (float[N,6] y)
