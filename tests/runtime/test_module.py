@@ -540,5 +540,7 @@ def test_dropout_masks_continue_after_resume(dropout_artifacts, tmp_path):
     again = masks(dropout_artifacts, CheckpointState.load_checkpoint(tmp_path / "c"))
     assert same(resumed, again)
     other = dropout_artifacts.state()
-    other._random.seed = 5
+    other.seed = 5
+    with pytest.raises(ValueError, match="64 bits"):
+        other.seed = -1
     assert not same(first, masks(dropout_artifacts, other))

@@ -11,6 +11,7 @@ from ..errors import CheckpointError, ModelFileError
 from .buffers import TensorSpec
 from .dtypes import BY_ONNX
 from .onnxfile import ModelFile, Source, ValueInfo, check_names
+from .predecessor import converted_training, kind_of
 from .state import CheckpointState
 
 KEY = "onnxtrain.artifact"
@@ -52,13 +53,15 @@ def load_artifact(source: Source, kind: str, state: CheckpointState | None = Non
     model = ModelFile.load(source)
     folder = _folder(source) if model.has_external_data else None
     described = model.described(KEY)
+    if described is None and kind_of(model) == kind == "training":
+        model = converted_training(source, [] if state is None else state._names()[1])
+        described = model.described(KEY)
     if described is None:
         if kind == "eval" and state is not None:
             return _guess_eval(model, state, folder)
         raise ModelFileError(
-            f"{model.where} has no onnxtrain description. It may be an artifact of "
-            "onnxruntime-training, which needs operators that stock onnxruntime does not have: "
-            "generate the artifacts again with onnxtrain.artifacts.generate_artifacts."
+            f"{model.where} is not a {kind} model: neither onnxtrain nor onnxruntime-training "
+            "made it for that. Generate artifacts with onnxtrain.artifacts.generate_artifacts."
         )
     if described.get("kind") != kind:
         raise ModelFileError(

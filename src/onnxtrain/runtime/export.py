@@ -77,6 +77,7 @@ def to_inference(model: ModelFile) -> None:
     """Take Dropout out and put BatchNormalization into inference mode."""
     outputs = {v.name for v in model.outputs}
     captured = {n for node in model.nodes for g in node.subgraphs() for n in captures(g)}
+    used = model.used_names()
     identities: set[int] = set()
     for node in model.all_nodes():
         if node.domain not in {"", "ai.onnx"}:
@@ -84,21 +85,21 @@ def to_inference(model: ModelFile) -> None:
         if node.op_type == "BatchNormalization" and node.integer("training_mode", 0):
             node.set_attribute("training_mode", 0)
             node.outputs = node.outputs[:1]
-        elif node.op_type == "Dropout" and _to_identity(node, model):
+        elif node.op_type == "Dropout" and _to_identity(node, used):
             identities.add(id(node.message))
-    dropped: set[int] = set()
+    instead: dict[str, str] = {}
     for node in model.nodes:
         out = node.outputs[0] if node.outputs else ""
         if id(node.message) in identities and out not in outputs and out not in captured:
-            model.rename_uses(out, node.inputs[0])
-            dropped.add(id(node.message))
-    model.drop_nodes(lambda n: id(n.message) in dropped)
+            instead[out] = node.inputs[0]
+    model.drop_nodes(lambda n: bool(n.outputs) and n.outputs[0] in instead)
+    model.rename_uses(instead)
 
 
-def _to_identity(node: Node, model: ModelFile) -> bool:
+def _to_identity(node: Node, used: set[str]) -> bool:
     """Make a Dropout an Identity; not if someone reads its mask, then it only stops dropping."""
     outputs = node.outputs
-    if len(outputs) > 1 and outputs[1] in model.used_names():
+    if len(outputs) > 1 and outputs[1] in used:
         node.inputs = node.inputs[:2]
         return False
     node.message.replace(4, ["Identity"])

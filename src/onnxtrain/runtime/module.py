@@ -27,6 +27,7 @@ from .device_ops import DeviceOps
 from .devices import Device, Provider, session_options
 from .feeds import raw_ortvalue
 from .onnxfile import Source
+from .predecessor import repaired_eval
 from .seeds import reseed
 from .state import CheckpointState
 
@@ -79,7 +80,7 @@ class Module:
         self.check_finite = check_finite
         self._state, self._device = state, Device(device, providers)
         self._device_type, self._session_options = device, session_options
-        artifact = load_artifact(train_model_uri, "training")
+        artifact = load_artifact(train_model_uri, "training", state)
         self._eval = _Eval(eval_model_uri, self) if eval_model_uri is not None else None
         check_state(artifact, state)
         self._order, self._trainable = artifact.parameters, list(artifact.trainable)
@@ -321,8 +322,8 @@ class _Eval:
     """The eval session, made when it is first used."""
 
     def __init__(self, source: Source, module: Module) -> None:
-        self.module, self.source = module, source
-        artifact = load_artifact(source, "eval", module._state)
+        self.module, self.source = module, repaired_eval(source)
+        artifact = load_artifact(self.source, "eval", module._state)
         self.artifact = artifact
         self.user = UserSide(
             artifact.infos(artifact.user_inputs),

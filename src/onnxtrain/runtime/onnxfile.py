@@ -111,6 +111,7 @@ class ModelFile:
 
     def __init__(self, message: Message, where: str = "the model") -> None:
         self.message, self.where = message, where
+        self._known_values: dict[int, list[ValueInfo]] = {}
         graphs = message.messages(7)
         if len(graphs) != 1:
             raise ModelFileError(f"{where} is not an ONNX model: it has {len(graphs)} graphs.")
@@ -132,12 +133,17 @@ class ModelFile:
     @property
     def inputs(self) -> list[ValueInfo]:
         """The graph's inputs."""
-        return [_value_info(m) for m in self.graph.messages(11)]
+        return self._values(11)
 
     @property
     def outputs(self) -> list[ValueInfo]:
         """The graph's outputs."""
-        return [_value_info(m) for m in self.graph.messages(12)]
+        return self._values(12)
+
+    def _values(self, number: int) -> list[ValueInfo]:
+        if number not in self._known_values:
+            self._known_values[number] = [_value_info(m) for m in self.graph.messages(number)]
+        return list(self._known_values[number])
 
     @property
     def nodes(self) -> list[Node]:
@@ -200,6 +206,7 @@ class ModelFile:
 
     def keep_inputs(self, keep: Callable[[str], bool]) -> None:
         """Drop the graph inputs whose name `keep` refuses."""
+        self._known_values.pop(11, None)
         self.graph.replace(11, [m for m in self.graph.messages(11) if keep(m.string(1))])
 
     def set_outputs(self, names: Sequence[str], like: Mapping[str, str] | None = None) -> None:
@@ -220,6 +227,7 @@ class ModelFile:
             if kept is not None:
                 output.add(2, kept)
             outputs.append(output)
+        self._known_values.pop(12, None)
         self.graph.replace(12, outputs)
         chosen = set(names)
         others = [m for m in self.graph.messages(13) if m.string(1) not in chosen]
@@ -229,12 +237,21 @@ class ModelFile:
         """Remove the top-level nodes that `drop` accepts."""
         self.graph.replace(1, [n.message for n in self.nodes if not drop(n)])
 
-    def rename_uses(self, old: str, new: str) -> None:
-        """Let every reader of `old`, subgraphs included, read `new` instead."""
+    def rename_uses(self, new_names: Mapping[str, str]) -> None:
+        """Let readers of a renamed value, subgraphs included, read the other one instead.
+
+        Chains are followed: with ``{"b": "a", "c": "b"}`` readers of "c" read "a".
+        """
+
+        def final(name: str) -> str:
+            while name in new_names:
+                name = new_names[name]
+            return name
+
         for node in self.all_nodes():
             names = node.inputs
-            if old in names:
-                node.inputs = [new if n == old else n for n in names]
+            if any(n in new_names for n in names):
+                node.inputs = [final(n) for n in names]
 
     def prune(self) -> None:
         """Drop nodes and constants that no output depends on; inputs stay."""

@@ -35,6 +35,8 @@ def reseed(model: ModelFile, names: Collection[str], random: RandomState) -> int
     random.generation += 1
     wanted = set(names)
     changed = 0
+    if not wanted:
+        return changed
     for node in model.all_nodes():
         if node.name in wanted:
             seed = seed_of(random, node.name)

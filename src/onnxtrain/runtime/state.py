@@ -139,6 +139,17 @@ class CheckpointState:
         return Properties(self._properties)
 
     @property
+    def seed(self) -> int:
+        """From which Dropout masks follow; a change counts for modules made afterwards."""
+        return self._random.seed
+
+    @seed.setter
+    def seed(self, value: int) -> None:
+        if not 0 <= int(value) < 2**64:
+            raise ValueError(f"A seed is a number of 64 bits, not negative: {value} is none.")
+        self._random.seed = int(value)
+
+    @property
     def is_nominal(self) -> bool:
         """Whether the parameters have no values yet."""
         return self._nominal is not None

@@ -18,6 +18,7 @@ from .buffers import TensorSpec, TensorStore
 from .devices import Device, session_options
 from .dtypes import F32
 from .onnxfile import ModelFile, Source, uses
+from .predecessor import converted_optimizer, kind_of
 
 if TYPE_CHECKING:
     from .module import Module
@@ -74,6 +75,9 @@ def load_optimizer(source: Source) -> OptimizerFile:
     """Read an optimizer model in any of its forms."""
     model = ModelFile.load(source)
     description = model.described(KEY)
+    if description is None and kind_of(model) == "optimizer":
+        model = converted_optimizer(source)
+        description = model.described(KEY)
     if description is None:
         return _own_model(model)
     if "flat" in description:
@@ -108,9 +112,7 @@ def _own_model(model: ModelFile) -> OptimizerFile:
     if "params" not in sequences or "gradients" not in sequences or "params.updated" not in outputs:
         raise ModelFileError(
             f"{model.where} is not an optimizer model: it needs the sequences 'params' and "
-            "'gradients' as inputs and 'params.updated' as an output (an optimizer of "
-            "onnxruntime-training updates in place with operators that stock onnxruntime lacks; "
-            "generate the artifacts again)."
+            "'gradients' as inputs and 'params.updated' as an output."
         )
     missing = [f"{s}.updated" for s in states if f"{s}.updated" not in outputs]
     if missing:

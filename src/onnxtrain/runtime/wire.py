@@ -15,6 +15,7 @@ from typing import TypeAlias
 from ..errors import ModelFileError
 
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
+SMALL = 4096
 
 Chunk: TypeAlias = "bytes | memoryview"
 Value: TypeAlias = "int | bytes | memoryview | Message"
@@ -32,7 +33,7 @@ class Message:
     @classmethod
     def parse(cls, data: Chunk) -> Message:
         """Read a message; a truncated or impossible field is a `ModelFileError`."""
-        view = memoryview(data)
+        view: Chunk = data if isinstance(data, bytes) and len(data) <= SMALL else memoryview(data)
         fields: list[tuple[int, int, Value]] = []
         at, end = 0, len(view)
         while at < end:
@@ -61,9 +62,12 @@ class Message:
         for index, (field, wire, value) in enumerate(self.fields):
             if field != number:
                 continue
+            if isinstance(value, Message):
+                found.append(value)
+                continue
             if isinstance(value, int) or wire != BYTES:
                 raise ModelFileError(f"damaged protobuf data: field {number} is not a message")
-            opened = value if isinstance(value, Message) else Message.parse(value)
+            opened = Message.parse(value)
             self.fields[index] = (field, wire, opened)
             found.append(opened)
         return found
@@ -155,8 +159,10 @@ class Message:
         return b"".join(self.chunks())
 
 
-def _varint(view: memoryview, at: int) -> tuple[int, int]:
+def _varint(view: Chunk, at: int) -> tuple[int, int]:
     result = shift = 0
+    if at < len(view) and view[at] < 0x80:  # nearly always
+        return view[at], at + 1
     while True:
         if at >= len(view):
             raise ModelFileError("truncated protobuf data: the file ends inside a number")
@@ -170,21 +176,28 @@ def _varint(view: memoryview, at: int) -> tuple[int, int]:
             raise ModelFileError("damaged protobuf data: a number of more than 64 bits")
 
 
-def _take(view: memoryview, at: int, size: int) -> tuple[memoryview, int]:
+def _take(view: Chunk, at: int, size: int) -> tuple[Chunk, int]:
+    """A field's bytes: a copy of a small one (cheaper to handle), a view of a large one."""
     if size > len(view) - at:
         raise ModelFileError(
             f"truncated protobuf data: a field of {size} bytes where {len(view) - at} are left"
         )
-    return view[at : at + size], at + size
+    part = view[at : at + size]
+    return (bytes(part) if size <= SMALL else part), at + size
 
 
 def _encode(value: int) -> bytes:
+    if value < 0x80:
+        return _ONE_BYTE[value]
     out = bytearray()
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)
         value >>= 7
     out.append(value)
     return bytes(out)
+
+
+_ONE_BYTE = [bytes([n]) for n in range(0x80)]
 
 
 def _text(value: Value) -> str:
