@@ -17,7 +17,7 @@ LABELS = [0, 2, 1, 3, 2]
 CASES = [
     case("LayerNormalization", x(2, 3, 4), x(4), x(4)),
     case("LayerNormalization", x(2, 3, 4), x(3, 4), axis=-2),
-    case("LayerNormalization", x(2, 4), x(4), None, _outputs=3, _reference=False),
+    case("LayerNormalization", x(2, 4), x(4), x(4), _outputs=3, _reference=False),
     case("GroupNormalization", x(2, 4, 3), x(2), x(2), num_groups=2),
     case("Gelu", x(2, 3), _opset=20, _reference=False),
     case("Gelu", x(2, 3), _opset=21, approximate="tanh"),
