@@ -61,7 +61,8 @@ def load_artifact(source: Source, kind: str, state: CheckpointState | None = Non
             return _guess_eval(model, state, folder)
         raise ModelFileError(
             f"{model.where} is not a {kind} model: neither onnxtrain nor onnxruntime-training "
-            "made it for that. Generate artifacts with onnxtrain.artifacts.generate_artifacts."
+            "made it for that. Use the right file, or generate the artifacts again with "
+            "onnxtrain.artifacts.generate_artifacts."
         )
     if described.get("kind") != kind:
         raise ModelFileError(
