@@ -162,7 +162,7 @@ class TrainingAgent:
             raise ExecutionError(
                 f"{BACKWARD}this state {why}. Every backward pass needs its own run_forward."
             )
-        given = list(feeds)
+        given = [feeds[i] for i in range(len(feeds))]  # iterating a vector is slow
         if len(given) == self._outputs != len(self._seeds):
             given = [given[i] for i in self._differentiable]
         if len(given) != len(self._seeds):
@@ -174,7 +174,7 @@ class TrainingAgent:
         state._owner = state._values = None
         for value in given:
             needed.push_back(_raw(value))
-        made = OrtValueVector()
+        made = OrtValueVector() if len(fetches) else fetches
         try:
             self._backward.run_with_ortvaluevector(
                 self._options,
@@ -186,8 +186,9 @@ class TrainingAgent:
             )
         except Exception as error:
             raise ExecutionError(f"{BACKWARD}{error}") from error
-        for value in made:
-            fetches.push_back(value)
+        if made is not fetches:
+            for i in range(len(made)):
+                fetches.push_back(made[i])
 
     def get_serialized_ortmodule_memory_stat(self, *unused: Any) -> str:
         """What the backward half needs from the forward half, as JSON."""

@@ -207,8 +207,8 @@ class Prebound:
             if (
                 staged is None
                 or value.__class__ is not np.ndarray
-                or value.dtype != staged.dtype
                 or value.shape != staged.shape
+                or (value.dtype is not staged.dtype and value.dtype != staged.dtype)
             ):
                 self._bind(self._check(values))
                 return

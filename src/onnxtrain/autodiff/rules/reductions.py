@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 
 from ...graph import OpBuilder, Tensor
@@ -38,7 +39,11 @@ def inverse_count(op: OpBuilder, x: Tensor, y: Tensor, like: Tensor | None = Non
         n, m = math.prod(x.static_shape), math.prod(y.static_shape)
         return op.const(m / n if n else 0.0, dtype)
     wide = ir.DataType.DOUBLE if dtype == ir.DataType.DOUBLE else ir.DataType.FLOAT
-    ratio = op.Cast(op.Size(y), to=wide) / op.Cast(op.Size(x), to=wide)
+    if y.static_shape is not None:
+        count = op.const(np.array(math.prod(y.static_shape)), wide)
+    else:
+        count = op.Cast(op.Size(y), to=wide)
+    ratio = count / op.Cast(op.Size(x), to=wide)
     return ratio if dtype == wide else op.Cast(ratio, to=dtype)
 
 
