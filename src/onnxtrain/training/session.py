@@ -13,7 +13,7 @@ import onnx_ir as ir
 import onnxruntime
 from onnxruntime.capi._pybind_state import SessionIOBinding
 
-from ..errors import InputError, ModelError, UnknownNameError
+from ..errors import InputError, ModelError, StateError, UnknownNameError
 from ..graph import load, to_proto
 from ..graph.io import save
 from ..optim.transforms import FIRST, SECOND
@@ -25,7 +25,7 @@ from ..runtime.onnxfile import ValueInfo
 from .binding import Prebound, StepBinding
 from .parameters import TrainingParameters
 from .recipes import optimizers_for
-from .step import LOSS_SCALE, STEP, Step, StepBuilder, trained_weights
+from .step import LOSS_SCALE, STEP, Step, StepBuilder, loss_name, trained_weights
 
 Array = npt.NDArray[Any]
 SMALL = 1 << 15
@@ -84,10 +84,11 @@ class TrainingSession(onnxruntime.InferenceSession):  # type: ignore[misc]
             )
         parameters.check()
         loaded = load(path_or_bytes)
-        weights = trained_weights(loaded, parameters)
+        proto = ir.to_proto(loaded)
+        weights = trained_weights(loaded, parameters, loss_name(proto, parameters))
         optimizers = optimizers_for(parameters, weights)
         folder = "" if isinstance(path_or_bytes, bytes) else str(Path(path_or_bytes).parent)
-        builder = StepBuilder(ir.to_proto(loaded), folder, parameters, optimizers, weights)
+        builder = StepBuilder(proto, folder, parameters, optimizers, weights)
         step = builder.updating()
         _write_files(builder, step, parameters)
         self._steps = {True: step}
@@ -410,6 +411,13 @@ class TrainingSession(onnxruntime.InferenceSession):  # type: ignore[misc]
         for name, array in arrays.items():
             store.view(name)[...] = array
         store.push()
+
+    def set_providers(self, providers: Any = None, provider_options: Any = None) -> None:
+        """Refused: the weights live where the session was made."""
+        raise StateError(
+            "The providers of a TrainingSession cannot be changed. Make a new session with "
+            "providers=… and hand it the state: new.load_state(old.get_state())."
+        )
 
     # -- small questions ---------------------------------------------------------------------------
 

@@ -9,9 +9,11 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from ..autodiff import reachable
 from ..errors import ModelError, UnknownNameError
 from ..graph import FLOATS, OpBuilder, Tensor
 from ..graph import parameters as params
+from ..normalize import normalize
 from ..onnxblock import modes
 from ..onnxblock.training import Plan, gradient_model
 from ..optim import ClipNorm, Optimizer
@@ -161,7 +163,10 @@ class _Build:
     def __init__(self, of: StepBuilder, factor: str | None) -> None:
         self.of, self.parameters = of, of.parameters
         plan = of.plan(factor)
-        built = gradient_model(plan)
+        try:
+            built = gradient_model(plan)
+        except ModelError as error:  # the user knows the loss, not its product
+            raise type(error)(str(error).replace(SCALED, of.loss)) from None
         self.model: ir.Model = built.model
         graph = self.model.graph
         self.op: OpBuilder = modes.builder_for(self.model)
@@ -395,8 +400,6 @@ def _untransposed(value: ir.Value) -> tuple[ir.Value, int]:
 
 def modes_normalized(plan: Plan) -> ir.Model:
     """The plan's model with parameters as inputs, normalized."""
-    from ..normalize import normalize
-
     model = plan.load()
     params.to_inputs(model, plan.parameters)
     return normalize(model)
@@ -411,8 +414,11 @@ def loss_name(model: onnx.ModelProto, parameters: TrainingParameters) -> str:
     return name
 
 
-def trained_weights(model: ir.Model, parameters: TrainingParameters) -> list[str]:
-    """The weights that the parameters choose, in the model's order."""
+def trained_weights(model: ir.Model, parameters: TrainingParameters, loss: str) -> list[str]:
+    """The weights that the parameters choose, in the model's order.
+
+    Without a choice these are all float initializers that the loss depends on.
+    """
     known = list(model.graph.initializers)
     for name in (*parameters.weights_to_train, *parameters.weights_not_to_train):
         if name not in known:
@@ -427,13 +433,22 @@ def trained_weights(model: ir.Model, parameters: TrainingParameters) -> list[str
         chosen = set(params.float_initializers(model)) - set(modes.running_statistics(model))
         chosen -= _immutable(model, parameters)
         chosen -= set(parameters.weights_not_to_train)
+        chosen = set(_reaching(model, [n for n in known if n in chosen], loss))
     floats = [n for n in known if n in chosen and _is_float(model, n)]
     others = chosen - set(floats)
     if others:
         raise ParameterError(f"{sorted(others)[0]!r} holds no floating-point numbers to train.")
     if not floats:
-        raise ParameterError("There is no weight to train: the model has no float initializer.")
+        raise ParameterError(
+            "There is no weight to train: the loss depends on no float initializer."
+        )
     return floats
+
+
+def _reaching(model: ir.Model, names: Sequence[str], loss: str) -> list[str]:
+    normalized = model.clone()
+    params.to_inputs(normalized, names)
+    return reachable(normalize(normalized), names, [loss])
 
 
 def _is_float(model: ir.Model, name: str) -> bool:
