@@ -11,10 +11,15 @@ from . import checkpoint as checkpoint
 from . import optim as optim
 from .base import ORTTrainer as ORTTrainer
 from .checkpoint import aggregate_checkpoints as aggregate_checkpoints
+from .debug_options import DebugOptions as DebugOptions
+from .debug_options import LogLevel as LogLevel
 from .descriptions import IODescription as IODescription
 from .descriptions import ModelDescription as ModelDescription
 from .descriptions import generate_sample as generate_sample
+from .fallback import FallbackPolicy as FallbackPolicy
+from .fallback import ORTModuleFallbackException as ORTModuleFallbackException
 from .options import ORTTrainerOptions as ORTTrainerOptions
+from .ortmodule import ORTModule as ORTModule
 from .trainer_v1 import LossScaler as LossScaler
 from .trainer_v1 import ORTTrainerV1 as ORTTrainerV1
 from .trainer_v1 import load_checkpoint as load_checkpoint

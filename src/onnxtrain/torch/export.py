@@ -312,6 +312,7 @@ def _finish(
 ) -> Exported:
     graph = proto.graph
     _split_merged(proto, flat)
+    _restore_buffers(proto, flat)
     aliases = _aliases(flat)
     renamed = _canonical_names(proto, flat, aliases)
     outputs = _output_names(output_names, len(graph.output), flat.loss_fn is not None)
@@ -383,6 +384,16 @@ def _split_merged(proto: onnx.ModelProto, flat: _Flat) -> None:
         tensor.CopyFrom(present[source])
         tensor.name = own
         graph.initializer.append(tensor)
+
+
+def _restore_buffers(proto: onnx.ModelProto, flat: _Flat) -> None:
+    """Buffers with the values from before the export: tracing has moved running statistics."""
+    known = dict(flat.named_buffers(remove_duplicate=False))
+    for initializer in proto.graph.initializer:
+        buffer = known.get(initializer.name)
+        if buffer is not None and buffer.dtype != torch.bfloat16:  # numpy has no such type
+            value = onnx.numpy_helper.from_array(to_array(buffer), initializer.name)
+            initializer.CopyFrom(value)
 
 
 def _output_names(given: Sequence[str] | None, count: int, with_loss: bool) -> list[str]:

@@ -1,0 +1,168 @@
+"""Export for training: names, tying, modes, dynamic sizes, and nothing left behind."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx.numpy_helper
+import onnxruntime
+import pytest
+import torch
+from torch import nn
+
+from onnxtrain.torch.export import ExportError, default_exporter, export
+
+from .models import WORDS, Net, Statistics, Tied
+
+EXPORTERS = ["dynamo", "torchscript"]
+
+
+def run(exported, feeds):
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(
+        exported.model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    return session.run(exported.outputs, feeds)
+
+
+@pytest.mark.parametrize("exporter", EXPORTERS)
+def test_every_parameter_is_its_own_initializer(exporter: str) -> None:
+    model = Tied()
+    tokens, labels = torch.randint(0, WORDS, (3, 4)), torch.randint(0, WORDS, (12,))
+    exported = export(
+        model,
+        (tokens, labels),
+        loss_fn=lambda out, y: nn.functional.cross_entropy(out.view(-1, WORDS), y),
+        exporter=exporter,
+    )
+    found = {i.name for i in exported.model.graph.initializer}
+    used = {n for n, _ in model.named_parameters() if not n.startswith("unused")}
+    assert used <= found
+    assert not any(n.startswith("unused") for n in found)
+    assert exported.names["out.weight"] == exported.names["embed.weight"] == "embed.weight"
+    assert "out.weight" not in found
+    assert exported.names["norm1.weight"] != exported.names["norm2.weight"]
+    assert exported.names["scale"] == "scale"
+    assert (exported.inputs, exported.outputs) == (["tokens", "label"], ["loss", "output"])
+    assert exported.exporter == exporter
+    assert not exported.note
+
+
+@pytest.mark.parametrize("exporter", EXPORTERS)
+def test_equal_parameters_stay_apart_in_eval_mode(exporter: str) -> None:
+    model = Statistics()
+    exported = export(model, (torch.randn(4, 5),), training=False, exporter=exporter)
+    found = {i.name for i in exported.model.graph.initializer}
+    assert {n for n, t in model.state_dict().items() if t.dim()} <= found
+    assert not [n for n in exported.model.graph.node if n.op_type == "Identity" and
+                n.input[0] in found]  # fmt: skip
+
+
+@pytest.mark.parametrize("exporter", EXPORTERS)
+@pytest.mark.parametrize("training", [True, False])
+def test_modes_are_those_asked_for(exporter: str, training: bool) -> None:
+    model = nn.Sequential(nn.Linear(5, 5), nn.BatchNorm1d(5), nn.Dropout(0.5))
+    exported = export(model, (torch.randn(4, 5),), training=training, exporter=exporter)
+    nodes = {n.op_type: n for n in exported.model.graph.node}
+    modes = {a.name: a.i for a in nodes["BatchNormalization"].attribute}
+    assert bool(modes.get("training_mode", 0)) == training
+    assert len(nodes["BatchNormalization"].output) == (3 if training else 1)
+    assert ("Dropout" in nodes) == training
+
+
+@pytest.mark.parametrize("exporter", EXPORTERS)
+def test_submodules_keep_their_mode(exporter: str) -> None:
+    model = Statistics().train()
+    model.bn2.eval()
+    exported = export(model, (torch.randn(4, 5),), training=None, exporter=exporter)
+    norms = [n for n in exported.model.graph.node if n.op_type == "BatchNormalization"]
+    modes = {n.input[1]: any(a.name == "training_mode" and a.i for a in n.attribute) for n in norms}
+    assert modes == {"bn1.weight": True, "bn2.weight": False}
+
+
+@pytest.mark.parametrize("exporter", EXPORTERS)
+def test_nothing_is_left_behind(exporter: str, capfd: pytest.CaptureFixture[str]) -> None:
+    model = Statistics().train()
+    model.bn2.eval()
+    before = {n: t.clone() for n, t in model.state_dict().items()}
+    random = torch.get_rng_state()
+    export(model, (torch.randn(4, 5),), training=True, exporter=exporter)
+    torch.randn(20)
+    torch.set_rng_state(random)
+    export(model, (torch.zeros(4, 5),), training=True, exporter=exporter)
+    assert torch.equal(torch.get_rng_state(), random)
+    assert all(torch.equal(t, before[n]) for n, t in model.state_dict().items())
+    assert model.training
+    assert not model.bn2.training
+    exported = export(model, (torch.ones(4, 5),), exporter=exporter)
+    means = next(i for i in exported.model.graph.initializer if i.name == "bn1.running_mean")
+    assert not onnx.numpy_helper.to_array(means).any()
+    out = capfd.readouterr()
+    assert not out.out
+    assert not out.err
+
+
+@pytest.mark.parametrize("exporter", EXPORTERS)
+def test_dynamic_sizes_and_their_names(exporter: str) -> None:
+    model = Net()
+    exported = export(
+        model, (torch.randn(4, 5),), input_names=["x"], dynamic_axes={"x": {0: "batch"}},
+        exporter=exporter,
+    )  # fmt: skip
+    dims = exported.model.graph.input[0].type.tensor_type.shape.dim
+    assert [d.dim_param or d.dim_value for d in dims] == ["batch", 5]
+    x = torch.randn(9, 5)
+    (result,) = run(exported, {"x": x.numpy()})
+    np.testing.assert_allclose(result, model(x).detach(), atol=1e-6)
+
+
+class Nested(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(3, 3)
+
+    def forward(self, pair, factor, *, more):
+        y = self.fc(pair[0]) * factor + pair[1] + more["bias"]
+        return {"y": y, "parts": (y.sum(), None, "text")}
+
+
+@pytest.mark.parametrize("exporter", EXPORTERS)
+def test_nested_inputs_and_outputs(exporter: str) -> None:
+    model = Nested()
+    a, b, bias = torch.randn(2, 3), torch.randn(2, 3), torch.randn(3)
+    exported = export(model, ((a, b), 2.0), {"more": {"bias": bias}}, exporter=exporter)
+    assert exported.inputs == ["pair_0", "pair_1", "more_0"]
+    results = run(exported, dict(zip(exported.inputs, (a.numpy(), b.numpy(), bias.numpy()))))
+    rebuilt, expected = exported.rebuild(results), model((a, b), 2.0, more={"bias": bias})
+    np.testing.assert_allclose(rebuilt["y"], expected["y"].detach(), atol=1e-6)
+    np.testing.assert_allclose(rebuilt["parts"][0], expected["parts"][0].item(), rtol=1e-5)
+    assert rebuilt["parts"][1:] == (None, "text")
+
+
+class DataDependent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(3, 3)
+
+    def forward(self, x):
+        return self.fc(x) if bool((x > 0).any()) else self.fc(x) * 2
+
+
+@pytest.mark.skipif(default_exporter() != "dynamo", reason="an older torch")
+def test_the_other_exporter_takes_over_and_says_why() -> None:
+    exported = export(DataDependent(), (torch.ones(2, 3),))
+    assert exported.exporter == "torchscript"
+    assert "GuardOnDataDependent" in exported.note
+
+
+def test_errors_name_both_reasons() -> None:
+    class Impossible(nn.Module):
+        def forward(self, x):
+            raise RuntimeError("out of luck")
+
+    with pytest.raises(ExportError, match=r"dynamo: .*out of luck.*torchscript: .*out of luck"):
+        export(Impossible(), (torch.ones(2),))
+    with pytest.raises(ExportError, match="exporter is"):
+        export(Net(), (torch.ones(2, 5),), exporter="other")
+    with pytest.raises(ExportError, match="1 outputs, and 2 are described"):
+        export(Net(), (torch.ones(2, 5),), output_names=["a", "b"])
