@@ -1,0 +1,281 @@
+"""Which graphs a call of a module needs: found, or made when there are none yet."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ._ortmodule_graph import Traced, build, trace
+from ._ortmodule_run import (
+    Call,
+    Graphs,
+    RunAgainForBackward,
+    RunNow,
+    Weights,
+    providers_for,
+    to_torch,
+)
+from ._ortmodule_structure import TENSOR, Structure, put_together
+from .debug_options import DebugOptions
+from .export import OPSET
+from .fallback import ORTModuleDeviceException
+
+log = logging.getLogger(__name__)
+OPSET_VARIABLE = "ORTMODULE_ONNX_OPSET_VERSION"
+KEPT_GRAPHS = 64
+"""Kinds of calls whose graphs are kept; beyond that all are made anew."""
+KEPT_SIGNATURES = 1024
+"""Exact sizes of arguments that are found without looking further."""
+
+
+@dataclass
+class Settings:
+    """How graphs are made."""
+
+    options: DebugOptions
+    exporter: str | None
+
+
+def autocast() -> Any:
+    """The type that torch would cast to on a CPU, if it would."""
+    if torch.is_autocast_enabled("cpu"):
+        return torch.get_autocast_dtype("cpu")
+    return None
+
+
+class Kind:
+    """The graphs of one kind of call: as inference, or with gradients."""
+
+    def __init__(
+        self,
+        traced: Traced,
+        graphs: Graphs,
+        names: Sequence[str],
+        later: Callable[[], Graphs] | None = None,
+    ) -> None:
+        self.traced, self.graphs, self.later = traced, graphs, later
+        number = {n: i for i, n in enumerate(names)}
+        self.counts = {
+            number[n]: number[count] for n, count in traced.averaged.items() if n in number
+        }
+
+    def __call__(self, inputs: list[torch.Tensor], cache: Cache) -> Any:
+        """Run, and give what the module would return."""
+        graphs, tensors = self.graphs, cache.tensors
+        feeds = graphs.feeds(inputs, tensors, cache.weights)
+        if self.later is not None:
+            results = self._later(inputs, cache, feeds, self.later)
+        elif graphs.differentiable:
+            given = [inputs[i] for i in graphs.from_inputs]
+            given += [tensors[i] for i in graphs.from_tensors]
+            call = Call(feeds, given)
+            wrt = [given[i] for i in graphs.wrt]
+            results = RunNow.apply(graphs, call, *wrt)  # type: ignore[no-untyped-call]
+            graphs.update(call.made, tensors, self.counts)
+        else:
+            made = graphs.run_forward(feeds, save=False)
+            results = [to_torch(made, i) for i in range(graphs.count)]
+            graphs.update(made, tensors, self.counts)
+        if self.traced.result == TENSOR:
+            return results[0]
+        return put_together(self.traced.result, results)
+
+    def _later(
+        self, inputs: list[torch.Tensor], cache: Cache, feeds: list[Any], make: Callable[[], Graphs]
+    ) -> Any:
+        """Inference now; the graphs with gradients are made if torch asks for gradients."""
+        tensors = cache.tensors
+        names = [*self.traced.inputs, *cache.names]
+        everything = [*inputs, *tensors]
+        wanted = [i for i, t in enumerate(everything) if t.requires_grad]
+
+        def graphs_and_feeds() -> tuple[Graphs, list[Any], list[str]]:
+            graphs = make()
+            again = graphs.feeds(inputs, tensors, cache.weights)
+            return graphs, again, [names[i] for i in wanted]
+
+        call = Call(feeds, everything, graphs_and_feeds)
+        wrt = [everything[i] for i in wanted]
+        return RunAgainForBackward.apply(self.graphs, call, *wrt)  # type: ignore[no-untyped-call]
+
+
+class Cache:
+    """The graphs of a module by the kind of call, and a watch on what they depend on."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self.module = module
+        self.known: dict[Any, Kind] = {}
+        self._traced: dict[Any, list[Traced]] = {}
+        self._kinds: dict[Any, Kind] = {}
+        self._parts: list[torch.nn.Module] = []
+        self._contents: list[tuple[Any, ...]] = []
+        self.names: list[str] = []
+        self.tensors: list[torch.Tensor] = []
+        self.weights = Weights([])
+        self.state: Any = None
+
+    def forget(self) -> None:
+        """Drop all graphs."""
+        self.known, self._traced, self._kinds = {}, {}, {}
+
+    def share(self, other: Cache) -> None:
+        """Take over the graphs of an equal module."""
+        self._traced, self._kinds = dict(other._traced), dict(other._kinds)
+        if other.names:
+            self.look()
+
+    def look(self) -> None:
+        """See whether parts, tensors or modes of the module have changed."""
+        parts = self._parts
+        contents = [
+            (*p._parameters.values(), None, *p._buffers.values(), None, *p._modules.values())
+            for p in parts
+        ]
+        if not parts or not _identical(contents, self._contents):
+            self._look_again()
+        self.state = (
+            tuple([p.training for p in self._parts]),
+            tuple([t.requires_grad for t in self.tensors]),
+        )
+
+    def _look_again(self) -> None:
+        """Note parts and tensors; new ones of another make need new graphs."""
+        module = self.module
+        before = [(n, t.shape, t.dtype, t.device) for n, t in zip(self.names, self.tensors)]
+        parts_before = [type(p) for p in self._parts]
+        self._parts = list(module.modules())
+        self._contents = [
+            (*p._parameters.values(), None, *p._buffers.values(), None, *p._modules.values())
+            for p in self._parts
+        ]
+        found = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+        self.names, self.tensors = list(found), list(found.values())
+        self.weights = Weights(self.names)
+        now = [(n, t.shape, t.dtype, t.device) for n, t in found.items()]
+        if before and (now != before or [type(p) for p in self._parts] != parts_before):
+            self.forget()
+
+    def remember(self, key: Any, kind: Kind) -> None:
+        """Next time a call of exactly this kind is found at once."""
+        if len(self.known) >= KEPT_SIGNATURES:
+            self.known.clear()
+        self.known[key] = kind
+
+    # --- making ----------------------------------------------------------------------------------
+
+    def find(
+        self, structure: Structure, inputs: list[torch.Tensor], graded: bool, settings: Settings
+    ) -> Kind:
+        """The graphs for a call; made if there are none that fit."""
+        device = _device([*inputs, *self.tensors])
+        if len(self._kinds) >= KEPT_GRAPHS:
+            log.info("%d kinds of calls: graphs are made anew.", len(self._kinds))
+            self.forget()
+        traced = self._trace(structure, inputs, settings)
+        wanted = [n for n, t in zip(self.names, self.tensors) if t.requires_grad]
+        wanted += [n for n, t in zip(traced.inputs, inputs) if t.requires_grad]
+        with_gradients = graded and bool(wanted)
+        training = self.module.training
+        kind = self._kind(traced, inputs, wanted if with_gradients and training else [], settings)
+        if with_gradients and not training:
+
+            def later() -> Graphs:
+                return self._kind(traced, inputs, wanted, settings).graphs
+
+            kind = Kind(traced, kind.graphs, self.names, later)
+        log.info("%s runs on %s.", type(self.module).__name__, device)
+        return kind
+
+    def _trace(
+        self, structure: Structure, inputs: Sequence[torch.Tensor], settings: Settings
+    ) -> Traced:
+        """An export whose assumptions about sizes the inputs meet."""
+        ones = tuple(tuple(size < 2 for size in t.shape) for t in inputs)
+        types = tuple(t.dtype for t in inputs)
+        key = (structure, types, ones, self.state[0], autocast())
+        for traced in self._traced.get(key, ()):
+            if _fits(traced, inputs):
+                return traced
+        opset = int(os.environ.get(OPSET_VARIABLE, OPSET))
+        traced = trace(self.module, structure, inputs, opset=opset, exporter=settings.exporter)
+        log.info("%s is exported with %s.", type(self.module).__name__, traced.exporter)
+        self._traced.setdefault(key, []).append(traced)
+        settings.options.save(traced.model, "torch_exported", _mode(self.module))
+        return traced
+
+    def _kind(
+        self, traced: Traced, inputs: Sequence[torch.Tensor], wanted: list[str], settings: Settings
+    ) -> Kind:
+        """Graphs for exactly these sizes the first time, for all sizes from the second on."""
+        exact = [tuple(t.shape) for t in inputs]
+        general = (id(traced), tuple(wanted))
+        for sizes in (tuple(exact), None):
+            known = self._kinds.get((*general, sizes))
+            if known is not None:
+                return known
+        first = not any(k[:2] == general for k in self._kinds)
+        shapes = exact if first else None
+        key = (*general, tuple(exact) if first else None)
+        halves = build(traced, self.names, wanted, shapes, gradients=bool(wanted))
+        options = settings.options
+        mode = _mode(self.module)
+        options.save(halves.forward, "forward", mode)
+        if halves.backward is not None and halves.whole is not None:
+            options.save(halves.whole, "optimized", mode)
+            options.save(halves.backward, "backward", mode)
+        device = _device([*inputs, *self.tensors])
+        config = {
+            "log_severity_level": str(max(3, options.log_level.onnxruntime)),
+            **options.config,
+        }
+        graphs = Graphs(halves, traced.inputs, self.names, traced.outputs, device, config)
+        kind = Kind(traced, graphs, self.names)
+        self._kinds[key] = kind
+        return kind
+
+
+def _identical(left: list[tuple[Any, ...]], right: list[tuple[Any, ...]]) -> bool:
+    return len(left) == len(right) and all(
+        len(a) == len(b) and all(map(_is, a, b)) for a, b in zip(left, right)
+    )
+
+
+def _is(a: Any, b: Any) -> bool:
+    return a is b
+
+
+def _mode(module: torch.nn.Module) -> str:
+    return "training" if module.training else "inference"
+
+
+def _fits(traced: Traced, inputs: Sequence[torch.Tensor]) -> bool:
+    """Whether sizes that the export found to be fixed, or equal, are so."""
+    values = {v.name: v for v in traced.model.graph.input}
+    symbols: dict[str, int] = {}
+    for name, tensor in zip(traced.inputs, inputs):
+        if name not in values:
+            continue
+        for dim, size in zip(values[name].type.tensor_type.shape.dim, tensor.shape):
+            fixed = dim.dim_value if dim.HasField("dim_value") else None
+            if fixed is None and dim.dim_param:
+                fixed = symbols.setdefault(dim.dim_param, size)
+            if fixed is not None and fixed != size:
+                return False
+    return True
+
+
+def _device(tensors: Sequence[torch.Tensor]) -> torch.device:
+    devices = {t.device for t in tensors}
+    if len(devices) > 1:
+        raise ORTModuleDeviceException(
+            "Parameters and arguments are on several devices "
+            f"({', '.join(sorted(map(str, devices)))}); one graph runs on one."
+        )
+    device = devices.pop() if devices else torch.device("cpu")
+    providers_for(device)
+    return device

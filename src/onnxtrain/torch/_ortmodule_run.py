@@ -1,0 +1,348 @@
+"""Running the graphs of a module: sessions, memory shared with torch, and autograd.
+
+torch tensors and OrtValues exchange memory through DLPack in both directions; nothing is copied
+unless a tensor is not contiguous.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import onnx
+import onnxruntime
+import torch
+from onnxruntime.capi import _pybind_state as ort
+from torch.autograd.function import once_differentiable
+
+from ._ortmodule_graph import Halves
+from .fallback import ORTModuleDeviceException, ORTModuleONNXModelException
+
+_to_dlpack, _from_dlpack = torch._C._to_dlpack, torch._C._from_dlpack
+_from_torch = ort.OrtValue.from_dlpack
+
+
+def to_ort(tensor: torch.Tensor) -> Any:
+    """An OrtValue in the memory of a tensor, which it keeps alive."""
+    if not tensor.is_contiguous():
+        tensor = tensor.contiguous()
+    if tensor.dtype is torch.bool:  # DLPack's booleans are not understood
+        return _from_torch(_to_dlpack(tensor.view(torch.uint8)), True)
+    return _from_torch(_to_dlpack(tensor), False)
+
+
+def to_torch(values: Any, index: int) -> torch.Tensor:
+    """A tensor in the memory of an OrtValue, which it keeps alive."""
+    tensor: torch.Tensor = _from_dlpack(values.dlpack_at(index))
+    if tensor.dtype is torch.uint8 and values.element_type_at(index) == onnx.TensorProto.BOOL:
+        return tensor.view(torch.bool)
+    return tensor
+
+
+def device_of(device: torch.device) -> Any:
+    """onnxruntime's name for a device."""
+    kind = ort.OrtDevice.cpu() if device.type == "cpu" else ort.OrtDevice.cuda()
+    return ort.OrtDevice(kind, ort.OrtDevice.default_memory(), device.index or 0)
+
+
+def providers_for(device: torch.device) -> list[Any]:
+    """Execution providers for tensors on a device."""
+    cpu = "CPUExecutionProvider"
+    if device.type == "cpu":
+        return [cpu]
+    have = onnxruntime.get_available_providers()
+    name = {"cuda": "ROCMExecutionProvider" if torch.version.hip else "CUDAExecutionProvider"}.get(
+        device.type, ""
+    )
+    if name not in have:
+        raise ORTModuleDeviceException(
+            f"The tensors are on {str(device)!r}, and this onnxruntime has only {', '.join(have)}. "
+            "Move module and inputs to the CPU (.to('cpu')), install a build of onnxruntime for "
+            "that device, or allow torch to take over with FALLBACK_UNSUPPORTED_DEVICE."
+        )
+    stream = str(torch.cuda.current_stream(device).cuda_stream)
+    options = {"device_id": str(device.index or 0), "user_compute_stream": stream}
+    return [(name, options), cpu]
+
+
+def make_session(model: onnx.ModelProto, device: torch.device, config: Mapping[str, str]) -> Any:
+    """A session for one half."""
+    options = onnxruntime.SessionOptions()
+    config = {"session.force_spinning_stop": "1", **config}
+    options.log_severity_level = int(config.pop("log_severity_level", "3"))
+    threads = config.pop("intra_op_num_threads", "")
+    options.intra_op_num_threads = int(threads) if threads else torch.get_num_threads()
+    profile = config.pop("profile_file_prefix", "")
+    if profile:
+        options.enable_profiling, options.profile_file_prefix = True, profile
+    for key, value in config.items():
+        options.add_session_config_entry(key, value)
+    if any(n.op_type in {"Conv", "ConvTranspose"} for n in model.graph.node):
+        # The blocked layout of the last level wants constant weights; without, it only costs
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    try:
+        session = onnxruntime.InferenceSession(
+            model.SerializeToString(), options, providers=providers_for(device)
+        )
+    except ORTModuleDeviceException:
+        raise
+    except Exception as error:  # onnxruntime has a class of its own for every kind of failure
+        raise ORTModuleONNXModelException(f"onnxruntime refuses the graph: {error}") from error
+    return session
+
+
+class Weights:
+    """The module's tensors as OrtValues, made once per piece of memory."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = list(names)
+        self._kept: list[tuple[int, torch.Size, Any]] = [(-1, torch.Size(), None)] * len(self.names)
+
+    def values(self, tensors: Sequence[torch.Tensor], indices: Sequence[int]) -> list[Any]:
+        """OrtValues of the tensors with these numbers.
+
+        What was handed to onnxruntime stays alive here, so memory with the same address is the
+        same memory.
+        """
+        kept, found = self._kept, []
+        for i in indices:
+            tensor = tensors[i]
+            place, shape, value = kept[i]
+            if place != tensor.data_ptr() or shape != tensor.shape:
+                value = to_ort(tensor)
+                same = tensor.is_contiguous()
+                kept[i] = (tensor.data_ptr() if same else -1, tensor.shape, value)
+            found.append(value)
+        return found
+
+
+class Graphs:
+    """Sessions of one kind of call, and the order in which they want their values.
+
+    Args:
+        halves: the graphs.
+        inputs: names of the arguments' tensors.
+        tensors: names of the module's tensors.
+        outputs: how many tensors the module returns.
+        device: where everything is.
+        config: settings of the sessions.
+    """
+
+    def __init__(
+        self,
+        halves: Halves,
+        inputs: Sequence[str],
+        tensors: Sequence[str],
+        outputs: Sequence[str],
+        device: torch.device,
+        config: Mapping[str, str],
+    ) -> None:
+        self.halves = halves
+        input_at = {n: i for i, n in enumerate(inputs)}
+        tensor_at = {n: i for i, n in enumerate(tensors)}
+        self.forward_session = make_session(halves.forward, device, config)
+        self._forward = self.forward_session._sess
+        self.from_inputs = [input_at[n] for n in halves.feeds if n in input_at]
+        self.from_tensors = [tensor_at[n] for n in halves.feeds if n in tensor_at]
+        self._feeds = [inputs[i] for i in self.from_inputs]
+        self._feeds += [tensors[i] for i in self.from_tensors]
+        self.count = len(outputs)
+        self._fetches = [*outputs, *halves.updates, *(s for s in halves.saved if s not in outputs)]
+        self._plain = len(outputs) + len(halves.updates)
+        self._device = device_of(device)
+        self._devices = [self._device] * len(self._fetches)
+        self._options = ort.RunOptions()
+        self.updated = [tensor_at[b] for b in halves.updates.values()]
+        self.differentiable = halves.backward is not None
+        if halves.backward is not None:
+            self._prepare_backward(halves, input_at, tensor_at, device, config)
+
+    def _prepare_backward(
+        self,
+        halves: Halves,
+        input_at: Mapping[str, int],
+        tensor_at: Mapping[str, int],
+        device: torch.device,
+        config: Mapping[str, str],
+    ) -> None:
+        assert halves.backward is not None
+        self.backward_session = make_session(halves.backward, device, config)
+        self._backward = self.backward_session._sess
+        reads = [i.name for i in halves.backward.graph.input]
+        saved = [n for n in reads if n in halves.saved]
+        feeds = [n for n in reads if n in self._feeds and n not in halves.saved]
+        seeds = [n for n in halves.seeds if n is not None]
+        self.seeded = [i for i, n in enumerate(halves.seeds) if n is not None]
+        self.not_seeded = [i for i, n in enumerate(halves.seeds) if n is None]
+        self._backward_feeds = [*saved, *feeds, *seeds]
+        self.saved_at = [self._fetches.index(n) for n in saved]
+        self.saved_outputs = [i for i in self.saved_at if i < self.count]
+        self.feed_at = [self._feeds.index(n) for n in feeds]
+        # What has a gradient, as positions among the feeds, and where the gradients come out
+        self.wrt_names = list(halves.gradients)
+        self.wrt = [self._feeds.index(n) for n in halves.gradients]
+        self._gradients = list(halves.gradients.values())
+        self._gradient_devices = [self._device] * len(self._gradients)
+
+    def feeds(
+        self, inputs: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor], weights: Weights
+    ) -> list[Any]:
+        """OrtValues for the forward graph, in its order."""
+        found = [to_ort(inputs[i]) for i in self.from_inputs]
+        found += weights.values(tensors, self.from_tensors)
+        return found
+
+    def run_forward(self, feeds: Sequence[Any], *, save: bool) -> Any:
+        """All results of the forward graph, or those that are not saved for backward only."""
+        vector, made = ort.OrtValueVector(), ort.OrtValueVector()
+        push = vector.push_back
+        for value in feeds:
+            push(value)
+        fetches, devices = self._fetches, self._devices
+        if not save and len(fetches) > self._plain:
+            fetches, devices = fetches[: self._plain], devices[: self._plain]
+        self._forward.run_with_ortvaluevector(
+            self._options, self._feeds, vector, fetches, made, devices
+        )
+        return made
+
+    def run_backward(self, values: Sequence[Any]) -> list[torch.Tensor]:
+        """The gradients, in the order of `wrt`."""
+        vector, made = ort.OrtValueVector(), ort.OrtValueVector()
+        push = vector.push_back
+        for value in values:
+            push(value)
+        self._backward.run_with_ortvaluevector(
+            self._options,
+            self._backward_feeds,
+            vector,
+            self._gradients,
+            made,
+            self._gradient_devices,
+        )
+        return list(made.to_dlpacks(_from_dlpack))
+
+    def kept(self, made: Any, feeds: Sequence[Any]) -> list[Any]:
+        """What the backward graph reads of what the forward graph was given and gave."""
+        return [*[made[i] for i in self.saved_at], *[feeds[i] for i in self.feed_at]]
+
+    def seeds(
+        self, grads: Sequence[torch.Tensor | None], like: Sequence[tuple[Any, Any, Any]]
+    ) -> list[Any]:
+        """The gradients of the outputs; zeros for those that nobody used."""
+        found = []
+        for i, (shape, dtype, device) in zip(self.seeded, like):
+            grad = grads[i]
+            if grad is None:
+                grad = torch.zeros(shape, dtype=dtype, device=device)
+            found.append(to_ort(grad))
+        return found
+
+    def update(self, made: Any, tensors: Sequence[torch.Tensor], counts: Mapping[int, int]) -> None:
+        """Write new values of buffers where the module keeps them."""
+        if not self.updated:
+            return
+        with torch.no_grad():
+            old = [tensors[i] for i in self.updated]
+            new = [to_torch(made, self.count + k) for k in range(len(old))]
+            for k, i in enumerate(self.updated):
+                if i in counts:  # the average over all batches so far
+                    new[k] = old[k] + (new[k] - old[k]) / (tensors[counts[i]].item() + 1)
+            torch._foreach_copy_(old, new)
+
+
+class RunNow(torch.autograd.Function):
+    """Forward in onnxruntime now, backward in onnxruntime when torch asks for it."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, graphs: Graphs, call: Call, *wrt: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        call.made = made = graphs.run_forward(call.feeds, save=True)
+        results = tuple([to_torch(made, i) for i in range(graphs.count)])
+        ctx.graphs = graphs
+        ctx.set_materialize_grads(False)
+        if graphs.not_seeded:
+            ctx.mark_non_differentiable(*[results[i] for i in graphs.not_seeded])
+        # torch is told what is kept so that it notices when someone changes it before backward
+        ctx.save_for_backward(
+            *[call.tensors[i] for i in graphs.feed_at], *[results[i] for i in graphs.saved_outputs]
+        )
+        ctx.kept = graphs.kept(made, call.feeds)
+        ctx.like = [(results[i].shape, results[i].dtype, results[i].device) for i in graphs.seeded]
+        return results
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
+        _ = ctx.saved_tensors  # raises if they were changed, or released by an earlier backward
+        graphs: Graphs = ctx.graphs
+        values = [*ctx.kept, *graphs.seeds(grads, ctx.like)]
+        if not _keep_graph():
+            ctx.kept = None
+        return None, None, *graphs.run_backward(values)
+
+
+class RunAgainForBackward(torch.autograd.Function):
+    """Forward as inference; should torch ask for gradients, the graphs for them are made then.
+
+    For modules in eval mode, whose results are rarely differentiated: inference then costs nothing
+    more, and gradients are still right.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, graphs: Graphs, call: Call, *wrt: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        call.made = made = graphs.run_forward(call.feeds, save=False)
+        results = tuple([to_torch(made, i) for i in range(graphs.count)])
+        ctx.call = call
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(*[r for r in results if not r.is_floating_point()])
+        ctx.save_for_backward(*call.tensors)
+        ctx.like = [(r.shape, r.dtype, r.device) for r in results]
+        return results
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
+        _ = ctx.saved_tensors
+        call: Call = ctx.call
+        assert call.later is not None
+        graphs, feeds, names = call.later()
+        if not graphs.differentiable:
+            return None, None, *(None for _ in names)
+        made = graphs.run_forward(feeds, save=True)
+        seeds = graphs.seeds(grads, [ctx.like[i] for i in graphs.seeded])
+        found = dict(
+            zip(graphs.wrt_names, graphs.run_backward([*graphs.kept(made, feeds), *seeds]))
+        )
+        return None, None, *(found.get(n) for n in names)
+
+
+def _keep_graph() -> bool:
+    """Whether the backward pass under way was started with retain_graph=True."""
+    return bool(torch._C._autograd._get_current_graph_task_keep_graph())
+
+
+class Call:
+    """What one call hands to autograd besides the tensors with gradients.
+
+    Attributes:
+        feeds: OrtValues for the forward graph.
+        tensors: the torch tensors that they share memory with.
+        later: makes graphs for the backward pass, what to feed them, and the names of what has
+            gradients.
+        made: all that the forward graph gave.
+    """
+
+    __slots__ = ("feeds", "later", "made", "tensors")
+
+    def __init__(
+        self,
+        feeds: list[Any],
+        tensors: list[torch.Tensor],
+        later: Callable[[], tuple[Graphs, list[Any], list[str]]] | None = None,
+    ) -> None:
+        self.feeds, self.tensors, self.later = feeds, tensors, later
+        self.made: Any = None

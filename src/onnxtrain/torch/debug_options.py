@@ -1,0 +1,127 @@
+"""What `ORTModule` tells and keeps while it works."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from enum import IntEnum
+from pathlib import Path
+
+import onnx
+
+from ..errors import OnnxTrainError
+
+LOG_LEVEL_VARIABLE = "ORTMODULE_LOG_LEVEL"
+SAVE_PATH_VARIABLE = "ORTMODULE_SAVE_ONNX_PATH"
+
+
+class LogLevel(IntEnum):
+    """How serious a message must be to be logged."""
+
+    VERBOSE = 0
+    DEVINFO = 1
+    INFO = 2
+    WARNING = 3
+    ERROR = 4
+    FATAL = 5
+
+    @property
+    def python(self) -> int:
+        """The level of Python's `logging`."""
+        return {0: 10, 1: 15, 2: 20, 3: 30, 4: 40, 5: 50}[int(self)]
+
+    @property
+    def onnxruntime(self) -> int:
+        """The severity of onnxruntime's own log, which has no `DEVINFO`."""
+        return max(0, int(self) - 1)
+
+
+class OptionTypeError(OnnxTrainError, TypeError):
+    """An option has the wrong type."""
+
+
+class OptionValueError(OnnxTrainError, ValueError):
+    """An option has a value that makes no sense."""
+
+
+class SavePathError(OnnxTrainError, OSError):
+    """Models cannot be written where they were asked to be."""
+
+
+class DebugOptions:
+    """Options of `ORTModule` for those who want to look inside.
+
+    Args:
+        log_level: a `LogLevel`; the environment variable ``ORTMODULE_LOG_LEVEL`` goes before it.
+        save_onnx: write every model that is made to files.
+        onnx_prefix: how the names of these files begin; needed with `save_onnx`.
+        save_path: an existing folder for them, by default ``ORTMODULE_SAVE_ONNX_PATH`` or the
+            current folder.
+        config: settings of the sessions: ``intra_op_num_threads`` or any of onnxruntime's session
+            configuration keys, ``{"session.force_spinning_stop": "0"}`` say.
+
+    The files are ``<prefix>_torch_exported_<mode>.onnx`` (what torch exported),
+    ``<prefix>_optimized_<mode>.onnx`` (with gradients), ``<prefix>_forward_<mode>.onnx`` and
+    ``<prefix>_backward_<mode>.onnx`` (what is run), where the mode is ``training`` or
+    ``inference``.
+
+    Raises:
+        OSError: `save_path` does not exist or is not writable.
+        TypeError: an argument has the wrong type.
+        ValueError: `save_onnx` without `onnx_prefix`, or a log level that does not exist.
+
+    Example:
+        >>> from onnxtrain.torch import DebugOptions, LogLevel
+        >>> DebugOptions(LogLevel.INFO).log_level
+        <LogLevel.INFO: 2>
+    """
+
+    def __init__(
+        self,
+        log_level: LogLevel = LogLevel.WARNING,
+        save_onnx: bool = False,
+        onnx_prefix: str = "",
+        save_path: str | os.PathLike[str] = "",
+        config: Mapping[str, str | int] | None = None,
+    ) -> None:
+        if not isinstance(log_level, LogLevel):
+            raise OptionTypeError(f"log_level is a LogLevel, not {type(log_level).__name__}.")
+        if not isinstance(save_onnx, bool):
+            raise OptionTypeError(f"save_onnx is a bool, not {type(save_onnx).__name__}.")
+        if not isinstance(onnx_prefix, str):
+            raise OptionTypeError(f"onnx_prefix is a str, not {type(onnx_prefix).__name__}.")
+        if not isinstance(save_path, (str, os.PathLike)):
+            raise OptionTypeError(f"save_path is a path, not {type(save_path).__name__}.")
+        if config is not None and not isinstance(config, Mapping):
+            raise OptionTypeError(f"config is a dictionary, not {type(config).__name__}.")
+        if save_onnx and not onnx_prefix:
+            raise OptionValueError("onnx_prefix must be provided when save_onnx is set.")
+        self.log_level = _level(log_level)
+        self.save_onnx, self.onnx_prefix = save_onnx, onnx_prefix
+        self.save_path = _folder(save_path) if save_onnx else Path()
+        self.config = {k: str(v) for k, v in (config or {}).items()}
+
+    def save(self, model: onnx.ModelProto, stage: str, mode: str) -> None:
+        """Write a model, if the options say so."""
+        if self.save_onnx:
+            onnx.save(model, self.save_path / f"{self.onnx_prefix}_{stage}_{mode}.onnx")
+
+
+def _level(given: LogLevel) -> LogLevel:
+    name = os.environ.get(LOG_LEVEL_VARIABLE, "")
+    if not name:
+        return given
+    if name.upper() not in LogLevel.__members__:
+        raise OptionValueError(
+            f"{LOG_LEVEL_VARIABLE} is {name!r} and must be one of {', '.join(LogLevel.__members__)}"
+        )
+    return LogLevel[name.upper()]
+
+
+def _folder(given: str | os.PathLike[str]) -> Path:
+    folder = Path(given or os.environ.get(SAVE_PATH_VARIABLE, "") or Path.cwd())
+    if not folder.is_dir():
+        raise SavePathError(f"The folder {str(folder)!r} for save_onnx does not exist.")
+    if not os.access(folder, os.W_OK):
+        raise SavePathError(f"The folder {str(folder)!r} for save_onnx is not writable.")
+    return folder

@@ -1,0 +1,285 @@
+"""`ORTModule`: a torch module whose forward and backward run in stock onnxruntime."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import torch
+
+from ._ortmodule_cache import Cache, Settings, autocast
+from ._ortmodule_structure import take_apart
+from .debug_options import DebugOptions
+from .fallback import (
+    FallbackPolicy,
+    ORTModuleFallbackException,
+    ORTModuleTorchModelException,
+    read_policy,
+    read_retry,
+)
+
+log = logging.getLogger(__name__)
+T = TypeVar("T", bound="ORTModule")
+
+
+class ModuleError(ORTModuleTorchModelException, TypeError):
+    """Something that cannot be wrapped, or not be done with a wrapped module."""
+
+
+class ORTModule(torch.nn.Module):
+    """Runs a torch module in onnxruntime: same parameters, same results, same gradients.
+
+    The first call exports the module, differentiates it and makes two graphs of standard
+    operators, one for each direction; torch's autograd calls them. Parameters stay torch's own
+    tensors and share their memory with onnxruntime, so any optimizer, scheduler, clipping or
+    `DataLoader` works as before. Sizes of inputs may change from call to call. Whatever else
+    changes (mode, types, structure of the arguments, `requires_grad`, an attribute set through
+    this object) gets graphs of its own, once.
+
+    Everything of `torch.nn.Module` is passed on to the wrapped module: `state_dict` has its keys.
+
+    Args:
+        module: the module.
+        debug_options: logging, and files of the graphs.
+        fallback: when torch may do the work instead: a `FallbackPolicy`, its names joined by
+            ``|``, True for every reason. By default the environment variable
+            ``ORTMODULE_FALLBACK_POLICY``, else never: an error then says what is in the way.
+        exporter: ``"dynamo"`` or ``"torchscript"``; by default the one that the installed torch
+            maintains, and the other if that fails.
+
+    Note:
+        What `forward` reads besides tensors (numbers, flags) is fixed in the graph. Change it
+        through this object (``ort_module.scale = 2.0``), or call `reset` afterwards.
+
+    Example:
+        >>> import torch
+        >>> from onnxtrain.torch import ORTModule
+        >>> model = ORTModule(torch.nn.Linear(3, 1), exporter="torchscript")
+        >>> model(torch.ones(2, 3)).sum().backward()
+        >>> model.weight.grad
+        tensor([[2., 2., 2.]])
+    """
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        debug_options: DebugOptions | None = None,
+        *,
+        fallback: FallbackPolicy | str | bool | None = None,
+        exporter: str | None = None,
+    ) -> None:
+        _check(module)
+        options = debug_options or DebugOptions()
+        if not isinstance(options, DebugOptions):
+            raise ModuleError(f"debug_options is a DebugOptions, not {type(options).__name__}.")
+        super().__init__()
+        self._adopt(module, options, read_policy(fallback), exporter)
+        log.setLevel(options.log_level.python)
+
+    def _adopt(
+        self,
+        module: torch.nn.Module,
+        options: DebugOptions,
+        policy: FallbackPolicy,
+        exporter: str | None,
+    ) -> None:
+        own = self.__dict__
+        own["_wrapped"], own["_options"], own["_policy"] = module, options, policy
+        own["_exporter"], own["_fell_back"] = exporter, None
+        own["_graphs"] = Cache(module)
+        for name in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
+            own[name] = module.__dict__[name]  # torch reads these without asking
+
+    # --- running ---------------------------------------------------------------------------------
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the module; see there for its arguments and results."""
+        policy = self._policy
+        if policy & FallbackPolicy.FALLBACK_FORCE_TORCH_FORWARD:
+            return self._wrapped(*args, **kwargs)
+        if policy & FallbackPolicy.FALLBACK_FORCE_TORCH_BACKWARD and torch.is_grad_enabled():
+            return self._wrapped(*args, **kwargs)
+        if self._fell_back is not None and not read_retry():
+            return self._wrapped(*args, **kwargs)
+        try:
+            return self._run(args, kwargs)
+        except ORTModuleFallbackException as error:
+            if not error.policy & policy:
+                raise
+            if self._fell_back is None:
+                log.warning("torch runs %s: %s", type(self._wrapped).__name__, error)
+            self.__dict__["_fell_back"] = error
+            return self._wrapped(*args, **kwargs)
+
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        inputs: list[torch.Tensor] = []
+        if len(kwargs) > 1:
+            kwargs = dict(sorted(kwargs.items()))
+        structure = take_apart((args, kwargs), inputs)
+        cache = self._graphs
+        cache.look()
+        graded = torch.is_grad_enabled()
+        signature = tuple([(t.shape, t.dtype, t.requires_grad) for t in inputs])
+        key = (structure, signature, cache.state, graded, autocast())
+        kind = cache.known.get(key)
+        if kind is None:
+            settings = Settings(self._options, self._exporter)
+            kind = cache.find(structure, inputs, graded, settings)
+            cache.remember(key, kind)
+        return kind(inputs, cache)
+
+    def reset(self) -> None:
+        """Forget all graphs; the next call exports again."""
+        self._graphs.forget()
+        self.__dict__["_fell_back"] = None
+
+    @property
+    def module(self) -> torch.nn.Module:
+        """The wrapped module."""
+        module: torch.nn.Module = self.__dict__["_wrapped"]
+        return module
+
+    @property
+    def fallback_reason(self) -> ORTModuleFallbackException | None:
+        """Why torch does the work; None while onnxruntime does."""
+        reason: ORTModuleFallbackException | None = self.__dict__["_fell_back"]
+        return reason
+
+    # --- attributes ------------------------------------------------------------------------------
+
+    @property
+    def training(self) -> bool:
+        """The mode of the wrapped module."""
+        wrapped = self.__dict__.get("_wrapped")
+        return True if wrapped is None else wrapped.training
+
+    @training.setter
+    def training(self, mode: bool) -> None:
+        wrapped = self.__dict__.get("_wrapped")
+        if wrapped is not None:
+            wrapped.training = mode
+
+    def __getattr__(self, name: str) -> Any:
+        wrapped = self.__dict__.get("_wrapped")
+        if wrapped is None:
+            raise AttributeError(name)
+        return getattr(wrapped, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        wrapped = self.__dict__.get("_wrapped")
+        if name == "training" or wrapped is None:
+            super().__setattr__(name, value)
+            return
+        before = getattr(wrapped, name, _MISSING)
+        setattr(wrapped, name, value)
+        if not _same(before, value):
+            self.reset()
+
+    def __delattr__(self, name: str) -> None:
+        delattr(self._wrapped, name)
+        self.reset()
+
+    def __dir__(self) -> list[str]:
+        return sorted(
+            {
+                *super().__dir__(),  # type: ignore[no-untyped-call]
+                *dir(self._wrapped),
+            }
+        )
+
+    def extra_repr(self) -> str:
+        """Which module is inside."""
+        return type(self._wrapped).__name__
+
+    # --- copies ----------------------------------------------------------------------------------
+
+    def __getstate__(self) -> dict[str, Any]:
+        own = self.__dict__
+        return {n: own[n] for n in ("_wrapped", "_options", "_policy", "_exporter")}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        torch.nn.Module.__init__(self)
+        self._adopt(*(state[n] for n in ("_wrapped", "_options", "_policy", "_exporter")))
+
+    def __deepcopy__(self: T, memo: dict[int, Any]) -> T:
+        made = type(self).__new__(type(self))
+        memo[id(self)] = made
+        made.__setstate__(copy.deepcopy(self.__getstate__(), memo))
+        made._graphs.share(self._graphs)  # graphs do not hold the values of parameters
+        return made
+
+    # --- not possible ----------------------------------------------------------------------------
+
+    def add_module(self, name: str, module: torch.nn.Module | None) -> None:
+        """Not possible: the wrapped module decides what its parts are."""
+        raise ModuleError(
+            f"A part ({name!r}) cannot be added to an ORTModule. Add it to the wrapped module "
+            "(.module) before that is wrapped."
+        )
+
+    def register_module(self, name: str, module: torch.nn.Module | None) -> None:
+        """As `add_module`."""
+        self.add_module(name, module)
+
+    def _replicate_for_data_parallel(self) -> Any:
+        raise ModuleError(
+            "torch.nn.DataParallel cannot replicate an ORTModule. Use "
+            "torch.nn.parallel.DistributedDataParallel instead."
+        )
+
+
+def _check(module: Any) -> None:
+    if not isinstance(module, torch.nn.Module):
+        raise ModuleError(f"ORTModule wraps a torch.nn.Module, not {type(module).__name__}.")
+    if isinstance(module, ORTModule):
+        raise ModuleError("The module is an ORTModule already.")
+    if isinstance(module, torch.nn.DataParallel):
+        raise ModuleError(
+            "torch.nn.DataParallel cannot be used with ORTModule. Use "
+            "torch.nn.parallel.DistributedDataParallel(ORTModule(module)) instead."
+        )
+    if isinstance(module, torch.jit.ScriptModule):
+        raise ModuleError("A scripted module cannot be exported; wrap the original module.")
+
+
+_MISSING = object()
+
+
+def _same(before: Any, value: Any) -> bool:
+    """Whether a graph made with the one attribute is right with the other too."""
+    if before is value:
+        return True
+    plain = (bool, int, float, str, type(None))
+    return type(before) is type(value) and isinstance(value, plain) and before == value
+
+
+# --- passing on -----------------------------------------------------------------------------------
+
+_PASSED_ON = (
+    "state_dict", "load_state_dict", "_load_from_state_dict", "_save_to_state_dict",
+    "parameters", "named_parameters", "buffers", "named_buffers", "children", "named_children",
+    "modules", "named_modules", "get_parameter", "get_buffer", "get_submodule", "get_extra_state",
+    "set_extra_state", "register_buffer", "register_parameter", "zero_grad", "_named_members",
+)  # fmt: skip
+_CHAINED = ("train", "eval", "requires_grad_", "apply", "_apply")
+"""Methods that return the module they are called on."""
+
+
+def _pass_on(name: str, chained: bool) -> Callable[..., Any]:
+    original = getattr(torch.nn.Module, name)
+
+    def method(self: ORTModule, *args: Any, **kwargs: Any) -> Any:
+        result = getattr(self.__dict__["_wrapped"], name)(*args, **kwargs)
+        return self if chained else result
+
+    method.__name__, method.__doc__ = name, original.__doc__
+    method.__qualname__ = f"ORTModule.{name}"
+    return method
+
+
+for _name in _PASSED_ON:
+    setattr(ORTModule, _name, _pass_on(_name, chained=False))
+for _name in _CHAINED:
+    setattr(ORTModule, _name, _pass_on(_name, chained=True))
