@@ -31,6 +31,7 @@ CHEAP = frozenset(
 )  # fmt: skip
 """Operators that run at the speed of memory or do not touch the data at all."""
 
+VIEWS = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
 RANDOM = frozenset(
     {
         "Bernoulli", "Dropout", "Multinomial",
@@ -191,7 +192,10 @@ def _weight(value: ir.Value) -> float:
         return float(SYMBOLIC**3)
     sizes = [d if isinstance(d, int) else SYMBOLIC for d in value.shape]
     width = value.dtype.itemsize if value.dtype is not None else 4
-    return math.prod(sizes) * width + 1.0
+    producer = value.producer()
+    # A view that leaves the graph is copied, so what it looks at is the better one to keep.
+    copied = 1.1 if producer is not None and producer.op_type in VIEWS else 1.0
+    return math.prod(sizes) * width * copied + 1.0
 
 
 class _Flow:

@@ -66,7 +66,8 @@ class TrainingAgent:
 
     Values are passed by position: the model's inputs and weights forward, the gradients of its
     outputs backward. Nothing is copied: results are new OrtValues, and what the backward half needs
-    stays where the forward half made it. Any number of forward passes may be pending.
+    stays where the forward half made it. Any number of forward passes may be pending. So inputs and
+    weights must not be written over in place between a forward pass and its backward pass.
 
     Args:
         session: the session of the gradient model, `onnxruntime.InferenceSession` or its `_sess`.
