@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import OnnxTrainError
+from ..optim import Optimizer
 from .fields import Fields
 
 ONE_PROCESS = {
@@ -40,14 +41,15 @@ class TrainingParameters(Fields):
         weights_not_to_train: initializers that stay as they are.
         immutable_weights: constants that are no weights although they are float initializers:
             operator → pairs of input position and value, ``{"Div": [(1, 8.0)]}``.
-        training_optimizer_name: "SGDOptimizer", "AdamOptimizer", "LambOptimizer", or "" for a
-            session that computes but does not update.
+        training_optimizer_name: "SGDOptimizer", "AdamOptimizer", "LambOptimizer", an optimizer made
+            with `onnxtrain.optim`, or "" for a session that computes but does not update.
         lr_params_feed_name: name of the learning-rate input, FLOAT[1].
         optimizer_attributes_map: weight → float attributes of its optimizer: ``alpha``, ``beta``
             (rates of the two moments), ``lambda`` (weight decay), ``epsilon``, ``max_norm_clip``;
-            for Lamb also ``ratio_min`` and ``ratio_max``.
+            for Lamb also ``ratio_min`` and ``ratio_max``; for SGD ``momentum`` and ``lambda``.
         optimizer_int_attributes_map: weight → integer attributes: ``do_bias_correction``, and for
-            Adam ``weight_decay_mode`` (0: before the update as PyTorch does, 1: after it).
+            Adam ``weight_decay_mode`` (0: before the update as PyTorch does, 1: after it); for SGD
+            ``nesterov``.
         gradient_accumulation_steps: the weights change at every n-th run, by the mean gradient.
         enable_grad_norm_clip: clip the norm of all gradients together to ``max_norm_clip``
             (1.0 unless an attribute says otherwise); Adam and Lamb only.
@@ -69,7 +71,7 @@ class TrainingParameters(Fields):
     weights_to_train: Collection[str] = field(default_factory=set)
     weights_not_to_train: Collection[str] = field(default_factory=set)
     immutable_weights: Mapping[str, Any] = field(default_factory=dict)
-    training_optimizer_name: str = ""
+    training_optimizer_name: str | Optimizer = ""
     lr_params_feed_name: str = "Learning_Rate"
     optimizer_attributes_map: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     optimizer_int_attributes_map: Mapping[str, Mapping[str, int]] = field(default_factory=dict)

@@ -29,8 +29,9 @@ LAMB = {
     "ratio_min": float("-inf"),
     "ratio_max": float("inf"),
 }
+SGD = {"momentum": 0.0, "nesterov": 0, "lambda": 0.0}
 ATTRIBUTES: dict[str, dict[str, Any]] = {
-    "SGDOptimizer": {},
+    "SGDOptimizer": SGD,
     "AdamOptimizer": ADAM,
     "LambOptimizer": LAMB,
 }
@@ -44,6 +45,8 @@ def optimizers_for(
     name = parameters.training_optimizer_name
     if not name:
         return {}
+    if isinstance(name, optim.Optimizer):
+        return dict.fromkeys(weights, name)
     if name not in ATTRIBUTES:
         raise ParameterError(
             f"training_optimizer_name is one of {', '.join(ATTRIBUTES)}, not {name!r}."
@@ -77,7 +80,7 @@ def _attributes(parameters: TrainingParameters, name: str, weight: str) -> dict[
 
 def _optimizer(name: str, values: Mapping[str, Any]) -> optim.Optimizer:
     if name == "SGDOptimizer":
-        return optim.sgd()
+        return gradient_descent(values["momentum"], bool(values["nesterov"]), values["lambda"])
     limit = values.get("max_norm_clip")
     clip = None if limit is None else optim.ClipNorm(limit)
     betas, decay = (values["alpha"], values["beta"]), values["lambda"]
@@ -102,4 +105,29 @@ def _optimizer(name: str, values: Mapping[str, Any]) -> optim.Optimizer:
         name="Lamb",
         weight_decay=decay,
         clip=clip,
+    )
+
+
+def gradient_descent(
+    momentum: float = 0.0, nesterov: bool = False, weight_decay: float = 0.0
+) -> optim.Optimizer:
+    """Gradient descent with the rate inside the velocity, as scikit-learn writes it.
+
+        g ← g + λ·w;   v ← μ·v − η·g
+        w ← w + v                            (Nesterov: w + μ·v − η·g)
+
+    With a constant rate these are the steps of `optim.sgd`; when the rate changes, the velocity
+    keeps the steps that were made.
+    """
+    if not momentum:
+        if nesterov:
+            raise ParameterError("Nesterov's form needs a momentum.")
+        return optim.sgd(weight_decay=weight_decay)
+    return optim.chain(
+        optim.add_decayed_weights(),
+        optim.scale_by_learning_rate(),
+        optim.trace(momentum, nesterov=nesterov),
+        name="SGD",
+        hyper={"momentum": momentum, "nesterov": nesterov},
+        weight_decay=weight_decay,
     )

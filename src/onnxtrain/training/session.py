@@ -334,11 +334,16 @@ class TrainingSession(onnxruntime.InferenceSession):  # type: ignore[misc]
             return {}
         return {
             weight: {
-                **{k: store.view(f"{weight}.{s}").copy() for k, s in MOMENTS.items()},
+                **{k: store.view(f"{weight}.{s}").copy() for k, s in self._moments(weight).items()},
                 COUNT: store.view(STEP).copy(),
             }
             for weight in self._weights
         }
+
+    def _moments(self, weight: str) -> dict[str, str]:
+        """What the optimizer keeps for a weight: public name → name of the state."""
+        public = {state: kind for kind, state in MOMENTS.items()}
+        return {public.get(s, s): s for s in self._optimizers[weight].states}
 
     def load_state(self, state: Mapping[str, Any], strict: bool = False) -> None:
         """Set weights, and whatever else `get_state` gives.
@@ -364,11 +369,18 @@ class TrainingSession(onnxruntime.InferenceSession):  # type: ignore[misc]
             if name in self._current():
                 plain[name] = value
                 continue
-            kind = next(k for k in (*MOMENTS, COUNT) if name.startswith(f"{k}_"))
-            moments.setdefault(name.removeprefix(f"{kind}_"), {})[kind] = value
+            weight = next(
+                w for w in self._weights if name.endswith(f"_{w}") and self._kind(name, w)
+            )
+            moments.setdefault(weight, {})[self._kind(name, weight)] = value
         self._set(plain)
         if moments:
             self._load_optimizer_state(moments)
+
+    def _kind(self, name: str, weight: str) -> str:
+        """The kind of optimizer state that a name such as Moment_1_<weight> stands for."""
+        kind = name.removesuffix(f"_{weight}")
+        return kind if kind in {*self._moments(weight), COUNT} else ""
 
     def _load_optimizer_state(self, state: Mapping[str, Mapping[str, Any]]) -> None:
         values: dict[str, Any] = {}
@@ -380,13 +392,14 @@ class TrainingSession(onnxruntime.InferenceSession):  # type: ignore[misc]
             for kind, value in moments.items():
                 if kind == COUNT or (shared and kind.lower() == "step"):
                     counts.add(int(np.asarray(value).reshape(())))
-                elif kind in MOMENTS and STEP in self._sets[0]:
-                    values[f"{weight}.{MOMENTS[kind]}"] = value
+                elif not shared and kind in self._moments(weight):
+                    values[f"{weight}.{self._moments(weight)[kind]}"] = value
                 else:
+                    known = [] if shared else [*self._moments(weight), COUNT]
                     raise UnknownNameError(
                         f"optimizer state of {weight!r}",
                         kind,
-                        [*MOMENTS, COUNT] if STEP in self._sets[0] else [],
+                        known if STEP in self._sets[0] else [],
                     )
         if len(counts) > 1:
             raise InputError(

@@ -123,7 +123,11 @@ class StepBuilder:
         """
         p = self.parameters
         return (
-            p.training_optimizer_name == "SGDOptimizer"
+            bool(self.optimizers)
+            and all(
+                o.name == "SGD" and not o.states and not o.decays and o.clip is None
+                for o in self.optimizers.values()
+            )
             and p.gradient_accumulation_steps == 1
             and not p.set_gradients_as_graph_outputs
             and not p.use_mixed_precision
@@ -354,6 +358,8 @@ class _Build:
                 graph.register_initializer(constant)
         graph.outputs.clear()
         graph.outputs.extend([*self.outputs, *self.states.values()])
+        outputs = [v.name or "" for v in self.outputs]  # a rewrite may put other values there
+        states = {name: value.name or "" for name, value in self.states.items()}
         self.model = optimize(self.model)
         kept = [v for v in graph.inputs if v not in self.inputs and v is not self.factor]
         graph.inputs.clear()
@@ -363,8 +369,8 @@ class _Build:
         return Step(
             self.model,
             [v.name or "" for v in self.inputs],
-            [v.name or "" for v in self.outputs],
-            {name: value.name or "" for name, value in self.states.items()},
+            outputs,
+            states,
             self.accumulators,
         )
 
