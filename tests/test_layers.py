@@ -20,7 +20,11 @@ ALLOWED = {
     "optimize": {"errors", "graph"},
     "runtime": {"errors"},
     "api": {"errors", "runtime"},
-}
+    "training": {
+        "autodiff", "errors", "graph", "normalize", "onnxblock", "optim", "optimize", "pipeline",
+        "runtime",
+    },
+}  # fmt: skip
 """Package → packages of onnxtrain that it may import (its own is always allowed)."""
 
 

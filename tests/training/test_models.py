@@ -126,6 +126,20 @@ def test_dropout_trains() -> None:
     assert abs(session.get_state()["w"] - 0.5).max() < 0.15  # E[(2wb − 1)²] is least at ½
 
 
+def test_an_update_that_the_optimizer_of_graphs_rewrites() -> None:
+    """w + (−s) becomes w − s; the result keeps its name."""
+    text = """g (float[N] x) => (float loss) {
+        y = Sub(x, w)
+        s = Mul(y, y)
+        loss = ReduceMean<keepdims=0>(s)
+    }"""
+    model = parse(text, {"w": np.float32(3)})
+    session = TrainingSession(model.SerializeToString(), parameters())
+    given = {"x": np.ones(4, np.float32), "Learning_Rate": np.array([0.25], np.float32)}
+    assert [float(session.run(["loss"], given)[0]) for _ in range(3)] == [4.0, 1.0, 0.25]
+    assert session.get_state()["w"] == 1.25
+
+
 def test_providers_are_fixed() -> None:
     model, _ = mlp_with_loss()
     session = TrainingSession(model.SerializeToString(), parameters())
