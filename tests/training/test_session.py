@@ -174,6 +174,31 @@ def test_attributes_per_weight() -> None:
     assert np.abs(state["w_first"] - weights["w_first"]).max() > 1e-3
 
 
+@pytest.mark.parametrize("steps", [1, 2])
+def test_one_vector_or_one_update_each(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small weights are updated together; that changes nothing but the number of nodes."""
+    model, _ = mlp_with_loss()
+    made = parameters("AdamOptimizer", gradient_accumulation_steps=steps)
+    together = TrainingSession(model.SerializeToString(), made)
+    monkeypatch.setattr("onnxtrain.training.step.TOGETHER", 0)
+    apart = TrainingSession(model.SerializeToString(), made)
+    counts = [len(list(s._steps[True].model.graph)) for s in (together, apart)]
+    assert counts[0] < counts[1]
+    for x, y in batches(6):
+        losses = [s.run(["loss"], feeds(x, y, 0.01))[0] for s in (together, apart)]
+        np.testing.assert_allclose(*losses, rtol=1e-5)
+    assert list(together.get_state()) == list(apart.get_state())
+    for name, value in apart.get_state().items():
+        found = together.get_state()[name]
+        assert found.shape == value.shape
+        np.testing.assert_allclose(found, value, rtol=1e-5, atol=1e-7)
+    apart.load_state(together.get_state(), strict=True)  # states do not depend on the layout
+    np.testing.assert_array_equal(
+        apart.get_optimizer_state()["bias"]["Moment_1"],
+        together.get_optimizer_state()["bias"]["Moment_1"],
+    )
+
+
 def test_only_chosen_weights_move() -> None:
     model, weights = mlp_with_loss()
     for fields in (
@@ -518,7 +543,7 @@ def test_graphs_are_written(tmp_path: Path) -> None:
     )
     training = onnx.load(tmp_path / "training.onnx")
     assert {n.domain for n in training.graph.node} == {""}
-    assert "bias.updated" in [o.name for o in training.graph.output]
+    assert "onnxtrain.weights.updated" in [o.name for o in training.graph.output]
 
 
 DEFAULTS = {

@@ -25,6 +25,7 @@ from ..runtime.onnxfile import ValueInfo
 from .binding import Prebound, StepBinding
 from .parameters import TrainingParameters
 from .recipes import optimizers_for
+from .state import State
 from .step import LOSS_SCALE, STEP, Step, StepBuilder, loss_name, trained_weights
 
 Array = npt.NDArray[Any]
@@ -130,15 +131,15 @@ class TrainingSession(onnxruntime.InferenceSession):  # type: ignore[misc]
             for name, array in arrays.items()
         }
         accumulators = set(step.accumulators.values())
-        first = TensorStore(specs[n] for n in specs if n not in accumulators)
+        apart = {*accumulators, *step.parts}
+        first = State(TensorStore(specs[n] for n in specs if n not in apart), step.parts)
         for name in first:
-            first.view(name)[...] = arrays[name].view(specs[name].type.numpy)
+            if name in arrays:
+                first.view(name)[...] = arrays[name].view(specs[name].type.numpy)
         first.place(self._device)
-        self._sums = TensorStore(specs[n] for n in accumulators)
+        self._sums = State(TensorStore(specs[n] for n in accumulators), {})
         self._sums.place(self._device)
-        self._sets = (first, first.like())
-        self._sets[1].copy_from(first)  # for what no step writes
-        self._sets[1].push()
+        self._sets = (first, first.twin())
         self._turn, self._pending = 0, 0
 
     def _make_user_side(self, step: Step) -> None:
@@ -180,7 +181,7 @@ class TrainingSession(onnxruntime.InferenceSession):  # type: ignore[misc]
         if updates and self._optimizers:
             self._turn, self._pending = 1 - turn, 0
             if self._sums.specs:
-                for buffer in self._sums.buffers.values():
+                for buffer in self._sums.store.buffers.values():
                     buffer.data[...] = 0
                 self._sums.push()
         else:
@@ -296,7 +297,7 @@ class TrainingSession(onnxruntime.InferenceSession):  # type: ignore[misc]
 
     # -- looking at the state, and changing it -----------------------------------------------------
 
-    def _current(self) -> TensorStore:
+    def _current(self) -> State:
         store = self._sets[self._turn]
         store.pull()
         return store
@@ -308,8 +309,8 @@ class TrainingSession(onnxruntime.InferenceSession):  # type: ignore[misc]
         batch normalization that trains, also its running statistics.
         """
         store = self._current()
-        statistics = [n for n in store if n in self._steps[True].states and _is_statistic(self, n)]
-        state = {n: store.view(n).copy() for n in (*self._weights, *statistics)}
+        names = (*self._weights, *self._steps[True].statistics)
+        state = {n: store.view(n).copy() for n in names}
         for weight, moments in self.get_optimizer_state().items():
             state.update({f"{kind}_{weight}": value for kind, value in moments.items()})
         return state
@@ -466,11 +467,6 @@ class _Stepper:
     ) -> list[Any]:
         """One step of training."""
         return self._session.run(output_names, feeds, options)
-
-
-def _is_statistic(session: TrainingSession, name: str) -> bool:
-    moments = {f"{w}.{s}" for w, o in session._optimizers.items() for s in o.states}
-    return name not in moments and name not in session._weights and name != STEP
 
 
 def _device(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -20,12 +21,18 @@ from ..optim import ClipNorm, Optimizer
 from ..optim.optimizer import norm_coefficient
 from ..optimize import optimize
 from .parameters import ParameterError, TrainingParameters
+from .state import Part
 
 SCALED = "onnxtrain.scaled_loss"
 FACTOR = "onnxtrain.loss_factor"
 STEP = "onnxtrain.step"
 FINITE = "all_gradients_finite"
 LOSS_SCALE = "loss_scale"
+TOGETHER = 1 << 14
+"""Weights of fewer elements than this, on average, are updated as one vector."""
+TOGETHER_NAME = "onnxtrain.weights"
+ALIGNED = 16
+"""Every weight starts at a multiple of this many elements of the vector."""
 FLOAT, INT64 = ir.DataType.FLOAT, ir.DataType.INT64
 
 
@@ -39,6 +46,8 @@ class Step:
         outputs: what the user gets, the loss first.
         states: tensors that the session keeps: input name → output name.
         accumulators: weight → input that holds the sum of the gradients so far.
+        parts: tensors of the state that are pieces of a vector of the state.
+        statistics: running statistics among the states.
     """
 
     model: ir.Model
@@ -46,6 +55,8 @@ class Step:
     outputs: list[str]
     states: dict[str, str] = field(default_factory=dict)
     accumulators: dict[str, str] = field(default_factory=dict)
+    parts: dict[str, Part] = field(default_factory=dict)
+    statistics: list[str] = field(default_factory=list)
 
 
 class StepBuilder:
@@ -183,8 +194,9 @@ class _Build:
         self.factor = values.get(factor) if factor else None
         self.new_inputs: list[ir.Value] = []
         self.states: dict[str, ir.Value] = {n: values[u] for n, u in built.states.items()}
-        self.kept: list[str] = [n for n in plan.frozen if n not in self.states]
+        self.statistics = list(built.states)
         self.accumulators: dict[str, str] = {}
+        self.parts: dict[str, Part] = {}
         self.finite: Tensor | None = None
 
     def input(self, name: str, dtype: ir.DataType | None, shape: Sequence[int]) -> ir.Value:
@@ -310,8 +322,51 @@ class _Build:
             if self.finite is not None:
                 one = op.Cast(self.finite, to=INT64)
             self.keep(STEP, counted + one, counted)
+        if self._is_small():
+            self._update_together(step, rate)
+            return
         for name, optimizer in self.of.optimizers.items():
             self._update_one(name, optimizer, step, rate)
+
+    def _is_small(self) -> bool:
+        """Whether one update of all weights as a vector beats one update each.
+
+        It costs a copy of the gradients and saves some fifteen nodes per weight.
+        """
+        optimizers = list(self.of.optimizers.values())
+        types = {p.dtype for p in self.params.values()}
+        total = sum(math.prod(p.static_shape or ()) for p in self.params.values())
+        return (
+            len(optimizers) > 1
+            and len(types) == 1
+            and bool(optimizers[0].states)
+            and optimizers[0].layout == "elementwise"
+            and all(o == optimizers[0] for o in optimizers)
+            and total / len(optimizers) < TOGETHER
+        )
+
+    def _update_together(self, step: Tensor, rate: Tensor) -> None:
+        op, optimizer = self.op, next(iter(self.of.optimizers.values()))
+        dtype = next(iter(self.params.values())).dtype
+        end, pieces = 0, []
+        for name, gradient in self.gradients.items():
+            op.scope = f"together/{name}"
+            shape = self.params[name].static_shape or ()
+            size = math.prod(shape)
+            self.parts[name] = Part(TOGETHER_NAME, end, shape)
+            for state in optimizer.states:
+                self.parts[f"{name}.{state}"] = Part(f"{TOGETHER_NAME}.{state}", end, shape)
+            padding = -size % ALIGNED
+            pieces.append(op.Reshape(gradient, op.const(np.array([-1], np.int64))))
+            if padding:
+                pieces.append(op.const(np.zeros(padding), dtype))
+            end += size + padding
+        op.scope = "together"
+        weights = self.state(TOGETHER_NAME, dtype, [end])
+        gradients = op.Concat(*pieces, axis=0)
+        self.params = {TOGETHER_NAME: weights}
+        self.gradients = {TOGETHER_NAME: gradients}
+        self._update_one(TOGETHER_NAME, optimizer, step, rate)
 
     def _update_one(self, name: str, optimizer: Optimizer, step: Tensor, rate: Tensor) -> None:
         op, param = self.op, self.params[name]
@@ -372,6 +427,8 @@ class _Build:
             outputs,
             states,
             self.accumulators,
+            self.parts,
+            self.statistics,
         )
 
 
