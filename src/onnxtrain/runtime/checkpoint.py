@@ -56,6 +56,10 @@ def save(
 
 def load(path: str | os.PathLike[str]) -> CheckpointState:
     """Read a state; see `CheckpointState.load_checkpoint`."""
+    if os.path.isdir(path):
+        from .pbseq import load as load_pbseq
+
+        return load_pbseq(path)
     where = f"Checkpoint {os.fspath(path)!r}"
     with tensorfile.open_checkpoint(path) as file:
         if file.read(8)[4:] == b"ODTC":

@@ -142,10 +142,7 @@ def open_checkpoint(path: str | os.PathLike[str]) -> BinaryIO:
     except FileNotFoundError:
         raise FileNotFoundError(f"There is no checkpoint {os.fspath(path)!r}.") from None
     except IsADirectoryError:
-        raise IsADirectoryError(
-            f"{os.fspath(path)!r} is a directory. Checkpoint directories were written by "
-            "onnxruntime-training before 1.16; this release reads files only."
-        ) from None
+        raise IsADirectoryError(f"{os.fspath(path)!r} is a directory.") from None
 
 
 def _parse(text: bytes, data_size: int, data_start: int, where: str) -> Header:
