@@ -15,9 +15,9 @@ from ._ortmodule_run import (
     Call,
     Graphs,
     RunAgainForBackward,
-    RunNow,
     Weights,
     providers_for,
+    run_now,
     to_torch,
 )
 from ._ortmodule_structure import TENSOR, Structure, put_together
@@ -75,7 +75,7 @@ class Kind:
             given += [tensors[i] for i in graphs.from_tensors]
             call = Call(feeds, given)
             wrt = [given[i] for i in graphs.wrt]
-            results = RunNow.apply(graphs, call, *wrt)  # type: ignore[no-untyped-call]
+            results = run_now(graphs, call, *wrt)
             graphs.update(call.made, tensors, self.counts)
         else:
             made = graphs.run_forward(feeds, save=False)
@@ -113,7 +113,9 @@ class Cache:
         self._traced: dict[Any, list[Traced]] = {}
         self._kinds: dict[Any, Kind] = {}
         self._parts: list[torch.nn.Module] = []
-        self._contents: list[tuple[Any, ...]] = []
+        self._dicts: list[dict[str, Any]] = []
+        self._held: list[Any] = []
+        self._ids: list[int] = []
         self.names: list[str] = []
         self.tensors: list[torch.Tensor] = []
         self.weights = Weights([])
@@ -131,12 +133,7 @@ class Cache:
 
     def look(self) -> None:
         """See whether parts, tensors or modes of the module have changed."""
-        parts = self._parts
-        contents = [
-            (*p._parameters.values(), None, *p._buffers.values(), None, *p._modules.values())
-            for p in parts
-        ]
-        if not parts or not _identical(contents, self._contents):
+        if not self._held or [id(v) for d in self._dicts for v in d.values()] != self._ids:
             self._look_again()
         self.state = (
             tuple([p.training for p in self._parts]),
@@ -149,10 +146,10 @@ class Cache:
         before = [(n, t.shape, t.dtype, t.device) for n, t in zip(self.names, self.tensors)]
         parts_before = [type(p) for p in self._parts]
         self._parts = list(module.modules())
-        self._contents = [
-            (*p._parameters.values(), None, *p._buffers.values(), None, *p._modules.values())
-            for p in self._parts
-        ]
+        self._dicts = [d for p in self._parts for d in (p._parameters, p._buffers, p._modules)]
+        # Held, so that no other object gets the same id
+        self._held = [module, *(v for d in self._dicts for v in d.values())]
+        self._ids = [id(v) for v in self._held[1:]]
         found = {**dict(module.named_parameters()), **dict(module.named_buffers())}
         self.names, self.tensors = list(found), list(found.values())
         self.weights = Weights(self.names)
@@ -237,16 +234,6 @@ class Cache:
         kind = Kind(traced, graphs, self.names)
         self._kinds[key] = kind
         return kind
-
-
-def _identical(left: list[tuple[Any, ...]], right: list[tuple[Any, ...]]) -> bool:
-    return len(left) == len(right) and all(
-        len(a) == len(b) and all(map(_is, a, b)) for a, b in zip(left, right)
-    )
-
-
-def _is(a: Any, b: Any) -> bool:
-    return a is b
 
 
 def _mode(module: torch.nn.Module) -> str:

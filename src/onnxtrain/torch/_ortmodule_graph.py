@@ -12,6 +12,7 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 import torch
+from torch.overrides import TorchFunctionMode
 
 from ..autodiff import differentiate_model, reachable
 from ..autodiff.partition import partition
@@ -32,7 +33,39 @@ from .fallback import (
 )
 
 INNER = "inner."
+BARRIER = "onnxtrain_barrier_"
 _generation = itertools.count()
+
+
+class _Barriers(TorchFunctionMode):
+    """Marks what torch lets no gradient through: `detach`, and all that is done under `no_grad`.
+
+    Exporters write both as if they were not there. A zero is added whose name is found again in
+    the graph.
+    """
+
+    def __init__(self, zeros: dict[torch.dtype, torch.Tensor]) -> None:
+        super().__init__()
+        self.zeros = zeros
+        self.count = 0
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func is torch.Tensor.detach or not torch.is_grad_enabled():
+            if isinstance(result, torch.Tensor):
+                return self._mark(result)
+            if type(result) is tuple:
+                return tuple(self._mark(r) if isinstance(r, torch.Tensor) else r for r in result)
+        return result
+
+    def _mark(self, value: torch.Tensor) -> torch.Tensor:
+        zero = self.zeros.get(value.dtype)
+        if zero is None:
+            return value
+        self.count += 1
+        return value + zero
 
 
 class _Seen:
@@ -44,9 +77,15 @@ class _Seen:
 class _Call(torch.nn.Module):
     """The module with a row of tensors as arguments, and as result: outputs, changed buffers."""
 
-    def __init__(self, module: torch.nn.Module, structure: Structure, changed: list[str]) -> None:
+    def __init__(
+        self, module: torch.nn.Module, structure: Structure, changed: list[str], barriers: bool
+    ) -> None:
         super().__init__()
         self.inner = module
+        self.barriers = barriers
+        if barriers:
+            for name, zero in _zeros().items():
+                self.register_buffer(name, zero)
         self.structure = structure
         self.changed = changed
         self.seen = _Seen()
@@ -54,9 +93,20 @@ class _Call(torch.nn.Module):
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         args, kwargs = put_together(self.structure, tensors)
         leaves: list[torch.Tensor] = []
-        self.seen.structure = take_apart(self.inner(*args, **kwargs), leaves)
+        if self.barriers:
+            zeros = {z.dtype: z for z in (getattr(self, name) for name in _zeros())}
+            with torch.enable_grad(), _Barriers(zeros):
+                result = self.inner(*args, **kwargs)
+        else:
+            result = self.inner(*args, **kwargs)
+        self.seen.structure = take_apart(result, leaves)
         buffers = dict(self.inner.named_buffers())
         return (*leaves, *(buffers[name] for name in self.changed))
+
+
+def _zeros() -> dict[str, torch.Tensor]:
+    types = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+    return {f"{BARRIER}{str(t).removeprefix('torch.')}": torch.zeros((), dtype=t) for t in types}
 
 
 @dataclass
@@ -124,11 +174,11 @@ def trace(
     """Export a module as it is now, for calls with arguments of this structure."""
     with torch.inference_mode(False):  # its tensors cannot be part of a graph
         plain = [t.detach().clone() for t in tensors]
-        expected, changed = _probe(module, structure, plain)
+        expected, changed, barriers = _probe(module, structure, plain)
         averaged = _averaging(module)
         statistics = _statistics(module)
         watched = [n for n in changed if n not in statistics]
-        call = _Call(module, structure, watched)
+        call = _Call(module, structure, watched, barriers)
         names = [f"input_{i}" for i in range(len(plain))]
         axes = {n: {a: f"{n}_{a}" for a in range(t.ndim)} for n, t in zip(names, plain)}
         with torch.enable_grad(), _momentum_one(module, averaged):
@@ -169,16 +219,22 @@ def trace(
 
 def _probe(
     module: torch.nn.Module, structure: Structure, tensors: Sequence[torch.Tensor]
-) -> tuple[Structure, list[str]]:
-    """Call the module once, for real: the structure of its result, and the buffers it changes."""
+) -> tuple[Structure, list[str], bool]:
+    """Call the module once, for real.
+
+    Returns:
+        The structure of its result, the buffers it changes, and whether it cuts gradients off.
+    """
     buffers = dict(module.named_buffers())
     before = {n: (b, b._version, b.detach().clone()) for n, b in buffers.items()}
     versions = [t._version for t in tensors]
     modified: list[str] = []
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+    barriers = _Barriers({z.dtype: z for z in _zeros().values()})
+    with torch.enable_grad(), torch.random.fork_rng(devices=[]):
         try:
             args, kwargs = put_together(structure, tensors)
-            result = module(*args, **kwargs)
+            with barriers:
+                result = module(*args, **kwargs)
             now = dict(module.named_buffers())
         finally:
             for name, (buffer, version, value) in before.items():
@@ -186,7 +242,8 @@ def _probe(
                     _put_back(module, name, buffer)
                     modified.append(name)
                 elif buffer._version != version or not torch.equal(buffer, value):
-                    buffer.copy_(value)
+                    with torch.no_grad():
+                        buffer.copy_(value)
                     modified.append(name)
     if set(now) != set(before):
         raise ORTModuleTorchModelException(
@@ -202,7 +259,7 @@ def _probe(
     structure = take_apart(result, leaves)
     if not leaves:
         raise ORTModuleIOError(f"{type(module).__name__} returns no tensor.")
-    return structure, modified
+    return structure, modified, barriers.count > 0
 
 
 def _put_back(module: torch.nn.Module, name: str, buffer: torch.Tensor) -> None:
@@ -300,14 +357,18 @@ def _build(
         _unbiased(model, {s: new for new, s in updates.items()}, before)
         model = infer_shapes(model)
     updates.update(traced.buffers)
-    targets = _targets(model, traced.outputs, wanted) if gradients else []
-    wrt = reachable(model, [w for w in wanted if w in before], targets) if targets else []
+    barriers = _barriers(model)
+    targets = _targets(model, traced.outputs, wanted, barriers) if gradients else []
+    known = [w for w in wanted if w in before]
+    wrt = reachable(model, known, targets, barriers) if targets else []
     if not wrt:
+        _remove(model, barriers)
         model = optimize(model)
         _seed(model)
         feeds = [v.name or "" for v in model.graph.inputs]
         return Halves(to_proto(model), None, feeds, updates)
-    model, names = differentiate_model(model, wrt, targets, vjp=True)
+    model, names = differentiate_model(model, wrt, targets, vjp=True, no_gradient=barriers)
+    _remove(model, barriers)
     seeds = [v.name or "" for v in model.graph.inputs if v.name not in before]
     model = optimize(model)
     _seed(model)
@@ -349,12 +410,42 @@ def _with_sizes(traced: Traced, shapes: Sequence[Sequence[int]] | None) -> onnx.
     return model
 
 
-def _targets(model: ir.Model, outputs: Sequence[str], wanted: Sequence[str]) -> list[str]:
+def _barriers(model: ir.Model) -> list[str]:
+    """Names of the nodes that no gradient passes."""
+    found = []
+    for index, node in enumerate(model.graph.all_nodes()):
+        if any(v is not None and (v.name or "").startswith(BARRIER) for v in node.inputs):
+            node.name = f"{BARRIER}{index}"
+            found.append(node.name)
+    return found
+
+
+def _remove(model: ir.Model, barriers: Sequence[str]) -> None:
+    """Let what was marked pass as it is."""
+    for node in list(model.graph.all_nodes()):
+        if node.name in barriers:
+            source = next(
+                v for v in node.inputs if v is not None and not (v.name or "").startswith(BARRIER)
+            )
+            same = ir.Node("", "Identity", [source], name=node.name, num_outputs=1)
+            old, new = node.outputs[0], same.outputs[0]
+            new.name, new.type, new.shape = old.name, old.type, old.shape
+            assert node.graph is not None
+            node.graph.insert_before(node, same)
+            ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
+            node.graph.remove(node, safe=True)
+
+
+def _targets(
+    model: ir.Model, outputs: Sequence[str], wanted: Sequence[str], barriers: Sequence[str]
+) -> list[str]:
     """The outputs that have a gradient."""
     values = {v.name: v for v in model.graph.outputs}
     known = {v.name for v in model.graph.inputs}
     wrt = [w for w in wanted if w in known]
-    return [n for n in outputs if values[n].dtype in FLOATS and reachable(model, wrt, [n])]
+    return [
+        n for n in outputs if values[n].dtype in FLOATS and reachable(model, wrt, [n], barriers)
+    ]
 
 
 def _unbiased(model: ir.Model, updates: dict[str, str], before: dict[str | None, ir.Value]) -> None:

@@ -13,13 +13,16 @@ import onnx
 import onnxruntime
 import torch
 from onnxruntime.capi import _pybind_state as ort
-from torch.autograd.function import once_differentiable
 
 from ._ortmodule_graph import Halves
 from .fallback import ORTModuleDeviceException, ORTModuleONNXModelException
 
 _to_dlpack, _from_dlpack = torch._C._to_dlpack, torch._C._from_dlpack
 _from_torch = ort.OrtValue.from_dlpack
+
+SECOND = (
+    b"The gradients of an ORTModule are computed in onnxruntime and have no derivative in torch."
+)
 
 
 def to_ort(tensor: torch.Tensor) -> Any:
@@ -273,14 +276,32 @@ class RunNow(torch.autograd.Function):
         return results
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
-        _ = ctx.saved_tensors  # raises if they were changed, or released by an earlier backward
-        graphs: Graphs = ctx.graphs
-        values = [*ctx.kept, *graphs.seeds(grads, ctx.like)]
-        if not _keep_graph():
-            ctx.kept = None
-        return None, None, *graphs.run_backward(values)
+        if torch.is_grad_enabled():  # create_graph=True
+            with torch.no_grad():
+                found = _backward(ctx, *grads)
+            return _refuse_second(found)
+        return _backward(ctx, *grads)
+
+
+def _backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
+    _ = ctx.saved_tensors  # raises if they were changed, or released by an earlier backward
+    graphs: Graphs = ctx.graphs
+    values = [*ctx.kept, *graphs.seeds(grads, ctx.like)]
+    if not _keep_graph():
+        ctx.kept = None
+    return None, None, *graphs.run_backward(values)
+
+
+def _refuse_second(found: Sequence[torch.Tensor | None]) -> Any:
+    """Gradients that raise when they are differentiated, where constants would be wrong."""
+    refuse = torch._C._functions.DelayedError(SECOND, sum(t is not None for t in found))
+    marked = iter(refuse(*[t.requires_grad_() for t in found if t is not None]))
+    return tuple(None if t is None else next(marked) for t in found)
+
+
+# torch's own `apply` looks through all arguments for functorch's wrappers first, in Python
+run_now: Callable[..., Any] = super(torch.autograd.Function, RunNow).apply
 
 
 class RunAgainForBackward(torch.autograd.Function):
@@ -304,8 +325,15 @@ class RunAgainForBackward(torch.autograd.Function):
         return results
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
+        if torch.is_grad_enabled():
+            with torch.no_grad():
+                found = RunAgainForBackward._gradients(ctx, grads)
+            return _refuse_second(found)
+        return RunAgainForBackward._gradients(ctx, grads)
+
+    @staticmethod
+    def _gradients(ctx: Any, grads: Sequence[torch.Tensor | None]) -> Any:
         _ = ctx.saved_tensors
         call: Call = ctx.call
         assert call.later is not None

@@ -24,6 +24,10 @@ log = logging.getLogger(__name__)
 T = TypeVar("T", bound="ORTModule")
 
 
+ONE_TENSOR = take_apart(((torch.empty(0),), {}), [])
+"""The structure of the most frequent arguments."""
+
+
 class ModuleError(ORTModuleTorchModelException, TypeError):
     """Something that cannot be wrapped, or not be done with a wrapped module."""
 
@@ -71,7 +75,7 @@ class ORTModule(torch.nn.Module):
         exporter: str | None = None,
     ) -> None:
         _check(module)
-        options = debug_options or DebugOptions()
+        options = DebugOptions() if debug_options is None else debug_options
         if not isinstance(options, DebugOptions):
             raise ModuleError(f"debug_options is a DebugOptions, not {type(options).__name__}.")
         super().__init__()
@@ -88,6 +92,7 @@ class ORTModule(torch.nn.Module):
         own = self.__dict__
         own["_wrapped"], own["_options"], own["_policy"] = module, options, policy
         own["_exporter"], own["_fell_back"] = exporter, None
+        own["_may_fall_back"] = policy != FallbackPolicy.FALLBACK_DISABLE
         own["_graphs"] = Cache(module)
         for name in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
             own[name] = module.__dict__[name]  # torch reads these without asking
@@ -96,28 +101,35 @@ class ORTModule(torch.nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the module; see there for its arguments and results."""
-        policy = self._policy
-        if policy & FallbackPolicy.FALLBACK_FORCE_TORCH_FORWARD:
-            return self._wrapped(*args, **kwargs)
-        if policy & FallbackPolicy.FALLBACK_FORCE_TORCH_BACKWARD and torch.is_grad_enabled():
-            return self._wrapped(*args, **kwargs)
-        if self._fell_back is not None and not read_retry():
+        if self._may_fall_back and self._torch_runs():
             return self._wrapped(*args, **kwargs)
         try:
             return self._run(args, kwargs)
         except ORTModuleFallbackException as error:
-            if not error.policy & policy:
+            if not error.policy & self._policy:
                 raise
             if self._fell_back is None:
                 log.warning("torch runs %s: %s", type(self._wrapped).__name__, error)
             self.__dict__["_fell_back"] = error
             return self._wrapped(*args, **kwargs)
 
+    def _torch_runs(self) -> bool:
+        """Whether torch takes this call, by wish or because onnxruntime could not."""
+        policy = self._policy
+        if policy & FallbackPolicy.FALLBACK_FORCE_TORCH_FORWARD:
+            return True
+        if policy & FallbackPolicy.FALLBACK_FORCE_TORCH_BACKWARD and torch.is_grad_enabled():
+            return True
+        return self._fell_back is not None and not read_retry()
+
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         inputs: list[torch.Tensor] = []
         if len(kwargs) > 1:
             kwargs = dict(sorted(kwargs.items()))
-        structure = take_apart((args, kwargs), inputs)
+        if len(args) == 1 and not kwargs and isinstance(args[0], torch.Tensor):
+            inputs, structure = list(args), ONE_TENSOR
+        else:
+            structure = take_apart((args, kwargs), inputs)
         cache = self._graphs
         cache.look()
         graded = torch.is_grad_enabled()

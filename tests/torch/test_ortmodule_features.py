@@ -1,0 +1,577 @@
+"""What else ORTModule must do as torch does: structures, autograd, the Module API, errors."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import io
+import logging
+import pickle
+from collections import OrderedDict, namedtuple
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
+
+from onnxtrain.autodiff import registry  # noqa: E402
+from onnxtrain.errors import OnnxTrainError  # noqa: E402
+from onnxtrain.torch import DebugOptions, FallbackPolicy, LogLevel, ORTModule  # noqa: E402
+from onnxtrain.torch.fallback import (  # noqa: E402
+    ORTModuleDeviceException,
+    ORTModuleIOError,
+    ORTModuleONNXModelException,
+    ORTModuleTorchModelException,
+    read_policy,
+)
+from tests.torch.test_ortmodule import TS, assert_same_gradients, mlp, pair  # noqa: E402
+
+Point = namedtuple("Point", "x y")
+
+
+@dataclasses.dataclass
+class Output:
+    loss: Any
+    logits: Any = None
+    note: str = ""
+
+
+def exports(module: ORTModule) -> int:
+    return sum(map(len, module._graphs._traced.values()))
+
+
+# --- arguments and results ------------------------------------------------------------------------
+
+
+class Nested(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(3, 3), nn.Linear(3, 3)
+
+    def forward(
+        self, pair: Any, *, extra: Any = None, scale: float = 1.0, flip: bool = False
+    ) -> Any:
+        x, inner = pair
+        y = self.a(x) * scale + self.b(inner["y"])
+        if extra is not None:
+            y = y + extra[0]
+        if flip:
+            y = -y
+        return {"sum": y, "parts": [x * 2, (y.argmax(1), None, 3)], "point": Point(y.mean(), y > 0)}
+
+
+def test_nested_arguments_and_results() -> None:
+    ours, theirs = pair(Nested())
+    x, y = torch.randn(4, 3), torch.randn(4, 3)
+    calls: list[dict[str, Any]] = [
+        {},
+        {"extra": [torch.ones(3)]},
+        {"scale": 2.5},
+        {"flip": True, "scale": 2.5},
+        {},
+    ]
+    for kwargs in calls:
+        mine = ours((x, {"y": y}), **kwargs)
+        other = theirs((x, {"y": y}), **kwargs)
+        assert type(mine) is dict
+        assert list(mine) == list(other)
+        assert isinstance(mine["point"], Point)
+        assert mine["parts"][1][1:] == (None, 3)
+        assert mine["point"].y.dtype == torch.bool
+        torch.testing.assert_close(mine["sum"], other["sum"])
+        assert torch.equal(mine["parts"][1][0], other["parts"][1][0])
+        assert torch.equal(mine["point"].y, other["point"].y)
+        assert not mine["parts"][1][0].requires_grad
+        assert not mine["point"].y.requires_grad
+        for module, result in ((ours, mine), (theirs, other)):
+            module.zero_grad()
+            (result["sum"].sum() + result["point"].x).backward()
+        assert_same_gradients(ours, theirs)
+    assert exports(ours) == 4
+
+
+def test_dataclasses_and_mappings_come_back() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 2)
+
+        def forward(self, x: torch.Tensor) -> Any:
+            y = self.layer(x)
+            return OrderedDict(out=Output(y.sum(), y, "text"), first=y[0])
+
+    ours, theirs = pair(Model())
+    x = torch.randn(4, 3)
+    mine, other = ours(x), theirs(x)
+    assert type(mine) is OrderedDict
+    assert type(mine["out"]) is Output
+    assert mine["out"].note == "text"
+    torch.testing.assert_close(mine["out"].logits, other["out"].logits)
+    mine["out"].loss.backward()
+    other["out"].loss.backward()
+    assert_same_gradients(ours, theirs)
+
+
+def test_arguments_by_name_in_any_order() -> None:
+    class Model(nn.Module):
+        def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+            return a - 2 * b
+
+    ours = ORTModule(Model(), exporter=TS)
+    a, b = torch.ones(2), torch.full((2,), 3.0)
+    for result in (ours(a, b), ours(a, b=b), ours(a=a, b=b), ours(b=b, a=a)):
+        assert result.tolist() == [-5.0, -5.0]
+    assert exports(ours) == 3
+
+
+def test_gradients_of_inputs_and_tensors_that_are_not_contiguous() -> None:
+    ours, theirs = pair(nn.Linear(3, 2))
+    base = torch.randn(3, 4)
+    grads = []
+    for module in (ours, theirs):
+        x = base.clone().requires_grad_()
+        module(x.t()).t().square().sum().backward()
+        grads.append(x.grad)
+    torch.testing.assert_close(*grads)
+    assert_same_gradients(ours, theirs)
+
+
+def test_a_type_that_no_graph_takes_is_named() -> None:
+    ours, _ = pair(Nested())
+    with pytest.raises(ORTModuleIOError, match="object"):
+        ours((torch.ones(1, 3), {"y": object()}))
+
+
+# --- autograd -------------------------------------------------------------------------------------
+
+
+def test_several_forwards_before_backward_and_accumulation() -> None:
+    ours, theirs = pair(mlp())
+    batches = [torch.randn(4, 6), torch.randn(2, 6), torch.randn(4, 6)]
+    for module in (ours, theirs):
+        results = [module(x) for x in batches]
+        (results[0].sum() * results[2].sum()).backward()
+        results[1].square().sum().backward()
+    assert_same_gradients(ours, theirs, 1e-4)
+
+
+def test_a_module_called_twice_in_one_graph() -> None:
+    ours, theirs = pair(nn.Linear(4, 4))
+    x = torch.randn(3, 4)
+    for module in (ours, theirs):
+        module(module(x).tanh()).sum().backward()
+    assert_same_gradients(ours, theirs)
+
+
+def test_retain_graph_and_released_graphs() -> None:
+    ours, theirs = pair(mlp())
+    x = torch.randn(4, 6)
+    for module in (ours, theirs):
+        loss = module(x).square().sum()
+        loss.backward(retain_graph=True)
+        loss.backward()
+    assert_same_gradients(ours, theirs, 1e-4)
+    loss = ours(x).sum()
+    loss.backward()
+    with pytest.raises(RuntimeError, match="second time"):
+        loss.backward()
+
+
+def test_weights_changed_before_backward_are_noticed() -> None:
+    ours, _ = pair(mlp())
+    loss = ours(torch.randn(4, 6)).sum()
+    with torch.no_grad():
+        ours.get_parameter("2.weight").mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_second_derivatives_are_refused() -> None:
+    ours, _ = pair(mlp())
+    x = torch.randn(4, 6, requires_grad=True)
+    (grad,) = torch.autograd.grad(ours(x).sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="no derivative"):
+        grad.sum().backward()
+
+
+def test_only_some_results_are_used() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.unused = nn.Linear(3, 2), nn.Linear(3, 2), nn.Linear(1, 1)
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return self.a(x), self.b(x).detach(), (x > 0).sum(), self.b(x)
+
+    ours, theirs = pair(Two())
+    x = torch.randn(4, 3)
+    for module in (ours, theirs):
+        results = module(x)
+        assert [r.requires_grad for r in results] == [True, False, False, True]
+        results[0].sum().backward()
+    assert ours.get_parameter("unused.weight").grad is None
+    assert torch.equal(ours.get_parameter("b.weight").grad, torch.zeros(2, 3))
+    torch.testing.assert_close(
+        ours.get_parameter("a.weight").grad, theirs.get_parameter("a.weight").grad
+    )
+
+
+class StraightThrough(nn.Module):
+    """Gradients pass the rounding, but neither the target nor what no_grad computes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.student, self.teacher = nn.Linear(3, 2), nn.Linear(3, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.student(x)
+        y = y + (y.round() - y).detach()
+        with torch.no_grad():
+            target = self.teacher(x).tanh() * 2
+        return (y - target) * self.teacher(x).detach()
+
+
+@pytest.mark.parametrize("exporter", ["torchscript", "dynamo"])
+def test_detach_and_no_grad_inside(exporter: str) -> None:
+    module = StraightThrough()
+    theirs, ours = copy.deepcopy(module), ORTModule(module, exporter=exporter)
+    x = torch.randn(4, 3)
+    mine, other = ours(x), theirs(x)
+    torch.testing.assert_close(mine, other)
+    mine.square().sum().backward()
+    other.square().sum().backward()
+    assert_same_gradients(ours, theirs)
+    assert ours.teacher.weight.grad is None
+
+
+def test_requires_grad_may_change() -> None:
+    ours, theirs = pair(mlp())
+    x = torch.randn(4, 6)
+    ours(x).sum().backward()
+    for module in (ours, theirs):
+        module.zero_grad()
+        module.get_parameter("0.weight").requires_grad_(False)
+        module(x).sum().backward()
+    assert_same_gradients(ours, theirs)
+    assert ours.get_parameter("0.weight").grad is None
+    for module in (ours, theirs):
+        module.requires_grad_(False)
+    assert not ours(x).requires_grad
+    inputs = [x.clone().requires_grad_() for _ in range(2)]
+    for module, given in zip((ours, theirs), inputs):
+        module(given).sum().backward()
+    torch.testing.assert_close(inputs[0].grad, inputs[1].grad)
+    assert exports(ours) == 1
+
+
+def test_shared_parameters() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.head = nn.Embedding(7, 4), nn.Linear(4, 7, bias=False)
+            self.head.weight = self.embed.weight
+
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            return self.head(self.embed(tokens).tanh())
+
+    ours, theirs = pair(Tied())
+    tokens = torch.randint(0, 7, (3, 5))
+    assert list(ours.state_dict()) == ["embed.weight", "head.weight"]
+    assert len(list(ours.parameters())) == 1
+    for module in (ours, theirs):
+        module(tokens).square().sum().backward()
+    assert_same_gradients(ours, theirs, 1e-4)
+
+
+def test_new_memory_and_new_parameters_are_noticed() -> None:
+    ours, theirs = pair(mlp())
+    x = torch.randn(4, 6)
+    ours(x)
+    for module in (ours, theirs):
+        torch.manual_seed(1)
+        module.get_parameter("0.weight").data = torch.randn(16, 6)
+        inner = module.module if module is ours else module
+        inner[2] = nn.Linear(16, 8)
+    torch.testing.assert_close(ours(x), theirs(x))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda p: torch.optim.AdamW(p, lr=0.01),
+        lambda p: torch.optim.RMSprop(p, lr=0.01),
+        lambda p: torch.optim.Adagrad(p, lr=0.01),
+    ],
+)
+def test_data_loader_clipping_scheduler_and_any_optimizer(make: Any) -> None:
+    torch.manual_seed(0)
+    ours, theirs = pair(mlp())
+    data = TensorDataset(torch.randn(22, 6), torch.randint(0, 3, (22,)))
+    curves = []
+    for module in (ours, theirs):
+        optimizer = make(module.parameters())
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.9)
+        losses = []
+        for _ in range(3):
+            for x, label in DataLoader(data, batch_size=8):
+                optimizer.zero_grad()
+                loss = nn.functional.cross_entropy(module(x), label)
+                loss.backward()
+                torch.nn.utils.clip_grad_norm_(module.parameters(), 0.5)
+                optimizer.step()
+                losses.append(loss.item())
+            scheduler.step()
+        curves.append(torch.tensor(losses))
+    torch.testing.assert_close(*curves, rtol=1e-4, atol=1e-4)
+    assert exports(ours) == 1
+
+
+# --- the Module API -------------------------------------------------------------------------------
+
+
+def test_the_module_api_is_the_wrapped_modules() -> None:
+    inner = nn.Sequential(OrderedDict(a=nn.Linear(2, 3), norm=nn.BatchNorm1d(3)))
+    ours = ORTModule(inner, exporter=TS)
+    assert ours.module is inner
+    assert list(ours.state_dict()) == list(inner.state_dict())
+    assert dict(ours.named_parameters()).keys() == dict(inner.named_parameters()).keys()
+    assert [id(p) for p in ours.parameters()] == [id(p) for p in inner.parameters()]
+    assert [id(b) for b in ours.buffers()] == [id(b) for b in inner.buffers()]
+    assert list(ours.children()) == list(inner.children())
+    assert dict(ours.named_children()) == dict(inner.named_children())
+    assert list(ours.modules()) == list(inner.modules())
+    assert dict(ours.named_modules()) == dict(inner.named_modules())
+    assert ours.a is inner.a
+    assert "a" in dir(ours)
+    assert ours.eval() is ours
+    assert not inner.norm.training
+    assert ours.training is False
+    assert ours.to(torch.float32) is ours
+    state = {k: torch.zeros_like(v) for k, v in ours.state_dict().items()}
+    assert ours.load_state_dict(state).missing_keys == []
+    assert float(inner.a.weight.abs().sum().detach()) == 0.0
+    ours.zero_grad()
+    ours.apply(lambda part: setattr(part, "touched", True))
+    assert inner.a.touched
+    with pytest.raises(AttributeError, match="nothing_like_it"):
+        _ = ours.nothing_like_it
+
+
+def test_as_a_part_of_another_module() -> None:
+    inner = nn.Linear(2, 3)
+    outer = nn.Sequential(ORTModule(inner, exporter=TS), nn.ReLU())
+    plain = nn.Sequential(copy.deepcopy(inner), nn.ReLU())
+    assert list(outer.state_dict()) == list(plain.state_dict())
+    assert list(dict(outer.named_parameters())) == list(dict(plain.named_parameters()))
+    outer.eval()
+    assert not inner.training
+    state = {k: torch.ones_like(v) for k, v in plain.state_dict().items()}
+    outer.load_state_dict(state)
+    assert inner.weight.detach().tolist() == [[1.0, 1.0]] * 3
+    assert outer(torch.ones(1, 2)).tolist() == [[3.0, 3.0, 3.0]]
+
+
+def test_attributes_are_passed_on_and_graphs_follow() -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = 2.0
+            self.weight = nn.Parameter(torch.ones(1))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * self.weight * self.scale
+
+        def describe(self) -> str:
+            return f"scale {self.scale}"
+
+    inner = Scaled()
+    ours = ORTModule(inner, exporter=TS)
+    assert ours(torch.ones(2)).tolist() == [2.0, 2.0]
+    ours.scale = 2.0
+    assert exports(ours) == 1
+    ours.scale = 3.0
+    assert inner.scale == 3.0
+    assert ours.describe() == "scale 3.0"
+    assert ours(torch.ones(2)).tolist() == [3.0, 3.0]
+    inner.scale = 4.0
+    ours.reset()
+    assert ours(torch.ones(2)).tolist() == [4.0, 4.0]
+    ours.weight = nn.Parameter(torch.full((1,), 10.0))
+    assert ours(torch.ones(2)).tolist() == [40.0, 40.0]
+    del ours.scale
+    assert not hasattr(inner, "scale")
+
+
+def test_pickle_and_copies() -> None:
+    ours, _ = pair(mlp())
+    x = torch.randn(4, 6)
+    expected = ours(x)
+    twin = copy.deepcopy(ours)
+    assert exports(twin) == 1
+    torch.testing.assert_close(twin(x), expected)
+    with torch.no_grad():
+        twin.get_parameter("0.weight").zero_()
+    assert not torch.allclose(twin(x), expected)
+    torch.testing.assert_close(ours(x), expected)
+    again = pickle.loads(pickle.dumps(ours))
+    assert type(again) is ORTModule
+    torch.testing.assert_close(again(x), expected)
+    file = io.BytesIO()
+    torch.save(ours, file)
+    file.seek(0)
+    torch.testing.assert_close(torch.load(file, weights_only=False)(x), expected)
+
+
+def test_what_cannot_be_done() -> None:
+    ours, _ = pair(mlp())
+    with pytest.raises(NotImplementedError, match=r"cannot be added"):
+        ours.add_module("more", nn.ReLU())
+    with pytest.raises(NotImplementedError, match="DistributedDataParallel"):
+        ORTModule(nn.DataParallel(mlp()))
+    with pytest.raises(NotImplementedError, match="DistributedDataParallel"):
+        ours._replicate_for_data_parallel()
+    with pytest.raises(TypeError, match="already"):
+        ORTModule(ours)
+    with pytest.raises(TypeError, match="function"):
+        ORTModule(lambda x: x)  # type: ignore[arg-type]
+
+
+# --- errors and fallback --------------------------------------------------------------------------
+
+
+class Undifferentiable(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.det(self.layer(x))
+
+
+class InPlace(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.add_(1)
+
+
+def test_another_device_is_an_error_or_falls_back(caplog: pytest.LogCaptureFixture) -> None:
+    ours, _ = pair(mlp())
+    ours.to("meta")
+    x = torch.randn(4, 6, device="meta")
+    with pytest.raises(ORTModuleDeviceException, match="'meta'"):
+        ours(x)
+    with pytest.raises(ORTModuleDeviceException, match="several devices"):
+        ours(torch.randn(4, 6))
+    policy = FallbackPolicy.FALLBACK_UNSUPPORTED_DEVICE
+    allowed = ORTModule(mlp().to("meta"), fallback=policy)
+    with caplog.at_level(logging.WARNING):
+        assert allowed(x).shape == (4, 3)
+    assert "meta" in caplog.text
+    assert isinstance(allowed.fallback_reason, ORTModuleDeviceException)
+
+
+def test_an_argument_changed_in_place_is_an_error() -> None:
+    with pytest.raises(ORTModuleTorchModelException, match="in place"):
+        ORTModule(InPlace(), exporter=TS)(torch.zeros(2))
+    x = torch.zeros(2)
+    allowed = ORTModule(InPlace(), exporter=TS, fallback="UNSUPPORTED_TORCH_MODEL")
+    allowed(x)
+    assert x.tolist() == [1.0, 1.0]
+
+
+def test_errors_of_the_module_itself_stay_as_they_are() -> None:
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        ORTModule(mlp(), exporter=TS, fallback=True)(torch.randn(4, 5))
+
+
+def test_a_module_that_cannot_be_exported_says_why() -> None:
+    class Dynamic(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.linalg.eigvals(x).abs()
+
+    x = torch.eye(3)
+    with pytest.raises(ORTModuleTorchModelException, match=r"Dynamic|_Call|eig"):
+        ORTModule(Dynamic(), exporter=TS)(x)
+    assert ORTModule(Dynamic(), exporter=TS, fallback=True)(x).tolist() == [1.0] * 3
+
+
+def test_a_missing_gradient_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(registry._RULES, ("", "Det"))
+    with pytest.raises(ORTModuleONNXModelException, match=r"ai.onnx::Det .*layer.weight"):
+        ORTModule(Undifferentiable(), exporter=TS)(torch.randn(3, 3))
+    monkeypatch.setenv("ORTMODULE_FALLBACK_POLICY", "FALLBACK_UNSUPPORTED_ONNX_MODEL")
+    allowed = ORTModule(Undifferentiable(), exporter=TS)
+    allowed(torch.randn(3, 3)).backward()
+    assert allowed.layer.weight.grad is not None
+
+
+def test_forced_fallback(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(4, 6)
+    ours = ORTModule(mlp(), exporter=TS, fallback="FALLBACK_FORCE_TORCH_FORWARD")
+    ours(x).sum().backward()
+    assert exports(ours) == 0
+    ours = ORTModule(mlp(), exporter=TS, fallback="FALLBACK_FORCE_TORCH_BACKWARD")
+    ours(x).sum().backward()
+    assert exports(ours) == 0
+    with torch.no_grad():
+        ours(x)
+    assert exports(ours) == 1
+
+
+def test_policies() -> None:
+    assert read_policy(None) == FallbackPolicy.FALLBACK_DISABLE
+    assert read_policy("UNSUPPORTED_DATA|FALLBACK_BAD_INITIALIZATION") == 16 | 128
+    with pytest.raises(ValueError, match="no fallback policy 'WHATEVER'"):
+        read_policy("WHATEVER")
+    with pytest.raises(ValueError, match="cannot be combined"):
+        read_policy(FallbackPolicy.FALLBACK_DISABLE | FallbackPolicy.FALLBACK_UNSUPPORTED_DATA)
+
+
+# --- options --------------------------------------------------------------------------------------
+
+
+def test_models_are_saved(tmp_path: Path) -> None:
+    options = DebugOptions(save_onnx=True, onnx_prefix="mlp", save_path=tmp_path)
+    ours, _ = pair(mlp(), debug_options=options)
+    ours(torch.randn(4, 6)).sum().backward()
+    ours.eval()
+    ours(torch.randn(4, 6))
+    names = sorted(p.name for p in tmp_path.iterdir())
+    stages = ("backward", "forward", "optimized", "torch_exported")
+    expected = [f"mlp_{stage}_training.onnx" for stage in stages]
+    expected += ["mlp_forward_inference.onnx", "mlp_torch_exported_inference.onnx"]
+    assert names == sorted(expected)
+    backward = onnx.load(tmp_path / "mlp_backward_training.onnx")
+    onnx.checker.check_model(backward)
+    assert {n.domain for n in backward.graph.node} <= {"", "ai.onnx"}
+
+
+def test_debug_options_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match="onnx_prefix"):
+        DebugOptions(save_onnx=True)
+    with pytest.raises(OSError, match="does not exist"):
+        DebugOptions(save_onnx=True, onnx_prefix="a", save_path=tmp_path / "none")
+    with pytest.raises(TypeError, match="onnx_prefix"):
+        DebugOptions(onnx_prefix=3)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="log_level"):
+        DebugOptions(log_level=3)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="DebugOptions"):
+        ORTModule(mlp(), {})  # type: ignore[arg-type]
+    monkeypatch.setenv("ORTMODULE_LOG_LEVEL", "error")
+    assert DebugOptions().log_level is LogLevel.ERROR
+    monkeypatch.setenv("ORTMODULE_LOG_LEVEL", "loud")
+    with pytest.raises(OnnxTrainError, match="loud"):
+        DebugOptions()
+
+
+def test_autocast_gets_its_own_graph() -> None:
+    ours, theirs = pair(nn.Linear(4, 4))
+    x = torch.randn(3, 4)
+    ours(x)
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=False):
+        torch.testing.assert_close(ours(x), theirs(x))
+    assert exports(ours) == 1
