@@ -1,0 +1,163 @@
+"""The command group: commands by name, options that all share, errors and exit codes."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import click
+
+from ..errors import OnnxTrainError
+from .output import Output
+
+COMMANDS = {
+    "demo": "demo",
+    "inspect": "inspect",
+    "train": "train",
+    "export": "export",
+    "artifacts": "artifacts",
+    "check": "check",
+    "differentiate": "differentiate",
+    "draw": "draw",
+    "bench": "bench",
+    "convert": "convert",
+    "version": "version",
+}
+"""Command → module of this package; each has a click command called `command`."""
+
+OK, USER_ERROR, USAGE, INTERRUPTED = 0, 1, 2, 130
+"""Exit codes."""
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Commands(click.Group):
+    """Imports a command's module when the command is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """All names, in the order of the table."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command of that name."""
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(f".{COMMANDS[cmd_name]}", __package__)
+        command: click.Command = module.command
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As usual; an unknown name brings the list of known ones."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            known = f"{error.format_message()} Commands: {', '.join(COMMANDS)}."
+            raise click.UsageError(known, ctx) from error
+
+
+def _set(name: str) -> Callable[[click.Context, click.Parameter, bool], None]:
+    def callback(ctx: click.Context, _: click.Parameter, value: bool) -> None:
+        if value:
+            setattr(ctx.ensure_object(Output), name, True)
+
+    return callback
+
+
+def common(function: F) -> F:
+    """The options of every command: --quiet and --debug."""
+    for flag, name, text in (
+        ("--debug", "debug", "Show the traceback of an error."),
+        ("--quiet", "quiet", "Print results and errors only."),
+    ):
+        option = click.option(
+            flag, is_flag=True, expose_value=False, callback=_set(name), help=text
+        )
+        function = option(function)
+    return function
+
+
+EPILOG = """\b
+Examples:
+  onnxtrain demo
+  onnxtrain inspect model.onnx
+  onnxtrain train model.onnx --data train.npz --loss cross_entropy --epochs 5
+
+\b
+Exit codes: 0 done, 1 a mistake in what was given, 2 wrong usage, 130 interrupted.
+
+\b
+Shell completion: put this into the start-up file of your shell
+  bash   eval "$(_ONNXTRAIN_COMPLETE=bash_source onnxtrain)"
+  zsh    eval "$(_ONNXTRAIN_COMPLETE=zsh_source onnxtrain)"
+  fish   _ONNXTRAIN_COMPLETE=fish_source onnxtrain | source
+"""
+
+SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+
+
+@click.group(cls=Commands, context_settings=SETTINGS, epilog=EPILOG)
+@click.version_option(package_name="onnxtrain", prog_name="onnxtrain")
+@common
+@click.pass_context
+def cli(ctx: click.Context) -> None:
+    """Train any ONNX model on the stock onnxruntime."""
+    ctx.ensure_object(Output)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and give its exit code.
+
+    Args:
+        arguments: without the program's name; by default those of the process.
+    """
+    output = Output()
+    try:
+        code = cli.main(
+            args=None if arguments is None else list(arguments),
+            prog_name="onnxtrain",
+            standalone_mode=False,
+            obj=output,
+        )
+        sys.stdout.flush()
+    except click.UsageError as error:
+        error.show()
+        return USAGE
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("Interrupted.", err=True)
+        return INTERRUPTED
+    except BrokenPipeError:  # the reader of our output went away: nothing is left to say
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return USER_ERROR
+    except Exception as error:
+        return _report(error, output)
+    return code if isinstance(code, int) else OK
+
+
+def _report(error: Exception, output: Output) -> int:
+    """One readable paragraph on stderr."""
+    if output.debug:
+        traceback.print_exc()
+    message = _message(error)
+    output.err.print("Error: ", style="bold red", end="")
+    output.err.print(message, markup=False, highlight=False, soft_wrap=True)
+    return USER_ERROR
+
+
+def _message(error: Exception) -> str:
+    if isinstance(error, click.ClickException):
+        return error.format_message()
+    if isinstance(error, OSError) and not isinstance(error, OnnxTrainError):
+        where = f"{error.filename}: " if error.filename else ""
+        return f"{where}{error.strerror or error}."
+    if isinstance(error, OnnxTrainError):
+        return str(error)
+    return (
+        f"{type(error).__name__}: {error}. This is not a mistake that onnxtrain knows; run the "
+        "command again with --debug for the traceback, and please report it."
+    )

@@ -1,0 +1,65 @@
+"""``onnxtrain export``: an inference model from a checkpoint and artifacts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from .app import common
+from .output import UserError, current, size
+
+EPILOG = """\b
+Examples:
+  onnxtrain export runs/model/checkpoint --artifacts runs/model/artifacts -o trained.onnx
+  onnxtrain export runs/model -o trained.onnx
+  onnxtrain export runs/model -o features.onnx --outputs embedding
+"""
+
+
+@click.command(epilog=EPILOG)
+@click.argument("checkpoint", type=click.Path())
+@click.option("--artifacts", type=click.Path(), help="Folder of the artifacts.")
+@click.option("--prefix", default="", help="Of the artifacts' names.")
+@click.option("--outputs", help="Outputs to keep, separated by commas; by default the model's.")
+@click.option("-o", "--output", required=True, type=click.Path(), help="File to write.")
+@common
+def command(
+    checkpoint: str, artifacts: str | None, prefix: str, outputs: str | None, output: str
+) -> None:
+    """Write an inference model with the parameters of CHECKPOINT.
+
+    CHECKPOINT is a checkpoint file, or the folder of a run or of artifacts.
+    """
+    from ..runtime.devices import Device
+    from ..runtime.evaluator import Evaluator
+    from ..runtime.export import export
+    from ..runtime.state import CheckpointState
+
+    file, folder = _find(Path(checkpoint), artifacts, prefix)
+    model = folder / f"{prefix}eval_model.onnx"
+    if not model.is_file():
+        raise UserError(
+            f"There is no {model}. Name the folder with {prefix}eval_model.onnx with --artifacts."
+        )
+    target = Path(output)
+    if target.is_dir() or not target.absolute().parent.is_dir():
+        raise UserError(f"-o {output}: give the name of a file in a folder that exists.")
+    state = CheckpointState.load_checkpoint(file)
+    names = [n.strip() for n in (outputs or "").split(",") if n.strip()]
+    evaluator = Evaluator(str(model), state, Device("cpu", None), with_loss=False)
+    export(str(model), state, target, names or evaluator.model_outputs)
+    current().show(f"{target}  {size(target.stat().st_size)}")
+
+
+def _find(checkpoint: Path, artifacts: str | None, prefix: str) -> tuple[Path, Path]:
+    """The checkpoint file and the folder of the artifacts."""
+    if not checkpoint.exists():
+        raise UserError(f"There is no checkpoint {str(checkpoint)!r}.")
+    file = checkpoint / f"{prefix}checkpoint" if checkpoint.is_dir() else checkpoint
+    if not file.is_file():
+        raise UserError(f"There is no checkpoint in the folder {str(checkpoint)!r}.")
+    if artifacts is not None:
+        return file, Path(artifacts)
+    beside = file.parent / "artifacts"
+    return file, beside if beside.is_dir() else file.parent

@@ -1,0 +1,439 @@
+"""Fit data to a model: which array goes where, in which type, and what does not fit.
+
+Everything that can be wrong with data is said here, before anything is written.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..summary import ValueSummary
+from .output import UserError, count
+from .recipes import LossRecipe
+from .sources import Batches, Columns, Named, Ordered, Pictures, Source
+
+Array = npt.NDArray[Any]
+USUAL_TARGETS = ("labels", "label", "target", "targets", "y", "Y", "class", "classes")
+
+
+@dataclass
+class Task:
+    """What the model takes and what the loss compares."""
+
+    inputs: Sequence[ValueSummary]
+    output: ValueSummary
+    loss: LossRecipe
+    target: str | None = None
+    features: Sequence[str] = ()
+    classes: list[str] = field(default_factory=list)
+    """Names of the classes, once data with text labels were read."""
+
+    @property
+    def fed(self) -> list[ValueSummary]:
+        """Inputs other than one that is the target already."""
+        return [v for v in self.inputs if v.name != self.loss.target]
+
+
+@dataclass
+class Dataset:
+    """Data that fit: arrays by name of the input, targets included; or batches."""
+
+    arrays: dict[str, Array] = field(default_factory=dict)
+    batches: Any = None
+    where: str = ""
+
+    @property
+    def rows(self) -> int | None:
+        """How many, if that is known."""
+        return len(next(iter(self.arrays.values()))) if self.arrays else None
+
+    @property
+    def data(self) -> Any:
+        """What `Trainer.fit` takes."""
+        return self.arrays if self.arrays else self.batches
+
+    def part(self, rows: Any) -> Dataset:
+        """Some of the rows."""
+        return Dataset({k: v[rows] for k, v in self.arrays.items()}, None, self.where)
+
+
+def match(source: Source, task: Task) -> Dataset:
+    """Arrays in the names, types and shapes of the model."""
+    if isinstance(source, Batches):
+        return Dataset(batches=source.source, where=source.where)
+    found, target = _assign(source, task)
+    arrays = {v.name: _input(v, found[v.name], source.where) for v in task.fed}
+    arrays[task.loss.target] = _target(task, target, source.where)
+    lengths = {name: len(a) if a.ndim else 0 for name, a in arrays.items()}
+    if len(set(lengths.values())) > 1:
+        shown = ", ".join(f"{n!r} has {length}" for n, length in lengths.items())
+        raise UserError(
+            f"{source.where}: the arrays have different numbers of rows: {shown}. Every row needs "
+            "its inputs and its target."
+        )
+    if not min(lengths.values()):
+        raise UserError(f"{source.where} holds no rows. Training needs at least one.")
+    return Dataset(arrays, where=source.where)
+
+
+# --- which array is what --------------------------------------------------------------------------
+
+
+def _assign(source: Source, task: Task) -> tuple[dict[str, Array], Array]:
+    if isinstance(source, Pictures):
+        if task.loss.kind != "class":
+            raise UserError(
+                f"{source.where} is a folder of classes, and this loss takes numbers as targets: "
+                "use --loss cross_entropy."
+            )
+        if len(task.fed) != 1:
+            raise UserError(
+                f"The model takes {_names(task.fed)}, and a folder of images gives one input."
+            )
+        _remember(task, source.classes)
+        return {task.fed[0].name: load_pictures(source, task.fed[0])}, source.labels
+    if isinstance(source, Ordered):
+        wanted = [v.name for v in task.fed]
+        if len(source.arrays) != len(wanted) + 1:
+            raise UserError(
+                f"{source.where} has {len(source.arrays)} arrays; the model needs "
+                f"{len(wanted) + 1}: {', '.join(wanted)} and then the targets."
+            )
+        return dict(zip(wanted, source.arrays)), source.arrays[-1]
+    if isinstance(source, Columns):
+        return _from_columns(source, task)
+    assert isinstance(source, Named)
+    return _from_names(source, task)
+
+
+def _from_names(source: Named, task: Task) -> tuple[dict[str, Array], Array]:
+    arrays = source.arrays
+    target = _target_name(task, arrays, source.where)
+    rest = [n for n in arrays if n != target]
+    missing = [v.name for v in task.fed if v.name not in arrays]
+    if missing and len(task.fed) == 1 and len(rest) == 1:  # x and y: no doubt what is meant
+        return {task.fed[0].name: arrays[rest[0]]}, arrays[target]
+    if missing:
+        raise UserError(
+            f"{source.where} has no array {missing[0]!r}, which the model takes as input. It holds "
+            f"{', '.join(map(repr, arrays))}; the model's inputs are {_names(task.fed)}. Rename "
+            "the arrays to the inputs."
+        )
+    return {v.name: arrays[v.name] for v in task.fed}, arrays[target]
+
+
+def _from_columns(source: Columns, task: Task) -> tuple[dict[str, Array], Array]:
+    columns = source.columns
+    target = _target_name(task, columns, source.where, last=True)
+    rest = [n for n in columns if n != target]
+    for name in task.features:
+        if name not in columns:
+            raise UserError(_no_column(name, columns, source.where, "--features"))
+    chosen = list(task.features) or rest
+    if len(task.fed) > 1 or (task.fed and task.fed[0].name in rest and not task.features):
+        missing = [v.name for v in task.fed if v.name not in columns]
+        if missing:
+            raise UserError(
+                f"{source.where} has no column {missing[0]!r}, which the model takes as input. "
+                f"Its columns are {_shown(columns)}; name them as the inputs: {_names(task.fed)}."
+            )
+        return {v.name: _as_input(columns[v.name], v) for v in task.fed}, columns[target]
+    text = [n for n in chosen if columns[n].dtype.kind in "US"]
+    if text:
+        raise UserError(
+            f"Column {text[0]!r} of {source.where} holds text ({columns[text[0]][0]!r}), and the "
+            "model takes numbers. Convert the column, or choose others with --features a,b,c."
+        )
+    value = task.fed[0]
+    features = np.stack([columns[n] for n in chosen], axis=1) if chosen else np.empty((0, 0))
+    return {value.name: _as_input(features, value)}, columns[target]
+
+
+def _as_input(array: Array, value: ValueSummary) -> Array:
+    """A column, or columns, in the rank of the input when only one reshape is possible."""
+    shape = value.shape
+    if shape is None or array.ndim == len(shape):
+        return array
+    known = [d for d in shape[1:] if isinstance(d, int)]
+    if len(known) == len(shape) - 1 and math.prod(known) == math.prod(array.shape[1:]):
+        return array.reshape(len(array), *known)
+    return array
+
+
+def _target_name(task: Task, names: dict[str, Array], where: str, *, last: bool = False) -> str:
+    if task.target is not None:
+        if task.target not in names:
+            raise UserError(_no_column(task.target, names, where, "--target"))
+        return task.target
+    for name in (task.loss.target, *USUAL_TARGETS):
+        if name in names and name not in [v.name for v in task.fed]:
+            return name
+    rest = [n for n in names if n not in [v.name for v in task.fed]]
+    if rest and (last or len(rest) == 1):
+        return rest[-1]
+    raise UserError(
+        f"{where} does not say which array holds the targets. It holds {_shown(names)}; name it "
+        f"with --target, or call it {task.loss.target!r}."
+    )
+
+
+def _no_column(name: str, names: dict[str, Array], where: str, option: str) -> str:
+    import difflib
+
+    close = difflib.get_close_matches(name, list(names), 1)
+    hint = f" Did you mean {close[0]!r}?" if close else ""
+    return f"{option}: {where} has no column or array {name!r}.{hint} It has {_shown(names)}."
+
+
+def _names(values: Sequence[ValueSummary]) -> str:
+    return ", ".join(repr(v.name) for v in values)
+
+
+def _shown(names: dict[str, Array]) -> str:
+    listed = list(names)
+    more = f" and {len(listed) - 12} more" if len(listed) > 12 else ""
+    return ", ".join(map(repr, listed[:12])) + more
+
+
+# --- inputs ---------------------------------------------------------------------------------------
+
+
+def _input(value: ValueSummary, array: Array, where: str) -> Array:
+    name = f"{where}: input {value.name!r}"
+    array = _as_input(array, value)
+    if array.dtype.kind in "USO":
+        raise UserError(
+            f"{name} holds text or objects ({array.dtype}), and the model takes {value.dtype}. "
+            "Convert it to numbers first."
+        )
+    array = convert(array, value.dtype, name)
+    _check_finite(array, name)
+    if value.shape is not None:
+        check_shape(array, value.shape, name)
+    return array
+
+
+def convert(array: Array, dtype: str, name: str) -> Array:
+    """An array in the model's type; an error when numbers would change."""
+    try:
+        wanted = np.dtype(dtype)
+    except TypeError:
+        raise UserError(f"{name} is of type {dtype}, which data files cannot hold.") from None
+    if array.dtype == wanted:
+        return np.ascontiguousarray(array)
+    if wanted.kind in "iub" and array.dtype.kind == "f":
+        rounded = array.astype(wanted)
+        if not np.array_equal(rounded, array):
+            raise UserError(
+                f"{name} holds {array.dtype} with fractions or NaN, and the model takes {dtype}. "
+                "Round or encode the values first."
+            )
+        return rounded
+    if wanted.kind == "u" and array.size and array.min() < 0:
+        raise UserError(f"{name} holds negative numbers, and the model takes {dtype}.")
+    return np.ascontiguousarray(array.astype(wanted))
+
+
+def _check_finite(array: Array, name: str) -> None:
+    if array.dtype.kind != "f" or not array.size:
+        return
+    bad = ~np.isfinite(array)
+    if bad.any():
+        rows = np.flatnonzero(bad.reshape(len(array), -1).any(axis=1)) if array.ndim else [0]
+        raise UserError(
+            f"{name} holds NaN or infinite values in {count(len(rows), 'row')}, the first is row "
+            f"{rows[0]}. Remove these rows or fill the values in."
+        )
+
+
+def check_shape(array: Array, shape: Sequence[int | str | None], name: str) -> None:
+    """Compare with the shape that the model declares, except for the batch."""
+    from .inspect import shown
+
+    if array.ndim != len(shape):
+        raise UserError(
+            f"{name} has {array.ndim} dimensions, {array.shape}, and the model takes {len(shape)}: "
+            f"{shown(tuple(shape))}. Reshape the data, for example with "
+            "array.reshape(len(array), ...)."
+        )
+    for axis, (have, want) in enumerate(zip(array.shape[1:], shape[1:]), 1):
+        if isinstance(want, int) and have != want:
+            raise UserError(
+                f"{name} has size {have} on axis {axis}, and the model takes {want}: the data are "
+                f"{shown(array.shape)}, the model takes {shown(tuple(shape))}."
+            )
+
+
+# --- targets --------------------------------------------------------------------------------------
+
+
+def _target(task: Task, array: Array, where: str) -> Array:
+    name = f"{where}: the target"
+    if task.loss.kind == "class":
+        return _labels(task, array, name)
+    if array.dtype.kind in "USO":
+        raise UserError(
+            f"{name} holds text ({array.reshape(-1)[0]!r}), and this loss compares numbers. For "
+            "classes use --loss cross_entropy; otherwise choose another column with --target."
+        )
+    array = _like_output(array, task.output, name)
+    array = convert(array, task.output.dtype, name)
+    _check_finite(array, name)
+    low, high = (float(array.min()), float(array.max())) if array.size else (0.0, 1.0)
+    if task.loss.kind == "binary" and (low < 0 or high > 1):
+        raise UserError(
+            f"{name} lies between {low:g} and {high:g}; binary cross entropy takes 0 to 1. Scale "
+            "it, or use another --loss."
+        )
+    if task.loss.kind == "sign" and not np.isin(array, (-1, 1)).all():
+        raise UserError(f"{name} must be -1 or 1 for the hinge loss; recode it (0 becomes -1).")
+    return array
+
+
+def _like_output(array: Array, output: ValueSummary, name: str) -> Array:
+    """Targets in the shape of the output: (N,) becomes (N, 1) where the model gives that."""
+    shape = output.shape
+    if shape is None:
+        return array
+    array = _as_input(array, output)
+    if len(shape) == 1 and array.ndim == 2 and array.shape[1] == 1:
+        array = array[:, 0]
+    check_shape(array, shape, f"{name} (it is compared with the output {output.name!r})")
+    return array
+
+
+def _labels(task: Task, array: Array, name: str) -> Array:
+    if array.dtype.kind == "O":
+        raise UserError(f"{name} holds Python objects; store class numbers as integers.")
+    if array.dtype.kind in "US":
+        array = _encode(task, array, name)
+    elif array.dtype.kind == "f" and not (np.isfinite(array) & (array == np.round(array))).all():
+        shown = next(v for v in array.reshape(-1) if not float(v).is_integer())
+        raise UserError(
+            f"{name} holds {shown:g}, and this loss takes class numbers: 0, 1, 2 … For "
+            "numbers as targets use --loss mse; otherwise choose another column with --target."
+        )
+    array = array.astype(np.int64)
+    shape = task.output.shape
+    if shape is not None and len(shape) > 1:
+        classes = shape[1]
+        if array.ndim == 2 and array.shape[1] == 1 and len(shape) == 2:
+            array = array[:, 0]
+        if array.ndim == 2 and len(shape) == 2 and array.shape[1] == classes:
+            array = _from_one_hot(array, name)
+        check_shape(array, (shape[0], *shape[2:]), name)
+        if isinstance(classes, int):
+            _check_range(array, classes, name)
+    return np.ascontiguousarray(array)
+
+
+def _from_one_hot(array: Array, name: str) -> Array:
+    if not (np.isin(array, (0, 1)).all() and (array.sum(axis=1) == 1).all()):
+        raise UserError(f"{name} has one column per class, and its rows are not one-hot.")
+    return np.asarray(array.argmax(axis=1))
+
+
+def _check_range(array: Array, classes: int, name: str) -> None:
+    if not array.size:
+        return
+    low, high = int(array.min()), int(array.max())
+    if low >= 0 and high < classes:
+        return
+    rows = np.flatnonzero(((array < 0) | (array >= classes)).reshape(len(array), -1).any(axis=1))
+    from_one = low == 1 and high == classes
+    fix = (
+        "They seem to count from 1: subtract 1."
+        if from_one
+        else f"Correct them, or use a model with {high + 1} outputs."
+        if low >= 0
+        else "Negative labels are not possible: remove these rows or correct them."
+    )
+    raise UserError(
+        f"{name} has labels from {low} to {high}, and the model has {classes} classes, 0 to "
+        f"{classes - 1}; {count(len(rows), 'row')} out of range, the first is row {rows[0]}. {fix}"
+    )
+
+
+def _encode(task: Task, array: Array, name: str) -> Array:
+    """Text labels as numbers: the classes in alphabetical order, those of the training data."""
+    if not task.classes:
+        _remember(task, [str(c) for c in np.unique(array)])
+    unknown = sorted(set(map(str, np.unique(array))) - set(task.classes))
+    if unknown:
+        raise UserError(
+            f"{name} has the class {unknown[0]!r}, which the training data do not have: they have "
+            f"{', '.join(task.classes[:10])}."
+        )
+    number = {c: i for i, c in enumerate(task.classes)}
+    codes = np.array([number[str(v)] for v in array.reshape(-1)], np.int64)
+    return codes.reshape(array.shape)
+
+
+def _remember(task: Task, classes: list[str]) -> None:
+    if task.classes and task.classes != classes:
+        raise UserError(
+            f"The classes differ between training and validation data: {', '.join(task.classes)} "
+            f"and {', '.join(classes)}. Both need the same folders."
+        )
+    shape = task.output.shape
+    known = shape[1] if shape is not None and len(shape) > 1 else None
+    if isinstance(known, int) and len(classes) > known:
+        raise UserError(
+            f"The data have {len(classes)} classes ({', '.join(classes[:6])} …), and the model has "
+            f"{known}. Is the target the right column? Choose it with --target."
+        )
+    task.classes = classes
+
+
+# --- pictures -------------------------------------------------------------------------------------
+
+
+def load_pictures(source: Pictures, value: ValueSummary) -> Array:
+    """Pictures in the size and layout of an input, numbers from 0 to 1 unless it takes uint8."""
+    try:
+        from PIL import Image
+    except ImportError:
+        raise UserError(
+            f'The folder of images {source.where!r} needs Pillow: pip install "onnxtrain[images]".'
+        ) from None
+    channels_last, channels, height, width = _layout(value)
+    mode = "L" if channels == 1 else "RGB"
+    images = [_picture(Image, f, mode, (width, height)) for f in source.files]
+    pixels = np.stack(images).reshape(len(images), height, width, channels)
+    if not channels_last:
+        pixels = pixels.transpose(0, 3, 1, 2)
+    return pixels if value.dtype == "uint8" else pixels.astype(np.float32) / np.float32(255)
+
+
+def _picture(module: Any, file: Path, mode: str, extent: tuple[int, int]) -> Array:
+    try:
+        with module.open(file) as image:
+            return np.asarray(image.convert(mode).resize(extent))
+    except OSError as error:
+        raise UserError(
+            f"{str(file)!r} cannot be read as an image ({error}). Remove it or replace it."
+        ) from error
+
+
+def _layout(value: ValueSummary) -> tuple[bool, int, int, int]:
+    from .inspect import shown
+
+    shape = value.shape or ()
+    if len(shape) == 4:
+        rest = shape[1:]
+        if rest[0] in (1, 3) and isinstance(rest[1], int) and isinstance(rest[2], int):
+            return False, int(rest[0]), rest[1], rest[2]
+        if rest[2] in (1, 3) and isinstance(rest[0], int) and isinstance(rest[1], int):
+            return True, int(rest[2]), rest[0], rest[1]
+    raise UserError(
+        f"Images need an input N×C×H×W or N×H×W×C with 1 or 3 channels and a fixed size; "
+        f"{value.name!r} is {shown(value.shape)}. Fix the size in the model, or give "
+        "arrays as npz."
+    )

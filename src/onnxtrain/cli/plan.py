@@ -1,0 +1,117 @@
+"""What will be trained: the model's side of a run, checked before anything is written."""
+
+from __future__ import annotations
+
+import fnmatch
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import ModelError, NoGradientError
+from ..summary import ModelSummary, ValueSummary, summarize
+from .output import UserError, count, one_of
+from .recipes import LossRecipe, loss_recipe
+from .settings import Settings
+
+FLOAT_TYPES = ("float32", "float64", "float16", "bfloat16", "double")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A model that can be trained, and what of it is."""
+
+    summary: ModelSummary
+    loss: LossRecipe
+    output: ValueSummary
+    trainable: list[str]
+    frozen: list[str]
+    digest: str
+
+
+def make_plan(settings: Settings) -> Plan:
+    """Look at the model and decide what is trained; every refusal says what to do."""
+    loss = loss_recipe(settings.loss)
+    summary = summarize(settings.model, settings.loss_output, batch=settings.batch_size)
+    if summary.problem:
+        raise ModelError(f"{settings.model} cannot be trained: {summary.problem}")
+    _check_inputs(settings.model, summary)
+    output = _output(settings, summary)
+    trainable = _trainable(settings, summary, output)
+    frozen = [p.name for p in summary.parameters if _stays(p.dtype, p.name, trainable)]
+    digest = hashlib.sha256(Path(settings.model).read_bytes()).hexdigest()
+    return Plan(summary, loss, output, trainable, frozen, digest)
+
+
+def _stays(dtype: str, name: str, trainable: list[str]) -> bool:
+    return dtype in FLOAT_TYPES and name not in trainable
+
+
+def _check_inputs(model: str, summary: ModelSummary) -> None:
+    text = [v.name for v in summary.inputs if v.dtype == "string"]
+    if text:
+        raise UserError(
+            f"{model} takes text: its input {text[0]!r} is of type string, and text has no "
+            "gradient and no place in data files. Cut the model after the part that turns "
+            "text into numbers (onnx.utils.extract_model) and train the rest."
+        )
+
+
+def _output(settings: Settings, summary: ModelSummary) -> ValueSummary:
+    outputs = {v.name: v for v in summary.outputs}
+    if settings.loss_output is not None:
+        one_of(settings.loss_output, outputs, "--loss-output")
+        return outputs[settings.loss_output]
+    floats = [v for v in summary.outputs if v.dtype in FLOAT_TYPES]
+    if not floats:
+        raise UserError(
+            f"{settings.model} has no float output, so a loss has nothing to compare: "
+            f"{', '.join(f'{v.name} is {v.dtype}' for v in summary.outputs)}. Make the scores "
+            "before ArgMax or Cast an output of the model (onnx.utils.extract_model)."
+        )
+    return floats[0]
+
+
+def _trainable(settings: Settings, summary: ModelSummary, output: ValueSummary) -> list[str]:
+    floats = [p for p in summary.parameters if p.dtype in FLOAT_TYPES]
+    if not floats:
+        raise UserError(
+            f"{settings.model} has no float parameters, so there is nothing to train. Are its "
+            "weights quantised or given as inputs? Train the float model, with weights as "
+            "initializers."
+        )
+    names = [p.name for p in floats]
+    for option, patterns in (("--freeze", settings.freeze), ("--train", settings.train)):
+        for pattern in patterns:
+            if not fnmatch.filter(names, pattern):
+                raise UserError(
+                    f"{option} {pattern!r} matches no parameter. The model has "
+                    f"{', '.join(names[:12])}{' …' if len(names) > 12 else ''}."
+                )
+    chosen = summary.trainable
+    if settings.train:
+        chosen = [n for n in names if _matches(n, settings.train)]
+    elif not chosen:
+        _explain_nothing(settings, summary, output)
+    left = [n for n in chosen if not _matches(n, settings.freeze)]
+    if not left:
+        raise UserError(
+            f"--freeze {' '.join(map(repr, settings.freeze))} freezes all "
+            f"{count(len(chosen), 'parameter')}, so there is nothing left to train. Freeze fewer: "
+            f"the model has {', '.join(chosen[:12])}."
+        )
+    return left
+
+
+def _explain_nothing(settings: Settings, summary: ModelSummary, output: ValueSummary) -> None:
+    if summary.blockers:
+        raise NoGradientError(summary.blockers)
+    reasons = sorted({p.reason for p in summary.parameters})
+    raise UserError(
+        f"No parameter of {settings.model} can be trained: {'; '.join(reasons)}. The loss would be "
+        f"computed from the output {output.name!r}; choose another with --loss-output, or make "
+        "an output of a value that depends smoothly on the parameters."
+    )
+
+
+def _matches(name: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatch.fnmatchcase(name, p) for p in patterns)

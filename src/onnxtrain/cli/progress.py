@@ -1,0 +1,194 @@
+"""What hangs in the training loop: the bar, the history, and a clean end on Ctrl-C."""
+
+from __future__ import annotations
+
+import math
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from ..runtime.callbacks import Callback
+from .history import Step, write_history
+from .output import Output
+
+if TYPE_CHECKING:
+    from ..runtime.trainer import Trainer
+
+Logs = Mapping[str, float]
+
+
+class InterruptedRunError(KeyboardInterrupt):
+    """The run was stopped by Ctrl-C, after its state was saved."""
+
+
+class Interrupt(Callback):
+    """Saves and stops after the step during which Ctrl-C was pressed; a second one stops at once.
+
+    A step is never cut in two, so the checkpoint is one that training goes on from exactly.
+    """
+
+    def __init__(self, checkpoint: Path) -> None:
+        self.checkpoint, self.asked = checkpoint, False
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Take Ctrl-C over for a while (signals reach the main thread only)."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = signal.signal(signal.SIGINT, self._handle)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
+
+    def on_step_end(self, trainer: Trainer, logs: Logs) -> None:
+        """Leave if asked to."""
+        if self.asked:
+            trainer.save(self.checkpoint)
+            raise InterruptedRunError
+
+    def on_epoch_end(self, trainer: Trainer, epoch: int, logs: Logs) -> None:
+        """Leave if asked to during validation."""
+        self.on_step_end(trainer, logs)
+
+
+class Recorder(Callback):
+    """Keeps every step and writes the history after every epoch."""
+
+    def __init__(self, folder: Path, steps: list[Step]) -> None:
+        self.folder, self.steps = folder, steps
+
+    def on_step_end(self, trainer: Trainer, logs: Logs) -> None:
+        """Keep the step."""
+        self.steps.append((trainer.step, float(logs["loss"]), float(logs["lr"])))
+
+    def on_epoch_end(self, trainer: Trainer, epoch: int, logs: Logs) -> None:
+        """Write the files."""
+        write_history(self.folder, trainer.history, self.steps)
+
+
+class TrainMetric(Callback):
+    """The metric on (a part of) the training data, for runs without validation data."""
+
+    def __init__(self, data: Any, batch_size: int) -> None:
+        self.data, self.batch_size = data, batch_size
+
+    def on_epoch_end(self, trainer: Trainer, epoch: int, logs: Logs) -> None:
+        """Evaluate."""
+        found = trainer.evaluate(self.data, self.batch_size)
+        trainer.history.add({f"train_{m.name}": found[m.name] for m in trainer.metrics})
+
+
+class Bar(Callback):
+    """A moving bar on a terminal, one line per epoch elsewhere, nothing when quiet."""
+
+    def __init__(self, output: Output, epochs: int, rows_per_step: int) -> None:
+        self.output, self.epochs, self.rows = output, epochs, rows_per_step
+        self._bar: Any = None
+        self._task: Any = None
+        self._began, self._first, self._smooth = 0.0, 0, math.nan
+        self._epoch_began = 0.0
+
+    def on_train_begin(self, trainer: Trainer) -> None:
+        """Start the clock, and the bar on a terminal."""
+        self._began, self._first = time.monotonic(), trainer.step
+        console = self.output.err
+        if self.output.quiet or not console.is_terminal:
+            return
+        from rich import progress
+
+        self._bar = progress.Progress(
+            progress.TextColumn("{task.description}"),
+            progress.BarColumn(),
+            progress.TextColumn("{task.completed:,.0f}/{task.total:,.0f}"),
+            progress.TextColumn("{task.fields[values]}"),
+            progress.TimeRemainingColumn(),
+            console=console,
+            transient=True,
+        )
+        total = None if trainer.batches is None else trainer.batches * self.epochs
+        done = 0 if trainer.batches is None else trainer.batches * trainer.epoch + trainer.batch
+        self._task = self._bar.add_task("training", total=total, completed=done, values="")
+        self._bar.start()
+
+    def on_epoch_begin(self, trainer: Trainer, epoch: int) -> None:
+        """Start the epoch's clock."""
+        self._epoch_began = time.monotonic()
+
+    def on_step_end(self, trainer: Trainer, logs: Logs) -> None:
+        """Move."""
+        loss = float(logs["loss"])
+        self._smooth = loss if math.isnan(self._smooth) else 0.95 * self._smooth + 0.05 * loss
+        if self._bar is None:
+            return
+        values = f"loss {self._smooth:.4f}  {self.speed(trainer):,.0f} samples/s"
+        name = f"epoch {trainer.epoch + 1}/{self.epochs}"
+        self._bar.update(self._task, advance=1, description=name, values=values)
+
+    def speed(self, trainer: Trainer) -> float:
+        """Samples per second since the start."""
+        seconds = max(time.monotonic() - self._began, 1e-9)
+        return (trainer.step - self._first) * self.rows / seconds
+
+    def on_epoch_end(self, trainer: Trainer, epoch: int, logs: Logs) -> None:
+        """One line that stays."""
+        last = {k: v[-1] for k, v in trainer.history.items() if v}
+        shown = "  ".join(f"{k} {v:.4g}" for k, v in last.items())
+        seconds = time.monotonic() - self._epoch_began
+        line = f"epoch {epoch + 1}/{self.epochs}  {shown}  {seconds:.1f} s"
+        if self._bar is not None:
+            self._bar.console.print(line, markup=False, highlight=False)
+        else:
+            self.output.say(line)
+
+    def close(self) -> None:
+        """Take the bar away."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+
+class TensorBoard(Callback):
+    """Event files for TensorBoard."""
+
+    def __init__(self, writer: Any) -> None:
+        self.writer = writer
+
+    def on_step_end(self, trainer: Trainer, logs: Logs) -> None:
+        """Loss and learning rate by step."""
+        for name, value in logs.items():
+            self.writer.add_scalar(f"step/{name}", value, trainer.step)
+
+    def on_epoch_end(self, trainer: Trainer, epoch: int, logs: Logs) -> None:
+        """Everything by epoch."""
+        for name, values in trainer.history.items():
+            if values:
+                self.writer.add_scalar(f"epoch/{name}", values[-1], epoch + 1)
+        self.writer.flush()
+
+
+def tensorboard(folder: Path) -> TensorBoard:
+    """A callback that writes event files into a folder."""
+    from .output import UserError
+
+    try:
+        from tensorboardX import SummaryWriter
+    except ImportError:
+        raise UserError(
+            '--tensorboard needs tensorboardX: pip install "onnxtrain[tensorboard]".'
+        ) from None
+    return TensorBoard(SummaryWriter(str(folder)))
+
+
+Cleanup = Callable[[], None]

@@ -1,0 +1,139 @@
+"""Losses, optimizers, schedules and metrics by the names that the command line uses."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from .output import UserError, one_of
+
+if TYPE_CHECKING:
+    from ..optim import Optimizer
+    from ..runtime.schedulers import LRScheduler
+
+
+@dataclass(frozen=True)
+class LossRecipe:
+    """A loss block and the targets it takes."""
+
+    block: str
+    """Name in `onnxtrain.onnxblock.loss`."""
+    target: str
+    """Name of the graph input that the targets become."""
+    kind: str
+    """"class": class numbers; "number": like the output; "binary": that, from 0 to 1;
+    "sign": that, −1 or 1."""
+
+
+LOSSES = {
+    "cross_entropy": LossRecipe("CrossEntropyLoss", "labels", "class"),
+    "nll": LossRecipe("NLLLoss", "labels", "class"),
+    "multi_margin": LossRecipe("MultiMarginLoss", "labels", "class"),
+    "bce_with_logits": LossRecipe("BCEWithLogitsLoss", "target", "binary"),
+    "bce": LossRecipe("BCELoss", "target", "binary"),
+    "hinge": LossRecipe("HingeLoss", "target", "sign"),
+    "mse": LossRecipe("MSELoss", "target", "number"),
+    "l1": LossRecipe("L1Loss", "target", "number"),
+    "huber": LossRecipe("HuberLoss", "target", "number"),
+    "smooth_l1": LossRecipe("SmoothL1Loss", "target", "number"),
+    "poisson_nll": LossRecipe("PoissonNLLLoss", "target", "number"),
+    "kl_div": LossRecipe("KLDivLoss", "target", "number"),
+}
+OPTIMIZERS = (
+    "adamw", "adam", "sgd", "rmsprop", "adagrad", "adadelta", "lamb", "lion", "adafactor",
+)  # fmt: skip
+SCHEDULES = ("constant", "cosine", "linear", "step", "exponential", "onecycle", "plateau")
+METRICS = ("auto", "none", "accuracy", "mae", "mse", "r2", "perplexity", "top5")
+
+
+def loss_recipe(name: str) -> LossRecipe:
+    """A loss by name."""
+    return LOSSES[one_of(name, LOSSES, "--loss")]
+
+
+def loss_block(name: str) -> Any:
+    """A new loss block."""
+    from .. import onnxblock
+
+    return getattr(onnxblock.loss, loss_recipe(name).block)()
+
+
+def make_optimizer(
+    name: str,
+    *,
+    weight_decay: float | None = None,
+    momentum: float | None = None,
+    clip_norm: float | None = None,
+) -> Optimizer:
+    """An optimizer by name, with what it takes of the options."""
+    from .. import optim
+
+    maker = getattr(optim, one_of(name, OPTIMIZERS, "--optimizer"))
+    given = {"weight_decay": weight_decay, "momentum": momentum}
+    options: dict[str, Any] = {k: v for k, v in given.items() if v is not None}
+    taken = inspect.signature(maker).parameters
+    for option in options:
+        if option not in taken:
+            raise UserError(
+                f"The optimizer {name} has no {option.replace('_', ' ')}: leave "
+                f"--{option.replace('_', '-')} out, or use another --optimizer."
+            )
+    if clip_norm is not None:
+        options["clip"] = optim.ClipNorm(clip_norm)
+    made: Optimizer = maker(**options)
+    return made
+
+
+def make_scheduler(
+    name: str, warmup: float, steps: int, epochs: int
+) -> Callable[[Any], LRScheduler] | None:
+    """What gives `Trainer` its schedule; None for a constant learning rate.
+
+    Args:
+        name: of the schedule.
+        warmup: below 1 a share of all steps, from 1 on a number of steps.
+        steps: of the whole run.
+        epochs: of the whole run.
+    """
+    from ..runtime import schedulers as known
+
+    one_of(name, SCHEDULES, "--schedule")
+    if warmup and name in {"onecycle", "plateau"}:
+        raise UserError(f"--schedule {name} takes no --warmup: leave one of the two out.")
+    warm = round(warmup * steps) if warmup < 1 else int(warmup)
+    if name == "constant" and not warm:
+        return None
+    if warm >= steps:
+        raise UserError(
+            f"--warmup {warmup:g} means {warm} steps, and the whole run has only {steps}: "
+            "give a smaller share, or more --epochs."
+        )
+    rest, per_epoch = steps - warm, max(1, steps // epochs)
+
+    def make(optimizer: Any) -> LRScheduler:
+        rate = optimizer.get_learning_rate()
+        made: dict[str, Callable[[], LRScheduler]] = {
+            "constant": lambda: known.ConstantLR(optimizer, 1.0, 0),
+            "cosine": lambda: known.CosineAnnealingLR(optimizer, rest),
+            "linear": lambda: known.PolynomialLR(optimizer, rest, 1.0),
+            "step": lambda: known.StepLR(optimizer, max(1, rest // 3)),
+            "exponential": lambda: known.ExponentialLR(optimizer, 0.9 ** (1 / per_epoch)),
+            "onecycle": lambda: known.OneCycleLR(optimizer, rate, rest + 1),
+            "plateau": lambda: known.ReduceLROnPlateau(optimizer, patience=2),
+        }
+        inner = made[name]()
+        return known.WarmUp(inner, warm) if warm else inner
+
+    return make
+
+
+def metric_name(choice: str, kind: str) -> str | None:
+    """The metric that is meant; "auto" takes the one that fits the loss."""
+    one_of(choice, METRICS, "--metric")
+    if choice == "none":
+        return None
+    if choice != "auto":
+        return choice
+    return "mae" if kind == "number" else "accuracy"

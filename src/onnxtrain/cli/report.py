@@ -1,0 +1,271 @@
+"""report.html: one page per run that needs no other file and no network."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .charts import confusion, curves
+from .inspect import shown
+from .output import count, size
+from .scene import png_address
+
+if TYPE_CHECKING:
+    from .run import Run
+
+Array = npt.NDArray[Any]
+SAMPLES = 12
+MOST_CLASSES = 20
+
+STYLE = """
+:root { color-scheme: light; }
+body { font: 15px/1.5 system-ui, Helvetica, Arial, sans-serif; color: #1f2933; margin: 0 auto;
+       max-width: 1080px; padding: 24px; background: #f7f9fb; }
+h1 { font-size: 24px; margin: 0 0 4px; } h2 { font-size: 18px; margin: 32px 0 12px; }
+p.sub { color: #52606d; margin: 0 0 20px; }
+.cards, .charts, .samples { display: flex; flex-wrap: wrap; gap: 12px; }
+.card, .chart, table, .sample { background: #fff; border: 1px solid #e3e8ee; border-radius: 8px; }
+.card { padding: 12px 16px; min-width: 120px; }
+.card b { display: block; font-size: 20px; } .card span { color: #52606d; font-size: 13px; }
+.chart { padding: 8px; } .chart svg { display: block; max-width: 100%; height: auto; }
+table { border-collapse: collapse; width: 100%; } td, th { text-align: left; padding: 5px 12px;
+  border-bottom: 1px solid #edf1f5; font-variant-numeric: tabular-nums; word-break: break-word; }
+tr:last-child td { border-bottom: 0; } th { color: #52606d; font-weight: 600; }
+.sample { padding: 10px; width: 140px; font-size: 13px; }
+.sample img { width: 100%; image-rendering: pixelated; border-radius: 4px; background: #000; }
+.right { color: #15803d; } .wrong { color: #b91c1c; }
+.scroll { overflow-x: auto; }
+"""
+
+
+def page(run: Run) -> str:
+    """The whole page as text."""
+    title = f"Training of {Path(run.settings.model).name}"
+    parts = [
+        f"<h1>{escape(title)}</h1>",
+        f'<p class="sub">{escape(_headline(run))}</p>',
+        _cards(run),
+        "<h2>Curves</h2>",
+        _curves(run),
+        *_matrix(run),
+        "<h2>Samples of predictions</h2>",
+        _samples(run),
+        "<h2>Settings</h2>",
+        _table(("setting", "value"), _settings(run)),
+        "<h2>Model</h2>",
+        _model(run),
+        "<h2>Epochs</h2>",
+        _epochs(run),
+    ]
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n"
+        + "\n".join(parts)
+        + "\n</body>\n</html>\n"
+    )
+
+
+def _headline(run: Run) -> str:
+    rows = count(run.training.rows, "row") if run.training.rows else "batches"
+    parts = [f"{rows} from {run.training.where}"]
+    if run.validation is not None and run.validation.rows:
+        parts.append(f"validated on {count(run.validation.rows, 'row')}")
+    trained = sum(p.elements for p in run.plan.summary.parameters if p.name in run.plan.trainable)
+    parts.append(f"{trained:,} numbers trained with {run.settings.optimizer}")
+    return ", ".join(parts)
+
+
+def _cards(run: Run) -> str:
+    cells = [("epochs", str(len(run.history.get("loss", [])))), ("steps", f"{run.trainer.step:,}")]
+    for name, values in run.history.items():
+        if values and name != "lr":
+            cells.append((name.replace("_", " "), _number(name, values[-1])))
+    cards = "".join(
+        f'<div class="card"><b>{escape(v)}</b><span>{escape(n)}</span></div>' for n, v in cells
+    )
+    return f'<div class="cards">{cards}</div>'
+
+
+def _number(name: str, value: float) -> str:
+    return f"{value:.2%}" if name.endswith("accuracy") else f"{value:.4g}"
+
+
+def _curves(run: Run) -> str:
+    from .run import loss_picture
+
+    pictures = [loss_picture(run)]
+    metrics = {
+        name: [(float(i + 1), v) for i, v in enumerate(values)]
+        for name, values in run.history.items()
+        if name not in {"loss", "lr", "val_loss"}
+    }
+    if metrics:
+        pictures.append(curves("Metric", metrics, "epoch"))
+    rates = {"learning rate": [(float(s), rate) for s, _, rate in run.steps]}
+    pictures.append(curves("Learning rate", rates, "step"))
+    drawn = "".join(f'<div class="chart">{p.svg()}</div>' for p in pictures)
+    return f'<div class="charts">{drawn}</div>'
+
+
+# --- predictions --------------------------------------------------------------------------------
+
+
+def class_names(run: Run) -> list[str]:
+    """Names of the classes, their numbers without any."""
+    shape = run.plan.output.shape or ()
+    number = shape[1] if len(shape) > 1 and isinstance(shape[1], int) else 0
+    names = run.task.classes
+    return names + [str(i) for i in range(len(names), number)] if number else names
+
+
+def predictions(run: Run, rows: int | None = None) -> tuple[Array, Array] | None:
+    """The loss's output and the targets, on validation data if there are any."""
+    data = run.validation if run.validation is not None else run.training
+    if not data.rows:
+        return None
+    part = data.part(slice(0, rows))
+    target = part.arrays[run.plan.loss.target]
+    inputs = {k: v for k, v in part.arrays.items() if k != run.plan.loss.target}
+    size_ = run.settings.batch_size
+    first = run.plan.summary.inputs[0].shape
+    if first and isinstance(first[0], int):  # a fixed batch: whole ones only
+        whole = len(target) // size_ * size_
+        inputs, target = {k: v[:whole] for k, v in inputs.items()}, target[:whole]
+        if not whole:
+            return None
+    found = run.trainer.predict(inputs, size_)
+    if isinstance(found, tuple):
+        names = [v.name for v in run.plan.summary.outputs]
+        found = found[names.index(run.plan.output.name)]
+    return found, target
+
+
+def confusion_matrix(run: Run) -> tuple[Array, list[str]] | None:
+    """Counts by true class (rows) and predicted class (columns), for plain classifiers."""
+    names = class_names(run)
+    shape = run.plan.output.shape or ()
+    if run.plan.loss.kind != "class" or len(shape) != 2 or not 2 <= len(names) <= MOST_CLASSES:
+        return None
+    found = predictions(run)
+    if found is None:
+        return None
+    scores, target = found
+    matrix = np.zeros((len(names), len(names)), np.int64)
+    np.add.at(matrix, (target, scores.argmax(axis=1)), 1)
+    return matrix, names
+
+
+def _matrix(run: Run) -> list[str]:
+    found = confusion_matrix(run)
+    if found is None:
+        return []
+    drawn = confusion(*found).svg()
+    return [f'<h2>Confusion matrix</h2><div class="charts"><div class="chart">{drawn}</div></div>']
+
+
+def _samples(run: Run) -> str:
+    fixed = (run.plan.summary.inputs[0].shape or ("N",))[0]
+    rows = max(SAMPLES, fixed) if isinstance(fixed, int) else SAMPLES
+    found = predictions(run, rows)
+    if found is None:
+        return "<p>The data are batches; there are no rows to show.</p>"
+    scores, target = found
+    data = run.validation if run.validation is not None else run.training
+    first = next(v for k, v in data.arrays.items() if k != run.plan.loss.target)
+    cells = []
+    for i in range(min(SAMPLES, len(target))):
+        said, is_right = _verdict(run, scores[i], target[i])
+        tone = "" if is_right is None else ' class="right"' if is_right else ' class="wrong"'
+        cells.append(f'<div class="sample">{_input(first[i])}<div{tone}>{said}</div></div>')
+    return f'<div class="samples">{"".join(cells)}</div>'
+
+
+def _input(row: Array) -> str:
+    """A picture if it looks like one, otherwise the first numbers."""
+    pixels = _pixels(row)
+    if pixels is not None:
+        return f'<img alt="input" src="{png_address(pixels)}">'
+    values = ", ".join(f"{float(v):.4g}" for v in row.reshape(-1)[:6])
+    more = " …" if row.size > 6 else ""
+    return f"<div>{escape(values)}{more}</div>"
+
+
+def _pixels(row: Array) -> Array | None:
+    if row.ndim != 3 or min(row.shape[0], row.shape[2]) not in (1, 3) or row.size > 3 * 512 * 512:
+        return None
+    image = row.transpose(1, 2, 0) if row.shape[0] in (1, 3) else row
+    if min(image.shape[:2]) < 4:
+        return None
+    low, high = float(image.min()), float(image.max())
+    scaled = (image - low) / ((high - low) or 1.0) * 255
+    pixels = np.round(scaled).astype(np.uint8)
+    return pixels[..., 0] if pixels.shape[2] == 1 else pixels
+
+
+def _verdict(run: Run, score: Array, target: Array) -> tuple[str, bool | None]:
+    if run.plan.loss.kind == "class" and score.ndim == 1:
+        names = class_names(run)
+        said, true = int(score.argmax()), int(target)
+        label = [names[i] if i < len(names) else str(i) for i in (said, true)]
+        text = f"predicted {escape(label[0])}{_share(run, score, said)}<br>true {escape(label[1])}"
+        return text, said == true
+    shown_ = [", ".join(f"{float(v):.4g}" for v in a.reshape(-1)[:4]) for a in (score, target)]
+    return f"predicted {escape(shown_[0])}<br>true {escape(shown_[1])}", None
+
+
+def _share(run: Run, score: Array, chosen: int) -> str:
+    if run.settings.loss != "cross_entropy":
+        return ""
+    powers = np.exp(score.astype(np.float64) - float(score.max()))
+    return f" ({powers[chosen] / powers.sum():.0%})"
+
+
+# --- tables -------------------------------------------------------------------------------------
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    top = "".join(f"<th>{escape(h)}</th>" for h in head)
+    body = "".join("<tr>" + "".join(f"<td>{escape(c)}</td>" for c in row) + "</tr>" for row in rows)
+    return f'<div class="scroll"><table><tr>{top}</tr>{body}</table></div>'
+
+
+def _settings(run: Run) -> list[tuple[str, str]]:
+    skipped = {None, "", (), False}
+    chosen = {k: v for k, v in vars(run.settings).items() if v not in skipped}
+    return [
+        (k.replace("_", "-"), ", ".join(v) if isinstance(v, tuple) else str(v))
+        for k, v in chosen.items()
+    ]
+
+
+def _model(run: Run) -> str:
+    summary = run.plan.summary
+    values = [("input", v) for v in summary.inputs] + [("output", v) for v in summary.outputs]
+    sides = _table(("", "name", "type", "shape"), [
+        (side, v.name, v.dtype, shown(v.shape)) for side, v in values
+    ])  # fmt: skip
+    trained = set(run.plan.trainable)
+    rows = [
+        (p.name, p.dtype, shown(p.shape), size(p.bytes), "yes" if p.name in trained else "no")
+        for p in summary.parameters
+    ]
+    parameters = _table(("parameter", "type", "shape", "size", "trained"), rows)
+    used = ", ".join(f"{o.op_type} ({o.count})" for o in summary.operators)
+    return f"{sides}<p>Operators: {escape(used)}</p>{parameters}"
+
+
+def _epochs(run: Run) -> str:
+    names = list(run.history)
+    length = max((len(v) for v in run.history.values()), default=0)
+    rows = []
+    for i in range(length):
+        values = [run.history[n][i] if i < len(run.history[n]) else math.nan for n in names]
+        rows.append((str(i + 1), *(f"{v:.6g}" for v in values)))
+    return _table(("epoch", *names), rows)

@@ -1,0 +1,367 @@
+"""One training run: check everything, then write; used by ``train`` and ``demo``."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..artifacts import generate_artifacts
+from ..errors import NonFiniteError
+from ..runtime.callbacks import SaveCheckpoint
+from ..runtime.metrics import Accuracy, Metric
+from ..runtime.trainer import History, Trainer
+from . import progress, report
+from .charts import curves
+from .history import Step, read_steps, write_history, write_text
+from .match import Dataset, Task, match
+from .output import Output, UserError, count
+from .plan import Plan, make_plan
+from .recipes import loss_block, make_optimizer, make_scheduler, metric_name
+from .settings import Settings
+from .sources import read
+
+FIXED = ("loss", "optimizer", "freeze", "train", "weight_decay", "momentum", "clip_norm",
+         "loss_output", "training_mode", "batch_size", "seed")  # fmt: skip
+"""Settings that a resumed run must share with the one it goes on with."""
+
+
+@dataclass
+class Run:
+    """What a finished run leaves."""
+
+    folder: Path
+    settings: Settings
+    plan: Plan
+    task: Task
+    history: History
+    steps: list[Step]
+    training: Dataset
+    validation: Dataset | None
+    trainer: Trainer
+    files: list[Path] = field(default_factory=list)
+
+
+def train(settings: Settings, output: Output) -> Run:
+    """Read model and data, train, and write everything into the folder of the run."""
+    settings.check()
+    plan = make_plan(settings)
+    features = [f.strip() for f in (settings.features or "").split(",") if f.strip()]
+    task = Task(plan.summary.inputs, plan.output, plan.loss, settings.target, features)
+    training = match(read(settings.data), task)
+    validation = None
+    if settings.val:
+        training, validation = _validation(settings, task, training)
+    return train_on(settings, plan, task, training, validation, output)
+
+
+def train_on(
+    settings: Settings,
+    plan: Plan,
+    task: Task,
+    training: Dataset,
+    validation: Dataset | None,
+    output: Output,
+) -> Run:
+    """Train on data that are there already."""
+    drop_last = _check_batches(settings, plan, training, validation)
+    optimizer = make_optimizer(
+        settings.optimizer,
+        weight_decay=settings.weight_decay,
+        momentum=settings.momentum,
+        clip_norm=settings.clip_norm,
+    )
+    scheduler = _scheduler(settings, training, drop_last)
+    metrics = _metrics(settings, plan)
+    folder = _folder(settings)
+    if settings.resume:
+        _check_resume(folder, settings, plan)
+    else:
+        with _staged(folder, settings.overwrite) as staging:
+            _make_artifacts(settings, plan, optimizer, staging / "artifacts")
+            _try_a_batch(staging / "artifacts", settings, training)
+            about = {"model_sha256": plan.digest, "settings": settings.to_dict()}
+            write_text(staging / "run.json", json.dumps(about, indent=2) + "\n")
+    trainer = Trainer.from_directory(
+        folder / "artifacts",
+        checkpoint=folder / "checkpoint" if settings.resume else None,
+        learning_rate=None if settings.resume else settings.lr,
+        scheduler=scheduler,
+        metrics=metrics,
+        check_finite=True,
+    )
+    run = Run(folder, settings, plan, task, trainer.history, [], training, validation, trainer)
+    _fit(run, output, drop_last)
+    _finish(run)
+    return run
+
+
+def _fit(run: Run, output: Output, drop_last: bool) -> None:
+    settings, trainer, folder = run.settings, run.trainer, run.folder
+    if settings.resume:
+        run.steps = read_steps(folder, trainer.step)
+    interrupt = progress.Interrupt(folder / "checkpoint")
+    bar = progress.Bar(output, settings.epochs, settings.batch_size)
+    hooks: list[Any] = [progress.Recorder(folder, run.steps), bar]
+    if run.validation is None and run.training.rows and trainer.metrics:
+        sample = run.training.part(slice(0, 2000))
+        hooks.insert(0, progress.TrainMetric(sample.arrays, settings.batch_size))
+    events = progress.tensorboard(folder / "tensorboard") if settings.tensorboard else None
+    if events is not None:
+        hooks.append(events)
+    hooks += [SaveCheckpoint(folder / "checkpoint"), interrupt]
+    try:
+        with interrupt.listening():
+            run.history = trainer.fit(
+                run.training.data,
+                settings.epochs,
+                settings.batch_size,
+                validation_data=run.validation.data if run.validation else None,
+                callbacks=hooks,
+                seed=settings.seed,
+                drop_last=drop_last,
+                progress=False,
+                resume=settings.resume,
+            )
+    except progress.InterruptedRunError:
+        bar.close()
+        write_history(folder, trainer.history, run.steps)
+        at = f"epoch {trainer.epoch + 1}, step {trainer.step}"
+        output.say(
+            f"Stopped in {at}; everything is saved in {folder}. Go on with the same command and "
+            f"--resume --output {folder}."
+        )
+        raise
+    except NonFiniteError as error:
+        write_history(folder, trainer.history, run.steps)
+        raise UserError(
+            f"{error} The training diverged: try a smaller --lr (it is {settings.lr:g}), "
+            "--clip-norm 1.0, or --warmup 0.1, and scale the inputs to about -1 to 1."
+        ) from error
+    finally:
+        bar.close()
+        if events is not None:
+            events.writer.close()
+
+
+def _finish(run: Run) -> None:
+    folder = run.folder
+    run.trainer.export(folder / "model.onnx")
+    write_history(folder, run.history, run.steps)
+    pictures = loss_picture(run).write(folder / "loss")
+    write_text(folder / "report.html", report.page(run))
+    names = ("model.onnx", "checkpoint", "report.html", "history.csv", "history.json")
+    run.files = [*(folder / n for n in names), *pictures]
+    if run.task.classes:
+        names_file = folder / "classes.json"
+        write_text(names_file, json.dumps(run.task.classes, indent=2) + "\n")
+        run.files.append(names_file)
+
+
+def loss_picture(run: Run) -> Any:
+    """The loss by step, and by epoch on the validation data."""
+    lines = {"training loss": [(float(s), loss) for s, loss, _ in run.steps]}
+    values = run.history.get("val_loss", [])
+    if values and run.steps:
+        per_epoch = run.steps[-1][0] / max(len(values), 1)
+        lines["validation loss"] = [(per_epoch * (i + 1), v) for i, v in enumerate(values)]
+    return curves("Loss", lines, "step")
+
+
+# --- before the run -------------------------------------------------------------------------------
+
+
+def _validation(settings: Settings, task: Task, training: Dataset) -> tuple[Dataset, Dataset]:
+    """Data of their own, or a share of the training data."""
+    assert settings.val is not None
+    try:
+        share = float(settings.val)
+    except ValueError:
+        return training, match(read(settings.val), task)
+    if not 0 < share < 1:
+        raise UserError(f"--val {settings.val} is no file and no share between 0 and 1.")
+    if training.rows is None:
+        raise UserError("--val as a share needs arrays; batches need validation data of their own.")
+    order = np.random.default_rng(settings.seed).permutation(training.rows)
+    held = max(1, round(share * training.rows))
+    if held >= training.rows:
+        raise UserError(f"--val {share:g} of {count(training.rows, 'row')} leaves none to train.")
+    return training.part(np.sort(order[held:])), training.part(np.sort(order[:held]))
+
+
+def _check_batches(
+    settings: Settings, plan: Plan, training: Dataset, validation: Dataset | None
+) -> bool:
+    """A model with a fixed batch takes no other; gives whether a last, smaller one is dropped."""
+    fixed = {v.shape[0] for v in plan.summary.inputs if v.shape and isinstance(v.shape[0], int)}
+    if not fixed:
+        return False
+    size = min(fixed)
+    if settings.batch_size != size:
+        raise UserError(
+            f"The model takes batches of exactly {size}, and --batch-size is "
+            f"{settings.batch_size}. Use --batch-size {size}, or export the model with a dynamic "
+            "first dimension."
+        )
+    if training.rows is not None and training.rows < size:
+        raise UserError(
+            f"The model takes batches of exactly {size}, and there are only "
+            f"{count(training.rows, 'row')}."
+        )
+    if validation is not None and validation.rows:
+        whole = validation.rows // size * size
+        if not whole:
+            raise UserError(
+                f"The model takes batches of exactly {size}, and the validation data have only "
+                f"{count(validation.rows, 'row')}."
+            )
+        validation.arrays = validation.part(slice(0, whole)).arrays
+    return True
+
+
+def _scheduler(settings: Settings, training: Dataset, drop_last: bool) -> Any:
+    if training.rows is None:
+        per_epoch = len(training.batches) if hasattr(training.batches, "__len__") else None
+        if per_epoch is None:
+            if settings.schedule != "constant" or settings.warmup:
+                raise UserError(
+                    "--schedule and --warmup need to know how many batches there are: give the "
+                    "object that the data function returns a __len__."
+                )
+            return None
+    else:
+        whole, rest = divmod(training.rows, settings.batch_size)
+        per_epoch = whole + (1 if rest and not drop_last else 0)
+    steps = max(1, per_epoch) * settings.epochs
+    return make_scheduler(settings.schedule, settings.warmup, steps, settings.epochs)
+
+
+def _metrics(settings: Settings, plan: Plan) -> list[str | Metric]:
+    name = metric_name(settings.metric, plan.loss.kind)
+    first = plan.summary.outputs[0].name == plan.output.name
+    several = plan.loss.kind == "binary" and (plan.output.shape or (0, 1))[1:] not in ((1,), ())
+    if name is None or (settings.metric == "auto" and (not first or several)):
+        return []
+    if not first:
+        raise UserError(
+            f"--metric is computed from the first output, {plan.summary.outputs[0].name!r}, and "
+            f"the loss from {plan.output.name!r}: leave --metric out."
+        )
+    if name == "accuracy" and settings.loss == "bce":
+        return [Accuracy(threshold=0.5)]
+    return [name]
+
+
+def _make_artifacts(settings: Settings, plan: Plan, optimizer: Any, folder: Path) -> None:
+    folder.mkdir()
+    generate_artifacts(
+        settings.model,
+        requires_grad=plan.trainable,
+        frozen_params=plan.frozen or None,
+        loss=loss_block(settings.loss),
+        optimizer=optimizer,
+        artifact_directory=folder,
+        loss_input_names=[plan.output.name],
+        step_model=True,
+        training_mode=settings.training_mode,
+    )
+
+
+def _try_a_batch(artifacts: Path, settings: Settings, training: Dataset) -> None:
+    """What only shows when the model runs shows before the run's folder is there."""
+    if training.rows is None:
+        return
+    trainer = Trainer.from_directory(artifacts)
+    batch = training.part(slice(0, min(settings.batch_size, training.rows)))
+    trainer.evaluate(batch.arrays, settings.batch_size)
+
+
+# --- the folder of the run ------------------------------------------------------------------------
+
+
+def _folder(settings: Settings) -> Path:
+    if settings.output is not None:
+        return Path(settings.output)
+    base = Path("runs") / Path(settings.model).stem
+    candidates = [base, *(base.with_name(f"{base.name}-{i}") for i in range(2, 10_000))]
+    taken = [c for c in candidates if c.exists()]
+    if settings.resume:
+        return taken[-1] if taken else base
+    return next(c for c in candidates if not c.exists())
+
+
+@contextmanager
+def _staged(folder: Path, overwrite: bool) -> Iterator[Path]:
+    """A folder to prepare the run in; it becomes `folder` at the end, or nothing is left."""
+    if (folder / "run.json").exists() and not overwrite:
+        raise UserError(
+            f"{folder} holds a run already. Go on with it (--resume), throw it away (--overwrite) "
+            "or choose another --output."
+        )
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"--output {folder} is a file; give the name of a folder.")
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / "run.json").exists():
+        raise UserError(f"{folder} is not empty and no run: choose another --output.")
+    made = _make_parents(folder.parent)
+    try:
+        staging = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    except OSError as error:
+        raise UserError(
+            f"--output {folder}: the folder {folder.parent} is not writable ({error.strerror}). "
+            "Choose another --output."
+        ) from error
+    try:
+        yield staging
+        if folder.exists():
+            shutil.rmtree(folder)
+        staging.rename(folder)
+        folder.chmod(0o755)
+    except BaseException:
+        shutil.rmtree(staging, ignore_errors=True)
+        for parent in made:
+            parent.rmdir()
+        raise
+
+
+def _make_parents(folder: Path) -> list[Path]:
+    """Create missing folders; gives them, the innermost first."""
+    missing = [p for p in (folder, *folder.parents) if not p.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"--output: the folder {folder} cannot be made ({error.strerror}). Choose another."
+        ) from error
+    return missing
+
+
+def _check_resume(folder: Path, settings: Settings, plan: Plan) -> None:
+    about_file = folder / "run.json"
+    if not about_file.is_file() or not (folder / "checkpoint").is_file():
+        raise UserError(
+            f"There is nothing to resume in {folder}: no run was saved there. Leave --resume out, "
+            "or name the folder of the run with --output."
+        )
+    about = json.loads(about_file.read_text(encoding="utf-8"))
+    if about["model_sha256"] != plan.digest:
+        raise UserError(
+            f"The run in {folder} trained another model: {settings.model} is not the file it was "
+            f"started with ({about['settings']['model']}). Give that model, or start a new run "
+            "without --resume."
+        )
+    now = settings.to_dict()
+    for name in FIXED:
+        before = about["settings"].get(name)
+        if before != now[name]:
+            option = "--" + name.replace("_", "-")
+            raise UserError(
+                f"The run in {folder} was started with {option} {before}, and now it is "
+                f"{now[name]}. Resume with the same settings, or start a new run without --resume."
+            )

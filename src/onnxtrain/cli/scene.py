@@ -1,0 +1,183 @@
+"""Pictures as lists of shapes, written as SVG with nothing installed, or as PNG with Pillow."""
+
+from __future__ import annotations
+
+import base64
+import struct
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from xml.sax.saxutils import escape, quoteattr
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+Point = tuple[float, float]
+FONT = "Helvetica, Arial, sans-serif"
+
+
+@dataclass(frozen=True)
+class Line:
+    """Straight pieces through points."""
+
+    points: tuple[Point, ...]
+    colour: str
+    width: float = 1.0
+
+
+@dataclass(frozen=True)
+class Box:
+    """A filled rectangle, with rounded corners if wanted."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+    fill: str
+    edge: str = ""
+    radius: float = 0.0
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Text:
+    """Text whose anchor ("start", "middle", "end") lies at a point of its base line."""
+
+    x: float
+    y: float
+    text: str
+    size: float = 12.0
+    anchor: str = "start"
+    colour: str = "#1f2933"
+    bold: bool = False
+
+
+@dataclass
+class Scene:
+    """A picture: shapes in the order in which they are drawn."""
+
+    width: float
+    height: float
+    title: str
+    shapes: list[Line | Box | Text] = field(default_factory=list)
+
+    def add(self, *shapes: Line | Box | Text) -> None:
+        """Draw on top."""
+        self.shapes.extend(shapes)
+
+    def svg(self) -> str:
+        """The picture as SVG text."""
+        head = (
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {self.width:g} {self.height:g}" '
+            f'width="{self.width:g}" height="{self.height:g}" role="img" '
+            f"aria-label={quoteattr(self.title)}>"
+        )
+        body = "\n".join(_svg(shape) for shape in self.shapes)
+        title = f"<title>{escape(self.title)}</title>"
+        return f'{head}\n{title}\n<g font-family="{FONT}">\n{body}\n</g>\n</svg>\n'
+
+    def write(self, path: Path) -> list[Path]:
+        """Write ``<path>.svg`` and, if Pillow is installed, ``<path>.png``."""
+        svg = path.with_suffix(".svg")
+        svg.write_text(self.svg(), encoding="utf-8")
+        written = [svg]
+        try:
+            from PIL import Image, ImageDraw
+        except ImportError:
+            return written
+        scale = 2
+        extent = (round(self.width * scale), round(self.height * scale))
+        image = Image.new("RGB", extent, "white")
+        draw = ImageDraw.Draw(image)
+        for shape in self.shapes:
+            _paint(draw, shape, scale)
+        png = path.with_suffix(".png")
+        image.save(png)
+        return [*written, png]
+
+
+def _svg(shape: Line | Box | Text) -> str:
+    if isinstance(shape, Line):
+        points = " ".join(f"{x:.1f},{y:.1f}" for x, y in shape.points)
+        return (
+            f'<polyline points="{points}" fill="none" stroke="{shape.colour}" '
+            f'stroke-width="{shape.width:g}" stroke-linejoin="round"/>'
+        )
+    if isinstance(shape, Box):
+        edge = f' stroke="{shape.edge}"' if shape.edge else ""
+        radius = f' rx="{shape.radius:g}"' if shape.radius else ""
+        place = f'x="{shape.x:.1f}" y="{shape.y:.1f}"'
+        extent = f'width="{shape.width:.1f}" height="{shape.height:.1f}"'
+        note = f"<title>{escape(shape.note)}</title>" if shape.note else ""
+        return f'<rect {place} {extent}{radius} fill="{shape.fill}"{edge}>{note}</rect>'
+    bold = ' font-weight="bold"' if shape.bold else ""
+    return (
+        f'<text x="{shape.x:.1f}" y="{shape.y:.1f}" font-size="{shape.size:g}" '
+        f'text-anchor="{shape.anchor}" fill="{shape.colour}"{bold}>{escape(shape.text)}</text>'
+    )
+
+
+def _paint(draw: Any, shape: Line | Box | Text, scale: int) -> None:
+    from PIL import ImageFont
+
+    if isinstance(shape, Line):
+        points = [(x * scale, y * scale) for x, y in shape.points]
+        draw.line(
+            points, fill=shape.colour, width=max(1, round(shape.width * scale)), joint="curve"
+        )
+    elif isinstance(shape, Box):
+        corners = (
+            *(shape.x * scale, shape.y * scale),
+            *((shape.x + shape.width) * scale, (shape.y + shape.height) * scale),
+        )
+        radius = shape.radius * scale
+        draw.rounded_rectangle(corners, radius, fill=shape.fill, outline=shape.edge or None)
+    else:
+        anchor = {"start": "ls", "middle": "ms", "end": "rs"}[shape.anchor]
+        font = ImageFont.load_default(shape.size * scale)
+        place = (shape.x * scale, shape.y * scale)
+        draw.text(place, shape.text, fill=shape.colour, font=font, anchor=anchor)
+
+
+def png_bytes(pixels: Array) -> bytes:
+    """A PNG of uint8 pixels, (height, width) grey or (height, width, 3) colours."""
+    height, width = pixels.shape[:2]
+    colour = 2 if pixels.ndim == 3 else 0
+    rows = pixels.reshape(height, -1)
+    raw = b"".join(b"\0" + row.tobytes() for row in rows)
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        check = struct.pack(">I", zlib.crc32(kind + data))
+        return struct.pack(">I", len(data)) + kind + data + check
+
+    header = struct.pack(">IIBBBBB", width, height, 8, colour, 0, 0, 0)
+    body = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(raw)) + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + body
+
+
+def png_address(pixels: Array) -> str:
+    """The same as a ``data:`` address for a page that needs no other file."""
+    return "data:image/png;base64," + base64.b64encode(png_bytes(pixels)).decode()
+
+
+def nice_steps(low: float, high: float, wanted: int = 5) -> list[float]:
+    """Round numbers that cover an interval."""
+    if not high > low:
+        high = low + (abs(low) or 1.0)
+    rough = (high - low) / wanted
+    power = 10.0 ** np.floor(np.log10(rough))
+    step = float(min((m * power for m in (1, 2, 5, 10) if m * power >= rough), default=power))
+    first = np.floor(low / step)
+    last = np.ceil(high / step)
+    return [float(i * step) for i in np.arange(first, last + 1)]
+
+
+def thin(points: Sequence[Point], most: int = 1500) -> list[Point]:
+    """At most so many points: means of equal runs."""
+    if len(points) <= most:
+        return list(points)
+    pieces = np.array_split(np.asarray(points, np.float64), most)
+    return [(float(p[:, 0].mean()), float(p[:, 1].mean())) for p in pieces]

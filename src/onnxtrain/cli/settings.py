@@ -1,0 +1,166 @@
+"""The settings of a run: what the options say, what a configuration file says."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import importlib
+import math
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .output import UserError
+
+
+@dataclass
+class Settings:
+    """Everything that decides about a run; the names are those of the options."""
+
+    model: str
+    data: str = ""
+    loss: str = ""
+    optimizer: str = "adamw"
+    lr: float = 1e-3
+    epochs: int = 5
+    batch_size: int = 32
+    val: str | None = None
+    target: str | None = None
+    features: str | None = None
+    freeze: tuple[str, ...] = ()
+    train: tuple[str, ...] = ()
+    schedule: str = "constant"
+    warmup: float = 0.0
+    clip_norm: float | None = None
+    weight_decay: float | None = None
+    momentum: float | None = None
+    metric: str = "auto"
+    loss_output: str | None = None
+    training_mode: str = "auto"
+    seed: int = 0
+    output: str | None = None
+    resume: bool = False
+    overwrite: bool = False
+    tensorboard: bool = False
+
+    def check(self) -> None:
+        """Numbers that make sense, before anything is read."""
+        _positive("--lr", self.lr, "a small positive number such as 0.001")
+        _whole("--epochs", self.epochs)
+        _whole("--batch-size", self.batch_size)
+        if self.clip_norm is not None:
+            _positive("--clip-norm", self.clip_norm, "a positive number such as 1.0, or nothing")
+        for option, value in (
+            ("--warmup", self.warmup),
+            ("--weight-decay", self.weight_decay or 0.0),
+            ("--momentum", self.momentum or 0.0),
+            ("--seed", self.seed),
+        ):
+            if not (math.isfinite(value) and value >= 0):
+                raise UserError(f"{option} is {value:g}; it must not be negative.")
+        if self.resume and self.overwrite:
+            raise UserError("--resume goes on with a run, --overwrite throws it away: choose one.")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Ready for JSON."""
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in vars(self).items()}
+
+
+def _positive(option: str, value: float, fix: str) -> None:
+    if not (math.isfinite(value) and value > 0):
+        raise UserError(f"{option} is {value:g}; it must be {fix}.")
+
+
+def _whole(option: str, value: int) -> None:
+    if value < 1:
+        raise UserError(f"{option} is {value}; it must be at least 1.")
+
+
+# --- configuration files ------------------------------------------------------------------------
+
+
+def read_config(path: str) -> dict[str, Any]:
+    """Settings from a TOML or YAML file; keys are the names of the options, "-" or "_"."""
+    file = Path(path)
+    if not file.is_file():
+        raise UserError(f"There is no configuration file {path!r}.")
+    readers = {".toml": _toml, ".yaml": _yaml, ".yml": _yaml}
+    if file.suffix.lower() not in readers:
+        raise UserError(f"A configuration file ends in .toml, .yaml or .yml, not {file.name!r}.")
+    found = readers[file.suffix.lower()](file)
+    if not isinstance(found, dict):
+        raise UserError(f"{path!r} must hold 'name: value' pairs, one per option.")
+    return {_key(str(k), path): v for k, v in found.items()}
+
+
+def _toml(path: Path) -> Any:
+    name = "tomllib" if sys.version_info >= (3, 11) else "tomli"
+    try:
+        tomllib = importlib.import_module(name)
+    except ImportError:
+        raise UserError(
+            f"{str(path)!r}: Python 3.10 reads TOML with the package tomli only: pip install "
+            "tomli, or use Python 3.11."
+        ) from None
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{str(path)!r} is not valid TOML: {error}.") from error
+
+
+def _yaml(path: Path) -> Any:
+    try:
+        import yaml
+    except ImportError:
+        raise UserError(
+            f'{str(path)!r} needs PyYAML: pip install "onnxtrain[yaml]", or write TOML.'
+        ) from None
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        one_line = " ".join(str(error).split())
+        raise UserError(f"{str(path)!r} is not valid YAML: {one_line}.") from error
+
+
+FIELDS = {f.name: f for f in dataclasses.fields(Settings)}
+
+
+def _key(key: str, path: str) -> str:
+    name = key.replace("-", "_")
+    if name in FIELDS:
+        return name
+    close = difflib.get_close_matches(name, FIELDS, 1)
+    hint = f" Did you mean {close[0]!r}?" if close else ""
+    raise UserError(
+        f"{path!r} has the key {key!r}, which is no option of onnxtrain train.{hint} Keys are "
+        f"{', '.join(FIELDS)}."
+    )
+
+
+def typed(name: str, value: Any, path: str) -> Any:
+    """A value of a configuration file in the type of the setting."""
+    kind = str(FIELDS[name].type)
+    if value is None and "None" in kind:
+        return None
+    try:
+        if kind.startswith("bool"):
+            if not isinstance(value, bool):
+                raise ValueError
+            return value
+        if kind.startswith("tuple"):
+            return (value,) if isinstance(value, str) else tuple(str(v) for v in value)
+        if kind.startswith("int"):
+            if isinstance(value, bool) or int(value) != float(value):
+                raise ValueError
+            return int(value)
+        if kind.startswith("float"):
+            return float(value)
+        if name in {"data", "features", "val"} and isinstance(value, list):
+            return ",".join(map(str, value))
+        return str(value)
+    except (TypeError, ValueError):
+        wanted = kind.split(" ", maxsplit=1)[0]
+        raise UserError(
+            f"{path!r}: {name} is {value!r}, and it must be of type {wanted}."
+        ) from None

@@ -1,0 +1,111 @@
+"""``onnxtrain train``: a model, data, a loss: a trained model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+from .app import common
+from .output import current
+from .recipes import LOSSES, METRICS, OPTIMIZERS, SCHEDULES
+
+EPILOG = """\b
+Data (--data, --val):
+  train.npz            arrays named after the model's inputs, and the targets
+  x.npy,y.npy          inputs and targets
+  train.csv            columns; --target names the one to predict, --features the others
+  train.parquet        the same (pip install "onnxtrain[parquet]")
+  images/              one folder of images per class (pip install "onnxtrain[images]")
+  module:function      a tuple or dict of arrays, or anything that gives batches
+
+\b
+Examples:
+  onnxtrain train model.onnx --data train.npz --loss cross_entropy --epochs 5 --val val.npz
+  onnxtrain train model.onnx --data houses.csv --target price --loss mse --val 0.2
+  onnxtrain train model.onnx --data images/ --loss cross_entropy --freeze 'encoder.*' \\
+      --schedule cosine --warmup 0.1 --clip-norm 1.0
+  onnxtrain train model.onnx --data train.npz --loss cross_entropy --epochs 10 --resume
+  onnxtrain train model.onnx --config run.toml
+
+\b
+The folder of the run (--output) gets model.onnx (trained, for inference), checkpoint, report.html,
+history.csv, history.json, steps.csv, loss.svg (and loss.png with Pillow) and artifacts/.
+Ctrl-C saves and ends with exit code 130; the same command with --resume goes on.
+"""
+
+
+class _Listed(click.ParamType):  # type: ignore[type-arg, unused-ignore]
+    """A name that completes in the shell; a wrong one is told later, with the way out."""
+
+    def __init__(self, names: Any) -> None:
+        self.name, self.names = "name", list(names)
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[Any]:
+        """The names that begin like that."""
+        from click.shell_completion import CompletionItem
+
+        return [CompletionItem(n) for n in self.names if n.startswith(incomplete)]
+
+
+@click.command(epilog=EPILOG)
+@click.argument("model", type=click.Path())
+@click.option("--data", type=click.Path(), help="Training data; see below.")
+@click.option("--loss", type=_Listed(LOSSES), help=f"One of {', '.join(LOSSES)}.")
+@click.option("--optimizer", type=_Listed(OPTIMIZERS), default="adamw", show_default=True)
+@click.option("--lr", type=float, default=1e-3, show_default=True, help="Learning rate.")
+@click.option("--epochs", type=int, default=5, show_default=True, help="Passes over the data.")
+@click.option("--batch-size", type=int, default=32, show_default=True, help="Rows per step.")
+@click.option("--val", type=click.Path(), help="Validation data, or a share such as 0.1.")
+@click.option("--target", help="Column or array that holds the targets.")
+@click.option("--features", help="Columns of a table that are the input, separated by commas.")
+@click.option("--freeze", multiple=True, help="Parameters not to train, e.g. 'encoder.*'.")
+@click.option("--train", multiple=True, help="Parameters to train, instead of all.")
+@click.option("--schedule", type=_Listed(SCHEDULES), default="constant", show_default=True)
+@click.option("--warmup", type=float, default=0.0, help="Share of the steps, or their number.")
+@click.option("--clip-norm", type=float, help="Limit of the gradient's global norm.")
+@click.option("--weight-decay", type=float, help="Of the optimizer, where it has one.")
+@click.option("--momentum", type=float, help="Of sgd and rmsprop.")
+@click.option("--metric", type=_Listed(METRICS), default="auto", show_default=True)
+@click.option("--loss-output", help="Output that the loss compares; by default the first.")
+@click.option(
+    "--training-mode",
+    type=_Listed(("auto", "preserve", "train")),
+    default="auto",
+    show_default=True,
+    help="BatchNormalization and Dropout: auto, as in the file (preserve), or all on (train).",
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the order of the rows.")
+@click.option("--output", type=click.Path(), help="Folder of the run; by default runs/<model>.")
+@click.option("--resume", is_flag=True, help="Go on with the run in the folder.")
+@click.option("--overwrite", is_flag=True, help="Throw away a run that is in the folder.")
+@click.option("--tensorboard", is_flag=True, help="Also write event files for TensorBoard.")
+@click.option("--config", type=click.Path(), help="TOML or YAML file with the same names.")
+@common
+@click.pass_context
+def command(ctx: click.Context, /, config: str | None, **options: Any) -> None:
+    """Train MODEL on data.
+
+    Options on the command line win over those of the configuration file.
+    """
+    from .output import one_of
+    from .run import train
+    from .settings import Settings, read_config, typed
+
+    if config is not None:
+        for name, value in read_config(config).items():
+            if name != "model" and ctx.get_parameter_source(name) == ParameterSource.DEFAULT:
+                options[name] = typed(name, value, config)
+    for name in ("data", "loss"):
+        if not options[name]:
+            raise click.UsageError(f"Missing option '--{name}' (or {name} in --config).", ctx)
+    one_of(options["training_mode"], ("auto", "preserve", "train"), "--training-mode")
+    settings = Settings(**options)
+    run = train(settings, current())
+    last = {k: v[-1] for k, v in run.history.items() if v and k != "lr"}
+    current().show("  ".join(f"{k} {v:.4g}" for k, v in last.items()))
+    for file in run.files:
+        current().show(f"  {file}")

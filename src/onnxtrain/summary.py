@@ -1,0 +1,267 @@
+"""What is in a model, what of it can be trained, and what stands in the way."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import onnx_ir as ir
+
+from .autodiff import reachable
+from .autodiff.expand import expand_functions
+from .autodiff.registry import lookup
+from .autodiff.walk import Walk
+from .errors import Blocker, OnnxTrainError
+from .graph import FLOATS, Constants, ModelLike, Names, OpBuilder, load
+from .graph.tensor import dims_of
+from .normalize import normalize
+
+Dim = int | str | None
+
+
+@dataclass(frozen=True)
+class ValueSummary:
+    """An input or output."""
+
+    name: str
+    dtype: str
+    shape: tuple[Dim, ...] | None
+
+
+@dataclass(frozen=True)
+class ParameterSummary:
+    """An initializer; `reason` says why it is not trained by default."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    bytes: int
+    trainable: bool
+    reason: str = ""
+
+    @property
+    def elements(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class OperatorSummary:
+    """An operator of the model, as the file has it."""
+
+    domain: str
+    op_type: str
+    count: int
+    gradient: str
+
+
+@dataclass(frozen=True)
+class MemoryEstimate:
+    """Bytes that training takes, roughly: activations are all kept, nothing is reused."""
+
+    batch: int
+    parameters: int
+    gradients: int
+    optimizer: int
+    activations: int
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.parameters + self.gradients + self.optimizer + self.activations
+
+
+@dataclass(frozen=True)
+class ModelSummary:
+    """The result of `summarize`."""
+
+    opset: int
+    ir_version: int
+    producer: str
+    inputs: tuple[ValueSummary, ...]
+    outputs: tuple[ValueSummary, ...]
+    parameters: tuple[ParameterSummary, ...]
+    operators: tuple[OperatorSummary, ...]
+    blockers: tuple[Blocker, ...]
+    problem: str
+    memory: MemoryEstimate
+    normalized: ir.Model | None = field(repr=False, compare=False)
+
+    @property
+    def trainable(self) -> list[str]:
+        """Names of the parameters that are trained by default."""
+        return [p.name for p in self.parameters if p.trainable]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, ready for JSON."""
+        plain = {k: v for k, v in self.__dict__.items() if k != "normalized"}
+        for key in ("inputs", "outputs", "parameters", "operators", "blockers"):
+            plain[key] = [asdict(item) for item in plain[key]]
+        plain["memory"] = {**asdict(self.memory), "total": self.memory.total}
+        return plain
+
+
+def summarize(
+    model: ModelLike, of: str | Sequence[str] | None = None, *, batch: int = 32
+) -> ModelSummary:
+    """Look at a model without changing it.
+
+    Trained by default are the float initializers from which a differentiable path leads to an
+    output, without running statistics of BatchNormalization and without single
+    numbers (which are constants of a formula more often than parameters).
+
+    Args:
+        model: path, bytes, ModelProto or `onnx_ir.Model`.
+        of: outputs that the loss will depend on, by default all float outputs.
+        batch: size that symbolic first dimensions get in the memory estimate.
+
+    Example:
+        >>> import onnx.parser
+        >>> model = onnx.parser.parse_model('''
+        ...     <ir_version: 8, opset_import: ["": 18]>
+        ...     g (float[N, 2] x) => (float[N, 1] y) <float[2, 1] w = {1, 2}> { y = MatMul(x, w) }
+        ... ''')
+        >>> summarize(model).trainable
+        ['w']
+    """
+    loaded = load(model)
+    outputs = _outputs(loaded, of)
+    normalized, problem = _normalized(loaded)
+    found, blockers = _reached(normalized, outputs) if normalized is not None else (set(), ())
+    statistics = _statistics(loaded)
+    blocked = {n for b in blockers for n in b.parameters}
+    parameters = tuple(
+        _parameter(v, found, blocked, statistics)
+        for v in loaded.graph.initializers.values()
+        if v.const_value is not None
+    )
+    return ModelSummary(
+        opset=loaded.opset_imports.get("", 0),
+        ir_version=loaded.ir_version,
+        producer=" ".join(p for p in (loaded.producer_name, loaded.producer_version) if p),
+        inputs=tuple(_value(v) for v in loaded.graph.inputs if not v.is_initializer()),
+        outputs=_typed_outputs(loaded, normalized),
+        parameters=parameters,
+        operators=_operators(loaded, blockers),
+        blockers=blockers,
+        problem=problem,
+        memory=_memory(normalized or loaded, parameters, batch),
+        normalized=normalized,
+    )
+
+
+def _outputs(model: ir.Model, of: str | Sequence[str] | None) -> list[str]:
+    if of is not None:
+        return [of] if isinstance(of, str) else list(of)
+    return [o.name or "" for o in model.graph.outputs]
+
+
+def _normalized(model: ir.Model) -> tuple[ir.Model | None, str]:
+    try:
+        return normalize(model.clone()), ""
+    except OnnxTrainError as error:
+        return None, str(error)
+
+
+def _reached(model: ir.Model, outputs: list[str]) -> tuple[set[str], tuple[Blocker, ...]]:
+    """Initializers with a differentiable path to the outputs, and nodes without a gradient."""
+    names = [
+        n
+        for n, v in model.graph.initializers.items()
+        if v.const_value is not None and v.const_value.dtype in FLOATS
+    ]
+    present = {o.name: o for o in model.graph.outputs}
+    wanted = [n for n in outputs if n in present and present[n].dtype in FLOATS]
+    found = reachable(model, names, wanted)
+    model = expand_functions(model.clone(), found, wanted, ())
+    values = {v.name or "": v for v in (*model.graph.initializers.values(), *model.graph.outputs)}
+    fresh = Names()
+    op = OpBuilder(fresh, Constants(fresh), model.opset_imports[""])
+    walk = Walk(model.graph, op, [values[n] for n in found])
+    blockers = walk.blockers([values[n] for n in wanted], dict(model.opset_imports))
+    return set(found), tuple(blockers)
+
+
+def _statistics(model: ir.Model) -> set[str]:
+    """Running means and variances."""
+    return {
+        v.name or ""
+        for node in model.graph.all_nodes()
+        if node.op_type == "BatchNormalization"
+        for v in node.inputs[3:5]
+        if v is not None
+    }
+
+
+def _parameter(
+    value: ir.Value, found: set[str], blocked: set[str], statistics: set[str]
+) -> ParameterSummary:
+    tensor = value.const_value
+    assert tensor is not None
+    name, shape = value.name or "", tuple(tensor.shape.numpy())
+    reason = ""
+    if tensor.dtype not in FLOATS:
+        reason = "no floating-point numbers"
+    elif name in statistics:
+        reason = "running statistics of BatchNormalization"
+    elif name not in found:
+        reason = "no differentiable path to an output"
+    elif name in blocked:
+        reason = "its gradient is blocked"
+    elif not shape:
+        reason = "a single number, taken for a constant"
+    return ParameterSummary(name, _type(tensor.dtype), shape, tensor.nbytes, not reason, reason)
+
+
+def _value(value: ir.Value) -> ValueSummary:
+    shape = dims_of(value)
+    dtype = _type(value.dtype) if value.dtype is not None else "unknown"
+    return ValueSummary(value.name or "", dtype, None if shape is None else tuple(shape))
+
+
+def _typed_outputs(model: ir.Model, normalized: ir.Model | None) -> tuple[ValueSummary, ...]:
+    """Outputs with the shapes that the normalizing stage inferred, where the file says less."""
+    better = {o.name: o for o in normalized.graph.outputs} if normalized is not None else {}
+    return tuple(_value(better.get(o.name, o)) for o in model.graph.outputs)
+
+
+def _type(dtype: ir.DataType) -> str:
+    return "float32" if dtype == ir.DataType.FLOAT else dtype.name.lower()
+
+
+def _operators(model: ir.Model, blockers: Sequence[Blocker]) -> tuple[OperatorSummary, ...]:
+    counted = Counter((n.domain, n.op_type) for n in model.graph.all_nodes())
+    blocked = {b.op_type for b in blockers}
+    return tuple(
+        OperatorSummary(domain, op, number, _gradient(domain, op, blocked))
+        for (domain, op), number in counted.most_common()
+    )
+
+
+def _gradient(domain: str, op_type: str, blocked: set[str]) -> str:
+    if op_type in blocked:
+        return "none: it blocks"
+    rule = lookup("" if domain == "ai.onnx" else domain, op_type)
+    if rule is None:
+        return "by rewriting it, or not needed"
+    return "zero" if rule.kind == "zero" else "rule"
+
+
+def _memory(model: ir.Model, parameters: Sequence[ParameterSummary], batch: int) -> MemoryEstimate:
+    trained = sum(p.bytes for p in parameters if p.trainable)
+    activations = 0
+    for node in model.graph:
+        for value in node.outputs:
+            shape = dims_of(value)
+            if shape is None or value.dtype is None:
+                continue
+            dims = [
+                d if isinstance(d, int) else batch if i == 0 else 1 for i, d in enumerate(shape)
+            ]
+            activations += int(math.prod(dims) * value.dtype.itemsize)
+    return MemoryEstimate(
+        batch, sum(p.bytes for p in parameters), trained, 2 * trained, activations
+    )
