@@ -42,6 +42,10 @@ _TYPED_FIELD = {
 """Element type → field of TensorProto that holds its values when there are no raw data."""
 
 
+class NotACheckpointError(CheckpointError, IsADirectoryError):
+    """A directory was given that is not a checkpoint."""
+
+
 def load(path: str | os.PathLike[str]) -> CheckpointState:
     """Read a checkpoint directory."""
     folder = Path(path)
@@ -49,7 +53,7 @@ def load(path: str | os.PathLike[str]) -> CheckpointState:
     trainable = _first(folder, TRAINABLE, where)
     frozen = _first(folder, FROZEN, where)
     if not trainable and not frozen:
-        raise CheckpointError(
+        raise NotACheckpointError(
             f"{where} has none of {', '.join((*TRAINABLE, *FROZEN))}: it is not a checkpoint of "
             "onnxruntime-training before 1.16, and other checkpoints are files."
         )
