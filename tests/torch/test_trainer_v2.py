@@ -428,3 +428,105 @@ def test_checkpoint_errors(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "bad").write_bytes(b"no checkpoint at all")
     with pytest.raises(CheckpointError):
         made.load_checkpoint(tmp_path / "bad")
+
+
+class _Group(dict):
+    """Enough of an h5py group: names, and datasets read with an empty index."""
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_) -> None:
+        pass
+
+
+class _Dataset:
+    def __init__(self, value) -> None:
+        self.value = value
+
+    def __getitem__(self, index):
+        assert index == ()
+        return self.value
+
+
+def test_hdf5_checkpoints_are_read(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = trainer(Net(), optim.AdamConfig())
+    losses(source, batches(3))
+    state = source.state_dict()
+
+    def as_hdf5(value):
+        if isinstance(value, dict):
+            return _Group({k: as_hdf5(v) for k, v in value.items()})
+        return _Dataset(value.encode() if isinstance(value, str) else value)
+
+    fake = type(sys)("h5py")
+    fake.File = lambda *_: as_hdf5({**state, "user_dict": "pickled"})
+    monkeypatch.setitem(sys.modules, "h5py", fake)
+    (tmp_path / "old").write_bytes(b"\x89HDF\r\n\x1a\n")
+    made = trainer(Net(), optim.AdamConfig())
+    assert made.load_checkpoint(tmp_path / "old") == {}
+    data = list(batches(5))[3:]
+    assert losses(made, data) == losses(source, data)
+
+
+def test_graphs_can_be_written_and_the_export_checked(tmp_path) -> None:
+    import onnx
+
+    names = (
+        "model_after_graph_transforms_path",
+        "model_with_gradient_graph_path",
+        "model_with_training_graph_path",
+    )
+    paths = {n: str(tmp_path / n) for n in names}
+    options = {"debug": {"graph_save_paths": paths, "check_model_export": True}}
+    made = trainer(Net(dropout=0.5), options=options)
+    losses(made, batches(1))
+    outputs = [[o.name for o in onnx.load(p).graph.output] for p in paths.values()]
+    assert outputs[0] == ["loss", "out"]
+    assert "fc1.weight_grad.accumulation.out" in outputs[1]
+    assert "fc1.weight.updated" in outputs[2]
+    wrong = trainer(Net(), options={**options, "_internal_use": {"extra_postprocess": _spoil}})
+    with pytest.raises(RuntimeError, match="The exported model's loss"):
+        losses(wrong, batches(1))
+
+
+def _spoil(model) -> None:
+    """Another loss than the one that was exported."""
+    for node in model.graph.node:
+        if node.op_type == "Tanh":
+            node.op_type = "Sigmoid"
+
+
+def _train_in_process(rank: int, meeting: str, out: str) -> None:
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{meeting}", rank=rank, world_size=2
+    )
+    torch.manual_seed(0)
+    made = trainer(Net(), options={"distributed": {"world_rank": rank, "world_size": 2}})
+    losses(made, list(batches(6))[rank::2])
+    torch.save(made.state_dict(True), f"{out}{rank}")
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_two_processes_average_their_gradients(tmp_path) -> None:
+    torch.multiprocessing.spawn(
+        _train_in_process, (str(tmp_path / "meeting"), str(tmp_path / "weights")), nprocs=2
+    )
+    first, second = (torch.load(tmp_path / f"weights{rank}") for rank in (0, 1))
+    torch.manual_seed(0)
+    model, data = Net(), list(batches(6))
+    pairs = [
+        (torch.cat([a, b]), torch.cat([x, y])) for (a, x), (b, y) in zip(data[::2], data[1::2])
+    ]
+    train_torch(model, torch.optim.SGD(model.parameters(), 0.1), pairs)
+    for name, value in model.state_dict().items():
+        assert torch.equal(first[name], second[name])
+        torch.testing.assert_close(first[name], value)
+
+
+def test_processes_must_be_started_first() -> None:
+    made = trainer(Net(), options={"distributed": {"world_size": 2}})
+    with pytest.raises(RuntimeError, match="init_process_group"):
+        losses(made, batches(1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +22,7 @@ from ..graph import parameters as params
 from ..runtime.devices import Device
 from .descriptions import Described, DescriptionError
 from .engine import Engine, all_finite, as_array, check_loss
-from .export import LossFunction, export
+from .export import ExportError, LossFunction, export
 
 Array = npt.NDArray[Any]
 log = logging.getLogger(__name__)
@@ -43,6 +44,8 @@ class Settings:
         world_size: processes that train together; they average their gradients.
         by_name: call the module with its inputs by name.
         postprocess: functions that change the ONNX model before it is differentiated, in place.
+        graph_paths: where to write graphs, by the names of `ORTTrainerOptions`.
+        check_export: compare the exported model with torch on the first batch.
     """
 
     make_optimizer: Callable[[list[str]], optim.Optimizer]
@@ -56,6 +59,8 @@ class Settings:
     world_size: int = 1
     by_name: bool = False
     postprocess: Sequence[Callable[[onnx.ModelProto], object]] = ()
+    graph_paths: Mapping[str, str] = field(default_factory=dict)
+    check_export: bool = False
 
 
 @dataclass
@@ -279,6 +284,7 @@ class Core:
             exporter=self.settings.exporter,
         )
         check_loss(exported.model, self.loss)
+        self._dynamic = dynamic
         self.exporter, self.note, self._names = exported.exporter, exported.note, exported.names
         own = dict(model.named_parameters())
         if isinstance(self.loss_fn, torch.nn.Module):
@@ -287,6 +293,8 @@ class Core:
             exported.names[n] for n, p in own.items() if p.requires_grad and n in exported.names
         ]
         engine = self._new_engine(exported.model, trainable)
+        if self.settings.check_export and not self._ready:
+            self._check_export(model, engine, args, kwargs, values)
         sizes = {
             n: tuple(None if i in dynamic.get(n, {}) else d for i, d in enumerate(shape))
             for n, shape in shapes.items()
@@ -324,8 +332,8 @@ class Core:
     def _dynamic_axes(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, dict[int, str]]:
         """Named dimensions, and those that were seen to change."""
         if not self._ready:
-            self._dynamic = {i.name: i.symbols(len(shapes[i.name])) for i in self.inputs}
-            return self._dynamic
+            return {i.name: i.symbols(len(shapes[i.name])) for i in self.inputs}
+        dynamic = {name: dict(axes) for name, axes in self._dynamic.items()}
         for ready in self._ready:
             for name, sizes in ready.sizes.items():
                 if len(sizes) != len(shapes[name]):
@@ -335,9 +343,9 @@ class Core:
                     )
                 for axis, (size, now) in enumerate(zip(sizes, shapes[name])):
                     if size not in (None, now):
-                        self._dynamic[name][axis] = f"{name}_dim{axis}"
-        log.info("Another shape has come: exporting again with dynamic axes %s.", self._dynamic)
-        return self._dynamic
+                        dynamic[name][axis] = f"{name}_dim{axis}"
+        log.info("Another shape has come: exporting again with dynamic axes %s.", dynamic)
+        return dynamic
 
     def _new_engine(self, base: onnx.ModelProto, trainable: Sequence[str]) -> Engine:
         known = list(self._names)
@@ -362,19 +370,48 @@ class Core:
             constants = {n: onnx.numpy_helper.to_array(t) for n, t in first.constants().items()}
             same = engine.constants()
             engine.set_constants({n: v for n, v in constants.items() if n in same and n in known})
+        if first is None:
+            engine.write_graphs(self.settings.graph_paths)
         if first is None and self._waiting is not None:
             waiting, self._waiting = self._waiting, None
             self._apply(engine, waiting)
         return engine
 
+    def _check_export(
+        self,
+        model: torch.nn.Module,
+        engine: Engine,
+        args: list[Any],
+        kwargs: dict[str, Any],
+        values: Mapping[str, Any],
+    ) -> None:
+        """Compare the loss in inference mode; a state that was loaded is part of both."""
+        names = set(model.state_dict())
+        weights = {n: torch.from_numpy(a.copy()) for n, a in engine.weights().items() if n in names}
+        twin = copy.deepcopy(model).eval()
+        twin.load_state_dict(weights, strict=False)
+        with torch.no_grad():
+            if self.loss_fn is None:
+                result = twin(*args, **kwargs)
+                outputs = [result] if isinstance(result, torch.Tensor) else list(result)
+                expected = outputs[self.output_names.index(self.loss)]
+            else:
+                expected = self.loss_fn(twin(*args[:-1], **kwargs), args[-1])
+        (found,) = engine.evaluate({n: as_array(v) for n, v in values.items()}, [self.loss])
+        if not np.allclose(found, as_array(expected), rtol=1e-3, atol=1e-5):
+            raise ExportError(
+                f"The exported model's loss is {found}, torch's {expected.item()}. Try the other "
+                f"exporter than {self.exporter!r}."
+            )
+
     def _postprocessed(self, base: onnx.ModelProto) -> onnx.ModelProto:
         if not self.settings.postprocess:
             return base
-        copy = onnx.ModelProto()
-        copy.CopyFrom(base)
+        changed = onnx.ModelProto()
+        changed.CopyFrom(base)
         for change in self.settings.postprocess:
-            change(copy)
-        return copy
+            change(changed)
+        return changed
 
     # --- values ----------------------------------------------------------------------------------
 

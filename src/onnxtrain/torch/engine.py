@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -219,6 +220,19 @@ class Engine:
         if not self._eval_bytes:
             self._eval_bytes = _bytes(eval_model(self.plan))
         return self._eval_bytes
+
+    def write_graphs(self, paths: Mapping[str, str]) -> None:
+        """Write graphs for inspection, by the names of `ORTTrainerOptions`."""
+        step = self._step_bytes or self._training
+        makers: dict[str, Callable[[], bytes]] = {
+            "model_after_graph_transforms_path": self._eval,
+            "model_with_gradient_graph_path": lambda: _bytes(training_model(self.plan)),
+            "model_with_training_graph_path": lambda: step,
+            "model_with_training_graph_after_optimization_path": lambda: step,
+        }
+        for name, path in paths.items():
+            if path:
+                Path(path).write_bytes(makers[name]())
 
     # --- values ----------------------------------------------------------------------------------
 

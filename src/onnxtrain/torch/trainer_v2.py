@@ -130,6 +130,8 @@ class ORTTrainerV2(ORTTrainer):
                 world_size=self.options.distributed.world_size,
                 by_name=True,
                 postprocess=[postprocess] if postprocess is not None else [],
+                graph_paths=vars(self.options.debug.graph_save_paths),
+                check_export=self.options.debug.check_model_export,
             ),
         )
         self._train_step_info = TrainStepInfo(optim_config)
