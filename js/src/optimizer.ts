@@ -1,0 +1,337 @@
+/** Optimizer: update the parameters from the gradients with an optimizer artifact. */
+import { CheckpointError, InputError, ModelFileError } from "./errors.js";
+import type { Module } from "./module.js";
+import { ModelFile, uses } from "./onnxfile.js";
+import { F32, type Backend, type Data, type Session, type Tensor } from "./ort.js";
+import { isObject } from "./safetensors.js";
+import type { OptimizerState } from "./state.js";
+import { copy, sameSpec, TensorStore, type TensorSpec } from "./store.js";
+
+const KEY = "onnxtrain.optimizer";
+const DEFAULT_RATE = 0.001;
+const ELEMENTWISE = new Set([
+  "Abs", "Add", "And", "Cast", "Clip", "Div", "Equal", "Exp", "Greater", "Identity", "Less", "Log",
+  "Max", "Min", "Mul", "Neg", "Not", "Or", "Pow", "Reciprocal", "Sign", "Sqrt", "Sub", "Sum",
+  "Where",
+]);
+
+interface OptimizerFile {
+  readonly model: ModelFile;
+  readonly name: string;
+  readonly states: readonly string[];
+  readonly layout: "elementwise" | "tensor";
+  readonly clipNorm: number | undefined;
+  readonly weightDecay: number;
+  readonly groups: readonly Record<string, unknown>[];
+  readonly stateShapes: Record<string, unknown>;
+}
+
+interface Group {
+  readonly params: ReadonlySet<string>;
+  readonly lrScale: number;
+  readonly weightDecay: number;
+}
+
+/** What is updated in one run: a contiguous piece of the flat buffers, or one tensor. */
+interface Piece {
+  readonly group: Group;
+  readonly start: number;
+  readonly stop: number;
+  readonly tensor?: string;
+}
+
+/** Applies an optimizer model to the parameters of a `Module`. */
+export class Optimizer {
+  /** Limit of the global gradient norm, instead of the optimizer model's own. */
+  clipNorm: number | undefined;
+
+  private constructor(
+    readonly module: Module,
+    private readonly file: OptimizerFile,
+    private readonly session: Session,
+    private readonly memory: OptimizerState,
+    private readonly pieces: readonly Piece[],
+    private readonly inPlace: ReadonlySet<string>,
+  ) {}
+
+  /**
+   * @param model - bytes of optimizer_model.onnx.
+   * @param module - whose parameters are updated.
+   * @param reset - start with fresh moments even if the checkpoint has some.
+   */
+  static async create(model: Uint8Array, module: Module, reset = false): Promise<Optimizer> {
+    module.state.needValues();
+    const file = loadOptimizer(model);
+    const memory = attach(module, file, reset);
+    const groups = groupsOf(file, module.state.trainable.names);
+    const byTensor = file.layout === "tensor" || module.backend.onDevice;
+    const pieces = byTensor ? tensors(module, groups) : runs(module, groups);
+    const kinds = ["params", ...file.states];
+    const safe = kinds.filter((k) => safeInPlace(file.model, k, `${k}.updated`));
+    if (byTensor) file.model.forgetShapes();
+    const kept = kinds.map((k) => `${k}.updated`);
+    const session = await module.backend.session(file.model.encode(), kept);
+    const inPlace = new Set(module.backend.inPlace ? safe : []);
+    return new Optimizer(module, file, session, memory, pieces, inPlace);
+  }
+
+  /** Update every trainable parameter from its gradient. Gradients are kept. */
+  step(): Promise<void> {
+    return this.apply(1);
+  }
+
+  /** Update as `step` does, with all gradients times `scale` (1/k averages k batches). */
+  apply(scale: number): Promise<void> {
+    return this.module.state.exclusive(async () => {
+      const coefficient = scale * (await this.clipCoefficient(scale));
+      for (const piece of this.pieces) await this.update(piece, coefficient);
+      this.memory.step += 1;
+    });
+  }
+
+  setLearningRate(rate: number): void {
+    if (!Number.isFinite(rate)) {
+      throw new InputError(`The learning rate must be a finite number, not ${rate}.`);
+    }
+    this.memory.learningRate = rate;
+  }
+
+  getLearningRate(): number {
+    return this.memory.learningRate;
+  }
+
+  /** Number of updates so far, those before a resume included. */
+  get stepCount(): number {
+    return this.memory.step;
+  }
+
+  get name(): string {
+    return this.file.name;
+  }
+
+  release(): Promise<void> {
+    return this.session.release();
+  }
+
+  // --- inside -----------------------------------------------------------------------------------
+
+  private stores(): [string, TensorStore][] {
+    const states = this.file.states.map((kind): [string, TensorStore] => [
+      kind,
+      this.memory.states.get(kind) as TensorStore,
+    ]);
+    return [["params", this.module.state.trainable], ...states];
+  }
+
+  private async update(piece: Piece, scale: number): Promise<void> {
+    const { backend, gradients } = this.module;
+    const { learningRate, step } = this.memory;
+    const float = (x: number): Tensor => backend.tensor(F32, Float32Array.of(x), [1]);
+    const scalars: Record<string, () => Tensor> = {
+      learning_rate: () => float(learningRate * piece.group.lrScale),
+      weight_decay: () => float(piece.group.weightDecay),
+      grad_scale: () => float(scale),
+      step: () => stepTensor(backend, step + 1),
+    };
+    const feeds: Record<string, Tensor> = {
+      gradients: await this.part(gradients, piece),
+    };
+    for (const [name, make] of Object.entries(scalars)) {
+      if (this.session.inputNames.includes(name)) feeds[name] = make();
+    }
+    const fetches: Record<string, Tensor | null> = {};
+    for (const [kind, store] of this.stores()) {
+      const tensor = await this.part(store, piece);
+      feeds[kind] = tensor;
+      fetches[`${kind}.updated`] = this.inPlace.has(kind) ? tensor : null;
+    }
+    const results = await this.session.run(feeds, fetches);
+    for (const [kind, store] of this.stores()) {
+      if (this.inPlace.has(kind)) continue;
+      const fresh = results[`${kind}.updated`] as Tensor;
+      if (fresh.location === "gpu-buffer") store.place(piece.tensor as string, fresh);
+      else copy(host(store, piece), fresh.data as Data);
+    }
+  }
+
+  private async part(store: TensorStore, piece: Piece): Promise<Tensor> {
+    if (piece.tensor !== undefined) return this.module.vectors.current(store, piece.tensor);
+    return this.module.backend.tensor(F32, host(store, piece), [piece.stop - piece.start]);
+  }
+
+  /** min(1, limit / (‖scale·g‖₂ + 1e-6)) over all gradients. */
+  private async clipCoefficient(scale: number): Promise<number> {
+    const limit = this.clipNorm ?? this.file.clipNorm;
+    if (limit === undefined) return 1;
+    const { gradients, vectors } = this.module;
+    let total = 0;
+    for (const name of gradients.names) {
+      const there = gradients.device(name);
+      if (there !== undefined) {
+        total += await vectors.sumOfSquares(there);
+      } else {
+        for (const g of gradients.view(name) as Float32Array) total += g * g;
+      }
+    }
+    return Math.min(1, limit / (scale * Math.sqrt(total) + 1e-6));
+  }
+}
+
+function stepTensor(backend: Backend, step: number): Tensor {
+  const int64 = { code: "I64", onnx: 7, ort: "int64", bytes: 8, array: BigInt64Array };
+  return backend.tensor(int64, BigInt64Array.of(BigInt(step)), [1]);
+}
+
+function host(store: TensorStore, piece: Piece): Data {
+  if (piece.tensor !== undefined) return store.view(piece.tensor);
+  return store.flat().subarray(piece.start, piece.stop);
+}
+
+/** Read an optimizer model: the flat update inside it is what runs. */
+function loadOptimizer(data: Uint8Array): OptimizerFile {
+  let model = ModelFile.load(data, "The optimizer model");
+  const { where } = model;
+  const described = model.described(KEY);
+  if (described === undefined) {
+    throw new ModelFileError(
+      `${where} has no flat update in its metadata (an optimizer of your own, or one of ` +
+        "onnxruntime-training): those run in Python only, because onnxruntime's JavaScript " +
+        "interface has no sequences.",
+    );
+  }
+  const { flat, states, layout, clip, hyper, groups } = described;
+  if (typeof flat === "string") {
+    try {
+      model = ModelFile.load(Uint8Array.from(atob(flat), (c) => c.charCodeAt(0)), where);
+    } catch {
+      throw new ModelFileError(`${where}: the flat update in it is damaged.`);
+    }
+  }
+  if (!Array.isArray(states) || (layout !== "elementwise" && layout !== "tensor")) {
+    throw new ModelFileError(`${where}: its metadata name no states or no known layout.`);
+  }
+  const inputs = new Set(model.inputs.map((v) => v.name));
+  const missing = ["params", "gradients", ...(states as string[])].filter((n) => !inputs.has(n));
+  if (missing.length > 0) {
+    throw new ModelFileError(`${where}: the flat update has no ${missing.join(", ")}.`);
+  }
+  const norm = isObject(clip) ? clip["norm"] : undefined;
+  const decay = isObject(hyper) ? hyper["weight_decay"] : undefined;
+  return {
+    model,
+    name: String(described["name"] ?? ""),
+    states: states as string[],
+    layout,
+    clipNorm: typeof norm === "number" ? norm : undefined,
+    weightDecay: Number(decay ?? 0),
+    groups: Array.isArray(groups) ? (groups as Record<string, unknown>[]) : [],
+    stateShapes: isObject(described["state_shapes"]) ? described["state_shapes"] : {},
+  };
+}
+
+/** The optimizer state of the checkpoint, made to fit: taken over if there, else zeros. */
+function attach(module: Module, file: OptimizerFile, reset: boolean): OptimizerState {
+  const { state } = module;
+  const specs = [...state.trainable.specs.values()];
+  const wrong = specs.filter((s) => s.type !== F32).map((s) => s.name);
+  if (wrong.length > 0) {
+    throw new InputError(`The optimizer updates float32 parameters; ${wrong.join(", ")} are not.`);
+  }
+  const old = reset ? undefined : state.optimizer;
+  if (old?.name && file.name && old.name !== file.name) {
+    throw new CheckpointError(
+      `The checkpoint has the state of ${old.name}, the optimizer is ${file.name}. Use the ` +
+        "optimizer model it was trained with, or reset = true to start with fresh moments.",
+    );
+  }
+  const memory: OptimizerState = {
+    name: file.name,
+    step: old?.step ?? 0,
+    learningRate: old?.learningRate ?? DEFAULT_RATE,
+    states: new Map(),
+  };
+  for (const kind of file.states) {
+    const shapes = file.stateShapes[kind];
+    const wanted = specs.map((s): TensorSpec => {
+      const own = isObject(shapes) ? shapes[s.name] : undefined;
+      return Array.isArray(own) ? { ...s, shape: own as number[] } : s;
+    });
+    const found = old?.states.get(kind);
+    if (old !== undefined && old.states.size > 0) {
+      if (found === undefined || !wanted.every((s) => sameSpec(found.spec(s.name), s))) {
+        throw new CheckpointError(
+          `The checkpoint's optimizer state has no "${kind}" of the right shapes. Use reset = ` +
+            "true to start with fresh moments.",
+        );
+      }
+    }
+    memory.states.set(kind, found ?? new TensorStore(wanted));
+  }
+  state.optimizer = memory;
+  return memory;
+}
+
+function groupsOf(file: OptimizerFile, trainable: readonly string[]): Group[] {
+  const rest = new Set(trainable);
+  const groups = file.groups.map((described): Group => {
+    const params = new Set((described["params"] ?? []) as string[]);
+    for (const name of params) {
+      if (!rest.delete(name)) {
+        throw new ModelFileError(`The optimizer's parameter group names "${name}", which is not free.`);
+      }
+    }
+    return {
+      params,
+      lrScale: Number(described["lr_scale"] ?? 1),
+      weightDecay: Number(described["weight_decay"] ?? file.weightDecay),
+    };
+  });
+  if (rest.size > 0) groups.push({ params: rest, lrScale: 1, weightDecay: file.weightDecay });
+  return groups;
+}
+
+const groupOf = (groups: readonly Group[], name: string): Group =>
+  groups.find((g) => g.params.has(name)) as Group;
+
+/** The flat buffer cut where the group changes. */
+function runs(module: Module, groups: readonly Group[]): Piece[] {
+  const store = module.state.trainable;
+  const names = store.names;
+  const pieces: Piece[] = [];
+  names.forEach((name, i) => {
+    const next = names[i + 1];
+    const stop = next === undefined ? store.flat().length : store.spec(next).start;
+    const group = groupOf(groups, name);
+    const last = pieces.at(-1);
+    if (last?.group === group) pieces[pieces.length - 1] = { ...last, stop };
+    else pieces.push({ group, start: store.spec(name).start, stop });
+  });
+  return pieces.filter((p) => p.stop > p.start);
+}
+
+function tensors(module: Module, groups: readonly Group[]): Piece[] {
+  const store = module.state.trainable;
+  return store.names
+    .filter((name) => store.spec(name).size > 0)
+    .map((name) => ({ group: groupOf(groups, name), start: 0, stop: 0, tensor: name }));
+}
+
+/**
+ * Whether `result` may be written over `source`: every node that reads `source` must be needed for
+ * `result`, so that it has run before, and the last one must work element by element.
+ */
+function safeInPlace(model: ModelFile, source: string, result: string): boolean {
+  const { nodes } = model;
+  const producer = new Map(nodes.flatMap((n) => n.outputs.map((o) => [o, n] as const)));
+  const last = producer.get(result);
+  if (last === undefined) return false;
+  if (!ELEMENTWISE.has(last.opType) && last.inputs.includes(source)) return false;
+  const needed = new Set([last]);
+  for (const node of needed) {
+    for (const name of uses(node)) {
+      const before = producer.get(name);
+      if (before !== undefined) needed.add(before);
+    }
+  }
+  return nodes.every((n) => needed.has(n) || !uses(n).has(source));
+}

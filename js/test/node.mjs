@@ -1,0 +1,16 @@
+// node node.mjs LIBRARY MODULES BACKEND DIRECTORY...: train each directory, print one JSON per line.
+import { createRequire } from "node:module";
+import { pathToFileURL } from "node:url";
+import { train } from "./train.mjs";
+
+const [library, modules, backend, ...directories] = process.argv.slice(2);
+const lib = await import(pathToFileURL(`${library}/index.js`));
+const safetensors = await import(pathToFileURL(`${library}/safetensors.js`));
+const require = createRequire(`${modules}/x.js`);
+const ort = require(backend === "node" ? "onnxruntime-node" : "onnxruntime-web");
+if (backend === "wasm") ort.env.wasm.numThreads = 1;
+const sessionOptions = backend === "wasm" ? { executionProviders: ["wasm"] } : {};
+for (const directory of directories) {
+  console.log(JSON.stringify(await train(lib, safetensors, ort, directory, sessionOptions)));
+}
+process.exit(0);

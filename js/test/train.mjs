@@ -1,0 +1,41 @@
+// One training run as Python's tests do it; runs unchanged in Node and in a page.
+export async function train(lib, safetensors, ort, directory, sessionOptions) {
+  const bytes = async (name) => lib.readBytes(`${directory}/${name}`);
+  const plan = JSON.parse(new TextDecoder().decode(await bytes("plan.json")));
+  const { entries } = safetensors.decode(await bytes("batches"), "batches");
+  const batch = (i) => [0, 1].map((k) => {
+    const { spec, bytes: raw } = entries.get(`${i}/${k}`);
+    const data = new spec.type.array(raw.slice().buffer, 0, raw.length / spec.type.bytes);
+    return { data, dims: spec.shape };
+  });
+  const { state, module, optimizer } = await lib.loadArtifacts(directory, { ort, sessionOptions });
+  optimizer.setLearningRate(plan.rate);
+  const losses = [];
+  for (let step = 0; step < plan.steps; step++) {
+    for (let k = 0; k < plan.accumulate; k++) {
+      const inputs = batch((step * plan.accumulate + k) % plan.distinct);
+      losses.push((await module.trainStep(...inputs)).loss);
+    }
+    await optimizer.apply(1 / plan.accumulate);
+    module.lazyResetGrad();
+  }
+  const first = batch(0);
+  const evaluated = (await module.evalStep(...first)).loss;
+  const [scores] = await module.predict([first[0]]);
+  return {
+    losses,
+    eval: evaluated,
+    scores: Array.from(await scores.getData()),
+    parameters: Array.from(await module.getContiguousParameters()),
+    model: base64(await module.exportModelForInferencing()),
+    checkpoint: base64(await lib.CheckpointState.saveCheckpoint(state, true)),
+    onDevice: module.backend.onDevice,
+    location: state.trainable.device(state.trainable.names[0])?.location ?? "cpu",
+  };
+}
+
+function base64(bytes) {
+  let text = "";
+  for (const byte of bytes) text += String.fromCharCode(byte);
+  return btoa(text);
+}
