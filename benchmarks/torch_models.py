@@ -187,3 +187,17 @@ def _twice(inside: int, outside: int) -> nn.Sequential:
         nn.Conv2d(inside, outside, 3, padding=1), nn.ReLU(),
         nn.Conv2d(outside, outside, 3, padding=1), nn.ReLU(),
     )  # fmt: skip
+
+
+class ManyTensors(nn.Module):
+    """Nearly no arithmetic, many parameters: what remains is the optimizer."""
+
+    def __init__(self, count: int, size: int) -> None:
+        super().__init__()
+        self.parts = nn.ParameterList([nn.Parameter(torch.randn(size)) for _ in range(count)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        total = x
+        for part in self.parts:
+            total = total + part[:1]
+        return total
