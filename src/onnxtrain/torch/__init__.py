@@ -8,7 +8,9 @@ loss, prediction = trainer.train_step(x, y)
 
 from . import amp as amp
 from . import checkpoint as checkpoint
+from . import experimental as experimental
 from . import optim as optim
+from . import utils as utils
 from .base import ORTTrainer as ORTTrainer
 from .checkpoint import aggregate_checkpoints as aggregate_checkpoints
 from .debug_options import DebugOptions as DebugOptions

@@ -14,6 +14,9 @@ from typing import Any
 from .. import optim as chains
 from ..errors import OnnxTrainError, UnknownNameError
 from . import lr_scheduler as lr_scheduler
+from .fused_adam import AdamWMode as AdamWMode
+from .fused_adam import FP16_Optimizer as FP16_Optimizer
+from .fused_adam import FusedAdam as FusedAdam
 
 Hyper = Mapping[str, "float | int | bool"]
 

@@ -280,13 +280,11 @@ _CHAINED = ("train", "eval", "requires_grad_", "apply", "_apply")
 
 
 def _pass_on(name: str, chained: bool) -> Callable[..., Any]:
-    original = getattr(torch.nn.Module, name)
-
     def method(self: ORTModule, *args: Any, **kwargs: Any) -> Any:
         result = getattr(self.__dict__["_wrapped"], name)(*args, **kwargs)
         return self if chained else result
 
-    method.__name__, method.__doc__ = name, original.__doc__
+    method.__name__, method.__doc__ = name, f"`torch.nn.Module.{name}` of the wrapped module."
     method.__qualname__ = f"ORTModule.{name}"
     return method
 

@@ -1,0 +1,3 @@
+"""What helps around training."""
+
+from . import data as data
