@@ -1,0 +1,109 @@
+"""Names of devices, `OrtDevice` objects and execution providers, turned into each other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnxruntime
+from onnxruntime.capi._pybind_state import OrtDevice, OrtValue
+
+from .exceptions import ProviderError
+
+CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
+
+
+def get_ort_device_type(device: str | OrtDevice) -> int:
+    """The number that onnxruntime has for a kind of device, from ``"cpu"``, ``"cuda"``, ``"gpu"``.
+
+    Raises:
+        ProviderError: there is no such kind.
+    """
+    if isinstance(device, OrtDevice):
+        return int(device.device_type())
+    kind = device.lower().partition(":")[0]
+    if kind == "cpu":
+        return int(OrtDevice.cpu())
+    if kind in {"cuda", "gpu"}:
+        return int(OrtDevice.cuda())
+    raise ProviderError(f"Unknown device {device!r}; use 'cpu', 'cuda' or 'cuda:<number>'.")
+
+
+def get_ort_device(device: str | OrtDevice) -> OrtDevice:
+    """An `OrtDevice` from ``"cpu"``, ``"cuda"``, ``"cuda:1"`` or ``"gpu:1"``.
+
+    Example:
+        >>> ort_device_to_string(get_ort_device("gpu:1"))
+        'cuda:1'
+    """
+    if isinstance(device, OrtDevice):
+        return device
+    kind, _, number = device.lower().partition(":")
+    if number and not number.isdigit():
+        raise ProviderError(f"Device {device!r}: the part after ':' must be a number.")
+    if kind == "cpu" and int(number or 0):
+        raise ProviderError("There is only one device 'cpu'; leave the number out.")
+    return OrtDevice(get_ort_device_type(kind), OrtDevice.default_memory(), int(number or 0))
+
+
+def ort_device_to_string(device: OrtDevice) -> str:
+    """``"cpu"``, ``"cuda"`` or ``"cuda:1"``."""
+    kind = {OrtDevice.cpu(): "cpu", OrtDevice.cuda(): "cuda"}.get(device.device_type())
+    if kind is None:
+        raise ProviderError(f"No name is known for device type {device.device_type()}.")
+    number = device.device_id()
+    return f"{kind}:{number}" if number else kind
+
+
+def device_to_providers(device: str | OrtDevice) -> list[Any]:
+    """Execution providers for a device, for `onnxruntime.InferenceSession`."""
+    device = get_ort_device(device)
+    if device.device_type() == OrtDevice.cpu():
+        return [CPU]
+    if CUDA not in onnxruntime.get_available_providers():
+        raise ProviderError(
+            f"Device {ort_device_to_string(device)!r} needs {CUDA}, which this onnxruntime does "
+            "not have. Install onnxruntime-gpu, or use device='cpu'."
+        )
+    return [(CUDA, {"device_id": device.device_id()}), CPU]
+
+
+def provider_to_device(provider: str) -> str:
+    """The kind of device that an execution provider uses."""
+    known = {CPU: "cpu", CUDA: "cuda"}
+    if provider not in known:
+        raise ProviderError(f"No device is known for {provider!r}; known: {', '.join(known)}.")
+    return known[provider]
+
+
+def get_ort_device_from_session(session: Any) -> OrtDevice:
+    """The device of a session: that of its first provider."""
+    provider = session.get_providers()[0]
+    options = session.get_provider_options().get(provider, {})
+    number = int(options.get("device_id", 0) or 0)
+    kind = provider_to_device(provider)
+    return get_ort_device(f"{kind}:{number}" if number else kind)
+
+
+def numpy_to_ort_value(array: Any, device: str | OrtDevice | None = None) -> OrtValue:
+    """An OrtValue of the C level with a copy of the array.
+
+    A copy, because such a value does not keep the array alive whose memory it would share.
+    """
+    target = get_ort_device("cpu" if device is None else device)
+    array = np.ascontiguousarray(array)
+    if array.dtype.kind not in "biuf" or array.size == 0:
+        return OrtValue.ortvalue_from_numpy(array, target)
+    value = OrtValue.ortvalue_from_shape_and_type(list(array.shape), array.dtype.type, target)
+    value.update_inplace(array)
+    return value
+
+
+def str_ortvalue(value: Any) -> str:
+    """A short description: device, type, shape and the first elements."""
+    raw = getattr(value, "_ortvalue", value)
+    array = np.asarray(raw.numpy())
+    flat = array.ravel()
+    shown = ", ".join(f"{x:g}" if array.dtype.kind == "f" else str(x) for x in flat[:6])
+    more = ", …" if flat.size > 6 else ""
+    return f"{raw.device_name()} {array.dtype} {list(array.shape)} [{shown}{more}]"

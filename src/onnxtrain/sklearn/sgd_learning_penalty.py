@@ -1,0 +1,138 @@
+"""Penalties on the weights: their value, and their part of the gradient."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import numpy as np
+import onnx
+
+from .base import BaseOnnx, SelectionError, select_class, small_session, to_array
+from .devices import numpy_to_ort_value
+from .onnx_function import function_onnx_graph
+
+
+class BaseLearningPenalty(BaseOnnx):
+    """A penalty ``l1·Σ|w| + l2·Σw²``, added to the mean loss.
+
+    Its gradient ``l1·sign(w) + 2·l2·w`` is added to that of the mean loss, so the learning rate
+    applies to both.
+    """
+
+    _transient = ("_sessions",)
+    l1: float = 0.0
+    l2: float = 0.0
+
+    def __init__(self) -> None:
+        self.penalty_grad_onnx_: onnx.ModelProto | None = None
+        self._sessions: dict[Any, Any] | None = None
+
+    @property
+    def active(self) -> bool:
+        """Whether there is anything to compute."""
+        return bool(self.l1 or self.l2)
+
+    def build_onnx_function(
+        self, opset: int | None = None, device: Any = None, dtype: Any = np.float32
+    ) -> BaseLearningPenalty:
+        """Build the graph (weights, gradients, scale) → (penalty, gradients with the penalty's)."""
+        self.penalty_grad_onnx_ = None
+        if self.active:
+            self.penalty_grad_onnx_ = function_onnx_graph(
+                "add_grad_penalty_elastic_error",
+                opset,
+                dtype,
+                l1_weight=float(self.l1),
+                l2_weight=float(self.l2),
+            )
+        return self
+
+    def _session(self, name: str, dtype: Any, **kwargs: Any) -> Any:
+        sessions = self._sessions = self._sessions or {}
+        key = (name, np.dtype(dtype).name, *kwargs.values())
+        if key not in sessions:
+            l1, l2 = float(self.l1), float(self.l2)
+            sessions[key] = small_session(
+                function_onnx_graph(name, dtype=dtype, l1_weight=l1, l2_weight=l2, **kwargs)
+            )
+        return sessions[key]
+
+    def penalty_loss(self, device: Any, loss: Any, *weights: Any) -> Any:
+        """The loss plus the penalty of these weights, as an OrtValue."""
+        arrays = [to_array(w) for w in weights]
+        if not self.active or not arrays:
+            return loss
+        value = to_array(loss)
+        dtype = arrays[0].dtype
+        session = self._session("n_penalty_elastic_error", dtype, n_tensors=len(arrays))
+        feeds = {f"W{i}": a for i, a in enumerate(arrays)}
+        (total,) = session.run(None, {"loss": value.astype(dtype).reshape(()), **feeds})
+        return numpy_to_ort_value(total, device)
+
+    def update_weights(self, n_bind: int, device: Any, statei: Any, rate: float = 1.0) -> Any:
+        """One step down the penalty, in place: ``w ← w − rate·(l1·sign(w) + 2·l2·w)``."""
+        if self.active:
+            weight = to_array(statei)
+            session = self._session("update_penalty_elastic_error", weight.dtype)
+            (new,) = session.run(None, {"X": weight, "alpha": np.array([rate], weight.dtype)})
+            weight[...] = new
+        return statei
+
+    def __repr__(self) -> str:
+        names = inspect.signature(type(self)).parameters
+        return f"{type(self).__name__}({', '.join(f'{n}={getattr(self, n)!r}' for n in names)})"
+
+    @staticmethod
+    def select(class_name: Any, **kwargs: Any) -> BaseLearningPenalty:
+        """A penalty from an alias, a class name, None, or an instance (returned as it is).
+
+        Example:
+            >>> BaseLearningPenalty.select("elastic"), BaseLearningPenalty.select(None)
+            (ElasticLearningPenalty(l1=0.5, l2=0.5), NoLearningPenalty())
+        """
+        if isinstance(class_name, BaseLearningPenalty):
+            return class_name
+        if class_name is None:
+            class_name = ""
+        if not isinstance(class_name, str):
+            raise SelectionError(
+                f"A penalty is a name, None or a BaseLearningPenalty, not {class_name!r}."
+            )
+        return select_class("penalty", class_name, ALIASES)(**kwargs)
+
+
+class NoLearningPenalty(BaseLearningPenalty):
+    """No penalty."""
+
+
+class ElasticLearningPenalty(BaseLearningPenalty):
+    """``l1·Σ|w| + l2·Σw²``."""
+
+    def __init__(self, l1: float = 0.5, l2: float = 0.5) -> None:
+        super().__init__()
+        if l1 < 0 or l2 < 0:
+            raise SelectionError(f"l1 and l2 must not be negative, not {l1!r} and {l2!r}.")
+        self.l1, self.l2 = l1, l2
+
+
+class L1LearningPenalty(ElasticLearningPenalty):
+    """``l1·Σ|w|``."""
+
+    def __init__(self, l1: float = 0.5) -> None:
+        super().__init__(l1, 0.0)
+
+
+class L2LearningPenalty(ElasticLearningPenalty):
+    """``l2·Σw²``."""
+
+    def __init__(self, l2: float = 0.5) -> None:
+        super().__init__(0.0, l2)
+
+
+ALIASES: dict[type[BaseLearningPenalty], tuple[str, ...]] = {
+    NoLearningPenalty: ("", "none"),
+    ElasticLearningPenalty: ("elastic", "l1l2"),
+    L1LearningPenalty: ("l1",),
+    L2LearningPenalty: ("l2",),
+}
