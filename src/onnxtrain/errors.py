@@ -124,6 +124,29 @@ class RunError(OnnxTrainError, RuntimeError):
     """onnxruntime failed while it ran a model."""
 
 
+class MissingPackageError(OnnxTrainError, ImportError):
+    """An optional package is needed and not installed."""
+
+    def __init__(self, package: str, what: str, extra: str) -> None:
+        super().__init__(
+            f"{what} needs {package}, which is not installed. Install it with: "
+            f'pip install "onnxtrain[{extra}]"'
+        )
+
+
+class RankLostError(OnnxTrainError, ConnectionError):
+    """Another process of a distributed training has ended or does not answer any more."""
+
+    def __init__(self, call: str, rank: int, size: int, reason: str) -> None:
+        self.call, self.rank, self.size, self.reason = call, rank, size, reason
+        super().__init__(
+            f"Rank {rank} of {size} stops in {call}: {reason}. Start the run again, with any "
+            "number of ranks, from the last checkpoint with resume=True (SaveCheckpoint writes "
+            "them). If all ranks live and one is only slow, raise the time limit: "
+            "ONNXTRAIN_TIMEOUT, in seconds."
+        )
+
+
 class MissingParameterError(UnknownNameError, KeyError):
     """A parameter that was asked for does not exist."""
 

@@ -51,11 +51,15 @@ class ArrayBatches(Batches):
         self.size = whole + (1 if rest and not drop_last else 0)
         self._buffers: list[Array] | None = None
 
+    def order(self, number: int) -> Array | None:
+        """The row numbers of an epoch in their order; None means as they are."""
+        if not self.shuffle:
+            return None
+        return np.random.default_rng([self.seed, number]).permutation(self.rows)
+
     def epoch(self, number: int, skip: int = 0) -> Iterator[list[Any]]:
         """The batches of one pass."""
-        order = None
-        if self.shuffle:
-            order = np.random.default_rng([self.seed, number]).permutation(self.rows)
+        order = self.order(number)
         for index in range(skip, self.size or 0):
             start = index * self.batch_size
             stop = min(start + self.batch_size, self.rows)

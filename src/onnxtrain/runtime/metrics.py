@@ -31,6 +31,17 @@ class Metric:
         """The value over all batches since `reset`; NaN without any."""
         raise NotImplementedError
 
+    def state(self) -> Array | None:
+        """What was gathered, as one vector, so that several processes can share the work.
+
+        None (the default) means that this cannot be done: then each process sees all data.
+        """
+        return None
+
+    def merge(self, states: Sequence[Array]) -> None:
+        """Take over what several processes gathered: `state` of each, zeros at the end allowed."""
+        raise NotImplementedError
+
 
 class _Mean(Metric):
     """A sum over elements divided by their number."""
@@ -46,6 +57,15 @@ class _Mean(Metric):
         """Add a batch's sum."""
         self.total += float(total)
         self.count += count
+
+    def state(self) -> Array:
+        """Sum and number."""
+        return np.array([self.total, self.count], np.float64)
+
+    def merge(self, states: Sequence[Array]) -> None:
+        """Add them up."""
+        self.total = float(sum(s[0] for s in states))
+        self.count = int(sum(s[1] for s in states))
 
     def result(self) -> float:
         """The mean."""
@@ -147,16 +167,29 @@ class R2(Metric):
         values = target.astype(np.float64).reshape(len(target), -1)
         mean = values.mean(axis=0)
         spread = np.square(values - mean).sum(axis=0)
+        self._add(len(values), mean, spread, np.square(error).sum(axis=0))
+
+    def _add(self, count: int, mean: Array, spread: Array, residual: Array) -> None:
         if not self.count:
-            self.mean, self.spread = mean, spread
-            self.residual = np.square(error).sum(axis=0)
-        else:
-            total = self.count + len(values)
-            shift = mean - self.mean
-            self.spread = self.spread + spread + shift**2 * self.count * len(values) / total
-            self.mean = self.mean + shift * len(values) / total
-            self.residual = self.residual + np.square(error).sum(axis=0)
-        self.count += len(values)
+            self.count, self.mean, self.spread, self.residual = count, mean, spread, residual
+            return
+        total = self.count + count
+        shift = mean - self.mean
+        self.spread = self.spread + spread + shift**2 * self.count * count / total
+        self.mean = self.mean + shift * count / total
+        self.residual = self.residual + residual
+        self.count = total
+
+    def state(self) -> Array:
+        """Number, means, spreads and residuals."""
+        return np.concatenate([[self.count], self.mean, self.spread, self.residual])
+
+    def merge(self, states: Sequence[Array]) -> None:
+        """Merge them as batches are merged."""
+        self.reset()
+        for state in states:
+            if state[0]:
+                self._add(int(state[0]), *np.split(np.asarray(state[1:]), 3))
 
     def result(self) -> float:
         """The coefficient of determination; NaN if the targets do not vary."""

@@ -16,6 +16,7 @@ from .batches import Batches, make_batches
 from .callbacks import Callback, EveryEpoch, Progress, SaveCheckpoint
 from .devices import Device, Provider
 from .evaluator import Evaluator, join
+from .group import make_group
 from .metrics import Metric, resolve
 from .module import Module
 from .onegraph import OneGraphStep
@@ -60,6 +61,11 @@ class Trainer:
         session_options: onnxruntime's options, used as they are.
         providers: execution providers, see `Module`.
         check_finite: stop with an error when a loss is NaN or infinite.
+        distributed: ``"mpi"``, ``"torch"``, ``"auto"`` (whichever launcher started the process, if
+            any), or an `onnxtrain.distributed.Backend`: train together with other processes. Needs
+            `onnxtrain[mpi]` or torch. `batch_size` is then that of all processes together.
+        shard_optimizer: with `distributed`, let each process keep and update only its part of the
+            optimizer's moments.
 
     Example:
         >>> trainer = Trainer.from_directory("artifacts", metrics=["accuracy"])  # doctest: +SKIP
@@ -85,6 +91,8 @@ class Trainer:
         session_options: Any = None,
         providers: Sequence[Provider] | None = None,
         check_finite: bool = False,
+        distributed: Any = None,
+        shard_optimizer: bool = False,
     ) -> None:
         if scheduler_interval not in {"step", "epoch"}:
             raise ValueError(
@@ -92,8 +100,8 @@ class Trainer:
             )
         if accumulate < 1:
             raise ValueError(f"accumulate must be at least 1, not {accumulate}.")
-        if not isinstance(state, CheckpointState):
-            state = CheckpointState.load_checkpoint(state)
+        self.group = make_group(distributed, shard_optimizer)
+        state = self.group.load(state)
         state._need_values()
         self.state, self.metrics = state, resolve(metrics)
         self.accumulate, self.check_finite = accumulate, check_finite
@@ -101,7 +109,8 @@ class Trainer:
         self.batches: int | None = None
         self.history = History()
         self._seed, self._sums = 0, (0.0, 0)
-        self._eval_model, self._session_options = eval_model, session_options
+        self._eval_model = eval_model
+        self._session_options = self.group.session_options(session_options)
         self._device = Device(device, providers)
         self._interval = scheduler_interval
         self._evaluators: dict[bool, Evaluator] = {}
@@ -153,7 +162,7 @@ class Trainer:
     @property
     def step(self) -> int:
         """Number of updates so far, those before a resume included."""
-        return self._engine.step_count
+        return int(self._engine.step_count)
 
     def fit(
         self,
@@ -189,7 +198,7 @@ class Trainer:
             Loss, learning rate, validation loss and metrics, by epoch.
         """
         hooks = [c if isinstance(c, Callback) else EveryEpoch(c) for c in callbacks]
-        hooks += [Progress()] if progress else []
+        hooks += [Progress()] if progress and self.group.is_main else []
         hooks.sort(key=lambda h: isinstance(h, SaveCheckpoint))  # it saves the others' state too
         self._seed, self.epoch, self.batch, self._sums = seed, 0, 0, (0.0, 0)
         if resume:
@@ -203,24 +212,34 @@ class Trainer:
         self.batches, self.stop = source.size, False
         self._engine.forget()
         self._hooks = hooks
-        for hook in hooks:
+        self._votes = any(_may_stop_between_steps(h) for h in hooks)
+        try:
+            self._run_epochs(self.group.split(source), epochs, validation_data, batch_size)
+        except BaseException as error:
+            self.group.failed(error)
+            raise
+        return self.history
+
+    def _run_epochs(
+        self, source: Batches, epochs: int, validation_data: Any, batch_size: int
+    ) -> None:
+        for hook in self._hooks:
             hook.on_train_begin(self)
         while self.epoch < epochs and not self.stop:
             self._run_epoch(source, validation_data, batch_size)
         self.state._sync()
-        for hook in hooks:
+        for hook in self._hooks:
             hook.on_train_end(self)
-        return self.history
 
     def _run_epoch(self, source: Batches, validation_data: Any, batch_size: int) -> None:
         for hook in self._hooks:
             hook.on_epoch_begin(self, self.epoch)
         for values in source.epoch(self.epoch, self.batch):
             self._run_batch(values)
-            if self.stop:
+            if self.group.stopping(self.stop, vote=self._votes):
                 break
         updates = self.step
-        self._engine.finish()
+        self._count(*self._engine.finish())
         if self.step != updates:
             self._after_update(self._sums[0] / self._sums[1])
         total, rows = self._sums
@@ -237,17 +256,20 @@ class Trainer:
         self.history.add(logs)
         for hook in self._hooks:
             hook.on_epoch_end(self, epoch, logs)
+        self.stop = self.group.stopping(self.stop)
+
+    def _count(self, loss: float, rows: int) -> None:
+        self._sums = (self._sums[0] + loss * rows, self._sums[1] + rows)
 
     def _run_batch(self, values: Sequence[Any]) -> None:
-        rows = len(values[0]) if np.ndim(values[0]) else 1
         updates = self.step
-        loss = float(np.mean(self._engine.run(values)[0]))
+        loss, rows = self._engine.run(values)
         if self.check_finite and not np.isfinite(loss):
             raise NonFiniteError(
                 f"The loss is {loss} in epoch {self.epoch}, batch {self.batch} (step {self.step})."
             )
         self.batch += 1
-        self._sums = (self._sums[0] + loss * rows, self._sums[1] + rows)
+        self._count(loss, rows)
         if self.step != updates:
             self._after_update(loss)
 
@@ -270,13 +292,15 @@ class Trainer:
         for metric in self.metrics:
             metric.reset()
         total, rows = 0.0, 0
-        for values in make_batches(data, evaluator.user.input_names, batch_size).epoch(0):
+        source = make_batches(data, evaluator.user.input_names, batch_size)
+        for values in self.group.evaluated(source, self.metrics):
             loss, *outputs = evaluator(values)
             target = np.asarray(values[evaluator.target_index])
             size, mean = len(target) if target.ndim else 1, float(np.mean(loss))
             total, rows = total + mean * size, rows + size
             for metric in self.metrics:
                 metric.update(outputs[0] if outputs else loss, target, mean)
+        total, rows = self.group.merge(total, rows, self.metrics)
         if not rows:
             raise InputError("The data gave no batch.")
         return {"loss": total / rows, **{m.name: m.result() for m in self.metrics}}
@@ -323,7 +347,7 @@ class Trainer:
                 if h.state_dict()
             ],
         }
-        CheckpointState.save_checkpoint(self.state, path, include_optimizer_state=True)
+        self.group.save(self.state, path)
 
     def _resume(self, hooks: Sequence[Callback]) -> None:
         saved = self._resumable
@@ -366,6 +390,8 @@ class Trainer:
 
         names = graph_output_names or self._evaluator(with_loss=False).model_outputs
         assert self._eval_model is not None
+        if not self.group.is_main:
+            return
         self.state._sync()
         export(self._eval_model, self.state, path, names)
 
@@ -377,7 +403,17 @@ class Trainer:
         device: str,
         providers: Sequence[Provider] | None,
         clip_norm: float | None,
-    ) -> _Parts | _OneGraph:
+    ) -> Any:
+        together = self.group.engine(
+            train_model,
+            optimizer_model,
+            self.state,
+            {"device": device, "session_options": self._session_options, "providers": providers},
+            clip_norm,
+            self.accumulate,
+        )
+        if together is not None:
+            return together
         file = load_optimizer(optimizer_model)
         plain = self.accumulate == 1 and clip_norm is None
         compiled = self._device.is_host and kernels.find(
@@ -399,6 +435,17 @@ class Trainer:
         return _Parts(module, optimizer, self.accumulate)
 
 
+def _may_stop_between_steps(hook: Callback) -> bool:
+    """Whether a callback might set `trainer.stop` after a step, in one process only perhaps."""
+    harmless = isinstance(hook, Progress | SaveCheckpoint)
+    return not harmless and type(hook).on_step_end is not Callback.on_step_end
+
+
+def measured(outputs: Sequence[Array], values: Sequence[Any]) -> tuple[float, int]:
+    """Mean loss and number of rows of a batch."""
+    return float(np.mean(outputs[0])), len(values[0]) if np.ndim(values[0]) else 1
+
+
 class _OneGraph:
     """Training with the one-graph step."""
 
@@ -410,11 +457,12 @@ class _OneGraph:
     def step_count(self) -> int:
         return self.graph.memory.step
 
-    def run(self, values: Sequence[Any]) -> list[Array]:
-        return self.graph(values)
+    def run(self, values: Sequence[Any]) -> tuple[float, int]:
+        return measured(self.graph(values), values)
 
-    def finish(self) -> None:
+    def finish(self) -> tuple[float, int]:
         """Nothing is pending: every batch is an update."""
+        return 0.0, 0
 
     def forget(self) -> None:
         """Nothing is pending."""
@@ -432,20 +480,24 @@ class _Parts:
     def step_count(self) -> int:
         return self.optimizer.step_count
 
-    def run(self, values: Sequence[Any]) -> list[Array]:
+    def run(self, values: Sequence[Any]) -> tuple[float, int]:
         if self._pending == 0:
             self.module.lazy_reset_grad()
         result = self.module(*values)
         self._pending += 1
         if self._pending == self.accumulate:
             self.finish()
-        return list(result) if isinstance(result, tuple) else [result]
+        return measured(result if isinstance(result, tuple) else [result], values)
 
-    def finish(self) -> None:
-        """Update from what is gathered, at the end of an epoch from fewer micro-batches."""
+    def finish(self) -> tuple[float, int]:
+        """Update from what is gathered, at the end of an epoch from fewer micro-batches.
+
+        Gives loss and rows that `run` has not told yet: none here.
+        """
         if self._pending:
             self.optimizer.apply(1.0 / self._pending)
             self._pending = 0
+        return 0.0, 0
 
     def forget(self) -> None:
         """Drop micro-batches that an interrupted training left behind."""
@@ -455,12 +507,12 @@ class _Parts:
 class _Rate:
     """The learning rate of either way of training, as schedules see it."""
 
-    def __init__(self, engine: _OneGraph | _Parts) -> None:
+    def __init__(self, engine: Any) -> None:
         self._module = engine  # its `_state` is where schedules leave their position
 
     @property
     def _memory(self) -> OptimizerState:
-        found = self._module._state._optimizer
+        found: OptimizerState | None = self._module._state._optimizer
         assert found is not None
         return found
 

@@ -1,0 +1,160 @@
+"""A training step on several ranks: local gradients, one all-reduce, the same update everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..runtime.buffers import TensorStore, aligned_zeros
+from ..runtime.module import Module
+from ..runtime.optimizer import Optimizer
+from .backend import Backend
+from .sampler import Part
+from .shard import ShardedOptimizer
+
+Array = npt.NDArray[Any]
+HEAD = 2
+"""Numbers that ride behind the gradients, before the running statistics: loss sum and rows."""
+
+
+def widened(gradients: TensorStore, extra: int) -> Array:
+    """Give the gradient buffer room at its end, and return the vector with that room.
+
+    So the loss and the running statistics travel in the same message as the gradients. To be called
+    before anything is bound to the buffer.
+    """
+    buffer = gradients.buffers["F32"]
+    wide = aligned_zeros(buffer.data.size + extra, np.dtype(np.float32))
+    buffer.data = wide[: buffer.data.size]
+    return wide
+
+
+class ParallelEngine:
+    """Runs the steps of a `Trainer` together with the other ranks.
+
+    A rank's gradient is the mean over its own rows. With n_r of n rows on rank r the gradient of
+    the whole batch is Σ n_r/n · g_r; as the parts differ by one row at most, the factors are
+    mostly equal and the division is left to the update.
+
+    Args:
+        backend: the ranks.
+        module: made on a state whose gradients were widened.
+        optimizer: plain or sharded.
+        wide: what `widened` gave.
+        accumulate: micro-batches per update.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        module: Module,
+        optimizer: Optimizer | ShardedOptimizer,
+        wide: Array,
+        accumulate: int,
+    ) -> None:
+        self.backend, self.module, self.optimizer = backend, module, optimizer
+        self.accumulate, self._state = accumulate, module._state
+        self.input_names = module.input_names()
+        assert self._state._gradients is not None
+        self._gradients = self._state._gradients
+        size = self._gradients.buffers["F32"].data.size
+        self._wide, self._tail = wide, wide[size:]
+        self._averaged = list(averaged_states(module))
+        self.forget()
+
+    @property
+    def step_count(self) -> int:
+        """Number of updates so far."""
+        return self.optimizer.step_count
+
+    def forget(self) -> None:
+        """Drop micro-batches that an interrupted training left behind."""
+        self._pending, self._rows, self._total, self._loss = 0, 0, 0, 0.0
+        self._factor = 1.0
+
+    def run(self, part: Part) -> tuple[float, int]:
+        """One (micro-)batch; loss and rows of all ranks once they are known, else zeros."""
+        if self._pending == 0:
+            self.module.lazy_reset_grad()
+        if part.rows:
+            self._weigh(part.rows * self.backend.size / part.total)
+            result = self.module(*part)
+            loss = result[0] if isinstance(result, tuple) else result
+            self._loss += float(np.mean(loss)) * part.rows
+        self._rows += part.rows
+        self._total += part.total
+        self._pending += 1
+        return self.finish() if self._pending == self.accumulate else (0.0, 0)
+
+    def _weigh(self, factor: float) -> None:
+        """The buffer holds gradients that `_factor` has still to be multiplied with."""
+        if self._rows and factor != self._factor:
+            data = self._gradients.buffers["F32"].data
+            self._gradients.pull()
+            data *= np.float32(self._factor / factor)
+            self._gradients.push()
+        self._factor = factor
+
+    def finish(self) -> tuple[float, int]:
+        """Sum over the ranks and update; gives mean loss and rows of all micro-batches."""
+        if not self._pending:
+            return 0.0, 0
+        data = self._gradients.buffers["F32"].data
+        self._gradients.pull()
+        if not self._rows:
+            data[:] = 0.0
+        elif self._factor != 1.0:
+            data *= np.float32(self._factor)
+        self._fill_tail()
+        scale = 1.0 / (self.backend.size * self._pending)
+        optimizer = self.optimizer
+        if isinstance(optimizer, ShardedOptimizer):
+            square = optimizer.reduce(data, self._tail)
+            optimizer.apply(scale, square)
+        else:
+            self.backend.all_reduce(self._wide)
+            self._gradients.push()
+            optimizer.apply(scale)
+        rows = self._total
+        loss = float(self._tail[0]) / rows
+        self._empty_tail()
+        self.forget()
+        return loss, rows
+
+    # --- loss and running statistics -------------------------------------------------------------
+
+    def _fill_tail(self) -> None:
+        tail = self._tail
+        tail[0], tail[1] = self._loss, self._rows
+        if not self._averaged:
+            return
+        share, frozen = np.float32(self._rows / self._total), self._state._frozen
+        frozen.pull()
+        at = HEAD
+        for name in self._averaged:
+            values = frozen.view(name).reshape(-1)
+            np.multiply(values, share, out=tail[at : at + values.size])
+            at += values.size
+
+    def _empty_tail(self) -> None:
+        if not self._averaged:
+            return
+        at, frozen = HEAD, self._state._frozen
+        for name in self._averaged:
+            values = frozen.view(name).reshape(-1)
+            values[:] = self._tail[at : at + values.size]
+            at += values.size
+        frozen.push()
+
+
+def averaged_states(module: Module) -> Iterator[str]:
+    """States that the forward pass changes and that are averaged: running statistics.
+
+    Others, counters say, are the same on every rank that had rows.
+    """
+    for name in module._train.artifact.states:
+        if module._state._frozen.specs[name].type.code == "F32":
+            yield name

@@ -1,0 +1,156 @@
+"""DataParallel: what a `Trainer` does differently when it trains together with others."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..errors import InputError
+from ..runtime.artifact import load_artifact
+from ..runtime.batches import Batches
+from ..runtime.devices import session_options
+from ..runtime.group import Group
+from ..runtime.metrics import Metric
+from ..runtime.module import Module
+from ..runtime.onnxfile import Source
+from ..runtime.optimizer import Optimizer
+from ..runtime.state import CheckpointState
+from .backend import Backend, Single
+from .connect import connect
+from .engine import HEAD, ParallelEngine, widened
+from .sampler import Part, ShardedBatches
+from .shard import ShardedOptimizer
+from .start import check_same_models, shared_state
+
+
+def make(distributed: Backend | str, shard_optimizer: bool = False) -> Group:
+    """The group for `Trainer(distributed=…)`."""
+    backend = connect(distributed)
+    if backend is None:  # "auto", and no launcher
+        if not shard_optimizer:
+            return Group()
+        backend = Single()
+    return DataParallel(backend, shard_optimizer)
+
+
+class DataParallel(Group):
+    """Several processes that train one model, each on its part of every batch.
+
+    Args:
+        backend: the processes.
+        shard_optimizer: each keeps only its part of the optimizer's moments.
+    """
+
+    def __init__(self, backend: Backend, shard_optimizer: bool = False) -> None:
+        self.backend, self.shard_optimizer = backend, shard_optimizer
+        self.rank, self.size, self.is_main = backend.rank, backend.size, backend.is_main
+        self._engine: ParallelEngine | None = None
+
+    def load(self, state: CheckpointState | str | os.PathLike[str]) -> CheckpointState:
+        """The state of rank 0, everywhere."""
+        return shared_state(self.backend, state)
+
+    def session_options(self, given: Any) -> Any:
+        """Processes of one machine share its cores instead of each taking all."""
+        if given is not None or self.backend.local_size == 1:
+            return given
+        options = session_options()
+        options.intra_op_num_threads = max(1, (os.cpu_count() or 1) // self.backend.local_size)
+        return options
+
+    def engine(self, *arguments: Any) -> ParallelEngine:
+        """Module, optimizer and the exchange between the processes."""
+        self._engine = self._make(*arguments)
+        return self._engine
+
+    def _make(
+        self,
+        train_model: Source,
+        optimizer_model: Source,
+        state: CheckpointState,
+        options: dict[str, Any],
+        clip_norm: float | None,
+        accumulate: int,
+    ) -> ParallelEngine:
+        check_same_models(self.backend, training_model=train_model, optimizer_model=optimizer_model)
+        states = load_artifact(train_model, "training", state).states
+        statistics = sum(state._frozen.specs[s].size for s in states if s in state._frozen)
+        if "F32" not in state._trainable.buffers:
+            raise InputError("There is no float32 parameter to train.")
+        state._gradients = state._trainable.like()
+        wide = widened(state._gradients, HEAD + statistics)
+        module = self._module(train_model, state, options)
+        optimizer: Optimizer | ShardedOptimizer
+        if self.shard_optimizer:
+            optimizer = ShardedOptimizer(optimizer_model, module, self.backend)
+        else:
+            optimizer = Optimizer(optimizer_model, module)
+        optimizer.clip_norm = clip_norm
+        return ParallelEngine(self.backend, module, optimizer, wide, accumulate)
+
+    def _module(
+        self, train_model: Source, state: CheckpointState, options: dict[str, Any]
+    ) -> Module:
+        """Each rank draws other Dropout masks; the checkpoint keeps the common seed."""
+        seed = state._random.seed
+        if self.rank:
+            state._random.seed = zlib.crc32(f"{seed}/{self.rank}".encode())
+        try:
+            return Module(train_model, state, **options)
+        finally:
+            state._random.seed = seed
+
+    def split(self, source: Batches) -> Batches:
+        """This rank's part of each batch."""
+        return ShardedBatches(source, self.rank, self.size)
+
+    def stopping(self, stop: bool, *, vote: bool = True) -> bool:
+        """Whether any rank wants to stop."""
+        return bool(self.backend.sums([stop])[0]) if vote else stop
+
+    def evaluated(self, source: Batches, metrics: Sequence[Metric]) -> Iterator[list[Any]]:
+        """This rank's rows; all rows if a metric cannot be merged."""
+        if not _mergeable(metrics):
+            yield from source.epoch(0)
+            return
+        for part in ShardedBatches(source, self.rank, self.size).epoch(0):
+            if not isinstance(part, Part) or part.rows:
+                yield part
+
+    def merge(self, total: float, rows: int, metrics: Sequence[Metric]) -> tuple[float, int]:
+        """Sum over the ranks."""
+        if not _mergeable(metrics):
+            return total, rows
+        for metric in metrics:
+            state = metric.state()
+            assert state is not None
+            metric.merge(self.backend.gather(np.asarray(state, np.float64)))
+        sums = self.backend.sums([total, rows])
+        return float(sums[0]), int(sums[1])
+
+    def save(self, state: CheckpointState, path: str | os.PathLike[str]) -> None:
+        """Rank 0 writes; a sharded optimizer's moments come together there first."""
+        optimizer = self._engine.optimizer if self._engine is not None else None
+        if not isinstance(optimizer, ShardedOptimizer):
+            if self.is_main:
+                super().save(state, path)
+            return
+        moments = optimizer.collected()
+        if self.is_main and state._optimizer is not None:
+            state._optimizer.states = moments
+            try:
+                super().save(state, path)
+            finally:
+                state._optimizer.states = {}
+
+    def failed(self, error: BaseException) -> None:
+        """Remember it: when this process ends, the others must not wait for it."""
+        self.backend.failed = True
+
+
+def _mergeable(metrics: Sequence[Metric]) -> bool:
+    return all(m.state() is not None for m in metrics)

@@ -1,0 +1,164 @@
+"""Optimizer state in slices: each rank keeps, and updates, only its part of the flat buffers."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import InputError
+from ..runtime.buffers import ALIGNMENT, FlatBuffer, Slot, TensorSpec, TensorStore
+from ..runtime.dtypes import F32
+from ..runtime.module import Module
+from ..runtime.onnxfile import Source
+from ..runtime.optimizer import attach
+from ..runtime.state import OptimizerState
+from ..runtime.update import Update, load_optimizer
+from .backend import Backend
+
+Array = npt.NDArray[Any]
+
+
+def slices(size: int, count: int) -> list[tuple[int, int]]:
+    """`count` slices of a vector that begin on a cache line; the last may be shorter or empty.
+
+    Example:
+        >>> slices(100, 3)
+        [(0, 48), (48, 96), (96, 100)]
+    """
+    line = ALIGNMENT // 4
+    step = -(-size // (count * line)) * line
+    edges = [min(step * i, size) for i in range(count + 1)]
+    return list(pairwise(edges))
+
+
+def window(store: TensorStore, start: int, stop: int, data: Array | None = None) -> TensorStore:
+    """The part of a store between two elements: a view of it, or the same layout over `data`.
+
+    Every tensor keeps its name; what lies outside has no elements.
+    """
+    whole = store.buffers["F32"]
+    part, found = TensorStore([]), FlatBuffer(F32, [])
+    found.data = whole.data[start:stop] if data is None else data
+    for name, slot in whole.slots.items():
+        first = min(max(slot.start, start), stop)
+        last = min(max(slot.stop, first), stop)
+        spec = TensorSpec(name, F32, (last - first,))
+        found.slots[name] = Slot(spec, first - start)
+        part.specs[name] = spec
+    part.buffers["F32"] = found
+    return part
+
+
+class ShardedOptimizer:
+    """Updates this rank's slice, then the ranks exchange the parameters.
+
+    Args:
+        source: path or bytes of the optimizer model; its update must be element by element.
+        module: whose parameters are updated.
+        backend: the ranks.
+    """
+
+    def __init__(self, source: Source, module: Module, backend: Backend) -> None:
+        self.clip_norm: float | None = None
+        self._backend, self._state = backend, module._state
+        self._file = file = load_optimizer(source)
+        if file.layout != "elementwise" or not module._device.is_host:
+            reason = (
+                f"{file.name or 'this optimizer'} works on whole tensors"
+                if module._device.is_host
+                else f"the state lives on device {module._device.name!r}"
+            )
+            raise InputError(f"shard_optimizer=True is not possible here: {reason}.")
+        memory = attach(self._state, file)
+        assert self._state._gradients is not None
+        params = self._state._trainable
+        self.bounds = slices(params.buffers["F32"].data.size, backend.size)
+        start, stop = self.bounds[backend.rank]
+        self.moments = {
+            kind: window(params, start, stop, store.buffers["F32"].data[start:stop].copy())
+            for kind, store in memory.states.items()
+        }
+        memory.states = {}  # the whole moments are let go; `collected` brings them together again
+        self._memory: OptimizerState = memory
+        self._gradients = window(self._state._gradients, start, stop)
+        part = SimpleNamespace(
+            _state=SimpleNamespace(
+                _trainable=window(params, start, stop),
+                _gradients=self._gradients,
+                _optimizer=OptimizerState(memory.name, states=self.moments),
+            ),
+            _device=module._device,
+            _ops=module._ops,
+            _session_options=module._session_options,
+        )
+        self._update = Update(file, cast(Module, part)) if stop > start else None
+
+    @property
+    def step_count(self) -> int:
+        """Number of updates so far."""
+        return self._memory.step
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of optimizer state on this rank."""
+        return sum(m.buffers["F32"].data.nbytes for m in self.moments.values())
+
+    def reduce(self, gradients: Array, tail: Array) -> float:
+        """Sum the gradients' slices and the tail over all ranks; gives the squared norm."""
+        self._backend.reduce_slices(gradients, self.bounds)
+        part = self._gradients.buffers["F32"].data
+        small = np.empty(tail.size + 1, np.float64)
+        small[0], small[1:] = _square(part), tail
+        self._backend.all_reduce(small)
+        tail[:] = small[1:]
+        return float(small[0])
+
+    def apply(self, scale: float, square: float) -> None:
+        """Update with all gradients times `scale`; `square` is their squared norm before."""
+        limit = self.clip_norm
+        if limit is None:
+            limit = (self._file.clip or {}).get("norm")
+        coefficient = scale
+        if limit is not None and not math.isnan(square):
+            coefficient *= min(1.0, limit / (scale * math.sqrt(square) + 1e-6))
+        elif limit is not None:
+            coefficient = math.nan
+        memory = self._memory
+        if self._update is not None:
+            self._update.run(memory.step + 1, memory.learning_rate, coefficient)
+        memory.step += 1
+        self._backend.gather_slices(self._state._trainable.buffers["F32"].data, self.bounds)
+
+    def collected(self) -> dict[str, TensorStore]:
+        """The whole moments on rank 0, for a checkpoint; nothing elsewhere. All ranks call it."""
+        backend, found = self._backend, {}
+        own = self.bounds[backend.rank]
+        longest = max(b - a for a, b in self.bounds)
+        scratch = np.empty(0 if backend.is_main else longest, np.float32)
+        for kind, moment in self.moments.items():
+            whole = TensorStore(self._state._trainable.specs.values()) if backend.is_main else None
+            for root, (start, stop) in enumerate(self.bounds):
+                if whole is not None:
+                    part = whole.buffers["F32"].data[start:stop]
+                    if root == backend.rank:
+                        part[:] = moment.buffers["F32"].data
+                elif (start, stop) == own:
+                    part = moment.buffers["F32"].data
+                else:
+                    part = scratch[: stop - start]
+                if stop > start:
+                    backend.broadcast(part, root)
+            if whole is not None:
+                found[kind] = whole
+        return found
+
+
+def _square(part: Array) -> float:
+    piece = 1 << 16
+    pieces = (part[at : at + piece] for at in range(0, part.size, piece))
+    return sum(float(np.dot(p, p)) for p in pieces)

@@ -1,0 +1,123 @@
+"""All ranks start from what rank 0 has."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import InputError
+from ..runtime.buffers import TensorSpec, TensorStore
+from ..runtime.dtypes import BY_CODE
+from ..runtime.onnxfile import Source
+from ..runtime.state import CheckpointState, OptimizerState, RandomState
+from .backend import Backend
+
+
+def shared_state(
+    backend: Backend, state: CheckpointState | str | os.PathLike[str]
+) -> CheckpointState:
+    """The state of rank 0 on every rank; only rank 0 reads the file, the others need none.
+
+    A state that was handed in as an object keeps its buffers where the layout is the same.
+    """
+    found: CheckpointState | None = state if isinstance(state, CheckpointState) else None
+    error: Exception | None = None
+    if backend.is_main and not isinstance(state, CheckpointState):
+        try:
+            found = CheckpointState.load_checkpoint(state)
+        except Exception as problem:  # told to all below, so that nobody waits for this rank
+            error = problem
+    told = {"error": str(error)} if error else _described(found) if backend.is_main else None
+    described = backend.share_json(told)
+    if error is not None:
+        raise error
+    if "error" in described:
+        raise InputError(f"Rank 0 could not load the checkpoint: {described['error']}")
+    taken = _made(described, found)
+    taken._sync()
+    for store in taken._stores():
+        for buffer in store.buffers.values():
+            backend.broadcast(buffer.data)
+        store.push()
+    return taken
+
+
+def _described(state: CheckpointState | None) -> dict[str, Any]:
+    assert state is not None
+    memory = state._optimizer
+    return {
+        "nominal": state._nominal,
+        "trainable": _layout(state._trainable),
+        "frozen": _layout(state._frozen),
+        "optimizer": memory
+        and {
+            "name": memory.name,
+            "step": memory.step,
+            "learning_rate": memory.learning_rate,
+            "states": {kind: _layout(store) for kind, store in memory.states.items()},
+        },
+        "scheduler": state._scheduler,
+        "trainer": state._trainer,
+        "random": [state._random.seed, state._random.generation],
+        "properties": state._properties,
+    }
+
+
+def _layout(store: TensorStore) -> list[Any]:
+    return [[s.name, s.type.code, list(s.shape)] for s in store.specs.values()]
+
+
+def _store(layout: list[Any], found: TensorStore | None) -> TensorStore:
+    if found is not None and _layout(found) == layout:
+        return found
+    return TensorStore(TensorSpec(n, BY_CODE[code], tuple(shape)) for n, code, shape in layout)
+
+
+def _made(described: dict[str, Any], found: CheckpointState | None) -> CheckpointState:
+    """A state as described, on the buffers of `found` where they fit."""
+    state = found if found is not None else CheckpointState(TensorStore([]))
+    state._trainable = _store(described["trainable"], state._trainable)
+    state._frozen = _store(described["frozen"], state._frozen)
+    nominal = described["nominal"]
+    state._nominal = (nominal[0], nominal[1]) if nominal else None
+    told, old = described["optimizer"], state._optimizer
+    if told is None:
+        state._optimizer = None
+    else:
+        stores = old.states if old is not None else {}
+        state._optimizer = OptimizerState(
+            told["name"],
+            told["step"],
+            told["learning_rate"],
+            {kind: _store(layout, stores.get(kind)) for kind, layout in told["states"].items()},
+        )
+    state._scheduler, state._trainer = described["scheduler"], described["trainer"]
+    state._random = RandomState(*described["random"])
+    state._properties = described["properties"]
+    return state
+
+
+def check_same_models(backend: Backend, **models: Source) -> None:
+    """Raise on every rank if one has other model files than rank 0."""
+    sums = np.array([zlib.crc32(_content(m)) for m in models.values()], np.float64)
+    tables = backend.gather(sums)
+    for rank, table in enumerate(tables):
+        wrong = [n for n, a, b in zip(models, table, tables[0]) if a != b]
+        if wrong:
+            raise InputError(
+                f"Rank {rank} has another {' and '.join(wrong)} than rank 0. Give all ranks the "
+                "same files."
+            )
+
+
+def _content(source: Source) -> bytes:
+    if isinstance(source, bytes | bytearray | memoryview):
+        return bytes(source)
+    try:
+        return Path(source).read_bytes()
+    except OSError:
+        return b""  # the loader that comes next says it better
