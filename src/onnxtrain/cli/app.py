@@ -25,6 +25,7 @@ COMMANDS = {
     "draw": "draw",
     "bench": "bench",
     "convert": "convert",
+    "serve": "serve",
     "version": "version",
 }
 """Command → module of this package; each has a click command called `command`."""

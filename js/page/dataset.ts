@@ -1,0 +1,161 @@
+/** A data set in the form in which a model takes it: one array per input, rows shuffled and split. */
+import type { Data, Input, ValueInfo } from "../src/index.js";
+import { BY_ONNX, type ElementType } from "../src/ort.js";
+import type { NdArray } from "./arrays.js";
+
+const FLOATS = new Set(["float32", "float64"]);
+const INPUT_NAMES = ["x", "images", "image", "data", "features", "inputs", "input"];
+const TARGET_NAMES = ["y", "labels", "label", "targets", "target", "classes"];
+const HELD_OUT = 0.2;
+
+interface Column {
+  readonly type: ElementType;
+  readonly data: Data;
+  /** Shape of one row. */
+  readonly shape: readonly number[];
+  readonly size: number;
+}
+
+export class Dataset {
+  /** Rows to train on, and rows held out to measure with. */
+  readonly training: number[];
+  readonly held: number[];
+
+  constructor(
+    readonly name: string,
+    readonly columns: readonly Column[],
+    readonly rows: number,
+  ) {
+    const order = shuffled(rows, 1);
+    const held = rows < 10 ? 0 : Math.round(rows * HELD_OUT);
+    this.held = order.slice(0, held);
+    this.training = order.slice(held);
+  }
+
+  /** The inputs of a step for these rows. */
+  batch(rows: readonly number[]): Input[] {
+    return this.columns.map(({ type, data, shape, size }) => {
+      const out = new type.array(new ArrayBuffer(rows.length * size * type.bytes), 0,
+        rows.length * size) as Float32Array;
+      rows.forEach((row, i) => {
+        out.set((data as Float32Array).subarray(row * size, (row + 1) * size), i * size);
+      });
+      return { data: out, dims: [rows.length, ...shape] };
+    });
+  }
+
+  /** The class of each row, if the last input is one whole number per row. */
+  labels(rows: readonly number[]): number[] | undefined {
+    const column = this.columns.at(-1);
+    if (column === undefined || column.size !== 1 || FLOATS.has(column.type.ort ?? "")) return undefined;
+    return rows.map((row) => Number(column.data[row]));
+  }
+
+  /** The first input of one row. */
+  example(row: number): Float32Array | undefined {
+    const column = this.columns[0];
+    if (column === undefined || !(column.data instanceof Float32Array)) return undefined;
+    return column.data.subarray(row * column.size, (row + 1) * column.size);
+  }
+
+  /** The same, with examples added to those that are trained on. */
+  with(examples: readonly { image: Float32Array; label: number }[]): Dataset {
+    const grown = new Dataset(this.name, this.columns, this.rows);
+    const [images, labels] = this.columns;
+    if (images === undefined || labels === undefined) return grown;
+    const pixels = new Float32Array(images.data.length + examples.length * images.size);
+    pixels.set(images.data as Float32Array);
+    examples.forEach(({ image }, i) => pixels.set(image, images.data.length + i * images.size));
+    const classes = emptyLike(labels, this.rows + examples.length);
+    (classes as Int32Array).set(labels.data as Int32Array);
+    examples.forEach(({ label }, i) => setNumber(classes, this.rows + i, label));
+    const columns = [{ ...images, data: pixels as Data }, { ...labels, data: classes }];
+    const result = new Dataset(this.name, columns, this.rows);
+    examples.forEach((_, i) => result.training.push(this.rows + i));
+    return result;
+  }
+}
+
+/** Find the array for each input, by name or by order, and bring it to the type it must have. */
+export function makeDataset(
+  name: string,
+  arrays: ReadonlyMap<string, NdArray>,
+  inputs: readonly ValueInfo[],
+  scale?: number,
+): Dataset {
+  const names = [...arrays.keys()];
+  if (names.length < inputs.length) {
+    throw new Error(
+      `${name} has ${names.length} arrays (${names.join(", ")}); the model takes ${inputs.length}: ` +
+        `${inputs.map((v) => v.name).join(", ")}. Drop all files together.`,
+    );
+  }
+  const chosen = inputs.map((info, i) => {
+    const usual = i === 0 ? INPUT_NAMES : TARGET_NAMES;
+    const found = arrays.get(info.name) ?? usual.map((n) => arrays.get(n)).find((a) => a);
+    return found ?? (arrays.get(names[i] as string) as NdArray);
+  });
+  const rows = chosen[0]?.shape[0] ?? 0;
+  if (rows === 0) throw new Error(`${name} has no rows.`);
+  const columns = inputs.map((info, i) => column(info, chosen[i] as NdArray, rows, name, scale));
+  return new Dataset(name, columns, rows);
+}
+
+function column(
+  info: ValueInfo,
+  array: NdArray,
+  rows: number,
+  name: string,
+  scale: number | undefined,
+): Column {
+  const type = BY_ONNX.get(info.elemType ?? 0);
+  if (type === undefined || info.shape === null) {
+    throw new Error(`The model's input "${info.name}" has no type or shape.`);
+  }
+  if (array.shape[0] !== rows) {
+    throw new Error(`${name}: ${rows} rows for one input, ${array.shape[0]} for "${info.name}".`);
+  }
+  const size = array.data.length / rows;
+  const declared = info.shape.slice(1);
+  const known = declared.every((d) => typeof d === "number");
+  const wanted = declared.reduce<number>((n, d) => n * (typeof d === "number" ? d : 1), 1);
+  if (known && wanted !== size) {
+    throw new Error(
+      `${name}: a row for "${info.name}" has ${size} numbers, the model takes ${wanted} ` +
+        `(${declared.join("×") || "one"}).`,
+    );
+  }
+  const shape = known ? (declared as number[]) : array.shape.slice(1);
+  const isFloat = FLOATS.has(type.ort ?? "");
+  const factor = isFloat ? (scale ?? (array.kind === "u1" ? 1 / 255 : 1)) : 1;
+  const data = emptyLike({ type, size }, rows);
+  for (let i = 0; i < array.data.length; i++) {
+    const value = Number(array.data[i]) * factor;
+    if (!isFloat && !Number.isInteger(value)) {
+      throw new Error(`${name}: "${info.name}" must hold whole numbers, not ${value}.`);
+    }
+    setNumber(data, i, value);
+  }
+  return { type, data, shape, size };
+}
+
+function emptyLike({ type, size }: { type: ElementType; size: number }, rows: number): Data {
+  return new type.array(new ArrayBuffer(rows * size * type.bytes), 0, rows * size);
+}
+
+function setNumber(data: Data, at: number, value: number): void {
+  if (data instanceof BigInt64Array || data instanceof BigUint64Array) data[at] = BigInt(value);
+  else data[at] = value;
+}
+
+/** 0…n−1 in an order that depends on the seed only. */
+export function shuffled(n: number, seed: number): number[] {
+  const order = Array.from({ length: n }, (_, i) => i);
+  let state = seed >>> 0 || 1;
+  for (let i = n - 1; i > 0; i--) {
+    state = (Math.imul(state, 1664525) + 1013904223) >>> 0;
+    const j = Math.floor((state / 2 ** 32) * (i + 1));
+    [order[i], order[j]] = [order[j] as number, order[i] as number];
+  }
+  return order;
+}

@@ -1,0 +1,142 @@
+"""Which files the server gives out: a closed table, so that there is nothing to escape from."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+from ..errors import OnnxTrainError
+
+ARTIFACTS = ("training_model.onnx", "eval_model.onnx", "optimizer_model.onnx", "checkpoint")
+NEEDED = ("training_model.onnx", "checkpoint")
+WEBGPU = "ort.webgpu.min.mjs"
+TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".mjs": "text/javascript; charset=utf-8",
+    ".json": "application/json",
+    ".svg": "image/svg+xml",
+    ".wasm": "application/wasm",
+}
+BINARY = "application/octet-stream"
+_RUNTIME_FILE = re.compile(r"ort[A-Za-z0-9.-]*\.(mjs|wasm)")
+
+
+class SiteError(OnnxTrainError, ValueError):
+    """What was asked to be served cannot be."""
+
+
+@dataclass(frozen=True)
+class File:
+    """Something to send: bytes, their type, and whether they are compressed already."""
+
+    content: bytes
+    type: str
+    gzipped: bool = False
+
+
+class Site:
+    """The page, onnxruntime-web, the bundled data and one artifact directory, by URL path.
+
+    Args:
+        artifacts: the directory that `generate_artifacts` wrote.
+        prefix: of the artifacts' names.
+        name: what the page calls the model; by default the directory's name.
+        runtime: a directory with the files of another onnxruntime-web (its ``dist``), for
+            example one with WebGPU; by default the WebAssembly build in this package.
+
+    Example:
+        >>> import tempfile, pathlib
+        >>> folder = pathlib.Path(tempfile.mkdtemp())
+        >>> for name in ("training_model.onnx", "checkpoint"):
+        ...     _ = (folder / name).write_bytes(b"...")
+        >>> site = Site(folder)
+        >>> site.find("/artifacts/checkpoint").content
+        b'...'
+        >>> site.find("/artifacts/../secret") is None
+        True
+    """
+
+    def __init__(
+        self,
+        artifacts: Path,
+        prefix: str = "",
+        name: str | None = None,
+        runtime: Path | None = None,
+    ) -> None:
+        self.artifacts, self.prefix = artifacts.resolve(), prefix
+        self.name = name or self.artifacts.name
+        self.runtime = None if runtime is None else runtime.resolve()
+        self._check()
+        self._static = _package_files()
+
+    def _check(self) -> None:
+        if not self.artifacts.is_dir():
+            raise SiteError(f"There is no directory {str(self.artifacts)!r}.")
+        missing = [n for n in NEEDED if not (self.artifacts / f"{self.prefix}{n}").is_file()]
+        if missing:
+            raise SiteError(
+                f"{str(self.artifacts)!r} has no {self.prefix}{missing[0]}. Name a directory that "
+                "generate_artifacts or `onnxtrain artifacts` wrote (and its --prefix)."
+            )
+        if self.runtime is not None and not (self.runtime / "ort.wasm.min.mjs").is_file():
+            raise SiteError(
+                f"{str(self.runtime)!r} has no ort.wasm.min.mjs: name the `dist` directory of the "
+                "npm package onnxruntime-web."
+            )
+
+    def find(self, path: str) -> File | None:
+        """The file under a URL path (decoded, without the query); None if there is none."""
+        if path == "/info.json":
+            return File(json.dumps(self.info()).encode(), TYPES[".json"])
+        if path.startswith("/artifacts/"):
+            return self._artifact(path.removeprefix("/artifacts/"))
+        if path.startswith("/ort/") and self.runtime is not None:
+            return self._runtime(path.removeprefix("/ort/"))
+        static = self._static.get("/index.html" if path == "/" else path)
+        return None if static is None else _read(static)
+
+    def info(self) -> dict[str, object]:
+        """What the page has to know."""
+        webgpu = self.runtime is not None and (self.runtime / WEBGPU).is_file()
+        return {"name": self.name, "prefix": self.prefix, "webgpu": webgpu}
+
+    def _artifact(self, name: str) -> File | None:
+        if name not in {f"{self.prefix}{n}" for n in ARTIFACTS}:
+            return None
+        path = _inside(self.artifacts, name)
+        return None if path is None else File(path.read_bytes(), BINARY)
+
+    def _runtime(self, name: str) -> File | None:
+        if self.runtime is None or not _RUNTIME_FILE.fullmatch(name):
+            return None
+        path = _inside(self.runtime, name)
+        return None if path is None else _read(path)
+
+
+def _package_files() -> dict[str, Path]:
+    """URL path → file of this package; a compressed file goes by the name of its content."""
+    root = Path(str(resources.files(__package__).joinpath("static")))
+    found = {
+        f"/{path.relative_to(root).as_posix().removesuffix('.gz')}": path
+        for path in root.rglob("*")
+        if path.is_file()
+    }
+    data = resources.files("onnxtrain.data").joinpath("digits.npz")
+    return {**found, "/data/digits.npz": Path(str(data))}
+
+
+def _inside(folder: Path, name: str) -> Path | None:
+    """The file of that name, unless it is a link that leads out of the folder."""
+    path = (folder / name).resolve()
+    return path if path.is_file() and path.is_relative_to(folder) else None
+
+
+def _read(path: Path) -> File:
+    gzipped = path.suffix == ".gz"
+    plain = path.with_suffix("") if gzipped else path
+    return File(path.read_bytes(), TYPES.get(plain.suffix, BINARY), gzipped)

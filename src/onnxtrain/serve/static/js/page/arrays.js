@@ -1,0 +1,122 @@
+/** Arrays from files: NumPy's .npy and .npz, and CSV. */
+const READERS = {
+    f4: (b) => new Float32Array(b),
+    f8: (b) => new Float64Array(b),
+    i1: (b) => new Int8Array(b),
+    i2: (b) => new Int16Array(b),
+    i4: (b) => new Int32Array(b),
+    i8: (b) => new BigInt64Array(b),
+    u1: (b) => new Uint8Array(b),
+    u2: (b) => new Uint16Array(b),
+    u4: (b) => new Uint32Array(b),
+    u8: (b) => new BigUint64Array(b),
+    b1: (b) => new Uint8Array(b),
+};
+/** All arrays in a file, by name; the kind of file is told by its name's ending. */
+export async function readArrays(name, bytes) {
+    const stem = name.replace(/\.[^.]*$/, "");
+    if (name.endsWith(".npz"))
+        return readNpz(bytes, name);
+    if (name.endsWith(".npy"))
+        return new Map([[stem, readNpy(bytes, name)]]);
+    if (/\.(csv|tsv|txt)$/.test(name))
+        return readCsv(new TextDecoder().decode(bytes), name);
+    throw new Error(`${name}: only .npz, .npy and .csv files can be read.`);
+}
+export function readNpy(bytes, name) {
+    const view = new DataView(bytes.buffer, bytes.byteOffset, bytes.byteLength);
+    if (bytes.length < 12 || String.fromCharCode(...bytes.subarray(1, 6)) !== "NUMPY") {
+        throw new Error(`${name} is not a .npy file.`);
+    }
+    const short = bytes[6] === 1;
+    const start = short ? 10 : 12;
+    const length = short ? view.getUint16(8, true) : view.getUint32(8, true);
+    const header = new TextDecoder().decode(bytes.subarray(start, start + length));
+    const descr = /'descr':\s*'([<>|=]?)(\w+)'/.exec(header);
+    const shape = /'shape':\s*\(([^)]*)\)/.exec(header)?.[1];
+    const kind = descr?.[2] ?? "";
+    const read = READERS[kind];
+    if (read === undefined || shape === undefined || descr?.[1] === ">") {
+        throw new Error(`${name}: its type cannot be read. Save it as float32, or as integers.`);
+    }
+    if (header.includes("'fortran_order': True")) {
+        throw new Error(`${name} is stored by columns. Save numpy.ascontiguousarray(x) instead.`);
+    }
+    const dims = shape.split(",").map((s) => s.trim()).filter((s) => s !== "").map(Number);
+    const size = dims.reduce((a, b) => a * b, 1) * Number(kind.slice(1));
+    const data = bytes.slice(start + length, start + length + size);
+    if (data.length !== size)
+        throw new Error(`${name} is truncated.`);
+    return { data: read(data.buffer), shape: dims, kind };
+}
+const END_OF_DIRECTORY = 0x06054b50;
+const DIRECTORY_ENTRY = 0x02014b50;
+const STORED = 0;
+const DEFLATED = 8;
+async function readNpz(bytes, name) {
+    const view = new DataView(bytes.buffer, bytes.byteOffset, bytes.byteLength);
+    let end = bytes.length - 22;
+    while (end >= 0 && view.getUint32(end, true) !== END_OF_DIRECTORY)
+        end -= 1;
+    if (end < 0)
+        throw new Error(`${name} is not a .npz file.`);
+    const found = new Map();
+    let at = view.getUint32(end + 16, true);
+    for (let left = view.getUint16(end + 10, true); left > 0; left--) {
+        if (view.getUint32(at, true) !== DIRECTORY_ENTRY)
+            throw new Error(`${name} is damaged.`);
+        const method = view.getUint16(at + 10, true);
+        const size = view.getUint32(at + 20, true);
+        const nameLength = view.getUint16(at + 28, true);
+        const member = new TextDecoder().decode(bytes.subarray(at + 46, at + 46 + nameLength));
+        const local = view.getUint32(at + 42, true);
+        const start = local + 30 + view.getUint16(local + 26, true) + view.getUint16(local + 28, true);
+        if (method !== STORED && method !== DEFLATED)
+            throw new Error(`${name}: unknown compression.`);
+        const raw = bytes.subarray(start, start + size);
+        const content = method === STORED ? raw : await inflate(raw);
+        if (member.endsWith(".npy")) {
+            found.set(member.slice(0, -4), readNpy(content, `${name}/${member}`));
+        }
+        at += 46 + nameLength + view.getUint16(at + 30, true) + view.getUint16(at + 32, true);
+    }
+    return found;
+}
+async function inflate(bytes) {
+    const stream = new Blob([bytes.slice()]).stream();
+    const content = stream.pipeThrough(new DecompressionStream("deflate-raw"));
+    return new Uint8Array(await new Response(content).arrayBuffer());
+}
+const TARGETS = ["label", "labels", "target", "class", "y"];
+/** Numbers in a table; the target is the column called so, else the last one. */
+function readCsv(text, name) {
+    const rows = text.split(/\r?\n/).filter((l) => l.trim() !== "").map((l) => l.split(/[,;\t]/));
+    const first = rows[0] ?? [];
+    const hasHeader = first.some((cell) => Number.isNaN(Number(cell)));
+    const columns = hasHeader ? first.map((c) => c.trim().toLowerCase()) : [];
+    const body = hasHeader ? rows.slice(1) : rows;
+    const named = columns.findIndex((c) => TARGETS.includes(c));
+    const target = named >= 0 ? named : first.length - 1;
+    const x = new Float64Array(body.length * (first.length - 1));
+    const y = new Float64Array(body.length);
+    body.forEach((row, r) => {
+        if (row.length !== first.length) {
+            throw new Error(`${name}, row ${r + 1}: ${row.length} cells instead of ${first.length}.`);
+        }
+        let at = r * (first.length - 1);
+        row.forEach((cell, c) => {
+            const value = Number(cell);
+            if (cell.trim() === "" || Number.isNaN(value)) {
+                throw new Error(`${name}, row ${r + 1}: "${cell}" is not a number.`);
+            }
+            if (c === target)
+                y[r] = value;
+            else
+                x[at++] = value;
+        });
+    });
+    return new Map([
+        ["x", { data: x, shape: [body.length, first.length - 1], kind: "f8" }],
+        ["y", { data: y, shape: [body.length], kind: "f8" }],
+    ]);
+}

@@ -1,0 +1,130 @@
+import { BY_ONNX } from "../src/ort.js";
+const FLOATS = new Set(["float32", "float64"]);
+const INPUT_NAMES = ["x", "images", "image", "data", "features", "inputs", "input"];
+const TARGET_NAMES = ["y", "labels", "label", "targets", "target", "classes"];
+const HELD_OUT = 0.2;
+export class Dataset {
+    name;
+    columns;
+    rows;
+    /** Rows to train on, and rows held out to measure with. */
+    training;
+    held;
+    constructor(name, columns, rows) {
+        this.name = name;
+        this.columns = columns;
+        this.rows = rows;
+        const order = shuffled(rows, 1);
+        const held = rows < 10 ? 0 : Math.round(rows * HELD_OUT);
+        this.held = order.slice(0, held);
+        this.training = order.slice(held);
+    }
+    /** The inputs of a step for these rows. */
+    batch(rows) {
+        return this.columns.map(({ type, data, shape, size }) => {
+            const out = new type.array(new ArrayBuffer(rows.length * size * type.bytes), 0, rows.length * size);
+            rows.forEach((row, i) => {
+                out.set(data.subarray(row * size, (row + 1) * size), i * size);
+            });
+            return { data: out, dims: [rows.length, ...shape] };
+        });
+    }
+    /** The class of each row, if the last input is one whole number per row. */
+    labels(rows) {
+        const column = this.columns.at(-1);
+        if (column === undefined || column.size !== 1 || FLOATS.has(column.type.ort ?? ""))
+            return undefined;
+        return rows.map((row) => Number(column.data[row]));
+    }
+    /** The first input of one row. */
+    example(row) {
+        const column = this.columns[0];
+        if (column === undefined || !(column.data instanceof Float32Array))
+            return undefined;
+        return column.data.subarray(row * column.size, (row + 1) * column.size);
+    }
+    /** The same, with examples added to those that are trained on. */
+    with(examples) {
+        const grown = new Dataset(this.name, this.columns, this.rows);
+        const [images, labels] = this.columns;
+        if (images === undefined || labels === undefined)
+            return grown;
+        const pixels = new Float32Array(images.data.length + examples.length * images.size);
+        pixels.set(images.data);
+        examples.forEach(({ image }, i) => pixels.set(image, images.data.length + i * images.size));
+        const classes = emptyLike(labels, this.rows + examples.length);
+        classes.set(labels.data);
+        examples.forEach(({ label }, i) => setNumber(classes, this.rows + i, label));
+        const columns = [{ ...images, data: pixels }, { ...labels, data: classes }];
+        const result = new Dataset(this.name, columns, this.rows);
+        examples.forEach((_, i) => result.training.push(this.rows + i));
+        return result;
+    }
+}
+/** Find the array for each input, by name or by order, and bring it to the type it must have. */
+export function makeDataset(name, arrays, inputs, scale) {
+    const names = [...arrays.keys()];
+    if (names.length < inputs.length) {
+        throw new Error(`${name} has ${names.length} arrays (${names.join(", ")}); the model takes ${inputs.length}: ` +
+            `${inputs.map((v) => v.name).join(", ")}. Drop all files together.`);
+    }
+    const chosen = inputs.map((info, i) => {
+        const usual = i === 0 ? INPUT_NAMES : TARGET_NAMES;
+        const found = arrays.get(info.name) ?? usual.map((n) => arrays.get(n)).find((a) => a);
+        return found ?? arrays.get(names[i]);
+    });
+    const rows = chosen[0]?.shape[0] ?? 0;
+    if (rows === 0)
+        throw new Error(`${name} has no rows.`);
+    const columns = inputs.map((info, i) => column(info, chosen[i], rows, name, scale));
+    return new Dataset(name, columns, rows);
+}
+function column(info, array, rows, name, scale) {
+    const type = BY_ONNX.get(info.elemType ?? 0);
+    if (type === undefined || info.shape === null) {
+        throw new Error(`The model's input "${info.name}" has no type or shape.`);
+    }
+    if (array.shape[0] !== rows) {
+        throw new Error(`${name}: ${rows} rows for one input, ${array.shape[0]} for "${info.name}".`);
+    }
+    const size = array.data.length / rows;
+    const declared = info.shape.slice(1);
+    const known = declared.every((d) => typeof d === "number");
+    const wanted = declared.reduce((n, d) => n * (typeof d === "number" ? d : 1), 1);
+    if (known && wanted !== size) {
+        throw new Error(`${name}: a row for "${info.name}" has ${size} numbers, the model takes ${wanted} ` +
+            `(${declared.join("×") || "one"}).`);
+    }
+    const shape = known ? declared : array.shape.slice(1);
+    const isFloat = FLOATS.has(type.ort ?? "");
+    const factor = isFloat ? (scale ?? (array.kind === "u1" ? 1 / 255 : 1)) : 1;
+    const data = emptyLike({ type, size }, rows);
+    for (let i = 0; i < array.data.length; i++) {
+        const value = Number(array.data[i]) * factor;
+        if (!isFloat && !Number.isInteger(value)) {
+            throw new Error(`${name}: "${info.name}" must hold whole numbers, not ${value}.`);
+        }
+        setNumber(data, i, value);
+    }
+    return { type, data, shape, size };
+}
+function emptyLike({ type, size }, rows) {
+    return new type.array(new ArrayBuffer(rows * size * type.bytes), 0, rows * size);
+}
+function setNumber(data, at, value) {
+    if (data instanceof BigInt64Array || data instanceof BigUint64Array)
+        data[at] = BigInt(value);
+    else
+        data[at] = value;
+}
+/** 0…n−1 in an order that depends on the seed only. */
+export function shuffled(n, seed) {
+    const order = Array.from({ length: n }, (_, i) => i);
+    let state = seed >>> 0 || 1;
+    for (let i = n - 1; i > 0; i--) {
+        state = (Math.imul(state, 1664525) + 1013904223) >>> 0;
+        const j = Math.floor((state / 2 ** 32) * (i + 1));
+        [order[i], order[j]] = [order[j], order[i]];
+    }
+    return order;
+}

@@ -1,0 +1,325 @@
+/** Module: the forward and backward pass of a training artifact, and the eval model. */
+import { checkState, gradientOf, loadArtifact, withoutAccumulation, } from "./artifact.js";
+import { InputError, NonFiniteError, StateError } from "./errors.js";
+import { exportModel } from "./export.js";
+import { ModelFile } from "./onnxfile.js";
+import { Backend, BY_ONNX } from "./ort.js";
+import { reseed } from "./seeds.js";
+import { copy } from "./store.js";
+import { Vectors } from "./vectors.js";
+/** Computes loss and gradients with the training model, or outputs with the eval model. */
+export class Module {
+    backend;
+    state;
+    training;
+    session;
+    evaluation;
+    evalModel;
+    checkFinite;
+    vectors;
+    gradients;
+    overwrite = true;
+    evaluations = new Map();
+    constructor(backend, state, training, session, evaluation, evalModel, checkFinite) {
+        this.backend = backend;
+        this.state = state;
+        this.training = training;
+        this.session = session;
+        this.evaluation = evaluation;
+        this.evalModel = evalModel;
+        this.checkFinite = checkFinite;
+        this.vectors = new Vectors(backend);
+        state.gradients ??= state.trainable.like();
+        this.gradients = state.gradients;
+    }
+    static async create(options) {
+        const { ort, state, evalModel } = options;
+        const training = loadArtifact(options.trainModel, "training", state);
+        const evaluation = evalModel && loadArtifact(evalModel, "eval", state);
+        checkState(training, state, true);
+        if (evaluation !== undefined)
+            checkState(evaluation, state, false);
+        const backend = new Backend(ort, options.sessionOptions);
+        reseed(training.model, training.randomNodes, state.random);
+        const kept = training.trainable.map((p) => gradientOf(training, p));
+        for (const [name, updated] of training.states) {
+            if (training.specs.get(name)?.type.code === "F32")
+                kept.push(updated);
+        }
+        const session = await backend.session(withoutAccumulation(training), kept);
+        const finite = options.checkFinite ?? false;
+        return new Module(backend, state, training, session, evaluation, evalModel, finite);
+    }
+    // --- running ----------------------------------------------------------------------------------
+    /** One forward and backward pass; gradients are added unless `lazyResetGrad` was called. */
+    trainStep(...inputs) {
+        return this.state.exclusive(async () => {
+            this.state.needValues();
+            const { userInputs, userOutputs } = this.training;
+            const feeds = await this.feeds(userInputs, inputs, this.training.specs.keys());
+            const fetches = {};
+            for (const name of this.session.outputNames)
+                fetches[name] = null;
+            const direct = this.overwrite && this.backend.inPlace;
+            if (direct)
+                this.bindGradients(fetches);
+            const results = await this.session.run(feeds, fetches);
+            if (!direct)
+                await this.takeGradients(results);
+            this.overwrite = false;
+            this.takeStates(results);
+            const step = await stepResult(userOutputs, results);
+            if (this.checkFinite && !Number.isFinite(step.loss))
+                throw nonFinite(step.loss);
+            return step;
+        });
+    }
+    /** The eval model's outputs. */
+    evalStep(...inputs) {
+        const { userInputs, userOutputs } = this.needEval();
+        return this.state.exclusive(async () => stepResult(userOutputs, await this.evaluate(userInputs, inputs, userOutputs)));
+    }
+    /**
+     * Outputs of the original model: no loss, no targets.
+     *
+     * @param inputs - the model's own inputs, in order.
+     * @param outputs - which of its values; all outputs of the original model by default.
+     */
+    predict(inputs, outputs) {
+        const artifact = this.needEval();
+        const names = outputs ?? artifact.modelOutputs;
+        return this.state.exclusive(async () => {
+            const own = artifact.userInputs.filter((v) => this.needed(names).has(v.name));
+            const results = await this.evaluate(own, inputs, names);
+            return names.map((n) => results[n]);
+        });
+    }
+    /** Let the next training step overwrite the gradients; until then they stay readable. */
+    lazyResetGrad() {
+        this.overwrite = true;
+    }
+    /** The user's inputs of the training model, with type and shape. */
+    inputs() {
+        return this.training.userInputs;
+    }
+    inputNames(training = true) {
+        return (training ? this.training : this.needEval()).userInputs.map((v) => v.name);
+    }
+    outputNames(training = true) {
+        return [...(training ? this.training : this.needEval()).userOutputs];
+    }
+    /** Outputs of the original model, for `predict` and `exportModelForInferencing`. */
+    modelOutputNames() {
+        return [...this.needEval().modelOutputs];
+    }
+    /** The original model's own inputs: those that its outputs depend on. */
+    modelInputs() {
+        const { userInputs, modelOutputs } = this.needEval();
+        const needed = this.needed(modelOutputs);
+        return userInputs.filter((v) => needed.has(v.name));
+    }
+    /** Free the sessions. */
+    async release() {
+        await this.session.release();
+        for (const session of this.evaluations.values())
+            await (await session).release();
+    }
+    // --- parameters as one vector -----------------------------------------------------------------
+    /** Number of elements of the (trainable) parameters. */
+    getParametersSize(trainableOnly = true) {
+        return this.chosen(trainableOnly).reduce((n, p) => n + this.state.storeOf(p).spec(p).size, 0);
+    }
+    /** A copy of all parameters as one vector, in the order of the training model's inputs. */
+    getContiguousParameters(trainableOnly = false) {
+        const names = this.chosen(trainableOnly);
+        this.needFloats(names);
+        this.state.needValues();
+        return this.state.exclusive(async () => {
+            await this.state.sync();
+            const vector = new Float32Array(this.getParametersSize(trainableOnly));
+            let at = 0;
+            for (const name of names) {
+                const view = this.state.storeOf(name).view(name);
+                vector.set(view, at);
+                at += view.length;
+            }
+            return vector;
+        });
+    }
+    /** Set the parameters from one vector; completes a nominal state (`trainableOnly` false). */
+    copyBufferToParameters(buffer, trainableOnly = true) {
+        const names = this.chosen(trainableOnly);
+        this.needFloats(names);
+        if (this.state.isNominal && names.length !== this.training.specs.size) {
+            throw new StateError("The checkpoint is nominal: all parameters are needed at once.");
+        }
+        const size = this.getParametersSize(trainableOnly);
+        if (!(buffer instanceof Float32Array) || buffer.length !== size) {
+            throw new InputError(`The buffer must be a Float32Array of ${size} values.`);
+        }
+        return this.state.exclusive(async () => {
+            await this.state.sync();
+            let at = 0;
+            for (const name of names) {
+                const view = this.state.storeOf(name).view(name);
+                copy(view, buffer.subarray(at, at + view.length));
+                at += view.length;
+            }
+            this.state.filled();
+            this.state.push();
+        });
+    }
+    /**
+     * The bytes of a clean inference model with the current parameters: only the outputs asked for
+     * and what they need, parameters as initializers, targets and Dropout gone.
+     */
+    exportModelForInferencing(outputs = []) {
+        const names = outputs.length > 0 ? outputs : this.needEval().modelOutputs;
+        this.needEval();
+        this.state.needValues();
+        return this.state.exclusive(async () => {
+            await this.state.sync();
+            return exportModel(this.evalModel, this.state, names);
+        });
+    }
+    // --- inside -----------------------------------------------------------------------------------
+    async feeds(declared, inputs, parameters) {
+        const names = declared.map((v) => v.name);
+        if (inputs.length !== names.length) {
+            throw new InputError(`${names.length} inputs are needed (${names.join(", ")}), ${inputs.length} were given.`);
+        }
+        const feeds = {};
+        declared.forEach((info, i) => {
+            feeds[info.name] = checked(this.backend, info, inputs[i]);
+        });
+        for (const name of parameters) {
+            feeds[name] = await this.vectors.current(this.state.storeOf(name), name);
+        }
+        return feeds;
+    }
+    bindGradients(fetches) {
+        for (const name of this.training.trainable) {
+            const { type, shape } = this.gradients.spec(name);
+            const output = gradientOf(this.training, name);
+            fetches[output] = this.backend.tensor(type, this.gradients.view(name), shape);
+        }
+    }
+    async takeGradients(results) {
+        for (const name of this.training.trainable) {
+            const fresh = results[gradientOf(this.training, name)];
+            const old = this.gradients.device(name);
+            if (fresh.location === "gpu-buffer") {
+                if (this.overwrite || old === undefined) {
+                    this.gradients.place(name, fresh);
+                }
+                else {
+                    this.gradients.place(name, await this.vectors.add(old, fresh));
+                    fresh.dispose();
+                }
+            }
+            else if (this.overwrite) {
+                copy(this.gradients.view(name), fresh.data);
+            }
+            else {
+                addTo(this.gradients.view(name), fresh.data);
+            }
+        }
+    }
+    takeStates(results) {
+        for (const [name, updated] of this.training.states) {
+            const fresh = results[updated];
+            if (fresh.location === "gpu-buffer")
+                this.state.frozen.place(name, fresh);
+            else
+                copy(this.state.frozen.view(name), fresh.data);
+        }
+    }
+    async evaluate(declared, inputs, outputs) {
+        this.state.needValues();
+        const used = this.needed(outputs);
+        const { specs } = this.needEval();
+        const parameters = [...specs.keys()].filter((n) => used.has(n));
+        const feeds = await this.feeds(declared.filter((v) => used.has(v.name)), inputs.filter((_, i) => used.has(declared[i]?.name ?? "")), parameters);
+        const key = outputs.join("\n");
+        let session = this.evaluations.get(key);
+        if (session === undefined) {
+            session = this.backend.session(this.reduced(outputs).encode());
+            this.evaluations.set(key, session);
+        }
+        const fetches = Object.fromEntries(outputs.map((n) => [n, null]));
+        return (await session).run(feeds, fetches);
+    }
+    neededNames = new Map();
+    /** Inputs of the eval model that these outputs depend on. */
+    needed(outputs) {
+        const key = outputs.join("\n");
+        let found = this.neededNames.get(key);
+        if (found === undefined) {
+            found = new Set(this.reduced(outputs).inputs.map((v) => v.name));
+            this.neededNames.set(key, found);
+        }
+        return found;
+    }
+    reduced(outputs) {
+        this.needEval();
+        const model = ModelFile.load(this.evalModel, "The eval model");
+        model.setOutputs(outputs);
+        model.prune();
+        const used = model.usedNames();
+        model.keepInputs((n) => used.has(n));
+        return model;
+    }
+    chosen(trainableOnly) {
+        const trainable = new Set(this.training.trainable);
+        return [...this.training.specs.keys()].filter((n) => trainable.has(n) || !trainableOnly);
+    }
+    needFloats(names) {
+        const wrong = names.filter((n) => this.training.specs.get(n)?.type.code !== "F32");
+        if (wrong.length > 0) {
+            throw new InputError(`A contiguous buffer holds float32 only; ${wrong.join(", ")} are not.`);
+        }
+    }
+    needEval() {
+        if (this.evaluation === undefined) {
+            throw new StateError("Eval model was not provided. Give evalModel to Module.create.");
+        }
+        return this.evaluation;
+    }
+}
+/** A user's value as a tensor, if type and shape are what the model declares. */
+function checked(backend, info, input) {
+    const type = BY_ONNX.get(info.elemType ?? 0);
+    if (type === undefined)
+        throw new InputError(`Input "${info.name}" has a type that is not usable.`);
+    const size = input.dims.reduce((a, b) => a * b, 1);
+    if (!("getData" in input)) {
+        if (!(input.data instanceof type.array)) {
+            throw new InputError(`Input "${info.name}" is ${type.ort ?? type.code}: give its data in a ${type.array.name}, ` +
+                `not in a ${input.data.constructor.name}.`);
+        }
+        if (input.data.length !== size) {
+            throw new InputError(`Input "${info.name}" has ${input.data.length} values for the shape [${input.dims.join()}].`);
+        }
+    }
+    const { shape } = info;
+    const fits = shape === null || (shape.length === input.dims.length &&
+        shape.every((d, i) => typeof d !== "number" || d === input.dims[i]));
+    if (!fits) {
+        throw new InputError(`Input "${info.name}" has the shape [${input.dims.join()}], the model takes ` +
+            `[${shape.map((d) => d ?? "?").join()}].`);
+    }
+    return backend.fromUser(input, type);
+}
+async function stepResult(names, results) {
+    const outputs = names.map((n) => results[n]);
+    const first = (await outputs[0]?.getData());
+    return { loss: Number(first?.[0]), outputs };
+}
+function addTo(target, source) {
+    for (let i = 0; i < target.length; i++)
+        target[i] = target[i] + source[i];
+}
+function nonFinite(loss) {
+    return new NonFiniteError(`The loss is ${loss}. The gradients of this step are not usable: call lazyResetGrad() before ` +
+        "going on, and look at the batch, the learning rate and the initial values.");
+}

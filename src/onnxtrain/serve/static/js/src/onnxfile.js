@@ -1,0 +1,304 @@
+/**
+ * Read and edit an ONNX file. Field numbers are those of the ONNX schema (onnx.proto); only what a
+ * trainer needs is here.
+ */
+import { ModelFileError } from "./errors.js";
+import { Message } from "./wire.js";
+const GRAPH = 7;
+const OPSETS = 8;
+const METADATA = 14;
+const NODE = 1;
+const INITIALIZER = 5;
+const INPUT = 11;
+const OUTPUT = 12;
+const VALUE_INFO = 13;
+const SPARSE = 15;
+const MAX_NESTING = 64;
+const ATTRIBUTE_FLOAT = 1;
+const ATTRIBUTE_INT = 2;
+/** A view of one node; changes go to the file. */
+export class Node {
+    message;
+    constructor(message) {
+        this.message = message;
+    }
+    get name() {
+        return this.message.string(3);
+    }
+    get opType() {
+        return this.message.string(4);
+    }
+    get domain() {
+        return this.message.string(7);
+    }
+    /** Input names; an empty string is an input left out. */
+    get inputs() {
+        return this.message.strings(1);
+    }
+    set inputs(names) {
+        this.message.replace(1, names);
+    }
+    get outputs() {
+        return this.message.strings(2);
+    }
+    set outputs(names) {
+        this.message.replace(2, names);
+    }
+    /** The graphs among the attributes (branches, loop bodies). */
+    subgraphs() {
+        return this.message.messages(5).flatMap((a) => [...a.messages(6), ...a.messages(11)]);
+    }
+    integer(name, otherwise) {
+        const found = this.message.messages(5).find((a) => a.string(1) === name);
+        return found === undefined ? otherwise : found.integer(3);
+    }
+    setAttribute(name, value, kind) {
+        const attribute = new Message().add(1, name);
+        if (kind === "int")
+            attribute.add(3, value).add(20, ATTRIBUTE_INT);
+        else
+            attribute.addFloat(2, value).add(20, ATTRIBUTE_FLOAT);
+        const others = this.message.messages(5).filter((a) => a.string(1) !== name);
+        this.message.replace(5, [...others, attribute]);
+    }
+}
+/** An ONNX model that can be edited. */
+export class ModelFile {
+    message;
+    where;
+    graph;
+    constructor(message, where = "the model") {
+        this.message = message;
+        this.where = where;
+        const graphs = message.messages(GRAPH);
+        const [graph] = graphs;
+        if (graph === undefined || graphs.length > 1) {
+            throw new ModelFileError(`${where} is not an ONNX model: it has ${graphs.length} graphs.`);
+        }
+        this.graph = graph;
+        if (!message.has(OPSETS)) {
+            throw new ModelFileError(`${where} is not an ONNX model: it imports no operator set.`);
+        }
+    }
+    static load(data, where = "the model") {
+        try {
+            return new ModelFile(Message.parse(data), where);
+        }
+        catch (error) {
+            if (!(error instanceof ModelFileError))
+                throw error;
+            throw new ModelFileError(`${where} cannot be read as an ONNX model: ${error.message}`);
+        }
+    }
+    get inputs() {
+        return this.graph.messages(INPUT).map(valueInfo);
+    }
+    get outputs() {
+        return this.graph.messages(OUTPUT).map(valueInfo);
+    }
+    get nodes() {
+        return this.graph.messages(NODE).map((m) => new Node(m));
+    }
+    /** Nodes of the graph and of all its subgraphs. */
+    allNodes() {
+        return walk(this.graph, 0);
+    }
+    get initializerNames() {
+        const sparse = this.graph.messages(SPARSE).map((s) => (s.message(1) ?? s).string(8));
+        return [...this.graph.messages(INITIALIZER).map((t) => t.string(8)), ...sparse];
+    }
+    /** Whether constants lie in a file beside the model. */
+    get hasExternalData() {
+        return this.graph.messages(INITIALIZER).some((t) => t.integer(14) === 1);
+    }
+    get metadata() {
+        return new Map(this.message.messages(METADATA).map((m) => [m.string(1), m.string(2)]));
+    }
+    /** The JSON object under a metadata key, undefined if there is no such key. */
+    described(key) {
+        const text = this.metadata.get(key);
+        if (text === undefined)
+            return undefined;
+        let value;
+        try {
+            value = JSON.parse(text);
+        }
+        catch {
+            value = undefined;
+        }
+        if (typeof value !== "object" || value === null || Array.isArray(value)) {
+            throw new ModelFileError(`${this.where}: metadata "${key}" is not a JSON object.`);
+        }
+        const { version } = value;
+        if (version !== 1) {
+            throw new ModelFileError(`${this.where}: metadata "${key}" has version ${String(version)}, this release reads 1. ` +
+                "Generate the artifacts again, or install a newer onnxtrain.");
+        }
+        return value;
+    }
+    setMetadata(values) {
+        const entries = [...values].map(([k, v]) => new Message().add(1, k).add(2, v));
+        this.message.replace(METADATA, entries);
+    }
+    keepInputs(keep) {
+        this.graph.replace(INPUT, this.graph.messages(INPUT).filter((m) => keep(m.string(1))));
+    }
+    /** Make exactly `names` the outputs; `like` names a value that has the same type. */
+    setOutputs(names, like = new Map()) {
+        const known = new Map();
+        for (const number of [VALUE_INFO, OUTPUT, INPUT]) {
+            for (const m of this.graph.messages(number))
+                known.set(m.string(1), m);
+        }
+        const produced = new Set(this.nodes.flatMap((n) => n.outputs));
+        for (const name of this.initializerNames)
+            produced.add(name);
+        for (const { name } of this.inputs)
+            produced.add(name);
+        const outputs = names.map((name) => {
+            if (name === "" || !produced.has(name)) {
+                throw new ModelFileError(`${this.where} computes no value "${name}".`);
+            }
+            const kind = known.get(like.get(name) ?? name)?.message(2);
+            const output = new Message().add(1, name);
+            return kind === undefined ? output : output.add(2, kind);
+        });
+        this.graph.replace(OUTPUT, outputs);
+        const chosen = new Set(names);
+        const others = this.graph.messages(VALUE_INFO).filter((m) => !chosen.has(m.string(1)));
+        this.graph.replace(VALUE_INFO, others);
+    }
+    /** Forget all declared shapes, so that tensors of any rank may be passed. */
+    forgetShapes() {
+        this.graph.drop(VALUE_INFO);
+        for (const number of [INPUT, OUTPUT]) {
+            for (const m of this.graph.messages(number))
+                m.message(2)?.message(1)?.drop(2);
+        }
+    }
+    dropNodes(drop) {
+        this.graph.replace(NODE, this.nodes.filter((n) => !drop(n)).map((n) => n.message));
+    }
+    /** Let readers of a renamed value, subgraphs included, read the other one; chains are followed. */
+    renameUses(newNames) {
+        const final = (name) => {
+            let at = name;
+            for (let next = newNames.get(at); next !== undefined; next = newNames.get(at))
+                at = next;
+            return at;
+        };
+        for (const node of this.allNodes()) {
+            const { inputs } = node;
+            if (inputs.some((n) => newNames.has(n)))
+                node.inputs = inputs.map(final);
+        }
+    }
+    /** Drop nodes and constants that no output depends on; inputs stay. */
+    prune() {
+        const needed = new Set(this.outputs.map((v) => v.name));
+        const kept = [];
+        for (const node of this.nodes.reverse()) {
+            if (!node.outputs.some((o) => o !== "" && needed.has(o)))
+                continue;
+            kept.push(node);
+            for (const name of uses(node))
+                needed.add(name);
+        }
+        kept.reverse();
+        const made = new Set(kept.flatMap((n) => n.outputs));
+        const { graph } = this;
+        graph.replace(NODE, kept.map((n) => n.message));
+        graph.replace(INITIALIZER, graph.messages(INITIALIZER).filter((t) => needed.has(t.string(8))));
+        const sparse = graph.messages(SPARSE);
+        graph.replace(SPARSE, sparse.filter((s) => needed.has((s.message(1) ?? s).string(8))));
+        graph.replace(VALUE_INFO, graph.messages(VALUE_INFO).filter((m) => made.has(m.string(1))));
+    }
+    /** Names that a node reads or that are outputs. */
+    usedNames() {
+        const found = new Set(this.outputs.map((v) => v.name));
+        for (const node of this.nodes)
+            for (const name of uses(node))
+                found.add(name);
+        return found;
+    }
+    /** Add a constant with little-endian raw data. */
+    addInitializer(name, elemType, shape, raw) {
+        const tensor = new Message();
+        for (const size of shape)
+            tensor.add(1, size);
+        this.graph.add(INITIALIZER, tensor.add(2, elemType).add(8, name).add(9, raw));
+    }
+    encode() {
+        return this.message.encode();
+    }
+}
+/** A model of one float32 node, for vector arithmetic on a device; tensors of any rank. */
+export function singleNode(opType, inputs, keepdims) {
+    const float = (name) => new Message().add(1, name).add(2, new Message().add(1, new Message().add(1, 1)));
+    const node = new Node(new Message());
+    node.inputs = inputs;
+    node.outputs = ["result"];
+    node.message.add(4, opType);
+    if (keepdims !== undefined)
+        node.setAttribute("keepdims", keepdims, "int");
+    const graph = new Message().add(NODE, node.message).add(2, opType);
+    for (const name of inputs)
+        graph.add(INPUT, float(name));
+    graph.add(OUTPUT, float("result"));
+    return new Message().add(1, 8).add(GRAPH, graph).add(OPSETS, new Message().add(2, 18)).encode();
+}
+/** Names a node reads: its inputs, and what its subgraphs take from outside. */
+export function uses(node) {
+    const found = new Set(node.inputs.filter((n) => n !== ""));
+    for (const graph of node.subgraphs())
+        for (const name of captures(graph))
+            found.add(name);
+    return found;
+}
+/** Names a subgraph reads from the graphs around it. */
+export function captures(graph, depth = 0) {
+    checkDepth(depth);
+    const inside = new Set([
+        "",
+        ...graph.messages(INPUT).map((m) => m.string(1)),
+        ...graph.messages(INITIALIZER).map((t) => t.string(8)),
+    ]);
+    const read = new Set(graph.messages(OUTPUT).map((m) => m.string(1)));
+    for (const node of graph.messages(NODE).map((m) => new Node(m))) {
+        for (const name of node.outputs)
+            inside.add(name);
+        for (const name of node.inputs)
+            read.add(name);
+        for (const inner of node.subgraphs()) {
+            for (const name of captures(inner, depth + 1))
+                read.add(name);
+        }
+    }
+    for (const name of inside)
+        read.delete(name);
+    return read;
+}
+function walk(graph, depth) {
+    checkDepth(depth);
+    return graph.messages(NODE).flatMap((m) => {
+        const node = new Node(m);
+        return [node, ...node.subgraphs().flatMap((g) => walk(g, depth + 1))];
+    });
+}
+function checkDepth(depth) {
+    if (depth > MAX_NESTING) {
+        throw new ModelFileError(`graphs are nested more than ${MAX_NESTING} deep`);
+    }
+}
+function valueInfo(message) {
+    const tensor = message.message(2)?.message(1);
+    const shape = tensor?.message(2);
+    return {
+        name: message.string(1),
+        elemType: tensor?.integer(1) || null,
+        shape: shape === undefined ? null : shape.messages(1).map(dim),
+    };
+}
+function dim(message) {
+    return message.has(1) ? message.integer(1) : message.string(2) || null;
+}

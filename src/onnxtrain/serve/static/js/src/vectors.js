@@ -1,0 +1,41 @@
+/** Arithmetic on tensors that live on a device, as models of one node. */
+import { singleNode } from "./onnxfile.js";
+export class Vectors {
+    backend;
+    sessions = new Map();
+    constructor(backend) {
+        this.backend = backend;
+    }
+    /** a + b, on the device. */
+    add(a, b) {
+        return this.run("Add", { a, b }, true);
+    }
+    /** Σx², on the host. */
+    async sumOfSquares(a) {
+        const result = await this.run("ReduceSumSquare", { a }, false);
+        return (await result.getData(true))[0] ?? 0;
+    }
+    /** The tensor to feed for a stored one: on the device, uploaded if need be, or on the host. */
+    async current(store, name) {
+        const { type, shape } = store.spec(name);
+        const host = () => this.backend.tensor(type, store.view(name), shape);
+        if (!this.backend.onDevice || type.code !== "F32")
+            return host();
+        const there = store.device(name);
+        if (there !== undefined)
+            return there;
+        const uploaded = await this.run("Identity", { a: host() }, true);
+        store.place(name, uploaded);
+        return uploaded;
+    }
+    async run(op, feeds, keep) {
+        let session = this.sessions.get(op);
+        if (session === undefined) {
+            const model = singleNode(op, Object.keys(feeds), op.startsWith("Reduce") ? 0 : undefined);
+            session = this.backend.session(model, keep ? ["result"] : []);
+            this.sessions.set(op, session);
+        }
+        const results = await (await session).run(feeds, { result: null });
+        return results["result"];
+    }
+}
