@@ -1,0 +1,188 @@
+"""Hooks of the documentation site, called by mkdocs (see mkdocs.yml).
+
+- A navigation entry that ends in ``*`` stands for every page that matches and is not named
+  elsewhere, so a new page shows up without touching mkdocs.yml.
+- The API reference is made from what each public module re-exports, so it cannot be incomplete.
+- Links to files outside docs/ lead to the repository.
+"""
+
+from __future__ import annotations
+
+import ast
+import fnmatch
+import re
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File
+
+ROOT = Path(__file__).resolve().parents[1]
+REPOSITORY = "https://github.com/onnxtrain/onnxtrain/blob/main"
+API = {
+    "": "Gradients, and the two training APIs. Each name is imported when it is first used.",
+    "artifacts": "Offline: from a forward model to the files that a device needs "
+    "([guide](../guides/artifacts.md)).",
+    "api": "On the device: numpy and onnxruntime are enough "
+    "([guide](../guides/device_training.md)).",
+    "onnxblock": "Blocks that are stacked onto a model ([guide](../guides/custom_losses.md)).",
+    "onnxblock.blocks": "The elementary blocks.",
+    "onnxblock.loss": "Loss blocks, with the names and numbers of PyTorch's losses.",
+    "onnxblock.optim": "Optimizer blocks under the predecessor's names; "
+    "[`onnxtrain.optim`](optim.md) has the formulas.",
+    "optim": "Optimizers as chains of small transforms; each goes into "
+    "`generate_artifacts(optimizer=…)`.",
+    "extend": "Gradients for your own operators ([guide](../guides/custom_gradients.md)).",
+    "torch": "PyTorch modules, trained in stock onnxruntime ([guide](../guides/pytorch.md)).",
+    "torch.optim": "Optimizer settings of `ORTTrainer`.",
+    "torch.amp": "Loss scaling of `ORTTrainer`.",
+    "sklearn": "Estimators, and the classes of onnxcustom ([guide](../guides/sklearn.md)).",
+    "distributed": "Training with several processes.",
+    "federated": "Federated training.",
+    "data": "Samplers and loaders.",
+    "compat": "Artifacts and scripts of onnxruntime-training.",
+    "errors": "Every error that is raised on purpose ([when, and what to do](../errors.md)).",
+}
+"""Public modules of onnxtrain, in the order of the reference; those that do not exist are left
+out."""
+
+
+# --- navigation -----------------------------------------------------------------------------------
+
+
+def on_config(config: Any) -> Any:
+    """Replace the patterns in the navigation by pages."""
+    docs = Path(config["docs_dir"])
+    pages = sorted(p.relative_to(docs).as_posix() for p in docs.rglob("*.md"))
+    pages += [f"api/{page_name(m)}" for m in API if source_of(m) is not None]
+    named = set(leaves(config["nav"]))
+    left = [p for p in pages if p not in named]
+    patterns = [p for p in leaves(config["nav"]) if p.endswith("*")]
+    found: dict[str, list[str]] = {}
+    for pattern in sorted(patterns, key=len, reverse=True):  # the most special one first
+        found[pattern] = [p for p in left if matches(p, pattern)]
+        left = [p for p in left if p not in found[pattern]]
+    config["nav"] = filled(config["nav"], found)
+    return config
+
+
+def leaves(entry: Any) -> list[str]:
+    """All pages and patterns of a part of the navigation."""
+    if isinstance(entry, str):
+        return [entry]
+    children = entry.values() if isinstance(entry, dict) else entry
+    return [page for child in children for page in leaves(child)]
+
+
+def matches(page: str, pattern: str) -> bool:
+    """Whether a page matches; ``*`` does not cross a slash."""
+    return page.count("/") == pattern.count("/") and fnmatch.fnmatchcase(page, pattern)
+
+
+def filled(entry: Any, found: dict[str, list[str]]) -> Any:
+    """A part of the navigation without patterns; a section that would be empty is left out."""
+    if isinstance(entry, dict):
+        parts = {k: filled(v, found) for k, v in entry.items()}
+        return {k: v for k, v in parts.items() if v}
+    if isinstance(entry, list):
+        result: list[Any] = []
+        for child in entry:
+            whole = filled(child, found)
+            result += whole if isinstance(whole, list) else [whole] if whole else []
+        return result
+    return found.get(entry, entry)
+
+
+# --- the API reference ----------------------------------------------------------------------------
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Add a page per public module."""
+    for module in API:
+        source = source_of(module)
+        if source is not None:
+            name = f"api/{page_name(module)}"
+            files.append(File.generated(config, name, content=api_page(module, source)))
+    return files
+
+
+def page_name(module: str) -> str:
+    """The file of a module's page."""
+    return f"{module or 'onnxtrain'}.md"
+
+
+def source_of(module: str) -> Path | None:
+    """The file whose names are public; None for a module that does not exist."""
+    folder = ROOT.joinpath("src", "onnxtrain", *module.split("."))
+    for path in (folder / "__init__.py", folder.with_suffix(".py")):
+        if path.is_file():
+            return path
+    return None
+
+
+def api_page(module: str, source: Path) -> str:
+    """Title, one sentence, and an entry per public name."""
+    full = f"onnxtrain.{module}".rstrip(".")
+    entries = [f"::: {target}" for target in public_names(module, source)]
+    return "\n\n".join([f"# {full}", API[module], *entries]) + "\n"
+
+
+def public_names(module: str, source: Path) -> list[str]:
+    """Full names of what a module offers: re-exports (``x as x``), else its own definitions."""
+    full = f"onnxtrain.{module}".rstrip(".")
+    tree = ast.parse(source.read_text(encoding="utf-8"))
+    if not module:
+        import onnxtrain
+
+        lazy = {n: (w, source_of(w)) for n, w in onnxtrain._LAZY.items()}
+        return [f"onnxtrain.{w}.{n}" for n, (w, file) in lazy.items() if file and is_own(file, n)]
+    exported = [
+        alias.name
+        for node in tree.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+        if alias.asname == alias.name and is_own(source, alias.name)
+    ]
+    own = [
+        node.name
+        for node in tree.body
+        if isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_")
+    ]
+    return [f"{full}.{name}" for name in (own if len(own) > len(exported) else exported)]
+
+
+def is_own(source: Path, name: str) -> bool:
+    """Whether a name is defined in this package: no module, and not from another package."""
+    for node in ast.parse(source.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ImportFrom) and name in [a.asname or a.name for a in node.names]:
+            if not node.level or node.module is None:
+                return False
+            folder = source.parents[node.level - 1].joinpath(*node.module.split("."))
+            files = [f for f in (folder / "__init__.py", folder.with_suffix(".py")) if f.is_file()]
+            original = next(a.name for a in node.names if (a.asname or a.name) == name)
+            return bool(files) and is_own(files[0], original)
+    return True
+
+
+# --- links ----------------------------------------------------------------------------------------
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
+    """Let links to files outside docs/ lead to the repository.
+
+    They are written relative to the page, so that they also work where the source is read.
+    """
+    del files
+    docs = Path(config["docs_dir"]).resolve()
+    if page.file.abs_src_path is None:
+        return markdown
+    here = Path(page.file.abs_src_path).resolve().parent
+
+    def absolute(found: re.Match[str]) -> str:
+        target, _, anchor = found.group(2).partition("#")
+        path = (here / target).resolve()
+        if docs in (path, *path.parents) or not path.is_relative_to(ROOT) or not path.exists():
+            return found.group(0)
+        tail = f"#{anchor}" if anchor else ""
+        return f"{found.group(1)}({REPOSITORY}/{path.relative_to(ROOT).as_posix()}{tail})"
+
+    return re.sub(r"(\[[^\]\n]*\])\(([^)\s:#][^)\s:]*)\)", absolute, markdown)
