@@ -276,7 +276,9 @@ class _Train:
         reseed(artifact.model, artifact.random_nodes, state._random)
         folded = set(fold_frozen(artifact, state)) if fold else set()
         self.bound = [n for n in module._order if n not in folded]
-        options = session_options(module._session_options, folder=artifact.folder)
+        options = session_options(
+            module._session_options, folder=artifact.folder, weights_change=not folded
+        )
         self.session = module._device.session(without_accumulation(artifact), options)
         assert state._gradients is not None
         self.gradients = state._gradients

@@ -62,7 +62,7 @@ class OneGraphStep:
         self._check_states(optimizer)
         state._place(device)
         reseed(artifact.model, artifact.random_nodes, state._random)
-        folder = session_options(options, folder=artifact.folder)
+        folder = session_options(options, folder=artifact.folder, weights_change=True)
         self.session = device.session(artifact.model.encode(), folder)
         self.rate, self.number = np.zeros(1, np.float32), np.zeros(1, np.int64)
         self._ops = DeviceOps(device)
