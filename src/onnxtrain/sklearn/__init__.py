@@ -12,6 +12,8 @@ from .devices import numpy_to_ort_value as numpy_to_ort_value
 from .devices import ort_device_to_string as ort_device_to_string
 from .devices import provider_to_device as provider_to_device
 from .devices import str_ortvalue as str_ortvalue
+from .estimators import OnnxClassifier as OnnxClassifier
+from .estimators import OnnxRegressor as OnnxRegressor
 from .exceptions import ConvergenceError as ConvergenceError
 from .exceptions import ConvergenceWarning as ConvergenceWarning
 from .exceptions import EvaluationError as EvaluationError

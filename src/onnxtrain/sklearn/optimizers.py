@@ -193,7 +193,7 @@ class OrtGradientOptimizer(TrainerBase):
             model.SerializeToString(), parameters, providers=device_to_providers(self.device)
         )
         self.train_session_.load_state(self._state)
-        self._steps: dict[int, _BoundStep] | None = {}
+        self._steps: dict[int, BoundStep] | None = {}
         self._validation: Any = None
 
     def _iteration(self, loader: OrtDataLoader, step: Any) -> float:
@@ -209,7 +209,7 @@ class OrtGradientOptimizer(TrainerBase):
         key = len(batch[0])
         step = self._steps.get(key)
         if step is None:
-            step = self._steps[key] = _BoundStep(
+            step = self._steps[key] = BoundStep(
                 self.train_session_, self.input_names_, batch, self.loss_output_name
             )
         return step.run(batch, rate)
@@ -280,7 +280,7 @@ def _rate_of(rate: BaseLearningRate, rows: int) -> float:
     return rate.value if isinstance(rate, LearningRateAdam) else rate.value / rows
 
 
-class _BoundStep:
+class BoundStep:
     """A step on memory that is bound once for all batches of one size."""
 
     def __init__(
@@ -299,7 +299,7 @@ class _BoundStep:
         self._binding._iobinding.bind_input(RATE, self._rate)
         kind = next(o for o in session.get_outputs() if o.name == loss).type
         dtype = np.float64 if kind == "tensor(double)" else np.float32
-        self._loss: Array = np.zeros((), dtype)
+        self._loss: Any = np.zeros((), dtype)
         place = (self._loss.dtype.type, (), self._loss.ctypes.data)
         cpu = onnxruntime.OrtDevice.make("cpu", 0)._get_c_device()
         self._binding._iobinding.bind_output(loss, cpu, *place)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import onnx
 from ..errors import OnnxTrainError
 from .onnx_helper import as_proto
 
-KINDS = {
+KINDS: dict[int, str] = {
     onnx.TensorProto.FLOAT: "float",
     onnx.TensorProto.DOUBLE: "double",
     onnx.TensorProto.FLOAT16: "half",
@@ -193,13 +194,16 @@ def svg(pictures: Sequence[Picture], title: str = "") -> str:
     top = 30 if title else 0
     width = sum(p.width for p in pictures) + MARGIN
     height = max((p.height for p in pictures), default=100) + top
-    parts = [
+    head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:g}" height="{height:g}" '
-        f'viewBox="0 0 {width:g} {height:g}" font-family="sans-serif">',
+        f'viewBox="0 0 {width:g} {height:g}" font-family="sans-serif">'
+    )
+    tip = (
         '<defs><marker id="tip" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="7" '
-        'markerHeight="7" orient="auto"><path d="M0,0 L8,4 L0,8 z" fill="#71717a"/></marker></defs>',
-        f'<rect width="{width:g}" height="{height:g}" fill="white"/>',
-    ]
+        'markerHeight="7" orient="auto"><path d="M0,0 L8,4 L0,8 z" fill="#71717a"/></marker>'
+        "</defs>"
+    )
+    parts = [head, tip, f'<rect width="{width:g}" height="{height:g}" fill="white"/>']
     if title:
         parts.append(f'<text x="{MARGIN}" y="24" font-size="18">{escape(title)}</text>')
     parts.append(f'<g transform="translate(0,{top})">')
@@ -233,7 +237,7 @@ def _png(pictures: Sequence[Picture], path: Path, title: str, scale: float = 2.0
         draw.text((MARGIN * scale, 6 * scale), title, "black", fonts[16])
     left = 0.0
     for made in pictures:
-        at = lambda x, y, left=left: ((x + left) * scale, (y + top) * scale)  # noqa: E731
+        at = partial(_at, left=left, top=top, scale=scale)
         draw.text(at(MARGIN, 8), made.title, "black", fonts[16])
         for start, end, _ in made.lines:
             ends = [at(start.x + WIDTH / 2, start.y + HEIGHT), at(end.x + WIDTH / 2, end.y)]
@@ -248,6 +252,10 @@ def _png(pictures: Sequence[Picture], path: Path, title: str, scale: float = 2.0
             draw.text(at(middle, box.y + 29), detail, "#52525b", fonts[10], anchor="mm")
         left += made.width
     image.save(path)
+
+
+def _at(x: float, y: float, *, left: float, top: float, scale: float) -> tuple[float, float]:
+    return (x + left) * scale, (y + top) * scale
 
 
 # -- text ------------------------------------------------------------------------------------------

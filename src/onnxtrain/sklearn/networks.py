@@ -1,0 +1,272 @@
+"""Models for the estimators: a default network, the scores inside a given model, the loss."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from ..autodiff import reachable
+from ..autodiff.differentiate import values_by_name
+from ..errors import ModelError, UnknownNameError
+from ..graph import FLOATS, ModelLike, OpBuilder, Tensor, load, to_proto
+from ..graph import parameters as params
+from ..normalize import normalize
+from ..onnxblock import modes
+from .base import SelectionError
+
+ACTIVATIONS = {"relu": "Relu", "tanh": "Tanh", "logistic": "Sigmoid", "identity": "Identity"}
+LABEL, WEIGHT, LOSS = "onnxtrain.label", "onnxtrain.sample_weight", "onnxtrain.loss"
+BETWEEN = {"Identity", "Cast", "Div", "Concat", "Sub", "Reshape", "Squeeze", "Flatten"}
+"""Operators that may stand between the probabilities of a classifier and its scores."""
+
+
+class Network(NamedTuple):
+    """A model reduced to its prediction.
+
+    Attributes:
+        model: standard operators, with the trained weights as inputs that remember a value.
+        output: name of the prediction: values, or raw scores.
+        link: what turns scores into probabilities: ``"softmax"``, ``"sigmoid"`` or ``""``.
+        weights: names of the trained weights.
+    """
+
+    model: ir.Model
+    output: str
+    link: str
+    weights: list[str]
+
+    @property
+    def width(self) -> int | None:
+        """Number of columns of the prediction, when it is known."""
+        value = values_by_name(self.model.graph)[self.output]
+        if value.shape is None or len(value.shape) < 2:
+            return None
+        size = value.shape[-1]
+        return size if isinstance(size, int) else None
+
+
+def mlp(
+    n_features: int,
+    n_outputs: int,
+    hidden: Sequence[int],
+    activation: str,
+    link: str,
+    dtype: Any,
+    rng: np.random.RandomState,
+) -> onnx.ModelProto:
+    """A multi-layer perceptron with the initial weights that scikit-learn would draw."""
+    if activation not in ACTIVATIONS:
+        raise SelectionError(f"activation is one of {', '.join(ACTIVATIONS)}, not {activation!r}.")
+    sizes = [n_features, *hidden, n_outputs]
+    if min(sizes) < 1:
+        raise SelectionError(f"hidden_layer_sizes must be positive, not {tuple(hidden)!r}.")
+    kind = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    nodes, tensors, value = [], [], "X"
+    factor = 2.0 if activation == "logistic" else 6.0
+    for i, (before, after) in enumerate(pairwise(sizes)):
+        bound = np.sqrt(factor / (before + after))
+        weight, bias = f"layer{i}.weight", f"layer{i}.bias"
+        for name, shape in ((weight, (before, after)), (bias, (after,))):
+            array = rng.uniform(-bound, bound, shape).astype(dtype)
+            tensors.append(onnx.numpy_helper.from_array(array, name))
+        last = i == len(sizes) - 2
+        score = "scores" if link else "prediction"
+        result = score if last else f"layer{i}.sum"
+        nodes.append(onnx.helper.make_node("Gemm", [value, weight, bias], [result]))
+        value = result
+        if not last:
+            value = f"layer{i}.activation"
+            nodes.append(onnx.helper.make_node(ACTIVATIONS[activation], [result], [value]))
+    outputs = [onnx.helper.make_tensor_value_info(value, kind, ["N", n_outputs])]
+    if link:
+        op = {"softmax": "Softmax", "sigmoid": "Sigmoid"}[link]
+        nodes.append(onnx.helper.make_node(op, ["scores"], ["probabilities"]))
+        outputs = [onnx.helper.make_tensor_value_info("probabilities", kind, ["N", n_outputs])]
+    graph = onnx.helper.make_graph(
+        nodes,
+        "mlp",
+        [onnx.helper.make_tensor_value_info("X", kind, ["N", n_features])],
+        outputs,
+        tensors,
+    )
+    opsets = [onnx.helper.make_opsetid("", 18)]
+    return onnx.helper.make_model(graph, opset_imports=opsets, ir_version=8)
+
+
+def network(
+    model: ModelLike, weights: Sequence[str] | None, output: str | None, classifier: bool
+) -> Network:
+    """Find in a model what the estimator trains.
+
+    For a classifier these are the scores in front of the last Softmax or Sigmoid; a model that
+    ends without one gives scores.
+    """
+    loaded = normalize(load(model))
+    graph = loaded.graph
+    inputs = [v.name or "" for v in graph.inputs if v.name not in graph.initializers]
+    if len(inputs) != 1:
+        raise ModelError(
+            f"The model takes {', '.join(inputs)}; an estimator needs a model with one input."
+        )
+    chosen = _prediction(loaded, output)
+    link = ""
+    if classifier:
+        chosen, link = _scores(chosen)
+    known = params.float_initializers(loaded)
+    for name in weights or ():
+        if name not in known:
+            raise UnknownNameError("float initializer", name, known)
+    graph.outputs.clear()
+    graph.outputs.append(chosen)
+    trained = reachable(loaded, list(weights or known), [chosen.name or ""])
+    lost = [n for n in weights or () if n not in trained]
+    if lost:
+        raise ModelError(f"The prediction {chosen.name!r} does not depend on {lost[0]!r}.")
+    if not trained:
+        raise ModelError(f"The prediction {chosen.name!r} depends on no weight: nothing to train.")
+    params.to_inputs(loaded, trained)
+    return Network(loaded, chosen.name or "", link, trained)
+
+
+def _prediction(model: ir.Model, name: str | None) -> ir.Value:
+    outputs = {o.name or "": o for o in model.graph.outputs}
+    if name is not None:
+        if name not in outputs:
+            raise UnknownNameError("output", name, list(outputs))
+        return outputs[name]
+    floats = [o for o in outputs.values() if o.dtype in FLOATS]
+    if not floats:
+        raise ModelError(f"None of the outputs {', '.join(outputs)} is a float tensor.")
+    return floats[-1]
+
+
+def _scores(value: ir.Value) -> tuple[ir.Value, str]:
+    """The scores behind probabilities, and the function that was between them."""
+    todo, seen = [value], set()
+    while todo:
+        current = todo.pop()
+        node = current.producer()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if node.op_type in {"Softmax", "LogSoftmax", "Sigmoid"} and node.inputs[0] is not None:
+            return node.inputs[0], "sigmoid" if node.op_type == "Sigmoid" else "softmax"
+        if node.op_type in BETWEEN:
+            todo.extend(v for v in reversed(node.inputs) if v is not None)
+    return value, ""
+
+
+# -- the loss --------------------------------------------------------------------------------------
+
+
+class Penalty(NamedTuple):
+    """``l1·Σ|w| + ½·l2·Σw²`` over matrices (biases are left alone)."""
+
+    l1: float = 0.0
+    l2: float = 0.0
+
+
+def training_model(net: Network, loss: str, penalty: Penalty) -> onnx.ModelProto:
+    """The model with ``Σ w·loss / Σ w + penalty`` as first output.
+
+    Args:
+        net: what is trained.
+        loss: ``"softmax"``, ``"sigmoid"``, ``"squared_error"``, ``"absolute_error"``, ``"huber"``.
+        penalty: penalties on the weights.
+    """
+    model = net.model.clone()
+    build = _Loss(model, net)
+    total = build.mean(getattr(build, f"_{loss}")())
+    for term in build.penalties(penalty):
+        total = total + term
+    total = build.op.Reshape(total, build.op.const(np.zeros(0, np.int64)))
+    total.value.name, total.value.shape = LOSS, ir.Shape([])
+    graph = model.graph
+    graph.extend(build.op.nodes)
+    for constant in build.op.constants.values():
+        if constant.uses():
+            params.mark_constant(constant)
+            graph.register_initializer(constant)
+    graph.outputs.clear()
+    graph.outputs.append(total.value)
+    params.to_initializers(model)
+    graph.inputs.extend(build.inputs)
+    return to_proto(model)
+
+
+class _Loss:
+    def __init__(self, model: ir.Model, net: Network) -> None:
+        self.op: OpBuilder = modes.builder_for(model)
+        self.op.scope = "loss"
+        values = values_by_name(model.graph)
+        self.z = self.op.tensor(values[net.output])
+        self.weights = [self.op.tensor(values[n]) for n in net.weights]
+        self.inputs: list[ir.Value] = []
+
+    def input(self, name: str, dtype: ir.DataType, shape: Any) -> Tensor:
+        value = ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(shape))
+        self.op.names.reserve(name)
+        self.inputs.append(value)
+        return self.op.tensor(value)
+
+    def mean(self, losses: Tensor) -> Tensor:
+        """The weighted mean over observations of one loss per row."""
+        op = self.op
+        weights = self.input(WEIGHT, losses.dtype, ["N"])
+        column = op.Unsqueeze(weights, [1])
+        count = op.Max(op.ReduceSum(weights, keepdims=0), op.like(1e-30, losses))
+        return op.ReduceSum(losses * column, keepdims=0) / count
+
+    def penalties(self, penalty: Penalty) -> list[Tensor]:
+        matrices = [w for w in self.weights if w.rank > 1 and 1 not in (w.shape or ())[:1]]
+        terms: list[Tensor] = []
+        for w in matrices:
+            if penalty.l1:
+                terms.append(self.op.ReduceL1(w, keepdims=0) * penalty.l1)
+            if penalty.l2:
+                terms.append(self.op.ReduceSumSquare(w, keepdims=0) * (0.5 * penalty.l2))
+        return terms
+
+    def _difference(self) -> Tensor:
+        return self.z - self.input(LABEL, self.z.dtype, list(self.z.shape or ["N", 1]))
+
+    def _per_row(self, losses: Tensor) -> Tensor:
+        mean: Tensor = self.op.ReduceMean(losses, [1], keepdims=1)
+        return losses if self.z.dim(-1) == 1 else mean
+
+    def _squared_error(self) -> Tensor:
+        d = self._difference()
+        return self._per_row(d * d * 0.5)
+
+    def _absolute_error(self) -> Tensor:
+        return self._per_row(self.op.Abs(self._difference()))
+
+    def _huber(self) -> Tensor:
+        """½·d² up to |d| = 1, |d| − ½ beyond: with c = min(|d|, 1) this is c·(|d| − c/2)."""
+        size = self.op.Abs(self._difference())
+        near = self.op.Min(size, self.op.like(1.0, size))
+        return self._per_row(near * (size - near * 0.5))
+
+    def _one_hot(self) -> Tensor:
+        labels = self.op.Unsqueeze(self.input(LABEL, ir.DataType.INT64, ["N"]), [1])
+        width = self.z.dim(-1)
+        if width == 1:
+            return self.op.Cast(labels, to=self.z.dtype)
+        assert isinstance(width, int)
+        numbers = self.op.const(np.arange(width, dtype=np.int64))
+        return self.op.Cast(self.op.Equal(labels, numbers), to=self.z.dtype)
+
+    def _softmax(self) -> Tensor:
+        picked = self.op.LogSoftmax(self.z, axis=-1) * self._one_hot()
+        return -self.op.ReduceSum(picked, [1], keepdims=1)
+
+    def _sigmoid(self) -> Tensor:
+        op, z = self.op, self.z
+        target = self._one_hot()
+        soft = op.Log(op.Exp(-op.Abs(z)) + 1.0)
+        return self._per_row(op.Relu(z) - z * target + soft)
