@@ -25,12 +25,13 @@ from ..onnxblock import modes
 from ..optimize import optimize
 from ..optimize.passes import RANDOM
 from ._ortmodule_structure import Structure, put_together, take_apart
-from .export import ExportError, _rename, export
+from .export import ExportError, export
 from .fallback import (
     ORTModuleIOError,
     ORTModuleONNXModelException,
     ORTModuleTorchModelException,
 )
+from .repair import rename
 
 INNER = "inner."
 BARRIER = "onnxtrain_barrier_"
@@ -200,7 +201,7 @@ def trace(
             f"was {expected} and is {call.seen.structure}. A graph returns tensors only."
         )
     mine = {n: n.removeprefix(INNER) for n in found.names if n.startswith(INNER)}
-    _rename(found.model, {found.names[n]: found.names[n].removeprefix(INNER) for n in mine})
+    rename(found.model, {found.names[n]: found.names[n].removeprefix(INNER) for n in mine})
     present = {i.name for i in found.model.graph.input}
     count = len(found.outputs) - len(watched)
     note = f" ({found.note})" if found.note else ""

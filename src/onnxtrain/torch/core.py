@@ -20,6 +20,7 @@ from ..errors import DeviceError, InputError, StateError, UnknownNameError
 from ..graph import load
 from ..graph import parameters as params
 from ..runtime.devices import Device
+from . import state
 from .descriptions import Described, DescriptionError
 from .engine import Engine, all_finite, as_array, check_loss
 from .export import ExportError, LossFunction, export
@@ -89,16 +90,6 @@ class Result:
     updated: bool = True
 
 
-@dataclass
-class Loaded:
-    """Values that wait for the engine: weights, moments by kind, number of updates."""
-
-    weights: dict[str, Array] = field(default_factory=dict)
-    moments: dict[str, dict[str, Array]] = field(default_factory=dict)
-    updates: int | None = None
-    strict: bool = False
-
-
 class Core:
     """A model, its loss and its optimizer, trained batch by batch.
 
@@ -130,7 +121,7 @@ class Core:
         self._ready: list[_Ready] = []
         self._names: dict[str, str] = {}
         self._dynamic: dict[str, dict[int, str]] = {}
-        self._waiting: Loaded | None = None
+        self._waiting: state.Loaded | None = None
         if isinstance(model, onnx.ModelProto):
             self._check_onnx(model)
         elif not isinstance(model, torch.nn.Module):
@@ -417,90 +408,22 @@ class Core:
 
     def weights(self) -> dict[str, Array]:
         """All weights and buffers under torch's names; what the graph does not use included."""
-        engine = self.need_engine("state_dict")
-        changing = engine.weights()
-        constants = engine.constants()
-
-        def value(initializer: str) -> Array:
-            if initializer in changing:
-                return changing[initializer]
-            return np.asarray(onnx.numpy_helper.to_array(constants[initializer]))
-
-        if isinstance(self.model, torch.nn.Module):
-            return {
-                name: value(self._names[name]) if name in self._names else as_array(tensor)
-                for name, tensor in self.model.state_dict().items()
-            }
-        return {**{n: value(n) for n in constants}, **changing}
+        return state.read(self.need_engine("state_dict"), self.model, self._names)
 
     def trained(self) -> list[str]:
         """Names of the weights that are trained."""
         return list(self.need_engine("state_dict").plan.trainable)
 
-    def load(self, loaded: Loaded) -> None:
+    def load(self, loaded: state.Loaded) -> None:
         """Take over values, now or when the engine is made."""
         if self.engine is None:
             self._waiting = loaded
         else:
             self._apply(self.engine, loaded)
 
-    def _apply(self, engine: Engine, loaded: Loaded) -> None:
-        known = (
-            list(self.model.state_dict())
-            if isinstance(self.model, torch.nn.Module)
-            else list(self._names)
-        )
-        if loaded.strict:
-            missing = [n for n in known if n not in loaded.weights]
-            extra = [n for n in loaded.weights if n not in known]
-            if missing or extra:
-                raise StateMismatchError(
-                    f"The state does not fit the model: missing {missing}, unexpected {extra}."
-                )
-        changing, constants = engine.weights(), engine.constants()
-        fixed: dict[str, Array] = {}
-        for name, array in loaded.weights.items():
-            target = self._names.get(name)
-            if target in changing:
-                _copy(name, changing[target], array)
-            elif target in constants:
-                _check_shape(name, tuple(constants[target].dims), array)
-                fixed[target] = np.asarray(array)
-            elif isinstance(self.model, torch.nn.Module) and name in known:
-                with torch.no_grad():
-                    self.model.state_dict()[name].copy_(torch.as_tensor(array))
-        for kind, of_weights in loaded.moments.items():
-            views = engine.moments().get(kind, {})
-            for name, array in of_weights.items():
-                if name in views:
-                    _copy(f"{kind} of {name}", views[name], array)
-        if loaded.updates is not None:
-            engine.updates = loaded.updates
-        for store in engine.state._stores():
-            store.push()
-        for ready in self._ready or [_Ready(engine, {})]:
-            ready.engine.set_constants(fixed)
-
-
-class StateMismatchError(StateError, KeyError):
-    """A state has other names or shapes than the model."""
-
-    def __str__(self) -> str:
-        return str(self.args[0])
-
-
-def _copy(name: str, target: Array, value: Any) -> None:
-    array = np.asarray(value)
-    _check_shape(name, target.shape, array)
-    target[...] = array
-
-
-def _check_shape(name: str, shape: tuple[int, ...], array: Any) -> None:
-    if np.shape(array) != tuple(shape):
-        raise StateMismatchError(
-            f"{name!r} has the shape {tuple(shape)} in the model and {np.shape(array)} in the "
-            "state."
-        )
+    def _apply(self, engine: Engine, loaded: state.Loaded) -> None:
+        engines = [r.engine for r in self._ready] or [engine]
+        state.write(engines, self.model, self._names, loaded)
 
 
 def _sum_over_processes(vectors: Sequence[Array], world: int) -> None:

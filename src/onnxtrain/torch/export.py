@@ -17,14 +17,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import onnx
-import onnx.helper
-import onnx.numpy_helper
 import torch
 from torch.utils import _pytree as pytree
 
 from ..errors import OnnxTrainError
+from . import repair
+from .repair import DynamicAxes
 
 log = logging.getLogger(__name__)
 OPSET = 18
@@ -32,7 +31,6 @@ OPSET = 18
 
 DYNAMO, TORCHSCRIPT = "dynamo", "torchscript"
 LossFunction = Callable[[Any, Any], Any]
-DynamicAxes = Mapping[str, Mapping[int, str]]
 
 
 class ExportError(OnnxTrainError, RuntimeError):
@@ -297,9 +295,6 @@ def _reason(error: BaseException) -> str:
     return f"{type(root).__name__}: {lines[0] if lines else ''}"
 
 
-# --- putting right --------------------------------------------------------------------------------
-
-
 def _finish(
     proto: onnx.ModelProto,
     flat: _Flat,
@@ -311,16 +306,16 @@ def _finish(
     training: bool | None,
 ) -> Exported:
     graph = proto.graph
-    _split_merged(proto, flat)
-    _restore_buffers(proto, flat)
-    aliases = _aliases(flat)
-    renamed = _canonical_names(proto, flat, aliases)
+    repair.split_merged(proto, flat)
+    repair.restore_buffers(proto, flat)
+    aliases = repair.aliases(flat)
+    renamed = repair.canonical_names(proto, flat, aliases)
     outputs = _output_names(output_names, len(graph.output), flat.loss_fn is not None)
     renamed.update(zip([o.name for o in graph.output], outputs))
-    _rename(proto, {old: new for old, new in renamed.items() if old != new})
-    _name_dimensions(proto, dynamic)
+    repair.rename(proto, {old: new for old, new in renamed.items() if old != new})
+    repair.name_dimensions(proto, dynamic)
     if exporter == DYNAMO:
-        _training_statistics(proto, flat.module, training)
+        repair.training_statistics(proto, flat.module, training)
     present = {i.name for i in graph.initializer}
     found = {name: first for name, first in aliases.items() if first in present}
     return Exported(
@@ -334,68 +329,6 @@ def _finish(
     )
 
 
-def _tensors_by_name(flat: _Flat) -> dict[str, torch.Tensor]:
-    """Parameters and buffers by the name that the exporter knows, tied names included."""
-    return {
-        **dict(flat.named_parameters(remove_duplicate=False)),
-        **dict(flat.named_buffers(remove_duplicate=False)),
-    }
-
-
-def _state_name(name: str) -> str:
-    """The name in the module's own state_dict; the loss function's tensors keep a prefix."""
-    return name.removeprefix("module.")
-
-
-def _aliases(flat: _Flat) -> dict[str, str]:
-    """From every state_dict name to the first name of the same tensor."""
-    first: dict[int, str] = {}
-    found = {}
-    for name, tensor in _tensors_by_name(flat).items():
-        found[_state_name(name)] = first.setdefault(id(tensor), _state_name(name))
-    return found
-
-
-def _canonical_names(
-    proto: onnx.ModelProto, flat: _Flat, aliases: Mapping[str, str]
-) -> dict[str, str]:
-    """New names of the initializers that are torch's."""
-    known = _tensors_by_name(flat)
-    return {
-        i.name: aliases[_state_name(i.name)] for i in proto.graph.initializer if i.name in known
-    }
-
-
-def _split_merged(proto: onnx.ModelProto, flat: _Flat) -> None:
-    """Give tensors that the exporter merged because they are equal their own initializers."""
-    known = _tensors_by_name(flat)
-    graph = proto.graph
-    present = {i.name: i for i in graph.initializer}
-    for node in list(graph.node):
-        merged = node.op_type == "Identity" and node.input[0] in present
-        if not merged or node.output[0] not in known:
-            continue
-        source, own = node.input[0], node.output[0]
-        graph.node.remove(node)
-        if source in known and known[source] is known[own]:
-            _rename(proto, {own: source})
-            continue
-        tensor = onnx.TensorProto()
-        tensor.CopyFrom(present[source])
-        tensor.name = own
-        graph.initializer.append(tensor)
-
-
-def _restore_buffers(proto: onnx.ModelProto, flat: _Flat) -> None:
-    """Buffers with the values from before the export: tracing has moved running statistics."""
-    known = dict(flat.named_buffers(remove_duplicate=False))
-    for initializer in proto.graph.initializer:
-        buffer = known.get(initializer.name)
-        if buffer is not None and buffer.dtype != torch.bfloat16:  # numpy has no such type
-            value = onnx.numpy_helper.from_array(to_array(buffer), initializer.name)
-            initializer.CopyFrom(value)
-
-
 def _output_names(given: Sequence[str] | None, count: int, with_loss: bool) -> list[str]:
     if given is None:
         plain = count - with_loss
@@ -407,82 +340,3 @@ def _output_names(given: Sequence[str] | None, count: int, with_loss: bool) -> l
             f"The module has {count} {what}, and {len(given)} are described: {list(given)}."
         )
     return list(given)
-
-
-def _rename(proto: onnx.ModelProto, names: Mapping[str, str]) -> None:
-    """Rename values everywhere in the main graph and its subgraphs; clashes move out of the way."""
-    if not names:
-        return
-    names = dict(names)
-    taken = _value_names(proto.graph)
-    for new in list(names.values()):
-        if new in taken and new not in names:
-            names[new] = _fresh(f"{new}_inner", taken | set(names.values()))
-    _rename_graph(proto.graph, names)
-
-
-def _value_names(graph: onnx.GraphProto) -> set[str]:
-    found = {i.name for i in graph.initializer} | {i.name for i in graph.input}
-    for node in graph.node:
-        found.update(node.output)
-        for attribute in node.attribute:
-            if attribute.HasField("g"):
-                found |= _value_names(attribute.g)
-    return found
-
-
-def _fresh(stem: str, taken: set[str]) -> str:
-    name, count = stem, 0
-    while name in taken:
-        count += 1
-        name = f"{stem}_{count}"
-    return name
-
-
-def _rename_graph(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
-    for node in graph.node:
-        node.input[:] = [names.get(n, n) for n in node.input]
-        node.output[:] = [names.get(n, n) for n in node.output]
-        for attribute in node.attribute:
-            if attribute.HasField("g"):
-                _rename_graph(attribute.g, names)
-    for value in (*graph.initializer, *graph.input, *graph.output, *graph.value_info):
-        value.name = names.get(value.name, value.name)
-
-
-def _name_dimensions(proto: onnx.ModelProto, dynamic: DynamicAxes) -> None:
-    """Dynamic dimensions under the names that were asked for, wherever they occur."""
-    symbols: dict[str, str] = {}
-    for value in proto.graph.input:
-        for axis, name in dynamic.get(value.name, {}).items():
-            dim = value.type.tensor_type.shape.dim[axis]
-            if dim.dim_param and dim.dim_param != name:
-                symbols.setdefault(dim.dim_param, name)
-    graph = proto.graph
-    for value in (*graph.input, *graph.output, *graph.value_info):
-        for dim in value.type.tensor_type.shape.dim:
-            if dim.dim_param in symbols:
-                dim.dim_param = symbols[dim.dim_param]
-
-
-def _training_statistics(
-    proto: onnx.ModelProto, module: torch.nn.Module, training: bool | None
-) -> None:
-    """Switch BatchNormalization to the batch's statistics where its module trains.
-
-    The dynamo exporter writes the inference form whatever the mode.
-    """
-    modules = dict(module.named_modules(remove_duplicate=False))
-    for node in proto.graph.node:
-        if node.op_type != "BatchNormalization" or len(node.output) > 1:
-            continue
-        owner = modules.get(node.input[3].rpartition(".")[0])
-        if owner is None or not (owner.training if training is None else training):
-            continue
-        node.attribute.append(onnx.helper.make_attribute("training_mode", 1))
-        node.output.extend(f"{node.output[0]}_{what}" for what in ("mean", "variance"))
-
-
-def to_array(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
-    """A torch tensor as an array, without a copy where possible."""
-    return tensor.detach().cpu().contiguous().numpy()

@@ -16,7 +16,7 @@ from ..errors import InputError, UnknownNameError
 from . import optim
 from .amp import DynamicLossScaler
 from .base import ORTTrainer
-from .core import Core, Loaded, Settings
+from .core import Core, Settings
 from .descriptions import (
     DescriptionError,
     IODescription,
@@ -24,6 +24,7 @@ from .descriptions import (
     from_objects,
 )
 from .export import LossFunction
+from .state import Loaded
 
 MOMENTS = {"Moment_1": "first_order_moments", "Moment_2": "second_order_moments"}
 

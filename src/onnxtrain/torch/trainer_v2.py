@@ -16,12 +16,13 @@ from ..errors import InputError
 from . import checkpoint
 from .amp import DynamicLossScaler, LossScaler
 from .base import ORTTrainer
-from .core import Core, Loaded, Settings
+from .core import Core, Settings
 from .descriptions import DescriptionError, from_dict
 from .engine import SCALE_INPUT
 from .export import LossFunction
 from .optim import ConfigError, _OptimizerConfig
 from .options import ORTTrainerOptions
+from .state import Loaded
 from .trainer_v1 import MOMENTS, _bind
 
 
