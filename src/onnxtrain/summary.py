@@ -256,12 +256,12 @@ def _memory(model: ir.Model, parameters: Sequence[ParameterSummary], batch: int)
     for node in model.graph:
         for value in node.outputs:
             shape = dims_of(value)
-            if shape is None or value.dtype is None:
+            if shape is None or value.dtype in {None, ir.DataType.STRING}:
                 continue
             dims = [
                 d if isinstance(d, int) else batch if i == 0 else 1 for i, d in enumerate(shape)
             ]
-            activations += int(math.prod(dims) * value.dtype.itemsize)
+            activations += math.ceil(math.prod(dims) * value.dtype.bitwidth / 8)
     return MemoryEstimate(
         batch, sum(p.bytes for p in parameters), trained, 2 * trained, activations
     )

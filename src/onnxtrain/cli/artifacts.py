@@ -54,7 +54,7 @@ def command(
     """Write the training artifacts of MODEL: training, eval and optimizer model, checkpoint."""
     from ..artifacts import generate_artifacts
     from .output import one_of
-    from .plan import make_plan
+    from .plan import make_plan, matches
     from .recipes import loss_block, make_optimizer
     from .settings import Settings
 
@@ -79,7 +79,7 @@ def command(
         generate_artifacts(
             model,
             requires_grad=plan.trainable,
-            frozen_params=plan.frozen or None,
+            frozen_params=[n for n in plan.frozen if matches(n, freeze)] or None,
             loss=loss_block(loss),
             optimizer=made,
             artifact_directory=folder,

@@ -157,8 +157,19 @@ def _is_backward(node: onnx.NodeProto, forward: set[str] | None) -> bool:
 
 
 def _set_layers(boxes: list[NodeBox]) -> None:
+    """The backward half starts below the forward half, and its nodes stand near their readers."""
     for box in boxes:
         box.layer = max((boxes[i].layer + 1 for i in box.inputs), default=0)
+    start = max((b.layer + 1 for b in boxes if not b.backward), default=0)
+    readers: dict[int, list[NodeBox]] = defaultdict(list)
+    for box in boxes:
+        if box.backward:
+            box.layer = max([start, *(boxes[i].layer + 1 for i in box.inputs)])
+        for i in box.inputs:
+            readers[i].append(box)
+    for i in reversed(range(len(boxes))):
+        if boxes[i].backward and readers[i]:
+            boxes[i].layer = min(b.layer for b in readers[i]) - 1
 
 
 def _set_columns(boxes: list[NodeBox]) -> None:

@@ -148,12 +148,16 @@ def _from_columns(source: Columns, task: Task) -> tuple[dict[str, Array], Array]
     text = [n for n in chosen if columns[n].dtype.kind in "US"]
     if text:
         raise UserError(
-            f"Column {text[0]!r} of {source.where} holds text ({columns[text[0]][0]!r}), and the "
-            "model takes numbers. Convert the column, or choose others with --features a,b,c."
+            f"Column {text[0]!r} of {source.where} holds text ({_first(columns[text[0]])}), and "
+            "the model takes numbers. Convert the column, or choose others with --features a,b,c."
         )
     value = task.fed[0]
     features = np.stack([columns[n] for n in chosen], axis=1) if chosen else np.empty((0, 0))
     return {value.name: _as_input(features, value)}, columns[target]
+
+
+def _first(array: Array) -> str:
+    return repr(str(array.reshape(-1)[0])) if array.size else "no rows"
 
 
 def _as_input(array: Array, value: ValueSummary) -> Array:
@@ -207,7 +211,8 @@ def _shown(names: dict[str, Array]) -> str:
 
 def _input(value: ValueSummary, array: Array, where: str) -> Array:
     name = f"{where}: input {value.name!r}"
-    array = _as_input(array, value)
+    if array.ndim == 1:
+        array = _as_input(array, value)
     if array.dtype.kind in "USO":
         raise UserError(
             f"{name} holds text or objects ({array.dtype}), and the model takes {value.dtype}. "
@@ -280,7 +285,7 @@ def _target(task: Task, array: Array, where: str) -> Array:
         return _labels(task, array, name)
     if array.dtype.kind in "USO":
         raise UserError(
-            f"{name} holds text ({array.reshape(-1)[0]!r}), and this loss compares numbers. For "
+            f"{name} holds text ({_first(array)}), and this loss compares numbers. For "
             "classes use --loss cross_entropy; otherwise choose another column with --target."
         )
     array = _like_output(array, task.output, name)
@@ -302,7 +307,8 @@ def _like_output(array: Array, output: ValueSummary, name: str) -> Array:
     shape = output.shape
     if shape is None:
         return array
-    array = _as_input(array, output)
+    if array.ndim == 1:
+        array = _as_input(array, output)
     if len(shape) == 1 and array.ndim == 2 and array.shape[1] == 1:
         array = array[:, 0]
     check_shape(array, shape, f"{name} (it is compared with the output {output.name!r})")

@@ -38,7 +38,6 @@ def measure(
     generate_artifacts(
         settings.model,
         requires_grad=plan.trainable,
-        frozen_params=plan.frozen or None,
         loss=loss_block(settings.loss),
         optimizer=make_optimizer(settings.optimizer),
         artifact_directory=folder,

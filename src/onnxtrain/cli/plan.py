@@ -37,13 +37,13 @@ def make_plan(settings: Settings) -> Plan:
     _check_inputs(settings.model, summary)
     output = _output(settings, summary)
     trainable = _trainable(settings, summary, output)
-    frozen = [p.name for p in summary.parameters if _stays(p.dtype, p.name, trainable)]
+    frozen = [n for n in _floats(summary) if n not in trainable]
     digest = hashlib.sha256(Path(settings.model).read_bytes()).hexdigest()
     return Plan(summary, loss, output, trainable, frozen, digest)
 
 
-def _stays(dtype: str, name: str, trainable: list[str]) -> bool:
-    return dtype in FLOAT_TYPES and name not in trainable
+def _floats(summary: ModelSummary) -> list[str]:
+    return [p.name for p in summary.parameters if p.dtype in FLOAT_TYPES]
 
 
 def _check_inputs(model: str, summary: ModelSummary) -> None:
@@ -72,14 +72,13 @@ def _output(settings: Settings, summary: ModelSummary) -> ValueSummary:
 
 
 def _trainable(settings: Settings, summary: ModelSummary, output: ValueSummary) -> list[str]:
-    floats = [p for p in summary.parameters if p.dtype in FLOAT_TYPES]
-    if not floats:
+    names = _floats(summary)
+    if not names:
         raise UserError(
             f"{settings.model} has no float parameters, so there is nothing to train. Are its "
             "weights quantised or given as inputs? Train the float model, with weights as "
             "initializers."
         )
-    names = [p.name for p in floats]
     for option, patterns in (("--freeze", settings.freeze), ("--train", settings.train)):
         for pattern in patterns:
             if not fnmatch.filter(names, pattern):
@@ -89,10 +88,10 @@ def _trainable(settings: Settings, summary: ModelSummary, output: ValueSummary) 
                 )
     chosen = summary.trainable
     if settings.train:
-        chosen = [n for n in names if _matches(n, settings.train)]
+        chosen = [n for n in names if matches(n, settings.train)]
     elif not chosen:
         _explain_nothing(settings, summary, output)
-    left = [n for n in chosen if not _matches(n, settings.freeze)]
+    left = [n for n in chosen if not matches(n, settings.freeze)]
     if not left:
         raise UserError(
             f"--freeze {' '.join(map(repr, settings.freeze))} freezes all "
@@ -113,5 +112,6 @@ def _explain_nothing(settings: Settings, summary: ModelSummary, output: ValueSum
     )
 
 
-def _matches(name: str, patterns: tuple[str, ...]) -> bool:
+def matches(name: str, patterns: tuple[str, ...]) -> bool:
+    """Whether a name fits one of the patterns."""
     return any(fnmatch.fnmatchcase(name, p) for p in patterns)

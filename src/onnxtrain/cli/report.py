@@ -26,14 +26,15 @@ MOST_CLASSES = 20
 STYLE = """
 :root { color-scheme: light; }
 body { font: 15px/1.5 system-ui, Helvetica, Arial, sans-serif; color: #1f2933; margin: 0 auto;
-       max-width: 1080px; padding: 24px; background: #f7f9fb; }
+       max-width: 1060px; padding: 24px; background: #f7f9fb; }
 h1 { font-size: 24px; margin: 0 0 4px; } h2 { font-size: 18px; margin: 32px 0 12px; }
 p.sub { color: #52606d; margin: 0 0 20px; }
 .cards, .charts, .samples { display: flex; flex-wrap: wrap; gap: 12px; }
 .card, .chart, table, .sample { background: #fff; border: 1px solid #e3e8ee; border-radius: 8px; }
 .card { padding: 12px 16px; min-width: 120px; }
 .card b { display: block; font-size: 20px; } .card span { color: #52606d; font-size: 13px; }
-.chart { padding: 8px; } .chart svg { display: block; max-width: 100%; height: auto; }
+.chart { padding: 8px; flex: 0 1 510px; box-sizing: border-box; }
+.chart svg { display: block; width: 100%; height: auto; }
 table { border-collapse: collapse; width: 100%; } td, th { text-align: left; padding: 5px 12px;
   border-bottom: 1px solid #edf1f5; font-variant-numeric: tabular-nums; word-break: break-word; }
 tr:last-child td { border-bottom: 0; } th { color: #52606d; font-weight: 600; }
@@ -239,6 +240,7 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def _settings(run: Run) -> list[tuple[str, str]]:
     skipped = {None, "", (), False}
     chosen = {k: v for k, v in vars(run.settings).items() if v not in skipped}
+    chosen["model"] = Path(run.settings.model).name
     return [
         (k.replace("_", "-"), ", ".join(v) if isinstance(v, tuple) else str(v))
         for k, v in chosen.items()

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..artifacts import generate_artifacts
-from ..errors import NonFiniteError
+from ..errors import CheckpointError, NonFiniteError, StateError
 from ..runtime.callbacks import SaveCheckpoint
 from ..runtime.metrics import Accuracy, Metric
 from ..runtime.trainer import History, Trainer
@@ -89,18 +89,28 @@ def train_on(
             _try_a_batch(staging / "artifacts", settings, training)
             about = {"model_sha256": plan.digest, "settings": settings.to_dict()}
             write_text(staging / "run.json", json.dumps(about, indent=2) + "\n")
-    trainer = Trainer.from_directory(
-        folder / "artifacts",
-        checkpoint=folder / "checkpoint" if settings.resume else None,
-        learning_rate=None if settings.resume else settings.lr,
-        scheduler=scheduler,
-        metrics=metrics,
-        check_finite=True,
-    )
+    trainer = _trainer(folder, settings, scheduler=scheduler, metrics=metrics)
     run = Run(folder, settings, plan, task, trainer.history, [], training, validation, trainer)
     _fit(run, output, drop_last)
     _finish(run)
     return run
+
+
+def _trainer(folder: Path, settings: Settings, **options: Any) -> Trainer:
+    if not settings.resume:
+        rate = settings.lr
+        return Trainer.from_directory(
+            folder / "artifacts", learning_rate=rate, check_finite=True, **options
+        )
+    try:
+        return Trainer.from_directory(
+            folder / "artifacts", checkpoint=folder / "checkpoint", check_finite=True, **options
+        )
+    except (CheckpointError, StateError) as error:
+        raise UserError(
+            f"The run in {folder} cannot be resumed: {error} Put a good copy of the checkpoint "
+            "there, or start a new run without --resume."
+        ) from error
 
 
 def _fit(run: Run, output: Output, drop_last: bool) -> None:
@@ -264,7 +274,6 @@ def _make_artifacts(settings: Settings, plan: Plan, optimizer: Any, folder: Path
     generate_artifacts(
         settings.model,
         requires_grad=plan.trainable,
-        frozen_params=plan.frozen or None,
         loss=loss_block(settings.loss),
         optimizer=optimizer,
         artifact_directory=folder,

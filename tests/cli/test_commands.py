@@ -1,0 +1,333 @@
+"""The other commands, and what all of them share."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+
+from onnxtrain.cli.app import COMMANDS
+from onnxtrain.cli.measure import _read_profile
+from onnxtrain.cli.recipes import LOSSES, OPTIMIZERS, SCHEDULES
+
+from .models import blobs, classifier, regressor, save, write_npz
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_has_examples(run, name):
+    result = run(name, "--help")
+    assert result.code == 0
+    assert "Example" in result.out
+    assert f"onnxtrain {name}" in result.out
+    assert "--debug" in result.out
+    assert "--quiet" in result.out
+
+
+def test_help_lists_commands(run):
+    result = run("--help")
+    assert result.code == 0
+    for name in COMMANDS:
+        assert f"  {name} " in result.out
+
+
+def test_unknown_command_lists_commands(run):
+    result = run("tarin")
+    assert result.code == 2
+    assert "train" in result.err
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_shell_completion(shell):
+    environment = {**os.environ, "_ONNXTRAIN_COMPLETE": f"{shell}_source"}
+    out = subprocess.run(
+        [sys.executable, "-m", "onnxtrain"],
+        env=environment, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert "_ONNXTRAIN_COMPLETE" in out.stdout
+
+
+def test_completion_of_a_loss():
+    words = {"COMP_WORDS": "onnxtrain train m.onnx --loss cross", "COMP_CWORD": "4"}
+    environment = {**os.environ, "_ONNXTRAIN_COMPLETE": "bash_complete", **words}
+    out = subprocess.run(
+        [sys.executable, "-m", "onnxtrain"],
+        env=environment, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert "cross_entropy" in out.stdout
+
+
+def test_version(run):
+    result = run("version")
+    assert result.code == 0
+    assert f"onnxruntime   {ort.__version__}" in result.out
+    assert run("--version").out.startswith("onnxtrain, version")
+
+
+def test_a_closed_pipe_is_no_error():
+    classifier()
+    shell = f"{sys.executable} -m onnxtrain inspect model.onnx --json | head -c 5"
+    out = subprocess.run(["sh", "-c", shell], capture_output=True, text=True, check=True)
+    assert out.stderr == ""
+
+
+# --- inspect ------------------------------------------------------------------------------------
+
+
+def test_inspect(run):
+    classifier()
+    result = run("inspect", "model.onnx")
+    assert result.code == 0
+    for words in ("x     float32  N×4", "N×3", "enc_w", "59 elements in 3 parameters", "MatMul"):
+        assert words in result.out
+    assert "Nothing blocks a gradient" in result.out
+    assert "\x1b" not in result.out
+
+
+def test_inspect_json(run):
+    classifier()
+    found = json.loads(run("inspect", "model.onnx", "--json", "--batch-size", "10").out)
+    assert [p["name"] for p in found["parameters"] if p["trainable"]] == [
+        "enc_w", "head_w", "head_b",
+    ]  # fmt: skip
+    assert found["inputs"] == [{"name": "x", "dtype": "float32", "shape": ["N", 4]}]
+    parameters, activations = 59 * 4, 10 * (8 + 8 + 3) * 4
+    assert found["memory"]["activations"] == activations
+    assert found["memory"]["total"] == 4 * parameters + activations
+
+
+def test_inspect_names_what_blocks(run):
+    save(
+        "g (float[N, 4] x) => (float[N, 4] y) <float[4] w = {1, 2, 3, 4}, float[2] unused = {1, 2}>"
+        "{ h = Mul(x, w) y = mine.Strange(h) }",
+        head='<ir_version: 8, opset_import: ["": 18, "mine": 1]>',
+    )
+    result = run("inspect", "model.onnx")
+    assert result.code == 0
+    assert "Strange" in result.out
+    found = json.loads(run("inspect", "model.onnx", "--json").out)
+    assert not any(p["trainable"] for p in found["parameters"])
+    assert found["blockers"] or found["problem"]
+
+
+# --- check, differentiate, draw -----------------------------------------------------------------
+
+
+def test_check(run):
+    classifier()
+    result = run("check", "model.onnx")
+    assert result.code == 0
+    assert "3 of 3 gradients agree" in result.out
+    found = json.loads(run("check", "model.onnx", "--wrt", "x", "--json").out)
+    assert [c["name"] for c in found["checks"]] == ["x"]
+
+
+def test_check_tells_a_wrong_gradient(run):
+    classifier()
+    result = run("check", "model.onnx", "--rtol", "-1")
+    assert result.code == 1
+    assert "WRONG" in result.out
+
+
+def test_check_with_inputs(run):
+    classifier()
+    np.savez("inputs.npz", x=blobs(5)[0])
+    assert run("check", "model.onnx", "--inputs", "inputs.npz").code == 0
+    np.savez("inputs.npz", x=blobs(5)[0][:, :2])
+    assert run("check", "model.onnx", "--inputs", "inputs.npz").code == 1
+
+
+def test_differentiate(run):
+    regressor()
+    result = run("differentiate", "regressor.onnx", "-o", "gradient.onnx", "--vjp")
+    assert result.code == 0, result.err
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    session = ort.InferenceSession("gradient.onnx", providers=["CPUExecutionProvider"])
+    (gradient,) = session.run(["w_grad"], {"x": x, "y_grad": np.ones((2, 1), np.float32)})
+    np.testing.assert_allclose(gradient[:, 0], x.sum(axis=0))
+    result = run("differentiate", "regressor.onnx", "-o", "other.onnx", "--wrt", "v", "--vjp")
+    assert result.code == 1
+    assert "'v'" in result.err
+    assert not Path("other.onnx").exists()
+
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def test_draw(run):
+    classifier()
+    text = run("draw", "model.onnx").out
+    assert "▶ r = Relu(h)" in text
+    result = run("draw", "model.onnx", "--gradient", "-o", "graph.svg")
+    assert result.code == 0, result.err
+    root = ET.parse("graph.svg").getroot()
+    labels = {t.text for t in root.iter(f"{SVG}text")}
+    assert {"forward", "backward", "MatMul", "Relu", "head_w_grad"} <= labels
+    fills = [r.get("fill") for r in root.iter(f"{SVG}rect")]
+    backward = int(result.out.split("nodes, ")[1].split()[0])
+    assert backward > 3
+    assert fills.count("#ffedd5") == backward + 1  # and one in the legend
+    assert fills.count("#dbeafe") == 3 + 1
+
+
+def test_draw_halves_of_a_training_model(run):
+    classifier()
+    assert run("artifacts", "model.onnx", "--loss", "cross_entropy", "--output", "art").code == 0
+    lines = run("draw", "art/training_model.onnx").out.splitlines()
+    forward = [line for line in lines if line.startswith("▶")]
+    backward = [line for line in lines if line.startswith("◀")]
+    assert any("Relu(" in line for line in forward)
+    assert any("enc_w_grad" in line for line in backward)
+    assert not any("_grad" in line.split(" = ")[0] for line in forward)
+
+
+def test_draw_refuses_what_nobody_can_look_at(run):
+    classifier()
+    result = run("draw", "model.onnx", "--max-nodes", "2", "-o", "graph.svg")
+    assert result.code == 1
+    assert "--max-nodes" in result.err
+    assert run("draw", "model.onnx", "-o", "graph.gif").code == 1
+
+
+# --- artifacts, export, convert, bench ----------------------------------------------------------
+
+
+def test_artifacts_and_export(run):
+    classifier()
+    result = run(
+        "artifacts", "model.onnx", "--loss", "cross_entropy", "--optimizer", "sgd", "--momentum",
+        "0.9", "--freeze", "enc_*", "--output", "art", "--step-model", "--nominal-checkpoint",
+    )  # fmt: skip
+    assert result.code == 0, result.err
+    assert {p.name for p in Path("art").iterdir()} == {
+        "training_model.onnx", "eval_model.onnx", "optimizer_model.onnx", "step_model.onnx",
+        "checkpoint", "nominal_checkpoint",
+    }  # fmt: skip
+    assert run("export", "art", "-o", "out.onnx").code == 0
+    x, _ = blobs(6)
+    found, expected = (
+        ort.InferenceSession(p, providers=["CPUExecutionProvider"]).run(None, {"x": x})[0]
+        for p in ("out.onnx", "model.onnx")
+    )
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def test_export_of_a_run(run):
+    classifier()
+    write_npz()
+    arguments = ("--data", "train.npz", "--loss", "cross_entropy", "--output", "out")
+    assert run("train", "model.onnx", *arguments).code == 0
+    for given in (["out"], ["out/checkpoint", "--artifacts", "out/artifacts"]):
+        assert run("export", *given, "-o", "again.onnx").code == 0
+        assert Path("again.onnx").read_bytes() == Path("out/model.onnx").read_bytes()
+    result = run("export", "out", "-o", "again.onnx", "--outputs", "nothing")
+    assert result.code == 1
+    assert "'nothing'" in result.err
+
+
+def test_failed_artifacts_leave_nothing(run):
+    classifier()
+    result = run(
+        "artifacts", "model.onnx", "--loss", "nll", "--output", "art", "--loss-output", "z"
+    )
+    assert result.code == 1
+    assert not Path("art").exists()
+
+
+def test_convert_needs_a_folder(run):
+    result = run("convert", "nowhere", "--output", "new")
+    assert result.code == 1
+    assert "nowhere" in result.err
+    assert not Path("new").exists()
+
+
+def test_bench(run):
+    classifier()
+    result = run("bench", "model.onnx", "--steps", "3", "--batch-size", "5", "--json")
+    assert result.code == 0, result.err
+    found = json.loads(result.out)
+    assert found["loss"] == "cross_entropy"
+    assert found["times"]["onnxtrain, whole step"]["median_ms"] > 0
+    assert {"Relu", "Gemm", "FusedGemm"} & {o["operator"] for o in found["operators"]}
+    assert sum(o["share"] for o in found["operators"]) == pytest.approx(1)
+    shown = run("bench", "model.onnx", "--steps", "3").out
+    assert "Where the time goes" in shown
+
+
+def test_bench_beside_torch(run):
+    pytest.importorskip("torch", reason="torch is not installed")
+    classifier()
+    found = json.loads(run("bench", "model.onnx", "--steps", "2", "--json").out)
+    assert found["torch"] == ""
+    assert found["times"]["PyTorch, whole step"]["median_ms"] > 0
+
+
+def test_profile_is_summed_by_operator(tmp_path):
+    def event(name, op, duration):
+        return {"cat": "Node", "name": f"{name}_kernel_time", "dur": duration,
+                "args": {"op_name": op}}  # fmt: skip
+
+    events = [event("a", "Add", 10), event("b", "Add", 20), event("c", "Mul", 10)] * 2
+    Path("p.json").write_text(json.dumps([{"cat": "Session", "name": "x"}, *events]))
+    add, mul = _read_profile(Path("p.json"), steps=2)
+    assert add == {"operator": "Add", "nodes": 2, "ms_per_step": 0.03, "share": 0.75}
+    assert mul["operator"] == "Mul"
+
+
+# --- names --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_every_loss_trains(run, loss):
+    classifier()
+    x, labels = blobs(12)
+    kind = LOSSES[loss].kind
+    one_hot = np.eye(3, dtype=np.float32)[labels]
+    target = {"class": labels, "number": one_hot, "binary": one_hot, "sign": one_hot * 2 - 1}[kind]
+    if loss == "bce":  # takes probabilities
+        model = onnx.load("model.onnx")
+        model.graph.node[-1].output[0] = "raw"
+        model.graph.node.append(onnx.helper.make_node("Sigmoid", ["raw"], ["scores"]))
+        onnx.save(model, "model.onnx")
+    np.savez("train.npz", x=x, y=target)
+    result = run("train", "model.onnx", "--data", "train.npz", "--loss", loss, "--epochs", "4")
+    assert result.code == 0, result.err
+    losses = json.loads(Path("runs/model/history.json").read_text())["loss"]
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("schedule", ["constant", "cosine"])
+def test_every_optimizer_trains(run, optimizer, schedule):
+    classifier()
+    write_npz()
+    result = run(
+        "train", "model.onnx", "--data", "train.npz", "--loss", "cross_entropy", "--epochs", "3",
+        "--optimizer", optimizer, "--schedule", schedule,
+    )  # fmt: skip
+    assert result.code == 0, result.err
+    losses = json.loads(Path("runs/model/history.json").read_text())["loss"]
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_every_schedule(run, schedule):
+    classifier()
+    write_npz()
+    result = run(
+        "train", "model.onnx", "--data", "train.npz", "--loss", "cross_entropy", "--epochs", "3",
+        "--schedule", schedule, "--lr", "0.01",
+    )  # fmt: skip
+    assert result.code == 0, result.err
+    rows = Path("runs/model/steps.csv").read_text().splitlines()[1:]
+    rates = [float(r.split(",")[2]) for r in rows]
+    assert max(rates) <= 0.01 + 1e-9
+    constant = len(set(rates)) == 1
+    assert constant == (schedule in {"constant", "plateau"})

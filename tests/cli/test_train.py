@@ -1,0 +1,346 @@
+"""`onnxtrain train`: data of every kind, what a run leaves, Ctrl-C and going on."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+
+from onnxtrain.api import CheckpointState
+
+from .models import blobs, classifier, regressor, save, write_csv, write_npz
+
+LOSS = ("--loss", "cross_entropy", "--lr", "0.02")
+
+
+def accuracy_of(path, x, labels):
+    session = ort.InferenceSession(path, providers=["CPUExecutionProvider"])
+    (scores,) = session.run(None, {session.get_inputs()[0].name: x})
+    return float((scores.argmax(axis=1) == labels).mean())
+
+
+def parameters(path):
+    state = CheckpointState.load_checkpoint(path)
+    return {name: p.data.copy() for name, p in state.parameters}
+
+
+def test_a_run_leaves_everything(run):
+    classifier()
+    write_npz()
+    x, labels = blobs(60, seed=1)
+    np.savez("val.npz", x=x, y=labels)
+    result = run(
+        "train", "model.onnx", "--data", "train.npz", "--val", "val.npz", *LOSS, "--epochs", "12",
+        "--schedule", "cosine", "--warmup", "0.1", "--clip-norm", "1.0", "--output", "out",
+    )  # fmt: skip
+    assert result.code == 0, result.err
+    names = {p.name for p in Path("out").iterdir()}
+    assert names >= {
+        "model.onnx", "checkpoint", "report.html", "history.csv", "history.json", "steps.csv",
+        "loss.svg", "run.json", "artifacts",
+    }  # fmt: skip
+    assert accuracy_of("out/model.onnx", x, labels) > 0.95
+    with Path("out/history.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [r["epoch"] for r in rows] == [str(i) for i in range(1, 13)]
+    history = json.loads(Path("out/history.json").read_text())
+    assert [float(r["val_accuracy"]) for r in rows] == history["val_accuracy"]
+    assert history["loss"][-1] < history["loss"][0] / 2
+    exact = accuracy_of("out/model.onnx", x, labels)
+    assert history["val_accuracy"][-1] == pytest.approx(exact)
+    assert len(Path("out/steps.csv").read_text().splitlines()) == 1 + 12 * 4
+    assert "<svg" in Path("out/loss.svg").read_text()
+    assert "out/model.onnx" in result.out
+
+
+def test_png_with_pillow(run):
+    image = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
+    classifier()
+    write_npz()
+    arguments = ("train", "model.onnx", "--data", "train.npz", *LOSS, "--epochs", "1")
+    assert run(*arguments, "--output", "out").code == 0
+    with image.open("out/loss.png") as opened:
+        assert opened.size == (1280, 720)
+        assert len(set(opened.convert("RGB").resize((64, 36)).tobytes())) > 3
+
+
+def test_frozen_parameters_stay(run):
+    classifier()
+    write_npz()
+    result = run(
+        "train", "model.onnx", "--data", "train.npz", *LOSS, "--freeze", "enc_*", "--output", "out"
+    )
+    assert result.code == 0, result.err
+    before, after = (
+        {t.name: onnx.numpy_helper.to_array(t) for t in onnx.load(p).graph.initializer}
+        for p in ("model.onnx", "out/model.onnx")
+    )
+    np.testing.assert_array_equal(before["enc_w"], after["enc_w"])
+    assert not np.array_equal(before["head_w"], after["head_w"])
+
+
+def test_train_only_what_is_named(run):
+    classifier()
+    write_npz()
+    result = run(
+        "train", "model.onnx", "--data", "train.npz", *LOSS, "--train", "head_b", "--output", "out"
+    )
+    assert result.code == 0, result.err
+    assert list(parameters("out/checkpoint")) == ["head_b"]
+
+
+def test_npy_pair(run):
+    classifier()
+    x, labels = blobs()
+    np.save("x.npy", x)
+    np.save("y.npy", labels)
+    result = run("train", "model.onnx", "--data", "x.npy,y.npy", *LOSS, "--epochs", "8")
+    assert result.code == 0, result.err
+    assert accuracy_of("runs/model/model.onnx", x, labels) > 0.95
+
+
+def table_data(rows=64):
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((rows, 3))
+    return x, x @ np.array([1.0, -2.0, 0.5])
+
+
+def columns():
+    x, y = table_data()
+    return {"a": list(x[:, 0]), "b": list(x[:, 1]), "c": list(x[:, 2]), "price": list(y)}
+
+
+REGRESSION = ("--loss", "mse", "--lr", "0.1", "--epochs", "30")
+
+
+def assert_learned():
+    (found,) = onnx.load("runs/regressor/model.onnx").graph.initializer
+    weights = onnx.numpy_helper.to_array(found).reshape(-1)
+    np.testing.assert_allclose(weights, [1.0, -2.0, 0.5], atol=0.05)
+
+
+def test_csv(run):
+    regressor()
+    write_csv("houses.csv", columns())
+    result = run("train", "regressor.onnx", "--data", "houses.csv", *REGRESSION, "--val", "0.25")
+    assert result.code == 0, result.err
+    assert "val_mae" in result.out
+    assert_learned()
+
+
+def test_csv_chosen_columns(run):
+    regressor()
+    all_of_them = {"id": list(range(64)), "price": columns()["price"], **columns()}
+    write_csv("houses.csv", all_of_them)
+    result = run(
+        "train", "regressor.onnx", "--data", "houses.csv", *REGRESSION,
+        "--target", "price", "--features", "a,b,c",
+    )  # fmt: skip
+    assert result.code == 0, result.err
+    assert_learned()
+
+
+def test_csv_with_named_classes(run):
+    classifier()
+    x, labels = blobs()
+    names = np.array(["cat", "dog", "eel"])[labels]
+    features = {f"f{i}": list(x[:, i]) for i in range(4)}
+    write_csv("pets.csv", {**features, "label": list(names)})
+    result = run("train", "model.onnx", "--data", "pets.csv", *LOSS, "--epochs", "8")
+    assert result.code == 0, result.err
+    assert json.loads(Path("runs/model/classes.json").read_text()) == ["cat", "dog", "eel"]
+    assert accuracy_of("runs/model/model.onnx", x, labels) > 0.95
+    write_csv("more.csv", {**features, "label": ["cow"] * 120})
+    result = run("train", "model.onnx", "--data", "pets.csv", "--val", "more.csv", *LOSS)
+    assert result.code == 1
+    assert "the class 'cow'" in result.err
+
+
+def test_parquet(run):
+    arrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    from pyarrow import parquet
+
+    regressor()
+    parquet.write_table(arrow.table(columns()), "houses.parquet")
+    result = run("train", "regressor.onnx", "--data", "houses.parquet", *REGRESSION)
+    assert result.code == 0, result.err
+    assert_learned()
+
+
+def test_parquet_with_lists(run):
+    arrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    from pyarrow import parquet
+
+    regressor()
+    x, y = table_data()
+    parquet.write_table(arrow.table({"x": x.tolist(), "price": y}), "houses.parquet")
+    result = run("train", "regressor.onnx", "--data", "houses.parquet", *REGRESSION)
+    assert result.code == 0, result.err
+    assert_learned()
+
+
+def test_folder_of_images(run):
+    image = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
+    for number, name in enumerate(("dark", "light")):
+        Path("images", name).mkdir(parents=True)
+        for i in range(12):
+            shade = 40 + 150 * number + i
+            image.new("RGB", (9, 7), (shade, shade, shade)).save(f"images/{name}/{i}.png")
+    save(
+        "g (float[N, 3, 2, 2] x) => (float[N, 2] y) <float[12, 2] w = "
+        f"{{{','.join(['0.01'] * 24)}}}, float[2] b = {{0, 0}}>"
+        "{ f = Flatten(x) m = MatMul(f, w) y = Add(m, b) }"
+    )
+    result = run(
+        "train", "model.onnx", "--data", "images", *LOSS, "--epochs", "60", "--batch-size", "8",
+        "--lr", "0.1",
+    )  # fmt: skip
+    assert result.code == 0, result.err
+    history = json.loads(Path("runs/model/history.json").read_text())
+    assert history["train_accuracy"][-1] == 1.0
+    assert json.loads(Path("runs/model/classes.json").read_text()) == ["dark", "light"]
+
+
+def test_function(run):
+    classifier()
+    Path("mydata.py").write_text(
+        "import numpy as np\n"
+        "def arrays():\n"
+        "    x = np.eye(4, dtype=np.float32)[np.arange(40) % 3]\n"
+        "    return x, np.arange(40) % 3\n"
+        "class Batches:\n"
+        "    def __iter__(self):\n"
+        "        x, y = arrays()\n"
+        "        return iter([(x[i:i + 10], y[i:i + 10]) for i in range(0, 40, 10)])\n"
+        "def batches():\n"
+        "    return Batches()\n"
+    )
+    for function in ("arrays", "batches"):
+        result = run(
+            "train", "model.onnx", "--data", f"mydata:{function}", *LOSS, "--output", function
+        )
+        assert result.code == 0, result.err
+        assert Path(function, "report.html").is_file()
+
+
+@pytest.mark.parametrize("suffix", [".toml", ".yaml"])
+def test_configuration_file(run, suffix):
+    text = {
+        ".toml": 'loss = "cross_entropy"\nepochs = 2\nbatch-size = 40\nfreeze = ["enc_*"]\n',
+        ".yaml": "loss: cross_entropy\nepochs: 2\nbatch-size: 40\nfreeze: ['enc_*']\n",
+    }[suffix]
+    if suffix == ".yaml":
+        pytest.importorskip("yaml", reason="PyYAML is not installed")
+    elif sys.version_info < (3, 11):
+        pytest.importorskip("tomli", reason="Python 3.10 without tomli")
+    classifier()
+    write_npz()
+    Path(f"run{suffix}").write_text(text)
+    result = run(
+        "train", "model.onnx", "--data", "train.npz", "--config", f"run{suffix}", "--epochs", "3",
+        "--output", "out",
+    )  # fmt: skip
+    assert result.code == 0, result.err
+    settings = json.loads(Path("out/run.json").read_text())["settings"]
+    assert (settings["epochs"], settings["batch_size"], settings["freeze"]) == (3, 40, ["enc_*"])
+    assert len(Path("out/steps.csv").read_text().splitlines()) == 1 + 3 * 3
+
+
+def test_tensorboard(run):
+    pytest.importorskip("tensorboardX", reason="tensorboardX is not installed")
+    classifier()
+    write_npz()
+    result = run(
+        "train", "model.onnx", "--data", "train.npz", *LOSS, "--tensorboard", "--output", "out"
+    )
+    assert result.code == 0, result.err
+    (events,) = Path("out/tensorboard").iterdir()
+    data = events.read_bytes()
+    assert b"step/loss" in data
+    assert b"epoch/train_accuracy" in data
+
+
+def test_fixed_batch(run):
+    classifier(batch="8")
+    write_npz()  # 120 rows, 15 batches
+    result = run(
+        "train", "model.onnx", "--data", "train.npz", *LOSS, "--batch-size", "8", "--val", "0.2",
+        "--output", "out", "--epochs", "1",
+    )  # fmt: skip
+    assert result.code == 0, result.err
+    assert len(Path("out/steps.csv").read_text().splitlines()) == 1 + 12
+
+
+def test_quiet_says_results_only(run):
+    classifier()
+    write_npz()
+    result = run("train", "model.onnx", "--data", "train.npz", *LOSS, "--quiet")
+    assert result.code == 0
+    assert result.err == ""
+    assert "\x1b" not in result.out
+
+
+def test_going_on_gives_the_same_as_one_run(run):
+    classifier()
+    write_npz()
+    common = ("train", "model.onnx", "--data", "train.npz", *LOSS, "--val", "0.2")
+    assert run(*common, "--epochs", "5", "--output", "whole").code == 0
+    assert run(*common, "--epochs", "2", "--output", "parts").code == 0
+    assert run(*common, "--epochs", "5", "--output", "parts", "--resume").code == 0
+    whole, parts = parameters("whole/checkpoint"), parameters("parts/checkpoint")
+    for name, value in whole.items():
+        np.testing.assert_array_equal(value, parts[name])
+    for file in ("history.csv", "steps.csv"):
+        assert Path("whole", file).read_text() == Path("parts", file).read_text()
+
+
+PRESS_IN_STEP_9 = """
+import os, signal
+from onnxtrain.runtime.trainer import Trainer
+from onnxtrain.cli import main
+run_batch = Trainer._run_batch
+def press(self, values):
+    if self.step == 8:
+        os.kill(os.getpid(), signal.SIGINT)
+    run_batch(self, values)
+Trainer._run_batch = press
+raise SystemExit(main())
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals are sent in another way")
+def test_interrupt_saves_and_resume_goes_on_exactly(run):
+    classifier()
+    write_npz()
+    arguments = ["train", "model.onnx", "--data", "train.npz", *LOSS, "--val", "0.2"]
+    arguments += ["--schedule", "cosine", "--batch-size", "16", "--epochs", "4"]
+    assert run(*arguments, "--output", "whole").code == 0
+    command = [sys.executable, "-c", PRESS_IN_STEP_9, *arguments, "--output", "parts"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 130, ended.stderr
+    assert "--resume" in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert len(Path("parts/steps.csv").read_text().splitlines()) == 1 + 9
+    assert not Path("parts/model.onnx").exists()
+    result = run(*arguments, "--output", "parts", "--resume")
+    assert result.code == 0, result.err
+    whole, parts = parameters("whole/checkpoint"), parameters("parts/checkpoint")
+    for name, value in whole.items():
+        np.testing.assert_array_equal(value, parts[name])
+    assert Path("whole/steps.csv").read_text() == Path("parts/steps.csv").read_text()
+
+
+def test_runs_are_numbered(run):
+    classifier()
+    write_npz()
+    for _ in range(2):
+        assert run("train", "model.onnx", "--data", "train.npz", *LOSS, "--epochs", "1").code == 0
+    assert {p.name for p in Path("runs").iterdir()} == {"model", "model-2"}
