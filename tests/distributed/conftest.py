@@ -36,7 +36,13 @@ needs_torch = pytest.mark.skipif(
 
 
 def launch(
-    ranks: int, folder: Path, result: Path, runs: list[dict], *, unnoticed: bool = False, **variables: str
+    ranks: int,
+    folder: Path,
+    result: Path,
+    runs: list[dict],
+    *,
+    unnoticed: bool = False,
+    **variables: str,
 ) -> subprocess.CompletedProcess[str]:
     """The worker on several ranks of MPI."""
     task = json.dumps({"backend": "mpi", "runs": runs}, default=str)

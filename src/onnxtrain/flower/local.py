@@ -1,0 +1,203 @@
+"""A client's copy of the model: set the parameters, train a little, give the parameters back."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import InputError, NonFiniteError
+from ..runtime.batches import make_batches
+from ..runtime.metrics import Metric
+from ..runtime.module import Module
+from ..runtime.optimizer import Optimizer
+from ..runtime.state import CheckpointState
+from ..runtime.trainer import Trainer
+
+Array = npt.NDArray[Any]
+PARAMETERS, STATISTICS = "parameters", "statistics"
+"""Names of the arrays that travel: all trained values, and running statistics if there are any."""
+
+
+class LocalModel:
+    """Artifacts in the hands of one client (or of the server, to evaluate).
+
+    Args:
+        artifacts: folder that `generate_artifacts` wrote.
+        prefix: of the file names.
+        metrics: what `evaluate` computes besides the loss.
+        named: exchange one array per parameter, under its name, instead of a single flat one.
+
+    Example:
+        >>> model = LocalModel("artifacts", metrics=["accuracy"])  # doctest: +SKIP
+        >>> loss = model.train((x, y), epochs=1)  # doctest: +SKIP
+        >>> arrays = model.arrays()  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        artifacts: str | os.PathLike[str],
+        prefix: str = "",
+        *,
+        metrics: Sequence[str | Metric] = (),
+        named: bool = False,
+    ) -> None:
+        folder = Path(artifacts)
+        self.named = named
+        self.state = CheckpointState.load_checkpoint(folder / f"{prefix}checkpoint")
+        self._files = (
+            folder / f"{prefix}training_model.onnx",
+            folder / f"{prefix}optimizer_model.onnx",
+            folder / f"{prefix}eval_model.onnx",
+        )
+        self._metrics = metrics
+        self._module = Module(self._files[0], self.state)
+        saved = self.state._optimizer
+        self._rate = saved.learning_rate if saved is not None else 0.001
+        self._trainer: Trainer | None = None
+        self._statistics = [
+            name
+            for name in self._module._train.artifact.states
+            if self.state._frozen.specs[name].type.code == "F32"
+        ]
+
+    # --- what travels ----------------------------------------------------------------------------
+
+    def arrays(self) -> dict[str, Array]:
+        """Copies of everything that training changes."""
+        store, frozen = self.state._trainable, self.state._frozen
+        statistics = {n: frozen.view(n) for n in self._statistics}
+        if self.named:
+            return {n: v.copy() for n, v in {**_views(store), **statistics}.items()}
+        found = {PARAMETERS: _flat(_views(store))}
+        if statistics:
+            found[STATISTICS] = _flat(statistics)
+        return found
+
+    def set_arrays(self, arrays: Mapping[str, Array]) -> None:
+        """Take over what `arrays` of another copy gave; wrong names, sizes or NaN are refused."""
+        own = self.arrays()
+        check_arrays(arrays, own)
+        views = _views(self.state._trainable)
+        statistics = {n: self.state._frozen.view(n) for n in self._statistics}
+        if self.named:
+            for name, view in {**views, **statistics}.items():
+                view[...] = arrays[name]
+        else:
+            _unflat(arrays[PARAMETERS], views)
+            if statistics:
+                _unflat(arrays[STATISTICS], statistics)
+
+    # --- work ------------------------------------------------------------------------------------
+
+    def train(
+        self,
+        data: Any,
+        *,
+        epochs: int = 1,
+        batch_size: int = 32,
+        learning_rate: float | None = None,
+        proximal_mu: float = 0.0,
+        seed: int = 0,
+    ) -> float:
+        """Train from the current parameters, with fresh moments; gives the mean loss.
+
+        Args:
+            data: as for `Trainer.fit`.
+            epochs: passes over them.
+            batch_size: rows per step.
+            learning_rate: by default that of the checkpoint.
+            proximal_mu: FedProx: μ/2·‖w − w₀‖² is added to the loss, so μ·(w − w₀) to the gradient,
+                w₀ being the parameters before.
+            seed: from which the order of the rows follows.
+        """
+        module = self._module
+        optimizer = Optimizer(self._files[1], module, reset=True)
+        optimizer.set_learning_rate(self._rate if learning_rate is None else learning_rate)
+        source = make_batches(data, module.input_names(), batch_size, shuffle=True, seed=seed)
+        weights = self.state._trainable.buffers["F32"].data
+        start = weights.copy() if proximal_mu else None
+        total, rows = 0.0, 0
+        for epoch in range(epochs):
+            for values in source.epoch(epoch):
+                module.lazy_reset_grad()
+                result = module(*values)
+                loss = result[0] if isinstance(result, tuple) else result
+                if start is not None:
+                    self._pull_back(weights, start, proximal_mu)
+                optimizer.step()
+                count = len(values[0])
+                total, rows = total + float(np.mean(loss)) * count, rows + count
+        if not rows:
+            raise InputError("The client's data gave no batch.")
+        self._check_finite(total / rows)
+        return total / rows
+
+    def _pull_back(self, weights: Array, start: Array, mu: float) -> None:
+        assert self.state._gradients is not None
+        gradients = self.state._gradients.buffers["F32"].data
+        gradients += np.float32(mu) * (weights - start)
+
+    def _check_finite(self, loss: float) -> None:
+        broken = [n for n, a in self.arrays().items() if not np.isfinite(a).all()]
+        if broken or not np.isfinite(loss):
+            raise NonFiniteError(
+                f"Local training gave NaN or infinity (loss {loss}); nothing is sent. Look at the "
+                "client's data and the learning rate."
+            )
+
+    def evaluate(self, data: Any, batch_size: int = 256) -> dict[str, float]:
+        """Loss and metrics with the current parameters."""
+        if self._trainer is None:
+            self._trainer = Trainer(
+                self._files[0], self._files[1], self.state, self._files[2], metrics=self._metrics
+            )
+        return self._trainer.evaluate(data, batch_size)
+
+    def export(self, path: str | os.PathLike[str]) -> None:
+        """Write the inference model."""
+        outputs = self._eval_outputs()
+        module = Module(self._files[0], self.state, self._files[2])
+        module.export_model_for_inferencing(path, outputs)
+
+    def _eval_outputs(self) -> list[str]:
+        from ..runtime.artifact import KEY, load_artifact
+
+        artifact = load_artifact(self._files[2], "eval", self.state)
+        described = artifact.model.described(KEY) or {}
+        return list(described.get("model_outputs") or artifact.user_outputs[1:])
+
+
+def check_arrays(arrays: Mapping[str, Array], expected: Mapping[str, Array]) -> None:
+    """Raise unless names, shapes and types are as expected and all values are finite."""
+    if list(arrays) != list(expected):
+        raise InputError(f"Expected the arrays {list(expected)}, got {list(arrays)}.")
+    for name, like in expected.items():
+        array = arrays[name]
+        if array.shape != like.shape or array.dtype.kind != "f":
+            raise InputError(
+                f"Array {name!r} must be float of shape {like.shape}, it is {array.dtype} of "
+                f"{array.shape}."
+            )
+        if not np.isfinite(array).all():
+            count = int((~np.isfinite(array)).sum())
+            raise NonFiniteError(f"Array {name!r} has {count} values that are not finite.")
+
+
+def _views(store: Any) -> dict[str, Array]:
+    return {name: store.view(name) for name in store}
+
+
+def _flat(views: Mapping[str, Array]) -> Array:
+    return np.concatenate([v.reshape(-1) for v in views.values()])
+
+
+def _unflat(vector: Array, views: Mapping[str, Array]) -> None:
+    at = 0
+    for view in views.values():
+        view[...] = vector[at : at + view.size].reshape(view.shape)
+        at += view.size

@@ -1,0 +1,61 @@
+"""A grid that calls the clients in this process: Flower's apps and strategies, no network."""
+
+from __future__ import annotations
+
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.serverapp import Grid
+from flwr.supercore.task_identity import TaskIdentity
+
+
+class LocalGrid(Grid):
+    """Nodes 1 … n run one ClientApp; `lost` nodes never answer, as if cut off or too slow."""
+
+    def __init__(self, client_app, count: int, lost=()) -> None:
+        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 0  # the server's
+        self.app, self.lost, self.calls = client_app, set(lost), []
+        self.contexts = {
+            node: Context(
+                run_id=1,
+                node_id=node,
+                node_config={"partition-id": node - 1, "num-partitions": count},
+                state=RecordDict(),
+                run_config={},
+            )
+            for node in range(1, count + 1)
+        }
+
+    @property
+    def run(self):
+        raise NotImplementedError
+
+    def set_run(self, run_id):
+        raise NotImplementedError
+
+    def create_message(self, *arguments, **options):
+        raise NotImplementedError
+
+    def push_messages(self, messages):
+        raise NotImplementedError
+
+    def pull_messages(self, message_ids):
+        raise NotImplementedError
+
+    def get_node_ids(self):
+        return list(self.contexts)
+
+    def get_nodes(self):
+        raise NotImplementedError
+
+    def send_and_receive(self, messages, *, timeout=None):
+        self.calls.append(timeout)
+        replies = []
+        for message in messages:
+            node = message.metadata.dst_node_id
+            if node in self.lost:
+                continue
+            message.metadata._message_id = f"message {node}"  # the network would number them
+            try:
+                replies.append(self.app(message, self.contexts[node]))
+            except Exception as error:
+                replies.append(Message(Error(0, str(error)), reply_to=message))
+        return replies
