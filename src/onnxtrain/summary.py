@@ -20,6 +20,8 @@ from .graph.tensor import dims_of
 from .normalize import normalize
 
 Dim = int | str | None
+UNREACHABLE = "no differentiable path to an output"
+BLOCKED = "its gradient is blocked"
 
 
 @dataclass(frozen=True)
@@ -208,9 +210,9 @@ def _parameter(
     elif name in statistics:
         reason = "running statistics of BatchNormalization"
     elif name not in found:
-        reason = "no differentiable path to an output"
+        reason = UNREACHABLE
     elif name in blocked:
-        reason = "its gradient is blocked"
+        reason = BLOCKED
     elif not shape:
         reason = "a single number, taken for a constant"
     return ParameterSummary(name, _type(tensor.dtype), shape, tensor.nbytes, not reason, reason)

@@ -80,6 +80,16 @@ TEXT_MODEL = (
     "<float[4, 3] w = {1,2,3,4,5,6,7,8,9,10,11,12}> { y = MatMul(x, w) n = Identity(words) }"
 )
 
+STRANGE = (
+    "g (float[N, 4] x) => (float[N, 4] y) <float[4] w = {1, 2, 3, 4}>"
+    "{ h = Mul(x, w) y = mine.Strange(h) }"
+)
+CONTRADICTION = "g (float[N, 4] x) => (float[N, 3] y) <float[4] w = {1, 2, 3, 4}> { y = Mul(x, w) }"
+LOOKUP = (
+    f"g (int64[N] x) => (float[N, 3] y) <float[9, 3] w = {{{','.join('1' * 27)}}}>"
+    "{ y = Gather(w, x) }"
+)
+
 MISTAKES = {
     "missing model": Mistake(
         write_npz, ("train", "modle.onnx", *TRAIN[2:]), ("no model file 'modle.onnx'",)
@@ -161,10 +171,7 @@ MISTAKES = {
     ),
     "fractions for integers": Mistake(
         lambda: (
-            save(
-                "g (int64[N] x) => (float[N, 3] y) <float[9, 3] w = "
-                f"{{{','.join('1' * 27)}}}> {{ y = Gather(w, x) }}"
-            ),
+            save(LOOKUP),
             write_npz(x=X[:, 0]),
         ),
         TRAIN,
@@ -224,6 +231,24 @@ MISTAKES = {
         with_model(lambda: save(NO_GRADIENT)),
         TRAIN,
         ("No parameter", "no differentiable path", "--loss-output"),
+    ),
+    "unknown operator": Mistake(
+        with_model(lambda: save(STRANGE, head=HEAD.replace("]", ', "mine": 1]'))),
+        TRAIN,
+        ("mine::Strange", "blocked", "--loss-output"),
+    ),
+    "contradiction in the model": Mistake(
+        with_model(lambda: save(CONTRADICTION)), TRAIN, ("contradicts itself", "check_model")
+    ),
+    "index out of range": Mistake(
+        lambda: (save(LOOKUP), write_npz(x=np.arange(120))),
+        TRAIN,
+        ("fails on the first rows", "onnxtrain inspect"),
+    ),
+    "training what has no gradient": Mistake(
+        with_model(lambda: save(NO_GRADIENT)),
+        (*TRAIN, "--train", "w"),
+        ("'w' cannot be trained", "no differentiable path"),
     ),
     "one array": Mistake(
         lambda: (classifier(), np.save("x.npy", X)),

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import click
 
-from ..errors import OnnxTrainError
+from ..errors import NoGradientError, OnnxTrainError
 from .output import Output
 
 COMMANDS = {
@@ -156,8 +156,16 @@ def _message(error: Exception) -> str:
     if isinstance(error, OSError) and not isinstance(error, OnnxTrainError):
         where = f"{error.filename}: " if error.filename else ""
         return f"{where}{error.strerror or error}."
+    if isinstance(error, NoGradientError):
+        nodes = "; ".join(map(str, error.blockers[:3]))
+        more = f" and {len(error.blockers) - 3} more" if len(error.blockers) > 3 else ""
+        return (
+            f"The gradient is blocked: {nodes}{more}. Freeze the parameters behind it (--freeze), "
+            "compute the loss from a value before it (--loss-output), or register a rule with "
+            "onnxtrain.extend.gradient."
+        )
     if isinstance(error, OnnxTrainError):
-        return str(error)
+        return " ".join(str(error).split())
     return (
         f"{type(error).__name__}: {error}. This is not a mistake that onnxtrain knows; run the "
         "command again with --debug for the traceback, and please report it."

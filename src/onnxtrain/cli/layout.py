@@ -100,7 +100,7 @@ def _shapes(box: NodeBox) -> tuple[Box, Text, Text]:
     )
 
 
-def _short(name: str, most: int = 22) -> str:
+def _short(name: str, most: int = 19) -> str:
     return name if len(name) <= most else f"{name[:9]}…{name[-(most - 10) :]}"
 
 

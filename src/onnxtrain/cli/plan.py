@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import ModelError, NoGradientError
-from ..summary import ModelSummary, ValueSummary, summarize
+from ..summary import BLOCKED, UNREACHABLE, ModelSummary, ValueSummary, summarize
 from .output import UserError, count, one_of
 from .recipes import LossRecipe, loss_recipe
 from .settings import Settings
 
 FLOAT_TYPES = ("float32", "float64", "float16", "bfloat16", "double")
+IMPOSSIBLE = (UNREACHABLE, BLOCKED)
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,8 @@ def make_plan(settings: Settings) -> Plan:
         raise ModelError(f"{settings.model} cannot be trained: {summary.problem}")
     _check_inputs(settings.model, summary)
     output = _output(settings, summary)
+    if settings.loss_output is None and len(summary.outputs) > 1:
+        summary = summarize(settings.model, output.name, batch=settings.batch_size)
     trainable = _trainable(settings, summary, output)
     frozen = [n for n in _floats(summary) if n not in trainable]
     digest = hashlib.sha256(Path(settings.model).read_bytes()).hexdigest()
@@ -89,6 +92,12 @@ def _trainable(settings: Settings, summary: ModelSummary, output: ValueSummary) 
     chosen = summary.trainable
     if settings.train:
         chosen = [n for n in names if matches(n, settings.train)]
+        for parameter in summary.parameters:
+            if parameter.name in chosen and parameter.reason in IMPOSSIBLE:
+                raise UserError(
+                    f"--train: {parameter.name!r} cannot be trained: {parameter.reason}. Leave it "
+                    f"out, or choose another --loss-output than {output.name!r}."
+                )
     elif not chosen:
         _explain_nothing(settings, summary, output)
     left = [n for n in chosen if not matches(n, settings.freeze)]

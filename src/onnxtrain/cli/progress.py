@@ -6,7 +6,7 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -99,9 +99,12 @@ class Bar(Callback):
         self._task: Any = None
         self._began, self._first, self._smooth = 0.0, 0, math.nan
         self._epoch_began = 0.0
+        self._names: set[str] = set()
 
     def on_train_begin(self, trainer: Trainer) -> None:
         """Start the clock, and the bar on a terminal."""
+        names = [m.name for m in trainer.metrics]
+        self._names = {f"{side}_{name}" for side in ("val", "train") for name in names}
         self._began, self._first = time.monotonic(), trainer.step
         console = self.output.err
         if self.output.quiet or not console.is_terminal:
@@ -132,7 +135,11 @@ class Bar(Callback):
         self._smooth = loss if math.isnan(self._smooth) else 0.95 * self._smooth + 0.05 * loss
         if self._bar is None:
             return
-        values = f"loss {self._smooth:.4f}  {self.speed(trainer):,.0f} samples/s"
+        measured = [
+            f"{k} {v[-1]:.4g}" for k, v in trainer.history.items() if v and k in self._names
+        ]
+        speed = f"{self.speed(trainer):,.0f} samples/s"
+        values = "  ".join([f"loss {self._smooth:.4f}", *measured, speed])
         name = f"epoch {trainer.epoch + 1}/{self.epochs}"
         self._bar.update(self._task, advance=1, description=name, values=values)
 
@@ -189,6 +196,3 @@ def tensorboard(folder: Path) -> TensorBoard:
             '--tensorboard needs tensorboardX: pip install "onnxtrain[tensorboard]".'
         ) from None
     return TensorBoard(SummaryWriter(str(folder)))
-
-
-Cleanup = Callable[[], None]

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from .run import Run
 
 Array = npt.NDArray[Any]
-SAMPLES = 12
+SAMPLES, LOOKED_AT = 12, 512
+"""Predictions that are shown, and rows from which they are chosen."""
 MOST_CLASSES = 20
 
 STYLE = """
@@ -172,20 +173,26 @@ def _matrix(run: Run) -> list[str]:
 
 
 def _samples(run: Run) -> str:
-    fixed = (run.plan.summary.inputs[0].shape or ("N",))[0]
-    rows = max(SAMPLES, fixed) if isinstance(fixed, int) else SAMPLES
-    found = predictions(run, rows)
+    found = predictions(run, LOOKED_AT)
     if found is None:
-        return "<p>The data are batches; there are no rows to show.</p>"
+        return "<p>There are no rows to show: the data are batches, or fewer than one batch.</p>"
     scores, target = found
     data = run.validation if run.validation is not None else run.training
     first = next(v for k, v in data.arrays.items() if k != run.plan.loss.target)
+    verdicts = [_verdict(run, score, true) for score, true in zip(scores, target)]
     cells = []
-    for i in range(min(SAMPLES, len(target))):
-        said, is_right = _verdict(run, scores[i], target[i])
+    for i in _interesting([is_right for _, is_right in verdicts]):
+        said, is_right = verdicts[i]
         tone = "" if is_right is None else ' class="right"' if is_right else ' class="wrong"'
         cells.append(f'<div class="sample">{_input(first[i])}<div{tone}>{said}</div></div>')
     return f'<div class="samples">{"".join(cells)}</div>'
+
+
+def _interesting(verdicts: Sequence[bool | None]) -> list[int]:
+    """Rows to show: some of the mistakes first, then the others in their order."""
+    wrong = [i for i, is_right in enumerate(verdicts) if is_right is False][: SAMPLES // 3]
+    others = [i for i, is_right in enumerate(verdicts) if is_right is not False]
+    return [*wrong, *others][:SAMPLES]
 
 
 def _input(row: Array) -> str:

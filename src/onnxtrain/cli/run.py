@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime as ort
 
 from ..artifacts import generate_artifacts
-from ..errors import CheckpointError, NonFiniteError, StateError
+from ..errors import CheckpointError, NonFiniteError, RunError, StateError
 from ..runtime.callbacks import SaveCheckpoint
 from ..runtime.metrics import Accuracy, Metric
 from ..runtime.trainer import History, Trainer
@@ -31,6 +32,8 @@ from .sources import read
 FIXED = ("loss", "optimizer", "freeze", "train", "weight_decay", "momentum", "clip_norm",
          "loss_output", "training_mode", "batch_size", "seed")  # fmt: skip
 """Settings that a resumed run must share with the one it goes on with."""
+FATAL = 4
+"""onnxruntime's level of messages that nothing else tells."""
 
 
 @dataclass
@@ -71,6 +74,8 @@ def train_on(
     output: Output,
 ) -> Run:
     """Train on data that are there already."""
+    if not output.debug:
+        ort.set_default_logger_severity(FATAL)  # its problems are told in our words
     drop_last = _check_batches(settings, plan, training, validation)
     optimizer = make_optimizer(
         settings.optimizer,
@@ -289,7 +294,13 @@ def _try_a_batch(artifacts: Path, settings: Settings, training: Dataset) -> None
         return
     trainer = Trainer.from_directory(artifacts)
     batch = training.part(slice(0, min(settings.batch_size, training.rows)))
-    trainer.evaluate(batch.arrays, settings.batch_size)
+    try:
+        trainer.evaluate(batch.arrays, settings.batch_size)
+    except RunError as error:
+        raise UserError(
+            f"The model fails on the first rows of {training.where}: {error} Do the data fit the "
+            "model, its sizes and ranges? onnxtrain inspect shows what it takes."
+        ) from error
 
 
 # --- the folder of the run ------------------------------------------------------------------------
