@@ -12,15 +12,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import onnx_ir as ir
 
 from ..graph import OpBuilder, Tensor
+from ..graph.schema import RANDOM
 from .walk import Walk, captured_values, is_differentiable
-
-RANDOM = frozenset(
-    {
-        "Dropout", "Bernoulli", "Multinomial",
-        "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike",
-    }
-)  # fmt: skip
-"""What these draw is handed over, never drawn a second time."""
 
 
 def inside(op: OpBuilder) -> OpBuilder:

@@ -19,6 +19,7 @@ import onnx_ir as ir
 from ..errors import ModelError, UnknownNameError
 from ..graph import ModelLike, load, to_proto
 from ..graph.edit import remove_nodes
+from ..graph.schema import RANDOM
 from .differentiate import values_by_name
 from .walk import captured_values
 
@@ -32,12 +33,6 @@ CHEAP = frozenset(
 """Operators that run at the speed of memory or do not touch the data at all."""
 
 VIEWS = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
-RANDOM = frozenset(
-    {
-        "Bernoulli", "Dropout", "Multinomial",
-        "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike",
-    }
-)  # fmt: skip
 SYMBOLIC = 64
 """What a dimension of unknown size counts when values are weighed against each other."""
 FOREVER = math.inf

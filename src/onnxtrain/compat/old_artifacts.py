@@ -23,15 +23,15 @@ from ..errors import MissingFileError, ModelError
 from ..graph import ModelLike, load, to_proto
 from ..graph.infer import infer_shapes
 from ..graph.io import save
+from ..graph.schema import RANDOM
 from ..normalize.check import check
 from ..normalize.constants import lift_constants
 from ..normalize.contrib import MS
 from ..normalize.custom_types import infer_with_custom
 from ..normalize.normalize import MAX_OPSET, one_opset, tidy_imports
 from ..normalize.rewrite import describe, rewrite_typed, standard
-from ..onnxblock.training import METADATA, RESET, accumulate
+from ..onnxblock.training import METADATA, RESET, _random_nodes, accumulate
 from ..optimize import optimize
-from ..optimize.passes import RANDOM
 from ..runtime.state import CheckpointState
 from .lowerings import FIRST, PRIVATE, TABLE
 
@@ -91,7 +91,7 @@ def convert_training_model(model: ModelLike, frozen: Collection[str] = ()) -> ir
         "frozen": [n for n in order if n in set(frozen)],
         "gradients": gradients,
         "states": states,
-        "random_nodes": [n.name or "" for n in loaded.graph.all_nodes() if n.op_type in RANDOM],
+        "random_nodes": _random_nodes(loaded),
     }
     loaded.metadata_props[METADATA] = json.dumps(described)
     loaded.producer_name = "onnxtrain"

@@ -15,6 +15,15 @@ FLOATS = frozenset(
 )
 
 
+RANDOM = frozenset(
+    {
+        "Dropout", "Bernoulli", "Multinomial",
+        "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike",
+    }
+)  # fmt: skip
+"""Operators that draw: two of them on the same inputs are two draws, and none is drawn again."""
+
+
 @dataclass(frozen=True)
 class Signature:
     """Type variables of an operator's operands, and the types each variable may take."""

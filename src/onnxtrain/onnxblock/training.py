@@ -16,10 +16,10 @@ from ..errors import ModelError, UnknownNameError
 from ..graph import OpBuilder, Tensor
 from ..graph import parameters as params
 from ..graph.infer import infer_shapes
+from ..graph.schema import RANDOM
 from ..normalize import MAX_IR, MAX_OPSET, normalize
 from ..optim import Optimizer, describe, update_all
 from ..optimize import optimize
-from ..optimize.passes import RANDOM
 from . import modes
 
 METADATA = "onnxtrain.artifact"

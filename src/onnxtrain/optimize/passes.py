@@ -10,15 +10,8 @@ from typing import Any
 import onnx_ir as ir
 
 from ..graph.edit import remove_nodes
+from ..graph.schema import RANDOM
 from .rewrites import apply_rewrites
-
-RANDOM = frozenset(
-    {
-        "Dropout", "Bernoulli", "Multinomial",
-        "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike",
-    }
-)  # fmt: skip
-"""Two of these on the same inputs are two draws, not one."""
 
 
 def optimize(model: ir.Model) -> ir.Model:

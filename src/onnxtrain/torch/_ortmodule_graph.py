@@ -20,10 +20,10 @@ from ..errors import OnnxTrainError
 from ..graph import FLOATS, to_proto
 from ..graph import parameters as params
 from ..graph.infer import infer_shapes
+from ..graph.schema import RANDOM
 from ..normalize import normalize
 from ..onnxblock import modes
 from ..optimize import optimize
-from ..optimize.passes import RANDOM
 from ._ortmodule_structure import Structure, put_together, take_apart
 from .export import ExportError, export
 from .fallback import (

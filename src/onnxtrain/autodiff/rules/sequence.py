@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from ...errors import GradientRuleError
 from ...graph import Constants, Names, OpBuilder, Tensor
+from ...graph.schema import RANDOM
 from .. import bodies, sequences
 from ..registry import gradient, graph_gradient, zero_gradient
 from ..walk import Walk, captured_values
@@ -160,7 +161,7 @@ def sequence_map(
 
 
 def _refuse_random(node: ir.Node, body: ir.Graph) -> None:
-    drawn = [n.op_type for n in body.all_nodes() if n.op_type in bodies.RANDOM]
+    drawn = [n.op_type for n in body.all_nodes() if n.op_type in RANDOM]
     if drawn:
         raise GradientRuleError(
             f"SequenceMap {node.name!r} draws random numbers ({drawn[0]}) that its gradient could "
