@@ -9,6 +9,7 @@ import onnxruntime as ort
 import pytest
 
 import onnxtrain
+import onnxtrain.extend
 from onnxtrain.errors import (
     ModelError,
     NoGradientError,
@@ -234,3 +235,22 @@ def test_no_dead_or_duplicate_nodes() -> None:
         assert any(o in used for o in node.output), f"{node.name} is dead"
     keys = [(n.op_type, tuple(n.input), str(n.attribute)) for n in model.graph.node]
     assert len(keys) == len(set(keys))
+
+
+def test_a_rule_for_a_function_is_checked_in_float64():
+    """The twin in float64 also widens what stands inside model-local functions."""
+    model = onnx.parser.parse_model("""
+        <ir_version: 9, opset_import: ["": 18, "my.ops": 1]>
+        g (float[n] x) => (float[n] y) { y = my.ops.Twice (x) }
+        <domain: "my.ops", opset_import: ["": 18]>
+        Twice (x) => (y) { two = Constant <value_float = 2.0> () y = Mul (x, two) }
+    """)
+    onnxtrain.extend.gradient("Twice", domain="my.ops")(lambda op, dy, y, x: dy * 2.0)
+    try:
+        assert onnxtrain.check_gradient(model, wrt=["x"]).ok
+        onnxtrain.extend.gradient("Twice", domain="my.ops", replace=True)(
+            lambda op, dy, y, x: dy * 3.0
+        )
+        assert not onnxtrain.check_gradient(model, wrt=["x"]).ok
+    finally:
+        onnxtrain.extend.unregister("Twice", domain="my.ops")

@@ -91,7 +91,8 @@ def run_page(path: Path, scope: dict[str, Any] | None = None) -> dict[str, Any]:
             _require(block.marks["needs"])
         if "output" in block.marks:
             assert printed.rstrip() == block.code.rstrip(), (
-                f"{path.name}:{block.line}: the page shows another output than the code above has"
+                f"{path.name}:{block.line}: the page shows another output than the code above has: "
+                f"{printed!r}"
             )
         if block.language not in PYTHON or "skip" in block.marks:
             continue

@@ -10,7 +10,7 @@ from tests.docs.blocks import PYTHON, read_blocks, run_page
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
-OTHERS = ("tutorial",)  # has a test of its own, test_tutorial.py
+OTHERS = ("tutorial", "moving.md")  # have tests of their own: test_tutorial.py, test_moving.py
 PAGES = sorted(
     p.relative_to(DOCS).as_posix()
     for p in DOCS.rglob("*.md")

@@ -17,17 +17,26 @@ def to_float64(model: ir.Model) -> ir.Model:
         if value.const_value is not None and value.const_value.dtype in _NARROW:
             value.const_value = _widen(value.const_value)
             value.type = ir.TensorType(ir.DataType.DOUBLE)
-    for node in graph.all_nodes():
-        for output in node.outputs:
-            _retype(output)
-        for name in ("to", "dtype"):
-            attribute = node.attributes.get(name)
-            if attribute is not None and ir.DataType(attribute.as_int()) in _NARROW:
-                node.attributes[name] = ir.AttrInt64(name, int(ir.DataType.DOUBLE))
-        for name, attribute in list(node.attributes.items()):
-            if attribute.type == ir.AttributeType.TENSOR and attribute.value.dtype in _NARROW:
-                node.attributes[name] = ir.AttrTensor(name, _widen(attribute.value))
+    inner = [n for function in model.functions.values() for n in function.all_nodes()]
+    for node in [*graph.all_nodes(), *inner]:
+        _retype_node(node)
     return model
+
+
+def _retype_node(node: ir.Node) -> None:
+    for output in node.outputs:
+        _retype(output)
+    for name, attribute in list(node.attributes.items()):
+        if attribute.is_ref():  # the caller of a function decides
+            continue
+        if name in {"to", "dtype"} and ir.DataType(attribute.as_int()) in _NARROW:
+            node.attributes[name] = ir.AttrInt64(name, int(ir.DataType.DOUBLE))
+        elif attribute.type == ir.AttributeType.TENSOR and attribute.value.dtype in _NARROW:
+            node.attributes[name] = ir.AttrTensor(name, _widen(attribute.value))
+        elif node.op_type == "Constant" and name in {"value_float", "value_floats"}:
+            del node.attributes[name]  # these forms are float32 by definition
+            wide = ir.tensor(np.array(attribute.value, np.float64))
+            node.attributes["value"] = ir.AttrTensor("value", wide)
 
 
 def _retype(value: ir.Value) -> None:
