@@ -24,8 +24,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 import onnxtrain
 
-from .reference_movement import OPS as MOVEMENT_OPS
 from .reference_loops import LOOP_OPS
+from .reference_movement import OPS as MOVEMENT_OPS
 from .reference_ops import OPS
 
 IR_VERSION = 10

@@ -23,7 +23,6 @@ from ..errors import MissingFileError, ModelError
 from ..graph import ModelLike, load, to_proto
 from ..graph.infer import infer_shapes
 from ..graph.io import save
-from ..graph.schema import RANDOM
 from ..normalize.check import check
 from ..normalize.constants import lift_constants
 from ..normalize.contrib import MS

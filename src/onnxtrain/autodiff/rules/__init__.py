@@ -1,17 +1,17 @@
 """The gradient rules, one file per family; importing this package registers them all."""
 
 from . import activations as activations
-from . import conv as conv
-from . import einsum as einsum
 from . import control_flow as control_flow
+from . import conv as conv
 from . import deform as deform
+from . import einsum as einsum
 from . import elementwise as elementwise
-from . import indexing as indexing
 from . import gridsample as gridsample
+from . import indexing as indexing
 from . import linear as linear
-from . import movement as movement
 from . import loop as loop
 from . import losses as losses
+from . import movement as movement
 from . import normalization as normalization
 from . import pool as pool
 from . import quantization as quantization
@@ -23,6 +23,6 @@ from . import roi as roi
 from . import scan as scan
 from . import sequence as sequence
 from . import signal as signal
-from . import spatial as spatial
 from . import softmax as softmax
+from . import spatial as spatial
 from . import stops as stops
