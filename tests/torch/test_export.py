@@ -19,6 +19,8 @@ EXPORTERS = ["dynamo", "torchscript"]
 def run(exported, feeds):
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
+    # onnxruntime's own optimizer takes Dropout out where nobody reads its mask
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = onnxruntime.InferenceSession(
         exported.model.SerializeToString(), options, providers=["CPUExecutionProvider"]
     )
@@ -78,6 +80,27 @@ def test_submodules_keep_their_mode(exporter: str) -> None:
     norms = [n for n in exported.model.graph.node if n.op_type == "BatchNormalization"]
     modes = {n.input[1]: any(a.name == "training_mode" and a.i for a in n.attribute) for n in norms}
     assert modes == {"bn1.weight": True, "bn2.weight": False}
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.MultiheadAttention(8, 2, dropout=0.5)
+
+    def forward(self, x):
+        return self.inner(x, x, x, need_weights=False)[0]
+
+
+@pytest.mark.parametrize("exporter", EXPORTERS)
+@pytest.mark.parametrize("training", [True, False])
+def test_attention_drops_out_in_training_only(exporter: str, training: bool) -> None:
+    """Both exporters forget the mode of the dropout inside attention."""
+    model, x = Attention(), torch.randn(6, 3, 8)
+    exported = export(model, (x,), training=training, exporter=exporter)
+    drawn = [run(exported, {"x": x.numpy()})[0] for _ in range(2)]
+    expected = model.eval()(x).detach().numpy()
+    assert np.allclose(drawn[0], expected, atol=1e-5) != training
+    assert np.allclose(*drawn) != training
 
 
 @pytest.mark.parametrize("exporter", EXPORTERS)

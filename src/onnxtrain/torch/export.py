@@ -308,6 +308,7 @@ def _finish(
     graph = proto.graph
     repair.split_merged(proto, flat)
     repair.restore_buffers(proto, flat)
+    repair.activate_dropout(proto)
     aliases = repair.aliases(flat)
     renamed = repair.canonical_names(proto, flat, aliases)
     outputs = _output_names(output_names, len(graph.output), flat.loss_fn is not None)

@@ -6,7 +6,7 @@ Functions take the outermost module of an export, whose tensors have the names t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -150,6 +150,31 @@ def training_statistics(
             continue
         node.attribute.append(onnx.helper.make_attribute("training_mode", 1))
         node.output.extend(f"{node.output[0]}_{what}" for what in ("mean", "variance"))
+
+
+def activate_dropout(proto: onnx.ModelProto) -> None:
+    """Switch on the Dropout nodes that say nothing about their mode.
+
+    Both exporters write the dropout of `scaled_dot_product_attention` like that, which ONNX takes
+    as inference, while torch drops whenever the rate given is above zero. Dropout layers
+    in eval mode are left out by both, so there are no others.
+    """
+    name = "onnxtrain.training_mode"
+    nodes = [n for n in _all_nodes(proto.graph) if n.op_type == "Dropout" and len(n.input) == 2]
+    if not nodes:
+        return
+    if all(i.name != name for i in proto.graph.initializer):
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(np.array(True), name))
+    for node in nodes:
+        node.input.append(name)
+
+
+def _all_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                yield from _all_nodes(attribute.g)
 
 
 def to_array(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
