@@ -19,6 +19,7 @@ import onnx_ir as ir
 from ..errors import ModelError, UnknownNameError
 from ..graph import ModelLike, load, to_proto
 from ..graph.edit import remove_nodes
+from ..graph.infer import infer_shapes
 from ..graph.schema import RANDOM
 from .differentiate import values_by_name
 from .walk import captured_values
@@ -36,6 +37,9 @@ VIEWS = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
 SYMBOLIC = 64
 """What a dimension of unknown size counts when values are weighed against each other."""
 FOREVER = math.inf
+AFTERWARDS = 1 + 2.0**-10
+"""Of two values of equal size rather the forward half's own is kept: the backward half then starts
+with the other, and a Transpose, say, can be fused into the product that reads it."""
 
 
 class Partition(NamedTuple):
@@ -74,7 +78,7 @@ def partition(model: ModelLike, seeds: Sequence[str], gradients: Sequence[str]) 
         >>> parts.saved, [i.name for i in parts.backward.graph.input]
         (['y'], ['y', 'y_grad'])
     """
-    loaded = load(model)
+    loaded = infer_shapes(load(model))  # values are weighed by size, those of gradients too
     graph = loaded.graph
     values = values_by_name(graph)
     for name in (*seeds, *gradients):
@@ -145,6 +149,8 @@ def _cut(
             continue
         reached.add(value)
         cost = FOREVER if value in gradients else 0.0 if value in outputs else _weight(value)
+        if value.producer() not in in_forward:
+            cost *= AFTERWARDS
         flow.edge((value, "after"), (value, "before"), cost)
         if not _may_repeat(value, in_forward):
             flow.edge((value, "before"), "forward", FOREVER)
