@@ -91,7 +91,7 @@ def numpy_to_ort_value(array: Any, device: str | OrtDevice | None = None) -> Ort
     A copy, because such a value does not keep the array alive whose memory it would share.
     """
     target = get_ort_device("cpu" if device is None else device)
-    array = np.ascontiguousarray(array)
+    array = np.asarray(array, order="C")
     if array.dtype.kind not in "biuf" or array.size == 0:
         return OrtValue.ortvalue_from_numpy(array, target)
     value = OrtValue.ortvalue_from_shape_and_type(list(array.shape), array.dtype.type, target)
@@ -106,4 +106,4 @@ def str_ortvalue(value: Any) -> str:
     flat = array.ravel()
     shown = ", ".join(f"{x:g}" if array.dtype.kind == "f" else str(x) for x in flat[:6])
     more = ", …" if flat.size > 6 else ""
-    return f"{raw.device_name()} {array.dtype} {list(array.shape)} [{shown}{more}]"
+    return f"{raw.device_name().lower()} {array.dtype} {list(array.shape)} [{shown}{more}]"

@@ -103,7 +103,7 @@ def onnx_rename_weights(onx: onnx.ModelProto) -> onnx.ModelProto:
 
     onnxtrain needs no such order; what was saved with these names can still be read.
     """
-    model = load(onx)
+    model = load(as_proto(onx))  # names of tensors are changed: not those of the caller
     width = len(str(max(len(model.graph.initializers) - 1, 0)))
     values = list(model.graph.initializers.values())
     for number, value in enumerate(values):
@@ -112,11 +112,9 @@ def onnx_rename_weights(onx: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _rename(model: ir.Model, value: ir.Value, name: str) -> None:
-    del model.graph.initializers[value.name or ""]
-    value.name = name
+    value.name = name  # onnx-ir keeps the graph's table of initializers in step
     if value.const_value is not None:
         value.const_value.name = name
-    model.graph.initializers[name] = value
 
 
 def rename_value(model: ir.Model, old: str, new: str) -> None:

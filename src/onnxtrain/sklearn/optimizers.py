@@ -289,8 +289,8 @@ class BoundStep:
         shapes = {i.name: i.shape for i in session.get_inputs()}
         self._host = session._device.is_host
         self._names = names
-        self._rate = np.zeros(1, np.float32)
-        self._inputs = []
+        self._rate: Array = np.zeros(1, np.float32)
+        self._inputs: list[Array] = []
         self._binding = session.io_binding()
         for name, array in zip(names, batch):
             shape = (len(array),) if len(shapes[name]) == 1 else array.shape

@@ -237,7 +237,10 @@ class OrtGradientForwardBackwardFunction:
             device = devices[i] if i < len(devices) else devices[-1]
             if not isinstance(raw, OrtValue):
                 raw = numpy_to_ort_value(raw, device)
-            elif debug and raw.device_name() != ort_device_to_string(device).partition(":")[0]:
+            elif (
+                debug
+                and raw.device_name().lower() != ort_device_to_string(device).partition(":")[0]
+            ):
                 raise DeviceError(
                     f"Tensor {i} is on {raw.device_name()!r}, and "
                     f"{ort_device_to_string(device)!r} is expected."

@@ -10,6 +10,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 
 from ..errors import OnnxTrainError
@@ -376,7 +377,7 @@ def graphs_text(graphs: Mapping[str, Any]) -> str:
 
 
 def _on_axes(pictures: list[Picture], ax: Any, show: bool) -> Any:
-    axes = list(ax.flat) if hasattr(ax, "flat") else ax if isinstance(ax, (list, tuple)) else [ax]
+    axes = list(np.ravel(ax)) if isinstance(ax, (list, tuple, np.ndarray)) else [ax]
     if len(axes) not in {1, len(pictures)}:
         raise DrawingError(f"There are {len(pictures)} graphs and {len(axes)} axes.")
     left = 0.0

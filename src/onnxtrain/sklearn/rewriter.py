@@ -41,6 +41,9 @@ def unreduced_onnx_loss(onx: onnx.ModelProto, output_name: str = "score") -> onn
                 f"{output_name!r} is not made by a reduction (ReduceSum, ReduceMean, ReduceL1, "
                 f"ReduceSumSquare) but by {node.op_type}; its terms cannot be told apart."
             )
+        if node.op_type in {"Reshape", "Squeeze", "Unsqueeze"}:  # one number is many now
+            del node.input[1:], node.attribute[:]
+            node.op_type = "Identity"
         node = reducing[0]
     kind, source = node.op_type, node.input[0]
     node.op_type = _UNREDUCED[kind]
@@ -113,7 +116,7 @@ class _Fresh:
 def _all_names(graph: onnx.GraphProto) -> set[str]:
     names = {v.name for v in (*graph.input, *graph.initializer)}
     for node in graph.node:
-        names.update(node.output)
+        names.update([node.name, *node.output])
         for attribute in node.attribute:
             if attribute.type == onnx.AttributeProto.GRAPH:
                 names |= _all_names(attribute.g)
@@ -159,7 +162,7 @@ def _inlined(
                 mapped[name] = fresh(name)
         copy = onnx.NodeProto()
         copy.CopyFrom(inner)
-        copy.name = f"{node.name or node.op_type}/{inner.name or inner.op_type}"
+        copy.name = fresh(f"{node.name or node.op_type}/{inner.name or inner.op_type}")
         for field in (copy.input, copy.output):
             renamed = [mapped.get(n, n) for n in field]
             del field[:]

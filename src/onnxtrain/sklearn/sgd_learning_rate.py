@@ -219,7 +219,7 @@ class LearningRateSGD(BaseLearningRate):
     def _optimal(self, t: int) -> float:
         """Bottou's rate; t0 makes the first step as long as a typical weight."""
         typical = np.sqrt(1.0 / np.sqrt(self.alpha))
-        initial = typical / max(1.0, np.exp(typical))  # slope of the log loss at −typical, about
+        initial = typical / (1.0 + typical)  # by the slope of the squared loss that far off
         start = 1.0 / (initial * self.alpha)
         return float(self.eta0 * start / (start + t))
 
