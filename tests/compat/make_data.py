@@ -21,6 +21,7 @@ import onnx.parser
 from families import FAMILIES
 from onnxruntime.training import artifacts, onnxblock
 from onnxruntime.training.api import CheckpointState, Module, Optimizer
+from torch_families import TORCH_FAMILIES
 
 DATA = Path(__file__).parent / "data"
 STEPS = 20
@@ -55,11 +56,7 @@ def _optimizer(described):
     return getattr(onnxblock.optim, name)(**options)
 
 
-def make(name, family):
-    folder = DATA / name
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    rng = np.random.default_rng(family.get("seed", 0))
+def _from_text(family, rng):
     model = onnx.parser.parse_model(family["text"])
     for node in model.graph.node:  # the text format has no dots in names
         for i, operand in enumerate(node.input):
@@ -67,6 +64,18 @@ def make(name, family):
     weights = family["weights"](rng)
     for key, value in weights.items():
         model.graph.initializer.append(onnx.numpy_helper.from_array(value, key))
+    return model, weights
+
+
+def make(name, family):
+    folder = DATA / name
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    rng = np.random.default_rng(family.get("seed", 0))
+    if "export" in family:
+        model, weights = family["export"]()
+    else:
+        model, weights = _from_text(family, rng)
     frozen = list(family.get("frozen", ()))
     constants = set(family.get("constants", ()))
     trainable = [n for n in weights if n not in frozen and n not in constants]
@@ -114,11 +123,12 @@ def make(name, family):
 
 
 def main():
-    chosen = sys.argv[1:] or list(FAMILIES)
+    known = {**FAMILIES, **TORCH_FAMILIES}
+    chosen = sys.argv[1:] or list(known)
     failed = {}
     for name in chosen:
         try:
-            make(name, FAMILIES[name])
+            make(name, known[name])
         except Exception as error:  # noqa: PERF203 - report all of them
             failed[name] = error
             print(f"{name}: FAILED {error}", flush=True)
