@@ -85,6 +85,8 @@ def _show(model: str, loss: str, found: dict[str, Any]) -> None:
     screen.table("Training step", head, rows, "median ms,best ms,samples/s")
     if found["torch"]:
         screen.show(f"PyTorch: {found['torch']}")
+    if any(t["median_ms"] > 2 * t["best_ms"] for t in found["times"].values()):
+        screen.show("The times vary a lot, so the machine is busy: trust the best ones more.")
     memory = ", ".join(f"{k} {size(v)}" for k, v in found["memory"].items())
     screen.show(f"\nMemory: {memory}\n")
     operators = [

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Logs = Mapping[str, float]
 
 
-class InterruptedRunError(KeyboardInterrupt):
+class InterruptedRunError(Exception):
     """The run was stopped by Ctrl-C, after its state was saved."""
 
 

@@ -11,15 +11,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import click
 import numpy as np
-import onnxruntime as ort
 
 from ..artifacts import generate_artifacts
 from ..errors import CheckpointError, NonFiniteError, RunError, StateError
 from ..runtime.callbacks import SaveCheckpoint
+from ..runtime.devices import session_options
 from ..runtime.metrics import Accuracy, Metric
 from ..runtime.trainer import History, Trainer
 from . import progress, report
+from .app import INTERRUPTED
 from .charts import curves
 from .history import Step, read_steps, write_history, write_text
 from .match import Dataset, Task, match
@@ -32,8 +34,6 @@ from .sources import read
 FIXED = ("loss", "optimizer", "freeze", "train", "weight_decay", "momentum", "clip_norm",
          "loss_output", "training_mode", "batch_size", "seed")  # fmt: skip
 """Settings that a resumed run must share with the one it goes on with."""
-FATAL = 4
-"""onnxruntime's level of messages that nothing else tells."""
 
 
 @dataclass
@@ -74,8 +74,6 @@ def train_on(
     output: Output,
 ) -> Run:
     """Train on data that are there already."""
-    if not output.debug:
-        ort.set_default_logger_severity(FATAL)  # its problems are told in our words
     drop_last = _check_batches(settings, plan, training, validation)
     optimizer = make_optimizer(
         settings.optimizer,
@@ -145,7 +143,7 @@ def _fit(run: Run, output: Output, drop_last: bool) -> None:
                 progress=False,
                 resume=settings.resume,
             )
-    except progress.InterruptedRunError:
+    except progress.InterruptedRunError as stopped:
         bar.close()
         write_history(folder, trainer.history, run.steps)
         at = f"epoch {trainer.epoch + 1}, step {trainer.step}"
@@ -153,7 +151,7 @@ def _fit(run: Run, output: Output, drop_last: bool) -> None:
             f"Stopped in {at}; everything is saved in {folder}. Go on with the same command and "
             f"--resume --output {folder}."
         )
-        raise
+        raise click.exceptions.Exit(INTERRUPTED) from stopped
     except NonFiniteError as error:
         write_history(folder, trainer.history, run.steps)
         raise UserError(
@@ -292,7 +290,9 @@ def _try_a_batch(artifacts: Path, settings: Settings, training: Dataset) -> None
     """What only shows when the model runs shows before the run's folder is there."""
     if training.rows is None:
         return
-    trainer = Trainer.from_directory(artifacts)
+    options = session_options()
+    options.log_severity_level = 4  # what goes wrong is told below, not by onnxruntime's log
+    trainer = Trainer.from_directory(artifacts, session_options=options)
     batch = training.part(slice(0, min(settings.batch_size, training.rows)))
     try:
         trainer.evaluate(batch.arrays, settings.batch_size)

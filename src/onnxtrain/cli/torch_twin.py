@@ -121,6 +121,44 @@ def _reduce_mean(a: Attributes, x: Any, axes: Any = None) -> Any:
     return x.mean(dim=chosen, keepdim=bool(a.get("keepdims", 1)))
 
 
+def _axes(a: Attributes, axes: Any) -> list[int]:
+    return [int(i) for i in (axes.tolist() if axes is not None else a.get("axes", []))]
+
+
+def _squeeze(a: Attributes, x: Any, axes: Any = None) -> Any:
+    return x.squeeze(tuple(_axes(a, axes))) if axes is not None or "axes" in a else x.squeeze()
+
+
+def _unsqueeze(a: Attributes, x: Any, axes: Any = None) -> Any:
+    rank = x.dim() + len(_axes(a, axes))
+    for axis in sorted(i % rank for i in _axes(a, axes)):
+        x = x.unsqueeze(axis)
+    return x
+
+
+def _slice(
+    a: Attributes, x: Any, starts: Any, ends: Any, axes: Any = None, steps: Any = None
+) -> Any:
+    chosen = _axes(a, axes) if axes is not None else list(range(len(starts)))
+    strides = steps.tolist() if steps is not None else [1] * len(starts)
+    place = [slice(None)] * x.dim()
+    for axis, start, end, stride in zip(chosen, starts.tolist(), ends.tolist(), strides):
+        if stride < 0:
+            raise NoTwinError("a Slice that runs backwards")
+        size = x.shape[axis]
+        first, last = (min(max(i, -size), size) for i in (start, end))
+        place[axis] = slice(first, last, min(stride, size) or 1)
+    return x[tuple(place)]
+
+
+def _gather(a: Attributes, x: Any, indices: Any) -> Any:
+    axis = a.get("axis", 0) % x.dim()
+    if axis == 0 and x.dim() == 2 and x.is_floating_point():
+        return F.embedding(indices, x)
+    found = x.index_select(axis, indices.reshape(-1))
+    return found.reshape(*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :])
+
+
 def _softmax(run: Callable[..., Any]) -> Callable[..., Any]:
     return lambda a, x: run(x, dim=a.get("axis", -1))
 
@@ -153,6 +191,11 @@ TABLE: dict[str, Callable[..., Any]] = {
     "Flatten": lambda a, x: x.flatten(a.get("axis", 1)),
     "Transpose": lambda a, x: x.permute(*a["perm"]),
     "Concat": lambda a, *x: torch.cat(x, dim=a["axis"]),
+    "Shape": lambda a, x: torch.tensor(x.shape[a.get("start", 0) : a.get("end")]),
+    "Gather": _gather,
+    "Slice": _slice,
+    "Squeeze": _squeeze,
+    "Unsqueeze": _unsqueeze,
     "Identity": lambda a, x: x,
 }
 
