@@ -182,3 +182,15 @@ def test_without_onnx_the_error_says_what_to_do() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "convert_artifacts" in done.stdout
     assert "'onnx' is needed" in done.stdout
+
+
+def test_command(tmp_path: Path) -> None:
+    pytest.importorskip("click")
+    arguments = ["convert", DATA / "mlp_ce", tmp_path / "new"]
+    done = subprocess.run(
+        [sys.executable, "-m", "onnxtrain", *arguments], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    recorded = Recorded("mlp_ce")
+    losses, _ = recorded.train(*recorded.open(tmp_path / "new"))
+    np.testing.assert_allclose(losses, recorded.losses, rtol=1e-5)
