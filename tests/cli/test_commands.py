@@ -241,6 +241,16 @@ def test_failed_artifacts_leave_nothing(run):
     assert not Path("art").exists()
 
 
+def test_convert(run):
+    old = Path(__file__).parents[1] / "compat" / "data" / "broadcasting"
+    result = run("convert", old, "--output", "new")
+    assert result.code == 0, result.err
+    assert "new/training_model.onnx" in result.out
+    operators = {n.domain for n in onnx.load("new/training_model.onnx").graph.node}
+    assert operators <= {"", "ai.onnx"}
+    assert run("export", "new", "-o", "out.onnx").code == 0
+
+
 def test_convert_needs_a_folder(run):
     result = run("convert", "nowhere", "--output", "new")
     assert result.code == 1
