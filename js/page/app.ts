@@ -404,7 +404,7 @@ function bar(share: number, label: number): HTMLLIElement {
 }
 
 function offer(name: string, bytes: Uint8Array): void {
-  const url = URL.createObjectURL(new Blob([bytes.slice()]));
+  const url = URL.createObjectURL(new Blob([bytes.slice()], { type: "application/octet-stream" }));
   const link = document.createElement("a");
   link.href = url;
   link.download = name;

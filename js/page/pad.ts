@@ -1,6 +1,6 @@
 /** A pad to draw on; what is drawn becomes a small image as the model's own examples are. */
 
-const STROKE = 0.1;
+const STROKE = 0.13;
 const MARGIN_FROM = 20;
 const MARGIN = 4;
 

@@ -2,18 +2,20 @@
 import { KEY } from "./artifact.js";
 import { ModelFileError } from "./errors.js";
 import { captures, ModelFile, type Node } from "./onnxfile.js";
-import type { Message } from "./wire.js";
+import { BY_ORT, type Backend } from "./ort.js";
 import type { CheckpointState } from "./state.js";
+import type { Message } from "./wire.js";
 
 const LIMIT = 2 ** 31 - 2 ** 20;
 const FIRST_IR_WITHOUT_INPUTS = 4;
 
-/** The bytes of the inference model; see `Module.exportModelForInferencing`. */
-export function exportModel(
+/** The inference model; see `Module.exportModelForInferencing`. */
+export async function exportModel(
   evalModel: Uint8Array,
   state: CheckpointState,
   outputs: readonly string[],
-): Uint8Array {
+  backend: Backend,
+): Promise<Uint8Array> {
   const model = ModelFile.load(evalModel, "The eval model");
   model.setOutputs(outputs);
   toInference(model);
@@ -39,7 +41,21 @@ export function exportModel(
     const { type, shape } = store.spec(name);
     model.addInitializer(name, type.onnx, shape, store.bytes(name));
   }
+  await addOutputTypes(model, backend);
   return model.encode();
+}
+
+/** Give outputs that the file says nothing about the type that onnxruntime infers. */
+async function addOutputTypes(model: ModelFile, backend: Backend): Promise<void> {
+  const bare = new Set(model.outputs.filter((v) => v.elemType === null).map((v) => v.name));
+  if (bare.size === 0) return;
+  const session = await backend.session(model.encode());
+  for (const found of session.outputMetadata ?? []) {
+    if (!bare.has(found.name) || !found.isTensor) continue;
+    const type = BY_ORT.get(found.type ?? "");
+    if (type !== undefined) model.setOutputType(found.name, type.onnx, found.shape ?? null);
+  }
+  await session.release();
 }
 
 /** Take Dropout out and put BatchNormalization into inference mode. */

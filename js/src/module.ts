@@ -1,6 +1,6 @@
 /** Module: the forward and backward pass of a training artifact, and the eval model. */
 import {
-  checkState, gradientOf, loadArtifact, withoutAccumulation, type Artifact,
+  checkState, gradientOf, hostNodes, loadArtifact, withoutAccumulation, type Artifact,
 } from "./artifact.js";
 import { InputError, NonFiniteError, StateError } from "./errors.js";
 import { exportModel } from "./export.js";
@@ -67,7 +67,8 @@ export class Module {
     for (const [name, updated] of training.states) {
       if (training.specs.get(name)?.type.code === "F32") kept.push(updated);
     }
-    const session = await backend.session(withoutAccumulation(training), kept);
+    const model = withoutAccumulation(training);
+    const session = await backend.session(model, kept, hostNodes(training.model));
     const finite = options.checkFinite ?? false;
     return new Module(backend, state, training, session, evaluation, evalModel, finite);
   }
@@ -213,7 +214,7 @@ export class Module {
     this.state.needValues();
     return this.state.exclusive(async () => {
       await this.state.sync();
-      return exportModel(this.evalModel as Uint8Array, this.state, names);
+      return exportModel(this.evalModel as Uint8Array, this.state, names, this.backend);
     });
   }
 

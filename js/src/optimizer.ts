@@ -2,13 +2,15 @@
 import { CheckpointError, InputError, ModelFileError } from "./errors.js";
 import type { Module } from "./module.js";
 import { ModelFile, uses } from "./onnxfile.js";
-import { F32, type Backend, type Data, type Session, type Tensor } from "./ort.js";
+import { F32, I64, type Data, type Session, type Tensor } from "./ort.js";
 import { isObject } from "./safetensors.js";
+import { takeScalars, type Scalar, type ScalarPart } from "./split.js";
 import type { OptimizerState } from "./state.js";
 import { copy, sameSpec, TensorStore, type TensorSpec } from "./store.js";
 
 const KEY = "onnxtrain.optimizer";
 const DEFAULT_RATE = 0.001;
+const SCALARS = ["learning_rate", "step", "grad_scale", "weight_decay"];
 const ELEMENTWISE = new Set([
   "Abs", "Add", "And", "Cast", "Clip", "Div", "Equal", "Exp", "Greater", "Identity", "Less", "Log",
   "Max", "Min", "Mul", "Neg", "Not", "Or", "Pow", "Reciprocal", "Sign", "Sqrt", "Sub", "Sum",
@@ -44,11 +46,13 @@ interface Piece {
 export class Optimizer {
   /** Limit of the global gradient norm, instead of the optimizer model's own. */
   clipNorm: number | undefined;
+  private known: { key: string; values: Record<string, Tensor> } | undefined;
 
   private constructor(
     readonly module: Module,
     private readonly file: OptimizerFile,
     private readonly session: Session,
+    private readonly scalars: ScalarPart | undefined,
     private readonly memory: OptimizerState,
     private readonly pieces: readonly Piece[],
     private readonly inPlace: ReadonlySet<string>,
@@ -68,11 +72,13 @@ export class Optimizer {
     const pieces = byTensor ? tensors(module, groups) : runs(module, groups);
     const kinds = ["params", ...file.states];
     const safe = kinds.filter((k) => safeInPlace(file.model, k, `${k}.updated`));
+    const { backend } = module;
+    const scalars = backend.onDevice ? takeScalars(file.model, SCALARS) : undefined;
     if (byTensor) file.model.forgetShapes();
     const kept = kinds.map((k) => `${k}.updated`);
-    const session = await module.backend.session(file.model.encode(), kept);
-    const inPlace = new Set(module.backend.inPlace ? safe : []);
-    return new Optimizer(module, file, session, memory, pieces, inPlace);
+    const session = await backend.session(file.model.encode(), kept);
+    const inPlace = new Set(backend.inPlace ? safe : []);
+    return new Optimizer(module, file, session, scalars, memory, pieces, inPlace);
   }
 
   /** Update every trainable parameter from its gradient. Gradients are kept. */
@@ -124,21 +130,8 @@ export class Optimizer {
   }
 
   private async update(piece: Piece, scale: number): Promise<void> {
-    const { backend, gradients } = this.module;
-    const { learningRate, step } = this.memory;
-    const float = (x: number): Tensor => backend.tensor(F32, Float32Array.of(x), [1]);
-    const scalars: Record<string, () => Tensor> = {
-      learning_rate: () => float(learningRate * piece.group.lrScale),
-      weight_decay: () => float(piece.group.weightDecay),
-      grad_scale: () => float(scale),
-      step: () => stepTensor(backend, step + 1),
-    };
-    const feeds: Record<string, Tensor> = {
-      gradients: await this.part(gradients, piece),
-    };
-    for (const [name, make] of Object.entries(scalars)) {
-      if (this.session.inputNames.includes(name)) feeds[name] = make();
-    }
+    const gradients = await this.part(this.module.gradients, piece);
+    const feeds: Record<string, Tensor> = { ...this.numbers(piece.group, scale), gradients };
     const fetches: Record<string, Tensor | null> = {};
     for (const [kind, store] of this.stores()) {
       const tensor = await this.part(store, piece);
@@ -152,6 +145,33 @@ export class Optimizer {
       if (fresh.location === "gpu-buffer") store.place(piece.tensor as string, fresh);
       else copy(host(store, piece), fresh.data as Data);
     }
+  }
+
+  /** Learning rate, step and so on, and what follows from them alone; the same within a step. */
+  private numbers(group: Group, scale: number): Record<string, Tensor> {
+    const { learningRate, step } = this.memory;
+    const key = [group.lrScale, group.weightDecay, scale, learningRate, step].join();
+    if (this.known?.key === key) return this.known.values;
+    const { backend } = this.module;
+    const single = (value: number): Scalar => ({ value: Math.fround(value), type: F32.onnx });
+    const inputs = new Map<string, Scalar>([
+      ["learning_rate", single(learningRate * group.lrScale)],
+      ["weight_decay", single(group.weightDecay)],
+      ["grad_scale", single(scale)],
+      ["step", { value: step + 1, type: I64.onnx }],
+    ]);
+    const values: Record<string, Tensor> = {};
+    for (const [name, { value, type }] of inputs) {
+      if (!this.session.inputNames.includes(name)) continue;
+      values[name] = type === F32.onnx
+        ? backend.tensor(F32, Float32Array.of(value), [1])
+        : backend.tensor(I64, BigInt64Array.of(BigInt(value)), [1]);
+    }
+    for (const [name, value] of this.scalars?.compute(inputs) ?? []) {
+      values[name] = backend.tensor(F32, Float32Array.of(value), []);
+    }
+    this.known = { key, values };
+    return values;
   }
 
   private async part(store: TensorStore, piece: Piece): Promise<Tensor> {
@@ -175,11 +195,6 @@ export class Optimizer {
     }
     return Math.min(1, limit / (scale * Math.sqrt(total) + 1e-6));
   }
-}
-
-function stepTensor(backend: Backend, step: number): Tensor {
-  const int64 = { code: "I64", onnx: 7, ort: "int64", bytes: 8, array: BigInt64Array };
-  return backend.tensor(int64, BigInt64Array.of(BigInt(step)), [1]);
 }
 
 function host(store: TensorStore, piece: Piece): Data {

@@ -18,9 +18,19 @@ export interface Tensor {
   dispose(): void;
 }
 
+/** What a session says about an output; type and shape are there for tensors. */
+export interface ValueMetadata {
+  readonly name: string;
+  readonly isTensor: boolean;
+  readonly type?: string;
+  readonly shape?: readonly (number | string)[];
+}
+
 export interface Session {
   readonly inputNames: readonly string[];
   readonly outputNames: readonly string[];
+  /** Releases before 1.21 do not have it. */
+  readonly outputMetadata?: readonly ValueMetadata[];
   run(
     feeds: Readonly<Record<string, Tensor>>,
     fetches: Readonly<Record<string, Tensor | null>>,
@@ -71,7 +81,15 @@ const TYPES: readonly ElementType[] = [
 ];
 export const BY_CODE: ReadonlyMap<string, ElementType> = new Map(TYPES.map((t) => [t.code, t]));
 export const BY_ONNX: ReadonlyMap<number, ElementType> = new Map(TYPES.map((t) => [t.onnx, t]));
-export const F32 = TYPES[1] as ElementType;
+export const BY_ORT: ReadonlyMap<string, ElementType> = new Map(
+  TYPES.filter((t) => t.ort !== null).map((t) => [t.ort as string, t]),
+);
+export const F32 = BY_CODE.get("F32") as ElementType;
+export const I64 = BY_CODE.get("I64") as ElementType;
+
+type Provider = string | { readonly name: string };
+const asObject = (p: Provider): { readonly name: string } => (typeof p === "string" ? { name: p } : p);
+const providerName = (p: Provider): string => asObject(p).name;
 
 /** Where sessions run and how their outputs come back. */
 export class Backend {
@@ -79,26 +97,39 @@ export class Backend {
   readonly inPlace: boolean;
   /** Whether parameters, gradients and moments stay in the device's own buffers. */
   readonly onDevice: boolean;
+  private readonly providers: readonly Provider[];
 
   constructor(
     private readonly ort: Ort,
     private readonly options: Readonly<Record<string, unknown>> = {},
   ) {
-    const providers = Array.isArray(options["executionProviders"])
-      ? (options["executionProviders"] as unknown[])
-      : [];
-    this.onDevice = providers.some(
-      (p) => (typeof p === "string" ? p : (p as { name?: string }).name) === "webgpu",
-    );
+    const given = options["executionProviders"];
+    this.providers = Array.isArray(given) ? (given as Provider[]) : [];
+    this.onDevice = this.providers.some((p) => providerName(p) === "webgpu");
     this.inPlace = !this.onDevice && ort.env.versions.node !== undefined;
   }
 
-  /** Make a session; `kept` outputs stay on the device if there is one. */
-  async session(model: Uint8Array, kept: readonly string[] = []): Promise<Session> {
-    const locations = this.onDevice && kept.length > 0
-      ? { preferredOutputLocation: Object.fromEntries(kept.map((n) => [n, "gpu-buffer"])) }
-      : {};
-    const options = { ...this.options, ...locations };
+  /**
+   * Make a session.
+   *
+   * @param kept - outputs that stay on the device, if there is one.
+   * @param onHost - names of nodes that the device claims and cannot run.
+   */
+  async session(
+    model: Uint8Array,
+    kept: readonly string[] = [],
+    onHost: readonly string[] = [],
+  ): Promise<Session> {
+    const options: Record<string, unknown> = { ...this.options };
+    if (this.onDevice && kept.length > 0) {
+      const locations = kept.map((name) => [name, "gpu-buffer"]);
+      options["preferredOutputLocation"] = Object.fromEntries(locations);
+    }
+    if (this.onDevice && onHost.length > 0) {
+      options["executionProviders"] = this.providers.map((p) =>
+        providerName(p) === "webgpu" ? { preferredLayout: "NCHW", ...asObject(p), forceCpuNodeNames: onHost } : p,
+      );
+    }
     return (await this.ort.InferenceSession.create(model, options)) as Session;
   }
 

@@ -105,18 +105,19 @@ export class TensorStore {
     return this.onDevice.get(name);
   }
 
-  /** Let `tensor` be the current value; the one before is freed. */
-  place(name: string, tensor: Tensor): void {
+  /** Let `tensor` be the current value; `newer` says that the host does not have it. */
+  place(name: string, tensor: Tensor, newer = true): void {
     this.onDevice.get(name)?.dispose();
     this.onDevice.set(name, tensor);
-    this.newer.add(name);
+    if (newer) this.newer.add(name);
   }
 
-  /** Bring values that changed on the device back to the host. */
+  /** Bring values that changed on the device back to the host; reading takes them off the device. */
   async pull(): Promise<void> {
     for (const name of this.newer) {
-      const tensor = this.onDevice.get(name);
-      if (tensor !== undefined) copy(this.view(name), (await tensor.getData()) as Data);
+      const tensor = this.onDevice.get(name) as Tensor;
+      copy(this.view(name), (await tensor.getData(true)) as Data);
+      this.onDevice.delete(name);
     }
     this.newer.clear();
   }

@@ -27,7 +27,7 @@ export class Vectors {
     const there = store.device(name);
     if (there !== undefined) return there;
     const uploaded = await this.run("Identity", { a: host() }, true);
-    store.place(name, uploaded);
+    store.place(name, uploaded, false);
     return uploaded;
   }
 

@@ -69,6 +69,12 @@ export class Message {
     return this.strings(number).at(-1) ?? "";
   }
 
+  /** The last field with this number, as bytes that have not been opened. */
+  bytes(number: number): Uint8Array | undefined {
+    const value = this.fields.filter((f) => f.number === number).at(-1)?.value;
+    return value instanceof Uint8Array ? value : undefined;
+  }
+
   /** The last integer with this number, signed; beyond 2**53 it is rounded (no such is used). */
   integer(number: number, otherwise = 0): number {
     const field = this.fields.filter((f) => f.number === number).at(-1);

@@ -19,6 +19,8 @@ export async function train(lib, safetensors, ort, directory, sessionOptions) {
     await optimizer.apply(1 / plan.accumulate);
     module.lazyResetGrad();
   }
+  const name = state.trainable.names[0];
+  const location = state.trainable.device(name)?.location ?? "cpu";
   const first = batch(0);
   const evaluated = (await module.evalStep(...first)).loss;
   const [scores] = await module.predict([first[0]]);
@@ -29,8 +31,7 @@ export async function train(lib, safetensors, ort, directory, sessionOptions) {
     parameters: Array.from(await module.getContiguousParameters()),
     model: base64(await module.exportModelForInferencing()),
     checkpoint: base64(await lib.CheckpointState.saveCheckpoint(state, true)),
-    onDevice: module.backend.onDevice,
-    location: state.trainable.device(state.trainable.names[0])?.location ?? "cpu",
+    location,
   };
 }
 

@@ -62,9 +62,9 @@ def transformer():
         "wv": (d, d), "wo": (d, d), "scale1": (d,), "shift1": (d,), "scale2": (d,), "shift2": (d,),
         "w1": (d, inner), "b1": (inner,), "w2": (inner, d), "b2": (d,), "head": (d, 10),
     }  # fmt: skip
-    heads = ", ".join(f"int64[4] split = {{0, 0, 2, {d // 2}}}" for _ in range(1))
     text = f"""g (int64[N, 12] x) => (float[N, 10] y)
-        <{heads}, int64[3] merge = {{0, 0, {d}}}, float root = {{{(d / 2) ** -0.5}}},
+        <int64[4] split = {{0, 0, 2, {d // 2}}},
+         int64[3] merge = {{0, 0, {d}}}, float root = {{{(d / 2) ** -0.5}}},
          int64[1] axis = {{1}}> {{
         e = Gather (embedding, x)
         t = Add (e, position)
@@ -118,12 +118,11 @@ def forward(make):
     model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 18]> {text}')
     rng = np.random.default_rng(1)
     for name, size in weights.items():
-        value = rng.standard_normal(size) / np.sqrt(
-            max(1, np.prod(size[1:]) if len(size) > 2 else size[0])
-        )
+        fan_in = np.prod(size[1:]) if len(size) > 2 else size[0]
+        value = rng.standard_normal(size) / np.sqrt(fan_in)
         if name.startswith("scale") or name == "var":
             value = np.ones(size)
-        if name in {"mean"} or name.startswith("shift"):
+        elif name.startswith("shift") or name == "mean":
             value = np.zeros(size)
         model.graph.initializer.append(numpy_helper.from_array(value.astype(np.float32), name))
     trainable = [n for n in weights if n not in options.get("frozen_params", [])]
@@ -175,5 +174,6 @@ def python_run(folder: Path, data: dict, plan: dict) -> dict:
         module.lazy_reset_grad()
     final = float(module.eval()(data["0/0"], data["0/1"]))
     module.train()
-    parameters = module.get_contiguous_parameters().numpy().copy()
+    vector = module.get_contiguous_parameters()
+    parameters = vector.numpy().copy()
     return {"losses": losses, "eval": final, "parameters": parameters, "data": data, "plan": plan}

@@ -384,7 +384,7 @@ function bar(share, label) {
     return item;
 }
 function offer(name, bytes) {
-    const url = URL.createObjectURL(new Blob([bytes.slice()]));
+    const url = URL.createObjectURL(new Blob([bytes.slice()], { type: "application/octet-stream" }));
     const link = document.createElement("a");
     link.href = url;
     link.download = name;

@@ -7,7 +7,7 @@ const RIGHT = 44;
 const TOP = 14;
 const BOTTOM = 30;
 const MAX_POINTS = 400;
-const SMOOTHING = 0.9;
+const SMOOTHING = 0.8;
 export class Chart {
     svg;
     losses = [];

@@ -1,5 +1,5 @@
 /** A pad to draw on; what is drawn becomes a small image as the model's own examples are. */
-const STROKE = 0.1;
+const STROKE = 0.13;
 const MARGIN_FROM = 20;
 const MARGIN = 4;
 export class Pad {

@@ -89,6 +89,14 @@ export function withoutAccumulation(artifact) {
     model.prune();
     return model.encode();
 }
+/**
+ * Names of nodes that onnxruntime-web's WebGPU provider claims and cannot run: MaxPool with its
+ * second output, which tells the gradient where the maxima were.
+ */
+export function hostNodes(model) {
+    const found = model.nodes.filter((n) => n.opType === "MaxPool" && (n.outputs[1] ?? "") !== "");
+    return found.map((n) => n.name).filter((name) => name !== "");
+}
 /** The name of a parameter's gradient in the graph. */
 export function gradientOf(artifact, parameter) {
     return artifact.gradients.get(parameter) ?? `${parameter}_grad`;

@@ -1,5 +1,5 @@
 /** Module: the forward and backward pass of a training artifact, and the eval model. */
-import { checkState, gradientOf, loadArtifact, withoutAccumulation, } from "./artifact.js";
+import { checkState, gradientOf, hostNodes, loadArtifact, withoutAccumulation, } from "./artifact.js";
 import { InputError, NonFiniteError, StateError } from "./errors.js";
 import { exportModel } from "./export.js";
 import { ModelFile } from "./onnxfile.js";
@@ -46,7 +46,8 @@ export class Module {
             if (training.specs.get(name)?.type.code === "F32")
                 kept.push(updated);
         }
-        const session = await backend.session(withoutAccumulation(training), kept);
+        const model = withoutAccumulation(training);
+        const session = await backend.session(model, kept, hostNodes(training.model));
         const finite = options.checkFinite ?? false;
         return new Module(backend, state, training, session, evaluation, evalModel, finite);
     }
@@ -179,7 +180,7 @@ export class Module {
         this.state.needValues();
         return this.state.exclusive(async () => {
             await this.state.sync();
-            return exportModel(this.evalModel, this.state, names);
+            return exportModel(this.evalModel, this.state, names, this.backend);
         });
     }
     // --- inside -----------------------------------------------------------------------------------

@@ -168,6 +168,33 @@ export class ModelFile {
         const others = this.graph.messages(VALUE_INFO).filter((m) => !chosen.has(m.string(1)));
         this.graph.replace(VALUE_INFO, others);
     }
+    /** Declare an output as a tensor. */
+    setOutputType(name, elemType, shape) {
+        const tensor = new Message().add(1, elemType);
+        if (shape !== null) {
+            const dims = new Message();
+            for (const size of shape) {
+                const dim = new Message();
+                if (typeof size === "number" && size >= 0)
+                    dim.add(1, size);
+                else if (typeof size === "string" && size !== "")
+                    dim.add(2, size);
+                dims.add(1, dim);
+            }
+            tensor.add(2, dims);
+        }
+        const output = this.graph.messages(OUTPUT).find((m) => m.string(1) === name);
+        output?.drop(2).add(2, new Message().add(1, tensor));
+    }
+    /** Make inner values inputs, of the type the file says they have (float32 if it says nothing). */
+    addInputs(names) {
+        const known = new Map(this.graph.messages(VALUE_INFO).map((m) => [m.string(1), m]));
+        for (const name of names)
+            this.graph.add(INPUT, known.get(name) ?? floatValue(name));
+        const chosen = new Set(names);
+        const others = this.graph.messages(VALUE_INFO).filter((m) => !chosen.has(m.string(1)));
+        this.graph.replace(VALUE_INFO, others);
+    }
     /** Forget all declared shapes, so that tensors of any rank may be passed. */
     forgetShapes() {
         this.graph.drop(VALUE_INFO);
@@ -234,7 +261,6 @@ export class ModelFile {
 }
 /** A model of one float32 node, for vector arithmetic on a device; tensors of any rank. */
 export function singleNode(opType, inputs, keepdims) {
-    const float = (name) => new Message().add(1, name).add(2, new Message().add(1, new Message().add(1, 1)));
     const node = new Node(new Message());
     node.inputs = inputs;
     node.outputs = ["result"];
@@ -243,9 +269,13 @@ export function singleNode(opType, inputs, keepdims) {
         node.setAttribute("keepdims", keepdims, "int");
     const graph = new Message().add(NODE, node.message).add(2, opType);
     for (const name of inputs)
-        graph.add(INPUT, float(name));
-    graph.add(OUTPUT, float("result"));
+        graph.add(INPUT, floatValue(name));
+    graph.add(OUTPUT, floatValue("result"));
     return new Message().add(1, 8).add(GRAPH, graph).add(OPSETS, new Message().add(2, 18)).encode();
+}
+/** A float32 tensor of any rank. */
+function floatValue(name) {
+    return new Message().add(1, name).add(2, new Message().add(1, new Message().add(1, 1)));
 }
 /** Names a node reads: its inputs, and what its subgraphs take from outside. */
 export function uses(node) {

@@ -1,11 +1,13 @@
 /** Optimizer: update the parameters from the gradients with an optimizer artifact. */
 import { CheckpointError, InputError, ModelFileError } from "./errors.js";
 import { ModelFile, uses } from "./onnxfile.js";
-import { F32 } from "./ort.js";
+import { F32, I64 } from "./ort.js";
 import { isObject } from "./safetensors.js";
+import { takeScalars } from "./split.js";
 import { copy, sameSpec, TensorStore } from "./store.js";
 const KEY = "onnxtrain.optimizer";
 const DEFAULT_RATE = 0.001;
+const SCALARS = ["learning_rate", "step", "grad_scale", "weight_decay"];
 const ELEMENTWISE = new Set([
     "Abs", "Add", "And", "Cast", "Clip", "Div", "Equal", "Exp", "Greater", "Identity", "Less", "Log",
     "Max", "Min", "Mul", "Neg", "Not", "Or", "Pow", "Reciprocal", "Sign", "Sqrt", "Sub", "Sum",
@@ -16,15 +18,18 @@ export class Optimizer {
     module;
     file;
     session;
+    scalars;
     memory;
     pieces;
     inPlace;
     /** Limit of the global gradient norm, instead of the optimizer model's own. */
     clipNorm;
-    constructor(module, file, session, memory, pieces, inPlace) {
+    known;
+    constructor(module, file, session, scalars, memory, pieces, inPlace) {
         this.module = module;
         this.file = file;
         this.session = session;
+        this.scalars = scalars;
         this.memory = memory;
         this.pieces = pieces;
         this.inPlace = inPlace;
@@ -43,12 +48,14 @@ export class Optimizer {
         const pieces = byTensor ? tensors(module, groups) : runs(module, groups);
         const kinds = ["params", ...file.states];
         const safe = kinds.filter((k) => safeInPlace(file.model, k, `${k}.updated`));
+        const { backend } = module;
+        const scalars = backend.onDevice ? takeScalars(file.model, SCALARS) : undefined;
         if (byTensor)
             file.model.forgetShapes();
         const kept = kinds.map((k) => `${k}.updated`);
-        const session = await module.backend.session(file.model.encode(), kept);
-        const inPlace = new Set(module.backend.inPlace ? safe : []);
-        return new Optimizer(module, file, session, memory, pieces, inPlace);
+        const session = await backend.session(file.model.encode(), kept);
+        const inPlace = new Set(backend.inPlace ? safe : []);
+        return new Optimizer(module, file, session, scalars, memory, pieces, inPlace);
     }
     /** Update every trainable parameter from its gradient. Gradients are kept. */
     step() {
@@ -91,22 +98,8 @@ export class Optimizer {
         return [["params", this.module.state.trainable], ...states];
     }
     async update(piece, scale) {
-        const { backend, gradients } = this.module;
-        const { learningRate, step } = this.memory;
-        const float = (x) => backend.tensor(F32, Float32Array.of(x), [1]);
-        const scalars = {
-            learning_rate: () => float(learningRate * piece.group.lrScale),
-            weight_decay: () => float(piece.group.weightDecay),
-            grad_scale: () => float(scale),
-            step: () => stepTensor(backend, step + 1),
-        };
-        const feeds = {
-            gradients: await this.part(gradients, piece),
-        };
-        for (const [name, make] of Object.entries(scalars)) {
-            if (this.session.inputNames.includes(name))
-                feeds[name] = make();
-        }
+        const gradients = await this.part(this.module.gradients, piece);
+        const feeds = { ...this.numbers(piece.group, scale), gradients };
         const fetches = {};
         for (const [kind, store] of this.stores()) {
             const tensor = await this.part(store, piece);
@@ -123,6 +116,34 @@ export class Optimizer {
             else
                 copy(host(store, piece), fresh.data);
         }
+    }
+    /** Learning rate, step and so on, and what follows from them alone; the same within a step. */
+    numbers(group, scale) {
+        const { learningRate, step } = this.memory;
+        const key = [group.lrScale, group.weightDecay, scale, learningRate, step].join();
+        if (this.known?.key === key)
+            return this.known.values;
+        const { backend } = this.module;
+        const single = (value) => ({ value: Math.fround(value), type: F32.onnx });
+        const inputs = new Map([
+            ["learning_rate", single(learningRate * group.lrScale)],
+            ["weight_decay", single(group.weightDecay)],
+            ["grad_scale", single(scale)],
+            ["step", { value: step + 1, type: I64.onnx }],
+        ]);
+        const values = {};
+        for (const [name, { value, type }] of inputs) {
+            if (!this.session.inputNames.includes(name))
+                continue;
+            values[name] = type === F32.onnx
+                ? backend.tensor(F32, Float32Array.of(value), [1])
+                : backend.tensor(I64, BigInt64Array.of(BigInt(value)), [1]);
+        }
+        for (const [name, value] of this.scalars?.compute(inputs) ?? []) {
+            values[name] = backend.tensor(F32, Float32Array.of(value), []);
+        }
+        this.known = { key, values };
+        return values;
     }
     async part(store, piece) {
         if (piece.tensor !== undefined)
@@ -148,10 +169,6 @@ export class Optimizer {
         }
         return Math.min(1, limit / (scale * Math.sqrt(total) + 1e-6));
     }
-}
-function stepTensor(backend, step) {
-    const int64 = { code: "I64", onnx: 7, ort: "int64", bytes: 8, array: BigInt64Array };
-    return backend.tensor(int64, BigInt64Array.of(BigInt(step)), [1]);
 }
 function host(store, piece) {
     if (piece.tensor !== undefined)

@@ -23,7 +23,11 @@ const TYPES = [
 ];
 export const BY_CODE = new Map(TYPES.map((t) => [t.code, t]));
 export const BY_ONNX = new Map(TYPES.map((t) => [t.onnx, t]));
-export const F32 = TYPES[1];
+export const BY_ORT = new Map(TYPES.filter((t) => t.ort !== null).map((t) => [t.ort, t]));
+export const F32 = BY_CODE.get("F32");
+export const I64 = BY_CODE.get("I64");
+const asObject = (p) => (typeof p === "string" ? { name: p } : p);
+const providerName = (p) => asObject(p).name;
 /** Where sessions run and how their outputs come back. */
 export class Backend {
     ort;
@@ -32,21 +36,30 @@ export class Backend {
     inPlace;
     /** Whether parameters, gradients and moments stay in the device's own buffers. */
     onDevice;
+    providers;
     constructor(ort, options = {}) {
         this.ort = ort;
         this.options = options;
-        const providers = Array.isArray(options["executionProviders"])
-            ? options["executionProviders"]
-            : [];
-        this.onDevice = providers.some((p) => (typeof p === "string" ? p : p.name) === "webgpu");
+        const given = options["executionProviders"];
+        this.providers = Array.isArray(given) ? given : [];
+        this.onDevice = this.providers.some((p) => providerName(p) === "webgpu");
         this.inPlace = !this.onDevice && ort.env.versions.node !== undefined;
     }
-    /** Make a session; `kept` outputs stay on the device if there is one. */
-    async session(model, kept = []) {
-        const locations = this.onDevice && kept.length > 0
-            ? { preferredOutputLocation: Object.fromEntries(kept.map((n) => [n, "gpu-buffer"])) }
-            : {};
-        const options = { ...this.options, ...locations };
+    /**
+     * Make a session.
+     *
+     * @param kept - outputs that stay on the device, if there is one.
+     * @param onHost - names of nodes that the device claims and cannot run.
+     */
+    async session(model, kept = [], onHost = []) {
+        const options = { ...this.options };
+        if (this.onDevice && kept.length > 0) {
+            const locations = kept.map((name) => [name, "gpu-buffer"]);
+            options["preferredOutputLocation"] = Object.fromEntries(locations);
+        }
+        if (this.onDevice && onHost.length > 0) {
+            options["executionProviders"] = this.providers.map((p) => providerName(p) === "webgpu" ? { preferredLayout: "NCHW", ...asObject(p), forceCpuNodeNames: onHost } : p);
+        }
         return (await this.ort.InferenceSession.create(model, options));
     }
     tensor(type, data, dims) {

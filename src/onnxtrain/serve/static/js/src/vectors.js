@@ -25,7 +25,7 @@ export class Vectors {
         if (there !== undefined)
             return there;
         const uploaded = await this.run("Identity", { a: host() }, true);
-        store.place(name, uploaded);
+        store.place(name, uploaded, false);
         return uploaded;
     }
     async run(op, feeds, keep) {

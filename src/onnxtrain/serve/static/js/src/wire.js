@@ -57,6 +57,11 @@ export class Message {
     string(number) {
         return this.strings(number).at(-1) ?? "";
     }
+    /** The last field with this number, as bytes that have not been opened. */
+    bytes(number) {
+        const value = this.fields.filter((f) => f.number === number).at(-1)?.value;
+        return value instanceof Uint8Array ? value : undefined;
+    }
     /** The last integer with this number, signed; beyond 2**53 it is rounded (no such is used). */
     integer(number, otherwise = 0) {
         const field = this.fields.filter((f) => f.number === number).at(-1);
