@@ -248,7 +248,13 @@ def test_convert(run):
     assert "new/training_model.onnx" in result.out
     operators = {n.domain for n in onnx.load("new/training_model.onnx").graph.node}
     assert operators <= {"", "ai.onnx"}
-    assert run("export", "new", "-o", "out.onnx").code == 0
+    result = run("export", "new", "-o", "out.onnx")
+    assert result.code == 1
+    assert "--outputs" in result.err
+    value = onnx.load("new/eval_model.onnx").graph.node[0].output[0]
+    result = run("export", "new", "-o", "out.onnx", "--outputs", value)
+    assert result.code == 0, result.err
+    assert [o.name for o in onnx.load("out.onnx").graph.output] == [value]
 
 
 def test_convert_needs_a_folder(run):

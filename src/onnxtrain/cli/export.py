@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from .app import common
 from .output import UserError, current, size
+
+if TYPE_CHECKING:
+    from ..runtime.state import CheckpointState
 
 EPILOG = """\b
 Examples:
@@ -31,8 +35,6 @@ def command(
 
     CHECKPOINT is a checkpoint file, or the folder of a run or of artifacts.
     """
-    from ..runtime.devices import Device
-    from ..runtime.evaluator import Evaluator
     from ..runtime.export import export
     from ..runtime.state import CheckpointState
 
@@ -47,9 +49,23 @@ def command(
         raise UserError(f"-o {output}: give the name of a file in a folder that exists.")
     state = CheckpointState.load_checkpoint(file)
     names = [n.strip() for n in (outputs or "").split(",") if n.strip()]
-    evaluator = Evaluator(str(model), state, Device("cpu", None), with_loss=False)
-    export(str(model), state, target, names or evaluator.model_outputs)
+    export(str(model), state, target, names or _predictions(model, state))
     current().show(f"{target}  {size(target.stat().st_size)}")
+
+
+def _predictions(model: Path, state: CheckpointState) -> list[str]:
+    """Outputs of the model that the artifacts were made from."""
+    from ..errors import ModelFileError
+    from ..runtime.devices import Device
+    from ..runtime.evaluator import Evaluator
+
+    try:
+        return Evaluator(str(model), state, Device("cpu", None), with_loss=False).model_outputs
+    except ModelFileError as error:
+        raise UserError(
+            f"{model} does not say which of its values are predictions (old artifacts do not). "
+            "Name them with --outputs; onnxtrain draw shows their names."
+        ) from error
 
 
 def _find(checkpoint: Path, artifacts: str | None, prefix: str) -> tuple[Path, Path]:

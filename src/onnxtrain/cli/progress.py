@@ -32,6 +32,8 @@ class Interrupt(Callback):
     A step is never cut in two, so the checkpoint is one that training goes on from exactly.
     """
 
+    may_stop = False  # by setting `trainer.stop`, that is
+
     def __init__(self, checkpoint: Path) -> None:
         self.checkpoint, self.asked = checkpoint, False
 
@@ -54,7 +56,7 @@ class Interrupt(Callback):
 
     def on_step_end(self, trainer: Trainer, logs: Logs) -> None:
         """Leave if asked to."""
-        if self.asked:
+        if trainer.group.stopping(self.asked):  # processes that train together leave together
             trainer.save(self.checkpoint)
             raise InterruptedRunError
 
@@ -65,6 +67,8 @@ class Interrupt(Callback):
 
 class Recorder(Callback):
     """Keeps every step and writes the history after every epoch."""
+
+    may_stop = False
 
     def __init__(self, folder: Path, steps: list[Step]) -> None:
         self.folder, self.steps = folder, steps
@@ -92,6 +96,8 @@ class TrainMetric(Callback):
 
 class Bar(Callback):
     """A moving bar on a terminal, one line per epoch elsewhere, nothing when quiet."""
+
+    may_stop = False
 
     def __init__(self, output: Output, epochs: int, rows_per_step: int) -> None:
         self.output, self.epochs, self.rows = output, epochs, rows_per_step
