@@ -1,13 +1,14 @@
 """Code blocks of a Markdown page, and how to run them.
 
-All Python blocks of a page run in order, in one namespace and one empty folder, as a reader would who
-types them in. A comment on the line before a block changes that:
+All Python blocks of a page run in order, in one namespace and one empty folder, as for a reader
+who types them in. A comment on the line before a block changes that:
 
     <!-- skip: why it cannot run here -->      not run
     <!-- needs: torch, skl2onnx -->            the rest of the page runs only with these packages
     <!-- raises: NoGradientError -->           this error is expected
     <!-- fresh -->                             a new namespace starts here
-    <!-- output -->                            before a text block: what the block above printed
+    <!-- output -->                            before a text block: what the block above printed,
+                                               the error's type and message at the end
     <!-- setup ... -->                         code that is run and not shown
 
 The same comments are understood in README.md and CONTRIBUTING.md.
@@ -27,7 +28,9 @@ from typing import Any
 import pytest
 
 FENCE = re.compile(r"^(?P<indent> *)```(?P<language>[\w-]*)(?P<rest>.*)$")
-COMMENT = re.compile(r"^ *<!-- *(?P<word>skip|needs|raises|fresh|output)(?:: *(?P<value>.*?))? *-->$")
+COMMENT = re.compile(
+    r"^ *<!-- *(?P<word>skip|needs|raises|fresh|output)(?:: *(?P<value>.*?))? *-->$"
+)
 SETUP = re.compile(r"^ *<!-- setup *$")
 PYTHON = ("python", "py")
 
@@ -107,16 +110,19 @@ def _run(block: Block, path: Path, names: dict[str, Any]) -> str:
     code = compile("\n" * (block.line - 1) + block.code, str(path), "exec", dont_inherit=True)
     out = io.StringIO()
     expected = block.marks.get("raises")
+    caught: Exception | None = None
     with contextlib.redirect_stdout(out):
         try:
             exec(code, names)
         except Exception as error:
             if expected is None:
                 raise
-            kinds = {k.__name__ for k in type(error).__mro__}
-            assert expected in kinds, f"{path.name}:{block.line}: {error!r} is no {expected}"
-        else:
-            assert expected is None, f"{path.name}:{block.line}: no {expected} was raised"
+            caught = error
+            print(f"{type(error).__name__}: {error}")
+    where = f"{path.name}:{block.line}"
+    assert expected is None or caught is not None, f"{where}: no {expected} was raised"
+    kinds = [kind.__name__ for kind in type(caught).__mro__]
+    assert expected is None or expected in kinds, f"{where}: {caught!r} is no {expected}"
     return out.getvalue()
 
 

@@ -48,7 +48,9 @@ def page(tmp_path: Path, text: str) -> Path:
 
 
 def test_blocks_share_names_and_hidden_code_runs(tmp_path):
-    text = "<!-- setup\na = 1\n-->\n```python\nb = a + 1\n```\n1. item\n   ```py\n   c = b\n   ```\n"
+    text = (
+        "<!-- setup\na = 1\n-->\n```python\nb = a + 1\n```\n1. item\n   ```py\n   c = b\n   ```\n"
+    )
     assert run_page(page(tmp_path, text))["c"] == 2
 
 
