@@ -224,7 +224,7 @@ class Echo(Backend):
 
 def test_other_ranks_hear_of_rank_0s_error(folder):
     text = np.frombuffer(b'{"error": "damaged"}', np.uint8)
-    with pytest.raises(InputError, match="Rank 0 could not load the checkpoint: damaged"):
+    with pytest.raises(InputError, match="Rank 0 stopped: damaged"):
         shared_state(Echo([[text.size], text]), folder / "checkpoint")
 
 

@@ -15,6 +15,8 @@ import click
 import numpy as np
 
 from ..artifacts import generate_artifacts
+from ..distributed.connect import connect
+from ..distributed.start import once
 from ..errors import CheckpointError, NonFiniteError, RunError, StateError
 from ..runtime.callbacks import SaveCheckpoint
 from ..runtime.devices import session_options
@@ -83,19 +85,26 @@ def train_on(
     )
     scheduler = _scheduler(settings, training, drop_last)
     metrics = _metrics(settings, plan)
-    folder = _folder(settings)
-    if settings.resume:
-        _check_resume(folder, settings, plan)
-    else:
+    group = connect("auto")  # the processes that mpirun or torchrun started, if it did
+
+    def prepare() -> str:
+        folder = _folder(settings)
+        if settings.resume:
+            _check_resume(folder, settings, plan)
+            return str(folder)
         with _staged(folder, settings.overwrite) as staging:
             _make_artifacts(settings, plan, optimizer, staging / "artifacts")
             _try_a_batch(staging / "artifacts", settings, training)
             about = {"model_sha256": plan.digest, "settings": settings.to_dict()}
             write_text(staging / "run.json", json.dumps(about, indent=2) + "\n")
-    trainer = _trainer(folder, settings, scheduler=scheduler, metrics=metrics)
+        return str(folder)
+
+    folder = Path(prepare() if group is None else once(group, prepare))
+    trainer = _trainer(folder, settings, scheduler=scheduler, metrics=metrics, distributed=group)
     run = Run(folder, settings, plan, task, trainer.history, [], training, validation, trainer)
     _fit(run, output, drop_last)
-    _finish(run)
+    if trainer.group.is_main:
+        _finish(run)
     return run
 
 
@@ -122,11 +131,13 @@ def _fit(run: Run, output: Output, drop_last: bool) -> None:
         run.steps = read_steps(folder, trainer.step)
     interrupt = progress.Interrupt(folder / "checkpoint")
     bar = progress.Bar(output, settings.epochs, settings.batch_size)
-    hooks: list[Any] = [progress.Recorder(folder, run.steps), bar]
+    main = trainer.group.is_main
+    hooks: list[Any] = [progress.Recorder(folder, run.steps), bar] if main else []
     if run.validation is None and run.training.rows and trainer.metrics:
         sample = run.training.part(slice(0, 2000))
         hooks.insert(0, progress.TrainMetric(sample.arrays, settings.batch_size))
-    events = progress.tensorboard(folder / "tensorboard") if settings.tensorboard else None
+    wanted = settings.tensorboard and main
+    events = progress.tensorboard(folder / "tensorboard") if wanted else None
     if events is not None:
         hooks.append(events)
     hooks += [SaveCheckpoint(folder / "checkpoint"), interrupt]
@@ -144,6 +155,8 @@ def _fit(run: Run, output: Output, drop_last: bool) -> None:
                 resume=settings.resume,
             )
     except progress.InterruptedRunError as stopped:
+        if not main:
+            raise
         bar.close()
         write_history(folder, trainer.history, run.steps)
         at = f"epoch {trainer.epoch + 1}, step {trainer.step}"
@@ -153,7 +166,8 @@ def _fit(run: Run, output: Output, drop_last: bool) -> None:
         )
         raise click.exceptions.Exit(INTERRUPTED) from stopped
     except NonFiniteError as error:
-        write_history(folder, trainer.history, run.steps)
+        if main:
+            write_history(folder, trainer.history, run.steps)
         raise UserError(
             f"{error} The training diverged: try a smaller --lr (it is {settings.lr:g}), "
             "--clip-norm 1.0, or --warmup 0.1, and scale the inputs to about -1 to 1."

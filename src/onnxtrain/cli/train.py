@@ -28,6 +28,7 @@ Examples:
       --schedule cosine --warmup 0.1 --clip-norm 1.0
   onnxtrain train model.onnx --data train.npz --loss cross_entropy --epochs 10 --resume
   onnxtrain train model.onnx --config run.toml
+  mpirun -n 4 onnxtrain train model.onnx --data train.npz --loss cross_entropy
 
 \b
 The folder of the run (--output) gets model.onnx (trained, for inference), checkpoint, report.html,
@@ -105,6 +106,8 @@ def command(ctx: click.Context, /, config: str | None, **options: Any) -> None:
     one_of(options["training_mode"], ("auto", "preserve", "train"), "--training-mode")
     settings = Settings(**options)
     run = train(settings, current())
+    if not run.trainer.group.is_main:
+        return
     last = {k: v[-1] for k, v in run.history.items() if v and k != "lr"}
     current().show("  ".join(f"{k} {v:.4g}" for k, v in last.items()))
     for file in run.files:

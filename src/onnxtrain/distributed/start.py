@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,20 +25,15 @@ def shared_state(
 
     A state that was handed in as an object keeps its buffers where the layout is the same.
     """
-    found: CheckpointState | None = state if isinstance(state, CheckpointState) else None
-    error: Exception | None = None
-    if backend.is_main and not isinstance(state, CheckpointState):
-        try:
-            found = CheckpointState.load_checkpoint(state)
-        except Exception as problem:  # told to all below, so that nobody waits for this rank
-            error = problem
-    told = {"error": str(error)} if error else _described(found) if backend.is_main else None
-    described = backend.share_json(told)
-    if error is not None:
-        raise error
-    if "error" in described:
-        raise InputError(f"Rank 0 could not load the checkpoint: {described['error']}")
-    taken = _made(described, found)
+    found: list[CheckpointState] = [state] if isinstance(state, CheckpointState) else []
+
+    def described_here() -> dict[str, Any]:
+        if not isinstance(state, CheckpointState):
+            found.append(CheckpointState.load_checkpoint(state))
+        return _described(found[0])
+
+    described = once(backend, described_here)
+    taken = _made(described, found[0] if found else None)
     taken._sync()
     for store in taken._stores():
         for buffer in store.buffers.values():
@@ -46,8 +42,24 @@ def shared_state(
     return taken
 
 
-def _described(state: CheckpointState | None) -> dict[str, Any]:
-    assert state is not None
+def once(backend: Backend, work: Callable[[], Any]) -> Any:
+    """Let rank 0 do something and give its (JSON-ready) result to all; an error reaches all too."""
+    found: Any = None
+    error: Exception | None = None
+    if backend.is_main:
+        try:
+            found = {"result": work()}
+        except Exception as problem:  # told to the others, so that nobody waits for this rank
+            error, found = problem, {"error": str(problem)}
+    told = backend.share_json(found)
+    if error is not None:
+        raise error
+    if "error" in told:
+        raise InputError(f"Rank 0 stopped: {told['error']}")
+    return told["result"]
+
+
+def _described(state: CheckpointState) -> dict[str, Any]:
     memory = state._optimizer
     return {
         "nominal": state._nominal,

@@ -8,6 +8,7 @@ usage statistics to its makers unless told otherwise; importing this package fir
 import os
 
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
+os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
 
 try:
     import flwr as _flwr  # noqa: F401

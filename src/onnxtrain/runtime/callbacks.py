@@ -18,6 +18,10 @@ Logs = Mapping[str, float]
 class Callback:
     """Base class: override what you need. `trainer.stop = True` ends the training."""
 
+    may_stop = True
+    """Whether `on_step_end` might set `trainer.stop`. Processes that train together ask each other
+    after every step if so; a callback that never stops may say False and save that."""
+
     def on_train_begin(self, trainer: Trainer) -> None:
         """Before the first step."""
 
@@ -115,6 +119,8 @@ class SaveCheckpoint(Callback):
         best: only when this value got better, e.g. "val_loss".
     """
 
+    may_stop = False
+
     def __init__(
         self,
         path: str | os.PathLike[str],
@@ -162,6 +168,8 @@ class SaveCheckpoint(Callback):
 
 class Progress(Callback):
     """One line of text per epoch; on a terminal it also moves during the epoch."""
+
+    may_stop = False
 
     def __init__(self, file: TextIO | None = None, interval: float = 0.2) -> None:
         self.file, self.interval = file, interval

@@ -437,8 +437,7 @@ class Trainer:
 
 def _may_stop_between_steps(hook: Callback) -> bool:
     """Whether a callback might set `trainer.stop` after a step, in one process only perhaps."""
-    harmless = isinstance(hook, Progress | SaveCheckpoint)
-    return not harmless and type(hook).on_step_end is not Callback.on_step_end
+    return hook.may_stop and type(hook).on_step_end is not Callback.on_step_end
 
 
 def measured(outputs: Sequence[Array], values: Sequence[Any]) -> tuple[float, int]:
