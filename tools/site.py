@@ -82,7 +82,7 @@ def filled(entry: Any, found: dict[str, list[str]]) -> Any:
     """A part of the navigation without patterns; a section that would be empty is left out."""
     if isinstance(entry, dict):
         parts = {k: filled(v, found) for k, v in entry.items()}
-        return {k: v for k, v in parts.items() if v}
+        return {k: v[0] if alone(v) else v for k, v in parts.items() if v}
     if isinstance(entry, list):
         result: list[Any] = []
         for child in entry:
@@ -90,6 +90,11 @@ def filled(entry: Any, found: dict[str, list[str]]) -> Any:
             result += whole if isinstance(whole, list) else [whole] if whole else []
         return result
     return found.get(entry, entry)
+
+
+def alone(pages: Any) -> bool:
+    """Whether a section would have only one page: then it needs no section."""
+    return isinstance(pages, list) and len(pages) == 1 and isinstance(pages[0], str)
 
 
 # --- the API reference ----------------------------------------------------------------------------
@@ -136,18 +141,25 @@ def public_names(module: str, source: Path) -> list[str]:
         lazy = {n: (w, source_of(w)) for n, w in onnxtrain._LAZY.items()}
         return [f"onnxtrain.{w}.{n}" for n, (w, file) in lazy.items() if file and is_own(file, n)]
     exported = [
-        alias.name
+        public_path(full, node.module, alias.name, source)
         for node in tree.body
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
         if alias.asname == alias.name and is_own(source, alias.name)
     ]
     own = [
-        node.name
+        f"{full}.{node.name}"
         for node in tree.body
         if isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_")
     ]
-    return [f"{full}.{name}" for name in (own if len(own) > len(exported) else exported)]
+    return own if len(own) > len(exported) else exported
+
+
+def public_path(package: str, module: str | None, name: str, source: Path) -> str:
+    """The name as users import it, unless a module beside it has the same one."""
+    if source.with_name(f"{name}.py").is_file():
+        return f"{package}.{module}.{name}"
+    return f"{package}.{name}"
 
 
 def is_own(source: Path, name: str) -> bool:

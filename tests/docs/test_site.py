@@ -160,6 +160,12 @@ def test_api_reference_has_the_public_names(site, pages, page, names):
         assert any(a.endswith(f".{name}") for a in anchors), name
 
 
+def test_entries_of_the_reference_are_no_modules(site):
+    """`optim.adafactor` is a function, and a module has the same name."""
+    for path in (site / "api").glob("*.html"):
+        assert "doc-symbol-module" not in path.read_text(encoding="utf-8"), path.name
+
+
 def test_every_public_name_of_the_device_api_is_in_the_reference(site, pages):
     import onnxtrain.api
 

@@ -144,6 +144,7 @@ def test_notebook_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     notebook = json.loads(path.read_text(encoding="utf-8"))
     try:
+        import ipykernel  # noqa: F401
         import nbclient
         import nbformat
     except ImportError:
@@ -153,7 +154,7 @@ def test_notebook_runs(tmp_path, monkeypatch):
                 exec(compile("".join(cell["source"]), str(path), "exec"), scope)
         assert scope["accuracy"] >= 0.95
     else:
-        node = nbformat.from_dict(notebook)
+        node = nbformat.read(path, as_version=4)
         nbclient.NotebookClient(node, timeout=300, kernel_name="python3").execute()
     assert (tmp_path / "getting_started" / "trained.onnx").is_file()
 
