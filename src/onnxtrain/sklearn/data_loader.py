@@ -98,6 +98,13 @@ class OrtDataLoader:
         """First rows of the batches."""
         return range(0, len(self), self.batch_size)
 
+    def by_size(self) -> list[tuple[int, range]]:
+        """The batches by their size: (rows, first rows of the batches)."""
+        full, size = len(self) // self.batch_size, self.batch_size
+        found = [(size, range(0, full * size, size))]
+        left = len(self) - full * size
+        return [*found, (left, range(full * size, len(self), size))] if left else found
+
     def iter_numpy(self) -> Iterator[Batch]:
         """Batches as arrays: (X, y), or (X, y, weight)."""
         data, size = self.epoch(), self.batch_size

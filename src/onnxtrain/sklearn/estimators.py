@@ -298,15 +298,13 @@ class OnnxEstimator(BaseEstimator):  # type: ignore[misc]
         return parts
 
     def _epoch(self, loader: OrtDataLoader) -> float:
-        total, data, size, rate = 0.0, loader.epoch(), loader.batch_size, self._rate.value
-        for start in loader.starts():
-            batch = [a[start : start + size] for a in data]
-            rows = len(batch[0])
+        total, data = 0.0, loader.epoch()
+        for rows, starts in loader.by_size():
             step = self._steps.get(rows)
             if step is None:
                 names = [self._input_name(), LABEL, WEIGHT]
-                step = self._steps[rows] = BoundStep(self._session, names, batch, LOSS)
-            total += step.run(batch, rate) * rows
+                step = self._steps[rows] = BoundStep(self._session, names, data, rows, LOSS)
+            total += step.run(data, starts, self._rate.value) * rows
         loss = total / len(loader)
         if not np.isfinite(loss):
             raise ConvergenceError(

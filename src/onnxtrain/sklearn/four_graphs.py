@@ -121,31 +121,36 @@ class FourGraphs(BaseOnnx):
         self.rate = Buffer((1,), self.dtype, device)
         self.count = Buffer((1,), np.int64, device)
         self.penalty_value = Buffer((), self.dtype, device)
+        self.counts = any("step" in n.input for n in self.update_onnx_.graph.node)
         self._sides: dict[int, Side] = {}
         self.steps = 0
 
     def side(self, x: Array) -> Side:
         """The bindings for batches of this size."""
         side = self._sides.get(len(x))
-        if side is None:
+        if side is None or side.x.shape != x.shape:
             if len(self._sides) > 8:  # sizes that change all the time would pile up memory
                 self._sides.clear()
             side = self._sides[len(x)] = Side(self, x)
         return side
 
-    def step(self, batch: tuple[Array, ...]) -> float:
-        """One step on (X, y) or (X, y, weights); gives the batch's loss, summed over rows."""
-        self.steps += 1
-        self.count.write(self.steps)
-        return self.side(batch[0]).run(batch)
+    def run(self, data: tuple[Array, ...], rows: int, starts: range) -> tuple[float, float]:
+        """A step for each of the batches that begin at `starts`.
+
+        Args:
+            data: features, labels and, if the loss takes them, weights.
+            rows: size of these batches.
+            starts: their first rows.
+
+        Returns:
+            The sums of the losses and of the penalties.
+        """
+        first = starts[0]
+        return self.side(data[0][first : first + rows]).run(data, starts)
 
     def set_rate(self, value: float) -> None:
         """Set the learning rate of the next steps."""
         self.rate.write(value)
-
-    def penalty_now(self) -> float:
-        """The penalty at the last step; 0 without one."""
-        return float(self.penalty_value.read()) if self.penalty_onnx_ is not None else 0.0
 
     def state(self, kind: str = "weight") -> dict[str, Array]:
         """Copies of weights or gradients, by name."""
@@ -184,7 +189,6 @@ class Side:
         self.of, self.rows = of, rows
         self.x = Buffer(x.shape, x.dtype, device)
         self.x.write(x)
-        self._x_shape = x.shape
         crossing = self._crossing()
         predicted = crossing[of.parts.outputs[0]]
         if not predicted.shape or predicted.shape[0] != rows:
@@ -193,8 +197,8 @@ class Side:
                 f"{list(predicted.shape)} for {rows} observations; its first dimension must be "
                 "theirs."
             )
-        self.label_shape = (rows, *of.loss.label_columns(predicted.shape))
-        self.label = Buffer(self.label_shape, of.loss.label_dtype or dtype, device)
+        shape = (rows, *of.loss.label_columns(predicted.shape))
+        self.label = Buffer(shape, of.loss.label_dtype or dtype, device)
         self.weight = Buffer((rows,), dtype, device)
         self.loss_value = Buffer((), dtype, device)
         scale = Buffer((1,), dtype, device)
@@ -209,25 +213,38 @@ class Side:
             self._update(),
         ]
         self._runs = [(of.sessions[n]._sess.run_with_iobinding, b) for n, b in runs]
-        self._weighted = of.loss.weight_name_ is not None
-        self._read_loss = self.loss_value.read()
+        self._fed = [self.x, self.label]
+        if of.loss.weight_name_ is not None:
+            self._fed.append(self.weight)
 
-    def run(self, batch: tuple[Array, ...]) -> float:
-        """One step."""
-        x, y = batch[0], batch[1]
-        if x.shape != self._x_shape:
-            raise InputError(f"X has rows of shape {x.shape[1:]}, not {self._x_shape[1:]}.")
-        self.x.write(x)
-        self.label.write(y if y.shape == self.label_shape else self.fit_labels(y))
-        if self._weighted:
-            self.weight.write(batch[2])
-        for run, binding in self._runs:
-            run(binding, None)
-        return float(self.loss_value.read())
-
-    def fit_labels(self, y: Array) -> Array:
-        """Expected values in the shape of the prediction."""
-        return self.of.loss.prepare(y, self._seed.shape)
+    def run(self, data: tuple[Array, ...], starts: range) -> tuple[float, float]:
+        """A step for each of the batches that begin at `starts`."""
+        of, rows, runs = self.of, self.rows, self._runs
+        labels = of.loss.prepare(data[1], (len(data[1]), *self._seed.shape[1:]))
+        pairs = list(zip(self._fed, (data[0], labels, *data[2:])))
+        penalized = of.penalty_onnx_ is not None
+        total, penalty = 0.0, 0.0
+        host = of.device.is_host
+        # In host memory the buffers are arrays: no call in between.
+        arrays = [(b.read(), a) for b, a in pairs] if host else []
+        copy, read = np.copyto, self.loss_value.read
+        fixed = read() if host else None
+        for start in starts:
+            stop = start + rows
+            for buffer, array in arrays:
+                copy(buffer, array[start:stop])
+            if not host:
+                for target, array in pairs:
+                    target.write(array[start:stop])
+            of.steps += 1
+            if of.counts:
+                of.count.write(of.steps)
+            for step, binding in runs:
+                step(binding, None)
+            total += (read() if fixed is None else fixed).item()
+            if penalized:
+                penalty += of.penalty_value.read().item()
+        return total, penalty
 
     # -- bindings ----------------------------------------------------------------------------------
 

@@ -13,8 +13,8 @@ from ..errors import InputError, ModelError, UnknownNameError
 from ..training import TrainingParameters, TrainingSession
 from .base import Array
 from .common import TrainerBase, as_array, input_dtype, own_inputs, with_weights_as_inputs
-from .data_loader import OrtDataLoader, generator
-from .devices import device_to_providers
+from .data_loader import Batch, OrtDataLoader, generator
+from .devices import device_to_providers, get_ort_device
 from .onnx_helper import get_train_initializer
 from .sgd_learning_rate import BaseLearningRate, LearningRateAdam
 
@@ -129,7 +129,7 @@ class OrtGradientOptimizer(TrainerBase):
             if y_val is None:
                 raise InputError("X_val needs y_val.")
             validate = lambda: self._validate(X_val, y_val)  # noqa: E731
-        step = self._numpy_step if use_numpy else self._bound_step
+        step = self._numpy_steps if use_numpy else self._bound_steps
         try:
             self._iterate(self.learning_rate_, lambda: self._iteration(loader, step), validate)
         finally:
@@ -197,27 +197,28 @@ class OrtGradientOptimizer(TrainerBase):
         self._validation: Any = None
 
     def _iteration(self, loader: OrtDataLoader, step: Any) -> float:
-        rate = self.learning_rate_
-        total, data, size = 0.0, loader.epoch(), loader.batch_size
-        for start in loader.starts():
-            batch = [a[start : start + size] for a in data]
-            total += step(batch, _rate_of(rate, len(batch[0])))
+        total, data = 0.0, loader.epoch()
+        for rows, starts in loader.by_size():
+            total += step(data, rows, starts, _rate_of(self.learning_rate_, rows))
         return total / len(loader)
 
-    def _bound_step(self, batch: list[Array], rate: float) -> float:
+    def _bound_steps(self, data: Batch, rows: int, starts: range, rate: float) -> float:
         assert self._steps is not None
-        key = len(batch[0])
-        step = self._steps.get(key)
+        step = self._steps.get(rows)
         if step is None:
-            step = self._steps[key] = BoundStep(
-                self.train_session_, self.input_names_, batch, self.loss_output_name
+            step = self._steps[rows] = BoundStep(
+                self.train_session_, self.input_names_, data, rows, self.loss_output_name
             )
-        return step.run(batch, rate)
+        return step.run(data, starts, rate)
 
-    def _numpy_step(self, batch: list[Array], rate: float) -> float:
-        feeds = dict(zip(self.input_names_, batch))
-        feeds[RATE] = np.array([rate], np.float32)
-        return float(self.train_session_.run([self.loss_output_name], feeds)[0])
+    def _numpy_steps(self, data: Batch, rows: int, starts: range, rate: float) -> float:
+        total, wanted = 0.0, [self.loss_output_name]
+        for start in starts:
+            batch = [a[start : start + rows] for a in data]
+            feeds = dict(zip(self.input_names_, batch))
+            feeds[RATE] = np.array([rate], np.float32)
+            total += float(self.train_session_.run(wanted, feeds)[0])
+        return total
 
     def _validate(self, X: Any, y: Any) -> float:
         model = self._model()
@@ -281,37 +282,56 @@ def _rate_of(rate: BaseLearningRate, rows: int) -> float:
 
 
 class BoundStep:
-    """A step on memory that is bound once for all batches of one size."""
+    """Steps on memory that is bound once for all batches of one size.
+
+    A step costs one copy per input and one call into onnxruntime.
+    """
 
     def __init__(
-        self, session: TrainingSession, names: Sequence[str], batch: list[Array], loss: str
+        self, session: TrainingSession, names: Sequence[str], data: Batch, rows: int, loss: str
     ) -> None:
-        shapes = {i.name: i.shape for i in session.get_inputs()}
-        self._host = session._device.is_host
-        self._names = names
+        ranks = {i.name: len(i.shape) for i in session.get_inputs()}
+        self._session, self._rows, self._names = session, rows, names
         self._rate: Array = np.zeros(1, np.float32)
         self._inputs: list[Array] = []
-        self._binding = session.io_binding()
-        for name, array in zip(names, batch):
-            shape = (len(array),) if len(shapes[name]) == 1 else array.shape
+        binding = session.io_binding()._iobinding
+        for name, array in zip(names, data):
+            shape = (rows,) if ranks[name] == 1 else (rows, *array.shape[1:])
             self._inputs.append(np.zeros(shape, array.dtype))
-            self._binding._iobinding.bind_input(name, self._inputs[-1])
-        self._binding._iobinding.bind_input(RATE, self._rate)
+            binding.bind_input(name, self._inputs[-1])
+        binding.bind_input(RATE, self._rate)
         kind = next(o for o in session.get_outputs() if o.name == loss).type
-        dtype = np.float64 if kind == "tensor(double)" else np.float32
-        self._loss: Any = np.zeros((), dtype)
+        self._loss: Array = np.zeros((1,), np.float64 if kind == "tensor(double)" else np.float32)
         place = (self._loss.dtype.type, (), self._loss.ctypes.data)
-        cpu = onnxruntime.OrtDevice.make("cpu", 0)._get_c_device()
-        self._binding._iobinding.bind_output(loss, cpu, *place)
-        self._run = session._sess.run_with_iobinding
+        binding.bind_output(loss, get_ort_device("cpu"), *place)
+        self._binding = binding
 
-    def run(self, batch: list[Array], rate: float) -> float:
-        """One step; gives the loss."""
-        for buffer, array in zip(self._inputs, batch):
-            buffer[...] = array if array.shape == buffer.shape else array.reshape(buffer.shape)
+    def run(self, data: Batch, starts: range, rate: float) -> float:
+        """A step for each of the batches that begin at `starts`; gives the sum of the losses."""
+        session, rows, read = self._session, self._rows, self._loss.item
         self._rate[0] = rate
-        if not self._host:  # a device has its own copy of what was bound
-            for name, buffer in zip((*self._names, RATE), (*self._inputs, self._rate)):
-                self._binding._iobinding.bind_input(name, buffer)
-        self._run(self._binding._iobinding, None)
-        return float(self._loss)
+        pairs = [
+            (buffer, array.reshape(-1, *buffer.shape[1:]))
+            for buffer, array in zip(self._inputs, data)
+        ]
+        host, copy, total = session._device.is_host, np.copyto, 0.0
+        # The two directions of the session, up to date once and for all of these steps.
+        sides = {key: self._binding.ready(key) for key in ((True, 0), (True, 1))}
+        step = session._cores[True]._sess.run_with_iobinding
+        for start in starts:
+            stop = start + rows
+            for buffer, array in pairs:
+                copy(buffer, array[start:stop])
+            if not host:  # a device has its own copy of what was bound
+                sides = self._bound_again()
+            key = (True, session._turn)
+            step(sides[key], None)
+            session._finish(key)
+            total += read()
+        return total
+
+    def _bound_again(self) -> dict[tuple[bool, int], Any]:
+        for name, buffer in zip((*self._names, RATE), (*self._inputs, self._rate)):
+            self._binding.bind_input(name, buffer)
+        key = (True, self._session._turn)
+        return {key: self._binding.ready(key)}

@@ -220,11 +220,11 @@ class OrtGradientForwardBackwardOptimizer(TrainerBase):
 
     def _iteration(self, engine: FourGraphs, loader: OrtDataLoader) -> float:
         engine.set_rate(self.learning_rate_.value)
-        total, penalty, data, size = 0.0, 0.0, loader.epoch(), loader.batch_size
-        step = engine.step
-        for start in loader.starts():
-            total += step(tuple([a[start : start + size] for a in data]))
-            penalty += engine.penalty_now()
+        total, penalty, data = 0.0, 0.0, loader.epoch()
+        for rows, starts in loader.by_size():
+            losses, penalties = engine.run(data, rows, starts)
+            total += losses
+            penalty += penalties
         loss = total / len(loader) + penalty / len(loader.starts())
         if self.enable_logging:
             LOGGER.info("iteration %d: loss %g", self.t_, loss)

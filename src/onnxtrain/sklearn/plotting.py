@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from html import escape
@@ -25,7 +25,8 @@ KINDS: dict[int, str] = {
     onnx.TensorProto.BOOL: "bool",
     onnx.TensorProto.STRING: "string",
 }
-FILL = {"input": "#dbeafe", "weight": "#fde68a", "output": "#bbf7d0", "node": "#f4f4f5"}
+FILL = {"input": "#dbeafe", "weight": "#fde68a", "output": "#bbf7d0", "node": "#f4f4f5",
+        "constant": "#e4e4e7"}  # fmt: skip
 WIDTH, HEIGHT, GAP_X, GAP_Y, MARGIN, TITLE = 190, 40, 18, 34, 24, 34
 
 
@@ -84,8 +85,16 @@ def _types(model: onnx.ModelProto) -> dict[str, str]:
     return {v.name: _type_text(v) for v in (*graph.value_info, *graph.input, *graph.output)}
 
 
-def picture(model: onnx.ModelProto, title: str = "") -> Picture:
-    """Boxes and lines of a graph, laid out from top to bottom."""
+def picture(
+    model: onnx.ModelProto, title: str = "", weights: Collection[str] | None = None
+) -> Picture:
+    """Boxes and lines of a graph, laid out from top to bottom.
+
+    Args:
+        model: the graph.
+        title: what is written above it.
+        weights: names that are shown as weights; by default the initializers.
+    """
     graph = model.graph
     types = _types(model)
     made = Picture(title or graph.name)
@@ -98,12 +107,14 @@ def picture(model: onnx.ModelProto, title: str = "") -> Picture:
 
     for value in graph.input:
         if value.name not in constants:
-            source[value.name] = add("input", value.name, _type_text(value))
+            kind = "weight" if value.name in (weights or ()) else "input"
+            source[value.name] = add(kind, value.name, _type_text(value))
     for name, tensor in constants.items():
         if len(tensor.dims) or tensor.data_type == onnx.TensorProto.FLOAT:
             dims = ", ".join(map(str, tensor.dims))
             kind = KINDS.get(tensor.data_type, str(tensor.data_type))
-            source[name] = add("weight", name, f"{kind}[{dims}]")
+            shown = "weight" if weights is None or name in weights else "constant"
+            source[name] = add(shown, name, f"{kind}[{dims}]")
     for node in graph.node:
         shown = next((types[o] for o in node.output if o in types), "")
         box = add("node", node.op_type, shown)
@@ -126,7 +137,7 @@ def picture(model: onnx.ModelProto, title: str = "") -> Picture:
 def _sink_constants(made: Picture) -> None:
     """Put inputs and weights just above the first node that reads them."""
     for box in made.boxes:
-        if box.kind in {"input", "weight"}:
+        if box.kind in {"input", "weight", "constant"}:
             below = [b.level for a, b, _ in made.lines if a is box]
             box.level = max(0, min(below) - 1) if below else 0
 
@@ -311,8 +322,8 @@ def _attribute(attribute: onnx.AttributeProto) -> str:
 # -- what is called --------------------------------------------------------------------------------
 
 
-def _pictures(graphs: Mapping[str, Any]) -> list[Picture]:
-    return [picture(as_proto(model), title) for title, model in graphs.items()]
+def _pictures(graphs: Mapping[str, Any], weights: Collection[str]) -> list[Picture]:
+    return [picture(as_proto(model), title, weights) for title, model in graphs.items()]
 
 
 def plot_onnxs(
@@ -377,7 +388,7 @@ def graphs_text(graphs: Mapping[str, Any]) -> str:
 
 
 def _on_axes(pictures: list[Picture], ax: Any, show: bool) -> Any:
-    axes = list(np.ravel(ax)) if isinstance(ax, (list, tuple, np.ndarray)) else [ax]
+    axes = list(ax.ravel()) if isinstance(ax, np.ndarray) else ax if isinstance(ax, list) else [ax]
     if len(axes) not in {1, len(pictures)}:
         raise DrawingError(f"There are {len(pictures)} graphs and {len(axes)} axes.")
     left = 0.0
@@ -438,7 +449,7 @@ def plot_four_graphs(
         The axis when one is given, else the SVG as a string.
     """
     graphs = four_graphs(trained)
-    pictures = _pictures(graphs)
+    pictures = _pictures(graphs, {*trained.train_grad_.weights_to_train, "params"})
     if path is not None:
         _write(pictures, graphs, Path(path), title)
     return _on_axes(pictures, ax, False) if ax is not None else svg(pictures, title)
