@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+from types import SimpleNamespace
+
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
@@ -26,7 +29,7 @@ class LocalGrid(Grid):
 
     @property
     def run(self):
-        raise NotImplementedError
+        return SimpleNamespace(run_id=1)
 
     def set_run(self, run_id):
         raise NotImplementedError
@@ -49,7 +52,7 @@ class LocalGrid(Grid):
     def send_and_receive(self, messages, *, timeout=None):
         self.calls.append(timeout)
         replies = []
-        for message in messages:
+        for message in map(copy.deepcopy, messages):  # as if they had been sent
             node = message.metadata.dst_node_id
             if node in self.lost:
                 continue

@@ -1,0 +1,118 @@
+"""A real deployment on this machine: a SuperLink and two SuperNodes, over 127.0.0.1 only."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from federated_digits import task
+
+HERE = Path(__file__).parent
+BIN = Path(sys.executable).parent
+LIMIT = 300.0
+"""Seconds after which the whole is given up."""
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    for one in sockets:
+        one.bind(("127.0.0.1", 0))
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
+def environment(home: Path) -> dict[str, str]:
+    return {
+        **os.environ,
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_HOME": str(home),
+        "FEDERATED_DIGITS": str(task.FOLDER),
+        "NODES": "2",
+        "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
+    }
+
+
+def main() -> None:
+    """Start everything, wait for the result, stop everything."""
+    shutil.rmtree(task.FOLDER, ignore_errors=True)
+    task.make_artifacts()
+    home = task.FOLDER / "flower_home"
+    home.mkdir()
+    link, *nodes = free_ports(3)
+    (home / "config.toml").write_text(
+        f'[superlink]\ndefault = "local"\n\n[superlink.local]\n'
+        f'address = "127.0.0.1:{link}"\ninsecure = true\n'
+    )
+    variables = environment(home)
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(name: str, *arguments: str) -> None:
+        log = (task.FOLDER / f"{name}.log").open("wb")
+        command = [str(BIN / arguments[0]), *arguments[1:]]
+        started.append(subprocess.Popen(command, env=variables, stdout=log, stderr=log, cwd=home))
+
+    try:
+        start(
+            "superlink", "flower-superlink", "--insecure", "--host", "127.0.0.1",
+            "--port", str(link), "--disable-runtime-dependency-installation",
+        )  # fmt: skip
+        wait_for(link, started[0])
+        for number, port in enumerate(nodes):
+            start(
+                f"supernode{number}", "flower-supernode", "--insecure",
+                "--superlink", f"127.0.0.1:{link}", "--host", "127.0.0.1", "--port", str(port),
+                "--node-config", f"partition-id={number} num-partitions=2",
+            )  # fmt: skip
+        subprocess.run(
+            [str(BIN / "flwr"), "run", str(HERE), "local"],
+            env=variables, check=True, timeout=LIMIT, cwd=home,
+        )  # fmt: skip
+        print(f"two SuperNodes     {result(started):.3f}")
+    finally:
+        for process in reversed(started):
+            process.terminate()
+        for process in started:
+            stop(process)
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """Wait for its end, not for ever."""
+    try:
+        process.wait(20)
+    except subprocess.TimeoutExpired:
+        process.kill()
+
+
+def wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
+    """Until something listens there."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and process.poll() is None:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.2)
+    raise SystemExit(f"The SuperLink did not start; see {task.FOLDER / 'superlink.log'}.")
+
+
+def result(processes: list[subprocess.Popen[bytes]]) -> float:
+    """Accuracy after the last round."""
+    file, deadline = task.FOLDER / "rounds.json", time.monotonic() + LIMIT
+    while not file.exists():
+        if time.monotonic() > deadline or any(p.poll() is not None for p in processes):
+            raise SystemExit(f"The run did not finish; see the logs in {task.FOLDER}.")
+        time.sleep(0.5)
+    rounds = json.loads(file.read_text())
+    return max(rounds.items(), key=lambda item: int(item[0]))[1]["accuracy"]
+
+
+if __name__ == "__main__":
+    main()
