@@ -250,22 +250,26 @@ export class Module {
   }
 
   private async takeGradients(results: Readonly<Record<string, Tensor>>): Promise<void> {
+    const { gradients } = this;
+    const waiting: { name: string; old: Tensor; fresh: Tensor }[] = [];
     for (const name of this.training.trainable) {
       const fresh = results[gradientOf(this.training, name)] as Tensor;
-      const old = this.gradients.device(name);
+      const old = this.overwrite ? undefined : gradients.device(name);
       if (fresh.location === "gpu-buffer") {
-        if (this.overwrite || old === undefined) {
-          this.gradients.place(name, fresh);
-        } else {
-          this.gradients.place(name, await this.vectors.add(old, fresh));
-          fresh.dispose();
-        }
+        if (old === undefined) gradients.place(name, fresh);
+        else waiting.push({ name, old, fresh });
       } else if (this.overwrite) {
-        copy(this.gradients.view(name), fresh.data as Data);
+        copy(gradients.view(name), fresh.data as Data);
       } else {
-        addTo(this.gradients.view(name) as Float32Array, fresh.data as Float32Array);
+        addTo(gradients.view(name) as Float32Array, fresh.data as Float32Array);
       }
     }
+    if (waiting.length === 0) return;
+    const sums = await this.vectors.add(waiting.map(({ old, fresh }) => [old, fresh] as const));
+    waiting.forEach(({ name, fresh }, i) => {
+      gradients.place(name, sums[i] as Tensor);
+      fresh.dispose();
+    });
   }
 
   private takeStates(results: Readonly<Record<string, Tensor>>): void {

@@ -52,8 +52,10 @@ export class Optimizer {
     readonly module: Module,
     private readonly file: OptimizerFile,
     private readonly session: Session,
+    private readonly inputs: ReadonlySet<string>,
     private readonly scalars: ScalarPart | undefined,
     private readonly memory: OptimizerState,
+    private readonly groups: readonly Group[],
     private readonly pieces: readonly Piece[],
     private readonly inPlace: ReadonlySet<string>,
   ) {}
@@ -75,10 +77,17 @@ export class Optimizer {
     const { backend } = module;
     const scalars = backend.onDevice ? takeScalars(file.model, SCALARS) : undefined;
     if (byTensor) file.model.forgetShapes();
-    const kept = kinds.map((k) => `${k}.updated`);
+    const inputs = new Set(file.model.inputs.map((v) => v.name));
+    if (backend.onDevice) {
+      const big = new Set(["gradients", ...kinds]);
+      const numbers = new Set([...inputs].filter((n) => !big.has(n)));
+      file.model.replicate(pieces.map(({ group }, i) => (name) =>
+        numbers.has(name) ? ofGroup(groups.indexOf(group), name) : ofPiece(i, name)));
+    }
+    const kept = file.model.outputs.map((v) => v.name);
     const session = await backend.session(file.model.encode(), kept);
     const inPlace = new Set(backend.inPlace ? safe : []);
-    return new Optimizer(module, file, session, scalars, memory, pieces, inPlace);
+    return new Optimizer(module, file, session, inputs, scalars, memory, groups, pieces, inPlace);
   }
 
   /** Update every trainable parameter from its gradient. Gradients are kept. */
@@ -90,7 +99,8 @@ export class Optimizer {
   apply(scale: number): Promise<void> {
     return this.module.state.exclusive(async () => {
       const coefficient = scale * (await this.clipCoefficient(scale));
-      for (const piece of this.pieces) await this.update(piece, coefficient);
+      if (this.module.backend.onDevice) await this.updateTogether(coefficient);
+      else for (const piece of this.pieces) await this.update(piece, coefficient);
       this.memory.step += 1;
     });
   }
@@ -141,9 +151,32 @@ export class Optimizer {
     const results = await this.session.run(feeds, fetches);
     for (const [kind, store] of this.stores()) {
       if (this.inPlace.has(kind)) continue;
-      const fresh = results[`${kind}.updated`] as Tensor;
-      if (fresh.location === "gpu-buffer") store.place(piece.tensor as string, fresh);
-      else copy(host(store, piece), fresh.data as Data);
+      copy(host(store, piece), (results[`${kind}.updated`] as Tensor).data as Data);
+    }
+  }
+
+  /** On a device: all tensors in one run; new buffers take the place of the old ones. */
+  private async updateTogether(scale: number): Promise<void> {
+    const feeds: Record<string, Tensor> = {};
+    this.groups.forEach((group, g) => {
+      for (const [name, tensor] of Object.entries(this.numbers(group, scale))) {
+        feeds[ofGroup(g, name)] = tensor;
+      }
+    });
+    const fetches: Record<string, null> = {};
+    const stores = this.stores();
+    for (const [i, piece] of this.pieces.entries()) {
+      feeds[ofPiece(i, "gradients")] = await this.part(this.module.gradients, piece);
+      for (const [kind, store] of stores) {
+        feeds[ofPiece(i, kind)] = await this.part(store, piece);
+        fetches[ofPiece(i, `${kind}.updated`)] = null;
+      }
+    }
+    const results = await this.session.run(feeds, fetches);
+    for (const [i, piece] of this.pieces.entries()) {
+      for (const [kind, store] of stores) {
+        store.place(piece.tensor as string, results[ofPiece(i, `${kind}.updated`)] as Tensor);
+      }
     }
   }
 
@@ -162,7 +195,7 @@ export class Optimizer {
     ]);
     const values: Record<string, Tensor> = {};
     for (const [name, { value, type }] of inputs) {
-      if (!this.session.inputNames.includes(name)) continue;
+      if (!this.inputs.has(name)) continue;
       values[name] = type === F32.onnx
         ? backend.tensor(F32, Float32Array.of(value), [1])
         : backend.tensor(I64, BigInt64Array.of(BigInt(value)), [1]);
@@ -185,13 +218,11 @@ export class Optimizer {
     if (limit === undefined) return 1;
     const { gradients, vectors } = this.module;
     let total = 0;
-    for (const name of gradients.names) {
-      const there = gradients.device(name);
-      if (there !== undefined) {
-        total += await vectors.sumOfSquares(there);
-      } else {
-        for (const g of gradients.view(name) as Float32Array) total += g * g;
-      }
+    if (this.module.backend.onDevice) {
+      const parts = this.pieces.map((piece) => vectors.current(gradients, piece.tensor as string));
+      total = await vectors.sumOfSquares(await Promise.all(parts));
+    } else {
+      for (const g of gradients.flat()) total += g * g;
     }
     return Math.min(1, limit / (scale * Math.sqrt(total) + 1e-6));
   }
@@ -304,6 +335,10 @@ function groupsOf(file: OptimizerFile, trainable: readonly string[]): Group[] {
   if (rest.size > 0) groups.push({ params: rest, lrScale: 1, weightDecay: file.weightDecay });
   return groups;
 }
+
+/** Names in the graph that updates all tensors in one run. */
+const ofPiece = (index: number, name: string): string => `${index}:${name}`;
+const ofGroup = (index: number, name: string): string => `group ${index}:${name}`;
 
 const groupOf = (groups: readonly Group[], name: string): Group =>
   groups.find((g) => g.params.has(name)) as Group;

@@ -1,5 +1,5 @@
-/** Arithmetic on tensors that live on a device, as models of one node. */
-import { singleNode } from "./onnxfile.js";
+/** Arithmetic on tensors that live on a device: small models, one run for all tensors. */
+import { floatModel, makeNode } from "./onnxfile.js";
 import type { Backend, Session, Tensor } from "./ort.js";
 import type { TensorStore } from "./store.js";
 
@@ -8,15 +8,34 @@ export class Vectors {
 
   constructor(private readonly backend: Backend) {}
 
-  /** a + b, on the device. */
-  add(a: Tensor, b: Tensor): Promise<Tensor> {
-    return this.run("Add", { a, b }, true);
+  /** a + b for each pair, on the device. */
+  async add(pairs: readonly (readonly [Tensor, Tensor])[]): Promise<Tensor[]> {
+    const names = pairs.map((_, i) => [`a${i}`, `b${i}`] as const);
+    const outputs = names.map((_, i) => `r${i}`);
+    const session = await this.session(`Add${pairs.length}`, outputs, () =>
+      floatModel(names.map((n, i) => makeNode("Add", n, `r${i}`)), names.flat(), outputs),
+    );
+    const feeds: Record<string, Tensor> = {};
+    pairs.forEach(([a, b], i) => Object.assign(feeds, { [`a${i}`]: a, [`b${i}`]: b }));
+    const results = await session.run(feeds, nothing(outputs));
+    return outputs.map((n) => results[n] as Tensor);
   }
 
-  /** Σx², on the host. */
-  async sumOfSquares(a: Tensor): Promise<number> {
-    const result = await this.run("ReduceSumSquare", { a }, false);
-    return ((await result.getData(true)) as Float32Array)[0] ?? 0;
+  /** Σx² over all tensors, on the host. */
+  async sumOfSquares(tensors: readonly Tensor[]): Promise<number> {
+    const names = tensors.map((_, i) => `a${i}`);
+    const last = names.length - 1;
+    const session = await this.session(`SumOfSquares${names.length}`, [], () => {
+      const nodes = names.flatMap((name, i) => {
+        const square = makeNode("ReduceSumSquare", [name], i === 0 ? "t0" : `s${i}`);
+        square.setAttribute("keepdims", 0, "int");
+        return i === 0 ? [square] : [square, makeNode("Add", [`t${i - 1}`, `s${i}`], `t${i}`)];
+      });
+      return floatModel(nodes, names, [`t${last}`]);
+    });
+    const feeds = Object.fromEntries(tensors.map((t, i) => [`a${i}`, t]));
+    const results = await session.run(feeds, nothing([`t${last}`]));
+    return ((await results[`t${last}`]?.getData(true)) as Float32Array)[0] ?? 0;
   }
 
   /** The tensor to feed for a stored one: on the device, uploaded if need be, or on the host. */
@@ -26,19 +45,24 @@ export class Vectors {
     if (!this.backend.onDevice || type.code !== "F32") return host();
     const there = store.device(name);
     if (there !== undefined) return there;
-    const uploaded = await this.run("Identity", { a: host() }, true);
+    const session = await this.session("Identity", ["r"], () =>
+      floatModel([makeNode("Identity", ["a"], "r")], ["a"], ["r"]),
+    );
+    const uploaded = (await session.run({ a: host() }, nothing(["r"])))["r"] as Tensor;
     store.place(name, uploaded, false);
     return uploaded;
   }
 
-  private async run(op: string, feeds: Record<string, Tensor>, keep: boolean): Promise<Tensor> {
-    let session = this.sessions.get(op);
-    if (session === undefined) {
-      const model = singleNode(op, Object.keys(feeds), op.startsWith("Reduce") ? 0 : undefined);
-      session = this.backend.session(model, keep ? ["result"] : []);
-      this.sessions.set(op, session);
-    }
-    const results = await (await session).run(feeds, { result: null });
-    return results["result"] as Tensor;
+  private session(
+    key: string,
+    kept: readonly string[],
+    model: () => Uint8Array,
+  ): Promise<Session> {
+    const found = this.sessions.get(key) ?? this.backend.session(model(), kept);
+    this.sessions.set(key, found);
+    return found;
   }
 }
+
+const nothing = (names: readonly string[]): Record<string, null> =>
+  Object.fromEntries(names.map((n) => [n, null]));

@@ -104,10 +104,9 @@ class App {
         element("epoch").textContent = String(epoch);
         element("loss").textContent = loss.toFixed(4);
         const now = performance.now();
-        if (now - this.clock.time > 500) {
-            const speed = ((step - this.clock.step) / (now - this.clock.time)) * 1000;
-            if (this.clock.time > 0 && speed > 0)
-                element("speed").textContent = speed.toFixed(0);
+        const steps = step - this.clock.step;
+        if (steps > 0 && (now - this.clock.time > 500 || this.run?.running === false)) {
+            element("speed").textContent = ((steps / (now - this.clock.time)) * 1000).toFixed(0);
             this.clock = { time: now, step };
         }
     }
@@ -125,7 +124,7 @@ class App {
             return;
         run.optimizer.setLearningRate(number("rate"));
         run.batchSize = number("batch");
-        this.clock = { time: 0, step: 0 };
+        this.clock = { time: performance.now(), step: run.optimizer.stepCount };
         const start = button("start");
         const before = run.optimizer.stepCount;
         start.textContent = "Pause";

@@ -206,25 +206,31 @@ export class Module {
         }
     }
     async takeGradients(results) {
+        const { gradients } = this;
+        const waiting = [];
         for (const name of this.training.trainable) {
             const fresh = results[gradientOf(this.training, name)];
-            const old = this.gradients.device(name);
+            const old = this.overwrite ? undefined : gradients.device(name);
             if (fresh.location === "gpu-buffer") {
-                if (this.overwrite || old === undefined) {
-                    this.gradients.place(name, fresh);
-                }
-                else {
-                    this.gradients.place(name, await this.vectors.add(old, fresh));
-                    fresh.dispose();
-                }
+                if (old === undefined)
+                    gradients.place(name, fresh);
+                else
+                    waiting.push({ name, old, fresh });
             }
             else if (this.overwrite) {
-                copy(this.gradients.view(name), fresh.data);
+                copy(gradients.view(name), fresh.data);
             }
             else {
-                addTo(this.gradients.view(name), fresh.data);
+                addTo(gradients.view(name), fresh.data);
             }
         }
+        if (waiting.length === 0)
+            return;
+        const sums = await this.vectors.add(waiting.map(({ old, fresh }) => [old, fresh]));
+        waiting.forEach(({ name, fresh }, i) => {
+            gradients.place(name, sums[i]);
+            fresh.dispose();
+        });
     }
     takeStates(results) {
         for (const [name, updated] of this.training.states) {

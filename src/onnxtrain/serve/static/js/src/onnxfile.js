@@ -255,22 +255,62 @@ export class ModelFile {
             tensor.add(1, size);
         this.graph.add(INITIALIZER, tensor.add(2, elemType).add(8, name).add(9, raw));
     }
+    /**
+     * Put copies of the graph side by side, so that one run does the work of many.
+     *
+     * @param copies - for each copy, the new name of each value; constants are shared.
+     */
+    replicate(copies) {
+        const { graph, nodes } = this;
+        if (nodes.some((n) => n.subgraphs().length > 0)) {
+            throw new ModelFileError(`${this.where} has branches or loops, which no device runs here.`);
+        }
+        const constants = new Set(["", ...this.initializerNames]);
+        const values = (number) => {
+            const made = new Map();
+            for (const rename of copies) {
+                for (const m of graph.messages(number)) {
+                    const name = rename(m.string(1));
+                    made.set(name, new Message([...m.fields]).drop(1).add(1, name));
+                }
+            }
+            return [...made.values()];
+        };
+        const [inputs, outputs] = [values(INPUT), values(OUTPUT)];
+        const copied = copies.flatMap((rename) => nodes.map((node) => {
+            const copy = new Node(new Message([...node.message.fields]));
+            copy.inputs = node.inputs.map((n) => (constants.has(n) ? n : rename(n)));
+            copy.outputs = node.outputs.map(rename);
+            copy.message.replace(3, [rename(node.name)]);
+            return copy.message;
+        }));
+        graph.replace(NODE, copied);
+        graph.replace(INPUT, inputs);
+        graph.replace(OUTPUT, outputs);
+        graph.drop(VALUE_INFO);
+    }
     encode() {
         return this.message.encode();
     }
 }
-/** A model of one float32 node, for vector arithmetic on a device; tensors of any rank. */
-export function singleNode(opType, inputs, keepdims) {
+/** A new node. */
+export function makeNode(opType, inputs, output) {
     const node = new Node(new Message());
     node.inputs = inputs;
-    node.outputs = ["result"];
+    node.outputs = [output];
     node.message.add(4, opType);
-    if (keepdims !== undefined)
-        node.setAttribute("keepdims", keepdims, "int");
-    const graph = new Message().add(NODE, node.message).add(2, opType);
+    return node;
+}
+/** The bytes of a model of these nodes, over float32 tensors of any rank. */
+export function floatModel(nodes, inputs, outputs) {
+    const graph = new Message();
+    for (const node of nodes)
+        graph.add(NODE, node.message);
+    graph.add(2, "vectors");
     for (const name of inputs)
         graph.add(INPUT, floatValue(name));
-    graph.add(OUTPUT, floatValue("result"));
+    for (const name of outputs)
+        graph.add(OUTPUT, floatValue(name));
     return new Message().add(1, 8).add(GRAPH, graph).add(OPSETS, new Message().add(2, 18)).encode();
 }
 /** A float32 tensor of any rank. */

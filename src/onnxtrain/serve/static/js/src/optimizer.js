@@ -18,19 +18,23 @@ export class Optimizer {
     module;
     file;
     session;
+    inputs;
     scalars;
     memory;
+    groups;
     pieces;
     inPlace;
     /** Limit of the global gradient norm, instead of the optimizer model's own. */
     clipNorm;
     known;
-    constructor(module, file, session, scalars, memory, pieces, inPlace) {
+    constructor(module, file, session, inputs, scalars, memory, groups, pieces, inPlace) {
         this.module = module;
         this.file = file;
         this.session = session;
+        this.inputs = inputs;
         this.scalars = scalars;
         this.memory = memory;
+        this.groups = groups;
         this.pieces = pieces;
         this.inPlace = inPlace;
     }
@@ -52,10 +56,16 @@ export class Optimizer {
         const scalars = backend.onDevice ? takeScalars(file.model, SCALARS) : undefined;
         if (byTensor)
             file.model.forgetShapes();
-        const kept = kinds.map((k) => `${k}.updated`);
+        const inputs = new Set(file.model.inputs.map((v) => v.name));
+        if (backend.onDevice) {
+            const big = new Set(["gradients", ...kinds]);
+            const numbers = new Set([...inputs].filter((n) => !big.has(n)));
+            file.model.replicate(pieces.map(({ group }, i) => (name) => numbers.has(name) ? ofGroup(groups.indexOf(group), name) : ofPiece(i, name)));
+        }
+        const kept = file.model.outputs.map((v) => v.name);
         const session = await backend.session(file.model.encode(), kept);
         const inPlace = new Set(backend.inPlace ? safe : []);
-        return new Optimizer(module, file, session, scalars, memory, pieces, inPlace);
+        return new Optimizer(module, file, session, inputs, scalars, memory, groups, pieces, inPlace);
     }
     /** Update every trainable parameter from its gradient. Gradients are kept. */
     step() {
@@ -65,8 +75,11 @@ export class Optimizer {
     apply(scale) {
         return this.module.state.exclusive(async () => {
             const coefficient = scale * (await this.clipCoefficient(scale));
-            for (const piece of this.pieces)
-                await this.update(piece, coefficient);
+            if (this.module.backend.onDevice)
+                await this.updateTogether(coefficient);
+            else
+                for (const piece of this.pieces)
+                    await this.update(piece, coefficient);
             this.memory.step += 1;
         });
     }
@@ -110,11 +123,31 @@ export class Optimizer {
         for (const [kind, store] of this.stores()) {
             if (this.inPlace.has(kind))
                 continue;
-            const fresh = results[`${kind}.updated`];
-            if (fresh.location === "gpu-buffer")
-                store.place(piece.tensor, fresh);
-            else
-                copy(host(store, piece), fresh.data);
+            copy(host(store, piece), results[`${kind}.updated`].data);
+        }
+    }
+    /** On a device: all tensors in one run; new buffers take the place of the old ones. */
+    async updateTogether(scale) {
+        const feeds = {};
+        this.groups.forEach((group, g) => {
+            for (const [name, tensor] of Object.entries(this.numbers(group, scale))) {
+                feeds[ofGroup(g, name)] = tensor;
+            }
+        });
+        const fetches = {};
+        const stores = this.stores();
+        for (const [i, piece] of this.pieces.entries()) {
+            feeds[ofPiece(i, "gradients")] = await this.part(this.module.gradients, piece);
+            for (const [kind, store] of stores) {
+                feeds[ofPiece(i, kind)] = await this.part(store, piece);
+                fetches[ofPiece(i, `${kind}.updated`)] = null;
+            }
+        }
+        const results = await this.session.run(feeds, fetches);
+        for (const [i, piece] of this.pieces.entries()) {
+            for (const [kind, store] of stores) {
+                store.place(piece.tensor, results[ofPiece(i, `${kind}.updated`)]);
+            }
         }
     }
     /** Learning rate, step and so on, and what follows from them alone; the same within a step. */
@@ -133,7 +166,7 @@ export class Optimizer {
         ]);
         const values = {};
         for (const [name, { value, type }] of inputs) {
-            if (!this.session.inputNames.includes(name))
+            if (!this.inputs.has(name))
                 continue;
             values[name] = type === F32.onnx
                 ? backend.tensor(F32, Float32Array.of(value), [1])
@@ -157,15 +190,13 @@ export class Optimizer {
             return 1;
         const { gradients, vectors } = this.module;
         let total = 0;
-        for (const name of gradients.names) {
-            const there = gradients.device(name);
-            if (there !== undefined) {
-                total += await vectors.sumOfSquares(there);
-            }
-            else {
-                for (const g of gradients.view(name))
-                    total += g * g;
-            }
+        if (this.module.backend.onDevice) {
+            const parts = this.pieces.map((piece) => vectors.current(gradients, piece.tensor));
+            total = await vectors.sumOfSquares(await Promise.all(parts));
+        }
+        else {
+            for (const g of gradients.flat())
+                total += g * g;
         }
         return Math.min(1, limit / (scale * Math.sqrt(total) + 1e-6));
     }
@@ -271,6 +302,9 @@ function groupsOf(file, trainable) {
         groups.push({ params: rest, lrScale: 1, weightDecay: file.weightDecay });
     return groups;
 }
+/** Names in the graph that updates all tensors in one run. */
+const ofPiece = (index, name) => `${index}:${name}`;
+const ofGroup = (index, name) => `group ${index}:${name}`;
 const groupOf = (groups, name) => groups.find((g) => g.params.has(name));
 /** The flat buffer cut where the group changes. */
 function runs(module, groups) {

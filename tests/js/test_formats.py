@@ -1,0 +1,107 @@
+"""Files and numbers that Python and JavaScript exchange."""
+
+import hashlib
+import json
+import math
+
+import numpy as np
+import pytest
+
+from onnxtrain.api import CheckpointState
+from onnxtrain.runtime import schedulers
+from onnxtrain.runtime.seeds import seed_of
+from onnxtrain.runtime.state import OptimizerState, RandomState
+
+from . import cases, tools
+
+
+class FakeOptimizer:
+    rate = 0.5
+
+    def get_learning_rate(self):
+        return self.rate
+
+    def set_learning_rate(self, rate):
+        self.rate = rate
+
+
+SCHEDULES = [
+    ("LinearLRScheduler", (3, 10, 0.4)),
+    ("StepLR", (2, 0.3)),
+    ("MultiStepLR", ([2, 5], 0.2)),
+    ("ExponentialLR", (0.9,)),
+    ("CosineAnnealingLR", (6, 0.01)),
+]
+
+
+def rates(name, args):
+    optimizer = FakeOptimizer()
+    schedule = getattr(schedulers, name)(optimizer, *args)
+    found = []
+    for _ in range(12):
+        found.append(optimizer.rate)
+        schedule.step()
+    return {"name": name, "args": args, "rates": found}
+
+
+def plateau():
+    optimizer = FakeOptimizer()
+    schedule, found = schedulers.ReduceLROnPlateau(optimizer), []
+    for _ in range(30):
+        found.append(optimizer.rate)
+        schedule.step(1.0)
+    return {"name": "ReduceLROnPlateau", "args": [], "rates": found}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    made = tmp_path / "mlp"
+    cases.write("mlp", made)
+    state = CheckpointState.from_arrays(
+        {"w": np.arange(6, dtype=np.float32).reshape(2, 3), "é": np.ones(5, np.float32)},
+        {"running": np.arange(3, dtype=np.float64), "count": np.array([7], np.int64)},
+    )
+    state.properties["whole"], state.properties["float"] = 3, 1.0
+    state.properties["huge"], state.properties["nan"] = 2**62, math.nan
+    state.properties["inf"], state.properties["text"] = math.inf, 'a "quoted" {é}, text'
+    state.seed = 2**63 + 1
+    state._optimizer = OptimizerState("AdamW", 12, 0.25)
+    for kind in ("first", "second"):
+        state._optimizer.states[kind] = state._trainable.like()
+        state._optimizer.states[kind].view("w")[...] = 3.0
+    state._scheduler = {"scheduler": "StepLR", "count": 4}
+    state._trainer = {"epoch": 2}
+    CheckpointState.save_checkpoint(state, made / "state", include_optimizer_state=True)
+    texts = ["", "abc", "x" * 127, "x" * 128, "x" * 129, "é" * 300]
+    seeds = [(0, 1, "drop"), (2**64 - 1, 3, "a/b"), (5, 2**40, "é")]
+    wanted = {
+        "models": ["training_model.onnx", "eval_model.onnx", "optimizer_model.onnx"],
+        "blake2b": [(t, hashlib.blake2b(t.encode(), digest_size=8).hexdigest()) for t in texts],
+        "seeds": [(str(s), str(g), n, seed_of(RandomState(s, g), n)) for s, g, n in seeds],
+        "schedules": [*(rates(*s) for s in SCHEDULES), plateau()],
+    }
+    (made / "wanted.json").write_text(json.dumps(wanted))
+    return made
+
+
+def test_javascript_reads_and_writes_what_python_does(folder):
+    (found,) = tools.run_node("formats.mjs", tools.LIBRARY, folder, tools.modules())
+    assert found == {"done": True}
+    state = CheckpointState.load_checkpoint(folder / "back")
+    np.testing.assert_array_equal(state.parameters["w"].data, 2 * np.arange(6.0).reshape(2, 3))
+    assert state.parameters["running"].data.dtype == np.float64
+    assert state.parameters["count"].data.tolist() == [7]
+    properties = dict(state.properties)
+    assert math.isnan(properties.pop("nan"))
+    assert properties == {
+        "whole": 3, "float": 1.0, "huge": 2**62, "inf": math.inf, "endless": -math.inf,
+        "text": 'a "quoted" {é}, text', "new": 2.5,
+    }  # fmt: skip
+    assert isinstance(properties["float"], float)
+    assert isinstance(properties["whole"], int)
+    assert state.seed == 2**63 + 1
+    optimizer = state._optimizer
+    assert (optimizer.name, optimizer.step, optimizer.learning_rate) == ("AdamW", 12, 0.25)
+    assert optimizer.states["second"].view("w").min() == 3.0
+    assert state._scheduler == {"scheduler": "StepLR", "count": 4}
+    assert state._trainer == {"epoch": 2}
