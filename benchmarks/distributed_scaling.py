@@ -1,11 +1,11 @@
 """Step time and share of communication against the number of ranks.
 
-    python -m benchmarks.distributed_scaling [--ranks 1 2 4] [--width 1024] [--batch 64]
+    python -m benchmarks.distributed_scaling [--ranks 1 2 4] [--width 1024] [--batch 256]
 
 Starts itself under ``mpiexec`` once per number of ranks, on this machine. The global batch stays
-the same (strong scaling). Also measured, with two ranks: the all-reduce alone by size, whether cutting
-it into buckets that overlap with the update pays, and the memory of a sharded optimizer. From the
-numbers follows a model of the cost for ranks that this machine does not have (`predict`).
+the same (strong scaling). Also measured: the all-reduce alone by size, whether cutting it into
+buckets that overlap with the update pays, and the memory of a sharded optimizer. From the numbers
+follows a model of the cost for ranks that this machine does not have (`predict`).
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ NETWORKS = {"10 Gbit/s Ethernet": (1.1e9, 30e-6), "100 Gbit/s InfiniBand": (11e9
 def predict(
     ranks: int, compute: float, update: float, nbytes: float, bandwidth: float, latency: float
 ) -> float:
-    """Seconds per step with a fixed batch per rank and a ring all-reduce.
+    """Seconds per step with a fixed batch per rank.
 
-    t(P) = compute + update + 2·(P−1)/P · bytes / bandwidth + 2·log₂(P) · latency: every byte
-    crosses each link twice, whatever P; large messages pay the bandwidth, and the tree of
-    small ones the latency.
+    t(P) = compute + update + 2·(P−1)/P · bytes / bandwidth + 2·log₂(P) · latency: an all-reduce by
+    recursive halving and doubling, as MPI libraries do it. The bytes per rank hardly depend on
+    P; the number of messages grows with log P.
     """
     exchange = 2 * (ranks - 1) / ranks * nbytes / bandwidth + 2 * np.log2(ranks) * latency
     return float(compute + update + exchange)

@@ -52,7 +52,7 @@ from onnxtrain.flower import client_app, make_strategy, server_app
 from flwr.simulation import run_simulation
 from tests.flower.conftest import client_data
 
-FOLDER, SLOW = sys.argv[2], 25.0
+FOLDER, SLOW = sys.argv[2], 90.0
 
 def data(context):
     number = int(context.node_config["partition-id"])
@@ -68,7 +68,7 @@ def done(result):
     print("RESULT", len(result.train_metrics_clientapp), bool((values == values).all()), flush=True)
 
 strategy = make_strategy("fedavg", min_train_nodes=4, min_available_nodes=4, fraction_evaluate=0.0)
-server = server_app(FOLDER, strategy, rounds=1, round_timeout=12.0, on_result=done)
+server = server_app(FOLDER, strategy, rounds=1, round_timeout=40.0, on_result=done)
 run_simulation(server, client_app(FOLDER, data), 4,
                backend_config={"client_resources": {"num_cpus": 0.5, "num_gpus": 0.0}})
 """
