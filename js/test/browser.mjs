@@ -1,6 +1,7 @@
 // node browser.mjs MODULES CHROMIUM URL BACKEND DIRECTORY...: train in a page, print JSON lines.
 import { readFile } from "node:fs/promises";
 import { launch } from "./chromium.mjs";
+import { print } from "./print.mjs";
 
 const [modules, executable, url, backend, ...directories] = process.argv.slice(2);
 const browser = await launch(modules, executable, backend === "webgpu");
@@ -33,10 +34,10 @@ const problem = await page.evaluate(async ({ source, backend }) => {
 }, { source, backend });
 if (problem === undefined) {
   for (const index of directories.keys()) {
-    console.log(JSON.stringify(await page.evaluate((i) => window.trainCase(i), index)));
+    await print(await page.evaluate((i) => window.trainCase(i), index));
   }
 } else {
-  console.log(JSON.stringify({ skip: problem }));
+  await print({ skip: problem });
 }
 await browser.close();
 process.exit(0);

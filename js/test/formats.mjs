@@ -2,6 +2,7 @@
 import assert from "node:assert/strict";
 import { readFile, writeFile } from "node:fs/promises";
 import { pathToFileURL } from "node:url";
+import { print } from "./print.mjs";
 
 const [library, folder] = process.argv.slice(2);
 const load = (name) => import(pathToFileURL(`${library}/${name}.js`));
@@ -99,5 +100,5 @@ await assert.rejects(module.exportModelForInferencing(["nothing"]), /computes no
 const trained = lib.loadArtifacts(`${folder}/nowhere`, { ort: {} });
 await assert.rejects(trained, /There is no file ".*nowhere/);
 assert.ok((await module.trainStep(x, y)).loss > 0);
-console.log(JSON.stringify({ done: true }));
+await print({ done: true });
 process.exit(0);

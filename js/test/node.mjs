@@ -2,6 +2,7 @@
 import { createRequire } from "node:module";
 import { pathToFileURL } from "node:url";
 import { train } from "./train.mjs";
+import { print } from "./print.mjs";
 
 const [library, modules, backend, ...directories] = process.argv.slice(2);
 const lib = await import(pathToFileURL(`${library}/index.js`));
@@ -11,6 +12,6 @@ const ort = require(backend === "node" ? "onnxruntime-node" : "onnxruntime-web")
 if (backend === "wasm") ort.env.wasm.numThreads = 1;
 const sessionOptions = backend === "wasm" ? { executionProviders: ["wasm"] } : {};
 for (const directory of directories) {
-  console.log(JSON.stringify(await train(lib, safetensors, ort, directory, sessionOptions)));
+  await print(await train(lib, safetensors, ort, directory, sessionOptions));
 }
 process.exit(0);

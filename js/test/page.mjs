@@ -1,6 +1,7 @@
 // node page.mjs MODULES CHROMIUM URL FOLDER: use the page as a person would.
 import { readFile } from "node:fs/promises";
 import { launch } from "./chromium.mjs";
+import { print } from "./print.mjs";
 
 const [modules, executable, url, folder] = process.argv.slice(2);
 const data = (await readFile(`${folder}/mine.npz`)).toString("base64");
@@ -83,7 +84,7 @@ await page.screenshot({ path: `${folder}/page.png`, fullPage: true });
 await download("#download", "trained.onnx");
 report.problems = problems;
 report.hosts = [...hosts];
-console.log(JSON.stringify(report));
+await print(report);
 await browser.close();
 process.exit(0);
 
