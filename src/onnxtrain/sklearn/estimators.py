@@ -628,31 +628,6 @@ class OnnxRegressor(RegressorMixin, OnnxEstimator):  # type: ignore[misc]
             perceptron.
         loss: ``"squared_error"`` (½·(z − y)², also ``"auto"``), ``"absolute_error"`` or
             ``"huber"``.
-        hidden_layer_sizes: see `OnnxClassifier`, like all that follow.
-        activation: .
-        optimizer: .
-        learning_rate: .
-        schedule: .
-        power_t: .
-        momentum: .
-        nesterov: .
-        penalty: .
-        alpha: .
-        l1_ratio: .
-        batch_size: .
-        max_iter: .
-        shuffle: .
-        tol: .
-        n_iter_no_change: .
-        early_stopping: .
-        validation_fraction: .
-        warm_start: .
-        weights_to_train: .
-        output: .
-        dtype: .
-        device: .
-        random_state: .
-        verbose: .
 
     Attributes:
         onnx_model_: the trained model for inference, a ModelProto.
@@ -663,7 +638,7 @@ class OnnxRegressor(RegressorMixin, OnnxEstimator):  # type: ignore[misc]
     Example:
         >>> import numpy as np
         >>> X = np.linspace(-1, 1, 40).reshape(-1, 1)
-        >>> model = OnnxRegressor(learning_rate=0.01, max_iter=500, random_state=0)
+        >>> model = OnnxRegressor(learning_rate=0.01, max_iter=500, tol=1e-6, random_state=0)
         >>> bool(model.fit(X, X[:, 0] ** 2).score(X, X[:, 0] ** 2) > 0.95)
         True
     """
