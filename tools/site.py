@@ -52,7 +52,8 @@ out."""
 def on_config(config: Any) -> Any:
     """Replace the patterns in the navigation by pages."""
     docs = Path(config["docs_dir"])
-    pages = sorted(p.relative_to(docs).as_posix() for p in docs.rglob("*.md"))
+    written = [p.relative_to(docs).as_posix() for p in docs.rglob("*.md")]
+    pages = sorted(written, key=lambda p: (not p.endswith("index.md"), p))
     pages += [f"api/{page_name(m)}" for m in API if source_of(m) is not None]
     named = set(leaves(config["nav"]))
     left = [p for p in pages if p not in named]
