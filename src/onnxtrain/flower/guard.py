@@ -51,6 +51,10 @@ class Guard(Strategy):  # type: ignore[misc, unused-ignore]
         """Filter, then as the inner strategy does."""
         kept = [r for r in replies if r.has_error() or self._sound(server_round, r)]
         sound = sum(not r.has_error() for r in kept)
+        for reply in kept:
+            if reply.has_error():
+                node, reason = reply.metadata.src_node_id, reply.error.reason
+                log.warning("round %d: node %d failed: %s", server_round, node, reason)
         if sound < max(self.min_replies, 1):
             log.warning(
                 "round %d: %d sound updates, %d are needed; the model stays as it was",
