@@ -96,3 +96,20 @@ def test_only_the_head_is_trained(tmp_path) -> None:
         moved = not np.array_equal(parameter.data, before[name])
         assert moved == (name in head), name
         assert (parameter.grad is not None) == (name in head), name
+
+
+def test_a_vector_of_parameters_outlives_its_ortvalue(tmp_path) -> None:
+    artifacts.generate_artifacts(
+        perceptron(5, 7, 3),
+        requires_grad=["w1", "b1"],
+        frozen_params=["w0", "b0"],
+        loss=artifacts.LossType.MSELoss,
+        artifact_directory=tmp_path,
+    )
+    state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
+    module = Module(tmp_path / "training_model.onnx", state)
+    vector = module.get_contiguous_parameters().numpy()  # the OrtValue is gone after this line
+    junk = [np.full(vector.size, 1e9, np.float32) for _ in range(100)]
+    expected = np.concatenate([state.parameters[n].data.ravel() for n in ("w0", "b0", "w1", "b1")])
+    np.testing.assert_array_equal(vector, expected)
+    assert len(junk) == 100

@@ -91,6 +91,7 @@ class Module:
             state._gradients = state._trainable.like()
         if fold_frozen:
             state._need_values()
+        self._last_vector: Array | None = None
         self._train = _Train(artifact, self, fold_frozen)
         self._overwrite = True
 
@@ -165,7 +166,10 @@ class Module:
             views = [self._state._store_of(n).view(n).reshape(-1) for n in names]
             vector = np.concatenate(views) if views else np.empty(0, np.float32)
         value = ort.OrtValue.ortvalue_from_numpy(vector, _host())
-        weakref.finalize(value, _keep, vector)  # it points into the array and does not hold it
+        # The value points into the array and does not hold it, nor does its `.numpy()` hold the
+        # value: the array lives as long as the value does, and at least until the next call.
+        weakref.finalize(value, _keep, vector)
+        self._last_vector = vector
         return value
 
     def copy_buffer_to_parameters(self, buffer: Any, trainable_only: bool = True) -> None:
