@@ -130,6 +130,12 @@ def test_loss_must_be_a_scalar() -> None:
         onnxtrain.differentiate(model, wrt=["x"])
 
 
+def test_a_symbolic_vector_is_no_scalar() -> None:
+    model = parse("g (float[N] x) => (float[N] y) { y = Mul(x, x) }")
+    with pytest.raises(ModelError, match=r"'y' has shape \['N'\]"):
+        onnxtrain.differentiate(model, wrt=["x"])
+
+
 BLOCKED = """
 g (float[2] x) => (float loss) <float[2] w = {1,2}, float[2] v = {1,2}>
 { a = my.ops.Black(x, w)  b = my.ops.White(a)  c = Add(b, v)  loss = ReduceSum<keepdims=0>(c) }

@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ..errors import ModelError, UnknownNameError, UnreachableError
-from ..graph import Constants, Names, OpBuilder, Tensor
+from ..graph import Constants, Dim, Names, OpBuilder, Tensor
 from .expand import expand_functions
 from .walk import Walk
 
@@ -116,16 +116,21 @@ def _seed(op: OpBuilder, graph: ir.Graph, target: ir.Value, vjp: bool) -> Tensor
         graph.inputs.append(seed)
         return op.tensor(seed)
     loss = op.tensor(target)
-    shape = loss.static_shape
-    if shape is not None and np.prod(shape) != 1:
+    shape, dims = loss.static_shape, loss.shape
+    if dims is not None and any(d != 1 and _is_known(d) for d in dims):
         raise ModelError(
-            f"{target.name!r} has shape {list(shape)}, and only a scalar has a gradient. "
+            f"{target.name!r} has shape {list(dims)}, and only a scalar has a gradient. "
             "Reduce it to one number first (ReduceMean, ReduceSum), or ask for the "
             "vector–Jacobian form with `vjp=True`, in which its gradient is an input."
         )
     if shape is not None:
         return op.const(np.ones(shape), target.dtype)
     return op.full(op.shape_of(loss), 1, target.dtype)
+
+
+def _is_known(dim: Dim) -> bool:
+    """A number, or a symbol that the model itself names."""
+    return isinstance(dim, int) or (dim is not None and not dim.startswith("unk__"))
 
 
 def _result(op: OpBuilder, walk: Walk, value: ir.Value) -> Tensor:
