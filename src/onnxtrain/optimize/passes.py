@@ -9,7 +9,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from ..graph.edit import remove_nodes
+from ..graph.edit import remove_nodes, replace_value
 from ..graph.schema import RANDOM
 from .rewrites import apply_rewrites
 
@@ -41,24 +41,22 @@ def merge_duplicates(graph: ir.Graph) -> None:
     """Common sub-expression elimination by hashing, in one forward pass."""
     seen: dict[Any, ir.Node] = {}
     dropped = []
-    for node in graph:
-        key = _key(node)
+    for node in list(graph):
+        key = duplicate_key(node)
         if key is None:
             continue
         first = seen.setdefault(key, node)
         if first is node or len(first.outputs) < len(node.outputs):
             continue
-        if any(o.is_graph_output() for o in node.outputs):
-            continue
         for old, new in zip(node.outputs, first.outputs):
-            old.replace_all_uses_with(new)
+            replace_value(graph, old, new)  # an output of the graph becomes a copy
         dropped.append(node)
     remove_nodes(graph, dropped)
 
 
-def _key(node: ir.Node) -> Any:
+def duplicate_key(node: ir.Node) -> Any:
     """What makes two nodes compute the same; None for those that must stay apart."""
-    if node.op_type in RANDOM:
+    if node.op_type in RANDOM or node.op_type == "Identity":
         return None
     attributes = []
     for name, attribute in sorted(node.attributes.items()):
@@ -93,4 +91,11 @@ def _remove_unread_initializers(graph: ir.Graph) -> None:
             del graph.initializers[name]
 
 
-PASSES = (remove_identities, remove_dead, merge_duplicates, apply_rewrites, remove_dead)
+PASSES = (
+    remove_identities,
+    remove_dead,
+    merge_duplicates,
+    apply_rewrites,
+    merge_duplicates,
+    remove_dead,
+)
