@@ -57,3 +57,36 @@ def _mean(ratios: list[float]) -> str:
     if not ratios:
         return "–"
     return f"{math.exp(sum(map(math.log, ratios)) / len(ratios)):.2f} (over {len(ratios)})"
+
+
+PAGE = """# Measured
+
+Made by `{command}`; the raw numbers are in `benchmarks/results.json`. Every
+contestant runs in a process of its own with two threads: same weights, same batches, whole steps
+with the optimizer. Rounds are interleaved and the best of {rounds} counts. Columns of peers are
+ratios, their time ÷ ours: above 1 onnxtrain is faster. "Ours" is the better of the one-graph step
+and of Module + Optimizer; PyTorch uses its fused optimizers; the predecessor is
+onnxruntime-training 1.19.2.
+
+Machine: {cores} cores, {architecture}, {instructions}; Python {python},
+onnxruntime {onnxruntime}, torch {torch}.
+
+{table}
+
+Where it loses, and why:
+
+- **MLP with AdamW**: the update of 670,000 parameters. The portable graph needs a dozen passes over
+  memory, torch's fused kernel one; the compiled update (`onnxtrain[fast]`) is used from a million
+  parameters on.
+- **The small MLP against the predecessor**: its optimizer is one private node, ours a graph;
+  `TrainingSession` (one graph, SGD folded into the products) is the fast path for such models.
+- **Memory of the transformers**: more is kept for the backward pass than torch keeps;
+  recomputation is on the roadmap.
+"""
+
+
+def page(results: dict[str, Any], command: str, rounds: int) -> str:
+    """The whole page docs/performance.md."""
+    machine = dict(results["machine"])
+    machine["instructions"] = " ".join(machine["instructions"]) or "no AVX2"
+    return PAGE.format(table=table(results), command=command, rounds=rounds, **machine)

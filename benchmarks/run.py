@@ -98,14 +98,8 @@ def measure(name: str, peers: list[str], pythons: dict[str, str], rounds: int) -
         return {c.peer: c.close() for c in contestants}
 
 
-def table(results: dict[str, Any]) -> str:
-    """The ratios as Markdown."""
-    from .report import table as render
-
-    return render(results)
-
-
 def main() -> None:
+    from .report import page, table
     from .workloads import WORKLOADS
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -131,6 +125,8 @@ def main() -> None:
         RESULTS.write_text(json.dumps(results, indent=1))
         print(f"{name}: {time.time() - start:.0f} s", flush=True)
     print(table(results))
+    command = " ".join(["python -m benchmarks.run", *options.workloads])
+    (HERE.parent / "docs" / "performance.md").write_text(page(results, command, options.rounds))
 
 
 def make_old() -> str:
