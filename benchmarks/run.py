@@ -31,7 +31,7 @@ PEERS = ("ours", "ours_parts", "eager", "compiled", "old")
 class Contestant:
     """A worker process and what it answered."""
 
-    def __init__(self, peer: str, python: str, folder: Path, timeout: float) -> None:
+    def __init__(self, peer: str, python: str, folder: Path) -> None:
         self.peer, self.error, self.times = peer, "", list[float]()
         self.answer: dict[str, float] = {}
         self.first_step = math.nan
@@ -41,7 +41,6 @@ class Contestant:
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log, text=True,
             env={**os.environ, "OMP_NUM_THREADS": "2", "PYTHONWARNINGS": "ignore"},
         )  # fmt: skip
-        self.timeout = timeout
         self._read()
         self.first_step = self.answer.get("first_step", math.nan)
 
@@ -88,7 +87,7 @@ def measure(name: str, peers: list[str], pythons: dict[str, str], rounds: int) -
         prepared = [sys.executable, "-m", "benchmarks.prepare", name, folder]
         subprocess.run(prepared, check=True, cwd=HERE.parent)
         steps = json.loads((Path(folder) / "spec.json").read_text())["steps"]
-        contestants = [Contestant(p, pythons[p], Path(folder), 600) for p in peers]
+        contestants = [Contestant(p, pythons[p], Path(folder)) for p in peers]
         for contestant in contestants:  # not measured: caches, compilation of other shapes
             contestant.run(max(1, steps // 5))
             contestant.times.clear()
