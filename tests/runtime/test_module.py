@@ -19,6 +19,7 @@ from onnxtrain.errors import (
     StateError,
     UnknownNameError,
 )
+from onnxtrain.runtime import threads
 from onnxtrain.runtime.devices import Device
 from onnxtrain.runtime.onegraph import OneGraphStep
 from onnxtrain.runtime.update import load_optimizer
@@ -544,3 +545,27 @@ def test_dropout_masks_continue_after_resume(dropout_artifacts, tmp_path):
     with pytest.raises(ValueError, match="64 bits"):
         other.seed = -1
     assert not same(first, masks(dropout_artifacts, other))
+
+
+def test_small_batches_run_on_one_thread_and_large_ones_on_all(module):
+    train = module._train
+    weights = sum(s.size for s in module._specs.values())
+    repeats = threads.LIMIT // (weights * len(X)) + 1
+    large = np.tile(X, (repeats, 1)), np.tile(Y, (repeats, 1))
+    for x, y, single in ((X, Y, True), (*large, False), (X, Y, True)):
+        values = {n: module._state.parameters[n].data.copy() for n in handmade.values()}
+        module.lazy_reset_grad()
+        loss, _ = module(x, y)
+        assert (train.now is train.single) == single
+        expected, _, gradients = reference(values, x, y)
+        assert np.isclose(loss, expected, rtol=1e-5)
+        assert np.allclose(module._state.parameters["W1"].grad, gradients["W1"], atol=1e-5)
+    assert train.single.session.get_session_options().intra_op_num_threads == 1
+
+
+def test_own_session_options_keep_their_threads(artifacts):
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 2
+    module = Module(artifacts.train, artifacts.state(), session_options=options)
+    module(X, Y)
+    assert module._train.now is module._train.usual

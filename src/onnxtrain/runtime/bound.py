@@ -11,10 +11,11 @@ import numpy.typing as npt
 import onnxruntime
 
 from ..errors import InputError, RunError
+from .artifact import Artifact
 from .buffers import TensorStore
 from .devices import Device
 from .dtypes import BY_ONNX, ElementType
-from .feeds import FeedCheck
+from .feeds import FeedCheck, raw_ortvalue
 from .onnxfile import ValueInfo
 
 Array = npt.NDArray[Any]
@@ -39,6 +40,7 @@ class Binding:
         self._run = session._sess.run_with_iobinding
         self._bound: dict[str, tuple[int, tuple[int, ...]]] = {}
         self._staged: dict[str, Array] = {}
+        self._again: list[Array] = []
         self._outputs: list[str] = []
         self._small: dict[str, Array] = {}
         self._large: list[tuple[int, str]] = []
@@ -102,6 +104,27 @@ class Binding:
                 self.io.bind_ortvalue_input(name, value)
             self._bound.pop(name, None)
             self._staged.pop(name, None)
+        self._again = [self._staged[i.name] for i in infos if i.name in self._staged]
+        if len(self._again) != len(infos):
+            self._again = []
+
+    def feed_again(self, values: Sequence[Any]) -> bool:
+        """Feed small arrays that are like the last ones; False if there is more to be done.
+
+        This is all that happens to the inputs of a small model in almost every step.
+        """
+        staged = self._again
+        if len(values) != len(staged):
+            return False
+        for value, place in zip(values, staged):
+            if (
+                type(value) is not np.ndarray
+                or value.shape != place.shape
+                or value.dtype != place.dtype
+            ):
+                return False
+            place[...] = value
+        return True
 
     def _feed_staged(self, info: ValueInfo, value: Array) -> None:
         staged = self._staged.get(info.name)
@@ -128,12 +151,15 @@ class Binding:
         except Exception as error:
             self._bound.clear()
             self._staged.clear()
+            self._again = []
             for _, name in self._large:
                 self.io.bind_output(name, HOST.ort_device)
             raise RunError(f"onnxruntime could not run the model: {error}") from error
 
     def results(self) -> list[Array]:
         """Results as arrays: copies of the small ones, the large ones as they were made."""
+        if not self._large:
+            return [small.copy() for small in self._small.values()]
         large = self._take_large()
         return [
             self._small[n].copy() if n in self._small else np.asarray(large[n].numpy())
@@ -200,6 +226,20 @@ class UserSide:
         if missing:
             raise InputError(f"Missing input(s) {missing}; the model takes {', '.join(names)}.")
         return values + [named.get(n) for n in names[len(values) :]]
+
+
+def user_side(artifact: Artifact) -> UserSide:
+    """The user's side of an artifact."""
+    return UserSide(
+        artifact.infos(artifact.user_inputs),
+        artifact.infos(artifact.user_outputs, outputs=True),
+        set(artifact.model.initializer_names),
+    )
+
+
+def all_ortvalues(values: Sequence[Any]) -> bool:
+    """Whether a user gave OrtValues, and then gets OrtValues."""
+    return bool(values) and all(raw_ortvalue(v) is not None for v in values)
 
 
 def small_shape(info: ValueInfo) -> tuple[int, ...] | None:

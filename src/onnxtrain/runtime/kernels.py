@@ -20,8 +20,12 @@ import numpy.typing as npt
 
 Array = npt.NDArray[Any]
 Update = Callable[..., None]
-LARGE = 1_000_000
+LARGE = 100_000
 """Number of parameters from which compiling pays."""
+
+PARALLEL = 4_000_000
+"""Number of elements from which several threads pay: waking them up takes longer than a million
+elements take one thread, whose caches are warm from the backward pass."""
 
 
 class Kernel:
@@ -59,7 +63,7 @@ class Kernel:
         kept = f(f(1.0) - shrink)
         if late:
             size = f(size * kept)
-        adam = _compiled("adam")
+        adam = _compiled("adam", params.size >= PARALLEL)
         adam(params, gradients, *states, f(b1), f(1.0 - b1), f(b2), f(1.0 - b2), shift, size, kept,
              l2, scale32, self.limit)  # fmt: skip
 
@@ -74,13 +78,13 @@ class Kernel:
         states: tuple[Array, ...],
     ) -> None:
         f = np.float32
-        momentum = f(self.hyper["momentum"])
+        momentum, parallel = f(self.hyper["momentum"]), params.size >= PARALLEL
         if not states:
-            _compiled("sgd")(params, gradients, rate, decay, scale, self.limit)
+            _compiled("sgd", parallel)(params, gradients, rate, decay, scale, self.limit)
             return
         fresh = f(1.0) if step == 1 else f(1.0 - float(self.hyper["dampening"]))
         nesterov = bool(self.hyper["nesterov"])
-        _compiled("momentum")(
+        _compiled("momentum", parallel)(
             params, gradients, states[0], rate, decay, scale, self.limit, momentum, fresh, nesterov
         )
 
@@ -109,16 +113,18 @@ def available() -> bool:
 
 
 @functools.cache
-def _compiled(name: str) -> Update:
+def _compiled(name: str, parallel: bool) -> Update:
     import numba
 
     source: Any = {"adam": _adam, "sgd": _sgd, "momentum": _momentum}[name]
     # prange is only known to numba inside the function it compiles
     source.__globals__["prange"] = numba.prange
+    # Python's error for a division by zero would keep the loop from using vector instructions
+    options: dict[str, Any] = {"parallel": parallel, "error_model": "numpy"}
     try:
-        compiled: Update = numba.njit(parallel=True, cache=True)(source)
+        compiled: Update = numba.njit(cache=True, **options)(source)
     except RuntimeError:  # nowhere to write the cache
-        compiled = numba.njit(parallel=True)(source)
+        compiled = numba.njit(**options)(source)
     return compiled
 
 

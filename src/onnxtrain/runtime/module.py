@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+from onnxruntime import InferenceSession
 from onnxruntime.capi import _pybind_state as ort
 
 from ..errors import InputError, NonFiniteError, StateError
@@ -21,7 +22,7 @@ from .artifact import (
     specs_of,
     without_accumulation,
 )
-from .bound import Binding, UserSide
+from .bound import Binding, all_ortvalues, user_side
 from .buffers import TensorStore
 from .device_ops import DeviceOps
 from .devices import Device, Provider, session_options
@@ -30,6 +31,7 @@ from .onnxfile import Source
 from .predecessor import repaired_eval
 from .seeds import reseed
 from .state import CheckpointState
+from .threads import SmallSteps
 
 Array = npt.NDArray[Any]
 Self = TypeVar("Self", bound="Module")
@@ -111,14 +113,14 @@ class Module:
         Returns:
             One output as it is, several as a tuple.
         """
-        part = self._train if self.training else self._need_eval()
-        values = part.user.ordered(user_inputs, named_inputs)
-        arrays = part.user.check.arrays(values)
+        part: _Train | _Eval = self._train if self.training else self._need_eval()
+        as_values = False
+        if named_inputs or not part.binding().feed_again(user_inputs):
+            as_values = part.feed(part.user.ordered(user_inputs, named_inputs))
         self._state._need_values()
         if self._state._settle is not None:
             self._state._settle()
-        binding = part.run(arrays)
-        as_values = bool(arrays) and all(raw_ortvalue(v) is not None for v in values)
+        binding = part.run()
         results: Sequence[Any] = binding.result_values() if as_values else binding.results()
         if self.check_finite and self.training:
             _check_finite(results[0].numpy() if as_values else results[0])
@@ -264,64 +266,99 @@ class Module:
         return self._eval
 
 
-class _Train:
-    """The training session: one binding that overwrites gradients, one that adds to them."""
+class _Passes:
+    """A training session with one binding that overwrites gradients and one that adds to them."""
 
-    def __init__(self, artifact: Artifact, module: Module, fold: bool) -> None:
-        self.module, state = module, module._state
-        self.artifact = artifact
-        self.user = UserSide(
-            artifact.infos(artifact.user_inputs),
-            artifact.infos(artifact.user_outputs, outputs=True),
-            set(artifact.model.initializer_names),
-        )
-        self.next_states = TensorStore(state._frozen.specs[s] for s in artifact.states)
-        self.next_states.place(module._device)
-        reseed(artifact.model, artifact.random_nodes, state._random)
-        folded = set(fold_frozen(artifact, state)) if fold else set()
-        self.bound = [n for n in module._order if n not in folded]
-        options = session_options(
-            module._session_options, folder=artifact.folder, weights_change=not folded
-        )
-        self.session = module._device.session(without_accumulation(artifact), options)
-        assert state._gradients is not None
-        self.gradients = state._gradients
-        self.overwrite = self._binding(self.gradients)
+    def __init__(self, train: _Train, session: InferenceSession) -> None:
+        self.train, self.session = train, session
+        self.overwrite = self._binding(train.gradients)
         self.accumulate: Binding | None = None
-        self.scratch: TensorStore | None = None
 
     def _binding(self, gradients: TensorStore) -> Binding:
-        module, artifact = self.module, self.artifact
+        train = self.train
+        module, artifact = train.module, train.artifact
         binding = Binding(self.session, module._device)
-        binding.user_outputs(self.user.outputs)
-        for name in self.bound:
+        binding.user_outputs(train.user.outputs)
+        for name in train.bound:
             binding.input_tensor(name, module._state._store_of(name), name)
         for name in artifact.trainable:
             gradient = artifact.gradients.get(name, f"{name}_grad")
             binding.output_tensor(gradient, gradients, name)
         for name, updated in artifact.states.items():
-            binding.output_tensor(updated, self.next_states, name)
+            binding.output_tensor(updated, train.next_states, name)
         return binding
 
-    def run(self, values: Sequence[Any]) -> Binding:
+    def binding(self, overwrite: bool) -> Binding:
+        """The binding for a step that starts anew, or for one that adds to the gradients."""
+        if overwrite:
+            return self.overwrite
+        if self.accumulate is None:
+            self.accumulate = self._binding(self.train.added())
+        return self.accumulate
+
+
+class _Train:
+    """The training model: its session, and a second one with one thread for small batches."""
+
+    def __init__(self, artifact: Artifact, module: Module, fold: bool) -> None:
+        self.module, state = module, module._state
+        self.artifact, self.user = artifact, user_side(artifact)
+        self.next_states = TensorStore(state._frozen.specs[s] for s in artifact.states)
+        self.next_states.place(module._device)
+        reseed(artifact.model, artifact.random_nodes, state._random)
+        self.small = SmallSteps(artifact, module._device, module._session_options)
+        folded = set(fold_frozen(artifact, state)) if fold else set()
+        self.bound = [n for n in module._order if n not in folded]
+        options = session_options(
+            module._session_options, folder=artifact.folder, weights_change=not folded
+        )
+        assert state._gradients is not None
+        self.gradients = state._gradients
+        self.scratch: TensorStore | None = None
+        self.model = without_accumulation(artifact)
+        self.usual = self.now = _Passes(self, module._device.session(self.model, options))
+        self.single: _Passes | None = None
+
+    @property
+    def session(self) -> InferenceSession:
+        """The session with the user's options."""
+        return self.usual.session
+
+    def binding(self) -> Binding:
+        """Where the next step's inputs go."""
+        return self.now.binding(self.module._overwrite)
+
+    def feed(self, values: Sequence[Any]) -> bool:
+        """Check and bind the user's inputs; tells whether they are OrtValues."""
+        arrays = self.user.check.arrays(values)
+        self.now = self._single() if self.small.has(arrays) else self.usual
+        self.binding().feed(self.user.inputs, arrays)
+        return all_ortvalues(values)
+
+    def run(self) -> Binding:
         module = self.module
-        binding = self.overwrite if module._overwrite else self._second()
-        binding.feed(self.user.inputs, values)
+        binding = self.binding()
         binding.run()
         if not module._overwrite:
-            assert self.scratch is not None
-            module._ops.add(self.gradients, self.scratch)
-        self.gradients.written()
+            module._ops.add(self.gradients, self.added())
+        if not module._device.is_host:
+            self.gradients.written()
         module._overwrite = False
         if self.next_states.specs:
             module._ops.copy(module._state._frozen, self.next_states)
         return binding
 
-    def _second(self) -> Binding:
-        if self.accumulate is None:
+    def added(self) -> TensorStore:
+        """Where a step leaves gradients that are then added to those there are."""
+        if self.scratch is None:
             self.scratch = self.gradients.like()
-            self.accumulate = self._binding(self.scratch)
-        return self.accumulate
+        return self.scratch
+
+    def _single(self) -> _Passes:
+        if self.single is None:
+            session = self.module._device.session(self.model, self.small.options())
+            self.single = _Passes(self, session)
+        return self.single
 
 
 class _Eval:
@@ -329,24 +366,28 @@ class _Eval:
 
     def __init__(self, source: Source, module: Module) -> None:
         self.module, self.source = module, repaired_eval(source)
-        artifact = load_artifact(self.source, "eval", module._state)
-        self.artifact = artifact
-        self.user = UserSide(
-            artifact.infos(artifact.user_inputs),
-            artifact.infos(artifact.user_outputs, outputs=True),
-            set(artifact.model.initializer_names),
-        )
+        self.artifact = load_artifact(self.source, "eval", module._state)
+        self.user = user_side(self.artifact)
         self._binding: Binding | None = None
 
-    def run(self, values: Sequence[Any]) -> Binding:
+    def binding(self) -> Binding:
+        """Where the next inputs go."""
         if self._binding is None:
             self._binding = self._bind()
-        self._binding.feed(self.user.inputs, values)
-        self._binding.run()
         return self._binding
+
+    def feed(self, values: Sequence[Any]) -> bool:
+        """Check and bind the user's inputs; tells whether they are OrtValues."""
+        self.binding().feed(self.user.inputs, self.user.check.arrays(values))
+        return all_ortvalues(values)
+
+    def run(self) -> Binding:
+        self.binding().run()
+        return self.binding()
 
     def _bind(self) -> Binding:
         module = self.module
+        module._state._need_values()
         check_state(self.artifact, module._state)
         options = session_options(module._session_options, folder=self.artifact.folder)
         source = self.source

@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from onnxruntime import InferenceSession
 
 from ..errors import ModelFileError
 from .artifact import check_state, load_artifact
-from .bound import Binding, UserSide
+from .bound import Binding, user_side
 from .buffers import TensorStore
 from .device_ops import DeviceOps
 from .devices import Device, session_options
@@ -23,6 +24,7 @@ from .onnxfile import Source
 from .optimizer import attach
 from .seeds import reseed
 from .state import CheckpointState, OptimizerState
+from .threads import SmallSteps
 from .update import OptimizerFile
 
 Array = npt.NDArray[Any]
@@ -51,30 +53,24 @@ class OneGraphStep:
         artifact = load_artifact(source, "step")
         check_state(artifact, state)
         self.artifact = artifact
-        self.user = UserSide(
-            artifact.infos(artifact.user_inputs),
-            artifact.infos(artifact.user_outputs, outputs=True),
-            set(artifact.model.initializer_names),
-        )
+        self.user = user_side(artifact)
         state._need_values()
         state._sync()
         self.memory: OptimizerState = attach(state, optimizer)
         self._check_states(optimizer)
         state._place(device)
         reseed(artifact.model, artifact.random_nodes, state._random)
-        folder = session_options(options, folder=artifact.folder, weights_change=True)
-        self.session = device.session(artifact.model.encode(), folder)
+        self.small = SmallSteps(artifact, device, options)
+        self.model = artifact.model.encode()
         self.rate, self.number = np.zeros(1, np.float32), np.zeros(1, np.int64)
         self._ops = DeviceOps(device)
         states = TensorStore(state._frozen.specs[s] for s in artifact.states)
         states.place(device)
         moments = {kind: store.like() for kind, store in self.memory.states.items()}
         self._second = (state._trainable.like(), states, moments)
-        first = (state._trainable, state._frozen, self.memory.states)
-        self._bindings = [
-            self._bind(first, self._second),
-            self._bind(self._second, first),
-        ]
+        usual = session_options(options, folder=artifact.folder, weights_change=True)
+        self._usual = self._now = self._both(usual)
+        self._single: list[Binding] | None = None
         self._turn = 0
         state._settle = self.settle
 
@@ -88,9 +84,18 @@ class OneGraphStep:
                 f"another optimizer than {optimizer.name}."
             )
 
-    def _bind(self, source: _Set, target: _Set) -> Binding:
+    def _both(self, options: Any) -> list[Binding]:
+        """A session and its bindings in both directions."""
+        session = self.device.session(self.model, options)
+        first = (self.state._trainable, self.state._frozen, self.memory.states)
+        return [
+            self._bind(session, first, self._second),
+            self._bind(session, self._second, first),
+        ]
+
+    def _bind(self, session: InferenceSession, source: _Set, target: _Set) -> Binding:
         artifact = self.artifact
-        binding = Binding(self.session, self.device)
+        binding = Binding(session, self.device)
         binding.user_outputs(self.user.outputs)
         inputs = {v.name for v in artifact.model.inputs}
         for name in artifact.trainable:
@@ -111,17 +116,27 @@ class OneGraphStep:
 
     def __call__(self, values: Sequence[Any]) -> list[Array]:
         """One training step; gives loss and additional outputs."""
-        arrays = self.user.check.arrays(values)
         memory = self.memory
         self.rate[0], self.number[0] = memory.learning_rate, memory.step + 1
-        binding = self._bindings[self._turn]
-        binding.feed(self.user.inputs, arrays)
+        if not self._now[self._turn].feed_again(values):
+            self._feed(values)
+        binding = self._now[self._turn]
         binding.run()
         self._turn = 1 - self._turn
         memory.step += 1
         for store in self.state._stores():
             store.written()
         return binding.results()
+
+    def _feed(self, values: Sequence[Any]) -> None:
+        arrays = self.user.check.arrays(values)
+        if not self.small.has(arrays):
+            self._now = self._usual
+        else:
+            if self._single is None:
+                self._single = self._both(self.small.options())
+            self._now = self._single
+        self._now[self._turn].feed(self.user.inputs, arrays)
 
     def settle(self) -> None:
         """Bring the state's own buffers up to date."""

@@ -442,7 +442,9 @@ def _may_stop_between_steps(hook: Callback) -> bool:
 
 def measured(outputs: Sequence[Array], values: Sequence[Any]) -> tuple[float, int]:
     """Mean loss and number of rows of a batch."""
-    return float(np.mean(outputs[0])), len(values[0]) if np.ndim(values[0]) else 1
+    loss = outputs[0]
+    mean = float(loss.item() if loss.size == 1 else np.mean(loss))
+    return mean, len(values[0]) if np.ndim(values[0]) else 1
 
 
 class _OneGraph:

@@ -179,6 +179,7 @@ class Update:
         self.rates = [np.zeros(1, np.float32) for _ in self.groups]
         self.decays = [np.array([g.weight_decay], np.float32) for g in self.groups]
         self.step, self.scale = np.zeros(1, np.int64), np.ones(1, np.float32)
+        self._rate: float | None = None
         self._bindings: list[Binding] | None = None
         self._scratch: dict[str, TensorStore] = {}
         self._kernel = self._find_kernel()
@@ -192,14 +193,17 @@ class Update:
     def run(self, step: int, rate: float, scale: float) -> None:
         """One update with the given number, learning rate and gradient scale."""
         self.step[0], self.scale[0] = step, scale
-        for group, slot in zip(self.groups, self.rates):
-            slot[0] = rate * group.lr_scale
+        if rate != self._rate:
+            self._rate = rate
+            for group, slot in zip(self.groups, self.rates):
+                slot[0] = rate * group.lr_scale
         if self._kernel is not None:
             self._run_kernel(self._kernel, step, scale)
         else:
             self._run_graph()
-        for store in (self.params, *self.states):
-            store.written()
+        if not self.module._device.is_host:
+            for store in (self.params, *self.states):
+                store.written()
 
     def _run_kernel(self, kernel: kernels.Kernel, step: int, scale: float) -> None:
         buffers = [s.buffers["F32"].data for s in (self.params, self.gradients, *self.states)]

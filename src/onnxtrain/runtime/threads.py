@@ -1,0 +1,59 @@
+"""When one thread is faster than several.
+
+A step of a small network takes some twenty microseconds, and waking up a second thread for each of
+its products takes longer than the products do. So such steps run in a session with one thread.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from .artifact import Artifact, specs_of
+from .devices import Device, session_options
+
+LIMIT = 1_000_000
+"""Multiplications of a forward pass up to which one thread is used: about 0.1 ms of work."""
+
+HEAVY = {"Conv", "ConvTranspose", "DeformConv", "GRU", "LSTM", "Loop", "RNN", "Scan"}
+"""Operators whose work does not follow from the number of weights and rows."""
+
+
+class SmallSteps:
+    """Which batches of a model are for one thread.
+
+    Args:
+        artifact: the model.
+        device: where it runs; only the host's processor is concerned.
+        given: the user's session options, which are never overruled.
+    """
+
+    def __init__(self, artifact: Artifact, device: Device, given: Any) -> None:
+        self._weights = sum(s.size for s in specs_of(artifact).values())
+        self._folder = artifact.folder
+        self._possible = (
+            given is None
+            and device.provider == "CPUExecutionProvider"
+            and not artifact.random_nodes  # two sessions would be two streams of random numbers
+            and self._weights <= LIMIT
+            and not any(node.op_type in HEAVY for node in artifact.model.nodes)
+        )
+
+    def has(self, arrays: Sequence[Any]) -> bool:
+        """Whether a step on these inputs is small."""
+        if not self._possible or not all(hasattr(a, "dtype") for a in arrays):
+            return False
+        return self._weights * max((_rows(a) for a in arrays), default=1) <= LIMIT
+
+    def options(self) -> Any:
+        """Session options with one thread."""
+        options = session_options(folder=self._folder, weights_change=True)
+        options.intra_op_num_threads = 1
+        return options
+
+
+def _rows(array: Any) -> int:
+    """How many times the weights are applied: per row of features, or per index."""
+    shape = array.shape if array.dtype.kind in "iu" else array.shape[:-1]
+    return max(1, int(math.prod(shape)))
