@@ -194,6 +194,14 @@ def fold_frozen(artifact: Artifact, state: CheckpointState) -> list[str]:
     return names
 
 
+def weights_change(artifact: Artifact) -> bool:
+    """Whether most convolutions have weights that are no constants of the graph."""
+    convolutions = [n for n in artifact.model.nodes if n.op_type in {"Conv", "ConvTranspose"}]
+    constants = set(artifact.model.initializer_names)
+    changing = sum(n.inputs[1] not in constants for n in convolutions if len(n.inputs) > 1)
+    return 2 * changing >= len(convolutions)
+
+
 def _names(model: ModelFile, described: dict[str, Any], key: str) -> list[str]:
     found = described.get(key, [])
     if not isinstance(found, list) or not all(isinstance(n, str) for n in found):

@@ -20,6 +20,7 @@ from .artifact import (
     fold_frozen,
     load_artifact,
     specs_of,
+    weights_change,
     without_accumulation,
 )
 from .bound import Binding, all_ortvalues, user_side
@@ -310,7 +311,9 @@ class _Train:
         folded = set(fold_frozen(artifact, state)) if fold else set()
         self.bound = [n for n in module._order if n not in folded]
         options = session_options(
-            module._session_options, folder=artifact.folder, weights_change=not folded
+            module._session_options,
+            folder=artifact.folder,
+            weights_change=weights_change(artifact),
         )
         assert state._gradients is not None
         self.gradients = state._gradients

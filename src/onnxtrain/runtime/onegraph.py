@@ -15,7 +15,7 @@ import numpy.typing as npt
 from onnxruntime import InferenceSession
 
 from ..errors import ModelFileError
-from .artifact import check_state, load_artifact
+from .artifact import check_state, load_artifact, weights_change
 from .bound import Binding, user_side
 from .buffers import TensorStore
 from .device_ops import DeviceOps
@@ -68,7 +68,9 @@ class OneGraphStep:
         states.place(device)
         moments = {kind: store.like() for kind, store in self.memory.states.items()}
         self._second = (state._trainable.like(), states, moments)
-        usual = session_options(options, folder=artifact.folder, weights_change=True)
+        usual = session_options(
+            options, folder=artifact.folder, weights_change=weights_change(artifact)
+        )
         self._usual = self._now = self._both(usual)
         self._single: list[Binding] | None = None
         self._turn = 0
