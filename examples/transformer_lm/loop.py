@@ -45,6 +45,7 @@ def arguments(description: str, given: Sequence[str] | None) -> argparse.Namespa
     parser.add_argument("--vocabulary", type=int, help="keep only the most frequent words")
     parser.add_argument("--width", type=int, default=200, help="of embedding and hidden layers")
     parser.add_argument("--dropout", type=float, default=0.2)
+    parser.add_argument("--decay", type=float, default=DECAY, help="of the rate, by epoch")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--log-every", type=int, default=50)
     return parser.parse_args(given)
@@ -68,7 +69,7 @@ def run(trainer: Trainer, corpus: data.Corpus, args: argparse.Namespace) -> Hist
             f"end of epoch {epoch}: valid loss {loss:.3f}, perplexity {math.exp(loss):.1f}, "
             f"{statistics.median(history.times):.1f} ms per batch"
         )
-        rate *= DECAY
+        rate *= args.decay
     return history
 
 

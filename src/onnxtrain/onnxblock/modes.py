@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ..errors import ModelError
-from ..graph import FLOATS, Constants, Names, OpBuilder
+from ..graph import FLOATS, Constants, Names, OpBuilder, Tensor
 
 MODES = ("preserve", "train", "auto")
 
@@ -155,11 +155,18 @@ def running_statistics(model: ir.Model) -> list[str]:
     return [name for name in model.graph.initializers if name in found]
 
 
-def expose_statistics(model: ir.Model, states: Collection[str]) -> dict[str, str]:
+def expose_statistics(
+    model: ir.Model, states: Collection[str], *, unbiased: bool = False
+) -> dict[str, str]:
     """Make the updated running statistics graph outputs ``<s>.updated``.
 
     A layer that is used twice updates its statistics twice, one after the other. onnxruntime's
     kernel overwrites its inputs when such nodes are chained, so these are written in primitives.
+
+    Args:
+        model: the model, changed in place.
+        states: names of the running statistics.
+        unbiased: keep variances as torch does, of the sample (n - 1), where ONNX divides by n.
     """
     nodes = [
         node
@@ -174,10 +181,12 @@ def expose_statistics(model: ir.Model, states: Collection[str]) -> dict[str, str
             continue
         old = [latest.get(name) for name in statistics]
         if any(users[name] > 1 for name in statistics):
-            new = _write_out(model, node, old)
+            new = _write_out(model, node, old, unbiased)
         else:
             name_outputs(model, node, 3)
             new = list(node.outputs[1:3])
+            if unbiased:
+                new[1] = _of_sample(model, node)
         for name, value, before in zip(statistics, new, node.inputs[3:5]):
             assert before is not None
             value.type, value.shape = before.type, before.shape
@@ -192,6 +201,28 @@ def expose_statistics(model: ir.Model, states: Collection[str]) -> dict[str, str
     return {name: value.name or "" for name, value in latest.items()}
 
 
+def _of_sample(model: ir.Model, node: ir.Node) -> ir.Value:
+    """The new running variance of a BatchNormalization with the batch's part times n/(n - 1)."""
+    op = builder_for(model)
+    op.scope = f"{node.name or 'batch_norm'}/unbiased"
+    x, var = node.inputs[0], node.inputs[4]
+    assert x is not None
+    assert var is not None
+    old = op.tensor(var) * _float_attribute(node, "momentum", 0.9)
+    node.outputs[2].type, node.outputs[2].shape = var.type, var.shape
+    new = old + (op.tensor(node.outputs[2]) - old) * _of_population(op, op.tensor(x), old)
+    model.graph.insert_after(node, op.nodes)
+    for constant in op.constants.values():
+        model.graph.register_initializer(constant)
+    return new.value
+
+
+def _of_population(op: OpBuilder, x: Tensor, like: Tensor) -> Tensor:
+    """n/(n - 1) for the n values that a channel of x has; as torch, infinite for one value."""
+    count = op.Cast(op.Div(op.Size(x), op.Size(like)), to=like.dtype)
+    return count / (count - 1.0)
+
+
 def builder_for(model: ir.Model) -> OpBuilder:
     """A builder that knows the names in use; `attach`, or insert, what it built."""
     names = Names(
@@ -204,7 +235,9 @@ def builder_for(model: ir.Model) -> OpBuilder:
     return OpBuilder(names, Constants(names), model.opset_imports[""])
 
 
-def _write_out(model: ir.Model, node: ir.Node, old: Sequence[ir.Value | None]) -> list[ir.Value]:
+def _write_out(
+    model: ir.Model, node: ir.Node, old: Sequence[ir.Value | None], unbiased: bool
+) -> list[ir.Value]:
     """Put primitives in the place of a training-mode BatchNormalization.
 
     Returns:
@@ -225,7 +258,8 @@ def _write_out(model: ir.Model, node: ir.Node, old: Sequence[ir.Value | None]) -
     y = centered * factor + op.Reshape(bias, across)
     flat = op.const(np.array([-1], np.int64))
     updated = []
-    for before, statistic, now in zip(old, (mean, var), (batch_mean, batch_var)):
+    seen = batch_var * _of_population(op, x, mean) if unbiased else batch_var
+    for before, statistic, now in zip(old, (mean, var), (batch_mean, seen)):
         start = statistic if before is None else op.tensor(before)
         new = start * momentum + op.Reshape(now, flat) * (1.0 - momentum)
         updated.append(new.value)

@@ -42,6 +42,7 @@ class Plan:
         everything_is_input: turn all initializers into inputs and train none.
         training_mode: see `modes.apply_training_mode`.
         no_gradient: nodes or operators that count as constants.
+        unbiased: see `modes.expose_statistics`.
     """
 
     base: onnx.ModelProto
@@ -55,6 +56,7 @@ class Plan:
     everything_is_input: bool = False
     training_mode: str = "preserve"
     no_gradient: Collection[str] = ()
+    unbiased: bool = False
     user_inputs: list[str] = field(init=False)
     states: list[str] = field(init=False)
     parameters: list[str] = field(init=False)
@@ -138,7 +140,7 @@ def _build_gradients(plan: Plan) -> Gradients:
     model = normalize(model)
     _set_outputs(model, plan.outputs)
     _drop_unread_log_prob(model)
-    states = modes.expose_statistics(model, plan.states)
+    states = modes.expose_statistics(model, plan.states, unbiased=plan.unbiased)
     wrt = [*plan.trainable, *plan.inputs]
     gradients: dict[str, str] = {}
     if wrt:

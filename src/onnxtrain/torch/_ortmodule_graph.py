@@ -347,7 +347,8 @@ def _build(
     params.to_inputs(model, [n for n in tensors if n in present])
     model = normalize(model)
     before = {v.name: v for v in model.graph.inputs}
-    updates = {new: s for s, new in modes.expose_statistics(model, statistics).items()}
+    exposed = modes.expose_statistics(model, statistics, unbiased=True)
+    updates = {new: s for s, new in exposed.items()}
     lost = sorted(set(traced.statistics) - set(updates.values()))
     if lost:
         raise ORTModuleTorchModelException(
@@ -355,7 +356,6 @@ def _build(
             "in that layer, or put it into eval mode."
         )
     if updates:
-        _unbiased(model, {s: new for new, s in updates.items()}, before)
         model = infer_shapes(model)
     updates.update(traced.buffers)
     barriers = _barriers(model)
@@ -447,36 +447,6 @@ def _targets(
     return [
         n for n in outputs if values[n].dtype in FLOATS and reachable(model, wrt, [n], barriers)
     ]
-
-
-def _unbiased(model: ir.Model, updates: dict[str, str], before: dict[str | None, ir.Value]) -> None:
-    """Running variances as torch keeps them: of the sample (n - 1), where ONNX divides by n."""
-    outputs = {o.name: o for o in model.graph.outputs}
-    nodes = {o.name: n for n in model.graph for o in n.outputs}
-    for name, new in updates.items():
-        node = nodes.get(new)
-        direct = node is not None and node.op_type == "BatchNormalization"
-        if not direct or node is None or node.outputs[2].name != new:
-            continue
-        op = modes.builder_for(model)
-        op.scope = f"{name}/unbiased"
-        x, scale = node.inputs[0], node.inputs[1]
-        assert x is not None
-        assert scale is not None
-        value = outputs[new]
-        dtype = value.dtype or ir.DataType.FLOAT
-        momentum = node.attributes.get("momentum")
-        keep = 0.9 if momentum is None else float(momentum.as_float())
-        elements, channels = op.Size(op.tensor(x)), op.Size(op.tensor(scale))
-        count = op.Cast(op.Div(elements, channels), to=dtype)
-        old = op.tensor(before[name]) * keep
-        result = old + (op.tensor(value) - old) * (count / (count - 1.0))
-        value.name = op.names.fresh(f"{new}/biased")
-        result.value.name, result.value.type, result.value.shape = new, value.type, value.shape
-        model.graph.insert_after(node, op.nodes)
-        for constant in op.constants.values():
-            model.graph.register_initializer(constant)
-        model.graph.outputs[list(model.graph.outputs).index(value)] = result.value
 
 
 def _seed(model: ir.Model) -> None:

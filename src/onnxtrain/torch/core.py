@@ -116,7 +116,7 @@ class Core:
         self.device = Device(settings.device)
         self.input_names = [i.name for i in inputs]
         self.output_names = [o.name for o in outputs]
-        self.pending = 0
+        self.pending = self.batches = 0
         self.exporter, self.note = "", ""
         self._ready: list[_Ready] = []
         self._names: dict[str, str] = {}
@@ -156,6 +156,7 @@ class Core:
         wanted = self._wanted(fetches)
         arrays = {n: as_array(v) for n, v in values.items()}
         engine = self._engine_for(arrays, values)
+        self.batches += 1
         feeds = [arrays[n] for n in engine.inputs]
         settings = self.settings
         if settings.accumulate == 1 and not settings.scaled and settings.world_size == 1:
@@ -356,6 +357,7 @@ class Core:
             scaled=self.settings.scaled,
             seed=torch.initial_seed() % (1 << 63),
             like=first,
+            from_torch=isinstance(self.model, torch.nn.Module),
         )
         if first is not None:
             constants = {n: onnx.numpy_helper.to_array(t) for n, t in first.constants().items()}
@@ -408,7 +410,10 @@ class Core:
 
     def weights(self) -> dict[str, Array]:
         """All weights and buffers under torch's names; what the graph does not use included."""
-        return state.read(self.need_engine("state_dict"), self.model, self._names)
+        found = state.read(self.need_engine("state_dict"), self.model, self._names)
+        for name in _counters(self.model):
+            found[name] = found[name] + self.batches
+        return found
 
     def trained(self) -> list[str]:
         """Names of the weights that are trained."""
@@ -424,6 +429,21 @@ class Core:
     def _apply(self, engine: Engine, loaded: state.Loaded) -> None:
         engines = [r.engine for r in self._ready] or [engine]
         state.write(engines, self.model, self._names, loaded)
+        if any(name in loaded.weights for name in _counters(self.model)):
+            self.batches = 0  # what was loaded is in the module's own buffers
+
+
+def _counters(model: torch.nn.Module | onnx.ModelProto) -> list[str]:
+    """Buffers that count the batches which running statistics have seen; no graph has them."""
+    if not isinstance(model, torch.nn.Module):
+        return []
+    norms = torch.nn.modules.batchnorm._NormBase
+    found = {n: m for n, m in model.named_modules() if isinstance(m, norms)}
+    return [
+        f"{name}.num_batches_tracked".lstrip(".")
+        for name, part in found.items()
+        if part.num_batches_tracked is not None
+    ]
 
 
 def _sum_over_processes(vectors: Sequence[Array], world: int) -> None:

@@ -53,6 +53,7 @@ class Engine:
         scaled: whether gradients are those of the loss times a scale, given with every batch.
         seed: of the random operators.
         like: an engine of the same model exported with other shapes; its state is shared.
+        from_torch: running variances are those of the sample, as torch's.
     """
 
     def __init__(
@@ -68,8 +69,10 @@ class Engine:
         scaled: bool = False,
         seed: int = 0,
         like: Engine | None = None,
+        from_torch: bool = False,
     ) -> None:
         self.base, self.loss, self.scaled = base, loss, scaled
+        self._from_torch = from_torch
         self._make_optimizer, self._options = make_optimizer, options
         self.device = device or Device("cpu")
         self.outputs = [loss, *(o for o in outputs if o != loss)]
@@ -100,6 +103,7 @@ class Engine:
                 self.trainable,
                 model_outputs=self.outputs[1:],
                 differentiate=[SCALED_LOSS] if self.scaled else [],
+                unbiased=self._from_torch,
             )
             self.optimizer = self._make_optimizer(list(self.plan.trainable))
             try:
