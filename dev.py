@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Everything a fresh clone needs, with nothing but Python >= 3.10: ``python3 dev.py demo|test``.
+"""Everything a fresh clone needs, with nothing but Python >= 3.10: ``python3 dev.py demo|test|bench``.
 
 Sets up ``.venv`` beside this file the first time (and again when pyproject.toml or the
-requirements change), then runs the command in it.
+requirements change), then runs the command in it. The benchmark has environments of its own, see
+``benchmarks/environments.py``.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ PYTHON = VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 
 def main() -> int:
     """Run one command; the exit code is the first one that is not zero."""
-    commands = {"demo": demo, "test": test, "docs": docs}
+    commands = {"demo": demo, "test": test, "docs": docs, "bench": bench}
     if len(sys.argv) < 2 or sys.argv[1] not in commands:
         print(f"usage: python3 dev.py {'|'.join(commands)} [arguments]", file=sys.stderr)
         return 2
@@ -58,6 +59,11 @@ def docs(arguments: list[str]) -> int:
     """Write the generated pages again."""
     set_up("test", ["-r", "requirements-test.txt"])
     return run("tools/gen_ops.py", *arguments)
+
+
+def bench(arguments: list[str]) -> int:
+    """Measure all workloads against the peers (``--quick NAME`` tries it out, ``--help``)."""
+    return subprocess.call([sys.executable, "-m", "benchmarks.run", *arguments], cwd=ROOT)
 
 
 def run(*arguments: str) -> int:

@@ -1,28 +1,35 @@
-"""Write what all contestants of a workload share: model, weights, batches, settings."""
+"""Write what all contestants of a workload share: model, weights, batches, settings.
+
+`python -m benchmarks.prepare NAME FOLDER [PEER ...]`; the exports that a peer needs for itself are
+written when it is named.
+"""
 
 from __future__ import annotations
 
 import io
 import json
+import platform
 import sys
 import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import torch
 
 from onnxtrain.torch.export import export
 
-from .workloads import WORKLOADS
+from .workloads import find
 
 BATCHES = 4
 
 
-def prepare(name: str, folder: Path) -> None:
+def prepare(name: str, folder: Path, peers: tuple[str, ...] = ()) -> None:
     """Fill the folder."""
     torch.manual_seed(0)
-    workload = WORKLOADS[name]
+    workload = find(name)
     model = workload.model()
     for parameter in model.parameters():
         if (
@@ -37,27 +44,43 @@ def prepare(name: str, folder: Path) -> None:
     training = not workload.trainable
     sample = batches[0][0]
     axes = {"x": {0: "batch"}} if workload.dynamic else None
-    exported = export(
-        model, (sample,), input_names=["x"], output_names=["output"], dynamic_axes=axes,
-        training=training, exporter="torchscript",
-    )  # fmt: skip
-    onnx.save(exported.model, folder / "model.onnx")
-    _for_the_predecessor(model, sample, training, axes, folder / "model_old.onnx")
-    torch.save(model.state_dict(), folder / "weights.pt")
+    onnx.save(_export(model, sample, training, axes), folder / "model.onnx")
+    if "onnxsim" in peers:
+        onnx.save(_export(model, sample, training, None), folder / "model_static.onnx")
+    if "old" in peers:
+        _for_the_predecessor(model, sample, training, axes, folder / "model_old.onnx")
+    weights = model.state_dict()
+    torch.save(weights, folder / "weights.pt")
+    np.savez(folder / "weights.npz", **{n: t.numpy() for n, t in weights.items()})
     trainable = [n for n, _ in model.named_parameters() if n.startswith(workload.trainable)]
     spec = {
         "name": name,
+        "title": workload.title,
         "batches": BATCHES,
         "steps": workload.steps,
         "loss": workload.loss,
+        "random": workload.random,
         "optimizer": workload.optimizer,
         "trainable": trainable,
+        "versions": {
+            "python": platform.python_version(),
+            "onnxruntime": onnxruntime.__version__,
+            "torch": torch.__version__,
+        },
     }
     (folder / "spec.json").write_text(json.dumps(spec))
 
 
+def _export(model: torch.nn.Module, sample: torch.Tensor, training: bool, axes: Any) -> Any:
+    exported = export(
+        model, (sample,), input_names=["x"], output_names=["output"], dynamic_axes=axes,
+        training=training, exporter="torchscript",
+    )  # fmt: skip
+    return exported.model
+
+
 def _for_the_predecessor(
-    model: torch.nn.Module, sample: torch.Tensor, training: bool, axes: object, path: Path
+    model: torch.nn.Module, sample: torch.Tensor, training: bool, axes: Any, path: Path
 ) -> None:
     """The export that its documentation asks for."""
     mode = torch.onnx.TrainingMode.TRAINING if training else torch.onnx.TrainingMode.EVAL
@@ -72,4 +95,4 @@ def _for_the_predecessor(
 
 
 if __name__ == "__main__":
-    prepare(sys.argv[1], Path(sys.argv[2]))
+    prepare(sys.argv[1], Path(sys.argv[2]), tuple(sys.argv[3:]))

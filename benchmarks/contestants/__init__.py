@@ -1,0 +1,1 @@
+"""How each contestant of the benchmark trains a workload."""
