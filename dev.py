@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Everything a fresh clone needs, with nothing but Python >= 3.10: ``python3 dev.py demo|test|bench``.
+"""All a fresh clone needs, with nothing but Python >= 3.10: ``python3 dev.py demo|test|bench``.
 
 Sets up ``.venv`` beside this file the first time (and again when pyproject.toml or the
 requirements change), then runs the command in it. The benchmark has environments of its own, see

@@ -99,13 +99,15 @@ def race(
 
     Args:
         name: of the workload.
-        pythons: by contestant, the interpreter that runs it; the first one's prepares.
+        pythons: by contestant, the interpreter that runs it.
         rounds: how often each has its turn; the best counts.
         quick: fewer steps, for trying out.
         profile: also find the time per operator type, after the rounds.
     """
     began = time.time()
-    python = next(iter(pythons.values()))
+    python = next((python for peer, python in pythons.items() if peer != "old"), "")
+    if not python:
+        raise SystemExit("The predecessor cannot run alone: name another peer too.")
     contestants: list[Contestant] = []
     with tempfile.TemporaryDirectory(prefix="onnxtrain-bench-", ignore_cleanup_errors=True) as text:
         folder = Path(text)
@@ -167,7 +169,8 @@ def differences(entry: dict[str, Any]) -> dict[str, float]:
         pairs = list(zip(result.get("losses", []), reference))
         if peer != "eager" and pairs:
             gaps = [max(0.0, abs(a - b) - 1e-4) / abs(b) for a, b in pairs]
-            found[peer] = math.inf if any(map(math.isnan, gaps)) else max(gaps)
+            odd = any(not math.isfinite(a) for a, _ in pairs)
+            found[peer] = math.inf if odd else max(gaps)
     return found
 
 
