@@ -1,6 +1,6 @@
 /** The page: wires the run, the data, the curves and the drawing pad together. */
 import {
-  CheckpointState, loadArtifacts, type Artifacts, type Dim, type Ort,
+  CheckpointState, loadArtifacts, type Artifacts, type Ort,
 } from "../src/index.js";
 import { readArrays, type NdArray } from "./arrays.js";
 import { Chart } from "./chart.js";
@@ -16,7 +16,7 @@ interface Info {
 }
 
 interface OrtWeb extends Ort {
-  env: Ort["env"] & { wasm: { wasmPaths?: string; numThreads?: number }; logLevel?: string };
+  env: { wasm: { wasmPaths?: string; numThreads?: number }; logLevel?: string };
 }
 
 const DIGITS_SCALE = 1 / 16;
@@ -76,11 +76,12 @@ class App {
     const provider = element<HTMLSelectElement>("backend").value;
     const ort = await library(provider);
     await this.artifacts?.module.release();
-    const options = { ort, prefix: this.info.prefix, sessionOptions: { executionProviders: [provider] } };
-    this.artifacts = await loadArtifacts(
-      new URL("artifacts", document.baseURI).href,
-      this.checkpoint === undefined ? options : { ...options, checkpoint: this.checkpoint },
-    );
+    this.artifacts = await loadArtifacts(new URL("artifacts", document.baseURI).href, {
+      ort,
+      prefix: this.info.prefix,
+      checkpoint: this.checkpoint,
+      sessionOptions: { executionProviders: [provider] },
+    });
     const { module, optimizer } = this.artifacts;
     const count = module.getParametersSize(true).toLocaleString("en");
     const threads = provider === "wasm" ? `, ${(ort as OrtWeb).env.wasm.numThreads} threads` : "";
@@ -193,8 +194,8 @@ class App {
   /** The first input as an image: height and width, if it is one of a single channel. */
   private get imageSize(): { height: number; width: number } | undefined {
     const info = this.artifacts?.module.inputs()[0];
-    if (info === undefined || info.shape === null || info.elemType !== 1) return undefined;
-    const dims = info.shape.slice(1).filter((d): d is Exclude<Dim, string | null> => typeof d === "number");
+    if (info?.type !== "float32") return undefined;
+    const dims = info.shape.slice(1).filter((d) => typeof d === "number");
     if (dims.length !== info.shape.length - 1) return undefined;
     const size = dims.reduce((a, b) => a * b, 1);
     const side = Math.sqrt(size);

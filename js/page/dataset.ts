@@ -1,6 +1,6 @@
 /** A data set in the form in which a model takes it: one array per input, rows shuffled and split. */
 import type { Data, Input, ValueInfo } from "../src/index.js";
-import { BY_ONNX, type ElementType } from "../src/ort.js";
+import { typeNamed, type ElementType } from "../src/ort.js";
 import type { NdArray } from "./arrays.js";
 
 const FLOATS = new Set(["float32", "float64"]);
@@ -35,8 +35,7 @@ export class Dataset {
   /** The inputs of a step for these rows. */
   batch(rows: readonly number[]): Input[] {
     return this.columns.map(({ type, data, shape, size }) => {
-      const out = new type.array(new ArrayBuffer(rows.length * size * type.bytes), 0,
-        rows.length * size) as Float32Array;
+      const out = emptyLike({ type, size }, rows.length) as Float32Array;
       rows.forEach((row, i) => {
         out.set((data as Float32Array).subarray(row * size, (row + 1) * size), i * size);
       });
@@ -47,7 +46,7 @@ export class Dataset {
   /** The class of each row, if the last input is one whole number per row. */
   labels(rows: readonly number[]): number[] | undefined {
     const column = this.columns.at(-1);
-    if (column === undefined || column.size !== 1 || FLOATS.has(column.type.ort ?? "")) return undefined;
+    if (column === undefined || column.size !== 1 || FLOATS.has(column.type.name)) return undefined;
     return rows.map((row) => Number(column.data[row]));
   }
 
@@ -108,10 +107,7 @@ function column(
   name: string,
   scale: number | undefined,
 ): Column {
-  const type = BY_ONNX.get(info.elemType ?? 0);
-  if (type === undefined || info.shape === null) {
-    throw new Error(`The model's input "${info.name}" has no type or shape.`);
-  }
+  const type = typeNamed(info.type);
   if (array.shape[0] !== rows) {
     throw new Error(`${name}: ${rows} rows for one input, ${array.shape[0]} for "${info.name}".`);
   }
@@ -126,7 +122,7 @@ function column(
     );
   }
   const shape = known ? (declared as number[]) : array.shape.slice(1);
-  const isFloat = FLOATS.has(type.ort ?? "");
+  const isFloat = FLOATS.has(type.name);
   const factor = isFloat ? (scale ?? (array.kind === "u1" ? 1 / 255 : 1)) : 1;
   const data = emptyLike({ type, size }, rows);
   for (let i = 0; i < array.data.length; i++) {
@@ -140,7 +136,7 @@ function column(
 }
 
 function emptyLike({ type, size }: { type: ElementType; size: number }, rows: number): Data {
-  return new type.array(new ArrayBuffer(rows * size * type.bytes), 0, rows * size);
+  return new type.array(new ArrayBuffer(rows * size * type.array.BYTES_PER_ELEMENT));
 }
 
 function setNumber(data: Data, at: number, value: number): void {

@@ -12,11 +12,5 @@ export class ModelFileError extends OnnxTrainError {}
 /** A checkpoint that is damaged, foreign, or does not fit the model. */
 export class CheckpointError extends OnnxTrainError {}
 
-/** A value that the model cannot take. */
+/** A value that cannot be taken, or a call at the wrong time. */
 export class InputError extends OnnxTrainError {}
-
-/** A call at the wrong time. */
-export class StateError extends OnnxTrainError {}
-
-/** A loss that is NaN or infinite. */
-export class NonFiniteError extends OnnxTrainError {}

@@ -1,18 +1,14 @@
 /** Artifacts from a directory: a URL, or a path in Node. */
+import { CheckpointState } from "./checkpoint.js";
 import { OnnxTrainError } from "./errors.js";
-import { Module } from "./module.js";
+import { Module, type ModuleOptions } from "./module.js";
 import { Optimizer } from "./optimizer.js";
-import type { Ort } from "./ort.js";
-import { CheckpointState } from "./state.js";
 
-export interface LoadOptions {
-  ort: Ort;
+export interface LoadOptions extends Pick<ModuleOptions, "ort" | "sessionOptions"> {
   /** Put before every file name, as in `generate_artifacts`. */
   prefix?: string;
   /** Another checkpoint than the directory's own: its bytes. */
-  checkpoint?: Uint8Array;
-  sessionOptions?: Readonly<Record<string, unknown>>;
-  checkFinite?: boolean;
+  checkpoint?: Uint8Array | undefined;
 }
 
 export interface Artifacts {
@@ -32,26 +28,20 @@ export interface Artifacts {
  * module.lazyResetGrad();
  */
 export async function loadArtifacts(directory: string, options: LoadOptions): Promise<Artifacts> {
-  const base = `${directory.replace(/\/+$/, "")}/${options.prefix ?? ""}`;
-  const [trainModel, evalModel, optimizerModel, checkpoint] = await Promise.all([
-    need(`${base}training_model.onnx`),
-    readBytes(`${base}eval_model.onnx`),
-    readBytes(`${base}optimizer_model.onnx`),
-    options.checkpoint ?? need(`${base}checkpoint`),
-  ]);
-  const state = CheckpointState.loadCheckpoint(checkpoint, `Checkpoint "${base}checkpoint"`);
-  const { ort, sessionOptions, checkFinite } = options;
-  const module = await Module.create({
-    ort, trainModel, state, evalModel, sessionOptions, checkFinite,
-  });
-  const optimizer = optimizerModel && (await Optimizer.create(optimizerModel, module));
-  return { state, module, optimizer };
-}
-
-async function need(location: string): Promise<Uint8Array> {
-  const bytes = await readBytes(location);
-  if (bytes === undefined) throw new OnnxTrainError(`There is no file "${location}".`);
-  return bytes;
+  const { prefix = "", checkpoint, ...rest } = options;
+  const at = (name: string): string => `${directory.replace(/\/+$/, "")}/${prefix}${name}`;
+  const need = async (name: string): Promise<Uint8Array> => {
+    const bytes = await readBytes(at(name));
+    if (bytes === undefined) throw new OnnxTrainError(`There is no file "${at(name)}".`);
+    return bytes;
+  };
+  const saved = checkpoint ?? (await need("checkpoint"));
+  const state = CheckpointState.loadCheckpoint(saved, `Checkpoint "${at("checkpoint")}"`);
+  const trainModel = await need("training_model.onnx");
+  const evalModel = await readBytes(at("eval_model.onnx"));
+  const module = await Module.create({ ...rest, state, trainModel, evalModel });
+  const update = await readBytes(at("optimizer_model.onnx"));
+  return { state, module, optimizer: update && (await Optimizer.create(update, module)) };
 }
 
 /** The bytes of a file by URL, or by path in Node; undefined if there is none. */
@@ -62,44 +52,14 @@ export async function readBytes(location: string): Promise<Uint8Array | undefine
     if (!response.ok) throw new OnnxTrainError(`"${location}" cannot be read: ${response.status}.`);
     return new Uint8Array(await response.arrayBuffer());
   }
+  const files = "node:fs/promises"; // a name that bundlers for browsers do not follow
+  const { readFile } = (await import(/* @vite-ignore */ files)) as {
+    readFile(path: string): Promise<Uint8Array>;
+  };
   try {
-    const { readFile } = await nodeModule<NodeFiles>("node:fs/promises");
     return new Uint8Array(await readFile(location));
   } catch (error) {
     if ((error as { code?: string }).code === "ENOENT") return undefined;
     throw error;
   }
-}
-
-/** Write a file in Node so that at every moment the old or the new one is complete. */
-export async function writeBytes(path: string, bytes: Uint8Array): Promise<void> {
-  const { open, rename, unlink } = await nodeModule<NodeFiles>("node:fs/promises");
-  const temporary = `${path}.${Math.random().toString(36).slice(2)}.tmp`;
-  const file = await open(temporary, "wx");
-  try {
-    await file.writeFile(bytes);
-    await file.sync();
-    await file.close();
-    await rename(temporary, path);
-  } catch (error) {
-    await file.close().catch(() => undefined);
-    await unlink(temporary).catch(() => undefined);
-    throw error;
-  }
-}
-
-interface NodeFiles {
-  readFile(path: string): Promise<Uint8Array>;
-  rename(from: string, to: string): Promise<void>;
-  unlink(path: string): Promise<void>;
-  open(path: string, flags: string): Promise<{
-    writeFile(data: Uint8Array): Promise<void>;
-    sync(): Promise<void>;
-    close(): Promise<void>;
-  }>;
-}
-
-/** A module of Node, looked up when it is used: browsers must be able to load this file. */
-async function nodeModule<T>(name: string): Promise<T> {
-  return (await import(/* @vite-ignore */ name)) as T;
 }

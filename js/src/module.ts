@@ -1,106 +1,101 @@
 /** Module: the forward and backward pass of a training artifact, and the eval model. */
+import { Backend } from "./backend.js";
+import type { CheckpointState } from "./checkpoint.js";
+import { CheckpointError, InputError, ModelFileError } from "./errors.js";
+import { Model } from "./onnx.js";
 import {
-  checkState, gradientOf, hostNodes, loadArtifact, withoutAccumulation, type Artifact,
-} from "./artifact.js";
-import { InputError, NonFiniteError, StateError } from "./errors.js";
-import { exportModel } from "./export.js";
-import { ModelFile, type ValueInfo } from "./onnxfile.js";
-import { Backend, BY_ONNX, type Data, type Ort, type Session, type Tensor } from "./ort.js";
-import { reseed } from "./seeds.js";
-import type { CheckpointState } from "./state.js";
-import { copy, type TensorStore } from "./store.js";
-import { Vectors } from "./vectors.js";
+  hostValue, sizeOf, typeNamed,
+  type Data, type Ort, type Session, type Tensor, type Tensors, type Value, type ValueInfo,
+} from "./ort.js";
+
+const KEY = "onnxtrain.artifact";
 
 /** What a user may pass: a tensor of onnxruntime, or data with dimensions. */
-export type Input = Tensor | { data: Data; dims: readonly number[] };
+export type Input = Tensor | { readonly data: Data; readonly dims: readonly number[] };
 
 export interface StepResult {
   /** The first output. */
   readonly loss: number;
-  /** All outputs, the loss first, in the order of `outputNames()`. */
+  /** All outputs, the loss first. */
   readonly outputs: readonly Tensor[];
 }
 
 export interface ModuleOptions {
   ort: Ort;
+  state: CheckpointState;
   /** Bytes of training_model.onnx. */
   trainModel: Uint8Array;
-  state: CheckpointState;
   /** Bytes of eval_model.onnx, for `evalStep`, `predict` and export. */
   evalModel?: Uint8Array | undefined;
   /** onnxruntime's options, e.g. `{ executionProviders: ["webgpu"] }`. */
-  sessionOptions?: Readonly<Record<string, unknown>> | undefined;
-  /** Throw `NonFiniteError` when a training loss is NaN or infinite. */
-  checkFinite?: boolean | undefined;
+  sessionOptions?: Record<string, unknown> | undefined;
+}
+
+/** What the metadata of an artifact say. */
+interface Metadata {
+  readonly kind: string;
+  readonly user_inputs: readonly string[];
+  readonly user_outputs: readonly string[];
+  readonly model_outputs: readonly string[];
+  readonly gradients: Readonly<Record<string, string>>;
+  readonly states: Readonly<Record<string, string>>;
+  readonly random_nodes: readonly string[];
+}
+
+/** A session, and which of its inputs are the user's and which the state's. */
+interface Program {
+  readonly session: Session;
+  readonly inputs: readonly ValueInfo[];
+  readonly parameters: readonly string[];
 }
 
 /** Computes loss and gradients with the training model, or outputs with the eval model. */
 export class Module {
-  readonly vectors: Vectors;
-  readonly gradients: TensorStore;
+  /** The gradients of the trainable parameters, after the first step. */
+  readonly gradients = new Map<string, Tensor>();
   private overwrite = true;
-  private readonly evaluations = new Map<string, Promise<Session>>();
+  private readonly programs = new Map<string, Promise<Program>>();
 
   private constructor(
     readonly backend: Backend,
     readonly state: CheckpointState,
-    private readonly training: Artifact,
-    private readonly session: Session,
-    private readonly evaluation: Artifact | undefined,
+    private readonly training: Program,
+    private readonly metadata: Metadata,
     private readonly evalModel: Uint8Array | undefined,
-    private readonly checkFinite: boolean,
-  ) {
-    this.vectors = new Vectors(backend);
-    state.gradients ??= state.trainable.like();
-    this.gradients = state.gradients;
-  }
+  ) {}
 
   static async create(options: ModuleOptions): Promise<Module> {
-    const { ort, state, evalModel } = options;
-    const training = loadArtifact(options.trainModel, "training", state);
-    const evaluation = evalModel && loadArtifact(evalModel, "eval", state);
-    checkState(training, state, true);
-    if (evaluation !== undefined) checkState(evaluation, state, false);
-    const backend = new Backend(ort, options.sessionOptions);
-    reseed(training.model, training.randomNodes, state.random);
-    const kept = training.trainable.map((p) => gradientOf(training, p));
-    for (const [name, updated] of training.states) {
-      if (training.specs.get(name)?.type.code === "F32") kept.push(updated);
-    }
-    const model = withoutAccumulation(training);
-    const session = await backend.session(model, kept, hostNodes(training.model));
-    const finite = options.checkFinite ?? false;
-    return new Module(backend, state, training, session, evaluation, evalModel, finite);
+    const { ort, state, trainModel, evalModel, sessionOptions } = options;
+    const backend = new Backend(ort, sessionOptions);
+    const [model, metadata] = readArtifact(trainModel, "training");
+    model.setSeeds(await state.nextSeeds(metadata.random_nodes));
+    model.dropAccumulation(metadata.gradients);
+    const kept = [...Object.values(metadata.gradients), ...Object.values(metadata.states)];
+    // WebGPU claims a MaxPool that gives indices, as the gradient needs, and cannot run it
+    const session = await backend.session(model.encode(), kept, model.nodes("MaxPool", 2));
+    const training = programOf(session, metadata, state);
+    return new Module(backend, state, training, metadata, evalModel);
   }
-
-  // --- running ----------------------------------------------------------------------------------
 
   /** One forward and backward pass; gradients are added unless `lazyResetGrad` was called. */
   trainStep(...inputs: Input[]): Promise<StepResult> {
     return this.state.exclusive(async () => {
-      this.state.needValues();
-      const { userInputs, userOutputs } = this.training;
-      const feeds = await this.feeds(userInputs, inputs, this.training.specs.keys());
-      const fetches: Record<string, Tensor | null> = {};
-      for (const name of this.session.outputNames) fetches[name] = null;
-      const direct = this.overwrite && this.backend.inPlace;
-      if (direct) this.bindGradients(fetches);
-      const results = await this.session.run(feeds, fetches);
-      if (!direct) await this.takeGradients(results);
-      this.overwrite = false;
-      this.takeStates(results);
-      const step = await stepResult(userOutputs, results);
-      if (this.checkFinite && !Number.isFinite(step.loss)) throw nonFinite(step.loss);
-      return step;
+      const { gradients, states, user_outputs: names } = this.metadata;
+      const results = await this.run(this.training, inputs);
+      await this.takeGradients(Object.entries(gradients).map(([p, g]) => [p, results[g] as Tensor]));
+      for (const [name, updated] of Object.entries(states)) {
+        this.state.replace(`param/${name}`, results[updated] as Tensor);
+      }
+      return stepResult(names, results);
     });
   }
 
   /** The eval model's outputs. */
   evalStep(...inputs: Input[]): Promise<StepResult> {
-    const { userInputs, userOutputs } = this.needEval();
-    return this.state.exclusive(async () =>
-      stepResult(userOutputs, await this.evaluate(userInputs, inputs, userOutputs)),
-    );
+    return this.state.exclusive(async () => {
+      const [, { user_outputs: names }] = this.evaluation();
+      return stepResult(names, await this.run(await this.program(), inputs));
+    });
   }
 
   /**
@@ -110,12 +105,10 @@ export class Module {
    * @param outputs - which of its values; all outputs of the original model by default.
    */
   predict(inputs: readonly Input[], outputs?: readonly string[]): Promise<Tensor[]> {
-    const artifact = this.needEval();
-    const names = outputs ?? artifact.modelOutputs;
     return this.state.exclusive(async () => {
-      const own = artifact.userInputs.filter((v) => this.needed(names).has(v.name));
-      const results = await this.evaluate(own, inputs, names);
-      return names.map((n) => results[n] as Tensor);
+      const names = outputs ?? this.evaluation()[1].model_outputs;
+      const results = await this.run(await this.program(names), inputs);
+      return names.map((name) => results[name] as Tensor);
     });
   }
 
@@ -124,83 +117,49 @@ export class Module {
     this.overwrite = true;
   }
 
-  /** The user's inputs of the training model, with type and shape. */
+  /** The user's inputs of the training model. */
   inputs(): readonly ValueInfo[] {
-    return this.training.userInputs;
-  }
-
-  inputNames(training = true): string[] {
-    return (training ? this.training : this.needEval()).userInputs.map((v) => v.name);
-  }
-
-  outputNames(training = true): string[] {
-    return [...(training ? this.training : this.needEval()).userOutputs];
-  }
-
-  /** Outputs of the original model, for `predict` and `exportModelForInferencing`. */
-  modelOutputNames(): string[] {
-    return [...this.needEval().modelOutputs];
+    return this.training.inputs;
   }
 
   /** The original model's own inputs: those that its outputs depend on. */
-  modelInputs(): ValueInfo[] {
-    const { userInputs, modelOutputs } = this.needEval();
-    const needed = this.needed(modelOutputs);
-    return userInputs.filter((v) => needed.has(v.name));
+  async modelInputs(): Promise<readonly ValueInfo[]> {
+    return (await this.program(this.evaluation()[1].model_outputs)).inputs;
   }
-
-  /** Free the sessions. */
-  async release(): Promise<void> {
-    await this.session.release();
-    for (const session of this.evaluations.values()) await (await session).release();
-  }
-
-  // --- parameters as one vector -----------------------------------------------------------------
 
   /** Number of elements of the (trainable) parameters. */
   getParametersSize(trainableOnly = true): number {
-    return this.chosen(trainableOnly).reduce((n, p) => n + this.state.storeOf(p).spec(p).size, 0);
+    const all = this.names(trainableOnly).map((name) => sizeOf(this.state.parameter(name).dims));
+    return all.reduce((a, b) => a + b, 0);
   }
 
   /** A copy of all parameters as one vector, in the order of the training model's inputs. */
   getContiguousParameters(trainableOnly = false): Promise<Float32Array> {
-    const names = this.chosen(trainableOnly);
-    this.needFloats(names);
-    this.state.needValues();
     return this.state.exclusive(async () => {
-      await this.state.sync();
       const vector = new Float32Array(this.getParametersSize(trainableOnly));
       let at = 0;
-      for (const name of names) {
-        const view = this.state.storeOf(name).view(name) as Float32Array;
-        vector.set(view, at);
-        at += view.length;
+      for (const name of this.names(trainableOnly)) {
+        const { data } = await hostValue(this.state.parameter(name));
+        vector.set(floats(data, name), at);
+        at += data.length;
       }
       return vector;
     });
   }
 
-  /** Set the parameters from one vector; completes a nominal state (`trainableOnly` false). */
+  /** Set the parameters from one vector. */
   copyBufferToParameters(buffer: Float32Array, trainableOnly = true): Promise<void> {
-    const names = this.chosen(trainableOnly);
-    this.needFloats(names);
-    if (this.state.isNominal && names.length !== this.training.specs.size) {
-      throw new StateError("The checkpoint is nominal: all parameters are needed at once.");
-    }
-    const size = this.getParametersSize(trainableOnly);
-    if (!(buffer instanceof Float32Array) || buffer.length !== size) {
-      throw new InputError(`The buffer must be a Float32Array of ${size} values.`);
-    }
     return this.state.exclusive(async () => {
-      await this.state.sync();
-      let at = 0;
-      for (const name of names) {
-        const view = this.state.storeOf(name).view(name);
-        copy(view, buffer.subarray(at, at + view.length));
-        at += view.length;
+      const size = this.getParametersSize(trainableOnly);
+      if (floats(buffer, "the buffer").length !== size) {
+        throw new InputError(`The buffer must have ${size} values, not ${buffer.length}.`);
       }
-      this.state.filled();
-      this.state.push();
+      let at = 0;
+      for (const name of this.names(trainableOnly)) {
+        const { type, dims } = this.state.parameter(name);
+        const data = buffer.slice(at, (at += sizeOf(dims)));
+        this.state.replace(`param/${name}`, { type, dims, data });
+      }
     });
   }
 
@@ -208,189 +167,139 @@ export class Module {
    * The bytes of a clean inference model with the current parameters: only the outputs asked for
    * and what they need, parameters as initializers, targets and Dropout gone.
    */
-  exportModelForInferencing(outputs: readonly string[] = []): Promise<Uint8Array> {
-    const names = outputs.length > 0 ? outputs : this.needEval().modelOutputs;
-    this.needEval();
-    this.state.needValues();
+  exportModelForInferencing(outputs?: readonly string[]): Promise<Uint8Array> {
     return this.state.exclusive(async () => {
-      await this.state.sync();
-      return exportModel(this.evalModel as Uint8Array, this.state, names, this.backend);
+      const [model, { model_outputs: all }] = this.evaluation();
+      const { session, parameters } = await this.program(outputs ?? all);
+      model.toInference(outputs ?? all);
+      const values = new Map<string, Value>();
+      for (const name of parameters) values.set(name, await hostValue(this.state.parameter(name)));
+      model.complete(values, session.outputMetadata);
+      return model.encode();
     });
   }
 
-  // --- inside -----------------------------------------------------------------------------------
+  /** Free the sessions. */
+  async release(): Promise<void> {
+    await this.training.session.release();
+    for (const program of this.programs.values()) await (await program).session.release();
+    await this.backend.release();
+  }
 
-  private async feeds(
-    declared: readonly ValueInfo[],
-    inputs: readonly Input[],
-    parameters: Iterable<string>,
-  ): Promise<Record<string, Tensor>> {
-    const names = declared.map((v) => v.name);
-    if (inputs.length !== names.length) {
-      throw new InputError(
-        `${names.length} inputs are needed (${names.join(", ")}), ${inputs.length} were given.`,
-      );
-    }
+  /** The current tensor of a value in the state, on the device if there is one. */
+  async current(key: string): Promise<Tensor> {
+    const tensor = await this.backend.upload(this.state.values.get(key) as Value);
+    this.state.replace(key, tensor);
+    return tensor;
+  }
+
+  private async run({ session, inputs, parameters }: Program, given: readonly Input[]): Promise<Tensors> {
     const feeds: Record<string, Tensor> = {};
-    declared.forEach((info, i) => {
-      feeds[info.name] = checked(this.backend, info, inputs[i] as Input);
-    });
-    for (const name of parameters) {
-      feeds[name] = await this.vectors.current(this.state.storeOf(name), name);
-    }
-    return feeds;
-  }
-
-  private bindGradients(fetches: Record<string, Tensor | null>): void {
-    for (const name of this.training.trainable) {
-      const { type, shape } = this.gradients.spec(name);
-      const output = gradientOf(this.training, name);
-      fetches[output] = this.backend.tensor(type, this.gradients.view(name), shape);
-    }
-  }
-
-  private async takeGradients(results: Readonly<Record<string, Tensor>>): Promise<void> {
-    const { gradients } = this;
-    const waiting: { name: string; old: Tensor; fresh: Tensor }[] = [];
-    for (const name of this.training.trainable) {
-      const fresh = results[gradientOf(this.training, name)] as Tensor;
-      const old = this.overwrite ? undefined : gradients.device(name);
-      if (fresh.location === "gpu-buffer") {
-        if (old === undefined) gradients.place(name, fresh);
-        else waiting.push({ name, old, fresh });
-      } else if (this.overwrite) {
-        copy(gradients.view(name), fresh.data as Data);
-      } else {
-        addTo(gradients.view(name) as Float32Array, fresh.data as Float32Array);
-      }
-    }
-    if (waiting.length === 0) return;
-    const sums = await this.vectors.add(waiting.map(({ old, fresh }) => [old, fresh] as const));
-    waiting.forEach(({ name, fresh }, i) => {
-      gradients.place(name, sums[i] as Tensor);
-      fresh.dispose();
-    });
-  }
-
-  private takeStates(results: Readonly<Record<string, Tensor>>): void {
-    for (const [name, updated] of this.training.states) {
-      const fresh = results[updated] as Tensor;
-      if (fresh.location === "gpu-buffer") this.state.frozen.place(name, fresh);
-      else copy(this.state.frozen.view(name), fresh.data as Data);
-    }
-  }
-
-  private async evaluate(
-    declared: readonly ValueInfo[],
-    inputs: readonly Input[],
-    outputs: readonly string[],
-  ): Promise<Readonly<Record<string, Tensor>>> {
-    this.state.needValues();
-    const used = this.needed(outputs);
-    const { specs } = this.needEval();
-    const parameters = [...specs.keys()].filter((n) => used.has(n));
-    const feeds = await this.feeds(declared.filter((v) => used.has(v.name)), inputs.filter(
-      (_, i) => used.has((declared[i] as ValueInfo | undefined)?.name ?? ""),
-    ), parameters);
-    const key = outputs.join("\n");
-    let session = this.evaluations.get(key);
-    if (session === undefined) {
-      session = this.backend.session(this.reduced(outputs).encode());
-      this.evaluations.set(key, session);
-    }
-    const fetches = Object.fromEntries(outputs.map((n) => [n, null]));
-    return (await session).run(feeds, fetches);
-  }
-
-  private readonly neededNames = new Map<string, Set<string>>();
-
-  /** Inputs of the eval model that these outputs depend on. */
-  private needed(outputs: readonly string[]): Set<string> {
-    const key = outputs.join("\n");
-    let found = this.neededNames.get(key);
-    if (found === undefined) {
-      found = new Set(this.reduced(outputs).inputs.map((v) => v.name));
-      this.neededNames.set(key, found);
-    }
-    return found;
-  }
-
-  private reduced(outputs: readonly string[]): ModelFile {
-    this.needEval();
-    const model = ModelFile.load(this.evalModel as Uint8Array, "The eval model");
-    model.setOutputs(outputs);
-    model.prune();
-    const used = model.usedNames();
-    model.keepInputs((n) => used.has(n));
-    return model;
-  }
-
-  private chosen(trainableOnly: boolean): string[] {
-    const trainable = new Set(this.training.trainable);
-    return [...this.training.specs.keys()].filter((n) => trainable.has(n) || !trainableOnly);
-  }
-
-  private needFloats(names: readonly string[]): void {
-    const wrong = names.filter((n) => this.training.specs.get(n)?.type.code !== "F32");
-    if (wrong.length > 0) {
-      throw new InputError(`A contiguous buffer holds float32 only; ${wrong.join(", ")} are not.`);
-    }
-  }
-
-  private needEval(): Artifact {
-    if (this.evaluation === undefined) {
-      throw new StateError("Eval model was not provided. Give evalModel to Module.create.");
-    }
-    return this.evaluation;
-  }
-}
-
-/** A user's value as a tensor, if type and shape are what the model declares. */
-function checked(backend: Backend, info: ValueInfo, input: Input): Tensor {
-  const type = BY_ONNX.get(info.elemType ?? 0);
-  if (type === undefined) throw new InputError(`Input "${info.name}" has a type that is not usable.`);
-  const size = input.dims.reduce((a, b) => a * b, 1);
-  if (!("getData" in input)) {
-    if (!(input.data instanceof type.array)) {
+    if (given.length !== inputs.length) {
+      const names = inputs.map((info) => info.name).join(", ");
       throw new InputError(
-        `Input "${info.name}" is ${type.ort ?? type.code}: give its data in a ${type.array.name}, ` +
-          `not in a ${input.data.constructor.name}.`,
+        `${inputs.length} inputs are needed (${names}), ${given.length} were given.`,
       );
     }
-    if (input.data.length !== size) {
-      throw new InputError(
-        `Input "${info.name}" has ${input.data.length} values for the shape [${input.dims.join()}].`,
-      );
+    inputs.forEach((info, i) => {
+      const input = given[i] as Input;
+      checkInput(info, input);
+      feeds[info.name] = "getData" in input ? input : this.backend.tensor(info.type, input.data, input.dims);
+    });
+    for (const name of parameters) feeds[name] = await this.current(`param/${name}`);
+    return session.run(feeds);
+  }
+
+  private async takeGradients(fresh: readonly [string, Tensor][]): Promise<void> {
+    for (const [name, b] of fresh) {
+      const a = this.gradients.get(name);
+      const sum = a && !this.overwrite ? await this.backend.compute("Add", { a, b }) : b;
+      a?.dispose();
+      if (sum !== b) b.dispose();
+      this.gradients.set(name, sum);
     }
+    this.overwrite = false;
   }
-  const { shape } = info;
-  const fits = shape === null || (shape.length === input.dims.length &&
-    shape.every((d, i) => typeof d !== "number" || d === input.dims[i]));
-  if (!fits) {
-    throw new InputError(
-      `Input "${info.name}" has the shape [${input.dims.join()}], the model takes ` +
-        `[${shape.map((d) => d ?? "?").join()}].`,
-    );
+
+  /** The eval model, or what of it these outputs need, ready to run. */
+  private program(outputs?: readonly string[]): Promise<Program> {
+    const key = JSON.stringify(outputs ?? null);
+    const known = this.programs.get(key) ?? this.makeProgram(outputs);
+    this.programs.set(key, known);
+    return known;
   }
-  return backend.fromUser(input, type);
+
+  private async makeProgram(outputs?: readonly string[]): Promise<Program> {
+    const [model, metadata] = this.evaluation();
+    if (outputs !== undefined) model.toInference(outputs);
+    return programOf(await this.backend.session(model.encode()), metadata, this.state);
+  }
+
+  private evaluation(): [Model, Metadata] {
+    if (this.evalModel !== undefined) return readArtifact(this.evalModel, "eval");
+    throw new InputError("Eval model was not provided. Give evalModel to Module.create.");
+  }
+
+  private names(trainableOnly: boolean): readonly string[] {
+    const { trainable } = this.state;
+    return this.training.parameters.filter((name) => !trainableOnly || trainable.includes(name));
+  }
 }
 
-async function stepResult(
-  names: readonly string[],
-  results: Readonly<Record<string, Tensor>>,
-): Promise<StepResult> {
-  const outputs = names.map((n) => results[n] as Tensor);
-  const first = (await outputs[0]?.getData()) as Data | undefined;
-  return { loss: Number(first?.[0]), outputs };
-}
-
-function addTo(target: Float32Array, source: Float32Array): void {
-  for (let i = 0; i < target.length; i++) target[i] = (target[i] as number) + (source[i] as number);
-}
-
-function nonFinite(loss: number): NonFiniteError {
-  return new NonFiniteError(
-    `The loss is ${loss}. The gradients of this step are not usable: call lazyResetGrad() before ` +
-      "going on, and look at the batch, the learning rate and the initial values.",
+function readArtifact(bytes: Uint8Array, kind: "training" | "eval"): [Model, Metadata] {
+  const model = new Model(bytes, `The ${kind} model`);
+  const metadata = model.described<Metadata>(KEY);
+  if (metadata?.kind === kind) return [model, metadata];
+  throw new ModelFileError(
+    `The ${kind} model is not one that this release of onnxtrain reads (its metadata say ` +
+      `"${metadata?.kind}"). Generate the artifacts with onnxtrain.artifacts.generate_artifacts.`,
   );
+}
+
+/** Tell the user's inputs from the parameters, which must be as in the checkpoint. */
+function programOf(session: Session, metadata: Metadata, state: CheckpointState): Program {
+  const misfit = (text: string): never => {
+    throw new CheckpointError(
+      `The checkpoint does not fit: the ${metadata.kind} model ${text}. Use the checkpoint that ` +
+        "was generated with this model.",
+    );
+  };
+  const isUsers = ({ name }: ValueInfo): boolean => metadata.user_inputs.includes(name);
+  const parameters = session.inputMetadata.filter((info) => !isUsers(info));
+  for (const { name, type, shape } of parameters) {
+    const found = state.values.get(`param/${name}`) ?? misfit(`has a parameter "${name}"`);
+    if (found.type !== type || `${found.dims}` !== `${shape}`) {
+      misfit(`has "${name}" as ${type}[${shape}], the checkpoint as ${found.type}[${found.dims}]`);
+    }
+  }
+  const idle = state.trainable.find((name) => metadata.gradients && !(name in metadata.gradients));
+  if (idle !== undefined) misfit(`does not train "${idle}"`);
+  const inputs = session.inputMetadata.filter(isUsers);
+  return { session, inputs, parameters: parameters.map((info) => info.name) };
+}
+
+/** Type and shape must be what the model declares; onnxruntime gives no shape for an unknown rank. */
+function checkInput({ name, type, shape }: ValueInfo, { data, dims }: Input): void {
+  const wrong = (text: string): never => {
+    throw new InputError(`Input "${name}" ${text}.`);
+  };
+  const { array } = typeNamed(type);
+  if (!(data instanceof array)) {
+    wrong(`is ${type}: give its data in a ${array.name}, not in a ${data.constructor.name}`);
+  }
+  if (data.length !== sizeOf(dims)) wrong(`has ${data.length} values for the shape [${dims}]`);
+  const same = shape.length === dims.length &&
+    shape.every((size, i) => typeof size === "string" || size === dims[i]);
+  if (shape.length > 0 && !same) wrong(`has the shape [${dims}], the model takes [${shape}]`);
+}
+
+function floats(data: Data, name: string): Float32Array {
+  if (data instanceof Float32Array) return data;
+  throw new InputError(`A contiguous buffer holds float32 only; ${name} is not.`);
+}
+
+async function stepResult(names: readonly string[], results: Tensors): Promise<StepResult> {
+  const outputs = names.map((name) => results[name] as Tensor);
+  const [loss] = (await outputs[0]?.getData()) as Data;
+  return { loss: Number(loss), outputs };
 }

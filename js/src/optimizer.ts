@@ -1,93 +1,62 @@
 /** Optimizer: update the parameters from the gradients with an optimizer artifact. */
 import { CheckpointError, InputError, ModelFileError } from "./errors.js";
 import type { Module } from "./module.js";
-import { ModelFile, uses } from "./onnxfile.js";
-import { F32, I64, type Data, type Session, type Tensor } from "./ort.js";
-import { isObject } from "./safetensors.js";
-import { takeScalars, type Scalar, type ScalarPart } from "./split.js";
-import type { OptimizerState } from "./state.js";
-import { copy, sameSpec, TensorStore, type TensorSpec } from "./store.js";
+import { Model } from "./onnx.js";
+import { sizeOf, type Data, type Session, type Tensor } from "./ort.js";
 
-const KEY = "onnxtrain.optimizer";
 const DEFAULT_RATE = 0.001;
-const SCALARS = ["learning_rate", "step", "grad_scale", "weight_decay"];
-const ELEMENTWISE = new Set([
-  "Abs", "Add", "And", "Cast", "Clip", "Div", "Equal", "Exp", "Greater", "Identity", "Less", "Log",
-  "Max", "Min", "Mul", "Neg", "Not", "Or", "Pow", "Reciprocal", "Sign", "Sqrt", "Sub", "Sum",
-  "Where",
-]);
 
-interface OptimizerFile {
-  readonly model: ModelFile;
+interface Metadata {
   readonly name: string;
   readonly states: readonly string[];
-  readonly layout: "elementwise" | "tensor";
-  readonly clipNorm: number | undefined;
-  readonly weightDecay: number;
-  readonly groups: readonly Record<string, unknown>[];
-  readonly stateShapes: Record<string, unknown>;
-}
-
-interface Group {
-  readonly params: ReadonlySet<string>;
-  readonly lrScale: number;
-  readonly weightDecay: number;
-}
-
-/** What is updated in one run: a contiguous piece of the flat buffers, or one tensor. */
-interface Piece {
-  readonly group: Group;
-  readonly start: number;
-  readonly stop: number;
-  readonly tensor?: string;
+  readonly clip?: { readonly norm?: number } | null;
+  readonly hyper?: { readonly weight_decay?: number };
+  readonly groups?: readonly {
+    readonly params: readonly string[];
+    readonly lr_scale?: number;
+    readonly weight_decay?: number;
+  }[];
+  /** Of states that do not have the shape of their parameter. */
+  readonly state_shapes?: Readonly<Record<string, Readonly<Record<string, readonly number[]>>>>;
+  /** The update of one tensor: a model in base64. */
+  readonly flat?: string;
 }
 
 /** Applies an optimizer model to the parameters of a `Module`. */
 export class Optimizer {
   /** Limit of the global gradient norm, instead of the optimizer model's own. */
   clipNorm: number | undefined;
-  private known: { key: string; values: Record<string, Tensor> } | undefined;
 
   private constructor(
     readonly module: Module,
-    private readonly file: OptimizerFile,
+    private readonly metadata: Metadata,
     private readonly session: Session,
-    private readonly inputs: ReadonlySet<string>,
-    private readonly scalars: ScalarPart | undefined,
-    private readonly memory: OptimizerState,
-    private readonly groups: readonly Group[],
-    private readonly pieces: readonly Piece[],
-    private readonly inPlace: ReadonlySet<string>,
-  ) {}
+  ) {
+    this.clipNorm = metadata.clip?.norm;
+  }
 
   /**
-   * @param model - bytes of optimizer_model.onnx.
+   * @param bytes - of optimizer_model.onnx.
    * @param module - whose parameters are updated.
    * @param reset - start with fresh moments even if the checkpoint has some.
    */
-  static async create(model: Uint8Array, module: Module, reset = false): Promise<Optimizer> {
-    module.state.needValues();
-    const file = loadOptimizer(model);
-    const memory = attach(module, file, reset);
-    const groups = groupsOf(file, module.state.trainable.names);
-    const byTensor = file.layout === "tensor" || module.backend.onDevice;
-    const pieces = byTensor ? tensors(module, groups) : runs(module, groups);
-    const kinds = ["params", ...file.states];
-    const safe = kinds.filter((k) => safeInPlace(file.model, k, `${k}.updated`));
-    const { backend } = module;
-    const scalars = backend.onDevice ? takeScalars(file.model, SCALARS) : undefined;
-    if (byTensor) file.model.forgetShapes();
-    const inputs = new Set(file.model.inputs.map((v) => v.name));
-    if (backend.onDevice) {
-      const big = new Set(["gradients", ...kinds]);
-      const numbers = new Set([...inputs].filter((n) => !big.has(n)));
-      file.model.replicate(pieces.map(({ group }, i) => (name) =>
-        numbers.has(name) ? ofGroup(groups.indexOf(group), name) : ofPiece(i, name)));
+  static async create(bytes: Uint8Array, module: Module, reset = false): Promise<Optimizer> {
+    const outer = new Model(bytes, "The optimizer model");
+    const metadata = outer.described<Metadata>("onnxtrain.optimizer");
+    if (metadata?.flat === undefined) {
+      throw new ModelFileError(
+        "The optimizer model has no update of single tensors in its metadata (an optimizer of " +
+          "your own, or one of onnxruntime-training): those run in Python only, because " +
+          "onnxruntime's JavaScript interface has no sequences.",
+      );
     }
-    const kept = file.model.outputs.map((v) => v.name);
-    const session = await backend.session(file.model.encode(), kept);
-    const inPlace = new Set(backend.inPlace ? safe : []);
-    return new Optimizer(module, file, session, inputs, scalars, memory, groups, pieces, inPlace);
+    attach(module, metadata, reset);
+    const flat = Uint8Array.from(atob(metadata.flat), (c) => c.charCodeAt(0));
+    const model = new Model(flat, "The update in the optimizer model");
+    model.forgetShapes();
+    if (module.backend.onDevice) model.dropDoubles();
+    const kept = ["params", ...metadata.states].map((kind) => `${kind}.updated`);
+    return new Optimizer(module, metadata, await module.backend.session(model.encode(), kept));
   }
 
   /** Update every trainable parameter from its gradient. Gradients are kept. */
@@ -97,10 +66,20 @@ export class Optimizer {
 
   /** Update as `step` does, with all gradients times `scale` (1/k averages k batches). */
   apply(scale: number): Promise<void> {
-    return this.module.state.exclusive(async () => {
+    const { state } = this.module;
+    return state.exclusive(async () => {
+      const { gradients } = this.module;
+      if (gradients.size === 0) throw new InputError("Call trainStep first: there are no gradients.");
       const coefficient = scale * (await this.clipCoefficient(scale));
-      if (this.module.backend.onDevice) await this.updateTogether(coefficient);
-      else for (const piece of this.pieces) await this.update(piece, coefficient);
+      for (const [name, gradient] of gradients) {
+        const feeds: Record<string, Tensor> = this.numbers(name, coefficient);
+        feeds["gradients"] = gradient;
+        for (const [kind, key] of this.keys(name)) feeds[kind] = await this.module.current(key);
+        const results = await this.session.run(feeds);
+        for (const [kind, key] of this.keys(name)) {
+          state.replace(key, results[`${kind}.updated`] as Tensor);
+        }
+      }
       this.memory.step += 1;
     });
   }
@@ -122,266 +101,79 @@ export class Optimizer {
   }
 
   get name(): string {
-    return this.file.name;
+    return this.metadata.name;
   }
 
   release(): Promise<void> {
     return this.session.release();
   }
 
-  // --- inside -----------------------------------------------------------------------------------
-
-  private stores(): [string, TensorStore][] {
-    const states = this.file.states.map((kind): [string, TensorStore] => [
-      kind,
-      this.memory.states.get(kind) as TensorStore,
-    ]);
-    return [["params", this.module.state.trainable], ...states];
+  private get memory(): { step: number; learningRate: number } {
+    return this.module.state.optimizer as { step: number; learningRate: number };
   }
 
-  private async update(piece: Piece, scale: number): Promise<void> {
-    const gradients = await this.part(this.module.gradients, piece);
-    const feeds: Record<string, Tensor> = { ...this.numbers(piece.group, scale), gradients };
-    const fetches: Record<string, Tensor | null> = {};
-    for (const [kind, store] of this.stores()) {
-      const tensor = await this.part(store, piece);
-      feeds[kind] = tensor;
-      fetches[`${kind}.updated`] = this.inPlace.has(kind) ? tensor : null;
-    }
-    const results = await this.session.run(feeds, fetches);
-    for (const [kind, store] of this.stores()) {
-      if (this.inPlace.has(kind)) continue;
-      copy(host(store, piece), (results[`${kind}.updated`] as Tensor).data as Data);
-    }
+  /** What of a parameter is updated: its name in the graph and its key in the state. */
+  private keys(name: string): [string, string][] {
+    const moments = this.metadata.states.map((s): [string, string] => [s, `optim/${s}/${name}`]);
+    return [["params", `param/${name}`], ...moments];
   }
 
-  /** On a device: all tensors in one run; new buffers take the place of the old ones. */
-  private async updateTogether(scale: number): Promise<void> {
+  /** Learning rate, step and so on, as the parameter's group has them. */
+  private numbers(name: string, scale: number): Record<string, Tensor> {
+    const { groups = [], hyper } = this.metadata;
+    const group = groups.find((g) => g.params.includes(name));
+    const numbers: Record<string, number> = {
+      learning_rate: this.memory.learningRate * (group?.lr_scale ?? 1),
+      weight_decay: group?.weight_decay ?? hyper?.weight_decay ?? 0,
+      grad_scale: scale,
+      step: this.memory.step + 1,
+    };
     const feeds: Record<string, Tensor> = {};
-    this.groups.forEach((group, g) => {
-      for (const [name, tensor] of Object.entries(this.numbers(group, scale))) {
-        feeds[ofGroup(g, name)] = tensor;
-      }
-    });
-    const fetches: Record<string, null> = {};
-    const stores = this.stores();
-    for (const [i, piece] of this.pieces.entries()) {
-      feeds[ofPiece(i, "gradients")] = await this.part(this.module.gradients, piece);
-      for (const [kind, store] of stores) {
-        feeds[ofPiece(i, kind)] = await this.part(store, piece);
-        fetches[ofPiece(i, `${kind}.updated`)] = null;
-      }
+    for (const { name: input, type } of this.session.inputMetadata) {
+      const value = numbers[input];
+      if (value === undefined) continue;
+      const data = type === "int64" ? BigInt64Array.of(BigInt(value)) : Float32Array.of(value);
+      feeds[input] = this.module.backend.tensor(type, data, [1]);
     }
-    const results = await this.session.run(feeds, fetches);
-    for (const [i, piece] of this.pieces.entries()) {
-      for (const [kind, store] of stores) {
-        store.place(piece.tensor as string, results[ofPiece(i, `${kind}.updated`)] as Tensor);
-      }
-    }
-  }
-
-  /** Learning rate, step and so on, and what follows from them alone; the same within a step. */
-  private numbers(group: Group, scale: number): Record<string, Tensor> {
-    const { learningRate, step } = this.memory;
-    const key = [group.lrScale, group.weightDecay, scale, learningRate, step].join();
-    if (this.known?.key === key) return this.known.values;
-    const { backend } = this.module;
-    const single = (value: number): Scalar => ({ value: Math.fround(value), type: F32.onnx });
-    const inputs = new Map<string, Scalar>([
-      ["learning_rate", single(learningRate * group.lrScale)],
-      ["weight_decay", single(group.weightDecay)],
-      ["grad_scale", single(scale)],
-      ["step", { value: step + 1, type: I64.onnx }],
-    ]);
-    const values: Record<string, Tensor> = {};
-    for (const [name, { value, type }] of inputs) {
-      if (!this.inputs.has(name)) continue;
-      values[name] = type === F32.onnx
-        ? backend.tensor(F32, Float32Array.of(value), [1])
-        : backend.tensor(I64, BigInt64Array.of(BigInt(value)), [1]);
-    }
-    for (const [name, value] of this.scalars?.compute(inputs) ?? []) {
-      values[name] = backend.tensor(F32, Float32Array.of(value), []);
-    }
-    this.known = { key, values };
-    return values;
-  }
-
-  private async part(store: TensorStore, piece: Piece): Promise<Tensor> {
-    if (piece.tensor !== undefined) return this.module.vectors.current(store, piece.tensor);
-    return this.module.backend.tensor(F32, host(store, piece), [piece.stop - piece.start]);
+    return feeds;
   }
 
   /** min(1, limit / (‖scale·g‖₂ + 1e-6)) over all gradients. */
   private async clipCoefficient(scale: number): Promise<number> {
-    const limit = this.clipNorm ?? this.file.clipNorm;
-    if (limit === undefined) return 1;
-    const { gradients, vectors } = this.module;
+    if (this.clipNorm === undefined) return 1;
+    const { backend, gradients } = this.module;
+    const squares: Tensor[] = [];
+    for (const a of gradients.values()) squares.push(await backend.compute("ReduceSumSquare", { a }));
     let total = 0;
-    if (this.module.backend.onDevice) {
-      const parts = this.pieces.map((piece) => vectors.current(gradients, piece.tensor as string));
-      total = await vectors.sumOfSquares(await Promise.all(parts));
-    } else {
-      for (const g of gradients.flat()) total += g * g;
-    }
-    return Math.min(1, limit / (scale * Math.sqrt(total) + 1e-6));
+    for (const square of squares) total += Number(((await square.getData(true)) as Data)[0]);
+    return Math.min(1, this.clipNorm / (scale * Math.sqrt(total) + 1e-6));
   }
 }
 
-function host(store: TensorStore, piece: Piece): Data {
-  if (piece.tensor !== undefined) return store.view(piece.tensor);
-  return store.flat().subarray(piece.start, piece.stop);
-}
-
-/** Read an optimizer model: the flat update inside it is what runs. */
-function loadOptimizer(data: Uint8Array): OptimizerFile {
-  let model = ModelFile.load(data, "The optimizer model");
-  const { where } = model;
-  const described = model.described(KEY);
-  if (described === undefined) {
-    throw new ModelFileError(
-      `${where} has no flat update in its metadata (an optimizer of your own, or one of ` +
-        "onnxruntime-training): those run in Python only, because onnxruntime's JavaScript " +
-        "interface has no sequences.",
-    );
-  }
-  const { flat, states, layout, clip, hyper, groups } = described;
-  if (typeof flat === "string") {
-    try {
-      model = ModelFile.load(Uint8Array.from(atob(flat), (c) => c.charCodeAt(0)), where);
-    } catch {
-      throw new ModelFileError(`${where}: the flat update in it is damaged.`);
-    }
-  }
-  if (!Array.isArray(states) || (layout !== "elementwise" && layout !== "tensor")) {
-    throw new ModelFileError(`${where}: its metadata name no states or no known layout.`);
-  }
-  const inputs = new Set(model.inputs.map((v) => v.name));
-  const missing = ["params", "gradients", ...(states as string[])].filter((n) => !inputs.has(n));
-  if (missing.length > 0) {
-    throw new ModelFileError(`${where}: the flat update has no ${missing.join(", ")}.`);
-  }
-  const norm = isObject(clip) ? clip["norm"] : undefined;
-  const decay = isObject(hyper) ? hyper["weight_decay"] : undefined;
-  return {
-    model,
-    name: String(described["name"] ?? ""),
-    states: states as string[],
-    layout,
-    clipNorm: typeof norm === "number" ? norm : undefined,
-    weightDecay: Number(decay ?? 0),
-    groups: Array.isArray(groups) ? (groups as Record<string, unknown>[]) : [],
-    stateShapes: isObject(described["state_shapes"]) ? described["state_shapes"] : {},
-  };
-}
-
-/** The optimizer state of the checkpoint, made to fit: taken over if there, else zeros. */
-function attach(module: Module, file: OptimizerFile, reset: boolean): OptimizerState {
-  const { state } = module;
-  const specs = [...state.trainable.specs.values()];
-  const wrong = specs.filter((s) => s.type !== F32).map((s) => s.name);
-  if (wrong.length > 0) {
-    throw new InputError(`The optimizer updates float32 parameters; ${wrong.join(", ")} are not.`);
-  }
+/** Make the state remember what this optimizer needs: what the checkpoint has, else zeros. */
+function attach({ state }: Module, metadata: Metadata, reset: boolean): void {
   const old = reset ? undefined : state.optimizer;
-  if (old?.name && file.name && old.name !== file.name) {
+  if (old?.name && old.name !== metadata.name) {
     throw new CheckpointError(
-      `The checkpoint has the state of ${old.name}, the optimizer is ${file.name}. Use the ` +
+      `The checkpoint has the state of ${old.name}, the optimizer is ${metadata.name}. Use the ` +
         "optimizer model it was trained with, or reset = true to start with fresh moments.",
     );
   }
-  const memory: OptimizerState = {
-    name: file.name,
-    step: old?.step ?? 0,
-    learningRate: old?.learningRate ?? DEFAULT_RATE,
-    states: new Map(),
-  };
-  for (const kind of file.states) {
-    const shapes = file.stateShapes[kind];
-    const wanted = specs.map((s): TensorSpec => {
-      const own = isObject(shapes) ? shapes[s.name] : undefined;
-      return Array.isArray(own) ? { ...s, shape: own as number[] } : s;
-    });
-    const found = old?.states.get(kind);
-    if (old !== undefined && old.states.size > 0) {
-      if (found === undefined || !wanted.every((s) => sameSpec(found.spec(s.name), s))) {
+  for (const kind of metadata.states) {
+    for (const name of state.trainable) {
+      const dims = metadata.state_shapes?.[kind]?.[name] ?? state.parameter(name).dims;
+      const key = `optim/${kind}/${name}`;
+      const found = reset ? undefined : state.values.get(key);
+      if (found !== undefined && `${found.dims}` !== `${dims}`) {
         throw new CheckpointError(
-          `The checkpoint's optimizer state has no "${kind}" of the right shapes. Use reset = ` +
-            "true to start with fresh moments.",
+          `The checkpoint has "${key}" as [${found.dims}], the optimizer needs [${dims}]. Use ` +
+            "reset = true to start with fresh moments.",
         );
       }
-    }
-    memory.states.set(kind, found ?? new TensorStore(wanted));
-  }
-  state.optimizer = memory;
-  return memory;
-}
-
-function groupsOf(file: OptimizerFile, trainable: readonly string[]): Group[] {
-  const rest = new Set(trainable);
-  const groups = file.groups.map((described): Group => {
-    const params = new Set((described["params"] ?? []) as string[]);
-    for (const name of params) {
-      if (!rest.delete(name)) {
-        throw new ModelFileError(`The optimizer's parameter group names "${name}", which is not free.`);
-      }
-    }
-    return {
-      params,
-      lrScale: Number(described["lr_scale"] ?? 1),
-      weightDecay: Number(described["weight_decay"] ?? file.weightDecay),
-    };
-  });
-  if (rest.size > 0) groups.push({ params: rest, lrScale: 1, weightDecay: file.weightDecay });
-  return groups;
-}
-
-/** Names in the graph that updates all tensors in one run. */
-const ofPiece = (index: number, name: string): string => `${index}:${name}`;
-const ofGroup = (index: number, name: string): string => `group ${index}:${name}`;
-
-const groupOf = (groups: readonly Group[], name: string): Group =>
-  groups.find((g) => g.params.has(name)) as Group;
-
-/** The flat buffer cut where the group changes. */
-function runs(module: Module, groups: readonly Group[]): Piece[] {
-  const store = module.state.trainable;
-  const names = store.names;
-  const pieces: Piece[] = [];
-  names.forEach((name, i) => {
-    const next = names[i + 1];
-    const stop = next === undefined ? store.flat().length : store.spec(next).start;
-    const group = groupOf(groups, name);
-    const last = pieces.at(-1);
-    if (last?.group === group) pieces[pieces.length - 1] = { ...last, stop };
-    else pieces.push({ group, start: store.spec(name).start, stop });
-  });
-  return pieces.filter((p) => p.stop > p.start);
-}
-
-function tensors(module: Module, groups: readonly Group[]): Piece[] {
-  const store = module.state.trainable;
-  return store.names
-    .filter((name) => store.spec(name).size > 0)
-    .map((name) => ({ group: groupOf(groups, name), start: 0, stop: 0, tensor: name }));
-}
-
-/**
- * Whether `result` may be written over `source`: every node that reads `source` must be needed for
- * `result`, so that it has run before, and the last one must work element by element.
- */
-function safeInPlace(model: ModelFile, source: string, result: string): boolean {
-  const { nodes } = model;
-  const producer = new Map(nodes.flatMap((n) => n.outputs.map((o) => [o, n] as const)));
-  const last = producer.get(result);
-  if (last === undefined) return false;
-  if (!ELEMENTWISE.has(last.opType) && last.inputs.includes(source)) return false;
-  const needed = new Set([last]);
-  for (const node of needed) {
-    for (const name of uses(node)) {
-      const before = producer.get(name);
-      if (before !== undefined) needed.add(before);
+      const zeros = { type: "float32", dims, data: new Float32Array(sizeOf(dims)) };
+      state.replace(key, found ?? zeros);
     }
   }
-  return nodes.every((n) => needed.has(n) || !uses(n).has(source));
+  const { step = 0, learningRate = DEFAULT_RATE } = old ?? {};
+  state.optimizer = { name: metadata.name, step, learningRate };
 }

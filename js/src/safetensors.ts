@@ -3,121 +3,88 @@
  * (little endian), the header in JSON, the data; tensors follow each other without gaps.
  */
 import { CheckpointError } from "./errors.js";
-import { BY_CODE } from "./ort.js";
-import { sizeOf, type TensorSpec } from "./store.js";
+import { sizeOf, TYPES, typeNamed, type Value } from "./ort.js";
 
-const MAX_HEADER = 100_000_000;
+type Metadata = Readonly<Record<string, string>>;
 
-export interface Entry {
-  readonly spec: TensorSpec;
-  readonly bytes: Uint8Array;
-}
-
-export interface TensorFile {
-  readonly metadata: ReadonlyMap<string, string>;
-  readonly entries: ReadonlyMap<string, Entry>;
-}
-
-/** Read and check a file; every offset is checked against its size. */
-export function decode(file: Uint8Array, where: string): TensorFile {
-  const fail = (text: string): never => {
-    throw new CheckpointError(`${where} ${text}`);
+/** Read and check a file: the tensors must fill it exactly, in a row. */
+export function decode(
+  file: Uint8Array,
+  where: string,
+): { values: Map<string, Value>; metadata: Metadata } {
+  const damaged = (what: string): never => {
+    throw new CheckpointError(`${where} is damaged, truncated or no checkpoint: ${what}.`);
   };
-  if (file.length < 8) fail(`is not a checkpoint: it has only ${file.length} bytes.`);
+  if (file.length < 8) damaged(`it has only ${file.length} bytes`);
   const view = new DataView(file.buffer, file.byteOffset, file.byteLength);
   const length = Number(view.getBigUint64(0, true));
-  if (length > MAX_HEADER || length < 2) {
-    fail(`is not a checkpoint: its header would have ${length} bytes.`);
-  }
-  if (length > file.length - 8) fail(`is truncated: the header has ${length} bytes.`);
-  const header = parse(file.subarray(8, 8 + length), where);
+  if (length > file.length - 8) damaged(`its header would have ${length} bytes`);
+  const header = parseObject(new TextDecoder().decode(file.subarray(8, 8 + length)));
+  const { __metadata__: metadata = {}, ...tensors } = header ?? damaged("its header is not JSON");
   const data = file.subarray(8 + length);
-  const { __metadata__: metadata = {}, ...tensors } = header;
-  if (!isObject(metadata) || !Object.values(metadata).every((v) => typeof v === "string")) {
-    fail("is damaged: the metadata are not strings.");
-  }
-  const found = Object.entries(tensors).map(([name, value]) => entry(name, value, where));
+  const entries = Object.entries(tensors as Record<string, Record<string, unknown>>).map(
+    ([name, { dtype, shape, data_offsets: offsets }]) => {
+      const type = TYPES.find((t) => t.code === dtype);
+      if (type === undefined || !naturals(shape) || !naturals(offsets)) {
+        return damaged(`the description of "${name}" is not usable`);
+      }
+      const [begin = 0, end = 0] = offsets;
+      if (end - begin !== sizeOf(shape) * type.array.BYTES_PER_ELEMENT) {
+        damaged(`"${name}" has ${end - begin} bytes for ${type.code}[${shape}]`);
+      }
+      return { name, type, shape, begin, end };
+    },
+  );
   let at = 0;
-  for (const { spec, begin, end } of [...found].sort((a, b) => a.begin - b.begin || a.end - b.end)) {
-    if (begin !== at) fail(`is damaged: tensors overlap or leave a gap at "${spec.name}".`);
+  const values = new Map<string, Value>();
+  entries.sort((a, b) => a.begin - b.begin || a.end - b.end);
+  for (const { name, type, shape, begin, end } of entries) {
+    if (begin !== at || end > data.length) damaged(`"${name}" is not where it should be`);
+    const numbers = new type.array(Uint8Array.from(data.subarray(begin, end)).buffer);
+    values.set(name, { type: type.name, dims: shape, data: numbers });
     at = end;
   }
-  if (at !== data.length) {
-    fail(`is ${at > data.length ? "truncated" : "damaged"}: the header describes ${at} bytes of ` +
-      `data, there are ${data.length}.`);
-  }
-  return {
-    metadata: new Map(Object.entries(metadata as Record<string, string>)),
-    entries: new Map(
-      found.map(({ spec, begin, end }) => [spec.name, { spec, bytes: data.subarray(begin, end) }]),
-    ),
-  };
+  if (at !== data.length) damaged(`it has ${data.length} bytes of data, its header says ${at}`);
+  return { metadata: metadata as Metadata, values };
 }
 
 /** Write tensors (wide types first, so that all stay aligned) and metadata. */
 export function encode(
-  entries: ReadonlyMap<string, Entry>,
-  metadata: ReadonlyMap<string, string>,
+  values: ReadonlyMap<string, Value>,
+  metadata: Metadata,
 ): Uint8Array {
-  const order = [...entries].sort(([, a], [, b]) => b.spec.type.bytes - a.spec.type.bytes);
+  const width = ({ data }: Value): number => data.BYTES_PER_ELEMENT;
+  const order = [...values].sort(([, a], [, b]) => width(b) - width(a));
+  const header: Record<string, unknown> = { __metadata__: metadata };
   let at = 0;
-  const described = order.map(([name, { spec, bytes }]) => {
-    const begin = at;
-    at += bytes.length;
-    const value = { dtype: spec.type.code, shape: spec.shape, data_offsets: [begin, at] };
-    return [name, value] as const;
-  });
-  const header = { __metadata__: Object.fromEntries(metadata), ...Object.fromEntries(described) };
-  let text = new TextEncoder().encode(JSON.stringify(header));
-  const padded = Math.ceil(text.length / 8) * 8;
-  text = Uint8Array.from({ length: padded }, (_, i) => text[i] ?? 0x20);
-  const file = new Uint8Array(8 + padded + at);
-  new DataView(file.buffer).setBigUint64(0, BigInt(padded), true);
+  for (const [name, { type, dims, data }] of order) {
+    const offsets = [at, (at += data.byteLength)];
+    header[name] = { dtype: typeNamed(type)?.code, shape: dims, data_offsets: offsets };
+  }
+  const text = new TextEncoder().encode(JSON.stringify(header));
+  const padding = -text.length & 7;
+  const start = 8 + text.length + padding;
+  const file = new Uint8Array(start + at).fill(0x20, 0, start);
+  new DataView(file.buffer).setBigUint64(0, BigInt(start - 8), true);
   file.set(text, 8);
-  let position = 8 + padded;
-  for (const [, { bytes }] of order) {
-    file.set(bytes, position);
-    position += bytes.length;
+  at = start;
+  for (const [, { data }] of order) {
+    file.set(new Uint8Array(data.buffer, data.byteOffset, data.byteLength), at);
+    at += data.byteLength;
   }
   return file;
 }
 
-function parse(text: Uint8Array, where: string): Record<string, unknown> {
-  let header: unknown;
+function parseObject(text: string): Record<string, unknown> | undefined {
   try {
-    header = JSON.parse(new TextDecoder("utf-8", { fatal: true }).decode(text));
+    const value: unknown = JSON.parse(text);
+    return typeof value === "object" && value !== null && !Array.isArray(value)
+      ? (value as Record<string, unknown>) : undefined;
   } catch {
-    header = undefined;
+    return undefined;
   }
-  if (!isObject(header)) {
-    throw new CheckpointError(`${where} is not a checkpoint: its header is not a JSON object.`);
-  }
-  return header;
-}
-
-function entry(
-  name: string,
-  value: unknown,
-  where: string,
-): { spec: TensorSpec; begin: number; end: number } {
-  const { dtype, shape, data_offsets: offsets } = isObject(value) ? value : {};
-  const type = BY_CODE.get(String(dtype));
-  if (type === undefined || !naturals(shape) || !naturals(offsets) || offsets.length !== 2) {
-    throw new CheckpointError(`${where} is damaged: the description of "${name}" is not usable.`);
-  }
-  const [begin, end] = offsets as [number, number];
-  if (end - begin !== sizeOf(shape) * type.bytes) {
-    throw new CheckpointError(
-      `${where} is damaged: "${name}" has ${end - begin} bytes for ${type.code}[${shape.join()}].`,
-    );
-  }
-  return { spec: { name, type, shape }, begin, end };
 }
 
 function naturals(value: unknown): value is number[] {
   return Array.isArray(value) && value.every((v) => Number.isSafeInteger(v) && (v as number) >= 0);
-}
-
-export function isObject(value: unknown): value is Record<string, unknown> {
-  return typeof value === "object" && value !== null && !Array.isArray(value);
 }

@@ -1,244 +1,164 @@
-/**
- * Learning-rate schedules; the numbers are those of the PyTorch scheduler of the same name. `step()`
- * is called after `optimizer.step()`. The position is saved with the checkpoint, in the form in which
- * Python saves it.
- */
-import { InputError, StateError } from "./errors.js";
+/** Learning-rate schedules: names and numbers are PyTorch's, saved in the form Python saves. */
+import { InputError } from "./errors.js";
 import type { Optimizer } from "./optimizer.js";
 
-/** Counts steps and sets `lrAt(count)`. */
-export abstract class LRScheduler {
-  /** The name under which the state is saved. */
-  abstract readonly kind: string;
+/** Sets the optimizer's learning rate; `step()` comes after `optimizer.step()`. */
+export class LRScheduler {
   protected count = 0;
   protected last: number;
-  protected initialLr: number;
 
-  constructor(readonly optimizer: Optimizer, initialLr?: number) {
-    this.initialLr = initialLr ?? optimizer.getLearningRate();
-    this.last = this.initialLr;
-  }
-
-  /** Set the first learning rate; subclasses call it when they are complete. */
-  protected start(): void {
+  constructor(
+    readonly optimizer: Optimizer,
+    private readonly name: string,
+    private readonly lrAt: (initialLr: number, count: number, last: number) => number,
+    private initialLr = optimizer.getLearningRate(),
+  ) {
+    this.last = initialLr;
     this.apply();
   }
 
-  abstract lrAt(count: number): number;
-
-  /** Go one step further; only `ReduceLROnPlateau` looks at `metric`. */
-  step(metric?: number): void {
-    void metric;
+  /** Go one step further; only `ReduceLROnPlateau` looks at the metric. */
+  step(_metric?: number): void {
     this.count += 1;
     this.apply();
   }
 
-  getLastLr(): number[] {
-    return [this.last];
-  }
-
-  stateDict(): Record<string, unknown> {
-    return { scheduler: this.kind, initial_lr: this.initialLr, count: this.count };
-  }
-
-  loadStateDict(state: Record<string, unknown>): void {
-    const { scheduler, initial_lr: initialLr, count } = state;
-    if (scheduler !== this.kind || typeof initialLr !== "number" || typeof count !== "number") {
-      throw new StateError(`This is the state of ${String(scheduler)}, not of ${this.kind}.`);
-    }
-    this.initialLr = initialLr;
-    this.count = count;
-    this.apply();
-  }
-
-  /** Take over the position from the checkpoint; false if it has none. */
+  /** Take over the position from the checkpoint; false if it has none of this schedule. */
   resume(): boolean {
     const saved = this.optimizer.module.state.resumableScheduler;
-    if (saved === undefined || Object.keys(saved).length === 0) return false;
-    this.loadStateDict(saved);
+    if (saved?.["scheduler"] !== this.name) return false;
+    this.load(saved);
+    this.apply();
     return true;
   }
 
+  protected load(saved: Record<string, unknown>): void {
+    this.initialLr = Number(saved["initial_lr"]);
+    this.count = Number(saved["count"]);
+  }
+
+  protected save(): Record<string, unknown> {
+    return { scheduler: this.name, initial_lr: this.initialLr, count: this.count };
+  }
+
   protected apply(): void {
-    this.last = this.lrAt(this.count);
+    this.last = this.lrAt(this.initialLr, this.count, this.last);
     this.optimizer.setLearningRate(this.last);
     const { state } = this.optimizer.module;
     // making a schedule must not lose the position that a loaded checkpoint holds
     state.resumableScheduler ??= state.scheduler;
-    state.scheduler = this.stateDict();
+    state.scheduler = this.save();
   }
 }
 
-/** Linear warm-up from 0, then linear decay to 0. */
-export class LinearLRScheduler extends LRScheduler {
-  readonly kind = "LinearLRScheduler";
-
-  constructor(
-    optimizer: Optimizer,
-    private readonly warmup: number,
-    private readonly total: number,
-    initialLr: number,
-  ) {
-    super(optimizer, initialLr);
-    natural({ warmup, total }, 0);
-    this.start();
-  }
-
-  lrAt(count: number): number {
-    if (count < this.warmup) return (this.initialLr * count) / Math.max(1, this.warmup);
-    const left = (this.total - count) / Math.max(1, this.total - this.warmup);
-    return this.initialLr * Math.max(0, left);
-  }
+/** A class of schedules: lr(t) by a formula of the first learning rate, t and the arguments. */
+function schedule<A extends unknown[]>(
+  name: string,
+  formula: (lr: number, t: number, ...args: A) => number,
+  initialLr?: (...args: A) => number,
+): new (optimizer: Optimizer, ...args: A) => LRScheduler {
+  return class extends LRScheduler {
+    constructor(optimizer: Optimizer, ...args: A) {
+      super(optimizer, name, (lr, t) => formula(lr, t, ...args), initialLr?.(...args));
+    }
+  };
 }
 
-/** Times `gamma` every `stepSize` steps. */
-export class StepLR extends LRScheduler {
-  readonly kind = "StepLR";
+const cosine = (from: number, to: number, share: number): number =>
+  to + ((from - to) * (1 + Math.cos(Math.PI * share))) / 2;
 
-  constructor(
-    optimizer: Optimizer,
-    private readonly stepSize: number,
-    private readonly gamma = 0.1,
-    initialLr?: number,
-  ) {
-    super(optimizer, initialLr);
-    natural({ stepSize }, 1);
-    this.start();
-  }
+/** Linear warm-up from 0 to `initialLr`, then linear decay to 0. */
+export const LinearLRScheduler = schedule(
+  "LinearLRScheduler",
+  (lr, t, warmup: number, total: number, _initialLr: number) =>
+    lr * (t < warmup ? t / warmup : Math.max(0, (total - t) / Math.max(1, total - warmup))),
+  (_warmup, _total, initialLr) => initialLr,
+);
 
-  lrAt(count: number): number {
-    return this.initialLr * this.gamma ** Math.floor(count / this.stepSize);
-  }
-}
+export const ConstantLR = schedule(
+  "ConstantLR", (lr, t, factor: number = 1 / 3, totalIters: number = 5) =>
+    t < totalIters ? lr * factor : lr);
 
-/** Times `gamma` at each of the given step numbers. */
-export class MultiStepLR extends LRScheduler {
-  readonly kind = "MultiStepLR";
+export const StepLR = schedule(
+  "StepLR", (lr, t, stepSize: number, gamma: number = 0.1) =>
+    lr * gamma ** Math.floor(t / stepSize));
 
-  constructor(
-    optimizer: Optimizer,
-    private readonly milestones: readonly number[],
-    private readonly gamma = 0.1,
-    initialLr?: number,
-  ) {
-    super(optimizer, initialLr);
-    this.start();
-  }
+export const MultiStepLR = schedule(
+  "MultiStepLR", (lr, t, milestones: readonly number[], gamma: number = 0.1) =>
+    lr * gamma ** milestones.filter((m) => m <= t).length);
 
-  lrAt(count: number): number {
-    return this.initialLr * this.gamma ** this.milestones.filter((m) => m <= count).length;
-  }
-}
+export const ExponentialLR = schedule("ExponentialLR", (lr, t, gamma: number) => lr * gamma ** t);
 
-/** Times `gamma` at every step. */
-export class ExponentialLR extends LRScheduler {
-  readonly kind = "ExponentialLR";
+export const CosineAnnealingLR = schedule(
+  "CosineAnnealingLR", (lr, t, tMax: number, etaMin: number = 0) => cosine(lr, etaMin, t / tMax));
 
-  constructor(optimizer: Optimizer, private readonly gamma: number, initialLr?: number) {
-    super(optimizer, initialLr);
-    this.start();
-  }
+/** Starts again after t0 steps, then after t0·tMult, and so on. */
+export const CosineAnnealingWarmRestarts = schedule(
+  "CosineAnnealingWarmRestarts",
+  (lr, t, t0: number, tMult: number = 1, etaMin: number = 0) => {
+    let period = t0;
+    for (; period >= 1 && t >= period; period *= tMult) t -= period;
+    return cosine(lr, etaMin, t / period);
+  },
+);
 
-  lrAt(count: number): number {
-    return this.initialLr * this.gamma ** count;
-  }
-}
+export const PolynomialLR = schedule(
+  "PolynomialLR", (lr, t, totalIters: number = 5, power: number = 1) =>
+    lr * (1 - Math.min(t, totalIters) / totalIters) ** power);
 
-/** η_min + (η − η_min)·(1 + cos(π·t/tMax))/2. */
-export class CosineAnnealingLR extends LRScheduler {
-  readonly kind = "CosineAnnealingLR";
-
-  constructor(
-    optimizer: Optimizer,
-    private readonly tMax: number,
-    private readonly etaMin = 0,
-    initialLr?: number,
-  ) {
-    super(optimizer, initialLr);
-    natural({ tMax }, 1);
-    this.start();
-  }
-
-  lrAt(count: number): number {
-    const share = (1 + Math.cos((Math.PI * count) / this.tMax)) / 2;
-    return this.etaMin + (this.initialLr - this.etaMin) * share;
-  }
-}
+/** Along a cosine from maxLr/divFactor up to `maxLr`, then down to the start/finalDivFactor. */
+export const OneCycleLR = schedule(
+  "OneCycleLR",
+  (low, t, maxLr: number, totalSteps: number, pctStart: number = 0.3,
+    _divFactor: number = 25, finalDivFactor: number = 1e4) => {
+    if (t > totalSteps) throw new InputError(`OneCycleLR was made for ${totalSteps} steps.`);
+    const top = pctStart * totalSteps - 1;
+    if (t <= top) return cosine(low, maxLr, t / top);
+    return cosine(maxLr, low / finalDivFactor, (t - top) / (totalSteps - 1 - top));
+  },
+  (maxLr, _totalSteps, _pctStart, divFactor = 25) => maxLr / divFactor,
+);
 
 /** Times `factor` when a metric has not got better (lower) for `patience` steps. */
 export class ReduceLROnPlateau extends LRScheduler {
-  readonly kind = "ReduceLROnPlateau";
-  private best: number | null = null;
-  private bad = 0;
-  private cooling = 0;
+  private watched = { best: null as number | null, bad: 0, cooling: 0 };
 
   constructor(
     optimizer: Optimizer,
     private readonly options: {
-      mode?: "min" | "max";
-      factor?: number;
-      patience?: number;
-      threshold?: number;
-      cooldown?: number;
-      minLr?: number;
+      mode?: "min" | "max"; factor?: number; patience?: number; threshold?: number;
+      cooldown?: number; minLr?: number;
     } = {},
   ) {
-    super(optimizer);
-    if ((options.factor ?? 0.1) >= 1) throw new InputError("factor must be below 1.");
-    this.start();
+    super(optimizer, "ReduceLROnPlateau", (_lr, _t, last) => last);
+    this.apply();
   }
 
-  lrAt(): number {
-    return this.last;
-  }
-
-  override step(metric?: number): void {
-    if (metric === undefined) throw new InputError("ReduceLROnPlateau.step needs the metric.");
-    const { factor = 0.1, patience = 10, cooldown = 0, minLr = 0 } = this.options;
-    if (this.better(metric)) {
-      this.best = metric;
-      this.bad = 0;
-    } else {
-      this.bad += 1;
-    }
-    if (this.cooling > 0) {
-      this.cooling -= 1;
-      this.bad = 0;
-    }
-    if (this.bad > patience) {
+  override step(metric: number): void {
+    const { mode = "min", factor = 0.1, patience = 10, threshold = 1e-4 } = this.options;
+    const { cooldown = 0, minLr = 0 } = this.options;
+    let { best, bad, cooling } = this.watched;
+    const margin = threshold * (best ?? 0);
+    const better = best === null || (mode === "min" ? metric < best - margin : metric > best + margin);
+    [best, bad] = better ? [metric, 0] : [best, bad + 1];
+    if (cooling > 0) [cooling, bad] = [cooling - 1, 0];
+    if (bad > patience) {
       const lower = Math.max(this.last * factor, minLr);
       if (this.last - lower > 1e-8) this.last = lower;
-      this.cooling = cooldown;
-      this.bad = 0;
+      [cooling, bad] = [cooldown, 0];
     }
-    super.step(metric);
+    this.watched = { best, bad, cooling };
+    super.step();
   }
 
-  private better(value: number): boolean {
-    if (this.best === null) return !Number.isNaN(value);
-    const { mode = "min", threshold = 1e-4 } = this.options;
-    const margin = threshold * this.best;
-    return mode === "min" ? value < this.best - margin : value > this.best + margin;
+  protected override save(): Record<string, unknown> {
+    return { ...super.save(), ...this.watched, _last: this.last };
   }
 
-  override stateDict(): Record<string, unknown> {
-    const { best, bad, cooling, last } = this;
-    return { ...super.stateDict(), best, bad, cooling, _last: last };
-  }
-
-  override loadStateDict(state: Record<string, unknown>): void {
-    this.best = state["best"] as number | null;
-    this.bad = Number(state["bad"]);
-    this.cooling = Number(state["cooling"]);
-    this.last = Number(state["_last"]);
-    super.loadStateDict(state);
-  }
-}
-
-function natural(values: Record<string, number>, least: number): void {
-  for (const [name, value] of Object.entries(values)) {
-    if (!Number.isInteger(value) || value < least) {
-      throw new InputError(`${name} must be a whole number of at least ${least}, not ${value}.`);
-    }
+  protected override load(saved: Record<string, unknown>): void {
+    super.load(saved);
+    const { best, bad, cooling, _last: last } = saved as typeof this.watched & { _last: number };
+    this.watched = { best, bad, cooling };
+    this.last = last;
   }
 }

@@ -2,12 +2,8 @@
 export async function train(lib, safetensors, ort, directory, sessionOptions) {
   const bytes = async (name) => lib.readBytes(`${directory}/${name}`);
   const plan = JSON.parse(new TextDecoder().decode(await bytes("plan.json")));
-  const { entries } = safetensors.decode(await bytes("batches"), "batches");
-  const batch = (i) => [0, 1].map((k) => {
-    const { spec, bytes: raw } = entries.get(`${i}/${k}`);
-    const data = new spec.type.array(raw.slice().buffer, 0, raw.length / spec.type.bytes);
-    return { data, dims: spec.shape };
-  });
+  const { values } = safetensors.decode(await bytes("batches"), "batches");
+  const batch = (i) => [0, 1].map((k) => values.get(`${i}/${k}`));
   const { state, module, optimizer } = await lib.loadArtifacts(directory, { ort, sessionOptions });
   optimizer.setLearningRate(plan.rate);
   const losses = [];
@@ -19,8 +15,7 @@ export async function train(lib, safetensors, ort, directory, sessionOptions) {
     await optimizer.apply(1 / plan.accumulate);
     module.lazyResetGrad();
   }
-  const name = state.trainable.names[0];
-  const location = state.trainable.device(name)?.location ?? "cpu";
+  const { location } = state.values.get(`param/${state.trainable[0]}`);
   const first = batch(0);
   const evaluated = (await module.evalStep(...first)).loss;
   const [scores] = await module.predict([first[0]]);

@@ -27,7 +27,8 @@ _FLOAT_SEEDS = {
 def seed_of(random: RandomState, name: str) -> int:
     """A number below 2**24 (a float attribute holds it exactly), well spread."""
     text = f"{random.seed}/{random.generation}/{name}".encode()
-    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") % (1 << 24)
+    # SHA-256, because browsers have it: JavaScript derives the same seeds
+    return int.from_bytes(hashlib.sha256(text).digest(), "little") % (1 << 24)
 
 
 def reseed(model: ModelFile, names: Collection[str], random: RandomState) -> int:

@@ -60,8 +60,12 @@ class App {
         const provider = element("backend").value;
         const ort = await library(provider);
         await this.artifacts?.module.release();
-        const options = { ort, prefix: this.info.prefix, sessionOptions: { executionProviders: [provider] } };
-        this.artifacts = await loadArtifacts(new URL("artifacts", document.baseURI).href, this.checkpoint === undefined ? options : { ...options, checkpoint: this.checkpoint });
+        this.artifacts = await loadArtifacts(new URL("artifacts", document.baseURI).href, {
+            ort,
+            prefix: this.info.prefix,
+            checkpoint: this.checkpoint,
+            sessionOptions: { executionProviders: [provider] },
+        });
         const { module, optimizer } = this.artifacts;
         const count = module.getParametersSize(true).toLocaleString("en");
         const threads = provider === "wasm" ? `, ${ort.env.wasm.numThreads} threads` : "";
@@ -172,7 +176,7 @@ class App {
     /** The first input as an image: height and width, if it is one of a single channel. */
     get imageSize() {
         const info = this.artifacts?.module.inputs()[0];
-        if (info === undefined || info.shape === null || info.elemType !== 1)
+        if (info?.type !== "float32")
             return undefined;
         const dims = info.shape.slice(1).filter((d) => typeof d === "number");
         if (dims.length !== info.shape.length - 1)

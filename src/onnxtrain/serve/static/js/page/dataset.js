@@ -1,4 +1,4 @@
-import { BY_ONNX } from "../src/ort.js";
+import { typeNamed } from "../src/ort.js";
 const FLOATS = new Set(["float32", "float64"]);
 const INPUT_NAMES = ["x", "images", "image", "data", "features", "inputs", "input"];
 const TARGET_NAMES = ["y", "labels", "label", "targets", "target", "classes"];
@@ -22,7 +22,7 @@ export class Dataset {
     /** The inputs of a step for these rows. */
     batch(rows) {
         return this.columns.map(({ type, data, shape, size }) => {
-            const out = new type.array(new ArrayBuffer(rows.length * size * type.bytes), 0, rows.length * size);
+            const out = emptyLike({ type, size }, rows.length);
             rows.forEach((row, i) => {
                 out.set(data.subarray(row * size, (row + 1) * size), i * size);
             });
@@ -32,7 +32,7 @@ export class Dataset {
     /** The class of each row, if the last input is one whole number per row. */
     labels(rows) {
         const column = this.columns.at(-1);
-        if (column === undefined || column.size !== 1 || FLOATS.has(column.type.ort ?? ""))
+        if (column === undefined || column.size !== 1 || FLOATS.has(column.type.name))
             return undefined;
         return rows.map((row) => Number(column.data[row]));
     }
@@ -80,10 +80,7 @@ export function makeDataset(name, arrays, inputs, scale) {
     return new Dataset(name, columns, rows);
 }
 function column(info, array, rows, name, scale) {
-    const type = BY_ONNX.get(info.elemType ?? 0);
-    if (type === undefined || info.shape === null) {
-        throw new Error(`The model's input "${info.name}" has no type or shape.`);
-    }
+    const type = typeNamed(info.type);
     if (array.shape[0] !== rows) {
         throw new Error(`${name}: ${rows} rows for one input, ${array.shape[0]} for "${info.name}".`);
     }
@@ -96,7 +93,7 @@ function column(info, array, rows, name, scale) {
             `(${declared.join("×") || "one"}).`);
     }
     const shape = known ? declared : array.shape.slice(1);
-    const isFloat = FLOATS.has(type.ort ?? "");
+    const isFloat = FLOATS.has(type.name);
     const factor = isFloat ? (scale ?? (array.kind === "u1" ? 1 / 255 : 1)) : 1;
     const data = emptyLike({ type, size }, rows);
     for (let i = 0; i < array.data.length; i++) {
@@ -109,7 +106,7 @@ function column(info, array, rows, name, scale) {
     return { type, data, shape, size };
 }
 function emptyLike({ type, size }, rows) {
-    return new type.array(new ArrayBuffer(rows * size * type.bytes), 0, rows * size);
+    return new type.array(new ArrayBuffer(rows * size * type.array.BYTES_PER_ELEMENT));
 }
 function setNumber(data, at, value) {
     if (data instanceof BigInt64Array || data instanceof BigUint64Array)

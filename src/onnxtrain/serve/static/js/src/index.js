@@ -1,8 +1,7 @@
 /** Train ONNX artifacts in the browser and in Node with the stock onnxruntime. */
+export { CheckpointState } from "./checkpoint.js";
 export * from "./errors.js";
-export { loadArtifacts, readBytes, writeBytes } from "./load.js";
+export { loadArtifacts, readBytes } from "./load.js";
 export { Module } from "./module.js";
-export { ModelFile } from "./onnxfile.js";
 export { Optimizer } from "./optimizer.js";
 export * from "./schedulers.js";
-export { CheckpointState, Properties } from "./state.js";

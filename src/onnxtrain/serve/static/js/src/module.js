@@ -1,84 +1,57 @@
 /** Module: the forward and backward pass of a training artifact, and the eval model. */
-import { checkState, gradientOf, hostNodes, loadArtifact, withoutAccumulation, } from "./artifact.js";
-import { InputError, NonFiniteError, StateError } from "./errors.js";
-import { exportModel } from "./export.js";
-import { ModelFile } from "./onnxfile.js";
-import { Backend, BY_ONNX } from "./ort.js";
-import { reseed } from "./seeds.js";
-import { copy } from "./store.js";
-import { Vectors } from "./vectors.js";
+import { Backend } from "./backend.js";
+import { CheckpointError, InputError, ModelFileError } from "./errors.js";
+import { Model } from "./onnx.js";
+import { hostValue, sizeOf, typeNamed, } from "./ort.js";
+const KEY = "onnxtrain.artifact";
 /** Computes loss and gradients with the training model, or outputs with the eval model. */
 export class Module {
     backend;
     state;
     training;
-    session;
-    evaluation;
+    metadata;
     evalModel;
-    checkFinite;
-    vectors;
-    gradients;
+    /** The gradients of the trainable parameters, after the first step. */
+    gradients = new Map();
     overwrite = true;
-    evaluations = new Map();
-    constructor(backend, state, training, session, evaluation, evalModel, checkFinite) {
+    programs = new Map();
+    constructor(backend, state, training, metadata, evalModel) {
         this.backend = backend;
         this.state = state;
         this.training = training;
-        this.session = session;
-        this.evaluation = evaluation;
+        this.metadata = metadata;
         this.evalModel = evalModel;
-        this.checkFinite = checkFinite;
-        this.vectors = new Vectors(backend);
-        state.gradients ??= state.trainable.like();
-        this.gradients = state.gradients;
     }
     static async create(options) {
-        const { ort, state, evalModel } = options;
-        const training = loadArtifact(options.trainModel, "training", state);
-        const evaluation = evalModel && loadArtifact(evalModel, "eval", state);
-        checkState(training, state, true);
-        if (evaluation !== undefined)
-            checkState(evaluation, state, false);
-        const backend = new Backend(ort, options.sessionOptions);
-        reseed(training.model, training.randomNodes, state.random);
-        const kept = training.trainable.map((p) => gradientOf(training, p));
-        for (const [name, updated] of training.states) {
-            if (training.specs.get(name)?.type.code === "F32")
-                kept.push(updated);
-        }
-        const model = withoutAccumulation(training);
-        const session = await backend.session(model, kept, hostNodes(training.model));
-        const finite = options.checkFinite ?? false;
-        return new Module(backend, state, training, session, evaluation, evalModel, finite);
+        const { ort, state, trainModel, evalModel, sessionOptions } = options;
+        const backend = new Backend(ort, sessionOptions);
+        const [model, metadata] = readArtifact(trainModel, "training");
+        model.setSeeds(await state.nextSeeds(metadata.random_nodes));
+        model.dropAccumulation(metadata.gradients);
+        const kept = [...Object.values(metadata.gradients), ...Object.values(metadata.states)];
+        // WebGPU claims a MaxPool that gives indices, as the gradient needs, and cannot run it
+        const session = await backend.session(model.encode(), kept, model.nodes("MaxPool", 2));
+        const training = programOf(session, metadata, state);
+        return new Module(backend, state, training, metadata, evalModel);
     }
-    // --- running ----------------------------------------------------------------------------------
     /** One forward and backward pass; gradients are added unless `lazyResetGrad` was called. */
     trainStep(...inputs) {
         return this.state.exclusive(async () => {
-            this.state.needValues();
-            const { userInputs, userOutputs } = this.training;
-            const feeds = await this.feeds(userInputs, inputs, this.training.specs.keys());
-            const fetches = {};
-            for (const name of this.session.outputNames)
-                fetches[name] = null;
-            const direct = this.overwrite && this.backend.inPlace;
-            if (direct)
-                this.bindGradients(fetches);
-            const results = await this.session.run(feeds, fetches);
-            if (!direct)
-                await this.takeGradients(results);
-            this.overwrite = false;
-            this.takeStates(results);
-            const step = await stepResult(userOutputs, results);
-            if (this.checkFinite && !Number.isFinite(step.loss))
-                throw nonFinite(step.loss);
-            return step;
+            const { gradients, states, user_outputs: names } = this.metadata;
+            const results = await this.run(this.training, inputs);
+            await this.takeGradients(Object.entries(gradients).map(([p, g]) => [p, results[g]]));
+            for (const [name, updated] of Object.entries(states)) {
+                this.state.replace(`param/${name}`, results[updated]);
+            }
+            return stepResult(names, results);
         });
     }
     /** The eval model's outputs. */
     evalStep(...inputs) {
-        const { userInputs, userOutputs } = this.needEval();
-        return this.state.exclusive(async () => stepResult(userOutputs, await this.evaluate(userInputs, inputs, userOutputs)));
+        return this.state.exclusive(async () => {
+            const [, { user_outputs: names }] = this.evaluation();
+            return stepResult(names, await this.run(await this.program(), inputs));
+        });
     }
     /**
      * Outputs of the original model: no loss, no targets.
@@ -87,246 +60,186 @@ export class Module {
      * @param outputs - which of its values; all outputs of the original model by default.
      */
     predict(inputs, outputs) {
-        const artifact = this.needEval();
-        const names = outputs ?? artifact.modelOutputs;
         return this.state.exclusive(async () => {
-            const own = artifact.userInputs.filter((v) => this.needed(names).has(v.name));
-            const results = await this.evaluate(own, inputs, names);
-            return names.map((n) => results[n]);
+            const names = outputs ?? this.evaluation()[1].model_outputs;
+            const results = await this.run(await this.program(names), inputs);
+            return names.map((name) => results[name]);
         });
     }
     /** Let the next training step overwrite the gradients; until then they stay readable. */
     lazyResetGrad() {
         this.overwrite = true;
     }
-    /** The user's inputs of the training model, with type and shape. */
+    /** The user's inputs of the training model. */
     inputs() {
-        return this.training.userInputs;
-    }
-    inputNames(training = true) {
-        return (training ? this.training : this.needEval()).userInputs.map((v) => v.name);
-    }
-    outputNames(training = true) {
-        return [...(training ? this.training : this.needEval()).userOutputs];
-    }
-    /** Outputs of the original model, for `predict` and `exportModelForInferencing`. */
-    modelOutputNames() {
-        return [...this.needEval().modelOutputs];
+        return this.training.inputs;
     }
     /** The original model's own inputs: those that its outputs depend on. */
-    modelInputs() {
-        const { userInputs, modelOutputs } = this.needEval();
-        const needed = this.needed(modelOutputs);
-        return userInputs.filter((v) => needed.has(v.name));
+    async modelInputs() {
+        return (await this.program(this.evaluation()[1].model_outputs)).inputs;
     }
-    /** Free the sessions. */
-    async release() {
-        await this.session.release();
-        for (const session of this.evaluations.values())
-            await (await session).release();
-    }
-    // --- parameters as one vector -----------------------------------------------------------------
     /** Number of elements of the (trainable) parameters. */
     getParametersSize(trainableOnly = true) {
-        return this.chosen(trainableOnly).reduce((n, p) => n + this.state.storeOf(p).spec(p).size, 0);
+        const all = this.names(trainableOnly).map((name) => sizeOf(this.state.parameter(name).dims));
+        return all.reduce((a, b) => a + b, 0);
     }
     /** A copy of all parameters as one vector, in the order of the training model's inputs. */
     getContiguousParameters(trainableOnly = false) {
-        const names = this.chosen(trainableOnly);
-        this.needFloats(names);
-        this.state.needValues();
         return this.state.exclusive(async () => {
-            await this.state.sync();
             const vector = new Float32Array(this.getParametersSize(trainableOnly));
             let at = 0;
-            for (const name of names) {
-                const view = this.state.storeOf(name).view(name);
-                vector.set(view, at);
-                at += view.length;
+            for (const name of this.names(trainableOnly)) {
+                const { data } = await hostValue(this.state.parameter(name));
+                vector.set(floats(data, name), at);
+                at += data.length;
             }
             return vector;
         });
     }
-    /** Set the parameters from one vector; completes a nominal state (`trainableOnly` false). */
+    /** Set the parameters from one vector. */
     copyBufferToParameters(buffer, trainableOnly = true) {
-        const names = this.chosen(trainableOnly);
-        this.needFloats(names);
-        if (this.state.isNominal && names.length !== this.training.specs.size) {
-            throw new StateError("The checkpoint is nominal: all parameters are needed at once.");
-        }
-        const size = this.getParametersSize(trainableOnly);
-        if (!(buffer instanceof Float32Array) || buffer.length !== size) {
-            throw new InputError(`The buffer must be a Float32Array of ${size} values.`);
-        }
         return this.state.exclusive(async () => {
-            await this.state.sync();
-            let at = 0;
-            for (const name of names) {
-                const view = this.state.storeOf(name).view(name);
-                copy(view, buffer.subarray(at, at + view.length));
-                at += view.length;
+            const size = this.getParametersSize(trainableOnly);
+            if (floats(buffer, "the buffer").length !== size) {
+                throw new InputError(`The buffer must have ${size} values, not ${buffer.length}.`);
             }
-            this.state.filled();
-            this.state.push();
+            let at = 0;
+            for (const name of this.names(trainableOnly)) {
+                const { type, dims } = this.state.parameter(name);
+                const data = buffer.slice(at, (at += sizeOf(dims)));
+                this.state.replace(`param/${name}`, { type, dims, data });
+            }
         });
     }
     /**
      * The bytes of a clean inference model with the current parameters: only the outputs asked for
      * and what they need, parameters as initializers, targets and Dropout gone.
      */
-    exportModelForInferencing(outputs = []) {
-        const names = outputs.length > 0 ? outputs : this.needEval().modelOutputs;
-        this.needEval();
-        this.state.needValues();
+    exportModelForInferencing(outputs) {
         return this.state.exclusive(async () => {
-            await this.state.sync();
-            return exportModel(this.evalModel, this.state, names, this.backend);
+            const [model, { model_outputs: all }] = this.evaluation();
+            const { session, parameters } = await this.program(outputs ?? all);
+            model.toInference(outputs ?? all);
+            const values = new Map();
+            for (const name of parameters)
+                values.set(name, await hostValue(this.state.parameter(name)));
+            model.complete(values, session.outputMetadata);
+            return model.encode();
         });
     }
-    // --- inside -----------------------------------------------------------------------------------
-    async feeds(declared, inputs, parameters) {
-        const names = declared.map((v) => v.name);
-        if (inputs.length !== names.length) {
-            throw new InputError(`${names.length} inputs are needed (${names.join(", ")}), ${inputs.length} were given.`);
-        }
+    /** Free the sessions. */
+    async release() {
+        await this.training.session.release();
+        for (const program of this.programs.values())
+            await (await program).session.release();
+        await this.backend.release();
+    }
+    /** The current tensor of a value in the state, on the device if there is one. */
+    async current(key) {
+        const tensor = await this.backend.upload(this.state.values.get(key));
+        this.state.replace(key, tensor);
+        return tensor;
+    }
+    async run({ session, inputs, parameters }, given) {
         const feeds = {};
-        declared.forEach((info, i) => {
-            feeds[info.name] = checked(this.backend, info, inputs[i]);
+        if (given.length !== inputs.length) {
+            const names = inputs.map((info) => info.name).join(", ");
+            throw new InputError(`${inputs.length} inputs are needed (${names}), ${given.length} were given.`);
+        }
+        inputs.forEach((info, i) => {
+            const input = given[i];
+            checkInput(info, input);
+            feeds[info.name] = "getData" in input ? input : this.backend.tensor(info.type, input.data, input.dims);
         });
-        for (const name of parameters) {
-            feeds[name] = await this.vectors.current(this.state.storeOf(name), name);
+        for (const name of parameters)
+            feeds[name] = await this.current(`param/${name}`);
+        return session.run(feeds);
+    }
+    async takeGradients(fresh) {
+        for (const [name, b] of fresh) {
+            const a = this.gradients.get(name);
+            const sum = a && !this.overwrite ? await this.backend.compute("Add", { a, b }) : b;
+            a?.dispose();
+            if (sum !== b)
+                b.dispose();
+            this.gradients.set(name, sum);
         }
-        return feeds;
+        this.overwrite = false;
     }
-    bindGradients(fetches) {
-        for (const name of this.training.trainable) {
-            const { type, shape } = this.gradients.spec(name);
-            const output = gradientOf(this.training, name);
-            fetches[output] = this.backend.tensor(type, this.gradients.view(name), shape);
-        }
+    /** The eval model, or what of it these outputs need, ready to run. */
+    program(outputs) {
+        const key = JSON.stringify(outputs ?? null);
+        const known = this.programs.get(key) ?? this.makeProgram(outputs);
+        this.programs.set(key, known);
+        return known;
     }
-    async takeGradients(results) {
-        const { gradients } = this;
-        const waiting = [];
-        for (const name of this.training.trainable) {
-            const fresh = results[gradientOf(this.training, name)];
-            const old = this.overwrite ? undefined : gradients.device(name);
-            if (fresh.location === "gpu-buffer") {
-                if (old === undefined)
-                    gradients.place(name, fresh);
-                else
-                    waiting.push({ name, old, fresh });
-            }
-            else if (this.overwrite) {
-                copy(gradients.view(name), fresh.data);
-            }
-            else {
-                addTo(gradients.view(name), fresh.data);
-            }
-        }
-        if (waiting.length === 0)
-            return;
-        const sums = await this.vectors.add(waiting.map(({ old, fresh }) => [old, fresh]));
-        waiting.forEach(({ name, fresh }, i) => {
-            gradients.place(name, sums[i]);
-            fresh.dispose();
-        });
+    async makeProgram(outputs) {
+        const [model, metadata] = this.evaluation();
+        if (outputs !== undefined)
+            model.toInference(outputs);
+        return programOf(await this.backend.session(model.encode()), metadata, this.state);
     }
-    takeStates(results) {
-        for (const [name, updated] of this.training.states) {
-            const fresh = results[updated];
-            if (fresh.location === "gpu-buffer")
-                this.state.frozen.place(name, fresh);
-            else
-                copy(this.state.frozen.view(name), fresh.data);
-        }
+    evaluation() {
+        if (this.evalModel !== undefined)
+            return readArtifact(this.evalModel, "eval");
+        throw new InputError("Eval model was not provided. Give evalModel to Module.create.");
     }
-    async evaluate(declared, inputs, outputs) {
-        this.state.needValues();
-        const used = this.needed(outputs);
-        const { specs } = this.needEval();
-        const parameters = [...specs.keys()].filter((n) => used.has(n));
-        const feeds = await this.feeds(declared.filter((v) => used.has(v.name)), inputs.filter((_, i) => used.has(declared[i]?.name ?? "")), parameters);
-        const key = outputs.join("\n");
-        let session = this.evaluations.get(key);
-        if (session === undefined) {
-            session = this.backend.session(this.reduced(outputs).encode());
-            this.evaluations.set(key, session);
-        }
-        const fetches = Object.fromEntries(outputs.map((n) => [n, null]));
-        return (await session).run(feeds, fetches);
-    }
-    neededNames = new Map();
-    /** Inputs of the eval model that these outputs depend on. */
-    needed(outputs) {
-        const key = outputs.join("\n");
-        let found = this.neededNames.get(key);
-        if (found === undefined) {
-            found = new Set(this.reduced(outputs).inputs.map((v) => v.name));
-            this.neededNames.set(key, found);
-        }
-        return found;
-    }
-    reduced(outputs) {
-        this.needEval();
-        const model = ModelFile.load(this.evalModel, "The eval model");
-        model.setOutputs(outputs);
-        model.prune();
-        const used = model.usedNames();
-        model.keepInputs((n) => used.has(n));
-        return model;
-    }
-    chosen(trainableOnly) {
-        const trainable = new Set(this.training.trainable);
-        return [...this.training.specs.keys()].filter((n) => trainable.has(n) || !trainableOnly);
-    }
-    needFloats(names) {
-        const wrong = names.filter((n) => this.training.specs.get(n)?.type.code !== "F32");
-        if (wrong.length > 0) {
-            throw new InputError(`A contiguous buffer holds float32 only; ${wrong.join(", ")} are not.`);
-        }
-    }
-    needEval() {
-        if (this.evaluation === undefined) {
-            throw new StateError("Eval model was not provided. Give evalModel to Module.create.");
-        }
-        return this.evaluation;
+    names(trainableOnly) {
+        const { trainable } = this.state;
+        return this.training.parameters.filter((name) => !trainableOnly || trainable.includes(name));
     }
 }
-/** A user's value as a tensor, if type and shape are what the model declares. */
-function checked(backend, info, input) {
-    const type = BY_ONNX.get(info.elemType ?? 0);
-    if (type === undefined)
-        throw new InputError(`Input "${info.name}" has a type that is not usable.`);
-    const size = input.dims.reduce((a, b) => a * b, 1);
-    if (!("getData" in input)) {
-        if (!(input.data instanceof type.array)) {
-            throw new InputError(`Input "${info.name}" is ${type.ort ?? type.code}: give its data in a ${type.array.name}, ` +
-                `not in a ${input.data.constructor.name}.`);
-        }
-        if (input.data.length !== size) {
-            throw new InputError(`Input "${info.name}" has ${input.data.length} values for the shape [${input.dims.join()}].`);
+function readArtifact(bytes, kind) {
+    const model = new Model(bytes, `The ${kind} model`);
+    const metadata = model.described(KEY);
+    if (metadata?.kind === kind)
+        return [model, metadata];
+    throw new ModelFileError(`The ${kind} model is not one that this release of onnxtrain reads (its metadata say ` +
+        `"${metadata?.kind}"). Generate the artifacts with onnxtrain.artifacts.generate_artifacts.`);
+}
+/** Tell the user's inputs from the parameters, which must be as in the checkpoint. */
+function programOf(session, metadata, state) {
+    const misfit = (text) => {
+        throw new CheckpointError(`The checkpoint does not fit: the ${metadata.kind} model ${text}. Use the checkpoint that ` +
+            "was generated with this model.");
+    };
+    const isUsers = ({ name }) => metadata.user_inputs.includes(name);
+    const parameters = session.inputMetadata.filter((info) => !isUsers(info));
+    for (const { name, type, shape } of parameters) {
+        const found = state.values.get(`param/${name}`) ?? misfit(`has a parameter "${name}"`);
+        if (found.type !== type || `${found.dims}` !== `${shape}`) {
+            misfit(`has "${name}" as ${type}[${shape}], the checkpoint as ${found.type}[${found.dims}]`);
         }
     }
-    const { shape } = info;
-    const fits = shape === null || (shape.length === input.dims.length &&
-        shape.every((d, i) => typeof d !== "number" || d === input.dims[i]));
-    if (!fits) {
-        throw new InputError(`Input "${info.name}" has the shape [${input.dims.join()}], the model takes ` +
-            `[${shape.map((d) => d ?? "?").join()}].`);
+    const idle = state.trainable.find((name) => metadata.gradients && !(name in metadata.gradients));
+    if (idle !== undefined)
+        misfit(`does not train "${idle}"`);
+    const inputs = session.inputMetadata.filter(isUsers);
+    return { session, inputs, parameters: parameters.map((info) => info.name) };
+}
+/** Type and shape must be what the model declares; onnxruntime gives no shape for an unknown rank. */
+function checkInput({ name, type, shape }, { data, dims }) {
+    const wrong = (text) => {
+        throw new InputError(`Input "${name}" ${text}.`);
+    };
+    const { array } = typeNamed(type);
+    if (!(data instanceof array)) {
+        wrong(`is ${type}: give its data in a ${array.name}, not in a ${data.constructor.name}`);
     }
-    return backend.fromUser(input, type);
+    if (data.length !== sizeOf(dims))
+        wrong(`has ${data.length} values for the shape [${dims}]`);
+    const same = shape.length === dims.length &&
+        shape.every((size, i) => typeof size === "string" || size === dims[i]);
+    if (shape.length > 0 && !same)
+        wrong(`has the shape [${dims}], the model takes [${shape}]`);
+}
+function floats(data, name) {
+    if (data instanceof Float32Array)
+        return data;
+    throw new InputError(`A contiguous buffer holds float32 only; ${name} is not.`);
 }
 async function stepResult(names, results) {
-    const outputs = names.map((n) => results[n]);
-    const first = (await outputs[0]?.getData());
-    return { loss: Number(first?.[0]), outputs };
-}
-function addTo(target, source) {
-    for (let i = 0; i < target.length; i++)
-        target[i] = target[i] + source[i];
-}
-function nonFinite(loss) {
-    return new NonFiniteError(`The loss is ${loss}. The gradients of this step are not usable: call lazyResetGrad() before ` +
-        "going on, and look at the batch, the learning rate and the initial values.");
+    const outputs = names.map((name) => results[name]);
+    const [loss] = (await outputs[0]?.getData());
+    return { loss: Number(loss), outputs };
 }

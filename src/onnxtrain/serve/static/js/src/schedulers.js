@@ -1,206 +1,118 @@
-/**
- * Learning-rate schedules; the numbers are those of the PyTorch scheduler of the same name. `step()`
- * is called after `optimizer.step()`. The position is saved with the checkpoint, in the form in which
- * Python saves it.
- */
-import { InputError, StateError } from "./errors.js";
-/** Counts steps and sets `lrAt(count)`. */
+/** Learning-rate schedules: names and numbers are PyTorch's, saved in the form Python saves. */
+import { InputError } from "./errors.js";
+/** Sets the optimizer's learning rate; `step()` comes after `optimizer.step()`. */
 export class LRScheduler {
     optimizer;
+    name;
+    lrAt;
+    initialLr;
     count = 0;
     last;
-    initialLr;
-    constructor(optimizer, initialLr) {
+    constructor(optimizer, name, lrAt, initialLr = optimizer.getLearningRate()) {
         this.optimizer = optimizer;
-        this.initialLr = initialLr ?? optimizer.getLearningRate();
-        this.last = this.initialLr;
-    }
-    /** Set the first learning rate; subclasses call it when they are complete. */
-    start() {
+        this.name = name;
+        this.lrAt = lrAt;
+        this.initialLr = initialLr;
+        this.last = initialLr;
         this.apply();
     }
-    /** Go one step further; only `ReduceLROnPlateau` looks at `metric`. */
-    step(metric) {
-        void metric;
+    /** Go one step further; only `ReduceLROnPlateau` looks at the metric. */
+    step(_metric) {
         this.count += 1;
         this.apply();
     }
-    getLastLr() {
-        return [this.last];
-    }
-    stateDict() {
-        return { scheduler: this.kind, initial_lr: this.initialLr, count: this.count };
-    }
-    loadStateDict(state) {
-        const { scheduler, initial_lr: initialLr, count } = state;
-        if (scheduler !== this.kind || typeof initialLr !== "number" || typeof count !== "number") {
-            throw new StateError(`This is the state of ${String(scheduler)}, not of ${this.kind}.`);
-        }
-        this.initialLr = initialLr;
-        this.count = count;
-        this.apply();
-    }
-    /** Take over the position from the checkpoint; false if it has none. */
+    /** Take over the position from the checkpoint; false if it has none of this schedule. */
     resume() {
         const saved = this.optimizer.module.state.resumableScheduler;
-        if (saved === undefined || Object.keys(saved).length === 0)
+        if (saved?.["scheduler"] !== this.name)
             return false;
-        this.loadStateDict(saved);
+        this.load(saved);
+        this.apply();
         return true;
     }
+    load(saved) {
+        this.initialLr = Number(saved["initial_lr"]);
+        this.count = Number(saved["count"]);
+    }
+    save() {
+        return { scheduler: this.name, initial_lr: this.initialLr, count: this.count };
+    }
     apply() {
-        this.last = this.lrAt(this.count);
+        this.last = this.lrAt(this.initialLr, this.count, this.last);
         this.optimizer.setLearningRate(this.last);
         const { state } = this.optimizer.module;
         // making a schedule must not lose the position that a loaded checkpoint holds
         state.resumableScheduler ??= state.scheduler;
-        state.scheduler = this.stateDict();
+        state.scheduler = this.save();
     }
 }
-/** Linear warm-up from 0, then linear decay to 0. */
-export class LinearLRScheduler extends LRScheduler {
-    warmup;
-    total;
-    kind = "LinearLRScheduler";
-    constructor(optimizer, warmup, total, initialLr) {
-        super(optimizer, initialLr);
-        this.warmup = warmup;
-        this.total = total;
-        natural({ warmup, total }, 0);
-        this.start();
-    }
-    lrAt(count) {
-        if (count < this.warmup)
-            return (this.initialLr * count) / Math.max(1, this.warmup);
-        const left = (this.total - count) / Math.max(1, this.total - this.warmup);
-        return this.initialLr * Math.max(0, left);
-    }
+/** A class of schedules: lr(t) by a formula of the first learning rate, t and the arguments. */
+function schedule(name, formula, initialLr) {
+    return class extends LRScheduler {
+        constructor(optimizer, ...args) {
+            super(optimizer, name, (lr, t) => formula(lr, t, ...args), initialLr?.(...args));
+        }
+    };
 }
-/** Times `gamma` every `stepSize` steps. */
-export class StepLR extends LRScheduler {
-    stepSize;
-    gamma;
-    kind = "StepLR";
-    constructor(optimizer, stepSize, gamma = 0.1, initialLr) {
-        super(optimizer, initialLr);
-        this.stepSize = stepSize;
-        this.gamma = gamma;
-        natural({ stepSize }, 1);
-        this.start();
-    }
-    lrAt(count) {
-        return this.initialLr * this.gamma ** Math.floor(count / this.stepSize);
-    }
-}
-/** Times `gamma` at each of the given step numbers. */
-export class MultiStepLR extends LRScheduler {
-    milestones;
-    gamma;
-    kind = "MultiStepLR";
-    constructor(optimizer, milestones, gamma = 0.1, initialLr) {
-        super(optimizer, initialLr);
-        this.milestones = milestones;
-        this.gamma = gamma;
-        this.start();
-    }
-    lrAt(count) {
-        return this.initialLr * this.gamma ** this.milestones.filter((m) => m <= count).length;
-    }
-}
-/** Times `gamma` at every step. */
-export class ExponentialLR extends LRScheduler {
-    gamma;
-    kind = "ExponentialLR";
-    constructor(optimizer, gamma, initialLr) {
-        super(optimizer, initialLr);
-        this.gamma = gamma;
-        this.start();
-    }
-    lrAt(count) {
-        return this.initialLr * this.gamma ** count;
-    }
-}
-/** η_min + (η − η_min)·(1 + cos(π·t/tMax))/2. */
-export class CosineAnnealingLR extends LRScheduler {
-    tMax;
-    etaMin;
-    kind = "CosineAnnealingLR";
-    constructor(optimizer, tMax, etaMin = 0, initialLr) {
-        super(optimizer, initialLr);
-        this.tMax = tMax;
-        this.etaMin = etaMin;
-        natural({ tMax }, 1);
-        this.start();
-    }
-    lrAt(count) {
-        const share = (1 + Math.cos((Math.PI * count) / this.tMax)) / 2;
-        return this.etaMin + (this.initialLr - this.etaMin) * share;
-    }
-}
+const cosine = (from, to, share) => to + ((from - to) * (1 + Math.cos(Math.PI * share))) / 2;
+/** Linear warm-up from 0 to `initialLr`, then linear decay to 0. */
+export const LinearLRScheduler = schedule("LinearLRScheduler", (lr, t, warmup, total, _initialLr) => lr * (t < warmup ? t / warmup : Math.max(0, (total - t) / Math.max(1, total - warmup))), (_warmup, _total, initialLr) => initialLr);
+export const ConstantLR = schedule("ConstantLR", (lr, t, factor = 1 / 3, totalIters = 5) => t < totalIters ? lr * factor : lr);
+export const StepLR = schedule("StepLR", (lr, t, stepSize, gamma = 0.1) => lr * gamma ** Math.floor(t / stepSize));
+export const MultiStepLR = schedule("MultiStepLR", (lr, t, milestones, gamma = 0.1) => lr * gamma ** milestones.filter((m) => m <= t).length);
+export const ExponentialLR = schedule("ExponentialLR", (lr, t, gamma) => lr * gamma ** t);
+export const CosineAnnealingLR = schedule("CosineAnnealingLR", (lr, t, tMax, etaMin = 0) => cosine(lr, etaMin, t / tMax));
+/** Starts again after t0 steps, then after t0·tMult, and so on. */
+export const CosineAnnealingWarmRestarts = schedule("CosineAnnealingWarmRestarts", (lr, t, t0, tMult = 1, etaMin = 0) => {
+    let period = t0;
+    for (; period >= 1 && t >= period; period *= tMult)
+        t -= period;
+    return cosine(lr, etaMin, t / period);
+});
+export const PolynomialLR = schedule("PolynomialLR", (lr, t, totalIters = 5, power = 1) => lr * (1 - Math.min(t, totalIters) / totalIters) ** power);
+/** Along a cosine from maxLr/divFactor up to `maxLr`, then down to the start/finalDivFactor. */
+export const OneCycleLR = schedule("OneCycleLR", (low, t, maxLr, totalSteps, pctStart = 0.3, _divFactor = 25, finalDivFactor = 1e4) => {
+    if (t > totalSteps)
+        throw new InputError(`OneCycleLR was made for ${totalSteps} steps.`);
+    const top = pctStart * totalSteps - 1;
+    if (t <= top)
+        return cosine(low, maxLr, t / top);
+    return cosine(maxLr, low / finalDivFactor, (t - top) / (totalSteps - 1 - top));
+}, (maxLr, _totalSteps, _pctStart, divFactor = 25) => maxLr / divFactor);
 /** Times `factor` when a metric has not got better (lower) for `patience` steps. */
 export class ReduceLROnPlateau extends LRScheduler {
     options;
-    kind = "ReduceLROnPlateau";
-    best = null;
-    bad = 0;
-    cooling = 0;
+    watched = { best: null, bad: 0, cooling: 0 };
     constructor(optimizer, options = {}) {
-        super(optimizer);
+        super(optimizer, "ReduceLROnPlateau", (_lr, _t, last) => last);
         this.options = options;
-        if ((options.factor ?? 0.1) >= 1)
-            throw new InputError("factor must be below 1.");
-        this.start();
-    }
-    lrAt() {
-        return this.last;
+        this.apply();
     }
     step(metric) {
-        if (metric === undefined)
-            throw new InputError("ReduceLROnPlateau.step needs the metric.");
-        const { factor = 0.1, patience = 10, cooldown = 0, minLr = 0 } = this.options;
-        if (this.better(metric)) {
-            this.best = metric;
-            this.bad = 0;
-        }
-        else {
-            this.bad += 1;
-        }
-        if (this.cooling > 0) {
-            this.cooling -= 1;
-            this.bad = 0;
-        }
-        if (this.bad > patience) {
+        const { mode = "min", factor = 0.1, patience = 10, threshold = 1e-4 } = this.options;
+        const { cooldown = 0, minLr = 0 } = this.options;
+        let { best, bad, cooling } = this.watched;
+        const margin = threshold * (best ?? 0);
+        const better = best === null || (mode === "min" ? metric < best - margin : metric > best + margin);
+        [best, bad] = better ? [metric, 0] : [best, bad + 1];
+        if (cooling > 0)
+            [cooling, bad] = [cooling - 1, 0];
+        if (bad > patience) {
             const lower = Math.max(this.last * factor, minLr);
             if (this.last - lower > 1e-8)
                 this.last = lower;
-            this.cooling = cooldown;
-            this.bad = 0;
+            [cooling, bad] = [cooldown, 0];
         }
-        super.step(metric);
+        this.watched = { best, bad, cooling };
+        super.step();
     }
-    better(value) {
-        if (this.best === null)
-            return !Number.isNaN(value);
-        const { mode = "min", threshold = 1e-4 } = this.options;
-        const margin = threshold * this.best;
-        return mode === "min" ? value < this.best - margin : value > this.best + margin;
+    save() {
+        return { ...super.save(), ...this.watched, _last: this.last };
     }
-    stateDict() {
-        const { best, bad, cooling, last } = this;
-        return { ...super.stateDict(), best, bad, cooling, _last: last };
-    }
-    loadStateDict(state) {
-        this.best = state["best"];
-        this.bad = Number(state["bad"]);
-        this.cooling = Number(state["cooling"]);
-        this.last = Number(state["_last"]);
-        super.loadStateDict(state);
-    }
-}
-function natural(values, least) {
-    for (const [name, value] of Object.entries(values)) {
-        if (!Number.isInteger(value) || value < least) {
-            throw new InputError(`${name} must be a whole number of at least ${least}, not ${value}.`);
-        }
+    load(saved) {
+        super.load(saved);
+        const { best, bad, cooling, _last: last } = saved;
+        this.watched = { best, bad, cooling };
+        this.last = last;
     }
 }

@@ -1,0 +1,150 @@
+/** CheckpointState: everything a training run has to remember, to and from a file. */
+import { CheckpointError, InputError } from "./errors.js";
+import { hostValue, sizeOf, typeNamed, type Data, type Tensor, type Value } from "./ort.js";
+import { Properties } from "./properties.js";
+import { decode, encode } from "./safetensors.js";
+
+type Json = Record<string, unknown>;
+
+/** Parameters, optimizer state, properties and random state of a training run. */
+export class CheckpointState {
+  /** What the optimizer remembers besides its moments. */
+  optimizer: { name: string; step: number; learningRate: number } | undefined;
+  scheduler: Json;
+  /** The schedule's position as it was loaded, until a schedule takes it back. */
+  resumableScheduler: Json | undefined;
+  readonly properties: Properties;
+  /** From which the seeds of random nodes follow; `generation` counts the sessions started. */
+  readonly random: { seed: bigint; generation: bigint };
+  readonly trainable: readonly string[];
+  readonly frozen: readonly string[];
+  private queue: Promise<unknown> = Promise.resolve();
+
+  private constructor(
+    /** The current values, wherever they live: "param/<name>" and "optim/<state>/<name>". */
+    readonly values: Map<string, Value | Tensor>,
+    private readonly metadata: Readonly<Record<string, string>>,
+  ) {
+    const read = (key: string, otherwise: string): unknown => JSON.parse(metadata[key] ?? otherwise);
+    const digits = (key: string): bigint =>
+      BigInt(new RegExp(`"${key}"\\s*:\\s*(\\d+)`).exec(metadata["random"] ?? "")?.[1] ?? 0);
+    this.trainable = read("trainable", "[]") as string[];
+    this.frozen = read("frozen", "[]") as string[];
+    this.scheduler = read("scheduler", "{}") as Json;
+    this.random = { seed: digits("seed"), generation: digits("generation") };
+    this.properties = new Properties(metadata["properties"] ?? "{}");
+    const saved = read("optimizer", "null") as Json | null;
+    this.optimizer = saved === null ? undefined : {
+      name: String(saved["name"] ?? ""),
+      step: Number(saved["step"] ?? 0),
+      learningRate: Number(saved["learning_rate"] ?? 0.001),
+    };
+  }
+
+  /** Read the bytes of a checkpoint; a damaged or foreign one is a `CheckpointError`. */
+  static loadCheckpoint(file: Uint8Array, where = "The checkpoint"): CheckpointState {
+    const { values, metadata } = decode(file, where);
+    const wrong = (text: string): never => {
+      throw new CheckpointError(`${where} cannot be used: ${text}.`);
+    };
+    const { format, version, nominal } = metadata;
+    if (format !== "onnxtrain" || version !== "1") {
+      wrong(`it has format "${format}", version "${version}"; needed is "onnxtrain", version "1"`);
+    }
+    if (nominal === "true") wrong("it is nominal and has no values");
+    const state = new CheckpointState(values, metadata);
+    const listed = new Set([...state.trainable, ...state.frozen].map((name) => `param/${name}`));
+    const found = [...values.keys()].filter((key) => !key.startsWith("optim/"));
+    for (const key of [...listed, ...found]) {
+      if (!values.has(key) || !listed.has(key)) wrong(`"${key}" is listed or there, not both`);
+    }
+    return state;
+  }
+
+  /** The bytes of a checkpoint that every onnxtrain reads. */
+  static saveCheckpoint(state: CheckpointState, includeOptimizerState = false): Promise<Uint8Array> {
+    return state.exclusive(async () => {
+      const values = new Map<string, Value>();
+      for (const [key, value] of state.values) {
+        const wanted = includeOptimizerState || !key.startsWith("optim/");
+        if (wanted) values.set(key, await hostValue(value));
+      }
+      return encode(values, state.described(includeOptimizerState));
+    });
+  }
+
+  /** A copy of a parameter's values, flat. */
+  getParameter(name: string): Promise<Data> {
+    return this.exclusive(async () => (await hostValue(this.parameter(name))).data.slice());
+  }
+
+  /** Set a parameter's values. */
+  setParameter(name: string, data: Data): Promise<void> {
+    return this.exclusive(async () => {
+      const { type, dims } = this.parameter(name);
+      const { array } = typeNamed(type);
+      if (!(data instanceof array) || data.length !== sizeOf(dims)) {
+        throw new InputError(
+          `Parameter "${name}" holds ${sizeOf(dims)} values in a ${array.name}, the new value ` +
+            `${data.length} in a ${data.constructor.name}.`,
+        );
+      }
+      this.replace(`param/${name}`, { type, dims, data: data.slice() });
+    });
+  }
+
+  /** Do one thing after the other: a step must not meet a half-written update or save. */
+  exclusive<T>(work: () => Promise<T>): Promise<T> {
+    const result = this.queue.then(work);
+    this.queue = result.catch(() => undefined);
+    return result;
+  }
+
+  parameter(name: string): Value | Tensor {
+    const found = this.values.get(`param/${name}`);
+    if (found !== undefined) return found;
+    const names = [...this.trainable, ...this.frozen].join(", ");
+    throw new InputError(`No parameter "${name}"; there are ${names}.`);
+  }
+
+  /** Let another value be the current one; a device's buffer is freed. */
+  replace(key: string, value: Value | Tensor): void {
+    const old = this.values.get(key);
+    if (old !== undefined && old !== value && "dispose" in old) old.dispose();
+    this.values.set(key, value);
+  }
+
+  /**
+   * Seeds for the random nodes of a new session, below 2**24 (a float holds them exactly). They
+   * are those of Python, so that the same checkpoint draws the same masks.
+   */
+  async nextSeeds(nodes: readonly string[]): Promise<Map<string, number>> {
+    this.random.generation += 1n;
+    const { seed, generation } = this.random;
+    const seeds = new Map<string, number>();
+    for (const node of nodes) {
+      const text = new TextEncoder().encode(`${seed}/${generation}/${node}`);
+      const [a = 0, b = 0, c = 0] = new Uint8Array(await crypto.subtle.digest("SHA-256", text));
+      seeds.set(node, a + b * 2 ** 8 + c * 2 ** 16);
+    }
+    return seeds;
+  }
+
+  private described(includeOptimizerState: boolean): Record<string, string> {
+    const { optimizer: _, scheduler: __, trainer, ...rest } = this.metadata;
+    const { seed, generation } = this.random;
+    const described: Record<string, string> = {
+      ...rest,
+      random: `{"seed": ${seed}, "generation": ${generation}}`,
+      properties: this.properties.encode(),
+    };
+    if (!includeOptimizerState) return described;
+    if (trainer !== undefined) described["trainer"] = trainer;
+    described["scheduler"] = JSON.stringify(this.scheduler);
+    if (this.optimizer !== undefined) {
+      const { name, step, learningRate } = this.optimizer;
+      described["optimizer"] = JSON.stringify({ name, step, learning_rate: learningRate });
+    }
+    return described;
+  }
+}
