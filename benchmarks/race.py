@@ -48,7 +48,8 @@ class Contestant:
         self.process.wait()
         self.log.seek(0)
         lines = [x for x in self.log.read().splitlines() if x.strip()]
-        self.error = lines[-1][:200] if lines else f"exit code {self.process.returncode}"
+        said = lines[-1].partition(";")[0][:160] if lines else ""
+        self.error = said or f"exit code {self.process.returncode}"
 
     def run(self, steps: int) -> None:
         """One round."""

@@ -18,6 +18,7 @@ def start(folder: Path, spec: dict[str, Any], clock: Clock) -> Loop:
     if options.get("clip"):
         raise Cannot("its training loop cannot clip gradients")
     model = onnx.load(folder / "model_static.onnx")
+    _flatten_by_reshape(model.graph)
     add_loss(model, spec)
     remark, optimizer = "", _sgd(model.opset_import[0].version)
     if options.get("momentum"):
@@ -34,6 +35,20 @@ def start(folder: Path, spec: dict[str, Any], clock: Clock) -> Loop:
         return loop({"x": x, "y": y}, rate)
 
     return Loop(step, remark)
+
+
+def _flatten_by_reshape(graph: Any) -> None:
+    """It has no gradient for Flatten, but one for the Reshape that is the same here."""
+    import numpy as np
+    from onnx import helper, numpy_helper
+
+    shape = numpy_helper.from_array(np.array([0, -1], np.int64), "flat")
+    graph.initializer.append(shape)
+    for node in graph.node:
+        if node.op_type == "Flatten" and helper.get_node_attr_value(node, "axis") == 1:
+            node.op_type = "Reshape"
+            node.input.append("flat")
+            del node.attribute[:]
 
 
 def _sgd(opset: int) -> Any:

@@ -21,7 +21,7 @@ def start(folder: Path, spec: dict[str, Any], clock: Clock) -> Loop:
         optimizer = onnxblock.optim.SGD(clip_grad=clip)
     elif options["name"] in ("adam", "adamw"):
         decay = 0.01 if options["name"] == "adamw" else 0.0
-        optimizer = onnxblock.optim.AdamW(weight_decay=decay, clip_grad=clip)
+        optimizer = onnxblock.optim.AdamW(eps=1e-8, weight_decay=decay, clip_grad=clip)
     else:
         raise Cannot("it has no SGD with momentum")
     directory = folder / "artifacts_old"

@@ -44,12 +44,13 @@ def start(folder: Path, spec: dict[str, Any], clock: Clock) -> Loop:
     sizes = tuple(len(weights[f"{name}.weight"]) for name in layers)
     with np.load(folder / "batches.npz") as data:
         x, y = data["x0"], data["y0"]
+    scale = 1.0 if classifies else 2.0  # it halves the squared error, and so the gradient
+    rate = options["lr"] * (scale if options["name"] == "sgd" else 1.0)
     network = (MLPClassifier if classifies else MLPRegressor)(
         hidden_layer_sizes=sizes[:-1], solver="sgd" if options["name"] == "sgd" else "adam",
-        alpha=0.0, batch_size=len(x), learning_rate_init=options["lr"], momentum=0.0,
+        alpha=0.0, batch_size=len(x), learning_rate_init=rate, momentum=0.0,
         nesterovs_momentum=False, warm_start=True, n_iter_no_change=10**9, tol=0.0, random_state=0,
     )  # fmt: skip
-    scale = 1.0 if classifies else 2.0  # it halves the squared error
 
     def step(x: Any, y: Any) -> float:
         network.partial_fit(x, y if classifies else y.ravel())
