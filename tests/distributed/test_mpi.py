@@ -5,7 +5,11 @@ from __future__ import annotations
 import time
 
 import numpy as np
+import onnx
+import onnx.parser
 import pytest
+
+from onnxtrain import artifacts, optim
 
 from .conftest import launch, needs_mpi, results
 
@@ -19,8 +23,9 @@ GATHERED = {**UNEVEN, "options": {"accumulate": 2}, "no_statistics": True}
 SHARDED = {**ADAMW, "options": {"shard_optimizer": True}}
 SHARDED_SGD = {**SGD, "options": {"shard_optimizer": True}}
 STOPPED = {"fit": {"epochs": 3, "batch_size": 24}, "stop": [0, 7]}
-NAMES = ["adamw", "sgd", "uneven", "few", "gathered", "sharded", "sharded_sgd", "stopped"]
-RUNS = [ADAMW, SGD, UNEVEN, FEW, GATHERED, SHARDED, SHARDED_SGD, STOPPED]
+ALONE = {"fit": {"epochs": 1, "batch_size": 24}, "file_on_rank_0_only": True}
+NAMES = ["adamw", "sgd", "uneven", "few", "gathered", "sharded", "sharded_sgd", "stopped", "alone"]
+RUNS = [ADAMW, SGD, UNEVEN, FEW, GATHERED, SHARDED, SHARDED_SGD, STOPPED, ALONE]
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +68,58 @@ def test_a_sharded_optimizer_is_the_same_with_a_part_of_the_memory(found, ranks)
         for key, value in found[ranks][0].items():
             if key.startswith(f"{a}/param"):
                 np.testing.assert_allclose(found[ranks][0][f"{b}{key[1:]}"], value, atol=1e-6)
+
+
+def test_batch_normalization_statistics_are_those_of_all_ranks(tmp_path):
+    """Running statistics are the mean of what the ranks saw: the mean exactly that of one process,
+    the variance without the part that lies between the ranks' own means."""
+    rows, momentum = 24, 0.9
+    x = batchnorm_artifacts(tmp_path, rows, momentum)
+    step = {"fit": {"epochs": 1, "batch_size": rows, "shuffle": False}}
+    for ranks in (1, 2, 4):
+        done = launch(ranks, tmp_path, tmp_path / str(ranks), [step])
+        assert done.returncode == 0, done.stderr
+        groups = results(tmp_path / str(ranks), ranks)
+        parts = np.split(x, ranks)
+        means = np.mean([p.mean(axis=0) for p in parts], axis=0)
+        variances = np.mean([p.var(axis=0) for p in parts], axis=0)
+        for group in groups:
+            assert np.array_equal(group["0/param/mean"], groups[0]["0/param/mean"])
+            assert np.array_equal(group["0/param/var"], groups[0]["0/param/var"])
+            expected = (1 - momentum) * means
+            np.testing.assert_allclose(group["0/param/mean"], expected, rtol=1e-5, atol=1e-7)
+            expected = momentum + (1 - momentum) * variances
+            np.testing.assert_allclose(group["0/param/var"], expected, rtol=1e-5, atol=1e-7)
+
+
+def batchnorm_artifacts(folder, rows, momentum):
+    """A layer with BatchNormalization, and data whose ranks differ; gives the input."""
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 9, opset_import: ["": 18]>
+        g (float[N, 4] x) => (float[N, 3] out) {{
+            n, m, v = BatchNormalization <momentum = {momentum}, training_mode = 1>
+                (x, scale, bias, mean, var)
+            out = MatMul(n, w)
+        }}"""
+    )
+    rng = np.random.default_rng(0)
+    values = {n: np.full(4, v, np.float32) for n, v in
+              {"scale": 1, "bias": 0, "mean": 0, "var": 1}.items()}  # fmt: skip
+    values["w"] = rng.normal(size=(4, 3)).astype(np.float32)
+    for name, value in values.items():
+        model.graph.initializer.append(onnx.numpy_helper.from_array(value, name))
+    artifacts.generate_artifacts(
+        model,
+        requires_grad=["scale", "bias", "w"],
+        frozen_params=["mean", "var"],
+        loss=artifacts.LossType.MSELoss,
+        optimizer=optim.sgd(),
+        artifact_directory=folder,
+    )
+    x = (rng.normal(size=(rows, 4)) + np.arange(rows)[:, None] / 4).astype(np.float32)
+    y = rng.normal(size=(rows, 3)).astype(np.float32)
+    np.savez(folder / "data.npz", x=x, y=y, vx=x, vy=y)
+    return x
 
 
 def test_one_rank_can_stop_all(found):

@@ -44,12 +44,20 @@ class StopOnOneRank(Callback):
             trainer.stop = True
 
 
+def own_rank() -> int:
+    """As the launcher tells it."""
+    return int(os.environ.get("PMI_RANK", os.environ.get("RANK", "0")))
+
+
 def train(folder: Path, backend: str, run: dict) -> dict[str, np.ndarray]:
     data = np.load(folder / "data.npz")
+    state = run.get("state", folder / "checkpoint")
+    if run.get("file_on_rank_0_only") and own_rank():
+        state = folder / "there is no such file"
     trainer = Trainer(
         folder / "training_model.onnx",
         folder / run.get("optimizer", "optimizer_model.onnx"),
-        run.get("state", folder / "checkpoint"),
+        state,
         folder / "eval_model.onnx",
         metrics=["mse", "r2"],
         distributed=backend,
@@ -83,10 +91,9 @@ def main() -> None:
     folder, result, task = Path(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])
     found = {}
     for index, run in enumerate(task["runs"]):
-        rank = int(os.environ.get("PMI_RANK", os.environ.get("RANK", "0")))
         for name, value in train(folder, task["backend"], run).items():
             found[f"{index}/{name}"] = value
-    np.savez(f"{result}.{rank}.npz", **found)
+    np.savez(f"{result}.{own_rank()}.npz", **found)
 
 
 if __name__ == "__main__":
