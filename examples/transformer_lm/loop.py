@@ -36,8 +36,8 @@ class History:
     times: list[float] = field(default_factory=list)
 
 
-def arguments(description: str, given: Sequence[str] | None) -> argparse.Namespace:
-    """Read the command line."""
+def options(description: str | None) -> argparse.ArgumentParser:
+    """What all scripts understand."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--data", help="folder with Wikitext-2; by default Python's documentation")
     parser.add_argument("--epochs", type=int, default=3)
@@ -48,7 +48,12 @@ def arguments(description: str, given: Sequence[str] | None) -> argparse.Namespa
     parser.add_argument("--decay", type=float, default=DECAY, help="of the rate, by epoch")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--log-every", type=int, default=50)
-    return parser.parse_args(given)
+    return parser
+
+
+def arguments(description: str | None, given: Sequence[str] | None) -> argparse.Namespace:
+    """Read the command line."""
+    return options(description).parse_args(given)
 
 
 def run(trainer: Trainer, corpus: data.Corpus, args: argparse.Namespace) -> History:

@@ -161,7 +161,7 @@ def test_attributes_per_weight() -> None:
 
 @pytest.mark.parametrize("exporter", ["torchscript", "dynamo"])
 def test_batch_norm_statistics_are_torchs(exporter: str) -> None:
-    """Variances of the sample, the count of batches: the whole state is the one torch would have."""
+    """Variances of the sample, the count of batches: the state is the one torch would have."""
     model = Statistics()
     reference = copy.deepcopy(model)
     expected = train_torch(reference, torch.optim.SGD(reference.parameters(), 0.1), batches(10, 8))

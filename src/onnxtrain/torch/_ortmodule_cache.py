@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
+import operator
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,6 +14,7 @@ import torch
 
 from ._ortmodule_graph import Traced, build, trace
 from ._ortmodule_run import (
+    Bound,
     Call,
     Graphs,
     RunAgainForBackward,
@@ -26,6 +29,9 @@ from .export import OPSET
 from .fallback import ORTModuleDeviceException
 
 log = logging.getLogger(__name__)
+# Every call looks at all parts of a module, so this is done without a line of Python for each
+_all, _values = itertools.chain.from_iterable, dict.values
+_training, _requires_grad = operator.attrgetter("training"), operator.attrgetter("requires_grad")
 OPSET_VARIABLE = "ORTMODULE_ONNX_OPSET_VERSION"
 KEPT_GRAPHS = 64
 """Kinds of calls whose graphs are kept; beyond that all are made anew."""
@@ -64,23 +70,26 @@ class Kind:
             number[n]: number[count] for n, count in traced.averaged.items() if n in number
         }
 
+        self._bound: Bound | None = None
+
     def __call__(self, inputs: list[torch.Tensor], cache: Cache) -> Any:
         """Run, and give what the module would return."""
-        graphs, tensors = self.graphs, cache.tensors
-        feeds = graphs.feeds(inputs, tensors, cache.weights)
+        graphs, bound = self.graphs, self._bound
+        if bound is None or bound.of is not cache.tensors:
+            self._bound = bound = Bound(cache.tensors, graphs.from_tensors, cache.weights)
+        feeds = graphs.feeds(inputs, bound)
         if self.later is not None:
             results = self._later(inputs, cache, feeds, self.later)
         elif graphs.differentiable:
-            given = [inputs[i] for i in graphs.from_inputs]
-            given += [tensors[i] for i in graphs.from_tensors]
+            given = [*[inputs[i] for i in graphs.from_inputs], *bound.tensors]
             call = Call(feeds, given)
-            wrt = [given[i] for i in graphs.wrt]
-            results = run_now(graphs, call, *wrt)
-            graphs.update(call.made, tensors, self.counts)
+            results = run_now(graphs, call, *[given[i] for i in graphs.wrt])
+            if graphs.updated:
+                graphs.update(call.made, cache.tensors, self.counts)
         else:
             made = graphs.run_forward(feeds, save=False)
             results = [to_torch(made, i) for i in range(graphs.count)]
-            graphs.update(made, tensors, self.counts)
+            graphs.update(made, cache.tensors, self.counts)
         if self.traced.result == TENSOR:
             return results[0]
         return put_together(self.traced.result, results)
@@ -96,7 +105,8 @@ class Kind:
 
         def graphs_and_feeds() -> tuple[Graphs, list[Any], list[str]]:
             graphs = make()
-            again = graphs.feeds(inputs, tensors, cache.weights)
+            bound = Bound(tensors, graphs.from_tensors, cache.weights)
+            again = graphs.feeds(inputs, bound)
             return graphs, again, [names[i] for i in wanted]
 
         call = Call(feeds, everything, graphs_and_feeds)
@@ -133,11 +143,11 @@ class Cache:
 
     def look(self) -> None:
         """See whether parts, tensors or modes of the module have changed."""
-        if not self._held or [id(v) for d in self._dicts for v in d.values()] != self._ids:
+        if not self._held or _identities(self._dicts) != self._ids:
             self._look_again()
         self.state = (
-            tuple([p.training for p in self._parts]),
-            tuple([t.requires_grad for t in self.tensors]),
+            tuple(map(_training, self._parts)),
+            tuple(map(_requires_grad, self.tensors)),
         )
 
     def _look_again(self) -> None:
@@ -149,7 +159,7 @@ class Cache:
         self._dicts = [d for p in self._parts for d in (p._parameters, p._buffers, p._modules)]
         # Held, so that no other object gets the same id
         self._held = [module, *(v for d in self._dicts for v in d.values())]
-        self._ids = [id(v) for v in self._held[1:]]
+        self._ids = _identities(self._dicts)
         found = {**dict(module.named_parameters()), **dict(module.named_buffers())}
         self.names, self.tensors = list(found), list(found.values())
         self.weights = Weights(self.names)
@@ -234,6 +244,10 @@ class Cache:
         kind = Kind(traced, graphs, self.names)
         self._kinds[key] = kind
         return kind
+
+
+def _identities(dicts: Sequence[dict[str, Any]]) -> list[int]:
+    return list(map(id, _all(map(_values, dicts))))
 
 
 def _mode(module: torch.nn.Module) -> str:

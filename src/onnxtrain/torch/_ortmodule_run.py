@@ -6,6 +6,7 @@ unless a tensor is not contiguous.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ from .fallback import ORTModuleDeviceException, ORTModuleONNXModelException
 
 _to_dlpack, _from_dlpack = torch._C._to_dlpack, torch._C._from_dlpack
 _from_torch = ort.OrtValue.from_dlpack
+_place, _shape = torch.Tensor.data_ptr, operator.attrgetter("shape")
 
 SECOND = (
     b"The gradients of an ORTModule are computed in onnxruntime and have no derivative in torch."
@@ -119,6 +121,32 @@ class Weights:
         return found
 
 
+class Bound:
+    """The module's tensors in the order of one graph, looked through at the speed of C.
+
+    Attributes:
+        of: the list of the module's tensors that this was made for.
+        tensors: those that the graph reads.
+    """
+
+    def __init__(self, of: list[torch.Tensor], indices: Sequence[int], weights: Weights) -> None:
+        self.of, self._indices, self._weights = of, indices, weights
+        self.tensors = [of[i] for i in indices]
+        self._places: list[int] = []
+        self._shapes: list[torch.Size] = []
+        self._values: list[Any] = []
+
+    def values(self) -> list[Any]:
+        """OrtValues of the tensors."""
+        places = list(map(_place, self.tensors))
+        shapes = list(map(_shape, self.tensors))
+        if places != self._places or shapes != self._shapes:
+            self._values = self._weights.values(self.of, self._indices)
+            same = all(t.is_contiguous() for t in self.tensors)  # else copies, made every time
+            self._places, self._shapes = places if same else [], shapes
+        return self._values
+
+
 class Graphs:
     """Sessions of one kind of call, and the order in which they want their values.
 
@@ -187,13 +215,9 @@ class Graphs:
         self._gradients = list(halves.gradients.values())
         self._gradient_devices = [self._device] * len(self._gradients)
 
-    def feeds(
-        self, inputs: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor], weights: Weights
-    ) -> list[Any]:
+    def feeds(self, inputs: Sequence[torch.Tensor], bound: Bound) -> list[Any]:
         """OrtValues for the forward graph, in its order."""
-        found = [to_ort(inputs[i]) for i in self.from_inputs]
-        found += weights.values(tensors, self.from_tensors)
-        return found
+        return [*[to_ort(inputs[i]) for i in self.from_inputs], *bound.values()]
 
     def run_forward(self, feeds: Sequence[Any], *, save: bool) -> Any:
         """All results of the forward graph, or those that are not saved for backward only."""
@@ -209,12 +233,9 @@ class Graphs:
         )
         return made
 
-    def run_backward(self, values: Sequence[Any]) -> list[torch.Tensor]:
+    def run_backward(self, vector: Any) -> list[torch.Tensor]:
         """The gradients, in the order of `wrt`."""
-        vector, made = ort.OrtValueVector(), ort.OrtValueVector()
-        push = vector.push_back
-        for value in values:
-            push(value)
+        made = ort.OrtValueVector()
         self._backward.run_with_ortvaluevector(
             self._options,
             self._backward_feeds,
@@ -225,21 +246,26 @@ class Graphs:
         )
         return list(made.to_dlpacks(_from_dlpack))
 
-    def kept(self, made: Any, feeds: Sequence[Any]) -> list[Any]:
+    def kept(self, made: Any, feeds: Sequence[Any]) -> Any:
         """What the backward graph reads of what the forward graph was given and gave."""
-        return [*[made[i] for i in self.saved_at], *[feeds[i] for i in self.feed_at]]
+        vector = ort.OrtValueVector()
+        push = vector.push_back
+        for i in self.saved_at:
+            push(made[i])
+        for i in self.feed_at:
+            push(feeds[i])
+        return vector
 
-    def seeds(
-        self, grads: Sequence[torch.Tensor | None], like: Sequence[tuple[Any, Any, Any]]
-    ) -> list[Any]:
-        """The gradients of the outputs; zeros for those that nobody used."""
-        found = []
-        for i, (shape, dtype, device) in zip(self.seeded, like):
-            grad = grads[i]
-            if grad is None:
-                grad = torch.zeros(shape, dtype=dtype, device=device)
-            found.append(to_ort(grad))
-        return found
+    def with_seeds(self, kept: Any, grads: Sequence[torch.Tensor], *, again: bool) -> Any:
+        """All that the backward graph reads; `again` leaves what was kept as it is."""
+        if again:
+            vector = ort.OrtValueVector()
+            for i in range(len(kept)):
+                vector.push_back(kept[i])
+            kept = vector
+        for i in self.seeded:
+            kept.push_back(to_ort(grads[i]))
+        return kept
 
     def update(self, made: Any, tensors: Sequence[torch.Tensor], counts: Mapping[int, int]) -> None:
         """Write new values of buffers where the module keeps them."""
@@ -261,36 +287,30 @@ class RunNow(torch.autograd.Function):
     def forward(
         ctx: Any, graphs: Graphs, call: Call, *wrt: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
-        call.made = made = graphs.run_forward(call.feeds, save=True)
+        feeds, tensors = call.feeds, call.tensors
+        call.made = made = graphs.run_forward(feeds, save=True)
         results = tuple([to_torch(made, i) for i in range(graphs.count)])
-        ctx.graphs = graphs
-        ctx.set_materialize_grads(False)
         if graphs.not_seeded:
             ctx.mark_non_differentiable(*[results[i] for i in graphs.not_seeded])
         # torch is told what is kept so that it notices when someone changes it before backward
         ctx.save_for_backward(
-            *[call.tensors[i] for i in graphs.feed_at], *[results[i] for i in graphs.saved_outputs]
+            *[tensors[i] for i in graphs.feed_at], *[results[i] for i in graphs.saved_outputs]
         )
-        ctx.kept = graphs.kept(made, call.feeds)
-        ctx.like = [(results[i].shape, results[i].dtype, results[i].device) for i in graphs.seeded]
+        ctx.kept = graphs, graphs.kept(made, feeds)
         return results
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        _ = ctx.saved_tensors  # raises if they were changed, or released by an earlier backward
+        graphs, kept = ctx.kept
         if torch.is_grad_enabled():  # create_graph=True
             with torch.no_grad():
-                found = _backward(ctx, *grads)
-            return _refuse_second(found)
-        return _backward(ctx, *grads)
-
-
-def _backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
-    _ = ctx.saved_tensors  # raises if they were changed, or released by an earlier backward
-    graphs: Graphs = ctx.graphs
-    values = [*ctx.kept, *graphs.seeds(grads, ctx.like)]
-    if not _keep_graph():
-        ctx.kept = None
-    return None, None, *graphs.run_backward(values)
+                found = graphs.run_backward(graphs.with_seeds(kept, grads, again=True))
+            return _refuse_second((None, None, *found))
+        again = _keep_graph()
+        if not again:
+            ctx.kept = None
+        return None, None, *graphs.run_backward(graphs.with_seeds(kept, grads, again=again))
 
 
 def _refuse_second(found: Sequence[torch.Tensor | None]) -> Any:
@@ -318,14 +338,12 @@ class RunAgainForBackward(torch.autograd.Function):
         call.made = made = graphs.run_forward(call.feeds, save=False)
         results = tuple([to_torch(made, i) for i in range(graphs.count)])
         ctx.call = call
-        ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*[r for r in results if not r.is_floating_point()])
         ctx.save_for_backward(*call.tensors)
-        ctx.like = [(r.shape, r.dtype, r.device) for r in results]
         return results
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         if torch.is_grad_enabled():
             with torch.no_grad():
                 found = RunAgainForBackward._gradients(ctx, grads)
@@ -333,18 +351,16 @@ class RunAgainForBackward(torch.autograd.Function):
         return RunAgainForBackward._gradients(ctx, grads)
 
     @staticmethod
-    def _gradients(ctx: Any, grads: Sequence[torch.Tensor | None]) -> Any:
+    def _gradients(ctx: Any, grads: Sequence[torch.Tensor]) -> Any:
         _ = ctx.saved_tensors
         call: Call = ctx.call
         assert call.later is not None
         graphs, feeds, names = call.later()
         if not graphs.differentiable:
             return None, None, *(None for _ in names)
-        made = graphs.run_forward(feeds, save=True)
-        seeds = graphs.seeds(grads, [ctx.like[i] for i in graphs.seeded])
-        found = dict(
-            zip(graphs.wrt_names, graphs.run_backward([*graphs.kept(made, feeds), *seeds]))
-        )
+        kept = graphs.kept(graphs.run_forward(feeds, save=True), feeds)
+        vector = graphs.with_seeds(kept, grads, again=False)
+        found = dict(zip(graphs.wrt_names, graphs.run_backward(vector)))
         return None, None, *(found.get(n) for n in names)
 
 
