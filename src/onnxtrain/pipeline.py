@@ -12,7 +12,13 @@ from collections.abc import Collection, Sequence
 import onnx
 import onnx_ir as ir
 
-from .autodiff import differentiate_model, reachable
+from .autodiff import (
+    Recompute,
+    check_recompute,
+    differentiate_model,
+    reachable,
+    recompute_activations,
+)
 from .errors import ModelError, UnknownNameError
 from .graph import FLOATS, ModelLike, load, to_proto
 from .graph import parameters as params
@@ -29,6 +35,7 @@ def differentiate(
     vjp: bool = False,
     no_gradient: Collection[str] = (),
     allow_unused: bool = False,
+    recompute: Recompute = None,
     output: str | os.PathLike[str] | None = None,
 ) -> onnx.ModelProto:
     """Turn a model into one that also computes gradients, with standard operators only.
@@ -43,6 +50,9 @@ def differentiate(
             `<output>_grad`.
         no_gradient: names of nodes, or operator types, whose outputs count as constants.
         allow_unused: zeros, instead of an error, for what the loss does not depend on.
+        recompute: what to compute again in the backward half instead of keeping it, which needs
+            less memory and more time: a number of segments, "auto", "cheap", or the names of the
+            values to keep. See the guide on memory.
         output: also write the result to this path; above 2 GB the weights go to a file beside it.
 
     Returns:
@@ -57,6 +67,7 @@ def differentiate(
         >>> [o.name for o in onnxtrain.differentiate(model, wrt=["x"]).graph.output]
         ['loss', 'x_grad']
     """
+    check_recompute(recompute)
     loaded = load(model)
     loaded = normalize(loaded)
     targets = _targets(loaded, of, vjp)
@@ -68,6 +79,7 @@ def differentiate(
         loaded, names, targets, vjp=vjp, no_gradient=no_gradient, allow_unused=allow_unused
     )
     loaded = optimize(loaded)
+    loaded = recompute_activations(loaded, recompute, gradients.values())
     params.to_initializers(loaded)
     loaded.metadata_props["onnxtrain.gradients"] = json.dumps(gradients)
     if output is not None:

@@ -16,6 +16,7 @@ import onnx
 import onnx_ir as ir
 
 from .. import onnxblock, optim
+from ..autodiff import Recompute
 from ..graph.io import save
 from ..onnxblock.block import Block
 from ..onnxblock.checkpoint_utils import save_checkpoint
@@ -78,6 +79,7 @@ def generate_artifacts(
     step_model: bool = False,
     training_mode: str = "preserve",
     no_gradient: Collection[str] = (),
+    recompute: Recompute = None,
 ) -> None:
     """Write the artifacts for training a model on a device.
 
@@ -107,6 +109,9 @@ def generate_artifacts(
             BatchNormalization whose scale or bias is trained to batch statistics; "train" switches
             all BatchNormalization and Dropout nodes to training.
         no_gradient: names of nodes, or operators, whose outputs count as constants.
+        recompute: what the backward half computes again instead of keeping it, which needs less
+            memory and more time: a number of segments, "auto", "cheap", or the names (or patterns)
+            of the values to keep. See the guide on memory.
 
     Example:
         >>> import onnx, tempfile, os
@@ -134,6 +139,7 @@ def generate_artifacts(
     frozen = choose(loaded, frozen_params, "frozen_params")
     check_apart(trainable, frozen)
     block = _Training(loss_block, additional_output_names or [], training_mode, no_gradient)
+    block.recompute = recompute
     for name in trainable:
         block.requires_grad(name)
     for name in frozen:

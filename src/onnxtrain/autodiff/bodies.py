@@ -12,8 +12,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import onnx_ir as ir
 
 from ..graph import OpBuilder, Tensor
+from ..graph.edit import captured_values, copy_node
 from ..graph.schema import RANDOM
-from .walk import Walk, captured_values, is_differentiable
+from .walk import Walk, is_differentiable
 
 
 def inside(op: OpBuilder) -> OpBuilder:
@@ -156,22 +157,7 @@ class Invariants:
             return value
         if node not in self._copies:
             inputs = [None if v is None else self.copy(v) for v in node.inputs]
-            outputs = [
-                ir.Value(
-                    name=self.op.names.fresh(f"{o.name or node.op_type}_again"),
-                    type=o.type,
-                    shape=None if o.shape is None else o.shape.copy(),
-                )
-                for o in node.outputs
-            ]
-            copied = ir.Node(
-                node.domain,
-                node.op_type,
-                inputs,
-                node.attributes.values(),
-                outputs=outputs,
-                name=self.op.names.fresh(f"{node.name or node.op_type}_again"),
-            )
+            copied = copy_node(node, inputs, self.op.names)
             self._copies[node] = copied
             self.nodes.append(copied)
         return self._copies[node].outputs[value.index() or 0]

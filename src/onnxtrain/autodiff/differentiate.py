@@ -40,7 +40,7 @@ def differentiate_model(
     values = values_by_name(graph)
     sources = [_find(values, name) for name in wrt]
     targets = [_find(values, name) for name in of]
-    names = Names(n for n in _all_names(graph))
+    names = Names(n for n in all_names(graph))
     opset = model.opset_imports[""]
     op = OpBuilder(names, Constants(names), opset)
     walk = Walk(graph, op, sources, no_gradient)
@@ -76,7 +76,8 @@ def values_by_name(graph: ir.Graph) -> dict[str, ir.Value]:
     return values
 
 
-def _all_names(graph: ir.Graph) -> list[str]:
+def all_names(graph: ir.Graph) -> list[str]:
+    """Names in use: of values and nodes, those of subgraphs included."""
     names = [*values_by_name(graph), *(n.name for n in graph if n.name)]
     for node in graph.all_nodes():
         names.extend(o.name for o in node.outputs if o.name)

@@ -2,9 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import onnx_ir as ir
+
+from .builder import Names
+
+
+def copy_node(node: ir.Node, inputs: Sequence[ir.Value | None], names: Names) -> ir.Node:
+    """A node of the same operator on other inputs; its outputs are described like the originals."""
+    outputs = [
+        ir.Value(
+            name=names.fresh(f"{o.name or node.op_type}_again"),
+            type=o.type,
+            shape=None if o.shape is None else o.shape.copy(),
+        )
+        for o in node.outputs
+    ]
+    return ir.Node(
+        node.domain,
+        node.op_type,
+        inputs,
+        node.attributes.values(),
+        outputs=outputs,
+        name=names.fresh(f"{node.name or node.op_type}_again"),
+    )
 
 
 def replace_value(graph: ir.Graph, old: ir.Value, new: ir.Value) -> None:
@@ -37,3 +59,26 @@ def remove_nodes(graph: ir.Graph, nodes: Collection[ir.Node]) -> None:
 def _detach(graph: ir.Graph) -> None:
     graph.outputs.clear()
     remove_nodes(graph, list(graph))
+
+
+def captured_values(node: ir.Node) -> list[ir.Value]:
+    """Values of outer graphs that the node's subgraphs use."""
+    found: dict[ir.Value, None] = {}
+    for attribute in node.attributes.values():
+        if attribute.type == ir.AttributeType.GRAPH:
+            _captured_by_graph(attribute.as_graph(), found)
+        elif attribute.type == ir.AttributeType.GRAPHS:
+            for graph in attribute.as_graphs():
+                _captured_by_graph(graph, found)
+    return list(found)
+
+
+def _captured_by_graph(graph: ir.Graph, found: dict[ir.Value, None]) -> None:
+    local: set[ir.Value] = {*graph.inputs, *graph.initializers.values()}
+    used: dict[ir.Value, None] = {}
+    for node in graph:
+        used.update((v, None) for v in node.inputs if v is not None)
+        used.update((v, None) for v in captured_values(node))
+        local.update(node.outputs)
+    used.update((v, None) for v in graph.outputs)
+    found.update((v, None) for v in used if v not in local)

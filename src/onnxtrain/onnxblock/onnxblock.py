@@ -9,6 +9,7 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
+from ..autodiff import Recompute
 from . import _graph_utils, training
 from ._training_graph_utils import get_model_parameters
 from .block import Block, BlockError
@@ -79,6 +80,7 @@ class TrainingBlock(Block):
 
     _training_mode = "preserve"
     _no_gradient: Collection[str] = ()
+    recompute: Recompute = None
     _all_outputs_are_losses = False
     _plan: training.Plan | None = None
     _training: ir.Model | None = None
@@ -152,6 +154,7 @@ class TrainingBlock(Block):
             everything_is_input=not (trainable or frozen or inputs),
             training_mode=self._training_mode,
             no_gradient=self._no_gradient,
+            recompute=self.recompute,
         )
 
     def _choose(self, base: onnx.ModelProto) -> tuple[list[str], list[str], list[str]]:

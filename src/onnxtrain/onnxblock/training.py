@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from ..autodiff import differentiate_model
+from ..autodiff import Recompute, check_recompute, differentiate_model, recompute_activations
 from ..errors import ModelError, UnknownNameError
 from ..graph import OpBuilder, Tensor
 from ..graph import parameters as params
@@ -43,6 +43,7 @@ class Plan:
         training_mode: see `modes.apply_training_mode`.
         no_gradient: nodes or operators that count as constants.
         unbiased: see `modes.expose_statistics`.
+        recompute: what the backward half computes again, see `autodiff.recompute`.
     """
 
     base: onnx.ModelProto
@@ -57,12 +58,14 @@ class Plan:
     training_mode: str = "preserve"
     no_gradient: Collection[str] = ()
     unbiased: bool = False
+    recompute: Recompute = None
     user_inputs: list[str] = field(init=False)
     states: list[str] = field(init=False)
     parameters: list[str] = field(init=False)
     _gradients: Gradients | None = field(init=False, default=None, repr=False)
 
     def __post_init__(self) -> None:
+        check_recompute(self.recompute)
         model = self.load()
         known = list(model.graph.initializers)
         for name in (*self.trainable, *self.frozen):
@@ -152,6 +155,7 @@ def _build_gradients(plan: Plan) -> Gradients:
     modes.protect_dropouts(model)
     wanted = [*plan.outputs, *(gradients[n] for n in wrt), *states.values()]
     _set_outputs(model, wanted)
+    model = recompute_activations(model, plan.recompute, gradients.values())
     for name, gradient in gradients.items():
         if gradient != f"{name}_grad":
             raise ModelError(
