@@ -25,7 +25,7 @@ export class CheckpointState {
     readonly values: Map<string, Value | Tensor>,
     private readonly metadata: Readonly<Record<string, string>>,
   ) {
-    const read = (key: string, otherwise: string): unknown => JSON.parse(metadata[key] ?? otherwise);
+    const read = (key: string, none: string): unknown => JSON.parse(metadata[key] ?? none);
     const digits = (key: string): bigint =>
       BigInt(new RegExp(`"${key}"\\s*:\\s*(\\d+)`).exec(metadata["random"] ?? "")?.[1] ?? 0);
     this.trainable = read("trainable", "[]") as string[];
@@ -62,14 +62,13 @@ export class CheckpointState {
   }
 
   /** The bytes of a checkpoint that every onnxtrain reads. */
-  static saveCheckpoint(state: CheckpointState, includeOptimizerState = false): Promise<Uint8Array> {
+  static saveCheckpoint(state: CheckpointState, withOptimizer = false): Promise<Uint8Array> {
     return state.exclusive(async () => {
       const values = new Map<string, Value>();
       for (const [key, value] of state.values) {
-        const wanted = includeOptimizerState || !key.startsWith("optim/");
-        if (wanted) values.set(key, await hostValue(value));
+        if (withOptimizer || !key.startsWith("optim/")) values.set(key, await hostValue(value));
       }
-      return encode(values, state.described(includeOptimizerState));
+      return encode(values, state.described(withOptimizer));
     });
   }
 
@@ -116,7 +115,8 @@ export class CheckpointState {
 
   /**
    * Seeds for the random nodes of a new session, below 2**24 (a float holds them exactly). They
-   * are those of Python, so that the same checkpoint draws the same masks.
+   * are those of Python, so that the same checkpoint draws the same masks; on a page that came
+   * over plain http, where browsers offer no hash, they are random.
    */
   async nextSeeds(nodes: readonly string[]): Promise<Map<string, number>> {
     this.random.generation += 1n;
@@ -124,13 +124,15 @@ export class CheckpointState {
     const seeds = new Map<string, number>();
     for (const node of nodes) {
       const text = new TextEncoder().encode(`${seed}/${generation}/${node}`);
-      const [a = 0, b = 0, c = 0] = new Uint8Array(await crypto.subtle.digest("SHA-256", text));
+      const hash: ArrayBuffer | undefined = await globalThis.crypto.subtle?.digest("SHA-256", text);
+      const [a = 0, b = 0, c = 0] = hash ? new Uint8Array(hash)
+        : globalThis.crypto.getRandomValues(new Uint8Array(3));
       seeds.set(node, a + b * 2 ** 8 + c * 2 ** 16);
     }
     return seeds;
   }
 
-  private described(includeOptimizerState: boolean): Record<string, string> {
+  private described(withOptimizer: boolean): Record<string, string> {
     const { optimizer: _, scheduler: __, trainer, ...rest } = this.metadata;
     const { seed, generation } = this.random;
     const described: Record<string, string> = {
@@ -138,7 +140,7 @@ export class CheckpointState {
       random: `{"seed": ${seed}, "generation": ${generation}}`,
       properties: this.properties.encode(),
     };
-    if (!includeOptimizerState) return described;
+    if (!withOptimizer) return described;
     if (trainer !== undefined) described["trainer"] = trainer;
     described["scheduler"] = JSON.stringify(this.scheduler);
     if (this.optimizer !== undefined) {

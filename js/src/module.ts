@@ -82,7 +82,10 @@ export class Module {
     return this.state.exclusive(async () => {
       const { gradients, states, user_outputs: names } = this.metadata;
       const results = await this.run(this.training, inputs);
-      await this.takeGradients(Object.entries(gradients).map(([p, g]) => [p, results[g] as Tensor]));
+      for (const [name, gradient] of Object.entries(gradients)) {
+        await this.takeGradient(name, results[gradient] as Tensor);
+      }
+      this.overwrite = false;
       for (const [name, updated] of Object.entries(states)) {
         this.state.replace(`param/${name}`, results[updated] as Tensor);
       }
@@ -193,7 +196,8 @@ export class Module {
     return tensor;
   }
 
-  private async run({ session, inputs, parameters }: Program, given: readonly Input[]): Promise<Tensors> {
+  private async run(program: Program, given: readonly Input[]): Promise<Tensors> {
+    const { session, inputs, parameters } = program;
     const feeds: Record<string, Tensor> = {};
     if (given.length !== inputs.length) {
       const names = inputs.map((info) => info.name).join(", ");
@@ -204,21 +208,19 @@ export class Module {
     inputs.forEach((info, i) => {
       const input = given[i] as Input;
       checkInput(info, input);
-      feeds[info.name] = "getData" in input ? input : this.backend.tensor(info.type, input.data, input.dims);
+      const { data, dims } = input;
+      feeds[info.name] = "getData" in input ? input : this.backend.tensor(info.type, data, dims);
     });
     for (const name of parameters) feeds[name] = await this.current(`param/${name}`);
     return session.run(feeds);
   }
 
-  private async takeGradients(fresh: readonly [string, Tensor][]): Promise<void> {
-    for (const [name, b] of fresh) {
-      const a = this.gradients.get(name);
-      const sum = a && !this.overwrite ? await this.backend.compute("Add", { a, b }) : b;
-      a?.dispose();
-      if (sum !== b) b.dispose();
-      this.gradients.set(name, sum);
-    }
-    this.overwrite = false;
+  private async takeGradient(name: string, b: Tensor): Promise<void> {
+    const a = this.gradients.get(name);
+    const sum = a && !this.overwrite ? await this.backend.compute("Add", { a, b }) : b;
+    a?.dispose();
+    if (sum !== b) b.dispose();
+    this.gradients.set(name, sum);
   }
 
   /** The eval model, or what of it these outputs need, ready to run. */
@@ -278,7 +280,7 @@ function programOf(session: Session, metadata: Metadata, state: CheckpointState)
   return { session, inputs, parameters: parameters.map((info) => info.name) };
 }
 
-/** Type and shape must be what the model declares; onnxruntime gives no shape for an unknown rank. */
+/** Type and shape must be what the model declares (an unknown rank has no dimensions there). */
 function checkInput({ name, type, shape }: ValueInfo, { data, dims }: Input): void {
   const wrong = (text: string): never => {
     throw new InputError(`Input "${name}" ${text}.`);

@@ -43,7 +43,8 @@ export class Model {
     for (const node of allNodes(this.graph)) {
       const seed = seeds.get(node.string(NAME));
       if (seed === undefined) continue;
-      setAttribute(node, "seed", node.string(OPERATOR) === "Dropout" ? seed : Float32Array.of(seed));
+      const isWhole = node.string(OPERATOR) === "Dropout";
+      setAttribute(node, "seed", isWhole ? seed : Float32Array.of(seed));
     }
   }
 
@@ -106,7 +107,7 @@ export class Model {
     this.graph.set(VALUE_INFO, []);
   }
 
-  /** Compute in float32 what the file computes in double, for which WebGPU's build has no kernels. */
+  /** Compute in float32 what is double: the WebGPU build has no kernels for double. */
   dropDoubles(): void {
     for (const constant of this.graph.messages(INITIALIZER)) {
       if (constant.integer(TYPE) !== DOUBLE) continue;
@@ -125,7 +126,7 @@ export class Model {
 }
 
 /** The bytes of a model that is one operator over float32 tensors of any rank. */
-export function oneOperator(operator: string, inputs: readonly string[], output: string): Uint8Array {
+export function oneOperator(operator: string, inputs: string[], output: string): Uint8Array {
   const graph = Message.of({
     [NODE]: Message.of({ [READS]: inputs, [MAKES]: output, [OPERATOR]: operator }),
     2: operator,
@@ -156,7 +157,7 @@ function allNodes(graph: Message): Message[] {
   return graph.messages(NODE).flatMap((n) => [n, ...subgraphs(n).flatMap(allNodes)]);
 }
 
-/** Names a node reads; all names in its subgraphs count, which is too much rather than too little. */
+/** Names a node reads; all names in its subgraphs count, rather too many than too few. */
 function reads(node: Message): string[] {
   const inner = subgraphs(node).flatMap((g) => [
     ...g.messages(OUTPUT).map((m) => m.string(1)), ...g.messages(NODE).flatMap(reads),

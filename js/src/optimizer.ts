@@ -69,7 +69,7 @@ export class Optimizer {
     const { state } = this.module;
     return state.exclusive(async () => {
       const { gradients } = this.module;
-      if (gradients.size === 0) throw new InputError("Call trainStep first: there are no gradients.");
+      if (gradients.size === 0) throw new InputError("No gradients: call trainStep first.");
       const coefficient = scale * (await this.clipCoefficient(scale));
       for (const [name, gradient] of gradients) {
         const feeds: Record<string, Tensor> = this.numbers(name, coefficient);
@@ -143,7 +143,9 @@ export class Optimizer {
     if (this.clipNorm === undefined) return 1;
     const { backend, gradients } = this.module;
     const squares: Tensor[] = [];
-    for (const a of gradients.values()) squares.push(await backend.compute("ReduceSumSquare", { a }));
+    for (const a of gradients.values()) {
+      squares.push(await backend.compute("ReduceSumSquare", { a }));
+    }
     let total = 0;
     for (const square of squares) total += Number(((await square.getData(true)) as Data)[0]);
     return Math.min(1, this.clipNorm / (scale * Math.sqrt(total) + 1e-6));

@@ -17,14 +17,15 @@ for (const name of wanted.models) {
   model.setSeeds(new Map()); // opens every node
   assert.deepEqual(model.encode(), data);
   for (const cut of [1, 7, 100, data.length - 1]) {
-    assert.throws(() => new Model(data.subarray(0, cut), name).setSeeds(new Map()), lib.ModelFileError);
+    const piece = data.subarray(0, cut);
+    assert.throws(() => new Model(piece, name).setSeeds(new Map()), lib.ModelFileError);
   }
 }
 for (const value of [0, 1, 127, 128, 300, 2 ** 31, 2 ** 40, 2 ** 52 + 1]) {
   assert.equal(Message.parse(Message.of({ 3: value }).encode()).integer(3), value);
 }
-for (const bytes of [[0x08], [0x07, 0x00], [0x0b, 0x00], [0x12, 0x05, 0x00], Array(12).fill(0xff)]) {
-  assert.throws(() => Message.parse(Uint8Array.from(bytes)), lib.ModelFileError);
+for (const bad of [[0x08], [0x07, 0x00], [0x0b, 0x00], [0x12, 0x05, 0x00], Array(12).fill(0xff)]) {
+  assert.throws(() => Message.parse(Uint8Array.from(bad)), lib.ModelFileError);
 }
 
 // checkpoints: there and back

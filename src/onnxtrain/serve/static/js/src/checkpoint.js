@@ -23,7 +23,7 @@ export class CheckpointState {
     values, metadata) {
         this.values = values;
         this.metadata = metadata;
-        const read = (key, otherwise) => JSON.parse(metadata[key] ?? otherwise);
+        const read = (key, none) => JSON.parse(metadata[key] ?? none);
         const digits = (key) => BigInt(new RegExp(`"${key}"\\s*:\\s*(\\d+)`).exec(metadata["random"] ?? "")?.[1] ?? 0);
         this.trainable = read("trainable", "[]");
         this.frozen = read("frozen", "[]");
@@ -59,15 +59,14 @@ export class CheckpointState {
         return state;
     }
     /** The bytes of a checkpoint that every onnxtrain reads. */
-    static saveCheckpoint(state, includeOptimizerState = false) {
+    static saveCheckpoint(state, withOptimizer = false) {
         return state.exclusive(async () => {
             const values = new Map();
             for (const [key, value] of state.values) {
-                const wanted = includeOptimizerState || !key.startsWith("optim/");
-                if (wanted)
+                if (withOptimizer || !key.startsWith("optim/"))
                     values.set(key, await hostValue(value));
             }
-            return encode(values, state.described(includeOptimizerState));
+            return encode(values, state.described(withOptimizer));
         });
     }
     /** A copy of a parameter's values, flat. */
@@ -108,7 +107,8 @@ export class CheckpointState {
     }
     /**
      * Seeds for the random nodes of a new session, below 2**24 (a float holds them exactly). They
-     * are those of Python, so that the same checkpoint draws the same masks.
+     * are those of Python, so that the same checkpoint draws the same masks; on a page that came
+     * over plain http, where browsers offer no hash, they are random.
      */
     async nextSeeds(nodes) {
         this.random.generation += 1n;
@@ -116,12 +116,14 @@ export class CheckpointState {
         const seeds = new Map();
         for (const node of nodes) {
             const text = new TextEncoder().encode(`${seed}/${generation}/${node}`);
-            const [a = 0, b = 0, c = 0] = new Uint8Array(await crypto.subtle.digest("SHA-256", text));
+            const hash = await globalThis.crypto.subtle?.digest("SHA-256", text);
+            const [a = 0, b = 0, c = 0] = hash ? new Uint8Array(hash)
+                : globalThis.crypto.getRandomValues(new Uint8Array(3));
             seeds.set(node, a + b * 2 ** 8 + c * 2 ** 16);
         }
         return seeds;
     }
-    described(includeOptimizerState) {
+    described(withOptimizer) {
         const { optimizer: _, scheduler: __, trainer, ...rest } = this.metadata;
         const { seed, generation } = this.random;
         const described = {
@@ -129,7 +131,7 @@ export class CheckpointState {
             random: `{"seed": ${seed}, "generation": ${generation}}`,
             properties: this.properties.encode(),
         };
-        if (!includeOptimizerState)
+        if (!withOptimizer)
             return described;
         if (trainer !== undefined)
             described["trainer"] = trainer;

@@ -39,7 +39,10 @@ export class Module {
         return this.state.exclusive(async () => {
             const { gradients, states, user_outputs: names } = this.metadata;
             const results = await this.run(this.training, inputs);
-            await this.takeGradients(Object.entries(gradients).map(([p, g]) => [p, results[g]]));
+            for (const [name, gradient] of Object.entries(gradients)) {
+                await this.takeGradient(name, results[gradient]);
+            }
+            this.overwrite = false;
             for (const [name, updated] of Object.entries(states)) {
                 this.state.replace(`param/${name}`, results[updated]);
             }
@@ -140,7 +143,8 @@ export class Module {
         this.state.replace(key, tensor);
         return tensor;
     }
-    async run({ session, inputs, parameters }, given) {
+    async run(program, given) {
+        const { session, inputs, parameters } = program;
         const feeds = {};
         if (given.length !== inputs.length) {
             const names = inputs.map((info) => info.name).join(", ");
@@ -149,22 +153,20 @@ export class Module {
         inputs.forEach((info, i) => {
             const input = given[i];
             checkInput(info, input);
-            feeds[info.name] = "getData" in input ? input : this.backend.tensor(info.type, input.data, input.dims);
+            const { data, dims } = input;
+            feeds[info.name] = "getData" in input ? input : this.backend.tensor(info.type, data, dims);
         });
         for (const name of parameters)
             feeds[name] = await this.current(`param/${name}`);
         return session.run(feeds);
     }
-    async takeGradients(fresh) {
-        for (const [name, b] of fresh) {
-            const a = this.gradients.get(name);
-            const sum = a && !this.overwrite ? await this.backend.compute("Add", { a, b }) : b;
-            a?.dispose();
-            if (sum !== b)
-                b.dispose();
-            this.gradients.set(name, sum);
-        }
-        this.overwrite = false;
+    async takeGradient(name, b) {
+        const a = this.gradients.get(name);
+        const sum = a && !this.overwrite ? await this.backend.compute("Add", { a, b }) : b;
+        a?.dispose();
+        if (sum !== b)
+            b.dispose();
+        this.gradients.set(name, sum);
     }
     /** The eval model, or what of it these outputs need, ready to run. */
     program(outputs) {
@@ -217,7 +219,7 @@ function programOf(session, metadata, state) {
     const inputs = session.inputMetadata.filter(isUsers);
     return { session, inputs, parameters: parameters.map((info) => info.name) };
 }
-/** Type and shape must be what the model declares; onnxruntime gives no shape for an unknown rank. */
+/** Type and shape must be what the model declares (an unknown rank has no dimensions there). */
 function checkInput({ name, type, shape }, { data, dims }) {
     const wrong = (text) => {
         throw new InputError(`Input "${name}" ${text}.`);

@@ -42,7 +42,8 @@ export class Model {
             const seed = seeds.get(node.string(NAME));
             if (seed === undefined)
                 continue;
-            setAttribute(node, "seed", node.string(OPERATOR) === "Dropout" ? seed : Float32Array.of(seed));
+            const isWhole = node.string(OPERATOR) === "Dropout";
+            setAttribute(node, "seed", isWhole ? seed : Float32Array.of(seed));
         }
     }
     /** Make this step's gradients the outputs, instead of the accumulated ones. */
@@ -104,7 +105,7 @@ export class Model {
         }
         this.graph.set(VALUE_INFO, []);
     }
-    /** Compute in float32 what the file computes in double, for which WebGPU's build has no kernels. */
+    /** Compute in float32 what is double: the WebGPU build has no kernels for double. */
     dropDoubles() {
         for (const constant of this.graph.messages(INITIALIZER)) {
             if (constant.integer(TYPE) !== DOUBLE)
@@ -149,7 +150,7 @@ function subgraphs(node) {
 function allNodes(graph) {
     return graph.messages(NODE).flatMap((n) => [n, ...subgraphs(n).flatMap(allNodes)]);
 }
-/** Names a node reads; all names in its subgraphs count, which is too much rather than too little. */
+/** Names a node reads; all names in its subgraphs count, rather too many than too few. */
 function reads(node) {
     const inner = subgraphs(node).flatMap((g) => [
         ...g.messages(OUTPUT).map((m) => m.string(1)), ...g.messages(NODE).flatMap(reads),

@@ -48,7 +48,7 @@ export class Optimizer {
         return state.exclusive(async () => {
             const { gradients } = this.module;
             if (gradients.size === 0)
-                throw new InputError("Call trainStep first: there are no gradients.");
+                throw new InputError("No gradients: call trainStep first.");
             const coefficient = scale * (await this.clipCoefficient(scale));
             for (const [name, gradient] of gradients) {
                 const feeds = this.numbers(name, coefficient);
@@ -116,8 +116,9 @@ export class Optimizer {
             return 1;
         const { backend, gradients } = this.module;
         const squares = [];
-        for (const a of gradients.values())
+        for (const a of gradients.values()) {
             squares.push(await backend.compute("ReduceSumSquare", { a }));
+        }
         let total = 0;
         for (const square of squares)
             total += Number((await square.getData(true))[0]);

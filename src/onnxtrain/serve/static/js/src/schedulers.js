@@ -93,8 +93,9 @@ export class ReduceLROnPlateau extends LRScheduler {
         const { cooldown = 0, minLr = 0 } = this.options;
         let { best, bad, cooling } = this.watched;
         const margin = threshold * (best ?? 0);
-        const better = best === null || (mode === "min" ? metric < best - margin : metric > best + margin);
-        [best, bad] = better ? [metric, 0] : [best, bad + 1];
+        // a metric that is NaN is never better, the first one included
+        const gain = best === null ? Infinity - metric : mode === "min" ? best - metric : metric - best;
+        [best, bad] = gain > margin ? [metric, 0] : [best, bad + 1];
         if (cooling > 0)
             [cooling, bad] = [cooling - 1, 0];
         if (bad > patience) {
