@@ -297,11 +297,10 @@ class _Recomputation:
         op.scope = f"{GATE}/{node.name}"
         ratio = _ratio(node)
         assert ratio is not None
-        one = np.float32(1)
-        scale = one / (one - np.float32(ratio)) if ratio < 1 else np.float32(0)
+        keep = float(np.float32(1) - np.float32(ratio))
         tensor = op.tensor(x)
         mask = op.tensor(self._gate(node.outputs[1], self.segment[node]))
-        again = tensor * (op.Cast(mask, to=tensor.dtype) * op.like(float(scale), tensor))
+        again = tensor * op.Cast(mask, to=tensor.dtype) / op.like(keep, tensor)  # it divides
         made = again.value.producer()
         assert made is not None
         again.value.type, again.value.shape = node.outputs[0].type, node.outputs[0].shape
@@ -385,7 +384,8 @@ def _can_reapply(node: ir.Node) -> bool:
     mode = node.inputs[2]
     if mode is None or mode.const_value is None or mode.is_graph_input():
         return False
-    return bool(mode.const_value.numpy().all()) and _ratio(node) is not None
+    ratio = _ratio(node)
+    return bool(mode.const_value.numpy().all()) and ratio is not None and ratio < 1
 
 
 def _is_small(node: ir.Node) -> bool:
