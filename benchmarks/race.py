@@ -36,7 +36,11 @@ class Contestant:
             env={**os.environ, **threads, "PYTHONWARNINGS": "ignore"},
             start_new_session=True,  # Ctrl-C is for the driver, which ends the others
         )  # fmt: skip
-        self._read()
+        try:
+            self._read()
+        except BaseException:  # interrupted while it gets ready: nobody else knows it yet
+            self.kill()
+            raise
         self.first = self.answer
 
     def _read(self) -> None:

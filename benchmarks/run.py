@@ -50,6 +50,7 @@ def main() -> int:
     print(f"{len(names)} workloads, {rounds} rounds: about {guess / 60:.0f} minutes", flush=True)
     store = options.store or (not options.quick and set(pythons) >= set(PEERS) - {"old"})
     fresh: dict[str, Any] = {}
+    interrupted = 0
     try:
         for name in names:
             fresh[name] = race(
@@ -60,11 +61,13 @@ def main() -> int:
                 save(RESULTS, {**load(RESULTS), name: fresh[name]})
     except KeyboardInterrupt:
         print("\ninterrupted; the contestants have been ended", file=sys.stderr)
-    print(table(fresh))
+        interrupted = 130
+    if fresh:
+        print(table(fresh))
     if store and fresh:
         write = [python, "-m", "benchmarks.report"]
         subprocess.run(write, check=True, cwd=ROOT)
-    return complain(fresh)
+    return complain(fresh) or interrupted
 
 
 def arguments() -> argparse.Namespace:
