@@ -13,6 +13,10 @@ from onnxtrain.graph.parameters import to_inputs
 from onnxtrain.normalize import normalize
 from onnxtrain.optimize import optimize
 
+PRODUCT = (
+    "a = Unsqueeze(x, i0) b = Transpose<perm=[1,2,0]>(a) c = Unsqueeze(x, i1) d = MatMul(b, c) "
+    "y = Reshape(d, back)"
+)
 CASES = [
     # what the model computes, and the operators that are left
     ("y = Mul(x, one)", ["Identity"]),
@@ -31,6 +35,9 @@ CASES = [
     ("a = Exp(x) b = Exp(x) y = Mul(a, b)", ["Exp", "Mul"]),
     ("a = Exp(x) dead = Log(a) y = Tanh(a)", ["Exp", "Tanh"]),
     ("a = Identity(x) y = Tanh(a)", ["Tanh"]),
+    ("a = Gemm<transA=1>(x, x) b = Transpose<perm=[1,0]>(a) y = Exp(b)", ["Gemm", "Exp"]),
+    # rows are moved, and the swap that onnxruntime makes part of the product is apart
+    (PRODUCT, ["Unsqueeze", "Unsqueeze", "Transpose", "Transpose", "MatMul", "Reshape"]),
 ]
 
 
@@ -38,6 +45,7 @@ def model_of(body: str) -> onnx.ModelProto:
     return onnx.parser.parse_model(
         '<ir_version: 8, opset_import: ["": 18]>\n'
         "g (float[N,3] x) => (float[A,B] y) <float one = {1}, float zero = {0}, "
+        "int64[1] i0 = {0}, int64[1] i1 = {1}, "
         "float half = {0.5}, "
         f"int64[1] flat = {{-1}}, int64[2] back = {{-1,3}}> {{ {body} }}"
     )

@@ -15,8 +15,9 @@ from typing import Any
 import onnx_ir as ir
 
 from ..graph import OpBuilder, Tensor
+from ..graph.edit import captured_values
 from . import bodies
-from .walk import Walk, captured_values, is_differentiable
+from .walk import Walk, is_differentiable
 
 
 @dataclass(frozen=True)

@@ -18,11 +18,10 @@ import onnx_ir as ir
 
 from ..errors import ModelError, UnknownNameError
 from ..graph import ModelLike, load, to_proto
-from ..graph.edit import remove_nodes
+from ..graph.edit import captured_values, remove_nodes
 from ..graph.infer import infer_shapes
 from ..graph.schema import RANDOM
 from .differentiate import values_by_name
-from .walk import captured_values
 
 CHEAP = frozenset(
     {

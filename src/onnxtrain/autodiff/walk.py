@@ -14,32 +14,11 @@ import onnx_ir as ir
 
 from ..errors import Blocker, GradientRuleError, NoGradientError, OnnxTrainError
 from ..graph import FLOATS, OpBuilder, Tensor
+from ..graph.edit import captured_values
 from ..graph.tensor import dims_of
 from . import sequences
+from .composites import Composite, find_composites
 from .registry import Rule, lookup
-
-
-def captured_values(node: ir.Node) -> list[ir.Value]:
-    """Values of outer graphs that the node's subgraphs use."""
-    found: dict[ir.Value, None] = {}
-    for attribute in node.attributes.values():
-        if attribute.type == ir.AttributeType.GRAPH:
-            _captured_by_graph(attribute.as_graph(), found)
-        elif attribute.type == ir.AttributeType.GRAPHS:
-            for graph in attribute.as_graphs():
-                _captured_by_graph(graph, found)
-    return list(found)
-
-
-def _captured_by_graph(graph: ir.Graph, found: dict[ir.Value, None]) -> None:
-    local: set[ir.Value] = {*graph.inputs, *graph.initializers.values()}
-    used: dict[ir.Value, None] = {}
-    for node in graph:
-        used.update((v, None) for v in node.inputs if v is not None)
-        used.update((v, None) for v in captured_values(node))
-        local.update(node.outputs)
-    used.update((v, None) for v in graph.outputs)
-    found.update((v, None) for v in used if v not in local)
 
 
 def is_differentiable(value: ir.Value | None) -> bool:
@@ -67,7 +46,9 @@ class Walk:
     ) -> None:
         self.op, self.wrt, self.stop = op, tuple(wrt), frozenset(stop)
         self.nodes = list(graph)
+        self._wanted = set(self.wrt)
         self.active = self._forward_active()
+        self.composites = find_composites(self.nodes)
         self._grads: dict[ir.Value, list[Tensor]] = {}
 
     # -- what matters ------------------------------------------------------------------------
@@ -229,9 +210,26 @@ class Walk:
                 continue
             if not any(v in self.active for v in self.sources(node)):
                 continue
+            whole = self.composites.get(node)
+            if whole is not None and dys[0] is not None and self._in_one_go(whole):
+                self._apply_composite(whole, dys[0])
+                continue
             rule = lookup(node.domain, node.op_type)
             assert rule is not None, "check() lists nodes without a rule first"
             self._apply(node, rule, dys)
+
+    def _in_one_go(self, whole: Composite) -> bool:
+        """Whether nobody asked for a gradient in the middle, or to stop there."""
+        asked = any(v in self._wanted or v in self._grads for v in whole.inner)
+        return not asked and not any(self._stops_at(n) for n in whole.nodes)
+
+    def _apply_composite(self, whole: Composite, dy: Tensor) -> None:
+        op, last, rule = self.op, whole.nodes[-1], lookup("", whole.op_type)
+        assert rule is not None
+        op.scope, op.node = f"{last.name or last.op_type}_grad", last
+        x = op.tensor(whole.source)
+        self._accept(whole.source, rule.function(op, dy, op.tensor(last.outputs[0]), x))
+        op.scope, op.node = "", None
 
     def _apply(self, node: ir.Node, rule: Rule, dys: tuple[Tensor | None, ...]) -> None:
         op = self.op

@@ -109,6 +109,13 @@ class Optimizer:
     clip: ClipNorm | ClipValue | None = None
     groups: tuple[Group, ...] = ()
 
+    def __post_init__(self) -> None:
+        if self.clip is not None and not isinstance(self.clip, ClipNorm | ClipValue):
+            raise OptimizerError(
+                f"clip={self.clip!r} does not say how: give optim.ClipNorm(...) for the norm of all"
+                " gradients together, or optim.ClipValue(...) for each value."
+            )
+
     @property
     def states(self) -> tuple[str, ...]:
         """Names of the states kept per parameter, in the chain's order."""

@@ -12,6 +12,7 @@ import onnx_ir as ir
 from ..graph.edit import remove_nodes, replace_value
 from ..graph.schema import RANDOM
 from .rewrites import apply_rewrites
+from .schedule import schedule
 
 
 def optimize(model: ir.Model) -> ir.Model:
@@ -20,6 +21,7 @@ def optimize(model: ir.Model) -> ir.Model:
         for graph in [*model.graph.subgraphs(), model.graph]:
             run(graph)
     _remove_unread_initializers(model.graph)
+    schedule(model.graph)
     return model
 
 

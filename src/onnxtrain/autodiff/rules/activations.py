@@ -126,9 +126,9 @@ def gelu(op: OpBuilder, dy: Tensor, y: Tensor, x: Tensor, *, approximate: str = 
 
 
 def _gelu_slope(op: OpBuilder, x: Tensor) -> Tensor:
-    """Φ(x) + xφ(x); with s = x/√2 that is ½(1 + erf s) + s·exp(-s²)/√π."""
+    """Φ(x) + xφ(x); with s = x/√2 that is ½(1 + erf s) + s·exp(-s² - ln √π)."""
     s = x * math.sqrt(0.5)
-    return (op.Erf(s) * 0.5 + 0.5) + s * (op.Exp(-(s * s)) * (1 / math.sqrt(math.pi)))
+    return (op.Erf(s) * 0.5 + 0.5) + s * op.Exp(-0.5 * math.log(math.pi) - s * s)
 
 
 def _gelu_tanh_slope(op: OpBuilder, x: Tensor) -> Tensor:

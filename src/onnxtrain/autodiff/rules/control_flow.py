@@ -9,9 +9,10 @@ import onnx_ir as ir
 
 from ...errors import GradientRuleError
 from ...graph import Constants, Names, OpBuilder, Tensor
+from ...graph.edit import captured_values
 from .. import bodies, loops
 from ..registry import graph_gradient
-from ..walk import Walk, captured_values
+from ..walk import Walk
 
 Gradients = Iterable[tuple[ir.Value, Tensor]]
 

@@ -43,9 +43,10 @@ def matmul(op: OpBuilder, dy: Tensor, y: Tensor, a: Tensor, b: Tensor) -> Any:
     if a.rank == 1 or b.rank == 1:
         return _vector_matmul(op, dy, a, b)
     da = dy @ op.transpose(b)
-    if b.rank == 2 and a.rank > 2:
+    if b.rank == 2:
         # A weight shared by the whole batch: fold the batch into the contraction.
-        return da, op.transpose(as_rows(op, a, a), 1, 0) @ as_rows(op, dy, b)
+        rows = (a, dy) if a.rank == 2 else (as_rows(op, a, a), as_rows(op, dy, b))
+        return da, op.Gemm(*rows, transA=1)
     db = op.transpose(a) @ dy
     return _sum_batch(op, da, a, y), _sum_batch(op, db, b, y)
 

@@ -8,9 +8,10 @@ import onnx_ir as ir
 
 from ...errors import GradientRuleError
 from ...graph import OpBuilder, Tensor
+from ...graph.edit import captured_values
 from .. import bodies, hoist, loops
 from ..registry import graph_gradient
-from ..walk import Walk, captured_values
+from ..walk import Walk
 from .control_flow import Gradients, inner_walks
 
 
