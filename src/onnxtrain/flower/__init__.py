@@ -1,14 +1,11 @@
 """Federated learning on Flower: artifacts train where the data are, only parameters travel.
 
-`client_app` and `server_app` make Flower's two halves from a folder of artifacts. Flower sends
-usage statistics to its makers unless told otherwise; importing this package first turns that off
-(``FLWR_TELEMETRY_ENABLED=0``), unless the variable is already set.
+`client_app` and `server_app` make Flower's two halves from a folder of artifacts. Flower and Ray,
+on which its simulation runs, send usage statistics to their makers unless told otherwise; importing
+this package turns that off (`silence`).
 """
 
-import os
-
-os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
-os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
+from . import silence as _silence  # noqa: F401 - comes first: Flower reads its variables on import
 
 try:
     import flwr as _flwr  # noqa: F401
