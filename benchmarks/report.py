@@ -220,7 +220,7 @@ Machine: {machine}. Measured {dates}.
 
 {table}
 
-¹ {remarks}
+{remarks}
 
 {refusals}
 
@@ -287,7 +287,7 @@ def page(results: dict[str, Entry], growth: dict[str, Any], by_hand: str) -> str
         dates=" to ".join(dict.fromkeys((dates[0], dates[-1]))) if dates else "",
         images=IMAGES,
         table=table(results),
-        remarks="; ".join(remarks) or "nothing",
+        remarks="¹ " + "; ".join(remarks) if remarks else "",
         refusals=f"What cannot be done, and what was said about it:\n\n{cannot}" if cannot else "",
         memory=memory_table(results),
         start=start_table(results),
