@@ -314,6 +314,7 @@ class _Train:
             module._session_options,
             folder=artifact.folder,
             weights_change=weights_change(artifact),
+            pattern=False,
         )
         assert state._gradients is not None
         self.gradients = state._gradients

@@ -69,7 +69,10 @@ class OneGraphStep:
         moments = {kind: store.like() for kind, store in self.memory.states.items()}
         self._second = (state._trainable.like(), states, moments)
         usual = session_options(
-            options, folder=artifact.folder, weights_change=weights_change(artifact)
+            options,
+            folder=artifact.folder,
+            weights_change=weights_change(artifact),
+            pattern=False,
         )
         self._usual = self._now = self._both(usual)
         self._single: list[Binding] | None = None

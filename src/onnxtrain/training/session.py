@@ -101,7 +101,7 @@ class TrainingSession(onnxruntime.InferenceSession):  # type: ignore[misc]
         self._weights, self._optimizers = weights, optimizers
         arrays = _initial_arrays(loaded, step)
         if sess_options is None:
-            sess_options = session_options()
+            sess_options = session_options(pattern=False)
             if sum(arrays[w].size for w in weights) < SMALL:
                 sess_options.intra_op_num_threads = 1
         self._cores = {
