@@ -58,7 +58,10 @@ GELU = """
     n@ = LayerNormalization <axis = -1> (g@, s@, b@)
     out@ = Add(n@, @in)
 """
-TANH = "h@ = MatMul(@in, w@)  t@ = Tanh(h@)  p@ = Softmax <axis = -1> (t@)  out@ = Mul(p@, t@)"
+TANH = """
+    h@ = MatMul(@in, w@)  t@ = Tanh(h@)  p@ = Softmax <axis = -1> (t@)
+    m@ = Mul(p@, t@)  out@ = Add(m@, @in)
+"""
 VIEWED = "v@ = Reshape(@in, flat)  h@ = MatMul(v@, w@)  t@ = Sigmoid(h@)  out@ = Reshape(t@, flat)"
 BRANCHED = """
     a@ = MatMul(@in, w@)  l@ = Tanh(a@)  r@ = Sigmoid(a@)
@@ -86,6 +89,13 @@ def run(model: onnx.ModelProto, feeds: dict[str, Array], **settings: Any) -> lis
 
 def batch(rows: int = 300) -> dict[str, Array]:
     return {"x0": np.random.default_rng(1).normal(size=(rows, WIDTH)).astype(np.float32)}
+
+
+def agree(got: Array, expected: Array, tolerance: float = 2e-6) -> None:
+    """Equal up to rounding, measured by the largest element; which must not be nothing."""
+    scale = float(np.abs(expected).max())
+    assert scale > 1e-12
+    np.testing.assert_allclose(got, expected, rtol=tolerance, atol=tolerance * scale)
 
 
 def most_alive(model: onnx.ModelProto, feeds: dict[str, Array], folder: Path, order: str) -> int:
@@ -146,7 +156,7 @@ def test_gradients_are_the_same(kind: str, how: Any) -> None:
     again = onnxtrain.differentiate(model, recompute=how)
     onnx.checker.check_model(again, full_check=True)
     for expected, got in zip(plain, run(again, batch()), strict=True):
-        np.testing.assert_allclose(got, expected, rtol=1e-6, atol=1e-7)
+        agree(got, expected)
 
 
 @pytest.mark.parametrize("order", ["DEFAULT", "PRIORITY_BASED"])
@@ -187,7 +197,7 @@ def test_gates_hold_for_what_is_no_number(poison: float) -> None:
 
 def test_only_named_values_and_the_last_segment_are_kept() -> None:
     model = onnxtrain.differentiate(network(TANH), recompute=["x2", "x4"])
-    forward = {"h0", "t0", "p0", "x1", "h1", "t1", "p1", "h2", "t2", "p2", "x3", "h3", "t3", "p3"}
+    forward = {f"{stem}{i}" for i in range(4) for stem in "htpm"} | {"x1", "x3"}
     grown = [n for n in model.graph.node if "grad" in n.name or "again" in n.name]
     assert not forward.intersection(v for n in grown for v in n.input)
 
@@ -203,7 +213,7 @@ def test_masks_are_drawn_once(ratio: float) -> None:
     count = sum(n.op_type == "Dropout" for n in again.graph.node)
     assert count == sum(n.op_type == "Dropout" for n in plain.graph.node) == LAYERS
     for expected, got in zip(run(plain, batch()), run(again, batch()), strict=True):
-        np.testing.assert_allclose(got, expected, rtol=1e-6, atol=1e-7)
+        agree(got, expected)
 
 
 @pytest.mark.parametrize("ratio", [0.1, 0.2, 0.3, 0.5, 0.9])
@@ -233,7 +243,7 @@ def test_other_draws_and_bodies_are_kept() -> None:
     plain, again = (onnxtrain.differentiate(model, recompute=how) for how in (None, 3))
     assert sum(n.op_type == "RandomNormalLike" for n in again.graph.node) == LAYERS
     for expected, got in zip(run(plain, batch()), run(again, batch()), strict=True):
-        np.testing.assert_allclose(got, expected, rtol=1e-6, atol=1e-7)
+        agree(got, expected)
 
 
 def test_vector_jacobian_form() -> None:
@@ -241,7 +251,7 @@ def test_vector_jacobian_form() -> None:
     feeds = batch() | {"loss_grad": np.array(2, np.float32)}
     plain, again = (onnxtrain.differentiate(model, vjp=True, recompute=h) for h in (None, "auto"))
     for expected, got in zip(run(plain, feeds), run(again, feeds), strict=True):
-        np.testing.assert_allclose(got, expected, rtol=1e-6, atol=1e-7)
+        agree(got, expected)
 
 
 def test_gradients_of_inputs_and_a_loss_that_is_linear() -> None:
@@ -257,7 +267,7 @@ def test_gradients_of_inputs_and_a_loss_that_is_linear() -> None:
     )
     assert any("again" in n.name for n in again.graph.node)
     for expected, got in zip(run(plain, feeds), run(again, feeds), strict=True):
-        np.testing.assert_allclose(got, expected, rtol=1e-6, atol=1e-7)
+        agree(got, expected)
 
 
 # -- artifacts ---------------------------------------------------------------------------------
@@ -298,7 +308,7 @@ def test_artifacts_train_alike(kind: str, step_model: bool, tmp_path: Path) -> N
     plain = train(model, tmp_path / "plain", None, step_model=step_model)
     again = train(model, tmp_path / "again", 3, step_model=step_model)
     for name, expected in plain.items():
-        np.testing.assert_allclose(again[name], expected, rtol=1e-5, atol=1e-6)
+        agree(again[name], expected, 1e-5)
     files = ["training_model", *(["step_model"] if step_model else [])]
     for file in files:
         nodes = onnx.load(tmp_path / "again" / f"{file}.onnx").graph.node
@@ -341,7 +351,7 @@ def test_running_statistics_are_updated_once(tmp_path: Path) -> None:
         running = [np.array(state.parameters[f"{s}{i}"].data) for s in "mv" for i in range(4)]
         states.append([*gradients, *running])
     for expected, got in zip(*states, strict=True):
-        np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
+        agree(got, expected, 1e-5)
     nodes = onnx.load(tmp_path / "4" / "training_model.onnx").graph.node
     assert any("_again" in n.name for n in nodes)
 

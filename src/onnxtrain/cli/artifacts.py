@@ -33,6 +33,7 @@ Examples:
 @click.option("--ort-format", is_flag=True, help="Also write .ort files.")
 @click.option("--nominal-checkpoint", is_flag=True, help="Also a checkpoint without values.")
 @click.option("--training-mode", default="auto", show_default=True, help="auto, preserve, train.")
+@click.option("--recompute", help="Save memory: auto, cheap, a number of segments, or names.")
 @common
 def command(
     model: str,
@@ -50,13 +51,14 @@ def command(
     ort_format: bool,
     nominal_checkpoint: bool,
     training_mode: str,
+    recompute: str | None,
 ) -> None:
     """Write the training artifacts of MODEL: training, eval and optimizer model, checkpoint."""
     from ..artifacts import generate_artifacts
     from .output import one_of
     from .plan import make_plan, matches
     from .recipes import loss_block, make_optimizer
-    from .settings import Settings
+    from .settings import Settings, read_recompute
 
     one_of(training_mode, ("auto", "preserve", "train"), "--training-mode")
     settings = Settings(
@@ -89,6 +91,7 @@ def command(
             loss_input_names=[plan.output.name],
             step_model=step_model,
             training_mode=training_mode,
+            recompute=read_recompute(recompute),
         )
     except BaseException:
         if not existed:

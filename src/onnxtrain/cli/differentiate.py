@@ -25,6 +25,7 @@ Examples:
 @click.option("--vjp", is_flag=True, help="Gradients of the outputs become inputs.")
 @click.option("--no-gradient", multiple=True, help="Node or operator that counts as constant.")
 @click.option("--allow-unused", is_flag=True, help="Zeros for what has no influence.")
+@click.option("--recompute", help="Save memory: auto, cheap, a number of segments, or names.")
 @common
 def command(
     model: str,
@@ -34,9 +35,11 @@ def command(
     vjp: bool,
     no_gradient: tuple[str, ...],
     allow_unused: bool,
+    recompute: str | None,
 ) -> None:
     """Add the backward half to MODEL, with standard operators only."""
     from ..pipeline import differentiate
+    from .settings import read_recompute
 
     if Path(output).is_dir():
         raise UserError(f"-o {output} is a folder; give the name of a file.")
@@ -47,6 +50,7 @@ def command(
         vjp=vjp,
         no_gradient=no_gradient,
         allow_unused=allow_unused,
+        recompute=read_recompute(recompute),
         output=output,
     )
     known = {i.name for i in made.graph.input}

@@ -30,7 +30,7 @@ from .match import Dataset, Task, match
 from .output import Output, UserError, count
 from .plan import Plan, make_plan
 from .recipes import loss_block, make_optimizer, make_scheduler, metric_name
-from .settings import Settings
+from .settings import Settings, read_recompute
 from .sources import read
 
 FIXED = ("loss", "optimizer", "freeze", "train", "weight_decay", "momentum", "clip_norm",
@@ -297,6 +297,7 @@ def _make_artifacts(settings: Settings, plan: Plan, optimizer: Any, folder: Path
         loss_input_names=[plan.output.name],
         step_model=True,
         training_mode=settings.training_mode,
+        recompute=read_recompute(settings.recompute),
     )
 
 

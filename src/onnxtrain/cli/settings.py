@@ -38,6 +38,7 @@ class Settings:
     metric: str = "auto"
     loss_output: str | None = None
     training_mode: str = "auto"
+    recompute: str | None = None
     seed: int = 0
     output: str | None = None
     resume: bool = False
@@ -164,3 +165,10 @@ def typed(name: str, value: Any, path: str) -> Any:
         raise UserError(
             f"{path!r}: {name} is {value!r}, and it must be of type {wanted}."
         ) from None
+
+
+def read_recompute(text: str | None) -> int | str | list[str] | None:
+    """What ``--recompute`` means: a number, a word, or names with commas between them."""
+    if text is None or text in ("auto", "cheap"):
+        return text
+    return int(text) if text.isdigit() else [name for name in text.split(",") if name]

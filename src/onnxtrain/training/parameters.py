@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..autodiff import Recompute, check_recompute
 from ..errors import OnnxTrainError
 from ..optim import Optimizer
 from .fields import Fields
@@ -58,6 +59,11 @@ class TrainingParameters(Fields):
             when a gradient overflows. The arithmetic stays in the types of the model: a CPU
             gains nothing from half precision.
         loss_scale: a fixed loss scale; 0 makes it an input of the session.
+        recompute: what the backward half computes again instead of keeping it: a number of
+            segments, "auto", "cheap", or names of the values to keep (see the guide on memory).
+        transformer_layer_recompute: short for ``recompute=number_recompute_layers``, or "auto" when
+            that is 0.
+        gelu_recompute, attn_dropout_recompute: short for ``recompute="cheap"``.
         model_after_graph_transforms_path: file for the model as it is differentiated.
         model_with_gradient_graph_path: file for the model with its gradients.
         model_with_training_graph_path: file for the graph that one step runs.
@@ -81,6 +87,7 @@ class TrainingParameters(Fields):
     use_mixed_precision: bool = False
     use_fp16_moments: bool = False
     loss_scale: float = 0.0
+    recompute: Recompute = None
     model_after_graph_transforms_path: str = ""
     model_with_gradient_graph_path: str = ""
     model_with_training_graph_path: str = ""
@@ -115,8 +122,17 @@ class TrainingParameters(Fields):
         """
         self.optimizer_initial_state = state
 
+    def what_to_recompute(self) -> Recompute:
+        """`recompute`, or what the older fields mean."""
+        if self.recompute is not None:
+            return self.recompute
+        if self.transformer_layer_recompute:
+            return self.number_recompute_layers or "auto"
+        return "cheap" if self.gelu_recompute or self.attn_dropout_recompute else None
+
     def check(self) -> None:
         """Raise for a value that cannot be honoured."""
+        check_recompute(self.recompute)
         for name, only in ONE_PROCESS.items():
             value = getattr(self, name)
             if value != only and (value or not isinstance(only, (dict, list))):

@@ -103,6 +103,7 @@ class StepBuilder:
             outputs=self.outputs,
             trainable=self.weights,
             differentiate=differentiate,
+            recompute=self.parameters.what_to_recompute(),
         )
 
     def _loss_type(self) -> int:
