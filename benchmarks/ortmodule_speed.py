@@ -1,18 +1,22 @@
 """ORTModule against PyTorch eager: forward, backward and SGD step, interleaved in one process.
 
-python -m benchmarks.ortmodule_speed [--threads 1] [--seconds 10] [names…]
+python -m benchmarks.ortmodule_speed [--threads 1] [--seconds 10] [--save file.json] [names…]
 
-CPU time is reported next to wall time: on a busy machine only that says something.
+CPU time is reported next to wall time: on a busy machine only that says something. `--save` adds
+the results to a file, and the table is that of all results in it.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import json
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 
+import onnxruntime
 import torch
 from torch import Tensor, nn
 
@@ -25,6 +29,7 @@ CASES: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
     "CNN": lambda: (models.MnistCNN(), torch.randn(64, 1, 28, 28)),
     "LSTM": lambda: (models.LSTMClassifier(), torch.randn(50, 32, 32)),
     "ResNet-18": lambda: (models.ResNet18(), torch.randn(8, 3, 64, 64)),
+    "language model": lambda: (models.TransformerLM(12007), torch.randint(0, 12007, (35, 20))),
     "encoder": lambda: (models.Encoder(), torch.randint(0, 8000, (16, 128))),
 }
 
@@ -35,7 +40,8 @@ def step(module: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> None
     optimizer.step()
 
 
-def measure(name: str, seconds: float) -> str:
+def measure(name: str, seconds: float) -> dict[str, float]:
+    """Best and median wall times of a step, least CPU time, of both sides in milliseconds."""
     torch.manual_seed(0)
     module, x = CASES[name]()
     sides = [ORTModule(module, exporter="torchscript"), copy.deepcopy(module)]
@@ -56,12 +62,19 @@ def measure(name: str, seconds: float) -> str:
                 step(side, optimizer, x)
             wall[i].append((time.perf_counter() - start) / repeat * 1e3)
             cpu[i].append((time.process_time() - used) / repeat * 1e3)
-    best = [min(w) for w in wall]
-    middle = [statistics.median(w) for w in wall]
-    least = [min(c) for c in cpu]
+    found = {}
+    for side, of, used in zip(("ortmodule", "eager"), wall, cpu):
+        found[f"{side}_best"], found[f"{side}_median"] = min(of), statistics.median(of)
+        found[f"{side}_cpu"] = min(used)
+    return found
+
+
+def row(name: str, found: dict[str, float]) -> str:
+    ratios = [found[f"eager_{k}"] / found[f"ortmodule_{k}"] for k in ("best", "median", "cpu")]
     return (
-        f"| {name} | {best[0]:.3g} | {best[1]:.3g} | {best[1] / best[0]:.2f} | "
-        f"{middle[1] / middle[0]:.2f} | {least[1] / least[0]:.2f} |"
+        f"| {name} | {found['ortmodule_best']:.3g} | {found['eager_best']:.3g} | "
+        + " | ".join(f"{r:.2f}" for r in ratios)
+        + " |"
     )
 
 
@@ -70,13 +83,28 @@ def main() -> None:
     parser.add_argument("names", nargs="*", help="some of: " + ", ".join(CASES))
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=10)
+    parser.add_argument("--save", type=Path, help="JSON file for the results")
     options = parser.parse_args()
     if options.threads:
         torch.set_num_threads(options.threads)
+    results: dict[str, dict[str, float]] = {}
+    if options.save and options.save.exists():
+        results = json.loads(options.save.read_text())["milliseconds"]
+    for name in options.names or CASES:
+        results[name] = measure(name, options.seconds)
+        if options.save:
+            about = {
+                "threads": torch.get_num_threads(),
+                "torch": torch.__version__,
+                "onnxruntime": onnxruntime.__version__,
+            }
+            saved = {**about, "milliseconds": results}
+            options.save.write_text(json.dumps(saved, indent=1) + "\n")
     print("| model | ORTModule, best ms | eager, best ms | faster by | by median | by CPU time |")
     print("|---|---|---|---|---|---|")
-    for name in options.names or CASES:
-        print(measure(name, options.seconds), flush=True)
+    for name in CASES:
+        if name in results:
+            print(row(name, results[name]))
 
 
 if __name__ == "__main__":

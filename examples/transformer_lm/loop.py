@@ -45,6 +45,7 @@ def options(description: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--vocabulary", type=int, help="keep only the most frequent words")
     parser.add_argument("--width", type=int, default=200, help="of embedding and hidden layers")
     parser.add_argument("--dropout", type=float, default=0.2)
+    parser.add_argument("--rate", type=float, default=RATE, help="learning rate to start with")
     parser.add_argument("--decay", type=float, default=DECAY, help="of the rate, by epoch")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--log-every", type=int, default=50)
@@ -58,7 +59,7 @@ def arguments(description: str | None, given: Sequence[str] | None) -> argparse.
 
 def run(trainer: Trainer, corpus: data.Corpus, args: argparse.Namespace) -> History:
     """Train for some epochs with a learning rate that decays after each."""
-    history, rate = History(), RATE
+    history, rate = History(), args.rate
     train = data.batches(corpus.train, BPTT)[: args.steps]
     valid = data.batches(corpus.valid, BPTT)[: args.steps]
     for epoch in range(1, args.epochs + 1):

@@ -278,3 +278,14 @@ def test_buffers_that_forward_changes() -> None:
         x = torch.randn(4, 2)
         torch.testing.assert_close(ours(x), theirs(x))
     torch.testing.assert_close(ours.seen, theirs.seen)
+
+
+def test_small_graphs_get_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waking up another takes longer than the work of a small step."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    for width, threads in ((10, 1), (2000, 2)):
+        model = ORTModule(nn.Linear(width, 100), exporter="torchscript")
+        model(torch.randn(20, width)).sum().backward()
+        (kind,) = model._graphs._kinds.values()
+        for session in (kind.graphs.forward_session, kind.graphs.backward_session):
+            assert session.get_session_options().intra_op_num_threads == threads

@@ -19,6 +19,7 @@ from ._ortmodule_run import (
     Graphs,
     RunAgainForBackward,
     Weights,
+    is_small,
     providers_for,
     run_now,
     to_torch,
@@ -229,17 +230,17 @@ class Cache:
         shapes = exact if first else None
         key = (*general, tuple(exact) if first else None)
         halves = build(traced, self.names, wanted, shapes, gradients=bool(wanted))
+        device = _device([*inputs, *self.tensors])
         options = settings.options
         mode = _mode(self.module)
         options.save(halves.forward, "forward", mode)
         if halves.backward is not None and halves.whole is not None:
             options.save(halves.whole, "optimized", mode)
             options.save(halves.backward, "backward", mode)
-        device = _device([*inputs, *self.tensors])
-        config = {
-            "log_severity_level": str(max(3, options.log_level.onnxruntime)),
-            **options.config,
-        }
+        config = {"log_severity_level": str(max(3, options.log_level.onnxruntime))}
+        if first and is_small(halves.forward, traced.inputs):
+            config["intra_op_num_threads"] = "1"
+        config.update(options.config)
         graphs = Graphs(halves, traced.inputs, self.names, traced.outputs, device, config)
         kind = Kind(traced, graphs, self.names)
         self._kinds[key] = kind

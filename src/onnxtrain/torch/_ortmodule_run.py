@@ -6,8 +6,9 @@ unless a tensor is not contiguous.
 
 from __future__ import annotations
 
+import math
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import onnx
@@ -15,6 +16,7 @@ import onnxruntime
 import torch
 from onnxruntime.capi import _pybind_state as ort
 
+from ..runtime.threads import HEAVY, LIMIT
 from ._ortmodule_graph import Halves
 from .fallback import ORTModuleDeviceException, ORTModuleONNXModelException
 
@@ -68,6 +70,28 @@ def providers_for(device: torch.device) -> list[Any]:
     stream = str(torch.cuda.current_stream(device).cuda_stream)
     options = {"device_id": str(device.index or 0), "user_compute_stream": stream}
     return [(name, options), cpu]
+
+
+def is_small(forward: onnx.ModelProto, arguments: Collection[str]) -> bool:
+    """Whether waking up a second thread takes longer than the products it would help with.
+
+    Args:
+        forward: a graph with inputs of known sizes.
+        arguments: which of its inputs are not weights.
+    """
+    if any(node.op_type in HEAVY for node in forward.graph.node):
+        return False
+    weights, rows = 0, 1
+    for value in forward.graph.input:
+        tensor = value.type.tensor_type
+        shape = [d.dim_value for d in tensor.shape.dim]
+        if value.name not in arguments:
+            weights += math.prod(shape)
+        elif tensor.elem_type in (onnx.TensorProto.INT64, onnx.TensorProto.INT32):
+            rows = max(rows, math.prod(shape))
+        else:
+            rows = max(rows, math.prod(shape[:-1]))
+    return weights * rows <= LIMIT
 
 
 def make_session(model: onnx.ModelProto, device: torch.device, config: Mapping[str, str]) -> Any:
