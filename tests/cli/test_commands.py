@@ -17,6 +17,7 @@ import pytest
 from onnxtrain.cli.app import COMMANDS
 from onnxtrain.cli.measure import _read_profile
 from onnxtrain.cli.recipes import LOSSES, OPTIMIZERS, SCHEDULES
+from onnxtrain.cli.settings import read_recompute
 
 from .models import blobs, classifier, regressor, save, write_npz
 
@@ -347,3 +348,24 @@ def test_every_schedule(run, schedule):
     assert max(rates) <= 0.01 + 1e-9
     constant = len(set(rates)) == 1
     assert constant == (schedule in {"constant", "plateau"})
+
+
+@pytest.mark.parametrize(
+    ("text", "how"),
+    [(None, None), ("auto", "auto"), ("cheap", "cheap"), ("4", 4), ("a,b*", ["a", "b*"])],
+)
+def test_what_recompute_means(text, how):
+    assert read_recompute(text) == how
+
+
+def test_differentiate_recomputes(run):
+    layers = "".join(f"h{i} = Tanh(x{i}) x{i + 1} = MatMul(h{i}, w{i}) " for i in range(4))
+    shapes = ", ".join(f"float[256, 256] w{i}" for i in range(4))
+    model = f"g (float[N, 256] x0, {shapes}) => (float loss)"
+    save(model + "{" + layers + "loss = ReduceMean <keepdims = 0> (x4) }")
+    result = run("differentiate", "model.onnx", "-o", "out.onnx", "--wrt", "w0", "--recompute", "2")
+    assert result.code == 0, result.err
+    assert any("_again" in n.name for n in onnx.load("out.onnx").graph.node)
+    result = run("differentiate", "model.onnx", "-o", "out.onnx", "--wrt", "w0", "--recompute", "0")
+    assert result.code != 0
+    assert "recompute=0" in result.err
