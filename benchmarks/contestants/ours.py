@@ -88,7 +88,7 @@ def write_artifacts(folder: Path, target: Path, kind: str) -> None:
     if name == "adamw":
         options.update(form="torch", weight_decay=0.01)
     if clip:
-        options["clip"] = clip
+        options["clip"] = optim.ClipNorm(clip)
     losses = artifacts.LossType
     target.mkdir()
     artifacts.generate_artifacts(
