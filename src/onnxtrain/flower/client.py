@@ -91,10 +91,10 @@ def client_app(
 
     def evaluate(message: Message, context: Context) -> Message:
         model = _model(*key)
-        model.set_arrays(from_record(message.content["arrays"]))
+        model.set_arrays(from_record(message.content.array_records["arrays"]))
         training, validation = data(context)
         chosen = training if validation is None else validation
-        found = {**model.evaluate(chosen), "num-examples": _rows(chosen)}
+        found: dict[str, Any] = {**model.evaluate(chosen), "num-examples": _rows(chosen)}
         return Message(RecordDict({"metrics": MetricRecord(found)}), reply_to=message)
 
     app.train()(train)

@@ -29,7 +29,7 @@ def question(message: Message, model: LocalModel) -> tuple[dict[str, Array], dic
     """Arrays and configuration of a training message, in either format."""
     content = message.content
     if OLD_KEY not in content.array_records:
-        return from_record(content["arrays"]), dict(content["config"])
+        return from_record(content.array_records["arrays"]), dict(content.config_records["config"])
     told = compat.recorddict_to_fitins(content, keep_input=True)
     arrays = [a.astype(np.float32, copy=False) for a in parameters_to_ndarrays(told.parameters)]
     return dict(zip(model.arrays(), arrays)), dict(told.config)

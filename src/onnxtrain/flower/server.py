@@ -16,7 +16,7 @@ from .client import from_record, to_record
 from .guard import Guard
 from .local import LocalModel
 
-STRATEGIES = {"fedavg": FedAvg, "fedprox": FedProx, "fedadam": FedAdam}
+STRATEGIES: dict[str, type[Strategy]] = {"fedavg": FedAvg, "fedprox": FedProx, "fedadam": FedAdam}
 
 
 def make_strategy(name: str, **options: Any) -> Strategy:
