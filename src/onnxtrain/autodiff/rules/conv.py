@@ -19,6 +19,10 @@ from .windows import Axis, at_least, axes_of, kernel_of, pad_image, quotient
 FOLD_WINDOWS = 16
 """Up to this many windows per image, one product over the whole batch beats ConvTranspose."""
 
+FLIP_WINDOWS = 1024
+"""From this many windows per image on, a Conv that gives at least as many channels as it takes
+beats ConvTranspose: it gathers the windows of the thinner image."""
+
 
 @gradient("Conv")
 def conv(
@@ -122,7 +126,10 @@ def input_gradient(
     if few and group == 1 and dy.dtype.name == "FLOAT" and all(a.static for a in axes):
         return _folded(op, dy, w, axes)
     points = all(a.kernel == 1 for a in axes)
-    if (points or group > 1) and all(_mirrors(a) for a in axes):
+    taken, given = w.dim(0), w.dim(1)
+    many = len(counts) == len(axes) and math.prod(counts) >= FLIP_WINDOWS
+    thin = many and isinstance(taken, int) and isinstance(given, int) and taken <= given
+    if (points or thin or group > 1) and all(_mirrors(a) for a in axes):
         return _flipped(op, dy, w, axes, group)
     return _transposed(op, dy, w, axes, group)
 

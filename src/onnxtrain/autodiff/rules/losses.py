@@ -8,12 +8,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 
 from ...graph import OpBuilder, Tensor
 from ..registry import gradient, gradient_multi
 from .reductions import inverse_count
 from .softmax import add_at
+
+FEW_CLASSES = 32
+"""Up to this many classes, comparing with all of them is faster than adding at one place."""
 
 
 @gradient_multi("SoftmaxCrossEntropyLoss", stops=(1, 2))
@@ -38,11 +42,20 @@ def softmax_cross_entropy_loss(
         assert d_log_prob is not None
         return d_log_prob - prob * op.ReduceSum(d_log_prob, [1])
     label, share = _share(op, dys[0], ys[0], scores, target, weights, reduction, ignore_index)
+    classes = scores.dim(1)
+    if d_log_prob is None and isinstance(classes, int) and classes <= FEW_CLASSES:
+        return (prob - _one_hot(op, label, classes, scores)) * share
     if d_log_prob is None:
         dx = prob * share
     else:
         dx = prob * (share - op.ReduceSum(d_log_prob, [1])) + d_log_prob
     return add_at(op, dx, label, -share, 1)
+
+
+def _one_hot(op: OpBuilder, label: Tensor, classes: int, like: Tensor) -> Tensor:
+    """1 at the label and 0 elsewhere, of the shape of `like`."""
+    numbers = np.arange(classes).reshape(-1, *[1] * (like.rank - 2))
+    return op.Cast(op.Equal(label, op.const(numbers, label.dtype)), to=like.dtype)
 
 
 def _split_forward(op: OpBuilder, scores: Tensor) -> Tensor:
