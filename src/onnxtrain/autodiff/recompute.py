@@ -74,7 +74,7 @@ class _Recomputation:
         self.kept = self._always_kept(how)
         read = {v for node in self.backward for v in used_values([node])}
         needed = {v for n in self.forward for v in n.outputs if v in read and v not in self.kept}
-        self.segment = assign(how, self.forward, needed)
+        self.segment = assign(how, self.forward, needed, self.kept)
         self.last = max(self.segment.values(), default=0)
         self._keep_what_crosses()
         self.fixed: set[ir.Node] = set()
@@ -116,23 +116,21 @@ class _Recomputation:
         kept = set(self.results)
         if not isinstance(how, (int, str)) and how is not None:
             kept.update(named_values(how, self.forward))
+        constants: set[ir.Value] = set()
         for node in self.forward:
+            if all(v in constants or _is_constant(v) for v in used_values([node])):
+                constants.update(node.outputs)  # of parameters alone: transposed weights, say
+                kept.update(node.outputs)
             if _can_reapply(node):
                 kept.add(node.outputs[1])
             elif (
                 node.op_type in RANDOM
                 or subgraphs(node)
-                or self._is_constant(node, kept)
                 or (how == "cheap" and node.op_type in PRODUCTS)
             ):
                 kept.update(node.outputs)
             kept.update(o for o in node.outputs if weight(o) < SMALL)
         return kept
-
-    @staticmethod
-    def _is_constant(node: ir.Node, kept: Collection[ir.Value]) -> bool:
-        """Whether a node sees parameters and constants only."""
-        return all(v.producer() is None and v.const_value is not None for v in used_values([node]))
 
     def _keep_what_crosses(self) -> None:
         """What a later segment reads is kept; only so can each be repeated on its own."""
@@ -386,6 +384,11 @@ def _can_reapply(node: ir.Node) -> bool:
         return False
     ratio = _ratio(node)
     return bool(mode.const_value.numpy().all()) and ratio is not None and ratio < 1
+
+
+def _is_constant(value: ir.Value) -> bool:
+    """Whether a value is a parameter or a constant."""
+    return value.producer() is None and value.const_value is not None
 
 
 def _is_small(node: ir.Node) -> bool:

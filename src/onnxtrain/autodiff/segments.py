@@ -65,7 +65,10 @@ def weight(value: ir.Value) -> float:
 
 
 def assign(
-    how: Recompute, forward: Sequence[ir.Node], needed: Collection[ir.Value]
+    how: Recompute,
+    forward: Sequence[ir.Node],
+    needed: Collection[ir.Value],
+    kept: Collection[ir.Value] = (),
 ) -> dict[ir.Node, int]:
     """The segment of every forward node, counted from 0; the last one is never recomputed.
 
@@ -73,9 +76,10 @@ def assign(
         how: see `check_recompute`.
         forward: nodes of the forward half, in an order in which they can run.
         needed: values of them that the backward half reads and that need not be kept.
+        kept: values of them that are kept in any case: a cut there costs nothing.
     """
     if isinstance(how, (int, str)):
-        return _by_size(how, forward, needed)
+        return _by_size(how, forward, needed, kept)
     assert how is not None
     return _by_name(how, forward)
 
@@ -109,9 +113,12 @@ def named_values(names: Sequence[str], forward: Sequence[ir.Node]) -> list[ir.Va
 
 
 def _by_size(
-    how: int | str, forward: Sequence[ir.Node], needed: Collection[ir.Value]
+    how: int | str,
+    forward: Sequence[ir.Node],
+    needed: Collection[ir.Value],
+    kept: Collection[ir.Value],
 ) -> dict[ir.Node, int]:
-    alive = _alive_after(forward)
+    alive = _alive_after(forward, kept)
     saved = _saved_by(forward, needed)
     if isinstance(how, int):
         cuts = _cuts(how, alive, saved)
@@ -127,22 +134,22 @@ def _by_size(
 
 
 def _counts(nodes: int) -> list[int]:
-    """Numbers of segments that "auto" compares: all small ones, then in steps of a fifth."""
+    """Numbers of segments that "auto" compares: all up to 64, then in steps of a fifth."""
     counts, number = [], 1
     while number <= min(MOST_SEGMENTS, max(1, nodes // 4)):
         counts.append(number)
-        number = max(number + 1, number * 6 // 5)
+        number = number + 1 if number < 64 else number * 6 // 5
     return counts
 
 
-def _alive_after(forward: Sequence[ir.Node]) -> list[float]:
+def _alive_after(forward: Sequence[ir.Node], kept: Collection[ir.Value]) -> list[float]:
     """Bytes that forward nodes still read, after each node."""
     position = {node: i for i, node in enumerate(forward)}
     change = [0.0] * (len(forward) + 1)
     last = _last_reads(forward, position)
     for value, end in last.items():
         producer = value.producer()
-        if producer is not None and producer in position:
+        if producer is not None and producer in position and value not in kept:
             change[position[producer]] += weight(value)
             change[end] -= weight(value)
     return list(accumulate(change[:-1]))
