@@ -8,7 +8,7 @@ from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
-from flwr.serverapp.strategy import FedAdam, FedAvg, FedProx, Result, Strategy
+from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM, FedProx, Result, Strategy
 
 from ..errors import InputError
 from ..runtime.state import CheckpointState
@@ -16,11 +16,19 @@ from .client import from_record, to_record
 from .guard import Guard
 from .local import LocalModel
 
-STRATEGIES: dict[str, type[Strategy]] = {"fedavg": FedAvg, "fedprox": FedProx, "fedadam": FedAdam}
+STRATEGIES: dict[str, type[Strategy]] = {
+    "fedavg": FedAvg,
+    "fedprox": FedProx,
+    "fedadam": FedAdam,
+    "fedavgm": FedAvgM,
+}
 
 
 def make_strategy(name: str, **options: Any) -> Strategy:
-    """One of Flower's strategies by name: ``fedavg``, ``fedprox`` (``proximal_mu=``), ``fedadam``.
+    """One of Flower's strategies by its name.
+
+    ``fedavg``, ``fedprox`` (``proximal_mu=``), ``fedadam`` (``eta=``), ``fedavgm``
+    (``server_momentum=``).
 
     Args:
         name: which.
@@ -54,8 +62,8 @@ def server_app(
 
     Args:
         artifacts: the folder, the same files as on the clients.
-        strategy: ``"fedavg"``, ``"fedprox"``, ``"fedadam"``, or a strategy object of Flower
-            (wrapped for differential privacy, say). It is put into a `Guard`.
+        strategy: a name as for `make_strategy`, or a strategy object of Flower (wrapped for
+            differential privacy, say). It is put into a `Guard`.
         rounds: how many.
         prefix: of the artifacts' names.
         validation_data: if given, the server evaluates the model on them after every round.
