@@ -11,11 +11,15 @@ from flwr.supercore.task_identity import TaskIdentity
 
 
 class LocalGrid(Grid):
-    """Nodes 1 … n run one ClientApp; `lost` nodes never answer, as if cut off or too slow."""
+    """Nodes 1 … n run one ClientApp; `lost` nodes do not answer, as if cut off or too slow.
+
+    `lost` are nodes that never answer, or a dictionary of node and number of calls it answers.
+    """
 
     def __init__(self, client_app, count: int, lost=()) -> None:
         TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 0  # the server's
-        self.app, self.lost, self.calls = client_app, set(lost), []
+        self.app, self.calls = client_app, []
+        self.lost = lost if isinstance(lost, dict) else dict.fromkeys(lost, 0)
         self.contexts = {
             node: Context(
                 run_id=1,
@@ -54,7 +58,7 @@ class LocalGrid(Grid):
         replies = []
         for message in map(copy.deepcopy, messages):  # as if they had been sent
             node = message.metadata.dst_node_id
-            if node in self.lost:
+            if len(self.calls) > self.lost.get(node, len(self.calls)):
                 continue
             message.metadata._message_id = f"message {node}"  # the network would number them
             try:

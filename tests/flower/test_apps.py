@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import numpy as np
 import pytest
 
@@ -13,7 +11,7 @@ from onnxtrain.errors import InputError
 from onnxtrain.flower import Guard, LocalModel, client_app, make_strategy, server_app
 from onnxtrain.runtime.state import CheckpointState
 
-from .conftest import client_data
+from .conftest import client_data, federated_average
 from .grid import LocalGrid
 
 NODES = 4
@@ -36,28 +34,12 @@ def run(artifacts, strategy, data=data_of, *, lost=(), mods=(), client=None, **o
     return results[0], grid, {n: a.numpy() for n, a in results[0].arrays.items()}
 
 
-def by_hand(artifacts, rounds, mu=0.0, left_out=()):
-    """FedAvg as in the paper: the mean of what the clients got, weighted by their rows."""
-    model = LocalModel(artifacts)
-    arrays = model.arrays()
-    for number in range(1, rounds + 1):
-        sums, rows = {n: np.zeros(a.shape) for n, a in arrays.items()}, 0
-        for node in range(NODES):
-            if node in left_out:
-                continue
-            data = client_data(node)
-            model.set_arrays(arrays)
-            seed = 1_000_003 * number + node
-            model.train(data, learning_rate=RATE, proximal_mu=mu, seed=seed)
-            for name, value in model.arrays().items():
-                sums[name] += value.astype(np.float64) * len(data[0])
-            rows += len(data[0])
-        arrays = {n: (s / rows).astype(np.float32) for n, s in sums.items()}
-    return arrays
-
-
-def test_telemetry_is_off():
-    assert os.environ["FLWR_TELEMETRY_ENABLED"] == "0"
+def by_hand(artifacts, rounds, mu=0.0, left_out=(), momentum=0.0):
+    """What averaging strategies must give."""
+    clients = [client_data(node) for node in range(NODES)]
+    options = {"left_out": left_out, "learning_rate": RATE, "proximal_mu": mu}
+    options["momentum"] = momentum
+    return federated_average(LocalModel(artifacts), clients, rounds, **options)
 
 
 @pytest.mark.parametrize(("name", "mu"), [("fedavg", 0.0), ("fedprox", 0.5)])
@@ -67,6 +49,12 @@ def test_averaging_strategies_average(artifacts, name, mu):
     expected = by_hand(artifacts, 2, mu)
     assert list(arrays) == ["parameters", "statistics"]
     for key, value in expected.items():
+        np.testing.assert_allclose(arrays[key], value, rtol=1e-4, atol=1e-6, err_msg=key)
+
+
+def test_fedavgm_moves_on(artifacts):
+    _, _, arrays = run(artifacts, make_strategy("fedavgm", server_momentum=0.6, **ALL), rounds=3)
+    for key, value in by_hand(artifacts, 3, momentum=0.6).items():
         np.testing.assert_allclose(arrays[key], value, rtol=1e-4, atol=1e-6, err_msg=key)
 
 
@@ -174,7 +162,7 @@ def test_too_few_sound_updates_leave_the_model_as_it_was(artifacts, tmp_path):
 
 
 def test_unknown_strategy():
-    with pytest.raises(InputError, match="fedavg, fedprox, fedadam"):
+    with pytest.raises(InputError, match="fedavg, fedprox, fedadam, fedavgm"):
         make_strategy("fedmagic")
 
 

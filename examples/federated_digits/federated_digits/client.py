@@ -6,17 +6,21 @@ from typing import Any
 
 from onnxtrain.flower import client_app
 
-from .task import BATCH, EPOCHS, FOLDER, RATE, client_rows, split
+from . import task
 
 
 def data(context: Any) -> tuple[Any, Any]:
     """This client's images; it has no validation data of its own."""
-    number = int(context.node_config["partition-id"])
-    rows = client_rows(number, int(context.node_config["num-partitions"]))
-    (images, labels), _ = split()
-    return (images[rows], labels[rows]), None
+    node = context.node_config
+    return task.client_data(int(node["partition-id"]), int(node["num-partitions"])), None
 
 
 app = client_app(
-    FOLDER, data, epochs=EPOCHS, batch_size=BATCH, learning_rate=RATE, metrics=["accuracy"]
+    task.FOLDER,
+    data,
+    epochs=task.EPOCHS,
+    batch_size=task.BATCH,
+    learning_rate=task.RATE,
+    metrics=["accuracy"],
+    seed=task.SEED,
 )

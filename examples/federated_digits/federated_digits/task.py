@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,16 @@ from onnxtrain.optim import sgd
 
 Array = npt.NDArray[Any]
 CLIENTS = 10
-EPOCHS, BATCH, RATE = 2, 16, 0.05
+BATCH = 16
+ROUNDS, EPOCHS, RATE = 60, 2, 0.1
+"""Rounds, passes of a client over its data in each, and learning rate: what `choose.py` found."""
+
+CENTRAL_EPOCHS, CENTRAL_RATE = 45, 0.05
+"""For training in one place, chosen in the same way."""
+
+SEED = int(os.environ.get("SEED", "0"))
+"""From it follow the first weights, who has which digits, and the order of the rows."""
+
 FOLDER = Path(os.environ.get("FEDERATED_DIGITS", "federated_digits_run")).absolute()
 """Where the artifacts are and the result goes; the same for server and clients of this machine."""
 
@@ -36,7 +45,7 @@ digits (float[batch, 1, 8, 8] image) => (float[batch, 10] scores) {
 SHAPES = {"conv": (16, 1, 3, 3), "hidden": (64, 256), "out": (10, 64)}
 
 
-def build(seed: int = 0) -> onnx.ModelProto:
+def build(seed: int = SEED) -> onnx.ModelProto:
     """A convolution and two dense layers with random weights."""
     rng = np.random.default_rng(seed)
     model = onnx.parser.parse_model(GRAPH)
@@ -48,10 +57,10 @@ def build(seed: int = 0) -> onnx.ModelProto:
     return model
 
 
-def make_artifacts(folder: Path = FOLDER) -> Path:
+def make_artifacts(folder: Path = FOLDER, seed: int = SEED) -> Path:
     """Write what all clients and the server start from."""
     folder.mkdir(parents=True, exist_ok=True)
-    model = build()
+    model = build(seed)
     artifacts.generate_artifacts(
         model,
         requires_grad=[i.name for i in model.graph.initializer],
@@ -62,17 +71,27 @@ def make_artifacts(folder: Path = FOLDER) -> Path:
     return folder
 
 
-def split() -> tuple[tuple[Array, Array], tuple[Array, Array]]:
-    """Training and test data; the clients share the former, nobody trains on the latter."""
+class Split(NamedTuple):
+    """The digits, whatever the seed: for training, for choosing, and for the last word."""
+
+    train: tuple[Array, Array]
+    validation: tuple[Array, Array]
+    test: tuple[Array, Array]
+
+
+def split() -> Split:
+    """1077 digits to train on (the clients share them), 360 to choose with, 360 to test."""
     images, labels = digits()
-    order = np.random.default_rng(0).permutation(len(labels))
-    train, test = order[360:], order[:360]
-    return (images[train], labels[train]), (images[test], labels[test])
+    order = np.random.default_rng(10).permutation(len(labels))
+    parts = np.split(order, [len(labels) - 720, len(labels) - 360])
+    return Split(*((images[rows], labels[rows]) for rows in parts))
 
 
-def partitions(labels: Array, clients: int = CLIENTS, spread: float = 0.5) -> list[Array]:
+def partitions(
+    labels: Array, clients: int = CLIENTS, spread: float = 0.5, seed: int = SEED
+) -> list[Array]:
     """Row numbers by client: each has digits in proportions of its own (Dirichlet)."""
-    rng = np.random.default_rng(1)
+    rng = np.random.default_rng([1, seed])
     found: list[list[Array]] = [[] for _ in range(clients)]
     for digit in range(10):
         rows = rng.permutation(np.flatnonzero(labels == digit))
@@ -82,8 +101,8 @@ def partitions(labels: Array, clients: int = CLIENTS, spread: float = 0.5) -> li
     return [np.concatenate(p) for p in found]
 
 
-def client_rows(number: int, nodes: int) -> Array:
-    """Rows of node `number` of `nodes`; with fewer nodes than clients each serves several."""
-    (_, labels), _ = split()
-    parts = partitions(labels)
-    return np.concatenate(parts[number::nodes])
+def client_data(number: int, nodes: int = CLIENTS) -> tuple[Array, Array]:
+    """Digits of node `number` of `nodes`; with fewer nodes than clients each serves several."""
+    images, labels = split().train
+    rows = np.concatenate(partitions(labels)[number::nodes])
+    return images[rows], labels[rows]
