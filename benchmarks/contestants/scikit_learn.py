@@ -35,8 +35,10 @@ def start(folder: Path, spec: dict[str, Any], clock: Clock) -> Loop:
     with np.load(folder / "weights.npz") as data:
         weights = {name: data[name] for name in data.files}
     layers = [name.removesuffix(".weight") for name in weights if name.endswith(".weight")]
-    if any(weights[f"{name}.weight"].ndim != 2 for name in layers) or not all(
-        name.isdecimal() for name in layers
+    if (
+        not layers
+        or any(weights[f"{name}.weight"].ndim != 2 for name in layers)
+        or not all(name.isdecimal() for name in layers)
     ):
         raise Cannot("it has fully connected networks only")
     options = spec["optimizer"]

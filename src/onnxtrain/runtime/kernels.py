@@ -131,21 +131,31 @@ def _compiled(name: str, parallel: bool) -> Update:
 prange: Any = range
 
 
+# Every element is read once and written once: read again after the store, it would have to come
+# back from memory, because the compiler cannot know that the arrays do not overlap.
+
+
 def _adam(p, g, m, v, b1, c1, b2, c2, shift, size, kept, l2, scale, limit):  # type: ignore[no-untyped-def]
     for i in prange(p.size):
-        u = min(max(g[i] * scale, -limit), limit) + l2 * p[i]
-        m[i] = b1 * m[i] + c1 * u
-        v[i] = b2 * v[i] + c2 * (u * u)
-        p[i] = kept * p[i] + size * (m[i] / (np.sqrt(v[i]) + shift))
+        w = p[i]
+        u = min(max(g[i] * scale, -limit), limit) + l2 * w
+        first = b1 * m[i] + c1 * u
+        second = b2 * v[i] + c2 * (u * u)
+        m[i] = first
+        v[i] = second
+        p[i] = kept * w + size * (first / (np.sqrt(second) + shift))
 
 
 def _sgd(p, g, rate, decay, scale, limit):  # type: ignore[no-untyped-def]
     for i in prange(p.size):
-        p[i] -= rate * (min(max(g[i] * scale, -limit), limit) + decay * p[i])
+        w = p[i]
+        p[i] = w - rate * (min(max(g[i] * scale, -limit), limit) + decay * w)
 
 
 def _momentum(p, g, m, rate, decay, scale, limit, momentum, fresh, nesterov):  # type: ignore[no-untyped-def]
     for i in prange(p.size):
-        u = min(max(g[i] * scale, -limit), limit) + decay * p[i]
-        m[i] = momentum * m[i] + fresh * u
-        p[i] -= rate * (u + momentum * m[i] if nesterov else m[i])
+        w = p[i]
+        u = min(max(g[i] * scale, -limit), limit) + decay * w
+        speed = momentum * m[i] + fresh * u
+        m[i] = speed
+        p[i] = w - rate * (u + momentum * speed if nesterov else speed)
