@@ -301,3 +301,11 @@ def test_small_models_do_not_import_numba(artifacts):
         "assert 'numba' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+@pytest.mark.skipif(not kernels.available(), reason="numba is not installed")
+@pytest.mark.parametrize("name", ["adam", "sgd", "momentum"])
+def test_serial_and_parallel_forms_have_caches_of_their_own(name):
+    forms = [kernels._compiled(name, parallel) for parallel in (False, True)]
+    assert len({form.py_func.__qualname__ for form in forms}) == 2
+    assert [form.targetoptions["parallel"] for form in forms] == [False, True]

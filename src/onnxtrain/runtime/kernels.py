@@ -12,6 +12,7 @@ import functools
 import importlib.util
 import math
 import os
+import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -116,15 +117,18 @@ def available() -> bool:
 def _compiled(name: str, parallel: bool) -> Update:
     import numba
 
-    source: Any = {"adam": _adam, "sgd": _sgd, "momentum": _momentum}[name]
-    # prange is only known to numba inside the function it compiles
-    source.__globals__["prange"] = numba.prange
+    source = {"adam": _adam, "sgd": _sgd, "momentum": _momentum}[name]
+    # prange is only known to numba inside the function it compiles. Both forms need a name of
+    # their own: numba's cache on disk would take one for the other.
+    known = {**source.__globals__, "prange": numba.prange if parallel else range}
+    form = types.FunctionType(source.__code__, known, source.__name__)
+    form.__qualname__ = f"{source.__name__}_{'parallel' if parallel else 'serial'}"
     # Python's error for a division by zero would keep the loop from using vector instructions
     options: dict[str, Any] = {"parallel": parallel, "error_model": "numpy"}
     try:
-        compiled: Update = numba.njit(cache=True, **options)(source)
+        compiled: Update = numba.njit(cache=True, **options)(form)
     except RuntimeError:  # nowhere to write the cache
-        compiled = numba.njit(**options)(source)
+        compiled = numba.njit(**options)(form)
     return compiled
 
 
