@@ -17,6 +17,7 @@ import torch
 from onnxruntime.capi import _pybind_state as ort
 
 from ..runtime.threads import HEAVY, LIMIT
+from ._openmp import pause
 from ._ortmodule_graph import Halves
 from .fallback import ORTModuleDeviceException, ORTModuleONNXModelException
 
@@ -197,6 +198,8 @@ class Graphs:
         tensor_at = {n: i for i, n in enumerate(tensors)}
         self.forward_session = make_session(halves.forward, device, config)
         self._forward = self.forward_session._sess
+        threads = self.forward_session.get_session_options().intra_op_num_threads
+        self._many_threads = threads > 1 and device.type == "cpu"
         self.from_inputs = [input_at[n] for n in halves.feeds if n in input_at]
         self.from_tensors = [tensor_at[n] for n in halves.feeds if n in tensor_at]
         self._feeds = [inputs[i] for i in self.from_inputs]
@@ -243,6 +246,11 @@ class Graphs:
         """OrtValues for the forward graph, in its order."""
         return [*[to_ort(inputs[i]) for i in self.from_inputs], *bound.values()]
 
+    def _settle(self) -> None:
+        """Free the cores, where freeing them takes less time than it saves."""
+        if self._many_threads:
+            pause()
+
     def run_forward(self, feeds: Sequence[Any], *, save: bool) -> Any:
         """All results of the forward graph, or those that are not saved for backward only."""
         vector, made = ort.OrtValueVector(), ort.OrtValueVector()
@@ -252,6 +260,7 @@ class Graphs:
         fetches, devices = self._fetches, self._devices
         if not save and len(fetches) > self._plain:
             fetches, devices = fetches[: self._plain], devices[: self._plain]
+        self._settle()
         self._forward.run_with_ortvaluevector(
             self._options, self._feeds, vector, fetches, made, devices
         )
@@ -260,6 +269,7 @@ class Graphs:
     def run_backward(self, vector: Any) -> list[torch.Tensor]:
         """The gradients, in the order of `wrt`."""
         made = ort.OrtValueVector()
+        self._settle()
         self._backward.run_with_ortvaluevector(
             self._options,
             self._backward_feeds,
