@@ -45,8 +45,7 @@ def test(arguments: list[str]) -> int:
         ("-m", "ruff", "format", "--check", "."),
         ("-m", "ruff", "check", "."),
         ("-m", "mypy"),
-        # -rs: say what was skipped, and why
-        ("-m", "pytest", "-rs", "-n", "2", "--dist", "worksteal", *arguments),
+        ("-m", "pytest", "-n", "2", "--dist", "worksteal", *arguments),
     ]
     for step in steps:
         print("+ python", " ".join(step), flush=True)
