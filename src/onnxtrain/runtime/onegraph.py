@@ -79,6 +79,11 @@ class OneGraphStep:
         self._turn = 0
         state._settle = self.settle
 
+    @property
+    def session(self) -> InferenceSession:
+        """The session with the user's options."""
+        return self._usual[0].session
+
     def _check_states(self, optimizer: OptimizerFile) -> None:
         inputs = {v.name for v in self.artifact.model.inputs}
         needed = [f"{p}.{s}" for s in optimizer.states for p in self.artifact.trainable]
