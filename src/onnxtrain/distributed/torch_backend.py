@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 from collections.abc import Iterator
@@ -42,6 +43,7 @@ class TorchBackend(Backend):
         self._own = not dist.is_initialized()
         if self._own:
             dist.init_process_group(engine, timeout=timedelta(seconds=timeout))
+            atexit.register(self._leave)
         self.rank, self.size = int(dist.get_rank()), int(dist.get_world_size())
         self.local_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         self._device = "cpu"
@@ -67,6 +69,11 @@ class TorchBackend(Backend):
         """End the group, if it was made here."""
         if self._own and self._dist.is_initialized():
             self._dist.destroy_process_group()
+
+    def _leave(self) -> None:
+        """End the group while its threads can still be joined; without, the process may abort."""
+        if not self.failed:
+            self.close()
 
     @contextlib.contextmanager
     def _tensor(self, what: str, array: Array) -> Iterator[Any]:
