@@ -44,7 +44,8 @@ class SmallSteps:
         """Whether a step on these inputs is small."""
         if not self._possible or not all(hasattr(a, "dtype") for a in arrays):
             return False
-        return self._weights * max((_rows(a) for a in arrays), default=1) <= LIMIT
+        times = [applications(a.shape, indices=a.dtype.kind in "iu") for a in arrays]
+        return self._weights * max(times, default=1) <= LIMIT
 
     def options(self) -> Any:
         """Session options with one thread."""
@@ -53,7 +54,6 @@ class SmallSteps:
         return options
 
 
-def _rows(array: Any) -> int:
-    """How many times the weights are applied: per row of features, or per index."""
-    shape = array.shape if array.dtype.kind in "iu" else array.shape[:-1]
-    return max(1, int(math.prod(shape)))
+def applications(shape: Sequence[int], *, indices: bool) -> int:
+    """How many times an input of this shape has the weights applied: per row, or per index."""
+    return max(1, int(math.prod(shape if indices else shape[:-1])))

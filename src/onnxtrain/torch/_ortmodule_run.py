@@ -16,7 +16,7 @@ import onnxruntime
 import torch
 from onnxruntime.capi import _pybind_state as ort
 
-from ..runtime.threads import HEAVY, LIMIT
+from ..runtime.threads import HEAVY, LIMIT, applications
 from ._openmp import pause
 from ._ortmodule_graph import Halves
 from .fallback import ORTModuleDeviceException, ORTModuleONNXModelException
@@ -82,17 +82,16 @@ def is_small(forward: onnx.ModelProto, arguments: Collection[str]) -> bool:
     """
     if any(node.op_type in HEAVY for node in forward.graph.node):
         return False
-    weights, rows = 0, 1
+    weights, times = 0, 1
     for value in forward.graph.input:
         tensor = value.type.tensor_type
         shape = [d.dim_value for d in tensor.shape.dim]
         if value.name not in arguments:
             weights += math.prod(shape)
-        elif tensor.elem_type in (onnx.TensorProto.INT64, onnx.TensorProto.INT32):
-            rows = max(rows, math.prod(shape))
-        else:
-            rows = max(rows, math.prod(shape[:-1]))
-    return weights * rows <= LIMIT
+            continue
+        indices = tensor.elem_type in (onnx.TensorProto.INT64, onnx.TensorProto.INT32)
+        times = max(times, applications(shape, indices=indices))
+    return weights * times <= LIMIT
 
 
 def make_session(model: onnx.ModelProto, device: torch.device, config: Mapping[str, str]) -> Any:
