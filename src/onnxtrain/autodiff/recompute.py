@@ -20,15 +20,13 @@ import numpy as np
 import onnx_ir as ir
 
 from ..graph import FLOATS, Constants, Names, OpBuilder, Tensor
-from ..graph.edit import copy_node
+from ..graph.edit import GATE, copy_node
 from ..graph.schema import RANDOM
 from ..graph.tensor import dims_of
 from .bodies import rewire, subgraphs, used_values
 from .differentiate import all_names
 from .segments import PRODUCTS, VIEWS, Recompute, assign, check_recompute, named_values, weight
 
-GATE = "onnxtrain.recompute"
-"""Names of the nodes that this pass adds begin with it."""
 SMALL = 1 << 14
 """Values below this many bytes are kept: to compute them again would gain nothing."""
 

@@ -8,6 +8,9 @@ import onnx_ir as ir
 
 from .builder import Names
 
+GATE = "onnxtrain.recompute"
+"""How the names of nodes begin that delay what reads them; `optimize` leaves them alone."""
+
 
 def copy_node(node: ir.Node, inputs: Sequence[ir.Value | None], names: Names) -> ir.Node:
     """A node of the same operator on other inputs; its outputs are described like the originals."""

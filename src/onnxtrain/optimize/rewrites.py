@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from ..graph.edit import replace_value
+from ..graph.edit import GATE, replace_value
 from ..graph.tensor import dims_of
 
 Rewrite = Callable[[ir.Node], "ir.Value | None"]
@@ -173,7 +173,7 @@ def trivial_transpose(node: ir.Node) -> ir.Value | None:
 def reshape_of_reshape(node: ir.Node) -> ir.Value | None:
     """Only the last of several Reshape (or Squeeze, Unsqueeze, Flatten) nodes counts."""
     source = node.inputs[0]
-    if (node.name or "").startswith("onnxtrain.recompute/"):
+    if (node.name or "").startswith(f"{GATE}/"):
         return None  # it delays what reads it
     if same_shape(source, node.outputs[0]):
         return source
