@@ -44,6 +44,7 @@ class Binding:
         self._outputs: list[str] = []
         self._small: dict[str, Array] = {}
         self._large: list[tuple[int, str]] = []
+        self._order: dict[str, int] = {}
 
     # --- once ------------------------------------------------------------------------------------
 
@@ -59,7 +60,7 @@ class Binding:
                 self.output(info.name, kind, shape, address(buffer))
             else:
                 self._large.append((index, info.name))
-                self.io.bind_output(info.name, HOST.ort_device)
+                self.made_output(info.name)
 
     def input(self, name: str, kind: ElementType, shape: Sequence[int], pointer: int) -> None:
         """Bind memory where the state lives."""
@@ -72,7 +73,13 @@ class Binding:
 
     def output(self, name: str, kind: ElementType, shape: Sequence[int], pointer: int) -> None:
         """Let a result be written to memory where the state lives."""
+        self._order.setdefault(name, len(self._order))
         self.io.bind_output(name, self.device.ort_device, kind.binding, shape, pointer)
+
+    def made_output(self, name: str) -> None:
+        """Let a run make a result, in memory of the host; to be said again before the next run."""
+        self._order.setdefault(name, len(self._order))
+        self.io.bind_output(name, HOST.ort_device)
 
     def input_tensor(self, name: str, store: TensorStore, tensor: str) -> None:
         """Bind a tensor of a flat buffer as input."""
@@ -153,7 +160,7 @@ class Binding:
             self._staged.clear()
             self._again = []
             for _, name in self._large:
-                self.io.bind_output(name, HOST.ort_device)
+                self.made_output(name)
             raise RunError(f"onnxruntime could not run the model: {error}") from error
 
     def results(self) -> list[Array]:
@@ -182,8 +189,13 @@ class Binding:
         made = self.io.get_outputs()
         found = {name: made[index] for index, name in self._large}
         for _, name in self._large:  # otherwise the next run would write over what was given out
-            self.io.bind_output(name, HOST.ort_device)
+            self.made_output(name)
         return found
+
+    def taken(self, names: Sequence[str]) -> dict[str, Any]:
+        """Results of the last run by name, as onnxruntime's own values."""
+        values = self.io.get_outputs() if names else []
+        return {name: values[self._order[name]] for name in names}
 
 
 class UserSide:

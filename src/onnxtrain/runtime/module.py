@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +33,9 @@ from .predecessor import repaired_eval
 from .seeds import reseed
 from .state import CheckpointState
 from .threads import SmallSteps
+
+if TYPE_CHECKING:
+    from .pieces import PieceBinding, Pieces
 
 Array = npt.NDArray[Any]
 Self = TypeVar("Self", bound="Module")
@@ -276,18 +279,7 @@ class _Passes:
         self.accumulate: Binding | None = None
 
     def _binding(self, gradients: TensorStore) -> Binding:
-        train = self.train
-        module, artifact = train.module, train.artifact
-        binding = Binding(self.session, module._device)
-        binding.user_outputs(train.user.outputs)
-        for name in train.bound:
-            binding.input_tensor(name, module._state._store_of(name), name)
-        for name in artifact.trainable:
-            gradient = artifact.gradients.get(name, f"{name}_grad")
-            binding.output_tensor(gradient, gradients, name)
-        for name, updated in artifact.states.items():
-            binding.output_tensor(updated, train.next_states, name)
-        return binding
+        return self.train.bind(self.session, gradients, self.train.gradient_names)
 
     def binding(self, overwrite: bool) -> Binding:
         """The binding for a step that starts anew, or for one that adds to the gradients."""
@@ -296,6 +288,10 @@ class _Passes:
         if self.accumulate is None:
             self.accumulate = self._binding(self.train.added())
         return self.accumulate
+
+    def add(self) -> None:
+        """Add what the accumulating binding has left to the gradients."""
+        self.train.module._ops.add(self.train.gradients, self.train.added())
 
 
 class _Train:
@@ -310,7 +306,10 @@ class _Train:
         self.small = SmallSteps(artifact, module._device, module._session_options)
         folded = set(fold_frozen(artifact, state)) if fold else set()
         self.bound = [n for n in module._order if n not in folded]
-        options = session_options(
+        self.gradient_names = {
+            p: artifact.gradients.get(p, f"{p}_grad") for p in artifact.trainable
+        }
+        self.options = session_options(
             module._session_options,
             folder=artifact.folder,
             weights_change=weights_change(artifact),
@@ -320,31 +319,66 @@ class _Train:
         self.gradients = state._gradients
         self.scratch: TensorStore | None = None
         self.model = without_accumulation(artifact)
-        self.usual = self.now = _Passes(self, module._device.session(self.model, options))
+        self._usual: _Passes | None = None
+        self.now: _Passes | Pieces = self.usual
         self.single: _Passes | None = None
+        self.pieces: Pieces | None = None
+
+    def bind(
+        self, session: InferenceSession, gradients: TensorStore, names: Mapping[str, str]
+    ) -> Binding:
+        """Bind all but the user's inputs; `names` tells the outputs that are gradients."""
+        module = self.module
+        takes = {v.name for v in session.get_inputs()}
+        gives = {v.name for v in session.get_outputs()}
+        binding = Binding(session, module._device)
+        binding.user_outputs([o for o in self.user.outputs if o.name in gives])
+        for name in takes.intersection(self.bound):
+            binding.input_tensor(name, module._state._store_of(name), name)
+        for name, gradient in names.items():
+            binding.output_tensor(gradient, gradients, name)
+        for name, updated in self.artifact.states.items():
+            if updated in gives:
+                binding.output_tensor(updated, self.next_states, name)
+        return binding
+
+    def use(self, pieces: Pieces | None, *, keep: bool = False) -> None:
+        """Run in pieces from now on, or (None) whole again; the other way is let go or kept."""
+        self.pieces = pieces
+        if pieces is not None and not keep:
+            self._usual = self.single = None
+        self.now = pieces if pieces is not None else self.usual
+
+    @property
+    def usual(self) -> _Passes:
+        """The whole model in one session, with the user's options."""
+        if self._usual is None:
+            self._usual = _Passes(self, self.module._device.session(self.model, self.options))
+        return self._usual
 
     @property
     def session(self) -> InferenceSession:
         """The session with the user's options."""
         return self.usual.session
 
-    def binding(self) -> Binding:
+    def binding(self) -> Binding | PieceBinding:
         """Where the next step's inputs go."""
         return self.now.binding(self.module._overwrite)
 
     def feed(self, values: Sequence[Any]) -> bool:
         """Check and bind the user's inputs; tells whether they are OrtValues."""
         arrays = self.user.check.arrays(values)
-        self.now = self._single() if self.small.has(arrays) else self.usual
+        if self.pieces is None:
+            self.now = self._single() if self.small.has(arrays) else self.usual
         self.binding().feed(self.user.inputs, arrays)
         return all_ortvalues(values)
 
-    def run(self) -> Binding:
+    def run(self) -> Binding | PieceBinding:
         module = self.module
         binding = self.binding()
         binding.run()
         if not module._overwrite:
-            module._ops.add(self.gradients, self.added())
+            self.now.add()
         if not module._device.is_host:
             self.gradients.written()
         module._overwrite = False

@@ -209,6 +209,11 @@ class ModelFile:
         self._known_values.pop(11, None)
         self.graph.replace(11, [m for m in self.graph.messages(11) if keep(m.string(1))])
 
+    def add_input(self, name: str, kind: Message) -> None:
+        """Add a graph input of a type (a TypeProto)."""
+        self._known_values.pop(11, None)
+        self.graph.add(11, Message().add(1, name).add(2, kind))
+
     def set_outputs(self, names: Sequence[str], like: Mapping[str, str] | None = None) -> None:
         """Make exactly `names` the outputs; `like` names a value that has the same type.
 

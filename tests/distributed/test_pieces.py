@@ -1,0 +1,270 @@
+"""The training model cut into pieces: what goes where, and that it computes the same."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+
+from onnxtrain import artifacts, optim
+from onnxtrain.api import CheckpointState, Module, Optimizer
+from onnxtrain.errors import ModelFileError
+from onnxtrain.runtime.onnxfile import ModelFile, tensor_type
+from onnxtrain.runtime.pieces import Pieces, cut, piece_model, type_proto
+from tests.runtime import test_real_artifacts as convolutional
+
+WIDTH = 16
+
+
+def tied(folder):
+    """Four layers, the second weight used twice, a value that is a result and read again."""
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 9, opset_import: ["": 18]>
+        net (float[N, {WIDTH}] x) => (float[N, {WIDTH}] y)
+        {{
+            a = MatMul(x, w1)  b = Tanh(a)
+            c = MatMul(b, w2)  d = Add(c, b2)  e = Tanh(d)
+            f = MatMul(e, w2)  g = Mul(f, e)
+            h = MatMul(g, w3)  y = Add(h, b3)
+        }}"""
+    )
+    rng = np.random.default_rng(0)
+    for name in ("w1", "b2", "w2", "b3", "w3"):
+        shape = (WIDTH, WIDTH) if name[0] == "w" else (WIDTH,)
+        value = rng.normal(size=shape).astype(np.float32) * 0.3
+        model.graph.initializer.append(onnx.numpy_helper.from_array(value, name))
+    artifacts.generate_artifacts(
+        model,
+        requires_grad=["w1", "b2", "w2", "b3", "w3"],
+        loss=artifacts.LossType.MSELoss,
+        optimizer=optim.adamw(),
+        artifact_directory=folder,
+        additional_output_names=["y"],
+    )
+
+
+def rows(count, seed=0):
+    rng = np.random.default_rng(seed)
+    return [rng.normal(size=(count, WIDTH)).astype(np.float32) for _ in range(2)]
+
+
+def images(count, seed=0):
+    rng = np.random.default_rng(seed)
+    return [rng.normal(size=(count, 1, 8, 8)).astype(np.float32), rng.integers(0, 10, count)]
+
+
+def dropout(folder):
+    convolutional.generate(folder, dropout=True)
+
+
+MODELS = {
+    "tied": (tied, rows),
+    "batch normalization": (convolutional.generate, images),
+    "dropout": (dropout, images),
+}
+
+
+@pytest.fixture(params=MODELS)
+def made(request, tmp_path):
+    """Two modules on the same artifacts: one in pieces, one whole, and how to make a batch."""
+    write, batch = MODELS[request.param]
+    write(tmp_path)
+    return [module(tmp_path, limit) for limit in (1, None)], batch
+
+
+def module(folder, limit=None):
+    state = CheckpointState.load_checkpoint(folder / "checkpoint")
+    found = Module(folder / "training_model.onnx", state)
+    if limit is not None:
+        found._train.use(Pieces(found._train, limit))
+    return found
+
+
+def gradients(module):
+    store = module._state._gradients
+    return {name: store.view(name).copy() for name in store}
+
+
+def same(a, b):
+    assert a.keys() == b.keys()
+    for name, value in a.items():
+        np.testing.assert_allclose(b[name], value, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+def test_pieces_compute_what_the_whole_does(made):
+    """Loss, other results, gradients and running statistics, also when the batch size changes."""
+    (cut_up, whole), batch = made
+    assert len(cut_up._train.pieces.pieces) > 2
+    for step, size in enumerate((4, 4, 7)):
+        values = batch(size, step)
+        results = []
+        for each in (cut_up, whole):
+            each.lazy_reset_grad()
+            found = each(*values)
+            results.append(found if isinstance(found, tuple) else (found,))
+        for one, other in zip(*results, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+        same(gradients(whole), gradients(cut_up))
+        frozen = [{n: m._state._frozen.view(n) for n in m._state._frozen} for m in (whole, cut_up)]
+        same(*frozen)
+
+
+def test_pieces_add_to_gradients(made):
+    (cut_up, whole), batch = made
+    for each in (cut_up, whole):
+        each.lazy_reset_grad()
+        for size in (4, 5, 5):
+            each(*batch(size, size))
+    same(gradients(whole), gradients(cut_up))
+    found = cut_up._train.gradients.buffers["F32"].data
+    assert np.isfinite(found).all()
+
+
+def test_gradients_are_complete_when_a_piece_is(made):
+    """What happens to the buffer after a piece has run no longer matters to later pieces."""
+    (cut_up, whole), batch = made
+    pieces, data = cut_up._train.pieces, cut_up._train.gradients.buffers["F32"].data
+    sent = {}
+
+    def take(index):
+        for start, stop in pieces.ranges[index]:
+            sent[start, stop] = data[start:stop].copy()
+            data[start:stop] = np.nan
+
+    pieces.after = take
+    for each in (cut_up, whole):
+        each.lazy_reset_grad()
+        each(*batch(6))
+    assert np.isnan(data).all(), "every element was sent"
+    for (start, stop), values in sent.items():
+        data[start:stop] = values
+    same(gradients(whole), gradients(cut_up))
+
+
+def test_every_gradient_and_node_has_one_piece(made):
+    (cut_up, _), _ = made
+    train = cut_up._train
+    model = ModelFile.load(train.model)
+    produced = {o: i for i, n in enumerate(model.nodes) for o in n.outputs}
+    sizes = {g: train.gradients.specs[p].nbytes for p, g in train.gradient_names.items()}
+    results = [*train.artifact.user_outputs, *train.artifact.states.values()]
+    total = sum(sizes.values())
+    for limit in (1, total / 5, total / 2, total - 1, total, 10 * total):
+        pieces = cut(model, results, sizes, limit)
+        assert sorted(g for p in pieces for g in p.gradients) == sorted(sizes)
+        assert sorted(r for p in pieces for r in p.results) == sorted(results)
+        assert pieces[0].results
+        assert set().union(*(p.nodes for p in pieces)) == set(range(len(model.nodes)))
+        given = set()
+        for piece in pieces:
+            assert set(piece.takes) <= given, "made by an earlier piece"
+            given |= set(piece.gives)
+            assert {produced[g] for g in (*piece.gradients, *piece.gives)} <= piece.nodes
+        assert given == {n for p in pieces for n in p.takes}, "nothing is passed on for nobody"
+        assert len(pieces) <= -(-total // limit)
+        assert (len(pieces) == 1) == (limit >= total)
+
+
+def test_gradients_near_the_loss_come_first_whatever_the_order_of_nodes(tmp_path):
+    tied(tmp_path)
+    train = module(tmp_path, 1)._train
+    assert train.pieces.parameters(0)[-1] in {"w3", "b3"}
+    assert train.pieces.parameters(len(train.pieces.pieces) - 1) == ["w1"]
+    ranges = sorted(r for each in train.pieces.ranges for r in each)
+    size = train.gradients.buffers["F32"].data.size
+    assert [a for a, _ in ranges] == [0, *(b for _, b in ranges[:-1])]
+    assert ranges[-1][1] == size
+
+
+def test_buckets_have_about_the_same_size():
+    """Ten layers of one size each, one chain."""
+    text = " ".join(
+        f"h{i} = Mul(h{i - 1}, h{i - 1}) g{i} = Neg(h{i})" for i in range(1, 11)
+    ).replace("h0", "x")
+    outputs = ", ".join(f"float[N] g{i}" for i in range(1, 11))
+    model = onnx.parser.parse_model(
+        f'<ir_version: 9, opset_import: ["": 18]> g (float[N] x) => ({outputs}) {{ {text} }}'
+    )
+    file = ModelFile.load(model.SerializeToString())
+    sizes = {f"g{i}": 100 for i in range(1, 11)}
+    pieces = cut(file, [], sizes, 250)
+    assert [len(p.gradients) for p in pieces] == [2, 3, 2, 3]
+    assert [p.takes for p in pieces] == [(), ("h2",), ("h5",), ("h7",)]
+    sizes["g1"] = 1000  # one that is larger than any bucket stands alone
+    assert [p.gradients for p in cut(file, [], sizes, 500)][0] == ("g1",)
+
+
+def test_a_session_per_piece_trains_like_one(tmp_path):
+    convolutional.generate(tmp_path)
+    ends = []
+    for limit in (1, None):
+        each = module(tmp_path, limit)
+        optimizer = Optimizer(tmp_path / "optimizer_model.onnx", each)
+        for step in range(10):
+            each.lazy_reset_grad()
+            each(*images(8, step))
+            optimizer.step()
+        ends.append({n: p.data.copy() for n, p in each._state.parameters})
+    same(*ends)
+
+
+def test_back_to_the_whole(tmp_path):
+    tied(tmp_path)
+    both, whole = module(tmp_path, 1), module(tmp_path)
+    first = both._train.pieces
+    for way in (first, None, first):
+        both._train.use(way, keep=True)
+        for each in (both, whole):
+            each.lazy_reset_grad()
+            each(*rows(3))
+        same(gradients(whole), gradients(both))
+
+
+def test_subgraphs_and_sequences_are_passed_on():
+    """A branch that reads outer values, and a sequence made in one piece and read in another."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 9, opset_import: ["": 18]>
+        g (float[N, 4] x, bool on) => (float[N, 2] first, float[N, 4] ga, float[N, 2] gb)
+        <int64 two = {2}, int64 one = {1}>
+        {
+            parts = SplitToSequence <axis = 1> (x, two)
+            first = SequenceAt(parts, one)
+            inner = Exp(x)
+            ga = Neg(inner)
+            h = Neg(ga)
+            k = If (on) <
+                then_branch = t () => (float[N, 4] s) { s = Mul(inner, h) },
+                else_branch = e () => (float[N, 4] r) { r = Identity(h) }
+            >
+            part = SequenceAt(parts, one)
+            more = SplitToSequence <axis = 1> (k, two)
+            other = SequenceAt(more, one)
+            gb = Mul(part, other)
+        }"""
+    )
+    data = model.SerializeToString()
+    pieces = cut(ModelFile.load(data), ["first"], {"ga": 8, "gb": 8}, 8)
+    assert [p.gradients for p in pieces] == [("ga",), ("gb",)]
+    assert set(pieces[1].takes) == {"parts", "inner", "ga"}
+    import onnxruntime
+
+    x = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
+    feed, known, found = {"x": x, "on": np.array(True)}, {}, {}
+    for piece in pieces:
+        session = onnxruntime.InferenceSession(piece_model(data, piece, known))
+        values = session.run(None, {i.name: feed[i.name] for i in session.get_inputs()})
+        for info, value in zip(session.get_outputs(), values, strict=True):
+            known[info.name] = type_proto(info.type, info.shape)
+            found[info.name] = feed[info.name] = value
+    whole = onnxruntime.InferenceSession(data).run(["ga", "gb"], {"x": x, "on": np.array(True)})
+    np.testing.assert_allclose(found["ga.own"], whole[0])
+    np.testing.assert_allclose(found["gb"], whole[1], rtol=1e-6)
+
+
+def test_types():
+    assert type_proto("tensor(int64)", ["N", 3]).encode() == tensor_type(7, ["N", 3]).encode()
+    nested = onnx.TypeProto.FromString(type_proto("optional(seq(tensor(bool)))", []).encode())
+    assert nested.optional_type.elem_type.sequence_type.elem_type.tensor_type.elem_type == 9
+    with pytest.raises(ModelFileError, match="cannot be passed on"):
+        type_proto("map(int64,tensor(float))", [])
