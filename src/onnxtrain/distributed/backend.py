@@ -32,6 +32,8 @@ class Backend:
     local_size: int = 1
     """Number of processes on this machine."""
     timeout: float = TIMEOUT
+    other_threads: bool = True
+    """Whether another thread than the main one may make the calls, while that one makes none."""
     failed: bool = False
     """Whether this rank met an error that the others may not know of."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ from ..runtime.buffers import TensorStore, aligned_zeros
 from ..runtime.module import Module
 from ..runtime.optimizer import Optimizer
 from .backend import Backend
+from .overlap import BUCKET_MB, Overlap, Way
 from .sampler import Part
 from .shard import ShardedOptimizer
 
@@ -45,6 +47,8 @@ class ParallelEngine:
         optimizer: plain or sharded.
         wide: what `widened` gave.
         accumulate: micro-batches per update.
+        overlap: whether gradients travel while others are computed, see `Overlap`.
+        bucket_mb: megabytes of gradients per message then.
     """
 
     def __init__(
@@ -54,15 +58,18 @@ class ParallelEngine:
         optimizer: Optimizer | ShardedOptimizer,
         wide: Array,
         accumulate: int,
+        overlap: Way = False,
+        bucket_mb: float = BUCKET_MB,
     ) -> None:
         self.backend, self.module, self.optimizer = backend, module, optimizer
         self.accumulate, self._state = accumulate, module._state
         self.input_names = module.input_names()
         assert self._state._gradients is not None
         self._gradients = self._state._gradients
-        size = self._gradients.buffers["F32"].data.size
-        self._wide, self._tail = wide, wide[size:]
+        self._data = self._gradients.buffers["F32"].data
+        self._wide, self._tail = wide, wide[self._data.size :]
         self._averaged = list(averaged_states(module))
+        self.overlap = Overlap(backend, module, self._reduce, overlap, bucket_mb)
         self.forget()
 
     @property
@@ -73,28 +80,32 @@ class ParallelEngine:
     def forget(self) -> None:
         """Drop micro-batches that an interrupted training left behind."""
         self._pending, self._rows, self._total, self._loss = 0, 0, 0, 0.0
-        self._factor = 1.0
+        self._factor, self._seconds = 1.0, 0.0
+        self.overlap.forget()
 
     def run(self, part: Part) -> tuple[float, int]:
         """One (micro-)batch; loss and rows of all ranks once they are known, else zeros."""
         if self._pending == 0:
             self.module.lazy_reset_grad()
+            self.overlap.begin()
+        began = time.perf_counter()
         if part.rows:
             self._weigh(part.rows * self.backend.size / part.total)
+            self.overlap.prepare(self._pending + 1 == self.accumulate, self._factor)
             result = self.module(*part)
             loss = result[0] if isinstance(result, tuple) else result
             self._loss += float(np.mean(loss)) * part.rows
         self._rows += part.rows
         self._total += part.total
         self._pending += 1
+        self._seconds += time.perf_counter() - began
         return self.finish() if self._pending == self.accumulate else (0.0, 0)
 
     def _weigh(self, factor: float) -> None:
         """The buffer holds gradients that `_factor` has still to be multiplied with."""
         if self._rows and factor != self._factor:
-            data = self._gradients.buffers["F32"].data
             self._gradients.pull()
-            data *= np.float32(self._factor / factor)
+            self._data *= np.float32(self._factor / factor)
             self._gradients.push()
         self._factor = factor
 
@@ -102,27 +113,48 @@ class ParallelEngine:
         """Sum over the ranks and update; gives mean loss and rows of all micro-batches."""
         if not self._pending:
             return 0.0, 0
-        data = self._gradients.buffers["F32"].data
+        began = time.perf_counter()
         self._gradients.pull()
         if not self._rows:
-            data[:] = 0.0
-        elif self._factor != 1.0:
-            data *= np.float32(self._factor)
+            self._data[:] = 0.0
+        elif self._factor != 1.0 and not self.overlap.sent:
+            self._data *= np.float32(self._factor)
         self._fill_tail()
+        sent = time.perf_counter()
+        square = self._exchange()
+        sent = time.perf_counter() - sent
         scale = 1.0 / (self.backend.size * self._pending)
-        optimizer = self.optimizer
-        if isinstance(optimizer, ShardedOptimizer):
-            square = optimizer.reduce(data, self._tail)
-            optimizer.apply(scale, square)
+        if isinstance(self.optimizer, ShardedOptimizer):
+            self.optimizer.apply(scale, square)
         else:
-            self.backend.all_reduce(self._wide)
             self._gradients.push()
-            optimizer.apply(scale)
-        rows = self._total
+            self.optimizer.apply(scale)
+        rows, batches = self._total, self._pending
         loss = float(self._tail[0]) / rows
         self._empty_tail()
+        seconds = self._seconds + time.perf_counter() - began
         self.forget()
+        self.overlap.end(batches, rows, seconds, sent)
         return loss, rows
+
+    def _exchange(self) -> float:
+        """Sum over the ranks; gives the squared norm if the optimizer is sharded."""
+        # with fewer micro-batches than planned nobody knew that the last one was the last
+        overlapped = self.overlap.on and self._pending == self.accumulate
+        if overlapped:
+            self.overlap.complete()
+        if isinstance(self.optimizer, ShardedOptimizer):
+            if not overlapped:
+                self._reduce(0, self._data.size)
+            return self.optimizer.square(self._tail)
+        self.backend.all_reduce(self._tail if overlapped else self._wide)
+        return 0.0
+
+    def _reduce(self, start: int, stop: int) -> None:
+        if isinstance(self.optimizer, ShardedOptimizer):
+            self.optimizer.reduce(self._data, start, stop)
+        else:
+            self.backend.all_reduce(self._data[start:stop])
 
     # --- loss and running statistics -------------------------------------------------------------
 

@@ -51,6 +51,7 @@ class MPIBackend(Backend):
         self._comm.Set_errhandler(self._mpi.ERRORS_RETURN)
         self.rank, self.size = self._comm.rank, self._comm.size
         self.timeout = timeout
+        self.other_threads = self._mpi.Query_thread() == self._mpi.THREAD_MULTIPLE
         self._last_comm = self._comm.Dup()
         own = Peer.own(self.rank)
         peers = [Peer(*p) for p in self._comm.allgather(own.as_tuple())]

@@ -22,19 +22,25 @@ from ..runtime.state import CheckpointState
 from .backend import Backend, Single
 from .connect import connect
 from .engine import HEAD, ParallelEngine, widened
+from .overlap import BUCKET_MB, Way
 from .sampler import Part, ShardedBatches
 from .shard import ShardedOptimizer
 from .start import check_same_models, shared_state
 
 
-def make(distributed: Backend | str, shard_optimizer: bool = False) -> Group:
+def make(
+    distributed: Backend | str,
+    shard_optimizer: bool = False,
+    overlap: Way = "auto",
+    bucket_mb: float = BUCKET_MB,
+) -> Group:
     """The group for `Trainer(distributed=…)`."""
     backend = connect(distributed)
     if backend is None:  # "auto", and no launcher
-        if not shard_optimizer:
+        if not shard_optimizer and overlap is not True:
             return Group()
         backend = Single()
-    return DataParallel(backend, shard_optimizer)
+    return DataParallel(backend, shard_optimizer, overlap, bucket_mb)
 
 
 class DataParallel(Group):
@@ -43,9 +49,23 @@ class DataParallel(Group):
     Args:
         backend: the processes.
         shard_optimizer: each keeps only its part of the optimizer's moments.
+        overlap: exchange gradients while others are computed: True, False, or ``"auto"`` for
+            whichever the first updates show to be faster.
+        bucket_mb: megabytes of gradients per message then.
     """
 
-    def __init__(self, backend: Backend, shard_optimizer: bool = False) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        shard_optimizer: bool = False,
+        overlap: Way = "auto",
+        bucket_mb: float = BUCKET_MB,
+    ) -> None:
+        if overlap not in {"auto", True, False}:
+            raise ValueError(f"overlap is 'auto', True or False, not {overlap!r}.")
+        if not bucket_mb > 0:
+            raise ValueError(f"bucket_mb must be a positive number, not {bucket_mb!r}.")
+        self.overlap, self.bucket_mb = overlap, bucket_mb
         self.backend, self.shard_optimizer = backend, shard_optimizer
         self.rank, self.size, self.is_main = backend.rank, backend.size, backend.is_main
         self._engine: ParallelEngine | None = None
@@ -90,7 +110,9 @@ class DataParallel(Group):
         else:
             optimizer = Optimizer(optimizer_model, module)
         optimizer.clip_norm = clip_norm
-        return ParallelEngine(self.backend, module, optimizer, wide, accumulate)
+        return ParallelEngine(
+            self.backend, module, optimizer, wide, accumulate, self.overlap, self.bucket_mb
+        )
 
     def _module(
         self, train_model: Source, state: CheckpointState, options: dict[str, Any]

@@ -108,9 +108,14 @@ class ShardedOptimizer:
         """Bytes of optimizer state on this rank."""
         return sum(m.buffers["F32"].data.nbytes for m in self.moments.values())
 
-    def reduce(self, gradients: Array, tail: Array) -> float:
-        """Sum the gradients' slices and the tail over all ranks; gives the squared norm."""
-        self._backend.reduce_slices(gradients, self.bounds)
+    def reduce(self, gradients: Array, start: int, stop: int) -> None:
+        """Sum the gradients between two elements over all ranks, each for its slice."""
+        edges = [(min(max(a, start), stop), min(max(b, start), stop)) for a, b in self.bounds]
+        shifted = [(a - start, b - start) for a, b in edges]
+        self._backend.reduce_slices(gradients[start:stop], shifted)
+
+    def square(self, tail: Array) -> float:
+        """Sum the tail over all ranks; gives the squared norm of the gradients."""
         part = self._gradients.buffers["F32"].data
         small = np.empty(tail.size + 1, np.float64)
         small[0], small[1:] = _square(part), tail

@@ -65,12 +65,15 @@ class Group:
         """Training ended with an error in this process."""
 
 
-def make_group(distributed: Any, shard_optimizer: bool) -> Group:
+def make_group(
+    distributed: Any, shard_optimizer: bool, overlap: Any = "auto", bucket_mb: float = 25.0
+) -> Group:
     """The group that is meant by a trainer's arguments."""
     if distributed is None:
-        if shard_optimizer:
-            raise ValueError("shard_optimizer=True needs several processes: give distributed too.")
+        if shard_optimizer or overlap is True:
+            what = "shard_optimizer" if shard_optimizer else "overlap"
+            raise ValueError(f"{what}=True needs several processes: give distributed too.")
         return Group()
     package = importlib.import_module("onnxtrain.distributed.parallel")
-    group: Group = package.make(distributed, shard_optimizer)
+    group: Group = package.make(distributed, shard_optimizer, overlap, bucket_mb)
     return group

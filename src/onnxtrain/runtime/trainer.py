@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -66,6 +66,9 @@ class Trainer:
             `onnxtrain[mpi]` or torch. `batch_size` is then that of all processes together.
         shard_optimizer: with `distributed`, let each process keep and update only its part of the
             optimizer's moments.
+        overlap: with `distributed`, exchange gradients while others are still being computed: True,
+            False, or ``"auto"`` for whichever the first updates show to be faster.
+        bucket_mb: megabytes of gradients per message with `overlap`; a model with fewer has one.
 
     Example:
         >>> trainer = Trainer.from_directory("artifacts", metrics=["accuracy"])  # doctest: +SKIP
@@ -93,6 +96,8 @@ class Trainer:
         check_finite: bool = False,
         distributed: Any = None,
         shard_optimizer: bool = False,
+        overlap: Literal["auto"] | bool = "auto",
+        bucket_mb: float = 25.0,
     ) -> None:
         if scheduler_interval not in {"step", "epoch"}:
             raise ValueError(
@@ -100,7 +105,7 @@ class Trainer:
             )
         if accumulate < 1:
             raise ValueError(f"accumulate must be at least 1, not {accumulate}.")
-        self.group = make_group(distributed, shard_optimizer)
+        self.group = make_group(distributed, shard_optimizer, overlap, bucket_mb)
         state = self.group.load(state)
         state._need_values()
         self.state, self.metrics = state, resolve(metrics)
