@@ -145,9 +145,14 @@ def test_resume_with_another_number_of_ranks(folder, tmp_path, found, before, af
                 np.testing.assert_allclose(group[key], value, rtol=1e-5, atol=1e-6, err_msg=key)
 
 
-def dying(folder, tmp_path, how, **options):
+def dying(folder, tmp_path, how, run_options=None, **options):
     """Three ranks; rank 1 comes to grief after step 12, checkpoints were written until step 10."""
-    run = {**ADAMW, "save": [tmp_path / "run", 5], "die": [1, 12, how]}
+    run = {
+        **ADAMW,
+        "save": [tmp_path / "run", 5],
+        "die": [1, 12, how],
+        "options": run_options or {},
+    }
     began = time.monotonic()
     done = launch(3, folder, tmp_path / "a", [run], **options)
     assert time.monotonic() - began < 60, "far beyond the time limit"

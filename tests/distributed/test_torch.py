@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import numpy as np
+import pytest
 
 from .conftest import LIMIT, WORKER, needs_torch, results
 
@@ -16,6 +17,7 @@ pytestmark = needs_torch
 RUNS = [
     {"fit": {"epochs": 2, "batch_size": 25}},
     {"fit": {"epochs": 2, "batch_size": 25}, "options": {"shard_optimizer": True}},
+    {"fit": {"epochs": 2, "batch_size": 25}, "options": {"overlap": True, "bucket_mb": 1e-4}},
 ]
 
 
@@ -60,8 +62,9 @@ def test_two_ranks_give_the_weights_of_one(folder, tmp_path):
                 np.testing.assert_allclose(group[key], value, rtol=1e-5, atol=1e-6, err_msg=key)
 
 
-def test_a_killed_rank_is_noticed(folder, tmp_path):
-    run = {**RUNS[0], "die": [1, 4, "kill"]}
+@pytest.mark.parametrize("run", [RUNS[0], RUNS[2]], ids=["plain", "overlapped"])
+def test_a_killed_rank_is_noticed(folder, tmp_path, run):
+    run = {**run, "die": [1, 4, "kill"]}
     (text, code), (_, killed) = torchrun(2, folder, tmp_path / "x", [run])
     assert killed == -9
     assert code not in (0, -9)

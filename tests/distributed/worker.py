@@ -79,6 +79,8 @@ def train(folder: Path, backend: str, run: dict) -> dict[str, np.ndarray]:
     found = {f"param/{n}": p.data.copy() for n, p in trainer.state.parameters}
     found |= {f"history/{n}": np.array(v) for n, v in history.items()}
     found["steps"] = np.array(trainer.step)
+    overlap = trainer._engine.overlap
+    found["overlapped"] = np.array([overlap.decided, overlap.on])
     optimizer = trainer._engine.optimizer
     if run.get("options", {}).get("shard_optimizer"):
         found["state_bytes"] = np.array(optimizer.nbytes)
