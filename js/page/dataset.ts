@@ -1,6 +1,6 @@
 /** A data set in the form in which a model takes it: one array per input, rows shuffled and split. */
 import type { Data, Input, ValueInfo } from "../src/index.js";
-import { typeNamed, type ElementType } from "../src/ort.js";
+import { arrayOf } from "../src/ort.js";
 import type { NdArray } from "./arrays.js";
 
 const FLOATS = new Set(["float32", "float64"]);
@@ -9,7 +9,7 @@ const TARGET_NAMES = ["y", "labels", "label", "targets", "target", "classes"];
 const HELD_OUT = 0.2;
 
 interface Column {
-  readonly type: ElementType;
+  readonly type: string;
   readonly data: Data;
   /** Shape of one row. */
   readonly shape: readonly number[];
@@ -46,7 +46,7 @@ export class Dataset {
   /** The class of each row, if the last input is one whole number per row. */
   labels(rows: readonly number[]): number[] | undefined {
     const column = this.columns.at(-1);
-    if (column === undefined || column.size !== 1 || FLOATS.has(column.type.name)) return undefined;
+    if (column === undefined || column.size !== 1 || FLOATS.has(column.type)) return undefined;
     return rows.map((row) => Number(column.data[row]));
   }
 
@@ -107,7 +107,7 @@ function column(
   name: string,
   scale: number | undefined,
 ): Column {
-  const type = typeNamed(info.type);
+  const { type } = info;
   if (array.shape[0] !== rows) {
     throw new Error(`${name}: ${rows} rows for one input, ${array.shape[0]} for "${info.name}".`);
   }
@@ -122,7 +122,7 @@ function column(
     );
   }
   const shape = known ? (declared as number[]) : array.shape.slice(1);
-  const isFloat = FLOATS.has(type.name);
+  const isFloat = FLOATS.has(type);
   const factor = isFloat ? (scale ?? (array.kind === "u1" ? 1 / 255 : 1)) : 1;
   const data = emptyLike({ type, size }, rows);
   for (let i = 0; i < array.data.length; i++) {
@@ -135,8 +135,9 @@ function column(
   return { type, data, shape, size };
 }
 
-function emptyLike({ type, size }: { type: ElementType; size: number }, rows: number): Data {
-  return new type.array(new ArrayBuffer(rows * size * type.array.BYTES_PER_ELEMENT));
+function emptyLike({ type, size }: { type: string; size: number }, rows: number): Data {
+  const array = arrayOf(type);
+  return new array(new ArrayBuffer(rows * size * array.BYTES_PER_ELEMENT));
 }
 
 function setNumber(data: Data, at: number, value: number): void {

@@ -34,7 +34,7 @@ export class Run {
 
   static of({ module, optimizer }: Artifacts, dataset: Dataset, progress: Progress): Run {
     if (optimizer === undefined) {
-      throw new Error("The directory has no optimizer_model.onnx: generate one with the artifacts.");
+      throw new Error("The artifacts have no optimizer that the page can run: generate one with them.");
     }
     return new Run(module, optimizer, dataset, progress);
   }
@@ -101,7 +101,7 @@ export class Run {
     const { loss } = await this.module.evalStep(...inputs);
     const labels = this.dataset.labels(rows);
     if (labels === undefined) return { loss, accuracy: undefined };
-    const own = await this.module.modelInputs();
+    const own = this.module.modelInputs();
     const found = await classes(this.module, inputs.slice(0, own.length));
     const right = found.filter((scores, i) => best(scores) === labels[i]).length;
     return { loss, accuracy: right / rows.length };

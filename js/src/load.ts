@@ -1,10 +1,14 @@
 /** Artifacts from a directory: a URL, or a path in Node. */
 import { CheckpointState } from "./checkpoint.js";
-import { OnnxTrainError } from "./errors.js";
-import { Module, type ModuleOptions } from "./module.js";
+import { Device, type Facts, type SessionOptions } from "./device.js";
+import { check, ModelFileError, OnnxTrainError } from "./errors.js";
+import { Module } from "./module.js";
 import { Optimizer } from "./optimizer.js";
+import type { Ort } from "./ort.js";
 
-export interface LoadOptions extends Pick<ModuleOptions, "ort" | "sessionOptions"> {
+export interface LoadOptions {
+  ort: Ort;
+  sessionOptions?: SessionOptions;
   /** Put before every file name, as in `generate_artifacts`. */
   prefix?: string;
   /** Another checkpoint than the directory's own: its bytes. */
@@ -14,52 +18,65 @@ export interface LoadOptions extends Pick<ModuleOptions, "ort" | "sessionOptions
 export interface Artifacts {
   readonly state: CheckpointState;
   readonly module: Module;
-  /** Undefined if the directory has no optimizer_model.onnx. */
+  /** Undefined if the artifacts have none that JavaScript can run. */
   readonly optimizer: Optimizer | undefined;
 }
 
-/**
- * Load the artifacts in a directory and make them ready to train.
- *
- * @example
- * const { state, module, optimizer } = await loadArtifacts("https://host/artifacts", { ort });
- * const { loss } = await module.trainStep({ data, dims }, { data: labels, dims: [n] });
- * await optimizer?.step();
- * module.lazyResetGrad();
- */
+/** Load the artifacts in a directory (a URL, or a path in Node) and make them ready to train. */
 export async function loadArtifacts(directory: string, options: LoadOptions): Promise<Artifacts> {
-  const { prefix = "", checkpoint, ...rest } = options;
-  const at = (name: string): string => `${directory.replace(/\/+$/, "")}/${prefix}${name}`;
-  const need = async (name: string): Promise<Uint8Array> => {
-    const bytes = await readBytes(at(name));
-    if (bytes === undefined) throw new OnnxTrainError(`There is no file "${at(name)}".`);
+  const { ort, sessionOptions, prefix = "", checkpoint } = options;
+  const remedy =
+    "If an older onnxtrain wrote the artifacts, run `python -m onnxtrain.artifacts.device " +
+    "DIRECTORY [PREFIX]`; it also says if they are for Python only.";
+  const read = async (name: string): Promise<Uint8Array> => {
+    const location = `${directory.replace(/\/+$/, "")}/${prefix}${name}`;
+    const bytes = await readBytes(location);
+    check(bytes, `There is no file "${location}". ${remedy}`, ModelFileError);
     return bytes;
   };
-  const saved = checkpoint ?? (await need("checkpoint"));
-  const state = CheckpointState.loadCheckpoint(saved, `Checkpoint "${at("checkpoint")}"`);
-  const trainModel = await need("training_model.onnx");
-  const evalModel = await readBytes(at("eval_model.onnx"));
-  const module = await Module.create({ ...rest, state, trainModel, evalModel });
-  const update = await readBytes(at("optimizer_model.onnx"));
-  return { state, module, optimizer: update && (await Optimizer.create(update, module)) };
+  const state = CheckpointState.loadCheckpoint(checkpoint ?? (await read("checkpoint")));
+  const facts = JSON.parse(new TextDecoder().decode(await read("device.json"))) as Facts;
+  const files = new Map<string, Uint8Array>();
+  for (const [name, size] of Object.entries(facts.files)) {
+    const bytes = await read(name);
+    const fits = facts.version === 1 && bytes.length === size;
+    check(fits, `device.json is not the one of this "${name}". ${remedy}`, ModelFileError);
+    files.set(name, bytes);
+  }
+  const module = new Module(new Device(facts, files, state, ort, sessionOptions));
+  await module.device.session("train");
+  return { state, module, optimizer: facts.optimizer ? new Optimizer(module) : undefined };
 }
+
+interface NodeFiles {
+  readFile(path: string): Promise<Uint8Array>;
+  writeFile(path: string, bytes: Uint8Array, options: { flush: boolean }): Promise<void>;
+  rename(from: string, to: string): Promise<void>;
+}
+
+/** Node's files; bundlers for browsers do not follow a name in a variable. */
+const nodeFiles = (name = "node:fs/promises"): Promise<NodeFiles> =>
+  import(/* @vite-ignore */ name);
 
 /** The bytes of a file by URL, or by path in Node; undefined if there is none. */
 export async function readBytes(location: string): Promise<Uint8Array | undefined> {
   if (/^https?:/.test(location) || "document" in globalThis) {
     const response = await fetch(location);
     if (response.status === 404) return undefined;
-    if (!response.ok) throw new OnnxTrainError(`"${location}" cannot be read: ${response.status}.`);
+    check(response.ok, `"${location}" cannot be read: ${response.status}.`, OnnxTrainError);
     return new Uint8Array(await response.arrayBuffer());
   }
-  const files = "node:fs/promises"; // a name that bundlers for browsers do not follow
-  const { readFile } = (await import(/* @vite-ignore */ files)) as {
-    readFile(path: string): Promise<Uint8Array>;
-  };
-  try {
-    return new Uint8Array(await readFile(location));
-  } catch (error) {
-    if ((error as { code?: string }).code === "ENOENT") return undefined;
-    throw error;
-  }
+  const { readFile } = await nodeFiles();
+  return readFile(location).catch((error: { code?: string }) => {
+    if (error.code !== "ENOENT") throw error;
+    return undefined;
+  });
+}
+
+/** Write a file in Node; the old one stays complete until the new one is. */
+export async function writeBytes(path: string, bytes: Uint8Array): Promise<void> {
+  const { rename, writeFile } = await nodeFiles();
+  const unfinished = `${path}.${crypto.randomUUID()}`;
+  await writeFile(unfinished, bytes, { flush: true });
+  await rename(unfinished, path);
 }

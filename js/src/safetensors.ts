@@ -2,89 +2,64 @@
  * The container of a checkpoint: a safetensors file. Eight bytes with the length of the header
  * (little endian), the header in JSON, the data; tensors follow each other without gaps.
  */
-import { CheckpointError } from "./errors.js";
-import { sizeOf, TYPES, typeNamed, type Value } from "./ort.js";
+import { check, CheckpointError } from "./errors.js";
+import { arrayOf, joined, sizeOf, type Value } from "./ort.js";
 
-type Metadata = Readonly<Record<string, string>>;
+interface Content {
+  readonly values: Map<string, Value>;
+  readonly metadata: Readonly<Record<string, string>>;
+}
 
-/** Read and check a file: the tensors must fill it exactly, in a row. */
-export function decode(
-  file: Uint8Array,
-  where: string,
-): { values: Map<string, Value>; metadata: Metadata } {
-  const damaged = (what: string): never => {
-    throw new CheckpointError(`${where} is damaged, truncated or no checkpoint: ${what}.`);
-  };
-  if (file.length < 8) damaged(`it has only ${file.length} bytes`);
-  const view = new DataView(file.buffer, file.byteOffset, file.byteLength);
-  const length = Number(view.getBigUint64(0, true));
-  if (length > file.length - 8) damaged(`its header would have ${length} bytes`);
-  const header = parseObject(new TextDecoder().decode(file.subarray(8, 8 + length)));
-  const { __metadata__: metadata = {}, ...tensors } = header ?? damaged("its header is not JSON");
-  const data = file.subarray(8 + length);
-  const entries = Object.entries(tensors as Record<string, Record<string, unknown>>).map(
-    ([name, { dtype, shape, data_offsets: offsets }]) => {
-      const type = TYPES.find((t) => t.code === dtype);
-      if (type === undefined || !naturals(shape) || !naturals(offsets)) {
-        return damaged(`the description of "${name}" is not usable`);
-      }
-      const [begin = 0, end = 0] = offsets;
-      if (end - begin !== sizeOf(shape) * type.array.BYTES_PER_ELEMENT) {
-        damaged(`"${name}" has ${end - begin} bytes for ${type.code}[${shape}]`);
-      }
-      return { name, type, shape, begin, end };
-    },
-  );
-  let at = 0;
-  const values = new Map<string, Value>();
-  entries.sort((a, b) => a.begin - b.begin || a.end - b.end);
-  for (const { name, type, shape, begin, end } of entries) {
-    if (begin !== at || end > data.length) damaged(`"${name}" is not where it should be`);
-    const numbers = new type.array(Uint8Array.from(data.subarray(begin, end)).buffer);
-    values.set(name, { type: type.name, dims: shape, data: numbers });
-    at = end;
+type Entries = Record<string, { dtype: string; shape: number[]; data_offsets: [number, number] }>;
+
+/** Read a file; what its header says of the tensors must fill it exactly. */
+export function decode(file: Uint8Array): Content {
+  try {
+    const start = 8 + Number(new DataView(file.buffer, file.byteOffset, 8).getBigUint64(0, true));
+    const header = JSON.parse(new TextDecoder().decode(file.subarray(8, start)));
+    const { __metadata__: metadata = {}, ...entries } = header;
+    const values = new Map<string, Value>();
+    let end = start;
+    for (const [name, { dtype, shape, data_offsets: at }] of Object.entries(entries as Entries)) {
+      const type = typeOf(dtype);
+      const array = arrayOf(type);
+      const bytes = new Uint8Array(file.subarray(start + at[0], start + at[1]));
+      const size = sizeOf(shape) * array.BYTES_PER_ELEMENT;
+      check(at[1] - at[0] === size && bytes.length === size, `"${name}" has another size.`);
+      values.set(name, { type, dims: shape, data: new array(bytes.buffer) });
+      end += size;
+    }
+    check(end === file.length, `It has ${file.length} bytes, its header says ${end}.`);
+    return { metadata, values };
+  } catch (error) {
+    const why = (error as Error).message;
+    throw new CheckpointError(`The checkpoint is damaged, truncated or none at all: ${why}`);
   }
-  if (at !== data.length) damaged(`it has ${data.length} bytes of data, its header says ${at}`);
-  return { metadata: metadata as Metadata, values };
 }
 
 /** Write tensors (wide types first, so that all stay aligned) and metadata. */
-export function encode(
-  values: ReadonlyMap<string, Value>,
-  metadata: Metadata,
-): Uint8Array {
+export function encode({ values, metadata }: Content): Promise<Uint8Array> {
   const width = ({ data }: Value): number => data.BYTES_PER_ELEMENT;
   const order = [...values].sort(([, a], [, b]) => width(b) - width(a));
   const header: Record<string, unknown> = { __metadata__: metadata };
   let at = 0;
   for (const [name, { type, dims, data }] of order) {
     const offsets = [at, (at += data.byteLength)];
-    header[name] = { dtype: typeNamed(type)?.code, shape: dims, data_offsets: offsets };
+    header[name] = { dtype: codeOf(type), shape: dims, data_offsets: offsets };
   }
   const text = new TextEncoder().encode(JSON.stringify(header));
-  const padding = -text.length & 7;
-  const start = 8 + text.length + padding;
-  const file = new Uint8Array(start + at).fill(0x20, 0, start);
-  new DataView(file.buffer).setBigUint64(0, BigInt(start - 8), true);
-  file.set(text, 8);
-  at = start;
-  for (const [, { data }] of order) {
-    file.set(new Uint8Array(data.buffer, data.byteOffset, data.byteLength), at);
-    at += data.byteLength;
-  }
-  return file;
+  const padding = new Uint8Array(-text.length & 7).fill(0x20);
+  const length = BigUint64Array.of(BigInt(text.length + padding.length));
+  return joined([length, text, padding, ...order.map(([, { data }]) => data)]);
 }
 
-function parseObject(text: string): Record<string, unknown> | undefined {
-  try {
-    const value: unknown = JSON.parse(text);
-    return typeof value === "object" && value !== null && !Array.isArray(value)
-      ? (value as Record<string, unknown>) : undefined;
-  } catch {
-    return undefined;
-  }
-}
+/** float32 is F32, bfloat16 BF16, int64 I64, uint8 U8, bool BOOL. */
+const codeOf = (type: string): string =>
+  type.replace("float", "f").replace("uint", "u").replace("int", "i").toUpperCase();
 
-function naturals(value: unknown): value is number[] {
-  return Array.isArray(value) && value.every((v) => Number.isSafeInteger(v) && (v as number) >= 0);
-}
+const typeOf = (code: string): string =>
+  code
+    .toLowerCase()
+    .replace(/f(?=\d)/, "float")
+    .replace(/^i/, "int")
+    .replace(/^u/, "uint");

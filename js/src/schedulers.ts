@@ -1,53 +1,45 @@
 /** Learning-rate schedules: names and numbers are PyTorch's, saved in the form Python saves. */
-import { InputError } from "./errors.js";
+import { check } from "./errors.js";
 import type { Optimizer } from "./optimizer.js";
 
 /** Sets the optimizer's learning rate; `step()` comes after `optimizer.step()`. */
 export class LRScheduler {
-  protected count = 0;
-  protected last: number;
+  protected readonly position;
 
   constructor(
     readonly optimizer: Optimizer,
-    private readonly name: string,
+    scheduler: string,
     private readonly lrAt: (initialLr: number, count: number, last: number) => number,
-    private initialLr = optimizer.getLearningRate(),
+    initialLr = optimizer.getLearningRate(),
   ) {
-    this.last = initialLr;
+    const watched = { best: null as number | null, bad: 0, cooling: 0 }; // by ReduceLROnPlateau
+    this.position = { scheduler, initial_lr: initialLr, count: 0, _last: initialLr, ...watched };
     this.apply();
   }
 
   /** Go one step further; only `ReduceLROnPlateau` looks at the metric. */
   step(_metric?: number): void {
-    this.count += 1;
+    this.position.count += 1;
     this.apply();
   }
 
   /** Take over the position from the checkpoint; false if it has none of this schedule. */
   resume(): boolean {
     const saved = this.optimizer.module.state.resumableScheduler;
-    if (saved?.["scheduler"] !== this.name) return false;
-    this.load(saved);
+    if (saved?.["scheduler"] !== this.position.scheduler) return false;
+    Object.assign(this.position, saved);
     this.apply();
     return true;
   }
 
-  protected load(saved: Record<string, unknown>): void {
-    this.initialLr = Number(saved["initial_lr"]);
-    this.count = Number(saved["count"]);
-  }
-
-  protected save(): Record<string, unknown> {
-    return { scheduler: this.name, initial_lr: this.initialLr, count: this.count };
-  }
-
-  protected apply(): void {
-    this.last = this.lrAt(this.initialLr, this.count, this.last);
-    this.optimizer.setLearningRate(this.last);
+  private apply(): void {
+    const { position } = this;
+    position._last = this.lrAt(position.initial_lr, position.count, position._last);
+    this.optimizer.setLearningRate(position._last);
     const { state } = this.optimizer.module;
     // making a schedule must not lose the position that a loaded checkpoint holds
     state.resumableScheduler ??= state.scheduler;
-    state.scheduler = this.save();
+    state.scheduler = { ...position };
   }
 }
 
@@ -76,21 +68,27 @@ export const LinearLRScheduler = schedule(
 );
 
 export const ConstantLR = schedule(
-  "ConstantLR", (lr, t, factor: number = 1 / 3, totalIters: number = 5) =>
-    t < totalIters ? lr * factor : lr);
+  "ConstantLR",
+  (lr, t, factor: number = 1 / 3, totalIters: number = 5) => (t < totalIters ? lr * factor : lr),
+);
 
 export const StepLR = schedule(
-  "StepLR", (lr, t, stepSize: number, gamma: number = 0.1) =>
-    lr * gamma ** Math.floor(t / stepSize));
+  "StepLR",
+  (lr, t, size: number, gamma: number = 0.1) => lr * gamma ** Math.floor(t / size),
+);
 
 export const MultiStepLR = schedule(
-  "MultiStepLR", (lr, t, milestones: readonly number[], gamma: number = 0.1) =>
-    lr * gamma ** milestones.filter((m) => m <= t).length);
+  "MultiStepLR",
+  (lr, t, milestones: readonly number[], gamma: number = 0.1) =>
+    lr * gamma ** milestones.filter((m) => m <= t).length,
+);
 
 export const ExponentialLR = schedule("ExponentialLR", (lr, t, gamma: number) => lr * gamma ** t);
 
 export const CosineAnnealingLR = schedule(
-  "CosineAnnealingLR", (lr, t, tMax: number, etaMin: number = 0) => cosine(lr, etaMin, t / tMax));
+  "CosineAnnealingLR",
+  (lr, t, tMax: number, etaMin: number = 0) => cosine(lr, etaMin, t / tMax),
+);
 
 /** Starts again after t0 steps, then after t0·tMult, and so on. */
 export const CosineAnnealingWarmRestarts = schedule(
@@ -103,63 +101,48 @@ export const CosineAnnealingWarmRestarts = schedule(
 );
 
 export const PolynomialLR = schedule(
-  "PolynomialLR", (lr, t, totalIters: number = 5, power: number = 1) =>
-    lr * (1 - Math.min(t, totalIters) / totalIters) ** power);
-
-/** Along a cosine from maxLr/divFactor up to `maxLr`, then down to the start/finalDivFactor. */
-export const OneCycleLR = schedule(
-  "OneCycleLR",
-  (low, t, maxLr: number, totalSteps: number, pctStart: number = 0.3,
-    _divFactor: number = 25, finalDivFactor: number = 1e4) => {
-    if (t > totalSteps) throw new InputError(`OneCycleLR was made for ${totalSteps} steps.`);
-    const top = pctStart * totalSteps - 1;
-    if (t <= top) return cosine(low, maxLr, t / top);
-    return cosine(maxLr, low / finalDivFactor, (t - top) / (totalSteps - 1 - top));
-  },
-  (maxLr, _totalSteps, _pctStart, divFactor = 25) => maxLr / divFactor,
+  "PolynomialLR",
+  (lr, t, total: number = 5, power: number = 1) => lr * (1 - Math.min(t, total) / total) ** power,
 );
 
-/** Times `factor` when a metric has not got better (lower) for `patience` steps. */
-export class ReduceLROnPlateau extends LRScheduler {
-  private watched = { best: null as number | null, bad: 0, cooling: 0 };
+/** Along a cosine from maxLr/div up to `maxLr`, then down to the start/end. */
+export const OneCycleLR = schedule<
+  [maxLr: number, steps: number, pct?: number, div?: number, end?: number]
+>(
+  "OneCycleLR",
+  (low, t, maxLr, steps, pct = 0.3, _div, end = 1e4) => {
+    check(t <= steps, `OneCycleLR was made for ${steps} steps.`);
+    const top = pct * steps - 1;
+    if (t <= top) return cosine(low, maxLr, t / top);
+    return cosine(maxLr, low / end, (t - top) / (steps - 1 - top));
+  },
+  (maxLr, _steps, _pct, div = 25) => maxLr / div,
+);
 
-  constructor(
-    optimizer: Optimizer,
-    private readonly options: {
-      mode?: "min" | "max"; factor?: number; patience?: number; threshold?: number;
-      cooldown?: number; minLr?: number;
-    } = {},
-  ) {
+const PLATEAU = { mode: "min", factor: 0.1, patience: 10, threshold: 1e-4, cooldown: 0, minLr: 0 };
+
+/** Times `factor` when a metric has not got better (lower, or mode "max") for `patience` steps. */
+export class ReduceLROnPlateau extends LRScheduler {
+  private readonly options: typeof PLATEAU;
+
+  constructor(optimizer: Optimizer, options: Partial<typeof PLATEAU> = {}) {
     super(optimizer, "ReduceLROnPlateau", (_lr, _t, last) => last);
-    this.apply();
+    this.options = { ...PLATEAU, ...options };
   }
 
   override step(metric: number): void {
-    const { mode = "min", factor = 0.1, patience = 10, threshold = 1e-4 } = this.options;
-    const { cooldown = 0, minLr = 0 } = this.options;
-    let { best, bad, cooling } = this.watched;
-    const margin = threshold * (best ?? 0);
+    const { mode, factor, patience, threshold, cooldown, minLr } = this.options;
+    let { best, bad, cooling, _last: last } = this.position;
     // a metric that is NaN is never better, the first one included
     const gain = best === null ? Infinity - metric : mode === "min" ? best - metric : metric - best;
-    [best, bad] = gain > margin ? [metric, 0] : [best, bad + 1];
+    [best, bad] = gain > threshold * (best ?? 0) ? [metric, 0] : [best, bad + 1];
     if (cooling > 0) [cooling, bad] = [cooling - 1, 0];
     if (bad > patience) {
-      const lower = Math.max(this.last * factor, minLr);
-      if (this.last - lower > 1e-8) this.last = lower;
+      const lower = Math.max(last * factor, minLr);
+      if (last - lower > 1e-8) last = lower;
       [cooling, bad] = [cooldown, 0];
     }
-    this.watched = { best, bad, cooling };
+    Object.assign(this.position, { best, bad, cooling, _last: last });
     super.step();
-  }
-
-  protected override save(): Record<string, unknown> {
-    return { ...super.save(), ...this.watched, _last: this.last };
-  }
-
-  protected override load(saved: Record<string, unknown>): void {
-    super.load(saved);
-    const { best, bad, cooling, _last: last } = saved as typeof this.watched & { _last: number };
-    this.watched = { best, bad, cooling };
-    this.last = last;
   }
 }

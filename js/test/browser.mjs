@@ -7,6 +7,7 @@ const [modules, executable, url, backend, ...directories] = process.argv.slice(2
 const browser = await launch(modules, executable, backend === "webgpu");
 const context = await browser.newContext({ bypassCSP: true }); // the test's own script is a blob
 const page = await context.newPage();
+page.setDefaultTimeout(240_000); // on a machine that is busy otherwise
 await page.route("**/case/**", (route) => {
   const [index, name] = new URL(route.request().url()).pathname.split("/").slice(-2);
   return route.fulfill({ path: `${directories[Number(index)]}/${name}` });

@@ -10,5 +10,5 @@ const SOFTWARE_GPU = ["--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshade
 export async function launch(modules, executablePath, gpu = false) {
   const { chromium } = createRequire(`${modules}/x.js`)("playwright-core");
   const args = [...QUIET, ...(gpu ? SOFTWARE_GPU : ["--disable-gpu"])];
-  return chromium.launch({ executablePath, headless: true, args, timeout: 60_000 });
+  return chromium.launch({ executablePath, headless: true, args, timeout: 240_000 });
 }

@@ -8,7 +8,7 @@ const data = (await readFile(`${folder}/mine.npz`)).toString("base64");
 const browser = await launch(modules, executable);
 const context = await browser.newContext({ viewport: { width: 1180, height: 940 } });
 const page = await context.newPage();
-page.setDefaultTimeout(120_000);
+page.setDefaultTimeout(240_000); // on a machine that is busy otherwise
 const problems = [];
 const hosts = new Set();
 page.on("pageerror", (error) => problems.push(String(error)));

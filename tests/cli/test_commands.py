@@ -209,7 +209,7 @@ def test_artifacts_and_export(run):
     assert result.code == 0, result.err
     assert {p.name for p in Path("art").iterdir()} == {
         "training_model.onnx", "eval_model.onnx", "optimizer_model.onnx", "step_model.onnx",
-        "checkpoint", "nominal_checkpoint",
+        "checkpoint", "nominal_checkpoint", "device.json",
     }  # fmt: skip
     assert run("export", "art", "-o", "out.onnx").code == 0
     x, _ = blobs(6)

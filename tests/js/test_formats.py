@@ -78,7 +78,7 @@ def folder(tmp_path):
     CheckpointState.save_checkpoint(state, made / "state", include_optimizer_state=True)
     seeds = [(0, 1, "drop"), (2**64 - 1, 3, "a/b"), (5, 2**40, "é")]
     wanted = {
-        "models": ["training_model.onnx", "eval_model.onnx", "optimizer_model.onnx"],
+        "artifacts": ["training_model.onnx", "eval_model.onnx", "checkpoint"],
         "seeds": [(str(s), str(g), n, seed_of(RandomState(s, g), n)) for s, g, n in seeds],
         "schedules": [*(rates(*s) for s in SCHEDULES), plateau()],
     }

@@ -6,6 +6,8 @@ import json
 
 import pytest
 
+from onnxtrain.artifacts import LossType, generate_artifacts
+from onnxtrain.cli.demo_model import digits_network
 from onnxtrain.errors import OnnxTrainError
 from onnxtrain.serve import Server, Site, SiteError
 
@@ -120,6 +122,19 @@ def test_links_and_odd_names_in_a_runtime_directory(folder, tmp_path):
         assert get(server, "/ort/ort.wasm.min.mjs")[2] == b"run"
         for name in ("ort.webgpu.min.mjs", "notes.txt", "../secret", "%2e%2e/secret", ""):
             assert get(server, f"/ort/{name}")[0] == 404
+
+
+def test_artifacts_from_before_device_json(tmp_path):
+    generate_artifacts(
+        digits_network(), requires_grad=lambda name: True, loss=LossType.CrossEntropyLoss,
+        artifact_directory=tmp_path,
+    )  # fmt: skip
+    wanted = (tmp_path / "device.json").read_bytes()
+    (tmp_path / "device.json").unlink()
+    with Server(Site(tmp_path)) as server:
+        assert get(server, "/artifacts/device.json")[2] == wanted
+        (tmp_path / "training_model.onnx").write_bytes(b"damaged")
+        assert get(server, "/artifacts/device.json")[0] == 404
 
 
 def test_other_names_for_this_machine_are_refused(server):

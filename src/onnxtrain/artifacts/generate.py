@@ -23,6 +23,7 @@ from ..onnxblock.checkpoint_utils import save_checkpoint
 from ..onnxblock.optim import OptimizerBlock
 from ..onnxblock.training import step_model as build_step_model
 from .choose import ArtifactError, Choice, check_apart, choose
+from .device import write_device_file
 from .write import all_or_nothing
 
 log = logging.getLogger(__name__)
@@ -85,7 +86,8 @@ def generate_artifacts(
 
     The files are ``training_model.onnx``, ``eval_model.onnx``, ``checkpoint`` and, when asked for,
     ``optimizer_model.onnx``, ``nominal_checkpoint`` and ``step_model.onnx``. They hold standard
-    operators only. Either all of them are written or, on an error, none.
+    operators only. ``device.json`` tells JavaScript how to use them. Either all of them are
+    written or, on an error, none.
 
     Args:
         model: the forward model, or the path of its file. Above 2 GiB pass the path: weights then
@@ -124,8 +126,8 @@ def generate_artifacts(
         ...     artifacts.generate_artifacts(
         ...         model, requires_grad=["w"], loss=artifacts.LossType.MSELoss,
         ...         optimizer=artifacts.OptimType.AdamW, artifact_directory=folder)
-        ...     sorted(os.listdir(folder))
-        ['checkpoint', 'eval_model.onnx', 'optimizer_model.onnx', 'training_model.onnx']
+        ...     sorted(os.listdir(folder))[:3]
+        ['checkpoint', 'device.json', 'eval_model.onnx']
     """
     loaded, path = _load(model)
     directory = _directory(artifact_directory)
@@ -164,6 +166,7 @@ def generate_artifacts(
         save_checkpoint(parameters, folder / f"{prefix}checkpoint", base_dir=base_dir)
         if nominal_checkpoint:
             save_checkpoint(parameters, folder / f"{prefix}nominal_checkpoint", True)
+        write_device_file(folder, prefix)
     log.info("Artifacts written to %s", directory)
 
 

@@ -10,7 +10,10 @@ from pathlib import Path
 
 from ..errors import OnnxTrainError
 
-ARTIFACTS = ("training_model.onnx", "eval_model.onnx", "optimizer_model.onnx", "checkpoint")
+DEVICE = "device.json"
+ARTIFACTS = (
+    "training_model.onnx", "eval_model.onnx", "optimizer_model.onnx", "checkpoint", DEVICE,
+)  # fmt: skip
 NEEDED = ("training_model.onnx", "checkpoint")
 WEBGPU = "ort.webgpu.min.mjs"
 TYPES = {
@@ -109,7 +112,20 @@ class Site:
         if name not in {f"{self.prefix}{n}" for n in ARTIFACTS}:
             return None
         path = _inside(self.artifacts, name)
+        if path is None and name == f"{self.prefix}{DEVICE}":
+            return self._device()
         return None if path is None else File(path.read_bytes(), BINARY)
+
+    def _device(self) -> File | None:
+        """device.json for artifacts that an older release wrote without it."""
+        from ..artifacts.device import device_file
+
+        if (self.artifacts / f"{self.prefix}{DEVICE}").is_symlink():
+            return None
+        try:
+            return File(device_file(self.artifacts, self.prefix), TYPES[".json"])
+        except OnnxTrainError:
+            return None
 
     def _runtime(self, name: str) -> File | None:
         if self.runtime is None or not _RUNTIME_FILE.fullmatch(name):

@@ -18,18 +18,12 @@ function element(id) {
 const button = (id) => element(id);
 const field = (id) => element(id);
 class App {
-    info;
-    chart = new Chart(document.querySelector("#chart"));
-    pad = new Pad(element("pad"), () => this.guard(() => this.guess()));
-    artifacts;
-    dataset;
-    run;
-    checkpoint;
-    own = [];
-    newest;
-    clock = { time: 0, step: 0 };
     constructor(info) {
         this.info = info;
+        this.chart = new Chart(document.querySelector("#chart"));
+        this.pad = new Pad(element("pad"), () => this.guard(() => this.guess()));
+        this.own = [];
+        this.clock = { time: 0, step: 0 };
         button("start").onclick = () => this.guard(() => this.startOrPause());
         button("reset").onclick = () => this.guard(() => this.startOver());
         button("digits").onclick = () => this.guard(() => this.useDigits());

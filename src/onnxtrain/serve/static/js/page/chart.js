@@ -9,11 +9,10 @@ const BOTTOM = 30;
 const MAX_POINTS = 400;
 const SMOOTHING = 0.8;
 export class Chart {
-    svg;
-    losses = [];
-    accuracies = [];
     constructor(svg) {
         this.svg = svg;
+        this.losses = [];
+        this.accuracies = [];
         svg.setAttribute("viewBox", `0 0 ${WIDTH} ${HEIGHT}`);
         this.draw();
     }

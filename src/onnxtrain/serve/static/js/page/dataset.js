@@ -1,15 +1,9 @@
-import { typeNamed } from "../src/ort.js";
+import { arrayOf } from "../src/ort.js";
 const FLOATS = new Set(["float32", "float64"]);
 const INPUT_NAMES = ["x", "images", "image", "data", "features", "inputs", "input"];
 const TARGET_NAMES = ["y", "labels", "label", "targets", "target", "classes"];
 const HELD_OUT = 0.2;
 export class Dataset {
-    name;
-    columns;
-    rows;
-    /** Rows to train on, and rows held out to measure with. */
-    training;
-    held;
     constructor(name, columns, rows) {
         this.name = name;
         this.columns = columns;
@@ -32,7 +26,7 @@ export class Dataset {
     /** The class of each row, if the last input is one whole number per row. */
     labels(rows) {
         const column = this.columns.at(-1);
-        if (column === undefined || column.size !== 1 || FLOATS.has(column.type.name))
+        if (column === undefined || column.size !== 1 || FLOATS.has(column.type))
             return undefined;
         return rows.map((row) => Number(column.data[row]));
     }
@@ -80,7 +74,7 @@ export function makeDataset(name, arrays, inputs, scale) {
     return new Dataset(name, columns, rows);
 }
 function column(info, array, rows, name, scale) {
-    const type = typeNamed(info.type);
+    const { type } = info;
     if (array.shape[0] !== rows) {
         throw new Error(`${name}: ${rows} rows for one input, ${array.shape[0]} for "${info.name}".`);
     }
@@ -93,7 +87,7 @@ function column(info, array, rows, name, scale) {
             `(${declared.join("×") || "one"}).`);
     }
     const shape = known ? declared : array.shape.slice(1);
-    const isFloat = FLOATS.has(type.name);
+    const isFloat = FLOATS.has(type);
     const factor = isFloat ? (scale ?? (array.kind === "u1" ? 1 / 255 : 1)) : 1;
     const data = emptyLike({ type, size }, rows);
     for (let i = 0; i < array.data.length; i++) {
@@ -106,7 +100,8 @@ function column(info, array, rows, name, scale) {
     return { type, data, shape, size };
 }
 function emptyLike({ type, size }, rows) {
-    return new type.array(new ArrayBuffer(rows * size * type.array.BYTES_PER_ELEMENT));
+    const array = arrayOf(type);
+    return new array(new ArrayBuffer(rows * size * array.BYTES_PER_ELEMENT));
 }
 function setNumber(data, at, value) {
     if (data instanceof BigInt64Array || data instanceof BigUint64Array)

@@ -3,10 +3,6 @@ const STROKE = 0.13;
 const MARGIN_FROM = 20;
 const MARGIN = 4;
 export class Pad {
-    canvas;
-    changed;
-    context;
-    last;
     constructor(canvas, changed) {
         this.canvas = canvas;
         this.changed = changed;

@@ -2,24 +2,20 @@ import { shuffled } from "./dataset.js";
 const MEASURE_ROWS = 512;
 const BREATH = 30;
 export class Run {
-    module;
-    optimizer;
-    dataset;
-    progress;
-    batchSize = 32;
-    paused = true;
-    position = 0;
-    epoch = 0;
-    order = [];
     constructor(module, optimizer, dataset, progress) {
         this.module = module;
         this.optimizer = optimizer;
         this.dataset = dataset;
         this.progress = progress;
+        this.batchSize = 32;
+        this.paused = true;
+        this.position = 0;
+        this.epoch = 0;
+        this.order = [];
     }
     static of({ module, optimizer }, dataset, progress) {
         if (optimizer === undefined) {
-            throw new Error("The directory has no optimizer_model.onnx: generate one with the artifacts.");
+            throw new Error("The artifacts have no optimizer that the page can run: generate one with them.");
         }
         return new Run(module, optimizer, dataset, progress);
     }
@@ -82,7 +78,7 @@ export class Run {
         const labels = this.dataset.labels(rows);
         if (labels === undefined)
             return { loss, accuracy: undefined };
-        const own = await this.module.modelInputs();
+        const own = this.module.modelInputs();
         const found = await classes(this.module, inputs.slice(0, own.length));
         const right = found.filter((scores, i) => best(scores) === labels[i]).length;
         return { loss, accuracy: right / rows.length };

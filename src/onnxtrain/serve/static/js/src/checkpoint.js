@@ -1,72 +1,80 @@
 /** CheckpointState: everything a training run has to remember, to and from a file. */
-import { CheckpointError, InputError } from "./errors.js";
-import { hostValue, sizeOf, typeNamed } from "./ort.js";
-import { Properties } from "./properties.js";
+import { check, CheckpointError } from "./errors.js";
+import { arrayOf, hostValue, sizeOf } from "./ort.js";
 import { decode, encode } from "./safetensors.js";
+/**
+ * Numbers and strings of the user's own. JavaScript does not tell 1 from 1.0, other languages do,
+ * so a property that nobody sets is written back as the text it was.
+ */
+export class Properties {
+    /** From a JSON object of numbers, strings and `{"float": "nan"}`. */
+    constructor(json) {
+        this.texts = new Map();
+        const member = /("(?:[^"\\]|\\.)*")\s*:\s*("(?:[^"\\]|\\.)*"|\{[^{}]*\}|[^\s,{}"]+)/g;
+        for (const [, name = "", text = ""] of json.matchAll(member)) {
+            this.texts.set(JSON.parse(name), text);
+        }
+    }
+    names() {
+        return [...this.texts.keys()].sort();
+    }
+    get(name) {
+        const text = this.texts.get(name);
+        if (text === undefined || /^-?\d{16,}$/.test(text))
+            return text && BigInt(text);
+        const value = JSON.parse(text);
+        return typeof value === "object" ? Number(value.float.replace("inf", "Infinity")) : value;
+    }
+    set(name, value) {
+        const isSpecial = typeof value === "number" && !Number.isFinite(value);
+        const float = String(value).toLowerCase().replace("infinity", "inf");
+        const text = typeof value === "bigint" ? String(value) : JSON.stringify(value);
+        this.texts.set(name, isSpecial ? `{"float": "${float}"}` : text);
+    }
+    encode() {
+        const entries = [...this.texts].map(([name, text]) => `${JSON.stringify(name)}: ${text}`);
+        return `{${entries.join(", ")}}`;
+    }
+}
 /** Parameters, optimizer state, properties and random state of a training run. */
 export class CheckpointState {
-    values;
-    metadata;
-    /** What the optimizer remembers besides its moments. */
-    optimizer;
-    scheduler;
-    /** The schedule's position as it was loaded, until a schedule takes it back. */
-    resumableScheduler;
-    properties;
-    /** From which the seeds of random nodes follow; `generation` counts the sessions started. */
-    random;
-    trainable;
-    frozen;
-    queue = Promise.resolve();
     constructor(
-    /** The current values, wherever they live: "param/<name>" and "optim/<state>/<name>". */
+    /** The current values, wherever they live: "param/<name>", "optim/<state>/<name>", "grad/…". */
     values, metadata) {
         this.values = values;
         this.metadata = metadata;
-        const read = (key, none) => JSON.parse(metadata[key] ?? none);
-        const digits = (key) => BigInt(new RegExp(`"${key}"\\s*:\\s*(\\d+)`).exec(metadata["random"] ?? "")?.[1] ?? 0);
-        this.trainable = read("trainable", "[]");
-        this.frozen = read("frozen", "[]");
-        this.scheduler = read("scheduler", "{}");
-        this.random = { seed: digits("seed"), generation: digits("generation") };
-        this.properties = new Properties(metadata["properties"] ?? "{}");
-        const saved = read("optimizer", "null");
-        this.optimizer = saved === null ? undefined : {
-            name: String(saved["name"] ?? ""),
-            step: Number(saved["step"] ?? 0),
-            learningRate: Number(saved["learning_rate"] ?? 0.001),
-        };
+        this.trainable = this.read("trainable") ?? [];
+        this.frozen = this.read("frozen") ?? [];
+        /** What the optimizer remembers besides its moments. */
+        this.optimizer = this.read("optimizer");
+        this.scheduler = this.read("scheduler") ?? {};
+        this.properties = new Properties(this.metadata["properties"] ?? "{}");
+        /** From which the seeds of random nodes follow; `generation` counts the sessions started. */
+        this.random = { seed: this.digits("seed"), generation: this.digits("generation") };
+        this.queue = Promise.resolve();
     }
     /** Read the bytes of a checkpoint; a damaged or foreign one is a `CheckpointError`. */
-    static loadCheckpoint(file, where = "The checkpoint") {
-        const { values, metadata } = decode(file, where);
-        const wrong = (text) => {
-            throw new CheckpointError(`${where} cannot be used: ${text}.`);
-        };
+    static loadCheckpoint(file) {
+        const { values, metadata } = decode(file);
         const { format, version, nominal } = metadata;
-        if (format !== "onnxtrain" || version !== "1") {
-            wrong(`it has format "${format}", version "${version}"; needed is "onnxtrain", version "1"`);
-        }
-        if (nominal === "true")
-            wrong("it is nominal and has no values");
+        const isOurs = format === "onnxtrain" && version === "1" && nominal !== "true";
+        const found = `format "${format}", version "${version}", nominal: ${nominal}`;
+        check(isOurs, `No checkpoint of onnxtrain, version 1, with values: ${found}.`, CheckpointError);
         const state = new CheckpointState(values, metadata);
-        const listed = new Set([...state.trainable, ...state.frozen].map((name) => `param/${name}`));
-        const found = [...values.keys()].filter((key) => !key.startsWith("optim/"));
-        for (const key of [...listed, ...found]) {
-            if (!values.has(key) || !listed.has(key))
-                wrong(`"${key}" is listed or there, not both`);
-        }
+        const missing = [...state.trainable, ...state.frozen].find((n) => !values.has(`param/${n}`));
+        check(missing === undefined, `The checkpoint has no values of "${missing}".`, CheckpointError);
         return state;
     }
     /** The bytes of a checkpoint that every onnxtrain reads. */
     static saveCheckpoint(state, withOptimizer = false) {
+        const saved = withOptimizer ? /^(param|optim)\// : /^param\//;
         return state.exclusive(async () => {
             const values = new Map();
             for (const [key, value] of state.values) {
-                if (withOptimizer || !key.startsWith("optim/"))
+                if (saved.test(key))
                     values.set(key, await hostValue(value));
             }
-            return encode(values, state.described(withOptimizer));
+            return encode({ values, metadata: state.described(withOptimizer) });
         });
     }
     /** A copy of a parameter's values, flat. */
@@ -77,11 +85,8 @@ export class CheckpointState {
     setParameter(name, data) {
         return this.exclusive(async () => {
             const { type, dims } = this.parameter(name);
-            const { array } = typeNamed(type);
-            if (!(data instanceof array) || data.length !== sizeOf(dims)) {
-                throw new InputError(`Parameter "${name}" holds ${sizeOf(dims)} values in a ${array.name}, the new value ` +
-                    `${data.length} in a ${data.constructor.name}.`);
-            }
+            const fits = data instanceof arrayOf(type) && data.length === sizeOf(dims);
+            check(fits, `Parameter "${name}" holds ${sizeOf(dims)} values of the type ${type}.`);
             this.replace(`param/${name}`, { type, dims, data: data.slice() });
         });
     }
@@ -93,10 +98,8 @@ export class CheckpointState {
     }
     parameter(name) {
         const found = this.values.get(`param/${name}`);
-        if (found !== undefined)
-            return found;
-        const names = [...this.trainable, ...this.frozen].join(", ");
-        throw new InputError(`No parameter "${name}"; there are ${names}.`);
+        check(found, `No parameter "${name}"; there are ${[...this.trainable, ...this.frozen]}.`);
+        return found;
     }
     /** Let another value be the current one; a device's buffer is freed. */
     replace(key, value) {
@@ -106,40 +109,32 @@ export class CheckpointState {
         this.values.set(key, value);
     }
     /**
-     * Seeds for the random nodes of a new session, below 2**24 (a float holds them exactly). They
-     * are those of Python, so that the same checkpoint draws the same masks; on a page that came
-     * over plain http, where browsers offer no hash, they are random.
+     * The seed of a random node, below 2**24 (a float holds it exactly). It is that of Python, so
+     * that the same checkpoint draws the same masks; on a page that came over plain http, where
+     * browsers offer no hash, it is random.
      */
-    async nextSeeds(nodes) {
-        this.random.generation += 1n;
-        const { seed, generation } = this.random;
-        const seeds = new Map();
-        for (const node of nodes) {
-            const text = new TextEncoder().encode(`${seed}/${generation}/${node}`);
-            const hash = await globalThis.crypto.subtle?.digest("SHA-256", text);
-            const [a = 0, b = 0, c = 0] = hash ? new Uint8Array(hash)
-                : globalThis.crypto.getRandomValues(new Uint8Array(3));
-            seeds.set(node, a + b * 2 ** 8 + c * 2 ** 16);
-        }
-        return seeds;
+    async seedOf(node) {
+        const text = new TextEncoder().encode(`${this.random.seed}/${this.random.generation}/${node}`);
+        const hash = await crypto.subtle?.digest("SHA-256", text);
+        const bytes = hash ?? crypto.getRandomValues(new Uint8Array(4)).buffer;
+        return new DataView(bytes).getUint32(0, true) % 2 ** 24;
+    }
+    read(key) {
+        return JSON.parse(this.metadata[key] ?? "null") ?? undefined;
+    }
+    /** A number in "random", which may be larger than JSON in JavaScript can tell. */
+    digits(key) {
+        const found = new RegExp(`"${key}"\\s*:\\s*(\\d+)`).exec(this.metadata["random"] ?? "");
+        return BigInt(found?.[1] ?? 0);
     }
     described(withOptimizer) {
         const { optimizer: _, scheduler: __, trainer, ...rest } = this.metadata;
-        const { seed, generation } = this.random;
-        const described = {
-            ...rest,
-            random: `{"seed": ${seed}, "generation": ${generation}}`,
-            properties: this.properties.encode(),
-        };
+        const random = `{"seed": ${this.random.seed}, "generation": ${this.random.generation}}`;
+        const always = { ...rest, random, properties: this.properties.encode() };
         if (!withOptimizer)
-            return described;
-        if (trainer !== undefined)
-            described["trainer"] = trainer;
-        described["scheduler"] = JSON.stringify(this.scheduler);
-        if (this.optimizer !== undefined) {
-            const { name, step, learningRate } = this.optimizer;
-            described["optimizer"] = JSON.stringify({ name, step, learning_rate: learningRate });
-        }
-        return described;
+            return always;
+        const optimizer = this.optimizer && { optimizer: JSON.stringify(this.optimizer) };
+        const scheduler = JSON.stringify(this.scheduler);
+        return { ...always, scheduler, ...(trainer && { trainer }), ...optimizer };
     }
 }

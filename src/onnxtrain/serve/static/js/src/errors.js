@@ -1,11 +1,11 @@
 /** Every error of this package; the message names the thing and the remedy. */
 export class OnnxTrainError extends Error {
-    constructor(message) {
-        super(message);
-        this.name = new.target.name;
+    constructor() {
+        super(...arguments);
+        this.name = this.constructor.name;
     }
 }
-/** A model file that cannot be read, or is not what it should be. */
+/** Artifacts that cannot be read, or are not what they should be. */
 export class ModelFileError extends OnnxTrainError {
 }
 /** A checkpoint that is damaged, foreign, or does not fit the model. */
@@ -13,4 +13,11 @@ export class CheckpointError extends OnnxTrainError {
 }
 /** A value that cannot be taken, or a call at the wrong time. */
 export class InputError extends OnnxTrainError {
+}
+/** A loss that is NaN or infinite; see `Module.checkFinite`. */
+export class NonFiniteError extends OnnxTrainError {
+}
+export function check(isFine, text, Kind = InputError) {
+    if (!isFine)
+        throw new Kind(text);
 }

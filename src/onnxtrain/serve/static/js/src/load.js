@@ -1,52 +1,55 @@
 /** Artifacts from a directory: a URL, or a path in Node. */
 import { CheckpointState } from "./checkpoint.js";
-import { OnnxTrainError } from "./errors.js";
+import { Device } from "./device.js";
+import { check, ModelFileError, OnnxTrainError } from "./errors.js";
 import { Module } from "./module.js";
 import { Optimizer } from "./optimizer.js";
-/**
- * Load the artifacts in a directory and make them ready to train.
- *
- * @example
- * const { state, module, optimizer } = await loadArtifacts("https://host/artifacts", { ort });
- * const { loss } = await module.trainStep({ data, dims }, { data: labels, dims: [n] });
- * await optimizer?.step();
- * module.lazyResetGrad();
- */
+/** Load the artifacts in a directory (a URL, or a path in Node) and make them ready to train. */
 export async function loadArtifacts(directory, options) {
-    const { prefix = "", checkpoint, ...rest } = options;
-    const at = (name) => `${directory.replace(/\/+$/, "")}/${prefix}${name}`;
-    const need = async (name) => {
-        const bytes = await readBytes(at(name));
-        if (bytes === undefined)
-            throw new OnnxTrainError(`There is no file "${at(name)}".`);
+    const { ort, sessionOptions, prefix = "", checkpoint } = options;
+    const remedy = "If an older onnxtrain wrote the artifacts, run `python -m onnxtrain.artifacts.device " +
+        "DIRECTORY [PREFIX]`; it also says if they are for Python only.";
+    const read = async (name) => {
+        const location = `${directory.replace(/\/+$/, "")}/${prefix}${name}`;
+        const bytes = await readBytes(location);
+        check(bytes, `There is no file "${location}". ${remedy}`, ModelFileError);
         return bytes;
     };
-    const saved = checkpoint ?? (await need("checkpoint"));
-    const state = CheckpointState.loadCheckpoint(saved, `Checkpoint "${at("checkpoint")}"`);
-    const trainModel = await need("training_model.onnx");
-    const evalModel = await readBytes(at("eval_model.onnx"));
-    const module = await Module.create({ ...rest, state, trainModel, evalModel });
-    const update = await readBytes(at("optimizer_model.onnx"));
-    return { state, module, optimizer: update && (await Optimizer.create(update, module)) };
+    const state = CheckpointState.loadCheckpoint(checkpoint ?? (await read("checkpoint")));
+    const facts = JSON.parse(new TextDecoder().decode(await read("device.json")));
+    const files = new Map();
+    for (const [name, size] of Object.entries(facts.files)) {
+        const bytes = await read(name);
+        const fits = facts.version === 1 && bytes.length === size;
+        check(fits, `device.json is not the one of this "${name}". ${remedy}`, ModelFileError);
+        files.set(name, bytes);
+    }
+    const module = new Module(new Device(facts, files, state, ort, sessionOptions));
+    await module.device.session("train");
+    return { state, module, optimizer: facts.optimizer ? new Optimizer(module) : undefined };
 }
+/** Node's files; bundlers for browsers do not follow a name in a variable. */
+const nodeFiles = (name = "node:fs/promises") => import(/* @vite-ignore */ name);
 /** The bytes of a file by URL, or by path in Node; undefined if there is none. */
 export async function readBytes(location) {
     if (/^https?:/.test(location) || "document" in globalThis) {
         const response = await fetch(location);
         if (response.status === 404)
             return undefined;
-        if (!response.ok)
-            throw new OnnxTrainError(`"${location}" cannot be read: ${response.status}.`);
+        check(response.ok, `"${location}" cannot be read: ${response.status}.`, OnnxTrainError);
         return new Uint8Array(await response.arrayBuffer());
     }
-    const files = "node:fs/promises"; // a name that bundlers for browsers do not follow
-    const { readFile } = (await import(/* @vite-ignore */ files));
-    try {
-        return new Uint8Array(await readFile(location));
-    }
-    catch (error) {
-        if (error.code === "ENOENT")
-            return undefined;
-        throw error;
-    }
+    const { readFile } = await nodeFiles();
+    return readFile(location).catch((error) => {
+        if (error.code !== "ENOENT")
+            throw error;
+        return undefined;
+    });
+}
+/** Write a file in Node; the old one stays complete until the new one is. */
+export async function writeBytes(path, bytes) {
+    const { rename, writeFile } = await nodeFiles();
+    const unfinished = `${path}.${crypto.randomUUID()}`;
+    await writeFile(unfinished, bytes, { flush: true });
+    await rename(unfinished, path);
 }

@@ -1,49 +1,36 @@
 /** Learning-rate schedules: names and numbers are PyTorch's, saved in the form Python saves. */
-import { InputError } from "./errors.js";
+import { check } from "./errors.js";
 /** Sets the optimizer's learning rate; `step()` comes after `optimizer.step()`. */
 export class LRScheduler {
-    optimizer;
-    name;
-    lrAt;
-    initialLr;
-    count = 0;
-    last;
-    constructor(optimizer, name, lrAt, initialLr = optimizer.getLearningRate()) {
+    constructor(optimizer, scheduler, lrAt, initialLr = optimizer.getLearningRate()) {
         this.optimizer = optimizer;
-        this.name = name;
         this.lrAt = lrAt;
-        this.initialLr = initialLr;
-        this.last = initialLr;
+        const watched = { best: null, bad: 0, cooling: 0 }; // by ReduceLROnPlateau
+        this.position = { scheduler, initial_lr: initialLr, count: 0, _last: initialLr, ...watched };
         this.apply();
     }
     /** Go one step further; only `ReduceLROnPlateau` looks at the metric. */
     step(_metric) {
-        this.count += 1;
+        this.position.count += 1;
         this.apply();
     }
     /** Take over the position from the checkpoint; false if it has none of this schedule. */
     resume() {
         const saved = this.optimizer.module.state.resumableScheduler;
-        if (saved?.["scheduler"] !== this.name)
+        if (saved?.["scheduler"] !== this.position.scheduler)
             return false;
-        this.load(saved);
+        Object.assign(this.position, saved);
         this.apply();
         return true;
     }
-    load(saved) {
-        this.initialLr = Number(saved["initial_lr"]);
-        this.count = Number(saved["count"]);
-    }
-    save() {
-        return { scheduler: this.name, initial_lr: this.initialLr, count: this.count };
-    }
     apply() {
-        this.last = this.lrAt(this.initialLr, this.count, this.last);
-        this.optimizer.setLearningRate(this.last);
+        const { position } = this;
+        position._last = this.lrAt(position.initial_lr, position.count, position._last);
+        this.optimizer.setLearningRate(position._last);
         const { state } = this.optimizer.module;
         // making a schedule must not lose the position that a loaded checkpoint holds
         state.resumableScheduler ??= state.scheduler;
-        state.scheduler = this.save();
+        state.scheduler = { ...position };
     }
 }
 /** A class of schedules: lr(t) by a formula of the first learning rate, t and the arguments. */
@@ -57,8 +44,8 @@ function schedule(name, formula, initialLr) {
 const cosine = (from, to, share) => to + ((from - to) * (1 + Math.cos(Math.PI * share))) / 2;
 /** Linear warm-up from 0 to `initialLr`, then linear decay to 0. */
 export const LinearLRScheduler = schedule("LinearLRScheduler", (lr, t, warmup, total, _initialLr) => lr * (t < warmup ? t / warmup : Math.max(0, (total - t) / Math.max(1, total - warmup))), (_warmup, _total, initialLr) => initialLr);
-export const ConstantLR = schedule("ConstantLR", (lr, t, factor = 1 / 3, totalIters = 5) => t < totalIters ? lr * factor : lr);
-export const StepLR = schedule("StepLR", (lr, t, stepSize, gamma = 0.1) => lr * gamma ** Math.floor(t / stepSize));
+export const ConstantLR = schedule("ConstantLR", (lr, t, factor = 1 / 3, totalIters = 5) => (t < totalIters ? lr * factor : lr));
+export const StepLR = schedule("StepLR", (lr, t, size, gamma = 0.1) => lr * gamma ** Math.floor(t / size));
 export const MultiStepLR = schedule("MultiStepLR", (lr, t, milestones, gamma = 0.1) => lr * gamma ** milestones.filter((m) => m <= t).length);
 export const ExponentialLR = schedule("ExponentialLR", (lr, t, gamma) => lr * gamma ** t);
 export const CosineAnnealingLR = schedule("CosineAnnealingLR", (lr, t, tMax, etaMin = 0) => cosine(lr, etaMin, t / tMax));
@@ -69,51 +56,37 @@ export const CosineAnnealingWarmRestarts = schedule("CosineAnnealingWarmRestarts
         t -= period;
     return cosine(lr, etaMin, t / period);
 });
-export const PolynomialLR = schedule("PolynomialLR", (lr, t, totalIters = 5, power = 1) => lr * (1 - Math.min(t, totalIters) / totalIters) ** power);
-/** Along a cosine from maxLr/divFactor up to `maxLr`, then down to the start/finalDivFactor. */
-export const OneCycleLR = schedule("OneCycleLR", (low, t, maxLr, totalSteps, pctStart = 0.3, _divFactor = 25, finalDivFactor = 1e4) => {
-    if (t > totalSteps)
-        throw new InputError(`OneCycleLR was made for ${totalSteps} steps.`);
-    const top = pctStart * totalSteps - 1;
+export const PolynomialLR = schedule("PolynomialLR", (lr, t, total = 5, power = 1) => lr * (1 - Math.min(t, total) / total) ** power);
+/** Along a cosine from maxLr/div up to `maxLr`, then down to the start/end. */
+export const OneCycleLR = schedule("OneCycleLR", (low, t, maxLr, steps, pct = 0.3, _div, end = 1e4) => {
+    check(t <= steps, `OneCycleLR was made for ${steps} steps.`);
+    const top = pct * steps - 1;
     if (t <= top)
         return cosine(low, maxLr, t / top);
-    return cosine(maxLr, low / finalDivFactor, (t - top) / (totalSteps - 1 - top));
-}, (maxLr, _totalSteps, _pctStart, divFactor = 25) => maxLr / divFactor);
-/** Times `factor` when a metric has not got better (lower) for `patience` steps. */
+    return cosine(maxLr, low / end, (t - top) / (steps - 1 - top));
+}, (maxLr, _steps, _pct, div = 25) => maxLr / div);
+const PLATEAU = { mode: "min", factor: 0.1, patience: 10, threshold: 1e-4, cooldown: 0, minLr: 0 };
+/** Times `factor` when a metric has not got better (lower, or mode "max") for `patience` steps. */
 export class ReduceLROnPlateau extends LRScheduler {
-    options;
-    watched = { best: null, bad: 0, cooling: 0 };
     constructor(optimizer, options = {}) {
         super(optimizer, "ReduceLROnPlateau", (_lr, _t, last) => last);
-        this.options = options;
-        this.apply();
+        this.options = { ...PLATEAU, ...options };
     }
     step(metric) {
-        const { mode = "min", factor = 0.1, patience = 10, threshold = 1e-4 } = this.options;
-        const { cooldown = 0, minLr = 0 } = this.options;
-        let { best, bad, cooling } = this.watched;
-        const margin = threshold * (best ?? 0);
+        const { mode, factor, patience, threshold, cooldown, minLr } = this.options;
+        let { best, bad, cooling, _last: last } = this.position;
         // a metric that is NaN is never better, the first one included
         const gain = best === null ? Infinity - metric : mode === "min" ? best - metric : metric - best;
-        [best, bad] = gain > margin ? [metric, 0] : [best, bad + 1];
+        [best, bad] = gain > threshold * (best ?? 0) ? [metric, 0] : [best, bad + 1];
         if (cooling > 0)
             [cooling, bad] = [cooling - 1, 0];
         if (bad > patience) {
-            const lower = Math.max(this.last * factor, minLr);
-            if (this.last - lower > 1e-8)
-                this.last = lower;
+            const lower = Math.max(last * factor, minLr);
+            if (last - lower > 1e-8)
+                last = lower;
             [cooling, bad] = [cooldown, 0];
         }
-        this.watched = { best, bad, cooling };
+        Object.assign(this.position, { best, bad, cooling, _last: last });
         super.step();
-    }
-    save() {
-        return { ...super.save(), ...this.watched, _last: this.last };
-    }
-    load(saved) {
-        super.load(saved);
-        const { best, bad, cooling, _last: last } = saved;
-        this.watched = { best, bad, cooling };
-        this.last = last;
     }
 }
