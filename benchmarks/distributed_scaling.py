@@ -28,39 +28,56 @@ NETWORKS = {"10 Gbit/s Ethernet": (1.1e9, 30e-6), "100 Gbit/s InfiniBand": (11e9
 
 
 def predict(
-    ranks: int, compute: float, update: float, nbytes: float, bandwidth: float, latency: float
+    ranks: int,
+    compute: float,
+    update: float,
+    nbytes: float,
+    bandwidth: float,
+    latency: float,
+    buckets: int = 1,
+    backward: float = 0.0,
 ) -> float:
     """Seconds per step with a fixed batch per rank.
 
-    t(P) = compute + update + 2·(P−1)/P · bytes / bandwidth + 2·log₂(P) · latency: an all-reduce by
-    recursive halving and doubling, as MPI libraries do it. The bytes per rank hardly depend on
-    P; the number of messages grows with log P.
+    t(P) = compute + update + exchange, and exchange = 2·(P−1)/P · bytes / bandwidth + K · 2·log₂(P)
+    · latency: an all-reduce by recursive halving and doubling, as MPI libraries do it, in K
+    messages. The bytes per rank hardly depend on P; the number of messages grows with log P.
+
+    With K > 1 `buckets` that leave evenly during the `backward` part of compute, the exchange shows
+    as max(exchange / K, exchange − (K−1)/K · backward): the last bucket always, the others where
+    they take longer than what is computed meanwhile.
     """
-    exchange = 2 * (ranks - 1) / ranks * nbytes / bandwidth + 2 * np.log2(ranks) * latency
-    return float(compute + update + exchange)
+    messages = 2 * buckets * np.log2(ranks) * latency
+    exchange = 2 * (ranks - 1) / ranks * nbytes / bandwidth + messages
+    hidden = (buckets - 1) / buckets
+    return float(compute + update + max(exchange / buckets, exchange - hidden * backward))
 
 
-def make(folder: Path, width: int) -> None:
+def make(folder: Path, width: int, layers: int = 2) -> None:
     import onnx
     import onnx.parser
 
     from onnxtrain import artifacts
 
+    weights = [f"w{i}" for i in range(layers + 1)]
+    hidden = " ".join(
+        f"a{i} = MatMul({f'h{i}' if i else 'x'}, w{i}) h{i + 1} = Relu(a{i})" for i in range(layers)
+    )
     model = onnx.parser.parse_model(
         f"""<ir_version: 9, opset_import: ["": 18]>
         mlp (float[N, {width}] x) => (float[N, 10] y) {{
-            a = MatMul(x, w1)  b = Relu(a)
-            c = MatMul(b, w2)  d = Relu(c)
-            y = MatMul(d, w3)
+            {hidden}
+            y = MatMul(h{layers}, w{layers})
         }}"""
     )
     rng = np.random.default_rng(0)
-    for name, shape in (("w1", (width, width)), ("w2", (width, width)), ("w3", (width, 10))):
+    for name in weights:
+        shape = (width, 10 if name == weights[-1] else width)
         value = (rng.normal(size=shape) * (2 / shape[0]) ** 0.5).astype(np.float32)
         model.graph.initializer.append(onnx.numpy_helper.from_array(value, name))
     artifacts.generate_artifacts(
         model,
-        requires_grad=["w1", "w2", "w3"],
+        requires_grad=weights,
         loss=artifacts.LossType.CrossEntropyLoss,
         optimizer=artifacts.OptimType.AdamW,
         artifact_directory=folder,
