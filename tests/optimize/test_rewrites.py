@@ -64,6 +64,30 @@ def test_rewrite(body: str, expected: list[str]) -> None:
     np.testing.assert_allclose(before, after, rtol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("rows", "columns", "expected"),
+    [
+        (512, 12_000, ["Transpose", "MatMul", "Transpose"]),
+        (64, 100_000, ["Gemm"]),  # too few rows
+        (512, 1_000, ["Gemm"]),  # not a large operand
+    ],
+)
+def test_a_tall_weight_gradient_is_computed_wide(
+    rows: int, columns: int, expected: list[str]
+) -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 18]>\n'
+        f"g (float[{rows},{columns}] a, float[{rows},4] b) => (float[{columns},4] y)"
+        " { y = Gemm<transA=1>(a, b) }"
+    )
+    result = optimize(normalize(load(model)))
+    assert [n.op_type for n in result.graph] == expected
+    rng = np.random.default_rng(0)
+    a, b = (rng.normal(size=(rows, n)).astype(np.float32) for n in (columns, 4))
+    found = ort.InferenceSession(to_proto(result).SerializeToString()).run(["y"], {"a": a, "b": b})
+    np.testing.assert_allclose(found[0], a.T @ b, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("body", ["y = Mul(x, one)", "y = Add(x, zero)"])
 def test_parameters_are_not_neutral(body: str) -> None:
     model = normalize(load(model_of(body)))

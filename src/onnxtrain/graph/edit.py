@@ -33,12 +33,21 @@ def copy_node(node: ir.Node, inputs: Sequence[ir.Value | None], names: Names) ->
 
 
 def replace_value(graph: ir.Graph, old: ir.Value, new: ir.Value) -> None:
-    """Let every reader of `old` read `new`; a graph output keeps its name through an Identity."""
+    """Let every reader of `old` read `new`.
+
+    A graph output keeps its name: a new value that nobody reads yet takes it over, any other is
+    given it by an Identity.
+    """
     if not old.is_graph_output():
         old.replace_all_uses_with(new)
         return
     producer, name = old.producer(), old.name
     assert producer is not None
+    if new.producer() is not None and not new.uses() and not new.is_graph_output():
+        old.replace_all_uses_with(new, replace_graph_outputs=True)
+        old.name, new.name = f"{name}/replaced", name
+        new.type, new.shape = old.type or new.type, old.shape or new.shape
+        return
     identity = ir.Node("", "Identity", [new], name=f"{producer.name}/Identity")
     identity.outputs[0].type, identity.outputs[0].shape = old.type, old.shape
     graph.insert_after(producer, identity)

@@ -6,14 +6,19 @@ replacement may be an existing value, or the output of a node that the rewrite i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
 
-import numpy as np
 import onnx_ir as ir
 
 from ..graph.edit import GATE, replace_value
-from ..graph.tensor import dims_of
+from .products import (
+    only_for_products,
+    swaps_last,
+    tall_product,
+    transpose_for_product,
+    transposed_product,
+)
+from .tools import insert, ints, permutation, same_shape, scalar
 
 Rewrite = Callable[[ir.Node], "ir.Value | None"]
 
@@ -32,31 +37,6 @@ def apply_rewrites(graph: ir.Graph) -> None:
                 continue
             replace_value(graph, result, replacement)
             break
-
-
-def scalar(value: ir.Value | None) -> float | None:
-    """The number behind a constant with one element and no more dimensions than its partner."""
-    if value is None or value.const_value is None or value.is_graph_input():
-        return None
-    tensor = value.const_value
-    if tensor.size != 1 or len(tensor.shape) > 0:
-        return None
-    return float(tensor.numpy().reshape(()))
-
-
-def ints(value: ir.Value | None) -> list[int] | None:
-    """The integers behind a constant 1-D operand."""
-    if value is None or value.const_value is None or value.is_graph_input():
-        return None
-    return [int(i) for i in np.atleast_1d(value.const_value.numpy())]
-
-
-def same_shape(a: ir.Value | None, b: ir.Value | None) -> bool:
-    """Whether two values certainly have the same shape (unknown dimensions are not certain)."""
-    if a is None or b is None:
-        return False
-    left, right = dims_of(a), dims_of(b)
-    return left is not None and left == right and None not in left
 
 
 def neutral_operand(node: ir.Node) -> ir.Value | None:
@@ -98,75 +78,22 @@ def double_transpose(node: ir.Node) -> ir.Value | None:
     inner = source.producer() if source is not None else None
     if inner is None or inner.op_type != "Transpose" or inner.domain:
         return None
-    first, second = _permutation(inner), _permutation(node)
+    first, second = permutation(inner), permutation(node)
     if first is None or second is None:
         return None
     combined = [first[i] for i in second]
     if combined == list(range(len(combined))):
         return inner.inputs[0]
-    if _swaps_last(second) and not _swaps_last(combined) and _only_for_products(node):
+    if swaps_last(second) and not swaps_last(combined) and only_for_products(node):
         return None
     node.replace_input_with(0, inner.inputs[0])
     node.attributes["perm"] = ir.AttrInt64s("perm", combined)
     return None
 
 
-def transpose_for_product(node: ir.Node) -> ir.Value | None:
-    """Operands of a product: move whole rows, and leave the swap of rows and columns apart.
-
-    onnxruntime makes that swap part of the product, for nothing; moving single elements instead of
-    rows costs twice as much as moving rows.
-    """
-    perm = _permutation(node)
-    if perm is None or len(perm) < 3 or _swaps_last(perm) or not _only_for_products(node):
-        return None
-    rows = [*perm[:-2], perm[-1], perm[-2]]
-    if rows[-1] != len(rows) - 1:
-        return None
-    moved = _insert(node, "Transpose", node.inputs[:1], "rows", perm=rows)
-    shape = node.outputs[0].shape
-    if shape is not None:
-        moved.shape = ir.Shape([*shape.dims[:-2], shape.dims[-1], shape.dims[-2]])
-    return _insert(node, "Transpose", [moved], perm=_swap_of(len(perm)))
-
-
-def _swap_of(rank: int) -> list[int]:
-    return [*range(rank - 2), rank - 1, rank - 2]
-
-
-def _swaps_last(perm: Sequence[int]) -> bool:
-    return list(perm) == _swap_of(len(perm))
-
-
-def _only_for_products(node: ir.Node) -> bool:
-    uses = node.outputs[0].uses()
-    return bool(uses) and all(u.node.op_type == "MatMul" and not u.node.domain for u in uses)
-
-
-def transposed_product(node: ir.Node) -> ir.Value | None:
-    """(AB)ᵀ is BᵀAᵀ: a Gemm transposes its operands for nothing."""
-    source = node.inputs[0]
-    product = source.producer() if source is not None else None
-    if product is None or product.op_type != "Gemm" or product.domain:
-        return None
-    if _permutation(node) != [1, 0] or len(product.inputs) > 2 or len(source.uses()) != 1:  # type: ignore[union-attr]
-        return None
-    flags = {n: product.attributes.get_int(n, 0) for n in ("transA", "transB")}
-    alpha = product.attributes.get_float("alpha", 1.0)
-    a, b = product.inputs
-    return _insert(
-        node, "Gemm", [b, a], transA=1 - flags["transB"], transB=1 - flags["transA"], alpha=alpha
-    )
-
-
-def _permutation(node: ir.Node) -> list[int] | None:
-    attribute = node.attributes.get("perm")
-    return None if attribute is None else list(attribute.as_ints())
-
-
 def trivial_transpose(node: ir.Node) -> ir.Value | None:
     """A transposition that moves nothing."""
-    perm = _permutation(node)
+    perm = permutation(node)
     return node.inputs[0] if perm is not None and perm == sorted(perm) else None
 
 
@@ -217,26 +144,8 @@ def add_of_negation(node: ir.Node) -> ir.Value | None:
     for kept, negated in ((left, right), (right, left)):
         inner = negated.producer() if negated is not None else None
         if inner is not None and inner.op_type == "Neg" and len(negated.uses()) == 1:  # type: ignore[union-attr]
-            return _insert(node, "Sub", [kept, inner.inputs[0]])
+            return insert(node, "Sub", [kept, inner.inputs[0]])
     return None
-
-
-def _insert(
-    node: ir.Node,
-    op_type: str,
-    inputs: Sequence[ir.Value | None],
-    suffix: str = "",
-    **attributes: Any,
-) -> ir.Value:
-    """A new node in front of `node`, with an output described like its output."""
-    suffix = suffix or op_type
-    made = [ir.convenience.convert_attribute(k, v) for k, v in attributes.items()]
-    new = ir.Node("", op_type, inputs, made, name=f"{node.name}/{suffix}")
-    result, old = new.outputs[0], node.outputs[0]
-    result.name, result.type, result.shape = f"{old.name}/{suffix}", old.type, old.shape
-    assert node.graph is not None
-    node.graph.insert_before(node, new)
-    return result
 
 
 REWRITES: dict[str, tuple[Rewrite, ...]] = {
@@ -247,6 +156,7 @@ REWRITES: dict[str, tuple[Rewrite, ...]] = {
     "Neg": (double_negation,),
     "Expand": (pointless_expand,),
     "Transpose": (double_transpose, trivial_transpose, transposed_product, transpose_for_product),
+    "Gemm": (tall_product,),
     "Reshape": (reshape_of_reshape,),
     "Cast": (pointless_cast,),
 }
