@@ -15,6 +15,7 @@ import onnx_ir as ir
 
 from ..errors import ModelError, ShapeInferenceError
 from .infer_bodies import infer_with_bodies
+from .onnx_inference import infer_shapes_of
 from .ranks import fill_ranks
 
 KEEP_BYTES = 1024
@@ -108,16 +109,17 @@ def infer_shapes(model: ir.Model) -> ir.Model:
         ShapeInferenceError: types or shapes contradict each other; nothing is swallowed.
     """
 
-    def infer(proto: onnx.ModelProto, data_prop: bool = True) -> onnx.ModelProto:
+    def infer(proto: onnx.ModelProto) -> onnx.ModelProto:
+        strict = {"check_type": True, "strict_mode": True}
         try:
-            return onnx.shape_inference.infer_shapes(
-                proto, check_type=True, strict_mode=True, data_prop=data_prop
-            )
-        except Exception as error:  # the C++ side raises several types
-            if data_prop:
-                # Following values fails on valid models too: it takes a [2, 1] integer tensor
-                # for a shape of two numbers and refuses to add a longer one.
-                return infer(proto, data_prop=False)
+            return infer_shapes_of(proto, **strict)
+        except Exception:  # the C++ side raises several types
+            # Following values fails on valid models too: it takes a [2, 1] integer tensor
+            # for a shape of two numbers and refuses to add a longer one.
+            pass
+        try:
+            return onnx.shape_inference.infer_shapes(proto, **strict)
+        except Exception as error:
             raise ShapeInferenceError(
                 f"Shape inference failed: {str(error).strip()}. The model contradicts itself; "
                 "onnx.checker.check_model(model, full_check=True) shows the same."

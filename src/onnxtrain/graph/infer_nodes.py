@@ -8,6 +8,7 @@ import onnx
 import onnx_ir as ir
 
 from .infer_bodies import infer_with_bodies
+from .onnx_inference import infer_shapes_of
 
 SMALL = 1024
 
@@ -35,10 +36,7 @@ def infer_nodes(nodes: Sequence[ir.Node], opset: int) -> None:
         graph, opset_imports=[onnx.helper.make_opsetid("", opset)], ir_version=10
     )
 
-    def infer(proto: onnx.ModelProto) -> onnx.ModelProto:
-        return onnx.shape_inference.infer_shapes(proto, data_prop=True)
-
-    found = _by_name([infer_with_bodies(model, infer).graph])
+    found = _by_name([infer_with_bodies(model, infer_shapes_of).graph])
     for value in (*made, *inside):
         info = found.get(value.name or "")
         if info is not None:

@@ -7,9 +7,9 @@ import itertools
 from collections.abc import Iterable, Sequence
 
 import onnx
-import onnx.shape_inference
 
 from ..errors import ModelError, UnknownNameError
+from ..graph.onnx_inference import infer_shapes_of
 
 _COUNTER = itertools.count()
 KEEP_BYTES = 1024
@@ -114,7 +114,7 @@ def without_weights(model: onnx.ModelProto) -> onnx.ModelProto:
 
 def infer_shapes(model: onnx.ModelProto) -> None:
     """Add the types and shapes that follow, in place, whatever the size of the weights."""
-    light = onnx.shape_inference.infer_shapes(without_weights(model), data_prop=True)
+    light = infer_shapes_of(without_weights(model))
     del model.graph.value_info[:]
     model.graph.value_info.extend(light.graph.value_info)
     for output, inferred in zip(model.graph.output, light.graph.output):
