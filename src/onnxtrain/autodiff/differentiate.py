@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from ..errors import ModelError, UnknownNameError, UnreachableError
 from ..graph import Constants, Dim, Names, OpBuilder, Tensor
+from ..optimize.selection import select_early
 from .expand import expand_functions
 from .walk import Walk
 
@@ -37,10 +38,11 @@ def differentiate_model(
     """
     model = expand_functions(model, wrt, of, no_gradient)
     graph = model.graph
+    names = Names(n for n in all_names(graph))
+    select_early(graph, names, keep={*wrt, *of})
     values = values_by_name(graph)
     sources = [_find(values, name) for name in wrt]
     targets = [_find(values, name) for name in of]
-    names = Names(n for n in all_names(graph))
     opset = model.opset_imports[""]
     op = OpBuilder(names, Constants(names), opset)
     walk = Walk(graph, op, sources, no_gradient)
