@@ -5,13 +5,14 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import onnx.parser
+import onnxruntime
 import pytest
 
 from onnxtrain import artifacts, optim
 from onnxtrain.api import CheckpointState, Module, Optimizer
 from onnxtrain.errors import ModelFileError
 from onnxtrain.runtime.onnxfile import ModelFile, tensor_type
-from onnxtrain.runtime.pieces import Pieces, cut, piece_model, type_proto
+from onnxtrain.runtime.pieces import SHARED, Pieces, cut, piece_model, share_arena, type_proto
 from tests.runtime import test_real_artifacts as convolutional
 
 WIDTH = 16
@@ -209,6 +210,22 @@ def test_a_session_per_piece_trains_like_one(tmp_path):
     same(*ends)
 
 
+def test_pieces_share_their_memory(tmp_path):
+    tied(tmp_path)
+    train = module(tmp_path, 1)._train
+    for session in train.pieces.sessions:
+        assert session.get_session_options().get_session_config_entry(SHARED) == "1"
+    options = onnxruntime.SessionOptions()
+    options.add_session_config_entry(SHARED, "0")
+    share_arena(options)
+    assert options.get_session_config_entry(SHARED) == "0", "as the user said"
+    options = onnxruntime.SessionOptions()
+    options.enable_cpu_mem_arena = False
+    share_arena(options)
+    with pytest.raises(RuntimeError, match=SHARED):
+        options.get_session_config_entry(SHARED)
+
+
 def test_back_to_the_whole(tmp_path):
     tied(tmp_path)
     both, whole = module(tmp_path, 1), module(tmp_path)
@@ -247,8 +264,6 @@ def test_subgraphs_and_sequences_are_passed_on():
     pieces = cut(ModelFile.load(data), ["first"], {"ga": 8, "gb": 8}, 8)
     assert [p.gradients for p in pieces] == [("ga",), ("gb",)]
     assert set(pieces[1].takes) == {"parts", "inner", "ga"}
-    import onnxruntime
-
     x = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
     feed, known, found = {"x": x, "on": np.array(True)}, {}, {}
     for piece in pieces:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from ..errors import InputError
 from ..runtime.module import Module
-from ..runtime.pieces import Pieces
+from ..runtime.pieces import Pieces, share_arena
 from .backend import Backend
 
 Array = npt.NDArray[Any]
@@ -169,6 +169,9 @@ class Overlap:
             self._switch(True)
         elif way == "auto" and several and not reason and backend.size > 1:
             self._choice = Choice(backend)
+            self._train._usual = None  # made again, where the pieces can use its memory too
+            share_arena(self._train.options)
+            self._train.use(None)
 
     @property
     def decided(self) -> bool:

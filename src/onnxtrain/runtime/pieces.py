@@ -8,12 +8,14 @@ reads are passed on as they are, without a copy.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import onnxruntime
 from onnxruntime import InferenceSession, OrtValue
 
 from ..errors import ModelFileError
@@ -33,6 +35,7 @@ ELEMENTS = {
 }  # fmt: skip
 """onnxruntime's names of element types → ONNX numbers."""
 
+SHARED = "session.use_env_allocators"
 RANDOM = {"Bernoulli", "Dropout", "Multinomial", "RandomNormalLike", "RandomUniformLike"}
 
 
@@ -193,6 +196,27 @@ def type_proto(text: str, shape: Sequence[Any]) -> Message:
     raise ModelFileError(f"A value of type {text!r} cannot be passed on.")
 
 
+def share_arena(options: Any) -> None:
+    """Let sessions with these options take their memory from one arena of the process.
+
+    What one session has let go the next can then use. With an arena each, four pieces of an encoder
+    needed 443 MB where the whole model needs 320; with one, 323. It lives until the process ends.
+    """
+    try:
+        options.get_session_config_entry(SHARED)
+    except RuntimeError:  # nobody has said anything about it
+        if options.enable_cpu_mem_arena:
+            _register_arena()
+            options.add_session_config_entry(SHARED, "1")
+
+
+@functools.cache
+def _register_arena() -> None:
+    kind, memory = onnxruntime.OrtAllocatorType.ORT_ARENA_ALLOCATOR, onnxruntime.OrtMemType.DEFAULT
+    info = onnxruntime.OrtMemoryInfo("Cpu", kind, 0, memory)
+    onnxruntime.create_and_register_allocator(info, None)
+
+
 class Pieces:
     """The sessions of all pieces; takes the place of the session of the whole model.
 
@@ -212,7 +236,10 @@ class Pieces:
         self.ranges = [self._ranges(index) for index in range(len(self.pieces))]
         """Where each piece's gradients lie in the flat buffer; neighbours are one range."""
         self._bindings: dict[bool, PieceBinding] = {}
-        self.sessions = list(self._sessions()) if len(self.pieces) > 1 else []
+        self.sessions: list[InferenceSession] = []
+        if len(self.pieces) > 1:
+            share_arena(train.options)
+            self.sessions = list(self._sessions())
 
     def _sessions(self) -> Iterator[InferenceSession]:
         train, known = self.train, dict[str, Message]()
