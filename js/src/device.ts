@@ -36,12 +36,10 @@ export interface Facts {
   readonly parameters: readonly ValueInfo[];
   readonly trainable: readonly string[];
   /** `moments` has the keys and shapes of what the optimizer remembers. */
-  readonly optimizer: null | {
-    readonly name: string;
-    readonly clip_norm: number | null;
-    readonly moments: Readonly<Record<string, readonly number[]>>;
-  };
+  readonly optimizer: OptimizerFacts | null;
 }
+
+type OptimizerFacts = { name: string; clip_norm: number | null; moments: Record<string, number[]> };
 
 /** onnxruntime's options for a session, e.g. `{ executionProviders: ["webgpu"] }`. */
 export interface SessionOptions {
@@ -73,24 +71,7 @@ export class Device {
 
   /** The bytes of a model: pieces of an artifact, with seeds and values put in. */
   async bytes(name: string): Promise<Uint8Array> {
-    const { file, pieces } = this.model(name);
-    const source = this.files.get(file ?? "") ?? new Uint8Array();
-    const parts: Data[] = [];
-    for (const piece of pieces) {
-      if (typeof piece === "string") {
-        parts.push(Uint8Array.from(atob(piece), (c) => c.charCodeAt(0)));
-      } else if ("seed" in piece) {
-        const seed = await this.state.seedOf(piece.seed);
-        // protobuf's form of a whole number, as long as the place that is left for it
-        const digits = Uint8Array.of(seed | 128, (seed >> 7) | 128, (seed >> 14) | 128, seed >> 21);
-        parts.push(piece.float ? Float32Array.of(seed) : digits);
-      } else if ("value" in piece) {
-        parts.push((await hostValue(this.state.parameter(piece.value))).data);
-      } else {
-        parts.push(source.subarray(...piece));
-      }
-    }
-    return joined(parts);
+    return joined(await Promise.all(this.model(name).pieces.map((p) => this.part(name, p))));
   }
 
   /** The session of a model, made when it is first needed. */
@@ -122,6 +103,17 @@ export class Device {
   async release(): Promise<void> {
     for (const session of this.sessions.values()) await (await session).release();
     this.sessions.clear();
+  }
+
+  private async part(name: string, piece: Piece): Promise<Data> {
+    if (typeof piece === "string") return Uint8Array.from(atob(piece), (c) => c.charCodeAt(0));
+    if ("value" in piece) return (await hostValue(this.state.parameter(piece.value))).data;
+    const file = this.files.get(this.model(name).file ?? "") ?? new Uint8Array();
+    if (!("seed" in piece)) return file.subarray(...piece);
+    const seed = await this.state.seedOf(piece.seed);
+    if (piece.float) return Float32Array.of(seed);
+    // protobuf's form of a whole number, as long as the place that is left for it
+    return Uint8Array.of(seed | 128, (seed >> 7) | 128, (seed >> 14) | 128, seed >> 21);
   }
 
   /** The tensor to feed for a value; floats are brought to the device if there is one. */

@@ -48,15 +48,8 @@ export async function loadArtifacts(directory: string, options: LoadOptions): Pr
   return { state, module, optimizer: facts.optimizer ? new Optimizer(module) : undefined };
 }
 
-interface NodeFiles {
-  readFile(path: string): Promise<Uint8Array>;
-  writeFile(path: string, bytes: Uint8Array, options: { flush: boolean }): Promise<void>;
-  rename(from: string, to: string): Promise<void>;
-}
-
-/** Node's files; bundlers for browsers do not follow a name in a variable. */
-const nodeFiles = (name = "node:fs/promises"): Promise<NodeFiles> =>
-  import(/* @vite-ignore */ name);
+/** Node's own module for files; bundlers for browsers do not follow a name in a variable. */
+const nodeFiles = (name = "node:fs/promises") => import(/* @vite-ignore */ name);
 
 /** The bytes of a file by URL, or by path in Node; undefined if there is none. */
 export async function readBytes(location: string): Promise<Uint8Array | undefined> {
@@ -75,8 +68,12 @@ export async function readBytes(location: string): Promise<Uint8Array | undefine
 
 /** Write a file in Node; the old one stays complete until the new one is. */
 export async function writeBytes(path: string, bytes: Uint8Array): Promise<void> {
-  const { rename, writeFile } = await nodeFiles();
+  const { rename, rm, writeFile } = await nodeFiles();
   const unfinished = `${path}.${crypto.randomUUID()}`;
-  await writeFile(unfinished, bytes, { flush: true });
-  await rename(unfinished, path);
+  try {
+    await writeFile(unfinished, bytes, { flush: true });
+    await rename(unfinished, path);
+  } finally {
+    await rm(unfinished, { force: true });
+  }
 }

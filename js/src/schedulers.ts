@@ -71,20 +71,16 @@ export const ConstantLR = schedule(
   "ConstantLR",
   (lr, t, factor: number = 1 / 3, totalIters: number = 5) => (t < totalIters ? lr * factor : lr),
 );
-
 export const StepLR = schedule(
   "StepLR",
   (lr, t, size: number, gamma: number = 0.1) => lr * gamma ** Math.floor(t / size),
 );
-
 export const MultiStepLR = schedule(
   "MultiStepLR",
   (lr, t, milestones: readonly number[], gamma: number = 0.1) =>
     lr * gamma ** milestones.filter((m) => m <= t).length,
 );
-
 export const ExponentialLR = schedule("ExponentialLR", (lr, t, gamma: number) => lr * gamma ** t);
-
 export const CosineAnnealingLR = schedule(
   "CosineAnnealingLR",
   (lr, t, tMax: number, etaMin: number = 0) => cosine(lr, etaMin, t / tMax),

@@ -19,27 +19,7 @@ export class Device {
     }
     /** The bytes of a model: pieces of an artifact, with seeds and values put in. */
     async bytes(name) {
-        const { file, pieces } = this.model(name);
-        const source = this.files.get(file ?? "") ?? new Uint8Array();
-        const parts = [];
-        for (const piece of pieces) {
-            if (typeof piece === "string") {
-                parts.push(Uint8Array.from(atob(piece), (c) => c.charCodeAt(0)));
-            }
-            else if ("seed" in piece) {
-                const seed = await this.state.seedOf(piece.seed);
-                // protobuf's form of a whole number, as long as the place that is left for it
-                const digits = Uint8Array.of(seed | 128, (seed >> 7) | 128, (seed >> 14) | 128, seed >> 21);
-                parts.push(piece.float ? Float32Array.of(seed) : digits);
-            }
-            else if ("value" in piece) {
-                parts.push((await hostValue(this.state.parameter(piece.value))).data);
-            }
-            else {
-                parts.push(source.subarray(...piece));
-            }
-        }
-        return joined(parts);
+        return joined(await Promise.all(this.model(name).pieces.map((p) => this.part(name, p))));
     }
     /** The session of a model, made when it is first needed. */
     session(name) {
@@ -68,6 +48,20 @@ export class Device {
         for (const session of this.sessions.values())
             await (await session).release();
         this.sessions.clear();
+    }
+    async part(name, piece) {
+        if (typeof piece === "string")
+            return Uint8Array.from(atob(piece), (c) => c.charCodeAt(0));
+        if ("value" in piece)
+            return (await hostValue(this.state.parameter(piece.value))).data;
+        const file = this.files.get(this.model(name).file ?? "") ?? new Uint8Array();
+        if (!("seed" in piece))
+            return file.subarray(...piece);
+        const seed = await this.state.seedOf(piece.seed);
+        if (piece.float)
+            return Float32Array.of(seed);
+        // protobuf's form of a whole number, as long as the place that is left for it
+        return Uint8Array.of(seed | 128, (seed >> 7) | 128, (seed >> 14) | 128, seed >> 21);
     }
     /** The tensor to feed for a value; floats are brought to the device if there is one. */
     async upload(value) {

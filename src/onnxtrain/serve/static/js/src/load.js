@@ -28,7 +28,7 @@ export async function loadArtifacts(directory, options) {
     await module.device.session("train");
     return { state, module, optimizer: facts.optimizer ? new Optimizer(module) : undefined };
 }
-/** Node's files; bundlers for browsers do not follow a name in a variable. */
+/** Node's own module for files; bundlers for browsers do not follow a name in a variable. */
 const nodeFiles = (name = "node:fs/promises") => import(/* @vite-ignore */ name);
 /** The bytes of a file by URL, or by path in Node; undefined if there is none. */
 export async function readBytes(location) {
@@ -48,8 +48,13 @@ export async function readBytes(location) {
 }
 /** Write a file in Node; the old one stays complete until the new one is. */
 export async function writeBytes(path, bytes) {
-    const { rename, writeFile } = await nodeFiles();
+    const { rename, rm, writeFile } = await nodeFiles();
     const unfinished = `${path}.${crypto.randomUUID()}`;
-    await writeFile(unfinished, bytes, { flush: true });
-    await rename(unfinished, path);
+    try {
+        await writeFile(unfinished, bytes, { flush: true });
+        await rename(unfinished, path);
+    }
+    finally {
+        await rm(unfinished, { force: true });
+    }
 }
