@@ -5,7 +5,8 @@
 Starts itself under ``mpiexec`` once per number of ranks, on this machine. The global batch stays
 the same (strong scaling). Also measured: the all-reduce alone by size, whether cutting it into
 buckets that overlap with the update pays, and the memory of a sharded optimizer. From the numbers
-follows a model of the cost for ranks that this machine does not have (`predict`).
+follows a model of the cost for ranks that this machine does not have (`predict`). Overlap with the
+backward pass, which two cores cannot show, is measured by `benchmarks.emulated_network`.
 """
 
 from __future__ import annotations
@@ -99,7 +100,9 @@ def worker(folder: str, width: int, batch: int, steps: int) -> None:
     start, stop = share(batch, group.rank, group.size)
     part = Part([x[start:stop], y[start:stop]], stop - start, batch)
     for sharded in (False, True):
-        trainer = Trainer.from_directory(folder, distributed=group, shard_optimizer=sharded)
+        trainer = Trainer.from_directory(
+            folder, distributed=group, shard_optimizer=sharded, overlap=False
+        )
         engine = trainer._engine
         spent = {"communication": 0.0}
         undo = [
