@@ -11,8 +11,10 @@ import pytest
 from onnxtrain import artifacts, optim
 from onnxtrain.api import CheckpointState, Module, Optimizer
 from onnxtrain.errors import ModelFileError
+from onnxtrain.runtime import module as runtime_module
+from onnxtrain.runtime.cutting import Template, cut, cut_by_nodes, type_proto
 from onnxtrain.runtime.onnxfile import ModelFile, tensor_type
-from onnxtrain.runtime.pieces import SHARED, Pieces, cut, piece_model, share_arena, type_proto
+from onnxtrain.runtime.pieces import SHARED, Pieces, share_arena
 from tests.runtime import test_real_artifacts as convolutional
 
 WIDTH = 16
@@ -66,19 +68,20 @@ MODELS = {
 }
 
 
-@pytest.fixture(params=MODELS)
+@pytest.fixture(params=[(m, c) for m in MODELS for c in ({"limit": 1}, {"nodes": 5})], ids=str)
 def made(request, tmp_path):
     """Two modules on the same artifacts: one in pieces, one whole, and how to make a batch."""
-    write, batch = MODELS[request.param]
+    name, cutting = request.param
+    write, batch = MODELS[name]
     write(tmp_path)
-    return [module(tmp_path, limit) for limit in (1, None)], batch
+    return [module(tmp_path, **cutting), module(tmp_path)], batch
 
 
-def module(folder, limit=None):
+def module(folder, **cutting):
     state = CheckpointState.load_checkpoint(folder / "checkpoint")
     found = Module(folder / "training_model.onnx", state)
-    if limit is not None:
-        found._train.use(Pieces(found._train, limit))
+    if cutting:
+        found._train.use(Pieces(found._train, **cutting))
     return found
 
 
@@ -146,16 +149,24 @@ def test_gradients_are_complete_when_a_piece_is(made):
 def test_every_gradient_and_node_has_one_piece(made):
     (cut_up, _), _ = made
     train = cut_up._train
-    model = ModelFile.load(train.model)
+    model = train.artifact.model
     produced = {o: i for i, n in enumerate(model.nodes) for o in n.outputs}
     sizes = {g: train.gradients.specs[p].nbytes for p, g in train.gradient_names.items()}
     results = [*train.artifact.user_outputs, *train.artifact.states.values()]
     total = sum(sizes.values())
-    for limit in (1, total / 5, total / 2, total - 1, total, 10 * total):
-        pieces = cut(model, results, sizes, limit)
+    limits = (1, total / 5, total / 2, total - 1, total, 10 * total)
+    cuts = {limit: cut(model, results, sizes, limit) for limit in limits}
+    for limit, pieces in cuts.items():
+        assert len(pieces) <= -(-total // limit)
+        assert (len(pieces) == 1) == (limit >= total)
+        assert pieces[0].results
+    for most in (1, 7, 1000):
+        cuts[-most] = cut_by_nodes(model, results, list(sizes), most)
+        fixed = frozenset.intersection(*(p.nodes for p in cuts[-most]))
+        assert len(cuts[-most]) == 1 or all(len(p.nodes - fixed) <= most for p in cuts[-most])
+    for pieces in cuts.values():
         assert sorted(g for p in pieces for g in p.gradients) == sorted(sizes)
         assert sorted(r for p in pieces for r in p.results) == sorted(results)
-        assert pieces[0].results
         assert set().union(*(p.nodes for p in pieces)) == set(range(len(model.nodes)))
         given = set()
         for piece in pieces:
@@ -163,13 +174,26 @@ def test_every_gradient_and_node_has_one_piece(made):
             given |= set(piece.gives)
             assert {produced[g] for g in (*piece.gradients, *piece.gives)} <= piece.nodes
         assert given == {n for p in pieces for n in p.takes}, "nothing is passed on for nobody"
-        assert len(pieces) <= -(-total // limit)
-        assert (len(pieces) == 1) == (limit >= total)
+
+
+def test_a_long_model_is_cut_by_itself(tmp_path, monkeypatch):
+    """Its sessions are small; what it computes is the same, and small batches stay in pieces."""
+    tied(tmp_path)
+    whole = module(tmp_path)
+    monkeypatch.setattr(runtime_module, "MANY_NODES", 10)
+    monkeypatch.setattr(runtime_module, "NODES_OF_A_PIECE", 6)
+    long = module(tmp_path)
+    assert len(long._train.usual.sessions) > 2
+    losses = [each(*rows(4)) for each in (whole, long)]
+    for one, other in zip(*losses, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+    same(gradients(whole), gradients(long))
+    assert long._train.now is long._train.usual
 
 
 def test_gradients_near_the_loss_come_first_whatever_the_order_of_nodes(tmp_path):
     tied(tmp_path)
-    train = module(tmp_path, 1)._train
+    train = module(tmp_path, limit=1)._train
     assert train.pieces.parameters(0)[-1] in {"w3", "b3"}
     assert train.pieces.parameters(len(train.pieces.pieces) - 1) == ["w1"]
     ranges = sorted(r for each in train.pieces.ranges for r in each)
@@ -199,8 +223,8 @@ def test_buckets_have_about_the_same_size():
 def test_a_session_per_piece_trains_like_one(tmp_path):
     convolutional.generate(tmp_path)
     ends = []
-    for limit in (1, None):
-        each = module(tmp_path, limit)
+    for cutting in ({"limit": 1}, {}):
+        each = module(tmp_path, **cutting)
         optimizer = Optimizer(tmp_path / "optimizer_model.onnx", each)
         for step in range(10):
             each.lazy_reset_grad()
@@ -212,7 +236,7 @@ def test_a_session_per_piece_trains_like_one(tmp_path):
 
 def test_pieces_share_their_memory(tmp_path):
     tied(tmp_path)
-    train = module(tmp_path, 1)._train
+    train = module(tmp_path, limit=1)._train
     for session in train.pieces.sessions:
         assert session.get_session_options().get_session_config_entry(SHARED) == "1"
     options = onnxruntime.SessionOptions()
@@ -228,7 +252,7 @@ def test_pieces_share_their_memory(tmp_path):
 
 def test_back_to_the_whole(tmp_path):
     tied(tmp_path)
-    both, whole = module(tmp_path, 1), module(tmp_path)
+    both, whole = module(tmp_path, limit=1), module(tmp_path)
     first = both._train.pieces
     for way in (first, None, first):
         both._train.use(way, keep=True)
@@ -265,9 +289,10 @@ def test_subgraphs_and_sequences_are_passed_on():
     assert [p.gradients for p in pieces] == [("ga",), ("gb",)]
     assert set(pieces[1].takes) == {"parts", "inner", "ga"}
     x = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
+    template = Template(ModelFile.load(data))
     feed, known, found = {"x": x, "on": np.array(True)}, {}, {}
     for piece in pieces:
-        session = onnxruntime.InferenceSession(piece_model(data, piece, known))
+        session = onnxruntime.InferenceSession(template.piece(piece, known))
         values = session.run(None, {i.name: feed[i.name] for i in session.get_inputs()})
         for info, value in zip(session.get_outputs(), values, strict=True):
             known[info.name] = type_proto(info.type, info.shape)

@@ -163,8 +163,8 @@ def check_state(artifact: Artifact, state: CheckpointState) -> None:
             )
 
 
-def without_accumulation(artifact: Artifact) -> bytes:
-    """The training model with this step's gradients as outputs and nothing accumulated.
+def without_accumulation(artifact: Artifact) -> None:
+    """Make this step's gradients outputs of the training model, and accumulate nothing.
 
     The file keeps the accumulation inputs and outputs for other runtimes; here they would
     cost one more pass over all gradients in every step.
@@ -179,7 +179,6 @@ def without_accumulation(artifact: Artifact) -> bytes:
     model.set_outputs([*artifact.user_outputs, *gradients, *states], like)
     model.keep_inputs(lambda name: name not in buffers)
     model.prune()
-    return model.encode()
 
 
 def fold_frozen(artifact: Artifact, state: CheckpointState) -> list[str]:

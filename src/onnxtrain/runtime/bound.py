@@ -41,7 +41,8 @@ class Binding:
         self._bound: dict[str, tuple[int, tuple[int, ...]]] = {}
         self._staged: dict[str, Array] = {}
         self._again: list[Array] = []
-        self._outputs: list[str] = []
+        self.output_names: list[str] = []
+        """The user's outputs, in the order of the results."""
         self._small: dict[str, Array] = {}
         self._large: list[tuple[int, str]] = []
         self._order: dict[str, int] = {}
@@ -51,7 +52,7 @@ class Binding:
     def user_outputs(self, infos: Sequence[ValueInfo]) -> None:
         """Results to hand out: small ones into a fixed buffer, large ones made by each run."""
         for index, info in enumerate(infos):
-            self._outputs.append(info.name)
+            self.output_names.append(info.name)
             kind = BY_ONNX.get(info.elem_type or 0)
             shape = small_shape(info)
             if self.device.is_host and kind is not None and not kind.opaque and shape is not None:
@@ -170,7 +171,7 @@ class Binding:
         large = self._take_large()
         return [
             self._small[n].copy() if n in self._small else np.asarray(large[n].numpy())
-            for n in self._outputs
+            for n in self.output_names
         ]
 
     def result_values(self) -> list[onnxruntime.OrtValue]:
@@ -180,7 +181,7 @@ class Binding:
             onnxruntime.OrtValue.ortvalue_from_numpy(self._small[n].copy())
             if n in self._small
             else onnxruntime.OrtValue(large[n])
-            for n in self._outputs
+            for n in self.output_names
         ]
 
     def _take_large(self) -> dict[str, Any]:

@@ -29,13 +29,14 @@ from .device_ops import DeviceOps
 from .devices import Device, Provider, session_options
 from .feeds import raw_ortvalue
 from .onnxfile import Source
+from .pieces import Pieces
 from .predecessor import repaired_eval
 from .seeds import reseed
 from .state import CheckpointState
 from .threads import SmallSteps
 
 if TYPE_CHECKING:
-    from .pieces import PieceBinding, Pieces
+    from .pieces import PieceBinding
 
 Array = npt.NDArray[Any]
 Self = TypeVar("Self", bound="Module")
@@ -270,16 +271,21 @@ class Module:
         return self._eval
 
 
+MANY_NODES = 12_000
+"""A longer model is cut into pieces: the time to create a session grows faster than its nodes."""
+NODES_OF_A_PIECE = 4_000
+
+
 class _Passes:
     """A training session with one binding that overwrites gradients and one that adds to them."""
 
     def __init__(self, train: _Train, session: InferenceSession) -> None:
-        self.train, self.session = train, session
+        self.train, self.sessions = train, [session]
         self.overwrite = self._binding(train.gradients)
         self.accumulate: Binding | None = None
 
     def _binding(self, gradients: TensorStore) -> Binding:
-        return self.train.bind(self.session, gradients, self.train.gradient_names)
+        return self.train.bind(self.sessions[0], gradients, self.train.gradient_names)
 
     def binding(self, overwrite: bool) -> Binding:
         """The binding for a step that starts anew, or for one that adds to the gradients."""
@@ -318,8 +324,10 @@ class _Train:
         assert state._gradients is not None
         self.gradients = state._gradients
         self.scratch: TensorStore | None = None
-        self.model = without_accumulation(artifact)
-        self._usual: _Passes | None = None
+        without_accumulation(artifact)
+        can_be_cut = module._device.is_host and self.gradients.buffers.keys() == {"F32"}
+        self.is_long = can_be_cut and len(artifact.model.nodes) > MANY_NODES
+        self._usual: _Passes | Pieces | None = None
         self.now: _Passes | Pieces = self.usual
         self.single: _Passes | None = None
         self.pieces: Pieces | None = None
@@ -349,17 +357,22 @@ class _Train:
             self._usual = self.single = None
         self.now = pieces if pieces is not None else self.usual
 
+    def _session(self, options: Any) -> InferenceSession:
+        return self.module._device.session(self.artifact.model.encode(), options)
+
     @property
-    def usual(self) -> _Passes:
-        """The whole model in one session, with the user's options."""
-        if self._usual is None:
-            self._usual = _Passes(self, self.module._device.session(self.model, self.options))
+    def usual(self) -> _Passes | Pieces:
+        """The model with the user's options: one session, or several if it is long."""
+        if self._usual is None and self.is_long:
+            self._usual = Pieces(self, nodes=NODES_OF_A_PIECE)
+        elif self._usual is None:
+            self._usual = _Passes(self, self._session(self.options))
         return self._usual
 
     @property
     def session(self) -> InferenceSession:
-        """The session with the user's options."""
-        return self.usual.session
+        """The (first) session with the user's options."""
+        return self.usual.sessions[0]
 
     def binding(self) -> Binding | PieceBinding:
         """Where the next step's inputs go."""
@@ -369,7 +382,8 @@ class _Train:
         """Check and bind the user's inputs; tells whether they are OrtValues."""
         arrays = self.user.check.arrays(values)
         if self.pieces is None:
-            self.now = self._single() if self.small.has(arrays) else self.usual
+            small = self.small.has(arrays) and not self.is_long
+            self.now = self._single() if small else self.usual
         self.binding().feed(self.user.inputs, arrays)
         return all_ortvalues(values)
 
@@ -394,8 +408,7 @@ class _Train:
 
     def _single(self) -> _Passes:
         if self.single is None:
-            session = self.module._device.session(self.model, self.small.options())
-            self.single = _Passes(self, session)
+            self.single = _Passes(self, self._session(self.small.options()))
         return self.single
 
 

@@ -10,190 +10,21 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnxruntime
 from onnxruntime import InferenceSession, OrtValue
 
-from ..errors import ModelFileError
-from .onnxfile import ModelFile, Node, ValueInfo, tensor_type, uses
+from .cutting import OWN, Template, cut, cut_by_nodes, type_proto
+from .onnxfile import ValueInfo
 from .wire import Message
 
 if TYPE_CHECKING:
     from .module import _Train
 
-OWN = ".own"
-"""Ending of a copy: a gradient that a later piece reads has left for the other ranks by then."""
-
-ELEMENTS = {
-    "float": 1, "uint8": 2, "int8": 3, "uint16": 4, "int16": 5, "int32": 6, "int64": 7,
-    "string": 8, "bool": 9, "float16": 10, "double": 11, "uint32": 12, "uint64": 13,
-    "bfloat16": 16, "float8e4m3fn": 17, "float8e5m2": 19,
-}  # fmt: skip
-"""onnxruntime's names of element types → ONNX numbers."""
-
 SHARED = "session.use_env_allocators"
-RANDOM = {"Bernoulli", "Dropout", "Multinomial", "RandomNormalLike", "RandomUniformLike"}
-
-
-@dataclass(frozen=True)
-class Piece:
-    """Some nodes of a model, by index, and what goes in and out of them."""
-
-    nodes: frozenset[int]
-    gradients: tuple[str, ...]
-    """Gradients that this piece computes."""
-    results: tuple[str, ...]
-    """Other outputs of the whole model that it computes."""
-    takes: tuple[str, ...]
-    """Values of earlier pieces that it reads."""
-    gives: tuple[str, ...]
-    """Values that later pieces read."""
-
-
-def cut(
-    model: ModelFile, results: Sequence[str], gradients: Mapping[str, int], limit: float
-) -> list[Piece]:
-    """Cut a graph so that its gradients become complete in buckets of about equal size.
-
-    A piece is what its bucket depends on and no earlier piece has, so the order of nodes in the
-    file does not matter. Gradients follow each other by the number of nodes they need. There are
-    fewer pieces than buckets if gradients come together.
-
-    Args:
-        model: the training model; gradients are outputs of nodes.
-        results: outputs to be computed by the first piece: loss, running statistics.
-        gradients: the values that are gradients, and their bytes.
-        limit: bytes per bucket; a single gradient may have more.
-    """
-    nodes = model.nodes
-    maker = {name: i for i, node in enumerate(nodes) for name in node.outputs if name}
-    reads = [uses(node) for node in nodes]
-    behind = _dependencies(reads, maker)
-    done, buckets = 0, _buckets(behind, maker, results, gradients, limit)
-    fixed = _constants(nodes, reads, maker, set(model.initializer_names))
-    masks: list[int] = []
-    for bucket in buckets:
-        if bucket & ~done:
-            masks.append(bucket & ~done)
-            done |= bucket
-    place = {i: p for p, mask in enumerate(masks) for i in _bits(mask)}
-    takes: list[set[str]] = [set() for _ in masks]
-    for i, p in place.items():
-        made = {n for n in reads[i] if n in maker and maker[n] not in fixed}
-        takes[p] |= {n for n in made if place[maker[n]] != p}
-
-    def made_by(names: Sequence[str], p: int) -> tuple[str, ...]:
-        return tuple(n for n in names if place.get(maker.get(n, -1), 0) == p)
-
-    passed = sorted(set().union(*takes))
-    return [
-        Piece(
-            frozenset(_bits(mask)) | fixed,
-            made_by(list(gradients), p),
-            made_by(results, p),
-            tuple(sorted(takes[p])),
-            made_by(passed, p),
-        )
-        for p, mask in enumerate(masks)
-    ]
-
-
-def _dependencies(reads: Sequence[set[str]], maker: Mapping[str, int]) -> list[int]:
-    """Per node, as bits of an integer: the nodes it depends on, and itself."""
-    behind: list[int] = []
-    for i, names in enumerate(reads):
-        found = 1 << i
-        for name in names:
-            if name in maker:
-                found |= behind[maker[name]]
-        behind.append(found)
-    return behind
-
-
-def _buckets(
-    behind: Sequence[int],
-    maker: Mapping[str, int],
-    results: Sequence[str],
-    gradients: Mapping[str, int],
-    limit: float,
-) -> list[int]:
-    """The nodes that each bucket depends on; the first has those of the results too."""
-    first = 0
-    for name in results:
-        first |= behind[maker[name]] if name in maker else 0
-    order = sorted(gradients, key=lambda g: ((behind[maker[g]] & ~first).bit_count(), maker[g]))
-    total = sum(gradients.values())
-    count = max(1, math.ceil(total / limit))
-    found: dict[int, int] = {}
-    at = 0.0
-    for name in order:
-        index = min(int((at + gradients[name] / 2) * count / total), count - 1) if total else 0
-        found[index] = found.get(index, 0) | behind[maker[name]]
-        at += gradients[name]
-    masks = [found[index] for index in sorted(found)] or [0]
-    return [masks[0] | first, *masks[1:]]
-
-
-def _constants(
-    nodes: Sequence[Node], reads: Sequence[set[str]], maker: Mapping[str, int], values: set[str]
-) -> frozenset[int]:
-    """Nodes that give the same in every run: each piece has its own, for onnxruntime to fold."""
-    found: set[int] = set()
-    for i, node in enumerate(nodes):
-        known = all(n in values or maker.get(n, -1) in found for n in reads[i])
-        pure = node.op_type == "Constant" or (bool(reads[i]) and node.op_type not in RANDOM)
-        if known and pure and not node.subgraphs():
-            found.add(i)
-    return frozenset(found)
-
-
-def _bits(mask: int) -> Iterator[int]:
-    """Positions of the ones."""
-    text = bin(mask)[:1:-1]
-    at = text.find("1")
-    while at >= 0:
-        yield at
-        at = text.find("1", at + 1)
-
-
-def piece_model(data: bytes, piece: Piece, given: Mapping[str, Message]) -> bytes:
-    """The model of one piece.
-
-    Args:
-        data: the whole model.
-        piece: one of those that `cut` gave for it.
-        given: types of what earlier pieces gave.
-    """
-    model = ModelFile.load(data)
-    nodes = [n for i, n in enumerate(model.nodes) if i in piece.nodes]
-    read = set().union(*(uses(n) for n in nodes))
-    copied = {f"{g}{OWN}": g for g in piece.gradients if g in piece.gives}
-    copies = [Message().add(1, g).add(2, own).add(4, "Identity") for own, g in copied.items()]
-    model.graph.replace(1, [*(n.message for n in nodes), *copies])
-    model.keep_inputs(read.union(piece.results).__contains__)
-    for name in piece.takes:
-        model.add_input(name, given[name])
-    names = [*piece.results, *piece.gradients, *copied, *piece.gives]
-    model.set_outputs(list(dict.fromkeys(names)), copied)
-    model.prune()
-    return model.encode()
-
-
-def type_proto(text: str, shape: Sequence[Any]) -> Message:
-    """A TypeProto from what onnxruntime tells of a value, such as ``tensor(float)``.
-
-    An empty shape is a scalar or an unknown one, and is left open.
-    """
-    kind, _, inner = text[:-1].partition("(")
-    if kind == "tensor" and inner in ELEMENTS:
-        return tensor_type(ELEMENTS[inner], list(shape) or None)
-    if kind in {"seq", "optional"}:
-        return Message().add(4 if kind == "seq" else 9, Message().add(1, type_proto(inner, [])))
-    raise ModelFileError(f"A value of type {text!r} cannot be passed on.")
 
 
 def share_arena(options: Any) -> None:
@@ -223,14 +54,18 @@ class Pieces:
     Args:
         train: the training half of a module, whose state lives on the host.
         limit: bytes of gradients per piece.
+        nodes: instead of that, nodes per piece.
     """
 
-    def __init__(self, train: _Train, limit: float) -> None:
+    def __init__(self, train: _Train, limit: float = math.inf, nodes: int | None = None) -> None:
         self.train = train
-        names = train.gradient_names
+        model, names = train.artifact.model, train.gradient_names
         sizes = {names[p]: train.gradients.specs[p].nbytes for p in names}
         results = [*train.artifact.user_outputs, *train.artifact.states.values()]
-        self.pieces = cut(ModelFile.load(train.model), results, sizes, limit)
+        if nodes is not None:
+            self.pieces = cut_by_nodes(model, results, list(sizes), nodes)
+        else:
+            self.pieces = cut(model, results, sizes, limit)
         self.after: Callable[[int], None] = _nothing
         """Called when a piece has run: its gradients are complete."""
         self.ranges = [self._ranges(index) for index in range(len(self.pieces))]
@@ -239,12 +74,12 @@ class Pieces:
         self.sessions: list[InferenceSession] = []
         if len(self.pieces) > 1:
             share_arena(train.options)
-            self.sessions = list(self._sessions())
+            self.sessions = list(self._sessions(Template(model)))
 
-    def _sessions(self) -> Iterator[InferenceSession]:
+    def _sessions(self, template: Template) -> Iterator[InferenceSession]:
         train, known = self.train, dict[str, Message]()
         for piece in self.pieces:
-            model = piece_model(train.model, piece, known)
+            model = template.piece(piece, known)
             session = train.module._device.session(model, train.options)
             gives = set(piece.gives)
             known |= {
@@ -348,11 +183,20 @@ class PieceBinding:
 
     def results(self) -> list[Any]:
         """Results as arrays."""
-        return self.bindings[0].results()
+        return self._in_order([binding.results() for binding in self.bindings])
 
     def result_values(self) -> list[OrtValue]:
         """Results as OrtValues."""
-        return self.bindings[0].result_values()
+        return self._in_order([binding.result_values() for binding in self.bindings])
+
+    def _in_order(self, found: Sequence[Sequence[Any]]) -> list[Any]:
+        """The user's outputs as they follow each other, whichever piece they are from."""
+        by_name = {
+            name: value
+            for binding, values in zip(self.bindings, found)
+            for name, value in zip(binding.output_names, values)
+        }
+        return [by_name[name] for name in self.pieces.train.user.output_names]
 
 
 _EMPTY = OrtValue.ortvalue_from_numpy(np.zeros(0, np.float32))._ortvalue
