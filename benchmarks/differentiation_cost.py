@@ -3,8 +3,9 @@
     python -m benchmarks.differentiation_cost [--nodes 1250 2500 5000 10000 20000] [--json FILE]
 
 For a transformer-like chain of residual blocks with the given numbers of nodes, prints the time of
-`differentiate` (load, normalize, differentiate, optimize), the time onnxruntime takes to create the
-session of the result, and the growth from one size to the next. One parameter per six nodes is
+`differentiate` (load, normalize, differentiate, optimize), the time onnxruntime takes to create one
+session of the result, the time until a `Module` is ready (it cuts long models into pieces, each a
+session), and the growth from one size to the next. One parameter per six nodes is
 trained, as in exported transformers: onnxruntime searches the list of outputs for every node, so
 its time grows with nodes × gradients, and a chain of small layers would show little else.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import tempfile
 import time
 from pathlib import Path
 
@@ -22,6 +24,8 @@ import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper
 
 import onnxtrain
+from onnxtrain import artifacts
+from onnxtrain.api import CheckpointState, Module
 
 LARGE = 10_000
 """From here on one round is exact enough."""
@@ -65,11 +69,12 @@ def model_with(nodes: int, width: int = 16) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
 
 
-def measure(nodes: int, rounds: int) -> tuple[int, int, float, float]:
-    """Nodes before and after, best time to differentiate, best time to create the session."""
+def measure(nodes: int, rounds: int) -> dict[str, float]:
+    """Nodes before and after, and the best times to differentiate and to be ready to run."""
     model = model_with(nodes)
-    trained = [w.name for w in model.graph.initializer][::4]
-    differentiate, create = [], []
+    names = [w.name for w in model.graph.initializer]
+    trained = names[::4]
+    differentiate, create, ready = [], [], []
     for _ in range(rounds if nodes < LARGE else 1):
         start = time.perf_counter()
         result = onnxtrain.differentiate(model, wrt=trained)
@@ -78,7 +83,20 @@ def measure(nodes: int, rounds: int) -> tuple[int, int, float, float]:
         start = time.perf_counter()
         ort.InferenceSession(data, providers=["CPUExecutionProvider"])
         create.append(time.perf_counter() - start)
-    return len(model.graph.node), len(result.graph.node), min(differentiate), min(create)
+    with tempfile.TemporaryDirectory() as folder:
+        frozen = [n for i, n in enumerate(names) if i % 4]
+        artifacts.generate_artifacts(
+            model, requires_grad=trained, frozen_params=frozen, artifact_directory=folder
+        )
+        for _ in range(rounds if nodes < LARGE else 1):
+            state = CheckpointState.load_checkpoint(f"{folder}/checkpoint")
+            start = time.perf_counter()
+            Module(f"{folder}/training_model.onnx", state)
+            ready.append(time.perf_counter() - start)
+    return {
+        "nodes": len(model.graph.node), "nodes_with_gradient": len(result.graph.node),
+        "differentiate_s": min(differentiate), "session_s": min(create), "module_s": min(ready),
+    }  # fmt: skip
 
 
 def main() -> None:
@@ -87,24 +105,17 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path, help="also write the numbers into this file")
     options = parser.parse_args()
-    found = []
+    found: list[dict[str, float]] = []
     measure(200, 1)  # imports and caches
-    print("| nodes | nodes with gradient | differentiate | create session | ratio | growth |")
+    print("| nodes | with gradient | differentiate | one session | Module | growth of the three |")
     print("|---|---|---|---|---|---|")
-    last = 0.0
     for nodes in options.nodes:
-        before, after, ours, theirs = measure(nodes, options.rounds)
-        growth = f"{ours / last:.2f}×" if last else ""
-        print(
-            f"| {before} | {after} | {ours:.2f} s | {theirs:.2f} s | {ours / theirs:.2f} "
-            f"| {growth} |",
-            flush=True,
-        )
-        last = ours
-        found.append({
-            "nodes": before, "nodes_with_gradient": after,
-            "differentiate_s": ours, "session_s": theirs,
-        })  # fmt: skip
+        point = measure(nodes, options.rounds)
+        times = [point[f"{kind}_s"] for kind in ("differentiate", "session", "module")]
+        growth = [b / found[-1][k] for k, b in point.items() if k[-2:] == "_s"] if found else []
+        cells = [f"{t:.2f} s" for t in times] + [", ".join(f"{g:.2f}×" for g in growth)]
+        print("|", " | ".join(map(str, [*list(point.values())[:2], *cells])), "|", flush=True)
+        found.append(point)
     if options.json:
         options.json.write_text(json.dumps(found))
 

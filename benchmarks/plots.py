@@ -119,7 +119,8 @@ def _nodes(points: list[dict[str, Any]]) -> Any:
     nodes = [p["nodes"] for p in points]
     for key, label, colour in (
         ("differentiate_s", "differentiate", OURS),
-        ("session_s", "create the session (onnxruntime)", COLOURS["eager"]),
+        ("session_s", "one session (onnxruntime)", COLOURS["eager"]),
+        ("module_s", "Module ready (in pieces)", COLOURS["compiled"]),
     ):
         times = [p[key] for p in points]
         axes.plot(nodes, times, marker="o", markersize=3, color=colour, label=label)

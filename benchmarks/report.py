@@ -186,15 +186,16 @@ def growth_table(growth: dict[str, Any]) -> str:
 
 
 def node_table(growth: dict[str, Any]) -> str:
-    """Differentiation and session creation against the number of nodes."""
+    """Differentiation, one session and a ready Module against the number of nodes."""
     rows, last = [], None
     for point in growth.get("nodes", []):
-        times = [point["differentiate_s"], point["session_s"]]
-        grown = [f"{b / a:.2f}×" for a, b in zip(last, times)] if last else ["", ""]
-        cells = [_number(times[0]), grown[0], _number(times[1]), grown[1]]
+        times = [point[f"{kind}_s"] for kind in ("differentiate", "session", "module")]
+        grown = [f"{b / a:.2f}×" for a, b in zip(last, times)] if last else [""] * len(times)
+        cells = [c for time, more in zip(times, grown) for c in (_number(time), more)]
         rows.append([str(point["nodes"]), str(point["nodes_with_gradient"]), *cells])
         last = times
-    head = ["nodes", "with gradients", "differentiate, s", "growth", "create session, s", "growth"]
+    kinds = ("differentiate", "one session", "Module ready")
+    head = ["nodes", "with gradients", *(c for k in kinds for c in (f"{k}, s", "growth"))]
     return _rows(head, rows)
 
 
@@ -262,8 +263,9 @@ Step time against batch size, sequence length, depth and width; the other sizes 
 
 {growth_table}
 
-Differentiation (load, normalize, differentiate, optimize) and the creation of the session of the
-result, against the number of nodes of the model:
+Differentiation (load, normalize, differentiate, optimize), the creation of one session of the
+result by onnxruntime, and the time until a `Module` is ready, which cuts models of more than 12,000
+nodes into pieces, against the number of nodes of the model:
 
 ![Seconds against the number of nodes]({images}/nodes.svg)
 

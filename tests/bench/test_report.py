@@ -73,7 +73,7 @@ def growth():
         ],
         "nodes": [
             {"nodes": n, "nodes_with_gradient": 5 * n, "differentiate_s": n / 1e3,
-             "session_s": n / 5e2}
+             "session_s": n / 5e2, "module_s": n / 6e2}
             for n in (1000, 2000, 4000)
         ],
     }  # fmt: skip
