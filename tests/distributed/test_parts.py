@@ -189,6 +189,15 @@ def test_one_process_is_the_same_as_none(folder, tmp_path):
                 )
 
 
+def test_only_float32_is_exchanged(folder):
+    """A gradient of another type would stay each rank's own."""
+    state = CheckpointState.load_checkpoint(folder / "checkpoint")
+    state._trainable.buffers["F64"] = state._trainable.buffers["F32"]
+    files = [folder / name for name in ("training_model.onnx", "optimizer_model.onnx")]
+    with pytest.raises(InputError, match="of type F32, F64"):
+        Trainer(*files, state, distributed="single")
+
+
 def test_wrong_options(folder):
     with pytest.raises(ValueError, match="give distributed too"):
         Trainer.from_directory(folder, shard_optimizer=True)

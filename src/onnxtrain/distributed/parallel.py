@@ -78,7 +78,7 @@ class DataParallel(Group):
         """Processes of one machine share its cores instead of each taking all."""
         if given is not None or self.backend.local_size == 1:
             return given
-        options = session_options()
+        options = session_options(weights_change=True, pattern=False)
         options.intra_op_num_threads = max(1, (os.cpu_count() or 1) // self.backend.local_size)
         return options
 
@@ -99,8 +99,12 @@ class DataParallel(Group):
         check_same_models(self.backend, training_model=train_model, optimizer_model=optimizer_model)
         states = load_artifact(train_model, "training", state).states
         statistics = sum(state._frozen.specs[s].size for s in states if s in state._frozen)
-        if "F32" not in state._trainable.buffers:
-            raise InputError("There is no float32 parameter to train.")
+        kinds = sorted(state._trainable.buffers)
+        if kinds != ["F32"]:
+            raise InputError(
+                "Distributed training exchanges float32 gradients; this model trains parameters "
+                f"of type {', '.join(kinds) or 'none'}. Freeze the others, or cast them to float32."
+            )
         state._gradients = state._trainable.like()
         wide = widened(state._gradients, HEAD + statistics)
         module = self._module(train_model, state, options)
