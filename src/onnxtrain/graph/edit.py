@@ -58,14 +58,14 @@ def replace_value(graph: ir.Graph, old: ir.Value, new: ir.Value) -> None:
 
 def remove_nodes(graph: ir.Graph, nodes: Collection[ir.Node]) -> None:
     """Remove nodes; those inside their subgraphs no longer read outer values either."""
-    graph.remove(nodes, safe=True)
-    for node in nodes:
+    for node in nodes:  # first: a value that only a removed body reads may go in the same call
         for attribute in node.attributes.values():
             if attribute.type == ir.AttributeType.GRAPH:
                 _detach(attribute.as_graph())
             elif attribute.type == ir.AttributeType.GRAPHS:
                 for inner in attribute.as_graphs():
                     _detach(inner)
+    graph.remove(nodes, safe=True)
 
 
 def _detach(graph: ir.Graph) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import onnx_ir as ir
 
@@ -10,11 +12,88 @@ from ..graph.tensor import dims_of
 
 
 def simplify(model: ir.Model) -> ir.Model:
-    """Replace a sequence that is only split and indexed by a plain Split."""
-    for node in list(model.graph):
+    """Replace a sequence that is only split and indexed, or slices side by side, by a Split."""
+    graph = model.graph
+    cut: dict[tuple[ir.Value, int], list[_Piece]] = {}
+    for node in list(graph):
         if node.op_type == "SplitToSequence" and not node.domain:
-            _as_split(model.graph, node)
+            _as_split(graph, node)
+        elif node.op_type == "Slice" and not node.domain:
+            piece = _piece(node)
+            if piece is not None:
+                cut.setdefault((piece.source, piece.axis), []).append(piece)
+    for pieces in cut.values():
+        _slices_as_split(graph, sorted(pieces, key=lambda p: p.start))
     return model
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """A Slice with constant bounds along one axis of known size."""
+
+    node: ir.Node
+    source: ir.Value
+    axis: int
+    start: int
+    end: int
+    total: int
+
+
+def _piece(node: ir.Node) -> _Piece | None:
+    source = node.inputs[0]
+    dims = None if source is None else dims_of(source)
+    given = [_constant(v) for v in node.inputs[1:]]
+    if source is None or dims is None or len(given) < 3 or None in given[:3]:
+        return None
+    start, end, axis = (int(g) for g in given[:3] if g is not None)
+    if len(given) > 3 and given[3] != 1:
+        return None
+    total = dims[axis]
+    if not isinstance(total, int):
+        return None
+    start, end, _ = slice(start, end).indices(total)
+    return _Piece(node, source, axis % len(dims), start, end, total)
+
+
+def _slices_as_split(graph: ir.Graph, pieces: list[_Piece]) -> None:
+    """Slices that together are all of a value are a Split.
+
+    Its gradient is one Concat; that of the slices is as many tensors of the whole size, and their
+    sum. Exporters write the gates of recurrent weights in another order like that.
+    """
+    ends = [0, *(p.end for p in pieces)]
+    joined = all(p.start == end < p.end for p, end in zip(pieces, ends))
+    if len(pieces) < 2 or not joined or ends[-1] != pieces[0].total:
+        return
+    first = next(n for n in graph if any(n is p.node for p in pieces))
+    sizes = [p.end - p.start for p in pieces]
+    new = _split(graph, first, pieces[0].source, sizes, pieces[0].axis)
+    for piece, part in zip(pieces, new.outputs):
+        old = piece.node.outputs[0]
+        part.name, part.type, part.shape = f"{old.name}_part", old.type, old.shape
+        replace_value(graph, old, part)
+        graph.remove(piece.node, safe=True)
+
+
+def _split(
+    graph: ir.Graph, before: ir.Node, x: ir.Value | None, sizes: list[int], axis: int
+) -> ir.Node:
+    """A Split with these sizes, put before a node."""
+    stem = before.outputs[0].name
+    name = f"{stem}_sizes"
+    split = ir.Value(
+        name=name,
+        type=ir.TensorType(ir.DataType.INT64),
+        shape=ir.Shape([len(sizes)]),
+        const_value=ir.tensor(np.array(sizes, np.int64), name=name),
+    )
+    graph.register_initializer(split)
+    new = ir.Node(
+        "", "Split", [x, split], {"axis": ir.AttrInt64("axis", axis)},
+        num_outputs=len(sizes), name=f"{before.name or stem}/Split",
+    )  # fmt: skip
+    graph.insert_before(before, new)
+    return new
 
 
 def _as_split(graph: ir.Graph, node: ir.Node) -> None:
@@ -27,19 +106,7 @@ def _as_split(graph: ir.Graph, node: ir.Node) -> None:
     indices = [_constant(user.inputs[1]) for user in users]
     if any(user.op_type != "SequenceAt" for user in users) or any(i is None for i in indices):
         return
-    name = f"{sequence.name}_sizes"
-    split = ir.Value(
-        name=name,
-        type=ir.TensorType(ir.DataType.INT64),
-        shape=ir.Shape([len(sizes)]),
-        const_value=ir.tensor(np.array(sizes, np.int64), name=name),
-    )
-    graph.register_initializer(split)
-    new = ir.Node(
-        "", "Split", [x, split], {"axis": ir.AttrInt64("axis", _axis(node))},
-        num_outputs=len(sizes), name=f"{node.name or sequence.name}/Split",
-    )  # fmt: skip
-    graph.insert_before(node, new)
+    new = _split(graph, node, x, sizes, _axis(node))
     for i, output in enumerate(new.outputs):
         output.name = f"{sequence.name}_{i}"
         output.type = x.type if x is not None else None
@@ -59,7 +126,8 @@ def _axis(node: ir.Node) -> int:
 def _constant(value: ir.Value | None) -> int | None:
     if value is None or value.const_value is None or value.is_graph_input():
         return None
-    return int(value.const_value.numpy().reshape(()))
+    found = value.const_value.numpy()
+    return int(found.reshape(())) if found.size == 1 else None
 
 
 def _sizes(node: ir.Node) -> list[int] | None:
