@@ -323,14 +323,15 @@ class _Recomputation:
             op.scope = f"{GATE}/{segment}"
             firsts = []
             for value in self.waits[segment]:
-                flat = op.Reshape(op.tensor(value), [-1])
-                first = op.Gather(flat, [0])
+                # Two axes: of a vector, onnx's inference would follow every single element
+                column = op.Reshape(op.tensor(value), [-1, 1])
+                first = op.Gather(column, [0])
                 if value.dtype != ir.DataType.FLOAT:
                     first = op.Cast(first, to=ir.DataType.FLOAT)
                 firsts.append(first)
             together = op.Concat(*firsts, axis=0) if len(firsts) > 1 else firsts[0]
             zeros = op.Cast(op.Less(together, together), to=ir.DataType.INT64)
-            self._zeros[segment] = op.ReduceMax(zeros, [0], keepdims=1)
+            self._zeros[segment] = op.ReduceMax(zeros, [0], keepdims=0)
         return self._zeros[segment]
 
     def _protect_gates(self) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from ..autodiff import Recompute
 from ._ortmodule_graph import Traced, build, trace
 from ._ortmodule_run import (
     Bound,
@@ -46,6 +47,7 @@ class Settings:
 
     options: DebugOptions
     exporter: str | None
+    recompute: Recompute = None
 
 
 def autocast() -> Any:
@@ -229,7 +231,9 @@ class Cache:
         first = not any(k[:2] == general for k in self._kinds)
         shapes = exact if first else None
         key = (*general, tuple(exact) if first else None)
-        halves = build(traced, self.names, wanted, shapes, gradients=bool(wanted))
+        halves = build(
+            traced, self.names, wanted, shapes, bool(wanted), recompute=settings.recompute
+        )
         device = _device([*inputs, *self.tensors])
         options = settings.options
         mode = _mode(self.module)

@@ -14,7 +14,7 @@ import onnx_ir as ir
 import torch
 from torch.overrides import TorchFunctionMode
 
-from ..autodiff import differentiate_model, reachable
+from ..autodiff import Recompute, differentiate_model, reachable, recompute_activations
 from ..autodiff.partition import partition
 from ..errors import OnnxTrainError
 from ..graph import FLOATS, to_proto
@@ -24,6 +24,7 @@ from ..graph.schema import RANDOM
 from ..normalize import normalize
 from ..onnxblock import modes
 from ..optimize import optimize
+from ..optimize.schedule import schedule
 from ._ortmodule_structure import Structure, put_together, take_apart
 from .export import ExportError, export
 from .fallback import (
@@ -313,8 +314,9 @@ def build(
     tensors: Sequence[str],
     wanted: Sequence[str],
     shapes: Sequence[Sequence[int]] | None,
-    *,
     gradients: bool,
+    *,
+    recompute: Recompute = None,
 ) -> Halves:
     """Make the graphs.
 
@@ -324,9 +326,10 @@ def build(
         wanted: names of inputs and parameters whose gradients are wanted.
         shapes: sizes of the inputs, when the graph shall be made for these only.
         gradients: whether a backward graph is needed.
+        recompute: what it computes again instead of reading it.
     """
     try:
-        return _build(traced, tensors, wanted, shapes, gradients)
+        return _build(traced, tensors, wanted, shapes, gradients, recompute)
     except (OnnxTrainError, onnx.checker.ValidationError) as error:
         raise ORTModuleONNXModelException(
             f"The exported module cannot be {'differentiated' if gradients else 'prepared'}: "
@@ -340,6 +343,7 @@ def _build(
     wanted: Sequence[str],
     shapes: Sequence[Sequence[int]] | None,
     gradients: bool,
+    recompute: Recompute,
 ) -> Halves:
     model = ir.from_proto(_with_sizes(traced, shapes))
     present = set(model.graph.initializers)
@@ -372,6 +376,9 @@ def _build(
     _remove(model, barriers)
     seeds = [v.name or "" for v in model.graph.inputs if v.name not in before]
     model = optimize(model)
+    if recompute is not None:
+        model = recompute_activations(model, recompute, [names[n] for n in wrt])
+        schedule(model.graph)
     _seed(model)
     parts = partition(model, seeds, [names[n] for n in wrt])
     of = dict(zip(targets, seeds))

@@ -16,6 +16,7 @@ import onnx.numpy_helper
 import torch
 
 from .. import optim
+from ..autodiff import Recompute, check_recompute
 from ..errors import DeviceError, InputError, StateError, UnknownNameError
 from ..graph import load
 from ..graph import parameters as params
@@ -47,6 +48,7 @@ class Settings:
         postprocess: functions that change the ONNX model before it is differentiated, in place.
         graph_paths: where to write graphs, by the names of `ORTTrainerOptions`.
         check_export: compare the exported model with torch on the first batch.
+        recompute: what the backward half computes again instead of keeping it.
     """
 
     make_optimizer: Callable[[list[str]], optim.Optimizer]
@@ -62,6 +64,7 @@ class Settings:
     postprocess: Sequence[Callable[[onnx.ModelProto], object]] = ()
     graph_paths: Mapping[str, str] = field(default_factory=dict)
     check_export: bool = False
+    recompute: Recompute = None
 
 
 @dataclass
@@ -111,6 +114,7 @@ class Core:
         loss: str,
         settings: Settings,
     ) -> None:
+        check_recompute(settings.recompute)
         self.model, self.loss_fn, self.settings = model, loss_fn, settings
         self.inputs, self.outputs, self.loss = list(inputs), list(outputs), loss
         self.device = Device(settings.device)
@@ -358,6 +362,7 @@ class Core:
             seed=torch.initial_seed() % (1 << 63),
             like=first,
             from_torch=isinstance(self.model, torch.nn.Module),
+            recompute=self.settings.recompute,
         )
         if first is not None:
             constants = {n: onnx.numpy_helper.to_array(t) for n, t in first.constants().items()}

@@ -21,6 +21,7 @@ import onnx_ir as ir
 import torch
 
 from .. import optim
+from ..autodiff import Recompute
 from ..errors import ModelError, StateError, UnreachableError
 from ..graph.io import to_proto
 from ..onnxblock.training import METADATA, Plan, eval_model, step_model, training_model
@@ -54,6 +55,7 @@ class Engine:
         seed: of the random operators.
         like: an engine of the same model exported with other shapes; its state is shared.
         from_torch: running variances are those of the sample, as torch's.
+        recompute: what the backward half computes again instead of keeping it.
     """
 
     def __init__(
@@ -70,9 +72,10 @@ class Engine:
         seed: int = 0,
         like: Engine | None = None,
         from_torch: bool = False,
+        recompute: Recompute = None,
     ) -> None:
         self.base, self.loss, self.scaled = base, loss, scaled
-        self._from_torch = from_torch
+        self._from_torch, self._recompute = from_torch, recompute
         self._make_optimizer, self._options = make_optimizer, options
         self.device = device or Device("cpu")
         self.outputs = [loss, *(o for o in outputs if o != loss)]
@@ -104,6 +107,7 @@ class Engine:
                 model_outputs=self.outputs[1:],
                 differentiate=[SCALED_LOSS] if self.scaled else [],
                 unbiased=self._from_torch,
+                recompute=self._recompute,
             )
             self.optimizer = self._make_optimizer(list(self.plan.trainable))
             try:

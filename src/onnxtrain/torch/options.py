@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ..autodiff import RecomputeError, check_recompute
 from ..errors import OnnxTrainError
 from .amp import LossScaler
 from .lr_scheduler import _LRScheduler
@@ -77,6 +78,18 @@ def _any(default: Any = None) -> Option:
     return Option("any", lambda _: True, default)
 
 
+def _recompute() -> Option:
+    def accepts(value: Any) -> bool:
+        try:
+            check_recompute(value)
+        except RecomputeError:
+            return False
+        return True
+
+    kind = "recompute (None, 'auto', 'cheap', a number of segments or names of values)"
+    return Option(kind, accepts, None)
+
+
 SCHEMA: Schema = {
     "batch": {"gradient_accumulation_steps": _integer(1, 1)},
     "device": {"id": _string("cpu"), "mem_limit": _integer(0, 0)},
@@ -105,6 +118,7 @@ SCHEMA: Schema = {
         "gelu_recompute": _boolean(False),
         "transformer_layer_recompute": _boolean(False),
         "number_recompute_layers": _integer(0, 0),
+        "recompute": _recompute(),
         "propagate_cast_ops_config": {
             "strategy": _any(0),
             "level": _integer(-1, -1),
@@ -160,7 +174,10 @@ class ORTTrainerOptions:
     Args:
         options: nested dictionaries; what is not given has its default. Sections: ``batch``
             (gradient_accumulation_steps), ``device`` (id), ``distributed``, ``lr_scheduler``,
-            ``mixed_precision`` (enabled, loss_scaler), ``graph_transformer``, ``utils``
+            ``mixed_precision`` (enabled, loss_scaler), ``graph_transformer`` (``recompute``: what
+            the backward half computes again instead of keeping it, see the guide on memory;
+            transformer_layer_recompute, number_recompute_layers, gelu_recompute and
+            attn_dropout_recompute are older words for it), ``utils``
             (frozen_weights, grad_norm_clip, …), ``debug``, ``_internal_use``,
             ``provider_options``, ``session_options``, and ``exporter``.
 

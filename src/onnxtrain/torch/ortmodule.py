@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import logging
+import os
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import torch
 
+from ..autodiff import Recompute, check_recompute
 from ._ortmodule_cache import Cache, Settings, autocast
 from ._ortmodule_structure import take_apart
 from .debug_options import DebugOptions
@@ -24,6 +26,9 @@ log = logging.getLogger(__name__)
 T = TypeVar("T", bound="ORTModule")
 
 
+_OWN = ("_wrapped", "_options", "_policy", "_exporter", "_recompute")
+"""What a copy needs to know."""
+MEMORY_VARIABLE = "ORTMODULE_MEMORY_OPT_LEVEL"
 ONE_TENSOR = take_apart(((torch.empty(0),), {}), [])
 """The structure of the most frequent arguments."""
 
@@ -52,6 +57,10 @@ class ORTModule(torch.nn.Module):
             ``ORTMODULE_FALLBACK_POLICY``, else never: an error then says what is in the way.
         exporter: ``"dynamo"`` or ``"torchscript"``; by default the one that the installed torch
             maintains, and the other if that fails.
+        recompute: what the backward pass computes again instead of keeping it, which needs less
+            memory: a number of segments, ``"auto"``, ``"cheap"``, or names of the values to keep
+            (see the guide on memory). By default ``"auto"`` if the environment variable
+            ``ORTMODULE_MEMORY_OPT_LEVEL`` is 1 or 2, else everything is kept.
 
     Note:
         What `forward` reads besides tensors (numbers, flags) is fixed in the graph. Change it
@@ -73,13 +82,16 @@ class ORTModule(torch.nn.Module):
         *,
         fallback: FallbackPolicy | str | bool | None = None,
         exporter: str | None = None,
+        recompute: Recompute = None,
     ) -> None:
         _check(module)
+        check_recompute(recompute)
         options = DebugOptions() if debug_options is None else debug_options
         if not isinstance(options, DebugOptions):
             raise ModuleError(f"debug_options is a DebugOptions, not {type(options).__name__}.")
         super().__init__()
-        self._adopt(module, options, read_policy(fallback), exporter)
+        how = recompute if recompute is not None else _memory_level()
+        self._adopt(module, options, read_policy(fallback), exporter, how)
         log.setLevel(options.log_level.python)
 
     def _adopt(
@@ -88,8 +100,10 @@ class ORTModule(torch.nn.Module):
         options: DebugOptions,
         policy: FallbackPolicy,
         exporter: str | None,
+        recompute: Recompute = None,
     ) -> None:
         own = self.__dict__
+        own["_recompute"] = recompute
         own["_wrapped"], own["_options"], own["_policy"] = module, options, policy
         own["_exporter"], own["_fell_back"] = exporter, None
         own["_may_fall_back"] = policy != FallbackPolicy.FALLBACK_DISABLE
@@ -137,7 +151,7 @@ class ORTModule(torch.nn.Module):
         key = (structure, signature, cache.state, graded, autocast())
         kind = cache.known.get(key)
         if kind is None:
-            settings = Settings(self._options, self._exporter)
+            settings = Settings(self._options, self._exporter, self._recompute)
             kind = cache.find(structure, inputs, graded, settings)
             cache.remember(key, kind)
         return kind(inputs, cache)
@@ -208,12 +222,11 @@ class ORTModule(torch.nn.Module):
     # --- copies ----------------------------------------------------------------------------------
 
     def __getstate__(self) -> dict[str, Any]:
-        own = self.__dict__
-        return {n: own[n] for n in ("_wrapped", "_options", "_policy", "_exporter")}
+        return {n: self.__dict__[n] for n in _OWN}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         torch.nn.Module.__init__(self)
-        self._adopt(*(state[n] for n in ("_wrapped", "_options", "_policy", "_exporter")))
+        self._adopt(*(state[n] for n in _OWN if n in state))
 
     def __deepcopy__(self: T, memo: dict[int, Any]) -> T:
         made = type(self).__new__(type(self))
@@ -240,6 +253,14 @@ class ORTModule(torch.nn.Module):
             "torch.nn.DataParallel cannot replicate an ORTModule. Use "
             "torch.nn.parallel.DistributedDataParallel instead."
         )
+
+
+def _memory_level() -> Recompute:
+    """What the predecessor's environment variable asks for."""
+    level = os.environ.get(MEMORY_VARIABLE, "0")
+    if level not in ("0", "1", "2"):
+        raise ModuleError(f"{MEMORY_VARIABLE} is 0, 1 or 2, not {level!r}.")
+    return None if level == "0" else "auto"
 
 
 def _check(module: Any) -> None:

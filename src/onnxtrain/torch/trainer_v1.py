@@ -12,6 +12,7 @@ import numpy as np
 import onnx
 import torch
 
+from ..autodiff import Recompute
 from ..errors import InputError, UnknownNameError
 from . import optim
 from .amp import DynamicLossScaler
@@ -101,6 +102,8 @@ class ORTTrainerV1(ORTTrainer):
         _opset_version: least opset of the exported model.
         exporter: "dynamo" or "torchscript" instead of the default of the installed torch.
         session_options: onnxruntime's session options.
+        recompute: what the backward half computes again instead of keeping it, which needs less
+            memory: a number of segments, "auto", "cheap", or names of the values to keep.
         **ignored: options of the predecessor that need no counterpart here.
     """
 
@@ -128,6 +131,7 @@ class ORTTrainerV1(ORTTrainer):
         postprocess_model: Callable[[onnx.ModelProto], object] | None = None,
         exporter: str | None = None,
         session_options: Any = None,
+        recompute: Recompute = None,
         **ignored: Any,
     ) -> None:
         _check_ignored(ignored)
@@ -159,6 +163,7 @@ class ORTTrainerV1(ORTTrainer):
                 opset=_opset_version,
                 world_size=world_size,
                 postprocess=hooks,
+                recompute=recompute,
             ),
         )
         self.model_desc_ = model_desc

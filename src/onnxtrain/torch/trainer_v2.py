@@ -13,6 +13,7 @@ import onnx
 import torch
 
 from ..errors import InputError
+from ..training.parameters import what_to_recompute
 from . import checkpoint
 from .amp import DynamicLossScaler, LossScaler
 from .base import ORTTrainer
@@ -133,6 +134,7 @@ class ORTTrainerV2(ORTTrainer):
                 postprocess=[postprocess] if postprocess is not None else [],
                 graph_paths=vars(self.options.debug.graph_save_paths),
                 check_export=self.options.debug.check_model_export,
+                recompute=what_to_recompute(self.options.graph_transformer),
             ),
         )
         self._train_step_info = TrainStepInfo(optim_config)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from ..autodiff import Recompute, check_recompute
 from ..errors import OnnxTrainError
@@ -30,6 +30,25 @@ ONE_PROCESS = {
 
 class ParameterError(OnnxTrainError, ValueError):
     """A field of `TrainingParameters` has a value that cannot be honoured."""
+
+
+class _Memory(Protocol):
+    """What the predecessor's trainers have in common about memory."""
+
+    recompute: Recompute
+    attn_dropout_recompute: bool
+    gelu_recompute: bool
+    transformer_layer_recompute: bool
+    number_recompute_layers: int
+
+
+def what_to_recompute(options: _Memory) -> Recompute:
+    """`recompute`, or what the older options mean."""
+    if options.recompute is not None:
+        return options.recompute
+    if options.transformer_layer_recompute:
+        return options.number_recompute_layers or "auto"
+    return "cheap" if options.gelu_recompute or options.attn_dropout_recompute else None
 
 
 @dataclass
@@ -124,11 +143,7 @@ class TrainingParameters(Fields):
 
     def what_to_recompute(self) -> Recompute:
         """`recompute`, or what the older fields mean."""
-        if self.recompute is not None:
-            return self.recompute
-        if self.transformer_layer_recompute:
-            return self.number_recompute_layers or "auto"
-        return "cheap" if self.gelu_recompute or self.attn_dropout_recompute else None
+        return what_to_recompute(self)
 
     def check(self) -> None:
         """Raise for a value that cannot be honoured."""

@@ -1,0 +1,68 @@
+"""Exporters' detours: slices that together are a whole value become one Split."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx.parser
+import onnxruntime
+import pytest
+
+import onnxtrain
+from onnxtrain.graph import load, to_proto
+from onnxtrain.normalize import normalize
+
+
+def gates(bounds: list[tuple[int, int]], step: int = 1) -> onnx.ModelProto:
+    """The rows of a weight in another order, as torch's exporters write those of an LSTM."""
+    parts = [f"p{i} = Slice(w, s{i}, e{i}, axis, step)" for i in range(len(bounds))]
+    numbers = [
+        f"int64[1] s{i} = {{{a}}}, int64[1] e{i} = {{{b}}}" for i, (a, b) in enumerate(bounds)
+    ]
+    joined = ", ".join(f"p{i}" for i in range(len(bounds)))
+    return onnx.parser.parse_model(f"""
+        <ir_version: 8, opset_import: ["": 18]>
+        g (float[8, 3] w) => (float[r, 3] y)
+        <int64[1] axis = {{0}}, int64[1] step = {{{step}}}, {", ".join(numbers)}>
+        {{ {" ".join(parts)} y = Concat<axis = 0>({joined}) }}
+    """)
+
+
+def operators(model: onnx.ModelProto) -> list[str]:
+    return [n.op_type for n in model.graph.node]
+
+
+@pytest.mark.parametrize("bounds", [[(0, 2), (6, 8), (2, 6)], [(-2, 2**62), (0, 6)]])
+def test_slices_side_by_side_are_a_split(bounds: list[tuple[int, int]]) -> None:
+    model = gates(bounds)
+    plain = to_proto(normalize(load(model)))
+    assert operators(plain) == ["Split", "Concat"]
+    w = np.arange(24, dtype=np.float32).reshape(8, 3)
+    results = []
+    for proto in (model, plain):
+        session = onnxruntime.InferenceSession(proto.SerializeToString())
+        results.append(session.run(None, {"w": w})[0])
+    np.testing.assert_array_equal(*results)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "step"),
+    [
+        ([(0, 2), (2, 6)], 1),  # not all of it
+        ([(0, 4), (2, 8)], 1),  # some of it twice
+        ([(0, 4), (4, 8)], 2),  # every second row
+        ([(0, 8)], 1),
+        ([(0, 8), (3, 3)], 1),  # nothing at all is no part
+    ],
+)
+def test_other_slices_stay(bounds: list[tuple[int, int]], step: int) -> None:
+    assert "Split" not in operators(to_proto(normalize(load(gates(bounds, step)))))
+
+
+def test_the_gradient_is_one_concat() -> None:
+    model = onnxtrain.differentiate(gates([(0, 2), (6, 8), (2, 6)]), wrt=["w"], vjp=True)
+    assert sorted(operators(model)) == ["Concat", "Concat", "Split", "Split"]
+    seed = np.random.default_rng(0).standard_normal((8, 3)).astype(np.float32)
+    session = onnxruntime.InferenceSession(model.SerializeToString())
+    found = session.run(["w_grad"], {"w": np.zeros((8, 3), np.float32), "y_grad": seed})[0]
+    np.testing.assert_array_equal(found, seed[[0, 1, 4, 5, 6, 7, 2, 3]])
