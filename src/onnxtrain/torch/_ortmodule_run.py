@@ -101,8 +101,7 @@ def make_session(model: onnx.ModelProto, device: torch.device, config: Mapping[s
     options.log_severity_level = int(config.pop("log_severity_level", "3"))
     threads = config.pop("intra_op_num_threads", "")
     options.intra_op_num_threads = int(threads) if threads else torch.get_num_threads()
-    # Planned in one piece, the second run's memory would come on top of what the arena holds
-    options.enable_mem_pattern = options.intra_op_num_threads == 1
+    options.enable_mem_pattern = config.pop("enable_mem_pattern", "1") == "1"
     profile = config.pop("profile_file_prefix", "")
     if profile:
         options.enable_profiling, options.profile_file_prefix = True, profile

@@ -57,8 +57,9 @@ class DebugOptions:
         onnx_prefix: how the names of these files begin; needed with `save_onnx`.
         save_path: an existing folder for them, by default ``ORTMODULE_SAVE_ONNX_PATH`` or the
             current folder.
-        config: settings of the sessions: ``intra_op_num_threads`` or any of onnxruntime's session
-            configuration keys, ``{"session.force_spinning_stop": "0"}`` say.
+        config: settings of the sessions: ``intra_op_num_threads``, ``enable_mem_pattern`` ("0" or
+            "1") or any of onnxruntime's session configuration keys,
+            ``{"session.force_spinning_stop": "0"}`` say.
 
     The files are ``<prefix>_torch_exported_<mode>.onnx`` (what torch exported),
     ``<prefix>_optimized_<mode>.onnx`` (with gradients), ``<prefix>_forward_<mode>.onnx`` and
