@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
+from ..graph.nodes import insert, permutation
 from ..graph.tensor import dims_of
-from .tools import insert, permutation
 
 OUT_OF_CACHE = 6_000_000
 """Elements of an operand from which on reading it by columns is slow."""

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import onnx_ir as ir
 
 from ..graph.edit import GATE, replace_value
+from ..graph.nodes import insert, ints, permutation, same_shape, scalar
 from .products import (
     only_for_products,
     swaps_last,
@@ -18,7 +19,6 @@ from .products import (
     transpose_for_product,
     transposed_product,
 )
-from .tools import insert, ints, permutation, same_shape, scalar
 
 Rewrite = Callable[[ir.Node], "ir.Value | None"]
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from ..graph.tensor import dims_of
+from .tensor import dims_of
 
 
 def scalar(value: ir.Value | None) -> float | None:

@@ -20,8 +20,8 @@ import onnx_ir as ir
 
 from ..graph import Names
 from ..graph.edit import remove_nodes, replace_value
+from ..graph.nodes import ints, permutation
 from ..graph.tensor import Dim, dims_of
-from .tools import ints, permutation
 
 ELEMENTWISE = frozenset(
     {
