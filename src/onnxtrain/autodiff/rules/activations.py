@@ -128,7 +128,11 @@ def gelu(op: OpBuilder, dy: Tensor, y: Tensor, x: Tensor, *, approximate: str = 
 def _gelu_slope(op: OpBuilder, x: Tensor) -> Tensor:
     """Φ(x) + xφ(x); with s = x/√2 that is ½(1 + erf s) + s·exp(-s² - ln √π)."""
     s = x * math.sqrt(0.5)
-    return (op.Erf(s) * 0.5 + 0.5) + s * op.Exp(-0.5 * math.log(math.pi) - s * s)
+    erf = op.Erf(s)
+    # One pass over the tensor where onnxruntime has the kernel; between 0 and 1 nothing is cut.
+    single = x.dtype == ir.DataType.FLOAT
+    half = op.HardSigmoid(erf, alpha=0.5, beta=0.5) if single else erf * 0.5 + 0.5
+    return half + s * op.Exp(-0.5 * math.log(math.pi) - s * s)
 
 
 def _gelu_tanh_slope(op: OpBuilder, x: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ import onnx_ir as ir
 from ...graph import OpBuilder, Tensor
 from ..registry import gradient, gradient_multi
 from .elementwise import as_type
+from .linear import as_rows
 from .reductions import inverse_count
 
 # --- helpers -----------------------------------------------------------------------------------
@@ -25,10 +26,15 @@ def standardize(
     op: OpBuilder, x: Tensor, axes: Sequence[int], epsilon: float
 ) -> tuple[Tensor, Tensor]:
     """x̂ over `axes`, and r = 1/√(variance + ε)."""
+    centred, rstd = centre(op, x, axes, epsilon)
+    return centred * rstd, rstd
+
+
+def centre(op: OpBuilder, x: Tensor, axes: Sequence[int], epsilon: float) -> tuple[Tensor, Tensor]:
+    """x - μ over `axes`, and r = 1/√(variance + ε)."""
     centred = x - op.ReduceMean(x, list(axes))
     variance = op.ReduceMean(centred * centred, list(axes))
-    rstd = op.Reciprocal(op.Sqrt(variance + epsilon))
-    return centred * rstd, rstd
+    return centred, op.Reciprocal(op.Sqrt(variance + epsilon))
 
 
 def project(op: OpBuilder, g: Tensor, normal: Tensor, rstd: Tensor, axes: Sequence[int]) -> Tensor:
@@ -176,25 +182,27 @@ def layer_normalization(
 ) -> Any:
     axes = list(range(axis % x.rank, x.rank))
     if x.dtype == ir.DataType.DOUBLE:  # the operator's own statistics are single precision
-        normal, rstd = standardize(op, x, axes, epsilon)
+        centred, rstd = centre(op, x, axes, epsilon)
     else:
         mean, rstd = (_statistic(op, i, stash_type, x) for i in (1, 2))
-        normal = (x - mean) * rstd
+        centred = x - mean
     d_x, d_scale, d_bias = [], None, None
     if dys[0] is not None:
         dy = dys[0]
-        weighted = dy * normal
-        d_scale = op.sum_to(weighted, scale, x.shape, x)
+        if scale.rank == 1 and x.rank > 1:  # rows weighted by r and added up, in one product
+            d_scale = op.Reshape(rstd, [-1]) @ as_rows(op, dy * centred, scale)
+        else:
+            d_scale = op.sum_to(dy * centred * rstd, scale, x.shape, x)
         d_bias = None if bias is None else op.sum_to(dy, bias, x.shape, x)
-        g = dy * scale
-        along, across = op.ReduceMean(g, axes), op.ReduceMean(weighted * scale, axes)
-        d_x.append((g - (normal * across + along)) * rstd)
+        g = dy * scale  # and r taken out of x̂, which is a number per row
+        along, across = op.ReduceMean(g, axes), op.ReduceMean(g * centred, axes) * (rstd * rstd)
+        d_x.append((g - (centred * across + along)) * rstd)
     if len(dys) > 1 and dys[1] is not None:
         d_mean = as_type(op, dys[1], x.dtype) * inverse_count(op, x, rstd)
         d_x.append(op.Expand(d_mean, op.shape_of(x)))
     if len(dys) > 2 and dys[2] is not None:  # ∂r/∂x = -r²·x̂/n
         d_rstd = as_type(op, dys[2], x.dtype) * inverse_count(op, x, rstd)
-        d_x.append(normal * -(d_rstd * rstd * rstd))
+        d_x.append(centred * -(d_rstd * rstd * rstd * rstd))
     return d_x[0] if len(d_x) == 1 else op.Sum(*d_x), d_scale, d_bias
 
 
