@@ -223,7 +223,8 @@ def accumulate(
         The names of the inputs that were added, and the accumulated gradients.
     """
     op = modes.builder_for(model)
-    reset = _input(model, RESET, ir.TensorType(ir.DataType.BOOL), [1])
+    inputs = _Inputs(model)
+    reset = inputs.add(RESET, ir.TensorType(ir.DataType.BOOL), [1])
     op.scope = f"{ACCUMULATION}{RESET}"
     flag = op.Reshape(op.tensor(reset), op.const(np.zeros(0, np.int64)))
     outputs = {o.name: o for o in model.graph.outputs}
@@ -231,9 +232,8 @@ def accumulate(
     buffers = []
     for name in trainable:
         gradient = outputs[gradients[name]]
-        buffer = _input(
-            model, f"{name}_grad.accumulation.buffer", gradient.type, list(_dims(model, name))
-        )
+        dims = _dims(inputs.values[name])
+        buffer = inputs.add(f"{name}_grad.accumulation.buffer", gradient.type, dims)
         buffers.append(buffer)
         op.scope = f"{ACCUMULATION}{name}"
         added = op.tensor(buffer) + op.tensor(gradient)
@@ -258,8 +258,9 @@ def step_model(plan: Plan, optimizer: Optimizer) -> ir.Model:
     model = built.model
     op = modes.builder_for(model)
     values = {v.name: op.tensor(v) for v in (*model.graph.inputs, *model.graph.outputs)}
-    rate = _input(model, "learning_rate", ir.TensorType(ir.DataType.FLOAT), [1])
-    step = _input(model, "step", ir.TensorType(ir.DataType.INT64), [1])
+    inputs = _Inputs(model)
+    rate = inputs.add("learning_rate", ir.TensorType(ir.DataType.FLOAT), [1])
+    step = inputs.add("step", ir.TensorType(ir.DataType.INT64), [1])
     op.scope = "update"
     scalar = op.const(np.zeros(0, np.int64))
     items: dict[str, list[Tensor]] = {
@@ -270,8 +271,8 @@ def step_model(plan: Plan, optimizer: Optimizer) -> ir.Model:
     for state in optimizer.states:
         items[state] = []
         for name in plan.trainable:
-            shape = optimizer.state_shape(state, _dims(model, name))
-            value = _input(model, f"{name}.{state}", values[name].value.type, shape)
+            shape = optimizer.state_shape(state, _dims(inputs.values[name]))
+            value = inputs.add(f"{name}.{state}", values[name].value.type, shape)
             items[state].append(op.tensor(value))
     for name in plan.trainable:
         extra += [f"{name}.{state}" for state in optimizer.states]
@@ -301,7 +302,8 @@ def step_model(plan: Plan, optimizer: Optimizer) -> ir.Model:
     _replace_outputs(model, [*keep, *results, *states])
     model = optimize(model)
     _order_inputs(model, plan, [*extra, "learning_rate", "step"])
-    shapes = [(n, _dims(model, n)) for n in plan.trainable]
+    present = _Inputs(model).values
+    shapes = [(n, _dims(present[n])) for n in plan.trainable]
     _describe(
         model,
         plan,
@@ -316,10 +318,9 @@ def step_model(plan: Plan, optimizer: Optimizer) -> ir.Model:
 # -- small pieces --------------------------------------------------------------------------------
 
 
-def _dims(model: ir.Model, name: str) -> list[int]:
-    value = next(v for v in model.graph.inputs if v.name == name)
-    assert value.shape is not None
-    return [int(d) for d in value.shape.numpy()]
+def _dims(parameter: ir.Value) -> list[int]:
+    assert parameter.shape is not None
+    return [int(d) for d in parameter.shape.numpy()]
 
 
 def _attach(model: ir.Model, op: OpBuilder) -> None:
@@ -329,14 +330,20 @@ def _attach(model: ir.Model, op: OpBuilder) -> None:
             model.graph.register_initializer(constant)
 
 
-def _input(
-    model: ir.Model, name: str, type_: ir.TypeProtocol | None, shape: Sequence[int]
-) -> ir.Value:
-    if any(v.name == name for v in model.graph.inputs):
-        raise ModelError(f"The model has an input named {name!r} already; rename it.")
-    value = ir.Value(name=name, type=type_, shape=ir.Shape(list(shape)))
-    model.graph.inputs.append(value)
-    return value
+class _Inputs:
+    """Adds inputs to a model; a name that is taken is an error."""
+
+    def __init__(self, model: ir.Model) -> None:
+        self.graph = model.graph
+        self.values = {v.name: v for v in model.graph.inputs}
+
+    def add(self, name: str, type_: ir.TypeProtocol | None, shape: Sequence[int]) -> ir.Value:
+        if name in self.values:
+            raise ModelError(f"The model has an input named {name!r} already; rename it.")
+        value = ir.Value(name=name, type=type_, shape=ir.Shape(list(shape)))
+        self.graph.inputs.append(value)
+        self.values[name] = value
+        return value
 
 
 def _set_outputs(model: ir.Model, names: Sequence[str]) -> None:
