@@ -569,3 +569,16 @@ def test_own_session_options_keep_their_threads(artifacts):
     module = Module(artifacts.train, artifacts.state(), session_options=options)
     module(X, Y)
     assert module._train.now is module._train.usual
+
+
+@pytest.mark.parametrize("was_on", [True, False])
+def test_the_collector_is_on_again(artifacts, monkeypatch, was_on):
+    """It waits while a model is read, also if that fails, and stays off where it was off."""
+    calls = []
+    monkeypatch.setattr(gc, "isenabled", lambda: was_on)
+    monkeypatch.setattr(gc, "disable", lambda: calls.append("off"))
+    monkeypatch.setattr(gc, "enable", lambda: calls.append("on"))
+    Module(artifacts.train, artifacts.state())
+    with pytest.raises(FileNotFoundError):
+        Module("no such file", artifacts.state())
+    assert calls == (["off", "on"] * 2 if was_on else ["off"] * 2)

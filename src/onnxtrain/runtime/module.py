@@ -25,6 +25,7 @@ from .artifact import (
 )
 from .bound import Binding, all_ortvalues, user_side
 from .buffers import TensorStore
+from .collector import paused_collector
 from .device_ops import DeviceOps
 from .devices import Device, Provider, session_options
 from .feeds import raw_ortvalue
@@ -69,6 +70,7 @@ class Module:
 
     training: bool
 
+    @paused_collector()
     def __init__(
         self,
         train_model_uri: Source,
@@ -273,7 +275,7 @@ class Module:
 
 MANY_NODES = 12_000
 """A longer model is cut into pieces: the time to create a session grows faster than its nodes."""
-NODES_OF_A_PIECE = 4_000
+NODES_OF_A_PIECE = 2_500
 
 
 class _Passes:
