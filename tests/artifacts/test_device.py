@@ -15,7 +15,7 @@ from onnxtrain.api import CheckpointState, Module, Optimizer
 from onnxtrain.artifacts import LossType, generate_artifacts
 from onnxtrain.artifacts.device import device_file
 from onnxtrain.artifacts.pieces import assembled
-from onnxtrain.runtime.artifact import load_artifact, without_accumulation
+from onnxtrain.runtime.artifact import drop_accumulation, load_artifact
 from onnxtrain.runtime.onnxfile import ModelFile
 
 RNG = np.random.default_rng(3)
@@ -56,7 +56,7 @@ def put_together(facts, folder, name, fill=None):
 def test_training_model_is_the_one_that_python_runs(tmp_path):
     facts = make(tmp_path)
     artifact = load_artifact(tmp_path / "training_model.onnx", "training")
-    without_accumulation(artifact)
+    drop_accumulation(artifact)
     for node in artifact.model.all_nodes():
         if node.name in {"drop", "other"}:
             node.set_attribute("seed", 5 if node.name == "drop" else 5.0)

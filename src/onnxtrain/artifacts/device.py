@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from ..errors import OnnxTrainError
-from ..runtime.artifact import KEY, Artifact, load_artifact, specs_of, without_accumulation
+from ..runtime.artifact import KEY, Artifact, drop_accumulation, load_artifact, specs_of
 from ..runtime.atomic import write_atomically
 from ..runtime.buffers import TensorSpec
 from ..runtime.dtypes import type_name
@@ -139,7 +139,7 @@ def _training(artifact: Artifact, source: bytes) -> dict[str, Any]:
     """Gradients are outputs, nothing is accumulated, and seeds are left open."""
     model, parameters = artifact.model, artifact.parameters
     inputs = artifact.infos(artifact.user_inputs)
-    without_accumulation(artifact)
+    drop_accumulation(artifact)
     random = set(artifact.random_nodes)
     for node in model.all_nodes():
         if node.name in random:

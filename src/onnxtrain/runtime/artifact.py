@@ -163,7 +163,7 @@ def check_state(artifact: Artifact, state: CheckpointState) -> None:
             )
 
 
-def without_accumulation(artifact: Artifact) -> None:
+def drop_accumulation(artifact: Artifact) -> None:
     """Make this step's gradients outputs of the training model, and accumulate nothing.
 
     The file keeps the accumulation inputs and outputs for other runtimes; here they would

@@ -17,11 +17,11 @@ from ..errors import InputError, NonFiniteError, StateError
 from .artifact import (
     Artifact,
     check_state,
+    drop_accumulation,
     fold_frozen,
     load_artifact,
     specs_of,
     weights_change,
-    without_accumulation,
 )
 from .bound import Binding, all_ortvalues, user_side
 from .buffers import TensorStore
@@ -326,7 +326,7 @@ class _Train:
         assert state._gradients is not None
         self.gradients = state._gradients
         self.scratch: TensorStore | None = None
-        without_accumulation(artifact)
+        drop_accumulation(artifact)
         can_be_cut = module._device.is_host and self.gradients.buffers.keys() == {"F32"}
         self.is_long = can_be_cut and len(artifact.model.nodes) > MANY_NODES
         self._usual: _Passes | Pieces | None = None
