@@ -1,62 +1,24 @@
-/** CheckpointState: everything a training run has to remember, to and from a file. */
 import { check, CheckpointError } from "./errors.js";
-import { arrayOf, hostValue, sizeOf, type Data, type Tensor, type Value } from "./ort.js";
-import { decode, encode } from "./safetensors.js";
+import { arrayOf, hostValue, joined, sizeOf, TYPES } from "./ort.js";
+import type { Data, Tensor, Value } from "./ort.js";
 
-type Json = Record<string, unknown>;
-type Property = number | bigint | string;
+/** A number or a string of the user's own. */
+export type Property = number | bigint | string;
+export type OptimizerState = { name: string; step: number; learning_rate: number };
 
-/**
- * Numbers and strings of the user's own. JavaScript does not tell 1 from 1.0, other languages do,
- * so a property that nobody sets is written back as the text it was.
- */
-export class Properties {
-  private readonly texts = new Map<string, string>();
-
-  /** From a JSON object of numbers, strings and `{"float": "nan"}`. */
-  constructor(json: string) {
-    const member = /("(?:[^"\\]|\\.)*")\s*:\s*("(?:[^"\\]|\\.)*"|\{[^{}]*\}|[^\s,{}"]+)/g;
-    for (const [, name = "", text = ""] of json.matchAll(member)) {
-      this.texts.set(JSON.parse(name), text);
-    }
-  }
-
-  names(): string[] {
-    return [...this.texts.keys()].sort();
-  }
-
-  get(name: string): Property | undefined {
-    const text = this.texts.get(name);
-    if (text === undefined || /^-?\d{16,}$/.test(text)) return text && BigInt(text);
-    const value = JSON.parse(text) as string | number | { float: string };
-    return typeof value === "object" ? Number(value.float.replace("inf", "Infinity")) : value;
-  }
-
-  set(name: string, value: Property): void {
-    const isSpecial = typeof value === "number" && !Number.isFinite(value);
-    const float = String(value).toLowerCase().replace("infinity", "inf");
-    const text = typeof value === "bigint" ? String(value) : JSON.stringify(value);
-    this.texts.set(name, isSpecial ? `{"float": "${float}"}` : text);
-  }
-
-  encode(): string {
-    const entries = [...this.texts].map(([name, text]) => `${JSON.stringify(name)}: ${text}`);
-    return `{${entries.join(", ")}}`;
-  }
-}
-
-/** Parameters, optimizer state, properties and random state of a training run. */
+/** Everything a training run has to remember, to and from a safetensors file. */
 export class CheckpointState {
-  readonly trainable = this.read<string[]>("trainable") ?? [];
-  readonly frozen = this.read<string[]>("frozen") ?? [];
+  readonly trainable: readonly string[] = this.read("trainable") ?? [];
+  readonly frozen: readonly string[] = this.read("frozen") ?? [];
   /** What the optimizer remembers besides its moments. */
-  optimizer = this.read<{ name: string; step: number; learning_rate: number }>("optimizer");
-  scheduler = this.read<Json>("scheduler") ?? {};
+  optimizer = this.read<OptimizerState>("optimizer");
+  scheduler = this.read<Record<string, unknown>>("scheduler") ?? {};
   /** The schedule's position as it was loaded, until a schedule takes it back. */
-  resumableScheduler: Json | undefined;
-  readonly properties = new Properties(this.metadata["properties"] ?? "{}");
+  resumableScheduler: typeof this.scheduler | undefined;
+  private readonly texts = members(this.metadata["properties"]);
+  readonly properties = new Map(Array.from(this.texts, ([name, text]) => [name, property(text)]));
   /** From which the seeds of random nodes follow; `generation` counts the sessions started. */
-  readonly random = { seed: this.digits("seed"), generation: this.digits("generation") };
+  readonly random = { seed: this.whole("seed"), generation: this.whole("generation") };
   private queue: Promise<unknown> = Promise.resolve();
 
   private constructor(
@@ -69,8 +31,8 @@ export class CheckpointState {
   static loadCheckpoint(file: Uint8Array): CheckpointState {
     const { values, metadata } = decode(file);
     const { format, version, nominal } = metadata;
-    const isOurs = format === "onnxtrain" && version === "1" && nominal !== "true";
     const found = `format "${format}", version "${version}", nominal: ${nominal}`;
+    const isOurs = format === "onnxtrain" && version === "1" && nominal !== "true";
     check(isOurs, `No checkpoint of onnxtrain, version 1, with values: ${found}.`, CheckpointError);
     const state = new CheckpointState(values, metadata);
     const missing = [...state.trainable, ...state.frozen].find((n) => !values.has(`param/${n}`));
@@ -80,11 +42,11 @@ export class CheckpointState {
 
   /** The bytes of a checkpoint that every onnxtrain reads. */
   static saveCheckpoint(state: CheckpointState, withOptimizer = false): Promise<Uint8Array> {
-    const saved = withOptimizer ? /^(param|optim)\// : /^param\//;
     return state.exclusive(async () => {
       const values = new Map<string, Value>();
       for (const [key, value] of state.values) {
-        if (saved.test(key)) values.set(key, await hostValue(value));
+        const isSaved = key.startsWith("param/") || (withOptimizer && key.startsWith("optim/"));
+        if (isSaved) values.set(key, await hostValue(value));
       }
       return encode({ values, metadata: state.described(withOptimizer) });
     });
@@ -95,7 +57,6 @@ export class CheckpointState {
     return this.exclusive(async () => (await hostValue(this.parameter(name))).data.slice());
   }
 
-  /** Set a parameter's values. */
   setParameter(name: string, data: Data): Promise<void> {
     return this.exclusive(async () => {
       const { type, dims } = this.parameter(name);
@@ -125,14 +86,11 @@ export class CheckpointState {
     this.values.set(key, value);
   }
 
-  /**
-   * The seed of a random node, below 2**24 (a float holds it exactly). It is that of Python, so
-   * that the same checkpoint draws the same masks; on a page that came over plain http, where
-   * browsers offer no hash, it is random.
-   */
+  /** The seed of a random node as in Python, below 2**24: a float holds it exactly. */
   async seedOf(node: string): Promise<number> {
     const text = new TextEncoder().encode(`${this.random.seed}/${this.random.generation}/${node}`);
     const hash: ArrayBuffer | undefined = await crypto.subtle?.digest("SHA-256", text);
+    // browsers offer no hash on a page that came over plain http
     const bytes = hash ?? crypto.getRandomValues(new Uint8Array(4)).buffer;
     return new DataView(bytes).getUint32(0, true) % 2 ** 24;
   }
@@ -141,19 +99,91 @@ export class CheckpointState {
     return JSON.parse(this.metadata[key] ?? "null") ?? undefined;
   }
 
-  /** A number in "random", which may be larger than JSON in JavaScript can tell. */
-  private digits(key: string): bigint {
-    const found = new RegExp(`"${key}"\\s*:\\s*(\\d+)`).exec(this.metadata["random"] ?? "");
-    return BigInt(found?.[1] ?? 0);
+  private whole(key: string): bigint {
+    return BigInt(members(this.metadata["random"]).get(key) ?? 0);
   }
 
   private described(withOptimizer: boolean): Record<string, string> {
     const { optimizer: _, scheduler: __, trainer, ...rest } = this.metadata;
     const random = `{"seed": ${this.random.seed}, "generation": ${this.random.generation}}`;
-    const always = { ...rest, random, properties: this.properties.encode() };
+    const properties = Array.from(this.properties, ([name, value]) => {
+      const old = this.texts.get(name);
+      const isOld = old !== undefined && Object.is(property(old), value); // 1.0 stays 1.0
+      return `${JSON.stringify(name)}: ${isOld ? old : propertyText(name, value)}`;
+    });
+    const always = { ...rest, random, properties: `{${properties.join(", ")}}` };
     if (!withOptimizer) return always;
     const optimizer = this.optimizer && { optimizer: JSON.stringify(this.optimizer) };
     const scheduler = JSON.stringify(this.scheduler);
     return { ...always, scheduler, ...(trainer && { trainer }), ...optimizer };
   }
+}
+
+/** The members of an object in JSON as text: in JavaScript 1 is 1.0, and 2**63 + 1 is 2**63. */
+function members(json = "{}"): Map<string, string> {
+  const member = /("(?:[^"\\]|\\.)*")\s*:\s*("(?:[^"\\]|\\.)*"|\{[^{}]*\}|[^\s,{}"]+)/g;
+  const found = [...json.matchAll(member)];
+  return new Map(found.map(([, name = "", text = ""]) => [JSON.parse(name), text]));
+}
+
+/** A property from its text; what JSON has no number for is `{"float": "nan"}`. */
+function property(text: string): Property {
+  if (/^-?\d{16,}$/.test(text)) return BigInt(text);
+  const value = JSON.parse(text) as string | number | { float: string };
+  return typeof value === "object" ? Number(value.float.replace("inf", "Infinity")) : value;
+}
+
+function propertyText(name: string, value: Property): string {
+  if (typeof value === "bigint") return String(value);
+  if (typeof value === "string" || Number.isFinite(value)) return JSON.stringify(value);
+  check(typeof value === "number", `Property "${name}" must be a number or a string.`);
+  return `{"float": "${String(value).toLowerCase().replace("infinity", "inf")}"}`;
+}
+
+type Content = { values: Map<string, Value>; metadata: Readonly<Record<string, string>> };
+type Entries = Record<string, { dtype: string; shape: number[]; data_offsets: [number, number] }>;
+
+/** float32 is F32, bfloat16 BF16, int64 I64, uint8 U8, bool BOOL. */
+const codeOf = (type: string): string =>
+  type.replace("float", "f").replace("uint", "u").replace("int", "i").toUpperCase();
+
+/** The length of the header in eight bytes, the header in JSON, the data, which it must fill. */
+export function decode(file: Uint8Array): Content {
+  try {
+    const start = 8 + Number(new DataView(file.buffer, file.byteOffset, 8).getBigUint64(0, true));
+    const header = JSON.parse(new TextDecoder().decode(file.subarray(8, start)));
+    const { __metadata__: metadata = {}, ...entries } = header;
+    const values = new Map<string, Value>();
+    let end = start;
+    for (const [name, { dtype, shape, data_offsets: at }] of Object.entries(entries as Entries)) {
+      const type = TYPES.find((t) => codeOf(t) === dtype) ?? dtype;
+      const array = arrayOf(type);
+      const bytes = new Uint8Array(file.subarray(start + at[0], start + at[1]));
+      const size = sizeOf(shape) * array.BYTES_PER_ELEMENT;
+      check(at[1] - at[0] === size && bytes.length === size, `"${name}" has another size.`);
+      values.set(name, { type, dims: shape, data: new array(bytes.buffer) });
+      end += size;
+    }
+    check(end === file.length, `It has ${file.length} bytes, its header says ${end}.`);
+    return { metadata, values };
+  } catch (error) {
+    const why = (error as Error).message;
+    throw new CheckpointError(`The checkpoint is damaged, truncated or none at all: ${why}`);
+  }
+}
+
+/** Write a safetensors file: tensors (wide types first, so that all stay aligned) and metadata. */
+function encode({ values, metadata }: Content): Promise<Uint8Array> {
+  const width = ({ data }: Value): number => data.BYTES_PER_ELEMENT;
+  const order = [...values].sort(([, a], [, b]) => width(b) - width(a));
+  const header: Record<string, unknown> = { __metadata__: metadata };
+  let at = 0;
+  for (const [name, { type, dims, data }] of order) {
+    const offsets = [at, (at += data.byteLength)];
+    header[name] = { dtype: codeOf(type), shape: dims, data_offsets: offsets };
+  }
+  const text = new TextEncoder().encode(JSON.stringify(header));
+  const padding = new Uint8Array(-text.length & 7).fill(0x20);
+  const length = BigUint64Array.of(BigInt(text.length + padding.length));
+  return joined([length, text, padding, ...order.map(([, { data }]) => data)]);
 }

@@ -1,36 +1,73 @@
-/** Module: the forward and backward pass of a training artifact, and the eval model. */
-import type { Device, ValueInfo } from "./device.js";
-import { check, CheckpointError, InputError, NonFiniteError } from "./errors.js";
-import { hostValue, sizeOf, type Data, type Tensor } from "./ort.js";
+import type { InferenceSession } from "onnxruntime-common";
+import type { CheckpointState } from "./checkpoint.js";
+import { check, CheckpointError, InputError, ModelFileError, NonFiniteError } from "./errors.js";
+import { hostValue, joined, sizeOf } from "./ort.js";
+import type { Data, Ort, Tensor, Tensors, Value } from "./ort.js";
 
 /** What a user may pass: a tensor of onnxruntime, or data with dimensions. */
 export type Input = Tensor | { readonly data: Data; readonly dims: readonly number[] };
 
-export interface StepResult {
-  /** The first output. */
-  readonly loss: number;
-  /** All outputs, the loss first. */
-  readonly outputs: readonly Tensor[];
+/** The outputs of a model; the first one is the loss. */
+export type StepResult = { readonly loss: number; readonly outputs: readonly Tensor[] };
+
+/** An input; a dimension that is not fixed has a name, an unknown rank has no dimensions. */
+export type ValueInfo = { name: string; type: string; shape: readonly (number | string)[] };
+
+/** device.json; Python writes it (onnxtrain.artifacts.device). */
+export interface Facts {
+  version: number;
+  /** The artifacts that models are made of, and their sizes. */
+  files: Record<string, number>;
+  models: Record<string, Model>;
+  parameters: { name: string; type: string; shape: number[] }[];
+  trainable: string[];
+  /** `moments` has the keys and shapes of what the optimizer remembers. */
+  optimizer: { name: string; clip_norm: number | null; moments: Record<string, number[]> } | null;
 }
 
-/** Computes loss and gradients with the training model, or outputs with the eval model. */
+/** `inputs` and `outputs` are the user's; `feeds` come from the state, `updates` go there, by key. */
+interface Model {
+  file: string | null;
+  pieces: Piece[];
+  inputs: ValueInfo[];
+  outputs: string[];
+  feeds: Record<string, string>;
+  updates: Record<string, string>;
+  webgpu: { session: object; provider: object };
+}
+
+/** Bytes of the file from … to, bytes in base64, or what is known only on the device. */
+type Piece = [number, number] | string | { seed: string; float: boolean } | { value: string };
+
+/** The models that device.json describes: put together, and run on the values of the state. */
 export class Module {
   /** Whether a training loss that is NaN or infinite is an error. */
   checkFinite = false;
-  readonly state = this.device.state;
   private overwrite = true;
+  private readonly sessions = new Map<string, Promise<InferenceSession>>();
+  private readonly providers = (this.options.executionProviders ?? []).map((provider) =>
+    typeof provider === "string" ? { name: provider } : provider,
+  );
+  /** Whether parameters, gradients and moments stay in the device's own buffers. */
+  readonly isGpu = this.providers.some(({ name }) => name === "webgpu");
 
-  constructor(readonly device: Device) {
+  constructor(
+    readonly facts: Facts,
+    private readonly files: ReadonlyMap<string, Uint8Array>,
+    readonly state: CheckpointState,
+    private readonly ort: Ort,
+    private readonly options: InferenceSession.SessionOptions = {},
+  ) {
     const need = (isFine: boolean, text: string): void =>
       check(isFine, `The checkpoint does not fit the model: ${text}.`, CheckpointError);
-    for (const { name, type, shape } of device.facts.parameters) {
-      const found = this.state.values.get(`param/${name}`);
+    for (const { name, type, shape } of facts.parameters) {
+      const found = state.values.get(`param/${name}`);
       const has = found && `${found.type}[${found.dims}]`;
       need(has === `${type}[${shape}]`, `"${name}" is ${has}, not ${type}[${shape}]`);
     }
-    const idle = this.state.trainable.find((name) => !device.facts.trainable.includes(name));
+    const idle = state.trainable.find((name) => !facts.trainable.includes(name));
     need(idle === undefined, `"${idle}" is not trained`);
-    this.state.random.generation += 1n;
+    state.random.generation += 1n;
   }
 
   /** One forward and backward pass; gradients are added unless `lazyResetGrad` was called. */
@@ -39,7 +76,7 @@ export class Module {
       const result = await this.step("train", inputs);
       const isFine = !this.checkFinite || Number.isFinite(result.loss);
       check(isFine, `The training loss is ${result.loss}.`, NonFiniteError);
-      if (!this.overwrite) await this.device.run("accumulate");
+      if (!this.overwrite) await this.run("accumulate");
       for (const name of this.state.trainable) {
         this.state.replace(`grad/${name}`, this.state.values.get(`fresh/${name}`) as Tensor);
         this.state.values.delete(`fresh/${name}`);
@@ -55,8 +92,8 @@ export class Module {
   }
 
   /** Outputs of the original model: no loss, no targets. */
-  predict(inputs: readonly Input[]): Promise<Tensor[]> {
-    return this.state.exclusive(() => this.run("predict", inputs));
+  predict(inputs: readonly Input[]): Promise<readonly Tensor[]> {
+    return this.state.exclusive(async () => (await this.step("predict", inputs)).outputs);
   }
 
   /** Let the next training step overwrite the gradients; until then they stay readable. */
@@ -64,94 +101,134 @@ export class Module {
     this.overwrite = true;
   }
 
-  /** The user's inputs of the training model. */
-  inputs(): readonly ValueInfo[] {
-    return this.device.model("train").inputs;
-  }
-
-  /** The original model's own inputs: those that its outputs depend on. */
-  modelInputs(): readonly ValueInfo[] {
-    return this.device.model("predict").inputs;
+  /** The user's inputs of the training model, or those of the original model ("predict"). */
+  inputs(model: "train" | "predict" = "train"): readonly ValueInfo[] {
+    return this.model(model).inputs;
   }
 
   /** Number of elements of the (trainable) parameters. */
   getParametersSize(trainableOnly = true): number {
-    return this.places(trainableOnly).at(-1)?.end ?? 0;
+    return this.parameters(trainableOnly).reduce((sum, { shape }) => sum + sizeOf(shape), 0);
   }
 
   /** A copy of all parameters as one vector, in the order of the training model's inputs. */
-  getContiguousParameters(trainableOnly = false): Promise<Float32Array> {
-    return this.state.exclusive(async () => {
-      const vector = new Float32Array(this.getParametersSize(trainableOnly));
-      for (const { name, start } of this.places(trainableOnly)) {
-        const { data } = await hostValue(this.state.parameter(name));
-        check(data instanceof Float32Array, `A vector holds float32 only; "${name}" is not.`);
-        vector.set(data, start);
-      }
-      return vector;
-    });
+  async getContiguousParameters(trainableOnly = false): Promise<Float32Array> {
+    // all are asked for, or set, at once: no step comes between one and the next
+    const asked = this.parameters(trainableOnly).map(({ name }) => this.state.getParameter(name));
+    const parts = await Promise.all(asked);
+    const isFine = parts.every((part) => part instanceof Float32Array);
+    check(isFine, "A vector holds float32 only, and some parameters are not.");
+    return new Float32Array((await joined(parts)).buffer);
   }
 
-  /** Set the parameters from one vector. */
-  copyBufferToParameters(buffer: Float32Array, trainableOnly = true): Promise<void> {
-    return this.state.exclusive(async () => {
-      const size = this.getParametersSize(trainableOnly);
-      check(buffer.length === size, `The buffer must have ${size} values, not ${buffer.length}.`);
-      for (const { name, start, end } of this.places(trainableOnly)) {
-        const { type, dims } = this.state.parameter(name);
-        check(type === "float32", `A vector holds float32 only; "${name}" is not.`);
-        this.state.replace(`param/${name}`, { type, dims, data: buffer.slice(start, end) });
-      }
-    });
+  async copyBufferToParameters(buffer: Float32Array, trainableOnly = true): Promise<void> {
+    const size = this.getParametersSize(trainableOnly);
+    check(buffer.length === size, `The buffer must have ${size} values, not ${buffer.length}.`);
+    let end = 0;
+    const set = this.parameters(trainableOnly).map(({ name, shape }) =>
+      this.state.setParameter(name, buffer.subarray(end, (end += sizeOf(shape)))),
+    );
+    await Promise.all(set);
   }
 
-  /**
-   * The bytes of a clean inference model with the current parameters as constants: the original
-   * model's outputs and what they need, without targets and Dropout.
-   */
+  /** The bytes of the original model, without Dropout, the current parameters as constants. */
   exportModelForInferencing(): Promise<Uint8Array> {
-    return this.state.exclusive(() => this.device.bytes("export"));
+    return this.state.exclusive(() => this.bytes("export"));
   }
 
   /** Free the sessions, the optimizer's too. */
-  release(): Promise<void> {
-    return this.device.release();
+  async release(): Promise<void> {
+    for (const session of this.sessions.values()) await (await session).release();
+    this.sessions.clear();
+  }
+
+  /** The session of a model, made when it is first needed. */
+  session(name: string): Promise<InferenceSession> {
+    const session = this.sessions.get(name) ?? this.create(name);
+    this.sessions.set(name, session);
+    return session;
+  }
+
+  /** Run a model: what it needs of the state is fed, what it changes there is kept. */
+  async run(name: string, given: Tensors = {}): Promise<Tensors> {
+    const { feeds, updates } = this.model(name);
+    const all: Record<string, Tensor> = { ...given };
+    for (const [input, key] of Object.entries(feeds)) {
+      all[input] = await this.upload(this.state.values.get(key) as Value);
+      this.state.replace(key, all[input]);
+    }
+    const results = (await (await this.session(name)).run(all)) as Tensors;
+    for (const [output, key] of Object.entries(updates)) {
+      this.state.replace(key, results[output] as Tensor);
+    }
+    return results;
+  }
+
+  tensor(type: string, data: Data, dims: readonly number[]): Tensor {
+    return new this.ort.Tensor(type as never, data as never, dims) as Tensor;
   }
 
   private async step(model: string, given: readonly Input[]): Promise<StepResult> {
-    const outputs = await this.run(model, given);
+    const { inputs, outputs: wanted } = this.model(model);
+    const names = inputs.map(({ name }) => name).join(", ");
+    const counts = `${inputs.length} inputs are needed (${names}), ${given.length} were given.`;
+    check(given.length === inputs.length, counts);
+    const tensors: Record<string, Tensor> = {};
+    for (const [i, { name, type }] of inputs.entries()) {
+      const input = given[i] as Input;
+      try {
+        tensors[name] = "getData" in input ? input : this.tensor(type, input.data, input.dims);
+      } catch (error) {
+        // onnxruntime checks data and dimensions itself, but does not say which input is wrong
+        throw new InputError(`Input "${name}": ${(error as Error).message}`);
+      }
+    }
+    const results = await this.run(model, tensors);
+    const outputs = wanted.map((name) => results[name] as Tensor);
     const [loss] = (await outputs[0]?.getData()) as Data;
     return { loss: Number(loss), outputs };
   }
 
-  private async run(model: string, given: readonly Input[]): Promise<Tensor[]> {
-    const { inputs, outputs } = this.device.model(model);
-    const names = inputs.map(({ name }) => name).join(", ");
-    const counts = `${inputs.length} inputs are needed (${names}), ${given.length} were given.`;
-    check(given.length === inputs.length, counts);
-    const entries = inputs.map((info, i) => [info.name, this.tensor(info, given[i] as Input)]);
-    const results = await this.device.run(model, Object.fromEntries(entries));
-    return outputs.map((name) => results[name] as Tensor);
+  private parameters(trainableOnly: boolean): Facts["parameters"] {
+    const { parameters, trainable } = this.facts;
+    return parameters.filter(({ name }) => !trainableOnly || trainable.includes(name));
   }
 
-  /** onnxruntime checks data and dimensions itself, but does not say which input is wrong. */
-  private tensor({ name, type }: ValueInfo, input: Input): Tensor {
-    try {
-      return "getData" in input ? input : this.device.tensor(type, input.data, input.dims);
-    } catch (error) {
-      throw new InputError(`Input "${name}": ${(error as Error).message}`);
-    }
+  private model(name: string): Model {
+    const found = this.facts.models[name];
+    check(found, `The artifacts have no model to ${name} with.`, ModelFileError);
+    return found;
   }
 
-  /** Where each parameter lies in a vector of all (trainable) ones. */
-  private places(trainableOnly: boolean): { name: string; start: number; end: number }[] {
-    const { parameters, trainable } = this.device.facts;
-    const all = parameters.filter(({ name }) => !trainableOnly || trainable.includes(name));
-    let end = 0;
-    return all.map(({ name }) => {
-      const start = end;
-      end += sizeOf(this.state.parameter(name).dims);
-      return { name, start, end };
-    });
+  private async create(name: string): Promise<InferenceSession> {
+    const { session, provider } = this.model(name).webgpu;
+    const executionProviders = this.providers.map((p) => ({ ...provider, ...p }));
+    const options = this.isGpu ? { ...this.options, ...session, executionProviders } : this.options;
+    const bytes = await this.bytes(name);
+    return (await this.ort.InferenceSession.create(bytes, options)) as InferenceSession;
+  }
+
+  /** The bytes of a model: pieces of an artifact, with seeds and values put in. */
+  private async bytes(name: string): Promise<Uint8Array> {
+    const { file, pieces } = this.model(name);
+    const bytes = this.files.get(file ?? "") ?? new Uint8Array();
+    return joined(await Promise.all(pieces.map((piece) => this.part(bytes, piece))));
+  }
+
+  private async part(file: Uint8Array, piece: Piece): Promise<Data> {
+    if (typeof piece === "string") return Uint8Array.from(atob(piece), (c) => c.charCodeAt(0));
+    if ("value" in piece) return (await hostValue(this.state.parameter(piece.value))).data;
+    if (!("seed" in piece)) return file.subarray(...piece);
+    const seed = await this.state.seedOf(piece.seed);
+    if (piece.float) return Float32Array.of(seed);
+    // protobuf's form of a whole number, as long as the place that is left for it
+    return Uint8Array.of(seed | 128, (seed >> 7) | 128, (seed >> 14) | 128, seed >> 21);
+  }
+
+  /** The tensor to feed for a value; floats are brought to the device if there is one. */
+  private async upload(value: Value | Tensor): Promise<Tensor> {
+    const a = "getData" in value ? value : this.tensor(value.type, value.data, value.dims);
+    const stays = !this.isGpu || a.type !== "float32" || a.location !== "cpu";
+    return stays ? a : ((await this.run("copy", { a }))["y"] as Tensor);
   }
 }

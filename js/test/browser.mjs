@@ -20,15 +20,15 @@ const problem = await page.evaluate(async ({ source, backend }) => {
   }
   const file = backend === "webgpu" ? "ort.webgpu.min.mjs" : "ort.wasm.min.mjs";
   const script = URL.createObjectURL(new Blob([source], { type: "text/javascript" }));
-  const [lib, safetensors, ort, { train }] = await Promise.all(
-    ["/js/src/index.js", "/js/src/safetensors.js", `/ort/${file}`, script].map((u) => import(u)),
+  const [lib, checkpoint, ort, { train }] = await Promise.all(
+    ["/js/src/index.js", "/js/src/checkpoint.js", `/ort/${file}`, script].map((u) => import(u)),
   );
   ort.env.wasm.wasmPaths = `${location.origin}/ort/`;
   ort.env.wasm.numThreads = backend === "webgpu" ? 1 : 2;
   ort.env.logLevel = "error";
   const options = { executionProviders: [backend] };
   window.trainCase = async (index) => {
-    const result = await train(lib, safetensors, ort, `${location.origin}/case/${index}`, options);
+    const result = await train(lib, checkpoint, ort, `${location.origin}/case/${index}`, options);
     return { ...result, isolated: crossOriginIsolated };
   };
   return undefined;

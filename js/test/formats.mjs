@@ -28,6 +28,9 @@ for (const [seed, generation, node, value] of wanted.seeds) {
 }
 state.properties.set("new", 2.5);
 state.properties.set("endless", -Infinity);
+state.properties.set("wrong", [1]);
+await assert.rejects(lib.CheckpointState.saveCheckpoint(state), /Property "wrong" must be/);
+state.properties.delete("wrong");
 const values = await state.getParameter("w");
 await state.setParameter("w", values.map((v) => v * 2));
 await assert.rejects(state.setParameter("w", new Float32Array(1)), lib.InputError);
@@ -61,7 +64,7 @@ for (const { name, args, rates } of wanted.schedules) {
   const schedule = new lib[name](optimizer, ...args);
   for (const [i, rate] of rates.entries()) {
     assert.ok(Math.abs(optimizer.rate - rate) < 1e-12, `${name} ${i}: ${optimizer.rate} ${rate}`);
-    schedule.step(1.0);
+    schedule.step();
   }
   assert.equal(optimizer.module.state.scheduler.scheduler, name);
 }
@@ -86,6 +89,17 @@ assert.equal(vector.length, module.getParametersSize());
 await module.copyBufferToParameters(vector.map((v) => v + 1));
 assert.deepEqual(await module.getContiguousParameters(true), vector.map((v) => v + 1));
 await assert.rejects(module.copyBufferToParameters(vector.subarray(1)), lib.InputError);
+
+// a schedule by its formula, under a name of Python's: it goes on there, and here
+const schedule = (of) => new lib.LRScheduler(of, "ExponentialLR", (lr, t) => lr * 0.9 ** t);
+const decay = schedule(optimizer);
+for (let i = 0; i < 3; i++) decay.step();
+const scheduled = await lib.CheckpointState.saveCheckpoint(module.state, true);
+await lib.writeBytes(`${folder}/scheduled`, scheduled);
+const resumed = (await lib.loadArtifacts(folder, { ort, checkpoint: scheduled })).optimizer;
+assert.equal(new lib.StepLR(resumed, 2).resume(), false);
+assert.equal(schedule(resumed).resume(), true);
+assert.equal(resumed.getLearningRate(), optimizer.getLearningRate());
 
 // a loss that is no number is an error if that is wanted, and the state can be used on
 const bad = { ...x, data: x.data.map(() => NaN) };

@@ -6,12 +6,12 @@ import { print } from "./print.mjs";
 
 const [library, modules, backend, ...directories] = process.argv.slice(2);
 const lib = await import(pathToFileURL(`${library}/index.js`));
-const safetensors = await import(pathToFileURL(`${library}/safetensors.js`));
+const checkpoint = await import(pathToFileURL(`${library}/checkpoint.js`));
 const require = createRequire(`${modules}/x.js`);
 const ort = require(backend === "node" ? "onnxruntime-node" : "onnxruntime-web");
 if (backend === "wasm") ort.env.wasm.numThreads = 1;
 const sessionOptions = backend === "wasm" ? { executionProviders: ["wasm"] } : {};
 for (const directory of directories) {
-  await print(await train(lib, safetensors, ort, directory, sessionOptions));
+  await print(await train(lib, checkpoint, ort, directory, sessionOptions));
 }
 process.exit(0);

@@ -1,8 +1,8 @@
 // One training run as Python's tests do it; runs unchanged in Node and in a page.
-export async function train(lib, safetensors, ort, directory, sessionOptions) {
+export async function train(lib, checkpoint, ort, directory, sessionOptions) {
   const bytes = async (name) => lib.readBytes(`${directory}/${name}`);
   const plan = JSON.parse(new TextDecoder().decode(await bytes("plan.json")));
-  const { values } = safetensors.decode(await bytes("batches"), "batches");
+  const { values } = checkpoint.decode(await bytes("batches"));
   const batch = (i) => [0, 1].map((k) => values.get(`${i}/${k}`));
   const { state, module, optimizer } = await lib.loadArtifacts(directory, { ort, sessionOptions });
   optimizer.setLearningRate(plan.rate);

@@ -4,6 +4,8 @@ import gzip
 import shutil
 import subprocess
 
+import pytest
+
 from . import tools
 
 JS = tools.ROOT / "js"
@@ -23,18 +25,24 @@ def contents(folder):
     return {p.relative_to(folder).as_posix(): p.read_text() for p in files}
 
 
-def test_compiled_page_is_up_to_date(tmp_path):
+@pytest.fixture
+def copy(tmp_path):
+    """The sources with npm packages beside them, as after ``npm install``."""
+    made = tmp_path / "js"
+    shutil.copytree(JS, made, ignore=shutil.ignore_patterns("node_modules", "dist"))
+    (made / "node_modules").symlink_to(tools.modules() / "node_modules")
+    return made
+
+
+def test_compiled_page_is_up_to_date(copy, tmp_path):
     made = tmp_path / "static"
-    tsc(JS, "-p", "tsconfig.json", "--outDir", made / "js")
+    tsc(copy, "-p", "tsconfig.json", "--outDir", made / "js")
     subprocess.run([tools.node(), str(JS / "copy-page.mjs"), str(made)], check=True, timeout=60)
     assert contents(made) == contents(tools.STATIC), "run `npm run page` in js/"
 
 
-def test_types_fit_the_real_library(tmp_path):
+def test_types_fit_the_real_library(copy):
     """Strict compilation against onnxruntime-common's own declarations; and the npm package."""
-    copy = tmp_path / "js"
-    shutil.copytree(JS, copy, ignore=shutil.ignore_patterns("node_modules", "dist"))
-    (copy / "node_modules").symlink_to(tools.modules() / "node_modules")
     tsc(copy, "-p", "test/tsconfig.json")
     tsc(copy, "-p", "tsconfig.lib.json")
     assert (copy / "dist" / "index.d.ts").is_file()

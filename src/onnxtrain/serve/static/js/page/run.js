@@ -78,7 +78,7 @@ export class Run {
         const labels = this.dataset.labels(rows);
         if (labels === undefined)
             return { loss, accuracy: undefined };
-        const own = this.module.modelInputs();
+        const own = this.module.inputs("predict");
         const found = await classes(this.module, inputs.slice(0, own.length));
         const right = found.filter((scores, i) => best(scores) === labels[i]).length;
         return { loss, accuracy: right / rows.length };

@@ -1,42 +1,6 @@
-/** CheckpointState: everything a training run has to remember, to and from a file. */
 import { check, CheckpointError } from "./errors.js";
-import { arrayOf, hostValue, sizeOf } from "./ort.js";
-import { decode, encode } from "./safetensors.js";
-/**
- * Numbers and strings of the user's own. JavaScript does not tell 1 from 1.0, other languages do,
- * so a property that nobody sets is written back as the text it was.
- */
-export class Properties {
-    /** From a JSON object of numbers, strings and `{"float": "nan"}`. */
-    constructor(json) {
-        this.texts = new Map();
-        const member = /("(?:[^"\\]|\\.)*")\s*:\s*("(?:[^"\\]|\\.)*"|\{[^{}]*\}|[^\s,{}"]+)/g;
-        for (const [, name = "", text = ""] of json.matchAll(member)) {
-            this.texts.set(JSON.parse(name), text);
-        }
-    }
-    names() {
-        return [...this.texts.keys()].sort();
-    }
-    get(name) {
-        const text = this.texts.get(name);
-        if (text === undefined || /^-?\d{16,}$/.test(text))
-            return text && BigInt(text);
-        const value = JSON.parse(text);
-        return typeof value === "object" ? Number(value.float.replace("inf", "Infinity")) : value;
-    }
-    set(name, value) {
-        const isSpecial = typeof value === "number" && !Number.isFinite(value);
-        const float = String(value).toLowerCase().replace("infinity", "inf");
-        const text = typeof value === "bigint" ? String(value) : JSON.stringify(value);
-        this.texts.set(name, isSpecial ? `{"float": "${float}"}` : text);
-    }
-    encode() {
-        const entries = [...this.texts].map(([name, text]) => `${JSON.stringify(name)}: ${text}`);
-        return `{${entries.join(", ")}}`;
-    }
-}
-/** Parameters, optimizer state, properties and random state of a training run. */
+import { arrayOf, hostValue, joined, sizeOf, TYPES } from "./ort.js";
+/** Everything a training run has to remember, to and from a safetensors file. */
 export class CheckpointState {
     constructor(
     /** The current values, wherever they live: "param/<name>", "optim/<state>/<name>", "grad/…". */
@@ -48,17 +12,18 @@ export class CheckpointState {
         /** What the optimizer remembers besides its moments. */
         this.optimizer = this.read("optimizer");
         this.scheduler = this.read("scheduler") ?? {};
-        this.properties = new Properties(this.metadata["properties"] ?? "{}");
+        this.texts = members(this.metadata["properties"]);
+        this.properties = new Map(Array.from(this.texts, ([name, text]) => [name, property(text)]));
         /** From which the seeds of random nodes follow; `generation` counts the sessions started. */
-        this.random = { seed: this.digits("seed"), generation: this.digits("generation") };
+        this.random = { seed: this.whole("seed"), generation: this.whole("generation") };
         this.queue = Promise.resolve();
     }
     /** Read the bytes of a checkpoint; a damaged or foreign one is a `CheckpointError`. */
     static loadCheckpoint(file) {
         const { values, metadata } = decode(file);
         const { format, version, nominal } = metadata;
-        const isOurs = format === "onnxtrain" && version === "1" && nominal !== "true";
         const found = `format "${format}", version "${version}", nominal: ${nominal}`;
+        const isOurs = format === "onnxtrain" && version === "1" && nominal !== "true";
         check(isOurs, `No checkpoint of onnxtrain, version 1, with values: ${found}.`, CheckpointError);
         const state = new CheckpointState(values, metadata);
         const missing = [...state.trainable, ...state.frozen].find((n) => !values.has(`param/${n}`));
@@ -67,11 +32,11 @@ export class CheckpointState {
     }
     /** The bytes of a checkpoint that every onnxtrain reads. */
     static saveCheckpoint(state, withOptimizer = false) {
-        const saved = withOptimizer ? /^(param|optim)\// : /^param\//;
         return state.exclusive(async () => {
             const values = new Map();
             for (const [key, value] of state.values) {
-                if (saved.test(key))
+                const isSaved = key.startsWith("param/") || (withOptimizer && key.startsWith("optim/"));
+                if (isSaved)
                     values.set(key, await hostValue(value));
             }
             return encode({ values, metadata: state.described(withOptimizer) });
@@ -81,7 +46,6 @@ export class CheckpointState {
     getParameter(name) {
         return this.exclusive(async () => (await hostValue(this.parameter(name))).data.slice());
     }
-    /** Set a parameter's values. */
     setParameter(name, data) {
         return this.exclusive(async () => {
             const { type, dims } = this.parameter(name);
@@ -108,33 +72,96 @@ export class CheckpointState {
             old.dispose();
         this.values.set(key, value);
     }
-    /**
-     * The seed of a random node, below 2**24 (a float holds it exactly). It is that of Python, so
-     * that the same checkpoint draws the same masks; on a page that came over plain http, where
-     * browsers offer no hash, it is random.
-     */
+    /** The seed of a random node as in Python, below 2**24: a float holds it exactly. */
     async seedOf(node) {
         const text = new TextEncoder().encode(`${this.random.seed}/${this.random.generation}/${node}`);
         const hash = await crypto.subtle?.digest("SHA-256", text);
+        // browsers offer no hash on a page that came over plain http
         const bytes = hash ?? crypto.getRandomValues(new Uint8Array(4)).buffer;
         return new DataView(bytes).getUint32(0, true) % 2 ** 24;
     }
     read(key) {
         return JSON.parse(this.metadata[key] ?? "null") ?? undefined;
     }
-    /** A number in "random", which may be larger than JSON in JavaScript can tell. */
-    digits(key) {
-        const found = new RegExp(`"${key}"\\s*:\\s*(\\d+)`).exec(this.metadata["random"] ?? "");
-        return BigInt(found?.[1] ?? 0);
+    whole(key) {
+        return BigInt(members(this.metadata["random"]).get(key) ?? 0);
     }
     described(withOptimizer) {
         const { optimizer: _, scheduler: __, trainer, ...rest } = this.metadata;
         const random = `{"seed": ${this.random.seed}, "generation": ${this.random.generation}}`;
-        const always = { ...rest, random, properties: this.properties.encode() };
+        const properties = Array.from(this.properties, ([name, value]) => {
+            const old = this.texts.get(name);
+            const isOld = old !== undefined && Object.is(property(old), value); // 1.0 stays 1.0
+            return `${JSON.stringify(name)}: ${isOld ? old : propertyText(name, value)}`;
+        });
+        const always = { ...rest, random, properties: `{${properties.join(", ")}}` };
         if (!withOptimizer)
             return always;
         const optimizer = this.optimizer && { optimizer: JSON.stringify(this.optimizer) };
         const scheduler = JSON.stringify(this.scheduler);
         return { ...always, scheduler, ...(trainer && { trainer }), ...optimizer };
     }
+}
+/** The members of an object in JSON as text: in JavaScript 1 is 1.0, and 2**63 + 1 is 2**63. */
+function members(json = "{}") {
+    const member = /("(?:[^"\\]|\\.)*")\s*:\s*("(?:[^"\\]|\\.)*"|\{[^{}]*\}|[^\s,{}"]+)/g;
+    const found = [...json.matchAll(member)];
+    return new Map(found.map(([, name = "", text = ""]) => [JSON.parse(name), text]));
+}
+/** A property from its text; what JSON has no number for is `{"float": "nan"}`. */
+function property(text) {
+    if (/^-?\d{16,}$/.test(text))
+        return BigInt(text);
+    const value = JSON.parse(text);
+    return typeof value === "object" ? Number(value.float.replace("inf", "Infinity")) : value;
+}
+function propertyText(name, value) {
+    if (typeof value === "bigint")
+        return String(value);
+    if (typeof value === "string" || Number.isFinite(value))
+        return JSON.stringify(value);
+    check(typeof value === "number", `Property "${name}" must be a number or a string.`);
+    return `{"float": "${String(value).toLowerCase().replace("infinity", "inf")}"}`;
+}
+/** float32 is F32, bfloat16 BF16, int64 I64, uint8 U8, bool BOOL. */
+const codeOf = (type) => type.replace("float", "f").replace("uint", "u").replace("int", "i").toUpperCase();
+/** The length of the header in eight bytes, the header in JSON, the data, which it must fill. */
+export function decode(file) {
+    try {
+        const start = 8 + Number(new DataView(file.buffer, file.byteOffset, 8).getBigUint64(0, true));
+        const header = JSON.parse(new TextDecoder().decode(file.subarray(8, start)));
+        const { __metadata__: metadata = {}, ...entries } = header;
+        const values = new Map();
+        let end = start;
+        for (const [name, { dtype, shape, data_offsets: at }] of Object.entries(entries)) {
+            const type = TYPES.find((t) => codeOf(t) === dtype) ?? dtype;
+            const array = arrayOf(type);
+            const bytes = new Uint8Array(file.subarray(start + at[0], start + at[1]));
+            const size = sizeOf(shape) * array.BYTES_PER_ELEMENT;
+            check(at[1] - at[0] === size && bytes.length === size, `"${name}" has another size.`);
+            values.set(name, { type, dims: shape, data: new array(bytes.buffer) });
+            end += size;
+        }
+        check(end === file.length, `It has ${file.length} bytes, its header says ${end}.`);
+        return { metadata, values };
+    }
+    catch (error) {
+        const why = error.message;
+        throw new CheckpointError(`The checkpoint is damaged, truncated or none at all: ${why}`);
+    }
+}
+/** Write a safetensors file: tensors (wide types first, so that all stay aligned) and metadata. */
+function encode({ values, metadata }) {
+    const width = ({ data }) => data.BYTES_PER_ELEMENT;
+    const order = [...values].sort(([, a], [, b]) => width(b) - width(a));
+    const header = { __metadata__: metadata };
+    let at = 0;
+    for (const [name, { type, dims, data }] of order) {
+        const offsets = [at, (at += data.byteLength)];
+        header[name] = { dtype: codeOf(type), shape: dims, data_offsets: offsets };
+    }
+    const text = new TextEncoder().encode(JSON.stringify(header));
+    const padding = new Uint8Array(-text.length & 7).fill(0x20);
+    const length = BigUint64Array.of(BigInt(text.length + padding.length));
+    return joined([length, text, padding, ...order.map(([, { data }]) => data)]);
 }

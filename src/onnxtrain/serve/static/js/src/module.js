@@ -1,22 +1,29 @@
-import { check, CheckpointError, InputError, NonFiniteError } from "./errors.js";
-import { hostValue, sizeOf } from "./ort.js";
-/** Computes loss and gradients with the training model, or outputs with the eval model. */
+import { check, CheckpointError, InputError, ModelFileError, NonFiniteError } from "./errors.js";
+import { hostValue, joined, sizeOf } from "./ort.js";
+/** The models that device.json describes: put together, and run on the values of the state. */
 export class Module {
-    constructor(device) {
-        this.device = device;
+    constructor(facts, files, state, ort, options = {}) {
+        this.facts = facts;
+        this.files = files;
+        this.state = state;
+        this.ort = ort;
+        this.options = options;
         /** Whether a training loss that is NaN or infinite is an error. */
         this.checkFinite = false;
-        this.state = this.device.state;
         this.overwrite = true;
+        this.sessions = new Map();
+        this.providers = (this.options.executionProviders ?? []).map((provider) => typeof provider === "string" ? { name: provider } : provider);
+        /** Whether parameters, gradients and moments stay in the device's own buffers. */
+        this.isGpu = this.providers.some(({ name }) => name === "webgpu");
         const need = (isFine, text) => check(isFine, `The checkpoint does not fit the model: ${text}.`, CheckpointError);
-        for (const { name, type, shape } of device.facts.parameters) {
-            const found = this.state.values.get(`param/${name}`);
+        for (const { name, type, shape } of facts.parameters) {
+            const found = state.values.get(`param/${name}`);
             const has = found && `${found.type}[${found.dims}]`;
             need(has === `${type}[${shape}]`, `"${name}" is ${has}, not ${type}[${shape}]`);
         }
-        const idle = this.state.trainable.find((name) => !device.facts.trainable.includes(name));
+        const idle = state.trainable.find((name) => !facts.trainable.includes(name));
         need(idle === undefined, `"${idle}" is not trained`);
-        this.state.random.generation += 1n;
+        state.random.generation += 1n;
     }
     /** One forward and backward pass; gradients are added unless `lazyResetGrad` was called. */
     trainStep(...inputs) {
@@ -25,7 +32,7 @@ export class Module {
             const isFine = !this.checkFinite || Number.isFinite(result.loss);
             check(isFine, `The training loss is ${result.loss}.`, NonFiniteError);
             if (!this.overwrite)
-                await this.device.run("accumulate");
+                await this.run("accumulate");
             for (const name of this.state.trainable) {
                 this.state.replace(`grad/${name}`, this.state.values.get(`fresh/${name}`));
                 this.state.values.delete(`fresh/${name}`);
@@ -40,91 +47,129 @@ export class Module {
     }
     /** Outputs of the original model: no loss, no targets. */
     predict(inputs) {
-        return this.state.exclusive(() => this.run("predict", inputs));
+        return this.state.exclusive(async () => (await this.step("predict", inputs)).outputs);
     }
     /** Let the next training step overwrite the gradients; until then they stay readable. */
     lazyResetGrad() {
         this.overwrite = true;
     }
-    /** The user's inputs of the training model. */
-    inputs() {
-        return this.device.model("train").inputs;
-    }
-    /** The original model's own inputs: those that its outputs depend on. */
-    modelInputs() {
-        return this.device.model("predict").inputs;
+    /** The user's inputs of the training model, or those of the original model ("predict"). */
+    inputs(model = "train") {
+        return this.model(model).inputs;
     }
     /** Number of elements of the (trainable) parameters. */
     getParametersSize(trainableOnly = true) {
-        return this.places(trainableOnly).at(-1)?.end ?? 0;
+        return this.parameters(trainableOnly).reduce((sum, { shape }) => sum + sizeOf(shape), 0);
     }
     /** A copy of all parameters as one vector, in the order of the training model's inputs. */
-    getContiguousParameters(trainableOnly = false) {
-        return this.state.exclusive(async () => {
-            const vector = new Float32Array(this.getParametersSize(trainableOnly));
-            for (const { name, start } of this.places(trainableOnly)) {
-                const { data } = await hostValue(this.state.parameter(name));
-                check(data instanceof Float32Array, `A vector holds float32 only; "${name}" is not.`);
-                vector.set(data, start);
-            }
-            return vector;
-        });
+    async getContiguousParameters(trainableOnly = false) {
+        // all are asked for, or set, at once: no step comes between one and the next
+        const asked = this.parameters(trainableOnly).map(({ name }) => this.state.getParameter(name));
+        const parts = await Promise.all(asked);
+        const isFine = parts.every((part) => part instanceof Float32Array);
+        check(isFine, "A vector holds float32 only, and some parameters are not.");
+        return new Float32Array((await joined(parts)).buffer);
     }
-    /** Set the parameters from one vector. */
-    copyBufferToParameters(buffer, trainableOnly = true) {
-        return this.state.exclusive(async () => {
-            const size = this.getParametersSize(trainableOnly);
-            check(buffer.length === size, `The buffer must have ${size} values, not ${buffer.length}.`);
-            for (const { name, start, end } of this.places(trainableOnly)) {
-                const { type, dims } = this.state.parameter(name);
-                check(type === "float32", `A vector holds float32 only; "${name}" is not.`);
-                this.state.replace(`param/${name}`, { type, dims, data: buffer.slice(start, end) });
-            }
-        });
+    async copyBufferToParameters(buffer, trainableOnly = true) {
+        const size = this.getParametersSize(trainableOnly);
+        check(buffer.length === size, `The buffer must have ${size} values, not ${buffer.length}.`);
+        let end = 0;
+        const set = this.parameters(trainableOnly).map(({ name, shape }) => this.state.setParameter(name, buffer.subarray(end, (end += sizeOf(shape)))));
+        await Promise.all(set);
     }
-    /**
-     * The bytes of a clean inference model with the current parameters as constants: the original
-     * model's outputs and what they need, without targets and Dropout.
-     */
+    /** The bytes of the original model, without Dropout, the current parameters as constants. */
     exportModelForInferencing() {
-        return this.state.exclusive(() => this.device.bytes("export"));
+        return this.state.exclusive(() => this.bytes("export"));
     }
     /** Free the sessions, the optimizer's too. */
-    release() {
-        return this.device.release();
+    async release() {
+        for (const session of this.sessions.values())
+            await (await session).release();
+        this.sessions.clear();
+    }
+    /** The session of a model, made when it is first needed. */
+    session(name) {
+        const session = this.sessions.get(name) ?? this.create(name);
+        this.sessions.set(name, session);
+        return session;
+    }
+    /** Run a model: what it needs of the state is fed, what it changes there is kept. */
+    async run(name, given = {}) {
+        const { feeds, updates } = this.model(name);
+        const all = { ...given };
+        for (const [input, key] of Object.entries(feeds)) {
+            all[input] = await this.upload(this.state.values.get(key));
+            this.state.replace(key, all[input]);
+        }
+        const results = (await (await this.session(name)).run(all));
+        for (const [output, key] of Object.entries(updates)) {
+            this.state.replace(key, results[output]);
+        }
+        return results;
+    }
+    tensor(type, data, dims) {
+        return new this.ort.Tensor(type, data, dims);
     }
     async step(model, given) {
-        const outputs = await this.run(model, given);
-        const [loss] = (await outputs[0]?.getData());
-        return { loss: Number(loss), outputs };
-    }
-    async run(model, given) {
-        const { inputs, outputs } = this.device.model(model);
+        const { inputs, outputs: wanted } = this.model(model);
         const names = inputs.map(({ name }) => name).join(", ");
         const counts = `${inputs.length} inputs are needed (${names}), ${given.length} were given.`;
         check(given.length === inputs.length, counts);
-        const entries = inputs.map((info, i) => [info.name, this.tensor(info, given[i])]);
-        const results = await this.device.run(model, Object.fromEntries(entries));
-        return outputs.map((name) => results[name]);
-    }
-    /** onnxruntime checks data and dimensions itself, but does not say which input is wrong. */
-    tensor({ name, type }, input) {
-        try {
-            return "getData" in input ? input : this.device.tensor(type, input.data, input.dims);
+        const tensors = {};
+        for (const [i, { name, type }] of inputs.entries()) {
+            const input = given[i];
+            try {
+                tensors[name] = "getData" in input ? input : this.tensor(type, input.data, input.dims);
+            }
+            catch (error) {
+                // onnxruntime checks data and dimensions itself, but does not say which input is wrong
+                throw new InputError(`Input "${name}": ${error.message}`);
+            }
         }
-        catch (error) {
-            throw new InputError(`Input "${name}": ${error.message}`);
-        }
+        const results = await this.run(model, tensors);
+        const outputs = wanted.map((name) => results[name]);
+        const [loss] = (await outputs[0]?.getData());
+        return { loss: Number(loss), outputs };
     }
-    /** Where each parameter lies in a vector of all (trainable) ones. */
-    places(trainableOnly) {
-        const { parameters, trainable } = this.device.facts;
-        const all = parameters.filter(({ name }) => !trainableOnly || trainable.includes(name));
-        let end = 0;
-        return all.map(({ name }) => {
-            const start = end;
-            end += sizeOf(this.state.parameter(name).dims);
-            return { name, start, end };
-        });
+    parameters(trainableOnly) {
+        const { parameters, trainable } = this.facts;
+        return parameters.filter(({ name }) => !trainableOnly || trainable.includes(name));
+    }
+    model(name) {
+        const found = this.facts.models[name];
+        check(found, `The artifacts have no model to ${name} with.`, ModelFileError);
+        return found;
+    }
+    async create(name) {
+        const { session, provider } = this.model(name).webgpu;
+        const executionProviders = this.providers.map((p) => ({ ...provider, ...p }));
+        const options = this.isGpu ? { ...this.options, ...session, executionProviders } : this.options;
+        const bytes = await this.bytes(name);
+        return (await this.ort.InferenceSession.create(bytes, options));
+    }
+    /** The bytes of a model: pieces of an artifact, with seeds and values put in. */
+    async bytes(name) {
+        const { file, pieces } = this.model(name);
+        const bytes = this.files.get(file ?? "") ?? new Uint8Array();
+        return joined(await Promise.all(pieces.map((piece) => this.part(bytes, piece))));
+    }
+    async part(file, piece) {
+        if (typeof piece === "string")
+            return Uint8Array.from(atob(piece), (c) => c.charCodeAt(0));
+        if ("value" in piece)
+            return (await hostValue(this.state.parameter(piece.value))).data;
+        if (!("seed" in piece))
+            return file.subarray(...piece);
+        const seed = await this.state.seedOf(piece.seed);
+        if (piece.float)
+            return Float32Array.of(seed);
+        // protobuf's form of a whole number, as long as the place that is left for it
+        return Uint8Array.of(seed | 128, (seed >> 7) | 128, (seed >> 14) | 128, seed >> 21);
+    }
+    /** The tensor to feed for a value; floats are brought to the device if there is one. */
+    async upload(value) {
+        const a = "getData" in value ? value : this.tensor(value.type, value.data, value.dims);
+        const stays = !this.isGpu || a.type !== "float32" || a.location !== "cpu";
+        return stays ? a : (await this.run("copy", { a }))["y"];
     }
 }

@@ -1,4 +1,3 @@
-/** What is used of onnxruntime, which is handed in: onnxruntime-node or -web (WASM, WebGPU). */
 import { check } from "./errors.js";
 /** Element types by onnxruntime's names, and the arrays that hold them. */
 // prettier-ignore
@@ -8,6 +7,7 @@ const ARRAYS = {
     uint64: BigUint64Array, uint32: Uint32Array, uint16: Uint16Array, uint8: Uint8Array,
     bool: Uint8Array,
 };
+export const TYPES = Object.keys(ARRAYS);
 export function arrayOf(type) {
     const found = ARRAYS[type];
     check(found, `Tensors of type "${type}" cannot be used here.`);
