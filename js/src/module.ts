@@ -25,7 +25,7 @@ export interface Facts {
   optimizer: { name: string; clip_norm: number | null; moments: Record<string, number[]> } | null;
 }
 
-/** `inputs` and `outputs` are the user's; `feeds` come from the state, `updates` go there, by key. */
+/** `inputs` and `outputs` are the user's; `feeds` come from the state, `updates` go there. */
 interface Model {
   file: string | null;
   pieces: Piece[];
@@ -101,7 +101,7 @@ export class Module {
     this.overwrite = true;
   }
 
-  /** The user's inputs of the training model, or those of the original model ("predict"). */
+  /** What `trainStep` takes, or `predict`: the inputs that the original outputs depend on. */
   inputs(model: "train" | "predict" = "train"): readonly ValueInfo[] {
     return this.model(model).inputs;
   }

@@ -21,7 +21,7 @@ export function arrayOf(type: string): ArrayOf {
   return found;
 }
 
-/** Numbers in the host's memory; `Tensor` may have its own there (`location`) or in the device's. */
+/** Numbers in the host's memory; those of a `Tensor` may be in the device's (`location`). */
 export type Value = { type: string; dims: readonly number[]; data: Data };
 export type Tensors = Readonly<Record<string, Tensor>>;
 export type { Tensor };

@@ -53,7 +53,7 @@ export class Module {
     lazyResetGrad() {
         this.overwrite = true;
     }
-    /** The user's inputs of the training model, or those of the original model ("predict"). */
+    /** What `trainStep` takes, or `predict`: the inputs that the original outputs depend on. */
     inputs(model = "train") {
         return this.model(model).inputs;
     }
