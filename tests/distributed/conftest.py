@@ -48,7 +48,7 @@ def launch(
     task = json.dumps({"backend": "mpi", "runs": runs}, default=str)
     worker = [sys.executable, WORKER, folder, result, task]
     if unnoticed:  # the launcher's children are shells that outlive the ranks
-        worker = ["sh", "-c", '"$@"; sleep 4', "sh", *worker]
+        worker = ["sh", "-c", '"$@"; code=$?; sleep 4; exit $code', "sh", *worker]
     command = [mpirun(), "-n", ranks, *worker]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
     return subprocess.run(
