@@ -126,8 +126,8 @@ def generate_artifacts(
         ...     artifacts.generate_artifacts(
         ...         model, requires_grad=["w"], loss=artifacts.LossType.MSELoss,
         ...         optimizer=artifacts.OptimType.AdamW, artifact_directory=folder)
-        ...     sorted(os.listdir(folder))[:3]
-        ['checkpoint', 'device.json', 'eval_model.onnx']
+        ...     print(*sorted(os.listdir(folder)))
+        checkpoint device.json eval_model.onnx optimizer_model.onnx training_model.onnx
     """
     loaded, path = _load(model)
     directory = _directory(artifact_directory)
