@@ -71,6 +71,8 @@ def select_early(graph: ir.Graph, names: Names, keep: Collection[str] = ()) -> N
     for node in reversed(list(graph)):
         moving.move(node)
     moving.merge()
+    for node in list(graph):
+        moving.end_of_layer(node)
 
 
 class _Moving:
@@ -170,6 +172,36 @@ class _Moving:
             self.constants[key] = value
         return self.constants[key]
 
+    def end_of_layer(self, node: ir.Node) -> None:
+        """Where the last step of a recurrent layer is taken, take its final state.
+
+        Then the gradient comes in at the end of the layer, and not as a sequence of zeros.
+        """
+        found = selection(node)
+        layer = _layer_that_ends(found) if found is not None else None
+        if found is None or layer is None or node.outputs[0].name in self.keep:
+            return
+        if len(layer.outputs) < 2:
+            layer.resize_outputs(2)
+        state, result = layer.outputs[1], node.outputs[0]
+        if not state.name:
+            state.name, state.type = self.names.fresh(f"{layer.name}_h"), result.type
+            dims = dims_of(layer.outputs[0])
+            state.shape = None if dims is None else ir.Shape(dims[1:])
+        source = found.source.producer()
+        has_directions = source is layer
+        if found.drops_axis == has_directions:
+            new = state
+        else:
+            kind = "Squeeze" if found.drops_axis else "Unsqueeze"
+            name = self.names.fresh(f"{node.name}/{kind.lower()}")
+            made = ir.Node("", kind, [state, self._constant([0])], name=name)
+            new = made.outputs[0]
+            new.name, new.type, new.shape = f"{name}_out", result.type, result.shape
+            self.graph.insert_before(node, made)
+        replace_value(self.graph, result, new)
+        remove_nodes(self.graph, [node])
+
     def merge(self) -> None:
         """Of the selections that went no further, those of the same are one."""
         place = {node: i for i, node in enumerate(self.graph)}
@@ -180,6 +212,27 @@ class _Moving:
             if node is not one.node:
                 one.node.outputs[0].replace_all_uses_with(node.outputs[0])
                 remove_nodes(self.graph, [one.node])
+
+
+def _layer_that_ends(found: Selection) -> ir.Node | None:
+    """The recurrent layer of which a selection takes the step that was computed last."""
+    node, axis = found.source.producer(), found.axis
+    if node is not None and node.op_type == "Squeeze" and len(node.inputs) > 1:
+        axes = ints(node.inputs[1])
+        above = node.inputs[0]
+        node = above.producer() if above is not None and axes == [1] else None
+    if node is None or node.op_type not in ("LSTM", "GRU", "RNN") or node.domain or axis != 0:
+        return None
+    has_lengths = len(node.inputs) > 4 and node.inputs[4] is not None
+    by_batch = node.attributes.get_int("layout", 0) == 1
+    if has_lengths or by_batch:
+        return None
+    steps = (dims_of(node.outputs[0]) or (None,))[0]
+    index = found.index
+    if index < 0 and isinstance(steps, int):
+        index += steps
+    last = {"forward": steps - 1 if isinstance(steps, int) else -1, "reverse": 0}
+    return node if index == last.get(node.attributes.get_string("direction", "forward")) else None
 
 
 def _set_dim(value: ir.Value, axis: int) -> None:

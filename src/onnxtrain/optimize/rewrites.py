@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from ..graph.edit import GATE, replace_value
 from ..graph.nodes import insert, ints, permutation, same_shape, scalar
+from ..graph.tensor import dims_of
 from .products import (
     only_for_products,
     swaps_last,
@@ -118,6 +119,22 @@ def reshape_of_reshape(node: ir.Node) -> ir.Value | None:
     return inner.inputs[0] if same_shape(inner.inputs[0], node.outputs[0]) else None
 
 
+def undone_axes(node: ir.Node) -> ir.Value | None:
+    """A Squeeze takes away the axes that an Unsqueeze has just added, or the other way round."""
+    source = node.inputs[0]
+    inner = source.producer() if source is not None else None
+    opposite = "Unsqueeze" if node.op_type == "Squeeze" else "Squeeze"
+    if inner is None or inner.op_type != opposite or inner.domain:
+        return None
+    axes = [ints(n.inputs[1]) if len(n.inputs) > 1 else None for n in (inner, node)]
+    wider = inner.outputs[0] if opposite == "Unsqueeze" else inner.inputs[0]
+    dims = dims_of(wider) if wider is not None else None
+    if dims is None or axes[0] is None or axes[1] is None:
+        return None
+    first, second = (sorted(a % len(dims) for a in each) for each in (axes[0], axes[1]))
+    return inner.inputs[0] if first == second else None
+
+
 def _is_shape_of_something(value: ir.Value | None) -> bool:
     producer = value.producer() if value is not None else None
     return producer is not None and producer.op_type == "Shape"
@@ -158,6 +175,8 @@ REWRITES: dict[str, tuple[Rewrite, ...]] = {
     "Transpose": (double_transpose, trivial_transpose, transposed_product, transpose_for_product),
     "Gemm": (tall_product,),
     "Reshape": (reshape_of_reshape,),
+    "Squeeze": (undone_axes,),
+    "Unsqueeze": (undone_axes,),
     "Cast": (pointless_cast,),
 }
 """Which rewrites look at which operator; they are tried in this order."""

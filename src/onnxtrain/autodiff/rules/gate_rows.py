@@ -1,0 +1,106 @@
+"""In which order a model has the gates of an LSTM.
+
+ONNX wants the gates in the order i, o, f, g. Frameworks have other orders, so exporters cut weights
+into blocks of rows and join them again. The gradient would have to undo that; a loop that takes the
+blocks in the order of the original needs neither.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import onnx_ir as ir
+
+from ...graph import OpBuilder, Tensor
+from ...graph.nodes import ints
+from ...graph.tensor import dims_of
+from .recurrent_layer import Layer
+
+ONNX = "iofg"
+
+Rows: TypeAlias = tuple[ir.Value, int, int]
+"""Some rows of a value: the first, and the one after the last."""
+
+
+@dataclass(frozen=True)
+class Gates:
+    """Weights of one direction.
+
+    Attributes:
+        w: of the input, [4 · hidden size, input size].
+        r: of the state, [4 · hidden size, hidden size].
+        bias: the sum of both biases.
+        order: of the blocks of rows.
+    """
+
+    w: Tensor
+    r: Tensor
+    bias: Tensor | None
+    order: str = ONNX
+
+
+def find_gates(op: OpBuilder, layer: Layer, d: int) -> Gates:
+    """The weights of direction `d`, as the model has them where that can be seen."""
+    part = layer.weights(d)
+    operands = [part.w, part.r] + [b for b in (part.wb, part.rb) if b is not None]
+    found = [_original(operand.value, layer.size) for operand in operands]
+    order = found[0][1] if found[0] is not None else None
+    if order is not None and all(f is not None and f[1] == order for f in found):
+        operands = [op.tensor(f[0]) for f in found if f is not None]
+    w, r, *biases = operands
+    bias = op.Add(*biases) if biases else None
+    return Gates(w, r, bias, order or ONNX)
+
+
+def _original(value: ir.Value, size: int) -> tuple[ir.Value, str] | None:
+    """What a weight was made of by moving blocks of rows, and the order of the gates there."""
+    pieces = _pieces(value)
+    if pieces is None:
+        return None
+    sources = {source for source, _, _ in pieces}
+    blocks = [b for _, start, end in pieces for b in range(start, end, size)]
+    if len(sources) != 1 or sorted(blocks) != [0, size, 2 * size, 3 * size]:
+        return None
+    source = sources.pop()
+    dims = dims_of(source)
+    if dims is None or dims[0] != 4 * size:
+        return None
+    return source, "".join(ONNX[blocks.index(k * size)] for k in range(4))
+
+
+def _pieces(value: ir.Value) -> list[Rows] | None:
+    """The ranges of rows that a value joins."""
+    node = value.producer()
+    if node is not None and node.op_type == "Concat" and node.attributes.get_int("axis", 1) == 0:
+        parts = [None if v is None else _pieces(v) for v in node.inputs]
+        return None if None in parts else [p for part in parts for p in part or ()]
+    if node is not None and node.op_type == "Split" and node.attributes.get_int("axis", 0) == 0:
+        return _piece_of_split(node, value)
+    dims = dims_of(value)
+    if dims is None or not isinstance(dims[0], int):
+        return None
+    return [(value, 0, dims[0])]
+
+
+def _piece_of_split(node: ir.Node, value: ir.Value) -> list[Rows] | None:
+    source, place = node.inputs[0], list(node.outputs).index(value)
+    inner = _pieces(source) if source is not None else None
+    if inner is None:
+        return None
+    rows, count = sum(end - start for _, start, end in inner), len(node.outputs)
+    sizes = ints(node.inputs[1]) if len(node.inputs) > 1 else [rows // count] * count
+    if sizes is None or sum(sizes) != rows:
+        return None
+    return _cut(inner, sum(sizes[:place]), sum(sizes[: place + 1]))
+
+
+def _cut(pieces: list[Rows], first: int, last: int) -> list[Rows]:
+    """The rows from `first` to before `last` of joined pieces."""
+    found, done = [], 0
+    for source, start, end in pieces:
+        low, high = max(first - done, 0), min(last - done, end - start)
+        if low < high:
+            found.append((source, start + low, start + high))
+        done += end - start
+    return found

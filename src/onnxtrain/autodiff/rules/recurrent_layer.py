@@ -1,0 +1,152 @@
+"""A recurrent node taken apart: what each direction reads, and how the results are joined."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from ...errors import ModelError
+from ...graph import OpBuilder, Tensor
+from ...graph.edit import remove_nodes
+from ...graph.nodes import ints
+from .. import bodies
+from ..walk import Walk, attributes_of
+from .recurrent_cells import CELLS, Weights, activations
+
+
+class Layer:
+    """The operands of a recurrent node, direction by direction, with time first."""
+
+    def __init__(self, op: OpBuilder, node: ir.Node) -> None:
+        self.op, self.node = op, node
+        self.flags = attributes_of(node, None)
+        self.make, self.gates, default = CELLS[node.op_type]
+        inputs = [None if v is None else op.tensor(v) for v in node.inputs]
+        inputs += [None] * (8 - len(inputs))
+        x, w, r = inputs[:3]
+        assert x is not None
+        assert w is not None
+        assert r is not None
+        self.by_batch = bool(self.flags.get("layout"))
+        self.x = x
+        if self.by_batch:
+            self.x = op.transpose(x, 1, 0, 2)
+            self.x.value.shape = ir.Shape([x.dim(1), x.dim(0), x.dim(2)])
+        self.w, self.r, self.b, self.lengths, self.h0, self.c0, self.p = w, r, *inputs[3:]
+        direction = str(self.flags.get("direction", "forward"))
+        self.backwards = {
+            "forward": [False], "reverse": [True], "bidirectional": [False, True],
+        }[direction]  # fmt: skip
+        self.count = len(self.backwards)
+        self.size = self._hidden_size()
+        names = self.flags.get("activations") or default * self.count
+        self.functions = activations(
+            [n.decode() if isinstance(n, bytes) else n for n in names],
+            self.flags.get("activation_alpha") or [],
+            self.flags.get("activation_beta") or [],
+        )
+
+    def _hidden_size(self) -> int:
+        size = self.flags.get("hidden_size") or self.r.dim(2)
+        if not isinstance(size, int):
+            raise ModelError(
+                f"{self.node.op_type} {self.node.name!r} has no hidden_size, and the shape of its "
+                "weights is not known: give it the attribute."
+            )
+        return size
+
+    def results(
+        self, op: OpBuilder, found: Sequence[tuple[Tensor, Sequence[Tensor]]]
+    ) -> list[Tensor]:
+        """Y, Y_h and, for an LSTM, Y_c, from h of all steps and the final states of directions."""
+        axis = 2 if self.by_batch else 1
+        y = [op.transpose(ys, 1, 0, 2) if self.by_batch else ys for ys, _ in found]
+        results = [_joined(op, y, axis)]
+        finals = zip(*(states for _, states in found))
+        axis = 1 if self.by_batch else 0
+        return results + [_joined(op, states, axis) for states in finals]
+
+    def _part(self, x: Tensor | None, d: int, axis: int = 0) -> Tensor | None:
+        """The part of an operand that belongs to direction `d`."""
+        if x is None:
+            return None
+        joined = _before_joining(x.value, d, self.count, axis)
+        if joined is not None:
+            return self.op.tensor(joined)
+        if self.count == 1:
+            return self.op.Squeeze(x, [axis])
+        return self.op.Gather(x, self.op.const(np.array(d, np.int64)), axis=axis)
+
+    def weights(self, d: int) -> Weights:
+        """Weights and biases of direction `d`."""
+        op = self.op
+        wb: Tensor | None = None
+        rb: Tensor | None = None
+        both = self._part(self.b, d)
+        if both is not None:
+            wb, rb = op.many("Split", both, outputs=2, axis=0, num_outputs=2)
+        w, r = self._part(self.w, d), self._part(self.r, d)
+        assert w is not None
+        assert r is not None
+        each = len(self.functions) // self.count
+        functions = self.functions[d * each : (d + 1) * each]
+        p = self._part(self.p, d)
+        return Weights(self.x, w, r, wb, rb, p, self.size, self.flags, functions)
+
+    def starts(self, d: int) -> list[Tensor]:
+        """The states before the first step: h and, for an LSTM, c."""
+        given = [self.h0] if self.node.op_type != "LSTM" else [self.h0, self.c0]
+        return [self._start(g, d) for g in given]
+
+    def _start(self, given: Tensor | None, d: int) -> Tensor:
+        op = self.op
+        if given is not None:
+            start = self._part(given, d, 1 if self.by_batch else 0)
+            assert start is not None
+            return start
+        shape = op.Concat(op.dim_of(self.x, 1), op.const([self.size]), axis=0)
+        return op.full(shape, 0, self.x.dtype)
+
+
+def active_operands(walk: Walk, nodes: Sequence[ir.Node]) -> list[ir.Value]:
+    """Outer values that new nodes read and that the gradient is to reach."""
+    made = {o for node in nodes for o in node.outputs}
+    return [v for v in bodies.used_values(nodes) if v not in made and v in walk.active]
+
+
+def put_in_place(node: ir.Node, nodes: Sequence[ir.Node], results: Sequence[Tensor]) -> None:
+    """Replace a layer by nodes that compute the same."""
+    graph = node.graph
+    assert graph is not None
+    graph.insert_before(node, nodes)
+    new = [r.value for r in results[: len(node.outputs)]]
+    for old, value in zip(node.outputs, new):
+        if old.name:
+            value.name = old.name
+            value.type = old.type or value.type
+            value.shape = old.shape or value.shape
+    ir.convenience.replace_all_uses_with(node.outputs, new, replace_graph_outputs=True)
+    remove_nodes(graph, [node])
+
+
+def _joined(op: OpBuilder, parts: Sequence[Tensor], axis: int) -> Tensor:
+    """The directions along an axis of their own."""
+    parts = [op.Unsqueeze(p, [axis]) for p in parts]
+    return parts[0] if len(parts) == 1 else op.Concat(*parts, axis=axis)
+
+
+def _before_joining(value: ir.Value, d: int, count: int, axis: int) -> ir.Value | None:
+    """What an exporter gave the axis of directions, and joined with that of other directions."""
+    node = value.producer()
+    if node is not None and node.op_type == "Concat" and count > 1:
+        if len(node.inputs) != count or node.attributes.get_int("axis", 0) != axis:
+            return None
+        part = node.inputs[d]
+        node = part.producer() if part is not None else None
+    elif count > 1:
+        return None
+    if node is None or node.op_type != "Unsqueeze" or ints(node.inputs[1]) != [axis]:
+        return None
+    return node.inputs[0]
