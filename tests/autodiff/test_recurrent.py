@@ -152,6 +152,7 @@ def test_gradients_are_those_of_torch(kind: str, both: bool, lengths: bool) -> N
         layer("GRU", b=True, lens=True),
         layer("GRU", b=True, linear_before_reset=1, direction="reverse"),
         layer("LSTM", b=True, h=True, c=True, p=True),
+        layer("LSTM", n=16, b=True, h=True, c=True),
     ],
     ids=lambda c: c.id,
 )

@@ -17,6 +17,10 @@ PRODUCT = (
     "a = Unsqueeze(x, i0) b = Transpose<perm=[1,2,0]>(a) c = Unsqueeze(x, i1) d = MatMul(b, c) "
     "y = Reshape(d, back)"
 )
+AXES = (
+    "a = Unsqueeze(x, i0) b = Exp(a) c = Squeeze(b, i0) d = Unsqueeze(c, i0) "
+    "y = ReduceSum<keepdims=0>(d, i0)"
+)
 CASES = [
     # what the model computes, and the operators that are left
     ("y = Mul(x, one)", ["Identity"]),
@@ -30,6 +34,11 @@ CASES = [
     ("a = Transpose<perm=[0,1]>(x) y = Exp(a)", ["Exp"]),
     ("a = Cast<to=1>(x) y = Exp(a)", ["Exp"]),
     ("a = Reshape(x, flat) b = Reshape(a, back) y = Exp(b)", ["Exp"]),
+    ("a = Unsqueeze(x, i1) b = Squeeze(a, i1) y = Exp(b)", ["Exp"]),
+    ("a = Unsqueeze(x, i1) b = Squeeze(a, m2) y = Exp(b)", ["Exp"]),
+    (AXES, ["Unsqueeze", "Exp", "ReduceSum"]),
+    ("a = Pad(x, two, , i1) y = Exp(a)", ["Pad", "Exp"]),
+    ("s = Shape(x) a = Pad(x, s, , m2) y = Exp(a)", ["Shape", "Concat", "Gather", "Pad", "Exp"]),
     ("s = Shape(x) a = Expand(one, s) y = Mul(x, a)", ["Identity"]),
     ("s = Shape(x) a = Expand(half, s) y = Mul(x, a)", ["Mul"]),
     ("a = Exp(x) b = Exp(x) y = Mul(a, b)", ["Exp", "Mul"]),
@@ -45,7 +54,7 @@ def model_of(body: str) -> onnx.ModelProto:
     return onnx.parser.parse_model(
         '<ir_version: 8, opset_import: ["": 18]>\n'
         "g (float[N,3] x) => (float[A,B] y) <float one = {1}, float zero = {0}, "
-        "int64[1] i0 = {0}, int64[1] i1 = {1}, "
+        "int64[1] i0 = {0}, int64[1] i1 = {1}, int64[1] m2 = {-2}, int64[2] two = {1, 2}, "
         "float half = {0.5}, "
         f"int64[1] flat = {{-1}}, int64[2] back = {{-1,3}}> {{ {body} }}"
     )
@@ -105,3 +114,19 @@ def test_dead_control_flow_lets_go_of_outer_values() -> None:
           y = Tanh(x)
         }""")
     assert [n.op_type for n in optimize(normalize(load(model))).graph] == ["Tanh"]
+
+
+def test_a_transpose_may_be_moved_past_a_pad() -> None:
+    """onnxruntime does that, and does not look at the axes of the Pad."""
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 18]>\n'
+        "g (float[2,3,4] x) => (float[A,B,C] y) <int64[2] pads = {1, 2}, int64[1] axis = {2}> "
+        "{ a = Transpose<perm=[0,2,1]>(x) b = Pad(a, pads, , axis) "
+        "c = Transpose<perm=[0,2,1]>(b) y = Exp(c) }"
+    )
+    result = optimize(normalize(load(model)))
+    assert all(len(n.inputs) <= 3 for n in result.graph if n.op_type == "Pad")
+    x = np.random.default_rng(0).normal(size=(2, 3, 4)).astype(np.float32)
+    session = ort.InferenceSession(to_proto(result).SerializeToString())
+    expected = np.exp(np.pad(x, ((0, 0), (1, 2), (0, 0))))
+    np.testing.assert_allclose(session.run(None, {"x": x})[0], expected, rtol=1e-6)

@@ -1,4 +1,7 @@
-"""Cases of rules/recurrent.py: T = 4 time steps, 2 sequences, 3 features, hidden size 5."""
+"""Cases of rules/recurrent.py and rules/lstm.py: 4 time steps, 3 features, hidden size 5.
+
+Two sequences, or as many as the loop in columns wants (`lstm.FEW`).
+"""
 
 from typing import Any
 
@@ -6,12 +9,14 @@ from .harness import Case, case, fixed, x
 
 GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
 SPANS = [3, 4]
+MANY = 16
 
 
 def layer(
     op: str,
     *,
     d: int = 1,
+    n: int = 2,
     b: bool = False,
     lens: bool = False,
     h: bool = False,
@@ -23,9 +28,9 @@ def layer(
     """A recurrent node with the optional inputs that are asked for."""
     rows = GATES[op] * 5
     by_batch = attrs.get("layout") == 1
-    state = (2, d, 5) if by_batch else (d, 2, 5)
+    state = (n, d, 5) if by_batch else (d, n, 5)
     inputs = [
-        x(2, 4, 3, low=-scale, high=scale) if by_batch else x(4, 2, 3, low=-scale, high=scale),
+        x(n, 4, 3, low=-scale, high=scale) if by_batch else x(4, n, 3, low=-scale, high=scale),
         x(d, rows, 3),
         x(d, rows, 5),
         x(d, 2 * rows) if b else None,
@@ -62,6 +67,15 @@ CASES = [
     layer("GRU", b=True, _outputs=(True, False)),
     layer("GRU", b=True, _outputs=(False, True), **BOTH),
     layer("RNN", b=True, _outputs=(False, True), lens=True),
+    # many sequences
+    layer("LSTM", n=MANY),
+    layer("LSTM", n=MANY, b=True, h=True, c=True),
+    layer("LSTM", n=MANY, b=True, h=True, direction="reverse"),
+    layer("LSTM", n=MANY, b=True, h=True, c=True, **BOTH),
+    layer("LSTM", n=MANY, b=True, c=True, layout=1, **BOTH),
+    layer("LSTM", n=MANY, b=True, _outputs=(True, False, False)),
+    layer("LSTM", n=MANY, b=True, _outputs=(False, True, False)),
+    layer("LSTM", n=MANY, _outputs=(False, False, True), direction="reverse"),
     # variants of the cells
     layer("LSTM", b=True, p=True, h=True, c=True),
     layer("LSTM", b=True, p=True, lens=True, **BOTH),

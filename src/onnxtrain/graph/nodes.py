@@ -42,6 +42,41 @@ def permutation(node: ir.Node) -> list[int] | None:
     return None if attribute is None else list(attribute.as_ints())
 
 
+SAME_RANK = frozenset(
+    {"AveragePool", "Cast", "Concat", "Conv", "ConvTranspose", "Exp", "Identity", "MaxPool", "Neg",
+     "Pad", "Relu", "Resize", "ScatterElements", "ScatterND", "Sigmoid", "Slice", "Softmax", "Tanh",
+     "Trilu"}
+)  # fmt: skip
+HIGHER_RANK = frozenset({"Add", "Div", "MatMul", "Mul", "Sub", "Sum", "Where"})
+
+
+def rank_of(value: ir.Value | None, depth: int = 8) -> int | None:
+    """Number of dimensions, from the value or, where it has no shape, from what made it."""
+    if value is None:
+        return None
+    if value.shape is not None:
+        return len(value.shape)
+    node = value.producer()
+    if node is None or node.domain or not depth or not node.inputs:
+        return None
+    if node.op_type in HIGHER_RANK:
+        ranks = [rank_of(v, depth - 1) for v in node.inputs]
+        known = [r for r in ranks if r is not None]
+        return max(known) if len(known) == len(ranks) else None
+    if node.op_type == "Reshape":
+        target = dims_of(node.inputs[1]) if node.inputs[1] is not None else None
+        return target[0] if target and isinstance(target[0], int) else None
+    if node.op_type == "Transpose":
+        order = permutation(node)
+        return None if order is None else len(order)
+    before = rank_of(node.inputs[0], depth - 1)
+    if before is None or node.op_type in SAME_RANK:
+        return before
+    axes = ints(node.inputs[1]) if len(node.inputs) > 1 else None
+    change = {"Unsqueeze": 1, "Squeeze": -1}.get(node.op_type)
+    return None if change is None or axes is None else before + change * len(axes)
+
+
 def insert(
     node: ir.Node,
     op_type: str,
@@ -58,3 +93,14 @@ def insert(
     assert node.graph is not None
     node.graph.insert_before(node, new)
     return result
+
+
+def constant(node: ir.Node, numbers: Sequence[int], suffix: str) -> ir.Value:
+    """An INT64 vector for a node of a graph, kept with the graph."""
+    graph = node.graph
+    assert graph is not None
+    tensor = ir.tensor(np.array(numbers, np.int64), name=f"{node.name}/{suffix}")
+    value = ir.Value(name=tensor.name, const_value=tensor, type=ir.TensorType(tensor.dtype))
+    value.shape = ir.Shape([len(numbers)])
+    graph.register_initializer(value)
+    return value

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import onnx_ir as ir
 
 from ..graph.edit import GATE, replace_value
-from ..graph.nodes import insert, ints, permutation, same_shape, scalar
+from ..graph.nodes import constant, insert, ints, permutation, rank_of, same_shape, scalar
 from ..graph.tensor import dims_of
 from .products import (
     only_for_products,
@@ -140,6 +140,36 @@ def _is_shape_of_something(value: ir.Value | None) -> bool:
     return producer is not None and producer.op_type == "Shape"
 
 
+def pads_of_all_axes(node: ir.Node) -> ir.Value | None:
+    """Name no axes: onnxruntime overlooks them when it moves a Transpose past a Pad.
+
+    It then permutes the amounts as if there were some for every axis (seen up to 1.31.1), which
+    fails, or pads another axis.
+    """
+    x, pads = node.inputs[:2]
+    rank = rank_of(x) or rank_of(node.outputs[0])
+    axes = ints(node.inputs[3]) if len(node.inputs) > 3 else None
+    if rank is None or axes is None or pads is None:
+        return None
+    count = len(axes)
+    places = {axis % rank: place for place, axis in enumerate(axes)}
+    begins = [places.get(axis) for axis in range(rank)]
+    order = [*begins, *(None if p is None else p + count for p in begins)]
+    known = ints(pads)
+    if known is not None:
+        full = constant(node, [0 if p is None else known[p] for p in order], "pads")
+    else:  # what is missing is a zero, put behind those that are there
+        zero = constant(node, [0], "zero")
+        chosen = constant(node, [2 * count if p is None else p for p in order], "chosen")
+        longer = insert(node, "Concat", [pads, zero], "longer", axis=0)
+        full = insert(node, "Gather", [longer, chosen], "pads", axis=0)
+        for value, size in ((longer, 2 * count + 1), (full, len(order))):
+            value.type, value.shape = zero.type, ir.Shape([size])
+    node.replace_input_with(1, full)
+    node.resize_inputs(3)
+    return None
+
+
 def pointless_cast(node: ir.Node) -> ir.Value | None:
     """A Cast to the type that the value has."""
     source = node.inputs[0]
@@ -174,6 +204,7 @@ REWRITES: dict[str, tuple[Rewrite, ...]] = {
     "Expand": (pointless_expand,),
     "Transpose": (double_transpose, trivial_transpose, transposed_product, transpose_for_product),
     "Gemm": (tall_product,),
+    "Pad": (pads_of_all_axes,),
     "Reshape": (reshape_of_reshape,),
     "Squeeze": (undone_axes,),
     "Unsqueeze": (undone_axes,),

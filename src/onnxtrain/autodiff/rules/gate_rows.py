@@ -45,12 +45,12 @@ def find_gates(op: OpBuilder, layer: Layer, d: int) -> Gates:
     part = layer.weights(d)
     operands = [part.w, part.r] + [b for b in (part.wb, part.rb) if b is not None]
     found = [_original(operand.value, layer.size) for operand in operands]
-    order = found[0][1] if found[0] is not None else None
-    if order is not None and all(f is not None and f[1] == order for f in found):
+    orders = {None if f is None else f[1] for f in found}
+    order = orders.pop() if len(orders) == 1 else None
+    if order is not None:
         operands = [op.tensor(f[0]) for f in found if f is not None]
     w, r, *biases = operands
-    bias = op.Add(*biases) if biases else None
-    return Gates(w, r, bias, order or ONNX)
+    return Gates(w, r, op.Add(*biases) if biases else None, order or ONNX)
 
 
 def _original(value: ir.Value, size: int) -> tuple[ir.Value, str] | None:

@@ -82,7 +82,8 @@ def gradient(
     ahead = Walk(before.nodes, op, operands, walk.stop)
     for loop in loops:
         op.scope = scope
-        for value, found in loop.gradients(op, *(behind.take(v) for v in loop.outputs)):
+        dys = [behind.take(v) for v in loop.outputs]
+        for value, found in loop.gradients(op, *dys, of_x=layer.x.value in ahead.active):
             ahead.add(value, found)
     ahead.run()
     op.scope = scope
@@ -114,6 +115,7 @@ class Loop:
 
     Attributes:
         gates: the weights.
+        weights: those of input and state side by side.
         x, h0, c0: the other operands.
         outputs: h of all steps, the last h and the last c.
         kept: what the steps kept, by name, stacked.
@@ -121,6 +123,7 @@ class Loop:
     """
 
     gates: Gates
+    weights: Tensor
     x: Tensor
     h0: Tensor
     c0: Tensor
@@ -129,27 +132,44 @@ class Loop:
     backwards: bool
 
     def gradients(
-        self, op: OpBuilder, dy: Tensor | None, dh: Tensor | None, dc: Tensor | None
+        self,
+        op: OpBuilder,
+        dy: Tensor | None,
+        dh: Tensor | None,
+        dc: Tensor | None,
+        *,
+        of_x: bool,
     ) -> list[tuple[ir.Value, Tensor]]:
         """Gradients of the operands, given those of the outputs that have one."""
         first = len(op.nodes)
         w, r, bias = self.gates.w, self.gates.r, self.gates.bias
-        dz, dh0, dc0 = self._backward(op, dy, dh, dc)
+        widths = _widths(op, w, r)
+        if of_x:  # parts of one: onnxruntime would make the Transpose part of a slower product
+            turned = op.transpose(self.weights, 1, 0)
+            w_turned, r_turned = op.many("Split", turned, widths, outputs=2, axis=0)
+        else:
+            r_turned = op.transpose(r, 1, 0)
+        dz, dh0, dc0 = self._backward(op, r_turned, dy, dh, dc)
         columns = _side_by_side(op, dz)
         both = op.Gemm(columns, _side_by_side(op, self.kept["xh"]), transB=1)
-        dw, dr = op.many("Split", both, _widths(op, w, r), outputs=2, axis=1)
-        found = [(self.x, op.transpose(w, 1, 0) @ dz), (w, dw), (r, dr)]
-        found += [(self.h0, dh0), (self.c0, dc0)]
+        dw, dr = op.many("Split", both, widths, outputs=2, axis=1)
+        found = [(w, dw), (r, dr), (self.h0, dh0), (self.c0, dc0)]
+        if of_x:
+            found.append((self.x, w_turned @ dz))
         if bias is not None:
             found.append((bias, op.ReduceSum(columns, [1], keepdims=0)))
         infer_nodes(op.nodes[first:], op.opset)
         return [(operand.value, made) for operand, made in found]
 
     def _backward(
-        self, op: OpBuilder, dy: Tensor | None, dh: Tensor | None, dc: Tensor | None
+        self,
+        op: OpBuilder,
+        r_turned: Tensor,
+        dy: Tensor | None,
+        dh: Tensor | None,
+        dc: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """From the last step to the first: gradients of the gates and of the first states."""
-        r_turned = op.transpose(self.gates.r, 1, 0)
         stacks = _factors(op, self.kept)
         if dy is not None:
             stacks["dy"] = dy
@@ -218,7 +238,7 @@ def _forward(
 
     finals, kept = _scan(op, states, {"x": x}, step, backwards)
     outputs = (kept["h"].value, finals[0].value, finals[1].value)
-    return Loop(gates, x, states[0], states[1], outputs, kept, backwards)
+    return Loop(gates, weights, x, states[0], states[1], outputs, kept, backwards)
 
 
 def _scan(

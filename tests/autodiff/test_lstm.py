@@ -1,0 +1,144 @@
+"""The plain LSTM: gates in the order of the model, and the last step as the final state."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+
+import onnxtrain
+from onnxtrain.autodiff import selection
+from onnxtrain.autodiff.rules import lstm
+from tests.rules.harness import run_ort
+
+H, SHAPES = 3, {"x": (5, 16, 2), "w": (12, 2), "r": (12, 3), "b0": (12,), "b1": (12,)}
+
+
+def model_of(weights: str, layer: str = "", read: str = "y = Exp(h4)") -> onnx.ModelProto:
+    """An LSTM whose weights W, R and B are made of w, r and b."""
+    inputs = ", ".join(f"float[{','.join(map(str, s))}] {n}" for n, s in SHAPES.items())
+    return onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 18]>\n'
+        f"g ({inputs}) => (float loss) <int64[1] zero = {{0}}, int64[1] one = {{1}}, "
+        "int64 first = {0}, int64 last = {-1}, int64 fourth = {4}, int64[1] end = {5}, "
+        "int64[1] minus = {-1}, int64[1] four = {4}, int64[3] cuts = {3, 6, 3}, "
+        "int64[16] spans = {5,5,5,5,5,5,5,5,5,5,5,5,5,5,5,4}> {"
+        f"{weights} h4 = LSTM<hidden_size=3{layer}>(x, W, R, B) {read} "
+        "t = Mul(y, y) loss = ReduceSum<keepdims=0>(t) }"
+    )
+
+
+def permuted() -> str:
+    """Weights as an exporter writes them whose framework has the gates as i, f, g, o."""
+    lines = []
+    for name, target in (("w", "W2"), ("r", "R2"), ("b0", "B0"), ("b1", "B1")):
+        parts = f"{name}i, {name}fg, {name}o = Split<axis=0>({name}, cuts)"
+        lines.append(f"{parts} {target} = Concat<axis=0>({name}i, {name}o, {name}fg)")
+    return " ".join(lines) + (
+        " W = Unsqueeze(W2, zero) R = Unsqueeze(R2, zero) "
+        "B2 = Concat<axis=0>(B0, B1) B = Unsqueeze(B2, zero)"
+    )
+
+
+PLAIN = (
+    "W = Unsqueeze(w, zero) R = Unsqueeze(r, zero) "
+    "B2 = Concat<axis=0>(b0, b1) B = Unsqueeze(B2, zero)"
+)
+WRT = [*SHAPES]
+
+
+def feeds() -> dict[str, Any]:
+    rng = np.random.default_rng(0)
+    return {n: rng.normal(size=s).astype(np.float32) for n, s in SHAPES.items()}
+
+
+def in_onnx_order(value: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Blocks i, f, g, o as i, o, f, g."""
+    return value.reshape(4, H, *value.shape[1:])[[0, 3, 1, 2]].reshape(value.shape)
+
+
+def test_the_order_of_gates_is_that_of_the_model() -> None:
+    graph = onnxtrain.differentiate(model_of(permuted()), wrt=WRT)
+    readers = {n.op_type for n in graph.graph.node if {"w", "r"} & set(n.input)}
+    assert readers <= {"Concat", "Transpose"}, readers  # side by side, not block by block
+    given = feeds()
+    ours = run_ort(graph, given)
+    moved = {n: in_onnx_order(v) if n != "x" else v for n, v in given.items()}
+    plain = run_ort(onnxtrain.differentiate(model_of(PLAIN), wrt=WRT), moved)
+    np.testing.assert_allclose(ours[0], plain[0], rtol=1e-5)
+    for name, found, expected in zip(WRT, ours[1:], plain[1:]):
+        found = found if name == "x" else in_onnx_order(found)
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+def test_weights_that_are_no_reordering_are_taken_as_they_come() -> None:
+    """A gate that stands twice, and biases in another order than weights."""
+    twice = (
+        "wi, wfg, wo = Split<axis=0>(w, cuts) W2 = Concat<axis=0>(wi, wi, wfg) "
+    ) + PLAIN.replace("(w,", "(W2,")
+    mixed = permuted().replace("Unsqueeze(R2, zero)", "Unsqueeze(r, zero)")
+    for weights in (twice, mixed):
+        model = model_of(weights)
+        fast = onnxtrain.differentiate(model, wrt=WRT)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(lstm, "is_plain", lambda node: False)
+            slow = onnxtrain.differentiate(model, wrt=WRT)
+        for found, expected in zip(run_ort(fast, feeds()), run_ort(slow, feeds())):
+            np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_few_sequences_keep_their_rows() -> None:
+    model = model_of(PLAIN)
+    node = next(n for n in onnxtrain.graph.load(model).graph if n.op_type == "LSTM")
+    assert lstm.is_plain(node)
+    model.graph.input[0].type.tensor_type.shape.dim[1].dim_value = lstm.FEW - 1
+    node = next(n for n in onnxtrain.graph.load(model).graph if n.op_type == "LSTM")
+    assert not lstm.is_plain(node)
+
+
+LAST = {
+    "squeezed": ("", "s = Squeeze(h4, one) y = Gather(s, last)"),
+    "by number": ("", "s = Squeeze(h4, one) y = Gather(s, fourth)"),
+    "with directions": ("", "y = Gather(h4, last)"),
+    "a slice": ("", "s = Squeeze(h4, one) y = Slice(s, four, end, zero)"),
+    "a slice with directions": ("", "y = Slice(h4, four, end, zero)"),
+    "turned, batch first": (
+        "", "s = Squeeze(h4, one) t0 = Transpose<perm=[1,0,2]>(s) y = Gather<axis=1>(t0, last)"
+    ),
+    "reverse": (", direction=\"reverse\"", "s = Squeeze(h4, one) y = Gather(s, first)"),
+}  # fmt: skip
+NOT_LAST = {
+    "the first": ("", "s = Squeeze(h4, one) y = Gather(s, first)"),
+    "reverse": (', direction="reverse"', "s = Squeeze(h4, one) y = Gather(s, last)"),
+}
+
+
+@pytest.mark.parametrize("name", [*LAST, *(f"not {n}" for n in NOT_LAST)])
+def test_the_last_step_is_the_final_state(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    is_last = name in LAST
+    layer, read = LAST[name] if is_last else NOT_LAST[name.removeprefix("not ")]
+    model = model_of(PLAIN, layer, read)
+    graph = onnxtrain.differentiate(model, wrt=WRT)
+    spread = {"Pad", "Scatter", "ScatterElements", "ScatterND"} & {
+        n.op_type for n in graph.graph.node
+    }
+    assert bool(spread) != is_last, spread
+    monkeypatch.setattr(selection._Moving, "end_of_layer", lambda *_: None)
+    plain = onnxtrain.differentiate(model, wrt=WRT)
+    for found, expected in zip(run_ort(graph, feeds()), run_ort(plain, feeds())):
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_with_lengths_the_last_step_is_not_the_final_state() -> None:
+    model = model_of(PLAIN, read="s = Squeeze(h4, one) y = Gather(s, last)")
+    node = next(n for n in model.graph.node if n.op_type == "LSTM")
+    node.input.append("lens")
+    model.graph.node.insert(0, onnx.helper.make_node("Cast", ["spans"], ["lens"], to=6))
+    graph = onnxtrain.differentiate(model, wrt=WRT)
+    loss, dx, *_ = run_ort(graph, feeds())
+    assert dx[:, :15].any()
+    assert not dx[:, 15].any()  # its last step is padding, and zero
+    assert loss > 0
