@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import gc
+import sys
 import tracemalloc
+import weakref
 
 import numpy as np
 import onnx
@@ -19,7 +21,7 @@ from onnxtrain.errors import (
     StateError,
     UnknownNameError,
 )
-from onnxtrain.runtime import threads
+from onnxtrain.runtime import kernels, threads
 from onnxtrain.runtime.devices import Device
 from onnxtrain.runtime.onegraph import OneGraphStep
 from onnxtrain.runtime.update import load_optimizer
@@ -569,6 +571,83 @@ def test_own_session_options_keep_their_threads(artifacts):
     module = Module(artifacts.train, artifacts.state(), session_options=options)
     module(X, Y)
     assert module._train.now is module._train.usual
+
+
+@pytest.fixture
+def nobody_else(monkeypatch):
+    """No other training session in the process, no torch, and an update on one thread."""
+    monkeypatch.setattr(threads, "_training", weakref.WeakSet())
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    monkeypatch.setattr(kernels, "LARGE", 1)
+    monkeypatch.setattr(kernels, "available", lambda: True)
+    monkeypatch.setattr(kernels, "find", lambda *_: None)
+
+
+def sleeps(session: onnxruntime.InferenceSession) -> bool:
+    """Whether its threads sleep between steps."""
+    try:
+        entry = session.get_session_options().get_session_config_entry(
+            "session.force_spinning_stop"
+        )
+    except RuntimeError:  # nothing was said about it
+        return False
+    return entry == "1"
+
+
+@pytest.mark.usefixtures("nobody_else")
+def test_threads_spin_while_nobody_else_trains(artifacts):
+    first = Module(artifacts.train, artifacts.state())
+    assert not sleeps(first._train.session)
+    first(X, Y)
+    second = Module(artifacts.train, artifacts.state())
+    assert sleeps(first._train.session)
+    assert sleeps(second._train.session)
+    for module in (first, second):
+        values = {n: module._state.parameters[n].data.copy() for n in handmade.values()}
+        module.lazy_reset_grad()
+        loss, _ = module(X, Y)
+        assert np.isclose(loss, reference(values)[0], rtol=1e-5)
+
+
+@pytest.mark.usefixtures("nobody_else")
+def test_threads_sleep_when_the_update_is_a_session(artifacts):
+    module = Module(artifacts.train, artifacts.state())
+    optimizer = Optimizer(artifacts.optimizer, module)
+    module(X, Y)
+    assert not sleeps(module._train.session)
+    optimizer.step()
+    assert sleeps(module._train.session)
+
+
+@pytest.mark.usefixtures("nobody_else")
+def test_threads_sleep_where_the_user_or_torch_is_concerned(artifacts, monkeypatch):
+    options = onnxruntime.SessionOptions()
+    options.add_session_config_entry("session.force_spinning_stop", "1")
+    assert sleeps(
+        Module(artifacts.train, artifacts.state(), session_options=options)._train.session
+    )
+    monkeypatch.setattr(threads, "_training", weakref.WeakSet())
+    monkeypatch.setitem(sys.modules, "torch", sys)
+    assert sleeps(Module(artifacts.train, artifacts.state())._train.session)
+
+
+@pytest.mark.usefixtures("nobody_else")
+def test_one_graph_spins_until_somebody_else_trains(artifacts):
+    file = load_optimizer(artifacts.optimizer)
+    alone, watched = (
+        OneGraphStep(artifacts.step, artifacts.state(), file, Device("cpu")) for _ in range(2)
+    )
+    assert sleeps(alone.session)
+    assert sleeps(watched.session)
+    threads._training.clear()
+    third = OneGraphStep(artifacts.step, artifacts.state(), file, Device("cpu"))
+    assert not sleeps(third.session)
+    expected = [float(watched((X, Y))[0]) for _ in range(4)]
+    found = [float(third((X, Y))[0])]
+    Module(artifacts.train, artifacts.state())
+    assert sleeps(third.session)
+    found += [float(third((X, Y))[0]) for _ in range(3)]
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize("was_on", [True, False])

@@ -155,14 +155,15 @@ def session_options(
     folder: str | None = None,
     weights_change: bool = False,
     pattern: bool = True,
+    spin: bool = False,
 ) -> Any:
     """Options for one of several sessions in a process.
 
     Idle worker threads of one session spin and take the cores away from the next (Module,
-    Optimizer and eval model alternate), so spinning stops when a run ends, unless the
-    caller's own options say otherwise. Where weights change (`weights_change`), onnxruntime's
-    blocked layout for convolutions does not apply; without it no tensor is reordered for nothing
-    (3 to 5 % of a step of ResNet-18 and U-Net).
+    Optimizer and eval model alternate), so spinning stops when a run ends, unless no other session
+    is near (`spin`) or the caller's own options say otherwise. Where weights change
+    (`weights_change`), onnxruntime's blocked layout for convolutions does not apply; without it no
+    tensor is reordered for nothing (3 to 5 % of a step of ResNet-18 and U-Net).
 
     With its memory pattern (`pattern`) onnxruntime allocates the second run in one piece, while the
     arena still holds what the first run had in many: twice the memory, for a fraction of a
@@ -170,7 +171,8 @@ def session_options(
     """
     options = given if given is not None else onnxruntime.SessionOptions()
     if given is None:
-        options.add_session_config_entry("session.force_spinning_stop", "1")
+        if not spin:
+            options.add_session_config_entry("session.force_spinning_stop", "1")
         options.log_severity_level = 3
         options.enable_mem_pattern = pattern
         if weights_change:

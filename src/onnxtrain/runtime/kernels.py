@@ -19,6 +19,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from .buffers import TensorStore
+
 Array = npt.NDArray[Any]
 Update = Callable[..., None]
 LARGE = 100_000
@@ -104,6 +106,12 @@ def find(description: Mapping[str, Any], size: int) -> Kernel | None:
         return None
     clip = (description.get("clip") or {}).get("value")
     return Kernel(name, hyper, clip)
+
+
+def runs_alone(params: TensorStore) -> bool:
+    """Whether updates of these parameters take one thread, if their optimizer has a kernel."""
+    size = sum(b.data.size for b in params.buffers.values())
+    return LARGE <= size < PARALLEL and available()
 
 
 def available() -> bool:

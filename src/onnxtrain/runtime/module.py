@@ -14,6 +14,7 @@ from onnxruntime import InferenceSession
 from onnxruntime.capi import _pybind_state as ort
 
 from ..errors import InputError, NonFiniteError, StateError
+from . import kernels
 from .artifact import (
     Artifact,
     check_state,
@@ -34,7 +35,7 @@ from .pieces import Pieces
 from .predecessor import repaired_eval
 from .seeds import reseed
 from .state import CheckpointState
-from .threads import SmallSteps
+from .threads import SmallSteps, is_alone
 
 if TYPE_CHECKING:
     from .pieces import PieceBinding
@@ -329,6 +330,12 @@ class _Train:
         drop_accumulation(artifact)
         can_be_cut = module._device.is_host and self.gradients.buffers.keys() == {"F32"}
         self.is_long = can_be_cut and len(artifact.model.nodes) > MANY_NODES
+        self.spins = (
+            is_alone(self)
+            and can_be_cut
+            and module._session_options is None
+            and kernels.runs_alone(module._state._trainable)
+        )
         self._usual: _Passes | Pieces | None = None
         self.now: _Passes | Pieces = self.usual
         self.single: _Passes | None = None
@@ -368,8 +375,28 @@ class _Train:
         if self._usual is None and self.is_long:
             self._usual = Pieces(self, nodes=NODES_OF_A_PIECE)
         elif self._usual is None:
-            self._usual = _Passes(self, self._session(self.options))
+            self._usual = _Passes(self, self._session(self._own_options() or self.options))
         return self._usual
+
+    def _own_options(self) -> Any:
+        """Options for a session that has the cores to itself."""
+        if not self.spins:
+            return None
+        return session_options(
+            folder=self.artifact.folder,
+            weights_change=weights_change(self.artifact),
+            pattern=False,
+            spin=True,
+        )
+
+    def stop_spinning(self) -> None:
+        """Let the threads of the session sleep between steps: others want the cores."""
+        before, spun = self._usual, self.spins
+        self.spins = False
+        if spun and isinstance(before, _Passes):
+            self._usual = None
+            if self.now is before:
+                self.now = self.usual
 
     @property
     def session(self) -> InferenceSession:

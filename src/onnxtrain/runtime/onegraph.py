@@ -24,7 +24,7 @@ from .onnxfile import Source
 from .optimizer import attach
 from .seeds import reseed
 from .state import CheckpointState, OptimizerState
-from .threads import SmallSteps
+from .threads import SmallSteps, is_alone
 from .update import OptimizerFile
 
 Array = npt.NDArray[Any]
@@ -68,13 +68,9 @@ class OneGraphStep:
         states.place(device)
         moments = {kind: store.like() for kind, store in self.memory.states.items()}
         self._second = (state._trainable.like(), states, moments)
-        usual = session_options(
-            options,
-            folder=artifact.folder,
-            weights_change=weights_change(artifact),
-            pattern=False,
-        )
-        self._usual = self._now = self._both(usual)
+        self._usual: list[Binding] = []
+        self._given, self.spins = options, is_alone(self) and options is None
+        self._usual = self._now = self._both(self._options())
         self._single: list[Binding] | None = None
         self._turn = 0
         state._settle = self.settle
@@ -93,6 +89,24 @@ class OneGraphStep:
                 f"{self.artifact.model.where} has no input {missing[0]!r}: it was made for "
                 f"another optimizer than {optimizer.name}."
             )
+
+    def _options(self) -> Any:
+        return session_options(
+            self._given,
+            folder=self.artifact.folder,
+            weights_change=weights_change(self.artifact),
+            pattern=False,
+            spin=self.spins,
+        )
+
+    def stop_spinning(self) -> None:
+        """Let the threads of the session sleep between steps: others want the cores."""
+        if not self.spins or not self._usual:
+            return
+        self.spins, before = False, self._usual
+        self._usual = self._both(self._options())
+        if self._now is before:
+            self._now = self._usual
 
     def _both(self, options: Any) -> list[Binding]:
         """A session and its bindings in both directions."""

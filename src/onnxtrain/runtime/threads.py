@@ -1,14 +1,20 @@
-"""When one thread is faster than several.
+"""When one thread is faster than several, and when threads may wait busily.
 
 A step of a small network takes some twenty microseconds, and waking up a second thread for each of
 its products takes longer than the products do. So such steps run in a session with one thread.
+
+In a step of a millisecond, waking the threads up takes a twentieth of the time. They may go on
+spinning between steps as long as nobody else wants the cores: while there is one training session
+in the process, whose update runs on one thread (or inside it).
 """
 
 from __future__ import annotations
 
 import math
+import sys
+import weakref
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from .artifact import Artifact, specs_of
 from .devices import Device, session_options
@@ -57,3 +63,25 @@ class SmallSteps:
 def applications(shape: Sequence[int], *, indices: bool) -> int:
     """How many times an input of this shape has the weights applied: per row, or per index."""
     return max(1, int(math.prod(shape if indices else shape[:-1])))
+
+
+class Spinner(Protocol):
+    """Owns a session whose threads may spin."""
+
+    def stop_spinning(self) -> None:
+        """Go on with threads that sleep between steps."""
+
+
+_training: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def is_alone(owner: Spinner) -> bool:
+    """Note who trains; whether nobody else does. If somebody does, none of them spins any more.
+
+    Where torch is loaded its threads may want the cores as well.
+    """
+    others = [other for other in _training if other is not owner]
+    _training.add(owner)
+    for other in others:
+        other.stop_spinning()
+    return not others and "torch" not in sys.modules

@@ -226,6 +226,7 @@ class Update:
 
     def _bind(self) -> list[Binding]:
         device = self.module._device
+        self.module._train.stop_spinning()
         session = device.session(self.file.model, session_options(self.module._session_options))
         stores = dict(zip(["params", *self.file.states], [self.params, *self.states]))
         longest = max((p.stop - p.start for p in self.pieces), default=0)
@@ -277,6 +278,7 @@ class SequenceUpdate:
             **{n: state._optimizer.states[n] for n in file.states},
         }
         self.gradients = state._gradients
+        module._train.stop_spinning()
         options = session_options(module._session_options)
         self.session = module._device.session(file.model, options)
 
