@@ -18,6 +18,9 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 OURS = ("ours", "ours_parts")
 PEERS = (*OURS, "eager", "compiled", "old", "jax", "onnxsim", "sklearn")
+PAUSE = 0.3
+"""Seconds between turns: threads of the one before spin for a while after their work."""
+
 TOLERANCE, TOLERANCE_RANDOM = 2e-3, 5e-2
 """How far the first five losses may be from torch's: |a − b| ≤ tolerance·|b| + 1e-4."""
 
@@ -149,6 +152,7 @@ def _rounds(contestants: Sequence[Contestant], steps: int, rounds: int) -> None:
     for number in range(rounds):
         order = contestants if number % 2 == 0 else contestants[::-1]
         for contestant in order:
+            time.sleep(PAUSE)
             contestant.run(steps)
 
 

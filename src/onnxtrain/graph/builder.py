@@ -93,6 +93,7 @@ class OpBuilder:
         self.scope = ""
         self.node: ir.Node | None = None
         self._shapes: dict[ir.Value, Tensor] = {}
+        self._dims: dict[tuple[ir.Value, int], Tensor] = {}
         self._rows_of_ones: dict[tuple[tuple[Dim, ...] | None, ir.DataType], Tensor] = {}
 
     # -- operators ---------------------------------------------------------------------------
@@ -207,13 +208,13 @@ class OpBuilder:
         assert node is not None, "op.forward() only works inside a gradient rule"
         assert node.graph is not None
         # What the backward half shares comes too late to be read here.
-        outer = self.nodes, self._shapes, self._rows_of_ones
-        self.nodes, self._shapes, self._rows_of_ones = [], {}, {}
+        outer = self.nodes, self._shapes, self._dims, self._rows_of_ones
+        self.nodes, self._shapes, self._dims, self._rows_of_ones = [], {}, {}, {}
         try:
             yield
             node.graph.insert_before(node, self.nodes)
         finally:
-            self.nodes, self._shapes, self._rows_of_ones = outer
+            self.nodes, self._shapes, self._dims, self._rows_of_ones = outer
 
     # -- shapes ------------------------------------------------------------------------------
 
@@ -232,7 +233,11 @@ class OpBuilder:
         size = x.dim(axis)
         if isinstance(size, int):
             return self.const(np.array([size], np.int64))
-        return self.Slice(self.shape_of(x), [axis], [axis + 1])
+        key = (x.value, axis)
+        known = self._dims.get(key)
+        if known is None:
+            known = self._dims[key] = self.Shape(x, start=axis, end=axis + 1)
+        return known
 
     def reshape_like(self, x: Tensor, like: Tensor) -> Tensor:
         """`x` with the shape of `like`; one unknown dimension follows from the others."""

@@ -93,15 +93,16 @@ def flat_model(optimizer: Optimizer, opset: int = 18) -> ir.Model:
     decay = g.input("weight_decay", FLOAT, [1]) if optimizer.decays else None
     params, gradients = g.input("params", FLOAT, shape), g.input("gradients", FLOAT, shape)
     states = {name: g.input(name, FLOAT, shape) for name in optimizer.states}
+    number = g.scalar if shape is None else _as_it_is  # one element and n elements are n elements
     updated, new = optimizer.update(
         g.op,
         params,
         gradients,
         states,
-        step=g.scalar(step),
-        learning_rate=g.scalar(learning_rate),
-        weight_decay=0.0 if decay is None else g.scalar(decay),
-        grad_scale=g.scalar(grad_scale),
+        step=number(step),
+        learning_rate=number(learning_rate),
+        weight_decay=0.0 if decay is None else number(decay),
+        grad_scale=number(grad_scale),
     )
     g.output(updated, "params.updated", params.value)
     for name in optimizer.states:
@@ -109,6 +110,10 @@ def flat_model(optimizer: Optimizer, opset: int = 18) -> ir.Model:
     model = g.model(f"{optimizer.name} flat")
     model.metadata_props[METADATA] = json.dumps(describe(optimizer))
     return model
+
+
+def _as_it_is(x: Tensor) -> Tensor:
+    return x
 
 
 def sequence_model(

@@ -142,14 +142,16 @@ class OneGraphStep:
         """One training step; gives loss and additional outputs."""
         memory = self.memory
         self.rate[0], self.number[0] = memory.learning_rate, memory.step + 1
-        if not self._now[self._turn].feed_again(values):
-            self._feed(values)
         binding = self._now[self._turn]
+        if not binding.feed_again(values):
+            self._feed(values)
+            binding = self._now[self._turn]
         binding.run()
         self._turn = 1 - self._turn
         memory.step += 1
-        for store in self.state._stores():
-            store.written()
+        if not self.device.is_host:
+            for store in self.state._stores():
+                store.written()
         return binding.results()
 
     def _feed(self, values: Sequence[Any]) -> None:
