@@ -63,13 +63,13 @@ WORKLOADS: dict[str, Workload] = {
         "MLP 784-512-512-10, batch 64, SGD",
         lambda: _model("MLP", 784, 512, 512, 10),
         lambda: (_normal(64, 784), _tokens(64, high=10)),
-        optimizer=SGD, steps=50,
+        optimizer=SGD, steps=150,
     ),
     "mlp_adamw": Workload(
         "MLP 784-512-512-10, batch 64, AdamW",
         lambda: _model("MLP", 784, 512, 512, 10),
         lambda: (_normal(64, 784), _tokens(64, high=10)),
-        optimizer=ADAMW, steps=50,
+        optimizer=ADAMW, steps=150,
     ),
     "cnn": Workload(
         "MNIST CNN, batch 64, AdamW",

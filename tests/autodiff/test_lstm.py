@@ -90,6 +90,17 @@ def test_weights_that_are_no_reordering_are_taken_as_they_come() -> None:
             np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("named", "plain"), [(["Sigmoid", "tanh", "Tanh"], True), (["Sigmoid", "Tanh", "Relu"], False)]
+)
+def test_activations_may_be_named(named: list[str], plain: bool) -> None:
+    model = model_of(PLAIN)
+    node = next(n for n in model.graph.node if n.op_type == "LSTM")
+    node.attribute.append(onnx.helper.make_attribute("activations", named))
+    found = next(n for n in onnxtrain.graph.load(model).graph if n.op_type == "LSTM")
+    assert lstm.is_plain(found) == plain
+
+
 def test_few_sequences_keep_their_rows() -> None:
     model = model_of(PLAIN)
     node = next(n for n in onnxtrain.graph.load(model).graph if n.op_type == "LSTM")

@@ -73,6 +73,8 @@ CASES = [
     layer("LSTM", n=MANY, b=True, h=True, direction="reverse"),
     layer("LSTM", n=MANY, b=True, h=True, c=True, **BOTH),
     layer("LSTM", n=MANY, b=True, c=True, layout=1, **BOTH),
+    layer("LSTM", n=MANY, b=True, activations=["Sigmoid", "Tanh", "Tanh"] * 2, **BOTH),
+    layer("LSTM", n=MANY, b=True, activations=["Sigmoid", "Tanh", "Relu"]),
     layer("LSTM", n=MANY, b=True, _outputs=(True, False, False)),
     layer("LSTM", n=MANY, b=True, _outputs=(False, True, False)),
     layer("LSTM", n=MANY, _outputs=(False, False, True), direction="reverse"),

@@ -44,7 +44,7 @@ FEW = 16
 
 def is_plain(node: ir.Node) -> bool:
     """Whether a node is an LSTM as most are, on a batch that is not known to be small."""
-    if node.op_type != "LSTM" or "clip" in node.attributes or "activations" in node.attributes:
+    if node.op_type != "LSTM" or "clip" in node.attributes or not _has_usual_activations(node):
         return False
     if node.attributes.get_int("input_forget", 0) or any(_has(node, i) for i in (4, 7)):
         return False
@@ -53,6 +53,14 @@ def is_plain(node: ir.Node) -> bool:
         return False
     batch = x.shape[0 if node.attributes.get_int("layout", 0) else 1]
     return not isinstance(batch, int) or batch >= FEW
+
+
+def _has_usual_activations(node: ir.Node) -> bool:
+    """Those that are meant where none are named; some exporters name them."""
+    named = node.attributes.get("activations")
+    usual = ("sigmoid", "tanh", "tanh")
+    given = () if named is None else [name.lower() for name in named.as_strings()]
+    return all(name == usual[i % 3] for i, name in enumerate(given))
 
 
 def _has(node: ir.Node, operand: int) -> bool:
