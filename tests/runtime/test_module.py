@@ -612,11 +612,14 @@ def test_threads_spin_while_nobody_else_trains(artifacts):
 @pytest.mark.usefixtures("nobody_else")
 def test_threads_sleep_when_the_update_is_a_session(artifacts):
     module = Module(artifacts.train, artifacts.state())
-    optimizer = Optimizer(artifacts.optimizer, module)
     module(X, Y)
     assert not sleeps(module._train.session)
-    optimizer.step()
+    optimizer = Optimizer(artifacts.optimizer, module)
     assert sleeps(module._train.session)
+    module.lazy_reset_grad()
+    before = module(X, Y)[0]
+    optimizer.step()
+    assert module(X, Y)[0] < before
 
 
 @pytest.mark.usefixtures("nobody_else")

@@ -109,6 +109,8 @@ class Optimizer:
         if self._pending_rate is not None:
             memory.learning_rate = self._pending_rate
         self._update = make_update(self._file, module)
+        if self._update.is_session:
+            module._train.stop_spinning()
         return self._update
 
     def _clip_coefficient(self, scale: float) -> float:

@@ -184,6 +184,11 @@ class Update:
         self._scratch: dict[str, TensorStore] = {}
         self._kernel = self._find_kernel()
 
+    @property
+    def is_session(self) -> bool:
+        """Whether onnxruntime runs it, with threads of its own."""
+        return self._kernel is None
+
     def _find_kernel(self) -> kernels.Kernel | None:
         if not self.module._device.is_host or self.file.layout != "elementwise":
             return None
@@ -226,7 +231,6 @@ class Update:
 
     def _bind(self) -> list[Binding]:
         device = self.module._device
-        self.module._train.stop_spinning()
         session = device.session(self.file.model, session_options(self.module._session_options))
         stores = dict(zip(["params", *self.file.states], [self.params, *self.states]))
         longest = max((p.stop - p.start for p in self.pieces), default=0)
@@ -268,6 +272,8 @@ class Update:
 class SequenceUpdate:
     """A user's own optimizer model over sequences, fed as it is."""
 
+    is_session = True
+
     def __init__(self, file: OptimizerFile, module: Module) -> None:
         self.file, self.module = file, module
         state = module._state
@@ -278,7 +284,6 @@ class SequenceUpdate:
             **{n: state._optimizer.states[n] for n in file.states},
         }
         self.gradients = state._gradients
-        module._train.stop_spinning()
         options = session_options(module._session_options)
         self.session = module._device.session(file.model, options)
 
