@@ -317,7 +317,7 @@ def test_steady_state_allocates_only_outputs(artifacts, one_graph):
     tracemalloc.start()
     try:
         before = tracemalloc.get_traced_memory()[0]
-        for _ in range(200):
+        for _ in range(2000):
             step()
         grown = tracemalloc.get_traced_memory()[0] - before
         tracemalloc.reset_peak()
@@ -326,7 +326,7 @@ def test_steady_state_allocates_only_outputs(artifacts, one_graph):
         peak = tracemalloc.get_traced_memory()[1] - base
     finally:
         tracemalloc.stop()
-    assert grown < 4096, "something is kept from step to step"
+    assert grown < 32_000, "something is kept from step to step"  # caches come and go: 15 kB
     assert peak < 8192, "a step allocates more than its outputs and small objects"
 
 
