@@ -144,15 +144,20 @@ class _Moving:
         """Let what read a selection read the value that is selected now."""
         result = taken.node.outputs[0]
         if taken.drops_axis:
-            name = self.names.fresh(f"{taken.node.name}/squeeze")
-            squeeze = ir.Node("", "Squeeze", [selected, self._constant([taken.axis])], name=name)
-            new = squeeze.outputs[0]
-            new.name, new.type, new.shape = f"{name}_out", result.type, result.shape
-            self.graph.insert_before(taken.node, squeeze)
+            new = self._with_axes("Squeeze", selected, taken.axis, taken.node)
         else:
             new = selected
         replace_value(self.graph, result, new)
         remove_nodes(self.graph, [taken.node])
+
+    def _with_axes(self, kind: str, source: ir.Value, axis: int, instead: ir.Node) -> ir.Value:
+        """A Squeeze or Unsqueeze of a value, to be read instead of a node's result."""
+        name = self.names.fresh(f"{instead.name}/{kind.lower()}")
+        made = ir.Node("", kind, [source, self._constant([axis])], name=name)
+        new, result = made.outputs[0], instead.outputs[0]
+        new.name, new.type, new.shape = f"{name}_out", result.type, result.shape
+        self.graph.insert_before(instead, made)
+        return new
 
     def _keep_front(self, reshape: ir.Node, axis: int) -> None:
         """The front axes as they come (zeros say so), the others by number."""
@@ -188,17 +193,12 @@ class _Moving:
             state.name, state.type = self.names.fresh(f"{layer.name}_h"), result.type
             dims = dims_of(layer.outputs[0])
             state.shape = None if dims is None else ir.Shape(dims[1:])
-        source = found.source.producer()
-        has_directions = source is layer
+        has_directions = found.source.producer() is layer
         if found.drops_axis == has_directions:
             new = state
         else:
             kind = "Squeeze" if found.drops_axis else "Unsqueeze"
-            name = self.names.fresh(f"{node.name}/{kind.lower()}")
-            made = ir.Node("", kind, [state, self._constant([0])], name=name)
-            new = made.outputs[0]
-            new.name, new.type, new.shape = f"{name}_out", result.type, result.shape
-            self.graph.insert_before(node, made)
+            new = self._with_axes(kind, state, 0, node)
         replace_value(self.graph, result, new)
         remove_nodes(self.graph, [node])
 

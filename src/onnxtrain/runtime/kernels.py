@@ -19,8 +19,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .buffers import TensorStore
-
 Array = npt.NDArray[Any]
 Update = Callable[..., None]
 LARGE = 100_000
@@ -108,9 +106,8 @@ def find(description: Mapping[str, Any], size: int) -> Kernel | None:
     return Kernel(name, hyper, clip)
 
 
-def runs_alone(params: TensorStore) -> bool:
-    """Whether updates of these parameters take one thread, if their optimizer has a kernel."""
-    size = sum(b.data.size for b in params.buffers.values())
+def runs_alone(size: int) -> bool:
+    """Whether updates of so many parameters take one thread, if their optimizer has a kernel."""
     return LARGE <= size < PARALLEL and available()
 
 

@@ -318,12 +318,7 @@ class _Train:
         self.gradient_names = {
             p: artifact.gradients.get(p, f"{p}_grad") for p in artifact.trainable
         }
-        self.options = session_options(
-            module._session_options,
-            folder=artifact.folder,
-            weights_change=weights_change(artifact),
-            pattern=False,
-        )
+        self.options = self._options()
         assert state._gradients is not None
         self.gradients = state._gradients
         self.scratch: TensorStore | None = None
@@ -334,7 +329,7 @@ class _Train:
             is_alone(self)
             and can_be_cut
             and module._session_options is None
-            and kernels.runs_alone(module._state._trainable)
+            and kernels.runs_alone(state._trainable.size)
         )
         self._usual: _Passes | Pieces | None = None
         self.now: _Passes | Pieces = self.usual
@@ -375,18 +370,17 @@ class _Train:
         if self._usual is None and self.is_long:
             self._usual = Pieces(self, nodes=NODES_OF_A_PIECE)
         elif self._usual is None:
-            self._usual = _Passes(self, self._session(self._own_options() or self.options))
+            options = self._options(spin=True) if self.spins else self.options
+            self._usual = _Passes(self, self._session(options))
         return self._usual
 
-    def _own_options(self) -> Any:
-        """Options for a session that has the cores to itself."""
-        if not self.spins:
-            return None
+    def _options(self, *, spin: bool = False) -> Any:
         return session_options(
+            self.module._session_options,
             folder=self.artifact.folder,
             weights_change=weights_change(self.artifact),
             pattern=False,
-            spin=True,
+            spin=spin,
         )
 
     def stop_spinning(self) -> None:
