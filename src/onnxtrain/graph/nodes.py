@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 
 from .tensor import dims_of
@@ -95,12 +96,15 @@ def insert(
     return result
 
 
-def constant(node: ir.Node, numbers: Sequence[int], suffix: str) -> ir.Value:
-    """An INT64 vector for a node of a graph, kept with the graph."""
+def constant(
+    node: ir.Node, numbers: Sequence[int] | npt.NDArray[np.generic], suffix: str
+) -> ir.Value:
+    """An array, or an INT64 vector of integers, for a node of a graph; kept with the graph."""
     graph = node.graph
     assert graph is not None
-    tensor = ir.tensor(np.array(numbers, np.int64), name=f"{node.name}/{suffix}")
+    array = numbers if isinstance(numbers, np.ndarray) else np.array(numbers, np.int64)
+    tensor = ir.tensor(np.ascontiguousarray(array), name=f"{node.name}/{suffix}")
     value = ir.Value(name=tensor.name, const_value=tensor, type=ir.TensorType(tensor.dtype))
-    value.shape = ir.Shape([len(numbers)])
+    value.shape = ir.Shape(list(array.shape))
     graph.register_initializer(value)
     return value

@@ -1,3 +1,4 @@
 """Stage 4: the passes that leave no dead, duplicate or pointless node behind."""
 
 from .passes import optimize as optimize
+from .small_maps import small_maps_as_products as small_maps_as_products

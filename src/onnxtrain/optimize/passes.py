@@ -20,7 +20,7 @@ def optimize(model: ir.Model) -> ir.Model:
     for run in PASSES:
         for graph in [*model.graph.subgraphs(), model.graph]:
             run(graph)
-    _remove_unread_initializers(model.graph)
+    remove_unread_initializers(model.graph)
     schedule(model.graph)
     return model
 
@@ -87,7 +87,8 @@ def _is_read(value: ir.Value, dropped: dict[ir.Node, None]) -> bool:
     return any(user not in dropped for user, _ in value.uses())
 
 
-def _remove_unread_initializers(graph: ir.Graph) -> None:
+def remove_unread_initializers(graph: ir.Graph) -> None:
+    """Forget constants that nothing reads any more."""
     for name, value in list(graph.initializers.items()):
         if not value.uses() and not value.is_graph_output():
             del graph.initializers[name]
