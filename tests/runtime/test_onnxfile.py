@@ -84,6 +84,31 @@ def test_outputs_attributes_initializers(model):
         file.set_outputs(["nothing"])
 
 
+def test_settling_lets_go_of_the_file(model):
+    model.graph.initializer.append(numpy_helper.from_array(np.ones(5000, np.float32), "large"))
+    data = bytearray(model.SerializeToString())
+    file = ModelFile.load(data)
+    assert "large" in file.initializer_names
+    with pytest.raises(BufferError):
+        data.clear()  # views of it are held
+    encoded = file.settle()
+    data.clear()
+    assert encoded == file.encode()
+    file.keep_inputs(lambda name: name != "unused")
+    assert [v.name for v in onnx.load_from_string(file.encode()).graph.input] == ["x", "c"]
+
+
+def test_forgotten_values(model):
+    model.graph.initializer.append(numpy_helper.from_array(np.ones(5000, np.float32), "large"))
+    data = bytearray(model.SerializeToString())
+    file = ModelFile.load(data)
+    file.forget_values()
+    data.clear()
+    assert file.initializer_names == ["k", "dead", "large"]
+    kept = onnx.load_from_string(file.encode()).graph.initializer[2]
+    assert (list(kept.dims), kept.data_type, kept.raw_data) == ([5000], 1, b"")
+
+
 def test_not_a_model(tmp_path):
     for data in (b"", b"\x00", b"hello, this is no model", bytes(100)):
         with pytest.raises(ModelFileError):

@@ -362,7 +362,7 @@ class _Train:
         self.now = pieces if pieces is not None else self.usual
 
     def _session(self, options: Any) -> InferenceSession:
-        return self.module._device.session(self.artifact.model.encode(), options)
+        return self.module._device.session(self.artifact.model.settle(), options)
 
     @property
     def usual(self) -> _Passes | Pieces:
@@ -441,6 +441,7 @@ class _Eval:
     def __init__(self, source: Source, module: Module) -> None:
         self.module, self.source = module, repaired_eval(source)
         self.artifact = load_artifact(self.source, "eval", module._state)
+        self.artifact.model.forget_values()  # a session reads the source again
         self.user = user_side(self.artifact)
         self._binding: Binding | None = None
 

@@ -61,7 +61,7 @@ class OneGraphStep:
         state._place(device)
         reseed(artifact.model, artifact.random_nodes, state._random)
         self.small = SmallSteps(artifact, device, options)
-        self.model = artifact.model.encode()
+        self.model = artifact.model.settle()
         self.rate, self.number = np.zeros(1, np.float32), np.zeros(1, np.int64)
         self._ops = DeviceOps(device)
         states = TensorStore(state._frozen.specs[s] for s in artifact.states)

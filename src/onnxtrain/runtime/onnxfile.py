@@ -293,11 +293,26 @@ class ModelFile:
             tensor.add(13, Message().add(1, key).add(2, value))
         self.graph.add(5, tensor.add(14, 1))
 
+    def forget_values(self) -> None:
+        """Keep of the constants names, types and shapes only: this model will not be run."""
+        for tensor in self.graph.messages(5):
+            tensor.fields = [f for f in tensor.fields if f[0] in {1, 2, 8}]
+
     # --- writing ---------------------------------------------------------------------------------
 
     def encode(self) -> bytes:
         """The model as bytes."""
         return self.message.encode()
+
+    def settle(self) -> bytes:
+        """The model as bytes, which from now on it is a view of.
+
+        Before, large constants are views of the file it came from: memory for both would stay.
+        """
+        data = self.encode()
+        self.message = Message.parse(data)
+        self.graph = self.message.messages(7)[0]
+        return data
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write the model; the old file stays complete until the new one is."""
