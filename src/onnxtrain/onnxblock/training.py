@@ -19,7 +19,7 @@ from ..graph.infer import infer_shapes
 from ..graph.schema import RANDOM
 from ..normalize import MAX_IR, MAX_OPSET, normalize
 from ..optim import Optimizer, describe, update_all
-from ..optimize import optimize, small_maps_as_products
+from ..optimize import layers_in_columns, optimize, small_maps_as_products
 from . import modes
 
 METADATA = "onnxtrain.artifact"
@@ -144,6 +144,7 @@ def _build_gradients(plan: Plan) -> Gradients:
     _set_outputs(model, plan.outputs)
     _drop_unread_log_prob(model)
     states = modes.expose_statistics(model, plan.states, unbiased=plan.unbiased)
+    model = layers_in_columns(model)
     wrt = [*plan.trainable, *plan.inputs]
     gradients: dict[str, str] = {}
     if wrt:
