@@ -36,6 +36,11 @@ CASES = [
     ("a = Reshape(x, flat) b = Reshape(a, back) y = Exp(b)", ["Exp"]),
     ("a = Unsqueeze(x, i1) b = Squeeze(a, i1) y = Exp(b)", ["Exp"]),
     ("a = Unsqueeze(x, i1) b = Squeeze(a, m2) y = Exp(b)", ["Exp"]),
+    ("a = ReduceSum(x, i1) b = Squeeze(a, m1) y = Unsqueeze(b, i0)", ["ReduceSum", "Unsqueeze"]),
+    (
+        "a = ReduceMax(x, i1) b = Squeeze(a, i1) c = Unsqueeze(b, i1) y = Add(a, c)",
+        ["ReduceMax", "Add"],
+    ),
     (AXES, ["Unsqueeze", "Exp", "ReduceSum"]),
     ("a = Pad(x, two, , i1) y = Exp(a)", ["Pad", "Exp"]),
     ("s = Shape(x) a = Pad(x, s, , m2) y = Exp(a)", ["Shape", "Concat", "Gather", "Pad", "Exp"]),
@@ -54,7 +59,8 @@ def model_of(body: str) -> onnx.ModelProto:
     return onnx.parser.parse_model(
         '<ir_version: 8, opset_import: ["": 18]>\n'
         "g (float[N,3] x) => (float[A,B] y) <float one = {1}, float zero = {0}, "
-        "int64[1] i0 = {0}, int64[1] i1 = {1}, int64[1] m2 = {-2}, int64[2] two = {1, 2}, "
+        "int64[1] i0 = {0}, int64[1] i1 = {1}, int64[1] m2 = {-2}, int64[1] m1 = {-1}, "
+        "int64[2] two = {1, 2}, "
         "float half = {0.5}, "
         f"int64[1] flat = {{-1}}, int64[2] back = {{-1,3}}> {{ {body} }}"
     )

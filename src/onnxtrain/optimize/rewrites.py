@@ -135,6 +135,26 @@ def undone_axes(node: ir.Node) -> ir.Value | None:
     return inner.inputs[0] if first == second else None
 
 
+def reduced_axes(node: ir.Node) -> ir.Value | None:
+    """A reduction drops the axes itself that a Squeeze takes away from its result."""
+    source = node.inputs[0]
+    inner = source.producer() if source is not None else None
+    if inner is None or inner.domain or not inner.op_type.startswith("Reduce"):
+        return None
+    if len(source.uses()) != 1 or source.is_graph_output():  # type: ignore[union-attr]
+        return None
+    rank = rank_of(inner.inputs[0])
+    axes = [ints(n.inputs[1]) if len(n.inputs) > 1 else None for n in (inner, node)]
+    if rank is None or not inner.attributes.get_int("keepdims", 1) or not axes[0] or not axes[1]:
+        return None
+    if sorted(a % rank for a in axes[0]) != sorted(a % rank for a in axes[1]):
+        return None
+    inner.attributes["keepdims"] = ir.AttrInt64("keepdims", 0)
+    result = inner.outputs[0]
+    result.shape = node.outputs[0].shape
+    return result
+
+
 def _is_shape_of_something(value: ir.Value | None) -> bool:
     producer = value.producer() if value is not None else None
     return producer is not None and producer.op_type == "Shape"
@@ -206,7 +226,7 @@ REWRITES: dict[str, tuple[Rewrite, ...]] = {
     "Gemm": (tall_product,),
     "Pad": (pads_of_all_axes,),
     "Reshape": (reshape_of_reshape,),
-    "Squeeze": (undone_axes,),
+    "Squeeze": (undone_axes, reduced_axes),
     "Unsqueeze": (undone_axes,),
     "Cast": (pointless_cast,),
 }
