@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -11,6 +13,8 @@ import onnxruntime as ort
 import pytest
 from onnx import numpy_helper
 
+from onnxtrain import artifacts
+from onnxtrain.api import CheckpointState, Module, Optimizer
 from onnxtrain.autodiff import differentiate_model
 from onnxtrain.graph import load, to_proto
 from onnxtrain.graph.parameters import to_initializers, to_inputs
@@ -90,6 +94,60 @@ def test_values_in_between_keep_their_names() -> None:
     assert [o.name for o in made.graph.output] == ["y", "h"]
     for found, expected in zip(run(made), run(model), strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_what_is_to_be_kept_stays_in_rows() -> None:
+    loaded = load(model_of(CHAIN))
+    to_inputs(loaded, WEIGHTS)
+    made = to_proto(layers_in_columns(normalize(loaded), keep=["c"]))
+    gemms = [n for n in made.graph.node if n.op_type == "Gemm"]
+    assert [n.output[0] for n in gemms] == ["a", "c", "y"]
+    loaded = load(model_of(CHAIN))
+    to_inputs(loaded, WEIGHTS)
+    made = to_proto(layers_in_columns(normalize(loaded), keep=["k"]))
+    assert "k" in {o for n in made.graph.node for o in n.output if n.op_type == "Tanh"}
+    assert "a" not in {o for n in made.graph.node for o in n.output}
+
+
+def losses(folder: Path) -> list[float]:
+    state = CheckpointState.load_checkpoint(folder / "checkpoint")
+    module = Module(folder / "training_model.onnx", state)
+    optimizer = Optimizer(folder / "optimizer_model.onnx", module)
+    rng = np.random.default_rng(3)
+    x, y = rng.normal(size=(8, WIDE)).astype(np.float32), rng.integers(0, 3, 8)
+    found = []
+    for _ in range(3):
+        found.append(float(module(x, y)))
+        optimizer.step()
+        module.lazy_reset_grad()
+    return found
+
+
+@pytest.mark.parametrize(
+    "options", [{"recompute": ["h"]}, {"recompute": 2}, {"no_gradient": ["second"]}]
+)
+def test_artifacts_with_values_and_nodes_by_name(tmp_path: Path, options: dict[str, Any]) -> None:
+    found = []
+    for batch in ("N", "8"):  # in columns, and in rows
+        model = model_of(CHAIN, batch=batch)
+        model.graph.node[2].name = "second"
+        folder = tmp_path / batch
+        folder.mkdir()
+        trained = [n for n in WEIGHTS if "no_gradient" not in options or n in ("w3", "b3")]
+        artifacts.generate_artifacts(
+            model,
+            requires_grad=trained,
+            frozen_params=[n for n in WEIGHTS if n not in trained],
+            loss=artifacts.LossType.CrossEntropyLoss,
+            optimizer=artifacts.OptimType.AdamW,
+            artifact_directory=folder,
+            **options,
+        )
+        made = operators(onnx.load(folder / "training_model.onnx"))
+        assert (made["Transpose"] > 0) == (batch == "N")
+        found.append(losses(folder))
+    assert found[0][0] > found[0][-1]
+    np.testing.assert_allclose(found[0], found[1], rtol=1e-4)
 
 
 @pytest.mark.parametrize(

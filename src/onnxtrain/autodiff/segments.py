@@ -56,6 +56,11 @@ def check_recompute(how: Recompute) -> None:
     )
 
 
+def kept_by_name(how: Recompute) -> frozenset[str]:
+    """The names of values in `how`, if it has any."""
+    return frozenset() if how is None or isinstance(how, (int, str)) else frozenset(how)
+
+
 def weight(value: ir.Value) -> float:
     """Bytes of a value, roughly: dimensions of unknown size count `SYMBOLIC`."""
     width = value.dtype.itemsize if value.dtype is not None else 4

@@ -20,7 +20,7 @@ import onnx_ir as ir
 
 from ..graph import Names
 from ..graph.edit import remove_nodes, replace_value
-from ..graph.nodes import ints, permutation
+from ..graph.nodes import initializer, ints, permutation
 from ..graph.tensor import Dim, dims_of
 
 ELEMENTWISE = frozenset(
@@ -170,11 +170,7 @@ class _Moving:
         key = tuple(numbers)
         if key not in self.constants:
             name = self.names.fresh("select/" + "_".join(map(str, numbers)))
-            tensor = ir.tensor(np.array(numbers, np.int64), name=name)
-            value = ir.Value(name=name, const_value=tensor, type=ir.TensorType(tensor.dtype))
-            value.shape = ir.Shape([len(numbers)])
-            self.graph.register_initializer(value)
-            self.constants[key] = value
+            self.constants[key] = initializer(self.graph, name, np.array(numbers, np.int64))
         return self.constants[key]
 
     def end_of_layer(self, node: ir.Node) -> None:

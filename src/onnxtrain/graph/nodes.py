@@ -100,11 +100,19 @@ def constant(
     node: ir.Node, numbers: Sequence[int] | npt.NDArray[np.generic], suffix: str
 ) -> ir.Value:
     """An array, or an INT64 vector of integers, for a node of a graph; kept with the graph."""
-    graph = node.graph
-    assert graph is not None
+    assert node.graph is not None
     array = numbers if isinstance(numbers, np.ndarray) else np.array(numbers, np.int64)
-    tensor = ir.tensor(np.ascontiguousarray(array), name=f"{node.name}/{suffix}")
-    value = ir.Value(name=tensor.name, const_value=tensor, type=ir.TensorType(tensor.dtype))
-    value.shape = ir.Shape(list(array.shape))
+    return initializer(node.graph, f"{node.name}/{suffix}", array)
+
+
+def initializer(graph: ir.Graph, name: str, array: npt.NDArray[Any]) -> ir.Value:
+    """A new constant of a graph."""
+    tensor = ir.tensor(np.ascontiguousarray(array).reshape(array.shape), name=name)
+    value = ir.Value(
+        name=name,
+        type=ir.TensorType(tensor.dtype),
+        shape=ir.Shape(array.shape),
+        const_value=tensor,
+    )
     graph.register_initializer(value)
     return value

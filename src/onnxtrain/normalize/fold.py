@@ -12,6 +12,7 @@ import onnx.reference
 import onnx_ir as ir
 
 from ..graph.infer import infer_shapes
+from ..graph.nodes import initializer
 from ..graph.parameters import mark_constant
 from .rewrite import standard
 from .symbolic import infer_symbolic
@@ -36,17 +37,10 @@ def _fold(model: ir.Model) -> bool:
             continue
         arrays = _evaluate(node, model.opset_imports[""])
         for output, array in zip(node.outputs, arrays):
-            tensor = ir.tensor(array, name=output.name)
-            value = ir.Value(
-                name=output.name,
-                type=ir.TensorType(tensor.dtype),
-                shape=ir.Shape(array.shape),
-                const_value=tensor,
-            )
+            name, output.name = output.name or "", f"{output.name}_folded"
+            value = initializer(graph, name, array)
             mark_constant(value)
             output.replace_all_uses_with(value)
-            output.name = f"{output.name}_folded"
-            graph.register_initializer(value)
         graph.remove(node, safe=True)
         changed = True
     return changed

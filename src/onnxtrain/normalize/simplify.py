@@ -8,6 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ..graph.edit import replace_value
+from ..graph.nodes import initializer
 from ..graph.tensor import dims_of
 
 
@@ -80,14 +81,7 @@ def _split(
 ) -> ir.Node:
     """A Split with these sizes, put before a node."""
     stem = before.outputs[0].name
-    name = f"{stem}_sizes"
-    split = ir.Value(
-        name=name,
-        type=ir.TensorType(ir.DataType.INT64),
-        shape=ir.Shape([len(sizes)]),
-        const_value=ir.tensor(np.array(sizes, np.int64), name=name),
-    )
-    graph.register_initializer(split)
+    split = initializer(graph, f"{stem}_sizes", np.array(sizes, np.int64))
     new = ir.Node(
         "", "Split", [x, split], {"axis": ir.AttrInt64("axis", axis)},
         num_outputs=len(sizes), name=f"{before.name or stem}/Split",

@@ -12,6 +12,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from ..graph.nodes import initializer
 from ..graph.tensor import dims_of
 from .polynomial import Poly, UnknownError
 from .symbolic_contents import CONTENTS
@@ -107,16 +108,7 @@ class _Pass:
         node.attributes.pop("allowzero", None)
 
     def _constant(self, name: str, array: Array) -> ir.Value:
-        name = self._fresh(name)
-        tensor = ir.tensor(array, name=name)
-        value = ir.Value(
-            name=name,
-            type=ir.TensorType(tensor.dtype),
-            shape=ir.Shape(array.shape),
-            const_value=tensor,
-        )
-        self.graph.register_initializer(value)
-        return value
+        return initializer(self.graph, self._fresh(name), array)
 
     def _fresh(self, name: str) -> str:
         while name in self.taken:

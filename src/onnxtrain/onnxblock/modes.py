@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from ..errors import ModelError
 from ..graph import FLOATS, Constants, Names, OpBuilder, Tensor
+from ..graph.nodes import initializer
 
 MODES = ("preserve", "train", "auto")
 
@@ -91,13 +92,7 @@ def _activate_dropout(model: ir.Model, node: ir.Node) -> None:
     name = "onnxtrain.training_mode"
     flag = model.graph.initializers.get(name)
     if flag is None:
-        flag = ir.Value(
-            name=name,
-            type=ir.TensorType(ir.DataType.BOOL),
-            shape=ir.Shape([]),
-            const_value=ir.tensor(np.array(True), name=name),
-        )
-        model.graph.register_initializer(flag)
+        flag = initializer(model.graph, name, np.array(True))
     if len(node.inputs) < 3:
         node.resize_inputs(3)
     node.replace_input_with(2, flag)

@@ -11,7 +11,13 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from ..autodiff import Recompute, check_recompute, differentiate_model, recompute_activations
+from ..autodiff import (
+    Recompute,
+    check_recompute,
+    differentiate_model,
+    kept_by_name,
+    recompute_activations,
+)
 from ..errors import ModelError, UnknownNameError
 from ..graph import OpBuilder, Tensor
 from ..graph import parameters as params
@@ -144,7 +150,7 @@ def _build_gradients(plan: Plan) -> Gradients:
     _set_outputs(model, plan.outputs)
     _drop_unread_log_prob(model)
     states = modes.expose_statistics(model, plan.states, unbiased=plan.unbiased)
-    model = layers_in_columns(model)
+    model = layers_in_columns(model, keep=kept_by_name(plan.recompute))
     wrt = [*plan.trainable, *plan.inputs]
     gradients: dict[str, str] = {}
     if wrt:

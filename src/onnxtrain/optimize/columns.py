@@ -13,6 +13,8 @@ where weights are small there is nothing to gain.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import onnx_ir as ir
 
 from ..graph.edit import remove_nodes
@@ -29,16 +31,21 @@ ELEMENTWISE = frozenset(
 )  # fmt: skip
 
 
-def layers_in_columns(model: ir.Model) -> ir.Model:
-    """Turn chains of layers in the graph itself; their results keep names and shapes."""
-    chosen = _chosen(model.graph)
+def layers_in_columns(model: ir.Model, keep: Collection[str] = ()) -> ir.Model:
+    """Turn chains of layers in the graph itself.
+
+    Args:
+        model: is changed. Nodes keep their names, and so does, in rows, what others read.
+        keep: names of values that are needed in rows where they are made.
+    """
+    chosen = _chosen(model.graph, frozenset(keep))
     columns: dict[ir.Value, ir.Value] = {}
     turned: list[ir.Node] = []
     for node in list(model.graph) if chosen else ():
         x = node.inputs[0] if node.inputs else None
         if node in chosen:
             columns[node.outputs[0]] = _layer(node, columns.get(x) if x is not None else None)
-        elif x in columns and _is_elementwise(node):
+        elif x in columns and _is_elementwise(node) and node.outputs[0].name not in keep:
             columns[node.outputs[0]] = _like(node, columns[x])
         else:
             continue
@@ -49,11 +56,13 @@ def layers_in_columns(model: ir.Model) -> ir.Model:
     return model
 
 
-def _chosen(graph: ir.Graph) -> set[ir.Node]:
+def _chosen(graph: ir.Graph, keep: frozenset[str]) -> set[ir.Node]:
     """Layers in chains of at least two, one of them large."""
     before: dict[ir.Value, ir.Node] = {}  # what a value is an element-wise function of
     chains: dict[ir.Node, set[ir.Node]] = {}
     for node in graph:
+        if any(o.name in keep for o in node.outputs):
+            continue
         source = before.get(node.inputs[0]) if node.inputs and node.inputs[0] is not None else None
         if _is_layer(node):
             chain = chains[source] if source is not None else set()
@@ -120,13 +129,16 @@ def _like(node: ir.Node, x_columns: ir.Value) -> ir.Value:
 
 
 def _described(value: ir.Value, node: ir.Node) -> ir.Value:
-    shape = node.outputs[0].shape
+    """The result of the node that takes another one's place."""
+    new, shape = value.producer(), node.outputs[0].shape
+    assert new is not None
+    new.name = node.name
     value.shape = None if shape is None else ir.Shape([shape[1], shape[0]])
     return value
 
 
 def _turn_back(old: ir.Value, columns: ir.Value, turned: set[ir.Node]) -> None:
-    """What others read, or asks for by name, is there in rows too."""
+    """What others read, or is asked for by name, is there in rows too."""
     if not old.is_graph_output() and all(user in turned for user, _ in old.uses()):
         return
     node, name = old.producer(), old.name

@@ -14,7 +14,13 @@ import onnx_ir as ir
 import torch
 from torch.overrides import TorchFunctionMode
 
-from ..autodiff import Recompute, differentiate_model, reachable, recompute_activations
+from ..autodiff import (
+    Recompute,
+    differentiate_model,
+    kept_by_name,
+    reachable,
+    recompute_activations,
+)
 from ..autodiff.partition import partition
 from ..errors import OnnxTrainError
 from ..graph import FLOATS, to_proto
@@ -23,7 +29,7 @@ from ..graph.infer import infer_shapes
 from ..graph.schema import RANDOM
 from ..normalize import normalize
 from ..onnxblock import modes
-from ..optimize import optimize
+from ..optimize import layers_in_columns, optimize
 from ..optimize.schedule import schedule
 from ._ortmodule_structure import Structure, put_together, take_apart
 from .export import ExportError, export
@@ -362,6 +368,7 @@ def _build(
     if updates:
         model = infer_shapes(model)
     updates.update(traced.buffers)
+    model = layers_in_columns(model, keep=kept_by_name(recompute))
     barriers = _barriers(model)
     targets = _targets(model, traced.outputs, wanted, barriers) if gradients else []
     known = [w for w in wanted if w in before]
