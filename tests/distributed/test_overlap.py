@@ -18,6 +18,7 @@ from tests.runtime import test_real_artifacts as convolutional
 from .conftest import launch, needs_mpi, results
 from .test_mpi import batchnorm_artifacts, dying
 from .threads import parameters, together
+from .worker import data_of
 
 TINY = 1e-4
 """Megabytes per bucket: a hundred bytes, three buckets of the handmade model."""
@@ -49,7 +50,7 @@ def trained(folder, backend, fit, **options):
         distributed=backend,
         **options,
     )
-    data = np.load(folder / "data.npz")
+    data = data_of(folder)
     before = len(getattr(backend, "calls", []))
     history = trainer.fit((data["x"], data["y"]), progress=False, **fit)
     calls = getattr(backend, "calls", [])[before:]
@@ -131,7 +132,7 @@ def test_buckets_travel_while_others_are_computed(folder):
         real_apply(scale)
 
     trainer._engine.optimizer.apply = apply
-    data = np.load(folder / "data.npz")
+    data = data_of(folder)
     trainer.fit((data["x"][:8], data["y"][:8]), batch_size=8, progress=False)
     messages = sum(len(r) for r in pieces.ranges)
     assert events.index("sent") < events.index("piece 1")
@@ -152,7 +153,7 @@ def test_a_lost_rank_is_reported_by_the_main_thread(folder):
         trainer = Trainer.from_directory(
             folder, distributed=backend, overlap=True, bucket_mb=TINY, step_model=None
         )
-        data = np.load(folder / "data.npz")
+        data = data_of(folder)
         try:
             trainer.fit((data["x"], data["y"]), callbacks=[Quits()], progress=False)
         except Exception as error:

@@ -15,6 +15,8 @@ from onnxtrain.runtime.batches import make_batches
 from onnxtrain.runtime.metrics import R2, Accuracy, Metric
 from tests.runtime import handmade
 
+from .worker import data_of
+
 # --- sampler -------------------------------------------------------------------------------------
 
 
@@ -160,7 +162,7 @@ def test_a_process_that_is_gone_is_noticed():
 
 def trained(folder, **options):
     trainer = Trainer.from_directory(folder, step_model=None, metrics=["mse"], **options)
-    data = np.load(folder / "data.npz")
+    data = data_of(folder)
     history = trainer.fit(
         (data["x"], data["y"]),
         epochs=2,
@@ -274,7 +276,7 @@ def test_a_metric_that_cannot_merge_sees_all_rows(folder):
 
     from onnxtrain.distributed import DataParallel
 
-    data = np.load(folder / "data.npz")
+    data = data_of(folder)
     group = DataParallel(Single())
     group.rank, group.size = 1, 4
     source = make_batches((data["vx"], data["vy"]), ["x", "target"], 8)

@@ -49,8 +49,14 @@ def own_rank() -> int:
     return int(os.environ.get("PMI_RANK", os.environ.get("RANK", "0")))
 
 
+def data_of(folder: Path) -> dict[str, np.ndarray]:
+    """The arrays that are trained on; the file is closed."""
+    with np.load(folder / "data.npz") as file:
+        return dict(file)
+
+
 def train(folder: Path, backend: str, run: dict) -> dict[str, np.ndarray]:
-    data = np.load(folder / "data.npz")
+    data = data_of(folder)
     state = run.get("state", folder / "checkpoint")
     if run.get("file_on_rank_0_only") and own_rank():
         state = folder / "there is no such file"

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import sys
+import threading
 import weakref
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -69,10 +70,11 @@ class Spinner(Protocol):
     """Owns a session whose threads may spin."""
 
     def stop_spinning(self) -> None:
-        """Go on with threads that sleep between steps."""
+        """From the next step on, go on with threads that sleep; another thread may ask for it."""
 
 
 _training: weakref.WeakSet[Any] = weakref.WeakSet()
+_lock = threading.Lock()
 
 
 def is_alone(owner: Spinner) -> bool:
@@ -80,8 +82,9 @@ def is_alone(owner: Spinner) -> bool:
 
     Where torch is loaded its threads may want the cores as well.
     """
-    others = [other for other in _training if other is not owner]
-    _training.add(owner)
+    with _lock:
+        others = [other for other in _training if other is not owner]
+        _training.add(owner)
     for other in others:
         other.stop_spinning()
     return not others and "torch" not in sys.modules
