@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gc
 import sys
+import threading
 import tracemalloc
 import weakref
 
@@ -664,3 +665,26 @@ def test_the_collector_is_on_again(artifacts, monkeypatch, was_on):
     with pytest.raises(FileNotFoundError):
         Module("no such file", artifacts.state())
     assert calls == (["off", "on"] * 2 if was_on else ["off"] * 2)
+
+
+def test_modules_made_and_trained_in_several_threads(artifacts):
+    """Each asks the others to let their threads sleep, whatever these are doing."""
+    data = artifacts.train, artifacts.state
+    errors = []
+
+    def work():
+        try:
+            for _ in range(5):
+                module = Module(data[0], data[1]())
+                for _ in range(3):
+                    module.lazy_reset_grad()
+                    module(X, Y)
+        except Exception as error:  # shown by the main thread
+            errors.append(error)
+
+    workers = [threading.Thread(target=work) for _ in range(4)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert not errors

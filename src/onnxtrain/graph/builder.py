@@ -332,7 +332,7 @@ class OpBuilder:
             return self.const(np.ones(int(np.prod(sizes))), rows.dtype)
         key = (lead, rows.dtype)
         if lead is None or None in lead or key not in self._rows_of_ones:
-            size = self.Slice(self.Shape(rows), [0], [1])
+            size = self.Shape(rows, start=0, end=1)
             self._rows_of_ones[key] = self.full(size, 1, rows.dtype)
         return self._rows_of_ones[key]
 

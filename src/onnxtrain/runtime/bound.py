@@ -13,7 +13,7 @@ import onnxruntime
 from ..errors import InputError, RunError
 from .artifact import Artifact
 from .buffers import TensorStore
-from .devices import Device
+from .devices import RUN_OPTIONS, Device
 from .dtypes import BY_ONNX, ElementType
 from .feeds import FeedCheck, raw_ortvalue
 from .onnxfile import ValueInfo
@@ -127,12 +127,25 @@ class Binding:
         for value, place in zip(values, staged):
             if (
                 type(value) is not np.ndarray
+                or value.dtype is not place.dtype
                 or value.shape != place.shape
-                or value.dtype != place.dtype
             ):
                 return False
             place[...] = value
         return True
+
+    def again(self, values: Sequence[Any]) -> list[Array] | None:
+        """A whole run on small arrays like the last ones; None if there is more to be done.
+
+        In steps of some ten microseconds every call of Python counts.
+        """
+        if not self.feed_again(values):
+            return None
+        try:
+            self._run(self.io, RUN_OPTIONS)
+        except Exception as error:
+            raise self._failed(error) from error
+        return self.results()
 
     def _feed_staged(self, info: ValueInfo, value: Array) -> None:
         staged = self._staged.get(info.name)
@@ -155,14 +168,17 @@ class Binding:
     def run(self) -> None:
         """Run; an error of onnxruntime becomes one of ours, with the large outputs rebound."""
         try:
-            self._run(self.io, None)
+            self._run(self.io, RUN_OPTIONS)
         except Exception as error:
-            self._bound.clear()
-            self._staged.clear()
-            self._again = []
-            for _, name in self._large:
-                self.made_output(name)
-            raise RunError(f"onnxruntime could not run the model: {error}") from error
+            raise self._failed(error) from error
+
+    def _failed(self, error: Exception) -> RunError:
+        self._bound.clear()
+        self._staged.clear()
+        self._again = []
+        for _, name in self._large:
+            self.made_output(name)
+        return RunError(f"onnxruntime could not run the model: {error}")
 
     def results(self) -> list[Array]:
         """Results as arrays: copies of the small ones, the large ones as they were made."""

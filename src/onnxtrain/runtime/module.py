@@ -121,6 +121,12 @@ class Module:
         Returns:
             One output as it is, several as a tuple.
         """
+        if self._train.must_rest:
+            self._train.rest()
+        if self.training and self._overwrite and not named_inputs and not self.check_finite:
+            quick = self._train.again(user_inputs)
+            if quick is not None:
+                return quick[0] if len(quick) == 1 else tuple(quick)
         part: _Train | _Eval = self._train if self.training else self._need_eval()
         as_values = False
         if named_inputs or not part.binding().feed_again(user_inputs):
@@ -311,6 +317,7 @@ class _Train:
         self.artifact, self.user = artifact, user_side(artifact)
         self.next_states = TensorStore(state._frozen.specs[s] for s in artifact.states)
         self.next_states.place(module._device)
+        self.is_simple = module._device.is_host and not self.next_states.specs
         reseed(artifact.model, artifact.random_nodes, state._random)
         self.small = SmallSteps(artifact, module._device, module._session_options)
         folded = set(fold_frozen(artifact, state)) if fold else set()
@@ -325,6 +332,7 @@ class _Train:
         drop_accumulation(artifact)
         can_be_cut = module._device.is_host and self.gradients.buffers.keys() == {"F32"}
         self.is_long = can_be_cut and len(artifact.model.nodes) > MANY_NODES
+        self.must_rest = False
         self.spins = (
             is_alone(self)
             and can_be_cut
@@ -384,9 +392,13 @@ class _Train:
         )
 
     def stop_spinning(self) -> None:
-        """Let the threads of the session sleep between steps: others want the cores."""
+        """From the next step on the threads sleep in between: others want the cores."""
+        self.must_rest = True
+
+    def rest(self) -> None:
+        """Do what `stop_spinning` asked for, between two steps."""
         before, spun = self._usual, self.spins
-        self.spins = False
+        self.must_rest = self.spins = False
         if spun and isinstance(before, _Passes):
             self._usual = None
             if self.now is before:
@@ -395,6 +407,8 @@ class _Train:
     @property
     def session(self) -> InferenceSession:
         """The (first) session with the user's options."""
+        if self.must_rest:
+            self.rest()
         return self.usual.sessions[0]
 
     def binding(self) -> Binding | PieceBinding:
@@ -422,6 +436,18 @@ class _Train:
         if self.next_states.specs:
             module._ops.copy(module._state._frozen, self.next_states)
         return binding
+
+    def again(self, values: Sequence[Any]) -> list[Array] | None:
+        """A step like the one before, on small arrays; None if there is more to be done."""
+        state, now = self.module._state, self.now
+        if state._nominal is not None or state._settle is not None or not self.is_simple:
+            return None
+        if not isinstance(now, _Passes):
+            return None
+        results = now.overwrite.again(values)
+        if results is not None:
+            self.module._overwrite = False
+        return results
 
     def added(self) -> TensorStore:
         """Where a step leaves gradients that are then added to those there are."""

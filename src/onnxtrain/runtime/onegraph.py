@@ -69,6 +69,7 @@ class OneGraphStep:
         moments = {kind: store.like() for kind, store in self.memory.states.items()}
         self._second = (state._trainable.like(), states, moments)
         self._usual: list[Binding] = []
+        self.must_rest = False
         self._given, self.spins = options, is_alone(self) and options is None
         self._usual = self._now = self._both(self._options())
         self._single: list[Binding] | None = None
@@ -78,6 +79,8 @@ class OneGraphStep:
     @property
     def session(self) -> InferenceSession:
         """The session with the user's options."""
+        if self.must_rest:
+            self.rest()
         return self._usual[0].session
 
     def _check_states(self, optimizer: OptimizerFile) -> None:
@@ -100,8 +103,13 @@ class OneGraphStep:
         )
 
     def stop_spinning(self) -> None:
-        """Let the threads of the session sleep between steps: others want the cores."""
-        if not self.spins or not self._usual:
+        """From the next step on the threads sleep in between: others want the cores."""
+        self.must_rest = True
+
+    def rest(self) -> None:
+        """Do what `stop_spinning` asked for, between two steps."""
+        self.must_rest = False
+        if not self.spins:
             return
         self.spins, before = False, self._usual
         self._usual = self._both(self._options())
@@ -140,19 +148,23 @@ class OneGraphStep:
 
     def __call__(self, values: Sequence[Any]) -> list[Array]:
         """One training step; gives loss and additional outputs."""
+        if self.must_rest:
+            self.rest()
         memory = self.memory
         self.rate[0], self.number[0] = memory.learning_rate, memory.step + 1
         binding = self._now[self._turn]
-        if not binding.feed_again(values):
+        results = binding.again(values)
+        if results is None:
             self._feed(values)
             binding = self._now[self._turn]
-        binding.run()
+            binding.run()
+            results = binding.results()
         self._turn = 1 - self._turn
         memory.step += 1
         if not self.device.is_host:
             for store in self.state._stores():
                 store.written()
-        return binding.results()
+        return results
 
     def _feed(self, values: Sequence[Any]) -> None:
         arrays = self.user.check.arrays(values)

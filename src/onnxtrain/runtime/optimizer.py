@@ -43,6 +43,7 @@ class Optimizer:
         self.clip_norm: float | None = None
         """Limit of the global gradient norm, instead of the optimizer model's own."""
         self._file = load_optimizer(optimizer_uri)
+        self._limit: float | None = (self._file.clip or {}).get("norm")
         self._update: Update | SequenceUpdate | None = None
         self._pending_rate: float | None = None
         if not module._state.is_nominal:
@@ -55,13 +56,15 @@ class Optimizer:
     def apply(self, scale: float) -> None:
         """Update as `step` does, with all gradients times `scale` (1/k averages k batches)."""
         state = self._module._state
-        state._need_values()
+        if state._nominal is not None:
+            state._need_values()
         update = self._update or self._prepare()
         if state._settle is not None:
             state._settle()
-        memory = self._memory
-        coefficient = scale * self._clip_coefficient(scale)
-        update.run(memory.step + 1, memory.learning_rate, coefficient)
+        memory = state._optimizer or self._memory
+        if self._limit is not None or self.clip_norm is not None:
+            scale *= self._clip_coefficient(scale)
+        update.run(memory.step + 1, memory.learning_rate, scale)
         memory.step += 1
 
     def set_learning_rate(self, learning_rate: float) -> None:
@@ -114,9 +117,7 @@ class Optimizer:
         return self._update
 
     def _clip_coefficient(self, scale: float) -> float:
-        limit = self.clip_norm
-        if limit is None:
-            limit = (self._file.clip or {}).get("norm")
+        limit = self._limit if self.clip_norm is None else self.clip_norm
         gradients = self._module._state._gradients
         if limit is None or gradients is None:
             return 1.0

@@ -181,6 +181,7 @@ class Update:
         self.step, self.scale = np.zeros(1, np.int64), np.ones(1, np.float32)
         self._rate: float | None = None
         self._bindings: list[Binding] | None = None
+        self._views: list[tuple[int, list[Array]]] | None = None
         self._scratch: dict[str, TensorStore] = {}
         self._kernel = self._find_kernel()
 
@@ -197,29 +198,27 @@ class Update:
 
     def run(self, step: int, rate: float, scale: float) -> None:
         """One update with the given number, learning rate and gradient scale."""
-        self.step[0], self.scale[0] = step, scale
         if rate != self._rate:
             self._rate = rate
             for group, slot in zip(self.groups, self.rates):
                 slot[0] = rate * group.lr_scale
         if self._kernel is not None:
             self._run_kernel(self._kernel, step, scale)
-        else:
-            self._run_graph()
+            return
+        self.step[0], self.scale[0] = step, scale
+        self._run_graph()
         if not self.module._device.is_host:
             for store in (self.params, *self.states):
                 store.written()
 
     def _run_kernel(self, kernel: kernels.Kernel, step: int, scale: float) -> None:
-        buffers = [s.buffers["F32"].data for s in (self.params, self.gradients, *self.states)]
-        for start, stop, group in _runs(self.params, self.groups):
-            kernel(
-                step,
-                self.rates[group][0],
-                self.decays[group][0],
-                scale,
-                *(b[start:stop] for b in buffers),
-            )
+        if self._views is None:
+            stores = (self.params, self.gradients, *self.states)
+            buffers = [store.buffers["F32"].data for store in stores]
+            runs = _runs(self.params, self.groups)
+            self._views = [(group, [b[a:z] for b in buffers]) for a, z, group in runs]
+        for group, views in self._views:
+            kernel(step, self.rates[group][0], self.decays[group][0], scale, *views)
 
     def _run_graph(self) -> None:
         if self._bindings is None:

@@ -19,7 +19,7 @@ from onnxruntime.capi._pybind_state import OrtValue, SessionIOBinding
 from ..autodiff.partition import Partition
 from ..errors import InputError, ModelError
 from ..runtime.buffers import TensorStore
-from ..runtime.devices import Device, session_options
+from ..runtime.devices import RUN_OPTIONS, Device, session_options
 from ..training.graph_builder import embedded
 from .base import Array, BaseOnnx
 from .onnx_helper import proto_type_to_dtype
@@ -240,7 +240,7 @@ class Side:
             if of.counts:
                 of.count.write(of.steps)
             for step, binding in runs:
-                step(binding, None)
+                step(binding, RUN_OPTIONS)
             total += (read() if fixed is None else fixed).item()
             if penalized:
                 penalty += of.penalty_value.read().item()
@@ -255,7 +255,7 @@ class Side:
         names = [o.name for o in of.forward_onnx_.graph.output]
         for name in names:
             binding.bind_output(name, of.device.ort_device)
-        of.sessions["forward"]._sess.run_with_iobinding(binding, None)
+        of.sessions["forward"]._sess.run_with_iobinding(binding, RUN_OPTIONS)
         made = binding.get_outputs()
         return {
             name: Buffer(tuple(made[i].shape()), _numpy_type(made[i]), of.device)

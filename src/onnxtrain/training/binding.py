@@ -16,6 +16,7 @@ from onnxruntime.capi._pybind_state import OrtValueVector, SessionIOBinding
 
 from ..errors import RunError, UnknownNameError
 from ..runtime.bound import HOST, small_shape
+from ..runtime.devices import RUN_OPTIONS
 from ..runtime.dtypes import BY_ONNX
 from ..runtime.onnxfile import ValueInfo
 
@@ -227,6 +228,7 @@ class Prebound:
 
     def run(self, options: Any) -> None:
         """Run the session."""
+        options = RUN_OPTIONS if options is None else options
         try:
             self._core.run_with_iobinding(self.io, options)
         except Exception as error:

@@ -18,7 +18,7 @@ from ..graph import load, to_proto
 from ..graph.io import save
 from ..optim.transforms import FIRST, SECOND
 from ..runtime.buffers import TensorSpec, TensorStore
-from ..runtime.devices import Device, session_options
+from ..runtime.devices import RUN_OPTIONS, Device, session_options
 from ..runtime.dtypes import BY_ONNX
 from ..runtime.feeds import FeedCheck
 from ..runtime.onnxfile import ValueInfo
@@ -292,6 +292,7 @@ class TrainingSession(onnxruntime.InferenceSession):  # type: ignore[misc]
                 "TrainingSession.io_binding()."
             )
         key = self._key()
+        options = RUN_OPTIONS if options is None else options
         self._cores[key[0]]._sess.run_with_iobinding(binding.ready(key), options)
         self._finish(key)
 
