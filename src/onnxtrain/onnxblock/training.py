@@ -25,7 +25,12 @@ from ..graph.infer import infer_shapes
 from ..graph.schema import RANDOM
 from ..normalize import MAX_IR, MAX_OPSET, normalize
 from ..optim import Optimizer, describe, update_all
-from ..optimize import layers_in_columns, optimize, small_maps_as_products
+from ..optimize import (
+    copies_by_all_threads,
+    layers_in_columns,
+    optimize,
+    small_maps_as_products,
+)
 from . import modes
 
 METADATA = "onnxtrain.artifact"
@@ -163,7 +168,7 @@ def _build_gradients(plan: Plan) -> Gradients:
     wanted = [*plan.outputs, *(gradients[n] for n in wrt), *states.values()]
     _set_outputs(model, wanted)
     model = recompute_activations(model, plan.recompute, gradients.values())
-    model = small_maps_as_products(model)
+    model = copies_by_all_threads(small_maps_as_products(model))
     for name, gradient in gradients.items():
         if gradient != f"{name}_grad":
             raise ModelError(
