@@ -44,8 +44,7 @@ def replace_value(graph: ir.Graph, old: ir.Value, new: ir.Value) -> None:
     producer, name = old.producer(), old.name
     assert producer is not None
     if new.producer() is not None and not new.uses() and not new.is_graph_output():
-        old.replace_all_uses_with(new, replace_graph_outputs=True)
-        old.name, new.name = f"{name}/replaced", name
+        take_over(old, new)
         new.type, new.shape = old.type or new.type, old.shape or new.shape
         return
     identity = ir.Node("", "Identity", [new], name=f"{producer.name}/Identity")
@@ -54,6 +53,13 @@ def replace_value(graph: ir.Graph, old: ir.Value, new: ir.Value) -> None:
     old.replace_all_uses_with(identity.outputs[0], replace_graph_outputs=True)
     old.name = f"{name}/replaced"
     identity.outputs[0].name = name
+
+
+def take_over(old: ir.Value, new: ir.Value) -> None:
+    """Let a new value have the readers, the place among the outputs and the name of an old one."""
+    name = old.name
+    old.replace_all_uses_with(new, replace_graph_outputs=True)
+    old.name, new.name = f"{name}/replaced", name
 
 
 def remove_nodes(graph: ir.Graph, nodes: Collection[ir.Node]) -> None:

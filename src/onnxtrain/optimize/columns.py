@@ -17,7 +17,7 @@ from collections.abc import Collection
 
 import onnx_ir as ir
 
-from ..graph.edit import remove_nodes
+from ..graph.edit import remove_nodes, take_over
 from ..graph.nodes import constant, insert
 from ..graph.tensor import dims_of
 
@@ -141,8 +141,6 @@ def _turn_back(old: ir.Value, columns: ir.Value, turned: set[ir.Node]) -> None:
     """What others read, or is asked for by name, is there in rows too."""
     if not old.is_graph_output() and all(user in turned for user, _ in old.uses()):
         return
-    node, name = old.producer(), old.name
+    node = old.producer()
     assert node is not None
-    rows = insert(node, "Transpose", [columns], "rows", perm=[1, 0])
-    old.replace_all_uses_with(rows, replace_graph_outputs=True)
-    old.name, rows.name = f"{name}/replaced", name
+    take_over(old, insert(node, "Transpose", [columns], "rows", perm=[1, 0]))

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from ..graph.edit import remove_nodes
+from ..graph.edit import remove_nodes, take_over
 from ..graph.nodes import constant, insert
 from ..graph.tensor import dims_of
 from .passes import remove_unread_initializers
@@ -56,7 +56,7 @@ def _rewrite(graph: ir.Graph, conv: ir.Node, known: _Matrices) -> None:
     if key not in known:
         known[key] = _matrix(conv, normalization, window)
     matrix, bias = known[key]
-    old, name = last.outputs[0], last.outputs[0].name
+    old = last.outputs[0]
     assert matrix.const_value is not None
     assert old.shape is not None
     wide, narrow = (int(size) for size in matrix.const_value.shape.numpy())
@@ -65,8 +65,7 @@ def _rewrite(graph: ir.Graph, conv: ir.Node, known: _Matrices) -> None:
     flat.shape, product.shape = (ir.Shape([old.shape[0], size]) for size in (wide, narrow))
     target = constant(last, [-1, narrow // math.prod(window.outputs), *window.outputs], "map")
     result = insert(last, "Reshape", [product, target], "result")
-    old.replace_all_uses_with(result, replace_graph_outputs=True)
-    old.name, result.name = f"{name}/replaced", name
+    take_over(old, result)
     remove_nodes(graph, [last] if last is conv else [conv, last])
 
 
