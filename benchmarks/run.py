@@ -44,7 +44,7 @@ def main() -> int:
             print(f"without the predecessor: {reason}", flush=True)
             del pythons["old"]
     names = [*options.workloads, *options.only] or list(WORKLOADS)
-    rounds = options.rounds or (1 if options.quick else 5)
+    rounds = options.rounds or (1 if options.quick else 12)
     stored = load(RESULTS)
     guess = sum(stored.get(n, {}).get("seconds", SECONDS) for n in names)
     print(f"{len(names)} workloads, {rounds} rounds: about {guess / 60:.0f} minutes", flush=True)
@@ -78,7 +78,7 @@ def arguments() -> argparse.Namespace:
     choice = argparse.ArgumentParser.add_argument
     choice(parser, "workloads", nargs="*", metavar="NAME", help=", ".join(WORKLOADS))
     choice(parser, "--only", action="append", default=[], metavar="NAME", help="this workload")
-    choice(parser, "--rounds", type=int, default=0, help="5, with --quick 1")
+    choice(parser, "--rounds", type=int, default=0, help="12, with --quick 1")
     choice(parser, "--quick", action="store_true", help="few steps, to try it out; not stored")
     choice(parser, "--peers", default=",".join(PEERS), help="of: " + ", ".join(PEERS))
     choice(parser, "--store", action="store_true", help="store the results in any case")
