@@ -27,8 +27,8 @@ Array = npt.NDArray[np.floating]
 
 MOST_GROWTH = 2
 """How many times the convolution's weights the matrix may have."""
-FEWEST_ROWS = 4
-"""Below this batch size reading the larger matrix takes longer than the work it saves."""
+FEWEST_ROWS = 2
+"""For one image reading the larger matrix takes longer than the work that it saves."""
 TYPES = frozenset({ir.DataType.FLOAT, ir.DataType.DOUBLE})
 
 
