@@ -12,21 +12,23 @@ import onnx_ir as ir
 from .tensor import dims_of
 
 
+def known(value: ir.Value | None) -> ir.TensorProtocol | None:
+    """The tensor behind a constant; None for what is none, a parameter with a value included."""
+    return None if value is None or value.is_graph_input() else value.const_value
+
+
 def scalar(value: ir.Value | None) -> float | None:
     """The number behind a constant with one element and no more dimensions than its partner."""
-    if value is None or value.const_value is None or value.is_graph_input():
-        return None
-    tensor = value.const_value
-    if tensor.size != 1 or len(tensor.shape) > 0:
+    tensor = known(value)
+    if tensor is None or tensor.size != 1 or len(tensor.shape) > 0:
         return None
     return float(tensor.numpy().reshape(()))
 
 
 def ints(value: ir.Value | None) -> list[int] | None:
     """The integers behind a constant 1-D operand."""
-    if value is None or value.const_value is None or value.is_graph_input():
-        return None
-    return [int(i) for i in np.atleast_1d(value.const_value.numpy())]
+    tensor = known(value)
+    return None if tensor is None else [int(i) for i in np.atleast_1d(tensor.numpy())]
 
 
 def same_shape(a: ir.Value | None, b: ir.Value | None) -> bool:

@@ -126,13 +126,18 @@ def undone_axes(node: ir.Node) -> ir.Value | None:
     opposite = "Unsqueeze" if node.op_type == "Squeeze" else "Squeeze"
     if inner is None or inner.op_type != opposite or inner.domain:
         return None
-    axes = [ints(n.inputs[1]) if len(n.inputs) > 1 else None for n in (inner, node)]
     wider = inner.outputs[0] if opposite == "Unsqueeze" else inner.inputs[0]
     dims = dims_of(wider) if wider is not None else None
-    if dims is None or axes[0] is None or axes[1] is None:
+    if dims is None or not _same_axes(inner, node, len(dims)):
         return None
-    first, second = (sorted(a % len(dims) for a in each) for each in (axes[0], axes[1]))
-    return inner.inputs[0] if first == second else None
+    return inner.inputs[0]
+
+
+def _same_axes(first: ir.Node, second: ir.Node, rank: int) -> bool:
+    """Whether the second operands of two nodes are the same constant axes of a tensor."""
+    named = [ints(n.inputs[1]) if len(n.inputs) > 1 else None for n in (first, second)]
+    left, right = (None if a is None else sorted(i % rank for i in a) for a in named)
+    return left is not None and left == right
 
 
 def reduced_axes(node: ir.Node) -> ir.Value | None:
@@ -144,10 +149,9 @@ def reduced_axes(node: ir.Node) -> ir.Value | None:
     if len(source.uses()) != 1 or source.is_graph_output():  # type: ignore[union-attr]
         return None
     rank = rank_of(inner.inputs[0])
-    axes = [ints(n.inputs[1]) if len(n.inputs) > 1 else None for n in (inner, node)]
-    if rank is None or not inner.attributes.get_int("keepdims", 1) or not axes[0] or not axes[1]:
+    if not rank or not inner.attributes.get_int("keepdims", 1):
         return None
-    if sorted(a % rank for a in axes[0]) != sorted(a % rank for a in axes[1]):
+    if not _same_axes(inner, node, rank) or not ints(node.inputs[1]):
         return None
     inner.attributes["keepdims"] = ir.AttrInt64("keepdims", 0)
     result = inner.outputs[0]

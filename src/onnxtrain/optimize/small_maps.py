@@ -19,7 +19,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from ..graph.edit import remove_nodes, take_over
-from ..graph.nodes import constant, insert
+from ..graph.nodes import constant, insert, known
 from ..graph.tensor import dims_of
 from .passes import remove_unread_initializers
 
@@ -45,7 +45,7 @@ def small_maps_as_products(model: ir.Model) -> ir.Model:
     return model
 
 
-def _rewrite(graph: ir.Graph, conv: ir.Node, known: _Matrices) -> None:
+def _rewrite(graph: ir.Graph, conv: ir.Node, made: _Matrices) -> None:
     window = _window(conv)
     if window is None:
         return
@@ -53,9 +53,9 @@ def _rewrite(graph: ir.Graph, conv: ir.Node, known: _Matrices) -> None:
     last = normalization or conv
     constants = [*conv.inputs[1:], *(normalization.inputs[1:] if normalization else ())]
     key = (window, *map(id, constants))
-    if key not in known:
-        known[key] = _matrix(conv, normalization, window)
-    matrix, bias = known[key]
+    if key not in made:
+        made[key] = _matrix(conv, normalization, window)
+    matrix, bias = made[key]
     old = last.outputs[0]
     assert matrix.const_value is not None
     assert old.shape is not None
@@ -126,9 +126,8 @@ def _window(conv: ir.Node) -> _Window | None:
 
 def _value(value: ir.Value | None) -> Array | None:
     """The numbers of a constant, None for what is none (a parameter, say)."""
-    if value is None or value.const_value is None or value.is_graph_input():
-        return None
-    return value.const_value.numpy() if value.dtype in TYPES else None
+    tensor = known(value)
+    return tensor.numpy() if tensor is not None and tensor.dtype in TYPES else None
 
 
 def _bias_of(conv: ir.Node) -> Array:

@@ -22,7 +22,6 @@ from .artifact import (
     fold_frozen,
     load_artifact,
     specs_of,
-    weights_change,
 )
 from .bound import Binding, all_ortvalues, user_side
 from .buffers import TensorStore
@@ -35,7 +34,7 @@ from .pieces import Pieces
 from .predecessor import repaired_eval
 from .seeds import reseed
 from .state import CheckpointState
-from .threads import SmallSteps, is_alone
+from .threads import SmallSteps, Spinner, is_alone, training_options
 
 if TYPE_CHECKING:
     from .pieces import PieceBinding
@@ -309,7 +308,7 @@ class _Passes:
         self.train.module._ops.add(self.train.gradients, self.train.added())
 
 
-class _Train:
+class _Train(Spinner):
     """The training model: its session, and a second one with one thread for small batches."""
 
     def __init__(self, artifact: Artifact, module: Module, fold: bool) -> None:
@@ -325,14 +324,13 @@ class _Train:
         self.gradient_names = {
             p: artifact.gradients.get(p, f"{p}_grad") for p in artifact.trainable
         }
-        self.options = self._options()
+        self.options = training_options(artifact, module._session_options)
         assert state._gradients is not None
         self.gradients = state._gradients
         self.scratch: TensorStore | None = None
         drop_accumulation(artifact)
         can_be_cut = module._device.is_host and self.gradients.buffers.keys() == {"F32"}
         self.is_long = can_be_cut and len(artifact.model.nodes) > MANY_NODES
-        self.must_rest = False
         self.spins = (
             is_alone(self)
             and can_be_cut
@@ -378,22 +376,11 @@ class _Train:
         if self._usual is None and self.is_long:
             self._usual = Pieces(self, nodes=NODES_OF_A_PIECE)
         elif self._usual is None:
-            options = self._options(spin=True) if self.spins else self.options
+            options = self.options
+            if self.spins:
+                options = training_options(self.artifact, None, spin=True)
             self._usual = _Passes(self, self._session(options))
         return self._usual
-
-    def _options(self, *, spin: bool = False) -> Any:
-        return session_options(
-            self.module._session_options,
-            folder=self.artifact.folder,
-            weights_change=weights_change(self.artifact),
-            pattern=False,
-            spin=spin,
-        )
-
-    def stop_spinning(self) -> None:
-        """From the next step on the threads sleep in between: others want the cores."""
-        self.must_rest = True
 
     def rest(self) -> None:
         """Do what `stop_spinning` asked for, between two steps."""

@@ -15,22 +15,22 @@ import numpy.typing as npt
 from onnxruntime import InferenceSession
 
 from ..errors import ModelFileError
-from .artifact import check_state, load_artifact, weights_change
+from .artifact import check_state, load_artifact
 from .bound import Binding, user_side
 from .buffers import TensorStore
 from .device_ops import DeviceOps
-from .devices import Device, session_options
+from .devices import Device
 from .onnxfile import Source
 from .optimizer import attach
 from .seeds import reseed
 from .state import CheckpointState, OptimizerState
-from .threads import SmallSteps, is_alone
+from .threads import SmallSteps, Spinner, is_alone, training_options
 from .update import OptimizerFile
 
 Array = npt.NDArray[Any]
 
 
-class OneGraphStep:
+class OneGraphStep(Spinner):
     """Runs a step model.
 
     Args:
@@ -68,10 +68,8 @@ class OneGraphStep:
         states.place(device)
         moments = {kind: store.like() for kind, store in self.memory.states.items()}
         self._second = (state._trainable.like(), states, moments)
-        self._usual: list[Binding] = []
-        self.must_rest = False
-        self._given, self.spins = options, is_alone(self) and options is None
-        self._usual = self._now = self._both(self._options())
+        self.spins = is_alone(self) and options is None
+        self._usual = self._now = self._both(training_options(artifact, options, spin=self.spins))
         self._single: list[Binding] | None = None
         self._turn = 0
         state._settle = self.settle
@@ -93,26 +91,13 @@ class OneGraphStep:
                 f"another optimizer than {optimizer.name}."
             )
 
-    def _options(self) -> Any:
-        return session_options(
-            self._given,
-            folder=self.artifact.folder,
-            weights_change=weights_change(self.artifact),
-            pattern=False,
-            spin=self.spins,
-        )
-
-    def stop_spinning(self) -> None:
-        """From the next step on the threads sleep in between: others want the cores."""
-        self.must_rest = True
-
     def rest(self) -> None:
         """Do what `stop_spinning` asked for, between two steps."""
         self.must_rest = False
         if not self.spins:
             return
         self.spins, before = False, self._usual
-        self._usual = self._both(self._options())
+        self._usual = self._both(training_options(self.artifact, None))
         if self._now is before:
             self._now = self._usual
 

@@ -15,9 +15,9 @@ import sys
 import threading
 import weakref
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
-from .artifact import Artifact, specs_of
+from .artifact import Artifact, specs_of, weights_change
 from .devices import Device, session_options
 
 LIMIT = 1_000_000
@@ -66,11 +66,25 @@ def applications(shape: Sequence[int], *, indices: bool) -> int:
     return max(1, int(math.prod(shape if indices else shape[:-1])))
 
 
-class Spinner(Protocol):
-    """Owns a session whose threads may spin."""
+class Spinner:
+    """Owns a session whose threads may spin; looks at `must_rest` before every step."""
+
+    must_rest = False
 
     def stop_spinning(self) -> None:
-        """From the next step on, go on with threads that sleep; another thread may ask for it."""
+        """Ask for threads that sleep from the next step on; any thread may call this."""
+        self.must_rest = True
+
+
+def training_options(artifact: Artifact, given: Any, *, spin: bool = False) -> Any:
+    """Options for the session of a training or step model."""
+    return session_options(
+        given,
+        folder=artifact.folder,
+        weights_change=weights_change(artifact),
+        pattern=False,
+        spin=spin,
+    )
 
 
 _training: weakref.WeakSet[Any] = weakref.WeakSet()
