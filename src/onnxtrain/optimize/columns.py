@@ -50,8 +50,9 @@ def layers_in_columns(model: ir.Model, keep: Collection[str] = ()) -> ir.Model:
         else:
             continue
         turned.append(node)
+    inside = set(turned)
     for node in reversed(turned):
-        _turn_back(node.outputs[0], columns[node.outputs[0]], set(turned))
+        _turn_back(node.outputs[0], columns[node.outputs[0]], inside)
         remove_nodes(model.graph, [node])
     return model
 
