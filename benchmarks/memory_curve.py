@@ -157,7 +157,7 @@ def prepare(layers: int, folder: Path) -> dict[str, Any]:
 
 def our_step(layers: int, folder: Path, name: str) -> Step:
     from onnxtrain.api import CheckpointState, Module, Optimizer
-    from onnxtrain.runtime.devices import session_options
+    from onnxtrain.runtime.session.devices import session_options
 
     options = session_options(weights_change=True, pattern=False)
     options.intra_op_num_threads = THREADS

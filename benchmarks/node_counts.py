@@ -15,8 +15,8 @@ import onnx
 import onnxtrain
 from onnxtrain.graph import load
 from onnxtrain.normalize import normalize
-from onnxtrain.optimize import optimize
-from onnxtrain.optimize.passes import duplicate_key
+from onnxtrain.passes import optimize
+from onnxtrain.passes.cleanup import duplicate_key
 
 from .prepare import prepare
 from .workloads import WORKLOADS

@@ -21,6 +21,7 @@ import numpy as np
 from sklearn.datasets import make_regression
 from sklearn.neural_network import MLPRegressor
 
+from onnxtrain.compat.onnxcustom.data_loader import OrtDataLoader
 from onnxtrain.sklearn import (
     LearningRateSGD,
     LearningRateSGDNesterov,
@@ -29,7 +30,6 @@ from onnxtrain.sklearn import (
     add_loss_output,
     get_train_initializer,
 )
-from onnxtrain.sklearn.data_loader import OrtDataLoader
 from onnxtrain.sklearn.networks import mlp
 
 ROWS, FEATURES, HIDDEN, BATCH = 1000, 100, (50, 10), 15

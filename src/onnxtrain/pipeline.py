@@ -12,19 +12,13 @@ from collections.abc import Collection, Sequence
 import onnx
 import onnx_ir as ir
 
-from .autodiff import (
-    Recompute,
-    check_recompute,
-    differentiate_model,
-    reachable,
-    recompute_activations,
-)
+from .autodiff import differentiate_model, reachable
 from .errors import ModelError, UnknownNameError
 from .graph import FLOATS, ModelLike, load, to_proto
 from .graph import parameters as params
 from .graph.io import save
 from .normalize import normalize
-from .optimize import optimize
+from .passes import Recompute, check_recompute, optimize, recompute_activations
 
 
 def differentiate(

@@ -15,8 +15,8 @@ from onnxtrain.api import CheckpointState, Module, Optimizer
 from onnxtrain.artifacts import LossType, generate_artifacts
 from onnxtrain.artifacts.device import device_file
 from onnxtrain.artifacts.pieces import assembled
-from onnxtrain.runtime.artifact import drop_accumulation, load_artifact
-from onnxtrain.runtime.onnxfile import ModelFile
+from onnxtrain.runtime.files.onnxfile import ModelFile
+from onnxtrain.runtime.step.artifact import drop_accumulation, load_artifact
 
 RNG = np.random.default_rng(3)
 

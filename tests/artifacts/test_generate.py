@@ -11,10 +11,10 @@ import onnxruntime as ort
 import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
+from onnxtrain.runtime.state.checkpoint_state.checkpoint_state import CheckpointState
 
 from onnxtrain import artifacts, onnxblock, optim
 from onnxtrain.artifacts import LossType, OptimType, generate_artifacts
-from onnxtrain.runtime.state import CheckpointState
 from tests.onnxblock.harness import inputs_of, mlp, only_standard, outputs_of, run
 
 TRAINABLE, FROZEN = ["W1", "b1", "W2"], ["b2"]

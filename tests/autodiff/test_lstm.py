@@ -10,8 +10,8 @@ import onnx.parser
 import pytest
 
 import onnxtrain
-from onnxtrain.autodiff import selection
 from onnxtrain.autodiff.rules import lstm
+from onnxtrain.passes import selection
 from tests.rules.harness import run_ort
 
 H, SHAPES = 3, {"x": (5, 16, 2), "w": (12, 2), "r": (12, 3), "b0": (12,), "b1": (12,)}

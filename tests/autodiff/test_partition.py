@@ -11,8 +11,8 @@ import onnxruntime
 import pytest
 
 import onnxtrain
-from onnxtrain.autodiff.partition import Partition, partition
 from onnxtrain.errors import ModelError, UnknownNameError
+from onnxtrain.passes.partition import Partition, partition
 
 RNG = np.random.default_rng(11)
 

@@ -17,9 +17,9 @@ import pytest
 import onnxtrain
 from onnxtrain import artifacts, onnxblock, optim
 from onnxtrain.api import CheckpointState, Module
-from onnxtrain.autodiff import check_recompute
-from onnxtrain.autodiff.segments import RecomputeError
 from onnxtrain.errors import UnknownNameError
+from onnxtrain.passes import check_recompute
+from onnxtrain.passes.segments import RecomputeError
 
 WIDTH, LAYERS = 128, 6  # wide enough for a value not to count as small
 Array = np.ndarray[Any, Any]

@@ -304,7 +304,7 @@ def test_going_on_gives_the_same_as_one_run(run):
 
 PRESS_IN_STEP_9 = """
 import os, signal
-from onnxtrain.runtime.trainer import Trainer
+from onnxtrain.runtime.loop.trainer import Trainer
 from onnxtrain.cli import main
 run_batch = Trainer._run_batch
 def press(self, values):

@@ -150,17 +150,17 @@ def test_run_a_script(tmp_path: Path) -> None:
     script.write_text(f"{SCRIPT}\nimport beside\nprint(beside.value)\n")
     done = _python(["-m", "onnxtrain.compat", str(script), "a", "--b"])
     assert done.stdout.split("\n")[:2] == [
-        "onnxtrain.runtime.module ['a', '--b'] __main__",
+        "onnxtrain.runtime.step.module ['a', '--b'] __main__",
         "5",
     ], done.stderr
 
 
 def test_run_code_and_module(tmp_path: Path) -> None:
     done = _python(["-m", "onnxtrain.compat", "-c", SCRIPT, "x"])
-    assert done.stdout == "onnxtrain.runtime.module ['x'] __main__\n", done.stderr
+    assert done.stdout == "onnxtrain.runtime.step.module ['x'] __main__\n", done.stderr
     (tmp_path / "mod.py").write_text(SCRIPT)
     done = _python(["-m", "onnxtrain.compat", "-m", "mod", "y"], {"PYTHONPATH": str(tmp_path)})
-    assert done.stdout == "onnxtrain.runtime.module ['y'] __main__\n", done.stderr
+    assert done.stdout == "onnxtrain.runtime.step.module ['y'] __main__\n", done.stderr
 
 
 def test_wrong_arguments_of_the_runner() -> None:

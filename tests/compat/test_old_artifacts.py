@@ -15,7 +15,7 @@ import pytest
 from onnxtrain import optim
 from onnxtrain.api import CheckpointState, Module
 from onnxtrain.compat import convert_artifacts
-from onnxtrain.compat.old_artifacts import (
+from onnxtrain.compat.ort.old_artifacts import (
     OldArtifactError,
     convert_optimizer_model,
     convert_training_model,

@@ -14,7 +14,7 @@ import pytest
 
 from onnxtrain.api import CheckpointState, Module, Optimizer
 from onnxtrain.errors import CheckpointError
-from onnxtrain.runtime import odtc
+from onnxtrain.runtime.files import odtc
 
 from .recorded import DATA, Recorded
 

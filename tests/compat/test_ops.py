@@ -7,8 +7,8 @@ import onnx
 import onnxruntime
 import pytest
 
-from onnxtrain.compat.lowerings import FIRST, TABLE
-from onnxtrain.compat.old_artifacts import standard_operators
+from onnxtrain.compat.ort.lowerings import FIRST, TABLE
+from onnxtrain.compat.ort.old_artifacts import standard_operators
 from onnxtrain.graph import load, to_proto
 from onnxtrain.normalize.contrib import CONTRIB
 

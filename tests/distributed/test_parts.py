@@ -11,8 +11,8 @@ from onnxtrain.distributed import peers as peers_module
 from onnxtrain.distributed.shard import slices, window
 from onnxtrain.distributed.start import check_same_models, shared_state
 from onnxtrain.errors import InputError, MissingPackageError, RankLostError
-from onnxtrain.runtime.batches import make_batches
-from onnxtrain.runtime.metrics import R2, Accuracy, Metric
+from onnxtrain.runtime.loop.batches import make_batches
+from onnxtrain.runtime.loop.metrics import R2, Accuracy, Metric
 from tests.runtime import handmade
 
 from .worker import data_of

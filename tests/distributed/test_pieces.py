@@ -11,10 +11,10 @@ import pytest
 from onnxtrain import artifacts, optim
 from onnxtrain.api import CheckpointState, Module, Optimizer
 from onnxtrain.errors import ModelFileError
-from onnxtrain.runtime import module as runtime_module
-from onnxtrain.runtime.cutting import Template, cut, cut_by_nodes, type_proto
-from onnxtrain.runtime.onnxfile import ModelFile, tensor_type
-from onnxtrain.runtime.pieces import SHARED, Pieces, share_arena
+from onnxtrain.runtime.files.onnxfile import ModelFile, tensor_type
+from onnxtrain.runtime.step import module as runtime_module
+from onnxtrain.runtime.step.cutting import Template, cut, cut_by_nodes, type_proto
+from onnxtrain.runtime.step.pieces import SHARED, Pieces, share_arena
 from tests.runtime import test_real_artifacts as convolutional
 
 WIDTH = 16

@@ -10,7 +10,7 @@ from onnx import numpy_helper
 from onnxtrain import optim
 from onnxtrain.api import CheckpointState, Module, Optimizer
 from onnxtrain.artifacts import LossType, generate_artifacts
-from onnxtrain.runtime import tensorfile
+from onnxtrain.runtime.files import tensorfile
 
 STEPS, ROWS, DISTINCT = 50, 16, 8
 

@@ -12,7 +12,7 @@ from onnxtrain.graph import load, to_proto
 from onnxtrain.graph.tensor import dims_of
 from onnxtrain.normalize import normalize
 from onnxtrain.normalize.polynomial import Poly, UnknownError
-from onnxtrain.optimize import optimize
+from onnxtrain.passes import optimize
 
 
 def parse(text: str) -> onnx.ModelProto:

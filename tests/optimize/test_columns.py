@@ -19,7 +19,7 @@ from onnxtrain.autodiff import differentiate_model
 from onnxtrain.graph import load, to_proto
 from onnxtrain.graph.parameters import to_initializers, to_inputs
 from onnxtrain.normalize import normalize
-from onnxtrain.optimize import layers_in_columns, optimize
+from onnxtrain.passes import layers_in_columns, optimize
 
 WIDE = 256
 WEIGHTS = ["w1", "b1", "w2", "b2", "w3", "b3"]

@@ -10,7 +10,7 @@ import pytest
 
 from onnxtrain.graph import load, to_proto
 from onnxtrain.normalize import normalize
-from onnxtrain.optimize import copies_by_all_threads, optimize
+from onnxtrain.passes import copies_by_all_threads, optimize
 
 
 def made(size: int | str, kind: str = "float") -> tuple[onnx.ModelProto, onnx.ModelProto]:

@@ -11,7 +11,7 @@ import pytest
 from onnxtrain.graph import load, to_proto
 from onnxtrain.graph.parameters import to_inputs
 from onnxtrain.normalize import normalize
-from onnxtrain.optimize import optimize
+from onnxtrain.passes import optimize
 
 PRODUCT = (
     "a = Unsqueeze(x, i0) b = Transpose<perm=[1,2,0]>(a) c = Unsqueeze(x, i1) d = MatMul(b, c) "

@@ -17,7 +17,7 @@ from onnxtrain.api import CheckpointState, Module
 from onnxtrain.graph import load, to_proto
 from onnxtrain.graph.parameters import to_inputs
 from onnxtrain.normalize import normalize
-from onnxtrain.optimize import small_maps_as_products
+from onnxtrain.passes import small_maps_as_products
 
 PRODUCT = ["Reshape", "Gemm", "Reshape"]
 SAME = "pads=[1,1,1,1]"

@@ -1,9 +1,14 @@
 from __future__ import annotations
 
 import numpy as np
+from onnxtrain.runtime.state.checkpoint_state.buffers import (
+    FlatBuffer,
+    TensorSpec,
+    TensorStore,
+    aligned_zeros,
+)
 
-from onnxtrain.runtime import dtypes
-from onnxtrain.runtime.buffers import FlatBuffer, TensorSpec, TensorStore, aligned_zeros
+from onnxtrain.runtime.files import dtypes
 
 
 def test_views_share_memory_and_padding_stays_zero():

@@ -13,11 +13,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from onnxtrain.runtime.state.checkpoint_state.checkpoint_state import (
+    CheckpointState,
+    OptimizerState,
+)
 
 from onnxtrain.errors import CheckpointError, OnnxTrainError
-from onnxtrain.runtime import atomic, tensorfile
-from onnxtrain.runtime.dtypes import BY_CODE
-from onnxtrain.runtime.state import CheckpointState, OptimizerState
+from onnxtrain.runtime.files import atomic, tensorfile
+from onnxtrain.runtime.files.dtypes import BY_CODE
 
 
 def make_state(seed=0):
@@ -139,7 +142,7 @@ def test_file_written_by_onnxruntime_training():
 
 
 def test_odtc_external_data(tmp_path):
-    from onnxtrain.runtime import odtc
+    from onnxtrain.runtime.files import odtc
 
     state, path = make_state(), tmp_path / "c"
     odtc.save(state, path, True, external_above=0)
@@ -156,7 +159,7 @@ def test_odtc_external_data(tmp_path):
 
 
 def test_odtc_version_1_and_unknown_versions(tmp_path, monkeypatch):
-    from onnxtrain.runtime import odtc
+    from onnxtrain.runtime.files import odtc
 
     state, path = make_state(), tmp_path / "c"
     monkeypatch.setattr(odtc, "VERSION", 1)
@@ -326,7 +329,7 @@ def test_failure_while_writing_keeps_the_old_file(tmp_path, monkeypatch, call):
 WRITER = """
 import sys
 import numpy as np
-from onnxtrain.runtime.state import CheckpointState
+from onnxtrain.runtime.state.checkpoint_state import CheckpointState
 number = int(sys.argv[2])
 while True:
     number += 1

@@ -22,10 +22,11 @@ from onnxtrain.errors import (
     StateError,
     UnknownNameError,
 )
-from onnxtrain.runtime import kernels, threads
-from onnxtrain.runtime.devices import Device
-from onnxtrain.runtime.onegraph import OneGraphStep
-from onnxtrain.runtime.update import load_optimizer
+from onnxtrain.runtime.session import threads
+from onnxtrain.runtime.session.devices import Device
+from onnxtrain.runtime.step import kernels
+from onnxtrain.runtime.step.one_graph import OneGraphStep
+from onnxtrain.runtime.step.update import load_optimizer
 
 from . import handmade
 
@@ -343,7 +344,7 @@ def test_device_path_with_host_memory_standing_in(artifacts, monkeypatch):
     states = []
     for fake in (False, True):
         if fake:
-            monkeypatch.setattr("onnxtrain.runtime.module.Device", lambda *_: HostAsDevice())
+            monkeypatch.setattr("onnxtrain.runtime.step.module.Device", lambda *_: HostAsDevice())
         state = artifacts.state()
         module = Module(artifacts.train, state, artifacts.eval)
         optimizer = Optimizer(artifacts.optimizer, module)
@@ -390,7 +391,7 @@ def test_export(dropout_artifacts, tmp_path, external):
 
 
 def test_export_goes_to_a_data_file_when_too_large(module, tmp_path, monkeypatch):
-    monkeypatch.setattr("onnxtrain.runtime.export.LIMIT", 500)
+    monkeypatch.setattr("onnxtrain.runtime.step.export.LIMIT", 500)
     module.export_model_for_inferencing(tmp_path / "m.onnx", ["out"])
     assert (tmp_path / "m.onnx.data").exists()
     session = onnxruntime.InferenceSession(str(tmp_path / "m.onnx"))

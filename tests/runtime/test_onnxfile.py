@@ -9,8 +9,8 @@ import pytest
 from onnx import helper, numpy_helper
 
 from onnxtrain.errors import ModelFileError, UnknownNameError
-from onnxtrain.runtime.onnxfile import ModelFile
-from onnxtrain.runtime.wire import Message
+from onnxtrain.runtime.files.onnxfile import ModelFile
+from onnxtrain.runtime.files.wire import Message
 
 from . import handmade
 

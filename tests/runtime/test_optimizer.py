@@ -13,8 +13,8 @@ from onnxtrain import optim
 from onnxtrain.api import CheckpointState, LinearLRScheduler, Module, Optimizer
 from onnxtrain.errors import CheckpointError, InputError, ModelFileError, StateError
 from onnxtrain.optim import build
-from onnxtrain.runtime import kernels, update
-from onnxtrain.runtime.onnxfile import ModelFile
+from onnxtrain.runtime.files.onnxfile import ModelFile
+from onnxtrain.runtime.step import kernels, update
 
 from . import handmade
 

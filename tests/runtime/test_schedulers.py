@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from onnxtrain.errors import StateError
-from onnxtrain.runtime import schedulers as S
+from onnxtrain.runtime.loop import schedulers as S
 
 torch = pytest.importorskip("torch")
 L = torch.optim.lr_scheduler

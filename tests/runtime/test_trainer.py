@@ -21,8 +21,9 @@ from onnxtrain.api import (
     WarmUp,
 )
 from onnxtrain.errors import InputError, NonFiniteError, StateError
-from onnxtrain.runtime import kernels, metrics
-from onnxtrain.runtime.batches import make_batches
+from onnxtrain.runtime.loop import metrics
+from onnxtrain.runtime.loop.batches import make_batches
+from onnxtrain.runtime.step import kernels
 
 from . import handmade
 

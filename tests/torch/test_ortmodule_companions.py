@@ -15,9 +15,9 @@ import pytest
 import torch
 from torch import nn
 
-from onnxtrain.torch.experimental import export_gradient_graph
-from onnxtrain.torch.fused_adam import AdamWMode, FP16_Optimizer, FusedAdam
-from onnxtrain.torch.utils.data import (
+from onnxtrain.compat.ort.orttrainer.experimental import export_gradient_graph
+from onnxtrain.compat.ort.orttrainer.fused_adam import AdamWMode, FP16_Optimizer, FusedAdam
+from onnxtrain.compat.ort.orttrainer.utils.data import (
     LoadBalancingDistributedBatchSampler,
     LoadBalancingDistributedSampler,
 )

@@ -14,7 +14,8 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
-from onnxtrain.autodiff import RecomputeError  # noqa: E402
+from onnxtrain.compat.ort.orttrainer.options import OptionsError  # noqa: E402
+from onnxtrain.passes import RecomputeError  # noqa: E402
 from onnxtrain.torch import (  # noqa: E402
     IODescription,
     ModelDescription,
@@ -23,7 +24,6 @@ from onnxtrain.torch import (  # noqa: E402
     ORTTrainerOptions,
     optim,
 )
-from onnxtrain.torch.options import OptionsError  # noqa: E402
 
 TS = "torchscript"
 WIDTH, BATCH = 64, 128

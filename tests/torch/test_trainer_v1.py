@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from onnxtrain.compat.ort.orttrainer.descriptions import DescriptionError
 from onnxtrain.errors import InputError, StateError, UnknownNameError
 from onnxtrain.torch import (
     IODescription,
@@ -22,7 +23,6 @@ from onnxtrain.torch import (
     load_checkpoint,
     save_checkpoint,
 )
-from onnxtrain.torch.descriptions import DescriptionError
 from onnxtrain.torch.export import export
 
 from .models import BATCH, LENGTH, WORDS, Lamb, Net, Statistics, Tied, batches, train_torch

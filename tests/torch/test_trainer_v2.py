@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from onnxtrain.compat.ort.orttrainer import amp, optim
 from onnxtrain.errors import CheckpointError, InputError, StateError, UnknownNameError
 from onnxtrain.torch import (
     ORTTrainer,
@@ -18,8 +19,6 @@ from onnxtrain.torch import (
     ORTTrainerV2,
     TrainStepInfo,
     aggregate_checkpoints,
-    amp,
-    optim,
 )
 from onnxtrain.torch.export import export
 

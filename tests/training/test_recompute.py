@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import pytest
 
-from onnxtrain.autodiff.segments import RecomputeError
+from onnxtrain.passes.segments import RecomputeError
 from onnxtrain.training import TrainingParameters, TrainingSession
 
 from ..autodiff.test_recompute import TANH, batch, network

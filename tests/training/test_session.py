@@ -180,7 +180,7 @@ def test_one_vector_or_one_update_each(steps: int, monkeypatch: pytest.MonkeyPat
     model, _ = mlp_with_loss()
     made = parameters("AdamOptimizer", gradient_accumulation_steps=steps)
     together = TrainingSession(model.SerializeToString(), made)
-    monkeypatch.setattr("onnxtrain.training.step.TOGETHER", 0)
+    monkeypatch.setattr("onnxtrain.compat.ort.step.TOGETHER", 0)
     apart = TrainingSession(model.SerializeToString(), made)
     counts = [len(list(s._steps[True].model.graph)) for s in (together, apart)]
     assert counts[0] < counts[1]

@@ -18,14 +18,14 @@ from pathlib import Path
 from typing import Any, cast
 
 from ..errors import OnnxTrainError
-from ..runtime.artifact import KEY, Artifact, drop_accumulation, load_artifact, specs_of
-from ..runtime.atomic import write_atomically
-from ..runtime.buffers import TensorSpec
-from ..runtime.dtypes import type_name
-from ..runtime.export import add_output_types, to_inference
-from ..runtime.onnxfile import ModelFile, Node, ValueInfo
-from ..runtime.update import OptimizerFile, load_optimizer
-from ..runtime.wire import FIXED32, VARINT
+from ..runtime.files.atomic import write_atomically
+from ..runtime.files.dtypes import type_name
+from ..runtime.files.onnxfile import ModelFile, Node, ValueInfo
+from ..runtime.files.wire import FIXED32, VARINT
+from ..runtime.state.buffers import TensorSpec
+from ..runtime.step.artifact import KEY, Artifact, drop_accumulation, load_artifact, specs_of
+from ..runtime.step.export import add_output_types, to_inference
+from ..runtime.step.update import OptimizerFile, load_optimizer
 from . import updates
 from .choose import ArtifactError
 from .pieces import Hole, Piece, pieces_of

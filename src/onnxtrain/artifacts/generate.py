@@ -16,12 +16,12 @@ import onnx
 import onnx_ir as ir
 
 from .. import onnxblock, optim
-from ..autodiff import Recompute
 from ..graph.io import save
 from ..onnxblock.block import Block
 from ..onnxblock.checkpoint_utils import save_checkpoint
 from ..onnxblock.optim import OptimizerBlock
 from ..onnxblock.training import step_model as build_step_model
+from ..passes import Recompute
 from .choose import ArtifactError, Choice, check_apart, choose
 from .device import write_device_file
 from .write import all_or_nothing

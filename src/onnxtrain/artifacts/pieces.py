@@ -6,8 +6,8 @@ import base64
 from collections.abc import Iterator
 from typing import Any, TypeAlias
 
-from ..runtime.onnxfile import ModelFile
-from ..runtime.wire import Message
+from ..runtime.files.onnxfile import ModelFile
+from ..runtime.files.wire import Message
 
 Piece: TypeAlias = "list[int] | str | dict[str, Any]"
 """Bytes of the source from … to, other bytes (base64), or what the device itself fills in."""

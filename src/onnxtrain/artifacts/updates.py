@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from ..runtime.update import OptimizerFile
+from ..runtime.step.update import OptimizerFile
 
 FLOAT, DOUBLE, INT64 = TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.INT64
 OPSET, IR_VERSION = 18, 8

@@ -9,8 +9,8 @@ import onnx_ir as ir
 
 from ..errors import ModelError, UnknownNameError, UnreachableError
 from ..graph import Constants, Dim, Names, OpBuilder, Tensor
+from ..passes.selection import select_early
 from .expand import expand_functions
-from .selection import select_early
 from .walk import Walk
 
 

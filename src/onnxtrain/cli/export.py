@@ -11,7 +11,7 @@ from .app import common
 from .output import UserError, current, size
 
 if TYPE_CHECKING:
-    from ..runtime.state import CheckpointState
+    from ..runtime.state.checkpoint_state import CheckpointState
 
 EPILOG = """\b
 Examples:
@@ -35,8 +35,8 @@ def command(
 
     CHECKPOINT is a checkpoint file, or the folder of a run or of artifacts.
     """
-    from ..runtime.export import export
-    from ..runtime.state import CheckpointState
+    from ..runtime.state.checkpoint_state import CheckpointState
+    from ..runtime.step.export import export
 
     file, folder = _find(Path(checkpoint), artifacts, prefix)
     model = folder / f"{prefix}eval_model.onnx"
@@ -56,8 +56,8 @@ def command(
 def _predictions(model: Path, state: CheckpointState) -> list[str]:
     """Outputs of the model that the artifacts were made from."""
     from ..errors import ModelFileError
-    from ..runtime.devices import Device
-    from ..runtime.evaluator import Evaluator
+    from ..runtime.session.devices import Device
+    from ..runtime.step.evaluator import Evaluator
 
     try:
         return Evaluator(str(model), state, Device("cpu", None), with_loss=False).model_outputs

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..runtime.atomic import write_atomically
+from ..runtime.files.atomic import write_atomically
 
 Step = tuple[int, float, float]
 """Number, loss and learning rate."""

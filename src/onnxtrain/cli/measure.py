@@ -18,9 +18,9 @@ import onnx
 import onnxruntime as ort
 
 from ..artifacts import generate_artifacts
-from ..runtime.module import Module
-from ..runtime.optimizer import Optimizer
-from ..runtime.state import CheckpointState
+from ..runtime.state.checkpoint_state import CheckpointState
+from ..runtime.step.module import Module
+from ..runtime.step.optimizer import Optimizer
 from ..summary import ValueSummary
 from .output import UserError
 from .plan import Plan
@@ -172,7 +172,7 @@ def _random(
 
 def _operators(folder: Path, feeds: Mapping[str, Array], steps: int) -> list[dict[str, Any]]:
     """Time per operator type of forward and backward, from onnxruntime's profiler."""
-    from ..runtime.devices import session_options
+    from ..runtime.session.devices import session_options
 
     options = session_options(None)
     options.enable_profiling = True

@@ -12,12 +12,12 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from ..runtime.callbacks import Callback
+from ..runtime.loop.callbacks import Callback
 from .history import Step, write_history
 from .output import Output
 
 if TYPE_CHECKING:
-    from ..runtime.trainer import Trainer
+    from ..runtime.loop.trainer import Trainer
 
 Logs = Mapping[str, float]
 

@@ -11,7 +11,7 @@ from .output import UserError, one_of
 
 if TYPE_CHECKING:
     from ..optim import Optimizer
-    from ..runtime.schedulers import LRScheduler
+    from ..runtime.loop.schedulers import LRScheduler
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def make_scheduler(
         steps: of the whole run.
         epochs: of the whole run.
     """
-    from ..runtime import schedulers as known
+    from ..runtime.loop import schedulers as known
 
     one_of(name, SCHEDULES, "--schedule")
     if warmup and name in {"onecycle", "plateau"}:

@@ -18,10 +18,10 @@ from ..artifacts import generate_artifacts
 from ..distributed.connect import connect
 from ..distributed.start import once
 from ..errors import CheckpointError, NonFiniteError, RunError, StateError
-from ..runtime.callbacks import SaveCheckpoint
-from ..runtime.devices import session_options
-from ..runtime.metrics import Accuracy, Metric
-from ..runtime.trainer import History, Trainer
+from ..runtime.loop.callbacks import SaveCheckpoint
+from ..runtime.loop.metrics import Accuracy, Metric
+from ..runtime.loop.trainer import History, Trainer
+from ..runtime.session.devices import session_options
 from . import progress, report
 from .app import INTERRUPTED
 from .charts import curves

@@ -107,7 +107,7 @@ def activate_from_environment() -> bool:
 
 def convert_artifacts(*args: Any, **kwargs: Any) -> list[str]:
     """Convert a folder of the predecessor's artifacts; see `old_artifacts.convert_artifacts`."""
-    from .old_artifacts import convert_artifacts as convert
+    from .ort.old_artifacts import convert_artifacts as convert
 
     return convert(*args, **kwargs)
 

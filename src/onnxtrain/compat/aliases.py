@@ -35,8 +35,8 @@ def _from(module: str, *names: str) -> Names:
 
 API = "onnxtrain.api"
 TORCH = "onnxtrain.torch"
-PARTS = "onnxtrain.compat.torch_parts"
-CAPI = "onnxtrain.compat.capi"
+PARTS = "onnxtrain.compat.ort.torch_parts"
+CAPI = "onnxtrain.compat.ort.capi"
 
 _CONFIGS = _from(f"{TORCH}.optim", "SGDConfig", "AdamConfig", "LambConfig", "_OptimizerConfig")
 _SCHEDULERS = _from(
@@ -50,7 +50,7 @@ _FALLBACK = _from(f"{TORCH}.fallback", "ORTModuleFallbackException") | {
     "FallbackPolicy": f"{TORCH}.fallback:FallbackPolicy",
 }
 _BUILDERS = _from(
-    "onnxtrain.training", "GradientGraphBuilder", "GraphInfo", "OrtModuleGraphBuilder",
+    "onnxtrain.compat.ort", "GradientGraphBuilder", "GraphInfo", "OrtModuleGraphBuilder",
     "OrtModuleGraphBuilderConfiguration", "OrtValueCache", "PartialGraphExecutionState",
     "PropagateCastOpsConfiguration", "PropagateCastOpsStrategy", "Severity", "TrainingAgent",
     "TrainingGraphTransformerConfiguration", "TrainingParameters",
@@ -58,8 +58,8 @@ _BUILDERS = _from(
 
 PYBIND: Names = {
     **_BUILDERS,
-    "OrtValueVector": "onnxtrain.training:OrtValueVector",
-    "TrainingSession": "onnxtrain.training:TrainingSession",
+    "OrtValueVector": "onnxtrain.compat.ort:OrtValueVector",
+    "TrainingSession": "onnxtrain.compat.ort:TrainingSession",
     **_from(
         CAPI, "GradientNodeAttributeDefinition", "GradientNodeDefinition",
         "get_model_after_loading_checkpoint", "get_optimized_model", "is_ortmodule_available",
@@ -71,7 +71,7 @@ PYBIND: Names = {
 """Added to `onnxruntime.capi._pybind_state` where it lacks them."""
 
 TOP: Names = {
-    **_from("onnxtrain.training", "TrainingSession", "TrainingParameters"),
+    **_from("onnxtrain.compat.ort", "TrainingSession", "TrainingParameters"),
 }
 """Added to `onnxruntime` itself, where the first releases had them."""
 
@@ -95,8 +95,8 @@ COMPOSED: dict[str, Names] = {
         "amp": f"{TRAINING}.amp",
         "optim": f"{TRAINING}.optim",
         "checkpoint": f"{TRAINING}.checkpoint",
-        "PropagateCastOpsStrategy": "onnxtrain.training:PropagateCastOpsStrategy",
-        **_from("onnxtrain.training", "TrainingParameters", "TrainingSession"),
+        "PropagateCastOpsStrategy": "onnxtrain.compat.ort:PropagateCastOpsStrategy",
+        **_from("onnxtrain.compat.ort", "TrainingParameters", "TrainingSession"),
         "is_ortmodule_available": f"{CAPI}:is_ortmodule_available",
         **_from(TORCH, "ORTTrainer", "ORTTrainerOptions", "TrainStepInfo", "ORTModule"),
     },
@@ -153,7 +153,7 @@ COMPOSED: dict[str, Names] = {
         "ORTTrainer": f"{TORCH}:ORTTrainer",
     },
     "onnxruntime.capi.training": {},
-    "onnxruntime.capi.training.training_session": _from("onnxtrain.training", "TrainingSession"),
+    "onnxruntime.capi.training.training_session": _from("onnxtrain.compat.ort", "TrainingSession"),
     "torch_ort": {**_from(TORCH, "ORTModule"), **_DEBUG},
     "onnxcustom": {"__version__": f"{CAPI}:ONNXCUSTOM_VERSION"},
     _CUSTOM: _ERRORS,

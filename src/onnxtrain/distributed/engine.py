@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..runtime.buffers import TensorStore, aligned_zeros
-from ..runtime.module import Module
-from ..runtime.optimizer import Optimizer
+from ..runtime.state.buffers import TensorStore, aligned_zeros
+from ..runtime.step.module import Module
+from ..runtime.step.optimizer import Optimizer
 from .backend import Backend
 from .overlap import BUCKET_MB, Overlap, Way
 from .sampler import Part

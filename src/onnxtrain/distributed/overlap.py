@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import InputError
-from ..runtime.module import Module
-from ..runtime.pieces import Pieces, share_arena
+from ..runtime.step.module import Module
+from ..runtime.step.pieces import Pieces, share_arena
 from .backend import Backend
 
 Array = npt.NDArray[Any]

@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 
 from ..errors import InputError
-from ..runtime.artifact import load_artifact
-from ..runtime.batches import Batches
-from ..runtime.devices import session_options
-from ..runtime.group import Group
-from ..runtime.metrics import Metric
-from ..runtime.module import Module
-from ..runtime.onnxfile import Source
-from ..runtime.optimizer import Optimizer
-from ..runtime.state import CheckpointState
+from ..runtime.files.onnxfile import Source
+from ..runtime.loop.batches import Batches
+from ..runtime.loop.metrics import Metric
+from ..runtime.session.devices import session_options
+from ..runtime.state.checkpoint_state import CheckpointState
+from ..runtime.step.artifact import load_artifact
+from ..runtime.step.module import Module
+from ..runtime.step.optimizer import Optimizer
+from ..runtime.step.process_group import Group
 from .backend import Backend, Single
 from .connect import connect
 from .engine import HEAD, ParallelEngine, widened

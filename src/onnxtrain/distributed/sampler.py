@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..runtime.batches import ArrayBatches, Batches
+from ..runtime.loop.batches import ArrayBatches, Batches
 
 Array = npt.NDArray[Any]
 

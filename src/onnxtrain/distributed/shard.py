@@ -11,13 +11,13 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import InputError
-from ..runtime.buffers import ALIGNMENT, FlatBuffer, Slot, TensorSpec, TensorStore
-from ..runtime.dtypes import F32
-from ..runtime.module import Module
-from ..runtime.onnxfile import Source
-from ..runtime.optimizer import attach
-from ..runtime.state import OptimizerState
-from ..runtime.update import Update, load_optimizer
+from ..runtime.files.dtypes import F32
+from ..runtime.files.onnxfile import Source
+from ..runtime.state.buffers import ALIGNMENT, FlatBuffer, Slot, TensorSpec, TensorStore
+from ..runtime.state.checkpoint_state import OptimizerState
+from ..runtime.step.module import Module
+from ..runtime.step.optimizer import attach
+from ..runtime.step.update import Update, load_optimizer
 from .backend import Backend
 
 Array = npt.NDArray[Any]

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from ..errors import InputError
-from ..runtime.buffers import TensorSpec, TensorStore
-from ..runtime.dtypes import BY_CODE
-from ..runtime.onnxfile import Source
-from ..runtime.state import CheckpointState, OptimizerState, RandomState
+from ..runtime.files.dtypes import BY_CODE
+from ..runtime.files.onnxfile import Source
+from ..runtime.state.buffers import TensorSpec, TensorStore
+from ..runtime.state.checkpoint_state import CheckpointState, OptimizerState, RandomState
 from .backend import Backend
 
 

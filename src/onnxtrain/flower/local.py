@@ -11,12 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import InputError, NonFiniteError
-from ..runtime.batches import make_batches
-from ..runtime.metrics import Metric
-from ..runtime.module import Module
-from ..runtime.optimizer import Optimizer
-from ..runtime.state import CheckpointState
-from ..runtime.trainer import Trainer
+from ..runtime.loop.batches import make_batches
+from ..runtime.loop.metrics import Metric
+from ..runtime.loop.trainer import Trainer
+from ..runtime.state.checkpoint_state import CheckpointState
+from ..runtime.step.module import Module
+from ..runtime.step.optimizer import Optimizer
 
 Array = npt.NDArray[Any]
 PARAMETERS, STATISTICS = "parameters", "statistics"
@@ -165,7 +165,7 @@ class LocalModel:
         module.export_model_for_inferencing(path, outputs)
 
     def _eval_outputs(self) -> list[str]:
-        from ..runtime.artifact import KEY, load_artifact
+        from ..runtime.step.artifact import KEY, load_artifact
 
         artifact = load_artifact(self._files[2], "eval", self.state)
         described = artifact.model.described(KEY) or {}

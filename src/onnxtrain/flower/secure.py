@@ -17,7 +17,7 @@ from flwr.common import Code, FitRes, Status, ndarrays_to_parameters, parameters
 from flwr.compat.common import recorddict_compat as compat
 from flwr.serverapp import Grid, ServerApp
 
-from ..runtime.state import CheckpointState
+from ..runtime.state.checkpoint_state import CheckpointState
 from .client import from_record, to_record
 from .local import LocalModel
 

@@ -11,7 +11,7 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM, FedProx, Result, Strategy
 
 from ..errors import InputError
-from ..runtime.state import CheckpointState
+from ..runtime.state.checkpoint_state import CheckpointState
 from .client import from_record, to_record
 from .guard import Guard
 from .local import LocalModel

@@ -12,7 +12,7 @@ import onnx_ir as ir
 from onnx import numpy_helper
 
 from ..errors import OnnxTrainError
-from ..runtime.state import CheckpointState
+from ..runtime.state.checkpoint_state import CheckpointState
 
 
 class ParametersError(OnnxTrainError, RuntimeError):

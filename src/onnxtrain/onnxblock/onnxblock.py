@@ -9,7 +9,7 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from ..autodiff import Recompute
+from ..passes import Recompute
 from . import _graph_utils, training
 from ._training_graph_utils import get_model_parameters
 from .block import Block, BlockError

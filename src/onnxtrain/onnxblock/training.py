@@ -11,13 +11,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from ..autodiff import (
-    Recompute,
-    check_recompute,
-    differentiate_model,
-    kept_by_name,
-    recompute_activations,
-)
+from ..autodiff import differentiate_model
 from ..errors import ModelError, UnknownNameError
 from ..graph import OpBuilder, Tensor
 from ..graph import parameters as params
@@ -25,10 +19,14 @@ from ..graph.infer import infer_shapes
 from ..graph.schema import RANDOM
 from ..normalize import MAX_IR, MAX_OPSET, normalize
 from ..optim import Optimizer, describe, update_all
-from ..optimize import (
+from ..passes import (
+    Recompute,
+    check_recompute,
     copies_by_all_threads,
+    kept_by_name,
     layers_in_columns,
     optimize,
+    recompute_activations,
     small_maps_as_products,
 )
 from . import modes

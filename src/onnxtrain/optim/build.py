@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from ..errors import ModelError
 from ..graph import Constants, Names, OpBuilder, Tensor
-from ..optimize import optimize
+from ..passes import optimize
 from .linear import Scalar, times
 from .optimizer import ClipNorm, ClipValue, Optimizer, OptimizerError, Segment, norm_coefficient
 

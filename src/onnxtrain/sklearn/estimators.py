@@ -18,19 +18,23 @@ from sklearn.utils.multiclass import check_classification_targets, unique_labels
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted
 
 from .. import optim
+from ..compat.onnxcustom.base import Array, SelectionError
+from ..compat.onnxcustom.common import own_inputs
+from ..compat.onnxcustom.data_loader import OrtDataLoader, generator
+from ..compat.onnxcustom.devices import device_to_providers
+from ..compat.onnxcustom.exceptions import ConvergenceError
+from ..compat.onnxcustom.onnx_helper import (
+    as_proto,
+    get_train_initializer,
+    replace_initializers_into_onnx,
+)
+from ..compat.onnxcustom.optimizers import RATE, BoundStep
+from ..compat.onnxcustom.sgd_learning_rate import LearningRateSGD
+from ..compat.ort import TrainingParameters, TrainingSession
+from ..compat.ort.recipes import gradient_descent
 from ..graph import parameters as params
 from ..graph import to_proto
-from ..training import TrainingParameters, TrainingSession
-from ..training.recipes import gradient_descent
-from .base import Array, SelectionError
-from .common import own_inputs
-from .data_loader import OrtDataLoader, generator
-from .devices import device_to_providers
-from .exceptions import ConvergenceError
 from .networks import LABEL, LOSS, WEIGHT, Network, Penalty, mlp, network, training_model
-from .onnx_helper import as_proto, get_train_initializer, replace_initializers_into_onnx
-from .optimizers import RATE, BoundStep
-from .sgd_learning_rate import LearningRateSGD
 from .validation import validated
 
 OPTIMIZERS = ("sgd", "adam", "adamw", "lamb", "rmsprop", "adagrad", "lion")

@@ -12,12 +12,12 @@ import onnx_ir as ir
 
 from ..autodiff import reachable
 from ..autodiff.differentiate import values_by_name
+from ..compat.onnxcustom.base import SelectionError
 from ..errors import ModelError, UnknownNameError
 from ..graph import FLOATS, ModelLike, OpBuilder, Tensor, load, to_proto
 from ..graph import parameters as params
 from ..normalize import normalize
 from ..onnxblock import modes
-from .base import SelectionError
 
 ACTIVATIONS = {"relu": "Relu", "tanh": "Tanh", "logistic": "Sigmoid", "identity": "Identity"}
 LABEL, WEIGHT, LOSS = "onnxtrain.label", "onnxtrain.sample_weight", "onnxtrain.loss"

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ..autodiff import Recompute
+from ..passes import Recompute
 from ._ortmodule_graph import Traced, build, trace
 from ._ortmodule_run import (
     Bound,

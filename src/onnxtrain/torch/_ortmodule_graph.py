@@ -14,14 +14,7 @@ import onnx_ir as ir
 import torch
 from torch.overrides import TorchFunctionMode
 
-from ..autodiff import (
-    Recompute,
-    differentiate_model,
-    kept_by_name,
-    reachable,
-    recompute_activations,
-)
-from ..autodiff.partition import partition
+from ..autodiff import differentiate_model, reachable
 from ..errors import OnnxTrainError
 from ..graph import FLOATS, to_proto
 from ..graph import parameters as params
@@ -29,8 +22,9 @@ from ..graph.infer import infer_shapes
 from ..graph.schema import RANDOM
 from ..normalize import normalize
 from ..onnxblock import modes
-from ..optimize import layers_in_columns, optimize
-from ..optimize.schedule import schedule
+from ..passes import Recompute, kept_by_name, layers_in_columns, optimize, recompute_activations
+from ..passes.partition import partition
+from ..passes.schedule import schedule
 from ._ortmodule_structure import Structure, put_together, take_apart
 from .export import ExportError, export
 from .fallback import (

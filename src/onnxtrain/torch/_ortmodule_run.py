@@ -16,7 +16,7 @@ import onnxruntime
 import torch
 from onnxruntime.capi import _pybind_state as ort
 
-from ..runtime.threads import HEAVY, LIMIT, applications
+from ..runtime.session.threads import HEAVY, LIMIT, applications
 from ._openmp import pause
 from ._ortmodule_graph import Halves
 from .fallback import ORTModuleDeviceException, ORTModuleONNXModelException

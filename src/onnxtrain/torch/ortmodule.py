@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from ..autodiff import Recompute, check_recompute
+from ..passes import Recompute, check_recompute
 from ._ortmodule_cache import Cache, Settings, autocast
 from ._ortmodule_structure import take_apart
 from .debug_options import DebugOptions

@@ -1,0 +1,1 @@
+"""onnxcustom's names: optimizers as estimators, learning losses, rates and penalties."""

@@ -1,0 +1,120 @@
+"""What learning objects share: choice by name, pickling, and a look at their graphs."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import onnxruntime
+
+from ...errors import OnnxTrainError
+from ...runtime.session.devices import session_options
+
+Array = npt.NDArray[Any]
+T = TypeVar("T")
+
+
+class SelectionError(OnnxTrainError, ValueError):
+    """A name of a loss, penalty or learning rate that does not exist."""
+
+
+def select_class(kind: str, name: str, classes: dict[type[T], tuple[str, ...]]) -> type[T]:
+    """The class with this alias, or of this name."""
+    for cls, aliases in classes.items():
+        if name == cls.__name__ or name in aliases:
+            return cls
+    known = [n for cls, aliases in classes.items() for n in (*aliases, cls.__name__) if n]
+    raise SelectionError(f"There is no {kind} {name!r}. Known: {', '.join(known)}.")
+
+
+def small_session(model: onnx.ModelProto, providers: Any = None) -> onnxruntime.InferenceSession:
+    """A session for a graph of a few nodes: one thread, since handing work over costs more."""
+    options = session_options()
+    options.intra_op_num_threads = 1
+    providers = ["CPUExecutionProvider"] if providers is None else providers
+    return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=providers)
+
+
+class BaseOnnx:
+    """Graphs and sessions in attributes; pickled without the sessions, which are made again.
+
+    A subclass names the attributes that cannot be pickled in `_transient`; they are None after
+    loading and made when first needed.
+    """
+
+    _transient: tuple[str, ...] = ()
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = dict(self.__dict__)
+        for name in self._transient:
+            if name in state:
+                state[name] = None
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+
+    def onnx_graphs(self) -> dict[str, Any]:
+        """Graphs by name; nested where an attribute has graphs of its own."""
+        found: dict[str, Any] = {}
+        for name, value in self.__dict__.items():
+            if isinstance(value, onnx.ModelProto):
+                found[name.strip("_")] = value
+            elif isinstance(value, BaseOnnx):
+                inner = value.onnx_graphs()
+                if inner:
+                    found[name.strip("_")] = inner
+        return found
+
+    def save_onnx_graph(
+        self, folder: str | os.PathLike[str] | type[bytes], prefix: str = "", suffix: str = ""
+    ) -> dict[str, Any]:
+        """Write every graph that is used to a file.
+
+        Args:
+            folder: where to write; ``bytes`` gives the serialized graphs instead of files.
+            prefix: beginning of the file names.
+            suffix: added to the names, before the extension.
+
+        Returns:
+            Attribute → file name (or bytes), nested like the objects.
+        """
+        return _saved(self.onnx_graphs(), folder, prefix or type(self).__name__, suffix)
+
+
+def _saved(graphs: dict[str, Any], folder: Any, prefix: str, suffix: str) -> dict[str, Any]:
+    saved: dict[str, Any] = {}
+    for name, value in graphs.items():
+        if isinstance(value, dict):
+            saved[name] = _saved(value, folder, f"{prefix}.{name}", suffix)
+        elif folder is bytes:
+            saved[name] = value.SerializeToString()
+        else:
+            path = Path(folder) / f"{prefix}.{name}{suffix}.onnx"
+            if not path.parent.is_dir():
+                raise FileNotFoundError(f"The folder {str(path.parent)!r} does not exist.")
+            onnx.save(value, str(path))
+            saved[name] = str(path)
+    return saved
+
+
+def save_onnx_graph(
+    self: BaseOnnx,
+    folder: str | os.PathLike[str] | type[bytes],
+    prefix: str = "",
+    suffix: str = "",
+) -> dict[str, Any]:
+    """Write every graph that an object uses; see `BaseOnnx.save_onnx_graph`."""
+    return self.save_onnx_graph(folder, prefix, suffix)
+
+
+def to_array(value: Any) -> Array:
+    """An array from an array or an OrtValue of either level."""
+    if isinstance(value, np.ndarray):
+        return value
+    raw = getattr(value, "_ortvalue", value)
+    return np.asarray(raw.numpy() if hasattr(raw, "numpy") else raw)

@@ -1,0 +1,179 @@
+"""What both optimizers of the onnxcustom family do alike."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+from sklearn.base import BaseEstimator
+
+from ...errors import InputError
+from ...graph import ModelLike, load
+from ...runtime.session.devices import Device
+from .base import Array, BaseOnnx
+from .devices import get_ort_device, ort_device_to_string
+from .exceptions import ConvergenceError, ConvergenceWarning, EvaluationError
+from .onnx_helper import as_proto, replace_initializers_into_onnx
+from .sgd_learning_rate import BaseLearningRate, LearningRateAdam
+
+OPTIMIZERS = ("SGDOptimizer", "AdamOptimizer")
+
+
+class TrainerBase(BaseOnnx, BaseEstimator):  # type: ignore[misc]
+    """Parameters, the loop over iterations, validation and results."""
+
+    model_onnx: Any
+    learning_rate: Any
+    training_optimizer_name: str
+    max_iter: int
+    batch_size: int
+    validation_every: float
+    device: Any
+    verbose: Any
+    warm_start: bool
+    random_state: Any
+
+    # -- before training ---------------------------------------------------------------------------
+
+    def _check_optimizer(self) -> None:
+        if self.training_optimizer_name not in OPTIMIZERS:
+            raise NotImplementedError(
+                f"training_optimizer_name is one of {', '.join(OPTIMIZERS)}, not "
+                f"{self.training_optimizer_name!r}."
+            )
+
+    def _new_rate(self) -> BaseLearningRate:
+        """A learning rate of one's own; the parameter is not changed."""
+        self._check_optimizer()
+        given = self.learning_rate
+        rate = copy.deepcopy(BaseLearningRate.select(given))
+        adam = self.training_optimizer_name == "AdamOptimizer"
+        if adam and not isinstance(rate, LearningRateAdam):
+            if isinstance(given, str):
+                return LearningRateAdam()
+            params = {
+                k: v for k, v in rate.get_params().items() if k not in ("momentum", "nesterov")
+            }
+            return LearningRateAdam(**params)
+        return rate
+
+    def _device(self) -> Device:
+        return Device(ort_device_to_string(get_ort_device(self.device)))
+
+    def _model(self) -> onnx.ModelProto:
+        model: ModelLike = self.model_onnx
+        return as_proto(model)
+
+    def _every(self) -> int:
+        """Number of iterations between two validations, at least one."""
+        every = self.validation_every
+        return max(1, int(every * self.max_iter)) if every < 1 else int(every)
+
+    # -- the loop ----------------------------------------------------------------------------------
+
+    def _iterate(
+        self,
+        rate: BaseLearningRate,
+        iteration: Callable[[], float],
+        validate: Callable[[], float] | None,
+        exc: bool = True,
+    ) -> None:
+        """Run `max_iter` iterations, and a validation every now and then."""
+        for i in _progress(range(self.max_iter), self.verbose):
+            loss = iteration()
+            self.train_losses_.append(loss)
+            if not np.isfinite(loss):
+                self._diverged(i, loss, exc)
+                break
+            self.t_ += 1
+            rate.report_loss(loss)
+            rate.update_learning_rate(self.t_)
+            if validate is not None and (i + 1) % self._every() == 0:
+                value = validate()
+                if np.isnan(value) and exc:
+                    raise EvaluationError(
+                        f"The validation loss is NaN after iteration {i + 1}. Lower the learning "
+                        f"rate; the last training losses are {self.train_losses_[-5:]}."
+                    )
+                self.validation_losses_.append(value)
+
+    def _diverged(self, iteration: int, loss: float, exc: bool) -> None:
+        message = (
+            f"The loss is {loss} in iteration {iteration}; the losses before it are "
+            f"{self.train_losses_[-6:-1]}. Lower the learning rate or scale the features."
+        )
+        if exc:
+            raise ConvergenceError(message)
+        warnings.warn(message, ConvergenceWarning, stacklevel=4)
+
+    # -- after training ----------------------------------------------------------------------------
+
+    def get_state(self) -> dict[str, Array]:
+        """The weights by name."""
+        raise NotImplementedError
+
+    def get_trained_onnx(self, model: ModelLike | None = None) -> onnx.ModelProto:
+        """A model with the trained weights.
+
+        Args:
+            model: a model with initializers of the same names, the one before a loss was added
+                say; by default the model that was trained.
+        """
+        target = self._model() if model is None else as_proto(model)
+        return replace_initializers_into_onnx(target, self.get_state())
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "train_losses_")
+
+
+def as_array(value: Any, dtype: Any = None) -> Array:
+    """An array that a session takes: contiguous, and of a type."""
+    return np.ascontiguousarray(value, dtype=dtype)
+
+
+def input_dtype(model: onnx.ModelProto, name: str) -> Any:
+    """The numpy type of an input."""
+    for value in model.graph.input:
+        if value.name == name:
+            return onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
+    raise InputError(f"The model has no input {name!r}.")
+
+
+def own_inputs(model: onnx.ModelProto) -> list[str]:
+    """Inputs that are no initializers."""
+    constants = {i.name for i in model.graph.initializer}
+    return [i.name for i in model.graph.input if i.name not in constants]
+
+
+def with_weights_as_inputs(model: onnx.ModelProto, weights: Mapping[str, Any]) -> onnx.ModelProto:
+    """The model with some initializers as inputs, so that one session serves any weights."""
+    from ...graph import parameters as params
+    from ...graph import to_proto
+
+    loaded = load(model)
+    params.to_inputs(loaded, list(weights))
+    for value in loaded.graph.inputs:
+        value.const_value = None
+    return to_proto(loaded)
+
+
+def _progress(iterations: range, verbose: Any) -> Any:
+    """The iterations with a progress bar, when it is asked for and tqdm is installed."""
+    if not verbose:
+        return iterations
+    try:
+        bar = importlib.import_module("tqdm").tqdm
+    except ImportError:
+        return _printed(iterations)
+    return bar(iterations)
+
+
+def _printed(iterations: range) -> Any:
+    for i in iterations:
+        print(f"iteration {i + 1} of {len(iterations)}")
+        yield i

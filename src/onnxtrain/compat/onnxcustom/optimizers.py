@@ -1,0 +1,337 @@
+"""The first API as an estimator: loss, gradient and update in one graph."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+
+from ...errors import InputError, ModelError, UnknownNameError
+from ..ort import TrainingParameters, TrainingSession
+from .base import Array
+from .common import TrainerBase, as_array, input_dtype, own_inputs, with_weights_as_inputs
+from .data_loader import Batch, OrtDataLoader, generator
+from .devices import device_to_providers, get_ort_device
+from .onnx_helper import get_train_initializer
+from .sgd_learning_rate import BaseLearningRate, LearningRateAdam
+
+RATE = "Learning_Rate"
+
+
+class OrtGradientOptimizer(TrainerBase):
+    """Trains a model whose graph holds its loss (see `add_loss_output`).
+
+    Args:
+        model_onnx: the model with its loss.
+        weights_to_train: names of the initializers to train.
+        loss_output_name: the loss among the outputs.
+        max_iter: passes over the data.
+        training_optimizer_name: ``"SGDOptimizer"`` or ``"AdamOptimizer"``.
+        batch_size: rows per step.
+        learning_rate: a name, a number or a `BaseLearningRate`, with or without momentum. The rate
+            is divided by the number of rows, since the loss is a sum (not for Adam, whose steps
+            do not depend on the scale of the loss).
+        device: ``"cpu"`` or ``"cuda:0"``.
+        warm_start: go on from the last state; otherwise every fit starts with random weights.
+        verbose: show progress.
+        validation_every: iterations between validations; below 1 a fraction of `max_iter`.
+        saved_gradient: a file for the graph with gradients; the training graph goes to
+            ``<file>.training.onnx``.
+        sample_weight_name: the input that takes weights per observation.
+        random_state: seed of the shuffling and the initial weights.
+
+    Attributes:
+        train_session_: the `TrainingSession`.
+        train_losses_: mean loss of every iteration.
+        validation_losses_: losses on the validation data.
+        trained_coef_: weights by name.
+    """
+
+    _transient = ("train_session_", "_validation", "_steps")
+
+    def __init__(
+        self,
+        model_onnx: Any,
+        weights_to_train: Sequence[str] | None = None,
+        loss_output_name: str = "loss",
+        max_iter: int = 100,
+        training_optimizer_name: str = "SGDOptimizer",
+        batch_size: int = 10,
+        learning_rate: Any = "SGD",
+        device: Any = "cpu",
+        warm_start: bool = False,
+        verbose: Any = 0,
+        validation_every: float = 0.1,
+        saved_gradient: str | None = None,
+        sample_weight_name: str = "weight",
+        random_state: Any = None,
+    ) -> None:
+        self.model_onnx = model_onnx
+        self.weights_to_train = weights_to_train
+        self.loss_output_name = loss_output_name
+        self.max_iter = max_iter
+        self.training_optimizer_name = training_optimizer_name
+        self.batch_size = batch_size
+        self.learning_rate = learning_rate
+        self.device = device
+        self.warm_start = warm_start
+        self.verbose = verbose
+        self.validation_every = validation_every
+        self.saved_gradient = saved_gradient
+        self.sample_weight_name = sample_weight_name
+        self.random_state = random_state
+
+    # -- training ----------------------------------------------------------------------------------
+
+    def fit(
+        self,
+        X: Any,
+        y: Any,
+        sample_weight: Any = None,
+        X_val: Any = None,
+        y_val: Any = None,
+        use_numpy: bool = False,
+    ) -> OrtGradientOptimizer:
+        """Train.
+
+        Args:
+            X: features.
+            y: expected values.
+            sample_weight: one weight per observation; the model then needs an input for them.
+            X_val: features to validate with.
+            y_val: expected values to validate with.
+            use_numpy: feed arrays through `run` instead of binding memory once (slower).
+        """
+        resume = self.warm_start and hasattr(self, "_state")
+        model = self._model()
+        self._set_names(model, sample_weight is not None)
+        if not resume:
+            self.rng_ = generator(self.random_state)
+            self.learning_rate_ = self._new_rate().init_learning_rate()
+            self.t_ = 0
+            self._state = self._random_weights(model)
+        self.train_losses_: list[float] = []
+        self.validation_losses_: list[float] = []
+        self._make_session(model)
+        loader = OrtDataLoader(
+            as_array(X, input_dtype(model, self.input_names_[0])),
+            as_array(y, input_dtype(model, self.input_names_[1])),
+            None if sample_weight is None else as_array(sample_weight, self._weight_dtype(model)),
+            batch_size=self.batch_size,
+            device=self.device,
+            random_state=self.rng_,
+        )
+        validate = None
+        if X_val is not None:
+            if y_val is None:
+                raise InputError("X_val needs y_val.")
+            validate = lambda: self._validate(X_val, y_val)  # noqa: E731
+        step = self._numpy_steps if use_numpy else self._bound_steps
+        try:
+            self._iterate(self.learning_rate_, lambda: self._iteration(loader, step), validate)
+        finally:
+            self._state = self.train_session_.get_state()
+        return self
+
+    def _set_names(self, model: onnx.ModelProto, weighted: bool) -> None:
+        outputs = [o.name for o in model.graph.output]
+        if self.loss_output_name not in outputs:
+            raise UnknownNameError(
+                "output (loss_output_name; add_loss_output makes one)",
+                self.loss_output_name,
+                outputs,
+            )
+        inputs = own_inputs(model)
+        has_weight = self.sample_weight_name in inputs
+        plain = [n for n in inputs if n != self.sample_weight_name]
+        if len(plain) != 2:
+            raise ModelError(
+                f"The model takes {', '.join(inputs)}; features, labels and, if wanted, weights "
+                f"named {self.sample_weight_name!r} are expected."
+            )
+        if weighted != has_weight:
+            what = "has no" if weighted else "has an"
+            raise InputError(
+                f"The model {what} input {self.sample_weight_name!r} for sample_weight. Pass "
+                "weight_name to add_loss_output exactly when weights are used."
+            )
+        self.input_names_ = [*plain, *([self.sample_weight_name] if has_weight else [])]
+        self.output_names_ = outputs
+        self.loss_index_ = outputs.index(self.loss_output_name)
+
+    def _weight_dtype(self, model: onnx.ModelProto) -> Any:
+        return input_dtype(model, self.sample_weight_name)
+
+    def _weights(self, model: onnx.ModelProto) -> dict[str, Array]:
+        known = {n: a for n, (a, _) in get_train_initializer(model).items()}
+        for name in self.weights_to_train or ():
+            if name not in known:
+                raise UnknownNameError("float initializer", name, list(known))
+        return {n: known[n] for n in (self.weights_to_train or known)}
+
+    def _random_weights(self, model: onnx.ModelProto) -> dict[str, Array]:
+        """Start anew from the standard normal distribution; with warm_start from the model's."""
+        weights = self._weights(model)
+        if self.warm_start:
+            return weights
+        return {n: self.rng_.standard_normal(a.shape).astype(a.dtype) for n, a in weights.items()}
+
+    def _make_session(self, model: onnx.ModelProto) -> None:
+        parameters = TrainingParameters()
+        parameters.loss_output_name = self.loss_output_name
+        parameters.weights_to_train = list(self._weights(model))
+        parameters.training_optimizer_name = self.learning_rate_.optimizer()
+        parameters.lr_params_feed_name = RATE
+        parameters.enable_grad_norm_clip = False
+        if self.saved_gradient:
+            parameters.model_with_gradient_graph_path = str(self.saved_gradient)
+            parameters.model_with_training_graph_path = f"{self.saved_gradient}.training.onnx"
+        self.train_session_ = TrainingSession(
+            model.SerializeToString(), parameters, providers=device_to_providers(self.device)
+        )
+        self.train_session_.load_state(self._state)
+        self._steps: dict[int, BoundStep] | None = {}
+        self._validation: Any = None
+
+    def _iteration(self, loader: OrtDataLoader, step: Any) -> float:
+        total, data = 0.0, loader.epoch()
+        for rows, starts in loader.by_size():
+            total += step(data, rows, starts, _rate_of(self.learning_rate_, rows))
+        return total / len(loader)
+
+    def _bound_steps(self, data: Batch, rows: int, starts: range, rate: float) -> float:
+        assert self._steps is not None
+        step = self._steps.get(rows)
+        if step is None:
+            step = self._steps[rows] = BoundStep(
+                self.train_session_, self.input_names_, data, rows, self.loss_output_name
+            )
+        return step.run(data, starts, rate)
+
+    def _numpy_steps(self, data: Batch, rows: int, starts: range, rate: float) -> float:
+        total, wanted = 0.0, [self.loss_output_name]
+        for start in starts:
+            batch = [a[start : start + rows] for a in data]
+            feeds = dict(zip(self.input_names_, batch))
+            feeds[RATE] = np.array([rate], np.float32)
+            total += float(self.train_session_.run(wanted, feeds)[0])
+        return total
+
+    def _validate(self, X: Any, y: Any) -> float:
+        model = self._model()
+        weights = list(self._weights(model))
+        if self._validation is None:
+            self._validation = onnxruntime.InferenceSession(
+                with_weights_as_inputs(model, dict.fromkeys(weights)).SerializeToString(),
+                providers=device_to_providers(self.device),
+            )
+        x_name, y_name = self.input_names_[:2]
+        expected = as_array(y, input_dtype(model, y_name))
+        rank = next(i for i in model.graph.input if i.name == y_name).type.tensor_type.shape.dim
+        if expected.ndim == 1 and len(rank) == 2:
+            expected = expected.reshape(-1, 1)
+        feeds = {x_name: as_array(X, input_dtype(model, x_name)), y_name: expected}
+        if len(self.input_names_) == 3:
+            feeds[self.sample_weight_name] = np.ones(len(feeds[x_name]), self._weight_dtype(model))
+        state = self.train_session_.get_state()
+        feeds.update({n: state[n] for n in weights})
+        (loss,) = self._validation.run([self.loss_output_name], feeds)
+        return float(loss) / len(feeds[x_name])
+
+    # -- results -----------------------------------------------------------------------------------
+
+    def get_state(self) -> dict[str, Array]:
+        """The trained weights by name."""
+        if not hasattr(self, "_state"):
+            raise AttributeError("Method fit must be called before the weights can be read.")
+        names = self._weights(self._model())
+        state = self._full_state()
+        return {n: state[n] for n in names}
+
+    def _full_state(self) -> dict[str, Array]:
+        session = getattr(self, "train_session_", None)
+        return self._state if session is None else session.get_state()
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Set weights by name."""
+        for name, value in state.items():
+            known = self.get_state()
+            if name not in known:
+                raise UnknownNameError("trained weight", name, list(known))
+            if np.shape(value) != known[name].shape:
+                raise InputError(
+                    f"{name!r} has the shape {list(known[name].shape)}, not "
+                    f"{list(np.shape(value))}."
+                )
+        self._state = {**self._full_state(), **state}
+        if getattr(self, "train_session_", None) is not None:
+            self.train_session_.load_state(self._state)
+
+    @property
+    def trained_coef_(self) -> dict[str, Array]:
+        """The trained weights by name."""
+        return self.get_state()
+
+
+def _rate_of(rate: BaseLearningRate, rows: int) -> float:
+    """The loss is a sum over the rows; what gradient descent shall follow is the mean."""
+    return rate.value if isinstance(rate, LearningRateAdam) else rate.value / rows
+
+
+class BoundStep:
+    """Steps on memory that is bound once for all batches of one size.
+
+    A step costs one copy per input and one call into onnxruntime.
+    """
+
+    def __init__(
+        self, session: TrainingSession, names: Sequence[str], data: Batch, rows: int, loss: str
+    ) -> None:
+        ranks = {i.name: len(i.shape) for i in session.get_inputs()}
+        self._session, self._rows, self._names = session, rows, names
+        self._rate: Array = np.zeros(1, np.float32)
+        self._inputs: list[Array] = []
+        binding = session.io_binding()._iobinding
+        for name, array in zip(names, data):
+            shape = (rows,) if ranks[name] == 1 else (rows, *array.shape[1:])
+            self._inputs.append(np.zeros(shape, array.dtype))
+            binding.bind_input(name, self._inputs[-1])
+        binding.bind_input(RATE, self._rate)
+        kind = next(o for o in session.get_outputs() if o.name == loss).type
+        self._loss: Array = np.zeros((1,), np.float64 if kind == "tensor(double)" else np.float32)
+        place = (self._loss.dtype.type, (), self._loss.ctypes.data)
+        binding.bind_output(loss, get_ort_device("cpu"), *place)
+        self._binding = binding
+
+    def run(self, data: Batch, starts: range, rate: float) -> float:
+        """A step for each of the batches that begin at `starts`; gives the sum of the losses."""
+        session, rows, read = self._session, self._rows, self._loss.item
+        self._rate[0] = rate
+        pairs = [
+            (buffer, array.reshape(-1, *buffer.shape[1:]))
+            for buffer, array in zip(self._inputs, data)
+        ]
+        host, copy, total = session._device.is_host, np.copyto, 0.0
+        # The two directions of the session, up to date once and for all of these steps.
+        sides = {key: self._binding.ready(key) for key in ((True, 0), (True, 1))}
+        step = session._cores[True]._sess.run_with_iobinding
+        for start in starts:
+            stop = start + rows
+            for buffer, array in pairs:
+                copy(buffer, array[start:stop])
+            if not host:  # a device has its own copy of what was bound
+                sides = self._bound_again()
+            key = (True, session._turn)
+            step(sides[key], None)
+            session._finish(key)
+            total += read()
+        return total
+
+    def _bound_again(self) -> dict[tuple[bool, int], Any]:
+        for name, buffer in zip((*self._names, RATE), (*self._inputs, self._rate)):
+            self._binding.bind_input(name, buffer)
+        key = (True, self._session._turn)
+        return {key: self._binding.ready(key)}

@@ -1,0 +1,265 @@
+"""`TrainingAgent`: forward now, backward later, with whatever the caller likes in between."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import onnx
+import onnxruntime
+from onnxruntime.capi._pybind_state import OrtDevice, OrtValue, RunOptions
+from onnxruntime.capi._pybind_state import OrtValueVector as OrtValueVector
+
+from ...errors import ExecutionError, InputError, ModelError, UnknownNameError
+from ...passes.partition import Partition
+from .graph_builder import embedded, split
+
+FORWARD, BACKWARD = "Error in forward pass execution: ", "Error in backward pass execution: "
+
+
+class PartialGraphExecutionState:
+    """What one forward pass leaves for its backward pass.
+
+    It holds the values by reference. The backward pass releases them, and so does forgetting
+    the state.
+    """
+
+    __slots__ = ("__weakref__", "_owner", "_values")
+
+    def __init__(self) -> None:
+        self._owner: TrainingAgent | None = None
+        self._values: Any = None
+
+
+class OrtValueCache:
+    """Values by name, kept from one call to the next."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, Any] = {}
+
+    def insert(self, name: str, value: Any) -> None:
+        """Keep a value."""
+        self._values[name] = value
+
+    def keys(self) -> list[str]:
+        """Names of the values that are kept."""
+        return list(self._values)
+
+    def count(self, name: str) -> int:
+        """1 when a value of this name is kept, else 0."""
+        return int(name in self._values)
+
+    def remove(self, name: str) -> None:
+        """Forget a value."""
+        if name not in self._values:
+            raise UnknownNameError("cached value", name, self.keys())
+        del self._values[name]
+
+    def clear(self) -> None:
+        """Forget all values."""
+        self._values.clear()
+
+
+class TrainingAgent:
+    """Runs the two halves of a gradient model made by `OrtModuleGraphBuilder`.
+
+    Values are passed by position: the model's inputs and weights forward, the gradients of its
+    outputs backward. Nothing is copied: results are new OrtValues, and what the backward half needs
+    stays where the forward half made it. Any number of forward passes may be pending. So inputs and
+    weights must not be written over in place between a forward pass and its backward pass.
+
+    Args:
+        session: the session of the gradient model, `onnxruntime.InferenceSession` or its `_sess`.
+        fw_feed_names: inputs in the order in which `run_forward` gets them.
+        fw_outputs_device_info: where each output shall be.
+        bw_fetches_names: gradients in the order in which `run_backward` gives them.
+        bw_outputs_device_info: where each gradient shall be.
+        local_rank: accepted; one process is one agent.
+    """
+
+    def __init__(
+        self,
+        session: Any,
+        fw_feed_names: Sequence[str],
+        fw_outputs_device_info: Sequence[Any],
+        bw_fetches_names: Sequence[str],
+        bw_outputs_device_info: Sequence[Any],
+        local_rank: int = 0,
+    ) -> None:
+        parts = _parts_of(session)
+        inputs = [i.name for i in parts.forward.graph.input]
+        reads = [i.name for i in parts.backward.graph.input]
+        gradients = [o.name for o in parts.backward.graph.output]
+        _check_names(fw_feed_names, inputs, bw_fetches_names, gradients)
+        _check_count("outputs", parts.outputs, fw_outputs_device_info)
+        _check_count("gradients", bw_fetches_names, bw_outputs_device_info)
+        self._forward, self._backward = _sessions(session, parts.forward, parts.backward)
+        self._feeds = list(fw_feed_names)
+        self._results = [o.name for o in parts.forward.graph.output]
+        self._outputs = len(parts.outputs)
+        devices = [*map(_device, fw_outputs_device_info)]
+        self._devices = devices + devices[:1] * (len(self._results) - len(devices))
+        self._gradients = list(bw_fetches_names)
+        self._gradient_devices = [*map(_device, bw_outputs_device_info)]
+        self._from_results = [n for n in reads if n in parts.saved]
+        self._from_feeds = [n for n in reads if n in inputs]
+        self._seeds = reads[len(self._from_results) + len(self._from_feeds) :]
+        self._result_index = [self._results.index(n) for n in self._from_results]
+        self._feed_index = [self._feeds.index(n) for n in self._from_feeds]
+        self._backward_feeds = reads
+        self._differentiable = [
+            i for i, name in enumerate(parts.outputs) if f"{name}_grad" in self._seeds
+        ]
+        self._options = RunOptions()
+
+    def run_forward(
+        self,
+        feeds: Any,
+        fetches: Any,
+        state: PartialGraphExecutionState,
+        cache: OrtValueCache | None = None,
+    ) -> None:
+        """Compute the outputs and keep, in `state`, what the backward pass needs.
+
+        Args:
+            feeds: OrtValueVector (or list of OrtValues): the inputs, in the agent's order.
+            fetches: OrtValueVector to which the outputs are appended.
+            state: a new state, one for every forward pass.
+            cache: accepted; nothing has to be cached here.
+        """
+        feeds = _vector(feeds)
+        if len(feeds) != len(self._feeds):
+            raise ExecutionError(
+                f"{FORWARD}the model takes {len(self._feeds)} inputs "
+                f"({', '.join(self._feeds)}), {len(feeds)} were given."
+            )
+        made = OrtValueVector()
+        try:
+            self._forward.run_with_ortvaluevector(
+                self._options, self._feeds, feeds, self._results, made, self._devices
+            )
+        except Exception as error:
+            raise ExecutionError(f"{FORWARD}{error}") from error
+        for i in range(self._outputs):
+            fetches.push_back(made[i])
+        needed = OrtValueVector()
+        for i in self._result_index:
+            needed.push_back(made[i])
+        for i in self._feed_index:
+            needed.push_back(feeds[i])
+        state._owner, state._values = self, needed
+
+    def run_backward(self, feeds: Any, fetches: Any, state: PartialGraphExecutionState) -> None:
+        """Compute the gradients from those of the outputs, and release the state.
+
+        Args:
+            feeds: OrtValueVector (or list of OrtValues): the gradients of the outputs.
+            fetches: OrtValueVector to which the gradients are appended.
+            state: the state of the forward pass.
+        """
+        if state._owner is not self:
+            why = "belongs to another agent" if state._owner else "has no forward pass pending"
+            raise ExecutionError(
+                f"{BACKWARD}this state {why}. Every backward pass needs its own run_forward."
+            )
+        given = [feeds[i] for i in range(len(feeds))]  # iterating a vector is slow
+        if len(given) == self._outputs != len(self._seeds):
+            given = [given[i] for i in self._differentiable]
+        if len(given) != len(self._seeds):
+            raise ExecutionError(
+                f"{BACKWARD}it takes {len(self._seeds)} gradients of outputs "
+                f"({', '.join(self._seeds)}), {len(given)} were given."
+            )
+        needed = state._values
+        state._owner = state._values = None
+        for value in given:
+            needed.push_back(_raw(value))
+        made = OrtValueVector() if len(fetches) else fetches
+        try:
+            self._backward.run_with_ortvaluevector(
+                self._options,
+                self._backward_feeds,
+                needed,
+                self._gradients,
+                made,
+                self._gradient_devices,
+            )
+        except Exception as error:
+            raise ExecutionError(f"{BACKWARD}{error}") from error
+        if made is not fetches:
+            for i in range(len(made)):
+                fetches.push_back(made[i])
+
+    def get_serialized_ortmodule_memory_stat(self, *unused: Any) -> str:
+        """What the backward half needs from the forward half, as JSON."""
+        return json.dumps({"saved": self._from_results, "inputs": self._from_feeds})
+
+
+def _check_names(
+    feeds: Sequence[str], inputs: Sequence[str], fetches: Sequence[str], gradients: Sequence[str]
+) -> None:
+    for name in feeds:
+        if name not in inputs:
+            raise UnknownNameError("input of the forward half", name, inputs)
+    missing = [n for n in inputs if n not in feeds]
+    if missing:
+        raise InputError(f"fw_feed_names lacks {', '.join(missing)}.")
+    for name in fetches:
+        if name not in gradients:
+            raise UnknownNameError("gradient", name, gradients)
+
+
+def _check_count(what: str, names: Sequence[str], devices: Sequence[Any]) -> None:
+    if len(names) != len(devices):
+        raise InputError(
+            f"There are {len(names)} {what} ({', '.join(names)}), and {len(devices)} devices "
+            "were given."
+        )
+
+
+def _parts_of(session: Any) -> Partition:
+    """The halves: from the metadata of the session's model, or cut from the model itself."""
+    core = getattr(session, "_sess", session)
+    parts = embedded(core.model_meta.custom_metadata_map)
+    if parts is not None:
+        return parts
+    model = getattr(session, "_model_path", None) or getattr(session, "_model_bytes", None)
+    if model is None:
+        raise ModelError(
+            "The session's model does not carry its two halves in its metadata. Use the bytes of "
+            "OrtModuleGraphBuilder.get_gradient_model() as they are, or pass the "
+            "onnxruntime.InferenceSession instead of its _sess."
+        )
+    return split(model)
+
+
+def _sessions(session: Any, *models: onnx.ModelProto) -> list[Any]:
+    """One session per half, with the options and providers of the gradient model's session."""
+    core = getattr(session, "_sess", session)
+    options = core.get_provider_options()
+    providers = [(name, options.get(name, {})) for name in core.get_providers()]
+    made = []
+    for model in models:
+        content = model.SerializeToString()
+        one = onnxruntime.InferenceSession(content, core.session_options, providers=providers)
+        made.append(one._sess)
+    return made
+
+
+def _device(device: Any) -> OrtDevice:
+    """An OrtDevice of the C level, also from the wrapper that `onnxruntime.OrtDevice` is."""
+    return device if isinstance(device, OrtDevice) else device._get_c_device()
+
+
+def _raw(value: Any) -> Any:
+    return value if isinstance(value, OrtValue) else value._ortvalue
+
+
+def _vector(values: Any) -> Any:
+    if isinstance(values, OrtValueVector):
+        return values
+    vector = OrtValueVector()
+    for value in values:
+        vector.push_back(_raw(value))
+    return vector

@@ -1,0 +1,463 @@
+"""What both generations of ORTTrainer share: export when the first batch comes, then train."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import onnx.numpy_helper
+import torch
+
+from .... import optim
+from ....errors import DeviceError, InputError, StateError, UnknownNameError
+from ....graph import load
+from ....graph import parameters as params
+from ....passes import Recompute, check_recompute
+from ....runtime.session.devices import Device
+from ....torch.export import ExportError, LossFunction, export
+from . import state
+from .descriptions import Described, DescriptionError
+from .engine import Engine, all_finite, as_array, check_loss
+
+Array = npt.NDArray[Any]
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Settings:
+    """How a core trains.
+
+    Attributes:
+        make_optimizer: the optimizer for the weights that are trained.
+        frozen: weights that are not.
+        accumulate: batches per update; their gradients are averaged.
+        scaled: whether the loss is scaled and steps with infinite gradients are void.
+        device: where to run.
+        session_options: onnxruntime's.
+        exporter: which of torch's exporters; None chooses.
+        opset: ai.onnx version to export, raised to what training needs.
+        world_size: processes that train together; they average their gradients.
+        by_name: call the module with its inputs by name.
+        postprocess: functions that change the ONNX model before it is differentiated, in place.
+        graph_paths: where to write graphs, by the names of `ORTTrainerOptions`.
+        check_export: compare the exported model with torch on the first batch.
+        recompute: what the backward half computes again instead of keeping it.
+    """
+
+    make_optimizer: Callable[[list[str]], optim.Optimizer]
+    frozen: Sequence[str] = ()
+    accumulate: int = 1
+    scaled: bool = False
+    device: str = "cpu"
+    session_options: Any = None
+    exporter: str | None = None
+    opset: int = 18
+    world_size: int = 1
+    by_name: bool = False
+    postprocess: Sequence[Callable[[onnx.ModelProto], object]] = ()
+    graph_paths: Mapping[str, str] = field(default_factory=dict)
+    check_export: bool = False
+    recompute: Recompute = None
+
+
+@dataclass
+class _Ready:
+    """An engine, and the sizes it takes: a number, or None where any will do."""
+
+    engine: Engine
+    sizes: dict[str, tuple[int | None, ...]]
+
+    def takes(self, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+        for name, sizes in self.sizes.items():
+            shape = shapes.get(name)
+            if shape is None:
+                continue
+            if len(shape) != len(sizes) or any(s not in (None, d) for s, d in zip(sizes, shape)):
+                return False
+        return True
+
+
+@dataclass
+class Result:
+    """What one batch gave."""
+
+    outputs: list[torch.Tensor]
+    all_finite: bool = True
+    updated: bool = True
+
+
+class Core:
+    """A model, its loss and its optimizer, trained batch by batch.
+
+    Args:
+        model: a torch module, or an ONNX model whose outputs include the loss.
+        loss_fn: takes the module's result and the label, which is the last input.
+        inputs: descriptions in the order of the call.
+        outputs: descriptions in the order of the results.
+        loss: which output is the loss.
+        settings: the rest.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module | onnx.ModelProto,
+        loss_fn: LossFunction | None,
+        inputs: Sequence[Described],
+        outputs: Sequence[Described],
+        loss: str,
+        settings: Settings,
+    ) -> None:
+        check_recompute(settings.recompute)
+        self.model, self.loss_fn, self.settings = model, loss_fn, settings
+        self.inputs, self.outputs, self.loss = list(inputs), list(outputs), loss
+        self.device = Device(settings.device)
+        self.input_names = [i.name for i in inputs]
+        self.output_names = [o.name for o in outputs]
+        self.pending = self.batches = 0
+        self.exporter, self.note = "", ""
+        self._ready: list[_Ready] = []
+        self._names: dict[str, str] = {}
+        self._dynamic: dict[str, dict[int, str]] = {}
+        self._waiting: state.Loaded | None = None
+        if isinstance(model, onnx.ModelProto):
+            self._check_onnx(model)
+        elif not isinstance(model, torch.nn.Module):
+            raise InputError(
+                f"model must be a torch.nn.Module or an onnx.ModelProto, not "
+                f"{type(model).__name__}."
+            )
+        if settings.world_size > 1 and not torch.distributed.is_available():
+            raise DeviceError("world_size > 1 needs a torch with torch.distributed.")
+
+    def _check_onnx(self, model: onnx.ModelProto) -> None:
+        if self.loss_fn is not None:
+            raise DescriptionError(
+                "loss_fn cannot be combined with an ONNX model: its loss must be an output."
+            )
+        check_loss(model, self.loss)
+        known = [o.name for o in model.graph.output]
+        for name in self.output_names:
+            if name not in known:
+                raise UnknownNameError("output", name, known)
+
+    # --- running ---------------------------------------------------------------------------------
+
+    def train(
+        self,
+        values: Mapping[str, Any],
+        rate: float,
+        fetches: Sequence[str] | None = None,
+        scale: float = 1.0,
+    ) -> Result:
+        """Train on one batch."""
+        wanted = self._wanted(fetches)
+        arrays = {n: as_array(v) for n, v in values.items()}
+        engine = self._engine_for(arrays, values)
+        self.batches += 1
+        feeds = [arrays[n] for n in engine.inputs]
+        settings = self.settings
+        if settings.accumulate == 1 and not settings.scaled and settings.world_size == 1:
+            return Result(self._tensors(engine.step(feeds, rate, wanted)))
+        outputs = engine.gradients(feeds, add=self.pending > 0, scale=scale)
+        found = dict(zip(engine.outputs, outputs))
+        result = Result(self._tensors([found[n] for n in wanted]), updated=False)
+        self.pending += 1
+        if self.pending == settings.accumulate:
+            self.pending = 0
+            result.all_finite = self._update(engine, rate, scale)
+            result.updated = result.all_finite
+        return result
+
+    def _update(self, engine: Engine, rate: float, scale: float) -> bool:
+        vectors = engine.gradient_vectors()
+        world = self.settings.world_size
+        if world > 1:
+            _sum_over_processes(vectors, world)
+        if self.settings.scaled and not all_finite(vectors):
+            return False
+        factor = np.float32(1.0 / (scale * self.settings.accumulate * world))
+        if factor != 1.0:
+            for vector in vectors:
+                np.multiply(vector, factor, out=vector)
+        engine.update(rate)
+        return True
+
+    def evaluate(
+        self, values: Mapping[str, Any], fetches: Sequence[str] | None = None
+    ) -> list[torch.Tensor]:
+        """Outputs in inference mode; without a label, those that do not need it."""
+        missing = [n for n in self.input_names if n not in values]
+        arrays = {n: as_array(v) for n, v in values.items()}
+        engine = self._engine_for(arrays, values)
+        known = [n for n in self.output_names if n != self.loss or not missing]
+        wanted = self._wanted(fetches) if fetches is not None else known
+        needed = engine.eval_inputs(self.loss in wanted)
+        lacking = [n for n in needed if n not in arrays]
+        if lacking:
+            raise InputError(f"Missing input(s) {lacking} for the output(s) {list(wanted)}.")
+        return self._tensors(engine.evaluate(arrays, wanted))
+
+    def _wanted(self, fetches: Sequence[str] | None) -> list[str]:
+        if fetches is None:
+            return self.output_names
+        if isinstance(fetches, str) or not fetches:
+            raise InputError("fetches must be a list with the name of at least one output.")
+        for name in fetches:
+            if name not in self.output_names:
+                raise UnknownNameError("output", str(name), self.output_names)
+        return list(fetches)
+
+    def _tensors(self, arrays: Sequence[Array]) -> list[torch.Tensor]:
+        tensors = [torch.from_numpy(a) for a in arrays]
+        if self.settings.device.startswith("cuda"):
+            tensors = [t.to(self.settings.device) for t in tensors]
+        return tensors
+
+    # --- making the engine -----------------------------------------------------------------------
+
+    @property
+    def engine(self) -> Engine | None:
+        """The engine, once the first batch has come."""
+        return self._ready[0].engine if self._ready else None
+
+    def need_engine(self, what: str) -> Engine:
+        """The engine, or an error that says what to do first."""
+        if self.engine is None:
+            raise StateError(
+                "Training session is not created yet. 'train_step' or 'eval_step' methods must be "
+                f"executed before calling '{what}'."
+            )
+        return self.engine
+
+    def _engine_for(self, arrays: Mapping[str, Any], values: Mapping[str, Any]) -> Engine:
+        """An engine that takes inputs of these shapes; a new export if there is none yet."""
+        shapes = {n: np.shape(a) for n, a in arrays.items()}
+        for ready in self._ready:
+            if ready.takes(shapes):
+                return ready.engine
+        missing = [n for n in self.input_names if n not in values]
+        if missing:
+            raise InputError(
+                f"Missing input(s) {missing}: for the first batch, and for one of another shape, "
+                "the model is exported, and that needs all inputs."
+            )
+        if isinstance(self.model, onnx.ModelProto):
+            engine = self._start_onnx(self.model)
+            self._ready.append(_Ready(engine, {}))
+        else:
+            self._ready.append(self._start_torch(self.model, shapes, values))
+        return self._ready[-1].engine
+
+    def _start_onnx(self, model: onnx.ModelProto) -> Engine:
+        found = params.float_initializers(load(model))
+        self._names = {i.name: i.name for i in model.graph.initializer}
+        return self._new_engine(model, found)
+
+    def _start_torch(
+        self,
+        model: torch.nn.Module,
+        shapes: Mapping[str, tuple[int, ...]],
+        values: Mapping[str, Any],
+    ) -> _Ready:
+        dynamic = self._dynamic_axes(shapes)
+        args, kwargs, order = self._call(model, values)
+        exported = export(
+            model,
+            args,
+            kwargs,
+            loss_fn=self.loss_fn,
+            input_names=order,
+            output_names=self._export_names(),
+            dynamic_axes=dynamic,
+            opset=self.settings.opset,
+            exporter=self.settings.exporter,
+        )
+        check_loss(exported.model, self.loss)
+        self._dynamic = dynamic
+        self.exporter, self.note, self._names = exported.exporter, exported.note, exported.names
+        own = dict(model.named_parameters())
+        if isinstance(self.loss_fn, torch.nn.Module):
+            own.update((f"loss_fn.{n}", p) for n, p in self.loss_fn.named_parameters())
+        trainable = [
+            exported.names[n] for n, p in own.items() if p.requires_grad and n in exported.names
+        ]
+        engine = self._new_engine(exported.model, trainable)
+        if self.settings.check_export and not self._ready:
+            self._check_export(model, engine, args, kwargs, values)
+        sizes = {
+            n: tuple(None if i in dynamic.get(n, {}) else d for i, d in enumerate(shape))
+            for n, shape in shapes.items()
+        }
+        return _Ready(engine, sizes)
+
+    def _call(
+        self, model: torch.nn.Module, values: Mapping[str, Any]
+    ) -> tuple[list[Any], dict[str, Any], list[str]]:
+        """How the module is called, and the order in which the export sees its inputs."""
+        tensors = {n: torch.as_tensor(values[n]).cpu() for n in self.input_names}
+        names = self.input_names
+        if not self.settings.by_name:
+            return list(tensors.values()), {}, names
+        label = names[-1:] if self.loss_fn is not None else []
+        rest = names[: len(names) - len(label)]
+        known = inspect.signature(model.forward).parameters
+        anything = any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in known.values())
+        wrong = [n for n in rest if n not in known]
+        if wrong and not anything:
+            raise DescriptionError(
+                f"Invalid model_desc: {wrong} are described as inputs, but forward() of "
+                f"{type(model).__name__} takes {list(known)}."
+            )
+        if wrong:
+            return list(tensors.values()), {}, names
+        return [tensors[n] for n in label], {n: tensors[n] for n in rest}, [*label, *rest]
+
+    def _export_names(self) -> list[str]:
+        """Names of the export's outputs: with a loss function the loss comes first."""
+        if self.loss_fn is None:
+            return self.output_names
+        return [self.loss, *(n for n in self.output_names if n != self.loss)]
+
+    def _dynamic_axes(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, dict[int, str]]:
+        """Named dimensions, and those that were seen to change."""
+        if not self._ready:
+            return {i.name: i.symbols(len(shapes[i.name])) for i in self.inputs}
+        dynamic = {name: dict(axes) for name, axes in self._dynamic.items()}
+        for ready in self._ready:
+            for name, sizes in ready.sizes.items():
+                if len(sizes) != len(shapes[name]):
+                    raise InputError(
+                        f"Input {name!r} had {len(sizes)} dimension(s) in the first batch, and "
+                        f"has {len(shapes[name])} now."
+                    )
+                for axis, (size, now) in enumerate(zip(sizes, shapes[name])):
+                    if size not in (None, now):
+                        dynamic[name][axis] = f"{name}_dim{axis}"
+        log.info("Another shape has come: exporting again with dynamic axes %s.", dynamic)
+        return dynamic
+
+    def _new_engine(self, base: onnx.ModelProto, trainable: Sequence[str]) -> Engine:
+        known = list(self._names)
+        for name in self.settings.frozen:
+            if name not in self._names:
+                raise UnknownNameError("weight", name, known)
+        frozen = {self._names[n] for n in self.settings.frozen}
+        first = self.engine
+        engine = Engine(
+            self._postprocessed(base),
+            self.loss,
+            self.output_names,
+            [n for n in dict.fromkeys(trainable) if n not in frozen],
+            self.settings.make_optimizer,
+            device=self.device,
+            options=self.settings.session_options,
+            scaled=self.settings.scaled,
+            seed=torch.initial_seed() % (1 << 63),
+            like=first,
+            from_torch=isinstance(self.model, torch.nn.Module),
+            recompute=self.settings.recompute,
+        )
+        if first is not None:
+            constants = {n: onnx.numpy_helper.to_array(t) for n, t in first.constants().items()}
+            same = engine.constants()
+            engine.set_constants({n: v for n, v in constants.items() if n in same and n in known})
+        if first is None:
+            engine.write_graphs(self.settings.graph_paths)
+        if first is None and self._waiting is not None:
+            waiting, self._waiting = self._waiting, None
+            self._apply(engine, waiting)
+        return engine
+
+    def _check_export(
+        self,
+        model: torch.nn.Module,
+        engine: Engine,
+        args: list[Any],
+        kwargs: dict[str, Any],
+        values: Mapping[str, Any],
+    ) -> None:
+        """Compare the loss in inference mode; a state that was loaded is part of both."""
+        names = set(model.state_dict())
+        weights = {n: torch.from_numpy(a.copy()) for n, a in engine.weights().items() if n in names}
+        twin = copy.deepcopy(model).eval()
+        twin.load_state_dict(weights, strict=False)
+        with torch.no_grad():
+            if self.loss_fn is None:
+                result = twin(*args, **kwargs)
+                outputs = [result] if isinstance(result, torch.Tensor) else list(result)
+                expected = outputs[self.output_names.index(self.loss)]
+            else:
+                expected = self.loss_fn(twin(*args[:-1], **kwargs), args[-1])
+        (found,) = engine.evaluate({n: as_array(v) for n, v in values.items()}, [self.loss])
+        if not np.allclose(found, as_array(expected), rtol=1e-3, atol=1e-5):
+            raise ExportError(
+                f"The exported model's loss is {found}, torch's {expected.item()}. Try the other "
+                f"exporter than {self.exporter!r}."
+            )
+
+    def _postprocessed(self, base: onnx.ModelProto) -> onnx.ModelProto:
+        if not self.settings.postprocess:
+            return base
+        changed = onnx.ModelProto()
+        changed.CopyFrom(base)
+        for change in self.settings.postprocess:
+            change(changed)
+        return changed
+
+    # --- values ----------------------------------------------------------------------------------
+
+    def weights(self) -> dict[str, Array]:
+        """All weights and buffers under torch's names; what the graph does not use included."""
+        found = state.read(self.need_engine("state_dict"), self.model, self._names)
+        for name in _counters(self.model):
+            found[name] = found[name] + self.batches
+        return found
+
+    def trained(self) -> list[str]:
+        """Names of the weights that are trained."""
+        return list(self.need_engine("state_dict").plan.trainable)
+
+    def load(self, loaded: state.Loaded) -> None:
+        """Take over values, now or when the engine is made."""
+        if self.engine is None:
+            self._waiting = loaded
+        else:
+            self._apply(self.engine, loaded)
+
+    def _apply(self, engine: Engine, loaded: state.Loaded) -> None:
+        engines = [r.engine for r in self._ready] or [engine]
+        state.write(engines, self.model, self._names, loaded)
+        if any(name in loaded.weights for name in _counters(self.model)):
+            self.batches = 0  # what was loaded is in the module's own buffers
+
+
+def _counters(model: torch.nn.Module | onnx.ModelProto) -> list[str]:
+    """Buffers that count the batches which running statistics have seen; no graph has them."""
+    if not isinstance(model, torch.nn.Module):
+        return []
+    norms = torch.nn.modules.batchnorm._NormBase
+    found = {n: m for n, m in model.named_modules() if isinstance(m, norms)}
+    return [
+        f"{name}.num_batches_tracked".lstrip(".")
+        for name, part in found.items()
+        if part.num_batches_tracked is not None
+    ]
+
+
+def _sum_over_processes(vectors: Sequence[Array], world: int) -> None:
+    from torch import distributed
+
+    if not distributed.is_initialized() or distributed.get_world_size() != world:
+        raise DeviceError(
+            f"world_size is {world}, but torch.distributed is not running with {world} processes. "
+            "Call torch.distributed.init_process_group first (backend 'gloo' on CPUs)."
+        )
+    for vector in vectors:
+        distributed.all_reduce(torch.from_numpy(vector))

@@ -1,0 +1,418 @@
+"""The graphs of a trainer and the state they share.
+
+A plain step is one graph (loss, gradients, clipping, update). When several batches make up one
+update, or a loss scale may make the step void, gradients and update are two graphs over the
+same buffers. Everything runs in stock onnxruntime.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import onnx.helper
+import onnx.numpy_helper
+import onnx_ir as ir
+import torch
+
+from .... import optim
+from ....errors import ModelError, StateError, UnreachableError
+from ....graph.io import to_proto
+from ....onnxblock.training import METADATA, Plan, eval_model, step_model, training_model
+from ....passes import Recompute
+from ....runtime.session.binding import Binding
+from ....runtime.session.devices import Device, session_options
+from ....runtime.state.checkpoint_state import CheckpointState
+from ....runtime.step.evaluator import Evaluator
+from ....runtime.step.export import export as write_inference
+from ....runtime.step.module import Module
+from ....runtime.step.one_graph import OneGraphStep
+from ....runtime.step.optimizer import attach, clip_coefficient
+from ....runtime.step.update import OptimizerFile, load_optimizer
+
+Array = npt.NDArray[Any]
+SCALE_INPUT = "onnxtrain.loss_scale"
+SCALED_LOSS = "onnxtrain.scaled_loss"
+
+
+class Engine:
+    """Trains one ONNX model with a loss.
+
+    Args:
+        base: the model, weights as initializers, loss among its outputs.
+        loss: name of the scalar to minimise.
+        outputs: names of the other outputs.
+        trainable: the initializers to train; those the loss does not depend on are left out.
+        make_optimizer: gives the optimizer for the weights that are trained.
+        device: where.
+        options: onnxruntime's session options.
+        scaled: whether gradients are those of the loss times a scale, given with every batch.
+        seed: of the random operators.
+        like: an engine of the same model exported with other shapes; its state is shared.
+        from_torch: running variances are those of the sample, as torch's.
+        recompute: what the backward half computes again instead of keeping it.
+    """
+
+    def __init__(
+        self,
+        base: onnx.ModelProto,
+        loss: str,
+        outputs: Sequence[str],
+        trainable: Sequence[str],
+        make_optimizer: Callable[[list[str]], optim.Optimizer],
+        *,
+        device: Device | None = None,
+        options: Any = None,
+        scaled: bool = False,
+        seed: int = 0,
+        like: Engine | None = None,
+        from_torch: bool = False,
+        recompute: Recompute = None,
+    ) -> None:
+        self.base, self.loss, self.scaled = base, loss, scaled
+        self._from_torch, self._recompute = from_torch, recompute
+        self._make_optimizer, self._options = make_optimizer, options
+        self.device = device or Device("cpu")
+        self.outputs = [loss, *(o for o in outputs if o != loss)]
+        self.trainable = list(trainable)
+        self._steps: dict[tuple[str, ...], OneGraphStep] = {}
+        self._evaluators: dict[bool, Evaluator] = {}
+        self._step_bytes = self._eval_bytes = b""
+        self._module: Module | None = None
+        self._update: Update | None = None
+        self._build()
+        flat = optim.flat_model(self.optimizer.replace(groups=()))
+        self.file: OptimizerFile = load_optimizer(ir.to_proto(flat).SerializeToString())
+        self.state: CheckpointState = like.state if like is not None else self._new_state(seed)
+
+    # --- making ----------------------------------------------------------------------------------
+
+    def _build(self) -> None:
+        """Find out what can be trained, and build the graph that trains it."""
+        self._steps.clear()
+        self._evaluators.clear()
+        self._eval_bytes, self._module = b"", None
+        base = _with_scaled_loss(self.base, self.loss) if self.scaled else self.base
+        while True:
+            self.plan = Plan(
+                base,
+                "",
+                self.outputs,
+                self.trainable,
+                model_outputs=self.outputs[1:],
+                differentiate=[SCALED_LOSS] if self.scaled else [],
+                unbiased=self._from_torch,
+                recompute=self._recompute,
+            )
+            self.optimizer = self._make_optimizer(list(self.plan.trainable))
+            try:
+                if self.scaled:
+                    self._training = _bytes(training_model(self.plan))
+                else:
+                    self._training = b""
+                    self._step_bytes = _bytes(step_model(self.plan, self.optimizer))
+                break
+            except UnreachableError as error:
+                self.trainable = [n for n in self.trainable if n not in error.names]
+                if not self.trainable:
+                    raise
+        self.inputs = [n for n in self.plan.user_inputs if n != SCALE_INPUT]
+
+    def _new_state(self, seed: int) -> CheckpointState:
+        values = {i.name: i for i in self.base.graph.initializer}
+        arrays = {
+            n: onnx.numpy_helper.to_array(values[n])
+            for n in (*self.plan.trainable, *self.plan.frozen)
+        }
+        state = CheckpointState.from_arrays(
+            {n: arrays[n] for n in self.plan.trainable}, {n: arrays[n] for n in self.plan.frozen}
+        )
+        state._random.seed = seed
+        attach(state, self.file)
+        return state
+
+    # --- training --------------------------------------------------------------------------------
+
+    def step(self, values: Sequence[Any], rate: float, fetches: Sequence[str]) -> list[Array]:
+        """Loss, gradients and update in one run; gives the outputs asked for."""
+        graph = self._step_for(tuple(fetches))
+        graph.memory.learning_rate = rate
+        return graph(values)
+
+    def _step_for(self, fetches: tuple[str, ...]) -> OneGraphStep:
+        graph = self._steps.get(fetches)
+        state = self.state
+        if graph is None:
+            source = _with_outputs(self._step_bytes, fetches)
+            graph = OneGraphStep(source, state, self.file, self.device, self._options)
+            self._steps[fetches] = graph
+        if state._settle != graph.settle:  # another graph has trained meanwhile
+            if state._settle is not None:
+                state._settle()
+            state._settle = graph.settle
+        assert state._optimizer is not None
+        graph.memory = state._optimizer
+        return graph
+
+    def gradients(self, values: Sequence[Any], *, add: bool, scale: float = 1.0) -> list[Array]:
+        """Loss and outputs of one batch; its gradients replace, or add to, those there are."""
+        module = self._gradient_module()
+        module._overwrite = not add
+        inputs = dict(zip(self.inputs, values))
+        if self.scaled:
+            inputs[SCALE_INPUT] = np.array(scale, np.float32)
+        result = module(**inputs)
+        return list(result) if isinstance(result, tuple) else [result]
+
+    def _gradient_module(self) -> Module:
+        if self._module is None:
+            source = self._training or _bytes(training_model(self.plan))
+            self._module = Module(
+                source, self.state, device=self.device.name, session_options=self._options
+            )
+        return self._module
+
+    def gradient_vectors(self) -> list[Array]:
+        """The flat buffers that hold all gradients."""
+        store = self.state._gradients
+        if store is None:
+            raise StateError("There are no gradients yet.")
+        return [buffer.data for buffer in store.buffers.values()]
+
+    def update(self, rate: float) -> None:
+        """Update every weight, in place, from the gradients there are."""
+        if self._update is None:
+            self._update = Update(self.optimizer, self.state, self.device, self._options)
+        self._update(rate)
+
+    # --- evaluation, export ----------------------------------------------------------------------
+
+    def evaluate(self, values: Mapping[str, Any], fetches: Sequence[str]) -> list[Array]:
+        """Outputs with Dropout off and running statistics in use."""
+        with_loss = self.loss in fetches
+        if with_loss not in self._evaluators:
+            self._evaluators[with_loss] = Evaluator(
+                self._eval(), self.state, self.device, with_loss=with_loss, options=self._options
+            )
+        evaluator = self._evaluators[with_loss]
+        feeds = [values[n] for n in evaluator.user.input_names]
+        found = dict(zip(evaluator.user.output_names, evaluator(feeds)))
+        return [found[n] for n in fetches]
+
+    def eval_inputs(self, with_loss: bool) -> list[str]:
+        """Inputs that the predictions, or the loss too, depend on."""
+        if with_loss:
+            return self.inputs
+        producers = {o: n for n in self.base.graph.node for o in n.output}
+        waiting, seen = list(self.outputs[1:]), set()
+        while waiting:
+            name = waiting.pop()
+            if name in seen:
+                continue
+            seen.add(name)
+            if name in producers:
+                waiting += _reads(producers[name])
+        return [n for n in self.inputs if n in seen]
+
+    def save_onnx(self, path: Any, outputs: Sequence[str] | None = None) -> None:
+        """Write the model with its current weights, in inference mode."""
+        self.state._sync()
+        write_inference(self._eval(), self.state, path, list(outputs or self.outputs))
+
+    def _eval(self) -> bytes:
+        if not self._eval_bytes:
+            self._eval_bytes = _bytes(eval_model(self.plan))
+        return self._eval_bytes
+
+    def write_graphs(self, paths: Mapping[str, str]) -> None:
+        """Write graphs for inspection, by the names of `ORTTrainerOptions`."""
+        step = self._step_bytes or self._training
+        makers: dict[str, Callable[[], bytes]] = {
+            "model_after_graph_transforms_path": self._eval,
+            "model_with_gradient_graph_path": lambda: _bytes(training_model(self.plan)),
+            "model_with_training_graph_path": lambda: step,
+            "model_with_training_graph_after_optimization_path": lambda: step,
+        }
+        for name, path in paths.items():
+            if path:
+                Path(path).write_bytes(makers[name]())
+
+    # --- values ----------------------------------------------------------------------------------
+
+    def weights(self) -> dict[str, Array]:
+        """Every weight and running statistic that changes: views, by name."""
+        self.state._sync()
+        return {n: p.data for n, p in self.state.parameters}
+
+    def moments(self) -> dict[str, dict[str, Array]]:
+        """The optimizer's states: views, by kind and weight."""
+        self.state._sync()
+        memory = self.state._optimizer
+        assert memory is not None
+        return {k: {n: s.view(n) for n in s} for k, s in memory.states.items()}
+
+    @property
+    def updates(self) -> int:
+        """Number of updates so far."""
+        memory = self.state._optimizer
+        assert memory is not None
+        return memory.step
+
+    @updates.setter
+    def updates(self, count: int) -> None:
+        assert self.state._optimizer is not None
+        self.state._optimizer.step = count
+
+    def constants(self) -> dict[str, onnx.TensorProto]:
+        """Initializers that are constants of the graph."""
+        changing = {*self.plan.trainable, *self.plan.frozen}
+        return {i.name: i for i in self.base.graph.initializer if i.name not in changing}
+
+    def set_constants(self, values: Mapping[str, Array]) -> None:
+        """Change constants of the graph; those that differ make it necessary to build it again."""
+        known, changed = self.constants(), False
+        for name, value in values.items():
+            old = onnx.numpy_helper.to_array(known[name])
+            if not np.array_equal(old, value):
+                known[name].CopyFrom(onnx.numpy_helper.from_array(value.astype(old.dtype), name))
+                changed = True
+        if changed:
+            self.state._sync()
+            self._build()
+
+
+class Update:
+    """The optimizer alone, in place over the buffers of a state."""
+
+    def __init__(
+        self, optimizer: optim.Optimizer, state: CheckpointState, device: Device, options: Any
+    ) -> None:
+        self.state = state
+        assert state._gradients is not None
+        assert state._optimizer is not None
+        names = [(n, s.shape) for n, s in state._trainable.specs.items()]
+        # Clipping needs the norm over the flat buffer only, cheaper than one per tensor
+        clip = optimizer.clip
+        self.max_norm = clip.max_norm if isinstance(clip, optim.ClipNorm) else None
+        plain = optimizer.replace(clip=None) if self.max_norm is not None else optimizer
+        session = device.session(
+            to_proto(optim.tensor_model(plain, names)).SerializeToString(),
+            session_options(options),
+        )
+        self.rate, self.number = np.zeros(1, np.float32), np.zeros(1, np.int64)
+        binding = self.binding = Binding(session, device)
+        inputs = {i.name for i in session.get_inputs()}
+        for name, array in (("learning_rate", self.rate), ("step", self.number)):
+            if name in inputs:
+                binding.host_input(name, array)
+        moments = state._optimizer.states
+        for name, _ in names:
+            binding.input_tensor(f"{name}_grad", state._gradients, name)
+            for stem, store in (
+                (name, state._trainable),
+                *((f"{name}.{kind}", store) for kind, store in moments.items()),
+            ):
+                binding.input_tensor(stem, store, name)
+                binding.output_tensor(f"{stem}.updated", store, name)
+
+    def __call__(self, rate: float) -> None:
+        """Clip and update."""
+        state = self.state
+        assert state._gradients is not None
+        assert state._optimizer is not None
+        if state._settle is not None:
+            state._settle()
+        if self.max_norm is not None:
+            factor = clip_coefficient(state._gradients, self.max_norm)
+            if factor != 1.0:
+                for buffer in state._gradients.buffers.values():
+                    buffer.data *= np.float32(factor)
+        self.rate[0], self.number[0] = rate, state._optimizer.step + 1
+        self.binding.run()
+        state._optimizer.step += 1
+        state._optimizer.learning_rate = rate
+
+
+def as_array(value: Any) -> Any:
+    """A tensor as an array that shares its memory; anything else as it is."""
+    if isinstance(value, torch.Tensor):
+        value = value.detach()
+        return (value if value.device.type == "cpu" else value.cpu()).contiguous().numpy()
+    return value
+
+
+def all_finite(vectors: Sequence[Array]) -> bool:
+    """Whether no element is NaN or infinite; in pieces, to stay in the cache."""
+    piece = 1 << 16
+    return all(
+        bool(np.isfinite(v[i : i + piece]).all()) for v in vectors for i in range(0, v.size, piece)
+    )
+
+
+def _bytes(model: ir.Model) -> bytes:
+    return bytes(to_proto(model).SerializeToString())
+
+
+def _reads(node: onnx.NodeProto) -> list[str]:
+    """Everything a node depends on, what its subgraphs take from outside included."""
+    names = list(node.input)
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            names += [name for inner in attribute.g.node for name in _reads(inner)]
+    return names
+
+
+def _with_scaled_loss(base: onnx.ModelProto, loss: str) -> onnx.ModelProto:
+    """The model with one more output: the loss times a scale that is fed."""
+    model = onnx.ModelProto()
+    model.CopyFrom(base)
+    scalar = onnx.helper.make_tensor_value_info(SCALE_INPUT, onnx.TensorProto.FLOAT, [])
+    scaled = onnx.helper.make_tensor_value_info(SCALED_LOSS, onnx.TensorProto.FLOAT, None)
+    model.graph.input.append(scalar)
+    model.graph.output.append(scaled)
+    model.graph.node.append(onnx.helper.make_node("Mul", [loss, SCALE_INPUT], [SCALED_LOSS]))
+    return model
+
+
+def _with_outputs(step: bytes, outputs: Sequence[str]) -> bytes:
+    """A step model that gives out these of its user outputs only."""
+    model = onnx.load_model_from_string(step)
+    entry = next(e for e in model.metadata_props if e.key == METADATA)
+    described = json.loads(entry.value)
+    if described["user_outputs"] == list(outputs):
+        return step
+    dropped = set(described["user_outputs"]) - set(outputs)
+    kept = {o.name: o for o in model.graph.output if o.name not in dropped}
+    rest = [o for n, o in kept.items() if n not in outputs]
+    ordered = [kept[n] for n in outputs] + rest
+    del model.graph.output[:]
+    model.graph.output.extend(ordered)
+    described["user_outputs"] = list(outputs)
+    entry.value = json.dumps(described)
+    return bytes(model.SerializeToString())
+
+
+def check_loss(model: onnx.ModelProto, name: str) -> None:
+    """The loss must be one float."""
+    info = next((o for o in model.graph.output if o.name == name), None)
+    if info is None:
+        known = [o.name for o in model.graph.output]
+        raise ModelError(f"The model has no output {name!r} to be the loss; it has {known}.")
+    kind = info.type.tensor_type
+    floats = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.DOUBLE)
+    dims = [d.dim_value if d.HasField("dim_value") else 0 for d in kind.shape.dim]
+    scalar = not kind.HasField("shape") or all(d == 1 for d in dims)
+    if kind.elem_type not in floats or not scalar:
+        raise LossError(
+            f"The loss {name!r} must be a single float: the first output of an ONNX model is its "
+            f"loss, and this one is of type {kind.elem_type} with dimensions {dims}."
+        )
+
+
+class LossError(ModelError, RuntimeError):
+    """An output that is to be minimised is not one float."""

@@ -1,0 +1,113 @@
+"""Values of a trainer, in and out, under the names that torch knows them by."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import onnx.numpy_helper
+import torch
+
+from ....errors import StateError
+from .engine import Engine, as_array
+
+Array = npt.NDArray[Any]
+Model = torch.nn.Module | onnx.ModelProto
+
+
+@dataclass
+class Loaded:
+    """Values that wait for the engine: weights, moments by kind, number of updates."""
+
+    weights: dict[str, Array] = field(default_factory=dict)
+    moments: dict[str, dict[str, Array]] = field(default_factory=dict)
+    updates: int | None = None
+    strict: bool = False
+
+
+def read(engine: Engine, model: Model, names: Mapping[str, str]) -> dict[str, Array]:
+    """All weights and buffers; of a torch module those too that the graph does not use.
+
+    Args:
+        engine: what trains them.
+        model: the user's.
+        names: from torch's names to initializers.
+    """
+    changing, constants = engine.weights(), engine.constants()
+
+    def value(initializer: str) -> Array:
+        if initializer in changing:
+            return changing[initializer]
+        return np.asarray(onnx.numpy_helper.to_array(constants[initializer]))
+
+    if isinstance(model, torch.nn.Module):
+        return {
+            name: value(names[name]) if name in names else as_array(tensor)
+            for name, tensor in model.state_dict().items()
+        }
+    return {**{n: value(n) for n in constants}, **changing}
+
+
+def write(
+    engines: Sequence[Engine], model: Model, names: Mapping[str, str], loaded: Loaded
+) -> None:
+    """Take over values; engines share what changes and have constants of their own."""
+    is_torch = isinstance(model, torch.nn.Module)
+    own = model.state_dict() if isinstance(model, torch.nn.Module) else {}
+    known = list(own) if is_torch else list(names)
+    if loaded.strict:
+        missing = [n for n in known if n not in loaded.weights]
+        extra = [n for n in loaded.weights if n not in known]
+        if missing or extra:
+            raise StateMismatchError(
+                f"The state does not fit the model: missing {missing}, unexpected {extra}."
+            )
+    engine = engines[0]
+    changing, constants = engine.weights(), engine.constants()
+    fixed: dict[str, Array] = {}
+    for name, array in loaded.weights.items():
+        target = names.get(name)
+        if target in changing:
+            _copy(name, changing[target], array)
+        elif target in constants:
+            _check_shape(name, tuple(constants[target].dims), array)
+            fixed[target] = np.asarray(array)
+        elif name in own:
+            with torch.no_grad():
+                own[name].copy_(torch.as_tensor(array))
+    for kind, of_weights in loaded.moments.items():
+        views = engine.moments().get(kind, {})
+        for name, array in of_weights.items():
+            if name in views:
+                _copy(f"{kind} of {name}", views[name], array)
+    if loaded.updates is not None:
+        engine.updates = loaded.updates
+    for store in engine.state._stores():
+        store.push()
+    for each in engines:
+        each.set_constants(fixed)
+
+
+class StateMismatchError(StateError, KeyError):
+    """A state has other names or shapes than the model."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+def _copy(name: str, target: Array, value: Any) -> None:
+    array = np.asarray(value)
+    _check_shape(name, target.shape, array)
+    target[...] = array
+
+
+def _check_shape(name: str, shape: tuple[int, ...], array: Any) -> None:
+    if np.shape(array) != tuple(shape):
+        raise StateMismatchError(
+            f"{name!r} has the shape {tuple(shape)} in the model and {np.shape(array)} in the "
+            "state."
+        )

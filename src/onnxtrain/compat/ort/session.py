@@ -1,0 +1,514 @@
+"""`TrainingSession`: one run is one step of training."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+import onnxruntime
+from onnxruntime.capi._pybind_state import SessionIOBinding
+
+from ...errors import InputError, ModelError, StateError, UnknownNameError
+from ...graph import load, to_proto
+from ...graph.io import save
+from ...optim.transforms import FIRST, SECOND
+from ...runtime.files.dtypes import BY_ONNX
+from ...runtime.files.onnxfile import ValueInfo
+from ...runtime.session.devices import RUN_OPTIONS, Device, session_options
+from ...runtime.session.feeds import FeedCheck
+from ...runtime.state.buffers import TensorSpec, TensorStore
+from .binding import Prebound, StepBinding
+from .parameters import TrainingParameters
+from .recipes import optimizers_for
+from .state import State
+from .step import LOSS_SCALE, STEP, Step, StepBuilder, loss_name, trained_weights
+
+Array = npt.NDArray[Any]
+SMALL = 1 << 15
+"""Models with fewer trained numbers run on one thread: handing work over costs more."""
+MOMENTS = {"Moment_1": FIRST, "Moment_2": SECOND}
+COUNT = "Update_Count"
+Key = tuple[bool, int]
+"""Whether the step updates, and which of the two sets of buffers it reads."""
+
+
+class TrainingSession(onnxruntime.InferenceSession):  # type: ignore[misc]
+    """Trains a model whose graph contains its loss: forward, backward and update in one run.
+
+    It is used like an `onnxruntime.InferenceSession`. The inputs are those of the model, then the
+    learning rate; the loss is the first output. The weights live in the session and change with
+    every run, whether by `run`, by `run_with_iobinding`, or by ``_sess.run_with_iobinding``.
+
+    Args:
+        path_or_bytes: the model: a path or its bytes.
+        parameters: what to train and how.
+        sess_options: options of onnxruntime. By default small models run on one thread.
+        providers: execution providers, by default the CPU's.
+        provider_options: their options.
+
+    Example:
+        >>> import numpy as np, onnx.parser
+        >>> model = onnx.parser.parse_model('''
+        ...     <ir_version: 8, opset_import: ["": 18]>
+        ...     g (float[N] x) => (float loss) <float w = {3}> {
+        ...         y = Sub(x, w)  s = Mul(y, y)  loss = ReduceMean<keepdims=0>(s)
+        ...     }
+        ... ''')
+        >>> parameters = TrainingParameters()
+        >>> parameters.loss_output_name = "loss"
+        >>> parameters.weights_to_train = {"w"}
+        >>> parameters.training_optimizer_name = "SGDOptimizer"
+        >>> session = TrainingSession(model.SerializeToString(), parameters)
+        >>> feeds = {"x": np.ones(4, np.float32), "Learning_Rate": np.array([0.25], np.float32)}
+        >>> [float(session.run(["loss"], feeds)[0]) for _ in range(3)]
+        [4.0, 1.0, 0.25]
+        >>> session.get_state()["w"]
+        array(1.25, dtype=float32)
+    """
+
+    def __init__(
+        self,
+        path_or_bytes: str | os.PathLike[str] | bytes,
+        parameters: TrainingParameters,
+        sess_options: Any = None,
+        providers: Sequence[Any] | None = None,
+        provider_options: Sequence[Mapping[str, Any]] | None = None,
+    ) -> None:
+        if not isinstance(parameters, TrainingParameters):
+            raise InputError(
+                f"parameters must be TrainingParameters, not {type(parameters).__name__}."
+            )
+        parameters.check()
+        loaded = load(path_or_bytes)
+        proto = ir.to_proto(loaded)
+        weights = trained_weights(loaded, parameters, loss_name(proto, parameters))
+        optimizers = optimizers_for(parameters, weights)
+        folder = "" if isinstance(path_or_bytes, bytes) else str(Path(path_or_bytes).parent)
+        builder = StepBuilder(proto, folder, parameters, optimizers, weights)
+        step = builder.updating()
+        _write_files(builder, step, parameters)
+        self._steps = {True: step}
+        self._accumulation = parameters.gradient_accumulation_steps if optimizers else 1
+        if self._accumulation > 1:
+            self._steps[False] = builder.accumulating()
+        providers = ["CPUExecutionProvider"] if providers is None else providers
+        self._device = _device(providers, provider_options)
+        self._weights, self._optimizers = weights, optimizers
+        arrays = _initial_arrays(loaded, step)
+        if sess_options is None:
+            sess_options = session_options(pattern=False)
+            if sum(arrays[w].size for w in weights) < SMALL:
+                sess_options.intra_op_num_threads = 1
+        self._cores = {
+            updates: onnxruntime.InferenceSession(
+                to_proto(one.model).SerializeToString(),
+                sess_options,
+                providers=providers,
+                provider_options=provider_options,
+            )
+            for updates, one in self._steps.items()
+        }
+        # An InferenceSession in everything but its core, which knows about the state.
+        self.__dict__.update(self._cores[True].__dict__)
+        self._sess = _Stepper(self, self._cores[True]._sess)
+        self._make_state(step, arrays)
+        self._make_user_side(step)
+        self._loss_scale_name = LOSS_SCALE if LOSS_SCALE in step.inputs else ""
+        if parameters.optimizer_initial_state:
+            self._load_optimizer_state(parameters.optimizer_initial_state)
+
+    # -- state -------------------------------------------------------------------------------------
+
+    def _make_state(self, step: Step, arrays: Mapping[str, Array]) -> None:
+        kinds = {v.name: v.dtype for v in step.model.graph.inputs}
+        specs = {
+            name: TensorSpec(name, BY_ONNX[int(kinds[name] or 1)], array.shape)
+            for name, array in arrays.items()
+        }
+        accumulators = set(step.accumulators.values())
+        apart = {*accumulators, *step.parts}
+        first = State(TensorStore(specs[n] for n in specs if n not in apart), step.parts)
+        for name in first:
+            if name in arrays:
+                first.view(name)[...] = arrays[name].view(specs[name].type.numpy)
+        first.place(self._device)
+        self._sums = State(TensorStore(specs[n] for n in accumulators), {})
+        self._sums.place(self._device)
+        self._sets = (first, first.twin())
+        self._turn, self._pending = 0, 0
+
+    def _make_user_side(self, step: Step) -> None:
+        inputs = {v.name: v for v in step.model.graph.inputs}
+        outputs = {v.name: v for v in step.model.graph.outputs}
+        self._input_names, self._output_names = list(step.inputs), list(step.outputs)
+        self._input_infos = [_info(inputs[n]) for n in step.inputs]
+        self._output_infos = {n: _info(outputs[n]) for n in step.outputs}
+        self._check = FeedCheck(self._input_infos, set())
+        self._own: dict[tuple[Key, tuple[str, ...]], Prebound] = {}
+        core = self._cores[True]._sess
+        metas = {m.name: m for m in (*core.inputs_meta, *core.outputs_meta)}
+        self._inputs_meta = [metas[n] for n in step.inputs]
+        self._outputs_meta = [metas[n] for n in step.outputs]
+
+    def _key(self) -> Key:
+        return self._pending + 1 == self._accumulation, self._turn
+
+    def _bind_state(self, key: Key, binding: Any) -> Iterable[str]:
+        """Bind the state that a step reads and writes; gives the names of the outputs."""
+        updates, turn = key
+        step, source, target = self._steps[updates], self._sets[turn], self._sets[1 - turn]
+        device = self._device.ort_device
+        read = {v.name for v in step.model.graph.inputs}
+        for store in (source, self._sums):
+            for name, spec in store.specs.items():
+                if name in read:
+                    place = (device, spec.type.binding, spec.shape, store.pointer(name))
+                    binding.bind_input(name, *place)
+        for name, output in step.states.items():
+            store = self._sums if name in self._sums else target
+            spec = store.specs[name]
+            binding.bind_output(output, device, spec.type.binding, spec.shape, store.pointer(name))
+        return list(step.states.values())
+
+    def _finish(self, key: Key) -> None:
+        """Note that a step has run."""
+        updates, turn = key
+        if updates and self._optimizers:
+            self._turn, self._pending = 1 - turn, 0
+            if self._sums.specs:
+                for buffer in self._sums.store.buffers.values():
+                    buffer.data[...] = 0
+                self._sums.push()
+        else:
+            self._pending = (self._pending + 1) % self._accumulation
+            self._keep_statistics(updates, turn)
+        if not self._device.is_host:
+            for store in (*self._sets, self._sums):
+                store.written()
+
+    def _keep_statistics(self, updates: bool, turn: int) -> None:
+        """A run that does not update still moves the running statistics; bring them over."""
+        source, target = self._sets[turn], self._sets[1 - turn]
+        moved = [n for n in self._steps[updates].states if n not in self._sums]
+        if not moved:
+            return
+        if not self._device.is_host:
+            for store in (source, target):
+                store.written()
+                store.pull()
+        for name in moved:
+            source.view(name)[...] = target.view(name)
+        source.push()
+
+    # -- running -----------------------------------------------------------------------------------
+
+    def run(
+        self,
+        output_names: Sequence[str] | None,
+        input_feed: Mapping[str, Any],
+        run_options: Any = None,
+    ) -> list[Any]:
+        """One step of training.
+
+        Args:
+            output_names: outputs to return, all of them by default.
+            input_feed: the model's inputs and the learning rate, by name.
+            run_options: options of onnxruntime.
+        """
+        names = self._input_names
+        values = [input_feed[n] for n in names if n in input_feed]
+        if len(values) != len(names) or len(input_feed) != len(names):
+            self._refuse(input_feed)
+        key = self._key()
+        wanted = tuple(output_names) if output_names else ()
+        side = self._own.get((key, wanted)) or self._prebound(key, wanted)
+        side.feed(values)
+        side.run(run_options)
+        self._finish(key)
+        return side.results()
+
+    def _prebound(self, key: Key, wanted: tuple[str, ...]) -> Prebound:
+        for name in wanted:
+            self._position(name)
+        outputs = [self._output_infos[n] for n in wanted or self._output_names]
+        core = self._cores[key[0]]._sess
+        check, stage = self._check.arrays, self._device.is_host
+        side = Prebound(core, self._input_infos, outputs, check, stage)
+        self._bind_state(key, side.io)
+        self._own[key, wanted] = side
+        return side
+
+    def _position(self, name: str) -> int:
+        if name not in self._output_names:
+            raise UnknownNameError("output", name, self._output_names)
+        return self._output_names.index(name)
+
+    def _refuse(self, feeds: Mapping[str, Any]) -> None:
+        names = self._input_names
+        missing = [n for n in names if n not in feeds]
+        unknown = [n for n in feeds if n not in names]
+        what = f"Missing input(s) {missing}" if missing else f"Unknown input(s) {unknown}"
+        raise InputError(f"{what}; the session takes {', '.join(names)}.")
+
+    def io_binding(self) -> onnxruntime.IOBinding:
+        """A binding for the inputs and outputs; the weights are bound by the session."""
+        binding = onnxruntime.IOBinding(self._cores[True])
+        binding._iobinding = StepBinding(
+            self._cores[True]._sess,
+            [*self._input_names, *self._output_names],
+            self._key,
+            lambda key: SessionIOBinding(self._cores[key[0]]._sess),
+            self._bind_state,
+        )
+        binding._session = self._sess
+        return binding
+
+    def run_with_iobinding(self, iobinding: onnxruntime.IOBinding, run_options: Any = None) -> None:
+        """One step of training on what is bound."""
+        self._sess.run_with_iobinding(iobinding._iobinding, run_options)
+
+    def run_with_ort_values(
+        self, output_names: Sequence[str] | None, input_dict: Mapping[str, Any], options: Any = None
+    ) -> list[Any]:
+        """One step of training on OrtValues."""
+        outputs = list(output_names or self._output_names)
+        binding = self.io_binding()
+        for name, value in input_dict.items():
+            binding.bind_ortvalue_input(name, value)
+        for name in outputs:
+            binding._iobinding.bind_output(name, self._device.ort_device)
+        self.run_with_iobinding(binding, options)
+        return [onnxruntime.OrtValue(v) for v in binding._iobinding.get_outputs()]
+
+    def _run_bound(self, binding: Any, options: Any) -> None:
+        if not isinstance(binding, StepBinding):
+            raise InputError(
+                "This binding does not know the session's weights. Take one from "
+                "TrainingSession.io_binding()."
+            )
+        key = self._key()
+        options = RUN_OPTIONS if options is None else options
+        self._cores[key[0]]._sess.run_with_iobinding(binding.ready(key), options)
+        self._finish(key)
+
+    # -- looking at the state, and changing it -----------------------------------------------------
+
+    def _current(self) -> State:
+        store = self._sets[self._turn]
+        store.pull()
+        return store
+
+    def get_state(self) -> dict[str, Array]:
+        """Copies of the weights by name.
+
+        With Adam and Lamb also ``Moment_1_<w>``, ``Moment_2_<w>`` and ``Update_Count_<w>``; with
+        batch normalization that trains, also its running statistics.
+        """
+        store = self._current()
+        names = (*self._weights, *self._steps[True].statistics)
+        state = {n: store.view(n).copy() for n in names}
+        for weight, moments in self.get_optimizer_state().items():
+            state.update({f"{kind}_{weight}": value for kind, value in moments.items()})
+        return state
+
+    def get_model_state(
+        self, include_mixed_precision_weights: bool = False
+    ) -> dict[str, dict[str, Array]]:
+        """``{"full_precision": {weight: array}}``."""
+        store = self._current()
+        state = {"full_precision": {n: store.view(n).copy() for n in self._weights}}
+        if include_mixed_precision_weights:
+            state["mixed_precision"] = {}
+        return state
+
+    def get_optimizer_state(self) -> dict[str, dict[str, Array]]:
+        """``{weight: {"Moment_1": …, "Moment_2": …, "Update_Count": …}}``; empty without moments.
+
+        The count is the number of the next update: 1 at the start.
+        """
+        store = self._current()
+        if STEP not in store:
+            return {}
+        return {
+            weight: {
+                **{k: store.view(f"{weight}.{s}").copy() for k, s in self._moments(weight).items()},
+                COUNT: store.view(STEP).copy(),
+            }
+            for weight in self._weights
+        }
+
+    def _moments(self, weight: str) -> dict[str, str]:
+        """What the optimizer keeps for a weight: public name → name of the state."""
+        public = {state: kind for kind, state in MOMENTS.items()}
+        return {public.get(s, s): s for s in self._optimizers[weight].states}
+
+    def load_state(self, state: Mapping[str, Any], strict: bool = False) -> None:
+        """Set weights, and whatever else `get_state` gives.
+
+        Args:
+            state: arrays by name.
+            strict: an error when names are missing or unknown; otherwise what is missing stays,
+                and unknown names are passed over.
+        """
+        known = self.get_state()
+        if strict:
+            unknown = [n for n in state if n not in known]
+            missing = [n for n in known if n not in state]
+            if unknown:
+                raise UnknownNameError("state", unknown[0], list(known))
+            if missing:
+                raise ModelError(f"The state lacks {', '.join(missing)}.")
+        moments: dict[str, dict[str, Any]] = {}
+        plain: dict[str, Any] = {}
+        for name, value in state.items():
+            if name not in known:
+                continue
+            if name in self._current():
+                plain[name] = value
+                continue
+            weight = next(
+                w for w in self._weights if name.endswith(f"_{w}") and self._kind(name, w)
+            )
+            moments.setdefault(weight, {})[self._kind(name, weight)] = value
+        self._set(plain)
+        if moments:
+            self._load_optimizer_state(moments)
+
+    def _kind(self, name: str, weight: str) -> str:
+        """The kind of optimizer state that a name such as Moment_1_<weight> stands for."""
+        kind = name.removesuffix(f"_{weight}")
+        return kind if kind in {*self._moments(weight), COUNT} else ""
+
+    def _load_optimizer_state(self, state: Mapping[str, Mapping[str, Any]]) -> None:
+        values: dict[str, Any] = {}
+        counts: set[int] = set()
+        for weight, moments in state.items():
+            shared = weight == "shared_optimizer_state"
+            if weight not in self._weights and not shared:
+                raise UnknownNameError("trained weight", weight, self._weights)
+            for kind, value in moments.items():
+                if kind == COUNT or (shared and kind.lower() == "step"):
+                    counts.add(int(np.asarray(value).reshape(())))
+                elif not shared and kind in self._moments(weight):
+                    values[f"{weight}.{self._moments(weight)[kind]}"] = value
+                else:
+                    known = [] if shared else [*self._moments(weight), COUNT]
+                    raise UnknownNameError(
+                        f"optimizer state of {weight!r}",
+                        kind,
+                        known if STEP in self._sets[0] else [],
+                    )
+        if len(counts) > 1:
+            raise InputError(
+                f"{COUNT} differs between weights ({sorted(counts)}); all weights of a session "
+                "are updated together and have one count."
+            )
+        if counts and STEP in self._sets[0]:
+            values[STEP] = np.array([counts.pop()], np.int64)
+        self._set(values)
+
+    def _set(self, values: Mapping[str, Any]) -> None:
+        store = self._current()
+        arrays = {}
+        for name, value in values.items():
+            array = np.asarray(value._ortvalue.numpy() if hasattr(value, "_ortvalue") else value)
+            if array.shape != store.specs[name].shape:
+                raise InputError(
+                    f"{name!r} has shape {list(store.specs[name].shape)}, and the state holds "
+                    f"{list(array.shape)}."
+                )
+            arrays[name] = array
+        for name, array in arrays.items():
+            store.view(name)[...] = array
+        store.push()
+
+    def set_providers(self, providers: Any = None, provider_options: Any = None) -> None:
+        """Refused: the weights live where the session was made."""
+        raise StateError(
+            "The providers of a TrainingSession cannot be changed. Make a new session with "
+            "providers=… and hand it the state: new.load_state(old.get_state())."
+        )
+
+    # -- small questions ---------------------------------------------------------------------------
+
+    @property
+    def loss_scale_input_name(self) -> str:
+        """The input that scales the loss; empty when there is none."""
+        return self._loss_scale_name
+
+    def is_output_fp32_node(self, output_name: str) -> bool:
+        """Whether an output is of type float32."""
+        return bool(self._outputs_meta[self._position(output_name)].type == "tensor(float)")
+
+    def get_partition_info_map(self) -> dict[str, Any]:
+        """How weights are spread over processes: they are not."""
+        return {}
+
+
+class _Stepper:
+    """The core of a training session: onnxruntime's own, except that a run is a step."""
+
+    def __init__(self, session: TrainingSession, core: Any) -> None:
+        self._session, self._core = session, core
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._core, name)
+
+    def run_with_iobinding(self, binding: Any, options: Any = None) -> None:
+        """One step of training on what is bound."""
+        self._session._run_bound(binding, options)
+
+    def run(
+        self, output_names: Sequence[str] | None, feeds: Mapping[str, Any], options: Any = None
+    ) -> list[Any]:
+        """One step of training."""
+        return self._session.run(output_names, feeds, options)
+
+
+def _device(
+    providers: Sequence[Any], provider_options: Sequence[Mapping[str, Any]] | None
+) -> Device:
+    first = providers[0] if providers else "CPUExecutionProvider"
+    name, options = first if isinstance(first, tuple) else (first, (provider_options or [{}])[0])
+    number = int(options.get("device_id", 0) or 0)
+    return Device(f"{name}:{number}" if number else name)
+
+
+def _info(value: ir.Value) -> ValueInfo:
+    shape = None
+    if value.shape is not None:
+        shape = tuple(d if isinstance(d, int) else d.value for d in value.shape)
+    return ValueInfo(value.name or "", None if value.dtype is None else int(value.dtype), shape)
+
+
+def _initial_arrays(model: ir.Model, step: Step) -> dict[str, Array]:
+    """The first value of everything that a step reads besides the user's inputs."""
+    arrays: dict[str, Array] = {}
+    for value in step.model.graph.inputs:
+        name = value.name or ""
+        if name in step.inputs:
+            continue
+        known = model.graph.initializers.get(name)
+        if known is not None and known.const_value is not None:
+            arrays[name] = known.const_value.numpy()
+        else:
+            assert value.shape is not None
+            assert value.dtype is not None
+            arrays[name] = np.zeros(value.shape.numpy(), value.dtype.numpy())
+    if STEP in arrays:
+        arrays[STEP][...] = 1
+    return arrays
+
+
+def _write_files(builder: StepBuilder, step: Step, parameters: TrainingParameters) -> None:
+    if parameters.model_after_graph_transforms_path:
+        save(builder.transformed(), parameters.model_after_graph_transforms_path)
+    if parameters.model_with_gradient_graph_path:
+        save(builder.with_gradients(), parameters.model_with_gradient_graph_path)
+    if parameters.model_with_training_graph_path:
+        save(step.model, parameters.model_with_training_graph_path)

@@ -1,0 +1,1 @@
+"""Files: protobuf without protobuf, ONNX models, checkpoints old and new, atomic writes."""

@@ -1,0 +1,246 @@
+"""A `CheckpointState` to and from a file.
+
+Tensors are named ``param/<name>`` and ``optim/<state>/<name>``; the rest is JSON in the metadata.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from typing import Any
+
+import numpy.typing as npt
+
+from ...errors import CheckpointError
+from ..state.buffers import TensorSpec, TensorStore
+from ..state.checkpoint_state import (
+    CheckpointState,
+    OptimizerState,
+    RandomState,
+    _property,
+    _property_name,
+)
+from . import tensorfile
+from .dtypes import ElementType
+
+Array = npt.NDArray[Any]
+FORMATS = ("ortt", "odtc")
+
+
+def save(
+    state: CheckpointState,
+    path: str | os.PathLike[str],
+    include_optimizer_state: bool = False,
+    form: str = "ortt",
+) -> None:
+    """Write a state; see `CheckpointState.save_checkpoint`."""
+    if form not in FORMATS:
+        raise ValueError(f"Unknown checkpoint format {form!r}; use one of {', '.join(FORMATS)}.")
+    state._sync()
+    if form == "odtc":
+        from .odtc import save as save_odtc
+
+        save_odtc(state, path, include_optimizer_state)
+        return
+    tensors: dict[str, Array] = {}
+    types: dict[str, ElementType] = {}
+
+    def collect(prefix: str, store: TensorStore) -> None:
+        for name, spec in store.specs.items():
+            tensors[prefix + name] = store.view(name)
+            types[prefix + name] = spec.type
+
+    if not state.is_nominal:
+        collect("param/", state._trainable)
+        collect("param/", state._frozen)
+        if include_optimizer_state and state._optimizer is not None:
+            for kind, moments in state._optimizer.states.items():
+                collect(f"optim/{kind}/", moments)
+    tensorfile.write(path, tensors, _metadata(state, include_optimizer_state), types)
+
+
+def load(path: str | os.PathLike[str]) -> CheckpointState:
+    """Read a state; see `CheckpointState.load_checkpoint`."""
+    if os.path.isdir(path):
+        from .pbseq import load as load_pbseq
+
+        return load_pbseq(path)
+    where = f"Checkpoint {os.fspath(path)!r}"
+    with tensorfile.open_checkpoint(path) as file:
+        if file.read(8)[4:] == b"ODTC":
+            from .odtc import load as load_odtc
+
+            return load_odtc(path)
+        header = tensorfile.read_header(file, where)
+        state = _empty_state(header, where)
+        tensorfile.fill(file, header, lambda name: _target(state, name), where)
+    return state
+
+
+def _metadata(state: CheckpointState, include_optimizer_state: bool) -> dict[str, str]:
+    trainable, frozen = state._names()
+    values: dict[str, Any] = {
+        "trainable": trainable,
+        "frozen": frozen,
+        "random": {"seed": state._random.seed, "generation": state._random.generation},
+        "properties": {k: _float_out(v) for k, v in state._properties.items()},
+        "nominal": state.is_nominal,
+    }
+    if include_optimizer_state:
+        if state._optimizer is not None:
+            optimizer = state._optimizer
+            values["optimizer"] = {
+                "step": optimizer.step,
+                "learning_rate": optimizer.learning_rate,
+                "name": optimizer.name,
+            }
+        if state._scheduler:
+            values["scheduler"] = state._scheduler
+        if state._trainer:
+            values["trainer"] = state._trainer
+    text = {key: json.dumps(value, ensure_ascii=False) for key, value in values.items()}
+    return {"format": "onnxtrain", "version": "1", **text}
+
+
+def _float_out(value: int | float | str) -> Any:
+    """JSON has no NaN or infinity; a property may be one (the best loss before the first epoch)."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"float": repr(value)}
+    return value
+
+
+def _empty_state(header: tensorfile.Header, where: str) -> CheckpointState:
+    """A state with the right tensors, values still to be read; everything is checked first."""
+    form = header.metadata.get("format")
+    if form != "onnxtrain":
+        raise CheckpointError(
+            f"{where} is a safetensors file, but not an onnxtrain checkpoint (its metadata say "
+            f"format={form!r}). Write one with CheckpointState.from_arrays and save_checkpoint."
+        )
+    if header.metadata.get("version") != "1":
+        raise CheckpointError(
+            f"{where} has version {header.metadata.get('version')!r}, this release reads 1. "
+            "Install a newer onnxtrain."
+        )
+    meta = _Metadata(header.metadata, where)
+    trainable, frozen = meta.names("trainable"), meta.names("frozen")
+    if len(set(trainable + frozen)) != len(trainable + frozen):
+        raise CheckpointError(f"{where} is damaged: a parameter is listed twice.")
+    if meta.get("nominal", bool, False):
+        state = CheckpointState.nominal(trainable, frozen)
+        header.entries.clear()
+    else:
+        moments = _split(header, {*trainable, *frozen}, where)
+        state = CheckpointState(
+            TensorStore(_spec(header, n, where) for n in trainable),
+            TensorStore(_spec(header, n, where) for n in frozen),
+        )
+        state._optimizer = _optimizer(meta, state._trainable, moments, where)
+    state._random = meta.random()
+    state._scheduler = meta.get("scheduler", dict, {})
+    state._trainer = meta.get("trainer", dict, {})
+    for name, value in meta.get("properties", dict, {}).items():
+        state._properties[_property_name(name)] = meta.property(name, value)
+    return state
+
+
+def _split(
+    header: tensorfile.Header, parameters: set[str], where: str
+) -> dict[str, dict[str, TensorSpec]]:
+    """Optimizer state by kind; a tensor that is neither that nor a parameter is an error."""
+    moments: dict[str, dict[str, TensorSpec]] = {}
+    for key, entry in header.entries.items():
+        section, _, rest = key.partition("/")
+        if section == "param" and rest in parameters:
+            continue
+        kind, _, name = rest.partition("/")
+        if section != "optim" or not kind or not name:
+            raise CheckpointError(f"{where}: tensor {key!r} belongs to no parameter.")
+        moments.setdefault(kind, {})[name] = entry.spec
+    return moments
+
+
+def _spec(header: tensorfile.Header, name: str, where: str) -> TensorSpec:
+    entry = header.entries.get(f"param/{name}")
+    if entry is None:
+        raise CheckpointError(f"{where} is damaged: parameter {name!r} is listed and not there.")
+    return TensorSpec(name, entry.spec.type, entry.spec.shape)
+
+
+def _optimizer(
+    meta: _Metadata, trainable: TensorStore, moments: dict[str, dict[str, TensorSpec]], where: str
+) -> OptimizerState | None:
+    described = meta.get("optimizer", dict, None)
+    if described is None:
+        if moments:
+            raise CheckpointError(f"{where} has optimizer tensors and does not say of what.")
+        return None
+    step, rate = described.get("step", 0), described.get("learning_rate", 0.001)
+    name = described.get("name", "")
+    if not (isinstance(step, int) and 0 <= step < 2**63 and isinstance(name, str)):
+        raise CheckpointError(f"{where} is damaged: optimizer {described!r}.")
+    if not isinstance(rate, int | float) or not math.isfinite(rate):
+        raise CheckpointError(f"{where} is damaged: learning rate {rate!r}.")
+    state = OptimizerState(name, step, float(rate))
+    for kind, specs in moments.items():
+        if set(specs) != set(trainable):
+            wrong = sorted(set(specs) ^ set(trainable))
+            raise CheckpointError(
+                f"{where}: optimizer state {kind!r} does not fit the trainable parameters; "
+                f"missing or too many: {', '.join(wrong[:8])}."
+            )
+        state.states[kind] = TensorStore(
+            TensorSpec(n, specs[n].type, specs[n].shape) for n in trainable
+        )
+    return state
+
+
+def _target(state: CheckpointState, key: str) -> Array:
+    section, _, rest = key.partition("/")
+    if section == "param":
+        return state._store_of(rest).view(rest)
+    kind, _, name = rest.partition("/")
+    assert state._optimizer is not None
+    return state._optimizer.states[kind].view(name)
+
+
+class _Metadata:
+    """JSON values of the metadata, with errors that name the file and the key."""
+
+    def __init__(self, values: dict[str, str], where: str) -> None:
+        self.values, self.where = values, where
+
+    def get(self, key: str, kind: type, default: Any) -> Any:
+        if key not in self.values:
+            return default
+        try:
+            value = json.loads(self.values[key])
+        except (ValueError, RecursionError):
+            value = None
+        if not isinstance(value, kind):
+            raise CheckpointError(
+                f"{self.where} is damaged: metadata {key!r} is no {kind.__name__}."
+            )
+        return value
+
+    def names(self, key: str) -> list[str]:
+        found = self.get(key, list, [])
+        if not all(isinstance(n, str) for n in found):
+            raise CheckpointError(f"{self.where} is damaged: {key!r} are not names.")
+        return list(found)
+
+    def random(self) -> RandomState:
+        found = self.get("random", dict, {})
+        seed, generation = found.get("seed") or 0, found.get("generation") or 0
+        if not all(isinstance(v, int) and 0 <= v < 2**64 for v in (seed, generation)):
+            raise CheckpointError(f"{self.where} is damaged: random state {found!r}.")
+        return RandomState(seed, generation)
+
+    def property(self, name: str, value: Any) -> int | float | str:
+        if isinstance(value, dict) and value.get("float") in {"nan", "inf", "-inf"}:
+            return float(value["float"])
+        try:
+            return _property(name, value)
+        except (TypeError, ValueError) as error:
+            raise CheckpointError(f"{self.where} is damaged: {error}") from None

@@ -1,0 +1,165 @@
+"""Checkpoint directories of onnxruntime-training before 1.16: sequences of protobuf messages.
+
+A file is a count, then a size and a TensorProto for each, all numbers as varints:
+
+    paramtrain_tensors.pbseq, paramfrozen_tensors.pbseq       parameters (1.13: param_tensors.pbseq)
+    optim_<group>_momentum<i>_tensors.pbseq                   moments, under the parameters' names
+    optim_<group>_properties.pbseq                            step and initial learning rate
+    custom_properties.pbseq                                   the user's, as tensors of one element
+
+Checked against directories that 1.15.1 wrote. Reading only: nothing reads them any more.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...errors import CheckpointError, ModelFileError
+from ..state.buffers import TensorSpec, TensorStore
+from ..state.checkpoint_state import CheckpointState, OptimizerState
+from .dtypes import BY_ONNX
+from .wire import BYTES, VARINT, Message, _take, _varint
+
+Array = npt.NDArray[Any]
+TRAINABLE, FROZEN, PROPERTIES = (
+    ("paramtrain_tensors.pbseq", "param_tensors.pbseq"),
+    ("paramfrozen_tensors.pbseq",),
+    "custom_properties.pbseq",
+)
+STRING = 8
+MOMENTS = ("first_order_moments", "second_order_moments")
+_MOMENT_FILE = re.compile(r"optim_(?P<group>.+)_momentum(?P<index>\d+)_tensors\.pbseq")
+_TYPED_FIELD = {
+    1: (4, "<f4"), 6: (5, "<i4"), 7: (7, "<i8"), 11: (10, "<f8"), 13: (11, "<u8"),
+    2: (5, "<i4"), 3: (5, "<i4"), 4: (5, "<i4"), 5: (5, "<i4"), 9: (5, "<i4"), 12: (11, "<u8"),
+}  # fmt: skip
+"""Element type → field of TensorProto that holds its values when there are no raw data."""
+
+
+class NotACheckpointError(CheckpointError, IsADirectoryError):
+    """A directory was given that is not a checkpoint."""
+
+
+def load(path: str | os.PathLike[str]) -> CheckpointState:
+    """Read a checkpoint directory."""
+    folder = Path(path)
+    where = f"Checkpoint directory {os.fspath(path)!r}"
+    trainable = _first(folder, TRAINABLE, where)
+    frozen = _first(folder, FROZEN, where)
+    if not trainable and not frozen:
+        raise NotACheckpointError(
+            f"{where} has none of {', '.join((*TRAINABLE, *FROZEN))}: it is not a checkpoint of "
+            "onnxruntime-training before 1.16, and other checkpoints are files."
+        )
+    state = CheckpointState(_store(trainable), _store(frozen))
+    state._optimizer = _optimizer(folder, state._trainable, where)
+    properties = folder / PROPERTIES
+    if properties.exists():
+        for name, value in _sequence(properties, where).items():
+            state.properties[name] = (
+                value if isinstance(value, str) else value.reshape(-1)[0].item()
+            )
+    return state
+
+
+def _first(folder: Path, names: tuple[str, ...], where: str) -> dict[str, Any]:
+    for name in names:
+        if (folder / name).exists():
+            return _sequence(folder / name, where)
+    return {}
+
+
+def _store(arrays: dict[str, Any]) -> TensorStore:
+    return TensorStore.from_arrays(arrays)
+
+
+def _optimizer(folder: Path, trainable: TensorStore, where: str) -> OptimizerState | None:
+    files = [(m, f) for f in folder.iterdir() if (m := _MOMENT_FILE.fullmatch(f.name))]
+    groups = sorted({m["group"] for m, _ in files})
+    if not groups:
+        return None
+    if len(groups) > 1:
+        raise CheckpointError(f"{where} has the optimizer groups {groups}; one can be read.")
+    found = OptimizerState("")
+    settings = folder / f"optim_{groups[0]}_properties.pbseq"
+    values = _sequence(settings, where) if settings.exists() else {}
+    for name, value in values.items():  # 1.15 writes "builtin.step", 1.13 "step_"
+        if "step" in name:
+            found.step = int(value.reshape(-1)[0])
+        elif "learning_rate" in name:
+            found.learning_rate = float(value.reshape(-1)[0])
+    for match, file in sorted(files, key=lambda f: int(f[0]["index"])):
+        index = int(match["index"])
+        if index >= len(MOMENTS):
+            raise CheckpointError(f"{where}: {file.name} is a third kind of moments.")
+        moments = _sequence(file, where)
+        if set(moments) != set(trainable):
+            raise CheckpointError(
+                f"{where}: {file.name} does not cover exactly the trainable parameters."
+            )
+        found.states[MOMENTS[index]] = _store({n: moments[n] for n in trainable})
+    return found
+
+
+def _sequence(file: Path, where: str) -> dict[str, Any]:
+    """The tensors of a file, by name."""
+    data = file.read_bytes()
+    try:
+        count, at = _varint(data, 0)
+        found: dict[str, Any] = {}
+        for _ in range(count):
+            size, at = _varint(data, at)
+            content, at = _take(data, at, size)
+            tensor = Message.parse(content)
+            name = tensor.string(8)
+            if name in found:
+                raise ModelFileError(f"the name {name!r} occurs twice")
+            found[name] = _value(tensor, name)
+    except ModelFileError as error:
+        raise CheckpointError(f"{where}: {file.name} is damaged: {error}.") from None
+    return found
+
+
+def _value(tensor: Message, name: str) -> Array | str:
+    kind = tensor.integer(2)
+    if kind == STRING:
+        return tensor.string(6)
+    if kind not in BY_ONNX or BY_ONNX[kind].opaque:
+        raise ModelFileError(f"{name!r} has the unknown element type {kind}")
+    spec = TensorSpec(name, BY_ONNX[kind], tuple(_integers(tensor, 1)))
+    raw = b"".join(bytes(v) for f, w, v in tensor.fields if f == 9 and w == BYTES)  # type: ignore[arg-type]
+    dtype = BY_ONNX[kind].numpy
+    values = np.frombuffer(raw, dtype) if raw else _typed(tensor, kind).astype(dtype)
+    if any(d < 0 for d in spec.shape) or values.nbytes != spec.nbytes:
+        raise ModelFileError(f"{name!r} of shape {spec.shape} has {values.size} values")
+    return np.array(values.reshape(spec.shape))
+
+
+def _typed(tensor: Message, kind: int) -> Array:
+    field, dtype = _TYPED_FIELD[kind]
+    if dtype in {"<f4", "<f8"}:
+        packed = b"".join(bytes(v) for f, _, v in tensor.fields if f == field)  # type: ignore[arg-type]
+        return np.frombuffer(packed, dtype)
+    return np.array(_integers(tensor, field), dtype)
+
+
+def _integers(tensor: Message, number: int) -> list[int]:
+    """A repeated integer field, packed or not."""
+    found: list[int] = []
+    for field, wire, value in tensor.fields:
+        if field != number:
+            continue
+        if wire == VARINT and isinstance(value, int):
+            found.append(value)
+        elif isinstance(value, bytes | memoryview):
+            at = 0
+            while at < len(value):
+                item, at = _varint(value, at)
+                found.append(item)
+    return [v - (1 << 64) if v >= 1 << 63 else v for v in found]

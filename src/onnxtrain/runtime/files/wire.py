@@ -1,0 +1,209 @@
+"""The protobuf wire format: just enough to read a message, change it and write it back.
+
+A device that only trains has no `onnx` package. What the runtime must change in a model file
+(outputs, seeds, initializers) needs five field numbers and this codec, nothing more.
+
+A message is kept as the list of its fields, in file order. Bytes stay views into the file, so a
+model with large weights is never copied before it is written, and what is not understood is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TypeAlias
+
+from ...errors import ModelFileError
+
+VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
+SMALL = 4096
+
+Chunk: TypeAlias = "bytes | memoryview"
+Value: TypeAlias = "int | bytes | memoryview | Message"
+"""An integer (VARINT), raw bytes (the others), or a message that has been opened."""
+
+
+class Message:
+    """One protobuf message: its fields as ``(number, wire type, value)``, in file order."""
+
+    __slots__ = ("fields",)
+
+    def __init__(self, fields: list[tuple[int, int, Value]] | None = None) -> None:
+        self.fields = fields if fields is not None else []
+
+    @classmethod
+    def parse(cls, data: Chunk) -> Message:
+        """Read a message; a truncated or impossible field is a `ModelFileError`."""
+        view: Chunk = data if isinstance(data, bytes) and len(data) <= SMALL else memoryview(data)
+        fields: list[tuple[int, int, Value]] = []
+        at, end = 0, len(view)
+        while at < end:
+            key, at = _varint(view, at)
+            number, wire = key >> 3, key & 7
+            value: Value
+            if number == 0:
+                raise ModelFileError("damaged protobuf data: a field with the number 0")
+            if wire == VARINT:
+                value, at = _varint(view, at)
+            elif wire == BYTES:
+                size, at = _varint(view, at)
+                value, at = _take(view, at, size)
+            elif wire in {FIXED32, FIXED64}:
+                value, at = _take(view, at, 4 if wire == FIXED32 else 8)
+            else:
+                raise ModelFileError(f"damaged protobuf data: unknown wire type {wire}")
+            fields.append((number, wire, value))
+        return cls(fields)
+
+    # --- reading ---------------------------------------------------------------------------------
+
+    def messages(self, number: int) -> list[Message]:
+        """Every submessage with this field number, opened in place: changes to it are kept."""
+        found: list[Message] = []
+        for index, (field, wire, value) in enumerate(self.fields):
+            if field != number:
+                continue
+            if isinstance(value, Message):
+                found.append(value)
+                continue
+            if isinstance(value, int) or wire != BYTES:
+                raise ModelFileError(f"damaged protobuf data: field {number} is not a message")
+            opened = Message.parse(value)
+            self.fields[index] = (field, wire, opened)
+            found.append(opened)
+        return found
+
+    def message(self, number: int) -> Message | None:
+        """The last submessage with this number (the protobuf rule), or None."""
+        found = self.messages(number)
+        return found[-1] if found else None
+
+    def strings(self, number: int) -> list[str]:
+        """Every string with this field number."""
+        return [_text(value) for field, _, value in self.fields if field == number]
+
+    def string(self, number: int, default: str = "") -> str:
+        """The last string with this number."""
+        found = self.strings(number)
+        return found[-1] if found else default
+
+    def integer(self, number: int, default: int = 0) -> int:
+        """The last integer with this number, as a signed 64-bit value."""
+        for field, wire, value in reversed(self.fields):
+            if field == number:
+                if wire != VARINT or not isinstance(value, int):
+                    raise ModelFileError(f"damaged protobuf data: field {number} is no integer")
+                return value - (1 << 64) if value >= 1 << 63 else value
+        return default
+
+    def has(self, number: int) -> bool:
+        """Whether the field is present."""
+        return any(field == number for field, _, _ in self.fields)
+
+    # --- changing --------------------------------------------------------------------------------
+
+    def drop(self, number: int) -> Message:
+        """Remove every field with this number."""
+        self.fields = [f for f in self.fields if f[0] != number]
+        return self
+
+    def add(self, number: int, value: int | str | bytes | memoryview | Message) -> Message:
+        """Append a field: an integer, a string, raw bytes or a submessage."""
+        if isinstance(value, int):
+            self.fields.append((number, VARINT, value & 0xFFFFFFFFFFFFFFFF))
+        else:
+            encoded = value.encode() if isinstance(value, str) else value
+            self.fields.append((number, BYTES, encoded))
+        return self
+
+    def add_fixed32(self, number: int, value: bytes) -> Message:
+        """Append a four-byte field (a float)."""
+        self.fields.append((number, FIXED32, value))
+        return self
+
+    def replace(
+        self, number: int, values: Sequence[int | str | bytes | memoryview | Message]
+    ) -> None:
+        """Put `values` where the fields with this number were (at the end if there were none)."""
+        where = next((i for i, f in enumerate(self.fields) if f[0] == number), len(self.fields))
+        before, after = self.fields[:where], self.fields[where:]
+        self.fields = before
+        for value in values:
+            self.add(number, value)
+        self.fields += [f for f in after if f[0] != number]
+
+    # --- writing ---------------------------------------------------------------------------------
+
+    def size(self) -> int:
+        """Number of bytes that `chunks` gives."""
+        return sum(map(len, self.chunks()))
+
+    def chunks(self) -> Iterator[Chunk]:
+        """The encoded message in pieces; large raw data is passed through, not copied."""
+        for number, wire, value in self.fields:
+            key = _encode(number << 3 | wire)
+            if isinstance(value, int):
+                yield key + _encode(value)
+            elif isinstance(value, Message):
+                body = list(value.chunks())
+                yield key + _encode(sum(map(len, body)))
+                yield from body
+            elif wire == BYTES:
+                yield key + _encode(len(value))
+                yield value
+            else:
+                yield key
+                yield value
+
+    def encode(self) -> bytes:
+        """The encoded message."""
+        return b"".join(self.chunks())
+
+
+def _varint(view: Chunk, at: int) -> tuple[int, int]:
+    result = shift = 0
+    if at < len(view) and view[at] < 0x80:  # nearly always
+        return view[at], at + 1
+    while True:
+        if at >= len(view):
+            raise ModelFileError("truncated protobuf data: the file ends inside a number")
+        byte = view[at]
+        at += 1
+        result |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return result & 0xFFFFFFFFFFFFFFFF, at
+        shift += 7
+        if shift > 63:
+            raise ModelFileError("damaged protobuf data: a number of more than 64 bits")
+
+
+def _take(view: Chunk, at: int, size: int) -> tuple[Chunk, int]:
+    """A field's bytes: a copy of a small one (cheaper to handle), a view of a large one."""
+    if size > len(view) - at:
+        raise ModelFileError(
+            f"truncated protobuf data: a field of {size} bytes where {len(view) - at} are left"
+        )
+    part = view[at : at + size]
+    return (bytes(part) if size <= SMALL else part), at + size
+
+
+def _encode(value: int) -> bytes:
+    if value < 0x80:
+        return _ONE_BYTE[value]
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+_ONE_BYTE = [bytes([n]) for n in range(0x80)]
+
+
+def _text(value: Value) -> str:
+    if isinstance(value, int | Message):
+        raise ModelFileError("damaged protobuf data: text was expected")
+    try:
+        return bytes(value).decode()
+    except UnicodeDecodeError:
+        raise ModelFileError("damaged protobuf data: a name is not UTF-8") from None

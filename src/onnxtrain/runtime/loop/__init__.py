@@ -1,0 +1,1 @@
+"""The loop around the step: Trainer, callbacks, metrics, schedules, batches."""

@@ -1,0 +1,254 @@
+"""Metrics that are gathered batch by batch, with numpy only."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...errors import InputError
+
+Array = npt.NDArray[Any]
+
+
+class Metric:
+    """Base class: `reset`, then `update` per batch, then `result`."""
+
+    name = "metric"
+
+    def reset(self) -> None:
+        """Start anew."""
+        raise NotImplementedError
+
+    def update(self, prediction: Array, target: Array, loss: float) -> None:
+        """Take one batch into account."""
+        raise NotImplementedError
+
+    def result(self) -> float:
+        """The value over all batches since `reset`; NaN without any."""
+        raise NotImplementedError
+
+    def state(self) -> Array | None:
+        """What was gathered, as one vector, so that several processes can share the work.
+
+        None (the default) means that this cannot be done: then each process sees all data.
+        """
+        return None
+
+    def merge(self, states: Sequence[Array]) -> None:
+        """Take over what several processes gathered: `state` of each, zeros at the end allowed."""
+        raise NotImplementedError
+
+
+class _Mean(Metric):
+    """A sum over elements divided by their number."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Start anew."""
+        self.total, self.count = 0.0, 0
+
+    def add(self, total: float, count: int) -> None:
+        """Add a batch's sum."""
+        self.total += float(total)
+        self.count += count
+
+    def state(self) -> Array:
+        """Sum and number."""
+        return np.array([self.total, self.count], np.float64)
+
+    def merge(self, states: Sequence[Array]) -> None:
+        """Add them up."""
+        self.total = float(sum(s[0] for s in states))
+        self.count = int(sum(s[1] for s in states))
+
+    def result(self) -> float:
+        """The mean."""
+        return self.total / self.count if self.count else math.nan
+
+
+class Accuracy(_Mean):
+    """Share of right classes.
+
+    Scores are (N, classes, …); labels are class numbers, or one-hot of the same shape. One score
+    per row means two classes: positive is class 1 (`threshold`).
+
+    Example:
+        >>> accuracy = Accuracy()
+        >>> accuracy.update(np.array([[0.1, 0.9], [0.8, 0.2]]), np.array([1, 1]), 0.0)
+        >>> accuracy.result()
+        0.5
+    """
+
+    name = "accuracy"
+
+    def __init__(self, threshold: float = 0.0, ignore_index: int | None = None) -> None:
+        self.threshold, self.ignore_index = threshold, ignore_index
+        super().__init__()
+
+    def update(self, prediction: Array, target: Array, loss: float) -> None:
+        """Take one batch into account."""
+        if prediction.ndim < 2 or prediction.shape[1] == 1:
+            chosen = (prediction > self.threshold).reshape(len(prediction), -1)
+            right = chosen == (target.reshape(chosen.shape) > 0.5)
+            self.add(right.sum(), right.size)
+            return
+        labels = _labels(prediction, target)
+        right = prediction.argmax(axis=1) == labels
+        if self.ignore_index is not None:
+            counted = labels != self.ignore_index
+            self.add((right & counted).sum(), int(counted.sum()))
+        else:
+            self.add(right.sum(), right.size)
+
+
+class TopK(_Mean):
+    """Share of rows whose class is among the `k` highest scores."""
+
+    def __init__(self, k: int = 5) -> None:
+        if k < 1:
+            raise ValueError(f"k must be at least 1, not {k}.")
+        self.k, self.name = k, f"top{k}"
+        super().__init__()
+
+    def update(self, prediction: Array, target: Array, loss: float) -> None:
+        """Take one batch into account."""
+        labels = _labels(prediction, target)
+        own = np.take_along_axis(prediction, np.expand_dims(labels, 1), axis=1)
+        better = (prediction > own).sum(axis=1)
+        self.add((better < self.k).sum(), labels.size)
+
+
+class MeanAbsoluteError(_Mean):
+    """Mean of |prediction − target|."""
+
+    name = "mae"
+
+    def update(self, prediction: Array, target: Array, loss: float) -> None:
+        """Take one batch into account."""
+        error = _difference(prediction, target)
+        self.add(np.abs(error).sum(), error.size)
+
+
+class MeanSquaredError(_Mean):
+    """Mean of (prediction − target)²."""
+
+    name = "mse"
+
+    def update(self, prediction: Array, target: Array, loss: float) -> None:
+        """Take one batch into account."""
+        error = _difference(prediction, target)
+        self.add(np.square(error).sum(), error.size)
+
+
+class R2(Metric):
+    """1 − Σ(prediction − target)² / Σ(target − mean)², averaged over the columns."""
+
+    name = "r2"
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Start anew."""
+        self.count = 0
+        self.mean: Array = np.zeros(0)
+        self.spread: Array = np.zeros(0)
+        self.residual: Array = np.zeros(0)
+
+    def update(self, prediction: Array, target: Array, loss: float) -> None:
+        """Take one batch into account; means are merged without cancellation."""
+        error = _difference(prediction, target).reshape(len(target), -1)
+        values = target.astype(np.float64).reshape(len(target), -1)
+        mean = values.mean(axis=0)
+        spread = np.square(values - mean).sum(axis=0)
+        self._add(len(values), mean, spread, np.square(error).sum(axis=0))
+
+    def _add(self, count: int, mean: Array, spread: Array, residual: Array) -> None:
+        if not self.count:
+            self.count, self.mean, self.spread, self.residual = count, mean, spread, residual
+            return
+        total = self.count + count
+        shift = mean - self.mean
+        self.spread = self.spread + spread + shift**2 * self.count * count / total
+        self.mean = self.mean + shift * count / total
+        self.residual = self.residual + residual
+        self.count = total
+
+    def state(self) -> Array:
+        """Number, means, spreads and residuals."""
+        return np.concatenate([[self.count], self.mean, self.spread, self.residual])
+
+    def merge(self, states: Sequence[Array]) -> None:
+        """Merge them as batches are merged."""
+        self.reset()
+        for state in states:
+            if state[0]:
+                self._add(int(state[0]), *np.split(np.asarray(state[1:]), 3))
+
+    def result(self) -> float:
+        """The coefficient of determination; NaN if the targets do not vary."""
+        if not self.count or not self.spread.all():
+            return math.nan
+        return float(np.mean(1.0 - self.residual / self.spread))
+
+
+class Perplexity(_Mean):
+    """exp of the mean loss (a cross-entropy)."""
+
+    name = "perplexity"
+
+    def update(self, prediction: Array, target: Array, loss: float) -> None:
+        """Take one batch into account."""
+        self.add(loss * len(target), len(target))
+
+    def result(self) -> float:
+        """The perplexity."""
+        mean = super().result()
+        return math.exp(mean) if mean < 700 else math.inf if mean > 0 else math.nan
+
+
+BY_NAME = {
+    "accuracy": Accuracy,
+    "mae": MeanAbsoluteError,
+    "mse": MeanSquaredError,
+    "r2": R2,
+    "perplexity": Perplexity,
+    "top5": TopK,
+}
+
+
+def resolve(metrics: Sequence[str | Metric]) -> list[Metric]:
+    """Metrics from names (``"accuracy"``, ``"top3"`` …) or objects."""
+    found: list[Metric] = []
+    for metric in metrics:
+        if isinstance(metric, Metric):
+            found.append(metric)
+        elif metric in BY_NAME:
+            found.append(BY_NAME[metric]())
+        elif isinstance(metric, str) and metric[:3] == "top" and metric[3:].isdigit():
+            found.append(TopK(int(metric[3:])))
+        else:
+            raise ValueError(f"Unknown metric {metric!r}; known: {', '.join(BY_NAME)}, top<k>.")
+    return found
+
+
+def _labels(prediction: Array, target: Array) -> Array:
+    """Class numbers in the shape of the scores without their class axis."""
+    shape = prediction.shape[:1] + prediction.shape[2:]
+    if target.shape == prediction.shape:
+        return np.asarray(target.argmax(axis=1))
+    if target.size != math.prod(shape):
+        raise InputError(f"Labels of shape {target.shape} do not fit scores {prediction.shape}.")
+    return target.reshape(shape).astype(np.int64)
+
+
+def _difference(prediction: Array, target: Array) -> Array:
+    if prediction.size != target.size:
+        raise InputError(f"Predictions {prediction.shape} do not fit targets {target.shape}.")
+    return prediction.astype(np.float64) - target.reshape(prediction.shape).astype(np.float64)

@@ -1,0 +1,531 @@
+"""Trainer: the loop people expect, on numpy and onnxruntime."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from ...errors import InputError, NonFiniteError, StateError
+from ..files.onnxfile import Source
+from ..session.devices import Device, Provider
+from ..state.checkpoint_state import CheckpointState, OptimizerState
+from ..step import kernels
+from ..step.evaluator import Evaluator, join
+from ..step.module import Module
+from ..step.one_graph import OneGraphStep
+from ..step.optimizer import Optimizer
+from ..step.process_group import make_group
+from ..step.update import load_optimizer
+from .batches import Batches, make_batches
+from .callbacks import Callback, EveryEpoch, Progress, SaveCheckpoint
+from .metrics import Metric, resolve
+from .schedulers import LRScheduler, ReduceLROnPlateau, WarmUp
+
+Array = npt.NDArray[Any]
+SchedulerMaker: TypeAlias = Callable[[Any], LRScheduler]
+
+
+class History(dict[str, list[float]]):
+    """One list per value ("loss", "lr", "val_loss" …), one entry per epoch."""
+
+    def add(self, logs: dict[str, float]) -> None:
+        """Append an epoch."""
+        for name, value in logs.items():
+            self.setdefault(name, []).append(float(value))
+
+
+class Trainer:
+    """Trains artifacts on data: epochs, validation, metrics, callbacks, exact resume.
+
+    Args:
+        train_model: path or bytes of the training model.
+        optimizer_model: path or bytes of the optimizer model.
+        state: a `CheckpointState`, or the path of a checkpoint.
+        eval_model: path or bytes of the eval model; needed for validation and prediction.
+        step_model: path or bytes of the one-graph step model. If given it does the training
+            (one run per step instead of two), unless gradients are accumulated or clipped here, or
+            the model is large and numba is installed: its fused update beats any graph.
+        learning_rate: the learning rate; by default that of the checkpoint.
+        scheduler: makes a schedule from an optimizer, e.g. ``lambda o: StepLR(o, 10)``.
+        scheduler_interval: ``"step"`` or ``"epoch"``: what the schedule counts.
+            `ReduceLROnPlateau` always counts epochs.
+        metrics: names or `Metric` objects, computed on validation data.
+        accumulate: micro-batches per update; their gradients are averaged.
+        clip_norm: limit of the global gradient norm, instead of the optimizer model's own.
+        device: where to run, see `Module`.
+        session_options: onnxruntime's options, used as they are.
+        providers: execution providers, see `Module`.
+        check_finite: stop with an error when a loss is NaN or infinite.
+        distributed: ``"mpi"``, ``"torch"``, ``"auto"`` (whichever launcher started the process, if
+            any), or an `onnxtrain.distributed.Backend`: train together with other processes. Needs
+            `onnxtrain[mpi]` or torch. `batch_size` is then that of all processes together.
+        shard_optimizer: with `distributed`, let each process keep and update only its part of the
+            optimizer's moments.
+        overlap: with `distributed`, exchange gradients while others are still being computed: True,
+            False, or ``"auto"`` for whichever the first updates show to be faster.
+        bucket_mb: megabytes of gradients per message with `overlap`; a model with fewer has one.
+
+    Example:
+        >>> trainer = Trainer.from_directory("artifacts", metrics=["accuracy"])  # doctest: +SKIP
+        >>> history = trainer.fit((x, y), epochs=5, validation_data=(xv, yv))  # doctest: +SKIP
+        >>> trainer.predict(xv)  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        train_model: Source,
+        optimizer_model: Source,
+        state: CheckpointState | str | os.PathLike[str],
+        eval_model: Source | None = None,
+        step_model: Source | None = None,
+        *,
+        learning_rate: float | None = None,
+        scheduler: SchedulerMaker | None = None,
+        scheduler_interval: str = "step",
+        metrics: Sequence[str | Metric] = (),
+        accumulate: int = 1,
+        clip_norm: float | None = None,
+        device: str = "cpu",
+        session_options: Any = None,
+        providers: Sequence[Provider] | None = None,
+        check_finite: bool = False,
+        distributed: Any = None,
+        shard_optimizer: bool = False,
+        overlap: Literal["auto"] | bool = "auto",
+        bucket_mb: float = 25.0,
+    ) -> None:
+        if scheduler_interval not in {"step", "epoch"}:
+            raise ValueError(
+                f"scheduler_interval is 'step' or 'epoch', not {scheduler_interval!r}."
+            )
+        if accumulate < 1:
+            raise ValueError(f"accumulate must be at least 1, not {accumulate}.")
+        self.group = make_group(distributed, shard_optimizer, overlap, bucket_mb)
+        state = self.group.load(state)
+        state._need_values()
+        self.state, self.metrics = state, resolve(metrics)
+        self.accumulate, self.check_finite = accumulate, check_finite
+        self.stop, self.epoch, self.batch = False, 0, 0
+        self.batches: int | None = None
+        self.history = History()
+        self._seed, self._sums = 0, (0.0, 0)
+        self._eval_model = eval_model
+        self._session_options = self.group.session_options(session_options)
+        self._device = Device(device, providers)
+        self._interval = scheduler_interval
+        self._evaluators: dict[bool, Evaluator] = {}
+        self._resumable = dict(state._trainer)
+        self._engine = self._make_engine(
+            train_model, optimizer_model, step_model, device, providers, clip_norm
+        )
+        self.optimizer: _Rate = _Rate(self._engine)
+        if learning_rate is not None:
+            self.optimizer.set_learning_rate(learning_rate)
+        self.scheduler = scheduler(self.optimizer) if scheduler is not None else None
+
+    @classmethod
+    def from_directory(
+        cls,
+        directory: str | os.PathLike[str],
+        prefix: str = "",
+        *,
+        checkpoint: str | os.PathLike[str] | None = None,
+        **options: Any,
+    ) -> Trainer:
+        """A trainer for the files that `generate_artifacts` wrote into a directory.
+
+        Args:
+            directory: where the artifacts are.
+            prefix: of their names.
+            checkpoint: a checkpoint to start from, instead of the one in the directory.
+            options: as for `Trainer`.
+        """
+        folder = Path(directory)
+        if not folder.is_dir():
+            raise FileNotFoundError(f"There is no directory {str(folder)!r}.")
+
+        def optional(name: str) -> str | None:
+            path = folder / f"{prefix}{name}.onnx"
+            return str(path) if path.exists() else None
+
+        return cls(
+            str(folder / f"{prefix}training_model.onnx"),
+            str(folder / f"{prefix}optimizer_model.onnx"),
+            checkpoint if checkpoint is not None else folder / f"{prefix}checkpoint",
+            optional("eval_model"),
+            options.pop("step_model", optional("step_model")),
+            **options,
+        )
+
+    # --- training --------------------------------------------------------------------------------
+
+    @property
+    def step(self) -> int:
+        """Number of updates so far, those before a resume included."""
+        return int(self._engine.step_count)
+
+    def fit(
+        self,
+        data: Any,
+        epochs: int = 1,
+        batch_size: int = 32,
+        *,
+        validation_data: Any = None,
+        callbacks: Sequence[Callback | Callable[..., object]] = (),
+        shuffle: bool = True,
+        seed: int = 0,
+        drop_last: bool = False,
+        progress: bool = True,
+        resume: bool = False,
+    ) -> History:
+        """Train.
+
+        Args:
+            data: a tuple of arrays in the order of the model's inputs (targets last), a dict by
+                name, or an iterable of batches such as a torch DataLoader.
+            epochs: passes over the data; with `resume`, those before included.
+            batch_size: rows per step, for arrays.
+            validation_data: like `data`; evaluated after every epoch.
+            callbacks: `Callback` objects, or functions ``f(trainer, logs)`` for every epoch.
+            shuffle: a new order of the rows in every epoch, for arrays.
+            seed: from which the order follows.
+            drop_last: leave out a last, smaller batch.
+            progress: show a line per epoch.
+            resume: go on where the checkpoint was written, bit for bit, with the same data and
+                arguments.
+
+        Returns:
+            Loss, learning rate, validation loss and metrics, by epoch.
+        """
+        hooks = [c if isinstance(c, Callback) else EveryEpoch(c) for c in callbacks]
+        hooks += [Progress()] if progress and self.group.is_main else []
+        hooks.sort(key=lambda h: isinstance(h, SaveCheckpoint))  # it saves the others' state too
+        self._seed, self.epoch, self.batch, self._sums = seed, 0, 0, (0.0, 0)
+        if resume:
+            self._resume(hooks)
+        else:
+            self.history = History()
+        names = self._engine.input_names
+        source = make_batches(
+            data, names, batch_size, shuffle=shuffle, seed=self._seed, drop_last=drop_last
+        )
+        self.batches, self.stop = source.size, False
+        self._engine.forget()
+        self._hooks = hooks
+        self._votes = any(_may_stop_between_steps(h) for h in hooks)
+        try:
+            self._run_epochs(self.group.split(source), epochs, validation_data, batch_size)
+        except BaseException as error:
+            self.group.failed(error)
+            raise
+        return self.history
+
+    def _run_epochs(
+        self, source: Batches, epochs: int, validation_data: Any, batch_size: int
+    ) -> None:
+        for hook in self._hooks:
+            hook.on_train_begin(self)
+        while self.epoch < epochs and not self.stop:
+            self._run_epoch(source, validation_data, batch_size)
+        self.state._sync()
+        for hook in self._hooks:
+            hook.on_train_end(self)
+
+    def _run_epoch(self, source: Batches, validation_data: Any, batch_size: int) -> None:
+        for hook in self._hooks:
+            hook.on_epoch_begin(self, self.epoch)
+        for values in source.epoch(self.epoch, self.batch):
+            self._run_batch(values)
+            if self.group.stopping(self.stop, vote=self._votes):
+                break
+        updates = self.step
+        self._count(*self._engine.finish())
+        if self.step != updates:
+            self._after_update(self._sums[0] / self._sums[1])
+        total, rows = self._sums
+        if not rows:
+            raise InputError("The data gave no batch.")
+        logs = {"loss": total / rows, "lr": self.optimizer.get_learning_rate()}
+        if validation_data is not None:
+            found = self.evaluate(validation_data, batch_size)
+            logs.update({f"val_{name}": value for name, value in found.items()})
+        if self.scheduler is not None and self._by_epoch():
+            self.scheduler.step(logs.get("val_loss", logs["loss"]))
+        epoch = self.epoch
+        self.epoch, self.batch, self._sums = epoch + 1, 0, (0.0, 0)
+        self.history.add(logs)
+        for hook in self._hooks:
+            hook.on_epoch_end(self, epoch, logs)
+        self.stop = self.group.stopping(self.stop)
+
+    def _count(self, loss: float, rows: int) -> None:
+        self._sums = (self._sums[0] + loss * rows, self._sums[1] + rows)
+
+    def _run_batch(self, values: Sequence[Any]) -> None:
+        updates = self.step
+        loss, rows = self._engine.run(values)
+        if self.check_finite and not np.isfinite(loss):
+            raise NonFiniteError(
+                f"The loss is {loss} in epoch {self.epoch}, batch {self.batch} (step {self.step})."
+            )
+        self.batch += 1
+        self._count(loss, rows)
+        if self.step != updates:
+            self._after_update(loss)
+
+    def _after_update(self, loss: float) -> None:
+        if self.scheduler is not None and not self._by_epoch():
+            self.scheduler.step()
+        logs = {"loss": loss, "lr": self.optimizer.get_learning_rate()}
+        for hook in self._hooks:
+            hook.on_step_end(self, logs)
+
+    def _by_epoch(self) -> bool:
+        inner = self.scheduler.scheduler if isinstance(self.scheduler, WarmUp) else self.scheduler
+        return self._interval == "epoch" or isinstance(inner, ReduceLROnPlateau)
+
+    # --- evaluation ------------------------------------------------------------------------------
+
+    def evaluate(self, data: Any, batch_size: int = 32) -> dict[str, float]:
+        """Loss and metrics on data, with the eval model."""
+        evaluator = self._evaluator(with_loss=True)
+        for metric in self.metrics:
+            metric.reset()
+        total, rows = 0.0, 0
+        source = make_batches(data, evaluator.user.input_names, batch_size)
+        for values in self.group.evaluated(source, self.metrics):
+            loss, *outputs = evaluator(values)
+            target = np.asarray(values[evaluator.target_index])
+            size, mean = len(target) if target.ndim else 1, float(np.mean(loss))
+            total, rows = total + mean * size, rows + size
+            for metric in self.metrics:
+                metric.update(outputs[0] if outputs else loss, target, mean)
+        total, rows = self.group.merge(total, rows, self.metrics)
+        if not rows:
+            raise InputError("The data gave no batch.")
+        return {"loss": total / rows, **{m.name: m.result() for m in self.metrics}}
+
+    def predict(self, data: Any, batch_size: int = 32) -> Any:
+        """The model's outputs on inputs without targets: one array, or a tuple of several."""
+        evaluator = self._evaluator(with_loss=False)
+        wanted = len(evaluator.user.input_names)
+        if isinstance(data, tuple) and len(data) > wanted:
+            data = data[:wanted]
+        batches = make_batches(data, evaluator.user.input_names, batch_size)
+        parts = [evaluator(values[:wanted]) for values in batches.epoch(0)]
+        if not parts:
+            raise InputError("The data gave no batch.")
+        outputs = join(parts)
+        return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+    def _evaluator(self, *, with_loss: bool) -> Evaluator:
+        if self._eval_model is None:
+            raise StateError("Eval model was not provided. Give eval_model to Trainer.")
+        if with_loss not in self._evaluators:
+            self._evaluators[with_loss] = Evaluator(
+                self._eval_model,
+                self.state,
+                self._device,
+                with_loss=with_loss,
+                options=self._session_options,
+            )
+        return self._evaluators[with_loss]
+
+    # --- keeping ---------------------------------------------------------------------------------
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a checkpoint from which `fit(..., resume=True)` goes on exactly."""
+        self.state._trainer = {
+            "epoch": self.epoch,
+            "batch": self.batch,
+            "seed": self._seed,
+            "sums": list(self._sums),
+            "history": dict(self.history),
+            "callbacks": [
+                {"name": type(h).__name__, "state": h.state_dict()}
+                for h in getattr(self, "_hooks", [])
+                if h.state_dict()
+            ],
+        }
+        self.group.save(self.state, path)
+
+    def _resume(self, hooks: Sequence[Callback]) -> None:
+        saved = self._resumable
+        if not saved:
+            raise StateError(
+                "The checkpoint was not written during a fit: there is nothing to resume. Use "
+                "SaveCheckpoint or Trainer.save, or fit without resume."
+            )
+        self.epoch, self.batch = int(saved["epoch"]), int(saved["batch"])
+        self._seed, self._sums = int(saved["seed"]), (saved["sums"][0], int(saved["sums"][1]))
+        self.history = History({k: list(v) for k, v in saved["history"].items()})
+        if self.scheduler is not None:
+            self.scheduler.resume()
+        for hook in hooks:
+            for entry in saved.get("callbacks", []):
+                if entry["name"] == type(hook).__name__:
+                    hook.load_state_dict(entry["state"])
+        self._resumable = {}
+
+    def snapshot(self) -> list[Array]:
+        """A copy of all parameters, for `restore`."""
+        self.state._sync()
+        stores = (self.state._trainable, self.state._frozen)
+        return [b.data.copy() for s in stores for b in s.buffers.values()]
+
+    def restore(self, kept: Sequence[Array]) -> None:
+        """Put a copy made by `snapshot` back."""
+        self.state._sync()
+        stores = (self.state._trainable, self.state._frozen)
+        for buffer, values in zip((b for s in stores for b in s.buffers.values()), kept):
+            np.copyto(buffer.data, values)
+        for store in stores:
+            store.push()
+
+    def export(
+        self, path: str | os.PathLike[str], graph_output_names: Sequence[str] | None = None
+    ) -> None:
+        """Write the inference model; by default with the outputs of the original model."""
+        from ..step.export import export
+
+        names = graph_output_names or self._evaluator(with_loss=False).model_outputs
+        assert self._eval_model is not None
+        if not self.group.is_main:
+            return
+        self.state._sync()
+        export(self._eval_model, self.state, path, names)
+
+    def _make_engine(
+        self,
+        train_model: Source,
+        optimizer_model: Source,
+        step_model: Source | None,
+        device: str,
+        providers: Sequence[Provider] | None,
+        clip_norm: float | None,
+    ) -> Any:
+        together = self.group.engine(
+            train_model,
+            optimizer_model,
+            self.state,
+            {"device": device, "session_options": self._session_options, "providers": providers},
+            clip_norm,
+            self.accumulate,
+        )
+        if together is not None:
+            return together
+        file = load_optimizer(optimizer_model)
+        plain = self.accumulate == 1 and clip_norm is None
+        compiled = self._device.is_host and kernels.find(
+            file.description, self.state._trainable.size
+        )
+        if step_model is not None and plain and not compiled:
+            return _OneGraph(
+                OneGraphStep(step_model, self.state, file, self._device, self._session_options)
+            )
+        module = Module(
+            train_model,
+            self.state,
+            device=device,
+            session_options=self._session_options,
+            providers=providers,
+        )
+        optimizer = Optimizer(optimizer_model, module)
+        optimizer.clip_norm = clip_norm
+        return _Parts(module, optimizer, self.accumulate)
+
+
+def _may_stop_between_steps(hook: Callback) -> bool:
+    """Whether a callback might set `trainer.stop` after a step, in one process only perhaps."""
+    return hook.may_stop and type(hook).on_step_end is not Callback.on_step_end
+
+
+def measured(outputs: Sequence[Array], values: Sequence[Any]) -> tuple[float, int]:
+    """Mean loss and number of rows of a batch."""
+    loss = outputs[0]
+    mean = float(loss.item() if loss.size == 1 else np.mean(loss))
+    return mean, len(values[0]) if np.ndim(values[0]) else 1
+
+
+class _OneGraph:
+    """Training with the one-graph step."""
+
+    def __init__(self, step: OneGraphStep) -> None:
+        self.graph, self._state = step, step.state
+        self.input_names = step.user.input_names
+
+    @property
+    def step_count(self) -> int:
+        return self.graph.memory.step
+
+    def run(self, values: Sequence[Any]) -> tuple[float, int]:
+        return measured(self.graph(values), values)
+
+    def finish(self) -> tuple[float, int]:
+        """Nothing is pending: every batch is an update."""
+        return 0.0, 0
+
+    def forget(self) -> None:
+        """Nothing is pending."""
+
+
+class _Parts:
+    """Training with Module and Optimizer."""
+
+    def __init__(self, module: Module, optimizer: Optimizer, accumulate: int) -> None:
+        self.module, self.optimizer, self.accumulate = module, optimizer, accumulate
+        self._state, self.input_names = module._state, module.input_names()
+        self._pending = 0
+
+    @property
+    def step_count(self) -> int:
+        return self.optimizer.step_count
+
+    def run(self, values: Sequence[Any]) -> tuple[float, int]:
+        if self._pending == 0:
+            self.module.lazy_reset_grad()
+        result = self.module(*values)
+        self._pending += 1
+        if self._pending == self.accumulate:
+            self.finish()
+        return measured(result if isinstance(result, tuple) else [result], values)
+
+    def finish(self) -> tuple[float, int]:
+        """Update from what is gathered, at the end of an epoch from fewer micro-batches.
+
+        Gives loss and rows that `run` has not told yet: none here.
+        """
+        if self._pending:
+            self.optimizer.apply(1.0 / self._pending)
+            self._pending = 0
+        return 0.0, 0
+
+    def forget(self) -> None:
+        """Drop micro-batches that an interrupted training left behind."""
+        self._pending = 0
+
+
+class _Rate:
+    """The learning rate of either way of training, as schedules see it."""
+
+    def __init__(self, engine: Any) -> None:
+        self._module = engine  # its `_state` is where schedules leave their position
+
+    @property
+    def _memory(self) -> OptimizerState:
+        found: OptimizerState | None = self._module._state._optimizer
+        assert found is not None
+        return found
+
+    def get_learning_rate(self) -> float:
+        """The current learning rate."""
+        return self._memory.learning_rate
+
+    def set_learning_rate(self, learning_rate: float) -> None:
+        """Use this learning rate from the next step on."""
+        self._memory.learning_rate = float(learning_rate)

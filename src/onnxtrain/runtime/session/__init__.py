@@ -1,0 +1,1 @@
+"""Sessions of onnxruntime: devices, options, threads, feeds and bindings."""

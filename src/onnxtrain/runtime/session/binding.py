@@ -1,0 +1,285 @@
+"""A session with everything that does not change bound once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnxruntime
+
+from ...errors import InputError, RunError
+from ..files.dtypes import BY_ONNX, ElementType
+from ..files.onnxfile import ValueInfo
+from ..state.buffers import TensorStore
+from ..step.artifact import Artifact
+from .devices import RUN_OPTIONS, Device
+from .feeds import FeedCheck, raw_ortvalue
+
+Array = npt.NDArray[Any]
+SMALL = 64
+"""Outputs of known size up to this many elements get a buffer of their own, bound once."""
+
+STAGED = 32768
+"""Inputs up to this many bytes are copied into memory that stays bound."""
+
+HOST = Device("cpu")
+
+
+class Binding:
+    """One set of inputs and outputs of a session, on which it is run again and again.
+
+    User outputs must be bound before all others, so that they come first in the results.
+    """
+
+    def __init__(self, session: onnxruntime.InferenceSession, device: Device) -> None:
+        self.session, self.device = session, device
+        self.io = session.io_binding()._iobinding
+        self._run = session._sess.run_with_iobinding
+        self._bound: dict[str, tuple[int, tuple[int, ...]]] = {}
+        self._staged: dict[str, Array] = {}
+        self._again: list[Array] = []
+        self.output_names: list[str] = []
+        """The user's outputs, in the order of the results."""
+        self._small: dict[str, Array] = {}
+        self._large: list[tuple[int, str]] = []
+        self._order: dict[str, int] = {}
+
+    # --- once ------------------------------------------------------------------------------------
+
+    def user_outputs(self, infos: Sequence[ValueInfo]) -> None:
+        """Results to hand out: small ones into a fixed buffer, large ones made by each run."""
+        for index, info in enumerate(infos):
+            self.output_names.append(info.name)
+            kind = BY_ONNX.get(info.elem_type or 0)
+            shape = small_shape(info)
+            if self.device.is_host and kind is not None and not kind.opaque and shape is not None:
+                buffer = np.zeros(shape, kind.numpy)
+                self._small[info.name] = buffer
+                self.output(info.name, kind, shape, address(buffer))
+            else:
+                self._large.append((index, info.name))
+                self.made_output(info.name)
+
+    def input(self, name: str, kind: ElementType, shape: Sequence[int], pointer: int) -> None:
+        """Bind memory where the state lives."""
+        self.io.bind_input(name, self.device.ort_device, kind.binding, shape, pointer)
+
+    def host_input(self, name: str, array: Array) -> None:
+        """Bind an array of the host, a learning rate say, that the caller keeps and changes."""
+        element = array.dtype.type
+        self.io.bind_input(name, HOST.ort_device, element, array.shape, address(array))
+
+    def output(self, name: str, kind: ElementType, shape: Sequence[int], pointer: int) -> None:
+        """Let a result be written to memory where the state lives."""
+        self._order.setdefault(name, len(self._order))
+        self.io.bind_output(name, self.device.ort_device, kind.binding, shape, pointer)
+
+    def made_output(self, name: str) -> None:
+        """Let a run make a result, in memory of the host; to be said again before the next run."""
+        self._order.setdefault(name, len(self._order))
+        self.io.bind_output(name, HOST.ort_device)
+
+    def input_tensor(self, name: str, store: TensorStore, tensor: str) -> None:
+        """Bind a tensor of a flat buffer as input."""
+        spec = store.specs[tensor]
+        self.input(name, spec.type, spec.shape, store.pointer(tensor))
+
+    def output_tensor(self, name: str, store: TensorStore, tensor: str) -> None:
+        """Let a result be written to a tensor of a flat buffer."""
+        spec = store.specs[tensor]
+        self.output(name, spec.type, spec.shape, store.pointer(tensor))
+
+    # --- every step ------------------------------------------------------------------------------
+
+    def feed(self, infos: Sequence[ValueInfo], values: Sequence[Any]) -> None:
+        """Bind the user's inputs without copying; the same memory as before costs nothing."""
+        for info, value in zip(infos, values):
+            if value is None:
+                continue
+            name = info.name
+            if isinstance(value, np.ndarray) and value.dtype.kind not in "OUS":
+                if value.nbytes <= STAGED:  # copying a little is cheaper than binding again
+                    self._feed_staged(info, value)
+                else:
+                    self._feed_array(info, value)
+                continue
+            if isinstance(value, np.ndarray):
+                self.io.bind_input(name, value)
+            else:
+                self.io.bind_ortvalue_input(name, value)
+            self._bound.pop(name, None)
+            self._staged.pop(name, None)
+        self._again = [self._staged[i.name] for i in infos if i.name in self._staged]
+        if len(self._again) != len(infos):
+            self._again = []
+
+    def feed_again(self, values: Sequence[Any]) -> bool:
+        """Feed small arrays that are like the last ones; False if there is more to be done.
+
+        This is all that happens to the inputs of a small model in almost every step.
+        """
+        staged = self._again
+        if len(values) != len(staged):
+            return False
+        for value, place in zip(values, staged):
+            if (
+                type(value) is not np.ndarray
+                or value.dtype is not place.dtype
+                or value.shape != place.shape
+            ):
+                return False
+            place[...] = value
+        return True
+
+    def again(self, values: Sequence[Any]) -> list[Array] | None:
+        """A whole run on small arrays like the last ones; None if there is more to be done.
+
+        In steps of some ten microseconds every call of Python counts.
+        """
+        if not self.feed_again(values):
+            return None
+        try:
+            self._run(self.io, RUN_OPTIONS)
+        except Exception as error:
+            raise self._failed(error) from error
+        return self.results()
+
+    def _feed_staged(self, info: ValueInfo, value: Array) -> None:
+        staged = self._staged.get(info.name)
+        if staged is None or staged.shape != value.shape or staged.dtype != value.dtype:
+            staged = np.empty_like(value)
+            self._feed_array(info, staged)
+            self._staged[info.name] = staged
+        np.copyto(staged, value)
+
+    def _feed_array(self, info: ValueInfo, value: Array) -> None:
+        place = (address(value), value.shape)
+        if self._bound.get(info.name) == place:
+            return
+        kind = BY_ONNX.get(info.elem_type or 0)
+        element = kind.binding if kind is not None else value.dtype.type
+        self.io.bind_input(info.name, HOST.ort_device, element, value.shape, place[0])
+        self._bound[info.name] = place
+        self._staged.pop(info.name, None)
+
+    def run(self) -> None:
+        """Run; an error of onnxruntime becomes one of ours, with the large outputs rebound."""
+        try:
+            self._run(self.io, RUN_OPTIONS)
+        except Exception as error:
+            raise self._failed(error) from error
+
+    def _failed(self, error: Exception) -> RunError:
+        self._bound.clear()
+        self._staged.clear()
+        self._again = []
+        for _, name in self._large:
+            self.made_output(name)
+        return RunError(f"onnxruntime could not run the model: {error}")
+
+    def results(self) -> list[Array]:
+        """Results as arrays: copies of the small ones, the large ones as they were made."""
+        if not self._large:
+            return [small.copy() for small in self._small.values()]
+        large = self._take_large()
+        return [
+            self._small[n].copy() if n in self._small else np.asarray(large[n].numpy())
+            for n in self.output_names
+        ]
+
+    def result_values(self) -> list[onnxruntime.OrtValue]:
+        """Results as OrtValues."""
+        large = self._take_large()
+        return [
+            onnxruntime.OrtValue.ortvalue_from_numpy(self._small[n].copy())
+            if n in self._small
+            else onnxruntime.OrtValue(large[n])
+            for n in self.output_names
+        ]
+
+    def _take_large(self) -> dict[str, Any]:
+        if not self._large:
+            return {}
+        made = self.io.get_outputs()
+        found = {name: made[index] for index, name in self._large}
+        for _, name in self._large:  # otherwise the next run would write over what was given out
+            self.made_output(name)
+        return found
+
+    def taken(self, names: Sequence[str]) -> dict[str, Any]:
+        """Results of the last run by name, as onnxruntime's own values."""
+        values = self.io.get_outputs() if names else []
+        return {name: values[self._order[name]] for name in names}
+
+
+class UserSide:
+    """The inputs and outputs of a model that belong to the user."""
+
+    def __init__(
+        self,
+        inputs: Sequence[ValueInfo],
+        outputs: Sequence[ValueInfo],
+        optional: set[str] | None = None,
+    ) -> None:
+        self.inputs, self.outputs = list(inputs), list(outputs)
+        self.check = FeedCheck(self.inputs, optional or set())
+
+    @property
+    def input_names(self) -> list[str]:
+        """Names in the order of the call's arguments."""
+        return [i.name for i in self.inputs]
+
+    @property
+    def output_names(self) -> list[str]:
+        """Names in the order of the results."""
+        return [o.name for o in self.outputs]
+
+    def ordered(self, args: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
+        """Positional and named values in the order of the inputs."""
+        values = list(args)
+        if not named:
+            return values
+        names = self.input_names
+        unknown = sorted(set(named) - set(names))
+        if unknown:
+            raise InputError(f"Unknown input(s) {unknown}; the model takes {', '.join(names)}.")
+        twice = sorted(set(named) & set(names[: len(values)]))
+        if twice:
+            raise InputError(f"Input(s) {twice} are given twice.")
+        missing = [
+            n for n in names[len(values) :] if n not in named and n not in self.check.optional
+        ]
+        if missing:
+            raise InputError(f"Missing input(s) {missing}; the model takes {', '.join(names)}.")
+        return values + [named.get(n) for n in names[len(values) :]]
+
+
+def user_side(artifact: Artifact) -> UserSide:
+    """The user's side of an artifact."""
+    return UserSide(
+        artifact.infos(artifact.user_inputs),
+        artifact.infos(artifact.user_outputs, outputs=True),
+        set(artifact.model.initializer_names),
+    )
+
+
+def all_ortvalues(values: Sequence[Any]) -> bool:
+    """Whether a user gave OrtValues, and then gets OrtValues."""
+    return bool(values) and all(raw_ortvalue(v) is not None for v in values)
+
+
+def small_shape(info: ValueInfo) -> tuple[int, ...] | None:
+    """The shape of a value, if it is known and small."""
+    if info.shape is None:
+        return None
+    sizes = tuple(d for d in info.shape if isinstance(d, int))
+    known = len(sizes) == len(info.shape) and math.prod(sizes) <= SMALL
+    return sizes if known else None
+
+
+def address(array: Array) -> int:
+    """Address of the first element."""
+    return int(array.__array_interface__["data"][0])

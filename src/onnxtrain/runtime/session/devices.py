@@ -1,0 +1,188 @@
+"""Where a session runs and where its state lives.
+
+The CPU path is what the tests run. Code for other devices (CUDA, DirectML, ROCm …) is complete, but
+the machines it was written on have none of them: it is exercised with host memory standing in
+for the device's, and marked "not run on hardware" in the documentation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import onnxruntime
+from onnxruntime.capi import _pybind_state as ort
+
+from ...errors import DeviceError, ModelFileError
+
+Array = npt.NDArray[Any]
+Provider: TypeAlias = "str | tuple[str, dict[str, Any]]"
+
+RUN_OPTIONS = onnxruntime.RunOptions()
+"""The defaults. A run that is given none makes them anew, which takes 5 µs in every step."""
+
+_PROVIDER_OF = {
+    "cpu": "CPUExecutionProvider",
+    "cuda": "CUDAExecutionProvider",
+    "rocm": "ROCMExecutionProvider",
+    "dml": "DmlExecutionProvider",
+    "cann": "CANNExecutionProvider",
+    "webgpu": "WebGpuExecutionProvider",
+}
+_MEMORY_OF = {
+    "CUDAExecutionProvider": "cuda",
+    "ROCMExecutionProvider": "cuda",
+    "TensorrtExecutionProvider": "cuda",
+    "DmlExecutionProvider": "dml",
+    "CANNExecutionProvider": "cann",
+}
+
+
+class Mirror:
+    """A flat buffer's twin in device memory.
+
+    `newer` tells that the device has values the host has not seen.
+    """
+
+    def __init__(self, device: Device, host: Array) -> None:
+        self.device = device
+        self.value = ort.OrtValue.ortvalue_from_shape_and_type(
+            list(host.shape), host.dtype.type, device.ort_device
+        )
+        self.newer = False
+        self.push(host)
+
+    @property
+    def pointer(self) -> int:
+        """Address on the device."""
+        return int(self.value.data_ptr())
+
+    def twin(self, host: Array) -> Mirror:
+        """A mirror of another host buffer on the same device."""
+        return Mirror(self.device, host)
+
+    def pull(self, host: Array) -> None:
+        """Copy device to host if the device has newer values."""
+        if self.newer:
+            np.copyto(host, self.value.numpy())
+            self.newer = False
+
+    def push(self, host: Array) -> None:
+        """Copy host to device."""
+        if host.size:
+            self.value.update_inplace(host)
+        self.newer = False
+
+
+class Device:
+    """A device name such as ``cpu``, ``cuda:1`` or an execution provider's name, resolved.
+
+    Args:
+        name: ``cpu``, ``cuda[:id]``, ``rocm[:id]``, ``dml[:id]``, or an execution provider such as
+            ``OpenVINOExecutionProvider`` (whose tensors then stay in host memory).
+        providers: passed to onnxruntime as they are, instead of those that follow from `name`.
+    """
+
+    def __init__(self, name: str = "cpu", providers: Sequence[Provider] | None = None) -> None:
+        if not isinstance(name, str):
+            raise DeviceError(f"A device is a name such as 'cpu' or 'cuda:0', not {name!r}.")
+        kind, _, number = name.partition(":")
+        if number and not number.isdigit():
+            raise DeviceError(f"Device {name!r}: the part after ':' must be a number.")
+        self.name, self.id = name, int(number or 0)
+        provider = _PROVIDER_OF.get(kind, kind)
+        if provider == kind and not kind.endswith("ExecutionProvider"):
+            raise DeviceError(
+                f"Unknown device {name!r}. Use one of {', '.join(sorted(_PROVIDER_OF))}, with "
+                "':id' for a device number, or the name of an execution provider."
+            )
+        if kind == "cpu" and self.id:
+            raise DeviceError("There is only one device 'cpu'; leave the number out.")
+        self.provider = provider
+        self.memory = _MEMORY_OF.get(provider, "cpu")
+        self.providers: list[Provider] = (
+            list(providers) if providers is not None else self._default()
+        )
+        self.is_host = self.memory == "cpu"
+        if not self.is_host:
+            self._check_available()
+        self.ort_device = ort.OrtDevice(
+            getattr(ort.OrtDevice, self.memory)(), ort.OrtDevice.default_memory(), self.id
+        )
+
+    def _default(self) -> list[Provider]:
+        cpu = "CPUExecutionProvider"
+        if self.provider == cpu:
+            return [cpu]
+        options = {"device_id": self.id} if self.memory != "cpu" else {}
+        return [(self.provider, options), cpu]
+
+    def _check_available(self) -> None:
+        if self.provider not in onnxruntime.get_available_providers():
+            raise DeviceError(
+                f"Device {self.name!r} needs {self.provider}, and this onnxruntime has only "
+                f"{', '.join(onnxruntime.get_available_providers())}. Install a build that has it "
+                "(onnxruntime-gpu for CUDA), or use device='cpu'."
+            )
+
+    def mirror(self, host: Array) -> Mirror:
+        """Device memory with the values of a host buffer."""
+        return Mirror(self, host)
+
+    def session(self, model: bytes | str, options: Any = None) -> onnxruntime.InferenceSession:
+        """A session on this device; an error if onnxruntime silently left the provider out."""
+        asked = [p if isinstance(p, str) else p[0] for p in self.providers]
+        missing = [p for p in asked if p not in onnxruntime.get_available_providers()]
+        if missing:
+            raise DeviceError(
+                f"This onnxruntime has no {', '.join(missing)}; it has "
+                f"{', '.join(onnxruntime.get_available_providers())}."
+            )
+        try:
+            session = onnxruntime.InferenceSession(model, options, providers=self.providers)
+        except Exception as error:  # its errors have no common base class
+            raise ModelFileError(f"onnxruntime cannot load the model: {error}") from error
+        if asked and asked[0] not in session.get_providers():
+            raise DeviceError(
+                f"onnxruntime could not start {asked[0]} and would have used "
+                f"{session.get_providers()} instead. Check the driver and libraries it needs."
+            )
+        return session
+
+
+def session_options(
+    given: Any = None,
+    *,
+    folder: str | None = None,
+    weights_change: bool = False,
+    pattern: bool = True,
+    spin: bool = False,
+) -> Any:
+    """Options for one of several sessions in a process.
+
+    Idle worker threads of one session spin and take the cores away from the next (Module,
+    Optimizer and eval model alternate), so spinning stops when a run ends, unless no other session
+    is near (`spin`) or the caller's own options say otherwise. Where weights change
+    (`weights_change`), onnxruntime's blocked layout for convolutions does not apply; without it no
+    tensor is reordered for nothing (3 to 5 % of a step of ResNet-18 and U-Net).
+
+    With its memory pattern (`pattern`) onnxruntime allocates the second run in one piece, while the
+    arena still holds what the first run had in many: twice the memory, for a fraction of a
+    microsecond per node. So only steps of microseconds use it.
+    """
+    options = given if given is not None else onnxruntime.SessionOptions()
+    if given is None:
+        if not spin:
+            options.add_session_config_entry("session.force_spinning_stop", "1")
+        options.log_severity_level = 3
+        options.enable_mem_pattern = pattern
+        if weights_change:
+            extended = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+            options.graph_optimization_level = extended
+    if folder:
+        options.add_session_config_entry(
+            "session.model_external_initializers_file_folder_path", folder
+        )
+    return options

@@ -1,0 +1,104 @@
+"""When one thread is faster than several, and when threads may wait busily.
+
+A step of a small network takes some twenty microseconds, and waking up a second thread for each of
+its products takes longer than the products do. So such steps run in a session with one thread.
+
+In a step of a millisecond, waking the threads up takes a twentieth of the time. They may go on
+spinning between steps as long as nobody else wants the cores: while there is one training session
+in the process, whose update runs on one thread (or inside it).
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import threading
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+from ..step.artifact import Artifact, specs_of, weights_change
+from .devices import Device, session_options
+
+LIMIT = 1_000_000
+"""Multiplications of a forward pass up to which one thread is used: about 0.1 ms of work."""
+
+HEAVY = {"Conv", "ConvTranspose", "DeformConv", "GRU", "LSTM", "Loop", "RNN", "Scan"}
+"""Operators whose work does not follow from the number of weights and rows."""
+
+
+class SmallSteps:
+    """Which batches of a model are for one thread.
+
+    Args:
+        artifact: the model.
+        device: where it runs; only the host's processor is concerned.
+        given: the user's session options, which are never overruled.
+    """
+
+    def __init__(self, artifact: Artifact, device: Device, given: Any) -> None:
+        self._weights = sum(s.size for s in specs_of(artifact).values())
+        self._folder = artifact.folder
+        self._possible = (
+            given is None
+            and device.provider == "CPUExecutionProvider"
+            and not artifact.random_nodes  # two sessions would be two streams of random numbers
+            and self._weights <= LIMIT
+            and not any(node.op_type in HEAVY for node in artifact.model.nodes)
+        )
+
+    def has(self, arrays: Sequence[Any]) -> bool:
+        """Whether a step on these inputs is small."""
+        if not self._possible or not all(hasattr(a, "dtype") for a in arrays):
+            return False
+        times = [applications(a.shape, indices=a.dtype.kind in "iu") for a in arrays]
+        return self._weights * max(times, default=1) <= LIMIT
+
+    def options(self) -> Any:
+        """Session options with one thread."""
+        options = session_options(folder=self._folder, weights_change=True)
+        options.intra_op_num_threads = 1
+        return options
+
+
+def applications(shape: Sequence[int], *, indices: bool) -> int:
+    """How many times an input of this shape has the weights applied: per row, or per index."""
+    return max(1, int(math.prod(shape if indices else shape[:-1])))
+
+
+class Spinner:
+    """Owns a session whose threads may spin; looks at `must_rest` before every step."""
+
+    must_rest = False
+
+    def stop_spinning(self) -> None:
+        """Ask for threads that sleep from the next step on; any thread may call this."""
+        self.must_rest = True
+
+
+def training_options(artifact: Artifact, given: Any, *, spin: bool = False) -> Any:
+    """Options for the session of a training or step model."""
+    return session_options(
+        given,
+        folder=artifact.folder,
+        weights_change=weights_change(artifact),
+        pattern=False,
+        spin=spin,
+    )
+
+
+_training: weakref.WeakSet[Any] = weakref.WeakSet()
+_lock = threading.Lock()
+
+
+def is_alone(owner: Spinner) -> bool:
+    """Note who trains; whether nobody else does. If somebody does, none of them spins any more.
+
+    Where torch is loaded its threads may want the cores as well.
+    """
+    with _lock:
+        others = [other for other in _training if other is not owner]
+        _training.add(owner)
+    for other in others:
+        other.stop_spinning()
+    return not others and "torch" not in sys.modules

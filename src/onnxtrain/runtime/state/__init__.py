@@ -1,0 +1,1 @@
+"""What is trained: flat buffers of parameters, gradients and moments, and the checkpoint."""

@@ -1,0 +1,215 @@
+"""What an artifact's metadata say, checked against its graph."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ...errors import CheckpointError, ModelFileError
+from ..files.dtypes import BY_ONNX
+from ..files.onnxfile import ModelFile, Source, ValueInfo, check_names
+from ..files.predecessor import converted_training, kind_of
+from ..state.buffers import TensorSpec
+from ..state.checkpoint_state import CheckpointState
+
+KEY = "onnxtrain.artifact"
+ACCUMULATION = "onnxtrain.accumulate/"
+RESET = "lazy_reset_grad"
+
+
+@dataclass
+class Artifact:
+    """A model file and its description."""
+
+    model: ModelFile
+    kind: str
+    user_inputs: list[str]
+    user_outputs: list[str]
+    trainable: list[str] = field(default_factory=list)
+    frozen: list[str] = field(default_factory=list)
+    gradients: dict[str, str] = field(default_factory=dict)
+    states: dict[str, str] = field(default_factory=dict)
+    random_nodes: list[str] = field(default_factory=list)
+    folder: str | None = None
+
+    @property
+    def parameters(self) -> list[str]:
+        """All parameters in the order of the graph's inputs."""
+        known = {*self.trainable, *self.frozen}
+        return [v.name for v in self.model.inputs if v.name in known]
+
+    def infos(self, names: Sequence[str], *, outputs: bool = False) -> list[ValueInfo]:
+        """Types and shapes of inputs (or outputs) by name."""
+        values = self.model.outputs if outputs else self.model.inputs
+        known = {v.name: v for v in values}
+        check_names("output" if outputs else "input", names, known)
+        return [known[n] for n in names]
+
+
+def load_artifact(source: Source, kind: str, state: CheckpointState | None = None) -> Artifact:
+    """Read an artifact and check that it is of the kind expected."""
+    model = ModelFile.load(source)
+    folder = _folder(source) if model.has_external_data else None
+    described = model.described(KEY)
+    if described is None and kind_of(model) == kind == "training":
+        model = converted_training(source, [] if state is None else state._names()[1])
+        described = model.described(KEY)
+    if described is None:
+        if kind == "eval" and state is not None:
+            return _guess_eval(model, state, folder)
+        raise ModelFileError(
+            f"{model.where} is not a {kind} model: neither onnxtrain nor onnxruntime-training "
+            "made it for that. Use the right file, or generate the artifacts again with "
+            "onnxtrain.artifacts.generate_artifacts."
+        )
+    if described.get("kind") != kind:
+        raise ModelFileError(
+            f"{model.where} is the {described.get('kind')!r} model; the {kind!r} model is needed."
+        )
+    artifact = Artifact(
+        model,
+        kind,
+        _names(model, described, "user_inputs"),
+        _names(model, described, "user_outputs"),
+        _names(model, described, "trainable"),
+        _names(model, described, "frozen"),
+        _mapping(model, described, "gradients"),
+        _mapping(model, described, "states"),
+        _names(model, described, "random_nodes"),
+        folder,
+    )
+    artifact.infos(artifact.user_inputs)
+    artifact.infos(artifact.user_outputs, outputs=True)
+    if kind == "eval" and state is not None and not artifact.parameters:
+        trainable, frozen = state._names()
+        present = {v.name for v in model.inputs} - set(artifact.user_inputs)
+        artifact.trainable = [n for n in trainable if n in present]
+        artifact.frozen = [n for n in frozen if n in present]
+    return artifact
+
+
+def _folder(source: Source) -> str | None:
+    """Where onnxruntime has to look for data beside the model, whose bytes it gets edited."""
+    if isinstance(source, bytes | bytearray | memoryview):
+        return None
+    return str(Path(source).resolve().parent)
+
+
+def _guess_eval(model: ModelFile, state: CheckpointState, folder: str | None) -> Artifact:
+    """An eval model without our description (onnxruntime-training's own runs on stock)."""
+    trainable, frozen = state._names()
+    present = [v.name for v in model.inputs]
+    return Artifact(
+        model,
+        "eval",
+        [n for n in present if n not in {*trainable, *frozen}],
+        [v.name for v in model.outputs],
+        [n for n in present if n in trainable],
+        [n for n in present if n in frozen],
+        folder=folder,
+    )
+
+
+def specs_of(artifact: Artifact) -> dict[str, TensorSpec]:
+    """Parameters as the graph declares them; an open dimension counts as unknown."""
+    found: dict[str, TensorSpec] = {}
+    for info in artifact.infos(artifact.parameters):
+        kind = BY_ONNX.get(info.elem_type or 0)
+        if kind is None or info.shape is None:
+            raise ModelFileError(
+                f"{artifact.model.where}: parameter {info.name!r} has no type or shape."
+            )
+        sizes = tuple(d for d in info.shape if isinstance(d, int))
+        if len(sizes) != len(info.shape):
+            raise ModelFileError(
+                f"{artifact.model.where}: parameter {info.name!r} has the shape {info.shape}."
+            )
+        found[info.name] = TensorSpec(info.name, kind, sizes)
+    return found
+
+
+def check_state(artifact: Artifact, state: CheckpointState) -> None:
+    """The checkpoint and the model must speak of the same parameters."""
+    specs = specs_of(artifact)
+    trainable, frozen = state._names()
+    for kind, declared, present in (
+        ("trainable", artifact.trainable, trainable),
+        ("frozen", artifact.frozen, frozen),
+    ):
+        missing = [n for n in declared if n not in present]
+        if missing:
+            raise CheckpointError(
+                f"The checkpoint does not fit {artifact.model.where}: it has no {kind} "
+                f"parameter {', '.join(map(repr, missing[:8]))}. Use the checkpoint that was "
+                "generated with this model."
+            )
+    if artifact.kind == "training":
+        extra = sorted(set(trainable) - set(artifact.trainable))
+        if extra:
+            raise CheckpointError(
+                f"The checkpoint does not fit {artifact.model.where}: the model does not train "
+                f"{', '.join(map(repr, extra[:8]))}."
+            )
+    state._allocate(specs)
+    for name, spec in specs.items():
+        found = state._store_of(name).specs[name]
+        if found != spec:
+            raise CheckpointError(
+                f"The checkpoint does not fit {artifact.model.where}: parameter {name!r} is "
+                f"{found.type.code}{list(found.shape)} there and {spec.type.code}"
+                f"{list(spec.shape)} in the model."
+            )
+
+
+def drop_accumulation(artifact: Artifact) -> None:
+    """Make this step's gradients outputs of the training model, and accumulate nothing.
+
+    The file keeps the accumulation inputs and outputs for other runtimes; here they would
+    cost one more pass over all gradients in every step.
+    """
+    model = artifact.model
+    trainable = artifact.trainable
+    buffers = {f"{p}_grad.accumulation.buffer" for p in trainable} | {RESET}
+    model.drop_nodes(lambda n: n.name.startswith(ACCUMULATION))
+    gradients = [artifact.gradients.get(p, f"{p}_grad") for p in trainable]
+    states = list(artifact.states.values())
+    like = {**dict(zip(gradients, trainable)), **{v: k for k, v in artifact.states.items()}}
+    model.set_outputs([*artifact.user_outputs, *gradients, *states], like)
+    model.keep_inputs(lambda name: name not in buffers)
+    model.prune()
+
+
+def fold_frozen(artifact: Artifact, state: CheckpointState) -> list[str]:
+    """Turn frozen parameters that the training does not change into constants of the graph."""
+    names = [n for n in artifact.frozen if n not in artifact.states]
+    for name in names:
+        spec = state._frozen.specs[name]
+        values = state._frozen.view(name).reshape(-1)
+        raw = bytes(values.view("u1").data) if values.size else b""
+        artifact.model.add_initializer(name, spec.type.onnx, spec.shape, raw)
+    artifact.model.keep_inputs(lambda n: n not in names)
+    return names
+
+
+def weights_change(artifact: Artifact) -> bool:
+    """Whether most convolutions have weights that are no constants of the graph."""
+    convolutions = [n for n in artifact.model.nodes if n.op_type in {"Conv", "ConvTranspose"}]
+    constants = set(artifact.model.initializer_names)
+    changing = sum(n.inputs[1] not in constants for n in convolutions if len(n.inputs) > 1)
+    return 2 * changing >= len(convolutions)
+
+
+def _names(model: ModelFile, described: dict[str, Any], key: str) -> list[str]:
+    found = described.get(key, [])
+    if not isinstance(found, list) or not all(isinstance(n, str) for n in found):
+        raise ModelFileError(f"{model.where}: {KEY} says {key!r} = {found!r}; names are needed.")
+    return list(found)
+
+
+def _mapping(model: ModelFile, described: dict[str, Any], key: str) -> dict[str, str]:
+    found = described.get(key, {})
+    if not isinstance(found, dict) or not all(isinstance(v, str) for v in found.values()):
+        raise ModelFileError(f"{model.where}: {KEY} says {key!r} = {found!r}; names are needed.")
+    return dict(found)

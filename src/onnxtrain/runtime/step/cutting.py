@@ -1,0 +1,243 @@
+"""A model as consecutive pieces: which nodes each has, and what goes from one to the other.
+
+Values that a later piece reads are passed on as they are, without a copy.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...errors import ModelFileError
+from ..files.onnxfile import ModelFile, tensor_type, uses
+from ..files.wire import Message
+
+OWN = ".own"
+"""Ending of a copy: a gradient that a later piece reads has left for the other ranks by then."""
+
+ELEMENTS = {
+    "float": 1, "uint8": 2, "int8": 3, "uint16": 4, "int16": 5, "int32": 6, "int64": 7,
+    "string": 8, "bool": 9, "float16": 10, "double": 11, "uint32": 12, "uint64": 13,
+    "bfloat16": 16, "float8e4m3fn": 17, "float8e5m2": 19,
+}  # fmt: skip
+"""onnxruntime's names of element types → ONNX numbers."""
+
+RANDOM = {"Bernoulli", "Dropout", "Multinomial", "RandomNormalLike", "RandomUniformLike"}
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Some nodes of a model, by index, and what goes in and out of them."""
+
+    nodes: frozenset[int]
+    gradients: tuple[str, ...]
+    """Gradients that this piece computes."""
+    results: tuple[str, ...]
+    """Other outputs of the whole model that it computes."""
+    takes: tuple[str, ...]
+    """Values of earlier pieces that it reads."""
+    gives: tuple[str, ...]
+    """Values that later pieces read."""
+
+
+def cut(
+    model: ModelFile, results: Sequence[str], gradients: Mapping[str, int], limit: float
+) -> list[Piece]:
+    """Cut a graph so that its gradients become complete in buckets of about equal size.
+
+    There are fewer pieces than buckets if gradients come together.
+
+    Args:
+        model: the training model; gradients are outputs of nodes.
+        results: outputs to be computed by the first piece: loss, running statistics.
+        gradients: the values that are gradients, and their bytes.
+        limit: bytes per bucket; a single gradient may have more.
+    """
+    graph = _Graph(model, results)
+    total = sum(gradients.values())
+    count = max(1, math.ceil(total / limit))
+    rank = {index: at for at, index in enumerate(graph.order)}
+    place = {g: rank.get(graph.maker[g], 0) for g in gradients}
+    ends: dict[int, int] = {}
+    at = 0.0
+    for name in sorted(gradients, key=place.__getitem__):
+        bucket = min(int((at + gradients[name] / 2) * count / total), count - 1) if total else 0
+        ends[bucket] = place[name] + 1
+        at += gradients[name]
+    stops = [stop for stop in ends.values() if stop > graph.first]
+    return graph.pieces([0, *stops[:-1], len(graph.order)], results, list(gradients))
+
+
+def cut_by_nodes(
+    model: ModelFile, results: Sequence[str], gradients: Sequence[str], most: int
+) -> list[Piece]:
+    """Cut a graph into pieces of at most so many nodes.
+
+    onnxruntime creates a session in a time that grows faster than the number of nodes; ten sessions
+    of a tenth each are there sooner.
+    """
+    graph = _Graph(model, results)
+    nodes = len(graph.order)
+    return graph.pieces([*range(0, nodes, most), nodes], results, gradients)
+
+
+class _Graph:
+    """Who makes what and who reads it, by index of the node, and an order to run the nodes in.
+
+    Attributes:
+        order: results first, then what nobody reads, that next to the inputs first, each with all
+            it needs before it: as onnxruntime runs them (ADR 8). Constants are left out.
+        first: how many nodes the results need.
+    """
+
+    def __init__(self, model: ModelFile, results: Sequence[str]) -> None:
+        self.nodes = model.nodes
+        self.maker = {n: i for i, node in enumerate(self.nodes) for n in node.outputs if n}
+        self.reads = [uses(node) for node in self.nodes]
+        self.fixed = self._constants(set(model.initializer_names))
+        self.order: list[int] = []
+        seen = set(self.fixed)
+        for name in results:
+            self._visit(self.maker.get(name, -1), seen)
+        self.first = len(self.order)
+        for index in self._last():
+            self._visit(index, seen)
+
+    def _sources(self, index: int) -> list[int]:
+        """Nodes whose results a node reads."""
+        return [self.maker[n] for n in self.reads[index] if n in self.maker]
+
+    def _last(self) -> list[int]:
+        """Nodes that nobody reads, by the longest way to them."""
+        depth, read = list[int](), set[int]()
+        for index in range(len(self.nodes)):
+            sources = self._sources(index)
+            depth.append(1 + max((depth[i] for i in sources), default=0))
+            read.update(sources)
+        return sorted(set(range(len(depth))) - read, key=lambda i: (depth[i], i))
+
+    def _visit(self, index: int, seen: set[int]) -> None:
+        """Append a node, after all it needs; of those the last in the file goes first."""
+        waiting = [(index, False)] if index >= 0 else []
+        while waiting:
+            index, complete = waiting.pop()
+            if complete:
+                self.order.append(index)
+            elif index not in seen:
+                seen.add(index)
+                waiting.append((index, True))
+                waiting.extend((i, False) for i in sorted(self._sources(index)))
+
+    def pieces(
+        self, stops: Sequence[int], results: Sequence[str], gradients: Sequence[str]
+    ) -> list[Piece]:
+        """The order cut at these places, and what goes from one piece to the other."""
+        parts = [frozenset(self.order[a:b]) for a, b in itertools.pairwise(stops)]
+        place = {i: p for p, part in enumerate(parts) for i in part}
+
+        def takes(p: int) -> set[str]:
+            read = set().union(*(self.reads[i] for i in parts[p])) & self.maker.keys()
+            return {n for n in read if place.get(self.maker[n], p) != p}
+
+        def made_by(names: Iterable[str], p: int) -> tuple[str, ...]:
+            return tuple(n for n in names if place.get(self.maker.get(n, -1), 0) == p)
+
+        taken = [tuple(sorted(takes(p))) for p in range(len(parts))]
+        passed = sorted(set().union(*taken))
+        return [
+            Piece(
+                part | self.fixed,
+                made_by(gradients, p),
+                made_by(results, p),
+                taken[p],
+                made_by(passed, p),
+            )
+            for p, part in enumerate(parts)
+        ]
+
+    def _constants(self, values: set[str]) -> frozenset[int]:
+        """Nodes that give the same in every run: each piece has its own, for ORT to fold."""
+        found: set[int] = set()
+        for i, node in enumerate(self.nodes):
+            known = all(n in values or self.maker.get(n, -1) in found for n in self.reads[i])
+            drawn = node.op_type in RANDOM or (not self.reads[i] and node.op_type != "Constant")
+            if known and not drawn and not node.subgraphs():
+                found.add(i)
+        return frozenset(found)
+
+
+class Template:
+    """A model from which pieces are made; it is read once, however many there are."""
+
+    def __init__(self, model: ModelFile) -> None:
+        graph = model.graph
+        self.nodes = model.nodes
+        self.reads = [uses(node) for node in self.nodes]
+        self._model, self._graph = _fields_but(model.message, {7}), _fields_but(graph, CONTENTS)
+        self._inputs = {m.string(1): m for m in graph.messages(11)}
+        known = (m for number in (13, 12, 11) for m in graph.messages(number))
+        self._types = {m.string(1): kind for m in known if (kind := m.message(2)) is not None}
+        self._constants = {t.string(8): (5, t) for t in graph.messages(5)}
+        for sparse in graph.messages(15):
+            self._constants[(sparse.message(1) or sparse).string(8)] = (15, sparse)
+
+    def piece(self, piece: Piece, given: Mapping[str, Message]) -> bytes:
+        """The model of one piece, with types of what earlier pieces gave."""
+        chosen = sorted(piece.nodes)
+        copied = {f"{g}{OWN}": g for g in piece.gradients if g in piece.gives}
+        names = list(dict.fromkeys([*piece.results, *piece.gradients, *copied, *piece.gives]))
+        chosen = self._needed(chosen, {*names, *copied.values()})
+        read = set(names).union(*(self.reads[i] for i in chosen))
+        graph = Message(list(self._graph))
+        for i in chosen:
+            graph.add(1, self.nodes[i].message)
+        for own, gradient in copied.items():
+            graph.add(1, Message().add(1, gradient).add(2, own).add(4, "Identity"))
+        for name in read & self._constants.keys():
+            graph.add(*self._constants[name])
+        for name, info in self._inputs.items():
+            if name in read:
+                graph.add(11, info)
+        for name in piece.takes:
+            graph.add(11, Message().add(1, name).add(2, given[name]))
+        for name in names:
+            kind = self._types.get(copied.get(name, name))
+            output = Message().add(1, name)
+            graph.add(12, output if kind is None else output.add(2, kind))
+        made = {o for i in chosen for o in self.nodes[i].outputs} - set(names)
+        for name in sorted(made & self._types.keys()):
+            graph.add(13, Message().add(1, name).add(2, self._types[name]))
+        return Message([*self._model, (7, 2, graph)]).encode()
+
+    def _needed(self, chosen: Sequence[int], names: set[str]) -> list[int]:
+        """Those nodes that something depends on."""
+        found, needed = list[int](), set(names)
+        for i in reversed(chosen):
+            if not needed.isdisjoint(self.nodes[i].outputs):
+                found.append(i)
+                needed |= self.reads[i]
+        return found[::-1]
+
+
+CONTENTS = {1, 5, 11, 12, 13, 15}
+"""Fields of a graph: nodes, constants, inputs, outputs, types of values, sparse constants."""
+
+
+def _fields_but(message: Message, numbers: set[int]) -> list[Any]:
+    return [f for f in message.fields if f[0] not in numbers]
+
+
+def type_proto(text: str, shape: Sequence[Any]) -> Message:
+    """A TypeProto from what onnxruntime tells of a value, such as ``tensor(float)``.
+
+    An empty shape is a scalar or an unknown one, and is left open.
+    """
+    kind, _, inner = text[:-1].partition("(")
+    if kind == "tensor" and inner in ELEMENTS:
+        return tensor_type(ELEMENTS[inner], list(shape) or None)
+    if kind in {"seq", "optional"}:
+        return Message().add(4 if kind == "seq" else 9, Message().add(1, type_proto(inner, [])))
+    raise ModelFileError(f"A value of type {text!r} cannot be passed on.")

@@ -1,0 +1,82 @@
+"""The eval model with outputs of choice, on the parameters that are being trained."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...errors import ModelFileError
+from ..files.onnxfile import Source
+from ..session.binding import Binding, UserSide
+from ..session.devices import Device, session_options
+from ..state.checkpoint_state import CheckpointState
+from .artifact import KEY, load_artifact
+
+Array = npt.NDArray[Any]
+
+
+class Evaluator:
+    """Runs the part of the eval model that the chosen outputs need.
+
+    Args:
+        source: path or bytes of the eval model.
+        state: the parameters, shared.
+        device: where to run.
+        with_loss: loss first, then the model's outputs; otherwise the latter only, and
+            inputs that only the loss needs (the targets) are not asked for.
+        options: onnxruntime's session options.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        state: CheckpointState,
+        device: Device,
+        *,
+        with_loss: bool,
+        options: Any = None,
+    ) -> None:
+        artifact = load_artifact(source, "eval", state)
+        model = artifact.model
+        described = model.described(KEY) or {}
+        self.model_outputs = [n for n in described.get("model_outputs") or [] if isinstance(n, str)]
+        if not self.model_outputs:
+            self.model_outputs = artifact.user_outputs[1:]
+        loss = artifact.user_outputs[:1] if with_loss else []
+        chosen = list(dict.fromkeys([*loss, *self.model_outputs]))
+        if not chosen:
+            raise ModelFileError(f"{model.where} says of no output that it is a prediction.")
+        model.set_outputs(chosen)
+        model.prune()
+        used = model.used_names()
+        model.keep_inputs(lambda name: name in used)
+        inputs = [n for n in artifact.user_inputs if n in used]
+        self.user = UserSide(
+            artifact.infos(inputs),
+            artifact.infos(chosen, outputs=True),
+            set(model.initializer_names),
+        )
+        self.target_index = len(inputs) - 1
+        self.state = state
+        session = device.session(model.encode(), session_options(options, folder=artifact.folder))
+        self.binding = Binding(session, device)
+        self.binding.user_outputs(self.user.outputs)
+        for name in artifact.parameters:
+            self.binding.input_tensor(name, state._store_of(name), name)
+
+    def __call__(self, values: Sequence[Any]) -> list[Array]:
+        """Run on one batch."""
+        arrays = self.user.check.arrays(values)
+        if self.state._settle is not None:
+            self.state._settle()
+        self.binding.feed(self.user.inputs, arrays)
+        self.binding.run()
+        return self.binding.results()
+
+
+def join(parts: Sequence[Sequence[Array]]) -> list[Array]:
+    """Outputs of several batches, put together row by row."""
+    return [np.concatenate([p[i] for p in parts]) for i in range(len(parts[0]))]

@@ -1,0 +1,187 @@
+"""From the eval model and a checkpoint to an inference model, without the `onnx` package."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from ...errors import ModelFileError, UnknownNameError
+from ..files.atomic import write_atomically
+from ..files.onnxfile import ModelFile, Node, Source, captures, tensor_type
+from ..files.wire import Message
+from ..session.binding import HOST
+from ..session.devices import session_options
+from ..session.feeds import ORT_TYPES
+from ..state.checkpoint_state import CheckpointState
+from .artifact import KEY
+
+LIMIT = 2**31 - 2**20
+"""A protobuf message ends at 2 GiB; leave room for the graph."""
+
+
+def export(
+    source: Source,
+    state: CheckpointState,
+    target: str | os.PathLike[str],
+    outputs: Sequence[str],
+    external: bool | None = None,
+) -> None:
+    """Write the inference model; see `Module.export_model_for_inferencing`."""
+    if isinstance(outputs, str):
+        outputs = [outputs]
+    if not outputs:
+        raise ValueError("graph_output_names is empty: name at least one output.")
+    model = ModelFile.load(source)
+    try:
+        model.set_outputs(list(outputs))
+    except UnknownNameError as error:
+        error.args = (
+            f"Output {error.name!r} could not be found. Please regenerate the eval graph. {error}",
+        )
+        raise
+    to_inference(model)
+    model.prune()
+    model.set_metadata({k: v for k, v in model.metadata.items() if k != KEY})
+    used = model.used_names()
+    trainable, frozen = state._names()
+    parameters = [v.name for v in model.inputs if v.name in {*trainable, *frozen}]
+    parameters = [n for n in parameters if n in used]
+    keep_inputs = model.message.integer(1) < 4  # before IR 4 every initializer is an input too
+    model.keep_inputs(lambda n: n in used)
+    kept = _open_external(model, source)
+    add_output_types(model)
+    model.keep_inputs(lambda n: keep_inputs or n not in parameters)
+    specs = {n: state._store_of(n).specs[n] for n in parameters}
+    total = sum(s.nbytes for s in specs.values()) + model.message.size()
+    if external is None:
+        external = total > LIMIT
+    if external:
+        _write_external(model, state, parameters, Path(target), kept)
+        return
+    if total > LIMIT:
+        raise ModelFileError(
+            f"The model has {total} bytes; above 2 GB the weights need a file of their own: leave "
+            "external_data at None or set it to True."
+        )
+    for name in parameters:
+        values = np.ascontiguousarray(state._store_of(name).view(name)).reshape(-1)
+        raw = values.view(np.uint8).data if values.size else b""
+        model.add_initializer(name, specs[name].type.onnx, specs[name].shape, raw)
+    model.write(target)
+
+
+def to_inference(model: ModelFile) -> None:
+    """Take Dropout out and put BatchNormalization into inference mode."""
+    outputs = {v.name for v in model.outputs}
+    captured = {n for node in model.nodes for g in node.subgraphs() for n in captures(g)}
+    used = model.used_names()
+    identities: set[int] = set()
+    for node in model.all_nodes():
+        if node.domain not in {"", "ai.onnx"}:
+            continue
+        if node.op_type == "BatchNormalization" and node.integer("training_mode", 0):
+            node.set_attribute("training_mode", 0)
+            node.outputs = node.outputs[:1]
+        elif node.op_type == "Dropout" and _to_identity(node, used):
+            identities.add(id(node.message))
+    instead: dict[str, str] = {}
+    for node in model.nodes:
+        out = node.outputs[0] if node.outputs else ""
+        if id(node.message) in identities and out not in outputs and out not in captured:
+            instead[out] = node.inputs[0]
+    model.drop_nodes(lambda n: bool(n.outputs) and n.outputs[0] in instead)
+    model.rename_uses(instead)
+
+
+def _to_identity(node: Node, used: set[str]) -> bool:
+    """Make a Dropout an Identity; not if someone reads its mask, then it only stops dropping."""
+    outputs = node.outputs
+    if len(outputs) > 1 and outputs[1] in used:
+        node.inputs = node.inputs[:2]
+        return False
+    node.message.replace(4, ["Identity"])
+    node.message.drop(5)
+    node.inputs, node.outputs = node.inputs[:1], outputs[:1]
+    return True
+
+
+def add_output_types(model: ModelFile) -> None:
+    """Give outputs that the file says nothing about the type that onnxruntime infers."""
+    bare = [m for m in model.graph.messages(12) if not m.has(2)]
+    if not bare or model.message.size() > LIMIT:  # too large to ask; a type is not mandatory
+        return
+    session = HOST.session(model.encode(), session_options())
+    inferred = {o.name: o for o in session.get_outputs()}
+    for message in bare:
+        found = inferred[message.string(1)]
+        number = ORT_TYPES.get(found.type)
+        if number is not None:
+            message.add(2, tensor_type(number, found.shape))
+
+
+def _open_external(model: ModelFile, source: Source) -> list[tuple[Message, bytes]]:
+    """Constants of the eval model that lie in a file beside it, with their data."""
+    found: list[tuple[Message, bytes]] = []
+    for tensor in model.graph.messages(5):
+        if tensor.integer(14) != 1:
+            continue
+        entries = {e.string(1): e.string(2) for e in tensor.messages(13)}
+        if isinstance(source, bytes | bytearray | memoryview):
+            raise ModelFileError(
+                f"Constant {tensor.string(8)!r} lies in a file beside the eval model; give "
+                "the model as a path, not as bytes."
+            )
+        path = Path(source).parent / entries.get("location", "")
+        with path.open("rb") as file:
+            file.seek(int(entries.get("offset", "0")))
+            data = file.read(int(entries["length"])) if "length" in entries else file.read()
+        tensor.drop(13).drop(14)
+        tensor.add(9, data)
+        found.append((tensor, data))
+    return found
+
+
+def _write_external(
+    model: ModelFile,
+    state: CheckpointState,
+    parameters: Sequence[str],
+    target: Path,
+    kept: Sequence[tuple[Message, bytes]],
+) -> None:
+    """Weights to ``<file>.data``, first; the model that names them, second."""
+    file = f"{target.name}.data"
+    chunks: list[tuple[int, memoryview]] = []
+    end = 0
+
+    def place(data: memoryview) -> int:
+        nonlocal end
+        start = end + -end % (4096 if data.nbytes >= 2**20 else 64)
+        chunks.append((start - end, data))
+        end = start + data.nbytes
+        return start
+
+    for tensor, data in kept:
+        start = place(memoryview(data))
+        tensor.drop(9)
+        for key, value in (("location", file), ("offset", start), ("length", len(data))):
+            tensor.add(13, Message().add(1, key).add(2, str(value)))
+        tensor.add(14, 1)
+    for name in parameters:
+        spec = state._store_of(name).specs[name]
+        values = state._store_of(name).view(name).reshape(-1)
+        if not values.size:
+            model.add_initializer(name, spec.type.onnx, spec.shape, b"")
+            continue
+        start = place(values.view(np.uint8).data)
+        model.add_external_initializer(name, spec.type.onnx, spec.shape, file, start, spec.nbytes)
+
+    def pieces() -> Iterator[bytes | memoryview]:
+        for padding, data in chunks:
+            yield bytes(padding)
+            yield data
+
+    write_atomically(target.with_name(file), pieces())
+    model.write(target)

@@ -1,0 +1,176 @@
+"""The one-graph step: loss, gradients and update in a single run, over two sets of buffers.
+
+A graph cannot update in place what it still reads, so it reads one set and writes the other, and
+the next step goes the other way. Whoever looks at the state in between gets the first set,
+brought up to date (`settle`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from onnxruntime import InferenceSession
+
+from ...errors import ModelFileError
+from ..files.onnxfile import Source
+from ..session.binding import Binding, user_side
+from ..session.device_ops import DeviceOps
+from ..session.devices import Device
+from ..session.threads import SmallSteps, Spinner, is_alone, training_options
+from ..state.buffers import TensorStore
+from ..state.checkpoint_state import CheckpointState, OptimizerState
+from ..state.seeds import reseed
+from .artifact import check_state, load_artifact
+from .optimizer import attach
+from .update import OptimizerFile
+
+Array = npt.NDArray[Any]
+
+
+class OneGraphStep(Spinner):
+    """Runs a step model.
+
+    Args:
+        source: path or bytes of the step model.
+        state: the checkpoint whose buffers are trained.
+        optimizer: the optimizer model that the step contains; names its states.
+        device: where to run.
+        options: onnxruntime's session options.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        state: CheckpointState,
+        optimizer: OptimizerFile,
+        device: Device,
+        options: Any = None,
+    ) -> None:
+        self.state, self.device = state, device
+        artifact = load_artifact(source, "step")
+        check_state(artifact, state)
+        self.artifact = artifact
+        self.user = user_side(artifact)
+        state._need_values()
+        state._sync()
+        self.memory: OptimizerState = attach(state, optimizer)
+        self._check_states(optimizer)
+        state._place(device)
+        reseed(artifact.model, artifact.random_nodes, state._random)
+        self.small = SmallSteps(artifact, device, options)
+        self.model = artifact.model.settle()
+        self.rate, self.number = np.zeros(1, np.float32), np.zeros(1, np.int64)
+        self._ops = DeviceOps(device)
+        states = TensorStore(state._frozen.specs[s] for s in artifact.states)
+        states.place(device)
+        moments = {kind: store.like() for kind, store in self.memory.states.items()}
+        self._second = (state._trainable.like(), states, moments)
+        self.spins = is_alone(self) and options is None
+        self._usual = self._now = self._both(training_options(artifact, options, spin=self.spins))
+        self._single: list[Binding] | None = None
+        self._turn = 0
+        state._settle = self.settle
+
+    @property
+    def session(self) -> InferenceSession:
+        """The session with the user's options."""
+        if self.must_rest:
+            self.rest()
+        return self._usual[0].session
+
+    def _check_states(self, optimizer: OptimizerFile) -> None:
+        inputs = {v.name for v in self.artifact.model.inputs}
+        needed = [f"{p}.{s}" for s in optimizer.states for p in self.artifact.trainable]
+        missing = [n for n in needed if n not in inputs]
+        if missing:
+            raise ModelFileError(
+                f"{self.artifact.model.where} has no input {missing[0]!r}: it was made for "
+                f"another optimizer than {optimizer.name}."
+            )
+
+    def rest(self) -> None:
+        """Do what `stop_spinning` asked for, between two steps."""
+        self.must_rest = False
+        if not self.spins:
+            return
+        self.spins, before = False, self._usual
+        self._usual = self._both(training_options(self.artifact, None))
+        if self._now is before:
+            self._now = self._usual
+
+    def _both(self, options: Any) -> list[Binding]:
+        """A session and its bindings in both directions."""
+        session = self.device.session(self.model, options)
+        first = (self.state._trainable, self.state._frozen, self.memory.states)
+        return [
+            self._bind(session, first, self._second),
+            self._bind(session, self._second, first),
+        ]
+
+    def _bind(self, session: InferenceSession, source: _Set, target: _Set) -> Binding:
+        artifact = self.artifact
+        binding = Binding(session, self.device)
+        binding.user_outputs(self.user.outputs)
+        inputs = {v.name for v in artifact.model.inputs}
+        for name in artifact.trainable:
+            binding.input_tensor(name, source[0], name)
+            binding.output_tensor(f"{name}.updated", target[0], name)
+            for kind, store in source[2].items():
+                binding.input_tensor(f"{name}.{kind}", store, name)
+                binding.output_tensor(f"{name}.{kind}.updated", target[2][kind], name)
+        for name in artifact.frozen:
+            store = source[1] if name in artifact.states else self.state._frozen
+            binding.input_tensor(name, store, name)
+        for name, updated in artifact.states.items():
+            binding.output_tensor(updated, target[1], name)
+        for name, array in (("learning_rate", self.rate), ("step", self.number)):
+            if name in inputs:
+                binding.host_input(name, array)
+        return binding
+
+    def __call__(self, values: Sequence[Any]) -> list[Array]:
+        """One training step; gives loss and additional outputs."""
+        if self.must_rest:
+            self.rest()
+        memory = self.memory
+        self.rate[0], self.number[0] = memory.learning_rate, memory.step + 1
+        binding = self._now[self._turn]
+        results = binding.again(values)
+        if results is None:
+            self._feed(values)
+            binding = self._now[self._turn]
+            binding.run()
+            results = binding.results()
+        self._turn = 1 - self._turn
+        memory.step += 1
+        if not self.device.is_host:
+            for store in self.state._stores():
+                store.written()
+        return results
+
+    def _feed(self, values: Sequence[Any]) -> None:
+        arrays = self.user.check.arrays(values)
+        if not self.small.has(arrays):
+            self._now = self._usual
+        else:
+            if self._single is None:
+                self._single = self._both(self.small.options())
+            self._now = self._single
+        self._now[self._turn].feed(self.user.inputs, arrays)
+
+    def settle(self) -> None:
+        """Bring the state's own buffers up to date."""
+        if self._turn == 0:
+            return
+        params, states, moments = self._second
+        self._ops.copy(self.state._trainable, params)
+        self._ops.copy(self.state._frozen, states)
+        for kind, store in moments.items():
+            self._ops.copy(self.memory.states[kind], store)
+        self._turn = 0
+
+
+_Set = tuple[TensorStore, TensorStore, dict[str, TensorStore]]

@@ -1,0 +1,176 @@
+"""Optimizer: update the parameters in place from the gradients."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from ...errors import CheckpointError, InputError, StateError
+from ..files.dtypes import F32
+from ..files.onnxfile import Source
+from ..state.buffers import TensorSpec, TensorStore
+from ..state.checkpoint_state import OptimizerState
+from .module import Module
+from .update import OptimizerFile, SequenceUpdate, Update, load_optimizer, make_update
+
+
+class Optimizer:
+    """Applies an optimizer model to the parameters of a `Module`.
+
+    The update runs in place over the flat buffers. Step count, learning rate and moments are
+    part of the checkpoint and come back with it.
+
+    Args:
+        optimizer_uri: path or bytes of the optimizer model: the one `generate_artifacts` writes
+            (sequences of tensors; the flat form inside it is what runs), a flat one, or
+            a model of your own with the same inputs.
+        module: the module whose parameters are updated.
+        reset: start with fresh moments even if the checkpoint has some.
+
+    Example:
+        >>> optimizer = Optimizer("optimizer_model.onnx", module)  # doctest: +SKIP
+        >>> loss = module(x, y)  # doctest: +SKIP
+        >>> optimizer.step()  # doctest: +SKIP
+        >>> module.lazy_reset_grad()  # doctest: +SKIP
+    """
+
+    def __init__(self, optimizer_uri: Source, module: Module, *, reset: bool = False) -> None:
+        if not isinstance(module, Module):
+            raise TypeError(f"module must be a Module, not {type(module).__name__}.")
+        self._module, self._reset = module, reset
+        self.clip_norm: float | None = None
+        """Limit of the global gradient norm, instead of the optimizer model's own."""
+        self._file = load_optimizer(optimizer_uri)
+        self._limit: float | None = (self._file.clip or {}).get("norm")
+        self._update: Update | SequenceUpdate | None = None
+        self._pending_rate: float | None = None
+        if not module._state.is_nominal:
+            self._prepare()
+
+    def step(self) -> None:
+        """Update every trainable parameter from its gradient. Gradients are kept."""
+        self.apply(1.0)
+
+    def apply(self, scale: float) -> None:
+        """Update as `step` does, with all gradients times `scale` (1/k averages k batches)."""
+        state = self._module._state
+        if state._nominal is not None:
+            state._need_values()
+        update = self._update or self._prepare()
+        if state._settle is not None:
+            state._settle()
+        memory = state._optimizer or self._memory
+        if self._limit is not None or self.clip_norm is not None:
+            scale *= self._clip_coefficient(scale)
+        update.run(memory.step + 1, memory.learning_rate, scale)
+        memory.step += 1
+
+    def set_learning_rate(self, learning_rate: float) -> None:
+        """Use this learning rate from the next step on."""
+        rate = float(learning_rate)
+        if not math.isfinite(rate):
+            raise InputError(f"The learning rate must be a finite number, not {learning_rate!r}.")
+        if self._update is None:
+            self._pending_rate = rate
+        else:
+            self._memory.learning_rate = rate
+
+    def get_learning_rate(self) -> float:
+        """The current learning rate."""
+        if self._update is None:
+            return 0.001 if self._pending_rate is None else self._pending_rate
+        return self._memory.learning_rate
+
+    @property
+    def step_count(self) -> int:
+        """Number of updates so far, those before a resume included."""
+        found = self._module._state._optimizer
+        return found.step if found is not None else 0
+
+    def __repr__(self) -> str:
+        return (
+            f"Optimizer({self._file.name}, step={self.step_count}, "
+            f"learning_rate={self.get_learning_rate()})"
+        )
+
+    # --- inside ----------------------------------------------------------------------------------
+
+    @property
+    def _memory(self) -> OptimizerState:
+        found = self._module._state._optimizer
+        if found is None:
+            raise StateError("The optimizer state of this checkpoint was taken away.")
+        return found
+
+    def _prepare(self) -> Update | SequenceUpdate:
+        module = self._module
+        memory = attach(module._state, self._file, self._reset)
+        for store in memory.states.values():
+            store.place(module._device)
+        if self._pending_rate is not None:
+            memory.learning_rate = self._pending_rate
+        self._update = make_update(self._file, module)
+        if self._update.is_session:
+            module._train.stop_spinning()
+        return self._update
+
+    def _clip_coefficient(self, scale: float) -> float:
+        limit = self._limit if self.clip_norm is None else self.clip_norm
+        gradients = self._module._state._gradients
+        if limit is None or gradients is None:
+            return 1.0
+        return clip_coefficient(gradients, float(limit), scale)
+
+
+def attach(state: Any, file: OptimizerFile, reset: bool = False) -> OptimizerState:
+    """The optimizer state of a checkpoint, made to fit: taken over if there, else zeros."""
+    trainable: TensorStore = state._trainable
+    wrong = [n for n, s in trainable.specs.items() if s.type != F32]
+    if wrong:
+        raise InputError(
+            f"The optimizer updates float32 parameters; {', '.join(map(repr, wrong[:8]))} have "
+            "another type. Train in float32, or freeze them."
+        )
+    old: OptimizerState | None = None if reset else state._optimizer
+    if old is not None and old.name and file.name and old.name != file.name:
+        raise CheckpointError(
+            f"The checkpoint has the state of {old.name}, the optimizer is {file.name}. Use the "
+            "optimizer model it was trained with, or give reset=True to start with fresh moments."
+        )
+    memory = OptimizerState(file.name)
+    if old is not None:
+        memory.step, memory.learning_rate = old.step, old.learning_rate
+    for kind in file.states:
+        wanted = {
+            n: TensorSpec(n, s.type, file.state_shape(kind, n, s.shape))
+            for n, s in trainable.specs.items()
+        }
+        found = old.states.get(kind) if old is not None else None
+        if found is None and old is not None and old.states:
+            raise CheckpointError(
+                f"The checkpoint's optimizer state has no {kind!r}, only "
+                f"{', '.join(old.states)}. Give reset=True to start with fresh moments."
+            )
+        if found is not None and found.specs != wanted:
+            raise CheckpointError(
+                f"The checkpoint's {kind!r} do not have the shapes this optimizer needs."
+            )
+        memory.states[kind] = found if found is not None else TensorStore(wanted.values())
+    state._optimizer = memory
+    return memory
+
+
+def clip_coefficient(gradients: TensorStore, limit: float, scale: float = 1.0) -> float:
+    """min(1, limit / (‖scale·g‖₂ + 1e-6)) over all gradients; pieces are summed in double."""
+    gradients.pull()
+    total = 0.0
+    for buffer in gradients.buffers.values():
+        data, piece = buffer.data, 1 << 16
+        for start in range(0, data.size, piece):
+            part = data[start : start + piece]
+            total += float(np.dot(part, part))
+    if math.isnan(total):
+        return math.nan  # as in the graph: a NaN gradient spoils the step and is seen
+    return min(1.0, limit / (scale * math.sqrt(total) + 1e-6))

@@ -1,0 +1,380 @@
+"""How an optimizer model is run: flat and in place, by tensor, or over sequences."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...errors import ModelFileError
+from ..files.dtypes import F32
+from ..files.onnxfile import ModelFile, Source, uses
+from ..files.predecessor import converted_optimizer, kind_of
+from ..session.binding import Binding
+from ..session.devices import Device, session_options
+from ..state.buffers import TensorSpec, TensorStore
+from . import kernels
+
+if TYPE_CHECKING:
+    from .module import Module
+
+Array = npt.NDArray[Any]
+KEY = "onnxtrain.optimizer"
+PIECE = 262_144
+"""Elements per run: small enough to stay in the cache between operators (measured)."""
+
+ELEMENTWISE = {
+    "Abs", "Add", "And", "Cast", "Clip", "Div", "Equal", "Exp", "Greater", "Identity", "Less",
+    "Log", "Max", "Min", "Mul", "Neg", "Not", "Or", "Pow", "Reciprocal", "Sign", "Sqrt", "Sub",
+    "Sum", "Where",
+}  # fmt: skip
+
+
+@dataclass
+class OptimizerFile:
+    """An optimizer model and its description."""
+
+    model: bytes
+    name: str
+    states: list[str]
+    layout: str
+    description: dict[str, Any]
+    is_sequence: bool
+    inputs: list[str]
+    outputs: list[str]
+    unsafe: set[str] = field(default_factory=set)
+    """States whose buffer is still read when the new value is written."""
+
+    @property
+    def clip(self) -> dict[str, float] | None:
+        """Clipping: {"norm": x}, {"value": x} or None."""
+        return self.description.get("clip")
+
+    @property
+    def groups(self) -> list[dict[str, Any]]:
+        """Parameter groups, may be empty."""
+        return list(self.description.get("groups") or [])
+
+    @property
+    def weight_decay(self) -> float:
+        """The decay of parameters without a group."""
+        return float((self.description.get("hyper") or {}).get("weight_decay") or 0.0)
+
+    def state_shape(self, kind: str, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Shape of a parameter's state; that of the parameter unless described otherwise."""
+        shapes = self.description.get("state_shapes") or {}
+        return tuple((shapes.get(kind) or {}).get(name, shape))
+
+
+def load_optimizer(source: Source) -> OptimizerFile:
+    """Read an optimizer model in any of its forms."""
+    model = ModelFile.load(source)
+    description = model.described(KEY)
+    if description is None and kind_of(model) == "optimizer":
+        model = converted_optimizer(source)
+        description = model.described(KEY)
+    if description is None:
+        return _own_model(model)
+    if "flat" in description:
+        try:
+            model = ModelFile.load(base64.b64decode(description["flat"], validate=True))
+        except (TypeError, binascii.Error):
+            raise ModelFileError(f"{model.where}: the flat update in it is damaged.") from None
+    states = description.get("states")
+    if not isinstance(states, list) or not all(isinstance(s, str) for s in states):
+        raise ModelFileError(f"{model.where}: metadata {KEY!r} names no states.")
+    layout = description.get("layout")
+    if layout not in {"elementwise", "tensor"}:
+        raise ModelFileError(f"{model.where}: unknown layout {layout!r}.")
+    inputs, outputs = _names(model)
+    needed = ["params", "gradients", *states]
+    missing = [n for n in needed if n not in inputs]
+    missing += [f"{n}.updated" for n in ("params", *states) if f"{n}.updated" not in outputs]
+    if missing:
+        raise ModelFileError(f"{model.where}: the flat update has no {', '.join(missing)}.")
+    unsafe = {n for n in ("params", *states) if not safe_in_place(model, n, f"{n}.updated")}
+    return OptimizerFile(
+        model.encode(), str(description.get("name", "")), states, layout, description, False,
+        inputs, outputs, unsafe,
+    )  # fmt: skip
+
+
+def _own_model(model: ModelFile) -> OptimizerFile:
+    """A user's model: sequences in, a flag and the updated sequences out."""
+    inputs, outputs = _names(model)
+    sequences = [v.name for v in model.inputs if v.is_sequence]
+    states = [n for n in sequences if n not in {"params", "gradients"}]
+    if "params" not in sequences or "gradients" not in sequences or "params.updated" not in outputs:
+        raise ModelFileError(
+            f"{model.where} is not an optimizer model: it needs the sequences 'params' and "
+            "'gradients' as inputs and 'params.updated' as an output."
+        )
+    missing = [f"{s}.updated" for s in states if f"{s}.updated" not in outputs]
+    if missing:
+        raise ModelFileError(f"{model.where} has no output {', '.join(missing)}.")
+    return OptimizerFile(model.encode(), "", states, "sequence", {}, True, inputs, outputs)
+
+
+def _names(model: ModelFile) -> tuple[list[str], list[str]]:
+    return [v.name for v in model.inputs], [v.name for v in model.outputs]
+
+
+def safe_in_place(model: ModelFile, source: str, result: str) -> bool:
+    """Whether `result` may be written over `source`.
+
+    It may if every node that reads `source` is needed for `result`, so that it has run before, and
+    the last one works element by element. Otherwise a reader might come after the writer.
+    """
+    nodes = model.nodes
+    producer = {o: i for i, n in enumerate(nodes) for o in n.outputs if o}
+    if result not in producer:
+        return False
+    last = nodes[producer[result]]
+    if last.op_type not in ELEMENTWISE and source in last.inputs:
+        return False
+    needed: set[int] = set()
+    waiting = [producer[result]]
+    while waiting:
+        index = waiting.pop()
+        if index not in needed:
+            needed.add(index)
+            waiting += [producer[n] for n in uses(nodes[index]) if n in producer]
+    return all(i in needed for i, n in enumerate(nodes) if source in uses(n))
+
+
+def make_update(file: OptimizerFile, module: Module) -> Update | SequenceUpdate:
+    """The way to run this optimizer on this module's buffers."""
+    if file.is_sequence:
+        return SequenceUpdate(file, module)
+    return Update(file, module)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A contiguous run of elements, or one tensor, that is updated in one call."""
+
+    group: int
+    start: int
+    stop: int
+    tensor: str | None = None
+
+
+class Update:
+    """The flat update, run in place over pieces of the flat buffers."""
+
+    def __init__(self, file: OptimizerFile, module: Module, piece: int = PIECE) -> None:
+        self.file, self.module = file, module
+        state = module._state
+        assert state._optimizer is not None
+        assert state._gradients is not None
+        self.params, self.gradients = state._trainable, state._gradients
+        self.states = [state._optimizer.states[n] for n in file.states]
+        self.groups = _groups(file, list(self.params))
+        self.pieces = list(_pieces(self.params, self.groups, file.layout, piece))
+        self.rates = [np.zeros(1, np.float32) for _ in self.groups]
+        self.decays = [np.array([g.weight_decay], np.float32) for g in self.groups]
+        self.step, self.scale = np.zeros(1, np.int64), np.ones(1, np.float32)
+        self._rate: float | None = None
+        self._bindings: list[Binding] | None = None
+        self._views: list[tuple[int, list[Array]]] | None = None
+        self._scratch: dict[str, TensorStore] = {}
+        self._kernel = self._find_kernel()
+
+    @property
+    def is_session(self) -> bool:
+        """Whether onnxruntime runs it, with threads of its own."""
+        return self._kernel is None
+
+    def _find_kernel(self) -> kernels.Kernel | None:
+        if not self.module._device.is_host or self.file.layout != "elementwise":
+            return None
+        size = sum(b.data.size for b in self.params.buffers.values())
+        return kernels.find(self.file.description, size)
+
+    def run(self, step: int, rate: float, scale: float) -> None:
+        """One update with the given number, learning rate and gradient scale."""
+        if rate != self._rate:
+            self._rate = rate
+            for group, slot in zip(self.groups, self.rates):
+                slot[0] = rate * group.lr_scale
+        if self._kernel is not None:
+            self._run_kernel(self._kernel, step, scale)
+            return
+        self.step[0], self.scale[0] = step, scale
+        self._run_graph()
+        if not self.module._device.is_host:
+            for store in (self.params, *self.states):
+                store.written()
+
+    def _run_kernel(self, kernel: kernels.Kernel, step: int, scale: float) -> None:
+        if self._views is None:
+            stores = (self.params, self.gradients, *self.states)
+            buffers = [store.buffers["F32"].data for store in stores]
+            runs = _runs(self.params, self.groups)
+            self._views = [(group, [b[a:z] for b in buffers]) for a, z, group in runs]
+        for group, views in self._views:
+            kernel(step, self.rates[group][0], self.decays[group][0], scale, *views)
+
+    def _run_graph(self) -> None:
+        if self._bindings is None:
+            self._bindings = self._bind()
+        for piece, binding in zip(self.pieces, self._bindings):
+            binding.run()
+            if self._scratch:
+                self._copy_back(piece)
+
+    def _bind(self) -> list[Binding]:
+        device = self.module._device
+        session = device.session(self.file.model, session_options(self.module._session_options))
+        stores = dict(zip(["params", *self.file.states], [self.params, *self.states]))
+        longest = max((p.stop - p.start for p in self.pieces), default=0)
+        for name in self.file.unsafe:
+            self._scratch[name] = _scratch(longest, stores[name], device)
+        return [self._bind_piece(session, device, piece, stores) for piece in self.pieces]
+
+    def _bind_piece(
+        self, session: Any, device: Device, piece: Piece, stores: Mapping[str, TensorStore]
+    ) -> Binding:
+        binding = Binding(session, device)
+        scalars: dict[str, Array] = {
+            "learning_rate": self.rates[piece.group],
+            "weight_decay": self.decays[piece.group],
+            "step": self.step,
+            "grad_scale": self.scale,
+        }
+        for name, array in scalars.items():
+            if name in self.file.inputs:
+                binding.host_input(name, array)
+        for name, store in {**stores, "gradients": self.gradients}.items():
+            shape, pointer = _place(store, piece)
+            binding.input(name, F32, shape, pointer)
+            if name == "gradients":
+                continue
+            if name in self._scratch:
+                pointer = self._scratch[name].pointer("scratch")
+            binding.output(f"{name}.updated", F32, shape, pointer)
+        return binding
+
+    def _copy_back(self, piece: Piece) -> None:
+        stores = dict(zip(["params", *self.file.states], [self.params, *self.states]))
+        for name, scratch in self._scratch.items():
+            self.module._ops.copy_piece(
+                stores[name], piece.start, piece.stop, piece.tensor, scratch
+            )
+
+
+class SequenceUpdate:
+    """A user's own optimizer model over sequences, fed as it is."""
+
+    is_session = True
+
+    def __init__(self, file: OptimizerFile, module: Module) -> None:
+        self.file, self.module = file, module
+        state = module._state
+        assert state._optimizer is not None
+        assert state._gradients is not None
+        self.stores: dict[str, TensorStore] = {
+            "params": state._trainable,
+            **{n: state._optimizer.states[n] for n in file.states},
+        }
+        self.gradients = state._gradients
+        options = session_options(module._session_options)
+        self.session = module._device.session(file.model, options)
+
+    def run(self, step: int, rate: float, scale: float) -> None:
+        """One update; the model has no input for `scale`, so the gradients are scaled here."""
+        names = self.module._trainable
+        for store in (*self.stores.values(), self.gradients):
+            store.pull()
+        factor = np.float32(scale)
+        feeds: dict[str, Any] = {
+            "learning_rate": np.array([rate], np.float32),
+            "step": np.array([step], np.int64),
+            "gradients": [
+                self.gradients.view(n) * factor if scale != 1.0 else self.gradients.view(n)
+                for n in names
+            ],
+            **{kind: [s.view(n) for n in names] for kind, s in self.stores.items()},
+        }
+        wanted = [f"{kind}.updated" for kind in self.stores]
+        feeds = {n: v for n, v in feeds.items() if n in self.file.inputs}
+        results = self.session.run(wanted, feeds)
+        for store, values in zip(self.stores.values(), results):
+            for name, value in zip(names, values):
+                store.view(name)[...] = value
+            store.push()
+
+
+@dataclass(frozen=True)
+class Group:
+    """Parameters that share a learning-rate factor and a weight decay."""
+
+    params: frozenset[str]
+    lr_scale: float
+    weight_decay: float
+
+
+def _groups(file: OptimizerFile, trainable: Sequence[str]) -> list[Group]:
+    groups: list[Group] = []
+    rest = set(trainable)
+    for described in file.groups:
+        names = frozenset(described.get("params") or [])
+        unknown = sorted(names - set(trainable))
+        if unknown:
+            raise ModelFileError(
+                f"The optimizer's parameter group names {unknown[:8]}, which are not trained."
+            )
+        scale, decay = described.get("lr_scale", 1.0), described.get("weight_decay")
+        decay = file.weight_decay if decay is None else decay
+        groups.append(Group(names, float(scale), float(decay)))
+        rest -= names
+    if rest or not groups:
+        groups.append(Group(frozenset(rest), 1.0, file.weight_decay))
+    return groups
+
+
+def _runs(params: TensorStore, groups: Sequence[Group]) -> Iterator[tuple[int, int, int]]:
+    """The flat buffer cut where the group changes: start, stop, group."""
+    buffer = params.buffers.get("F32")
+    if buffer is None:
+        return
+    group_of = {n: i for i, g in enumerate(groups) for n in g.params}
+    slots = list(buffer.slots.values())
+    start, current = 0, group_of[slots[0].spec.name]
+    for slot in slots[1:]:
+        if group_of[slot.spec.name] != current:
+            yield start, slot.start, current
+            start, current = slot.start, group_of[slot.spec.name]
+    yield start, buffer.data.size, current
+
+
+def _pieces(
+    params: TensorStore, groups: Sequence[Group], layout: str, piece: int
+) -> Iterator[Piece]:
+    if layout == "tensor":
+        group_of = {n: i for i, g in enumerate(groups) for n in g.params}
+        for name, spec in params.specs.items():
+            if spec.size:
+                yield Piece(group_of[name], 0, spec.size, name)
+        return
+    for start, stop, group in _runs(params, groups):
+        for at in range(start, stop, piece):
+            yield Piece(group, at, min(at + piece, stop))
+
+
+def _place(store: TensorStore, piece: Piece) -> tuple[tuple[int, ...], int]:
+    if piece.tensor is not None:
+        return store.specs[piece.tensor].shape, store.pointer(piece.tensor)
+    return (piece.stop - piece.start,), store.buffers["F32"].pointer(piece.start)
+
+
+def _scratch(size: int, like: TensorStore, device: Device) -> TensorStore:
+    largest = max((s.size for s in like.specs.values()), default=0)
+    store = TensorStore([TensorSpec("scratch", F32, (max(size, largest),))])
+    store.place(device)
+    return store
