@@ -4,7 +4,7 @@ __version__ = "0.1.0"
 
 _LAZY = {
     "check_gradient": "check",
-    "differentiate": "pipeline",
+    "differentiate": "compile",
     **dict.fromkeys(
         (
             "GradientGraphBuilder",

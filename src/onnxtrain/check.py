@@ -13,13 +13,13 @@ import onnx.reference
 import onnx_ir as ir
 import onnxruntime as ort
 
+from .compile import differentiate
 from .errors import ModelError, OnnxTrainError
 from .graph import ModelLike, load, to_proto
 from .graph import parameters as params
 from .graph.retype import to_float64
 from .graph.tensor import dims_of
 from .normalize import normalize
-from .pipeline import differentiate
 
 Array = np.ndarray[Any, Any]
 

@@ -11,13 +11,13 @@ from typing import Any
 import onnx_ir as ir
 
 from .autodiff import reachable
-from .autodiff.expand import expand_functions
 from .autodiff.registry import lookup
 from .autodiff.walk import Walk
 from .errors import Blocker, OnnxTrainError
 from .graph import FLOATS, Constants, ModelLike, Names, OpBuilder, load
 from .graph.tensor import dims_of
 from .normalize import normalize
+from .passes.expand import expand_functions
 
 Dim = int | str | None
 UNREACHABLE = "no differentiable path to an output"

@@ -7,10 +7,9 @@ import pytest
 
 pytest.importorskip("flwr", reason='flwr is not installed (pip install "onnxtrain[flower]")')
 
-from onnxtrain.runtime.state.checkpoint_state.checkpoint_state import CheckpointState
-
 from onnxtrain.errors import InputError
 from onnxtrain.flower import Guard, LocalModel, client_app, make_strategy, server_app
+from onnxtrain.runtime.state.checkpoint_state import CheckpointState
 
 from .conftest import client_data, federated_average
 from .grid import LocalGrid

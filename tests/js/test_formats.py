@@ -5,11 +5,11 @@ import math
 
 import numpy as np
 import pytest
-from onnxtrain.runtime.state.checkpoint_state.checkpoint_state import OptimizerState, RandomState
-from onnxtrain.runtime.state.checkpoint_state.seeds import seed_of
 
 from onnxtrain.api import CheckpointState, Module, Optimizer
 from onnxtrain.runtime.loop import schedulers
+from onnxtrain.runtime.state.checkpoint_state import OptimizerState, RandomState
+from onnxtrain.runtime.state.seeds import seed_of
 
 from . import cases, tools
 

@@ -10,10 +10,10 @@ import numpy as np
 import onnx
 import onnx.parser
 from onnx import TensorProto, helper
-from onnxtrain.runtime.state.checkpoint_state.checkpoint_state import CheckpointState
 
 import onnxtrain
 from onnxtrain.optim import build
+from onnxtrain.runtime.state.checkpoint_state import CheckpointState
 
 TRAINABLE = ["W1", "b1", "W2", "b2"]
 FROZEN = ["offset", "running_mean"]

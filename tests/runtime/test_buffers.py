@@ -1,14 +1,14 @@
 from __future__ import annotations
 
 import numpy as np
-from onnxtrain.runtime.state.checkpoint_state.buffers import (
+
+from onnxtrain.runtime.files import dtypes
+from onnxtrain.runtime.state.buffers import (
     FlatBuffer,
     TensorSpec,
     TensorStore,
     aligned_zeros,
 )
-
-from onnxtrain.runtime.files import dtypes
 
 
 def test_views_share_memory_and_padding_stays_zero():

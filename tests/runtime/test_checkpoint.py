@@ -13,14 +13,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from onnxtrain.runtime.state.checkpoint_state.checkpoint_state import (
-    CheckpointState,
-    OptimizerState,
-)
 
 from onnxtrain.errors import CheckpointError, OnnxTrainError
 from onnxtrain.runtime.files import atomic, tensorfile
 from onnxtrain.runtime.files.dtypes import BY_CODE
+from onnxtrain.runtime.state.checkpoint_state import (
+    CheckpointState,
+    OptimizerState,
+)
 
 
 def make_state(seed=0):

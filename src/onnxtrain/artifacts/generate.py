@@ -16,11 +16,13 @@ import onnx
 import onnx_ir as ir
 
 from .. import onnxblock, optim
+from ..compile import step_model as build_step_model
+from ..graph import to_proto
 from ..graph.io import save
 from ..onnxblock.block import Block
 from ..onnxblock.checkpoint_utils import save_checkpoint
 from ..onnxblock.optim import OptimizerBlock
-from ..onnxblock.training import step_model as build_step_model
+from ..onnxblock.optim.optim import shapes_of
 from ..passes import Recompute
 from .choose import ArtifactError, Choice, check_apart, choose
 from .device import write_device_file
@@ -173,6 +175,8 @@ def generate_artifacts(
 class _Training(onnxblock.TrainingBlock):
     """The user's loss, with the outputs that are wanted besides."""
 
+    _accumulating = False
+
     def __init__(
         self,
         loss: Block,
@@ -262,7 +266,11 @@ def _optimizer_model(
             "An optimizer needs at least one trainable parameter. Name parameters in requires_grad."
         )
     assert block._training is not None
-    with onnxblock.empty_base(block._training.opset_imports[""]) as accessor:
+    opset = block._training.opset_imports[""]
+    if isinstance(optimizer, OptimizerBlock):
+        shapes = shapes_of(block.parameters()[0])
+        return to_proto(optim.flat_model(optimizer.optimizer, opset, shapes))
+    with onnxblock.empty_base(opset) as accessor:
         optimizer(block.parameters())
         return accessor.model
 

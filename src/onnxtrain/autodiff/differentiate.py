@@ -9,8 +9,7 @@ import onnx_ir as ir
 
 from ..errors import ModelError, UnknownNameError, UnreachableError
 from ..graph import Constants, Dim, Names, OpBuilder, Tensor
-from ..passes.selection import select_early
-from .expand import expand_functions
+from ..graph.edit import all_names, values_by_name
 from .walk import Walk
 
 
@@ -36,10 +35,8 @@ def differentiate_model(
     Returns:
         The model, with one more output per name of `wrt`, and the names of these outputs.
     """
-    model = expand_functions(model, wrt, of, no_gradient)
     graph = model.graph
-    names = Names(n for n in all_names(graph))
-    select_early(graph, names, keep={*wrt, *of})
+    names = Names(all_names(graph))
     values = values_by_name(graph)
     sources = [_find(values, name) for name in wrt]
     targets = [_find(values, name) for name in of]
@@ -57,35 +54,13 @@ def differentiate_model(
     op.scope = "gradient"
     results = [_result(op, walk, value) for value in sources]
     built = set(op.nodes)
-    graph.extend(op.nodes)
-    for constant in op.constants.values():
-        if constant.uses() or constant.is_graph_output():
-            graph.register_initializer(constant)
+    op.attach(graph)
     gradients = {}
     for name, gradient in zip(wrt, results):
         output = _named(graph, names, built, gradient, f"{name}_grad")
         graph.outputs.append(output)
         gradients[name] = output.name or ""
     return model, gradients
-
-
-def values_by_name(graph: ir.Graph) -> dict[str, ir.Value]:
-    """Every named value of a graph (not of its subgraphs)."""
-    values = {v.name: v for v in graph.inputs if v.name}
-    values.update(graph.initializers)
-    for node in graph:
-        values.update((o.name, o) for o in node.outputs if o.name)
-    return values
-
-
-def all_names(graph: ir.Graph) -> list[str]:
-    """Names in use: of values and nodes, those of subgraphs included."""
-    names = [*values_by_name(graph), *(n.name for n in graph if n.name)]
-    for node in graph.all_nodes():
-        names.extend(o.name for o in node.outputs if o.name)
-        if node.name:
-            names.append(node.name)
-    return names
 
 
 def _find(values: Mapping[str, ir.Value], name: str) -> ir.Value:

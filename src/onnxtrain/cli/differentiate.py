@@ -38,7 +38,7 @@ def command(
     recompute: str | None,
 ) -> None:
     """Add the backward half to MODEL, with standard operators only."""
-    from ..pipeline import differentiate
+    from ..compile import differentiate
     from .settings import read_recompute
 
     if Path(output).is_dir():

@@ -63,9 +63,9 @@ def command(model: str, output: str | None, gradient: bool, of: str | None, max_
 
 def _load(model: str, gradient: bool, of: str | None) -> tuple[onnx.ModelProto, set[str] | None]:
     """The model to draw; outputs of the forward nodes when it was differentiated here."""
+    from ..compile import differentiate
     from ..graph import load, to_proto
     from ..normalize import normalize
-    from ..pipeline import differentiate
 
     if not gradient:
         return to_proto(load(model)), None

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from .parameters import mark_constant
 from .schema import constant_dtype, output_dtype, signature
 from .tensor import Dim, Operand, Tensor, dims_of
 
@@ -95,6 +96,42 @@ class OpBuilder:
         self._shapes: dict[ir.Value, Tensor] = {}
         self._dims: dict[tuple[ir.Value, int], Tensor] = {}
         self._rows_of_ones: dict[tuple[tuple[Dim, ...] | None, ir.DataType], Tensor] = {}
+
+    @classmethod
+    def on(cls, model: ir.Model) -> OpBuilder:
+        """A builder that knows the names in use in a model; `attach` what it built."""
+        graph = model.graph
+        names = Names(v.name for v in (*graph.inputs, *graph.initializers.values()) if v.name)
+        for node in graph.all_nodes():
+            names.reserve(node.name or "")
+            for output in node.outputs:
+                names.reserve(output.name or "")
+        return cls(names, Constants(names), model.opset_imports[""])
+
+    def attach(
+        self,
+        graph: ir.Graph,
+        *,
+        before: ir.Node | None = None,
+        after: ir.Node | None = None,
+        mark: bool = False,
+    ) -> None:
+        """Put the nodes into a graph, by default at its end, with the constants they read.
+
+        With `mark` these constants are never taken for weights (see `parameters`).
+        """
+        nodes, self.nodes = self.nodes, []
+        if before is not None:
+            graph.insert_before(before, nodes)
+        elif after is not None:
+            graph.insert_after(after, nodes)
+        else:
+            graph.extend(nodes)
+        for constant in self.constants.values():
+            if constant.uses() or constant.is_graph_output():
+                if mark:
+                    mark_constant(constant)
+                graph.register_initializer(constant)
 
     # -- operators ---------------------------------------------------------------------------
 

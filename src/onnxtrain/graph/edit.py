@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 
 import onnx_ir as ir
 
+from ..errors import ModelError, UnknownNameError
 from .builder import Names
 
 GATE = "onnxtrain.recompute"
@@ -100,3 +101,61 @@ def _captured_by_graph(graph: ir.Graph, found: dict[ir.Value, None]) -> None:
         local.update(node.outputs)
     used.update((v, None) for v in graph.outputs)
     found.update((v, None) for v in used if v not in local)
+
+
+def values_by_name(graph: ir.Graph) -> dict[str, ir.Value]:
+    """Every named value of a graph (not of its subgraphs)."""
+    values = {v.name: v for v in graph.inputs if v.name}
+    values.update(graph.initializers)
+    for node in graph:
+        values.update((o.name, o) for o in node.outputs if o.name)
+    return values
+
+
+def all_names(graph: ir.Graph) -> list[str]:
+    """Names in use: of values and nodes, those of subgraphs included."""
+    names = [*values_by_name(graph), *(n.name for n in graph if n.name)]
+    for node in graph.all_nodes():
+        names.extend(o.name for o in node.outputs if o.name)
+        if node.name:
+            names.append(node.name)
+    return names
+
+
+def set_outputs(model: ir.Model, names: Sequence[str]) -> None:
+    """Make these values, by name, the outputs of the model."""
+    values = values_by_name(model.graph)
+    for name in names:
+        if name not in values:
+            raise UnknownNameError("output", name, list(values))
+    replace_outputs(model, [values[n] for n in names])
+
+
+def replace_outputs(model: ir.Model, values: Sequence[ir.Value]) -> None:
+    """Make these values the outputs of the model."""
+    outputs = model.graph.outputs
+    outputs.clear()
+    outputs.extend(values)
+
+
+class Inputs:
+    """Adds inputs to a model; a name that is taken is an error."""
+
+    def __init__(self, model: ir.Model) -> None:
+        self.graph = model.graph
+        self.values = {v.name: v for v in model.graph.inputs}
+
+    def add(self, name: str, type_: ir.TypeProtocol | None, shape: Sequence[int]) -> ir.Value:
+        """A new input."""
+        if name in self.values:
+            raise ModelError(f"The model has an input named {name!r} already; rename it.")
+        value = ir.Value(name=name, type=type_, shape=ir.Shape(list(shape)))
+        self.graph.inputs.append(value)
+        self.values[name] = value
+        return value
+
+    def dims(self, name: str) -> list[int]:
+        """Sizes of an input whose shape is known, as a parameter's is."""
+        shape = self.values[name].shape
+        assert shape is not None
+        return [int(d) for d in shape.numpy()]

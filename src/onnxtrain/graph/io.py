@@ -18,8 +18,12 @@ ModelLike: TypeAlias = "str | os.PathLike[str] | bytes | onnx.ModelProto | ir.Mo
 PROTOBUF_LIMIT = 2**31 - 1
 
 
-def load(model: ModelLike) -> ir.Model:
+def load(model: ModelLike, *, base_dir: str | os.PathLike[str] = "") -> ir.Model:
     """Read a model without changing it.
+
+    Args:
+        model: path, bytes, ModelProto or `onnx_ir.Model`.
+        base_dir: folder of the external data of a ModelProto or of bytes.
 
     A path is read with its external data left on disk (mapped when first needed), so a model of
     many gigabytes costs what its graph costs. A ModelProto is copied, an `ir.Model` cloned.
@@ -31,9 +35,9 @@ def load(model: ModelLike) -> ir.Model:
     if isinstance(model, ir.Model):
         return model.clone()
     if isinstance(model, onnx.ModelProto):
-        return _from_proto(model, "This ModelProto", Path())
+        return _from_proto(model, "This ModelProto", Path(base_dir))
     if isinstance(model, (bytes, bytearray, memoryview)):
-        return _from_proto(_parsed(bytes(model), "These bytes"), "These bytes", Path())
+        return _from_proto(_parsed(bytes(model), "These bytes"), "These bytes", Path(base_dir))
     if not isinstance(model, (str, os.PathLike)):
         raise ModelError(
             f"A model is a path, bytes, an onnx.ModelProto or an onnx_ir.Model, "

@@ -9,8 +9,9 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
+from ..compile import Plan, eval_model, training_model
 from ..passes import Recompute
-from . import _graph_utils, training
+from . import _graph_utils
 from ._training_graph_utils import get_model_parameters
 from .block import Block, BlockError
 from .model_accessor import ModelAccessor, current
@@ -78,11 +79,12 @@ class TrainingBlock(Block):
         ['x', 'target', 'w', 'w_grad.accumulation.buffer', 'lazy_reset_grad']
     """
 
+    _accumulating = True
     _training_mode = "preserve"
     _no_gradient: Collection[str] = ()
     recompute: Recompute = None
     _all_outputs_are_losses = False
-    _plan: training.Plan | None = None
+    _plan: Plan | None = None
     _training: ir.Model | None = None
     _eval: ir.Model | None = None
     _parameters: Parameters | None = None
@@ -130,27 +132,27 @@ class TrainingBlock(Block):
         names = [output] if isinstance(output, str) else list(output)
         self._plan = plan = self._make_plan(accessor, names, before)
         self._parameters = _tensors(accessor.model, plan.trainable, plan.frozen)
-        self._eval = training.eval_model(plan)
-        self._training = training.training_model(plan)
+        self._eval = eval_model(plan)
+        self._training = training_model(plan, accumulating=self._accumulating)
         accessor.eval_model = ir.to_proto(self._eval)
         accessor.model.CopyFrom(ir.to_proto(self._training))
         return output
 
     def _make_plan(
         self, accessor: ModelAccessor, outputs: Sequence[str], model_outputs: Sequence[str]
-    ) -> training.Plan:
+    ) -> Plan:
         base = onnx.ModelProto()
         base.CopyFrom(accessor.model)
         trainable, frozen, inputs = self._choose(base)
-        return training.Plan(
+        return Plan(
             base,
-            accessor.base_dir,
-            outputs,
-            trainable,
-            frozen,
-            inputs,
+            base_dir=accessor.base_dir,
+            outputs=outputs,
+            trainable=trainable,
+            frozen=frozen,
+            inputs=inputs,
             model_outputs=model_outputs,
-            differentiate=outputs if self._all_outputs_are_losses else outputs[:1],
+            of=outputs if self._all_outputs_are_losses else outputs[:1],
             everything_is_input=not (trainable or frozen or inputs),
             training_mode=self._training_mode,
             no_gradient=self._no_gradient,

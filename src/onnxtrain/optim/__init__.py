@@ -9,6 +9,7 @@ Either goes into `generate_artifacts(..., optimizer=optimizer)`.
 """
 
 from .adafactor import scale_by_factored_rms as scale_by_factored_rms
+from .build import append_update as append_update
 from .build import describe as describe
 from .build import flat_model as flat_model
 from .build import sequence_model as sequence_model

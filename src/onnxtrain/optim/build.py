@@ -11,7 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ..errors import ModelError
-from ..graph import Constants, Names, OpBuilder, Tensor
+from ..graph import Constants, Inputs, Names, OpBuilder, Tensor
 from ..passes import optimize
 from .linear import Scalar, times
 from .optimizer import ClipNorm, ClipValue, Optimizer, OptimizerError, Segment, norm_coefficient
@@ -76,7 +76,9 @@ class _Graph:
         return optimize(model)
 
 
-def flat_model(optimizer: Optimizer, opset: int = 18) -> ir.Model:
+def flat_model(
+    optimizer: Optimizer, opset: int = 18, params: Sequence[tuple[str, Sequence[int]]] = ()
+) -> ir.Model:
     """The update over flat vectors: one graph, whatever the number of parameters.
 
     Inputs: ``learning_rate`` FLOAT[1], ``step`` INT64[1], ``grad_scale`` FLOAT[1],
@@ -84,19 +86,29 @@ def flat_model(optimizer: Optimizer, opset: int = 18) -> ir.Model:
     Outputs: ``params.updated`` and ``<state>.updated``. With layout "elementwise" the vectors have
     any common length and may be updated in place; with layout "tensor" one parameter is passed
     at a time, in its own shape (so no shape is declared: the rank differs).
+
+    Args:
+        optimizer: what to build.
+        opset: ai.onnx version to emit.
+        params: name and shape of each trainable parameter, for the description in the metadata.
     """
+    if any(group.transforms is not None for group in optimizer.groups):
+        raise OptimizerError(
+            "A parameter group with a chain of its own cannot be updated as part of one vector."
+        )
+    described = describe(optimizer, params)
     g = _Graph(opset)
     shape = ["n"] if optimizer.layout == "elementwise" else None
     learning_rate = g.input("learning_rate", FLOAT, [1])
     step = g.input("step", INT64, [1])
     grad_scale = g.input("grad_scale", FLOAT, [1])
     decay = g.input("weight_decay", FLOAT, [1]) if optimizer.decays else None
-    params, gradients = g.input("params", FLOAT, shape), g.input("gradients", FLOAT, shape)
+    weights, gradients = g.input("params", FLOAT, shape), g.input("gradients", FLOAT, shape)
     states = {name: g.input(name, FLOAT, shape) for name in optimizer.states}
     number = g.scalar if shape is None else _as_it_is  # one element and n elements are n elements
     updated, new = optimizer.update(
         g.op,
-        params,
+        weights,
         gradients,
         states,
         step=number(step),
@@ -104,11 +116,11 @@ def flat_model(optimizer: Optimizer, opset: int = 18) -> ir.Model:
         weight_decay=0.0 if decay is None else number(decay),
         grad_scale=number(grad_scale),
     )
-    g.output(updated, "params.updated", params.value)
+    g.output(updated, "params.updated", weights.value)
     for name in optimizer.states:
         g.output(new[name], f"{name}.updated", states[name].value)
     model = g.model(f"{optimizer.name} flat")
-    model.metadata_props[METADATA] = json.dumps(describe(optimizer))
+    model.metadata_props[METADATA] = json.dumps(described)
     return model
 
 
@@ -252,6 +264,66 @@ def update_all(
     return results
 
 
+def append_update(
+    model: ir.Model, optimizer: Optimizer, trainable: Sequence[str], gradients: Mapping[str, str]
+) -> tuple[list[str], list[ir.Value], dict[str, Any]]:
+    """Append the update of every parameter to a model with gradients.
+
+    Args:
+        model: has parameters as inputs and gradients as outputs; is changed.
+        optimizer: what to build.
+        trainable: the parameters.
+        gradients: from parameters to the outputs that are their gradients.
+
+    Returns:
+        Names of the inputs that were added (``<p>.<state>``, ``learning_rate``, ``step``), the
+        new values (``<p>.updated``, then ``<p>.<state>.updated``), and the optimizer's
+        description.
+    """
+    op = OpBuilder.on(model)
+    values = {v.name: op.tensor(v) for v in (*model.graph.inputs, *model.graph.outputs)}
+    inputs = Inputs(model)
+    rate = inputs.add("learning_rate", ir.TensorType(FLOAT), [1])
+    step = inputs.add("step", ir.TensorType(INT64), [1])
+    op.scope = "update"
+    scalar = op.const(np.zeros(0, np.int64))
+    shapes = [(n, inputs.dims(n)) for n in trainable]
+    items: dict[str, list[Tensor]] = {
+        "params": [values[n] for n in trainable],
+        "gradients": [values[gradients[n]] for n in trainable],
+    }
+    for state in optimizer.states:
+        items[state] = [
+            op.tensor(
+                inputs.add(
+                    f"{name}.{state}",
+                    values[name].value.type,
+                    optimizer.state_shape(state, shape),
+                )
+            )
+            for name, shape in shapes
+        ]
+    results = update_all(
+        optimizer,
+        op,
+        trainable,
+        items,
+        step=op.Reshape(op.tensor(step), scalar),
+        learning_rate=op.Reshape(op.tensor(rate), scalar),
+    )
+    for key in ("params", *optimizer.states):
+        for name, old, new in zip(trainable, items[key], results[key]):
+            value = new.value
+            value.name = f"{name}.updated" if key == "params" else f"{name}.{key}.updated"
+            value.type, value.shape = old.value.type, old.value.shape
+    op.attach(model.graph)
+    added = [f"{n}.{state}" for n in trainable for state in optimizer.states]
+    updated = [new.value for new in results["params"]]
+    for i in range(len(trainable)):
+        updated += [results[state][i].value for state in optimizer.states]
+    return [*added, "learning_rate", "step"], updated, describe(optimizer, shapes)
+
+
 def _typed(op: OpBuilder, scalar: Scalar, like: Tensor) -> Scalar:
     if not isinstance(scalar, Tensor) or scalar.dtype == like.dtype:
         return scalar
@@ -297,10 +369,6 @@ def describe(
     if shapes:
         described["state_shapes"] = shapes
     if flat:
-        if any(group.transforms is not None for group in optimizer.groups):
-            raise OptimizerError(
-                "A parameter group with a chain of its own cannot be updated as part of one vector."
-            )
         content = ir.to_proto(flat_model(optimizer)).SerializeToString()
         described["flat"] = base64.b64encode(content).decode("ascii")
     return described

@@ -1,11 +1,71 @@
-"""Stage 4: the passes. Each takes a model and gives a model."""
+"""Stage 4: the passes. Each takes a model and gives a model; the lists below are all there is.
 
+Every way in runs the same lists, so the same model has the same gradient nodes whether it comes
+through `differentiate`, artifacts, TrainingSession, ORTTrainer or ORTModule. Where a pass applies
+to some models only, it looks at the model (a batch size that is known, weights that are constant)
+and not at who asks.
+"""
+
+from . import modes as modes
 from .cleanup import optimize as optimize
 from .columns import layers_in_columns as layers_in_columns
-from .copies import copies_by_all_threads as copies_by_all_threads
+from .expand import expand_functions
+from .pipeline import Context as Context
+from .pipeline import Pass as Pass
+from .pipeline import Record as Record
+from .pipeline import Trace as Trace
 from .recompute import recompute_activations as recompute_activations
 from .segments import Recompute as Recompute
 from .segments import RecomputeError as RecomputeError
 from .segments import check_recompute as check_recompute
-from .segments import kept_by_name as kept_by_name
+from .segments import kept_by_name
+from .selection import select_early
 from .small_maps import small_maps_as_products as small_maps_as_products
+
+BEFORE = (
+    Pass(
+        "unread log-probabilities",
+        "the cross entropy's gradient takes a faster form where nobody reads its second output",
+        lambda model, _: modes.drop_unread_log_prob(model),
+    ),
+    Pass(
+        "columns",
+        "layers of a known batch size are written so that their weights are not copied (ADR 13)",
+        lambda model, c: layers_in_columns(model, keep=kept_by_name(c.recompute)),
+    ),
+    Pass(
+        "function bodies",
+        "operators without a gradient rule become the formula that their schema gives",
+        lambda model, c: expand_functions(model, c.wrt, c.of, c.no_gradient),
+    ),
+    Pass(
+        "early selection",
+        "rows that nobody reads are not computed (ADR 10)",
+        lambda model, c: select_early(model, keep={*c.wrt, *c.of}),
+    ),
+)
+"""What changes the forward graph, before it is differentiated."""
+
+AFTER = (
+    Pass(
+        "cleanup",
+        "no dead, duplicate or pointless node; nodes in the order that keeps least alive (ADR 8)",
+        lambda model, _: optimize(model),
+    ),
+    Pass(
+        "dropout guard",
+        "onnxruntime does not take a training-mode Dropout for an inference-mode one",
+        lambda model, _: modes.protect_dropouts(model),
+    ),
+    Pass(
+        "recompute",
+        "activations are computed again instead of kept, where asked for",
+        lambda model, c: recompute_activations(model, c.recompute, c.gradients),
+    ),
+    Pass(
+        "small maps",
+        "frozen convolutions on maps of a few pixels are matrix products (ADR 14)",
+        lambda model, _: small_maps_as_products(model),
+    ),
+)
+"""What runs on the differentiated model."""

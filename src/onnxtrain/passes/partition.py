@@ -16,10 +16,9 @@ from typing import NamedTuple
 import onnx
 import onnx_ir as ir
 
-from ..autodiff.differentiate import values_by_name
 from ..errors import ModelError, UnknownNameError
 from ..graph import ModelLike, load, to_proto
-from ..graph.edit import captured_values, remove_nodes
+from ..graph.edit import captured_values, remove_nodes, values_by_name
 from ..graph.infer import infer_shapes
 from ..graph.schema import RANDOM
 

@@ -20,9 +20,8 @@ import numpy as np
 import onnx_ir as ir
 
 from ..autodiff.bodies import rewire, subgraphs, used_values
-from ..autodiff.differentiate import all_names
 from ..graph import FLOATS, Constants, Names, OpBuilder, Tensor
-from ..graph.edit import GATE, copy_node
+from ..graph.edit import GATE, all_names, copy_node
 from ..graph.schema import RANDOM
 from ..graph.tensor import dims_of
 from .segments import PRODUCTS, VIEWS, Recompute, assign, check_recompute, named_values, weight
@@ -91,10 +90,7 @@ class _Recomputation:
         for node in self.backward:
             self._rewire(node)
         self._protect_gates()
-        self.graph.extend(self.op.nodes)
-        for constant in self.op.constants.values():
-            if constant.uses():
-                self.graph.register_initializer(constant)
+        self.op.attach(self.graph)
         self.graph.sort()
 
     # -- what is kept ----------------------------------------------------------------------------

@@ -19,7 +19,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ..graph import Names
-from ..graph.edit import remove_nodes, replace_value
+from ..graph.edit import all_names, remove_nodes, replace_value
 from ..graph.nodes import initializer, ints, permutation
 from ..graph.tensor import Dim, dims_of
 
@@ -59,20 +59,21 @@ class Selection:
         )
 
 
-def select_early(graph: ir.Graph, names: Names, keep: Collection[str] = ()) -> None:
+def select_early(model: ir.Model, keep: Collection[str] = ()) -> ir.Model:
     """Move every selection of one position as far towards the inputs as it can go.
 
     Args:
-        graph: is changed; a node that computes less keeps its name.
-        names: those in use.
+        model: is changed; a node that computes less keeps its name.
         keep: names of values that are needed as they are.
     """
-    moving = _Moving(graph, names, frozenset(keep))
+    graph = model.graph
+    moving = _Moving(graph, Names(all_names(graph)), frozenset(keep))
     for node in reversed(list(graph)):
         moving.move(node)
     moving.merge()
     for node in list(graph):
         moving.end_of_layer(node)
+    return model
 
 
 class _Moving:

@@ -11,13 +11,12 @@ import onnx
 import onnx_ir as ir
 
 from ..autodiff import reachable
-from ..autodiff.differentiate import values_by_name
 from ..compat.onnxcustom.base import SelectionError
 from ..errors import ModelError, UnknownNameError
 from ..graph import FLOATS, ModelLike, OpBuilder, Tensor, load, to_proto
 from ..graph import parameters as params
+from ..graph.edit import values_by_name
 from ..normalize import normalize
-from ..onnxblock import modes
 
 ACTIVATIONS = {"relu": "Relu", "tanh": "Tanh", "logistic": "Sigmoid", "identity": "Identity"}
 LABEL, WEIGHT, LOSS = "onnxtrain.label", "onnxtrain.sample_weight", "onnxtrain.loss"
@@ -187,11 +186,7 @@ def training_model(net: Network, loss: str, penalty: Penalty) -> onnx.ModelProto
     total = build.op.Reshape(total, build.op.const(np.zeros(0, np.int64)))
     total.value.name, total.value.shape = LOSS, ir.Shape([])
     graph = model.graph
-    graph.extend(build.op.nodes)
-    for constant in build.op.constants.values():
-        if constant.uses():
-            params.mark_constant(constant)
-            graph.register_initializer(constant)
+    build.op.attach(graph, mark=True)
     graph.outputs.clear()
     graph.outputs.append(total.value)
     params.to_initializers(model)
@@ -201,7 +196,7 @@ def training_model(net: Network, loss: str, penalty: Penalty) -> onnx.ModelProto
 
 class _Loss:
     def __init__(self, model: ir.Model, net: Network) -> None:
-        self.op: OpBuilder = modes.builder_for(model)
+        self.op: OpBuilder = OpBuilder.on(model)
         self.op.scope = "loss"
         values = values_by_name(model.graph)
         self.z = self.op.tensor(values[net.output])

@@ -14,17 +14,11 @@ import onnx_ir as ir
 import torch
 from torch.overrides import TorchFunctionMode
 
-from ..autodiff import differentiate_model, reachable
+from ..compile import Plan, halves
 from ..errors import OnnxTrainError
-from ..graph import FLOATS, to_proto
-from ..graph import parameters as params
-from ..graph.infer import infer_shapes
+from ..graph import to_proto
 from ..graph.schema import RANDOM
-from ..normalize import normalize
-from ..onnxblock import modes
-from ..passes import Recompute, kept_by_name, layers_in_columns, optimize, recompute_activations
-from ..passes.partition import partition
-from ..passes.schedule import schedule
+from ..passes import Recompute
 from ._ortmodule_structure import Structure, put_together, take_apart
 from .export import ExportError, export
 from .fallback import (
@@ -347,52 +341,48 @@ def _build(
 ) -> Halves:
     model = ir.from_proto(_with_sizes(traced, shapes))
     present = set(model.graph.initializers)
-    statistics = [n for n in modes.running_statistics(model) if n in tensors]
-    params.to_inputs(model, [n for n in tensors if n in present])
-    model = normalize(model)
-    before = {v.name: v for v in model.graph.inputs}
-    exposed = modes.expose_statistics(model, statistics, unbiased=True)
-    updates = {new: s for s, new in exposed.items()}
-    lost = sorted(set(traced.statistics) - set(updates.values()))
+    known = [n for n in tensors if n in present]
+    inputs = {v.name for v in model.graph.inputs}
+    chosen = set(wanted) if gradients else set()
+    plan = Plan(
+        model,
+        outputs=[*traced.outputs, *traced.buffers],
+        trainable=[n for n in known if n in chosen],
+        frozen=[n for n in known if n not in chosen],
+        inputs=[n for n in wanted if n in inputs and n in chosen],
+        of=traced.outputs,
+        vjp=True,
+        unused="leave out",
+        stops=_is_barrier,
+        unbiased=True,
+        recompute=recompute,
+    )
+    built, parts = halves(plan, before_cut=_seed)
+    lost = sorted(set(traced.statistics) - set(built.states))
     if lost:
         raise ORTModuleTorchModelException(
             f"The exporter drops the update of {', '.join(lost)}. Set track_running_stats=False "
             "in that layer, or put it into eval mode."
         )
-    if updates:
-        model = infer_shapes(model)
-    updates.update(traced.buffers)
-    model = layers_in_columns(model, keep=kept_by_name(recompute))
-    barriers = _barriers(model)
-    targets = _targets(model, traced.outputs, wanted, barriers) if gradients else []
-    known = [w for w in wanted if w in before]
-    wrt = reachable(model, known, targets, barriers) if targets else []
-    if not wrt:
-        _remove(model, barriers)
-        model = optimize(model)
-        _seed(model)
-        feeds = [v.name or "" for v in model.graph.inputs]
-        return Halves(to_proto(model), None, feeds, updates)
-    model, names = differentiate_model(model, wrt, targets, vjp=True, no_gradient=barriers)
-    _remove(model, barriers)
-    seeds = [v.name or "" for v in model.graph.inputs if v.name not in before]
-    model = optimize(model)
-    if recompute is not None:
-        model = recompute_activations(model, recompute, [names[n] for n in wrt])
-        schedule(model.graph)
-    _seed(model)
-    parts = partition(model, seeds, [names[n] for n in wrt])
-    of = dict(zip(targets, seeds))
+    updates = {new: s for s, new in built.states.items()} | traced.buffers
+    if parts is None:
+        feeds = [v.name or "" for v in built.model.graph.inputs]
+        return Halves(to_proto(built.model), None, feeds, updates)
     return Halves(
         parts.forward,
         parts.backward,
         [i.name for i in parts.forward.graph.input],
         updates,
         parts.saved,
-        [of.get(n) for n in traced.outputs],
-        names,
-        to_proto(model),
+        [built.seeds.get(n) for n in traced.outputs],
+        built.gradients,
+        to_proto(built.model),
     )
+
+
+def _is_barrier(node: ir.Node) -> bool:
+    """Whether a node adds one of the zeros that mark what no gradient passes."""
+    return any(v is not None and (v.name or "").startswith(BARRIER) for v in node.inputs)
 
 
 def _with_sizes(traced: Traced, shapes: Sequence[Sequence[int]] | None) -> onnx.ModelProto:
@@ -417,44 +407,6 @@ def _with_sizes(traced: Traced, shapes: Sequence[Sequence[int]] | None) -> onnx.
             elif dim.dim_param:
                 dim.ClearField("dim_param")
     return model
-
-
-def _barriers(model: ir.Model) -> list[str]:
-    """Names of the nodes that no gradient passes."""
-    found = []
-    for index, node in enumerate(model.graph.all_nodes()):
-        if any(v is not None and (v.name or "").startswith(BARRIER) for v in node.inputs):
-            node.name = f"{BARRIER}{index}"
-            found.append(node.name)
-    return found
-
-
-def _remove(model: ir.Model, barriers: Sequence[str]) -> None:
-    """Let what was marked pass as it is."""
-    for node in list(model.graph.all_nodes()):
-        if node.name in barriers:
-            source = next(
-                v for v in node.inputs if v is not None and not (v.name or "").startswith(BARRIER)
-            )
-            same = ir.Node("", "Identity", [source], name=node.name, num_outputs=1)
-            old, new = node.outputs[0], same.outputs[0]
-            new.name, new.type, new.shape = old.name, old.type, old.shape
-            assert node.graph is not None
-            node.graph.insert_before(node, same)
-            ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
-            node.graph.remove(node, safe=True)
-
-
-def _targets(
-    model: ir.Model, outputs: Sequence[str], wanted: Sequence[str], barriers: Sequence[str]
-) -> list[str]:
-    """The outputs that have a gradient."""
-    values = {v.name: v for v in model.graph.outputs}
-    known = {v.name for v in model.graph.inputs}
-    wrt = [w for w in wanted if w in known]
-    return [
-        n for n in outputs if values[n].dtype in FLOATS and reachable(model, wrt, [n], barriers)
-    ]
 
 
 def _seed(model: ir.Model) -> None:

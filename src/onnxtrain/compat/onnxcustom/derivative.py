@@ -11,11 +11,9 @@ import onnx
 import onnx.parser
 import onnx_ir as ir
 
+from ...compile import differentiate
 from ...errors import ModelError, UnknownNameError
 from ...graph import FLOATS, ModelLike, OpBuilder, load, to_proto
-from ...graph import parameters as params
-from ...onnxblock import modes
-from ...pipeline import differentiate
 from ..ort import OrtModuleGraphBuilder, OrtModuleGraphBuilderConfiguration
 from .onnx_helper import as_proto, get_train_initializer
 
@@ -131,7 +129,7 @@ def _filled(made: onnx.ModelProto, before: set[str], outputs: list[str]) -> onnx
     """Ones in place of the gradients of the outputs."""
     model = load(made)
     graph = model.graph
-    op: OpBuilder = modes.builder_for(model)
+    op: OpBuilder = OpBuilder.on(model)
     op.scope = "ones"
     by_name = {o.name: o for o in graph.outputs}
     seeds = [v for v in graph.inputs if v.name not in before and v.name not in graph.initializers]
@@ -143,11 +141,7 @@ def _filled(made: onnx.ModelProto, before: set[str], outputs: list[str]) -> onnx
         seed.replace_all_uses_with(ones.value)
         graph.inputs.remove(seed)
         anchors.append(output)
-    graph.extend(op.nodes)
-    for constant in op.constants.values():
-        if constant.uses():
-            params.mark_constant(constant)
-            graph.register_initializer(constant)
+    op.attach(graph, mark=True)
     graph.sort()
     return to_proto(model)
 

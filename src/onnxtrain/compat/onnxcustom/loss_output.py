@@ -13,7 +13,6 @@ from ...errors import ModelError, UnknownNameError
 from ...graph import ModelLike, OpBuilder, Tensor, load, to_proto
 from ...graph import parameters as params
 from ...normalize import normalize
-from ...onnxblock import modes
 from .onnx_helper import dtype_to_var_type, get_train_initializer, rename_value
 
 SCORES = {
@@ -94,7 +93,7 @@ def _free(model: ir.Model, name: str) -> None:
 class _LossBuilder:
     def __init__(self, model: ir.Model, label: str, weight: str | None) -> None:
         self.model, self.label, self.weight = model, label, weight
-        self.op: OpBuilder = modes.builder_for(model)
+        self.op: OpBuilder = OpBuilder.on(model)
         self.op.scope = "loss"
         self.inputs: list[ir.Value] = []
 
@@ -201,11 +200,7 @@ class _LossBuilder:
         graph = self.model.graph
         loss.value.name = name
         loss.value.shape = ir.Shape([])
-        graph.extend(self.op.nodes)
-        for constant in self.op.constants.values():
-            if constant.uses():
-                params.mark_constant(constant)
-                graph.register_initializer(constant)
+        self.op.attach(graph, mark=True)
         outputs = [loss.value, *graph.outputs]
         graph.outputs.clear()
         graph.outputs.extend(outputs)

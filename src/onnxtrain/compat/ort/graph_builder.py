@@ -13,12 +13,9 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from ...autodiff import differentiate_model, reachable
+from ...compile import Plan, differentiate, forward_model, gradients
 from ...errors import ModelError, StateError, UnknownNameError
-from ...graph import FLOATS, load, to_proto
-from ...graph import parameters as params
-from ...normalize import normalize
-from ...passes import optimize
+from ...graph import load, to_proto
 from ...passes.partition import Partition, partition
 from .fields import Fields
 
@@ -193,48 +190,58 @@ class OrtModuleGraphBuilder:
         model = self._source.clone()
         if input_shapes is not None:
             _fix_shapes(model, self._info.user_input_names, input_shapes)
-        params.to_inputs(model, self._config.initializer_names)
-        model = normalize(model)
-        _order_inputs(model, [*self._info.user_input_names, *self._info.initializer_names])
-        self._forward = to_proto(optimize(model.clone()))
+        plan = self._plan(model)
+        forward = forward_model(plan)
+        _order_inputs(forward, [*self._info.user_input_names, *self._info.initializer_names])
+        self._forward = to_proto(forward)
         if config.optimized_pre_grad_filepath:
             onnx.save(self._forward, config.optimized_pre_grad_filepath)
         self._gradient = None
         if self._config.build_gradient_graph:
-            self._gradient = self._build_gradient(model)
+            self._gradient = self._build_gradient(plan)
 
-    def _build_gradient(self, model: ir.Model) -> onnx.ModelProto:
-        info = self._info
+    def _plan(self, model: ir.Model) -> Plan:
+        trained = set(self._config.initializer_names_to_train)
         wanted = set(self._config.input_names_require_grad)
-        inputs = [n for n in info.user_input_names if n in wanted]
-        wrt = [*inputs, *info.initializer_names_to_train]
+        return Plan(
+            model,
+            trainable=self._info.initializer_names_to_train,
+            frozen=[n for n in self._info.initializer_names if n not in trained],
+            inputs=[n for n in self._info.user_input_names if n in wanted],
+            vjp=True,
+            unused="zeros",
+            update_statistics=False,
+        )
+
+    def _build_gradient(self, plan: Plan) -> onnx.ModelProto:
+        info = self._info
+        wrt = [*plan.inputs, *info.initializer_names_to_train]
         if not wrt:
             raise ModelError(
                 "There is nothing to differentiate: name weights in initializer_names_to_train, "
                 "inputs in input_names_require_grad, or set build_gradient_graph to False."
             )
-        outputs = {o.name or "": o for o in model.graph.outputs}
-        targets = [
-            n for n, o in outputs.items() if o.dtype in FLOATS and reachable(model, wrt, [n])
-        ]
-        if not targets:
+        built = gradients(plan)
+        if not built.seeds:
             raise ModelError(f"No output of the model depends on any of {', '.join(wrt)}.")
-        before = {v.name for v in model.graph.inputs}
-        model, gradients = differentiate_model(model, wrt, targets, vjp=True, allow_unused=True)
-        model = optimize(model)
-        seeds = [v for v in model.graph.inputs if v.name not in before]
+        model, names = built.model, built.gradients
+        targets = set(built.seeds)
+        by_name = {v.name: v for v in model.graph.inputs}
+        seeds = [by_name[n] for n in built.seeds.values()]
         info.output_grad_indices_non_differentiable = [
             i for i, n in enumerate(info.user_output_names) if n not in targets
         ]
         info.output_grad_indices_require_full_shape = [
             i for i, n in enumerate(info.user_output_names) if n in targets
         ]
-        info.module_output_gradient_name = [v.name or "" for v in seeds]
-        info.user_input_grad_names = {n: gradients[n] for n in inputs}
-        info.initializer_grad_names_to_train = [
-            gradients[n] for n in info.initializer_names_to_train
-        ]
-        _insert_yield(model, seeds, [gradients[n] for n in wrt], info)
+        info.module_output_gradient_name = list(built.seeds.values())
+        info.user_input_grad_names = {n: names[n] for n in plan.inputs}
+        info.initializer_grad_names_to_train = [names[n] for n in info.initializer_names_to_train]
+        _order_inputs(
+            model,
+            [*info.user_input_names, *info.initializer_names, *info.module_output_gradient_name],
+        )
+        _insert_yield(model, seeds, [names[n] for n in wrt], info)
         proto = to_proto(model)
         _add_yield_function(proto)
         parts = split(proto)
@@ -299,8 +306,6 @@ class GradientGraphBuilder:
 
     def build(self) -> None:
         """Compute the gradient graph."""
-        from ...pipeline import differentiate
-
         self._model = differentiate(self._source, wrt=self._wrt, of=self._loss)
 
     def get_model(self) -> bytes:

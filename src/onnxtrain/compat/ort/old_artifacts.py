@@ -21,6 +21,7 @@ import onnx_ir as ir
 from ... import optim
 from ...errors import MissingFileError, ModelError
 from ...graph import ModelLike, load, to_proto
+from ...graph.contract import METADATA
 from ...graph.infer import infer_shapes
 from ...graph.io import save
 from ...normalize.check import check
@@ -29,8 +30,9 @@ from ...normalize.contrib import MS
 from ...normalize.custom_types import infer_with_custom
 from ...normalize.normalize import MAX_OPSET, one_opset, tidy_imports
 from ...normalize.rewrite import describe, rewrite_typed, standard
-from ...onnxblock.training import METADATA, RESET, _random_nodes, accumulate
 from ...passes import optimize
+from ...passes.accumulation import RESET, accumulate
+from ...passes.modes import random_nodes
 from ...runtime.state.checkpoint_state import CheckpointState
 from .lowerings import FIRST, PRIVATE, TABLE
 
@@ -90,7 +92,7 @@ def convert_training_model(model: ModelLike, frozen: Collection[str] = ()) -> ir
         "frozen": [n for n in order if n in set(frozen)],
         "gradients": gradients,
         "states": states,
-        "random_nodes": _random_nodes(loaded),
+        "random_nodes": random_nodes(loaded),
     }
     loaded.metadata_props[METADATA] = json.dumps(described)
     loaded.producer_name = "onnxtrain"

@@ -11,15 +11,14 @@ import onnx
 import onnx_ir as ir
 
 from ...autodiff import reachable
+from ...compile import Plan, forward, gradients
 from ...errors import ModelError, UnknownNameError
 from ...graph import FLOATS, OpBuilder, Tensor
 from ...graph import parameters as params
 from ...normalize import normalize
-from ...onnxblock import modes
-from ...onnxblock.training import Plan, gradient_model
 from ...optim import ClipNorm, Optimizer
 from ...optim.optimizer import norm_coefficient
-from ...passes import optimize
+from ...passes import modes, optimize
 from .parameters import ParameterError, TrainingParameters
 from .state import Part
 
@@ -87,9 +86,9 @@ class StepBuilder:
 
     def plan(self, factor: str | None = None) -> Plan:
         """What is differentiated: the loss, or its product with a scalar value named `factor`."""
-        model, differentiate = self.model, [self.loss]
+        model, of = self.model, [self.loss]
         if factor is not None:
-            model, differentiate = onnx.ModelProto(), [SCALED]
+            model, of = onnx.ModelProto(), [SCALED]
             model.CopyFrom(self.model)
             model.graph.input.append(
                 onnx.helper.make_tensor_value_info(factor, self._loss_type(), [])
@@ -98,11 +97,11 @@ class StepBuilder:
                 onnx.helper.make_node("Mul", [self.loss, factor], [SCALED], name=SCALED)
             )
         return Plan(
-            base=model,
+            model,
             base_dir=self.folder,
             outputs=self.outputs,
             trainable=self.weights,
-            differentiate=differentiate,
+            of=of,
             recompute=self.parameters.what_to_recompute(),
         )
 
@@ -114,14 +113,13 @@ class StepBuilder:
 
     def transformed(self) -> ir.Model:
         """The model as it is differentiated."""
-        plan = self.plan()
-        model = modes_normalized(plan)
+        model, _ = forward(self.plan())
         params.to_initializers(model)
         return model
 
     def with_gradients(self) -> ir.Model:
         """The model with its gradients as outputs."""
-        model = gradient_model(self.plan()).model
+        model = gradients(self.plan()).model
         params.to_initializers(model)
         return model
 
@@ -180,12 +178,12 @@ class _Build:
         self.of, self.parameters = of, of.parameters
         plan = of.plan(factor)
         try:
-            built = gradient_model(plan)
+            built = gradients(plan)
         except ModelError as error:  # the user knows the loss, not its product
             raise type(error)(str(error).replace(SCALED, of.loss)) from None
         self.model: ir.Model = built.model
         graph = self.model.graph
-        self.op: OpBuilder = modes.builder_for(self.model)
+        self.op: OpBuilder = OpBuilder.on(self.model)
         values = {v.name: v for v in (*graph.inputs, *graph.outputs)}
         self.values = values
         self.params = {n: self.op.tensor(values[n]) for n in of.weights}
@@ -408,10 +406,7 @@ class _Build:
             self.finite.value.name = FINITE
             self.finite.value.shape = ir.Shape([])
             self.outputs.append(self.finite.value)
-        graph.extend(self.op.nodes)
-        for constant in self.op.constants.values():
-            if constant.uses():
-                graph.register_initializer(constant)
+        self.op.attach(graph)
         graph.outputs.clear()
         graph.outputs.extend([*self.outputs, *self.states.values()])
         outputs = [v.name or "" for v in self.outputs]  # a rewrite may put other values there
@@ -460,13 +455,6 @@ def _untransposed(value: ir.Value) -> tuple[ir.Value, int]:
         if perm is not None and list(perm.as_ints()) == [1, 0] and node.inputs[0] is not None:
             return node.inputs[0], 1
     return value, 0
-
-
-def modes_normalized(plan: Plan) -> ir.Model:
-    """The plan's model with parameters as inputs, normalized."""
-    model = plan.load()
-    params.to_inputs(model, plan.parameters)
-    return normalize(model)
 
 
 def loss_name(model: onnx.ModelProto, parameters: TrainingParameters) -> str:

@@ -12,8 +12,8 @@ from typing import Any
 import onnx
 import torch
 
+from ...compile import differentiate
 from ...errors import InputError
-from ...pipeline import differentiate
 from ...torch.export import export
 
 PathLike = str | os.PathLike[str]

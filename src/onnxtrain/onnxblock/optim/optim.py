@@ -79,6 +79,23 @@ def _map(emit: Emitter, sequence: str, op_type: str, *captured: str, **attribute
     return emit.node("SequenceMap", sequence, body=body)
 
 
+def shapes_of(trainable: Sequence[onnx.TensorProto]) -> list[tuple[str, list[int]]]:
+    """Name and shape of the parameters that an optimizer updates, all of them FLOAT."""
+    if not trainable:
+        raise BlockError(
+            "An optimizer needs at least one trainable parameter, and there is none. Name "
+            "parameters with requires_grad."
+        )
+    for tensor in trainable:
+        if tensor.data_type != onnx.TensorProto.FLOAT:
+            kind = onnx.TensorProto.DataType.Name(tensor.data_type)
+            raise BlockError(
+                f"Parameter {tensor.name!r} is {kind}, and an optimizer over vectors or sequences "
+                "updates FLOAT only. Freeze it, or use a step model, which keeps each type."
+            )
+    return [(t.name, list(t.dims)) for t in trainable]
+
+
 Clip = ClipGradNorm | ClipGradValue | None
 Groups = Sequence[_optim.Group]
 
@@ -101,22 +118,9 @@ class OptimizerBlock(ForwardBlock):
         parameters: tuple[Sequence[onnx.TensorProto], Sequence[onnx.TensorProto]],
     ) -> tuple[str, ...]:
         """Build the model for the trainable ones of `parameters`."""
-        trainable = parameters[0]
-        if not trainable:
-            raise BlockError(
-                "An optimizer needs at least one trainable parameter, and there is none. Name "
-                "parameters with requires_grad."
-            )
-        for tensor in trainable:
-            if tensor.data_type != onnx.TensorProto.FLOAT:
-                kind = onnx.TensorProto.DataType.Name(tensor.data_type)
-                raise BlockError(
-                    f"Parameter {tensor.name!r} is {kind}, and an optimizer over sequences updates "
-                    "FLOAT only. Freeze it, or use a step model, which keeps each type."
-                )
+        shapes = shapes_of(parameters[0])
         emit = self._emit
         flag = emit.name(f"{self.optimizer.name.lower()}.updated_flag")
-        shapes = [(t.name, list(t.dims)) for t in trainable]
         model = _optim.sequence_model(self.optimizer, shapes, emit.opset, flag=flag)
         built = ir.to_proto(model)
         target = self._model

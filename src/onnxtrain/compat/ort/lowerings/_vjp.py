@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 import onnx_ir as ir
 
-from ....autodiff import differentiate_model
+from ....compile import vector_jacobian
 from ....errors import UnknownRankError
 from ....graph import Constants, Names, OpBuilder, Tensor
 from ....graph.infer import infer_shapes
@@ -39,7 +39,7 @@ def vjp(
     model = infer_shapes(model)
     wanted = [names[i] for i in wrt]
     targets = [f"y{i}" for i, dy in enumerate(dys) if dy is not None]
-    model, gradients = differentiate_model(model, wanted, targets, vjp=True, allow_unused=True)
+    model, gradients = vector_jacobian(model, wanted, targets)
     return _inline(op, model, holders, dys, [gradients[n] for n in wanted])
 
 

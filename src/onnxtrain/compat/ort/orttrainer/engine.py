@@ -21,9 +21,10 @@ import onnx_ir as ir
 import torch
 
 from .... import optim
+from ....compile import Plan, eval_model, step_model, training_model
 from ....errors import ModelError, StateError, UnreachableError
+from ....graph.contract import METADATA
 from ....graph.io import to_proto
-from ....onnxblock.training import METADATA, Plan, eval_model, step_model, training_model
 from ....passes import Recompute
 from ....runtime.session.binding import Binding
 from ....runtime.session.devices import Device, session_options
@@ -101,11 +102,10 @@ class Engine:
         while True:
             self.plan = Plan(
                 base,
-                "",
-                self.outputs,
-                self.trainable,
+                outputs=self.outputs,
+                trainable=self.trainable,
                 model_outputs=self.outputs[1:],
-                differentiate=[SCALED_LOSS] if self.scaled else [],
+                of=[SCALED_LOSS] if self.scaled else [],
                 unbiased=self._from_torch,
                 recompute=self._recompute,
             )

@@ -9,10 +9,10 @@ from typing import Any
 import onnx
 import torch
 
+from ....compile import differentiate
 from ....graph import load, to_proto
 from ....graph import parameters as params
 from ....graph.io import save
-from ....pipeline import differentiate
 from ....torch.export import OPSET, export
 
 

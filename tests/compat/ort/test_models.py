@@ -12,8 +12,8 @@ import pytest
 from onnxtrain import TrainingSession
 from onnxtrain.errors import ModelError, StateError, UnreachableError
 from onnxtrain.training import ParameterError
-from tests.training.models import mlp_with_loss, parse
-from tests.training.test_session import batches, feeds, parameters
+from tests.compat.ort.models import mlp_with_loss, parse
+from tests.compat.ort.test_session import batches, feeds, parameters
 
 
 @pytest.mark.parametrize("optimizer", ["SGDOptimizer", "AdamOptimizer"])

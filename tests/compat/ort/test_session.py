@@ -16,7 +16,7 @@ import onnxtrain
 from onnxtrain import TrainingParameters, TrainingSession
 from onnxtrain.errors import InputError, ModelError, UnknownNameError
 from onnxtrain.training import ParameterError
-from tests.training.models import CPU, mlp_with_loss, parse
+from tests.compat.ort.models import CPU, mlp_with_loss, parse
 
 RNG = np.random.default_rng(3)
 

@@ -9,7 +9,7 @@ import pytest
 
 
 @pytest.mark.parametrize(
-    "module", ["autodiff.partition", "training.graph_builder", "training.session"]
+    "module", ["passes.partition", "compat.ort.graph_builder", "compat.ort.session"]
 )
 def test_examples(module: str) -> None:
     result = doctest.testmod(importlib.import_module(f"onnxtrain.{module}"))

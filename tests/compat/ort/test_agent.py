@@ -16,8 +16,9 @@ from onnxruntime.capi import _pybind_state as C
 
 import onnxtrain
 from onnxtrain import training
+from onnxtrain.compat.ort import graph_builder
 from onnxtrain.errors import ExecutionError, ModelError, StateError, UnknownNameError
-from tests.training.models import CPU, Agent, mlp, parse, vector
+from tests.compat.ort.models import CPU, Agent, mlp, parse, vector
 
 RNG = np.random.default_rng(5)
 
@@ -61,7 +62,7 @@ def test_forward_and_backward_equal_torch() -> None:
 def test_only_the_activation_is_kept() -> None:
     model, weights = mlp()
     agent = Agent(model, list(weights))
-    parts = training.graph_builder.split(agent.gradient)
+    parts = graph_builder.split(agent.gradient)
     assert parts.saved == ["a"]  # not h, not the mask, not X, not the weights
 
 
@@ -159,7 +160,7 @@ def test_dropout_is_drawn_once() -> None:
         {"w": np.ones(64, np.float32)},
     )
     agent = Agent(model, ["w"], ["X"])
-    backward = training.graph_builder.split(agent.gradient).backward
+    backward = graph_builder.split(agent.gradient).backward
     assert "Dropout" not in {n.op_type for n in backward.graph.node}
     x = np.ones((8, 64), np.float32)
     outputs, state = agent.forward(x, np.ones(64, np.float32))

@@ -19,8 +19,8 @@ from onnxtrain import (
     TrainingParameters,
     TrainingSession,
 )
-from tests.training.models import CPU, Agent, mlp, mlp_with_loss, parse, vector
-from tests.training.test_session import Torch, feeds
+from tests.compat.ort.models import CPU, Agent, mlp, mlp_with_loss, parse, vector
+from tests.compat.ort.test_session import Torch, feeds
 
 RNG = np.random.default_rng(17)
 BATCHES = [

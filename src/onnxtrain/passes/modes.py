@@ -9,8 +9,9 @@ import numpy as np
 import onnx_ir as ir
 
 from ..errors import ModelError
-from ..graph import FLOATS, Constants, Names, OpBuilder, Tensor
+from ..graph import FLOATS, OpBuilder, Tensor
 from ..graph.nodes import initializer
+from ..graph.schema import RANDOM
 
 MODES = ("preserve", "train", "auto")
 
@@ -98,7 +99,7 @@ def _activate_dropout(model: ir.Model, node: ir.Node) -> None:
     node.replace_input_with(2, flag)
 
 
-def protect_dropouts(model: ir.Model) -> None:
+def protect_dropouts(model: ir.Model) -> ir.Model:
     """Keep onnxruntime from removing training-mode Dropouts whose mask nobody reads.
 
     Its optimizer drops them as if they were in inference mode, unless `training_mode` is a value
@@ -108,23 +109,21 @@ def protect_dropouts(model: ir.Model) -> None:
     exposed = [n for n in nodes_of(model, "Dropout") if _is_active(n) and not _reads_mask(n)]
     source = next((v for v in model.graph.inputs if v.dtype in FLOATS), None)
     if not exposed or source is None:
-        return
-    op = builder_for(model)
+        return model
+    op = OpBuilder.on(model)
     op.scope = "onnxtrain.always_true"
     flat = op.Reshape(op.tensor(source), op.const(np.array([-1], np.int64)))
     unknown = op.IsNaN(op.Slice(flat, [0], [1]))
     always = op.Or(unknown, op.Not(unknown))
     padded = op.Concat(always, op.const(np.array([True])), axis=0)  # the input may be empty
     flag = op.Reshape(op.Slice(padded, [0], [1]), op.const(np.zeros(0, np.int64)))
-    first = next(iter(model.graph))
-    model.graph.insert_before(first, op.nodes)
-    for value in op.constants.values():
-        model.graph.register_initializer(value)
+    op.attach(model.graph, before=next(iter(model.graph)))
     for node in exposed:
         constant = node.inputs[2]
         node.replace_input_with(2, flag.value)
         if constant is not None and constant.name and not constant.uses():
             model.graph.initializers.pop(constant.name, None)
+    return model
 
 
 def _is_active(node: ir.Node) -> bool:
@@ -198,7 +197,7 @@ def expose_statistics(
 
 def _of_sample(model: ir.Model, node: ir.Node) -> ir.Value:
     """The new running variance of a BatchNormalization with the batch's part times n/(n - 1)."""
-    op = builder_for(model)
+    op = OpBuilder.on(model)
     op.scope = f"{node.name or 'batch_norm'}/unbiased"
     x, var = node.inputs[0], node.inputs[4]
     assert x is not None
@@ -206,9 +205,7 @@ def _of_sample(model: ir.Model, node: ir.Node) -> ir.Value:
     old = op.tensor(var) * _float_attribute(node, "momentum", 0.9)
     node.outputs[2].type, node.outputs[2].shape = var.type, var.shape
     new = old + (op.tensor(node.outputs[2]) - old) * _of_population(op, op.tensor(x), old)
-    model.graph.insert_after(node, op.nodes)
-    for constant in op.constants.values():
-        model.graph.register_initializer(constant)
+    op.attach(model.graph, after=node)
     return new.value
 
 
@@ -216,18 +213,6 @@ def _of_population(op: OpBuilder, x: Tensor, like: Tensor) -> Tensor:
     """n/(n - 1) for the n values that a channel of x has; as torch, infinite for one value."""
     count = op.Cast(op.Div(op.Size(x), op.Size(like)), to=like.dtype)
     return count / (count - 1.0)
-
-
-def builder_for(model: ir.Model) -> OpBuilder:
-    """A builder that knows the names in use; `attach`, or insert, what it built."""
-    names = Names(
-        v.name for v in (*model.graph.inputs, *model.graph.initializers.values()) if v.name
-    )
-    for node in model.graph.all_nodes():
-        names.reserve(node.name or "")
-        for output in node.outputs:
-            names.reserve(output.name or "")
-    return OpBuilder(names, Constants(names), model.opset_imports[""])
 
 
 def _write_out(
@@ -238,7 +223,7 @@ def _write_out(
     Returns:
         The new running mean and variance, which follow `old` where it is given.
     """
-    op = builder_for(model)
+    op = OpBuilder.on(model)
     op.scope = node.name or "batch_norm"
     x, scale, bias, mean, var = (op.tensor(v) for v in node.inputs if v is not None)
     momentum = _float_attribute(node, "momentum", 0.9)
@@ -258,9 +243,7 @@ def _write_out(
         start = statistic if before is None else op.tensor(before)
         new = start * momentum + op.Reshape(now, flat) * (1.0 - momentum)
         updated.append(new.value)
-    model.graph.insert_before(node, op.nodes)
-    for constant in op.constants.values():
-        model.graph.register_initializer(constant)
+    op.attach(model.graph, before=node)
     result = node.outputs[0]
     y.value.type, y.value.shape = result.type, result.shape
     name = result.name
@@ -272,3 +255,18 @@ def _write_out(
 def _float_attribute(node: ir.Node, name: str, default: float) -> float:
     attribute = node.attributes.get(name)
     return default if attribute is None else float(attribute.as_float())
+
+
+def random_nodes(model: ir.Model) -> list[str]:
+    """Names of the nodes that draw."""
+    return [n.name or "" for n in model.graph.all_nodes() if n.op_type in RANDOM and not n.domain]
+
+
+def drop_unread_log_prob(model: ir.Model) -> ir.Model:
+    """Drop the second output of a cross entropy that nobody reads."""
+    for node in nodes_of(model, "SoftmaxCrossEntropyLoss"):
+        if len(node.outputs) > 1:
+            log_prob = node.outputs[1]
+            if not log_prob.uses() and not log_prob.is_graph_output():
+                node.resize_outputs(1)
+    return model

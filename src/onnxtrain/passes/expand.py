@@ -6,12 +6,12 @@ from collections.abc import Collection, Iterator, Sequence
 
 import onnx_ir as ir
 
+from ..autodiff.registry import lookup
+from ..autodiff.walk import Walk
 from ..graph import Constants, Names, OpBuilder
 from ..graph.infer import infer_shapes
 from ..graph.inline import inline_bodies, schema_body
 from ..graph.parameters import mark_constant
-from .registry import lookup
-from .walk import Walk
 
 
 def expand_functions(

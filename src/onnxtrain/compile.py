@@ -1,0 +1,512 @@
+"""The spine: load → normalize → loss → differentiate → passes. Every way in comes through here.
+
+Start to read here. A front end says what it wants in a `Plan`; the compiler makes of it what is
+asked for:
+
+- `gradients`: the model with gradients as outputs (`differentiate` is its public face);
+- `halves`: a forward and a backward model, around the gradients of the outputs;
+- `training_model` and `eval_model`: what artifacts hold;
+- `step_model`: loss, gradients and update as one graph.
+
+Each stage takes a model and gives a model. The passes are a list in `passes`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import onnx
+import onnx_ir as ir
+
+from .autodiff import differentiate_model, reachable
+from .errors import ModelError, UnknownNameError
+from .graph import FLOATS, ModelLike, load, replace_outputs, set_outputs, to_proto
+from .graph import parameters as params
+from .graph.contract import describe, order_inputs
+from .graph.infer import infer_shapes
+from .graph.io import save
+from .normalize import MAX_IR, MAX_OPSET, normalize
+from .optim import Optimizer, append_update
+from .passes import AFTER, BEFORE, Context, Recompute, Trace, check_recompute, modes
+from .passes.accumulation import accumulate
+from .passes.expand import expand_functions
+from .passes.partition import Partition, partition
+from .passes.schedule import schedule
+
+Unused = Literal["error", "zeros", "leave out"]
+
+
+@dataclass
+class Plan:
+    """What is to be trained, and how.
+
+    Attributes:
+        model: the model with its loss, weights as initializers. It is loaded once and not changed.
+        base_dir: folder of its external data, where the model is a message in memory.
+        is_normal: the model has been normalized already.
+        outputs: names of the outputs to keep, the loss first; by default all of the model's own.
+        trainable, frozen: initializers that become inputs; of the first gradients are taken.
+        inputs: graph inputs whose gradients are wanted too.
+        of: the outputs whose gradients are taken: by default the first, with `vjp` every one that
+            has a gradient. Several without `vjp` are added up.
+        vjp: take the gradient of each output of `of` as an input ``<output>_grad``.
+        unused: what to do about a name that no output of `of` depends on.
+        no_gradient: nodes or operators whose outputs count as constants.
+        stops: says of a node of the normalized model whether its outputs count as constants.
+        everything_is_input: turn all initializers into inputs and train none.
+        training_mode: see `modes.apply_training_mode`.
+        update_statistics: whether running statistics are carried as state, with outputs of their
+            own.
+        unbiased: keep running variances of the sample, as torch does.
+        recompute: what the backward half computes again, see `passes.recompute`.
+        model_outputs: outputs of the model before the loss was added.
+        trace: gets a record of every stage and pass.
+        user_inputs: inputs that are no parameters.
+        states: running statistics that training updates.
+        parameters: everything that becomes an input, in the model's order.
+    """
+
+    model: ModelLike
+    base_dir: str = ""
+    is_normal: bool = False
+    outputs: Sequence[str] = ()
+    trainable: Sequence[str] = ()
+    frozen: Sequence[str] = ()
+    inputs: Sequence[str] = ()
+    of: Sequence[str] = ()
+    vjp: bool = False
+    unused: Unused = "error"
+    no_gradient: Collection[str] = ()
+    stops: Callable[[ir.Node], bool] | None = None
+    everything_is_input: bool = False
+    training_mode: str = "preserve"
+    update_statistics: bool = True
+    unbiased: bool = False
+    recompute: Recompute = None
+    model_outputs: Sequence[str] = ()
+    trace: Trace = field(default_factory=Trace)
+    user_inputs: list[str] = field(init=False)
+    states: list[str] = field(init=False)
+    parameters: list[str] = field(init=False)
+    _gradients: Gradients | None = field(init=False, default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        check_recompute(self.recompute)
+        base = load(self.model, base_dir=self.base_dir)
+        modes.apply_training_mode(base, self.training_mode, set(self.trainable))
+        self._base = base
+        known = list(base.graph.initializers)
+        for name in (*self.trainable, *self.frozen):
+            if name not in known:
+                raise UnknownNameError("initializer", name, known)
+        statistics = modes.running_statistics(base) if self.update_statistics else []
+        self.states = [n for n in statistics if n not in self.trainable]
+        chosen = {*self.trainable, *self.frozen, *self.states}
+        if self.everything_is_input:
+            chosen.update(known)
+        self.parameters = [n for n in known if n in chosen]
+        self.trainable = [n for n in self.parameters if n in set(self.trainable)]
+        self.frozen = [n for n in self.parameters if n not in self.trainable]
+        self.outputs = list(self.outputs) or [o.name or "" for o in base.graph.outputs]
+        initializers = set(known)
+        self.user_inputs = [
+            i.name for i in base.graph.inputs if i.name and i.name not in initializers
+        ]
+        if self.everything_is_input:
+            self.user_inputs += self.frozen
+            self.frozen = []
+
+    def load(self) -> ir.Model:
+        """A copy of the model, to be changed."""
+        return self._base.clone()
+
+
+@dataclass
+class Gradients:
+    """A model with gradients as outputs, and where they are.
+
+    Attributes:
+        model: outputs of the plan, then gradients, then updated running statistics.
+        gradients: from parameters and inputs to the names of their gradients.
+        states: from running statistics to the names of the outputs that are their next values.
+        seeds: with `vjp`, from outputs to the inputs that are their gradients.
+    """
+
+    model: ir.Model
+    gradients: dict[str, str]
+    states: dict[str, str]
+    seeds: dict[str, str]
+
+    def copy(self) -> Gradients:
+        """The same, with a model of its own."""
+        return Gradients(
+            self.model.clone(), dict(self.gradients), dict(self.states), dict(self.seeds)
+        )
+
+
+def differentiate(
+    model: ModelLike,
+    wrt: Sequence[str] | None = None,
+    of: str | Sequence[str] | None = None,
+    *,
+    vjp: bool = False,
+    no_gradient: Collection[str] = (),
+    allow_unused: bool = False,
+    recompute: Recompute = None,
+    output: str | os.PathLike[str] | None = None,
+    trace: Trace | None = None,
+) -> onnx.ModelProto:
+    """Turn a model into one that also computes gradients, with standard operators only.
+
+    Args:
+        model: path, bytes, ModelProto or `onnx_ir.Model`. It is not changed.
+        wrt: parameters (initializers) or inputs to differentiate with respect to; by default
+            every float initializer that the loss depends on.
+        of: the scalar to differentiate, by default the first output; with `vjp` any outputs, by
+            default all of them.
+        vjp: the vector–Jacobian form: the gradient of each output in `of` becomes an input
+            `<output>_grad`.
+        no_gradient: names of nodes, or operator types, whose outputs count as constants.
+        allow_unused: zeros, instead of an error, for what the loss does not depend on.
+        recompute: what to compute again in the backward half instead of keeping it, which needs
+            less memory and more time: a number of segments, "auto", "cheap", or the names of the
+            values to keep. See the guide on memory.
+        output: also write the result to this path; above 2 GB the weights go to a file beside it.
+        trace: gets one record per stage and pass: its name, nodes before and after, seconds.
+
+    Returns:
+        The model with one more output `<name>_grad` per name in `wrt`, in that order.
+
+    Example:
+        >>> import numpy as np, onnx.parser, onnxtrain
+        >>> model = onnx.parser.parse_model('''
+        ...     <ir_version: 8, opset_import: ["": 18]>
+        ...     g (float[N] x) => (float loss) { y = Mul(x, x) loss = ReduceSum <keepdims=0> (y) }
+        ... ''')
+        >>> [o.name for o in onnxtrain.differentiate(model, wrt=["x"]).graph.output]
+        ['loss', 'x_grad']
+    """
+    loaded = load(model)
+    targets = _targets(loaded, of, vjp)
+    by_default = wrt is None
+    if wrt is None:
+        loaded = normalize(loaded)
+        wrt = trainable_by_default(loaded, targets, no_gradient)
+    initializers = set(loaded.graph.initializers)
+    plan = Plan(
+        loaded,
+        is_normal=by_default,
+        trainable=[n for n in wrt if n in initializers],
+        inputs=[n for n in wrt if n not in initializers],
+        of=targets,
+        vjp=vjp,
+        unused="zeros" if allow_unused else "error",
+        no_gradient=no_gradient,
+        update_statistics=False,
+        recompute=recompute,
+        trace=trace if trace is not None else Trace(),
+    )
+    built = gradients(plan)
+    names = {n: built.gradients[n] for n in wrt}
+    set_outputs(built.model, [*plan.outputs, *names.values()])
+    params.to_initializers(built.model)
+    built.model.metadata_props["onnxtrain.gradients"] = json.dumps(names)
+    if output is not None:
+        save(built.model, output)
+        return onnx.load(output, load_external_data=False)
+    return to_proto(built.model)
+
+
+def gradients(plan: Plan) -> Gradients:
+    """The model with gradients as outputs; it is built once per plan, and copied."""
+    if plan._gradients is None:
+        plan._gradients = _build_gradients(plan)
+    return plan._gradients.copy()
+
+
+def _build_gradients(plan: Plan) -> Gradients:
+    """Normalize, differentiate and run the passes: outputs of the plan, gradients, states."""
+    model, states = forward(plan)
+    if plan.stops is not None:
+        plan.no_gradient = [*plan.no_gradient, *_named(model, plan.stops)]
+    of = _differentiated(plan, model)
+    wrt = _wanted(plan, model, of)
+    if len(of) > 1 and not plan.vjp:
+        model, of = _sum_of(model, of)
+    before = {v.name for v in model.graph.inputs}
+    context = Context(wrt, of, plan.no_gradient, plan.recompute)
+    for step in BEFORE:
+        model = plan.trace.run(step, model, context)
+    names: dict[str, str] = {}
+    if wrt and of:
+        with plan.trace.record("differentiate", model, "appends the backward half") as record:
+            model, names = differentiate_model(
+                model,
+                wrt,
+                of,
+                vjp=plan.vjp,
+                no_gradient=plan.no_gradient,
+                allow_unused=plan.unused == "zeros",
+            )
+            record.ends_with(model)
+    seeds = [v.name or "" for v in model.graph.inputs if v.name not in before]
+    set_outputs(model, [*plan.outputs, *names.values(), *states.values()])
+    context.gradients = list(names.values())
+    for step in AFTER:
+        model = plan.trace.run(step, model, context)
+    set_outputs(model, [*plan.outputs, *names.values(), *states.values()])
+    return Gradients(model, names, states, dict(zip(of, seeds)))
+
+
+def forward(plan: Plan) -> tuple[ir.Model, dict[str, str]]:
+    """The plan's model, parameters as inputs, normalized; and its updated running statistics."""
+    model = plan.load()
+    params.to_inputs(model, plan.parameters)
+    if not plan.is_normal:
+        gains = "one opset, standard operators, shapes"
+        with plan.trace.record("normalize", model, gains) as record:
+            model = normalize(model)
+            record.ends_with(model)
+    own = {o.name for o in model.graph.outputs}
+    set_outputs(model, plan.outputs)
+    states: dict[str, str] = {}
+    if plan.states:
+        states = modes.expose_statistics(model, plan.states, unbiased=plan.unbiased)
+    if states or not set(plan.outputs) <= own:
+        model = infer_shapes(model)  # of the nodes that were just added
+    return model, states
+
+
+def vector_jacobian(
+    model: ir.Model, wrt: Sequence[str], of: Sequence[str]
+) -> tuple[ir.Model, dict[str, str]]:
+    """The vector–Jacobian product of a formula: a small normalized model, without any pass."""
+    model = expand_functions(model, wrt, of, ())
+    return differentiate_model(model, wrt, of, vjp=True, allow_unused=True)
+
+
+def halves(
+    plan: Plan, before_cut: Callable[[ir.Model], None] | None = None
+) -> tuple[Gradients, Partition | None]:
+    """Forward and backward as two models; the forward one also returns what the other needs.
+
+    Args:
+        plan: what to differentiate, with `vjp`.
+        before_cut: may change the whole model before it is cut.
+
+    Returns:
+        The whole, and its halves; None when nothing has a gradient.
+    """
+    built = gradients(plan)
+    if before_cut is not None:
+        before_cut(built.model)
+    if not built.gradients:
+        return built, None
+    if plan.recompute is not None:
+        schedule(built.model.graph)
+    return built, partition(built.model, list(built.seeds.values()), list(built.gradients.values()))
+
+
+def forward_model(plan: Plan) -> ir.Model:
+    """The forward half alone, tidied up."""
+    model, states = forward(plan)
+    context = Context((), (), plan.no_gradient, None)
+    for step in AFTER:
+        model = plan.trace.run(step, model, context)
+    set_outputs(model, [*plan.outputs, *states.values()])
+    return model
+
+
+def eval_model(plan: Plan) -> ir.Model:
+    """The forward half with the loss, Dropout and BatchNormalization in inference mode.
+
+    It keeps the opset of the base, because models for inference are made from it again, unless
+    that is newer than every onnxruntime from 1.20 on runs, or has operators outside the standard.
+    """
+    model = plan.load()
+    modes.switch_off_training(model)
+    params.to_inputs(model, plan.parameters)
+    if model.opset_imports.get("", 0) > MAX_OPSET or not _is_standard(model):
+        model = normalize(model)
+    model.ir_version = min(model.ir_version, MAX_IR)
+    set_outputs(model, plan.outputs)
+    order_inputs(model, plan)
+    describe(model, plan, "eval", model_outputs=list(plan.model_outputs))
+    return model
+
+
+def _is_standard(model: ir.Model) -> bool:
+    known = {"", "ai.onnx", "ai.onnx.ml"}.union(key[0] for key in model.functions)
+    return all(node.domain in known for node in model.graph.all_nodes())
+
+
+def training_model(plan: Plan, *, accumulating: bool = False) -> ir.Model:
+    """The model that `Module` trains with.
+
+    Args:
+        plan: what to train.
+        accumulating: add gradients up inside the graph, as onnxruntime-training's models do.
+    """
+    built = _with_plain_names(plan)
+    model = built.model
+    outputs = {o.name: o for o in model.graph.outputs}
+    extra: list[str] = []
+    of_parameters = [outputs[built.gradients[n]] for n in plan.trainable]
+    if accumulating:
+        extra, of_parameters = accumulate(model, built.gradients, plan.trainable)
+    replace_outputs(
+        model,
+        [
+            *(outputs[n] for n in plan.outputs),
+            *of_parameters,
+            *(outputs[n] for n in built.states.values()),
+            *(outputs[built.gradients[n]] for n in plan.inputs),
+        ],
+    )
+    order_inputs(model, plan, extra)
+    describe(
+        model,
+        plan,
+        "training",
+        gradients={n: built.gradients[n] for n in plan.trainable},
+        states=built.states,
+        random_nodes=modes.random_nodes(model),
+    )
+    return model
+
+
+def step_model(plan: Plan, optimizer: Optimizer) -> ir.Model:
+    """Loss, gradients and update in one graph.
+
+    Inputs: user inputs and targets, parameters, ``<p>.<state>`` per trainable parameter and state,
+    ``learning_rate``, ``step``. Outputs: those of the plan, ``<p>.updated``,
+    ``<p>.<state>.updated``, then ``<s>.updated`` for running statistics.
+    """
+    if not plan.trainable:
+        raise ModelError("A step model needs at least one trainable parameter.")
+    built = _with_plain_names(plan)
+    model = built.model
+    outputs = {o.name: o for o in model.graph.outputs}
+    extra, updated, description = append_update(model, optimizer, plan.trainable, built.gradients)
+    replace_outputs(
+        model,
+        [
+            *(outputs[n] for n in plan.outputs),
+            *updated,
+            *(outputs[n] for n in built.states.values()),
+        ],
+    )
+    context = Context((), (), plan.no_gradient, None)
+    for step in AFTER:
+        model = plan.trace.run(step, model, context)
+    order_inputs(model, plan, extra)
+    describe(
+        model,
+        plan,
+        "step",
+        states=built.states,
+        random_nodes=modes.random_nodes(model),
+        optimizer=description,
+    )
+    return model
+
+
+def trainable_by_default(
+    model: ir.Model, of: Sequence[str], no_gradient: Collection[str] = ()
+) -> list[str]:
+    """What is trained when nobody says: the float initializers that the outputs depend on.
+
+    What no gradient reaches (scales of Resize, say), running statistics, and numbers that are part
+    of a formula stay constants.
+
+    Args:
+        model: a normalized model.
+        of: outputs, by default all.
+        no_gradient: names of nodes, or operators, whose outputs count as constants.
+    """
+    statistics = set(modes.running_statistics(model))
+    candidates = [n for n in params.float_initializers(model) if n not in statistics]
+    targets = list(of) or [o.name or "" for o in model.graph.outputs if o.dtype in FLOATS]
+    return reachable(model, candidates, targets, no_gradient)
+
+
+# -- small steps of the spine ----------------------------------------------------------------------
+
+
+def _targets(model: ir.Model, of: str | Sequence[str] | None, vjp: bool) -> list[str]:
+    outputs = [o.name or "" for o in model.graph.outputs]
+    if of is None:
+        return [] if vjp else outputs[:1]
+    targets = [of] if isinstance(of, str) else list(of)
+    for name in targets:
+        if name not in outputs:
+            raise UnknownNameError("output", name, outputs)
+    if len(targets) != 1 and not vjp:
+        raise ModelError("One scalar output can be differentiated; for several pass `vjp=True`.")
+    return targets
+
+
+def _differentiated(plan: Plan, model: ir.Model) -> list[str]:
+    """The outputs whose gradients are taken."""
+    if not plan.vjp:
+        return list(plan.of or plan.outputs[:1])
+    floats = [o.name or "" for o in model.graph.outputs if o.dtype in FLOATS]
+    chosen = list(plan.of) or [n for n in floats if n in set(plan.outputs)]
+    if plan.unused == "error":
+        return chosen
+    wrt = _present(plan, model)
+    return [n for n in chosen if n in floats and reachable(model, wrt, [n], plan.no_gradient)]
+
+
+def _present(plan: Plan, model: ir.Model) -> list[str]:
+    known = {v.name for v in model.graph.inputs}
+    names = [*plan.trainable, *plan.inputs]
+    return names if plan.unused == "error" else [n for n in names if n in known]
+
+
+def _wanted(plan: Plan, model: ir.Model, of: Sequence[str]) -> list[str]:
+    """The names whose gradients are taken."""
+    names = _present(plan, model)
+    if plan.unused == "leave out":
+        return reachable(model, names, of, plan.no_gradient) if of else []
+    return names
+
+
+def _named(model: ir.Model, stops: Callable[[ir.Node], bool]) -> Iterator[str]:
+    """Names of the nodes that no gradient passes; they get one where they have none."""
+    for index, node in enumerate(model.graph.all_nodes()):
+        if stops(node):
+            node.name = f"onnxtrain.stop_{index}"
+            yield node.name
+
+
+def _sum_of(model: ir.Model, names: Sequence[str]) -> tuple[ir.Model, list[str]]:
+    """Several outputs, added up to one scalar."""
+    values = {o.name: o for node in model.graph for o in node.outputs}
+    sums = []
+    for name in names:
+        node = ir.Node(
+            "", "ReduceSum", [values[name]], [ir.AttrInt64("keepdims", 0)], name=f"{name}/sum"
+        )
+        node.outputs[0].name = f"{name}/sum_out"
+        sums.append(node)
+    total = ir.Node("", "Sum", [n.outputs[0] for n in sums], name="onnxtrain.total_loss")
+    total.outputs[0].name = "onnxtrain.total_loss_out"
+    model.graph.extend([*sums, total])
+    return infer_shapes(model), [total.outputs[0].name]
+
+
+def _with_plain_names(plan: Plan) -> Gradients:
+    """The gradients under the names that a device looks for."""
+    built = gradients(plan)
+    for name, gradient in built.gradients.items():
+        if gradient != f"{name}_grad":
+            raise ModelError(
+                f"The name {name + '_grad'!r} is taken in the model, and the gradient of {name!r} "
+                "must have it. Rename the value."
+            )
+    return built
