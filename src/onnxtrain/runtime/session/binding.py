@@ -41,6 +41,7 @@ class Binding:
         self._bound: dict[str, tuple[int, tuple[int, ...]]] = {}
         self._staged: dict[str, Array] = {}
         self._again: list[Array] = []
+        self._fed: Sequence[Any] = ()
         self.output_names: list[str] = []
         """The user's outputs, in the order of the results."""
         self._small: dict[str, Array] = {}
@@ -96,6 +97,7 @@ class Binding:
 
     def feed(self, infos: Sequence[ValueInfo], values: Sequence[Any]) -> None:
         """Bind the user's inputs without copying; the same memory as before costs nothing."""
+        self._fed = values  # bound by address: converted copies must live until the run is over
         for info, value in zip(infos, values):
             if value is None:
                 continue
@@ -171,6 +173,8 @@ class Binding:
             self._run(self.io, RUN_OPTIONS)
         except Exception as error:
             raise self._failed(error) from error
+        finally:
+            self._fed = ()
 
     def _failed(self, error: Exception) -> RunError:
         self._bound.clear()
