@@ -5,10 +5,11 @@ Tensors are named ``param/<name>`` and ``optim/<state>/<name>``; the rest is JSO
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy.typing as npt
 
@@ -37,12 +38,28 @@ def save(
     """Write a state; see `CheckpointState.save_checkpoint`."""
     if form not in FORMATS:
         raise ValueError(f"Unknown checkpoint format {form!r}; use one of {', '.join(FORMATS)}.")
-    state._sync()
-    if form == "odtc":
-        from .odtc import save as save_odtc
+    with state.lock:  # a step in another thread waits: no file has weights of two steps
+        state._sync()
+        if form == "odtc":
+            from .odtc import save as save_odtc
 
-        save_odtc(state, path, include_optimizer_state)
-        return
+            save_odtc(state, path, include_optimizer_state)
+        else:
+            tensorfile.write(path, *_contents(state, include_optimizer_state))
+
+
+def to_bytes(state: CheckpointState) -> bytes:
+    """The file that `save` would write, with the optimizer state."""
+    with state.lock:
+        state._sync()
+        return b"".join(tensorfile.encode(*_contents(state, include_optimizer_state=True)))
+
+
+_Contents = tuple[dict[str, Array], dict[str, str], dict[str, ElementType]]
+
+
+def _contents(state: CheckpointState, include_optimizer_state: bool) -> _Contents:
+    """Tensors, metadata and element types of a file."""
     tensors: dict[str, Array] = {}
     types: dict[str, ElementType] = {}
 
@@ -57,7 +74,7 @@ def save(
         if include_optimizer_state and state._optimizer is not None:
             for kind, moments in state._optimizer.states.items():
                 collect(f"optim/{kind}/", moments)
-    tensorfile.write(path, tensors, _metadata(state, include_optimizer_state), types)
+    return tensors, _metadata(state, include_optimizer_state), types
 
 
 def load(path: str | os.PathLike[str]) -> CheckpointState:
@@ -72,9 +89,18 @@ def load(path: str | os.PathLike[str]) -> CheckpointState:
             from .odtc import load as load_odtc
 
             return load_odtc(path)
-        header = tensorfile.read_header(file, where)
-        state = _empty_state(header, where)
-        tensorfile.fill(file, header, lambda name: _target(state, name), where)
+        return _read(file, where)
+
+
+def from_bytes(content: bytes) -> CheckpointState:
+    """The state that `to_bytes` was given."""
+    return _read(io.BytesIO(content), "The checkpoint")
+
+
+def _read(file: BinaryIO, where: str) -> CheckpointState:
+    header = tensorfile.read_header(file, where)
+    state = _empty_state(header, where)
+    tensorfile.fill(file, header, lambda name: _target(state, name), where)
     return state
 
 

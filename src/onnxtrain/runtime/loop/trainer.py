@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from ...errors import InputError, NonFiniteError, StateError
+from ...errors import InputError, NonFiniteError, SharingError, StateError
 from ..files.onnxfile import Source
 from ..session.devices import Device, Provider
+from ..sharing import OneProcess, exclusive
 from ..state.checkpoint_state import CheckpointState, OptimizerState
 from ..step import kernels
 from ..step.evaluator import Evaluator, join
@@ -39,8 +41,11 @@ class History(dict[str, list[float]]):
             self.setdefault(name, []).append(float(value))
 
 
-class Trainer:
+class Trainer(OneProcess):
     """Trains artifacts on data: epochs, validation, metrics, callbacks, exact resume.
+
+    Several threads may share a trainer: `evaluate`, `predict`, `save` and `export` wait for the
+    step that is under way and see one state of the weights. Only one `fit` runs at a time.
 
     Args:
         train_model: path or bytes of the training model.
@@ -76,6 +81,8 @@ class Trainer:
         >>> trainer.predict(xv)  # doctest: +SKIP
     """
 
+    _instead = "Write a checkpoint with Trainer.save, and make a new Trainer from it there."
+
     def __init__(
         self,
         train_model: Source,
@@ -109,6 +116,8 @@ class Trainer:
         state = self.group.load(state)
         state._need_values()
         self.state, self.metrics = state, resolve(metrics)
+        self._share(state.lock)
+        self._fits = False
         self.accumulate, self.check_finite = accumulate, check_finite
         self.stop, self.epoch, self.batch = False, 0, 0
         self.batches: int | None = None
@@ -202,6 +211,40 @@ class Trainer:
         Returns:
             Loss, learning rate, validation loss and metrics, by epoch.
         """
+        with self._only_fit():
+            return self._fit(
+                data, epochs, batch_size, validation_data, callbacks, shuffle, seed, drop_last,
+                progress, resume,
+            )  # fmt: skip
+
+    @contextmanager
+    def _only_fit(self) -> Iterator[None]:
+        """Refuse a second training that would share epoch, batch and schedule with the first."""
+        with self._lock:
+            if self._fits:
+                raise SharingError(
+                    "fit is running already, in another thread or around this call. Wait for it, "
+                    "or make a second Trainer with a CheckpointState of its own."
+                )
+            self._fits = True
+        try:
+            yield
+        finally:
+            self._fits = False
+
+    def _fit(
+        self,
+        data: Any,
+        epochs: int,
+        batch_size: int,
+        validation_data: Any,
+        callbacks: Sequence[Callback | Callable[..., object]],
+        shuffle: bool,
+        seed: int,
+        drop_last: bool,
+        progress: bool,
+        resume: bool,
+    ) -> History:
         hooks = [c if isinstance(c, Callback) else EveryEpoch(c) for c in callbacks]
         hooks += [Progress()] if progress and self.group.is_main else []
         hooks.sort(key=lambda h: isinstance(h, SaveCheckpoint))  # it saves the others' state too
@@ -243,9 +286,13 @@ class Trainer:
             self._run_batch(values)
             if self.group.stopping(self.stop, vote=self._votes):
                 break
-        updates = self.step
-        self._count(*self._engine.finish())
-        if self.step != updates:
+        with self._lock:
+            updates = self.step
+            self._count(*self._engine.finish())
+            updated = self.step != updates
+            if updated:
+                self._schedule()
+        if updated:
             self._after_update(self._sums[0] / self._sums[1])
         total, rows = self._sums
         if not rows:
@@ -254,11 +301,12 @@ class Trainer:
         if validation_data is not None:
             found = self.evaluate(validation_data, batch_size)
             logs.update({f"val_{name}": value for name, value in found.items()})
-        if self.scheduler is not None and self._by_epoch():
-            self.scheduler.step(logs.get("val_loss", logs["loss"]))
-        epoch = self.epoch
-        self.epoch, self.batch, self._sums = epoch + 1, 0, (0.0, 0)
-        self.history.add(logs)
+        with self._lock:  # a `save` in another thread sees all of this or nothing
+            if self.scheduler is not None and self._by_epoch():
+                self.scheduler.step(logs.get("val_loss", logs["loss"]))
+            epoch = self.epoch
+            self.epoch, self.batch, self._sums = epoch + 1, 0, (0.0, 0)
+            self.history.add(logs)
         for hook in self._hooks:
             hook.on_epoch_end(self, epoch, logs)
         self.stop = self.group.stopping(self.stop)
@@ -267,20 +315,25 @@ class Trainer:
         self._sums = (self._sums[0] + loss * rows, self._sums[1] + rows)
 
     def _run_batch(self, values: Sequence[Any]) -> None:
-        updates = self.step
-        loss, rows = self._engine.run(values)
-        if self.check_finite and not np.isfinite(loss):
-            raise NonFiniteError(
-                f"The loss is {loss} in epoch {self.epoch}, batch {self.batch} (step {self.step})."
-            )
-        self.batch += 1
-        self._count(loss, rows)
-        if self.step != updates:
+        with self._lock:  # update, counters and schedule are one for a `save` in another thread
+            updates = self.step
+            loss, rows = self._engine.run(values)
+            if self.check_finite and not np.isfinite(loss):
+                where = f"epoch {self.epoch}, batch {self.batch} (step {self.step})"
+                raise NonFiniteError(f"The loss is {loss} in {where}.")
+            self.batch += 1
+            self._count(loss, rows)
+            updated = self.step != updates
+            if updated:
+                self._schedule()
+        if updated:
             self._after_update(loss)
 
-    def _after_update(self, loss: float) -> None:
+    def _schedule(self) -> None:
         if self.scheduler is not None and not self._by_epoch():
             self.scheduler.step()
+
+    def _after_update(self, loss: float) -> None:
         logs = {"loss": loss, "lr": self.optimizer.get_learning_rate()}
         for hook in self._hooks:
             hook.on_step_end(self, logs)
@@ -291,6 +344,7 @@ class Trainer:
 
     # --- evaluation ------------------------------------------------------------------------------
 
+    @exclusive
     def evaluate(self, data: Any, batch_size: int = 32) -> dict[str, float]:
         """Loss and metrics on data, with the eval model."""
         evaluator = self._evaluator(with_loss=True)
@@ -310,6 +364,7 @@ class Trainer:
             raise InputError("The data gave no batch.")
         return {"loss": total / rows, **{m.name: m.result() for m in self.metrics}}
 
+    @exclusive
     def predict(self, data: Any, batch_size: int = 32) -> Any:
         """The model's outputs on inputs without targets: one array, or a tuple of several."""
         evaluator = self._evaluator(with_loss=False)
@@ -338,6 +393,7 @@ class Trainer:
 
     # --- keeping ---------------------------------------------------------------------------------
 
+    @exclusive
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a checkpoint from which `fit(..., resume=True)` goes on exactly."""
         self.state._trainer = {
@@ -372,12 +428,14 @@ class Trainer:
                     hook.load_state_dict(entry["state"])
         self._resumable = {}
 
+    @exclusive
     def snapshot(self) -> list[Array]:
         """A copy of all parameters, for `restore`."""
         self.state._sync()
         stores = (self.state._trainable, self.state._frozen)
         return [b.data.copy() for s in stores for b in s.buffers.values()]
 
+    @exclusive
     def restore(self, kept: Sequence[Array]) -> None:
         """Put a copy made by `snapshot` back."""
         self.state._sync()
@@ -387,6 +445,7 @@ class Trainer:
         for store in stores:
             store.push()
 
+    @exclusive
     def export(
         self, path: str | os.PathLike[str], graph_output_names: Sequence[str] | None = None
     ) -> None:

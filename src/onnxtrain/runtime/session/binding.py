@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import onnxruntime
+from numpy import ndarray
 
 from ...errors import InputError, RunError
 from ..files.dtypes import BY_ONNX, ElementType
@@ -40,11 +41,12 @@ class Binding:
         self._run = session._sess.run_with_iobinding
         self._bound: dict[str, tuple[int, tuple[int, ...]]] = {}
         self._staged: dict[str, Array] = {}
-        self._again: list[Array] = []
+        self._again: list[tuple[Array, Any, tuple[int, ...]]] = []
         self._fed: Sequence[Any] = ()
         self.output_names: list[str] = []
         """The user's outputs, in the order of the results."""
         self._small: dict[str, Array] = {}
+        self._copies: list[Callable[[], Array]] = []
         self._large: list[tuple[int, str]] = []
         self._order: dict[str, int] = {}
 
@@ -59,6 +61,7 @@ class Binding:
             if self.device.is_host and kind is not None and not kind.opaque and shape is not None:
                 buffer = np.zeros(shape, kind.numpy)
                 self._small[info.name] = buffer
+                self._copies.append(buffer.copy)
                 self.output(info.name, kind, shape, address(buffer))
             else:
                 self._large.append((index, info.name))
@@ -114,9 +117,8 @@ class Binding:
                 self.io.bind_ortvalue_input(name, value)
             self._bound.pop(name, None)
             self._staged.pop(name, None)
-        self._again = [self._staged[i.name] for i in infos if i.name in self._staged]
-        if len(self._again) != len(infos):
-            self._again = []
+        staged = [self._staged[i.name] for i in infos if i.name in self._staged]
+        self._again = [(a, a.dtype, a.shape) for a in staged] if len(staged) == len(infos) else []
 
     def feed_again(self, values: Sequence[Any]) -> bool:
         """Feed small arrays that are like the last ones; False if there is more to be done.
@@ -126,12 +128,8 @@ class Binding:
         staged = self._again
         if len(values) != len(staged):
             return False
-        for value, place in zip(values, staged):
-            if (
-                type(value) is not np.ndarray
-                or value.dtype is not place.dtype
-                or value.shape != place.shape
-            ):
+        for value, (place, dtype, shape) in zip(values, staged):
+            if type(value) is not ndarray or value.dtype is not dtype or value.shape != shape:
                 return False
             place[...] = value
         return True
@@ -139,15 +137,21 @@ class Binding:
     def again(self, values: Sequence[Any]) -> list[Array] | None:
         """A whole run on small arrays like the last ones; None if there is more to be done.
 
-        In steps of some ten microseconds every call of Python counts.
+        In steps of some ten microseconds every call of Python counts, so `feed_again` and `results`
+        are written out here.
         """
-        if not self.feed_again(values):
+        staged = self._again
+        if len(values) != len(staged):
             return None
+        for value, (place, dtype, shape) in zip(values, staged):
+            if type(value) is not ndarray or value.dtype is not dtype or value.shape != shape:
+                return None
+            place[...] = value
         try:
             self._run(self.io, RUN_OPTIONS)
         except Exception as error:
             raise self._failed(error) from error
-        return self.results()
+        return self.results() if self._large else [copy() for copy in self._copies]
 
     def _feed_staged(self, info: ValueInfo, value: Array) -> None:
         staged = self._staged.get(info.name)
@@ -187,7 +191,7 @@ class Binding:
     def results(self) -> list[Array]:
         """Results as arrays: copies of the small ones, the large ones as they were made."""
         if not self._large:
-            return [small.copy() for small in self._small.values()]
+            return [copy() for copy in self._copies]
         large = self._take_large()
         return [
             self._small[n].copy() if n in self._small else np.asarray(large[n].numpy())

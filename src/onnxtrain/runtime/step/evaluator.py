@@ -12,13 +12,14 @@ from ...errors import ModelFileError
 from ..files.onnxfile import Source
 from ..session.binding import Binding, UserSide
 from ..session.devices import Device, session_options
+from ..sharing import OneProcess, exclusive
 from ..state.checkpoint_state import CheckpointState
 from .artifact import KEY, load_artifact
 
 Array = npt.NDArray[Any]
 
 
-class Evaluator:
+class Evaluator(OneProcess):
     """Runs the part of the eval model that the chosen outputs need.
 
     Args:
@@ -29,6 +30,8 @@ class Evaluator:
             inputs that only the loss needs (the targets) are not asked for.
         options: onnxruntime's session options.
     """
+
+    _instead = "Hand over the CheckpointState, and make a new one from it and the model there."
 
     def __init__(
         self,
@@ -61,12 +64,14 @@ class Evaluator:
         )
         self.target_index = len(inputs) - 1
         self.state = state
+        self._share(state.lock)
         session = device.session(model.encode(), session_options(options, folder=artifact.folder))
         self.binding = Binding(session, device)
         self.binding.user_outputs(self.user.outputs)
         for name in artifact.parameters:
             self.binding.input_tensor(name, state._store_of(name), name)
 
+    @exclusive
     def __call__(self, values: Sequence[Any]) -> list[Array]:
         """Run on one batch."""
         arrays = self.user.check.arrays(values)

@@ -22,6 +22,7 @@ from ..session.device_ops import DeviceOps
 from ..session.devices import Device, Provider, session_options
 from ..session.feeds import raw_ortvalue
 from ..session.threads import SmallSteps, Spinner, is_alone, training_options
+from ..sharing import OneProcess, exclusive
 from ..state.buffers import TensorStore
 from ..state.checkpoint_state import CheckpointState
 from ..state.seeds import reseed
@@ -43,11 +44,12 @@ Array = npt.NDArray[Any]
 Self = TypeVar("Self", bound="Module")
 
 
-class Module:
+class Module(OneProcess):
     """Computes loss and gradients with the training model, or outputs with the eval model.
 
     Parameters and gradients stay in the flat buffers of `state`; every input and output
-    that is not the user's is bound once, so a step allocates nothing but its outputs.
+    that is not the user's is bound once, so a step allocates nothing but its outputs. Calls from
+    several threads follow one another, those of everything else that works on `state` included.
 
     Args:
         train_model_uri: path or bytes of the training model.
@@ -69,6 +71,9 @@ class Module:
     """
 
     training: bool
+    _instead = (
+        "Hand over the CheckpointState, and make a new Module from it and the model files there."
+    )
 
     @paused_collector()
     def __init__(
@@ -88,6 +93,7 @@ class Module:
         self.training = True
         self.check_finite = check_finite
         self._state, self._device = state, Device(device, providers)
+        self._share(state.lock)
         self._device_type, self._session_options = device, session_options
         artifact = load_artifact(train_model_uri, "training", state)
         self._eval = _Eval(eval_model_uri, self) if eval_model_uri is not None else None
@@ -120,28 +126,29 @@ class Module:
         Returns:
             One output as it is, several as a tuple.
         """
-        if self._train.must_rest:
-            self._train.rest()
-        if self.training and self._overwrite and not named_inputs and not self.check_finite:
-            quick = self._train.again(user_inputs)
+        with self._lock:
+            if self._train.must_rest:
+                self._train.rest()
+            part: _Train | _Eval = self._train if self.training else self._need_eval()
+            quick = None if named_inputs else part.again(user_inputs)
             if quick is not None:
                 return quick[0] if len(quick) == 1 else tuple(quick)
-        part: _Train | _Eval = self._train if self.training else self._need_eval()
-        as_values = False
-        if named_inputs or not part.binding().feed_again(user_inputs):
-            as_values = part.feed(part.user.ordered(user_inputs, named_inputs))
-        self._state._need_values()
-        if self._state._settle is not None:
-            self._state._settle()
-        binding = part.run()
-        results: Sequence[Any] = binding.result_values() if as_values else binding.results()
-        if self.check_finite and self.training:
-            _check_finite(results[0].numpy() if as_values else results[0])
-        return results[0] if len(results) == 1 else tuple(results)
+            as_values = False
+            if named_inputs or not part.binding().feed_again(user_inputs):
+                as_values = part.feed(part.user.ordered(user_inputs, named_inputs))
+            self._state._need_values()
+            if self._state._settle is not None:
+                self._state._settle()
+            binding = part.run()
+            results: Sequence[Any] = binding.result_values() if as_values else binding.results()
+            if self.check_finite and self.training:
+                _check_finite(results[0].numpy() if as_values else results[0])
+            return results[0] if len(results) == 1 else tuple(results)
 
     def train(self: Self, mode: bool = True) -> Self:
         """Use the training model from now on (or, with False, the eval model)."""
-        self.training = bool(mode)
+        with self._lock:  # not in the middle of another thread's step
+            self.training = bool(mode)
         return self
 
     def eval(self: Self) -> Self:
@@ -150,7 +157,8 @@ class Module:
 
     def lazy_reset_grad(self) -> None:
         """Let the next training step overwrite the gradients; until then they stay readable."""
-        self._overwrite = True
+        with self._lock:  # the end of another thread's step would take it back
+            self._overwrite = True
 
     def input_names(self) -> list[str]:
         """Names of the user's inputs of the current mode's model."""
@@ -166,6 +174,7 @@ class Module:
         """Number of elements of the (trainable) parameters."""
         return sum(self._specs[n].size for n in self._chosen(trainable_only))
 
+    @exclusive
     def get_contiguous_parameters(self, trainable_only: bool = False) -> Any:
         """All parameters as one float vector, in the order of the training model's inputs.
 
@@ -187,6 +196,7 @@ class Module:
         self._last_vector = vector
         return value
 
+    @exclusive
     def copy_buffer_to_parameters(self, buffer: Any, trainable_only: bool = True) -> None:
         """Set the parameters from one vector, the inverse of `get_contiguous_parameters`.
 
@@ -218,6 +228,7 @@ class Module:
         for store in state._stores():
             store.push()
 
+    @exclusive
     def export_model_for_inferencing(
         self,
         inference_model_uri: str | os.PathLike[str],
@@ -426,14 +437,15 @@ class _Train(Spinner):
 
     def again(self, values: Sequence[Any]) -> list[Array] | None:
         """A step like the one before, on small arrays; None if there is more to be done."""
-        state, now = self.module._state, self.now
+        module, now = self.module, self.now
+        state = module._state
         if state._nominal is not None or state._settle is not None or not self.is_simple:
             return None
-        if not isinstance(now, _Passes):
+        if not module._overwrite or module.check_finite or not isinstance(now, _Passes):
             return None
         results = now.overwrite.again(values)
         if results is not None:
-            self.module._overwrite = False
+            module._overwrite = False
         return results
 
     def added(self) -> TensorStore:
@@ -463,6 +475,13 @@ class _Eval:
         if self._binding is None:
             self._binding = self._bind()
         return self._binding
+
+    def again(self, values: Sequence[Any]) -> list[Array] | None:
+        """A run like the one before, on small arrays; None if there is more to be done."""
+        state = self.module._state
+        if self._binding is None or state._nominal is not None or state._settle is not None:
+            return None
+        return self._binding.again(values)
 
     def feed(self, values: Sequence[Any]) -> bool:
         """Check and bind the user's inputs; tells whether they are OrtValues."""

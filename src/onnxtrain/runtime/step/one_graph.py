@@ -20,6 +20,7 @@ from ..session.binding import Binding, user_side
 from ..session.device_ops import DeviceOps
 from ..session.devices import Device
 from ..session.threads import SmallSteps, Spinner, is_alone, training_options
+from ..sharing import OneProcess
 from ..state.buffers import TensorStore
 from ..state.checkpoint_state import CheckpointState, OptimizerState
 from ..state.seeds import reseed
@@ -30,7 +31,7 @@ from .update import OptimizerFile
 Array = npt.NDArray[Any]
 
 
-class OneGraphStep(Spinner):
+class OneGraphStep(Spinner, OneProcess):
     """Runs a step model.
 
     Args:
@@ -41,6 +42,8 @@ class OneGraphStep(Spinner):
         options: onnxruntime's session options.
     """
 
+    _instead = "Hand over the CheckpointState, and make a new step from it and the model there."
+
     def __init__(
         self,
         source: Source,
@@ -50,6 +53,7 @@ class OneGraphStep(Spinner):
         options: Any = None,
     ) -> None:
         self.state, self.device = state, device
+        self._share(state.lock)
         artifact = load_artifact(source, "step")
         check_state(artifact, state)
         self.artifact = artifact
@@ -133,23 +137,24 @@ class OneGraphStep(Spinner):
 
     def __call__(self, values: Sequence[Any]) -> list[Array]:
         """One training step; gives loss and additional outputs."""
-        if self.must_rest:
-            self.rest()
-        memory = self.memory
-        self.rate[0], self.number[0] = memory.learning_rate, memory.step + 1
-        binding = self._now[self._turn]
-        results = binding.again(values)
-        if results is None:
-            self._feed(values)
+        with self._lock:
+            if self.must_rest:
+                self.rest()
+            memory = self.memory
+            self.rate[0], self.number[0] = memory.learning_rate, memory.step + 1
             binding = self._now[self._turn]
-            binding.run()
-            results = binding.results()
-        self._turn = 1 - self._turn
-        memory.step += 1
-        if not self.device.is_host:
-            for store in self.state._stores():
-                store.written()
-        return results
+            results = binding.again(values)
+            if results is None:
+                self._feed(values)
+                binding = self._now[self._turn]
+                binding.run()
+                results = binding.results()
+            self._turn = 1 - self._turn
+            memory.step += 1
+            if not self.device.is_host:
+                for store in self.state._stores():
+                    store.written()
+            return results
 
     def _feed(self, values: Sequence[Any]) -> None:
         arrays = self.user.check.arrays(values)

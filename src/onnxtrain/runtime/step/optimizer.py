@@ -10,13 +10,14 @@ import numpy as np
 from ...errors import CheckpointError, InputError, StateError
 from ..files.dtypes import F32
 from ..files.onnxfile import Source
+from ..sharing import OneProcess, exclusive
 from ..state.buffers import TensorSpec, TensorStore
 from ..state.checkpoint_state import OptimizerState
 from .module import Module
 from .update import OptimizerFile, SequenceUpdate, Update, load_optimizer, make_update
 
 
-class Optimizer:
+class Optimizer(OneProcess):
     """Applies an optimizer model to the parameters of a `Module`.
 
     The update runs in place over the flat buffers. Step count, learning rate and moments are
@@ -36,18 +37,25 @@ class Optimizer:
         >>> module.lazy_reset_grad()  # doctest: +SKIP
     """
 
+    _instead = (
+        "Hand over the CheckpointState, which has the moments too, and make Module and Optimizer "
+        "from it there."
+    )
+
     def __init__(self, optimizer_uri: Source, module: Module, *, reset: bool = False) -> None:
         if not isinstance(module, Module):
             raise TypeError(f"module must be a Module, not {type(module).__name__}.")
         self._module, self._reset = module, reset
+        self._share(module._lock)
         self.clip_norm: float | None = None
         """Limit of the global gradient norm, instead of the optimizer model's own."""
         self._file = load_optimizer(optimizer_uri)
         self._limit: float | None = (self._file.clip or {}).get("norm")
         self._update: Update | SequenceUpdate | None = None
         self._pending_rate: float | None = None
-        if not module._state.is_nominal:
-            self._prepare()
+        with self._lock:
+            if not module._state.is_nominal:
+                self._prepare()
 
     def step(self) -> None:
         """Update every trainable parameter from its gradient. Gradients are kept."""
@@ -55,18 +63,20 @@ class Optimizer:
 
     def apply(self, scale: float) -> None:
         """Update as `step` does, with all gradients times `scale` (1/k averages k batches)."""
-        state = self._module._state
-        if state._nominal is not None:
-            state._need_values()
-        update = self._update or self._prepare()
-        if state._settle is not None:
-            state._settle()
-        memory = state._optimizer or self._memory
-        if self._limit is not None or self.clip_norm is not None:
-            scale *= self._clip_coefficient(scale)
-        update.run(memory.step + 1, memory.learning_rate, scale)
-        memory.step += 1
+        with self._lock:
+            state = self._module._state
+            if state._nominal is not None:
+                state._need_values()
+            update = self._update or self._prepare()
+            if state._settle is not None:
+                state._settle()
+            memory = state._optimizer or self._memory
+            if self._limit is not None or self.clip_norm is not None:
+                scale *= self._clip_coefficient(scale)
+            update.run(memory.step + 1, memory.learning_rate, scale)
+            memory.step += 1
 
+    @exclusive
     def set_learning_rate(self, learning_rate: float) -> None:
         """Use this learning rate from the next step on."""
         rate = float(learning_rate)

@@ -180,6 +180,7 @@ class Update:
         self.decays = [np.array([g.weight_decay], np.float32) for g in self.groups]
         self.step, self.scale = np.zeros(1, np.int64), np.ones(1, np.float32)
         self._rate: float | None = None
+        self._scale = 1.0
         self._bindings: list[Binding] | None = None
         self._views: list[tuple[int, list[Array]]] | None = None
         self._scratch: dict[str, TensorStore] = {}
@@ -205,7 +206,9 @@ class Update:
         if self._kernel is not None:
             self._run_kernel(self._kernel, step, scale)
             return
-        self.step[0], self.scale[0] = step, scale
+        self.step[0] = step
+        if scale != self._scale:
+            self._scale = self.scale[0] = scale
         self._run_graph()
         if not self.module._device.is_host:
             for store in (self.params, *self.states):
@@ -223,10 +226,13 @@ class Update:
     def _run_graph(self) -> None:
         if self._bindings is None:
             self._bindings = self._bind()
+        if not self._scratch:
+            for binding in self._bindings:
+                binding.run()
+            return
         for piece, binding in zip(self.pieces, self._bindings):
             binding.run()
-            if self._scratch:
-                self._copy_back(piece)
+            self._copy_back(piece)
 
     def _bind(self) -> list[Binding]:
         device = self.module._device
