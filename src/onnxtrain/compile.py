@@ -17,7 +17,7 @@ import json
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import onnx
 import onnx_ir as ir
@@ -26,13 +26,14 @@ from .autodiff import differentiate_model, reachable
 from .errors import ModelError, UnknownNameError
 from .graph import FLOATS, ModelLike, load, replace_outputs, set_outputs, to_proto
 from .graph import parameters as params
-from .graph.contract import describe, order_inputs
+from .graph.contract import RANDOM_INPUT, describe, order_inputs
 from .graph.infer import infer_shapes
 from .graph.io import save
 from .normalize import MAX_IR, MAX_OPSET, normalize
 from .optim import Optimizer, append_update
 from .passes import AFTER, BEFORE, Context, Recompute, Trace, check_recompute, modes
 from .passes.accumulation import accumulate
+from .passes.draws import draws_from_counter
 from .passes.expand import expand_functions
 from .passes.partition import Partition, partition
 from .passes.schedule import schedule
@@ -63,6 +64,7 @@ class Plan:
             own.
         unbiased: keep running variances of the sample, as torch does.
         recompute: what the backward half computes again, see `passes.recompute`.
+        counter: let random operators draw from a counter that the caller feeds, see `passes.draws`.
         model_outputs: outputs of the model before the loss was added.
         trace: gets a record of every stage and pass.
         user_inputs: inputs that are no parameters.
@@ -87,6 +89,7 @@ class Plan:
     update_statistics: bool = True
     unbiased: bool = False
     recompute: Recompute = None
+    counter: bool = False
     model_outputs: Sequence[str] = ()
     trace: Trace = field(default_factory=Trace)
     user_inputs: list[str] = field(init=False)
@@ -238,7 +241,7 @@ def _build_gradients(plan: Plan) -> Gradients:
     if len(of) > 1 and not plan.vjp:
         model, of = _sum_of(model, of)
     before = {v.name for v in model.graph.inputs}
-    context = Context(wrt, of, plan.no_gradient, plan.recompute)
+    context = Context(wrt, of, plan.no_gradient, plan.recompute, plan.counter)
     for step in BEFORE:
         model = plan.trace.run(step, model, context)
     names: dict[str, str] = {}
@@ -374,7 +377,7 @@ def training_model(plan: Plan, *, accumulating: bool = False) -> ir.Model:
         "training",
         gradients={n: built.gradients[n] for n in plan.trainable},
         states=built.states,
-        random_nodes=modes.random_nodes(model),
+        **_randomness(model),
     )
     return model
 
@@ -409,10 +412,16 @@ def step_model(plan: Plan, optimizer: Optimizer) -> ir.Model:
         plan,
         "step",
         states=built.states,
-        random_nodes=modes.random_nodes(model),
+        **_randomness(model),
         optimizer=description,
     )
     return model
+
+
+def _randomness(model: ir.Model) -> dict[str, Any]:
+    """What a runtime has to know: the input to feed, and nodes that want a seed of their own."""
+    hidden = {"random": RANDOM_INPUT} if draws_from_counter(model) else {}
+    return {"random_nodes": modes.random_nodes(model), **hidden}
 
 
 def trainable_by_default(

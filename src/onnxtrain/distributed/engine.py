@@ -95,6 +95,8 @@ class ParallelEngine:
             result = self.module(*part)
             loss = result[0] if isinstance(result, tuple) else result
             self._loss += float(np.mean(loss)) * part.rows
+        else:
+            self.module._train.skip()
         self._rows += part.rows
         self._total += part.total
         self._pending += 1

@@ -13,6 +13,8 @@ from typing import Any, Protocol
 import onnx_ir as ir
 
 METADATA = "onnxtrain.artifact"
+RANDOM_INPUT = "onnxtrain.random"
+"""Name of the input INT64 [2]: seed, and the number of training passes before this one."""
 
 
 class Described(Protocol):
@@ -40,11 +42,15 @@ class Described(Protocol):
 
 
 def order_inputs(model: ir.Model, plan: Described, extra: Sequence[str] = ()) -> None:
-    """User inputs and targets, parameters in initializer order, then what was added."""
+    """User inputs and targets, parameters in initializer order, then what was added.
+
+    What random operators draw from comes last.
+    """
     inputs = model.graph.inputs
     values = {v.name: v for v in inputs}
     users = [n for n in plan.user_inputs if n not in plan.parameters]
-    order = [*users, *plan.parameters, *extra]
+    hidden = [n for n in (RANDOM_INPUT,) if n in values]
+    order = [*users, *plan.parameters, *extra, *hidden]
     inputs.clear()
     inputs.extend(values[n] for n in order)
     for name in (*plan.parameters, *extra):

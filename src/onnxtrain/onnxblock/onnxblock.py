@@ -157,6 +157,7 @@ class TrainingBlock(Block):
             training_mode=self._training_mode,
             no_gradient=self._no_gradient,
             recompute=self.recompute,
+            counter=True,
         )
 
     def _choose(self, base: onnx.ModelProto) -> tuple[list[str], list[str], list[str]]:

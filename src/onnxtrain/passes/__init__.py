@@ -9,6 +9,7 @@ and not at who asks.
 from . import modes as modes
 from .cleanup import optimize as optimize
 from .columns import layers_in_columns as layers_in_columns
+from .draws import draw_from_counter
 from .expand import expand_functions
 from .pipeline import Context as Context
 from .pipeline import Pass as Pass
@@ -47,6 +48,11 @@ BEFORE = (
 """What changes the forward graph, before it is differentiated."""
 
 AFTER = (
+    Pass(
+        "counter",
+        "random operators draw from a counter that the caller keeps: runs can be repeated (ADR 15)",
+        lambda model, c: draw_from_counter(model) if c.counter else model,
+    ),
     Pass(
         "cleanup",
         "no dead, duplicate or pointless node; nodes in the order that keeps least alive (ADR 8)",

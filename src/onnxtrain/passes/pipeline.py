@@ -21,6 +21,7 @@ class Context:
         of: names of what is differentiated.
         no_gradient: nodes or operators whose outputs count as constants.
         recompute: what the backward half computes again.
+        counter: whether random operators draw from a counter that the caller feeds.
         gradients: names of the outputs that are gradients, once there are some.
     """
 
@@ -28,6 +29,7 @@ class Context:
     of: Sequence[str]
     no_gradient: Collection[str]
     recompute: Recompute
+    counter: bool = False
     gradients: Sequence[str] = ()
 
 

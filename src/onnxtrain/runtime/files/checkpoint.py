@@ -27,6 +27,8 @@ from .dtypes import ElementType
 
 Array = npt.NDArray[Any]
 FORMATS = ("ortt", "odtc")
+RANDOM = ("seed", "generation", "counter")
+"""What is saved of the random state; files of earlier releases have no counter."""
 
 
 def save(
@@ -109,7 +111,7 @@ def _metadata(state: CheckpointState, include_optimizer_state: bool) -> dict[str
     values: dict[str, Any] = {
         "trainable": trainable,
         "frozen": frozen,
-        "random": {"seed": state._random.seed, "generation": state._random.generation},
+        "random": _random_out(state._random),
         "properties": {k: _float_out(v) for k, v in state._properties.items()},
         "nominal": state.is_nominal,
     }
@@ -127,6 +129,10 @@ def _metadata(state: CheckpointState, include_optimizer_state: bool) -> dict[str
             values["trainer"] = state._trainer
     text = {key: json.dumps(value, ensure_ascii=False) for key, value in values.items()}
     return {"format": "onnxtrain", "version": "1", **text}
+
+
+def _random_out(random: RandomState) -> dict[str, int]:
+    return {name: getattr(random, name) for name in RANDOM}
 
 
 def _float_out(value: int | float | str) -> Any:
@@ -258,10 +264,11 @@ class _Metadata:
 
     def random(self) -> RandomState:
         found = self.get("random", dict, {})
-        seed, generation = found.get("seed") or 0, found.get("generation") or 0
-        if not all(isinstance(v, int) and 0 <= v < 2**64 for v in (seed, generation)):
+        numbers = [found.get(name) or 0 for name in RANDOM]
+        limits = (1 << 64, 1 << 64, 1 << 63)
+        if not all(isinstance(n, int) and 0 <= n < end for n, end in zip(numbers, limits)):
             raise CheckpointError(f"{self.where} is damaged: random state {found!r}.")
-        return RandomState(seed, generation)
+        return RandomState(*numbers)
 
     def property(self, name: str, value: Any) -> int | float | str:
         if isinstance(value, dict) and value.get("float") in {"nan", "inf", "-inf"}:

@@ -34,14 +34,21 @@ class OptimizerState:
 
 @dataclass
 class RandomState:
-    """From which the seeds of Dropout nodes follow.
+    """From which the masks of Dropout follow.
 
-    `generation` counts the sessions started from this state, so a resumed run draws new masks
-    instead of those of the run before, and the same checkpoint always continues alike.
+    Attributes:
+        seed: of 64 bits.
+        generation: the sessions started so far, from which models of earlier releases, whose
+            kernels draw, get their seeds.
+        counter: the training passes drawn for so far.
+        rank: that of this process among those that train together; each draws its own masks. It is
+            not saved.
     """
 
     seed: int = 0
     generation: int = 0
+    counter: int = 0
+    rank: int = field(default=0, compare=False)
 
 
 class CheckpointState:
@@ -145,7 +152,7 @@ class CheckpointState:
 
     @property
     def seed(self) -> int:
-        """From which Dropout masks follow; a change counts for modules made afterwards."""
+        """From which Dropout masks follow, together with the number of training passes so far."""
         return self._random.seed
 
     @seed.setter

@@ -33,6 +33,8 @@ class Artifact:
     states: dict[str, str] = field(default_factory=dict)
     random_nodes: list[str] = field(default_factory=list)
     folder: str | None = None
+    random_input: str = ""
+    """What random operators draw from, if the model has that; see `seeds.Draws`."""
 
     @property
     def parameters(self) -> list[str]:
@@ -79,6 +81,7 @@ def load_artifact(source: Source, kind: str, state: CheckpointState | None = Non
         _mapping(model, described, "states"),
         _names(model, described, "random_nodes"),
         folder,
+        _random_input(model, described),
     )
     artifact.infos(artifact.user_inputs)
     artifact.infos(artifact.user_outputs, outputs=True)
@@ -88,6 +91,13 @@ def load_artifact(source: Source, kind: str, state: CheckpointState | None = Non
         artifact.trainable = [n for n in trainable if n in present]
         artifact.frozen = [n for n in frozen if n in present]
     return artifact
+
+
+def _random_input(model: ModelFile, described: dict[str, Any]) -> str:
+    name = described.get("random", "")
+    if not isinstance(name, str) or (name and name not in {v.name for v in model.inputs}):
+        raise ModelFileError(f"{model.where}: {KEY} says 'random' = {name!r}; no input has it.")
+    return name
 
 
 def _folder(source: Source) -> str | None:

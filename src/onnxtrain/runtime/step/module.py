@@ -25,7 +25,7 @@ from ..session.threads import SmallSteps, Spinner, is_alone, training_options
 from ..sharing import OneProcess, exclusive
 from ..state.buffers import TensorStore
 from ..state.checkpoint_state import CheckpointState
-from ..state.seeds import reseed
+from ..state.seeds import Draws, reseed
 from . import kernels
 from .artifact import (
     Artifact,
@@ -329,6 +329,7 @@ class _Train(Spinner):
         self.next_states.place(module._device)
         self.is_simple = module._device.is_host and not self.next_states.specs
         reseed(artifact.model, artifact.random_nodes, state._random)
+        self.draws = Draws(state) if artifact.random_input else None
         self.small = SmallSteps(artifact, module._device, module._session_options)
         folded = set(fold_frozen(artifact, state)) if fold else set()
         self.bound = [n for n in module._order if n not in folded]
@@ -364,6 +365,8 @@ class _Train(Spinner):
         binding.user_outputs([o for o in self.user.outputs if o.name in gives])
         for name in takes.intersection(self.bound):
             binding.input_tensor(name, module._state._store_of(name), name)
+        if self.draws is not None and self.artifact.random_input in takes:
+            binding.host_input(self.artifact.random_input, self.draws.words)
         for name, gradient in names.items():
             binding.output_tensor(gradient, gradients, name)
         for name, updated in self.artifact.states.items():
@@ -425,7 +428,11 @@ class _Train(Spinner):
     def run(self) -> Binding | PieceBinding:
         module = self.module
         binding = self.binding()
+        if self.draws is not None:
+            self.draws.set()
         binding.run()
+        if self.draws is not None:
+            self.draws.count()
         if not module._overwrite:
             self.now.add()
         if not module._device.is_host:
@@ -443,10 +450,20 @@ class _Train(Spinner):
             return None
         if not module._overwrite or module.check_finite or not isinstance(now, _Passes):
             return None
+        draws = self.draws
+        if draws is not None:
+            draws.set()
         results = now.overwrite.again(values)
         if results is not None:
             module._overwrite = False
+            if draws is not None:
+                draws.count()
         return results
+
+    def skip(self) -> None:
+        """Count a pass that other ranks had rows for: all must go on with the same number."""
+        if self.draws is not None:
+            self.draws.count()
 
     def added(self) -> TensorStore:
         """Where a step leaves gradients that are then added to those there are."""

@@ -23,7 +23,7 @@ from ..session.threads import SmallSteps, Spinner, is_alone, training_options
 from ..sharing import OneProcess
 from ..state.buffers import TensorStore
 from ..state.checkpoint_state import CheckpointState, OptimizerState
-from ..state.seeds import reseed
+from ..state.seeds import Draws, reseed
 from .artifact import check_state, load_artifact
 from .optimizer import attach
 from .update import OptimizerFile
@@ -64,6 +64,7 @@ class OneGraphStep(Spinner, OneProcess):
         self._check_states(optimizer)
         state._place(device)
         reseed(artifact.model, artifact.random_nodes, state._random)
+        self.draws = Draws(state) if artifact.random_input else None
         self.small = SmallSteps(artifact, device, options)
         self.model = artifact.model.settle()
         self.rate, self.number = np.zeros(1, np.float32), np.zeros(1, np.int64)
@@ -133,6 +134,8 @@ class OneGraphStep(Spinner, OneProcess):
         for name, array in (("learning_rate", self.rate), ("step", self.number)):
             if name in inputs:
                 binding.host_input(name, array)
+        if self.draws is not None:
+            binding.host_input(artifact.random_input, self.draws.words)
         return binding
 
     def __call__(self, values: Sequence[Any]) -> list[Array]:
@@ -142,6 +145,8 @@ class OneGraphStep(Spinner, OneProcess):
                 self.rest()
             memory = self.memory
             self.rate[0], self.number[0] = memory.learning_rate, memory.step + 1
+            if self.draws is not None:
+                self.draws.set()
             binding = self._now[self._turn]
             results = binding.again(values)
             if results is None:
@@ -151,6 +156,8 @@ class OneGraphStep(Spinner, OneProcess):
                 results = binding.results()
             self._turn = 1 - self._turn
             memory.step += 1
+            if self.draws is not None:
+                self.draws.count()
             if not self.device.is_host:
                 for store in self.state._stores():
                     store.written()

@@ -108,6 +108,7 @@ class Engine:
                 of=[SCALED_LOSS] if self.scaled else [],
                 unbiased=self._from_torch,
                 recompute=self._recompute,
+                counter=True,
             )
             self.optimizer = self._make_optimizer(list(self.plan.trainable))
             try:
