@@ -136,7 +136,10 @@ def _parameters(names: Sequence[str]) -> dict[str, str]:
 
 
 def _training(artifact: Artifact, source: bytes) -> dict[str, Any]:
-    """Gradients are outputs, nothing is accumulated, and seeds are left open."""
+    """Gradients are outputs, nothing is accumulated, and seeds of random nodes are left open.
+
+    ``random`` is the input that the device feeds with seed and counter, if there is one.
+    """
     model, parameters = artifact.model, artifact.parameters
     inputs = artifact.infos(artifact.user_inputs)
     drop_accumulation(artifact)
@@ -148,10 +151,11 @@ def _training(artifact: Artifact, source: bytes) -> dict[str, Any]:
     states = {updated: f"param/{s}" for s, updated in artifact.states.items()}
     # WebGPU claims a MaxPool that gives indices, as the gradient needs, and cannot run it
     pools = [n.name for n in model.nodes if n.op_type == "MaxPool" and len(n.outputs) > 1]
-    return _model(
+    described = _model(
         pieces_of(model, source), _parameters(parameters), {**gradients, **states},
         file=TRAINING, inputs=inputs, outputs=artifact.user_outputs, on_host=pools,
     )  # fmt: skip
+    return {**described, "random": artifact.random_input or None}
 
 
 def _open_seed(node: Node) -> None:

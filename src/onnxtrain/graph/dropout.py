@@ -1,38 +1,46 @@
-"""What a Dropout does to what it keeps."""
+"""Facts about a Dropout node: how much it drops, whether it does, what happens to the rest."""
 
 from __future__ import annotations
 
+import onnx_ir as ir
+
 from .builder import OpBuilder
+from .nodes import known
 from .tensor import Tensor
 
-DEFAULT_RATIO = 0.5
+
+def ratio_of(node: ir.Node) -> float | ir.Value:
+    """The share that is dropped: a number, or a value that is known only when the graph runs."""
+    value = node.inputs[1] if len(node.inputs) > 1 else None
+    if value is None:
+        return 0.5
+    tensor = known(value)
+    return value if tensor is None else float(tensor.numpy().reshape(()))
 
 
-def known_ratio(ratio: Tensor | None) -> float | None:
-    """The share that is dropped, if it is a constant."""
-    if ratio is None:
-        return DEFAULT_RATIO
-    array = ratio.const
-    return float(array.reshape(())) if array is not None and array.size == 1 else None
+def training_mode_of(node: ir.Node) -> bool | ir.Value:
+    """Whether it drops at all: a constant, or a value that is known only when the graph runs."""
+    value = node.inputs[2] if len(node.inputs) > 2 else None
+    if value is None:
+        return False
+    tensor = known(value)
+    return value if tensor is None else bool(tensor.numpy().any())
 
 
-def never_drops(ratio: Tensor | None, training: Tensor | None) -> bool:
-    """Whether a Dropout certainly gives its input unchanged."""
-    mode = None if training is None else training.const
-    return training is None or (mode is not None and not mode.any()) or known_ratio(ratio) == 0
+def never_drops(node: ir.Node) -> bool:
+    """Whether it certainly gives its input unchanged."""
+    return training_mode_of(node) is False or ratio_of(node) == 0.0
 
 
-def scale_of_kept(
-    op: OpBuilder, ratio: Tensor | None, training: Tensor | None, like: Tensor
-) -> Tensor:
+def scale_of_kept(op: OpBuilder, node: ir.Node, like: Tensor) -> Tensor:
     """1/(1 − ratio) while training (0 when all is dropped), else 1; a scalar."""
-    known = known_ratio(ratio)
-    if known is not None or ratio is None:
-        keep = 1.0 - (DEFAULT_RATIO if known is None else known)
-        scale = op.like(1.0 / keep if keep > 0 else 0.0, like)
-    else:
-        kept = 1.0 - (ratio if ratio.dtype == like.dtype else op.Cast(ratio, to=like.dtype))
+    ratio, training = ratio_of(node), training_mode_of(node)
+    if isinstance(ratio, ir.Value):
+        share = op.tensor(ratio)
+        kept = 1.0 - (share if share.dtype == like.dtype else op.Cast(share, to=like.dtype))
         scale = op.Where(kept > 0, op.Reciprocal(op.Where(kept > 0, kept, 1)), 0)
-    if training is None or training.const is not None:
-        return scale
-    return op.Where(training, scale, op.like(1, like))
+    else:
+        scale = op.like(1.0 / (1.0 - ratio) if ratio < 1 else 0.0, like)
+    if isinstance(training, ir.Value):
+        return op.Where(op.tensor(training), scale, op.like(1, like))
+    return scale

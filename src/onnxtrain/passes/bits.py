@@ -14,14 +14,16 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import numpy as np
 import onnx_ir as ir
 
 from ..graph import Dim, OpBuilder, Tensor
 
+T = TypeVar("T")
 INT32, INT64 = ir.DataType.INT32, ir.DataType.INT64
 HALF_OF_64 = 1 << 32
 ENOUGH_COLUMNS = 64
@@ -80,7 +82,7 @@ class Bits:
 
     def __init__(self, op: OpBuilder, source: Tensor, streams: Sequence[str]) -> None:
         self.op = op
-        self._shared: dict[tuple[object, ...], Tensor] = {}
+        self._shared: dict[tuple[object, ...], Any] = {}
         self.first: list[ir.Node] = []
         """Nodes that belong in front of all others."""
         with self._in_front():
@@ -150,13 +152,31 @@ class Bits:
 
     def _rows(self, area: Area, split: int, graph: ir.Graph) -> Tensor:
         """The numbers of the rows, spread, in the shape of the leading axes."""
-        lead = area.dims[:split]
-        behind = len(area.dims) - split
-        key = ("rows", lead, behind, None if _is_known(lead) else graph)
-        if None in lead or key not in self._shared:
-            with self._in_front() if _is_known(lead) else contextlib.nullcontext():
-                self._shared[key] = self._numbered_rows(area, lead, behind)
-        return self._shared[key]
+        lead, behind = area.dims[:split], len(area.dims) - split
+        return self._once(
+            ("rows", behind), lead, graph, lambda: self._numbered_rows(area, lead, behind)
+        )
+
+    def _columns(self, area: Area, split: int, graph: ir.Graph) -> tuple[Tensor, Tensor]:
+        """Two hashes per column, in the shape of the trailing axes."""
+        behind = area.dims[split:]
+        return self._once(("columns",), behind, graph, lambda: self._numbered_columns(area, behind))
+
+    def _once(
+        self,
+        kind: tuple[object, ...],
+        dims: tuple[Dim, ...],
+        graph: ir.Graph,
+        make: Callable[[], T],
+    ) -> T:
+        """What depends on sizes alone is made once: for sizes that are known, in front of all."""
+        known = _is_known(dims)
+        key = (*kind, dims, None if known else graph)
+        if None in dims or key not in self._shared:
+            with self._in_front() if known else contextlib.nullcontext():
+                self._shared[key] = make()
+        result: T = self._shared[key]
+        return result
 
     def _numbered_rows(self, area: Area, lead: tuple[Dim, ...], behind: int) -> Tensor:
         op = self.op
@@ -175,16 +195,6 @@ class Bits:
             return op.Unsqueeze(spread, [1])
         ones = op.const(np.ones(behind, np.int64))
         return op.Reshape(spread, op.Concat(sizes, ones, axis=0), allowzero=1)
-
-    def _columns(self, area: Area, split: int, graph: ir.Graph) -> tuple[Tensor, Tensor]:
-        """Two hashes per column, in the shape of the trailing axes."""
-        behind = area.dims[split:]
-        key = ("columns", behind, None if _is_known(behind) else graph)
-        if None in behind or (*key, 0) not in self._shared:
-            with self._in_front() if _is_known(behind) else contextlib.nullcontext():
-                for i, values in enumerate(self._numbered_columns(area, behind)):
-                    self._shared[(*key, i)] = values
-        return self._shared[(*key, 0)], self._shared[(*key, 1)]
 
     def _numbered_columns(self, area: Area, behind: tuple[Dim, ...]) -> tuple[Tensor, Tensor]:
         op = self.op

@@ -4,7 +4,7 @@ The kernels' generators cannot be saved: after a restart a run goes on with othe
 would have had, other builds of onnxruntime draw other numbers from the same seed, and drawing takes
 ten times as long as dropping. So each random operator becomes standard operators on integers that
 are a function of seed, counter, the node's name and the position (`bits.py`, ADR 15). Seed and
-counter are one more input of the model, `INPUT`.
+counter are one more input of the model, `RANDOM_INPUT`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import onnx_ir as ir
 
 from ..errors import ModelError
 from ..graph import Constants, Names, OpBuilder, Tensor
-from ..graph.contract import RANDOM_INPUT as INPUT
-from ..graph.dropout import known_ratio, never_drops, scale_of_kept
+from ..graph.contract import RANDOM_INPUT
+from ..graph.dropout import never_drops, ratio_of, scale_of_kept, training_mode_of
 from ..graph.edit import remove_nodes, replace_value, take_over
 from ..graph.schema import RANDOM
 from .bits import INT32, INT64, Area, Bits
@@ -30,7 +30,7 @@ FLOAT, DOUBLE = ir.DataType.FLOAT, ir.DataType.DOUBLE
 
 
 def draw_from_counter(model: ir.Model) -> ir.Model:
-    """Rewrite the random operators; the model gets the input `INPUT` if there are any.
+    """Rewrite the random operators; the model gets the input `RANDOM_INPUT` if there are any.
 
     Those inside If, Loop and Scan are rewritten too, with a new draw in every iteration. What is
     inside other operators with bodies keeps its kernel.
@@ -43,7 +43,7 @@ def draw_from_counter(model: ir.Model) -> ir.Model:
 
 def draws_from_counter(model: ir.Model) -> bool:
     """Whether a model has the input that its random operators draw from."""
-    return any(v.name == INPUT for v in model.graph.inputs)
+    return any(v.name == RANDOM_INPUT for v in model.graph.inputs)
 
 
 @dataclass
@@ -71,13 +71,7 @@ def draws(node: ir.Node) -> bool:
     """Whether a node is a random one; a Dropout is one unless it is certainly switched off."""
     if node.op_type not in RANDOM or node.domain:
         return False
-    if node.op_type != "Dropout":
-        return True
-    mode = node.inputs[2] if len(node.inputs) > 2 else None
-    if mode is None:
-        return False
-    constant = None if mode.is_graph_input() else mode.const_value
-    return constant is None or bool(constant.numpy().any())
+    return node.op_type != "Dropout" or not never_drops(node)
 
 
 class _Rewriting:
@@ -94,9 +88,9 @@ class _Rewriting:
         self._numbers: dict[ir.Node, Tensor] = {}
 
     def _add_input(self) -> ir.Value:
-        if any(v.name == INPUT for v in self.graph.inputs):
-            raise ModelError(f"The model has an input named {INPUT!r} already; rename it.")
-        value = ir.Value(name=INPUT, type=ir.TensorType(INT64), shape=ir.Shape([2]))
+        if any(v.name == RANDOM_INPUT for v in self.graph.inputs):
+            raise ModelError(f"The model has an input named {RANDOM_INPUT!r} already; rename it.")
+        value = ir.Value(name=RANDOM_INPUT, type=ir.TensorType(INT64), shape=ir.Shape([2]))
         self.graph.inputs.append(value)
         return value
 
@@ -199,16 +193,11 @@ class _Draw:
     node: ir.Node
     integers: Callable[[Area], Tensor]
 
-    def input(self, index: int) -> Tensor | None:
-        """An input, None if it is not given."""
-        value = self.node.inputs[index] if index < len(self.node.inputs) else None
-        return None if value is None else self.op.tensor(value)
-
     def data(self) -> Tensor:
         """The first input."""
-        first = self.input(0)
+        first = self.node.inputs[0]
         assert first is not None
-        return first
+        return self.op.tensor(first)
 
     def attribute(self, name: str, default: Any) -> Any:
         """An attribute's value."""
@@ -242,32 +231,29 @@ class _Draw:
 
 
 def _dropout(draw: _Draw) -> list[Tensor]:
-    """Keep where the integer is below a limit; dividing by the share that is kept."""
-    op, x, ratio, training = draw.op, draw.data(), draw.input(1), draw.input(2)
-    if never_drops(ratio, training):
-        return [x, op.Expand(op.const(True), op.Shape(x))]
-    mask = draw.like(x) <= _limit(op, ratio, training)
+    """Keep where the integer is small enough; divide by the share that is kept."""
+    op, node, x = draw.op, draw.node, draw.data()
+    mask = draw.like(x) <= _limit(op, node)
     mask.value.shape = x.value.shape
     # By way of uint8, which is no slower: the gradient casts the mask itself, and one cast for
     # both would be kept in place of the mask, at four bytes an element.
     kept = op.Cast(op.Cast(mask, to=ir.DataType.UINT8), to=x.dtype)
-    return [x * (kept * scale_of_kept(op, ratio, training, x)), mask]
+    return [x * (kept * scale_of_kept(op, node, x)), mask]
 
 
-def _limit(op: OpBuilder, ratio: Tensor | None, training: Tensor | None) -> Tensor:
+def _limit(op: OpBuilder, node: ir.Node) -> Tensor:
     """The largest integer that is kept; all are when nothing is dropped."""
-    known = known_ratio(ratio)
-    if known is not None or ratio is None:
-        share = 1.0 - min(max(known or 0.0, 0.0), 1.0)
-        count = math.floor(share * 2.0**32) + LOWEST - 1
-        limit: Tensor = op.const(np.array(max(count, LOWEST), np.int32))
-    else:
-        kept = 1.0 - op.Reshape(op.Cast(ratio, to=DOUBLE), op.const(np.zeros(0, np.int64)))
+    ratio, training = ratio_of(node), training_mode_of(node)
+    if isinstance(ratio, ir.Value):
+        kept = 1.0 - op.Cast(op.tensor(ratio), to=DOUBLE)
         last = op.Floor(kept * 2.0**32) + float(LOWEST - 1)
         limit = op.Cast(op.Clip(last, float(LOWEST), float(HIGHEST)), to=INT32)
-    if training is None or training.const is not None:
-        return limit
-    return op.Where(training, limit, op.const(np.array(HIGHEST, np.int32)))
+    else:
+        number = math.floor((1.0 - ratio) * 2.0**32) + LOWEST - 1
+        limit = op.const(np.array(min(max(number, LOWEST), HIGHEST), np.int32))
+    if isinstance(training, ir.Value):
+        return op.Where(op.tensor(training), limit, op.const(np.array(HIGHEST, np.int32)))
+    return limit
 
 
 def _bernoulli(draw: _Draw) -> list[Tensor]:

@@ -18,10 +18,11 @@ def dropout(
     ratio: Tensor | None,
     training_mode: Tensor | None,
 ) -> Any:
-    if never_drops(ratio, training_mode):
+    assert op.node is not None
+    if never_drops(op.node):
         return dy
     kept = op.Cast(op.output(1), to=dy.dtype)
-    return dy * (kept * scale_of_kept(op, ratio, training_mode, dy))
+    return dy * (kept * scale_of_kept(op, op.node, dy))
 
 
 zero_gradient("Bernoulli", "Multinomial", "RandomNormalLike", "RandomUniformLike", note="a draw")
