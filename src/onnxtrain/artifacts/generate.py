@@ -24,12 +24,15 @@ from ..onnxblock.checkpoint_utils import save_checkpoint
 from ..onnxblock.optim import OptimizerBlock
 from ..onnxblock.optim.optim import shapes_of
 from ..passes import Recompute
+from ..runtime.sharing import GlobalLock
 from .choose import ArtifactError, Choice, check_apart, choose
 from .device import write_device_file
 from .write import all_or_nothing
 
 log = logging.getLogger(__name__)
 PROTOBUF_LIMIT = 2**31 - 1
+_quiet = GlobalLock()
+"""Held while stdout and the filters of warnings, which all threads share, are others."""
 
 
 class LossType(Enum):
@@ -289,7 +292,7 @@ def _convert_to_ort(folder: Path, custom_op_library: str | os.PathLike[str] | No
     from onnxruntime.tools import convert_onnx_models_to_ort as converter
 
     said = io.StringIO()
-    with warnings.catch_warnings(), contextlib.redirect_stdout(said):
+    with _quiet, warnings.catch_warnings(), contextlib.redirect_stdout(said):
         warnings.simplefilter("ignore", ResourceWarning)  # the tool leaves its files to the gc
         converter.convert_onnx_models_to_ort(
             folder,

@@ -27,7 +27,8 @@ class _Forkable(Protocol):
 
 
 class _Locked(Protocol):
-    _lock: Lock
+    @property
+    def _lock(self) -> Lock: ...
 
 
 S = TypeVar("S", bound=_Locked)
@@ -35,8 +36,8 @@ _alive: weakref.WeakSet[_Forkable] = weakref.WeakSet()
 _inherited: list[object] = []
 
 
-class _Refusal(AbstractContextManager[NoReturn]):
-    """In the place of a lock: whoever takes it is told why that cannot be."""
+class Refusal(AbstractContextManager[NoReturn]):
+    """In the place of a lock or a session: whoever uses it is told why that cannot be."""
 
     def __init__(self, reason: str) -> None:
         self._reason = reason
@@ -46,6 +47,9 @@ class _Refusal(AbstractContextManager[NoReturn]):
 
     def __exit__(self, *_: object) -> None:
         """Never reached: nobody gets in."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise SharingError(self._reason)
 
 
 class OneProcess:
@@ -66,7 +70,10 @@ class OneProcess:
     def after_fork(self) -> None:
         """Refuse to work in a forked process."""
         keep_from_parent(self)
-        self._lock = _Refusal(
+        self._lock = self._refusal()
+
+    def _refusal(self) -> Refusal:
+        return Refusal(
             f"This {type(self).__name__} was made before the process was forked, and the threads "
             f"of its onnxruntime sessions have stayed behind. {self._instead}"
         )
@@ -76,6 +83,24 @@ class OneProcess:
             f"{type(self).__name__} cannot be pickled or copied: it holds sessions of onnxruntime. "
             f"{self._instead}"
         )
+
+
+class GlobalLock(AbstractContextManager[None]):
+    """A lock of a module, for what there is once in a process; a forked one has it free."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        note(self)
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+    def after_fork(self) -> None:
+        """Be free: whoever had it has stayed behind."""
+        self._lock = threading.RLock()
 
 
 def exclusive(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
@@ -104,10 +129,10 @@ def keep_from_parent(thing: object) -> None:
 
 def lock_after_fork(lock: Any, what: str) -> Lock:
     """A lock for data that a forked process has got, unless another thread was changing them."""
-    if isinstance(lock, _Refusal):  # a process forked by a forked one
+    if isinstance(lock, Refusal):  # a process forked by a forked one
         return lock
     if not lock.acquire(blocking=False):
-        return _Refusal(
+        return Refusal(
             f"Another thread was at work on this {what} when the process was forked: what has come "
             "over may be half old and half new. Fork between two steps, or load a checkpoint here."
         )

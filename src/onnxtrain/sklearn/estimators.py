@@ -18,7 +18,7 @@ from sklearn.utils.multiclass import check_classification_targets, unique_labels
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted
 
 from .. import optim
-from ..compat.onnxcustom.base import Array, SelectionError
+from ..compat.onnxcustom.base import Array, Locked, SelectionError
 from ..compat.onnxcustom.common import own_inputs
 from ..compat.onnxcustom.data_loader import OrtDataLoader, generator
 from ..compat.onnxcustom.devices import device_to_providers
@@ -34,6 +34,7 @@ from ..compat.ort import TrainingParameters, TrainingSession
 from ..compat.ort.recipes import gradient_descent
 from ..graph import parameters as params
 from ..graph import to_proto
+from ..runtime.sharing import exclusive, keep_from_parent, lock_after_fork
 from .networks import LABEL, LOSS, WEIGHT, Network, Penalty, mlp, network, training_model
 from .validation import validated
 
@@ -41,7 +42,7 @@ OPTIMIZERS = ("sgd", "adam", "adamw", "lamb", "rmsprop", "adagrad", "lion")
 PENALTIES = (None, "l1", "l2", "elasticnet")
 
 
-class OnnxEstimator(BaseEstimator):  # type: ignore[misc]
+class OnnxEstimator(Locked, BaseEstimator):  # type: ignore[misc]
     """What classifier and regressor share: parameters, the loop, and the trained model."""
 
     _transient = ("_session", "_steps", "_predictor", "_evaluator")
@@ -280,7 +281,7 @@ class OnnxEstimator(BaseEstimator):  # type: ignore[misc]
                     f"{type(self).__name__} did not converge in {epochs} iterations; raise "
                     "max_iter or learning_rate, or scale the features.",
                     ConvergenceWarning,
-                    stacklevel=3,
+                    stacklevel=4,
                 )
         if best_state is not None:
             self._session.load_state(best_state)
@@ -376,19 +377,30 @@ class OnnxEstimator(BaseEstimator):  # type: ignore[misc]
     def _score(self, X: Array, y: Array, weight: Array) -> float:
         raise NotImplementedError
 
+    @exclusive
     def save(self, path: Any) -> None:
         """Write the trained model to a file."""
         check_is_fitted(self)
         onnx.save(self.onnx_model_, str(path))
 
+    @exclusive
     def __getstate__(self) -> dict[str, Any]:
         state = dict(super().__getstate__())
         if state.get("_session") is not None:
             state["_state"] = self._session.get_state()
-        for name in self._transient:
-            if name in state:
-                state[name] = {} if name == "_steps" else None
-        return state
+        state.pop("_mutex", None)
+        return {**state, **self._without_sessions()}
+
+    def _without_sessions(self) -> dict[str, Any]:
+        """What attributes with sessions are where these have to be made again."""
+        there = [n for n in self._transient if n in self.__dict__]
+        return {name: {} if name == "_steps" else None for name in there}
+
+    def after_fork(self) -> None:
+        """Make new sessions in a forked process: the threads of these have stayed behind."""
+        keep_from_parent(dict(self.__dict__))
+        lock = lock_after_fork(self._lock, type(self).__name__)
+        self.__dict__.update(_mutex=lock, **self._without_sessions())
 
 
 class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]
@@ -512,6 +524,7 @@ class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]
         )
         self.class_weight = class_weight
 
+    @exclusive
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> OnnxClassifier:
         """Train until the loss, or the validation score, does not improve any more."""
         X, y = self._features(X, reset=True, y=y)
@@ -529,6 +542,7 @@ class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]
         self._train(X, self._encoded(y), weight, self.max_iter, rng, fit=True)
         return self
 
+    @exclusive
     def partial_fit(
         self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None
     ) -> OnnxClassifier:
@@ -595,6 +609,7 @@ class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]
             raise SelectionError("A Softmax over one column is always 1: use a Sigmoid.")
         return link
 
+    @exclusive
     def predict_proba(self, X: Any) -> Array:
         """Probabilities, one column per class in the order of `classes_`."""
         check_is_fitted(self)
@@ -611,6 +626,7 @@ class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]
             return np.ones_like(chances)
         return np.hstack([1 - chances, chances])
 
+    @exclusive
     def predict(self, X: Any) -> Array:
         """The most probable label of each row."""
         check_is_fitted(self)
@@ -655,6 +671,7 @@ class OnnxRegressor(RegressorMixin, OnnxEstimator):  # type: ignore[misc]
     def _more_tags(self) -> dict[str, Any]:  # before scikit-learn 1.6
         return {"multioutput": True}
 
+    @exclusive
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> OnnxRegressor:
         """Train until the loss, or the validation score, does not improve any more."""
         X, y = self._features(X, reset=True, y=y, multi_output=True, y_numeric=True)
@@ -665,6 +682,7 @@ class OnnxRegressor(RegressorMixin, OnnxEstimator):  # type: ignore[misc]
         self._train(X, targets, weight, self.max_iter, rng, fit=True)
         return self
 
+    @exclusive
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> OnnxRegressor:
         """One pass over the data."""
         first = not hasattr(self, "onnx_model_")
@@ -702,6 +720,7 @@ class OnnxRegressor(RegressorMixin, OnnxEstimator):  # type: ignore[misc]
             )
         return "squared_error" if self.loss == "auto" else self.loss
 
+    @exclusive
     def predict(self, X: Any) -> Array:
         """The model's prediction, one value per row, or one row per row for several targets."""
         check_is_fitted(self)

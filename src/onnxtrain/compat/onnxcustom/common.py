@@ -109,7 +109,7 @@ class TrainerBase(BaseOnnx, BaseEstimator):  # type: ignore[misc]
         )
         if exc:
             raise ConvergenceError(message)
-        warnings.warn(message, ConvergenceWarning, stacklevel=4)
+        warnings.warn(message, ConvergenceWarning, stacklevel=5)
 
     # -- after training ----------------------------------------------------------------------------
 

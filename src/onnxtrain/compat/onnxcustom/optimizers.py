@@ -10,6 +10,7 @@ import onnx
 import onnxruntime
 
 from ...errors import InputError, ModelError, UnknownNameError
+from ...runtime.sharing import exclusive
 from ..ort import TrainingParameters, TrainingSession
 from .base import Array
 from .common import TrainerBase, as_array, input_dtype, own_inputs, with_weights_as_inputs
@@ -86,6 +87,7 @@ class OrtGradientOptimizer(TrainerBase):
 
     # -- training ----------------------------------------------------------------------------------
 
+    @exclusive
     def fit(
         self,
         X: Any,
@@ -255,6 +257,7 @@ class OrtGradientOptimizer(TrainerBase):
         session = getattr(self, "train_session_", None)
         return self._state if session is None else session.get_state()
 
+    @exclusive
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Set weights by name."""
         for name, value in state.items():
@@ -308,6 +311,10 @@ class BoundStep:
 
     def run(self, data: Batch, starts: range, rate: float) -> float:
         """A step for each of the batches that begin at `starts`; gives the sum of the losses."""
+        with self._session._lock:
+            return self._steps(data, starts, rate)
+
+    def _steps(self, data: Batch, starts: range, rate: float) -> float:
         session, rows, read = self._session, self._rows, self._loss.item
         self._rate[0] = rate
         pairs = [

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import onnx
 
+from ...runtime.sharing import exclusive
 from .base import Array, BaseOnnx, SelectionError, select_class, small_session, to_array
 from .devices import numpy_to_ort_value
 from .onnx_function import function_onnx_graph
@@ -59,6 +60,7 @@ class BaseLearningLoss(BaseOnnx):
         self.weight_name_, self._sessions = weight_name, None
         return self
 
+    @exclusive
     def _run(self, which: str, expected: Any, predicted: Any, weight: Any) -> list[Array]:
         predicted = to_array(predicted)
         name = None if weight is None else (self.weight_name_ or "weight")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from onnxruntime.capi._pybind_state import OrtValueVector as OrtValueVector
 
 from ...errors import ExecutionError, InputError, ModelError, UnknownNameError
 from ...passes.partition import Partition
+from ...runtime.sharing import OneProcess, keep_from_parent
 from .graph_builder import embedded, split
 
 FORWARD, BACKWARD = "Error in forward pass execution: ", "Error in backward pass execution: "
@@ -25,9 +27,11 @@ class PartialGraphExecutionState:
     the state.
     """
 
-    __slots__ = ("__weakref__", "_owner", "_values")
+    __slots__ = ("__weakref__", "_owner", "_values", "thread")
 
     def __init__(self) -> None:
+        self.thread = threading.get_ident()
+        """The thread that made it."""
         self._owner: TrainingAgent | None = None
         self._values: Any = None
 
@@ -61,13 +65,14 @@ class OrtValueCache:
         self._values.clear()
 
 
-class TrainingAgent:
+class TrainingAgent(OneProcess):
     """Runs the two halves of a gradient model made by `OrtModuleGraphBuilder`.
 
     Values are passed by position: the model's inputs and weights forward, the gradients of its
     outputs backward. Nothing is copied: results are new OrtValues, and what the backward half needs
     stays where the forward half made it. Any number of forward passes may be pending. So inputs and
-    weights must not be written over in place between a forward pass and its backward pass.
+    weights must not be written over in place between a forward pass and its backward pass. Several
+    threads may use one agent at the same time, each with states of its own.
 
     Args:
         session: the session of the gradient model, `onnxruntime.InferenceSession` or its `_sess`.
@@ -77,6 +82,8 @@ class TrainingAgent:
         bw_outputs_device_info: where each gradient shall be.
         local_rank: accepted; one process is one agent.
     """
+
+    _instead = "Hand over the gradient model, and make a new agent from it there."
 
     def __init__(
         self,
@@ -112,6 +119,13 @@ class TrainingAgent:
             i for i, name in enumerate(parts.outputs) if f"{name}_grad" in self._seeds
         ]
         self._options = RunOptions()
+        self._share()
+
+    def after_fork(self) -> None:
+        """Refuse to work in a forked process."""
+        super().after_fork()
+        keep_from_parent((self._forward, self._backward))
+        self._forward = self._backward = self._refusal()
 
     def run_forward(
         self,
@@ -158,11 +172,6 @@ class TrainingAgent:
             fetches: OrtValueVector to which the gradients are appended.
             state: the state of the forward pass.
         """
-        if state._owner is not self:
-            why = "belongs to another agent" if state._owner else "has no forward pass pending"
-            raise ExecutionError(
-                f"{BACKWARD}this state {why}. Every backward pass needs its own run_forward."
-            )
         given = [feeds[i] for i in range(len(feeds))]  # iterating a vector is slow
         if len(given) == self._outputs != len(self._seeds):
             given = [given[i] for i in self._differentiable]
@@ -171,8 +180,7 @@ class TrainingAgent:
                 f"{BACKWARD}it takes {len(self._seeds)} gradients of outputs "
                 f"({', '.join(self._seeds)}), {len(given)} were given."
             )
-        needed = state._values
-        state._owner = state._values = None
+        needed = self._taken(state)
         for value in given:
             needed.push_back(_raw(value))
         made = OrtValueVector() if len(fetches) else fetches
@@ -190,6 +198,17 @@ class TrainingAgent:
         if made is not fetches:
             for i in range(len(made)):
                 fetches.push_back(made[i])
+
+    def _taken(self, state: PartialGraphExecutionState) -> Any:
+        """What a forward pass has left; a state gives it once, to one thread."""
+        with self._lock:
+            if state._owner is not self:
+                why = "belongs to another agent" if state._owner else "has no forward pass pending"
+                raise ExecutionError(
+                    f"{BACKWARD}this state {why}. Every backward pass needs its own run_forward."
+                )
+            needed, state._owner, state._values = state._values, None, None
+            return needed
 
     def get_serialized_ortmodule_memory_stat(self, *unused: Any) -> str:
         """What the backward half needs from the forward half, as JSON."""

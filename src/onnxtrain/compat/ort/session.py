@@ -21,6 +21,7 @@ from ...runtime.files.dtypes import BY_ONNX
 from ...runtime.files.onnxfile import ValueInfo
 from ...runtime.session.devices import RUN_OPTIONS, Device, session_options
 from ...runtime.session.feeds import FeedCheck
+from ...runtime.sharing import OneProcess, exclusive
 from ...runtime.state.buffers import TensorSpec, TensorStore
 from .binding import Prebound, StepBinding
 from .parameters import TrainingParameters
@@ -37,12 +38,13 @@ Key = tuple[bool, int]
 """Whether the step updates, and which of the two sets of buffers it reads."""
 
 
-class TrainingSession(onnxruntime.InferenceSession):  # type: ignore[misc]
+class TrainingSession(OneProcess, onnxruntime.InferenceSession):  # type: ignore[misc]
     """Trains a model whose graph contains its loss: forward, backward and update in one run.
 
     It is used like an `onnxruntime.InferenceSession`. The inputs are those of the model, then the
     learning rate; the loss is the first output. The weights live in the session and change with
-    every run, whether by `run`, by `run_with_iobinding`, or by ``_sess.run_with_iobinding``.
+    every run, whether by `run`, by `run_with_iobinding`, or by ``_sess.run_with_iobinding``. Steps
+    from several threads follow one another; a binding belongs to one thread.
 
     Args:
         path_or_bytes: the model: a path or its bytes.
@@ -70,6 +72,8 @@ class TrainingSession(onnxruntime.InferenceSession):  # type: ignore[misc]
         >>> session.get_state()["w"]
         array(1.25, dtype=float32)
     """
+
+    _instead = "Hand over the model and get_state(), and load_state() into a new session there."
 
     def __init__(
         self,
@@ -116,6 +120,7 @@ class TrainingSession(onnxruntime.InferenceSession):  # type: ignore[misc]
         # An InferenceSession in everything but its core, which knows about the state.
         self.__dict__.update(self._cores[True].__dict__)
         self._sess = _Stepper(self, self._cores[True]._sess)
+        self._share()
         self._make_state(step, arrays)
         self._make_user_side(step)
         self._loss_scale_name = LOSS_SCALE if LOSS_SCALE in step.inputs else ""
@@ -224,13 +229,14 @@ class TrainingSession(onnxruntime.InferenceSession):  # type: ignore[misc]
         values = [input_feed[n] for n in names if n in input_feed]
         if len(values) != len(names) or len(input_feed) != len(names):
             self._refuse(input_feed)
-        key = self._key()
         wanted = tuple(output_names) if output_names else ()
-        side = self._own.get((key, wanted)) or self._prebound(key, wanted)
-        side.feed(values)
-        side.run(run_options)
-        self._finish(key)
-        return side.results()
+        with self._lock:
+            key = self._key()
+            side = self._own.get((key, wanted)) or self._prebound(key, wanted)
+            side.feed(values)
+            side.run(run_options)
+            self._finish(key)
+            return side.results()
 
     def _prebound(self, key: Key, wanted: tuple[str, ...]) -> Prebound:
         for name in wanted:
@@ -255,6 +261,7 @@ class TrainingSession(onnxruntime.InferenceSession):  # type: ignore[misc]
         what = f"Missing input(s) {missing}" if missing else f"Unknown input(s) {unknown}"
         raise InputError(f"{what}; the session takes {', '.join(names)}.")
 
+    @exclusive
     def io_binding(self) -> onnxruntime.IOBinding:
         """A binding for the inputs and outputs; the weights are bound by the session."""
         binding = onnxruntime.IOBinding(self._cores[True])
@@ -291,10 +298,11 @@ class TrainingSession(onnxruntime.InferenceSession):  # type: ignore[misc]
                 "This binding does not know the session's weights. Take one from "
                 "TrainingSession.io_binding()."
             )
-        key = self._key()
         options = RUN_OPTIONS if options is None else options
-        self._cores[key[0]]._sess.run_with_iobinding(binding.ready(key), options)
-        self._finish(key)
+        with self._lock:
+            key = self._key()
+            self._cores[key[0]]._sess.run_with_iobinding(binding.ready(key), options)
+            self._finish(key)
 
     # -- looking at the state, and changing it -----------------------------------------------------
 
@@ -303,6 +311,7 @@ class TrainingSession(onnxruntime.InferenceSession):  # type: ignore[misc]
         store.pull()
         return store
 
+    @exclusive
     def get_state(self) -> dict[str, Array]:
         """Copies of the weights by name.
 
@@ -316,6 +325,7 @@ class TrainingSession(onnxruntime.InferenceSession):  # type: ignore[misc]
             state.update({f"{kind}_{weight}": value for kind, value in moments.items()})
         return state
 
+    @exclusive
     def get_model_state(
         self, include_mixed_precision_weights: bool = False
     ) -> dict[str, dict[str, Array]]:
@@ -326,6 +336,7 @@ class TrainingSession(onnxruntime.InferenceSession):  # type: ignore[misc]
             state["mixed_precision"] = {}
         return state
 
+    @exclusive
     def get_optimizer_state(self) -> dict[str, dict[str, Array]]:
         """``{weight: {"Moment_1": …, "Moment_2": …, "Update_Count": …}}``; empty without moments.
 
@@ -347,6 +358,7 @@ class TrainingSession(onnxruntime.InferenceSession):  # type: ignore[misc]
         public = {state: kind for kind, state in MOMENTS.items()}
         return {public.get(s, s): s for s in self._optimizers[weight].states}
 
+    @exclusive
     def load_state(self, state: Mapping[str, Any], strict: bool = False) -> None:
         """Set weights, and whatever else `get_state` gives.
 

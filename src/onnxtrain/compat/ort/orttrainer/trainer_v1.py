@@ -14,6 +14,7 @@ import torch
 
 from ....errors import InputError, UnknownNameError
 from ....passes import Recompute
+from ....runtime.sharing import exclusive
 from ....torch.export import LossFunction
 from . import optim
 from .amp import DynamicLossScaler
@@ -144,6 +145,7 @@ class ORTTrainerV1(ORTTrainer):
             raise DescriptionError("The model description has no output; the first is the loss.")
         attributes = map_optimizer_attributes or (lambda _: {})
         hooks = [f for f in (postprocess_model, ignored.get("_extra_postprocess")) if f]
+        self._share()
         self._core = Core(
             model,
             loss_fn,
@@ -181,6 +183,7 @@ class ORTTrainerV1(ORTTrainer):
 
     # --- steps -----------------------------------------------------------------------------------
 
+    @exclusive
     def train_step(self, *args: Any, **kwargs: Any) -> Any:
         """Train on one batch.
 
@@ -223,6 +226,7 @@ class ORTTrainerV1(ORTTrainer):
             outputs.append(torch.tensor([result.all_finite]))
         return outputs[0] if len(outputs) == 1 else outputs
 
+    @exclusive
     def eval_step(self, *args: Any, **kwargs: Any) -> Any:
         """Outputs on one batch in inference mode; without a label, those that need none."""
         fetches = kwargs.pop("fetches", None)
@@ -230,6 +234,7 @@ class ORTTrainerV1(ORTTrainer):
         outputs = self._core.evaluate(values, fetches)
         return outputs[0] if len(outputs) == 1 else outputs
 
+    @exclusive
     def train(self, mode: bool = True) -> ORTTrainerV1:
         """Let a call of the trainer be `train_step`."""
         self._training = bool(mode)
@@ -239,12 +244,14 @@ class ORTTrainerV1(ORTTrainer):
         """Let a call of the trainer be `eval_step`."""
         return self.train(False)
 
+    @exclusive
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """`train_step` or `eval_step`, as `train` and `eval` have set it."""
         return (self.train_step if self._training else self.eval_step)(*args, **kwargs)
 
     # --- state -----------------------------------------------------------------------------------
 
+    @exclusive
     def state_dict(self, include_optimizer_state: bool = True) -> dict[str, torch.Tensor]:
         """Copies of all weights and, as ``Moment_1_<weight>`` …, of the optimizer's state."""
         engine = self._core.engine
@@ -252,7 +259,7 @@ class ORTTrainerV1(ORTTrainer):
             warnings.warn(
                 "ORTTrainer has no state before the first train_step or eval_step: an empty "
                 "dictionary is returned.",
-                stacklevel=2,
+                stacklevel=3,
             )
             return {}
         state = {n: torch.tensor(np.asarray(a)) for n, a in self._core.weights().items()}
@@ -268,6 +275,7 @@ class ORTTrainerV1(ORTTrainer):
                 )
         return state
 
+    @exclusive
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = False) -> None:
         """Take over what `state_dict` gave; before the first batch it is kept until then."""
         loaded = Loaded(strict=strict, moments={kind: {} for kind in MOMENTS.values()})
@@ -282,6 +290,7 @@ class ORTTrainerV1(ORTTrainer):
                 loaded.weights[name] = np.asarray(array)
         self._core.load(loaded)
 
+    @exclusive
     def save_as_onnx(self, path: str | os.PathLike[str]) -> None:
         """Write the model with its loss and current weights, in inference mode."""
         self._core.need_engine("save_as_onnx()").save_onnx(path)
@@ -347,8 +356,9 @@ def save_checkpoint(
     if not folder.is_dir():
         raise FileNotFoundError(f"checkpoint_dir {str(folder)!r} is not an existing folder.")
     content = dict(checkpoint_state_dict or {})
-    content["model"] = model.state_dict()
-    content["global_step"] = model.global_step_
+    with model._lock:
+        content["model"] = model.state_dict()
+        content["global_step"] = model.global_step_
     target = folder / f"{checkpoint_prefix}.ort.pt"
     temporary = target.with_name(f".{target.name}.tmp")
     try:

@@ -13,6 +13,7 @@ import onnx
 import torch
 
 from ....errors import InputError
+from ....runtime.sharing import exclusive
 from ....torch.export import LossFunction
 from ..parameters import what_to_recompute
 from . import checkpoint
@@ -114,6 +115,7 @@ class ORTTrainerV2(ORTTrainer):
         if self._scaler is not None:
             self._scaler.input_name = SCALE_INPUT
         postprocess = self.options._internal_use.extra_postprocess
+        self._share()
         self._core = Core(
             model,
             loss_fn,
@@ -160,6 +162,7 @@ class ORTTrainerV2(ORTTrainer):
 
     # --- steps -----------------------------------------------------------------------------------
 
+    @exclusive
     def train_step(self, *args: Any, **kwargs: Any) -> Any:
         """Train on one batch: inputs and label in order, or by name.
 
@@ -182,6 +185,7 @@ class ORTTrainerV2(ORTTrainer):
             self._scaler.update(info)
         return result.outputs[0] if len(result.outputs) == 1 else result.outputs
 
+    @exclusive
     def eval_step(self, *args: Any, **kwargs: Any) -> Any:
         """Outputs on one batch in inference mode; without a label, those that need none."""
         values = _bind(self._core.input_names, args, kwargs)
@@ -197,6 +201,7 @@ class ORTTrainerV2(ORTTrainer):
 
     # --- state -----------------------------------------------------------------------------------
 
+    @exclusive
     def state_dict(self, pytorch_format: bool = False) -> dict[str, Any]:
         """All weights, the optimizer's state and where the training is.
 
@@ -208,7 +213,7 @@ class ORTTrainerV2(ORTTrainer):
             warnings.warn(
                 "ORTTrainer has no state before the first train_step or eval_step: an empty "
                 "dictionary is returned.",
-                stacklevel=2,
+                stacklevel=3,
             )
             return {}
         weights = {n: np.array(a) for n, a in self._core.weights().items()}
@@ -241,6 +246,7 @@ class ORTTrainerV2(ORTTrainer):
             state["loss_scaler"] = self._scaler.state_dict()
         return state
 
+    @exclusive
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> None:
         """Take over what `state_dict` gave; before the first batch it is kept until then.
 
@@ -283,6 +289,7 @@ class ORTTrainerV2(ORTTrainer):
                 "with include_optimizer_states=False, or leave 'optimizer' out of it."
             )
 
+    @exclusive
     def save_checkpoint(
         self,
         path: str | os.PathLike[str],
@@ -302,6 +309,7 @@ class ORTTrainerV2(ORTTrainer):
             state["optimizer"] = {}
         checkpoint.write(path, state, user_dict or {})
 
+    @exclusive
     def load_checkpoint(
         self, *paths: str | os.PathLike[str], strict: bool = True
     ) -> dict[str, Any]:
@@ -315,6 +323,7 @@ class ORTTrainerV2(ORTTrainer):
         self.load_state_dict(state, strict=strict)
         return user_dict
 
+    @exclusive
     def save_as_onnx(self, path: str | os.PathLike[str]) -> None:
         """Write the model with its loss and current weights, in inference mode."""
         self._core.need_engine("save_as_onnx()").save_onnx(path)
