@@ -77,22 +77,30 @@ class Kind:
 
         self._bound: Bound | None = None
 
-    def prepare(self, inputs: list[torch.Tensor], cache: Cache) -> tuple[Bound, list[Any]]:
-        """The module's tensors, and OrtValues of all that the forward graph reads."""
+    def prepare(
+        self, inputs: list[torch.Tensor], cache: Cache
+    ) -> tuple[Bound, list[torch.Tensor], list[Any]]:
+        """The module's tensors, what was drawn, and OrtValues of all that the graph reads."""
         graphs, bound = self.graphs, self._bound
         if bound is None or bound.of is not cache.tensors:
             self._bound = bound = Bound(cache.tensors, graphs.from_tensors, cache.weights)
-        return bound, graphs.feeds(inputs, bound)
+        drawn = graphs.drawn()
+        return bound, drawn, graphs.feeds(inputs, bound, drawn)
 
     def __call__(
-        self, inputs: list[torch.Tensor], cache: Cache, bound: Bound, feeds: list[Any]
+        self,
+        inputs: list[torch.Tensor],
+        cache: Cache,
+        bound: Bound,
+        drawn: list[torch.Tensor],
+        feeds: list[Any],
     ) -> Any:
         """Run on what `prepare` gave, and give what the module would return."""
         graphs = self.graphs
         if self.later is not None:
-            results = self._later(inputs, cache, bound.of, feeds, self.later)
+            results = self._later(inputs, cache, bound.of, drawn, feeds, self.later)
         elif graphs.differentiable:
-            given = [*[inputs[i] for i in graphs.from_inputs], *bound.tensors]
+            given = [*[inputs[i] for i in graphs.from_inputs], *bound.tensors, *drawn]
             call = Call(feeds, given)
             results = run_now(graphs, call, *[given[i] for i in graphs.wrt])
             if graphs.updated:
@@ -110,6 +118,7 @@ class Kind:
         inputs: list[torch.Tensor],
         cache: Cache,
         tensors: list[torch.Tensor],
+        drawn: list[torch.Tensor],
         feeds: list[Any],
         make: Callable[[], Graphs],
     ) -> Any:
@@ -122,7 +131,7 @@ class Kind:
             with cache.lock:
                 graphs = make()
                 bound = Bound(tensors, graphs.from_tensors, cache.weights)
-                again = graphs.feeds(inputs, bound)
+                again = graphs.feeds(inputs, bound, drawn)
             return graphs, again, [names[i] for i in wanted]
 
         call = Call(feeds, everything, graphs_and_feeds)

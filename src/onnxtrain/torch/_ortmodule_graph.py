@@ -17,8 +17,8 @@ from torch.overrides import TorchFunctionMode
 from ..compile import Plan, halves
 from ..errors import OnnxTrainError
 from ..graph import to_proto
-from ..graph.schema import RANDOM
 from ..passes import Recompute
+from ..passes.draws import draws
 from ._ortmodule_structure import Structure, put_together, take_apart
 from .export import ExportError, export
 from .fallback import (
@@ -139,7 +139,7 @@ class Halves:
     Attributes:
         forward: inputs and tensors of the module → outputs, new values of buffers, saved values.
         backward: what its inputs are named after → gradients; None when nothing has a gradient.
-        feeds: names of the forward graph's inputs.
+        feeds: names of the forward graph's inputs, `RANDOM_INPUT` among them if it draws.
         updates: from outputs of the forward graph to the buffers they are new values of.
         saved: outputs of the forward graph that the backward graph reads.
         seeds: for each output the backward graph's input for its gradient, or None.
@@ -356,6 +356,7 @@ def _build(
         stops=_is_barrier,
         unbiased=True,
         recompute=recompute,
+        counter=True,
     )
     built, parts = halves(plan, before_cut=_seed)
     lost = sorted(set(traced.statistics) - set(built.states))
@@ -410,9 +411,10 @@ def _with_sizes(traced: Traced, shapes: Sequence[Sequence[int]] | None) -> onnx.
 
 
 def _seed(model: ir.Model) -> None:
-    """Seeds of the random operators, so that `torch.manual_seed` makes a run repeatable."""
-    start = f"{torch.initial_seed()}/{next(_generation)}"
-    for index, node in enumerate(n for n in model.graph.all_nodes() if n.op_type in RANDOM):
+    """Seeds of the random operators that draw themselves, inside a SequenceMap say."""
+    nodes = [n for n in model.graph.all_nodes() if draws(n)]
+    start = f"{torch.initial_seed()}/{next(_generation)}" if nodes else ""
+    for index, node in enumerate(nodes):
         digest = hashlib.blake2b(f"{start}/{index}".encode(), digest_size=8).digest()
         seed = int.from_bytes(digest, "little") % (1 << 24)  # a float attribute holds it
         whole = node.op_type == "Dropout"

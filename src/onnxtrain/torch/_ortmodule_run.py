@@ -16,6 +16,7 @@ import onnxruntime
 import torch
 from onnxruntime.capi import _pybind_state as ort
 
+from ..graph.contract import RANDOM_INPUT
 from ..runtime.session.threads import HEAVY, LIMIT, applications
 from ._openmp import pause
 from ._ortmodule_graph import Halves
@@ -204,6 +205,9 @@ class Graphs:
         self.from_tensors = [tensor_at[n] for n in halves.feeds if n in tensor_at]
         self._feeds = [inputs[i] for i in self.from_inputs]
         self._feeds += [tensors[i] for i in self.from_tensors]
+        self._draws = RANDOM_INPUT in halves.feeds
+        if self._draws:
+            self._feeds.append(RANDOM_INPUT)
         self.count = len(outputs)
         self._fetches = [*outputs, *halves.updates, *(s for s in halves.saved if s not in outputs)]
         self._plain = len(outputs) + len(halves.updates)
@@ -242,9 +246,20 @@ class Graphs:
         self._gradients = list(halves.gradients.values())
         self._gradient_devices = [self._device] * len(self._gradients)
 
-    def feeds(self, inputs: Sequence[torch.Tensor], bound: Bound) -> list[Any]:
+    def drawn(self) -> list[torch.Tensor]:
+        """What random operators draw from in this call, from torch's generator; [] without any.
+
+        So `torch.manual_seed` makes a run repeatable, and `torch.utils.checkpoint`, which puts the
+        generator back, gets the same masks again.
+        """
+        return [torch.empty(2, dtype=torch.int64).random_()] if self._draws else []
+
+    def feeds(
+        self, inputs: Sequence[torch.Tensor], bound: Bound, drawn: Sequence[torch.Tensor]
+    ) -> list[Any]:
         """OrtValues for the forward graph, in its order."""
-        return [*[to_ort(inputs[i]) for i in self.from_inputs], *bound.values()]
+        given = [to_ort(inputs[i]) for i in self.from_inputs]
+        return [*given, *bound.values(), *map(to_ort, drawn)]
 
     def _settle(self) -> None:
         """Free the cores, where freeing them takes less time than it saves."""

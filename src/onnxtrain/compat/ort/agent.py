@@ -7,15 +7,18 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import onnx
 import onnxruntime
 from onnxruntime.capi._pybind_state import OrtDevice, OrtValue, RunOptions
 from onnxruntime.capi._pybind_state import OrtValueVector as OrtValueVector
 
 from ...errors import ExecutionError, InputError, ModelError, UnknownNameError
+from ...graph.contract import RANDOM_INPUT
 from ...passes.partition import Partition
 from ...runtime.sharing import OneProcess, keep_from_parent
 from .graph_builder import embedded, split
+from .seed import drawn_seed
 
 FORWARD, BACKWARD = "Error in forward pass execution: ", "Error in backward pass execution: "
 
@@ -81,6 +84,11 @@ class TrainingAgent(OneProcess):
         bw_fetches_names: gradients in the order in which `run_backward` gives them.
         bw_outputs_device_info: where each gradient shall be.
         local_rank: accepted; one process is one agent.
+
+    Attributes:
+        random: seed and number of forward passes so far, from which the masks of Dropout follow;
+            None if nothing is drawn. To continue a run exactly, save it and set it again. The first
+            seed follows from `onnxruntime.set_seed`.
     """
 
     _instead = "Hand over the gradient model, and make a new agent from it there."
@@ -95,14 +103,20 @@ class TrainingAgent(OneProcess):
         local_rank: int = 0,
     ) -> None:
         parts = _parts_of(session)
-        inputs = [i.name for i in parts.forward.graph.input]
+        known = [i.name for i in parts.forward.graph.input]
+        inputs = [n for n in known if n != RANDOM_INPUT]
         reads = [i.name for i in parts.backward.graph.input]
         gradients = [o.name for o in parts.backward.graph.output]
         _check_names(fw_feed_names, inputs, bw_fetches_names, gradients)
         _check_count("outputs", parts.outputs, fw_outputs_device_info)
         _check_count("gradients", bw_fetches_names, bw_outputs_device_info)
         self._forward, self._backward = _sessions(session, parts.forward, parts.backward)
+        self._count = len(fw_feed_names)
         self._feeds = list(fw_feed_names)
+        self.random: tuple[int, int] | None = None
+        if RANDOM_INPUT in known:
+            self._feeds.append(RANDOM_INPUT)
+            self.random = (drawn_seed(), 0)
         self._results = [o.name for o in parts.forward.graph.output]
         self._outputs = len(parts.outputs)
         devices = [*map(_device, fw_outputs_device_info)]
@@ -110,7 +124,7 @@ class TrainingAgent(OneProcess):
         self._gradients = list(bw_fetches_names)
         self._gradient_devices = [*map(_device, bw_outputs_device_info)]
         self._from_results = [n for n in reads if n in parts.saved]
-        self._from_feeds = [n for n in reads if n in inputs]
+        self._from_feeds = [n for n in reads if n in known]
         self._seeds = reads[len(self._from_results) + len(self._from_feeds) :]
         self._result_index = [self._results.index(n) for n in self._from_results]
         self._feed_index = [self._feeds.index(n) for n in self._from_feeds]
@@ -143,11 +157,13 @@ class TrainingAgent(OneProcess):
             cache: accepted; nothing has to be cached here.
         """
         feeds = _vector(feeds)
-        if len(feeds) != len(self._feeds):
+        if len(feeds) != self._count:
             raise ExecutionError(
-                f"{FORWARD}the model takes {len(self._feeds)} inputs "
-                f"({', '.join(self._feeds)}), {len(feeds)} were given."
+                f"{FORWARD}the model takes {self._count} inputs "
+                f"({', '.join(self._feeds[: self._count])}), {len(feeds)} were given."
             )
+        if self.random is not None:
+            feeds = _with(feeds, _words(self.random))
         made = OrtValueVector()
         try:
             self._forward.run_with_ortvaluevector(
@@ -155,6 +171,8 @@ class TrainingAgent(OneProcess):
             )
         except Exception as error:
             raise ExecutionError(f"{FORWARD}{error}") from error
+        if self.random is not None:
+            self.random = (self.random[0], self.random[1] + 1)
         for i in range(self._outputs):
             fetches.push_back(made[i])
         needed = OrtValueVector()
@@ -273,6 +291,23 @@ def _device(device: Any) -> OrtDevice:
 
 def _raw(value: Any) -> Any:
     return value if isinstance(value, OrtValue) else value._ortvalue
+
+
+def _words(random: tuple[int, int]) -> OrtValue:
+    """Seed and counter in memory of their own: a backward pass that is due later may read them."""
+    host = OrtDevice(OrtDevice.cpu(), OrtDevice.default_memory(), 0)
+    value = OrtValue.ortvalue_from_shape_and_type([2], np.int64, host)
+    value.update_inplace(np.array(random, np.int64))
+    return value
+
+
+def _with(values: Any, last: OrtValue) -> Any:
+    """A copy of a vector with one more value; the vector is the caller's."""
+    vector = OrtValueVector()
+    for i in range(len(values)):
+        vector.push_back(values[i])
+    vector.push_back(last)
+    return vector
 
 
 def _vector(values: Any) -> Any:

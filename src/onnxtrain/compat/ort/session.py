@@ -15,6 +15,7 @@ from onnxruntime.capi._pybind_state import SessionIOBinding
 
 from ...errors import InputError, ModelError, StateError, UnknownNameError
 from ...graph import load, to_proto
+from ...graph.contract import RANDOM_INPUT
 from ...graph.io import save
 from ...optim.transforms import FIRST, SECOND
 from ...runtime.files.dtypes import BY_ONNX
@@ -26,6 +27,7 @@ from ...runtime.state.buffers import TensorSpec, TensorStore
 from .binding import Prebound, StepBinding
 from .parameters import TrainingParameters
 from .recipes import optimizers_for
+from .seed import drawn_seed
 from .state import State
 from .step import LOSS_SCALE, STEP, Step, StepBuilder, loss_name, trained_weights
 
@@ -316,10 +318,13 @@ class TrainingSession(OneProcess, onnxruntime.InferenceSession):  # type: ignore
         """Copies of the weights by name.
 
         With Adam and Lamb also ``Moment_1_<w>``, ``Moment_2_<w>`` and ``Update_Count_<w>``; with
-        batch normalization that trains, also its running statistics.
+        batch normalization that trains, also its running statistics; with Dropout that trains, also
+        ``onnxtrain.random``: seed and number of the runs so far, from which its masks follow.
         """
         store = self._current()
-        names = (*self._weights, *self._steps[True].statistics)
+        names = [*self._weights, *self._steps[True].statistics]
+        if RANDOM_INPUT in store:
+            names.append(RANDOM_INPUT)
         state = {n: store.view(n).copy() for n in names}
         for weight, moments in self.get_optimizer_state().items():
             state.update({f"{kind}_{weight}": value for kind, value in moments.items()})
@@ -370,7 +375,7 @@ class TrainingSession(OneProcess, onnxruntime.InferenceSession):  # type: ignore
         known = self.get_state()
         if strict:
             unknown = [n for n in state if n not in known]
-            missing = [n for n in known if n not in state]
+            missing = [n for n in known if n not in state and n != RANDOM_INPUT]
             if unknown:
                 raise UnknownNameError("state", unknown[0], list(known))
             if missing:
@@ -514,6 +519,8 @@ def _initial_arrays(model: ir.Model, step: Step) -> dict[str, Array]:
             arrays[name] = np.zeros(value.shape.numpy(), value.dtype.numpy())
     if STEP in arrays:
         arrays[STEP][...] = 1
+    if RANDOM_INPUT in arrays:
+        arrays[RANDOM_INPUT][0] = drawn_seed()
     return arrays
 
 

@@ -15,6 +15,7 @@ from ...compile import Plan, forward, gradients
 from ...errors import ModelError, UnknownNameError
 from ...graph import FLOATS, OpBuilder, Tensor
 from ...graph import parameters as params
+from ...graph.contract import RANDOM_INPUT
 from ...normalize import normalize
 from ...optim import ClipNorm, Optimizer
 from ...optim.optimizer import norm_coefficient
@@ -103,6 +104,7 @@ class StepBuilder:
             trainable=self.weights,
             of=of,
             recompute=self.parameters.what_to_recompute(),
+            counter=True,
         )
 
     def _loss_type(self) -> int:
@@ -197,6 +199,13 @@ class _Build:
         self.accumulators: dict[str, str] = {}
         self.parts: dict[str, Part] = {}
         self.finite: Tensor | None = None
+        if RANDOM_INPUT in values:
+            self._count_passes(self.op.tensor(values[RANDOM_INPUT]))
+
+    def _count_passes(self, random: Tensor) -> None:
+        """What random operators draw from is a state: the seed stays, the counter grows."""
+        self.op.scope = RANDOM_INPUT
+        self.keep(RANDOM_INPUT, random + self.op.const(np.array([0, 1], np.int64)), random)
 
     def input(self, name: str, dtype: ir.DataType | None, shape: Sequence[int]) -> ir.Value:
         if name in self.values:
