@@ -14,6 +14,7 @@ from typing import Any, BinaryIO
 import numpy.typing as npt
 
 from ...errors import CheckpointError
+from ...hyper import check_rate
 from ..state.buffers import TensorSpec, TensorStore
 from ..state.checkpoint_state import (
     CheckpointState,
@@ -212,9 +213,8 @@ def _optimizer(
     name = described.get("name", "")
     if not (isinstance(step, int) and 0 <= step < 2**63 and isinstance(name, str)):
         raise CheckpointError(f"{where} is damaged: optimizer {described!r}.")
-    if not isinstance(rate, int | float) or not math.isfinite(rate):
-        raise CheckpointError(f"{where} is damaged: learning rate {rate!r}.")
-    state = OptimizerState(name, step, float(rate))
+    rate = check_rate(rate, f"{where} is damaged: the learning rate", CheckpointError)
+    state = OptimizerState(name, step, rate)
     for kind, specs in moments.items():
         if set(specs) != set(trainable):
             wrong = sorted(set(specs) ^ set(trainable))

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...errors import InputError, NonFiniteError, SharingError, StateError
+from ...hyper import check_limit, check_rate
 from ..files.onnxfile import Source
 from ..session.devices import Device, Provider
 from ..sharing import OneProcess, exclusive
@@ -65,7 +66,10 @@ class Trainer(OneProcess):
         device: where to run, see `Module`.
         session_options: onnxruntime's options, used as they are.
         providers: execution providers, see `Module`.
-        check_finite: stop with an error when a loss is NaN or infinite.
+        check_finite: stop with a `NonFiniteError` when a loss or a gradient is NaN or infinite. The
+            batch changes nothing: weights, moments, step count and running statistics stay, and
+            micro-batches gathered for the same update are dropped with it. `save` then writes the
+            last good state, and `fit(..., resume=True)` goes on with the next batch.
         distributed: ``"mpi"``, ``"torch"``, ``"auto"`` (whichever launcher started the process, if
             any), or an `onnxtrain.distributed.Backend`: train together with other processes. Needs
             `onnxtrain[mpi]` or torch. `batch_size` is then that of all processes together.
@@ -112,6 +116,10 @@ class Trainer(OneProcess):
             )
         if accumulate < 1:
             raise ValueError(f"accumulate must be at least 1, not {accumulate}.")
+        if learning_rate is not None:
+            learning_rate = check_rate(learning_rate)
+        if clip_norm is not None:
+            clip_norm = check_limit(clip_norm, "clip_norm", infinite=True)
         self.group = make_group(distributed, shard_optimizer, overlap, bucket_mb)
         state = self.group.load(state)
         state._need_values()
@@ -123,6 +131,7 @@ class Trainer(OneProcess):
         self.batches: int | None = None
         self.history = History()
         self._seed, self._sums = 0, (0.0, 0)
+        self._refused: NonFiniteError | None = None
         self._eval_model = eval_model
         self._session_options = self.group.session_options(session_options)
         self._device = Device(device, providers)
@@ -206,7 +215,7 @@ class Trainer(OneProcess):
             drop_last: leave out a last, smaller batch.
             progress: show a line per epoch.
             resume: go on where the checkpoint was written, bit for bit, with the same data and
-                arguments.
+                arguments; or, after a `NonFiniteError`, behind the batch that was no good.
 
         Returns:
             Loss, learning rate, validation loss and metrics, by epoch.
@@ -264,7 +273,8 @@ class Trainer(OneProcess):
         try:
             self._run_epochs(self.group.split(source), epochs, validation_data, batch_size)
         except BaseException as error:
-            self.group.failed(error)
+            if error is not self._refused:  # that one all processes have raised
+                self.group.failed(error)
             raise
         return self.history
 
@@ -288,7 +298,10 @@ class Trainer(OneProcess):
                 break
         with self._lock:
             updates = self.step
-            self._count(*self._engine.finish())
+            try:
+                self._count(*self._engine.finish())
+            except NonFiniteError as error:
+                raise self._refuse(error) from error
             updated = self.step != updates
             if updated:
                 self._schedule()
@@ -317,10 +330,11 @@ class Trainer(OneProcess):
     def _run_batch(self, values: Sequence[Any]) -> None:
         with self._lock:  # update, counters and schedule are one for a `save` in another thread
             updates = self.step
-            loss, rows = self._engine.run(values)
-            if self.check_finite and not np.isfinite(loss):
-                where = f"epoch {self.epoch}, batch {self.batch} (step {self.step})"
-                raise NonFiniteError(f"The loss is {loss} in {where}.")
+            try:
+                loss, rows = self._engine.run(values)
+            except NonFiniteError as error:
+                self.batch += 1
+                raise self._refuse(error) from error
             self.batch += 1
             self._count(loss, rows)
             updated = self.step != updates
@@ -328,6 +342,17 @@ class Trainer(OneProcess):
                 self._schedule()
         if updated:
             self._after_update(loss)
+
+    def _refuse(self, error: NonFiniteError) -> NonFiniteError:
+        """Leave everything ready to go on behind the batch that was no good; gives the error."""
+        self._engine.forget()
+        self._resumable = self._position()
+        self.state._resumable_scheduler = self.state._scheduler  # a schedule goes on where it is
+        self._refused = NonFiniteError(
+            f"In epoch {self.epoch}, batch {self.batch - 1}: {error} "
+            "fit(..., resume=True) goes on with the next one."
+        )
+        return self._refused
 
     def _schedule(self) -> None:
         if self.scheduler is not None and not self._by_epoch():
@@ -396,7 +421,12 @@ class Trainer(OneProcess):
     @exclusive
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a checkpoint from which `fit(..., resume=True)` goes on exactly."""
-        self.state._trainer = {
+        self.state._trainer = self._position()
+        self.group.save(self.state, path)
+
+    def _position(self) -> dict[str, Any]:
+        """Where the training is, ready for JSON."""
+        return {
             "epoch": self.epoch,
             "batch": self.batch,
             "seed": self._seed,
@@ -408,7 +438,6 @@ class Trainer(OneProcess):
                 if h.state_dict()
             ],
         }
-        self.group.save(self.state, path)
 
     def _resume(self, hooks: Sequence[Callback]) -> None:
         saved = self._resumable
@@ -472,7 +501,12 @@ class Trainer(OneProcess):
             train_model,
             optimizer_model,
             self.state,
-            {"device": device, "session_options": self._session_options, "providers": providers},
+            {
+                "device": device,
+                "session_options": self._session_options,
+                "providers": providers,
+                "check_finite": self.check_finite,
+            },
             clip_norm,
             self.accumulate,
         )
@@ -480,12 +514,21 @@ class Trainer(OneProcess):
             return together
         file = load_optimizer(optimizer_model)
         plain = self.accumulate == 1 and clip_norm is None
+        # clipped by value, an infinite gradient leaves no trace in what the one graph gives
+        plain = plain and not (self.check_finite and "value" in (file.clip or {}))
         compiled = self._device.is_host and kernels.find(
             file.description, self.state._trainable.size
         )
         if step_model is not None and plain and not compiled:
             return _OneGraph(
-                OneGraphStep(step_model, self.state, file, self._device, self._session_options)
+                OneGraphStep(
+                    step_model,
+                    self.state,
+                    file,
+                    self._device,
+                    self._session_options,
+                    check_finite=self.check_finite,
+                )
             )
         module = Module(
             train_model,
@@ -493,6 +536,7 @@ class Trainer(OneProcess):
             device=device,
             session_options=self._session_options,
             providers=providers,
+            check_finite=self.check_finite,
         )
         optimizer = Optimizer(optimizer_model, module)
         optimizer.clip_norm = clip_norm
@@ -587,4 +631,4 @@ class _Rate:
 
     def set_learning_rate(self, learning_rate: float) -> None:
         """Use this learning rate from the next step on."""
-        self._memory.learning_rate = float(learning_rate)
+        self._memory.learning_rate = check_rate(learning_rate)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import weakref
 from collections.abc import Mapping, Sequence
@@ -59,7 +60,10 @@ class Module(OneProcess):
             keeps the state in the device's memory. That path has not been run on such hardware.
         session_options: onnxruntime's options, used as they are.
         providers: execution providers with their options, instead of those of `device`.
-        check_finite: raise `NonFiniteError` when a training loss is NaN or infinite.
+        check_finite: raise `NonFiniteError` when a training loss is NaN or infinite, or, in
+            `Optimizer.step`, when a gradient is. Nothing is changed then: parameters, moments, step
+            count and running statistics are those of before the batch, the gradients gathered
+            since the last update are dropped, and the next batch can follow.
         fold_frozen: hand frozen parameters to onnxruntime's training session as constants. Frozen
             convolutions then run up to a few times faster, at the price of a second copy,
             and of this module's training not seeing later changes of frozen parameters.
@@ -132,6 +136,8 @@ class Module(OneProcess):
             part: _Train | _Eval = self._train if self.training else self._need_eval()
             quick = None if named_inputs else part.again(user_inputs)
             if quick is not None:
+                if self.check_finite and self.training:
+                    self._check_loss(quick[0])
                 return quick[0] if len(quick) == 1 else tuple(quick)
             as_values = False
             if named_inputs or not part.binding().feed_again(user_inputs):
@@ -141,8 +147,10 @@ class Module(OneProcess):
                 self._state._settle()
             binding = part.run()
             results: Sequence[Any] = binding.result_values() if as_values else binding.results()
-            if self.check_finite and self.training:
-                _check_finite(results[0].numpy() if as_values else results[0])
+            if self.training:
+                if self.check_finite:
+                    self._check_loss(results[0].numpy() if as_values else results[0])
+                self._train.commit()
             return results[0] if len(results) == 1 else tuple(results)
 
     def train(self: Self, mode: bool = True) -> Self:
@@ -159,6 +167,16 @@ class Module(OneProcess):
         """Let the next training step overwrite the gradients; until then they stay readable."""
         with self._lock:  # the end of another thread's step would take it back
             self._overwrite = True
+
+    def discard_step(self) -> None:
+        """Drop the batches since the last update, because one of them is no good.
+
+        The next training step overwrites the gradients. With `check_finite`, running statistics go
+        back to what they were before the first of these batches.
+        """
+        with self._lock:
+            self._overwrite = True
+            self._train.restore_states()
 
     def input_names(self) -> list[str]:
         """Names of the user's inputs of the current mode's model."""
@@ -262,6 +280,18 @@ class Module(OneProcess):
 
     # --- inside ----------------------------------------------------------------------------------
 
+    def _check_loss(self, loss: Array) -> None:
+        if math.isfinite(loss) if loss.size == 1 else np.isfinite(loss).all():
+            return
+        self.discard_step()
+        memory = self._state._optimizer
+        where = f" in update {memory.step + 1}" if memory is not None else ""
+        raise NonFiniteError(
+            f"The loss is {loss}{where}. Nothing was changed, and the gradients gathered since the "
+            "last update are dropped: go on with the next batch. Look at this one, the learning "
+            "rate and the initial values."
+        )
+
     def _chosen(self, trainable_only: bool) -> list[str]:
         trainable = set(self._trainable)
         return [n for n in self._order if n in trainable or not trainable_only]
@@ -328,6 +358,11 @@ class _Train(Spinner):
         self.next_states = TensorStore(state._frozen.specs[s] for s in artifact.states)
         self.next_states.place(module._device)
         self.is_simple = module._device.is_host and not self.next_states.specs
+        self.old_states: TensorStore | None = None
+        self.can_restore = False
+        """Whether `old_states` has the states of before the batches since the last update."""
+        self.saves_states = False
+        """Whether they are saved even without `check_finite`: for who checks by other means."""
         reseed(artifact.model, artifact.random_nodes, state._random)
         self.draws = Draws(state) if artifact.random_input else None
         self.small = SmallSteps(artifact, module._device, module._session_options)
@@ -426,21 +461,45 @@ class _Train(Spinner):
         return all_ortvalues(values)
 
     def run(self) -> Binding | PieceBinding:
-        module = self.module
         binding = self.binding()
         if self.draws is not None:
             self.draws.set()
         binding.run()
         if self.draws is not None:
             self.draws.count()
+        return binding
+
+    def commit(self) -> None:
+        """Let the step that has just run count: add its gradients, take over its states."""
+        module = self.module
         if not module._overwrite:
             self.now.add()
         if not module._device.is_host:
             self.gradients.written()
-        module._overwrite = False
         if self.next_states.specs:
+            if module.check_finite or self.saves_states:
+                self._save_states()
             module._ops.copy(module._state._frozen, self.next_states)
-        return binding
+        module._overwrite = False
+
+    def _save_states(self) -> None:
+        """Before the first batch of an update: keep what a step that is no good gives back."""
+        if self.can_restore and not self.module._overwrite:
+            return
+        if self.old_states is None:
+            self.old_states = self.next_states.like()
+        self.module._ops.copy(self.old_states, self.module._state._frozen, self.next_states)
+        self.can_restore = True
+
+    def restore_states(self) -> None:
+        """Undo what the batches since the last update did to the states."""
+        if self.can_restore and self.old_states is not None:
+            self.module._ops.copy(self.module._state._frozen, self.old_states)
+        self.can_restore = False
+
+    def updated(self) -> None:
+        """The optimizer has made its update: the states of before will not come back."""
+        self.can_restore = False
 
     def again(self, values: Sequence[Any]) -> list[Array] | None:
         """A step like the one before, on small arrays; None if there is more to be done."""
@@ -448,7 +507,7 @@ class _Train(Spinner):
         state = module._state
         if state._nominal is not None or state._settle is not None or not self.is_simple:
             return None
-        if not module._overwrite or module.check_finite or not isinstance(now, _Passes):
+        if not module._overwrite or not isinstance(now, _Passes):
             return None
         draws = self.draws
         if draws is not None:
@@ -534,12 +593,3 @@ def _keep(array: Array) -> None:
 
 def _host() -> Any:
     return ort.OrtDevice(ort.OrtDevice.cpu(), ort.OrtDevice.default_memory(), 0)
-
-
-def _check_finite(loss: Array) -> None:
-    if not np.isfinite(loss).all():
-        raise NonFiniteError(
-            f"The loss is {loss!r}. The gradients of this step are not usable: call "
-            "lazy_reset_grad() before going on, and look at the batch, the learning rate and the "
-            "initial values."
-        )

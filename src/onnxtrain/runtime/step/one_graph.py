@@ -7,6 +7,7 @@ brought up to date (`settle`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,8 +15,9 @@ import numpy as np
 import numpy.typing as npt
 from onnxruntime import InferenceSession
 
-from ...errors import ModelFileError
+from ...errors import ModelFileError, NonFiniteError
 from ..files.onnxfile import Source
+from ..finite import first_not_finite, is_finite
 from ..session.binding import Binding, user_side
 from ..session.device_ops import DeviceOps
 from ..session.devices import Device
@@ -40,6 +42,8 @@ class OneGraphStep(Spinner, OneProcess):
         optimizer: the optimizer model that the step contains; names its states.
         device: where to run.
         options: onnxruntime's session options.
+        check_finite: raise `NonFiniteError`, and leave everything as it was, when the loss or a
+            result of the update is NaN or infinite.
     """
 
     _instead = "Hand over the CheckpointState, and make a new step from it and the model there."
@@ -51,8 +55,10 @@ class OneGraphStep(Spinner, OneProcess):
         optimizer: OptimizerFile,
         device: Device,
         options: Any = None,
+        *,
+        check_finite: bool = False,
     ) -> None:
-        self.state, self.device = state, device
+        self.state, self.device, self.check_finite = state, device, check_finite
         self._share(state.lock)
         artifact = load_artifact(source, "step")
         check_state(artifact, state)
@@ -78,6 +84,10 @@ class OneGraphStep(Spinner, OneProcess):
         self._single: list[Binding] | None = None
         self._turn = 0
         state._settle = self.settle
+
+    @property
+    def _first(self) -> _Set:
+        return self.state._trainable, self.state._frozen, self.memory.states
 
     @property
     def session(self) -> InferenceSession:
@@ -109,11 +119,8 @@ class OneGraphStep(Spinner, OneProcess):
     def _both(self, options: Any) -> list[Binding]:
         """A session and its bindings in both directions."""
         session = self.device.session(self.model, options)
-        first = (self.state._trainable, self.state._frozen, self.memory.states)
-        return [
-            self._bind(session, first, self._second),
-            self._bind(session, self._second, first),
-        ]
+        first, second = self._first, self._second
+        return [self._bind(session, first, second), self._bind(session, second, first)]
 
     def _bind(self, session: InferenceSession, source: _Set, target: _Set) -> Binding:
         artifact = self.artifact
@@ -154,10 +161,12 @@ class OneGraphStep(Spinner, OneProcess):
                 binding = self._now[self._turn]
                 binding.run()
                 results = binding.results()
-            self._turn = 1 - self._turn
-            memory.step += 1
             if self.draws is not None:
                 self.draws.count()
+            if self.check_finite:
+                self._check(results[0])
+            self._turn = 1 - self._turn
+            memory.step += 1
             if not self.device.is_host:
                 for store in self.state._stores():
                     store.written()
@@ -172,6 +181,30 @@ class OneGraphStep(Spinner, OneProcess):
                 self._single = self._both(self.small.options())
             self._now = self._single
         self._now[self._turn].feed(self.user.inputs, arrays)
+
+    def _check(self, loss: Array) -> None:
+        """Raise before the sets change places: what was read is untouched and stays the state."""
+        what = f"The loss is {loss}"
+        if math.isfinite(loss) if loss.size == 1 else np.isfinite(loss).all():
+            name = self._first_not_finite()
+            if name is None:
+                return
+            what = f"The gradient of {name!r}, or what the update makes of it, is NaN or infinite"
+        raise NonFiniteError(
+            f"{what}, in update {self.memory.step + 1}. Nothing was changed: go on with the next "
+            "batch. Look at this one, the learning rate and the initial values."
+        )
+
+    def _first_not_finite(self) -> str | None:
+        """The first of the tensors just written that is not finite throughout."""
+        params, states, moments = self._first if self._turn else self._second
+        names = self.artifact.states
+        for store in (params, *moments.values()):
+            store.written()
+            if not is_finite(store):
+                return first_not_finite(store)
+        states.written()
+        return first_not_finite(states, names) if names else None
 
     def settle(self) -> None:
         """Bring the state's own buffers up to date."""

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...errors import ModelFileError
+from ...hyper import check_amount, check_limit, check_rate
 from ..files.dtypes import F32
 from ..files.onnxfile import ModelFile, Source, uses
 from ..files.predecessor import converted_optimizer, kind_of
@@ -56,6 +57,11 @@ class OptimizerFile:
         return self.description.get("clip")
 
     @property
+    def clip_norm(self) -> float | None:
+        """Limit of the gradients' common norm."""
+        return (self.clip or {}).get("norm")
+
+    @property
     def groups(self) -> list[dict[str, Any]]:
         """Parameter groups, may be empty."""
         return list(self.description.get("groups") or [])
@@ -91,6 +97,7 @@ def load_optimizer(source: Source) -> OptimizerFile:
     layout = description.get("layout")
     if layout not in {"elementwise", "tensor"}:
         raise ModelFileError(f"{model.where}: unknown layout {layout!r}.")
+    _check_numbers(description, model.where)
     inputs, outputs = _names(model)
     needed = ["params", "gradients", *states]
     missing = [n for n in needed if n not in inputs]
@@ -102,6 +109,15 @@ def load_optimizer(source: Source) -> OptimizerFile:
         model.encode(), str(description.get("name", "")), states, layout, description, False,
         inputs, outputs, unsafe,
     )  # fmt: skip
+
+
+def _check_numbers(description: Mapping[str, Any], where: str) -> None:
+    """Limits, decays and factors of the learning rate that make sense, whoever wrote the file."""
+    for kind, limit in (description.get("clip") or {}).items():
+        check_limit(limit, f"{where}: the limit by {kind}", ModelFileError, infinite=True)
+    for group in (description.get("hyper") or {}, *(description.get("groups") or [])):
+        check_rate(group.get("lr_scale", 1.0), f"{where}: lr_scale", ModelFileError)
+        check_amount(group.get("weight_decay") or 0.0, f"{where}: weight_decay", ModelFileError)
 
 
 def _own_model(model: ModelFile) -> OptimizerFile:
@@ -166,6 +182,9 @@ class Piece:
 
 class Update:
     """The flat update, run in place over pieces of the flat buffers."""
+
+    is_foreign = False
+    """Whether a user wrote it, so that nothing is known of what it makes of finite gradients."""
 
     def __init__(self, file: OptimizerFile, module: Module, piece: int = PIECE) -> None:
         self.file, self.module = file, module
@@ -277,7 +296,7 @@ class Update:
 class SequenceUpdate:
     """A user's own optimizer model over sequences, fed as it is."""
 
-    is_session = True
+    is_session = is_foreign = True
 
     def __init__(self, file: OptimizerFile, module: Module) -> None:
         self.file, self.module = file, module
