@@ -596,6 +596,8 @@ class _Parts:
         self._pending += 1
         if self._pending == self.accumulate:
             self.finish()
+        elif self.module.check_finite:
+            self.optimizer.check_gradients()
         return measured(result if isinstance(result, tuple) else [result], values)
 
     def finish(self) -> tuple[float, int]:

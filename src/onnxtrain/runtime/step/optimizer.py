@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
+
 from ...errors import CheckpointError, InputError, NonFiniteError, StateError
 from ...hyper import check_limit, check_rate
 from ..files.dtypes import F32
@@ -77,6 +79,20 @@ class Optimizer(OneProcess):
             memory.step += 1
 
     @exclusive
+    def check_gradients(self) -> float:
+        """The norm of all gradients together; raises `NonFiniteError` if one is not finite.
+
+        `step` does the same when the module was made with `check_finite`. Between batches whose
+        gradients are added up it tells which of them was no good.
+        """
+        norm = self._norm()
+        if not math.isfinite(norm):
+            gradients = self._module._state._gradients
+            assert gradients is not None
+            raise self._refused(f"The gradient of {first_not_finite(gradients)!r}")
+        return norm
+
+    @exclusive
     def set_learning_rate(self, learning_rate: float) -> None:
         """Use this learning rate from the next step on."""
         rate = check_rate(learning_rate)
@@ -146,11 +162,8 @@ class Optimizer(OneProcess):
 
         One norm serves both.
         """
-        gradients, checks = self._module._state._gradients, self._module.check_finite
-        assert gradients is not None
-        norm = abs(scale) * global_norm(gradients)
-        if checks and not math.isfinite(norm):
-            raise self._refused(f"The gradient of {first_not_finite(gradients)!r}")
+        checks = self._module.check_finite
+        norm = abs(scale) * (self.check_gradients() if checks else self._norm())
         if self._limit is not None:
             factor = clip_factor(norm, self._limit)
             scale, norm = scale * factor, norm * factor
@@ -164,6 +177,11 @@ class Optimizer(OneProcess):
             update.run(*numbers)
         self._module._train.updated()
 
+    def _norm(self) -> float:
+        gradients = self._module._state._gradients
+        assert gradients is not None, "a Module makes them"
+        return global_norm(gradients)
+
     def _try(
         self,
         update: Update | SequenceUpdate,
@@ -173,7 +191,8 @@ class Optimizer(OneProcess):
         """Update, and take it back if the result is not finite."""
         stores = [self._module._state._trainable, *memory.states.values()]
         before = Snapshot(stores)
-        update.run(*numbers)
+        with np.errstate(over="ignore", invalid="ignore"):  # that is what is looked for
+            update.run(*numbers)
         name = next(filter(None, map(first_not_finite, stores)), None)
         if name is not None:
             before.restore()
