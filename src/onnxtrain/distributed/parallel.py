@@ -109,10 +109,10 @@ class DataParallel(Group):
         module = self._module(train_model, state, options)
         optimizer: Optimizer | ShardedOptimizer
         if self.shard_optimizer:
-            optimizer = ShardedOptimizer(optimizer_model, module, self.backend)
+            optimizer = ShardedOptimizer(optimizer_model, module, self.backend, clip_norm)
         else:
             optimizer = Optimizer(optimizer_model, module)
-        optimizer.clip_norm = clip_norm
+            optimizer.clip_norm = clip_norm
         return ParallelEngine(
             self.backend, module, optimizer, wide, accumulate, self.overlap, self.bucket_mb
         )

@@ -199,6 +199,7 @@ class _Build:
         self.accumulators: dict[str, str] = {}
         self.parts: dict[str, Part] = {}
         self.finite: Tensor | None = None
+        self.clip_factors: dict[float, Tensor] = {}
         if RANDOM_INPUT in values:
             self._count_passes(self.op.tensor(values[RANDOM_INPUT]))
 
@@ -378,11 +379,9 @@ class _Build:
 
     def _update_one(self, name: str, optimizer: Optimizer, step: Tensor, rate: Tensor) -> None:
         op, param = self.op, self.params[name]
-        op.scope = "clip"
         scale: float | Tensor = 1.0
         if isinstance(optimizer.clip, ClipNorm):
-            all_of_them = list(self.gradients.values())
-            scale = self._like(norm_coefficient(op, all_of_them, optimizer.clip.max_norm), param)
+            scale = self._like(self._clip_factor(optimizer.clip.max_norm), param)
         op.scope = f"update/{name}"
         shape = list(param.static_shape or ())
         states = {
@@ -402,6 +401,14 @@ class _Build:
         for state, old in states.items():
             self.keep(f"{name}.{state}", self._if_finite(moments[state], old), old)
         self.keep(name, self._if_finite(new, param), param)
+
+    def _clip_factor(self, max_norm: float) -> Tensor:
+        """What all gradients are multiplied with; computed once for all weights."""
+        if max_norm not in self.clip_factors:
+            self.op.scope = "clip"
+            gradients = list(self.gradients.values())
+            self.clip_factors[max_norm] = norm_coefficient(self.op, gradients, max_norm)
+        return self.clip_factors[max_norm]
 
     def _if_finite(self, new: Tensor, old: Tensor) -> Tensor:
         return new if self.finite is None else self.op.Where(self.finite, new, old)
