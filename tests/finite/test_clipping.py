@@ -14,7 +14,7 @@ from onnxtrain import onnxblock, optim
 from onnxtrain.api import CheckpointState, Module, Optimizer, Trainer
 from onnxtrain.artifacts import updates
 from onnxtrain.distributed.shard import ShardedOptimizer
-from onnxtrain.runtime.finite import all_finite, global_norm, square_sum
+from onnxtrain.runtime.step.finite import all_finite, global_norm, square_sum
 from onnxtrain.runtime.step.update import load_optimizer
 from tests.distributed.threads import together
 

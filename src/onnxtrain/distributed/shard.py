@@ -13,9 +13,9 @@ import numpy.typing as npt
 from ..errors import InputError, NonFiniteError
 from ..runtime.files.dtypes import F32
 from ..runtime.files.onnxfile import Source
-from ..runtime.finite import HUGE, Snapshot, clip_factor, is_finite, square_sum
 from ..runtime.state.buffers import ALIGNMENT, FlatBuffer, Slot, TensorSpec, TensorStore
 from ..runtime.state.checkpoint_state import OptimizerState
+from ..runtime.step.finite import HUGE, Snapshot, clip_factor, is_finite, square_sum
 from ..runtime.step.module import Module
 from ..runtime.step.optimizer import attach
 from ..runtime.step.update import Update, load_optimizer

@@ -133,6 +133,11 @@ class StepBinding(SessionIOBinding):  # type: ignore[misc]
         self._last = key
         return side
 
+    def bound_input(self, name: str) -> Any:
+        """The array or OrtValue that the user bound; None for an address, or for nothing."""
+        _, args = self._calls.get(("input", name), ("", ()))
+        return args[1] if len(args) == 2 else None
+
     # -- results -----------------------------------------------------------------------------------
 
     def _outputs(self) -> list[Any]:

@@ -13,17 +13,20 @@ import onnx_ir as ir
 import onnxruntime
 from onnxruntime.capi._pybind_state import SessionIOBinding
 
-from ...errors import InputError, ModelError, StateError, UnknownNameError
+from ...errors import InputError, ModelError, NonFiniteError, StateError, UnknownNameError
 from ...graph import load, to_proto
 from ...graph.contract import RANDOM_INPUT
 from ...graph.io import save
+from ...hyper import LARGEST, check_rate
 from ...optim.transforms import FIRST, SECOND
 from ...runtime.files.dtypes import BY_ONNX
 from ...runtime.files.onnxfile import ValueInfo
+from ...runtime.session.binding import HOST
 from ...runtime.session.devices import RUN_OPTIONS, Device, session_options
-from ...runtime.session.feeds import FeedCheck
+from ...runtime.session.feeds import FeedCheck, raw_ortvalue
 from ...runtime.sharing import OneProcess, exclusive
 from ...runtime.state.buffers import TensorSpec, TensorStore
+from ...runtime.step.finite import all_finite, first_not_finite, is_finite
 from .binding import Prebound, StepBinding
 from .parameters import TrainingParameters
 from .recipes import optimizers_for
@@ -123,8 +126,12 @@ class TrainingSession(OneProcess, onnxruntime.InferenceSession):  # type: ignore
         self.__dict__.update(self._cores[True].__dict__)
         self._sess = _Stepper(self, self._cores[True]._sess)
         self._share()
+        self._check_finite = parameters.check_finite
+        self._check_value: Array = np.zeros((), np.float32)
+        self._old_statistics: dict[str, Array] = {}
         self._make_state(step, arrays)
         self._make_user_side(step)
+        self._rate_name = parameters.lr_params_feed_name if optimizers else ""
         self._loss_scale_name = LOSS_SCALE if LOSS_SCALE in step.inputs else ""
         if parameters.optimizer_initial_state:
             self._load_optimizer_state(parameters.optimizer_initial_state)
@@ -180,23 +187,75 @@ class TrainingSession(OneProcess, onnxruntime.InferenceSession):  # type: ignore
             store = self._sums if name in self._sums else target
             spec = store.specs[name]
             binding.bind_output(output, device, spec.type.binding, spec.shape, store.pointer(name))
-        return list(step.states.values())
+        outputs = list(step.states.values())
+        if step.check:
+            place = (np.float32, (), self._check_value.ctypes.data)
+            binding.bind_output(step.check, HOST.ort_device, *place)
+            outputs.append(step.check)
+        return outputs
 
     def _finish(self, key: Key) -> None:
         """Note that a step has run."""
+        if self._check_finite:
+            self._look_at_results(key)
         updates, turn = key
         if updates and self._optimizers:
             self._turn, self._pending = 1 - turn, 0
             if self._sums.specs:
-                for buffer in self._sums.store.buffers.values():
-                    buffer.data[...] = 0
-                self._sums.push()
+                self._drop_sums()
         else:
             self._pending = (self._pending + 1) % self._accumulation
             self._keep_statistics(updates, turn)
         if not self._device.is_host:
             for store in (*self._sets, self._sums):
                 store.written()
+
+    def _look_at_results(self, key: Key) -> None:
+        """Raise before the sets change places: what was read is untouched and stays the state."""
+        problem = "The loss" if np.isnan(self._check_value) else self._first_not_finite(key)
+        source = self._sets[key[1]]
+        names = self._steps[key[0]].statistics if self._accumulation > 1 else []
+        if names:
+            source.pull()
+        if not problem:
+            if not self._pending:  # what a later batch for the same update has to give back
+                self._old_statistics = {n: source.view(n).copy() for n in names}
+            return
+        if names and self._pending:
+            for name in names:
+                source.view(name)[...] = self._old_statistics[name]
+            source.push()
+        self._drop_sums()
+        raise NonFiniteError(
+            f"{problem} is NaN or infinite. Nothing was changed, and the gradients that were added "
+            "up for the same update are dropped: go on with the next batch. Look at this one, the "
+            "learning rate and the initial values."
+        )
+
+    def _first_not_finite(self, key: Key) -> str:
+        """What is not finite among the tensors that were just written; empty if all are."""
+        updates, turn = key
+        target, states = self._sets[1 - turn], self._steps[updates].states
+        for state in (target, self._sums):
+            written = [n for n in states if n in state.store]
+            if not written:
+                continue
+            state.written()
+            complete = state is self._sums or (updates and self._optimizers)
+            if complete and is_finite(state.store):
+                continue
+            name = first_not_finite(state.store, written)
+            if name is not None:
+                parts = [n for n, p in state.parts.items() if p.whole == name]
+                name = next((n for n in parts if not all_finite(state.view(n).ravel())), name)
+                return f"A gradient, or what the update makes of it (seen in {name!r}),"
+        return ""
+
+    def _drop_sums(self) -> None:
+        self._pending = 0
+        for buffer in self._sums.store.buffers.values():
+            buffer.data[...] = 0
+        self._sums.push()
 
     def _keep_statistics(self, updates: bool, turn: int) -> None:
         """A run that does not update still moves the running statistics; bring them over."""
@@ -231,6 +290,8 @@ class TrainingSession(OneProcess, onnxruntime.InferenceSession):  # type: ignore
         values = [input_feed[n] for n in names if n in input_feed]
         if len(values) != len(names) or len(input_feed) != len(names):
             self._refuse(input_feed)
+        if self._rate_name:
+            check_fed_rate(input_feed[self._rate_name], self._rate_name)
         wanted = tuple(output_names) if output_names else ()
         with self._lock:
             key = self._key()
@@ -300,6 +361,8 @@ class TrainingSession(OneProcess, onnxruntime.InferenceSession):  # type: ignore
                 "This binding does not know the session's weights. Take one from "
                 "TrainingSession.io_binding()."
             )
+        if self._rate_name:
+            check_fed_rate(binding.bound_input(self._rate_name), self._rate_name)
         options = RUN_OPTIONS if options is None else options
         with self._lock:
             key = self._key()
@@ -494,6 +557,20 @@ def _device(
     name, options = first if isinstance(first, tuple) else (first, (provider_options or [{}])[0])
     number = int(options.get("device_id", 0) or 0)
     return Device(f"{name}:{number}" if number else name)
+
+
+def check_fed_rate(value: Any, name: str) -> None:
+    """Raise unless a learning rate that is fed is finite and not negative.
+
+    Its shape and type are checked elsewhere; what is not in the host's memory cannot be looked at.
+    """
+    if not isinstance(value, np.ndarray):
+        raw = raw_ortvalue(value)
+        if value is None or (raw is not None and raw.device_name().lower() != "cpu"):
+            return
+        value = np.asarray(value if raw is None else raw.numpy())
+    if value.size == 1 and value.dtype.kind in "fiu" and not 0.0 <= value.item() <= LARGEST:
+        check_rate(value.item(), f"The learning rate {name!r}")
 
 
 def _info(value: ir.Value) -> ValueInfo:

@@ -17,7 +17,7 @@ from ...graph import FLOATS, OpBuilder, Tensor
 from ...graph import parameters as params
 from ...graph.contract import RANDOM_INPUT
 from ...normalize import normalize
-from ...optim import ClipNorm, Optimizer
+from ...optim import ClipNorm, ClipValue, Optimizer
 from ...optim.optimizer import norm_coefficient
 from ...passes import modes, optimize
 from .parameters import ParameterError, TrainingParameters
@@ -27,6 +27,7 @@ SCALED = "onnxtrain.scaled_loss"
 FACTOR = "onnxtrain.loss_factor"
 STEP = "onnxtrain.step"
 FINITE = "all_gradients_finite"
+CHECK = "onnxtrain.check"
 LOSS_SCALE = "loss_scale"
 TOGETHER = 1 << 14
 """Weights of fewer elements than this, on average, are updated as one vector."""
@@ -48,6 +49,7 @@ class Step:
         accumulators: weight → input that holds the sum of the gradients so far.
         parts: tensors of the state that are pieces of a vector of the state.
         statistics: running statistics among the states.
+        check: output that is 0, or NaN when the loss is not finite; empty if nobody asked.
     """
 
     model: ir.Model
@@ -57,6 +59,7 @@ class Step:
     accumulators: dict[str, str] = field(default_factory=dict)
     parts: dict[str, Part] = field(default_factory=dict)
     statistics: list[str] = field(default_factory=list)
+    check: str = ""
 
 
 class StepBuilder:
@@ -149,6 +152,7 @@ class StepBuilder:
     def updating(self) -> Step:
         """Forward, backward and update."""
         build = _Build(self, FACTOR if self.folds or self.parameters.use_mixed_precision else None)
+        build.check_loss()
         rate = build.scalar_input(self.parameters.lr_params_feed_name) if self.optimizers else None
         if self.folds:
             assert rate is not None
@@ -157,6 +161,7 @@ class StepBuilder:
             return build.finish()
         build.unscale()
         build.accumulate(self.parameters.gradient_accumulation_steps)
+        build.check_gradients()
         build.gradient_outputs()
         if rate is not None:
             build.update(rate)
@@ -165,9 +170,11 @@ class StepBuilder:
     def accumulating(self) -> Step:
         """Forward and backward; the gradient is added to those before."""
         build = _Build(self, FACTOR if self.parameters.use_mixed_precision else None)
+        build.check_loss()
         if self.optimizers:  # unused here, and still an input like in the graph that updates
             build.scalar_input(self.parameters.lr_params_feed_name)
         build.unscale()
+        build.check_gradients()
         build.gradient_outputs()
         build.add_to_accumulators()
         return build.finish()
@@ -200,6 +207,7 @@ class _Build:
         self.parts: dict[str, Part] = {}
         self.finite: Tensor | None = None
         self.clip_factors: dict[float, Tensor] = {}
+        self.check: Tensor | None = None
         if RANDOM_INPUT in values:
             self._count_passes(self.op.tensor(values[RANDOM_INPUT]))
 
@@ -264,15 +272,40 @@ class _Build:
         assert self.factor is not None
         dtype = self.factor.dtype
         self.set_factor(scale if dtype == FLOAT else self.op.Cast(scale, to=dtype))
-        checks = []
         for name, gradient in self.gradients.items():
             self.op.scope = f"unscale/{name}"
             inverse = self._like(1.0 / scale, gradient)
             self.gradients[name] = gradient * inverse
-            total = self.op.ReduceSum(self.op.Abs(gradient), keepdims=0)
-            checks.append(self.op.Cast(total, to=FLOAT))
-        total = checks[0] if len(checks) == 1 else self.op.Sum(*checks)
-        self.finite = self.op.Not(self.op.Or(self.op.IsInf(total), self.op.IsNaN(total)))
+
+    # -- what is finite ----------------------------------------------------------------------------
+
+    def check_loss(self) -> None:
+        """Let the session know whether the loss is finite."""
+        if self.parameters.check_finite:
+            self.op.scope = "check"
+            self.check = self._nothing([self.op.tensor(self.outputs[0])])
+
+    def check_gradients(self) -> None:
+        """With mixed precision: do without an update from gradients that are not finite.
+
+        For `check_finite` the session looks at the results of the update. Clipped value by value,
+        an infinite gradient leaves no trace there.
+        """
+        clipped = any(isinstance(o.clip, ClipValue) for o in self.of.optimizers.values())
+        if not self.parameters.use_mixed_precision and not (self.check is not None and clipped):
+            return
+        self.op.scope = "check"
+        nothing = self._nothing(list(self.gradients.values()))
+        if self.parameters.use_mixed_precision:
+            self.finite = self.op.Not(self.op.IsNaN(nothing))
+        if self.check is not None:
+            self.check = self.check + nothing
+
+    def _nothing(self, tensors: Sequence[Tensor]) -> Tensor:
+        """0, or NaN when an element is NaN or infinite: 0·x is 0 for all others."""
+        zeros = [self.op.ReduceSum(x * 0.0, keepdims=0) for x in tensors]
+        floats = [z if z.dtype == FLOAT else self.op.Cast(z, to=FLOAT) for z in zeros]
+        return floats[0] if len(floats) == 1 else self.op.Sum(*floats)
 
     def _like(self, scalar: Tensor, x: Tensor) -> Tensor:
         return scalar if scalar.dtype == x.dtype else self.op.Cast(scalar, to=x.dtype)
@@ -418,13 +451,21 @@ class _Build:
     def finish(self) -> Step:
         """Attach what was built and put inputs and outputs in order."""
         graph = self.model.graph
+        for name in self.statistics if self.finite is not None else ():
+            old, new = self.op.tensor(self.values[name]), self.op.tensor(self.states[name])
+            new.value.name = f"{name}.of_batch"
+            self.keep(name, self._if_finite(new, old), old)
+        hidden = []
+        if self.check is not None:
+            self.check.value.name, self.check.value.shape = CHECK, ir.Shape([])
+            hidden.append(self.check.value)
         if self.finite is not None:
             self.finite.value.name = FINITE
             self.finite.value.shape = ir.Shape([])
             self.outputs.append(self.finite.value)
         self.op.attach(graph)
         graph.outputs.clear()
-        graph.outputs.extend([*self.outputs, *self.states.values()])
+        graph.outputs.extend([*self.outputs, *hidden, *self.states.values()])
         outputs = [v.name or "" for v in self.outputs]  # a rewrite may put other values there
         states = {name: value.name or "" for name, value in self.states.items()}
         self.model = optimize(self.model)
@@ -441,6 +482,7 @@ class _Build:
             self.accumulators,
             self.parts,
             self.statistics,
+            CHECK if hidden else "",
         )
 
 

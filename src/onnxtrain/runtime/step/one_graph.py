@@ -17,7 +17,6 @@ from onnxruntime import InferenceSession
 
 from ...errors import ModelFileError, NonFiniteError
 from ..files.onnxfile import Source
-from ..finite import first_not_finite, is_finite
 from ..session.binding import Binding, user_side
 from ..session.device_ops import DeviceOps
 from ..session.devices import Device
@@ -27,6 +26,7 @@ from ..state.buffers import TensorStore
 from ..state.checkpoint_state import CheckpointState, OptimizerState
 from ..state.seeds import Draws, reseed
 from .artifact import check_state, load_artifact
+from .finite import first_not_finite, is_finite
 from .optimizer import attach
 from .update import OptimizerFile
 
@@ -189,7 +189,10 @@ class OneGraphStep(Spinner, OneProcess):
             name = self._first_not_finite()
             if name is None:
                 return
-            what = f"The gradient of {name!r}, or what the update makes of it, is NaN or infinite"
+            # clipping by norm spreads what is wrong with one gradient over all of them
+            what = (
+                f"A gradient, or what the update makes of it (seen in {name!r}), is NaN or infinite"
+            )
         raise NonFiniteError(
             f"{what}, in update {self.memory.step + 1}. Nothing was changed: go on with the next "
             "batch. Look at this one, the learning rate and the initial values."

@@ -11,10 +11,10 @@ from ...errors import CheckpointError, InputError, NonFiniteError, StateError
 from ...hyper import check_limit, check_rate
 from ..files.dtypes import F32
 from ..files.onnxfile import Source
-from ..finite import HUGE, Snapshot, clip_factor, first_not_finite, global_norm
 from ..sharing import OneProcess, exclusive
 from ..state.buffers import TensorSpec, TensorStore
 from ..state.checkpoint_state import OptimizerState
+from .finite import HUGE, Snapshot, clip_factor, first_not_finite, global_norm
 from .module import Module
 from .update import OptimizerFile, SequenceUpdate, Update, load_optimizer, make_update
 
