@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .state.buffers import FlatBuffer, TensorStore
+from ..state.buffers import FlatBuffer, TensorStore
 
 Array = npt.NDArray[Any]
 PIECE = 1 << 16

@@ -243,8 +243,3 @@ def attach(state: Any, file: OptimizerFile, reset: bool = False) -> OptimizerSta
         memory.states[kind] = found if found is not None else TensorStore(wanted.values())
     state._optimizer = memory
     return memory
-
-
-def clip_coefficient(gradients: TensorStore, limit: float, scale: float = 1.0) -> float:
-    """min(1, limit / (‖scale·g‖₂ + 1e-6)) over all gradients."""
-    return clip_factor(abs(scale) * global_norm(gradients), limit)

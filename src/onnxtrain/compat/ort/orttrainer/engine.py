@@ -8,6 +8,7 @@ same buffers. Everything runs in stock onnxruntime.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,18 +23,26 @@ import torch
 
 from .... import optim
 from ....compile import Plan, eval_model, step_model, training_model
-from ....errors import ModelError, StateError, UnreachableError
+from ....errors import ModelError, NonFiniteError, StateError, UnreachableError
 from ....graph.contract import METADATA
 from ....graph.io import to_proto
 from ....passes import Recompute
 from ....runtime.session.binding import Binding
 from ....runtime.session.devices import Device, session_options
-from ....runtime.state.checkpoint_state import CheckpointState
+from ....runtime.state.checkpoint_state import CheckpointState, OptimizerState
 from ....runtime.step.evaluator import Evaluator
 from ....runtime.step.export import export as write_inference
+from ....runtime.step.finite import (
+    HUGE,
+    Snapshot,
+    clip_factor,
+    first_not_finite,
+    global_norm,
+    is_finite,
+)
 from ....runtime.step.module import Module
 from ....runtime.step.one_graph import OneGraphStep
-from ....runtime.step.optimizer import attach, clip_coefficient
+from ....runtime.step.optimizer import attach
 from ....runtime.step.update import OptimizerFile, load_optimizer
 
 Array = npt.NDArray[Any]
@@ -57,6 +66,9 @@ class Engine:
         like: an engine of the same model exported with other shapes; its state is shared.
         from_torch: running variances are those of the sample, as torch's.
         recompute: what the backward half computes again instead of keeping it.
+        check_finite: raise `NonFiniteError`, and change nothing, when a loss or a gradient is NaN
+            or infinite. Whoever trains together with other processes checks the loss for himself.
+        alone: whether there are no other processes.
     """
 
     def __init__(
@@ -74,8 +86,11 @@ class Engine:
         like: Engine | None = None,
         from_torch: bool = False,
         recompute: Recompute = None,
+        check_finite: bool = False,
+        alone: bool = True,
     ) -> None:
         self.base, self.loss, self.scaled = base, loss, scaled
+        self.check_finite, self._alone = check_finite, alone
         self._from_torch, self._recompute = from_torch, recompute
         self._make_optimizer, self._options = make_optimizer, options
         self.device = device or Device("cpu")
@@ -141,16 +156,31 @@ class Engine:
 
     def step(self, values: Sequence[Any], rate: float, fetches: Sequence[str]) -> list[Array]:
         """Loss, gradients and update in one run; gives the outputs asked for."""
-        graph = self._step_for(tuple(fetches))
+        wanted = list(fetches)
+        if self.check_finite and self.loss in wanted:
+            wanted.remove(self.loss)
+        # whether the step is good shows in the loss, which comes first then
+        graph = self._step_for((self.loss, *wanted) if self.check_finite else tuple(fetches))
         graph.memory.learning_rate = rate
-        return graph(values)
+        outputs = graph(values)
+        if not self.check_finite:
+            return outputs
+        found = dict(zip([self.loss, *wanted], outputs))
+        return [found[name] for name in fetches]
 
     def _step_for(self, fetches: tuple[str, ...]) -> OneGraphStep:
         graph = self._steps.get(fetches)
         state = self.state
         if graph is None:
             source = _with_outputs(self._step_bytes, fetches)
-            graph = OneGraphStep(source, state, self.file, self.device, self._options)
+            graph = OneGraphStep(
+                source,
+                state,
+                self.file,
+                self.device,
+                self._options,
+                check_finite=self.check_finite,
+            )
             self._steps[fetches] = graph
         if state._settle != graph.settle:  # another graph has trained meanwhile
             if state._settle is not None:
@@ -174,8 +204,13 @@ class Engine:
         if self._module is None:
             source = self._training or _bytes(training_model(self.plan))
             self._module = Module(
-                source, self.state, device=self.device.name, session_options=self._options
+                source,
+                self.state,
+                device=self.device.name,
+                session_options=self._options,
+                check_finite=self.check_finite and self._alone,
             )
+            self._module._train.saves_states = self.scaled or self.check_finite
         return self._module
 
     def gradient_vectors(self) -> list[Array]:
@@ -189,7 +224,17 @@ class Engine:
         """Update every weight, in place, from the gradients there are."""
         if self._update is None:
             self._update = Update(self.optimizer, self.state, self.device, self._options)
-        self._update(rate)
+        self._update(rate, check_finite=self.check_finite)
+
+    def updated(self) -> None:
+        """An update was made: the batches before it count."""
+        if self._module is not None:
+            self._module._train.updated()
+
+    def discard(self) -> None:
+        """Drop the batches since the last update, and what they did to running statistics."""
+        if self._module is not None:
+            self._module.discard_step()
 
     # --- evaluation, export ----------------------------------------------------------------------
 
@@ -321,22 +366,53 @@ class Update:
                 binding.input_tensor(stem, store, name)
                 binding.output_tensor(f"{stem}.updated", store, name)
 
-    def __call__(self, rate: float) -> None:
-        """Clip and update."""
+    def __call__(self, rate: float, *, check_finite: bool = False) -> None:
+        """Clip and update; with `check_finite` only if all that comes of it is finite."""
         state = self.state
-        assert state._gradients is not None
         assert state._optimizer is not None
         if state._settle is not None:
             state._settle()
-        if self.max_norm is not None:
-            factor = clip_coefficient(state._gradients, self.max_norm)
-            if factor != 1.0:
-                for buffer in state._gradients.buffers.values():
-                    buffer.data *= np.float32(factor)
+        norm = self._clip(check_finite)
         self.rate[0], self.number[0] = rate, state._optimizer.step + 1
-        self.binding.run()
+        if check_finite and max(norm, rate) > HUGE:
+            self._try(state._optimizer)
+        else:
+            self.binding.run()
         state._optimizer.step += 1
         state._optimizer.learning_rate = rate
+
+    def _clip(self, check_finite: bool) -> float:
+        """Clip the gradients; gives their norm then, where that is of interest."""
+        gradients = self.state._gradients
+        assert gradients is not None
+        if self.max_norm is None and not check_finite:
+            return 0.0
+        norm = global_norm(gradients)
+        if check_finite and not math.isfinite(norm):
+            raise self._refused(f"The gradient of {first_not_finite(gradients)!r}")
+        if self.max_norm is None:
+            return norm
+        factor = clip_factor(norm, self.max_norm)
+        if factor != 1.0:
+            for buffer in gradients.buffers.values():
+                buffer.data *= np.float32(factor)
+        return norm * factor
+
+    def _try(self, memory: OptimizerState) -> None:
+        stores = [self.state._trainable, *memory.states.values()]
+        before = Snapshot(stores)
+        self.binding.run()
+        if not all(map(is_finite, stores)):
+            before.restore()
+            raise self._refused("What the update would make of the weights or moments")
+
+    def _refused(self, what: str) -> NonFiniteError:
+        assert self.state._optimizer is not None
+        return NonFiniteError(
+            f"{what} is NaN or infinite, in update {self.state._optimizer.step + 1}. Nothing was "
+            "changed, and the gradients gathered since the last update are dropped: go on with the "
+            "next batch. Look at this one and at the learning rate, or clip the gradients."
+        )
 
 
 def as_array(value: Any) -> Any:
@@ -345,14 +421,6 @@ def as_array(value: Any) -> Any:
         value = value.detach()
         return (value if value.device.type == "cpu" else value.cpu()).contiguous().numpy()
     return value
-
-
-def all_finite(vectors: Sequence[Array]) -> bool:
-    """Whether no element is NaN or infinite; in pieces, to stay in the cache."""
-    piece = 1 << 16
-    return all(
-        bool(np.isfinite(v[i : i + piece]).all()) for v in vectors for i in range(0, v.size, piece)
-    )
 
 
 def _bytes(model: ir.Model) -> bytes:

@@ -105,6 +105,8 @@ class ORTTrainerV1(ORTTrainer):
         session_options: onnxruntime's session options.
         recompute: what the backward half computes again instead of keeping it, which needs less
             memory: a number of segments, "auto", "cheap", or names of the values to keep.
+        check_finite: raise `NonFiniteError`, and change nothing, when a loss or a gradient is NaN
+            or infinite.
         **ignored: options of the predecessor that need no counterpart here.
     """
 
@@ -133,6 +135,7 @@ class ORTTrainerV1(ORTTrainer):
         exporter: str | None = None,
         session_options: Any = None,
         recompute: Recompute = None,
+        check_finite: bool = False,
         **ignored: Any,
     ) -> None:
         _check_ignored(ignored)
@@ -166,6 +169,7 @@ class ORTTrainerV1(ORTTrainer):
                 world_size=world_size,
                 postprocess=hooks,
                 recompute=recompute,
+                check_finite=check_finite,
             ),
         )
         self.model_desc_ = model_desc

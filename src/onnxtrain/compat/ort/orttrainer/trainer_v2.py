@@ -136,6 +136,7 @@ class ORTTrainerV2(ORTTrainer):
                 postprocess=[postprocess] if postprocess is not None else [],
                 graph_paths=vars(self.options.debug.graph_save_paths),
                 check_export=self.options.debug.check_model_export,
+                check_finite=self.options.utils.check_finite,
                 recompute=what_to_recompute(self.options.graph_transformer),
             ),
         )
