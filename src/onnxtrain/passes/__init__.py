@@ -7,14 +7,14 @@ and not at who asks.
 """
 
 from . import modes as modes
+from .base import Context as Context
+from .base import Pass as Pass
+from .base import Record as Record
+from .base import Trace as Trace
 from .cleanup import optimize as optimize
 from .columns import layers_in_columns as layers_in_columns
 from .draws import draw_from_counter
 from .expand import expand_functions
-from .pipeline import Context as Context
-from .pipeline import Pass as Pass
-from .pipeline import Record as Record
-from .pipeline import Trace as Trace
 from .recompute import recompute_activations as recompute_activations
 from .segments import Recompute as Recompute
 from .segments import RecomputeError as RecomputeError

@@ -46,6 +46,7 @@ class Settings:
         exporter: which of torch's exporters; None chooses.
         opset: ai.onnx version to export, raised to what training needs.
         world_size: processes that train together; they average their gradients.
+        world_rank: number of this one; each draws random numbers of its own.
         by_name: call the module with its inputs by name.
         postprocess: functions that change the ONNX model before it is differentiated, in place.
         graph_paths: where to write graphs, by the names of `ORTTrainerOptions`.
@@ -64,6 +65,7 @@ class Settings:
     exporter: str | None = None
     opset: int = 18
     world_size: int = 1
+    world_rank: int = 0
     by_name: bool = False
     postprocess: Sequence[Callable[[onnx.ModelProto], object]] = ()
     graph_paths: Mapping[str, str] = field(default_factory=dict)
@@ -406,6 +408,7 @@ class Core:
             options=self.settings.session_options,
             scaled=self.settings.scaled,
             seed=torch.initial_seed() % (1 << 63),
+            rank=self.settings.world_rank,
             like=first,
             from_torch=isinstance(self.model, torch.nn.Module),
             recompute=self.settings.recompute,

@@ -27,6 +27,7 @@ from ....errors import ModelError, NonFiniteError, StateError, UnreachableError
 from ....graph.contract import METADATA
 from ....graph.io import to_proto
 from ....passes import Recompute
+from ....passes.draws import draws_from_counter
 from ....runtime.session.binding import Binding
 from ....runtime.session.devices import Device, session_options
 from ....runtime.state.checkpoint_state import CheckpointState, OptimizerState
@@ -63,6 +64,7 @@ class Engine:
         options: onnxruntime's session options.
         scaled: whether gradients are those of the loss times a scale, given with every batch.
         seed: of the random operators.
+        rank: of this process among those that train together, each with random numbers of its own.
         like: an engine of the same model exported with other shapes; its state is shared.
         from_torch: running variances are those of the sample, as torch's.
         recompute: what the backward half computes again instead of keeping it.
@@ -83,6 +85,7 @@ class Engine:
         options: Any = None,
         scaled: bool = False,
         seed: int = 0,
+        rank: int = 0,
         like: Engine | None = None,
         from_torch: bool = False,
         recompute: Recompute = None,
@@ -104,7 +107,9 @@ class Engine:
         self._build()
         flat = optim.flat_model(self.optimizer.replace(groups=()))
         self.file: OptimizerFile = load_optimizer(ir.to_proto(flat).SerializeToString())
-        self.state: CheckpointState = like.state if like is not None else self._new_state(seed)
+        self.state: CheckpointState = (
+            like.state if like is not None else self._new_state(seed, rank)
+        )
 
     # --- making ----------------------------------------------------------------------------------
 
@@ -127,19 +132,25 @@ class Engine:
             )
             self.optimizer = self._make_optimizer(list(self.plan.trainable))
             try:
-                if self.scaled:
-                    self._training = _bytes(training_model(self.plan))
-                else:
-                    self._training = b""
-                    self._step_bytes = _bytes(step_model(self.plan, self.optimizer))
+                model = (
+                    training_model(self.plan)
+                    if self.scaled
+                    else step_model(self.plan, self.optimizer)
+                )
                 break
             except UnreachableError as error:
                 self.trainable = [n for n in self.trainable if n not in error.names]
                 if not self.trainable:
                     raise
+        self.draws = draws_from_counter(model)
+        self._training, self._step_bytes = b"", b""
+        if self.scaled:
+            self._training = _bytes(model)
+        else:
+            self._step_bytes = _bytes(model)
         self.inputs = [n for n in self.plan.user_inputs if n != SCALE_INPUT]
 
-    def _new_state(self, seed: int) -> CheckpointState:
+    def _new_state(self, seed: int, rank: int) -> CheckpointState:
         values = {i.name: i for i in self.base.graph.initializer}
         arrays = {
             n: onnx.numpy_helper.to_array(values[n])
@@ -148,7 +159,7 @@ class Engine:
         state = CheckpointState.from_arrays(
             {n: arrays[n] for n in self.plan.trainable}, {n: arrays[n] for n in self.plan.frozen}
         )
-        state._random.seed = seed
+        state._random.seed, state._random.rank = seed, rank
         attach(state, self.file)
         return state
 
@@ -313,6 +324,16 @@ class Engine:
     def updates(self, count: int) -> None:
         assert self.state._optimizer is not None
         self.state._optimizer.step = count
+
+    @property
+    def random(self) -> tuple[int, int] | None:
+        """Seed and number of batches, from which the masks of Dropout follow; None without any."""
+        random = self.state._random
+        return (random.seed, random.counter) if self.draws else None
+
+    @random.setter
+    def random(self, numbers: tuple[int, int]) -> None:
+        self.state._random.seed, self.state._random.counter = numbers
 
     def constants(self) -> dict[str, onnx.TensorProto]:
         """Initializers that are constants of the graph."""

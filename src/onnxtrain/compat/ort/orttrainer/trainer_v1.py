@@ -13,6 +13,7 @@ import onnx
 import torch
 
 from ....errors import InputError, UnknownNameError
+from ....graph.contract import RANDOM_INPUT
 from ....passes import Recompute
 from ....runtime.sharing import exclusive
 from ....torch.export import LossFunction
@@ -26,7 +27,7 @@ from .descriptions import (
     ModelDescription,
     from_objects,
 )
-from .state import Loaded
+from .state import Loaded, random_of
 
 MOMENTS = {"Moment_1": "first_order_moments", "Moment_2": "second_order_moments"}
 
@@ -167,6 +168,7 @@ class ORTTrainerV1(ORTTrainer):
                 exporter=exporter,
                 opset=_opset_version,
                 world_size=world_size,
+                world_rank=world_rank,
                 postprocess=hooks,
                 recompute=recompute,
                 check_finite=check_finite,
@@ -257,7 +259,10 @@ class ORTTrainerV1(ORTTrainer):
 
     @exclusive
     def state_dict(self, include_optimizer_state: bool = True) -> dict[str, torch.Tensor]:
-        """Copies of all weights and, as ``Moment_1_<weight>`` …, of the optimizer's state."""
+        """Copies of all weights and, as ``Moment_1_<weight>`` …, of the optimizer's state.
+
+        Of a model with Dropout also ``onnxtrain.random``, from which its masks follow.
+        """
         engine = self._core.engine
         if engine is None:
             warnings.warn(
@@ -277,6 +282,8 @@ class ORTTrainerV1(ORTTrainer):
                 state.update(
                     (f"Update_Count_{n}", torch.tensor([count])) for n in self._core.trained()
                 )
+            if engine.random is not None:
+                state[RANDOM_INPUT] = torch.tensor(engine.random)
         return state
 
     @exclusive
@@ -290,6 +297,8 @@ class ORTTrainerV1(ORTTrainer):
                 loaded.moments[MOMENTS[prefix]][name.removeprefix(f"{prefix}_")] = array
             elif name.startswith("Update_Count_"):
                 loaded.updates = int(np.asarray(array).reshape(-1)[0]) - 1
+            elif name == RANDOM_INPUT:
+                loaded.random = random_of(np.asarray(array).tolist())
             else:
                 loaded.weights[name] = np.asarray(array)
         self._core.load(loaded)

@@ -24,7 +24,7 @@ from .descriptions import DescriptionError, from_dict
 from .engine import SCALE_INPUT
 from .optim import ConfigError, _OptimizerConfig
 from .options import ORTTrainerOptions
-from .state import Loaded
+from .state import Loaded, random_of
 from .trainer_v1 import MOMENTS, _bind
 
 
@@ -132,6 +132,7 @@ class ORTTrainerV2(ORTTrainer):
                 exporter=self.options.exporter,
                 opset=self.options._internal_use.onnx_opset_version,
                 world_size=self.options.distributed.world_size,
+                world_rank=self.options.distributed.world_rank,
                 by_name=True,
                 postprocess=[postprocess] if postprocess is not None else [],
                 graph_paths=vars(self.options.debug.graph_save_paths),
@@ -243,6 +244,8 @@ class ORTTrainerV2(ORTTrainer):
             "optimization_step": info.optimization_step,
             "step": info.step,
         }
+        if engine.random is not None:
+            state["random"] = list(engine.random)
         if self._scaler is not None:
             state["loss_scaler"] = self._scaler.state_dict()
         return state
@@ -271,6 +274,8 @@ class ORTTrainerV2(ORTTrainer):
                     loaded.moments.setdefault(kind, {})[name] = np.asarray(entry[key])
             if "Update_Count" in entry:
                 loaded.updates = int(np.asarray(entry["Update_Count"]).reshape(-1)[0]) - 1
+        if "model" in state_dict and "random" in state_dict:
+            loaded.random = random_of(state_dict["random"])
         self._check_optimizer(state_dict)
         self._core.load(loaded)
         info = state_dict.get("train_step_info", {}) if "model" in state_dict else {}
