@@ -112,6 +112,10 @@ class InputError(OnnxTrainError, ValueError, RuntimeError):
     """A value handed to a model has the wrong name, number, type, rank or shape."""
 
 
+class LabelError(InputError):
+    """A label is neither a class nor the label to ignore."""
+
+
 class DeviceError(OnnxTrainError, RuntimeError):
     """The device or execution provider that was asked for is not there."""
 

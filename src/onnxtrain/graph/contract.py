@@ -12,6 +12,8 @@ from typing import Any, Protocol
 
 import onnx_ir as ir
 
+from .labels import DECLARED, ClassLabels
+
 METADATA = "onnxtrain.artifact"
 RANDOM_INPUT = "onnxtrain.random"
 """Name of the input INT64 [2]: seed, and the number of training passes before this one."""
@@ -57,8 +59,16 @@ def order_inputs(model: ir.Model, plan: Described, extra: Sequence[str] = ()) ->
         values[name].const_value = None  # the values live in the checkpoint
 
 
-def describe(model: ir.Model, plan: Described, kind: str, **more: Any) -> None:
+def describe_labels(labels: Sequence[ClassLabels]) -> dict[str, Any]:
+    """The entry of the metadata that says what to check of the labels; none if none."""
+    return {"labels": [one.to_dict() for one in labels]} if labels else {}
+
+
+def describe(
+    model: ir.Model, plan: Described, kind: str, labels: Sequence[ClassLabels], **more: Any
+) -> None:
     """Write the metadata."""
+    model.metadata_props.pop(DECLARED, None)  # what is written here takes its place
     described = {
         "version": 1,
         "kind": kind,
@@ -66,6 +76,7 @@ def describe(model: ir.Model, plan: Described, kind: str, **more: Any) -> None:
         "user_outputs": list(plan.outputs),
         "trainable": list(plan.trainable),
         "frozen": list(plan.frozen),
+        **describe_labels(labels),
         **more,
     }
     model.metadata_props[METADATA] = json.dumps(described)

@@ -6,6 +6,7 @@ to some models only, it looks at the model (a batch size that is known, weights 
 and not at who asks.
 """
 
+from ..graph.labels import guard_labels
 from . import modes as modes
 from .base import Context as Context
 from .base import Pass as Pass
@@ -24,6 +25,11 @@ from .selection import select_early
 from .small_maps import small_maps_as_products as small_maps_as_products
 
 BEFORE = (
+    Pass(
+        "label guard",
+        "a class label that nobody checks and that is out of range is seen, never another class",
+        lambda model, c: guard_labels(model, c.checked_labels),
+    ),
     Pass(
         "unread log-probabilities",
         "the cross entropy's gradient takes a faster form where nobody reads its second output",

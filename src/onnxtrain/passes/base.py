@@ -22,6 +22,7 @@ class Context:
         no_gradient: nodes or operators whose outputs count as constants.
         recompute: what the backward half computes again.
         counter: whether random operators draw from a counter that the caller feeds.
+        checked_labels: inputs whose class labels are checked before they are fed.
         gradients: names of the outputs that are gradients, once there are some.
     """
 
@@ -30,6 +31,7 @@ class Context:
     no_gradient: Collection[str]
     recompute: Recompute
     counter: bool = False
+    checked_labels: Sequence[str] = ()
     gradients: Sequence[str] = ()
 
 

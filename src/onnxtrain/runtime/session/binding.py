@@ -14,6 +14,7 @@ from numpy import ndarray
 from ...errors import InputError, RunError
 from ..files.dtypes import BY_ONNX, ElementType
 from ..files.onnxfile import ValueInfo
+from ..labels import ClassLabels
 from ..state.buffers import TensorStore
 from ..step.artifact import Artifact
 from .devices import RUN_OPTIONS, Device
@@ -43,6 +44,9 @@ class Binding:
         self._staged: dict[str, Array] = {}
         self._again: list[tuple[Array, Any, tuple[int, ...]]] = []
         self._fed: Sequence[Any] = ()
+        self.labels: Sequence[ClassLabels] = ()
+        """What inputs that stay bound have to be checked for when they get other numbers."""
+        self._watched: list[tuple[Array, int, Array, ClassLabels]] = []
         self.output_names: list[str] = []
         """The user's outputs, in the order of the results."""
         self._small: dict[str, Array] = {}
@@ -119,6 +123,16 @@ class Binding:
             self._staged.pop(name, None)
         staged = [self._staged[i.name] for i in infos if i.name in self._staged]
         self._again = [(a, a.dtype, a.shape) for a in staged] if len(staged) == len(infos) else []
+        self._watched = [
+            self._watch(labels)
+            for labels in self.labels
+            if self._again and self._staged[labels.input].size
+        ]
+
+    def _watch(self, labels: ClassLabels) -> tuple[Array, int, Array, ClassLabels]:
+        """A view of bound labels, what none of them may exceed, and what it is a view of."""
+        staged = self._staged[labels.input]
+        return labels.unsigned(staged), labels.last(staged.dtype), staged, labels
 
     def feed_again(self, values: Sequence[Any]) -> bool:
         """Feed small arrays that are like the last ones; False if there is more to be done.
@@ -132,6 +146,9 @@ class Binding:
             if type(value) is not ndarray or value.dtype is not dtype or value.shape != shape:
                 return False
             place[...] = value
+        for unsigned, last, bound, labels in self._watched:
+            if unsigned.item(unsigned.argmax()) > last:
+                labels.look_closer(bound)
         return True
 
     def again(self, values: Sequence[Any]) -> list[Array] | None:
@@ -183,7 +200,7 @@ class Binding:
     def _failed(self, error: Exception) -> RunError:
         self._bound.clear()
         self._staged.clear()
-        self._again = []
+        self._again, self._watched = [], []
         for _, name in self._large:
             self.made_output(name)
         return RunError(f"onnxruntime could not run the model: {error}")
@@ -231,9 +248,11 @@ class UserSide:
         inputs: Sequence[ValueInfo],
         outputs: Sequence[ValueInfo],
         optional: set[str] | None = None,
+        labels: Sequence[ClassLabels] = (),
     ) -> None:
         self.inputs, self.outputs = list(inputs), list(outputs)
-        self.check = FeedCheck(self.inputs, optional or set())
+        self.check = FeedCheck(self.inputs, optional or set(), labels)
+        self.labels = self.check.labels
 
     @property
     def input_names(self) -> list[str]:
@@ -271,6 +290,7 @@ def user_side(artifact: Artifact) -> UserSide:
         artifact.infos(artifact.user_inputs),
         artifact.infos(artifact.user_outputs, outputs=True),
         set(artifact.model.initializer_names),
+        artifact.labels,
     )
 
 

@@ -61,6 +61,7 @@ class Evaluator(OneProcess):
             artifact.infos(inputs),
             artifact.infos(chosen, outputs=True),
             set(model.initializer_names),
+            artifact.labels,
         )
         self.target_index = len(inputs) - 1
         self.state = state

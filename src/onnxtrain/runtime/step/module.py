@@ -398,6 +398,7 @@ class _Train(Spinner):
         gives = {v.name for v in session.get_outputs()}
         binding = Binding(session, module._device)
         binding.user_outputs([o for o in self.user.outputs if o.name in gives])
+        binding.labels = [one for one in self.user.labels if one.input in takes]
         for name in takes.intersection(self.bound):
             binding.input_tensor(name, module._state._store_of(name), name)
         if self.draws is not None and self.artifact.random_input in takes:
@@ -581,6 +582,7 @@ class _Eval:
         )
         binding = Binding(module._device.session(model, options), module._device)
         binding.user_outputs(self.user.outputs)
+        binding.labels = self.user.labels
         for name in self.artifact.parameters:
             binding.input_tensor(name, module._state._store_of(name), name)
         return binding

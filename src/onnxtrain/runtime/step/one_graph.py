@@ -126,6 +126,7 @@ class OneGraphStep(Spinner, OneProcess):
         artifact = self.artifact
         binding = Binding(session, self.device)
         binding.user_outputs(self.user.outputs)
+        binding.labels = self.user.labels
         inputs = {v.name for v in artifact.model.inputs}
         for name in artifact.trainable:
             binding.input_tensor(name, source[0], name)

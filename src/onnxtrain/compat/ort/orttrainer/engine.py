@@ -129,6 +129,7 @@ class Engine:
                 unbiased=self._from_torch,
                 recompute=self._recompute,
                 counter=True,
+                labels_are_checked=True,
             )
             self.optimizer = self._make_optimizer(list(self.plan.trainable))
             try:
