@@ -10,7 +10,7 @@ clears the sign of a label, and one that is too large is refused by onnxruntime.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, MutableMapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -69,6 +69,14 @@ def class_labels(model: ir.Model) -> list[ClassLabels]:
         if name is not None:
             found[ClassLabels(name, entry["classes"], entry["ignore_index"])] = None
     return list(found)
+
+
+def declare(
+    metadata: MutableMapping[str, str], value: str, classes: int | None, ignore_index: int | None
+) -> None:
+    """Say in a model's metadata what a loss that is built from primitives expects of a value."""
+    entry = {"value": value, "classes": classes, "ignore_index": ignore_index}
+    metadata[DECLARED] = json.dumps([*declared(metadata.get(DECLARED)), entry])
 
 
 def declared(text: str | None) -> list[dict[str, Any]]:

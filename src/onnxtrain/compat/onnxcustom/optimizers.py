@@ -126,10 +126,12 @@ class OrtGradientOptimizer(TrainerBase):
             device=self.device,
             random_state=self.rng_,
         )
+        self._check_labels(loader.y_np)
         validate = None
         if X_val is not None:
             if y_val is None:
                 raise InputError("X_val needs y_val.")
+            self._check_labels(as_array(y_val, input_dtype(model, self.input_names_[1])))
             validate = lambda: self._validate(X_val, y_val)  # noqa: E731
         step = self._numpy_steps if use_numpy else self._bound_steps
         try:
@@ -137,6 +139,12 @@ class OrtGradientOptimizer(TrainerBase):
         finally:
             self._state = self.train_session_.get_state()
         return self
+
+    def _check_labels(self, y: Array) -> None:
+        """All labels at once, before the first step: the steps themselves do not look at them."""
+        for labels in self.train_session_.labels:
+            if labels.input == self.input_names_[1]:
+                labels.check(y)
 
     def _set_names(self, model: onnx.ModelProto, weighted: bool) -> None:
         outputs = [o.name for o in model.graph.output]

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import onnx
 
+from ...runtime.labels import ClassLabels
 from ...runtime.sharing import exclusive
 from .base import Array, BaseOnnx, SelectionError, select_class, small_session, to_array
 from .devices import numpy_to_ort_value
@@ -190,10 +191,15 @@ class NegLogLearningLoss(BaseLearningLoss):
         return shape[1:] if self.probability_function == "sigmoid" else ()
 
     def prepare(self, expected: Array, shape: tuple[int, ...]) -> Array:
-        """Labels as one number per observation (softmax) or in the shape of the scores."""
-        if self.probability_function == "sigmoid":
-            return super().prepare(expected, shape)
-        return super().prepare(expected, shape[:1])
+        """Labels as one number per observation (softmax) or in the shape of the scores.
+
+        A label that is no class is an error: it would have no target in the gradient.
+        """
+        is_binary = self.probability_function == "sigmoid"
+        labels = super().prepare(expected, shape if is_binary else shape[:1])
+        classes = ClassLabels("y", 2 if is_binary else shape[-1], None)
+        classes.check(labels.astype(np.int64, copy=False))
+        return labels
 
 
 class MulticlassLogLearningLoss(NegLogLearningLoss):

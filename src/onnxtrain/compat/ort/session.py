@@ -21,6 +21,7 @@ from ...hyper import LARGEST, check_rate
 from ...optim.transforms import FIRST, SECOND
 from ...runtime.files.dtypes import BY_ONNX
 from ...runtime.files.onnxfile import ValueInfo
+from ...runtime.labels import ClassLabels
 from ...runtime.session.binding import HOST
 from ...runtime.session.devices import RUN_OPTIONS, Device, session_options
 from ...runtime.session.feeds import FeedCheck, raw_ortvalue
@@ -162,7 +163,8 @@ class TrainingSession(OneProcess, onnxruntime.InferenceSession):  # type: ignore
         self._input_names, self._output_names = list(step.inputs), list(step.outputs)
         self._input_infos = [_info(inputs[n]) for n in step.inputs]
         self._output_infos = {n: _info(outputs[n]) for n in step.outputs}
-        self._check = FeedCheck(self._input_infos, set())
+        labels = [ClassLabels(**one.to_dict()) for one in step.labels]
+        self._check = FeedCheck(self._input_infos, set(), labels)
         self._own: dict[tuple[Key, tuple[str, ...]], Prebound] = {}
         core = self._cores[True]._sess
         metas = {m.name: m for m in (*core.inputs_meta, *core.outputs_meta)}
@@ -306,8 +308,7 @@ class TrainingSession(OneProcess, onnxruntime.InferenceSession):  # type: ignore
             self._position(name)
         outputs = [self._output_infos[n] for n in wanted or self._output_names]
         core = self._cores[key[0]]._sess
-        check, stage = self._check.arrays, self._device.is_host
-        side = Prebound(core, self._input_infos, outputs, check, stage)
+        side = Prebound(core, self._input_infos, outputs, self._check, self._device.is_host)
         self._bind_state(key, side.io)
         self._own[key, wanted] = side
         return side
@@ -323,6 +324,11 @@ class TrainingSession(OneProcess, onnxruntime.InferenceSession):  # type: ignore
         unknown = [n for n in feeds if n not in names]
         what = f"Missing input(s) {missing}" if missing else f"Unknown input(s) {unknown}"
         raise InputError(f"{what}; the session takes {', '.join(names)}.")
+
+    @property
+    def labels(self) -> Sequence[ClassLabels]:
+        """What inputs that hold class labels may hold; `run` checks it."""
+        return self._check.labels
 
     @exclusive
     def io_binding(self) -> onnxruntime.IOBinding:
@@ -363,6 +369,10 @@ class TrainingSession(OneProcess, onnxruntime.InferenceSession):  # type: ignore
             )
         if self._rate_name:
             check_fed_rate(binding.bound_input(self._rate_name), self._rate_name)
+        for labels in self._check.labels:
+            array = binding.host_array(labels.input)
+            if array is not None:
+                labels.check(array)
         options = RUN_OPTIONS if options is None else options
         with self._lock:
             key = self._key()

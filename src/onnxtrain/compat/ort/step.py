@@ -16,6 +16,7 @@ from ...errors import ModelError, UnknownNameError
 from ...graph import FLOATS, OpBuilder, Tensor
 from ...graph import parameters as params
 from ...graph.contract import RANDOM_INPUT
+from ...graph.labels import ClassLabels
 from ...normalize import normalize
 from ...optim import ClipNorm, ClipValue, Optimizer
 from ...optim.optimizer import norm_coefficient
@@ -50,6 +51,7 @@ class Step:
         parts: tensors of the state that are pieces of a vector of the state.
         statistics: running statistics among the states.
         check: output that is 0, or NaN when the loss is not finite; empty if nobody asked.
+        labels: what inputs with class labels may hold.
     """
 
     model: ir.Model
@@ -60,6 +62,7 @@ class Step:
     parts: dict[str, Part] = field(default_factory=dict)
     statistics: list[str] = field(default_factory=list)
     check: str = ""
+    labels: list[ClassLabels] = field(default_factory=list)
 
 
 class StepBuilder:
@@ -202,7 +205,7 @@ class _Build:
         self.factor = values.get(factor) if factor else None
         self.new_inputs: list[ir.Value] = []
         self.states: dict[str, ir.Value] = {n: values[u] for n, u in built.states.items()}
-        self.statistics = list(built.states)
+        self.statistics, self.labels = list(built.states), built.labels
         self.accumulators: dict[str, str] = {}
         self.parts: dict[str, Part] = {}
         self.finite: Tensor | None = None
@@ -483,6 +486,7 @@ class _Build:
             self.parts,
             self.statistics,
             CHECK if hidden else "",
+            self.labels,
         )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +9,7 @@ import numpy as np
 import onnx
 
 from ...errors import ModelError
-from ...graph.labels import DECLARED, declared
+from ...graph.labels import declare
 from .._graph_utils import node_arg_exists
 from ..block import Block, BlockError
 from ..emit import Emitter
@@ -137,13 +136,10 @@ class Labels:
 
     def _declare(self, labels: str, ignore_index: int | None) -> None:
         """Write into the model what it expects of the labels."""
-        props = self.emit.model.metadata_props
-        entry = next((p for p in props if p.key == DECLARED), None)
-        if entry is None:
-            entry = props.add()
-            entry.key = DECLARED
-        known = {"value": labels, "classes": self.classes, "ignore_index": ignore_index}
-        entry.value = json.dumps([*declared(entry.value), known])
+        model = self.emit.model
+        metadata = {p.key: p.value for p in model.metadata_props}
+        declare(metadata, labels, self.classes, ignore_index)
+        onnx.helper.set_model_props(model, metadata)
 
     def _choose(self, condition: str, yes: str, no: str) -> str:
         """Labels `yes` where the condition holds, `no` elsewhere."""

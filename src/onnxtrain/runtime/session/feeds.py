@@ -34,7 +34,7 @@ class FeedCheck:
         self.infos, self.optional = list(infos), optional
         index = {info.name: i for i, info in enumerate(self.infos)}
         self.labels = [one for one in labels if one.input in index]
-        self._labels_at = [(index[one.input], one) for one in self.labels]
+        self.labels_at = [(index[one.input], one) for one in self.labels]
         self._good: set[tuple[Signature | None, ...]] = set()
 
     def arrays(self, values: Sequence[Any]) -> list[Array | Any | None]:
@@ -51,8 +51,8 @@ class FeedCheck:
             if len(self._good) > 256:  # every length of a sequence may be a signature of its own
                 self._good.clear()
             self._good.add(signature)
-        for index, labels in self._labels_at:
-            array = _on_host(found[index])
+        for index, labels in self.labels_at:
+            array = on_host(found[index])
             if array is not None:
                 labels.check(array)
         return found
@@ -81,7 +81,7 @@ class FeedCheck:
             _check_shape(info, shape, symbols)
 
 
-def _on_host(value: Any) -> Array | None:
+def on_host(value: Any) -> Array | None:
     """The numbers of an array or OrtValue that lie in the host's memory."""
     if value is None or isinstance(value, np.ndarray):
         return value
