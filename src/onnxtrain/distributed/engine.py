@@ -74,6 +74,11 @@ class ParallelEngine:
         self.overlap = Overlap(backend, module, self._reduce, overlap, bucket_mb)
         self.forget()
 
+    def nothing_counts(self, part: Part) -> bool:
+        """False: `run` leaves the loss of such a part out itself."""
+        del part
+        return False
+
     @property
     def step_count(self) -> int:
         """Number of updates so far."""
@@ -94,7 +99,9 @@ class ParallelEngine:
         if part.rows:
             self._weigh(part.rows * self.backend.size / part.total)
             self.overlap.prepare(self._pending + 1 == self.accumulate, self._factor)
-            self._loss += self._run_module(part) * part.rows
+            loss = self._run_module(part)
+            if math.isfinite(loss) or not self.module._train.user.nothing_counts(part):
+                self._loss += loss * part.rows
         else:
             self.module._train.skip()
         self._rows += part.rows

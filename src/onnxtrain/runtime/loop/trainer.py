@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -336,7 +337,10 @@ class Trainer(OneProcess):
                 self.batch += 1
                 raise self._refuse(error) from error
             self.batch += 1
-            self._count(loss, rows)
+            if not math.isfinite(loss) and self._engine.nothing_counts(values):
+                rows = 0  # the mean of no labels is no number, and no mistake
+            if rows:
+                self._count(loss, rows)
             updated = self.step != updates
             if updated:
                 self._schedule()
@@ -371,7 +375,7 @@ class Trainer(OneProcess):
 
     @exclusive
     def evaluate(self, data: Any, batch_size: int = 32) -> dict[str, float]:
-        """Loss and metrics on data, with the eval model."""
+        """Loss and metrics on data, with the eval model; labels that are ignored do not count."""
         evaluator = self._evaluator(with_loss=True)
         for metric in self.metrics:
             metric.reset()
@@ -380,10 +384,13 @@ class Trainer(OneProcess):
         for values in self.group.evaluated(source, self.metrics):
             loss, *outputs = evaluator(values)
             target = np.asarray(values[evaluator.target_index])
+            prediction, target = evaluator.counted(outputs[0] if outputs else loss, target)
             size, mean = len(target) if target.ndim else 1, float(np.mean(loss))
+            if not size:
+                continue  # every label is ignored
             total, rows = total + mean * size, rows + size
             for metric in self.metrics:
-                metric.update(outputs[0] if outputs else loss, target, mean)
+                metric.update(prediction, target, mean)
         total, rows = self.group.merge(total, rows, self.metrics)
         if not rows:
             raise InputError("The data gave no batch.")
@@ -561,6 +568,7 @@ class _OneGraph:
     def __init__(self, step: OneGraphStep) -> None:
         self.graph, self._state = step, step.state
         self.input_names = step.user.input_names
+        self.nothing_counts = step.user.nothing_counts
 
     @property
     def step_count(self) -> int:
@@ -583,6 +591,7 @@ class _Parts:
     def __init__(self, module: Module, optimizer: Optimizer, accumulate: int) -> None:
         self.module, self.optimizer, self.accumulate = module, optimizer, accumulate
         self._state, self.input_names = module._state, module.input_names()
+        self.nothing_counts = module._train.user.nothing_counts
         self._pending = 0
 
     @property

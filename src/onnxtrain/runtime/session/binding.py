@@ -264,6 +264,13 @@ class UserSide:
         """Names in the order of the results."""
         return [o.name for o in self.outputs]
 
+    def nothing_counts(self, values: Sequence[Any]) -> bool:
+        """Whether every label of a batch is ignored: then its mean loss is 0/0, its gradient 0."""
+        return any(
+            labels.ignore_index is not None and not labels.counted(np.asarray(values[index]))
+            for index, labels in self.check.labels_at
+        )
+
     def ordered(self, args: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
         """Positional and named values in the order of the inputs."""
         values = list(args)

@@ -72,6 +72,17 @@ class Evaluator(OneProcess):
         for name in artifact.parameters:
             self.binding.input_tensor(name, state._store_of(name), name)
 
+    def counted(self, prediction: Array, target: Array) -> tuple[Array, Array]:
+        """Predictions and targets without the elements whose label is ignored.
+
+        Once a label is ignored, every other one is a row: (N, C, …) becomes (n, C).
+        """
+        name = self.user.input_names[self.target_index]
+        for labels in self.user.labels:
+            if labels.input == name and labels.counted(target) < target.size:
+                return _rows(prediction, target, target != labels.ignore_index)
+        return prediction, target
+
     @exclusive
     def __call__(self, values: Sequence[Any]) -> list[Array]:
         """Run on one batch."""
@@ -81,6 +92,15 @@ class Evaluator(OneProcess):
         self.binding.feed(self.user.inputs, arrays)
         self.binding.run()
         return self.binding.results()
+
+
+def _rows(prediction: Array, target: Array, counts: Array) -> tuple[Array, Array]:
+    """The scores and labels of the elements that count, one row each."""
+    shape = (*prediction.shape[:1], *prediction.shape[2:])
+    if prediction.ndim < 2 or shape != target.shape:
+        return prediction, target[counts]
+    rows = np.moveaxis(prediction, 1, -1).reshape(-1, prediction.shape[1])
+    return rows[counts.reshape(-1)], target[counts]
 
 
 def join(parts: Sequence[Sequence[Array]]) -> list[Array]:

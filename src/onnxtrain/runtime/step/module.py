@@ -137,7 +137,7 @@ class Module(OneProcess):
             quick = None if named_inputs else part.again(user_inputs)
             if quick is not None:
                 if self.check_finite and self.training:
-                    self._check_loss(quick[0])
+                    self._check_loss(quick[0], user_inputs)
                 return quick[0] if len(quick) == 1 else tuple(quick)
             as_values = False
             if named_inputs or not part.binding().feed_again(user_inputs):
@@ -149,7 +149,8 @@ class Module(OneProcess):
             results: Sequence[Any] = binding.result_values() if as_values else binding.results()
             if self.training:
                 if self.check_finite:
-                    self._check_loss(results[0].numpy() if as_values else results[0])
+                    loss = results[0].numpy() if as_values else results[0]
+                    self._check_loss(loss, part.user.ordered(user_inputs, named_inputs))
                 self._train.commit()
             return results[0] if len(results) == 1 else tuple(results)
 
@@ -280,9 +281,11 @@ class Module(OneProcess):
 
     # --- inside ----------------------------------------------------------------------------------
 
-    def _check_loss(self, loss: Array) -> None:
+    def _check_loss(self, loss: Array, values: Sequence[Any]) -> None:
         if math.isfinite(loss) if loss.size == 1 else np.isfinite(loss).all():
             return
+        if self._train.user.nothing_counts(values):
+            return  # the mean of no labels is no number, and no mistake
         self.discard_step()
         memory = self._state._optimizer
         where = f" in update {memory.step + 1}" if memory is not None else ""

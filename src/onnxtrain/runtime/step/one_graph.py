@@ -165,7 +165,7 @@ class OneGraphStep(Spinner, OneProcess):
             if self.draws is not None:
                 self.draws.count()
             if self.check_finite:
-                self._check(results[0])
+                self._check(results[0], values)
             self._turn = 1 - self._turn
             memory.step += 1
             if not self.device.is_host:
@@ -183,10 +183,11 @@ class OneGraphStep(Spinner, OneProcess):
             self._now = self._single
         self._now[self._turn].feed(self.user.inputs, arrays)
 
-    def _check(self, loss: Array) -> None:
+    def _check(self, loss: Array, values: Sequence[Any]) -> None:
         """Raise before the sets change places: what was read is untouched and stays the state."""
         what = f"The loss is {loss}"
-        if math.isfinite(loss) if loss.size == 1 else np.isfinite(loss).all():
+        is_finite = math.isfinite(loss) if loss.size == 1 else bool(np.isfinite(loss).all())
+        if is_finite or self.user.nothing_counts(values):
             name = self._first_not_finite()
             if name is None:
                 return
