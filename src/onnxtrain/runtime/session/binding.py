@@ -198,12 +198,25 @@ class Binding:
             self._fed = ()
 
     def _failed(self, error: Exception) -> RunError:
+        text = f"onnxruntime could not run the model: {error}{self._suspicion(error)}"
         self._bound.clear()
         self._staged.clear()
         self._again, self._watched = [], []
         for _, name in self._large:
             self.made_output(name)
-        return RunError(f"onnxruntime could not run the model: {error}")
+        return RunError(text)
+
+    def _suspicion(self, error: Exception) -> str:
+        """What may be wrong with labels whose number of classes nobody knew before the run."""
+        unknown = [one.input for one in self.labels if one.classes is None]
+        if "out of range" not in str(error).lower():
+            return ""
+        return "".join(
+            f" Input {name!r} has labels up to {self._staged[name].max()}: are there as many "
+            "classes?"
+            for name in unknown
+            if name in self._staged
+        )
 
     def results(self) -> list[Array]:
         """Results as arrays: copies of the small ones, the large ones as they were made."""
