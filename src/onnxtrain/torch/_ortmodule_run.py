@@ -17,6 +17,7 @@ import torch
 from onnxruntime.capi import _pybind_state as ort
 
 from ..graph.contract import RANDOM_INPUT
+from ..runtime.session.feeds import on_host
 from ..runtime.session.threads import HEAVY, LIMIT, applications
 from ._openmp import pause
 from ._ortmodule_graph import Halves
@@ -276,10 +277,21 @@ class Graphs:
         if not save and len(fetches) > self._plain:
             fetches, devices = fetches[: self._plain], devices[: self._plain]
         self._settle()
-        self._forward.run_with_ortvaluevector(
-            self._options, self._feeds, vector, fetches, made, devices
-        )
+        try:
+            self._forward.run_with_ortvaluevector(
+                self._options, self._feeds, vector, fetches, made, devices
+            )
+        except Exception:
+            self._check_labels(feeds)
+            raise
         return made
+
+    def _check_labels(self, feeds: Sequence[Any]) -> None:
+        """If wrong labels made a run fail, name the first; the graph has a guard against them."""
+        for name, value in zip(self._feeds, feeds):
+            labels, array = self.halves.labels.get(name), on_host(value)
+            if labels is not None and array is not None:
+                labels.check(array)
 
     def run_backward(self, vector: Any) -> list[torch.Tensor]:
         """The gradients, in the order of `wrt`."""

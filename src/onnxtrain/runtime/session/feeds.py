@@ -85,7 +85,7 @@ def on_host(value: Any) -> Array | None:
     """The numbers of an array or OrtValue that lie in the host's memory."""
     if value is None or isinstance(value, np.ndarray):
         return value
-    return np.asarray(value.numpy()) if value.device_name() == "cpu" else None
+    return np.asarray(value.numpy()) if value.device_name().lower() == "cpu" else None
 
 
 def raw_ortvalue(value: Any) -> Any:
