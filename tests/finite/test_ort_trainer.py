@@ -228,3 +228,40 @@ def test_a_schedule_that_goes_below_zero():
         step(trained, batch)
     with pytest.raises(ValueError, match="learning rate"):
         step(trained, GOOD[2])
+
+
+# --- two processes --------------------------------------------------------------------------------
+
+
+def _process(rank: int, meeting: str, folder: str) -> None:
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{meeting}", rank=rank, world_size=2
+    )
+    trained = second("adam", distributed={"world_rank": rank, "world_size": 2})
+    step(trained, GOOD[rank])
+    before = flat(trained.state_dict())
+    for bad in models.BAD.values():  # only one of the two has it
+        try:
+            step(trained, bad() if rank else GOOD[2])
+        except NonFiniteError:
+            models.assert_same(flat(trained.state_dict()), before)
+        else:
+            raise AssertionError("the step was made")
+    step(trained, GOOD[2 + rank])
+    np.savez(f"{folder}/{rank}.npz", **flat(trained.state_dict()["model"]))
+
+
+def test_processes_refuse_together(tmp_path):
+    context = torch.multiprocessing.get_context("spawn")
+    workers = [
+        context.Process(target=_process, args=(rank, str(tmp_path / "meeting"), str(tmp_path)))
+        for rank in range(2)
+    ]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(120)
+        assert worker.exitcode == 0
+    results = [dict(np.load(tmp_path / f"{rank}.npz")) for rank in range(2)]
+    for name in models.TRAINABLE:
+        np.testing.assert_array_equal(*[r[f"full_precision/{name}"] for r in results])

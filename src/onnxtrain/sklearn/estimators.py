@@ -32,8 +32,10 @@ from ..compat.onnxcustom.optimizers import RATE, BoundStep
 from ..compat.onnxcustom.sgd_learning_rate import LearningRateSGD
 from ..compat.ort import TrainingParameters, TrainingSession
 from ..compat.ort.recipes import gradient_descent
+from ..errors import NonFiniteError
 from ..graph import parameters as params
 from ..graph import to_proto
+from ..hyper import check_amount, check_limit
 from ..runtime.sharing import exclusive, keep_from_parent, lock_after_fork
 from .networks import LABEL, LOSS, WEIGHT, Network, Penalty, mlp, network, training_model
 from .validation import validated
@@ -132,8 +134,11 @@ class OnnxEstimator(Locked, BaseEstimator):  # type: ignore[misc]
         for name, low in (("max_iter", 1), ("n_iter_no_change", 1)):
             if getattr(self, name) < low:
                 raise SelectionError(f"{name} must be at least {low}, not {getattr(self, name)}.")
-        if self.alpha < 0 or not 0 <= self.l1_ratio <= 1:
-            raise SelectionError("alpha must not be negative, and l1_ratio lie between 0 and 1.")
+        check_amount(self.alpha, "alpha", SelectionError)
+        check_amount(self.momentum, "momentum", SelectionError)
+        check_limit(self.learning_rate, "learning_rate", SelectionError)
+        if not 0 <= self.l1_ratio <= 1:
+            raise SelectionError("l1_ratio must lie between 0 and 1.")
         if self.early_stopping and not 0 < self.validation_fraction < 1:
             raise SelectionError(
                 f"validation_fraction must lie between 0 and 1, not {self.validation_fraction}."
@@ -309,14 +314,16 @@ class OnnxEstimator(Locked, BaseEstimator):  # type: ignore[misc]
             if step is None:
                 names = [self._input_name(), LABEL, WEIGHT]
                 step = self._steps[rows] = BoundStep(self._session, names, data, rows, LOSS)
-            total += step.run(data, starts, self._rate.value) * rows
-        loss = total / len(loader)
-        if not np.isfinite(loss):
-            raise ConvergenceError(
-                f"The loss is {loss} in iteration {self.n_iter_}; the losses before it are "
-                f"{self.loss_curve_[-5:]}. Lower learning_rate or scale the features."
-            )
-        return loss
+            try:
+                total += step.run(data, starts, self._rate.value) * rows
+            except NonFiniteError as error:
+                raise ConvergenceError(
+                    f"{error} of iteration {self.n_iter_}; the losses of the iterations before it "
+                    f"are {self.loss_curve_[-5:]}. That batch changed nothing: a warm start, or "
+                    "partial_fit, goes on from the weights before it. Lower learning_rate or scale "
+                    "the features."
+                ) from error
+        return total / len(loader)
 
     def _input_name(self) -> str:
         return str(self._prediction_onnx.graph.input[0].name)

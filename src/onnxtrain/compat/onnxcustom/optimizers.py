@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,8 +10,10 @@ import numpy as np
 import onnx
 import onnxruntime
 
-from ...errors import InputError, ModelError, UnknownNameError
+from ...errors import InputError, ModelError, NonFiniteError, UnknownNameError
 from ...runtime.sharing import exclusive
+from ...runtime.state.buffers import TensorStore
+from ...runtime.step.finite import first_not_finite, is_finite
 from ..ort import TrainingParameters, TrainingSession
 from .base import Array
 from .common import TrainerBase, as_array, input_dtype, own_inputs, with_weights_as_inputs
@@ -117,7 +120,7 @@ class OrtGradientOptimizer(TrainerBase):
             self._state = self._random_weights(model)
         self.train_losses_: list[float] = []
         self.validation_losses_: list[float] = []
-        self._make_session(model)
+        self._make_session(model, check_finite=use_numpy)
         loader = OrtDataLoader(
             as_array(X, input_dtype(model, self.input_names_[0])),
             as_array(y, input_dtype(model, self.input_names_[1])),
@@ -189,8 +192,9 @@ class OrtGradientOptimizer(TrainerBase):
             return weights
         return {n: self.rng_.standard_normal(a.shape).astype(a.dtype) for n, a in weights.items()}
 
-    def _make_session(self, model: onnx.ModelProto) -> None:
+    def _make_session(self, model: onnx.ModelProto, check_finite: bool) -> None:
         parameters = TrainingParameters()
+        parameters.check_finite = check_finite  # `BoundStep` looks for itself
         parameters.loss_output_name = self.loss_output_name
         parameters.weights_to_train = list(self._weights(model))
         parameters.training_optimizer_name = self.learning_rate_.optimizer()
@@ -227,7 +231,12 @@ class OrtGradientOptimizer(TrainerBase):
             batch = [a[start : start + rows] for a in data]
             feeds = dict(zip(self.input_names_, batch))
             feeds[RATE] = np.array([rate], np.float32)
-            total += float(self.train_session_.run(wanted, feeds)[0])
+            try:
+                total += float(self.train_session_.run(wanted, feeds)[0])
+            except NonFiniteError as error:
+                place = f"in the batch of rows {start} to {start + rows - 1}"
+                what = str(error).partition(". ")[0]
+                raise NonFiniteError(f"{what} {place}") from error
         return total
 
     def _validate(self, X: Any, y: Any) -> float:
@@ -292,6 +301,10 @@ def _rate_of(rate: BaseLearningRate, rows: int) -> float:
     return rate.value if isinstance(rate, LearningRateAdam) else rate.value / rows
 
 
+def _floats(store: TensorStore) -> list[Array]:
+    return [buffer.data for buffer in store.buffers.values() if buffer.data.dtype.kind == "f"]
+
+
 class BoundStep:
     """Steps on memory that is bound once for all batches of one size.
 
@@ -318,13 +331,18 @@ class BoundStep:
         self._binding = binding
 
     def run(self, data: Batch, starts: range, rate: float) -> float:
-        """A step for each of the batches that begin at `starts`; gives the sum of the losses."""
+        """A step for each of the batches that begin at `starts`; gives the sum of the losses.
+
+        A batch whose loss, or whose update, is not finite raises `NonFiniteError` and changes
+        nothing: the step has written the session's other set of buffers, which is not taken over.
+        """
         with self._session._lock:
             return self._steps(data, starts, rate)
 
     def _steps(self, data: Batch, starts: range, rate: float) -> float:
         session, rows, read = self._session, self._rows, self._loss.item
         self._rate[0] = rate
+        written = [_floats(state.store) for state in reversed(session._sets)]
         pairs = [
             (buffer, array.reshape(-1, *buffer.shape[1:]))
             for buffer, array in zip(self._inputs, data)
@@ -333,17 +351,33 @@ class BoundStep:
         # The two directions of the session, up to date once and for all of these steps.
         sides = {key: self._binding.ready(key) for key in ((True, 0), (True, 1))}
         step = session._cores[True]._sess.run_with_iobinding
-        for start in starts:
-            stop = start + rows
-            for buffer, array in pairs:
-                copy(buffer, array[start:stop])
-            if not host:  # a device has its own copy of what was bound
-                sides = self._bound_again()
-            key = (True, session._turn)
-            step(sides[key], None)
-            session._finish(key)
-            total += read()
+        with np.errstate(over="ignore", invalid="ignore"):
+            for start in starts:
+                stop = start + rows
+                for buffer, array in pairs:
+                    copy(buffer, array[start:stop])
+                if not host:  # a device has its own copy of what was bound
+                    sides = self._bound_again()
+                key = (True, session._turn)
+                step(sides[key], None)
+                loss = read()
+                # one product per step: a sum of squares is finite only if every number is
+                numbers = written[key[1]]
+                if not host or not math.isfinite(loss + sum(a.dot(a) for a in numbers)):
+                    self._check(loss, key[1], start)
+                session._finish(key)
+                total += loss
         return total
+
+    def _check(self, loss: float, turn: int, start: int) -> None:
+        store = self._session._sets[1 - turn].store
+        store.written()
+        if math.isfinite(loss) and is_finite(store):
+            return
+        what = f"The loss is {loss}"
+        if math.isfinite(loss):
+            what = f"A gradient is NaN or infinite (seen in {first_not_finite(store)!r})"
+        raise NonFiniteError(f"{what} in the batch of rows {start} to {start + self._rows - 1}")
 
     def _bound_again(self) -> dict[tuple[bool, int], Any]:
         for name, buffer in zip((*self._names, RATE), (*self._inputs, self._rate)):
