@@ -144,8 +144,9 @@ class LocalModel(OneProcess):
                     optimizer.step()
                 except NonFiniteError as error:
                     raise NonFiniteError(
-                        f"Local training ends in epoch {epoch}, batch {batch}, and nothing is "
-                        f"sent. {error}"
+                        f"In epoch {epoch}, batch {batch} of the local training: {error.reason}",
+                        "That batch changed nothing, and nothing is sent. Look at the client's "
+                        "data and at the learning rate.",
                     ) from error
                 loss = result[0] if isinstance(result, tuple) else result
                 count = len(values[0])
