@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -58,7 +58,6 @@ class Plan:
         vjp: take the gradient of each output of `of` as an input ``<output>_grad``.
         unused: what to do about a name that no output of `of` depends on.
         no_gradient: nodes or operators whose outputs count as constants.
-        stops: says of a node of the normalized model whether its outputs count as constants.
         everything_is_input: turn all initializers into inputs and train none.
         training_mode: see `modes.apply_training_mode`.
         update_statistics: whether running statistics are carried as state, with outputs of their
@@ -86,7 +85,6 @@ class Plan:
     vjp: bool = False
     unused: Unused = "error"
     no_gradient: Collection[str] = ()
-    stops: Callable[[ir.Node], bool] | None = None
     everything_is_input: bool = False
     training_mode: str = "preserve"
     update_statistics: bool = True
@@ -246,8 +244,6 @@ def gradients(plan: Plan) -> Gradients:
 def _build_gradients(plan: Plan) -> Gradients:
     """Normalize, differentiate and run the passes: outputs of the plan, gradients, states."""
     model, states = forward(plan)
-    if plan.stops is not None:
-        plan.no_gradient = [*plan.no_gradient, *_named(model, plan.stops)]
     of = _differentiated(plan, model)
     wrt = _wanted(plan, model, of)
     if len(of) > 1 and not plan.vjp:
@@ -501,14 +497,6 @@ def _wanted(plan: Plan, model: ir.Model, of: Sequence[str]) -> list[str]:
     if plan.unused == "leave out":
         return reachable(model, names, of, plan.no_gradient) if of else []
     return names
-
-
-def _named(model: ir.Model, stops: Callable[[ir.Node], bool]) -> Iterator[str]:
-    """Names of the nodes that no gradient passes; they get one where they have none."""
-    for index, node in enumerate(model.graph.all_nodes()):
-        if stops(node):
-            node.name = f"onnxtrain.stop_{index}"
-            yield node.name
 
 
 def _sum_of(model: ir.Model, names: Sequence[str]) -> tuple[ir.Model, list[str]]:

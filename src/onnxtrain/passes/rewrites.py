@@ -219,6 +219,12 @@ def add_of_negation(node: ir.Node) -> ir.Value | None:
     return None
 
 
+def same_branches(node: ir.Node) -> ir.Value | None:
+    """A choice between a value and itself."""
+    _, left, right = node.inputs
+    return left if left is right and same_shape(left, node.outputs[0]) else None
+
+
 REWRITES: dict[str, tuple[Rewrite, ...]] = {
     "Add": (neutral_operand, add_of_negation),
     "Sub": (neutral_operand,),
@@ -233,5 +239,6 @@ REWRITES: dict[str, tuple[Rewrite, ...]] = {
     "Squeeze": (undone_axes, reduced_axes),
     "Unsqueeze": (undone_axes,),
     "Cast": (pointless_cast,),
+    "Where": (same_branches,),
 }
 """Which rewrites look at which operator; they are tried in this order."""

@@ -29,6 +29,7 @@ from .debug_options import LogLevel as LogLevel
 from .fallback import FallbackPolicy as FallbackPolicy
 from .fallback import ORTModuleFallbackException as ORTModuleFallbackException
 from .ortmodule import ORTModule as ORTModule
+from .value_reads import FixedValueWarning as FixedValueWarning
 
 also_at(
     __name__,

@@ -31,6 +31,7 @@ from ._ortmodule_structure import TENSOR, Structure, put_together
 from .debug_options import DebugOptions
 from .export import OPSET
 from .fallback import ORTModuleDeviceException
+from .value_reads import FixedValues
 
 log = logging.getLogger(__name__)
 # Every call looks at all parts of a module, so this is done without a line of Python for each
@@ -50,6 +51,7 @@ class Settings:
     options: DebugOptions
     exporter: str | None
     recompute: Recompute = None
+    fixed_values: FixedValues | None = None
 
 
 def autocast() -> Any:
@@ -246,7 +248,14 @@ class Cache:
             if _fits(traced, inputs):
                 return traced
         opset = int(os.environ.get(OPSET_VARIABLE, OPSET))
-        traced = trace(self.module, structure, inputs, opset=opset, exporter=settings.exporter)
+        traced = trace(
+            self.module,
+            structure,
+            inputs,
+            opset=opset,
+            exporter=settings.exporter,
+            fixed_values=settings.fixed_values,
+        )
         log.info("%s is exported with %s.", type(self.module).__name__, traced.exporter)
         self._traced.setdefault(key, []).append(traced)
         settings.options.save(traced.model, "torch_exported", _mode(self.module))
@@ -298,7 +307,7 @@ def _mode(module: torch.nn.Module) -> str:
 
 
 def _fits(traced: Traced, inputs: Sequence[torch.Tensor]) -> bool:
-    """Whether sizes that the export found to be fixed, or equal, are so."""
+    """Whether sizes that the export found to be fixed, equal or limited are so."""
     values = {v.name: v for v in traced.model.graph.input}
     symbols: dict[str, int] = {}
     for name, tensor in zip(traced.inputs, inputs):
@@ -310,7 +319,7 @@ def _fits(traced: Traced, inputs: Sequence[torch.Tensor]) -> bool:
                 fixed = symbols.setdefault(dim.dim_param, size)
             if fixed is not None and fixed != size:
                 return False
-    return True
+    return traced.fits([t.shape for t in inputs])
 
 
 def _device(tensors: Sequence[torch.Tensor]) -> torch.device:

@@ -12,7 +12,6 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 import torch
-from torch.overrides import TorchFunctionMode
 
 from ..compile import Plan, halves
 from ..errors import OnnxTrainError
@@ -22,48 +21,18 @@ from ..passes import Recompute
 from ..passes.draws import draws
 from ..runtime.labels import ClassLabels
 from ._ortmodule_structure import Structure, leaf_names, put_together, take_apart
-from .export import ExportError, export
+from .export import ExportError, Probe, called, export
 from .fallback import (
     ORTModuleIOError,
     ORTModuleONNXModelException,
     ORTModuleTorchModelException,
 )
 from .repair import rename
+from .size_rules import Fits
+from .value_reads import FixedValues
 
 INNER = "inner."
-BARRIER = "onnxtrain_barrier_"
 _generation = itertools.count()
-
-
-class _Barriers(TorchFunctionMode):
-    """Marks what torch lets no gradient through: `detach`, and all that is done under `no_grad`.
-
-    Exporters write both as if they were not there. A zero is added whose name is found again in
-    the graph.
-    """
-
-    def __init__(self, zeros: dict[torch.dtype, torch.Tensor]) -> None:
-        super().__init__()
-        self.zeros = zeros
-        self.count = 0
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
-    ) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if func is torch.Tensor.detach or not torch.is_grad_enabled():
-            if isinstance(result, torch.Tensor):
-                return self._mark(result)
-            if type(result) is tuple:
-                return tuple(self._mark(r) if isinstance(r, torch.Tensor) else r for r in result)
-        return result
-
-    def _mark(self, value: torch.Tensor) -> torch.Tensor:
-        zero = self.zeros.get(value.dtype)
-        if zero is None:
-            return value
-        self.count += 1
-        return value + zero
 
 
 class _Seen:
@@ -75,15 +44,9 @@ class _Seen:
 class _Call(torch.nn.Module):
     """The module with a row of tensors as arguments, and as result: outputs, changed buffers."""
 
-    def __init__(
-        self, module: torch.nn.Module, structure: Structure, changed: list[str], barriers: bool
-    ) -> None:
+    def __init__(self, module: torch.nn.Module, structure: Structure, changed: list[str]) -> None:
         super().__init__()
         self.inner = module
-        self.barriers = barriers
-        if barriers:
-            for name, zero in _zeros().items():
-                self.register_buffer(name, zero)
         self.structure = structure
         self.changed = changed
         self.seen = _Seen()
@@ -91,20 +54,9 @@ class _Call(torch.nn.Module):
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         args, kwargs = put_together(self.structure, tensors)
         leaves: list[torch.Tensor] = []
-        if self.barriers:
-            zeros = {z.dtype: z for z in (getattr(self, name) for name in _zeros())}
-            with torch.enable_grad(), _Barriers(zeros):
-                result = self.inner(*args, **kwargs)
-        else:
-            result = self.inner(*args, **kwargs)
-        self.seen.structure = take_apart(result, leaves)
+        self.seen.structure = take_apart(self.inner(*args, **kwargs), leaves)
         buffers = dict(self.inner.named_buffers())
         return (*leaves, *(buffers[name] for name in self.changed))
-
-
-def _zeros() -> dict[str, torch.Tensor]:
-    types = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-    return {f"{BARRIER}{str(t).removeprefix('torch.')}": torch.zeros((), dtype=t) for t in types}
 
 
 @dataclass
@@ -121,6 +73,8 @@ class Traced:
         averaged: from running statistics that are the plain average over all batches to the
             buffers that count the batches.
         statistics: running statistics that a call changes.
+        barriers: names of the nodes that no gradient passes.
+        fits: whether it holds for inputs of other sizes.
         exporter: which exporter made it, and why not the preferred one.
     """
 
@@ -133,6 +87,8 @@ class Traced:
     buffers: dict[str, str]
     averaged: dict[str, str]
     statistics: list[str]
+    barriers: list[str]
+    fits: Fits
     exporter: str
 
 
@@ -172,15 +128,17 @@ def trace(
     *,
     opset: int,
     exporter: str | None,
+    fixed_values: FixedValues | None = None,
 ) -> Traced:
     """Export a module as it is now, for calls with arguments of this structure."""
     with torch.inference_mode(False):  # its tensors cannot be part of a graph
         plain = [t.detach().clone() for t in tensors]
-        expected, changed, barriers = _probe(module, structure, plain)
         averaged = _averaging(module)
+        with _momentum_one(module, averaged):
+            expected, changed, probe = _probe(module, structure, plain)
         statistics = _statistics(module)
         watched = [n for n in changed if n not in statistics]
-        call = _Call(module, structure, watched, barriers)
+        call = _Call(module, structure, watched)
         names = [f"input_{i}" for i in range(len(plain))]
         axes = {n: {a: f"{n}_{a}" for a in range(t.ndim)} for n, t in zip(names, plain)}
         with torch.enable_grad(), _momentum_one(module, averaged):
@@ -193,13 +151,16 @@ def trace(
                     training=None,
                     opset=opset,
                     exporter=exporter,
+                    fixed_values=fixed_values,
+                    probe=probe,
                 )
             except ExportError as error:
                 raise ORTModuleTorchModelException(str(error)) from error
-    if call.seen.structure != expected:
+    seen = call.seen.structure  # None where torch read the code instead of running it
+    if seen is not None and seen != expected:
         raise ORTModuleIOError(
             f"What {type(module).__name__} returns besides tensors depends on its arguments: it "
-            f"was {expected} and is {call.seen.structure}. A graph returns tensors only."
+            f"was {expected} and is {seen}. A graph returns tensors only."
         )
     mine = {n: n.removeprefix(INNER) for n in found.names if n.startswith(INNER)}
     rename(found.model, {found.names[n]: found.names[n].removeprefix(INNER) for n in mine})
@@ -216,29 +177,31 @@ def trace(
         dict(zip(found.outputs[count:], watched)),
         {name: count for mean, var, count in averaged.values() for name in (mean, var)},
         [n for n in changed if n in statistics],
+        found.barriers,
+        found.fits,
         found.exporter + note,
     )
 
 
 def _probe(
     module: torch.nn.Module, structure: Structure, tensors: Sequence[torch.Tensor]
-) -> tuple[Structure, list[str], bool]:
+) -> tuple[Structure, list[str], Probe]:
     """Call the module once, for real.
 
     Returns:
-        The structure of its result, the buffers it changes, and whether it cuts gradients off.
+        The structure of its result, the buffers it changes, and what else the call has shown.
     """
     buffers = dict(module.named_buffers())
     before = {n: (b, b._version, b.detach().clone()) for n, b in buffers.items()}
     versions = [t._version for t in tensors]
     modified: list[str] = []
-    barriers = _Barriers({z.dtype: z for z in _zeros().values()})
-    with torch.enable_grad(), torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]):
         try:
             args, kwargs = put_together(structure, tensors)
-            with barriers:
-                result = module(*args, **kwargs)
+            result, probe = called(module, tensors, lambda: module(*args, **kwargs))
             now = dict(module.named_buffers())
+        except ExportError as error:
+            raise ORTModuleTorchModelException(str(error)) from error
         finally:
             for name, (buffer, version, value) in before.items():
                 if module.get_buffer(name) is not buffer:
@@ -262,7 +225,7 @@ def _probe(
     structure = take_apart(result, leaves)
     if not leaves:
         raise ORTModuleIOError(f"{type(module).__name__} returns no tensor.")
-    return structure, modified, barriers.count > 0
+    return structure, modified, probe
 
 
 def _put_back(module: torch.nn.Module, name: str, buffer: torch.Tensor) -> None:
@@ -360,7 +323,7 @@ def _build(
         of=traced.outputs,
         vjp=True,
         unused="leave out",
-        stops=_is_barrier,
+        no_gradient=traced.barriers,
         unbiased=True,
         recompute=recompute,
         counter=True,
@@ -398,11 +361,6 @@ def _labels(found: Sequence[Expected], traced: Traced) -> dict[str, ClassLabels]
         for one in found
         if one.input in called
     }
-
-
-def _is_barrier(node: ir.Node) -> bool:
-    """Whether a node adds one of the zeros that mark what no gradient passes."""
-    return any(v is not None and (v.name or "").startswith(BARRIER) for v in node.inputs)
 
 
 def _with_sizes(traced: Traced, shapes: Sequence[Sequence[int]] | None) -> onnx.ModelProto:

@@ -10,6 +10,7 @@ from pathlib import Path
 import onnx
 
 from ..errors import OnnxTrainError
+from .value_reads import FixedValues, check_choice
 
 LOG_LEVEL_VARIABLE = "ORTMODULE_LOG_LEVEL"
 SAVE_PATH_VARIABLE = "ORTMODULE_SAVE_ONNX_PATH"
@@ -60,6 +61,11 @@ class DebugOptions:
         config: settings of the sessions: ``intra_op_num_threads``, ``enable_mem_pattern`` ("0" or
             "1") or any of onnxruntime's session configuration keys,
             ``{"session.force_spinning_stop": "0"}`` say.
+        fixed_values: what to do when a module reads the value of a tensor in Python
+            (``if x.sum() > 0``) and the export fixes it: ``"warn"`` (a `FixedValueWarning` that
+            names the place), ``"error"`` or ``"ignore"``. By default the environment variable
+            ``ORTMODULE_FIXED_VALUES``; without it torch takes over if the fallback policy lets
+            it, and there is a warning if not.
 
     The files are ``<prefix>_torch_exported_<mode>.onnx`` (what torch exported),
     ``<prefix>_optimized_<mode>.onnx`` (with gradients), ``<prefix>_forward_<mode>.onnx`` and
@@ -69,7 +75,8 @@ class DebugOptions:
     Raises:
         OSError: `save_path` does not exist or is not writable.
         TypeError: an argument has the wrong type.
-        ValueError: `save_onnx` without `onnx_prefix`, or a log level that does not exist.
+        ValueError: `save_onnx` without `onnx_prefix`, a log level or a word for `fixed_values`
+            that does not exist.
 
     Example:
         >>> from onnxtrain.torch import DebugOptions, LogLevel
@@ -84,6 +91,7 @@ class DebugOptions:
         onnx_prefix: str = "",
         save_path: str | os.PathLike[str] = "",
         config: Mapping[str, str | int] | None = None,
+        fixed_values: FixedValues | None = None,
     ) -> None:
         if not isinstance(log_level, LogLevel):
             raise OptionTypeError(f"log_level is a LogLevel, not {type(log_level).__name__}.")
@@ -101,6 +109,7 @@ class DebugOptions:
         self.save_onnx, self.onnx_prefix = save_onnx, onnx_prefix
         self.save_path = _folder(save_path) if save_onnx else Path()
         self.config = {k: str(v) for k, v in (config or {}).items()}
+        self.fixed_values = check_choice(fixed_values)
 
     def save(self, model: onnx.ModelProto, stage: str, mode: str) -> None:
         """Write a model, if the options say so."""

@@ -2,8 +2,9 @@
 
 Both of torch's exporters are written for inference. What training needs is put right here: every
 torch parameter is one initializer under its `state_dict` name (tied parameters are one, merely
-equal ones are not), BatchNormalization and Dropout are in the mode of their modules, and the export
-leaves no trace in the module: not in its buffers, not in its mode, not in the random state.
+equal ones are not), BatchNormalization and Dropout are in the mode of their modules, what torch
+lets no gradient through is marked, and the export leaves no trace in the module: not in its
+buffers, not in its mode, not in the random state.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ from torch.utils import _pytree as pytree
 from ..errors import OnnxTrainError
 from ..runtime.sharing import GlobalLock
 from . import repair
+from .gradient_marks import GradientMarks, name_barriers, zeros
 from .repair import DynamicAxes
+from .size_rules import Fits, TracerWarning, any_sizes, assumed, decided, only
+from .value_reads import FixedValues, Read, ValueReads, check_choice, describe, warn
 
 log = logging.getLogger(__name__)
 OPSET = 18
@@ -52,6 +56,9 @@ class Exported:
             one, all others have their own.
         exporter: ``"dynamo"`` or ``"torchscript"``.
         note: why the preferred exporter was not used; empty if it was.
+        barriers: names of the nodes that no gradient passes; they add a zero.
+        fits: says whether the graph holds for inputs of other sizes, given their shapes in the
+            order of the call; it does not if another branch of the module's code were taken.
         rebuild: puts the outputs, loss left out, back into the structure the module returned.
     """
 
@@ -61,7 +68,24 @@ class Exported:
     names: dict[str, str]
     exporter: str
     note: str = ""
+    barriers: list[str] = field(default_factory=list)
     rebuild: Callable[[Sequence[Any]], Any] = field(default=list)
+    fits: Fits = any_sizes
+
+
+@dataclass
+class Probe:
+    """What one real call of a module has shown.
+
+    Attributes:
+        name: of the module's type.
+        marked: whether it has places that no gradient passes.
+        reads: where it reads values of tensors in Python.
+    """
+
+    name: str
+    marked: bool = False
+    reads: list[Read] = field(default_factory=list)
 
 
 def default_exporter() -> str:
@@ -82,6 +106,8 @@ def export(
     training: bool | None = True,
     opset: int = OPSET,
     exporter: str | None = None,
+    fixed_values: FixedValues | None = None,
+    probe: Probe | None = None,
 ) -> Exported:
     """Export a module for training.
 
@@ -101,23 +127,37 @@ def export(
         opset: ai.onnx version, 18 at least.
         exporter: ``"dynamo"`` or ``"torchscript"``. By default the one that is maintained, and the
             other if that fails (`Exported.note` then says why).
+        fixed_values: what to do when tracing fixes values that the module reads in Python
+            (``if x.sum() > 0``): ``"warn"``, ``"error"`` or ``"ignore"``. By default the
+            environment variable ``ORTMODULE_FIXED_VALUES``, else a `FixedValueWarning`.
+        probe: what a call has shown already; by default the module is called once to see.
 
     Raises:
         ExportError: no exporter managed.
     """
     order = _order(exporter)
+    choice, axes = check_choice(fixed_values) or "warn", dynamic_axes or {}
     flat = _Flat(module, args, kwargs or {}, loss_fn)
     names = list(input_names) if input_names is not None else flat.default_names()
     if len(names) != len(flat.tensors):
         raise ExportError(
             f"{len(flat.tensors)} input tensor(s) were given, and {len(names)} name(s): {names}."
         )
+    if probe is None:
+        with _undisturbed(flat, module, training):
+            probe = _probe(flat)
+    if probe.marked:
+        flat.mark()
     reasons: list[str] = []
+    cause: Exception | None = None
     for kind in order:
         run = _dynamo if kind == DYNAMO else _torchscript
+        if kind == TORCHSCRIPT and probe.reads and choice == "error":
+            reasons.append(f"{kind}: {describe(probe.name, probe.reads)}")
+            continue
         try:
             with _one_export, _undisturbed(flat, module, training), _quiet():
-                proto = run(flat, names, dynamic_axes or {}, max(opset, OPSET))
+                proto, fits = run(flat, names, axes, max(opset, OPSET), probe.reads)
         except Exception as error:
             reasons.append(f"{kind}: {_reason(error)}")
             cause = error
@@ -125,7 +165,11 @@ def export(
         note = "; ".join(reasons)
         if note:
             log.info("%s is exported with %s. %s", type(module).__name__, kind, note)
-        return _finish(proto, flat, names, output_names, dynamic_axes or {}, kind, note, training)
+        if kind == TORCHSCRIPT and probe.reads and choice == "warn":
+            warn(probe.name, probe.reads)
+        exported = _finish(proto, flat, names, output_names, axes, kind, note, training)
+        exported.fits = fits
+        return exported
     raise ExportError(
         f"{type(module).__name__} cannot be exported to ONNX. " + " | ".join(reasons)
     ) from cause
@@ -158,8 +202,23 @@ class _Flat(torch.nn.Module):
         self.constants = [None if t else leaf for leaf, t in zip(leaves, self.is_tensor)]
         self.tensors = tuple(leaf.detach() for leaf in leaves if isinstance(leaf, torch.Tensor))
         self.result = _Result()
+        self.marked = False
+
+    def mark(self) -> None:
+        """Mark from now on what no gradient passes."""
+        self.marked = True
+        for name, zero in zeros().items():
+            self.register_buffer(name, zero)
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        if not self.marked:
+            return self.call(*tensors)
+        marks = GradientMarks({name: getattr(self, name) for name in zeros()})
+        with torch.enable_grad(), marks:
+            return self.call(*tensors)
+
+    def call(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Loss and outputs."""
         given = iter(tensors)
         leaves = [next(given) if t else c for t, c in zip(self.is_tensor, self.constants)]
         args, kwargs = pytree.tree_unflatten(leaves, self.spec)
@@ -216,44 +275,113 @@ class _Result:
         return pytree.tree_unflatten(leaves, self.spec)
 
 
+def called(
+    module: torch.nn.Module, tensors: Sequence[torch.Tensor], call: Callable[[], Any]
+) -> tuple[Any, Probe]:
+    """Call a module once, for real.
+
+    Args:
+        module: what is called.
+        tensors: its arguments.
+        call: calls it.
+
+    Returns:
+        What the call gave, and what it has shown.
+
+    Raises:
+        ExportError: the module does what no graph can do.
+    """
+    marks, reads = GradientMarks(zeros()), ValueReads(module, tensors)
+    versions = {name: p._version for name, p in module.named_parameters()}
+    with torch.enable_grad(), reads, marks:
+        result = call()
+    now = {name: p._version for name, p in module.named_parameters()}
+    changed = [f"{n!r} in place" for n, version in now.items() if versions.get(n) != version]
+    if marks.refused or changed:
+        raise ExportError(
+            f"{type(module).__name__} changes {', '.join((marks.refused + changed)[:4])} while it "
+            "runs, and a graph cannot. Do that outside of `forward`, after an update."
+        )
+    return result, Probe(type(module).__name__, marks.count > 0, reads.found)
+
+
+def _probe(flat: _Flat) -> Probe:
+    try:
+        return called(flat.module, flat.tensors, lambda: flat(*flat.tensors))[1]
+    except OnnxTrainError:
+        raise
+    except Exception as error:
+        raise ExportError(
+            f"{type(flat.module).__name__} fails when it is called: {_reason(error)}"
+        ) from error
+
+
 # --- the exporters --------------------------------------------------------------------------------
 
 
-def _dynamo(flat: _Flat, names: Sequence[str], dynamic: DynamicAxes, opset: int) -> onnx.ModelProto:
+def _dynamo(
+    flat: _Flat, names: Sequence[str], dynamic: DynamicAxes, opset: int, reads: Sequence[Read]
+) -> tuple[onnx.ModelProto, Fits]:
     auto = torch.export.Dim.AUTO
     shapes = tuple(dict.fromkeys(dynamic.get(n, {}), auto) or None for n in names)
-    program = torch.onnx.export(
-        flat,
-        flat.tensors,
-        input_names=list(names),
-        dynamo=True,
-        dynamic_shapes=(shapes,),
-        verbose=False,
-        optimize=False,
-        opset_version=opset,
-    )
+    with _assumptions() as rules:
+        program = torch.onnx.export(
+            flat,
+            flat.tensors,
+            input_names=list(names),
+            dynamo=True,
+            dynamic_shapes=(shapes,),
+            verbose=False,
+            optimize=False,
+            opset_version=opset,
+        )
     assert program is not None
-    return program.model_proto
+    return program.model_proto, rules[-1]
+
+
+@contextlib.contextmanager
+def _assumptions() -> Iterator[list[Fits]]:
+    """What each program that torch captures meanwhile assumes of sizes.
+
+    The program that the exporter gives back has its assertions removed already, so this looks at
+    it where it is made.
+    """
+    capture, rules = torch.export.export, list[Fits]()
+
+    def looked_at(*args: Any, **kwargs: Any) -> torch.export.ExportedProgram:
+        program = capture(*args, **kwargs)
+        rules.append(assumed(program))
+        return program
+
+    torch.export.export = looked_at
+    try:
+        yield rules
+    finally:
+        torch.export.export = capture
 
 
 def _torchscript(
-    flat: _Flat, names: Sequence[str], dynamic: DynamicAxes, opset: int
-) -> onnx.ModelProto:
+    flat: _Flat, names: Sequence[str], dynamic: DynamicAxes, opset: int, reads: Sequence[Read]
+) -> tuple[onnx.ModelProto, Fits]:
     # "Training" on the outermost module keeps parameters that merely are equal apart
     flat.training = True
     buffer: Any = io.BytesIO()
-    torch.onnx.export(
-        flat,
-        flat.tensors,
-        buffer,
-        input_names=list(names),
-        dynamo=False,
-        training=torch.onnx.TrainingMode.PRESERVE,
-        do_constant_folding=False,
-        opset_version=min(opset, 20),
-        dynamic_axes={n: dict(axes) for n, axes in dynamic.items() if axes},
-    )
-    return onnx.load_from_string(buffer.getvalue())
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", TracerWarning)
+        torch.onnx.export(
+            flat,
+            flat.tensors,
+            buffer,
+            input_names=list(names),
+            dynamo=False,
+            training=torch.onnx.TrainingMode.PRESERVE,
+            do_constant_folding=False,
+            opset_version=min(opset, 20),
+            dynamic_axes={n: dict(axes) for n, axes in dynamic.items() if axes},
+        )
+    by_size = decided(caught, {(read.path, read.line) for read in reads})
+    fits = only([t.shape for t in flat.tensors]) if by_size else any_sizes
+    return onnx.load_from_string(buffer.getvalue()), fits
 
 
 @contextlib.contextmanager
@@ -316,12 +444,14 @@ def _finish(
     renamed = repair.canonical_names(proto, flat, aliases)
     outputs = _output_names(output_names, len(graph.output), flat.loss_fn is not None)
     renamed.update(zip([o.name for o in graph.output], outputs))
+    barriers = name_barriers(proto)
     repair.rename(proto, {old: new for old, new in renamed.items() if old != new})
     repair.name_dimensions(proto, dynamic)
     if exporter == DYNAMO:
         repair.training_statistics(proto, flat.module, training)
     present = {i.name for i in graph.initializer}
-    found = {name: first for name, first in aliases.items() if first in present}
+    marks = set(zeros())
+    found = {n: first for n, first in aliases.items() if first in present and n not in marks}
     return Exported(
         proto,
         [n for n in names if n in {i.name for i in graph.input}],
@@ -329,6 +459,7 @@ def _finish(
         found,
         exporter,
         note,
+        barriers,
         flat.result.rebuild,
     )
 

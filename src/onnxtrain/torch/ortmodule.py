@@ -21,6 +21,7 @@ from .fallback import (
     read_policy,
     read_retry,
 )
+from .value_reads import FixedValues
 
 log = logging.getLogger(__name__)
 T = TypeVar("T", bound="ORTModule")
@@ -152,11 +153,20 @@ class ORTModule(torch.nn.Module):
             key = (structure, signature, cache.state, graded, autocast())
             kind = cache.known.get(key)
             if kind is None:
-                settings = Settings(self._options, self._exporter, self._recompute)
+                settings = Settings(
+                    self._options, self._exporter, self._recompute, self._fixed_values()
+                )
                 kind = cache.find(structure, inputs, graded, settings)
                 cache.remember(key, kind)
             prepared = kind.prepare(inputs, cache)
         return kind(inputs, cache, *prepared)
+
+    def _fixed_values(self) -> FixedValues | None:
+        """What is done about values that tracing fixes: torch takes over, where it may."""
+        given: FixedValues | None = self._options.fixed_values
+        if given is None and self._policy & FallbackPolicy.FALLBACK_UNSUPPORTED_TORCH_MODEL:
+            return "error"
+        return given
 
     def reset(self) -> None:
         """Forget all graphs; the next call exports again."""

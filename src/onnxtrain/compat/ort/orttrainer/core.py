@@ -24,6 +24,8 @@ from ....passes import Recompute, check_recompute
 from ....runtime.session.devices import Device
 from ....runtime.step.finite import all_finite, refused
 from ....torch.export import ExportError, LossFunction, export
+from ....torch.size_rules import Fits, any_sizes
+from ....torch.value_reads import FixedValues
 from . import state
 from .descriptions import Described, DescriptionError
 from .engine import Engine, as_array, check_loss
@@ -54,6 +56,7 @@ class Settings:
         check_finite: raise `NonFiniteError`, and change nothing, when a loss or a gradient is NaN
             or infinite.
         recompute: what the backward half computes again instead of keeping it.
+        fixed_values: what to do about values that tracing fixes, see `export`.
     """
 
     make_optimizer: Callable[[list[str]], optim.Optimizer]
@@ -72,14 +75,22 @@ class Settings:
     check_export: bool = False
     check_finite: bool = False
     recompute: Recompute = None
+    fixed_values: FixedValues | None = None
 
 
 @dataclass
 class _Ready:
-    """An engine, and the sizes it takes: a number, or None where any will do."""
+    """An engine, and the sizes it takes: a number, or None where any will do.
+
+    Attributes:
+        order: names of the inputs in the order of the export.
+        fits: what else the export says about sizes.
+    """
 
     engine: Engine
     sizes: dict[str, tuple[int | None, ...]]
+    order: Sequence[str] = ()
+    fits: Fits = any_sizes
 
     def takes(self, shapes: Mapping[str, tuple[int, ...]]) -> bool:
         for name, sizes in self.sizes.items():
@@ -88,7 +99,9 @@ class _Ready:
                 continue
             if len(shape) != len(sizes) or any(s not in (None, d) for s, d in zip(sizes, shape)):
                 return False
-        return True
+        if any(name not in shapes for name in self.order):
+            return True  # predictions without a label
+        return self.fits([shapes[name] for name in self.order])
 
 
 @dataclass
@@ -322,6 +335,7 @@ class Core:
             dynamic_axes=dynamic,
             opset=self.settings.opset,
             exporter=self.settings.exporter,
+            fixed_values=self.settings.fixed_values,
         )
         check_loss(exported.model, self.loss)
         self._dynamic = dynamic
@@ -332,14 +346,14 @@ class Core:
         trainable = [
             exported.names[n] for n, p in own.items() if p.requires_grad and n in exported.names
         ]
-        engine = self._new_engine(exported.model, trainable)
+        engine = self._new_engine(exported.model, trainable, exported.barriers)
         if self.settings.check_export and not self._ready:
             self._check_export(model, engine, args, kwargs, values)
         sizes = {
             n: tuple(None if i in dynamic.get(n, {}) else d for i, d in enumerate(shape))
             for n, shape in shapes.items()
         }
-        return _Ready(engine, sizes)
+        return _Ready(engine, sizes, order, exported.fits)
 
     def _call(
         self, model: torch.nn.Module, values: Mapping[str, Any]
@@ -387,7 +401,9 @@ class Core:
         log.info("Another shape has come: exporting again with dynamic axes %s.", dynamic)
         return dynamic
 
-    def _new_engine(self, base: onnx.ModelProto, trainable: Sequence[str]) -> Engine:
+    def _new_engine(
+        self, base: onnx.ModelProto, trainable: Sequence[str], barriers: Sequence[str] = ()
+    ) -> Engine:
         known = list(self._names)
         for name in self.settings.frozen:
             if name not in self._names:
@@ -410,6 +426,7 @@ class Core:
             recompute=self.settings.recompute,
             check_finite=self.settings.check_finite,
             alone=self.settings.world_size == 1,
+            barriers=barriers,
         )
         if first is not None:
             constants = {n: onnx.numpy_helper.to_array(t) for n, t in first.constants().items()}

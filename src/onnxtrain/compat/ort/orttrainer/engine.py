@@ -46,6 +46,7 @@ from ....runtime.step.module import Module
 from ....runtime.step.one_graph import OneGraphStep
 from ....runtime.step.optimizer import attach
 from ....runtime.step.update import OptimizerFile, load_optimizer
+from ....torch.gradient_marks import remove_barriers
 
 Array = npt.NDArray[Any]
 SCALE_INPUT = "onnxtrain.loss_scale"
@@ -72,6 +73,7 @@ class Engine:
         check_finite: raise `NonFiniteError`, and change nothing, when a loss or a gradient is NaN
             or infinite. Whoever trains together with other processes checks the loss for himself.
         alone: whether there are no other processes.
+        barriers: names of the nodes that no gradient passes, see `gradient_marks`.
     """
 
     def __init__(
@@ -92,10 +94,12 @@ class Engine:
         recompute: Recompute = None,
         check_finite: bool = False,
         alone: bool = True,
+        barriers: Sequence[str] = (),
     ) -> None:
         self.base, self.loss, self.scaled = base, loss, scaled
         self.check_finite, self._alone = check_finite, alone
         self._from_torch, self._recompute = from_torch, recompute
+        self._barriers = list(barriers)
         self._make_optimizer, self._options = make_optimizer, options
         self.device = device or Device("cpu")
         self.outputs = [loss, *(o for o in outputs if o != loss)]
@@ -131,6 +135,7 @@ class Engine:
                 recompute=self._recompute,
                 counter=True,
                 labels_are_checked=True,
+                no_gradient=self._barriers,
             )
             self.optimizer = self._make_optimizer(list(self.plan.trainable))
             try:
@@ -285,7 +290,9 @@ class Engine:
 
     def _eval(self) -> bytes:
         if not self._eval_bytes:
-            self._eval_bytes = _bytes(eval_model(self.plan))
+            model = eval_model(self.plan)
+            remove_barriers(model, self._barriers)
+            self._eval_bytes = _bytes(model)
         return self._eval_bytes
 
     def write_graphs(self, paths: Mapping[str, str]) -> None:

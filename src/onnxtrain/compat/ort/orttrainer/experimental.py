@@ -57,7 +57,7 @@ def export_gradient_graph(
         exporter=exporter,
     )
     trained = [n for n, p in model.named_parameters() if p.requires_grad and n in found.names]
-    loaded = load(differentiate(found.model, wrt=trained, of="loss"))
+    loaded = load(differentiate(found.model, wrt=trained, of="loss", no_gradient=found.barriers))
     params.to_inputs(loaded, trained)
     graph = loaded.graph
     inputs = {v.name: v for v in graph.inputs}

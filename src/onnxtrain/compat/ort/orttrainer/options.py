@@ -8,6 +8,7 @@ from typing import Any
 
 from ....errors import OnnxTrainError
 from ....passes import RecomputeError, check_recompute
+from ....torch.value_reads import CHOICES
 from .amp import LossScaler
 from .lr_scheduler import _LRScheduler
 
@@ -135,6 +136,7 @@ SCHEMA: Schema = {
     "debug": {
         "deterministic_compute": _boolean(False),
         "check_model_export": _boolean(False),
+        "fixed_values": _choice(None, None, *CHOICES),
         "graph_save_paths": {
             "model_after_graph_transforms_path": _string(""),
             "model_with_gradient_graph_path": _string(""),
@@ -180,7 +182,9 @@ class ORTTrainerOptions:
             transformer_layer_recompute, number_recompute_layers, gelu_recompute and
             attn_dropout_recompute are older words for it), ``utils``
             (frozen_weights, grad_norm_clip, check_finite: raise `NonFiniteError`, and change
-            nothing, when a loss or a gradient is NaN or infinite, …), ``debug``, ``_internal_use``,
+            nothing, when a loss or a gradient is NaN or infinite, …), ``debug`` (``fixed_values``:
+            what to do when the export fixes a value that the module reads in Python),
+            ``_internal_use``,
             ``provider_options``, ``session_options``, and ``exporter``.
 
     Example:

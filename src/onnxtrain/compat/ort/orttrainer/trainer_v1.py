@@ -17,6 +17,7 @@ from ....graph.contract import RANDOM_INPUT
 from ....passes import Recompute
 from ....runtime.sharing import exclusive
 from ....torch.export import LossFunction
+from ....torch.value_reads import FixedValues, check_choice
 from . import optim
 from .amp import DynamicLossScaler
 from .base import ORTTrainer
@@ -108,6 +109,8 @@ class ORTTrainerV1(ORTTrainer):
             memory: a number of segments, "auto", "cheap", or names of the values to keep.
         check_finite: raise `NonFiniteError`, and change nothing, when a loss or a gradient is NaN
             or infinite.
+        fixed_values: what to do when the export fixes a value that the module reads in Python:
+            "warn", "error" or "ignore", by default ``ORTMODULE_FIXED_VALUES`` or a warning.
         **ignored: options of the predecessor that need no counterpart here.
     """
 
@@ -137,6 +140,7 @@ class ORTTrainerV1(ORTTrainer):
         session_options: Any = None,
         recompute: Recompute = None,
         check_finite: bool = False,
+        fixed_values: FixedValues | None = None,
         **ignored: Any,
     ) -> None:
         _check_ignored(ignored)
@@ -172,6 +176,7 @@ class ORTTrainerV1(ORTTrainer):
                 postprocess=hooks,
                 recompute=recompute,
                 check_finite=check_finite,
+                fixed_values=check_choice(fixed_values),
             ),
         )
         self.model_desc_ = model_desc

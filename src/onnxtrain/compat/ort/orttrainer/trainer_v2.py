@@ -139,6 +139,7 @@ class ORTTrainerV2(ORTTrainer):
                 check_export=self.options.debug.check_model_export,
                 check_finite=self.options.utils.check_finite,
                 recompute=what_to_recompute(self.options.graph_transformer),
+                fixed_values=self.options.debug.fixed_values,
             ),
         )
         self._train_step_info = TrainStepInfo(optim_config)

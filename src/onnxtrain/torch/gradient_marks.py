@@ -1,0 +1,274 @@
+"""What torch's autograd knows and an exported graph does not: where no gradient passes.
+
+Both exporters write `detach`, `no_grad` and the padding row of an embedding as if they were not
+there. While a module is exported under `GradientMarks`, a zero is added to every value that no
+gradient passes; the zero's name is found again in the graph, and the node that adds it is
+differentiated as a constant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+import torch
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from ..graph.edit import remove_nodes, replace_value
+from ..graph.nodes import same_shape
+
+BARRIER = "onnxtrain_barrier_"
+"""How the names of the zeros begin, and of the nodes that add them."""
+TYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+
+
+def zeros() -> dict[str, torch.Tensor]:
+    """A zero of every type that has gradients, by name."""
+    return {f"{BARRIER}{str(t).removeprefix('torch.')}": torch.zeros((), dtype=t) for t in TYPES}
+
+
+class GradientMarks(TorchFunctionMode):
+    """Marks what no gradient passes while torch calls a module.
+
+    Args:
+        zeros: what to add; a type that is not there is left unmarked.
+
+    Attributes:
+        count: how many operations were written in another form.
+        refused: what the module does that no graph can, each a sentence's object.
+    """
+
+    def __init__(self, zeros: Mapping[str, torch.Tensor]) -> None:
+        super().__init__()
+        self.zeros = {zero.dtype: zero for zero in zeros.values()}
+        self.count = 0
+        self.refused: list[str] = []
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        another = ANOTHER_FORM.get(func, func)
+        if another is not func:
+            result = another(self, *args, **(kwargs or {}))
+        else:
+            result = func(*args, **(kwargs or {}))
+        if func is torch.Tensor.detach or not torch.is_grad_enabled():
+            if isinstance(result, torch.Tensor):
+                in_place = any(result is value for value in args)
+                return result if in_place else self.stop(result)
+            if type(result) is tuple:
+                return tuple(self.stop(r) if isinstance(r, torch.Tensor) else r for r in result)
+        return result
+
+    def stop(self, value: torch.Tensor) -> torch.Tensor:
+        """The same value, as a constant to the gradient."""
+        zero = self.zeros.get(value.dtype)
+        if zero is None:
+            return value
+        self.count += 1
+        return value + zero
+
+
+# --- embeddings -----------------------------------------------------------------------------------
+
+
+def _embedding(
+    marks: GradientMarks,
+    indices: torch.Tensor,
+    weight: torch.Tensor,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> torch.Tensor:
+    """`functional.embedding`, its conditions on the gradient in the forward graph.
+
+    The forward value is that of the plain lookup in both: padded positions take the row as a
+    constant, and a frequency divides only the part (of value 0) that carries the gradient.
+    """
+    if max_norm is not None:
+        marks.refused.append("the weight of an embedding (max_norm) in place")
+    rows = functional.embedding(indices, weight, sparse=sparse)
+    if scale_grad_by_freq:
+        constant = marks.stop(rows)
+        rows = constant + (rows - constant) / _occurrences(indices, weight).unsqueeze(-1)
+    if padding_idx is not None:
+        padded = _is_padding(indices, weight, padding_idx)
+        rows = torch.where(padded.unsqueeze(-1), marks.stop(rows), rows)
+    return rows
+
+
+def _low_level_embedding(
+    marks: GradientMarks,
+    weight: torch.Tensor,
+    indices: torch.Tensor,
+    padding_idx: int = -1,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> torch.Tensor:
+    """`torch.embedding`, where -1 means no padding."""
+    padding = None if padding_idx < 0 else padding_idx
+    return _embedding(
+        marks, indices, weight, padding, scale_grad_by_freq=scale_grad_by_freq, sparse=sparse
+    )
+
+
+def _is_padding(indices: torch.Tensor, weight: torch.Tensor, padding: int) -> torch.Tensor:
+    return indices == (padding if padding >= 0 else weight.shape[0] + padding)
+
+
+def _occurrences(indices: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """How often each index occurs among all of them, in the shape of the indices."""
+    flat = indices.reshape(-1).to(torch.int64)
+    none = torch.zeros(weight.shape[0], dtype=weight.dtype)
+    counts = none.scatter_add(0, flat, torch.ones_like(flat, dtype=weight.dtype))
+    return counts[indices]
+
+
+def _embedding_bag(
+    marks: GradientMarks,
+    indices: torch.Tensor,
+    weight: torch.Tensor,
+    offsets: torch.Tensor | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    mode: str = "mean",
+    sparse: bool = False,
+    per_sample_weights: torch.Tensor | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int | None = None,
+) -> torch.Tensor:
+    """`functional.embedding_bag` as a lookup and a reduction.
+
+    Exporters write a loop that carries a sequence (dynamo), or refuse padding and give an empty
+    bag's maximum as minus infinity (TorchScript).
+    """
+    marks.count += 1
+    rows = _embedding(
+        marks, indices, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse
+    )
+    counted = torch.ones_like(indices, dtype=torch.bool)
+    if padding_idx is not None:
+        counted = ~_is_padding(indices, weight, padding_idx)
+    if offsets is None:
+        reduce = _reduced_by_axis
+    else:
+        bags, count, inside = _bags(indices, offsets, include_last_offset)
+        counted = counted & inside
+
+        def reduce(rows: torch.Tensor, how: str) -> torch.Tensor:
+            return _reduced_by_number(rows, how, bags, count)
+
+    kept = counted.unsqueeze(-1)
+    if mode == "max":
+        largest = reduce(torch.where(kept, rows, -torch.inf), "amax")
+        return torch.where(torch.isinf(largest), 0.0, largest)
+    if per_sample_weights is not None:
+        rows = rows * per_sample_weights.unsqueeze(-1)
+    total = reduce(torch.where(kept, rows, 0.0), "sum")
+    if mode == "sum":
+        return total
+    return total / reduce(kept.to(rows.dtype), "sum").clamp(min=1.0)
+
+
+def _reduced_by_axis(rows: torch.Tensor, how: str) -> torch.Tensor:
+    """Bags of equal length: one row of indices each."""
+    return rows.amax(1) if how == "amax" else rows.sum(1)
+
+
+def _bags(
+    indices: torch.Tensor, offsets: torch.Tensor, with_last: bool
+) -> tuple[torch.Tensor, int, torch.Tensor]:
+    """For each index the number of its bag, how many bags there are, and which are in one."""
+    positions = torch.arange(indices.shape[0], dtype=offsets.dtype)
+    starts = offsets[:-1] if with_last else offsets
+    bags = (positions.unsqueeze(1) >= starts.unsqueeze(0)).sum(1) - 1
+    inside = positions < offsets[-1] if with_last else positions >= 0
+    return bags, starts.shape[0], inside
+
+
+def _reduced_by_number(
+    rows: torch.Tensor, how: str, bags: torch.Tensor, count: int
+) -> torch.Tensor:
+    places = bags.unsqueeze(1).expand(-1, rows.shape[1])
+    start = torch.full((count, rows.shape[1]), -torch.inf if how == "amax" else 0.0)
+    start = start.to(rows.dtype)
+    if how == "amax":
+        return start.scatter_reduce(0, places, rows, "amax")
+    return start.scatter_add(0, places, rows)
+
+
+ANOTHER_FORM: dict[Any, Callable[..., Any]] = {
+    functional.embedding: _embedding,
+    functional.embedding_bag: _embedding_bag,
+    torch.embedding: _low_level_embedding,
+}
+"""Functions of torch whose gradient an export would get wrong, or not at all."""
+
+
+# --- in the graph ---------------------------------------------------------------------------------
+
+
+def name_barriers(proto: onnx.ModelProto) -> list[str]:
+    """Name the nodes that no gradient passes, so that they can be told to the differentiation."""
+    names = []
+    for number, node in enumerate(_all_nodes(proto.graph)):
+        if any(name.startswith(BARRIER) for name in node.input):
+            node.name = f"{BARRIER}{number}"
+            names.append(node.name)
+    return names
+
+
+def _all_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                yield from _all_nodes(attribute.g)
+
+
+def remove_barriers(model: ir.Model, names: Collection[str]) -> None:
+    """Let what was marked pass as it is, and take out choices between a value and itself."""
+    barriers = set(names)
+    for node in list(model.graph.all_nodes()):
+        if node.name not in barriers:
+            continue
+        operands = [v for v in node.inputs if v is not None]
+        source = next(v for v in operands if not (v.name or "").startswith(BARRIER))
+        readers = [user for user, _ in node.outputs[0].uses()]
+        _replace(node, source)
+        for reader in readers:
+            if _chooses(reader, source) and same_shape(source, reader.outputs[0]):
+                _replace(reader, source)
+
+
+def _chooses(node: ir.Node, value: ir.Value) -> bool:
+    """Whether a node is a choice between a value and itself."""
+    return node.op_type == "Where" and all(v is value for v in node.inputs[1:])
+
+
+def _replace(node: ir.Node, value: ir.Value) -> None:
+    """Put a value in the place of a node's result; the node goes, and what only it needed."""
+    graph = node.graph
+    assert isinstance(graph, ir.Graph)
+    makers = [v.producer() for v in node.inputs if v is not None]
+    replace_value(graph, node.outputs[0], value)
+    graph.remove(node, safe=True)
+    for maker in makers:
+        if maker is not None and maker.graph is graph:
+            _remove_unread(graph, maker)
+
+
+def _remove_unread(graph: ir.Graph, node: ir.Node) -> None:
+    if any(o.uses() or o.is_graph_output() for o in node.outputs):
+        return
+    makers = [v.producer() for v in node.inputs if v is not None]
+    remove_nodes(graph, [node])
+    for maker in makers:
+        if maker is not None and maker.graph is graph:
+            _remove_unread(graph, maker)
