@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnx.reference
 import onnx_ir as ir
 import onnxruntime as ort
 
@@ -17,6 +16,7 @@ from .compile import differentiate
 from .errors import ModelError, OnnxTrainError
 from .graph import ModelLike, load, to_proto
 from .graph import parameters as params
+from .graph.evaluate import evaluator
 from .graph.retype import to_float64
 from .graph.tensor import dims_of
 from .normalize import normalize
@@ -110,14 +110,14 @@ def check_gradient(
     weights = {n: w for n, w in _float_weights(loaded).items() if n in names}
     exact = to_float64(loaded)
     params.to_inputs(exact, weights)
-    evaluator = onnx.reference.ReferenceEvaluator(to_proto(exact))
+    session = evaluator(to_proto(exact))
 
     def run(moved: Mapping[str, Array]) -> dict[str, Array]:
         point = {**weights, **feeds, **moved}
         wide = {k: v.astype(np.float64) if v.dtype.kind in "fV" else v for k, v in point.items()}
         try:
             with np.errstate(all="ignore"):
-                values = evaluator.run(targets, wide)
+                values = session.run(targets, wide)
         except Exception as error:
             raise ModelError(
                 f"onnx.reference cannot evaluate the forward model ({error}); "

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import onnx
-import onnx.reference
 import onnx.shape_inference
+
+from .evaluate import evaluate
 
 LONG = 4096
 """Elements of a vector from which on it is not the shape of anything."""
@@ -42,8 +43,8 @@ def _infer_from_constants(proto: onnx.ModelProto, options: dict[str, Any]) -> on
     constant = _constant_nodes(proto.graph)
     light = onnx.ModelProto()
     light.CopyFrom(proto)
-    if constant:
-        made = _values(proto, constant)
+    made = _values(proto, constant) if constant else None
+    if made is not None:
         left = [n for n in proto.graph.node if not made.keys() & set(n.output)]
         del light.graph.node[:]
         light.graph.node.extend(left)
@@ -74,12 +75,17 @@ def _constant_nodes(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
     return found
 
 
-def _values(proto: onnx.ModelProto, nodes: list[onnx.NodeProto]) -> dict[str, onnx.TensorProto]:
+def _values(
+    proto: onnx.ModelProto, nodes: list[onnx.NodeProto]
+) -> dict[str, onnx.TensorProto] | None:
+    """What the nodes compute, by name; None where that cannot be told."""
     names = [name for node in nodes for name in node.output if name]
     outputs = [onnx.helper.make_empty_tensor_value_info(name) for name in names]
     graph = onnx.helper.make_graph(nodes, "constants", [], outputs, proto.graph.initializer)
     model = onnx.helper.make_model(graph, opset_imports=proto.opset_import)
-    values = onnx.reference.ReferenceEvaluator(model).run(None, {})
+    values = evaluate(model, {})
+    if values is None:
+        return None
     return {n: onnx.numpy_helper.from_array(v, n) for n, v in zip(names, values)}
 
 

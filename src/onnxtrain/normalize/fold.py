@@ -5,19 +5,25 @@ Only integers and booleans are folded, never floats: a float constant may be a w
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import onnx
-import onnx.reference
 import onnx_ir as ir
 
+from ..graph.evaluate import evaluate
 from ..graph.infer import infer_shapes
 from ..graph.nodes import initializer
 from ..graph.parameters import mark_constant
+from ..graph.tensor import dims_of
 from .rewrite import standard
 from .symbolic import infer_symbolic
 
 MAX_ELEMENTS = 1024
+MAX_RESULT = 1 << 20
+"""Elements that a folded result may have; what is larger is computed when the model runs."""
+GROWING = frozenset({"ConstantOfShape", "EyeLike", "Expand", "OneHot", "Pad", "Range", "Tile"})
+"""Operators whose result can be larger than all of their operands."""
 WHOLE = frozenset(
     {ir.DataType.INT64, ir.DataType.INT32, ir.DataType.BOOL, ir.DataType.UINT8, ir.DataType.INT8}
 )
@@ -36,6 +42,8 @@ def _fold(model: ir.Model) -> bool:
         if not _is_constant(node):
             continue
         arrays = _evaluate(node, model.opset_imports[""])
+        if arrays is None:
+            continue
         for output, array in zip(node.outputs, arrays):
             name, output.name = output.name or "", f"{output.name}_folded"
             value = initializer(graph, name, array)
@@ -51,7 +59,18 @@ def _is_constant(node: ir.Node) -> bool:
         return False
     if any(o.dtype not in WHOLE or o.is_graph_output() or not o.uses() for o in node.outputs):
         return False
+    if any(_is_large(o) for o in node.outputs):
+        return False
     return all(v is None or _is_small(v) for v in node.inputs)
+
+
+def _is_large(value: ir.Value) -> bool:
+    """Whether a result is, or may be, too large to be written down."""
+    dims = dims_of(value)
+    if dims is None or not all(isinstance(d, int) for d in dims):
+        node = value.producer()
+        return node is not None and node.op_type in GROWING
+    return math.prod(d for d in dims if isinstance(d, int)) > MAX_RESULT
 
 
 def _is_small(value: ir.Value) -> bool:
@@ -61,7 +80,8 @@ def _is_small(value: ir.Value) -> bool:
     return tensor.dtype in WHOLE and tensor.size <= MAX_ELEMENTS
 
 
-def _evaluate(node: ir.Node, opset: int) -> list[Any]:
+def _evaluate(node: ir.Node, opset: int) -> list[Any] | None:
+    """The results of a node, None where they cannot be told."""
     feeds = {
         v.name or "": v.const_value.numpy()
         for v in node.inputs
@@ -74,4 +94,8 @@ def _evaluate(node: ir.Node, opset: int) -> list[Any]:
         [onnx.ValueInfoProto(name=o.name) for o in node.outputs],
     )
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", opset)])
-    return list(onnx.reference.ReferenceEvaluator(model).run(None, feeds))
+    arrays = evaluate(model, feeds)
+    expected = [o.dtype.numpy() for o in node.outputs if o.dtype is not None]
+    if arrays is None or any(a.dtype != kind for a, kind in zip(arrays, expected)):
+        return None
+    return arrays

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from .polynomial import Poly, UnknownError
-from .symbolic_facts import Array, Facts, product
+from .symbolic_facts import MAX_ELEMENTS, Array, Facts, product
 
 
 def _shape_content(p: Facts, node: ir.Node) -> Array | None:
@@ -46,9 +47,19 @@ def _arithmetic(function: Callable[..., Any]) -> Callable[[Facts, ir.Node], Arra
 
 
 def _integer_division(a: Array, b: Array) -> Array:
-    if object in (a.dtype, b.dtype):
-        return np.asarray(a // b)
-    return np.asarray(a / b)
+    """Towards zero, as in C; polynomials are taken to be positive."""
+    if object not in (a.dtype, b.dtype):
+        return np.asarray(a / b)
+    quotient = np.asarray(a // b)
+    if any(isinstance(e, Poly) for e in (*a.ravel(), *b.ravel())):
+        return quotient
+    return np.asarray(quotient + ((quotient < 0) & (quotient * b != a)))
+
+
+def _remainder(p: Facts, node: ir.Node) -> Array | None:
+    a, b = _operands(p, node)
+    as_in_c = node.attributes.get_int("fmod", 0)
+    return np.asarray(a - b * _integer_division(a, b) if as_in_c else a % b)
 
 
 def _gather_content(p: Facts, node: ir.Node) -> Array | None:
@@ -96,11 +107,14 @@ def _reshape_content(p: Facts, node: ir.Node) -> Array | None:
 
 def _range_content(p: Facts, node: ir.Node) -> Array | None:
     start, limit, delta = (int(o.reshape(())[()]) for o in _operands(p, node))
-    return _objects(list(range(start, limit, delta)))
+    numbers = range(start, limit, delta)
+    return _objects(list(numbers)) if len(numbers) <= MAX_ELEMENTS else None
 
 
 def _product_content(p: Facts, node: ir.Node) -> Array | None:
     data = _operands(p, node)[0]
+    if data.ndim > 1:
+        return None  # the axes may be some of them
     keep = node.attributes.get("keepdims")
     total = product(list(data.ravel()))
     one = np.empty((1,) * data.ndim if keep is None or keep.as_int() else (), object)
@@ -117,11 +131,20 @@ def _filled_content(p: Facts, node: ir.Node) -> Array | None:
     (shape,) = _operands(p, node)
     attribute = node.attributes.get("value")
     fill = attribute.as_tensor().numpy().reshape(()) if attribute else np.float32(0)
-    if fill.dtype.kind not in "iu":
+    sizes = [int(s) for s in shape]
+    if fill.dtype.kind not in "iu" or math.prod(sizes) > MAX_ELEMENTS:
         return None
-    result = np.empty([int(s) for s in shape], object)
+    result = np.empty(sizes, object)
     result[...] = int(fill)
     return result
+
+
+def _expanded_content(p: Facts, node: ir.Node) -> Array | None:
+    data, shape = _operands(p, node)
+    sizes = [int(s) for s in shape]
+    if math.prod(sizes) * max(data.size, 1) > MAX_ELEMENTS**2:
+        return None
+    return np.asarray(data * np.ones(sizes, object))
 
 
 def _compare(function: Callable[[Array, Array], Any]) -> Callable[[Facts, ir.Node], Array | None]:
@@ -141,7 +164,7 @@ CONTENTS: dict[str, Callable[[Facts, ir.Node], Array | None]] = {
     "Sub": _arithmetic(lambda a, b: a - b),
     "Mul": _arithmetic(lambda a, b: a * b),
     "Div": _arithmetic(_integer_division),
-    "Mod": _arithmetic(lambda a, b: a % b),
+    "Mod": _remainder,
     "Neg": _arithmetic(lambda a: -a),
     "Abs": _arithmetic(np.abs),
     "Max": _arithmetic(lambda *parts: functools.reduce(np.maximum, parts)),
@@ -156,7 +179,7 @@ CONTENTS: dict[str, Callable[[Facts, ir.Node], Array | None]] = {
     "And": _arithmetic(np.logical_and),
     "Or": _arithmetic(np.logical_or),
     "Where": _arithmetic(np.where),
-    "Expand": _arithmetic(lambda a, shape: a * np.ones([int(s) for s in shape], object)),
+    "Expand": _expanded_content,
     "Size": _size_content,
     "ConstantOfShape": _filled_content,
     "Gather": _gather_content,
