@@ -66,3 +66,25 @@ def test_the_gradient_is_one_concat() -> None:
     session = onnxruntime.InferenceSession(model.SerializeToString())
     found = session.run(["w_grad"], {"w": np.zeros((8, 3), np.float32), "y_grad": seed})[0]
     np.testing.assert_array_equal(found, seed[[0, 1, 4, 5, 6, 7, 2, 3]])
+
+
+def test_slices_of_a_slice() -> None:
+    """Partial rotary embeddings: half of a vector is rotated, in halves again."""
+    bounds = "".join(f", int64[1] n{i} = {{{i}}}" for i in (0, 2, 4, 8))
+    model = onnx.parser.parse_model(f"""
+        <ir_version: 8, opset_import: ["": 18]>
+        g (float[3, 8] x) => (float loss)
+        <float[8] w = {{1, 2, 3, 4, 5, 6, 7, 8}}, int64[1] axis = {{1}}{bounds}> {{
+            h = Mul(x, w)
+            a = Slice(h, n0, n4, axis) b = Slice(h, n4, n8, axis)
+            c = Slice(a, n0, n2, axis) d = Slice(a, n2, n4, axis)
+            e = Neg(d)
+            r = Concat<axis = 1>(e, c, b)
+            s = Mul(r, h)
+            loss = ReduceSum<keepdims = 0>(s)
+        }}
+    """)
+    plain = to_proto(normalize(load(model)))
+    assert operators(plain).count("Split") == 2
+    assert "Slice" not in operators(plain)
+    onnxtrain.check_gradient(model, wrt=["w", "x"]).raise_if_wrong()

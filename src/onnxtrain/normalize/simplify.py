@@ -68,7 +68,8 @@ def _slices_as_split(graph: ir.Graph, pieces: list[_Piece]) -> None:
         return
     first = next(n for n in graph if any(n is p.node for p in pieces))
     sizes = [p.end - p.start for p in pieces]
-    new = _split(graph, first, pieces[0].source, sizes, pieces[0].axis)
+    # Read from the node: the source may have become a part of a Split meanwhile
+    new = _split(graph, first, pieces[0].node.inputs[0], sizes, pieces[0].axis)
     for piece, part in zip(pieces, new.outputs):
         old = piece.node.outputs[0]
         part.name, part.type, part.shape = f"{old.name}_part", old.type, old.shape
