@@ -41,6 +41,10 @@ def deform(image, weight, *, masked=True, offset_group=1, **attributes):
 
 
 CASES = [
+    case("AffineGrid", x(2, 2, 3), const([2, 3, 4, 5]), _opset=20),
+    case("AffineGrid", x(2, 2, 3), fixed([2, 3, 4, 5]), _opset=20, align_corners=1),
+    case("AffineGrid", x(1, 3, 4), fixed([1, 2, 3, 4, 2]), _opset=20),
+    case("AffineGrid", x(1, 3, 4), fixed([1, 2, 3, 4, 2]), _opset=20, align_corners=1),
     case("DepthToSpace", x(2, 8, 2, 3), blocksize=2),
     case("DepthToSpace", x(2, 8, 2, 3), blocksize=2, mode="CRD"),
     case("DepthToSpace", x(1, 18, 2, 1), blocksize=3, mode="CRD"),

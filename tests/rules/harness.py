@@ -23,6 +23,7 @@ import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper
 
 import onnxtrain
+from onnxtrain.graph.evaluate import OPS as PUT_RIGHT
 
 from .reference_loops import LOOP_OPS
 from .reference_movement import OPS as MOVEMENT_OPS
@@ -206,7 +207,8 @@ def feeds_of(c: Case, arrays: list[np.ndarray | None], dtype: Any) -> dict[str, 
 
 def run_reference(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
     with np.errstate(all="ignore"):
-        session = onnx.reference.ReferenceEvaluator(model, new_ops=[*OPS, *LOOP_OPS, *MOVEMENT_OPS])
+        ops = [*PUT_RIGHT, *OPS, *LOOP_OPS, *MOVEMENT_OPS]
+        session = onnx.reference.ReferenceEvaluator(model, new_ops=ops)
         return list(session.run(None, feeds))
 
 

@@ -266,6 +266,8 @@ class OpBuilder:
 
     def dim_of(self, x: Tensor, axis: int) -> Tensor:
         """One dimension as an INT64 tensor of shape [1]."""
+        if x.shape is None:
+            return self.Gather(self.shape_of(x), [axis])
         axis = axis % x.rank
         size = x.dim(axis)
         if isinstance(size, int):

@@ -23,7 +23,23 @@ class GatherElements(OpRun):
         return (data[tuple(places)],)
 
 
-OPS: list[type[OpRun]] = [GatherElements]
+class AffineGrid(OpRun):
+    """onnx's own gives float32 whatever it is given."""
+
+    def _run(self, theta: Array, size: Array, align_corners: int = 0) -> tuple[Array]:
+        axes = []
+        for count in (int(s) for s in size[2:]):
+            line = np.arange(count, dtype=theta.dtype)
+            if align_corners:
+                axes.append(line * 2 / max(count - 1, 1) - (1 if count > 1 else 0))
+            else:
+                axes.append((2 * line + 1) / count - 1)
+        grid = np.meshgrid(*axes, indexing="ij")
+        positions = np.stack([*reversed(grid), np.ones_like(grid[0])], axis=-1)
+        return (np.einsum("nij,...j->n...i", theta, positions.astype(theta.dtype)),)
+
+
+OPS: list[type[OpRun]] = [AffineGrid, GatherElements]
 
 
 def evaluator(model: onnx.ModelProto) -> onnx.reference.ReferenceEvaluator:

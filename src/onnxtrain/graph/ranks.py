@@ -1,6 +1,8 @@
 """Ranks that onnx's shape inference gives up on when dimensions are symbolic.
 
-Most gradients need the number of dimensions, few need the dimensions themselves.
+Most gradients need the number of dimensions, few need the dimensions themselves. onnx infers
+forwards only; a rank also follows from what reads a value: from the weight of the Conv behind a
+Squeeze without axes, say, or behind an If whose branches differ in rank.
 """
 
 from __future__ import annotations
@@ -13,7 +15,12 @@ Dims = list["int | str | None"]
 
 
 def fill_ranks(model: ir.Model) -> bool:
-    """Give outputs without a shape the rank their operator implies; whether any was filled."""
+    """Give values without a shape the rank that operators imply; whether any was filled."""
+    forwards = _from_operands(model)
+    return _from_readers(model) or forwards
+
+
+def _from_operands(model: ir.Model) -> bool:
     filled = False
     for node in model.graph.all_nodes():
         rule = RULES.get(node.op_type) if node.domain in ("", "ai.onnx") else None
@@ -25,6 +32,81 @@ def fill_ranks(model: ir.Model) -> bool:
             output.shape = ir.Shape(dims)
             filled = True
     return filled
+
+
+def _from_readers(model: ir.Model) -> bool:
+    """Operands of one rank have the rank of the one that is known, if the node runs at all.
+
+    Inside a subgraph that need not be, so values from outside of it are left alone there.
+    """
+    filled = False
+    for node in model.graph.all_nodes():
+        if node.domain not in ("", "ai.onnx"):
+            continue
+        for rank, values in _of_one_rank(node):
+            for value in values:
+                is_tensor = value is not None and isinstance(value.type, ir.TensorType)
+                if value is None or not is_tensor or value.shape is not None:
+                    continue
+                if value.graph is node.graph:
+                    value.shape = ir.Shape([None] * rank)
+                    filled = True
+    return filled
+
+
+def _of_one_rank(node: ir.Node) -> list[tuple[int, list[ir.Value | None]]]:
+    """Operands and results that have one rank, and that rank where it is known."""
+    kind, operands = node.op_type, [*node.inputs]
+    fixed = FIXED_RANKS.get(kind, {})
+    groups = [(rank, [operands[i]]) for i, rank in fixed.items() if i < len(operands)]
+    if kind == "Transpose" and "perm" in node.attributes:
+        return [(len(node.attributes["perm"].as_ints()), [operands[0], node.outputs[0]])]
+    if kind == "Concat":
+        alike = [*operands, node.outputs[0]]
+    elif kind == "Split":
+        alike = [operands[0], *node.outputs]
+    elif kind in SAME_RANK:
+        alike = [*(operands[i] for i in SAME_RANK[kind] if i < len(operands)), node.outputs[0]]
+    else:
+        return groups
+    ranks = [len(v.shape) for v in alike if v is not None and v.shape is not None]
+    if not ranks and "kernel_shape" in node.attributes:
+        ranks = [2 + len(node.attributes["kernel_shape"].as_ints())]
+    return [*groups, *([(ranks[0], alike)] if ranks else [])]
+
+
+FIXED_RANKS: dict[str, dict[int, int]] = {
+    "Gemm": {0: 2, 1: 2},
+    "LSTM": {0: 3, 1: 3, 2: 3},
+    "GRU": {0: 3, 1: 3, 2: 3},
+    "RNN": {0: 3, 1: 3, 2: 3},
+    "DepthToSpace": {0: 4},
+    "SpaceToDepth": {0: 4},
+    "RoiAlign": {0: 4, 1: 2, 2: 1},
+}
+"""Operands whose rank an operator prescribes."""
+
+_UNARY = (
+    "Abs", "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "BatchNormalization", "Cast", "Ceil",
+    "Celu", "Clip", "Cos", "Cosh", "CumSum", "Dropout", "Elu", "Erf", "Exp", "Floor", "Gelu",
+    "GlobalAveragePool", "GlobalLpPool", "GlobalMaxPool", "GroupNormalization", "HardSigmoid",
+    "HardSwish", "Hardmax", "Identity", "InstanceNormalization", "LRN", "LayerNormalization",
+    "LeakyRelu", "Log", "LogSoftmax", "LpNormalization", "MeanVarianceNormalization", "Mish", "Neg",
+    "Not", "Pad", "Reciprocal", "Relu", "Resize", "ReverseSequence", "Round", "ScatterElements",
+    "ScatterND", "Selu", "Shrink", "Sigmoid", "Sign", "Sin", "Sinh", "Slice", "Softmax", "Softplus",
+    "Softsign", "Sqrt", "Swish", "Tan", "Tanh", "ThresholdedRelu", "Tile", "TopK", "Trilu",
+    "Upsample",
+)  # fmt: skip
+SAME_RANK: dict[str, tuple[int, ...]] = {
+    **dict.fromkeys(_UNARY, (0,)),
+    **dict.fromkeys(("Conv", "ConvTranspose", "ConvInteger"), (0, 1)),
+    **dict.fromkeys(("AveragePool", "LpPool", "MaxPool", "MaxUnpool"), (0,)),
+    "DeformConv": (0, 1, 2),
+    "GatherElements": (0, 1),
+    "GridSample": (0, 1),
+    "QLinearConv": (0, 3),
+}
+"""Operands that have the rank of the first result."""
 
 
 def _dims(node: ir.Node, index: int) -> Dims | None:
@@ -66,6 +148,16 @@ def _gather_nd(node: ir.Node) -> Dims | None:
     return [*indices[:-1], *x[batch + indices[-1] :]]
 
 
+def _affine_grid(node: ir.Node) -> Dims | None:
+    theta, size = _dims(node, 0), _dims(node, 1)
+    axes = theta[1] if theta is not None else None
+    if not isinstance(axes, int):
+        count = size[0] if size else None
+        axes = count - 2 if isinstance(count, int) else None
+    batch = theta[0] if theta is not None else None
+    return [batch, *[None] * axes, axes] if isinstance(axes, int) else None
+
+
 def _fixed(*dims: int | None) -> Callable[[ir.Node], Dims | None]:
     return lambda node: list(dims)
 
@@ -81,6 +173,7 @@ RULES: dict[str, Callable[[ir.Node], Dims | None]] = {
     "ConvInteger": _conv,
     "QLinearConv": _conv,
     "MaxUnpool": _max_unpool,
+    "AffineGrid": _affine_grid,
     "GatherND": _gather_nd,
     "STFT": _stft,
     "HannWindow": _fixed(None),

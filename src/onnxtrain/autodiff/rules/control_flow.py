@@ -66,10 +66,21 @@ def _branch(
     inner = bodies.body_walk(walk, op, graph, node)
     for output, dy in zip(graph.outputs, dys):
         if dy is not None and output in inner.active:
-            inner.add(output, op.tensor(dy.value))
+            inner.add(output, _of_branch(op, op.tensor(dy.value), op.tensor(output)))
     inner.run()
     grads = {v: g for v in inner.wrt if (g := inner.take(v)) is not None}
     return op, grads
+
+
+def _of_branch(op: OpBuilder, dy: Tensor, y: Tensor) -> Tensor:
+    """The gradient of the If's result as that of a branch's, where the two differ in rank.
+
+    The branch of another rank than what reads the result is never taken; its graph must be valid
+    all the same.
+    """
+    if not isinstance(y.value.type, ir.TensorType) or dy.shape is None or y.shape is None:
+        return dy
+    return dy if dy.rank == y.rank else op.Reshape(dy, op.shape_of(y))
 
 
 def _hand_over_branch(

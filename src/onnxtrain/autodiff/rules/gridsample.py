@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 
 from ...graph import OpBuilder, Tensor
@@ -123,3 +124,20 @@ def _reflect(op: OpBuilder, position: Tensor, size: Size, align: bool) -> Tensor
 def _direction(op: OpBuilder, position: Tensor, size: Size, align: bool) -> Tensor:
     distance, extent = _folded(op, position, size, align)
     return op.Sign(extent - distance)
+
+
+@gradient("AffineGrid", stops=(1,))
+def affine_grid(
+    op: OpBuilder, dy: Tensor, y: Tensor, theta: Tensor, size: Tensor, *, align_corners: int = 0
+) -> Any:
+    # y = theta · (p, 1) at each position p, and the positions are the grid of the identity
+    axes = op.dim_of(theta, 1)
+    square = op.full(op.Concat(axes, axes + 1, axis=0), 0, dy.dtype)
+    one_image = op.Concat([1], op.Slice(size, [1], [np.iinfo(np.int64).max]), axis=0)
+    grid = op.AffineGrid(
+        op.Unsqueeze(op.EyeLike(square), [0]), one_image, align_corners=align_corners
+    )
+    positions = op.Reshape(grid, op.Concat([-1], axes, axis=0))
+    ones = op.full(op.Concat(op.Shape(positions, end=1), [1], axis=0), 1, dy.dtype)
+    flat = op.Reshape(dy, op.Concat(op.dim_of(theta, 0), [-1], axes, axis=0))
+    return op.Transpose(flat, perm=[0, 2, 1]) @ op.Concat(positions, ones, axis=1)
