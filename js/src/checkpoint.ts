@@ -1,9 +1,11 @@
 import { check, CheckpointError } from "./errors.js";
+import { hasForm, isListOf, isRecord, isText, isWhole } from "./facts.js";
 import { arrayOf, hostValue, joined, sizeOf, TYPES } from "./ort.js";
 import type { Data, Tensor, Value } from "./ort.js";
 
 /** A number or a string of the user's own. */
 export type Property = number | bigint | string;
+const IS_OPTIMIZER = hasForm({ name: isText, step: isWhole, learning_rate: Number.isFinite });
 export type OptimizerState = { name: string; step: number; learning_rate: number };
 
 /** Everything a training run has to remember, to and from a safetensors file. */
@@ -38,9 +40,30 @@ export class CheckpointState {
     const found = `format "${format}", version "${version}", nominal: ${nominal}`;
     const isOurs = format === "onnxtrain" && version === "1" && nominal !== "true";
     check(isOurs, `No checkpoint of onnxtrain, version 1, with values: ${found}.`, CheckpointError);
-    const state = new CheckpointState(values, metadata);
+    const state = CheckpointState.described(values, metadata);
     const missing = [...state.trainable, ...state.frozen].find((n) => !values.has(`param/${n}`));
     check(missing === undefined, `The checkpoint has no values of "${missing}".`, CheckpointError);
+    return state;
+  }
+
+  /** The state that metadata describe, which are JSON of somebody's. */
+  private static described(
+    values: Map<string, Value>,
+    metadata: Readonly<Record<string, string>>,
+  ): CheckpointState {
+    const damaged = (why: string): CheckpointError =>
+      new CheckpointError(`The checkpoint is damaged: ${why}. Take the one before it.`);
+    let state: CheckpointState;
+    try {
+      state = new CheckpointState(values, metadata);
+    } catch (error) {
+      throw damaged((error as Error).message);
+    }
+    const { optimizer, scheduler, trainable, frozen } = state;
+    if (!isListOf(isText)(trainable) || !isListOf(isText)(frozen)) throw damaged("its names");
+    if (!isRecord(scheduler)) throw damaged("its schedule");
+    const isFine = optimizer === undefined || IS_OPTIMIZER(optimizer);
+    if (!isFine) throw damaged("its optimizer");
     return state;
   }
 
@@ -52,7 +75,7 @@ export class CheckpointState {
         const isSaved = key.startsWith("param/") || (withOptimizer && key.startsWith("optim/"));
         if (isSaved) values.set(key, await hostValue(value));
       }
-      return encode({ values, metadata: state.described(withOptimizer) });
+      return encode({ values, metadata: state.metadataNow(withOptimizer) });
     });
   }
 
@@ -107,7 +130,7 @@ export class CheckpointState {
     return BigInt(members(this.metadata["random"]).get(key) ?? 0);
   }
 
-  private described(withOptimizer: boolean): Record<string, string> {
+  private metadataNow(withOptimizer: boolean): Record<string, string> {
     const { optimizer: _, scheduler: __, trainer, ...rest } = this.metadata;
     const numbers = Object.entries(this.random).map(([name, n]) => `"${name}": ${n}`);
     const random = `{${numbers.join(", ")}}`;
@@ -158,6 +181,8 @@ export function decode(file: Uint8Array): Content {
     const start = 8 + Number(new DataView(file.buffer, file.byteOffset, 8).getBigUint64(0, true));
     const header = JSON.parse(new TextDecoder().decode(file.subarray(8, start)));
     const { __metadata__: metadata = {}, ...entries } = header;
+    const isFine = isRecord(metadata) && Object.values(metadata).every(isText);
+    check(isFine, "Its metadata are not strings.");
     const values = new Map<string, Value>();
     let end = start;
     for (const [name, { dtype, shape, data_offsets: at }] of Object.entries(entries as Entries)) {
@@ -170,7 +195,7 @@ export function decode(file: Uint8Array): Content {
       end += size;
     }
     check(end === file.length, `It has ${file.length} bytes, its header says ${end}.`);
-    return { metadata, values };
+    return { metadata: metadata as Record<string, string>, values };
   } catch (error) {
     const why = (error as Error).message;
     throw new CheckpointError(`The checkpoint is damaged, truncated or none at all: ${why}`);

@@ -1,13 +1,16 @@
 /** Train ONNX artifacts in the browser and in Node with the stock onnxruntime. */
 import type { InferenceSession } from "onnxruntime-common";
 import { CheckpointState } from "./checkpoint.js";
-import { check, ModelFileError, OnnxTrainError } from "./errors.js";
+import { check, ModelFileError } from "./errors.js";
+import { readFacts } from "./facts.js";
+import { readBytes } from "./files.js";
 import { Module } from "./module.js";
 import { Optimizer } from "./optimizer.js";
 import type { Ort } from "./ort.js";
 
 export { CheckpointState, type Property } from "./checkpoint.js";
 export * from "./errors.js";
+export { readBytes, writeBytes } from "./files.js";
 export type { ClassLabels } from "./labels.js";
 export * from "./module.js";
 export * from "./optimizer.js";
@@ -32,50 +35,21 @@ export async function loadArtifacts(directory: string, options: LoadOptions): Pr
     "If an older onnxtrain wrote the artifacts, run `python -m onnxtrain.artifacts.device " +
     "DIRECTORY [PREFIX]`; it also says if they are for Python only.";
   const read = async (name: string): Promise<Uint8Array> => {
+    check(!/[/\\\0]|^\.*$/.test(name), `"${name}" is not the name of a file.`, ModelFileError);
     const location = `${directory.replace(/\/+$/, "")}/${prefix}${name}`;
-    const bytes = await readBytes(location);
+    const bytes = await readBytes(location, directory);
     check(bytes, `There is no file "${location}". ${remedy}`, ModelFileError);
     return bytes;
   };
   const state = CheckpointState.loadCheckpoint(checkpoint ?? (await read("checkpoint")));
-  const facts = JSON.parse(new TextDecoder().decode(await read("device.json")));
+  const facts = readFacts(await read("device.json"), remedy);
   const files = new Map<string, Uint8Array>();
   for (const [name, size] of Object.entries(facts.files)) {
     const bytes = await read(name);
-    const fits = facts.version === 1 && bytes.length === size;
-    check(fits, `device.json is not the one of this "${name}". ${remedy}`, ModelFileError);
+    check(bytes.length === size, `device.json is not the one of this "${name}". ${remedy}`, ModelFileError);
     files.set(name, bytes);
   }
   const module = new Module(facts, files, state, ort, sessionOptions);
   await module.session("train");
   return { state, module, optimizer: facts.optimizer ? new Optimizer(module) : undefined };
-}
-
-/** Node's own module for files; bundlers for browsers do not follow a name in a variable. */
-const nodeFiles = (name = "node:fs/promises") => import(/* @vite-ignore */ name);
-
-/** The bytes of a file by URL, or by path in Node; undefined if there is none. */
-export async function readBytes(location: string): Promise<Uint8Array | undefined> {
-  if (/^https?:/.test(location) || "document" in globalThis) {
-    const response = await fetch(location);
-    if (response.status === 404) return undefined;
-    check(response.ok, `"${location}" cannot be read: ${response.status}.`, OnnxTrainError);
-    return new Uint8Array(await response.arrayBuffer());
-  }
-  const { readFile } = await nodeFiles();
-  return readFile(location).catch((error: { code?: string }) => {
-    if (error.code !== "ENOENT") throw error;
-  });
-}
-
-/** Write a file in Node; the old one stays complete until the new one is. */
-export async function writeBytes(path: string, bytes: Uint8Array): Promise<void> {
-  const { rename, rm, writeFile } = await nodeFiles();
-  const unfinished = `${path}.${crypto.randomUUID()}`;
-  try {
-    await writeFile(unfinished, bytes, { flush: true });
-    await rename(unfinished, path);
-  } finally {
-    await rm(unfinished, { force: true });
-  }
 }

@@ -1,6 +1,7 @@
 import type { InferenceSession } from "onnxruntime-common";
 import type { CheckpointState } from "./checkpoint.js";
 import { check, CheckpointError, InputError, ModelFileError, NonFiniteError } from "./errors.js";
+import { refuseExternalData } from "./external.js";
 import { checkLabels, explained } from "./labels.js";
 import type { ClassLabels } from "./labels.js";
 import { hostValue, joined, sizeOf } from "./ort.js";
@@ -226,7 +227,9 @@ export class Module {
   private async bytes(name: string): Promise<Uint8Array> {
     const { file, pieces } = this.model(name);
     const bytes = this.files.get(file ?? "") ?? new Uint8Array();
-    return joined(await Promise.all(pieces.map((piece) => this.part(bytes, piece))));
+    const model = await joined(await Promise.all(pieces.map((piece) => this.part(bytes, piece))));
+    refuseExternalData(model);
+    return model;
   }
 
   private async part(file: Uint8Array, piece: Piece): Promise<Data> {

@@ -16,7 +16,7 @@ export type Data = (typeof ARRAYS)[keyof typeof ARRAYS]["prototype"];
 type ArrayOf = { new (buffer: ArrayBuffer): Data; readonly BYTES_PER_ELEMENT: number };
 
 export function arrayOf(type: string): ArrayOf {
-  const found = (ARRAYS as Record<string, ArrayOf>)[type];
+  const found = Object.hasOwn(ARRAYS, type) && (ARRAYS as Record<string, ArrayOf>)[type];
   check(found, `Tensors of type "${type}" cannot be used here.`);
   return found;
 }

@@ -96,6 +96,10 @@ class ModelFileError(ModelError):
     """The bytes are not an ONNX model, or not one that onnxtrain wrote for this purpose."""
 
 
+class ExternalDataError(ModelFileError):
+    """A model names a file for the data of a tensor that may not be read, or is too short."""
+
+
 class CheckpointError(OnnxTrainError, ValueError):
     """A checkpoint file is damaged, truncated, hostile, or does not fit the model."""
 

@@ -15,7 +15,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import onnxtrain
-from onnxtrain.errors import MissingFileError, ModelError
+from onnxtrain.errors import ExternalDataError, MissingFileError, ModelError
 from onnxtrain.graph import load, to_proto
 from onnxtrain.graph.io import save
 
@@ -94,7 +94,7 @@ def test_external_data_must_be_there_and_whole(tmp_path: Path) -> None:
     data.unlink()
     with pytest.raises(MissingFileError, match=r"'weight'.*model\.onnx\.data"):
         load(path)
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(ExternalDataError, match="Give the model as a path"):
         load(onnx.load(path, load_external_data=False))
 
 

@@ -11,7 +11,7 @@ import pytest
 import onnxtrain
 from onnxtrain.graph import load, to_proto
 from onnxtrain.normalize import normalize
-from onnxtrain.optimize import optimize
+from onnxtrain.passes import optimize
 
 
 def model(nodes: str, constants: str) -> onnx.ModelProto:

@@ -18,12 +18,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
-from ..errors import OnnxTrainError
+from ..errors import ExternalDataError, ModelFileError, OnnxTrainError
+from ..runtime import external
 from ..runtime.files.atomic import write_atomically
 from ..runtime.files.dtypes import type_name
 from ..runtime.files.onnxfile import Node, ValueInfo
 from ..runtime.files.wire import FIXED32, VARINT
 from ..runtime.labels import ClassLabels
+from ..runtime.readfile import read_regular
 from ..runtime.state.buffers import TensorSpec
 from ..runtime.step.artifact import KEY, Artifact, drop_accumulation, load_artifact, specs_of
 from ..runtime.step.export import add_output_types, to_inference
@@ -41,12 +43,8 @@ SEED_SIZE = 4
 
 def device_file(folder: Path, prefix: str = "") -> bytes:
     """The content of device.json for the artifacts in a folder."""
-    source = (folder / f"{prefix}{TRAINING}").read_bytes()
+    source = _content(folder / f"{prefix}{TRAINING}")
     training = load_artifact(source, "training")
-    if training.model.has_external_data:
-        raise ArtifactError(
-            f"{prefix}{TRAINING} has constants in a file beside it: it trains in Python only."
-        )
     trainable, specs = training.trainable, specs_of(training)
     files = {TRAINING: len(source)}
     facts: dict[str, Any] = {
@@ -59,7 +57,7 @@ def device_file(folder: Path, prefix: str = "") -> bytes:
     models = {"train": _training(training, source)}
     evaluation = folder / f"{prefix}{EVAL}"
     if evaluation.is_file():
-        source = evaluation.read_bytes()
+        source = _content(evaluation)
         files[EVAL] = len(source)
         models |= _evaluation(source, specs)
     models["copy"] = _made(*updates.copy())
@@ -75,6 +73,18 @@ def device_file(folder: Path, prefix: str = "") -> bytes:
         models["update"] = _made(*updates.update(optimizer, trainable))
         models["update_float32"] = _made(*updates.update(optimizer, trainable, doubles=False))
     return json.dumps({**facts, "models": models}, separators=(",", ":")).encode()
+
+
+def _content(path: Path) -> bytes:
+    """The bytes of a model; a device has nothing but them."""
+    source = read_regular(path, ModelFileError)
+    try:
+        external.refuse(source, path.name)
+    except ExternalDataError as error:
+        raise ArtifactError(
+            f"{path.name} has constants in a file beside it: it trains in Python only."
+        ) from error
+    return source
 
 
 def write_device_file(folder: Path, prefix: str = "") -> None:

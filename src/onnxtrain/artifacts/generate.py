@@ -18,7 +18,7 @@ import onnx_ir as ir
 from .. import onnxblock, optim
 from ..compile import step_model as build_step_model
 from ..graph import to_proto
-from ..graph.io import save
+from ..graph.io import read_proto, save
 from ..onnxblock.block import Block
 from ..onnxblock.checkpoint_utils import save_checkpoint
 from ..onnxblock.loss.common import IGNORED
@@ -220,9 +220,7 @@ def _load(model: Any) -> tuple[onnx.ModelProto, str | None]:
             f"The model is an onnx.ModelProto or a path, not {type(model).__name__}."
         )
     path = os.fspath(model)
-    if not os.path.isfile(path):
-        raise FileNotFoundError(f"There is no model file {path!r}.")
-    return onnx.load(path, load_external_data=False), path
+    return read_proto(path), path
 
 
 def _directory(artifact_directory: str | os.PathLike[str] | None) -> Path:

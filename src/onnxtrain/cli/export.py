@@ -55,12 +55,14 @@ def command(
 
 def _predictions(model: Path, state: CheckpointState) -> list[str]:
     """Outputs of the model that the artifacts were made from."""
-    from ..errors import ModelFileError
+    from ..errors import ExternalDataError, ModelFileError
     from ..runtime.session.devices import Device
     from ..runtime.step.evaluator import Evaluator
 
     try:
         return Evaluator(str(model), state, Device("cpu", None), with_loss=False).model_outputs
+    except ExternalDataError:
+        raise
     except ModelFileError as error:
         raise UserError(
             f"{model} does not say which of its values are predictions (old artifacts do not). "

@@ -14,10 +14,13 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import onnx
-import onnxruntime as ort
+import onnx_ir as ir
 
 from ..artifacts import generate_artifacts
+from ..graph import load, to_proto
+from ..graph.external import data_folder
+from ..runtime.session.binding import HOST
+from ..runtime.session.devices import session_options
 from ..runtime.state.checkpoint_state import CheckpointState
 from ..runtime.step.module import Module
 from ..runtime.step.optimizer import Optimizer
@@ -133,7 +136,10 @@ def _feeds(settings: Settings, plan: Plan, sizes: Mapping[str, int]) -> dict[str
 
 
 def _forward(settings: Settings, plan: Plan, feeds: Mapping[str, Array]) -> Array:
-    session = ort.InferenceSession(settings.model, providers=["CPUExecutionProvider"])
+    model = load(settings.model)
+    session = HOST.session(
+        ir.to_proto(model).SerializeToString(), session_options(folder=data_folder(model))
+    )
     inputs = {v.name: feeds[v.name] for v in plan.summary.inputs}
     return np.asarray(session.run([plan.output.name], inputs)[0])
 
@@ -172,8 +178,6 @@ def _random(
 
 def _operators(folder: Path, feeds: Mapping[str, Array], steps: int) -> list[dict[str, Any]]:
     """Time per operator type of forward and backward, from onnxruntime's profiler."""
-    from ..runtime.session.devices import session_options
-
     options = session_options(None)
     options.enable_profiling = True
     options.profile_file_prefix = str(folder / "profile")
@@ -231,7 +235,7 @@ def _torch(
     except ImportError:
         return None, "not compared: torch is not installed"
     try:
-        twin = torch_twin.Twin(onnx.load(settings.model), plan.trainable)
+        twin = torch_twin.Twin(to_proto(load(settings.model)), plan.trainable)
         inputs = {v.name: feeds[v.name] for v in plan.summary.inputs}
         same = torch_twin.same(twin, inputs, plan.output.name, _forward(settings, plan, feeds))
     except (torch_twin.NoTwinError, RuntimeError, TypeError, ValueError, KeyError) as error:

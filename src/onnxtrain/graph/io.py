@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
@@ -12,10 +12,14 @@ import onnx
 import onnx_ir as ir
 
 from ..errors import MissingFileError, ModelError
+from ..runtime.files.atomic import write_atomically
+from ..runtime.readfile import PROTOBUF_LIMIT, open_regular
+from .external import settle_tensors, settled, settled_tensor, weights
 from .representable import representable
 
 ModelLike: TypeAlias = "str | os.PathLike[str] | bytes | onnx.ModelProto | ir.Model"
-PROTOBUF_LIMIT = 2**31 - 1
+ALIGNMENT, PAGE, LARGE = 64, 4096, 2**20
+"""Where weights begin in a data file; large ones at a page, so that they can be mapped."""
 
 
 def load(model: ModelLike, *, base_dir: str | os.PathLike[str] = "") -> ir.Model:
@@ -25,38 +29,52 @@ def load(model: ModelLike, *, base_dir: str | os.PathLike[str] = "") -> ir.Model
         model: path, bytes, ModelProto or `onnx_ir.Model`.
         base_dir: folder of the external data of a ModelProto or of bytes.
 
-    A path is read with its external data left on disk (mapped when first needed), so a model of
-    many gigabytes costs what its graph costs. A ModelProto is copied, an `ir.Model` cloned.
+    A path is read with the external data of its weights left on disk (mapped when first needed),
+    so a model of many gigabytes costs what its graph costs. External data of other tensors, those
+    in attributes, subgraphs and functions, are read. A ModelProto is copied, an `ir.Model`
+    cloned.
 
     Raises:
-        ModelError: it is not an ONNX model, or its external data is not where it says.
+        ModelError: it is not an ONNX model.
+        ExternalDataError: it names a file that may not be read: see `runtime.external`.
         FileNotFoundError: there is no such file.
     """
+    folder = Path(base_dir) if base_dir else None
     if isinstance(model, ir.Model):
-        return model.clone()
+        clone = model.clone()
+        settle_tensors(clone, "This onnx_ir.Model")
+        return clone
     if isinstance(model, onnx.ModelProto):
-        return _from_proto(model, "This ModelProto", Path(base_dir))
+        return _from_proto(model, "This ModelProto", folder)
     if isinstance(model, (bytes, bytearray, memoryview)):
-        return _from_proto(_parsed(bytes(model), "These bytes"), "These bytes", Path(base_dir))
+        return _from_proto(_parsed(bytes(model), "These bytes"), "These bytes", folder)
     if not isinstance(model, (str, os.PathLike)):
         raise ModelError(
             f"A model is a path, bytes, an onnx.ModelProto or an onnx_ir.Model, "
             f"not {type(model).__name__}."
         )
-    path = Path(model)
-    if path.is_dir():
-        raise ModelError(f"{str(path)!r} is a folder, not a model file.")
-    if not path.is_file():
-        raise MissingFileError(f"There is no model file {str(path)!r}.")
-    what = repr(str(path))
-    if path.stat().st_size == 0:
+    return _from_proto(read_proto(model), repr(os.fspath(model)), Path(model).parent)
+
+
+def read_proto(path: str | os.PathLike[str]) -> onnx.ModelProto:
+    """The content of a model file; the files that it names are not looked at."""
+    what = repr(os.fspath(path))
+    try:
+        with open_regular(path, ModelError) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size > PROTOBUF_LIMIT:
+                raise ModelError(
+                    f"{what} is larger than the 2 GiB that a protobuf file can have. Is it the "
+                    "external data of a model, or a model in another format?"
+                )
+            data = file.read(PROTOBUF_LIMIT)
+    except IsADirectoryError:
+        raise ModelError(f"{what} is a folder, not a model file.") from None
+    except FileNotFoundError:
+        raise MissingFileError(f"There is no model file {what}.") from None
+    if not data:
         raise ModelError(f"{what} is an empty file, not an ONNX model.")
-    if path.stat().st_size > PROTOBUF_LIMIT:
-        raise ModelError(
-            f"{what} is larger than the 2 GiB that a protobuf file can have. Is it the external "
-            "data of a model, or a model in another format?"
-        )
-    return _from_proto(_parsed(path.read_bytes(), what), what, path.parent)
+    return _parsed(data, what)
 
 
 def _parsed(data: bytes, what: str) -> onnx.ModelProto:
@@ -68,50 +86,20 @@ def _parsed(data: bytes, what: str) -> onnx.ModelProto:
     return proto
 
 
-def _from_proto(proto: onnx.ModelProto, what: str, folder: Path) -> ir.Model:
+def _from_proto(proto: onnx.ModelProto, what: str, folder: Path | None) -> ir.Model:
     if not proto.HasField("graph") or not (proto.graph.node or proto.graph.output):
         raise ModelError(f"{what} holds no graph: is it an ONNX model?")
+    proto, root = settled(proto, folder, what)
     proto = representable(proto)
     try:
         model = ir.from_proto(proto)
     except Exception as error:
-        root: BaseException = error
-        while root.__cause__ is not None:
-            root = root.__cause__
-        raise ModelError(f"{what} cannot be read as an ONNX model: {root}") from error
-    ir.external_data.set_base_dir(model.graph, folder)
-    _check_external(model, what)
+        root_cause: BaseException = error
+        while root_cause.__cause__ is not None:
+            root_cause = root_cause.__cause__
+        raise ModelError(f"{what} cannot be read as an ONNX model: {root_cause}") from error
+    ir.external_data.set_base_dir(model.graph, root)
     return model
-
-
-def external_tensors(model: ir.Model) -> Iterator[ir.ExternalTensor]:
-    """The weights of a model that are in files of their own."""
-    graphs: Iterable[ir.Graph] = model.graphs()
-    for graph in graphs:
-        for value in (*graph.initializers.values(), *graph.inputs):
-            if isinstance(value.const_value, ir.ExternalTensor):
-                yield value.const_value
-
-
-def _check_external(model: ir.Model, what: str) -> None:
-    """External data must be there, and be long enough, before anything else is done."""
-    sizes: dict[str, int] = {}
-    for tensor in external_tensors(model):
-        path = str(tensor.path)
-        if path not in sizes:
-            if not os.path.isfile(path):
-                raise MissingFileError(
-                    f"{what} keeps the weight {tensor.name!r} in the file {path!r}, which does not "
-                    "exist. Put the file beside the model, and pass the model by its path: "
-                    "the location of external data is relative to the model file."
-                )
-            sizes[path] = os.path.getsize(path)
-        end = (tensor.offset or 0) + (tensor.length or tensor.nbytes)
-        if end > sizes[path]:
-            raise ModelError(
-                f"{what}: the weight {tensor.name!r} ends at byte {end} of {path!r}, which has "
-                f"only {sizes[path]} bytes. The file is truncated or belongs to another model."
-            )
 
 
 def to_proto(model: ir.Model) -> onnx.ModelProto:
@@ -122,14 +110,10 @@ def to_proto(model: ir.Model) -> onnx.ModelProto:
             f"The model holds {size / 2**30:.1f} GiB of weights; one protobuf message ends at "
             "2 GiB. Pass an output path, so that the weights are written as external data."
         )
-    for graph in model.graphs():
-        for value in (*graph.initializers.values(), *graph.inputs):
-            if isinstance(value.const_value, ir.ExternalTensor):
-                value.const_value = ir.Tensor(
-                    value.const_value.numpy(),
-                    dtype=value.const_value.dtype,
-                    name=value.const_value.name,
-                )
+    for value in weights(model):
+        tensor = value.const_value
+        if isinstance(tensor, ir.ExternalTensor):
+            value.const_value = ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=tensor.name)
     return ir.to_proto(model)
 
 
@@ -158,7 +142,9 @@ def save(
     for value in model.graph.initializers.values():
         tensor = value.const_value
         if isinstance(tensor, ir.ExternalTensor):
-            if Path(tensor.path).resolve().parent == folder:
+            tensor = settled_tensor(tensor, f"The model for {str(path)!r}")
+            if Path(tensor.path).parent == folder:
+                value.const_value = _beside(tensor, folder)
                 beside.add(Path(tensor.path).name)
             else:
                 move.append(value)
@@ -171,14 +157,39 @@ def save(
         name = f"{path.name}.data"
         while name in beside:  # never write over data that is being referred to
             name = f"{name}.new"
-        tensors = [v.const_value for v in move if v.const_value is not None]
-        written = ir.external_data.convert_tensors_to_external(tensors, folder, name)
-        for value, tensor in zip(move, written):
-            value.const_value = tensor
-    proto = ir.to_proto(model)
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        temporary.write_bytes(proto.SerializeToString())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+        _move(move, folder, name)
+    write_atomically(path, [ir.to_proto(model).SerializeToString()])
+
+
+def _beside(tensor: ir.ExternalTensor, folder: Path) -> ir.ExternalTensor:
+    """The same tensor, its location relative to its own folder."""
+    return ir.ExternalTensor(
+        Path(tensor.path).name, tensor.offset, tensor.length, tensor.dtype,
+        shape=tensor.shape, name=tensor.name or "", doc_string=tensor.doc_string, base_dir=folder,
+    )  # fmt: skip
+
+
+def _move(values: Sequence[ir.Value], folder: Path, name: str) -> None:
+    """Write weights to a new file, one after the other, and let the values refer to it."""
+    places: list[tuple[ir.Value, ir.TensorProtocol, int]] = []
+    end = 0
+    for value in values:
+        if value.const_value is not None:
+            start = end + -end % (PAGE if value.const_value.nbytes >= LARGE else ALIGNMENT)
+            places.append((value, value.const_value, start))
+            end = start + value.const_value.nbytes
+
+    def chunks() -> Iterator[bytes]:
+        at = 0
+        for _, tensor, start in places:
+            yield bytes(start - at)
+            yield tensor.tobytes()
+            at = start + tensor.nbytes
+
+    write_atomically(folder / name, chunks())
+    for value, tensor, start in places:
+        shape = ir.Shape(tensor.shape.numpy())
+        value.const_value = ir.ExternalTensor(
+            name, start, tensor.nbytes, tensor.dtype,
+            shape=shape, name=tensor.name or value.name or "", base_dir=folder,
+        )  # fmt: skip

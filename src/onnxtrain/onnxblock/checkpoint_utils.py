@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnx_ir as ir
 from onnx import numpy_helper
 
 from ..errors import OnnxTrainError
+from ..graph.external import read_tensor
 from ..runtime.state.checkpoint_state import CheckpointState
 
 
@@ -49,8 +49,8 @@ def save_checkpoint(
 
 def array_of(tensor: onnx.TensorProto, base_dir: str = "") -> np.ndarray[Any, Any]:
     """The values of a tensor, read from its external file if it has one."""
-    if tensor.data_location == tensor.EXTERNAL:  # mapped, not read: it may be gigabytes
-        return np.asarray(ir.serde.deserialize_tensor(tensor, base_dir).numpy())
+    if tensor.data_location == tensor.EXTERNAL:
+        return np.asarray(read_tensor(tensor, base_dir or None).numpy())
     array: np.ndarray[Any, Any] = numpy_helper.to_array(tensor)
     return array
 

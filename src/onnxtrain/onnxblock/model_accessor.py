@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import Any
 
 import onnx
-from onnx import external_data_helper, helper
 
 from ..errors import OnnxTrainError
+from ..graph.external import settled
 from ..normalize import MAX_IR, MAX_OPSET
 from ._graph_utils import KEEP_BYTES
 
@@ -27,10 +26,13 @@ class ModelAccessor:
     Args:
         model: the model.
         model_path: where it was read from; its external data stays there on disk.
+        base_dir: what the locations of that data are relative to.
     """
 
-    def __init__(self, model: onnx.ModelProto, model_path: str | None = None) -> None:
-        self._model, self._path = model, model_path
+    def __init__(
+        self, model: onnx.ModelProto, model_path: str | None = None, base_dir: str = ""
+    ) -> None:
+        self._model, self._path, self._base_dir = model, model_path, base_dir
         self._eval_model: onnx.ModelProto | None = None
         self.depth = 0
 
@@ -57,8 +59,8 @@ class ModelAccessor:
 
     @property
     def base_dir(self) -> str:
-        """Folder that the model's external data is relative to; "" for a model without a file."""
-        return os.path.dirname(os.path.abspath(self._path)) if self._path is not None else ""
+        """Folder that the model's external data is relative to; "" if it has none."""
+        return self._base_dir
 
     @property
     def eval_model(self) -> onnx.ModelProto:
@@ -133,25 +135,22 @@ def base(model: onnx.ModelProto, model_path: str | None = None) -> Iterator[Mode
     """
     if model is None:
         raise AccessorError("The base onnx model cannot be None.")
+    checked, base_dir = _checked(model, model_path)
     copy = onnx.ModelProto()
-    copy.CopyFrom(model)
-    accessor = ModelAccessor(copy, model_path)
-    if accessor.has_path:
-        _load_small_tensors(copy, accessor.base_dir)
-    with _active(accessor):
+    copy.CopyFrom(checked)
+    with _active(ModelAccessor(copy, model_path, base_dir)) as accessor:
         yield accessor
 
 
-def _load_small_tensors(model: onnx.ModelProto, folder: str) -> None:
-    """Shapes, axes and scales are needed to infer shapes; only real weights stay on disk."""
-    for tensor in model.graph.initializer:
-        if tensor.data_location != tensor.EXTERNAL:
-            continue
-        size = math.prod(tensor.dims) * helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
-        if size <= KEEP_BYTES:
-            external_data_helper.load_external_data_for_tensor(tensor, folder)
-            tensor.data_location = tensor.DEFAULT
-            del tensor.external_data[:]
+def _checked(model: onnx.ModelProto, path: str | None) -> tuple[onnx.ModelProto, str]:
+    """The model with its external data checked, and their folder.
+
+    Shapes, axes and scales are needed to infer shapes, so they are read; weights stay on disk.
+    """
+    if path is None:
+        return settled(model, None, "The base model")
+    folder = os.path.dirname(os.path.abspath(path))
+    return settled(model, folder, repr(path), embed_up_to=KEEP_BYTES)
 
 
 @contextlib.contextmanager
@@ -176,6 +175,7 @@ def onnx_model(model: onnx.ModelProto | None = None) -> Iterator[ModelAccessor]:
     """
     if model is None:
         model = _empty_model(14, "graph")
+    _checked(model, None)
     with _active(ModelAccessor(model)) as accessor:
         yield accessor
 

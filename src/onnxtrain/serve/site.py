@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
-from ..errors import OnnxTrainError
+from ..errors import ModelError, OnnxTrainError
+from ..runtime.external import DataFolder, Reference
 
 DEVICE = "device.json"
 ARTIFACTS = (
@@ -111,10 +112,10 @@ class Site:
     def _artifact(self, name: str) -> File | None:
         if name not in {f"{self.prefix}{n}" for n in ARTIFACTS}:
             return None
-        path = _inside(self.artifacts, name)
-        if path is None and name == f"{self.prefix}{DEVICE}":
+        content = _inside(self.artifacts, name)
+        if content is None and name == f"{self.prefix}{DEVICE}":
             return self._device()
-        return None if path is None else File(path.read_bytes(), BINARY)
+        return None if content is None else File(content, BINARY)
 
     def _device(self) -> File | None:
         """device.json for artifacts that an older release wrote without it."""
@@ -130,8 +131,8 @@ class Site:
     def _runtime(self, name: str) -> File | None:
         if self.runtime is None or not _RUNTIME_FILE.fullmatch(name):
             return None
-        path = _inside(self.runtime, name)
-        return None if path is None else _read(path)
+        content = _inside(self.runtime, name)
+        return None if content is None else _typed(content, name)
 
 
 def _package_files() -> dict[str, Path]:
@@ -146,13 +147,20 @@ def _package_files() -> dict[str, Path]:
     return {**found, "/data/digits.npz": Path(str(data))}
 
 
-def _inside(folder: Path, name: str) -> Path | None:
-    """The file of that name, unless it is a link that leads out of the folder."""
-    path = (folder / name).resolve()
-    return path if path.is_file() and path.is_relative_to(folder) else None
+def _inside(folder: Path, name: str) -> bytes | None:
+    """The content of the file of that name; None if it is a link that leads out of the folder."""
+    try:
+        return DataFolder(folder, str(folder)).read(Reference(name, name))
+    except ModelError:
+        return None
 
 
 def _read(path: Path) -> File:
+    return _typed(path.read_bytes(), path.name)
+
+
+def _typed(content: bytes, name: str) -> File:
+    path = Path(name)
     gzipped = path.suffix == ".gz"
     plain = path.with_suffix("") if gzipped else path
-    return File(path.read_bytes(), TYPES.get(plain.suffix, BINARY), gzipped)
+    return File(content, TYPES.get(plain.suffix, BINARY), gzipped)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from onnxruntime.capi._pybind_state import SessionIOBinding
 from ...errors import InputError, ModelError, StateError, UnknownNameError
 from ...graph import load, to_proto
 from ...graph.contract import RANDOM_INPUT
+from ...graph.external import data_folder
 from ...graph.io import save
 from ...hyper import LARGEST, check_rate
 from ...optim.transforms import FIRST, SECOND
@@ -98,8 +98,7 @@ class TrainingSession(OneProcess, onnxruntime.InferenceSession):  # type: ignore
         proto = ir.to_proto(loaded)
         weights = trained_weights(loaded, parameters, loss_name(proto, parameters))
         optimizers = optimizers_for(parameters, weights)
-        folder = "" if isinstance(path_or_bytes, bytes) else str(Path(path_or_bytes).parent)
-        builder = StepBuilder(proto, folder, parameters, optimizers, weights)
+        builder = StepBuilder(proto, data_folder(loaded), parameters, optimizers, weights)
         step = builder.updating()
         _write_files(builder, step, parameters)
         self._steps = {True: step}

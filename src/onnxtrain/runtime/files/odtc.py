@@ -16,8 +16,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...errors import CheckpointError
+from ...errors import CheckpointError, ModelFileError
 from ...hyper import check_rate
+from ..external import DataFolder, Reference
+from ..readfile import read_regular
 from ..state.buffers import TensorSpec, TensorStore
 from ..state.checkpoint_state import CheckpointState, OptimizerState
 from .atomic import write_atomically
@@ -43,7 +45,7 @@ def _table(name: str) -> Any:
 def load(path: str | os.PathLike[str]) -> CheckpointState:
     """Read a file that onnxruntime-training 1.16 to 1.19 wrote."""
     where = f"Checkpoint {os.fspath(path)!r}"
-    data = Path(path).read_bytes()
+    data = read_regular(path, CheckpointError)
     try:
         return _Reader(data, Path(path), where).state()
     except (CheckpointError, FileNotFoundError):
@@ -132,12 +134,18 @@ class _Reader:
         return np.array(raw, np.uint8)
 
     def _external(self) -> Array:
-        path = self.path.with_name(self.path.name + ".data")
-        if not path.exists():
-            raise FileNotFoundError(f"{self.where} keeps its data in {str(path)!r}: not found.")
-        if path.stat().st_size == 0:
+        name = self.path.name + ".data"
+        if not os.path.lexists(self.path.with_name(name)):
+            raise FileNotFoundError(
+                f"{self.where} keeps its data in {name!r} beside it: not found."
+            )
+        try:
+            place = DataFolder(self.path.parent, self.where).locate(Reference("data", name))
+        except ModelFileError as error:
+            raise CheckpointError(str(error)) from None
+        if place.length == 0:
             return np.empty(0, np.uint8)
-        return np.memmap(path, np.uint8, mode="r")
+        return np.memmap(place.path, np.uint8, mode="r")
 
     def _optimizer(self, groups: Sequence[Any], trainable: TensorStore) -> OptimizerState:
         states = [

@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
-from ...errors import ModelFileError, UnknownNameError
+from ...errors import ExternalDataError, MissingFileError, ModelFileError, UnknownNameError
+from .. import external
+from ..readfile import read_regular
 from .atomic import write_atomically
 from .wire import Message
 
@@ -23,7 +25,7 @@ D = TypeVar("D", int, None)
 Source: TypeAlias = "str | os.PathLike[str] | bytes | bytearray | memoryview"
 Dim: TypeAlias = "int | str | None"
 
-MAX_NESTING = 64
+MAX_NESTING = external.MAX_NESTING
 ATTRIBUTE_FLOAT, ATTRIBUTE_INT = 1, 2
 
 
@@ -106,13 +108,20 @@ class Node:
 class ModelFile:
     """An ONNX model that can be edited.
 
+    Args:
+        message: the file's content.
+        where: how messages call the file.
+        folder: what the locations of its external data are relative to, None if it has none.
+
     Example:
         >>> model = ModelFile.load("training_model.onnx")  # doctest: +SKIP
         >>> [v.name for v in model.inputs]  # doctest: +SKIP
     """
 
-    def __init__(self, message: Message, where: str = "the model") -> None:
-        self.message, self.where = message, where
+    def __init__(
+        self, message: Message, where: str = "the model", folder: str | None = None
+    ) -> None:
+        self.message, self.where, self.folder = message, where, folder
         self._known_values: dict[int, list[ValueInfo]] = {}
         graphs = message.messages(7)
         if len(graphs) != 1:
@@ -123,10 +132,16 @@ class ModelFile:
 
     @classmethod
     def load(cls, source: Source) -> ModelFile:
-        """Read a model from a path or from bytes."""
+        """Read a model from a path or from bytes; files that it names are checked."""
         where, data = read_source(source)
         try:
-            return cls(Message.parse(data), where)
+            message = Message.parse(data)
+            folder = None
+            if external.may_be_external(data):
+                folder = external.settle(message, folder_of(source), where)
+            return cls(message, where, folder)
+        except (ExternalDataError, MissingFileError):
+            raise
         except ModelFileError as error:
             raise ModelFileError(f"{where} cannot be read as an ONNX model: {error}") from None
 
@@ -165,8 +180,8 @@ class ModelFile:
 
     @property
     def has_external_data(self) -> bool:
-        """Whether constants lie in a file beside the model."""
-        return any(t.integer(14) == 1 for t in self.graph.messages(5))
+        """Whether constants lie in a file beside the model; `folder` then says where."""
+        return self.folder is not None
 
     @property
     def metadata(self) -> dict[str, str]:
@@ -291,9 +306,14 @@ class ModelFile:
     ) -> None:
         """Add a constant whose data are `size` bytes at `offset` in `file`, beside the model."""
         tensor = _tensor(name, elem_type, shape)
-        for key, value in (("location", file), ("offset", str(offset)), ("length", str(size))):
-            tensor.add(13, Message().add(1, key).add(2, value))
-        self.graph.add(5, tensor.add(14, 1))
+        external.refer(tensor, file, offset, size)
+        self.graph.add(5, tensor)
+
+    def embed_external(self) -> list[tuple[Message, bytes]]:
+        """Put the data of constants that lie beside the model into it; gives both."""
+        embedded = external.embed(self.message, self.folder, self.where)
+        self.folder = None
+        return embedded
 
     def forget_values(self) -> None:
         """Keep of the constants names, types and shapes only: this model will not be run."""
@@ -327,11 +347,16 @@ def read_source(source: Source) -> tuple[str, bytes | memoryview]:
         return "the model given as bytes", memoryview(source)
     path = Path(source)
     try:
-        return repr(str(path)), path.read_bytes()
+        return repr(str(path)), read_regular(path, ModelFileError)
     except FileNotFoundError:
         raise FileNotFoundError(f"There is no model file {str(path)!r}.") from None
     except IsADirectoryError:
         raise IsADirectoryError(f"{str(path)!r} is a directory, not a model file.") from None
+
+
+def folder_of(source: Source) -> Path | None:
+    """The folder that a model's external data are relative to; bytes have none."""
+    return None if isinstance(source, bytes | bytearray | memoryview) else Path(source).parent
 
 
 def uses(node: Node) -> set[str]:

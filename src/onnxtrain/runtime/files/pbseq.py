@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from ...errors import CheckpointError, ModelFileError
 from ...hyper import check_rate
+from ..readfile import read_regular
 from ..state.buffers import TensorSpec, TensorStore
 from ..state.checkpoint_state import CheckpointState, OptimizerState
 from .dtypes import BY_ONNX
@@ -112,7 +113,7 @@ def _optimizer(folder: Path, trainable: TensorStore, where: str) -> OptimizerSta
 
 def _sequence(file: Path, where: str) -> dict[str, Any]:
     """The tensors of a file, by name."""
-    data = file.read_bytes()
+    data = read_regular(file, CheckpointError)
     try:
         count, at = _varint(data, 0)
         found: dict[str, Any] = {}

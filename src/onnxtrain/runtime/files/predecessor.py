@@ -48,7 +48,10 @@ def repaired_eval(source: Source) -> Source:
         if node.op_type == "BatchNormalization" and not node.integer("training_mode", 0):
             changed |= len(node.outputs) > 1
             node.outputs = node.outputs[:1]
-    return model.encode() if changed else source
+    if not changed:
+        return source
+    model.embed_external()  # bytes have no folder
+    return model.encode()
 
 
 def _converter(source: Source) -> Any:

@@ -12,13 +12,13 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 
 from ...errors import CheckpointError
+from ..readfile import open_regular
 from ..state.buffers import TensorSpec
 from .atomic import write_atomically
 from .dtypes import BY_CODE, ElementType, of_array
@@ -138,7 +138,7 @@ def fill(file: BinaryIO, header: Header, target: Callable[[str], Array], where: 
 def open_checkpoint(path: str | os.PathLike[str]) -> BinaryIO:
     """Open a checkpoint for reading, with errors that name it."""
     try:
-        return Path(path).open("rb")
+        return open_regular(path, CheckpointError)
     except FileNotFoundError:
         raise FileNotFoundError(f"There is no checkpoint {os.fspath(path)!r}.") from None
     except IsADirectoryError:

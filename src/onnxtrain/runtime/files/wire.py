@@ -95,6 +95,23 @@ class Message:
                 return value - (1 << 64) if value >= 1 << 63 else value
         return default
 
+    def integers(self, number: int) -> list[int]:
+        """A repeated integer, packed or not, as signed 64-bit values."""
+        values: list[int] = []
+        for field, wire, value in self.fields:
+            if field != number:
+                continue
+            if wire == VARINT and isinstance(value, int):
+                values.append(value)
+            elif wire == BYTES and isinstance(value, bytes | memoryview):
+                at = 0
+                while at < len(value):
+                    item, at = _varint(value, at)
+                    values.append(item)
+            else:
+                raise ModelFileError(f"damaged protobuf data: field {number} is no integers")
+        return [v - (1 << 64) if v >= 1 << 63 else v for v in values]
+
     def has(self, number: int) -> bool:
         """Whether the field is present."""
         return any(field == number for field, _, _ in self.fields)

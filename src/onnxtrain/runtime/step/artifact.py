@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from ...errors import CheckpointError, ModelFileError
@@ -34,10 +33,14 @@ class Artifact:
     gradients: dict[str, str] = field(default_factory=dict)
     states: dict[str, str] = field(default_factory=dict)
     random_nodes: list[str] = field(default_factory=list)
-    folder: str | None = None
     random_input: str = ""
     """What random operators draw from, if the model has that; see `seeds.Draws`."""
     labels: list[ClassLabels] = field(default_factory=list)
+
+    @property
+    def folder(self) -> str | None:
+        """Where onnxruntime has to look for data beside the model, whose bytes it gets edited."""
+        return self.model.folder
 
     @property
     def parameters(self) -> list[str]:
@@ -56,14 +59,13 @@ class Artifact:
 def load_artifact(source: Source, kind: str, state: CheckpointState | None = None) -> Artifact:
     """Read an artifact and check that it is of the kind expected."""
     model = ModelFile.load(source)
-    folder = _folder(source) if model.has_external_data else None
     described = model.described(KEY)
     if described is None and kind_of(model) == kind == "training":
         model = converted_training(source, [] if state is None else state._names()[1])
         described = model.described(KEY)
     if described is None:
         if kind == "eval" and state is not None:
-            return _guess_eval(model, state, folder)
+            return _guess_eval(model, state)
         raise ModelFileError(
             f"{model.where} is not a {kind} model: neither onnxtrain nor onnxruntime-training "
             "made it for that. Use the right file, or generate the artifacts again with "
@@ -83,7 +85,6 @@ def load_artifact(source: Source, kind: str, state: CheckpointState | None = Non
         _mapping(model, described, "gradients"),
         _mapping(model, described, "states"),
         _names(model, described, "random_nodes"),
-        folder,
         _random_input(model, described),
         _labels(model, described),
     )
@@ -105,14 +106,7 @@ def _random_input(model: ModelFile, described: dict[str, Any]) -> str:
     return name
 
 
-def _folder(source: Source) -> str | None:
-    """Where onnxruntime has to look for data beside the model, whose bytes it gets edited."""
-    if isinstance(source, bytes | bytearray | memoryview):
-        return None
-    return str(Path(source).resolve().parent)
-
-
-def _guess_eval(model: ModelFile, state: CheckpointState, folder: str | None) -> Artifact:
+def _guess_eval(model: ModelFile, state: CheckpointState) -> Artifact:
     """An eval model without our description (onnxruntime-training's own runs on stock)."""
     trainable, frozen = state._names()
     present = [v.name for v in model.inputs]
@@ -127,7 +121,6 @@ def _guess_eval(model: ModelFile, state: CheckpointState, folder: str | None) ->
         [v.name for v in model.outputs],
         [n for n in present if n in trainable],
         [n for n in present if n in frozen],
-        folder=folder,
         labels=[ClassLabels(n.inputs[1], None, n.integer("ignore_index", None)) for n in losses],
     )
 

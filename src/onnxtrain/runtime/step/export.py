@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from ...errors import ModelFileError, UnknownNameError
+from .. import external
 from ..files.atomic import write_atomically
 from ..files.onnxfile import ModelFile, Node, Source, captures, tensor_type
 from ..files.wire import Message
@@ -27,7 +28,7 @@ def export(
     state: CheckpointState,
     target: str | os.PathLike[str],
     outputs: Sequence[str],
-    external: bool | None = None,
+    external_data: bool | None = None,
 ) -> None:
     """Write the inference model; see `Module.export_model_for_inferencing`."""
     if isinstance(outputs, str):
@@ -51,15 +52,15 @@ def export(
     parameters = [n for n in parameters if n in used]
     keep_inputs = model.message.integer(1) < 4  # before IR 4 every initializer is an input too
     model.keep_inputs(lambda n: n in used)
-    kept = _open_external(model, source)
+    constants = model.embed_external()
     add_output_types(model)
     model.keep_inputs(lambda n: keep_inputs or n not in parameters)
     specs = {n: state._store_of(n).specs[n] for n in parameters}
     total = sum(s.nbytes for s in specs.values()) + model.message.size()
-    if external is None:
-        external = total > LIMIT
-    if external:
-        _write_external(model, state, parameters, Path(target), kept)
+    if external_data is None:
+        external_data = total > LIMIT
+    if external_data:
+        _write_external(model, state, parameters, Path(target), constants)
         return
     if total > LIMIT:
         raise ModelFileError(
@@ -122,34 +123,12 @@ def add_output_types(model: ModelFile) -> None:
             message.add(2, tensor_type(number, found.shape))
 
 
-def _open_external(model: ModelFile, source: Source) -> list[tuple[Message, bytes]]:
-    """Constants of the eval model that lie in a file beside it, with their data."""
-    found: list[tuple[Message, bytes]] = []
-    for tensor in model.graph.messages(5):
-        if tensor.integer(14) != 1:
-            continue
-        entries = {e.string(1): e.string(2) for e in tensor.messages(13)}
-        if isinstance(source, bytes | bytearray | memoryview):
-            raise ModelFileError(
-                f"Constant {tensor.string(8)!r} lies in a file beside the eval model; give "
-                "the model as a path, not as bytes."
-            )
-        path = Path(source).parent / entries.get("location", "")
-        with path.open("rb") as file:
-            file.seek(int(entries.get("offset", "0")))
-            data = file.read(int(entries["length"])) if "length" in entries else file.read()
-        tensor.drop(13).drop(14)
-        tensor.add(9, data)
-        found.append((tensor, data))
-    return found
-
-
 def _write_external(
     model: ModelFile,
     state: CheckpointState,
     parameters: Sequence[str],
     target: Path,
-    kept: Sequence[tuple[Message, bytes]],
+    constants: Sequence[tuple[Message, bytes]],
 ) -> None:
     """Weights to ``<file>.data``, first; the model that names them, second."""
     file = f"{target.name}.data"
@@ -163,12 +142,8 @@ def _write_external(
         end = start + data.nbytes
         return start
 
-    for tensor, data in kept:
-        start = place(memoryview(data))
-        tensor.drop(9)
-        for key, value in (("location", file), ("offset", start), ("length", len(data))):
-            tensor.add(13, Message().add(1, key).add(2, str(value)))
-        tensor.add(14, 1)
+    for tensor, data in constants:
+        external.refer(tensor, file, place(memoryview(data)), len(data))
     for name in parameters:
         spec = state._store_of(name).specs[name]
         values = state._store_of(name).view(name).reshape(-1)

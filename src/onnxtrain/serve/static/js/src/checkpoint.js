@@ -1,5 +1,7 @@
 import { check, CheckpointError } from "./errors.js";
+import { hasForm, isListOf, isRecord, isText, isWhole } from "./facts.js";
 import { arrayOf, hostValue, joined, sizeOf, TYPES } from "./ort.js";
+const IS_OPTIMIZER = hasForm({ name: isText, step: isWhole, learning_rate: Number.isFinite });
 /** Everything a training run has to remember, to and from a safetensors file. */
 export class CheckpointState {
     constructor(
@@ -29,9 +31,29 @@ export class CheckpointState {
         const found = `format "${format}", version "${version}", nominal: ${nominal}`;
         const isOurs = format === "onnxtrain" && version === "1" && nominal !== "true";
         check(isOurs, `No checkpoint of onnxtrain, version 1, with values: ${found}.`, CheckpointError);
-        const state = new CheckpointState(values, metadata);
+        const state = CheckpointState.described(values, metadata);
         const missing = [...state.trainable, ...state.frozen].find((n) => !values.has(`param/${n}`));
         check(missing === undefined, `The checkpoint has no values of "${missing}".`, CheckpointError);
+        return state;
+    }
+    /** The state that metadata describe, which are JSON of somebody's. */
+    static described(values, metadata) {
+        const damaged = (why) => new CheckpointError(`The checkpoint is damaged: ${why}. Take the one before it.`);
+        let state;
+        try {
+            state = new CheckpointState(values, metadata);
+        }
+        catch (error) {
+            throw damaged(error.message);
+        }
+        const { optimizer, scheduler, trainable, frozen } = state;
+        if (!isListOf(isText)(trainable) || !isListOf(isText)(frozen))
+            throw damaged("its names");
+        if (!isRecord(scheduler))
+            throw damaged("its schedule");
+        const isFine = optimizer === undefined || IS_OPTIMIZER(optimizer);
+        if (!isFine)
+            throw damaged("its optimizer");
         return state;
     }
     /** The bytes of a checkpoint that every onnxtrain reads. */
@@ -43,7 +65,7 @@ export class CheckpointState {
                 if (isSaved)
                     values.set(key, await hostValue(value));
             }
-            return encode({ values, metadata: state.described(withOptimizer) });
+            return encode({ values, metadata: state.metadataNow(withOptimizer) });
         });
     }
     /** A copy of a parameter's values, flat. */
@@ -90,7 +112,7 @@ export class CheckpointState {
     whole(key) {
         return BigInt(members(this.metadata["random"]).get(key) ?? 0);
     }
-    described(withOptimizer) {
+    metadataNow(withOptimizer) {
         const { optimizer: _, scheduler: __, trainer, ...rest } = this.metadata;
         const numbers = Object.entries(this.random).map(([name, n]) => `"${name}": ${n}`);
         const random = `{${numbers.join(", ")}}`;
@@ -136,6 +158,8 @@ export function decode(file) {
         const start = 8 + Number(new DataView(file.buffer, file.byteOffset, 8).getBigUint64(0, true));
         const header = JSON.parse(new TextDecoder().decode(file.subarray(8, start)));
         const { __metadata__: metadata = {}, ...entries } = header;
+        const isFine = isRecord(metadata) && Object.values(metadata).every(isText);
+        check(isFine, "Its metadata are not strings.");
         const values = new Map();
         let end = start;
         for (const [name, { dtype, shape, data_offsets: at }] of Object.entries(entries)) {
@@ -148,7 +172,7 @@ export function decode(file) {
             end += size;
         }
         check(end === file.length, `It has ${file.length} bytes, its header says ${end}.`);
-        return { metadata, values };
+        return { metadata: metadata, values };
     }
     catch (error) {
         const why = error.message;

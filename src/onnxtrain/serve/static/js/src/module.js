@@ -1,4 +1,5 @@
 import { check, CheckpointError, InputError, ModelFileError, NonFiniteError } from "./errors.js";
+import { refuseExternalData } from "./external.js";
 import { checkLabels, explained } from "./labels.js";
 import { hostValue, joined, sizeOf } from "./ort.js";
 /** The models that device.json describes: put together, and run on the values of the state. */
@@ -164,7 +165,9 @@ export class Module {
     async bytes(name) {
         const { file, pieces } = this.model(name);
         const bytes = this.files.get(file ?? "") ?? new Uint8Array();
-        return joined(await Promise.all(pieces.map((piece) => this.part(bytes, piece))));
+        const model = await joined(await Promise.all(pieces.map((piece) => this.part(bytes, piece))));
+        refuseExternalData(model);
+        return model;
     }
     async part(file, piece) {
         if (typeof piece === "string")

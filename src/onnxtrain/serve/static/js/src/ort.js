@@ -9,7 +9,7 @@ const ARRAYS = {
 };
 export const TYPES = Object.keys(ARRAYS);
 export function arrayOf(type) {
-    const found = ARRAYS[type];
+    const found = Object.hasOwn(ARRAYS, type) && ARRAYS[type];
     check(found, `Tensors of type "${type}" cannot be used here.`);
     return found;
 }
