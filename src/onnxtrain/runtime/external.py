@@ -146,10 +146,10 @@ class DataFolder:
         >>> data = DataFolder(folder, "'model.onnx'")
         >>> data.locate(Reference("w", "weights.bin", 4, 8)).length
         8
-        >>> data.locate(Reference("w", "../secret"))
+        >>> data.locate(Reference("w", "../secret"))  # doctest: +ELLIPSIS
         Traceback (most recent call last):
         ...
-        onnxtrain.errors.ExternalDataError: 'model.onnx' keeps 'w' in '../secret': ...
+        onnxtrain.errors.ExternalDataError: 'model.onnx' keeps 'w' in '../secret': a path with...
     """
 
     def __init__(self, folder: str | os.PathLike[str] | None, where: str) -> None:
