@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterator
 from typing import Any
 
 import google.protobuf.message
@@ -61,20 +61,24 @@ def tensors_of(proto: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
 def _tensors_but_weights(proto: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
     """Every tensor but the initializers of the main graph."""
     for message, kind, left_out in ((proto.graph, "graph", "tensor"), (proto, "model", "graph")):
-        for number, inner in CHILDREN[kind].items():
-            for child in _children(message, number) if inner != left_out else ():
+        for number, child in _children(message, CHILDREN[kind]):
+            inner = CHILDREN[kind][number]
+            if inner != left_out:
                 yield from tensors(child, _children, inner, 1)
 
 
-def _children(message: google.protobuf.message.Message, number: int) -> Iterable[Any]:
-    """The submessages in a field; none if this onnx does not know the field."""
-    field = message.DESCRIPTOR.fields_by_number.get(number)
-    if field is None:
-        return ()
-    value = getattr(message, field.name)
-    if isinstance(value, google.protobuf.message.Message):
-        return (value,) if message.HasField(field.name) else ()
-    return value  # type: ignore[no-any-return]
+def _children(
+    message: google.protobuf.message.Message, numbers: Container[int]
+) -> Iterator[tuple[int, Any]]:
+    """Submessages of a protobuf message that are present, with the numbers of their fields."""
+    for field, value in message.ListFields():
+        if field.number not in numbers:
+            continue
+        if isinstance(value, google.protobuf.message.Message):
+            yield field.number, value
+        else:
+            for child in value:
+                yield field.number, child
 
 
 def reference_of(tensor: onnx.TensorProto, what: str) -> Reference:

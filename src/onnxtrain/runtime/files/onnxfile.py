@@ -137,7 +137,7 @@ class ModelFile:
         try:
             message = Message.parse(data)
             folder = None
-            if external.may_be_external(data):
+            if external.may_be_external(message):
                 folder = external.settle(message, folder_of(source), where)
             return cls(message, where, folder)
         except (ExternalDataError, MissingFileError):
