@@ -131,7 +131,7 @@ def summarize(
     """
     loaded = load(model)
     outputs = _outputs(loaded, of)
-    normalized, problem = _normalized(loaded)
+    normalized, problem = _normalized(model)
     found, blockers = _reached(normalized, outputs) if normalized is not None else (set(), ())
     statistics = _statistics(loaded)
     blocked = {n for b in blockers for n in b.parameters}
@@ -161,9 +161,9 @@ def _outputs(model: ir.Model, of: str | Sequence[str] | None) -> list[str]:
     return [o.name or "" for o in model.graph.outputs]
 
 
-def _normalized(model: ir.Model) -> tuple[ir.Model | None, str]:
+def _normalized(model: ModelLike) -> tuple[ir.Model | None, str]:
     try:
-        return normalize(model.clone()), ""
+        return normalize(load(model)), ""
     except OnnxTrainError as error:
         return None, str(error)
 

@@ -29,9 +29,9 @@ SHORT = "g (float[8] p) => (y) <float c = {2}> { y = Mul(p, c) }"
     ("text", "shape", "followed"),
     [
         (STATIC, [8], [False]),
-        (COMPUTED, [8], [False]),
-        (OPEN, [25000, 4], [False, True]),
-        (SHORT, [8], [True]),
+        (COMPUTED, [8], [False, False]),
+        (OPEN, [25000, 4], [False, False, True]),
+        (SHORT, [8], [False]),
     ],
 )
 def test_long_vectors_are_followed_only_where_a_shape_needs_it(

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..runtime.files.atomic import write_atomically
+from .output import UserError
 
 Step = tuple[int, float, float]
 """Number, loss and learning rate."""
@@ -31,9 +32,14 @@ def read_steps(folder: Path, until: int) -> list[Step]:
     path = folder / "steps.csv"
     if not path.is_file():
         return []
-    with path.open(newline="") as file:
-        rows = list(csv.reader(file))[1:]
-    steps = [(int(r[0]), float(r[1]), float(r[2])) for r in rows if len(r) == 3]
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            rows = list(csv.reader(file))[1:]
+        steps = [(int(r[0]), float(r[1]), float(r[2])) for r in rows if len(r) == 3]
+    except (ValueError, csv.Error) as error:
+        raise UserError(
+            f"{path} is damaged ({error}). Remove it to go on; the curve then begins here."
+        ) from error
     return [s for s in steps if s[0] <= until]
 
 

@@ -6,6 +6,7 @@ Everything that can be wrong with data is said here, before anything is written.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..summary import ValueSummary
+from .arrays import reading
 from .output import UserError, count
 from .recipes import IGNORED, LossRecipe
 from .sources import Batches, Columns, Named, Ordered, Pictures, Source
@@ -451,13 +453,13 @@ def load_pictures(source: Pictures, value: ValueSummary) -> Array:
 
 
 def _picture(module: Any, file: Path, mode: str, extent: tuple[int, int]) -> Array:
-    try:
-        with module.open(file) as image:
+    with (
+        reading(file, "an image", "Remove it or replace it.") as stream,
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("error", module.DecompressionBombWarning)
+        with module.open(stream) as image:
             return np.asarray(image.convert(mode).resize(extent))
-    except OSError as error:
-        raise UserError(
-            f"{str(file)!r} cannot be read as an image ({error}). Remove it or replace it."
-        ) from error
 
 
 def _layout(value: ValueSummary) -> tuple[bool, int, int, int]:

@@ -21,6 +21,7 @@ from ..errors import CheckpointError, NonFiniteError, RunError, StateError
 from ..runtime.loop.callbacks import SaveCheckpoint
 from ..runtime.loop.metrics import Accuracy, Metric
 from ..runtime.loop.trainer import History, Trainer
+from ..runtime.readfile import read_regular
 from ..runtime.session.devices import session_options
 from . import progress, report
 from .app import INTERRUPTED
@@ -393,19 +394,35 @@ def _check_resume(folder: Path, settings: Settings, plan: Plan) -> None:
             f"There is nothing to resume in {folder}: no run was saved there. Leave --resume out, "
             "or name the folder of the run with --output."
         )
-    about = json.loads(about_file.read_text(encoding="utf-8"))
-    if about["model_sha256"] != plan.digest:
+    digest, started_with = _read_about(about_file)
+    if digest != plan.digest:
         raise UserError(
             f"The run in {folder} trained another model: {settings.model} is not the file it was "
-            f"started with ({about['settings']['model']}). Give that model, or start a new run "
+            f"started with ({started_with.get('model')}). Give that model, or start a new run "
             "without --resume."
         )
     now = settings.to_dict()
     for name in FIXED:
-        before = about["settings"].get(name, FIELDS[name].default)
+        before = started_with.get(name, FIELDS[name].default)
         if before != now[name]:
             option = "--" + name.replace("_", "-")
             raise UserError(
                 f"The run in {folder} was started with {option} {before}, and now it is "
                 f"{now[name]}. Resume with the same settings, or start a new run without --resume."
             )
+
+
+def _read_about(path: Path) -> tuple[str, dict[str, Any]]:
+    """The model's digest and the settings that a run was started with."""
+    try:
+        about = json.loads(read_regular(path, UserError))
+    except (ValueError, RecursionError):
+        about = None
+    digest = about.get("model_sha256") if isinstance(about, dict) else None
+    settings = about.get("settings") if isinstance(about, dict) else None
+    if not isinstance(digest, str) or not isinstance(settings, dict):
+        raise UserError(
+            f"{path} is damaged: it does not say what the run was started with. Start a new run "
+            "without --resume; the checkpoint beside it can still be exported."
+        )
+    return digest, settings

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..runtime.readfile import read_regular
 from .output import UserError
 from .recipes import IGNORED, loss_recipe
 
@@ -91,7 +92,7 @@ def _whole(option: str, value: int) -> None:
 def read_config(path: str) -> dict[str, Any]:
     """Settings from a TOML or YAML file; keys are the names of the options, "-" or "_"."""
     file = Path(path)
-    if not file.is_file():
+    if not file.exists():
         raise UserError(f"There is no configuration file {path!r}.")
     readers = {".toml": _toml, ".yaml": _yaml, ".yml": _yaml}
     if file.suffix.lower() not in readers:
@@ -99,7 +100,32 @@ def read_config(path: str) -> dict[str, Any]:
     found = readers[file.suffix.lower()](file)
     if not isinstance(found, dict):
         raise UserError(f"{path!r} must hold 'name: value' pairs, one per option.")
-    return {_key(str(k), path): v for k, v in found.items()}
+    return {_key(str(k)[:200], path): _plain(v, path) for k, v in found.items()}
+
+
+MAX_CONFIG, MAX_LIST = 2**20, 10_000
+"""Bytes of a configuration file, and entries of a list in it."""
+
+
+def _text(path: Path) -> str:
+    return read_regular(path, UserError, MAX_CONFIG).decode("utf-8")
+
+
+def _plain(value: Any, path: str) -> Any:
+    """A number, text, or a list of them; YAML's references could make more of a few lines."""
+    values = value if isinstance(value, list) else [value]
+    if len(values) > MAX_LIST or not all(map(_is_plain, values)):
+        raise UserError(
+            f"{path!r} has a {type(value).__name__} where an option takes a number, text, or a "
+            "list of them."
+        )
+    return value
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, int):
+        return abs(value) < 2**63
+    return value is None or isinstance(value, str | float)
 
 
 def _toml(path: Path) -> Any:
@@ -112,8 +138,8 @@ def _toml(path: Path) -> Any:
             "tomli, or use Python 3.11."
         ) from None
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        return tomllib.loads(_text(path))
+    except (ValueError, RecursionError) as error:  # its own errors are ValueErrors
         raise UserError(f"{str(path)!r} is not valid TOML: {error}.") from error
 
 
@@ -125,8 +151,8 @@ def _yaml(path: Path) -> Any:
             f'{str(path)!r} needs PyYAML: pip install "onnxtrain[yaml]", or write TOML.'
         ) from None
     try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        return yaml.safe_load(_text(path))
+    except (yaml.YAMLError, ValueError, RecursionError, TypeError, AttributeError) as error:
         one_line = " ".join(str(error).split())
         raise UserError(f"{str(path)!r} is not valid YAML: {one_line}.") from error
 
@@ -167,7 +193,7 @@ def typed(name: str, value: Any, path: str) -> Any:
         if name in {"data", "features", "val"} and isinstance(value, list):
             return ",".join(map(str, value))
         return str(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         wanted = kind.split(" ", maxsplit=1)[0]
         raise UserError(
             f"{path!r}: {name} is {value!r}, and it must be of type {wanted}."

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import csv
 import importlib
 import os
 import sys
@@ -15,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from .arrays import read_csv, read_npy, read_npz, read_parquet
 from .output import UserError
 
 Array = npt.NDArray[Any]
@@ -75,7 +74,7 @@ def read(where: str) -> Source:
     """Read data; raises `UserError` when that is not possible."""
     parts = [p.strip() for p in where.split(",")]
     if len(parts) > 1 and all(p.endswith(".npy") for p in parts):
-        return Ordered([_npy(p) for p in parts], where)
+        return Ordered([read_npy(p) for p in parts], where)
     path = Path(where)
     if not path.exists():
         module, colon, function = where.partition(":")
@@ -94,95 +93,16 @@ def read(where: str) -> Source:
     return reader(path)
 
 
-def _npy(name: str) -> Array:
-    try:
-        return np.asarray(np.load(name, allow_pickle=False))
-    except FileNotFoundError:
-        raise UserError(f"There is no data file {name!r}.") from None
-    except (ValueError, OSError, EOFError) as error:
-        raise UserError(
-            f"{name!r} cannot be read as a numpy array ({error}). Write it with numpy.save, as "
-            "numbers and not as Python objects."
-        ) from error
-
-
 def _npz(path: Path) -> Named:
-    import zipfile
-
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            return Named({name: file[name] for name in file.files}, str(path))
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile, AttributeError) as error:
-        raise UserError(
-            f"{str(path)!r} cannot be read as an npz file ({error}). Write it with "
-            "numpy.savez(file, x=..., labels=...), as numbers and not as Python objects."
-        ) from error
+    return Named(read_npz(path), str(path))
 
 
 def _csv(path: Path) -> Columns:
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        sample = file.read(65536)
-        file.seek(0)
-        first = sample.split("\n", 1)[0]
-        separator = max(",;\t", key=first.count)
-        rows = [row for row in csv.reader(file, delimiter=separator) if row]
-    if not rows:
-        raise UserError(f"{str(path)!r} is empty. It needs a line of column names and rows.")
-    names, rows = [n.strip() for n in rows[0]], rows[1:]
-    if all(_is_number(n) for n in names):
-        raise UserError(
-            f"The first line of {str(path)!r} holds numbers: {', '.join(names[:5])}. A csv file "
-            "needs a first line with the names of its columns."
-        )
-    for number, row in enumerate(rows, 2):
-        if len(row) != len(names):
-            raise UserError(
-                f"Line {number} of {str(path)!r} has {len(row)} cells, and there are {len(names)} "
-                "columns: complete the line or remove it."
-            )
-    cells = list(zip(*rows)) or [()] * len(names)
-    return Columns({n: _column(c) for n, c in zip(names, cells)}, str(path))
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
-
-
-def _column(cells: tuple[str, ...]) -> Array:
-    """Integers if all are, floats if all are (an empty cell is NaN), otherwise text."""
-    filled = ["nan" if not c.strip() else c for c in cells]
-    with contextlib.suppress(ValueError, OverflowError):
-        return np.array([int(c) for c in cells], np.int64)
-    with contextlib.suppress(ValueError):
-        return np.array([float(c) for c in filled], np.float64)
-    return np.array([c.strip() for c in cells], np.str_)
+    return Columns(read_csv(path), str(path))
 
 
 def _parquet(path: Path) -> Columns:
-    try:
-        from pyarrow import parquet
-    except ImportError:
-        raise UserError(f'{str(path)!r} needs pyarrow: pip install "onnxtrain[parquet]".') from None
-    try:
-        table = parquet.read_table(path)
-    except Exception as error:  # pyarrow has its own kinds
-        raise UserError(f"{str(path)!r} cannot be read as parquet: {error}") from error
-    return Columns({n: _arrow(table.column(n)) for n in table.column_names}, str(path))
-
-
-def _arrow(column: Any) -> Array:
-    array = np.asarray(column.to_pylist() if _nested(column) else column.to_numpy())
-    return array.astype(np.str_) if array.dtype == object else array
-
-
-def _nested(column: Any) -> bool:
-    import pyarrow.types as kinds
-
-    return bool(kinds.is_list(column.type) or kinds.is_fixed_size_list(column.type))
+    return Columns(read_parquet(path), str(path))
 
 
 def _pictures(folder: Path) -> Pictures:

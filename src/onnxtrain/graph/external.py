@@ -31,11 +31,8 @@ def settled(
     """The model with its external data checked, and the folder that they are relative to.
 
     The weights of the main graph stay where they are; their locations have no links any more.
-    Every other tensor, and weights of at most `embed_up_to` bytes, are read into the model. A model
-    without external data is returned as it is, any other as a copy.
+    Every other tensor, and weights of at most `embed_up_to` bytes, are read into the copy.
     """
-    if not any(t.data_location == EXTERNAL for t in tensors_of(proto)):
-        return proto, ""
     copy = onnx.ModelProto()
     copy.CopyFrom(proto)
     data = DataFolder(folder, what)

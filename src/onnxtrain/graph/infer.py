@@ -113,6 +113,8 @@ def infer_shapes(model: ir.Model) -> ir.Model:
         strict = {"check_type": True, "strict_mode": True}
         try:
             return infer_shapes_of(proto, **strict)
+        except ModelError:
+            raise
         except Exception:  # the C++ side raises several types
             # Following values fails on valid models too: it takes a [2, 1] integer tensor
             # for a shape of two numbers and refuses to add a longer one.

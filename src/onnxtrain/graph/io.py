@@ -16,6 +16,7 @@ from ..runtime.files.atomic import write_atomically
 from ..runtime.readfile import PROTOBUF_LIMIT, open_regular
 from .external import settle_tensors, settled, settled_tensor, weights
 from .representable import representable
+from .sound import check_sound
 
 ModelLike: TypeAlias = "str | os.PathLike[str] | bytes | onnx.ModelProto | ir.Model"
 ALIGNMENT, PAGE, LARGE = 64, 4096, 2**20
@@ -41,7 +42,7 @@ def load(model: ModelLike, *, base_dir: str | os.PathLike[str] = "") -> ir.Model
     """
     folder = Path(base_dir) if base_dir else None
     if isinstance(model, ir.Model):
-        clone = model.clone()
+        clone = _clone(model)
         settle_tensors(clone, "This onnx_ir.Model")
         return clone
     if isinstance(model, onnx.ModelProto):
@@ -56,6 +57,36 @@ def load(model: ModelLike, *, base_dir: str | os.PathLike[str] = "") -> ir.Model
     return _from_proto(read_proto(model), repr(os.fspath(model)), Path(model).parent)
 
 
+def _clone(model: ir.Model) -> ir.Model:
+    try:
+        return model.clone()
+    except Exception as error:
+        raise ModelError(
+            "This onnx_ir.Model cannot be copied: a node reads a value that is computed after it. "
+            "Sort it with model.graph.sort(); a graph must not have cycles."
+        ) from error
+
+
+def checked(
+    proto: onnx.ModelProto,
+    folder: str | os.PathLike[str] | None,
+    what: str,
+    *,
+    embed_up_to: int = -1,
+) -> tuple[onnx.ModelProto, str]:
+    """A model that can be worked with, and the folder that its external data are relative to.
+
+    External data are checked, and those of small weights and of all tensors but weights are read. A
+    model without any is returned as it is, any other as a copy.
+
+    Raises:
+        ModelFileError: the model asks for more than it can be, or names a file it may not.
+    """
+    if not check_sound(proto, what):
+        return proto, ""
+    return settled(proto, folder, what, embed_up_to=embed_up_to)
+
+
 def read_proto(path: str | os.PathLike[str]) -> onnx.ModelProto:
     """The content of a model file; the files that it names are not looked at."""
     what = repr(os.fspath(path))
@@ -67,7 +98,7 @@ def read_proto(path: str | os.PathLike[str]) -> onnx.ModelProto:
                     f"{what} is larger than the 2 GiB that a protobuf file can have. Is it the "
                     "external data of a model, or a model in another format?"
                 )
-            data = file.read(PROTOBUF_LIMIT)
+            data = file.read(size)
     except IsADirectoryError:
         raise ModelError(f"{what} is a folder, not a model file.") from None
     except FileNotFoundError:
@@ -89,7 +120,7 @@ def _parsed(data: bytes, what: str) -> onnx.ModelProto:
 def _from_proto(proto: onnx.ModelProto, what: str, folder: Path | None) -> ir.Model:
     if not proto.HasField("graph") or not (proto.graph.node or proto.graph.output):
         raise ModelError(f"{what} holds no graph: is it an ONNX model?")
-    proto, root = settled(proto, folder, what)
+    proto, root = checked(proto, folder, what)
     proto = representable(proto)
     try:
         model = ir.from_proto(proto)

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import onnx
 import onnx.shape_inference
 
+from ..errors import ModelError
+from ..runtime.external import bits_of
 from .evaluate import evaluate
 
+HUGE = 2**40
+"""Bytes of a value that no machine holds."""
+MAX_EVALUATED = 2**24
+"""Elements that constants may have, all together, that are computed to infer shapes."""
 LONG = 4096
 """Elements of a vector from which on it is not the shape of anything."""
 ARITHMETIC_OF_SHAPES = frozenset(
@@ -22,25 +29,59 @@ def infer_shapes_of(proto: onnx.ModelProto, **options: Any) -> onnx.ModelProto:
     """`onnx.shape_inference.infer_shapes` that follows values which are shapes.
 
     With `data_prop` onnx keeps one entry per element for every vector that is sliced, added or
-    multiplied, also for a parameter of a million numbers. Such a model is inferred without,
-    what follows from its constants computed before; only if a shape stays open all the same,
-    values are followed as in all other models.
+    multiplied, also for a parameter of a million numbers. So a model is inferred without first,
+    which also shows whether a value is of a size that nothing can hold. If a shape stays open
+    and there are long vectors, what follows from constants is computed; only if one stays open
+    all the same, values are followed.
+
+    Raises:
+        ModelError: a value would have more than a terabyte.
     """
-    if _has_long_vectors(proto.graph):
-        found = _infer_from_constants(proto, options)
+    plain = onnx.shape_inference.infer_shapes(proto, data_prop=False, **options)
+    _refuse_huge(plain.graph)
+    if _is_complete(plain.graph):
+        return plain
+    if _has_long_vectors(plain.graph):
+        found = _infer_from_constants(proto, _sizes(plain.graph), options)
         if _is_complete(found.graph):
             return found
     return onnx.shape_inference.infer_shapes(proto, data_prop=True, **options)
 
 
+def _refuse_huge(graph: onnx.GraphProto) -> None:
+    for value in (*graph.value_info, *graph.output, *graph.input):
+        kind = value.type.tensor_type
+        fixed = [d.dim_value for d in kind.shape.dim if d.HasField("dim_value")]
+        size = math.prod(max(d, 0) for d in fixed) * (bits_of(kind.elem_type) or 8) // 8
+        if size > HUGE:
+            raise ModelError(
+                f"The value {value.name!r} has dimensions {' × '.join(map(str, fixed))} and would "
+                f"take {size >> 40} TB: no machine can run this model. Look at the node that "
+                "computes it, and at its constants."
+            )
+
+
 def _has_long_vectors(graph: onnx.GraphProto) -> bool:
-    dims = [[d.dim_value for d in v.type.tensor_type.shape.dim] for v in graph.input]
+    values = (*graph.input, *graph.value_info)
+    dims = [[d.dim_value for d in v.type.tensor_type.shape.dim] for v in values]
     return any(len(d) == 1 and d[0] > LONG for d in (*dims, *(t.dims for t in graph.initializer)))
 
 
-def _infer_from_constants(proto: onnx.ModelProto, options: dict[str, Any]) -> onnx.ModelProto:
+def _sizes(graph: onnx.GraphProto) -> dict[str, int]:
+    """Elements of values whose shape is fixed."""
+    sizes = {t.name: math.prod(t.dims) for t in graph.initializer}
+    for value in graph.value_info:
+        dims = value.type.tensor_type.shape.dim
+        if value.type.tensor_type.HasField("shape") and all(d.HasField("dim_value") for d in dims):
+            sizes[value.name] = math.prod(d.dim_value for d in dims)
+    return sizes
+
+
+def _infer_from_constants(
+    proto: onnx.ModelProto, sizes: dict[str, int], options: dict[str, Any]
+) -> onnx.ModelProto:
     """Inference with constant nodes evaluated for it; the model itself keeps them."""
-    constant = _constant_nodes(proto.graph)
+    constant = _constant_nodes(proto.graph, sizes)
     light = onnx.ModelProto()
     light.CopyFrom(proto)
     made = _values(proto, constant) if constant else None
@@ -61,18 +102,35 @@ def _infer_from_constants(proto: onnx.ModelProto, options: dict[str, Any]) -> on
     return light
 
 
-def _constant_nodes(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
-    """Nodes that see nothing but initializers and each other, and give no graph output."""
+def _constant_nodes(graph: onnx.GraphProto, sizes: dict[str, int]) -> list[onnx.NodeProto]:
+    """Nodes that see nothing but initializers and each other, and give no graph output.
+
+    What would be large is left out, and so is what follows from it: sizes of shapes are small.
+    """
     inputs, outputs = {v.name for v in graph.input}, {v.name for v in graph.output}
     known = {t.name for t in graph.initializer} - inputs
     found = []
+    total = 0
     for node in graph.node:
         if node.domain or node.op_type not in ARITHMETIC_OF_SHAPES:
             continue
         if known.issuperset(filter(None, node.input)) and outputs.isdisjoint(node.output):
+            size = max((sizes.get(o, 0) for o in node.output), default=0) or _bound(node, sizes)
+            if total + size > MAX_EVALUATED:
+                continue
+            total += size
+            sizes.update(dict.fromkeys(node.output, size))
             found.append(node)
             known.update(node.output)
     return found
+
+
+def _bound(node: onnx.NodeProto, sizes: dict[str, int]) -> int:
+    """Elements that a node's result has at most, whatever its inputs are."""
+    given = [sizes.get(name, 1) for name in node.input]
+    if node.op_type in ("Add", "Div", "Gather", "Mul", "Sub"):  # broadcasting; one row per index
+        return math.prod(given)
+    return sum(given)
 
 
 def _values(

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import onnx
 from onnx import numpy_helper
+
+from ..errors import ModelError
+from ..runtime.external import bits_of
+
+DENSE_BYTES = 2**28
+"""What the sparse tensors of a model may have when they are written out: far more than any has."""
 
 
 def representable(proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -19,6 +26,7 @@ def representable(proto: onnx.ModelProto) -> onnx.ModelProto:
         _has_map(v.type) for v in (*proto.graph.output, *proto.graph.value_info)
     ) and not any(_has_sparse(g) for g in _graphs(proto.graph)):
         return proto
+    _check_sizes(t for g in _graphs(proto.graph) for t in _sparse_of(g))
     copy = onnx.ModelProto()
     copy.CopyFrom(proto)
     for info in (*copy.graph.output, *copy.graph.value_info):
@@ -38,12 +46,41 @@ def representable(proto: onnx.ModelProto) -> onnx.ModelProto:
 def dense(sparse: onnx.SparseTensorProto, name: str) -> onnx.TensorProto:
     """A sparse tensor written out; indices are flat positions or coordinates."""
     values, indices = numpy_helper.to_array(sparse.values), numpy_helper.to_array(sparse.indices)
-    array = np.zeros(tuple(sparse.dims), values.dtype)
-    if indices.ndim == 1:
-        array.reshape(-1)[indices] = values
-    else:
-        array[tuple(indices.T)] = values
+    shape = tuple(sparse.dims)
+    is_flat = indices.ndim == 1
+    positions = indices.reshape(-1, 1) if is_flat else indices
+    limits = np.array([math.prod(shape)] if is_flat else shape, np.int64)
+    fits = positions.shape == (values.size, len(limits))
+    if not fits or np.any((positions < 0) | (positions >= limits)):
+        raise ModelError(
+            f"The sparse tensor {name!r} of shape {list(shape)} has indices outside of it. The "
+            "file is damaged."
+        )
+    flat = positions[:, 0] if is_flat else np.ravel_multi_index(tuple(positions.T), shape)
+    array = np.zeros(shape, values.dtype)
+    array.reshape(-1)[flat] = values
     return numpy_helper.from_array(array, name)
+
+
+def _check_sizes(tensors: Iterable[onnx.SparseTensorProto]) -> None:
+    total = 0
+    for sparse in tensors:
+        shape = list(sparse.dims)
+        total += math.prod(shape) * (bits_of(sparse.values.data_type) or 8) // 8
+        if any(d < 0 for d in shape) or total > DENSE_BYTES:
+            raise ModelError(
+                f"The sparse tensor {sparse.values.name!r} has the shape {shape}. Gradients need "
+                f"sparse tensors written out, and more than {DENSE_BYTES >> 20} MB of them are too "
+                "many. Make it smaller, or use a dense one."
+            )
+
+
+def _sparse_of(graph: onnx.GraphProto) -> Iterator[onnx.SparseTensorProto]:
+    yield from graph.sparse_initializer
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.SPARSE_TENSOR:
+                yield attribute.sparse_tensor
 
 
 def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:

@@ -15,15 +15,14 @@ from ..graph.evaluate import evaluate
 from ..graph.infer import infer_shapes
 from ..graph.nodes import initializer
 from ..graph.parameters import mark_constant
-from ..graph.tensor import dims_of
 from .rewrite import standard
 from .symbolic import infer_symbolic
 
 MAX_ELEMENTS = 1024
 MAX_RESULT = 1 << 20
 """Elements that a folded result may have; what is larger is computed when the model runs."""
-GROWING = frozenset({"ConstantOfShape", "EyeLike", "Expand", "OneHot", "Pad", "Range", "Tile"})
-"""Operators whose result can be larger than all of their operands."""
+GROWING = frozenset({"EyeLike", "Einsum", "OneHot", "Pad", "Resize", "Upsample"})
+"""Operators whose results can be large when nothing tells their shape, and their inputs small."""
 WHOLE = frozenset(
     {ir.DataType.INT64, ir.DataType.INT32, ir.DataType.BOOL, ir.DataType.UINT8, ir.DataType.INT8}
 )
@@ -59,18 +58,20 @@ def _is_constant(node: ir.Node) -> bool:
         return False
     if any(o.dtype not in WHOLE or o.is_graph_output() or not o.uses() for o in node.outputs):
         return False
-    if any(_is_large(o) for o in node.outputs):
-        return False
-    return all(v is None or _is_small(v) for v in node.inputs)
+    return all(v is None or _is_small(v) for v in node.inputs) and _size(node) <= MAX_RESULT
 
 
-def _is_large(value: ir.Value) -> bool:
-    """Whether a result is, or may be, too large to be written down."""
-    dims = dims_of(value)
-    if dims is None or not all(isinstance(d, int) for d in dims):
-        node = value.producer()
-        return node is not None and node.op_type in GROWING
-    return math.prod(d for d in dims if isinstance(d, int)) > MAX_RESULT
+def _size(node: ir.Node) -> int:
+    """Elements that the results have at most; only some operators make more of a few."""
+    if all(o.shape is not None and o.shape.is_static() for o in node.outputs):
+        return sum(math.prod(o.shape.numpy()) for o in node.outputs if o.shape is not None)
+    arrays = [v.const_value.numpy() for v in node.inputs if v is not None and v.const_value]
+    if node.op_type in ("ConstantOfShape", "Expand", "Tile"):
+        return math.prod(max(int(n), 1) for n in arrays[-1].reshape(-1)) * max(arrays[0].size, 1)
+    if node.op_type == "Range":
+        start, limit, delta = (int(a.reshape(-1)[0]) for a in arrays)
+        return abs(limit - start) // max(abs(delta), 1) + 1
+    return MAX_RESULT + 1 if node.op_type in GROWING else 0
 
 
 def _is_small(value: ir.Value) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 import onnx
 
 from ..errors import OnnxTrainError
-from ..graph.external import settled
+from ..graph.io import checked
 from ..normalize import MAX_IR, MAX_OPSET
 from ._graph_utils import KEEP_BYTES
 
@@ -148,9 +148,9 @@ def _checked(model: onnx.ModelProto, path: str | None) -> tuple[onnx.ModelProto,
     Shapes, axes and scales are needed to infer shapes, so they are read; weights stay on disk.
     """
     if path is None:
-        return settled(model, None, "The base model")
+        return checked(model, None, "The base model")
     folder = os.path.dirname(os.path.abspath(path))
-    return settled(model, folder, repr(path), embed_up_to=KEEP_BYTES)
+    return checked(model, folder, repr(path), embed_up_to=KEEP_BYTES)
 
 
 @contextlib.contextmanager

@@ -450,6 +450,11 @@ def size_in_bytes(name: str, shape: Iterable[int], kind: int, where: str) -> int
         raise ModelFileError(f"{where}: {name!r} has the shape {shape}: sizes cannot be negative.")
     if kind == STRING:
         raise ExternalDataError(f"{where}: {name!r} holds text, which external data cannot.")
-    known = BY_ONNX.get(kind)
-    bits = known.numpy.itemsize * 8 if known is not None else _BITS.get(kind)
+    bits = bits_of(kind)
     return None if bits is None else (math.prod(shape) * bits + 7) // 8
+
+
+def bits_of(kind: int) -> int | None:
+    """Width of an element type by its ONNX number, None for text and what is not known."""
+    known = BY_ONNX.get(kind)
+    return known.numpy.itemsize * 8 if known is not None else _BITS.get(kind)

@@ -58,4 +58,4 @@ def read_regular(
                 f"{os.fspath(path)!r} has {size} bytes, and {limit} are the most that can be read. "
                 f"Is {Path(path).name!r} the right file?"
             )
-        return file.read(limit)
+        return file.read(size)

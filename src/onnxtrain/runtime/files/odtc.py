@@ -57,9 +57,16 @@ def load(path: str | os.PathLike[str]) -> CheckpointState:
 
 
 class _Reader:
+    """Reads the tables.
+
+    All that it takes from a file is counted: offsets may all lead to one place, and a file of 4 MB
+    would grow to gigabytes, or its lists never end.
+    """
+
     def __init__(self, data: bytes, path: Path, where: str) -> None:
         self.data, self.path, self.where = data, path, where
         self.external: Array | None = None
+        self.left = len(data)
 
     def state(self) -> CheckpointState:
         root = _table("Checkpoint").Checkpoint.GetRootAs(self.data, 0)
@@ -82,9 +89,17 @@ class _Reader:
         self._properties(root.PropertyBag(), state)
         return state
 
+    def _take(self, size: int) -> None:
+        """Count bytes of the file as used; together they cannot be more than it has."""
+        self.left -= size
+        if self.left < 0:
+            raise CheckpointError(
+                f"{self.where} is damaged: it uses the same bytes for many things. Take another "
+                "checkpoint, or load it with onnxruntime-training and save it again."
+            )
+
     def _vector(self, item: Callable[[int], Any], length: int) -> Iterator[Any]:
-        if length > len(self.data):
-            raise CheckpointError(f"{self.where} is damaged: a list of {length} entries.")
+        self._take(4 * length)  # an entry is an offset
         return (item(i) for i in range(length))
 
     def _names(self, tensors: Sequence[Any]) -> list[str]:
@@ -96,6 +111,7 @@ class _Reader:
     def _text(self, value: bytes | None) -> str:
         if value is None:
             raise CheckpointError(f"{self.where} is damaged: a name is missing.")
+        self._take(len(value))
         return value.decode()
 
     def _store(self, tensors: Sequence[Any]) -> TensorStore:
@@ -127,9 +143,11 @@ class _Reader:
         if offset >= 0 and self.external is not None:
             if offset + spec.nbytes > self.external.size:
                 raise CheckpointError(f"{self.where}: the data of {name!r} are beyond the file.")
+            self._take(spec.nbytes)
             return np.array(self.external[offset : offset + spec.nbytes])
         if tensor.RawDataIsNone():
             raise CheckpointError(f"{self.where} is damaged: {name!r} has no data.")
+        self._take(tensor.RawDataLength())
         raw = tensor.RawDataAsNumpy() if tensor.RawDataLength() else np.empty(0, np.uint8)
         return np.array(raw, np.uint8)
 
@@ -145,6 +163,7 @@ class _Reader:
             raise CheckpointError(str(error)) from None
         if place.length == 0:
             return np.empty(0, np.uint8)
+        self.left += place.length
         return np.memmap(place.path, np.uint8, mode="r")
 
     def _optimizer(self, groups: Sequence[Any], trainable: TensorStore) -> OptimizerState:

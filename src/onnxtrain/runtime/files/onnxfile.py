@@ -17,6 +17,7 @@ from typing import Any, TypeAlias, TypeVar
 from ...errors import ExternalDataError, MissingFileError, ModelFileError, UnknownNameError
 from .. import external
 from ..readfile import read_regular
+from ..sound import MAX_FIELDS, check_model
 from .atomic import write_atomically
 from .wire import Message
 
@@ -135,7 +136,8 @@ class ModelFile:
         """Read a model from a path or from bytes; files that it names are checked."""
         where, data = read_source(source)
         try:
-            message = Message.parse(data)
+            message = Message.parse(data, MAX_FIELDS)
+            check_model(message, where)
             folder = None
             if external.may_be_external(message):
                 folder = external.settle(message, folder_of(source), where)
@@ -143,7 +145,8 @@ class ModelFile:
         except (ExternalDataError, MissingFileError):
             raise
         except ModelFileError as error:
-            raise ModelFileError(f"{where} cannot be read as an ONNX model: {error}") from None
+            problem = str(error).removeprefix(f"{where}: ")
+            raise ModelFileError(f"{where} cannot be read as an ONNX model: {problem}") from None
 
     # --- reading ---------------------------------------------------------------------------------
 
@@ -266,9 +269,13 @@ class ModelFile:
         """
 
         def final(name: str) -> str:
-            while name in new_names:
+            for _ in range(len(new_names) + 1):
+                if name not in new_names:
+                    return name
                 name = new_names[name]
-            return name
+            raise ModelFileError(
+                f"{self.where}: the value {name!r} is computed from itself; a graph has no cycles."
+            )
 
         for node in self.all_nodes():
             names = node.inputs

@@ -26,7 +26,7 @@ from ..readfile import read_regular
 from ..state.buffers import TensorSpec, TensorStore
 from ..state.checkpoint_state import CheckpointState, OptimizerState
 from .dtypes import BY_ONNX
-from .wire import BYTES, VARINT, Message, _take, _varint
+from .wire import Message, _take, _varint
 
 Array = npt.NDArray[Any]
 TRAINABLE, FROZEN, PROPERTIES = (
@@ -34,7 +34,7 @@ TRAINABLE, FROZEN, PROPERTIES = (
     ("paramfrozen_tensors.pbseq",),
     "custom_properties.pbseq",
 )
-STRING = 8
+STRING, MAX_RANK = 8, 64
 MOMENTS = ("first_order_moments", "second_order_moments")
 _MOMENT_FILE = re.compile(r"optim_(?P<group>.+)_momentum(?P<index>\d+)_tensors\.pbseq")
 _TYPED_FIELD = {
@@ -59,15 +59,27 @@ def load(path: str | os.PathLike[str]) -> CheckpointState:
             f"{where} has none of {', '.join((*TRAINABLE, *FROZEN))}: it is not a checkpoint of "
             "onnxruntime-training before 1.16, and other checkpoints are files."
         )
-    state = CheckpointState(_store(trainable), _store(frozen))
+    state = CheckpointState(_store(trainable, where), _store(frozen, where))
     state._optimizer = _optimizer(folder, state._trainable, where)
     properties = folder / PROPERTIES
     if properties.exists():
         for name, value in _sequence(properties, where).items():
-            state.properties[name] = (
-                value if isinstance(value, str) else value.reshape(-1)[0].item()
-            )
+            content = value if isinstance(value, str) else _number(name, value, where)
+            try:
+                state.properties[name] = content
+            except (TypeError, ValueError) as error:
+                raise CheckpointError(f"{where}: {PROPERTIES} is damaged: {error}") from None
     return state
+
+
+def _number(name: str, value: Any, where: str) -> int | float:
+    """A setting: a tensor of one number."""
+    if isinstance(value, str) or value.size != 1 or value.dtype == bool:
+        raise CheckpointError(f"{where} is damaged: {name!r} is not a number.")
+    number: int | float = value.item()
+    if not -(2**63) <= number < 2**63:
+        raise CheckpointError(f"{where} is damaged: {name!r} is {number}.")
+    return number
 
 
 def _first(folder: Path, names: tuple[str, ...], where: str) -> dict[str, Any]:
@@ -77,7 +89,10 @@ def _first(folder: Path, names: tuple[str, ...], where: str) -> dict[str, Any]:
     return {}
 
 
-def _store(arrays: dict[str, Any]) -> TensorStore:
+def _store(arrays: dict[str, Any], where: str) -> TensorStore:
+    text = [name for name, value in arrays.items() if isinstance(value, str)]
+    if text:
+        raise CheckpointError(f"{where} is damaged: the parameter {text[0]!r} is text.")
     return TensorStore.from_arrays(arrays)
 
 
@@ -93,10 +108,12 @@ def _optimizer(folder: Path, trainable: TensorStore, where: str) -> OptimizerSta
     values = _sequence(settings, where) if settings.exists() else {}
     for name, value in values.items():  # 1.15 writes "builtin.step", 1.13 "step_"
         if "step" in name:
-            found.step = int(value.reshape(-1)[0])
+            found.step = int(_number(name, value, where))
         elif "learning_rate" in name:
             found.learning_rate = check_rate(
-                value.reshape(-1)[0], f"{where} is damaged: the learning rate", CheckpointError
+                _number(name, value, where),
+                f"{where} is damaged: the learning rate",
+                CheckpointError,
             )
     for match, file in sorted(files, key=lambda f: int(f[0]["index"])):
         index = int(match["index"])
@@ -107,7 +124,7 @@ def _optimizer(folder: Path, trainable: TensorStore, where: str) -> OptimizerSta
             raise CheckpointError(
                 f"{where}: {file.name} does not cover exactly the trainable parameters."
             )
-        found.states[MOMENTS[index]] = _store({n: moments[n] for n in trainable})
+        found.states[MOMENTS[index]] = _store({n: moments[n] for n in trainable}, where)
     return found
 
 
@@ -136,34 +153,35 @@ def _value(tensor: Message, name: str) -> Array | str:
         return tensor.string(6)
     if kind not in BY_ONNX or BY_ONNX[kind].opaque:
         raise ModelFileError(f"{name!r} has the unknown element type {kind}")
-    spec = TensorSpec(name, BY_ONNX[kind], tuple(_integers(tensor, 1)))
-    raw = b"".join(bytes(v) for f, w, v in tensor.fields if f == 9 and w == BYTES)  # type: ignore[arg-type]
+    spec = TensorSpec(name, BY_ONNX[kind], tuple(tensor.integers(1)))
+    if len(spec.shape) > MAX_RANK or any(d < 0 for d in spec.shape):
+        raise ModelFileError(f"{name!r} has the shape {spec.shape}")
     dtype = BY_ONNX[kind].numpy
-    values = np.frombuffer(raw, dtype) if raw else _typed(tensor, kind).astype(dtype)
-    if any(d < 0 for d in spec.shape) or values.nbytes != spec.nbytes:
+    raw = _joined(tensor, 9)
+    values = _numbers(raw, dtype, name) if raw else _typed(tensor, kind, name).astype(dtype)
+    if values.nbytes != spec.nbytes:
         raise ModelFileError(f"{name!r} of shape {spec.shape} has {values.size} values")
     return np.array(values.reshape(spec.shape))
 
 
-def _typed(tensor: Message, kind: int) -> Array:
+def _joined(tensor: Message, number: int) -> bytes:
+    """The bytes of all fields of a number, one after the other."""
+    return b"".join(
+        bytes(v) for f, _, v in tensor.fields if f == number and isinstance(v, bytes | memoryview)
+    )
+
+
+def _numbers(content: bytes, dtype: Any, name: str) -> Array:
+    if len(content) % np.dtype(dtype).itemsize:
+        raise ModelFileError(f"{name!r} has {len(content)} bytes, not whole numbers")
+    return np.frombuffer(content, dtype)
+
+
+def _typed(tensor: Message, kind: int, name: str) -> Array:
+    if kind not in _TYPED_FIELD:
+        raise ModelFileError(f"{name!r} has no data")
     field, dtype = _TYPED_FIELD[kind]
     if dtype in {"<f4", "<f8"}:
-        packed = b"".join(bytes(v) for f, _, v in tensor.fields if f == field)  # type: ignore[arg-type]
-        return np.frombuffer(packed, dtype)
-    return np.array(_integers(tensor, field), dtype)
-
-
-def _integers(tensor: Message, number: int) -> list[int]:
-    """A repeated integer field, packed or not."""
-    found: list[int] = []
-    for field, wire, value in tensor.fields:
-        if field != number:
-            continue
-        if wire == VARINT and isinstance(value, int):
-            found.append(value)
-        elif isinstance(value, bytes | memoryview):
-            at = 0
-            while at < len(value):
-                item, at = _varint(value, at)
-                found.append(item)
-    return [v - (1 << 64) if v >= 1 << 63 else v for v in found]
+        return _numbers(_joined(tensor, field), dtype, name)
+    values = np.array(tensor.integers(field), np.int64)
+    return values.astype(dtype)

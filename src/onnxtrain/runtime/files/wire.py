@@ -31,12 +31,20 @@ class Message:
         self.fields = fields if fields is not None else []
 
     @classmethod
-    def parse(cls, data: Chunk) -> Message:
-        """Read a message; a truncated or impossible field is a `ModelFileError`."""
+    def parse(cls, data: Chunk, limit: int | None = None) -> Message:
+        """Read a message; a truncated or impossible field is a `ModelFileError`.
+
+        Args:
+            data: its bytes.
+            limit: the most fields that it may have.
+        """
         view: Chunk = data if isinstance(data, bytes) and len(data) <= SMALL else memoryview(data)
         fields: list[tuple[int, int, Value]] = []
         at, end = 0, len(view)
+        most = end if limit is None else limit
         while at < end:
+            if len(fields) >= most:
+                raise ModelFileError(f"a message of more than {limit} fields")
             key, at = _varint(view, at)
             number, wire = key >> 3, key & 7
             value: Value

@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TextIO
 
+from ..resume import best_in, whole_in
+
 if TYPE_CHECKING:
     from .trainer import Trainer
 
@@ -106,7 +108,7 @@ class EarlyStopping(Callback):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over what `state_dict` gave."""
-        self.best, self.waited = state["best"], state["waited"]
+        self.best, self.waited = best_in(state), whole_in(state, "waited")
 
 
 class SaveCheckpoint(Callback):
@@ -163,7 +165,7 @@ class SaveCheckpoint(Callback):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over what `state_dict` gave."""
-        self.best = state["best"]
+        self.best = best_in(state)
 
 
 class Progress(Callback):

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from ...errors import StateError
+from ...errors import CheckpointError, StateError
 from ...hyper import check_rate
+from ..resume import best_in, number_in, whole_in
 
 
 class HasLearningRate(Protocol):
@@ -25,6 +26,12 @@ class HasLearningRate(Protocol):
     def set_learning_rate(self, learning_rate: float) -> None:
         """Use this learning rate from now on."""
         ...
+
+
+_READERS: dict[str, Callable[[Mapping[str, Any], str], float | None]] = {
+    "count": whole_in, "bad": whole_in, "cooling": whole_in, "best": best_in,
+}  # fmt: skip
+"""How what a schedule saved is read again; all else are numbers."""
 
 
 class LRScheduler:
@@ -77,8 +84,15 @@ class LRScheduler:
                 + (f"; it lacks {', '.join(missing)}." if missing else ".")
             )
         for key in self._saved:
-            setattr(self, key, state[key])
-        self._apply()
+            read = _READERS.get(key, number_in)
+            setattr(self, key, read(state, key))
+        try:
+            self._apply()
+        except (ArithmeticError, TypeError, ValueError) as error:
+            raise CheckpointError(
+                f"The checkpoint is damaged: {type(self).__name__} has no learning rate at step "
+                f"{self.count} ({error}). Take the checkpoint before it, or fit without resume."
+            ) from error
 
     def resume(self) -> bool:
         """Take over the schedule's position from the checkpoint; False if it has none."""
@@ -456,7 +470,10 @@ class WarmUp(LRScheduler):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over what `state_dict` gave."""
-        self.scheduler.load_state_dict(state.get("inner") or {})
+        inner = state.get("inner") or {}
+        if not isinstance(inner, dict):
+            raise StateError("The state of WarmUp has no state of the schedule after it.")
+        self.scheduler.load_state_dict(inner)
         super().load_state_dict(state)
 
 

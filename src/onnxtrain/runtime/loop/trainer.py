@@ -15,6 +15,7 @@ import numpy.typing as npt
 from ...errors import InputError, NonFiniteError, SharingError, StateError
 from ...hyper import check_limit, check_rate
 from ..files.onnxfile import Source
+from ..resume import Position
 from ..session.devices import Device, Provider
 from ..sharing import OneProcess, exclusive
 from ..state.checkpoint_state import CheckpointState, OptimizerState
@@ -455,15 +456,16 @@ class Trainer(OneProcess):
                 "The checkpoint was not written during a fit: there is nothing to resume. Use "
                 "SaveCheckpoint or Trainer.save, or fit without resume."
             )
-        self.epoch, self.batch = int(saved["epoch"]), int(saved["batch"])
-        self._seed, self._sums = int(saved["seed"]), (saved["sums"][0], int(saved["sums"][1]))
-        self.history = History({k: list(v) for k, v in saved["history"].items()})
+        position = Position.parse(saved)
         if self.scheduler is not None:
             self.scheduler.resume()
         for hook in hooks:
-            for entry in saved.get("callbacks", []):
-                if entry["name"] == type(hook).__name__:
-                    hook.load_state_dict(entry["state"])
+            for name, state in position.callbacks:
+                if name == type(hook).__name__:
+                    hook.load_state_dict(state)
+        self.epoch, self.batch = position.epoch, position.batch
+        self._seed, self._sums = position.seed, position.sums
+        self.history = History(position.history)
         self._resumable = {}
 
     @exclusive

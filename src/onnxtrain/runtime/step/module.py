@@ -6,7 +6,6 @@ import math
 import os
 import weakref
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -15,7 +14,7 @@ from onnxruntime import InferenceSession
 from onnxruntime.capi import _pybind_state as ort
 
 from ...errors import InputError, StateError
-from ..files.onnxfile import Source
+from ..files.onnxfile import ModelFile, Source
 from ..files.predecessor import repaired_eval
 from ..session.binding import Binding, all_ortvalues, user_side
 from ..session.collector import paused_collector
@@ -573,14 +572,9 @@ class _Eval:
         module = self.module
         module._state._need_values()
         check_state(self.artifact, module._state)
-        options = session_options(module._session_options, folder=self.artifact.folder)
-        source = self.source
-        model = (
-            bytes(source)
-            if isinstance(source, bytes | bytearray | memoryview)
-            else str(Path(source))
-        )
-        binding = Binding(module._device.session(model, options), module._device)
+        model = ModelFile.load(self.source)  # checked again: the file may be another one by now
+        options = session_options(module._session_options, folder=model.folder)
+        binding = Binding(module._device.session(model.encode(), options), module._device)
         binding.user_outputs(self.user.outputs)
         binding.labels = self.user.labels
         for name in self.artifact.parameters:

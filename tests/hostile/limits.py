@@ -1,0 +1,96 @@
+"""Call a door in a process of its own, with limits of time and memory, and say what came of it."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import resource
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+SECONDS, MEGABYTES = 2.0, 500
+"""What a file may cost before it is refused."""
+HANGS = 20.0
+"""Seconds after which a process is ended; the machine may be busy."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a call ended: well, with an error of ours, with another one, or not at all."""
+
+    kind: str
+    message: str = ""
+    seconds: float = 0.0
+    megabytes: float = 0.0
+    place: str = ""
+
+
+def outcome_of(call: Callable[[], object]) -> Outcome:
+    """Call something and tell our errors from others."""
+    from onnxtrain.errors import OnnxTrainError
+
+    start, before = time.process_time(), _peak()
+    kind, message, place = "ok", "", ""
+    try:
+        call()
+    except OnnxTrainError as error:
+        kind, message = "refused", f"{type(error).__name__}: {error}"
+    except (FileNotFoundError, IsADirectoryError) as error:
+        kind, message = "refused", f"{type(error).__name__}: {error}"
+    except BaseException as error:
+        kind, message = "raw", f"{type(error).__name__}: {error}"
+        place = traceback.format_exc()
+    spent = time.process_time() - start
+    return Outcome(kind, message[:2000], spent, _peak() - before, place)
+
+
+def _peak() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def limit_memory(megabytes: int) -> None:
+    """Let this process have so much more address space than it has now."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    limit = pages * os.sysconf("SC_PAGE_SIZE") + megabytes * 2**20
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+def _child(answer: Connection, function: Callable[..., object], arguments: tuple[Any, ...]) -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # onnxruntime's own log
+    import onnxruntime
+
+    onnxruntime.set_default_logger_severity(4)
+    warm_up()
+    limit_memory(2 * MEGABYTES)  # address space; what counts is what is used of it
+    answer.send(outcome_of(lambda: function(*arguments)))
+
+
+def warm_up() -> None:
+    """Import, and run once, what every call needs: its cost is not the file's."""
+    import tests.hostile.doors  # noqa: F401
+
+
+def call_limited(function: Callable[..., object], *arguments: Any) -> Outcome:
+    """Call a function of a module, in another process."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.hostile.doors"])
+    mine, yours = context.Pipe(duplex=False)
+    process = context.Process(target=_child, args=(yours, function, arguments), daemon=True)
+    process.start()
+    yours.close()
+    try:
+        if not mine.poll(HANGS):
+            return Outcome("hangs", f"no answer in {HANGS} s")
+        return mine.recv()
+    except EOFError:
+        process.join(5)
+        return Outcome("crash", f"exit code {process.exitcode}")
+    finally:
+        process.kill()
+        process.join()
+        mine.close()

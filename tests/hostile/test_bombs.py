@@ -1,0 +1,322 @@
+"""Small files that ask for much are refused by name, in under 2 s and 500 MB, in every door.
+
+Each call has a process of its own, so that one that hangs or takes all memory is seen.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from . import bombs, models
+from .doors import enter
+from .limits import MEGABYTES, SECONDS, Outcome, call_limited
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits are those of Linux")
+
+TERABYTES = "no machine can run this model"
+REASONS = {
+    "doubling functions": "1610612739 nodes",
+    "recursive function": "calls itself",
+    "nested branches": "not an ONNX model",
+    "nested types": "not an ONNX model",
+    "huge constant": TERABYTES,
+    "huge constant of integers": TERABYTES,
+    "huge einsum": TERABYTES,
+    "huge resize": TERABYTES,
+    "huge expand": TERABYTES,
+    "huge tile of integers": TERABYTES,
+    "huge range": TERABYTES,
+    "doubling concat": TERABYTES,
+    "broadcast integers": "",  # 75 GB: only a run can tell
+    "negative dimension": "cannot be negative",
+    "two kinds of data": "has its values twice",
+    "too little data": "The file is damaged",
+    "sparse of terabytes": "sparse",
+    "sparse out of range": "indices outside of it",
+    "two dropouts": "cycle",
+    "long varint": "not an ONNX model",
+    "many empty fields": "",
+}
+"""What the error says when a model is loaded; empty where loading it is not what costs."""
+
+
+def assert_bounded(outcome: Outcome, reason: str = "") -> None:
+    assert outcome.kind in ("ok", "refused"), f"{outcome.message}\n{outcome.place}"
+    assert outcome.seconds < SECONDS
+    assert outcome.megabytes < MEGABYTES
+    assert reason in outcome.message
+    assert outcome.kind == "refused" or not reason
+
+
+def test_every_bomb_has_a_reason() -> None:
+    assert REASONS.keys() == bombs.BOMBS.keys()
+
+
+@pytest.mark.parametrize("door", ["differentiate", "TrainingSession"])
+@pytest.mark.parametrize("bomb", bombs.BOMBS)
+def test_refused(bomb: str, door: str, tmp_path: Path) -> None:
+    (tmp_path / "model.onnx").write_bytes(bombs.content(bomb))
+    assert_bounded(call_limited(enter, door, tmp_path), REASONS[bomb])
+
+
+@pytest.mark.parametrize("door", ["generate_artifacts", "inspect", "check_gradient"])
+@pytest.mark.parametrize("bomb", bombs.BOMBS)
+def test_bounded(bomb: str, door: str, tmp_path: Path) -> None:
+    """These may give another reason, or do without what is large."""
+    (tmp_path / "model.onnx").write_bytes(bombs.content(bomb))
+    assert_bounded(call_limited(enter, door, tmp_path))
+
+
+LEFT_TO_ONNXRUNTIME = {"doubling concat"}
+"""It computes constants when it loads a model; nothing here knows how large they become."""
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return models.sound_folder(tmp_path_factory.mktemp("sound") / "folder")
+
+
+@pytest.mark.parametrize("door", ["Module", "evaluate", "export", "flower"])
+@pytest.mark.parametrize("bomb", bombs.BOMBS)
+def test_artifacts(bomb: str, door: str, sound: Path, tmp_path: Path) -> None:
+    if door == "evaluate" and bomb in LEFT_TO_ONNXRUNTIME:
+        pytest.skip("a run needs limits of its own: see SECURITY.md")
+    folder = tmp_path / "folder"
+    shutil.copytree(sound, folder)
+    shutil.copy(folder / "training_model.onnx", folder / "sound.onnx")
+    for name in ("training_model.onnx", "eval_model.onnx"):
+        (folder / name).write_bytes(bombs.content(bomb))
+    assert_bounded(call_limited(enter, door, folder))
+
+
+# --- data and other files -------------------------------------------------------------------------
+
+
+def read_data(path: str) -> object:
+    from onnxtrain.cli.sources import read
+
+    return read(path)
+
+
+def read_config(path: str) -> object:
+    from onnxtrain.cli.settings import read_config as read
+    from onnxtrain.cli.settings import typed
+
+    return {name: typed(name, value, path) for name, value in read(path).items()}
+
+
+def load_checkpoint(path: str) -> object:
+    from onnxtrain.api import CheckpointState
+
+    return CheckpointState.load_checkpoint(path)
+
+
+def load_model(path: str) -> object:
+    from onnxtrain.graph import load
+
+    return load(path)
+
+
+def load_module(path: str) -> object:
+    from onnxtrain.runtime.files.onnxfile import ModelFile
+
+    return ModelFile.load(path)
+
+
+def zip_bomb(path: Path) -> None:
+    """4 MB that unpack to 4 GB."""
+    content = io.BytesIO()
+    np.save(content, np.zeros(2**22, np.uint8))
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("x.npy", content.getvalue())
+        archive.infolist()[0].file_size = 2**32  # what its directory says is what counts
+
+
+def overlapping_zip(path: Path) -> None:
+    """Two thousand members, all the same compressed bytes."""
+    content = io.BytesIO()
+    np.save(content, np.zeros(2**21, np.uint8))
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("x0.npy", content.getvalue())
+        first = archive.infolist()[0]
+        for number in range(1, 2000):
+            entry = zipfile.ZipInfo(f"x{number}.npy")
+            entry.compress_type, entry.CRC = first.compress_type, first.CRC
+            entry.compress_size, entry.file_size = first.compress_size, first.file_size
+            entry.header_offset = first.header_offset
+            archive.filelist.append(entry)
+            archive.NameToInfo[entry.filename] = entry
+
+
+def huge_shape(path: Path, members: bool = False) -> None:
+    """A header of 10¹⁵ numbers, and none of them."""
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(
+        header, {"descr": "<f8", "fortran_order": False, "shape": (10**15,)}
+    )
+    if members:
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("x.npy", b"\x93NUMPY" + header.getvalue()[6:])
+    else:
+        path.write_bytes(header.getvalue())
+
+
+def parquet_bomb(path: Path) -> None:
+    """A dictionary of one value, and 300 million rows that are it."""
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    rows = pa.DictionaryArray.from_arrays(pa.array(np.zeros(2**22, np.int8)), pa.array([1.0]))
+    table = pa.table({"x": rows})
+    with parquet.ParquetWriter(path, table.schema) as writer:
+        for _ in range(70):
+            writer.write_table(table)
+
+
+def laughs(path: Path) -> None:
+    """Ten levels of lists, each ten times the one before."""
+    lines = ["a0: &a0 [lol, lol, lol, lol, lol, lol, lol, lol, lol, lol]"]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 10)]
+    path.write_text("\n".join([*lines, "freeze: *a9"]) + "\n")
+
+
+def pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def device(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def odtc_bomb(path: Path) -> None:
+    """Tables that all lead to the same 4 MB: a thousand tensors of them."""
+    flatbuffers = pytest.importorskip("flatbuffers")
+    from onnxtrain.runtime.files.odtc import IDENTIFIER, _table
+
+    builder = flatbuffers.Builder(2**23)
+    raw = builder.CreateNumpyVector(np.zeros(2**22, np.uint8))
+    dims = builder.CreateNumpyVector(np.array([2**20], np.int64))
+    tensors = []
+    for number in range(1000):
+        name = builder.CreateString(f"w{number}")
+        tensor = _table("Tensor")
+        tensor.Start(builder)
+        tensor.AddName(builder, name)
+        tensor.AddDims(builder, dims)
+        tensor.AddDataType(builder, 1)
+        tensor.AddRawData(builder, raw)
+        tensors.append(tensor.End(builder))
+    builder.StartVector(4, len(tensors), 4)
+    for tensor in reversed(tensors):
+        builder.PrependUOffsetTRelative(tensor)
+    vector = builder.EndVector()
+    state = _table("ModuleState")
+    state.Start(builder)
+    state.AddRequiresGradParams(builder, vector)
+    module = state.End(builder)
+    checkpoint = _table("Checkpoint")
+    checkpoint.Start(builder)
+    checkpoint.AddVersion(builder, 1)
+    checkpoint.AddModuleState(builder, module)
+    builder.Finish(checkpoint.End(builder), file_identifier=IDENTIFIER)
+    path.write_bytes(bytes(builder.Output()))
+
+
+def long_header(path: Path) -> None:
+    path.write_bytes((10**15).to_bytes(8, "little") + b"{}")
+
+
+def picture_bomb(path: Path) -> None:
+    """20,000 × 20,000 points that are all the same."""
+    image = pytest.importorskip("PIL.Image")
+    (path / "cat").mkdir(parents=True)
+    image.new("L", (20_000, 20_000)).save(path / "cat" / "1.png")
+
+
+Row = tuple[str, Callable[[Path], None], Callable[[str], object], str]
+FILES: dict[str, Row] = {
+    "a zip bomb": ("d.npz", zip_bomb, read_data, "bombs"),
+    "an overlapping zip": ("d.npz", overlapping_zip, read_data, "cannot be read|bombs"),
+    "an npz of 10^15 numbers": ("d.npz", lambda p: huge_shape(p, True), read_data, "as an npz"),
+    "an npy of 10^15 numbers": ("x.npy", huge_shape, read_data, "as a numpy array"),
+    "a parquet bomb": ("d.parquet", parquet_bomb, read_data, "bombs"),
+    "a billion laughs": ("c.yaml", laughs, read_config, "'a0'|a list"),
+    "a pipe as csv": ("d.csv", pipe, read_data, "a pipe or a device"),
+    "a device as csv": ("d.csv", device, read_data, "a pipe or a device"),
+    "a pipe as npz": ("d.npz", pipe, read_data, "a pipe or a device"),
+    "a device as npz": ("d.npz", device, read_data, "a pipe or a device"),
+    "a pipe as npy": ("x.npy", pipe, read_data, "a pipe or a device"),
+    "a device as parquet": ("d.parquet", device, read_data, "a pipe or a device"),
+    "a pipe as configuration": ("c.toml", pipe, read_config, "a pipe or a device"),
+    "a device as configuration": ("c.yaml", device, read_config, "a pipe or a device"),
+    "a pipe as checkpoint": ("checkpoint", pipe, load_checkpoint, "a pipe or a device"),
+    "a device as checkpoint": ("checkpoint", device, load_checkpoint, "a pipe or a device"),
+    "a pipe as model": ("m.onnx", pipe, load_model, "a pipe or a device"),
+    "a device as model": ("m.onnx", device, load_model, "a pipe or a device"),
+    "a pipe as artifact": ("m.onnx", pipe, load_module, "a pipe or a device"),
+    "a device as artifact": ("m.onnx", device, load_module, "a pipe or a device"),
+    "an old checkpoint that grows": ("checkpoint", odtc_bomb, load_checkpoint, "same bytes"),
+    "a header of 10^15 bytes": ("checkpoint", long_header, load_checkpoint, "1000000000000000"),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_files(name: str, tmp_path: Path) -> None:
+    file, make, door, reason = FILES[name]
+    path = tmp_path / file
+    make(path)
+    argument = f"{path},{path}" if file.endswith(".npy") else str(path)
+    outcome = call_limited(door, argument)
+    assert_bounded(outcome)
+    assert outcome.kind == "refused"
+    assert any(part in outcome.message for part in reason.split("|")), outcome.message
+
+
+def load_pictures(path: str) -> object:
+    from onnxtrain.cli.match import load_pictures as load
+    from onnxtrain.cli.sources import read
+    from onnxtrain.summary import ValueSummary
+
+    return load(read(path), ValueSummary("x", "float32", ("N", 1, 8, 8)))  # type: ignore[arg-type]
+
+
+def test_a_picture_of_400_million_points(tmp_path: Path) -> None:
+    picture_bomb(tmp_path / "pictures")
+    outcome = call_limited(load_pictures, str(tmp_path / "pictures"))
+    assert_bounded(outcome, "as an image")
+
+
+def test_members_of_an_archive_stay_where_they_are(tmp_path: Path) -> None:
+    """CVE-2024-5187 was about unpacking an archive; nothing here writes its members."""
+    folder = tmp_path / "a" / "b"
+    folder.mkdir(parents=True)
+    content = io.BytesIO()
+    np.save(content, np.ones(3))
+    with zipfile.ZipFile(folder / "d.npz", "w") as archive:
+        archive.writestr("../../evil.npy", content.getvalue())
+    before = sorted(tmp_path.rglob("*"))
+    assert list(read_data(str(folder / "d.npz")).arrays) == ["../../evil"]  # type: ignore[attr-defined]
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_message_of_any_length(tmp_path: Path) -> None:
+    """CVE-2024-27319 was a message that was too long for its buffer."""
+    from onnxtrain.errors import ModelError
+    from onnxtrain.graph import load
+    from onnxtrain.normalize import normalize
+
+    from .bombs import helper, model
+
+    name = "n" * 10**6
+    made = model([helper.make_node("NoSuchOperator", [name], ["b"], name=name)])
+    with pytest.raises(ModelError):
+        normalize(load(made))
