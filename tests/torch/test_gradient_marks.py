@@ -239,8 +239,6 @@ def test_bags_of_equal_length(mode: str, padding: int | None, exporter: str) -> 
 @pytest.mark.parametrize("padding", [None, PADDING])
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
 def test_bags_by_offset(mode: str, padding: int | None, exporter: str) -> None:
-    if (mode, exporter) == ("max", "torchscript"):
-        pytest.skip("TorchScript writes shapes that contradict each other")
     _compare_bags(exporter, FLAT, OFFSETS, mode=mode, padding_idx=padding)
 
 

@@ -17,6 +17,7 @@ from .ml import ML, drop_zipmaps
 from .raise_opset import raise_opset
 from .rewrite import rewrite_typed, standard
 from .simplify import simplify
+from .stored_shapes import infer_anew
 from .symbolic import infer_symbolic
 
 MIN_OPSET, MAX_OPSET, MAX_IR = 18, 21, 10
@@ -76,6 +77,7 @@ STEPS = (
     drop_zipmaps,
     inline_functions,
     lift_constants,
+    infer_anew,
     one_opset,
     standard_operators,
     lift_constants,

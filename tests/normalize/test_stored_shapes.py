@@ -1,0 +1,128 @@
+"""Shapes in the file are hints: what onnxruntime runs with a warning is differentiated, right."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx
+import onnx.parser
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper
+
+import onnxtrain
+from onnxtrain.errors import ShapeInferenceError
+from onnxtrain.graph import load
+from onnxtrain.graph.tensor import dims_of
+from onnxtrain.normalize import normalize
+
+RNG = np.random.default_rng(0)
+WEIGHT = f"<float[4, 11] w = {{{', '.join(str(i % 7 - 3) for i in range(44))}}}>"
+
+
+def model(
+    text: str, stored: dict[str, Sequence[int | str]], result: str = "float loss"
+) -> onnx.ModelProto:
+    """A model with shapes written into it that onnx did not infer."""
+    proto = onnx.parser.parse_model(
+        f'<ir_version: 9, opset_import: ["": 18]> g (float[N, 4] x, float[1, 11] b) => ({result}) '
+        f"{WEIGHT} {{ {text} }}"
+    )
+    for name, shape in stored.items():
+        info = helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+        proto.graph.value_info.append(info)
+    return proto
+
+
+def session(proto: onnx.ModelProto) -> onnxruntime.InferenceSession:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    return onnxruntime.InferenceSession(proto.SerializeToString(), options)
+
+
+def feeds(rows: int = 5) -> dict[str, np.ndarray]:
+    return {
+        "x": RNG.uniform(-1, 1, (rows, 4)).astype(np.float32),
+        "b": RNG.uniform(-1, 1, (1, 11)).astype(np.float32),
+    }
+
+
+LOSS = "h = MatMul(x, w) t = Add(h, b) s = Mul(t, t) loss = ReduceSum<keepdims = 0>(s)"
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [
+        {"h": [1, 4, 11]},  # another rank than inferred
+        {"h": ["N", 12]},  # another number
+        {"t": ["N", 3], "s": [3]},
+        {"h": [1, 11], "t": [1, 11], "s": [1, 11]},  # written when the batch was 1
+        {"h": ["N", 11], "t": ["M", 11]},
+    ],
+)
+def test_what_contradicts_inference_is_dropped(stored: dict[str, Sequence[int | str]]) -> None:
+    given, values = model(LOSS, stored), feeds()
+    session(given).run(None, values)
+    onnxtrain.check_gradient(given, wrt=["w", "x", "b"], inputs=values).raise_if_wrong()
+    gradient = onnxtrain.differentiate(given, wrt=["w", "x", "b"])
+    shapes = [g.shape for g in session(gradient).run(None, values)[1:]]
+    assert shapes == [(4, 11), (5, 4), (1, 11)]
+
+
+def test_a_contradiction_inside_a_branch() -> None:
+    branch = "t = Add(h, b)"
+    text = (
+        "h = MatMul(x, w) c = Constant<value = bool {1}>() k = Identity(c) "
+        f"t0 = If(k) <then_branch = t () => (float[N, 11] t) {{ {branch} }}, "
+        "else_branch = e () => (float[N, 11] u) { u = Neg(h) }> "
+        "s = Mul(t0, t0) loss = ReduceSum<keepdims = 0>(s)"
+    )
+    given = model(text, {})
+    (node,) = [n for n in given.graph.node if n.op_type == "If"]
+    body = node.attribute[0].g
+    body.output[0].type.tensor_type.shape.dim.add(dim_value=2)
+    onnxtrain.check_gradient(given, wrt=["w", "x"], inputs=feeds()).raise_if_wrong()
+
+
+@pytest.mark.parametrize("rows", [1, 64])
+def test_a_declared_output_smaller_than_what_flows(rows: int) -> None:
+    given = model("h = MatMul(x, w) y = Add(h, b)", {}, "float[1, 11] y")
+    gradient = onnxtrain.differentiate(given, wrt=["w", "x", "b"], vjp=True)
+    values = {**feeds(rows), "y_grad": RNG.uniform(-1, 1, (rows, 11)).astype(np.float32)}
+    _, dw, dx, db = session(gradient).run(None, values)
+    np.testing.assert_allclose(dw, values["x"].T @ values["y_grad"], rtol=1e-5, atol=1e-6)
+    assert dx.shape == (rows, 4)
+    np.testing.assert_allclose(db, values["y_grad"].sum(0, keepdims=True), rtol=1e-5, atol=1e-6)
+
+
+def test_an_output_that_nothing_is_known_of_has_its_declared_rank_only() -> None:
+    text = "i = NonZero(x) f = Cast<to = 1>(i) r = ReduceSum<keepdims = 0>(f) y = Reshape(x, n)"
+    proto = onnx.parser.parse_model(
+        f'<ir_version: 9, opset_import: ["": 18]> g (float[N, 4] x, int64[k] n) => '
+        f"(float[7, 5] y) {{ {text} }}"
+    )
+    (output,) = normalize(load(proto)).graph.outputs
+    dims = dims_of(output)
+    assert dims is not None
+    assert len(dims) == 2
+    assert not any(isinstance(d, int) for d in dims)
+
+
+def test_stored_shapes_fill_the_gaps_of_inference() -> None:
+    """A Reshape whose target is an input: only the file can tell."""
+    text = "r = Reshape(x, n) t = Tanh(r) loss = ReduceSum<keepdims = 0>(t)"
+    proto = onnx.parser.parse_model(
+        f'<ir_version: 9, opset_import: ["": 18]> g (float[6, 4] x, int64[3] n) => (float loss) '
+        f"{{ {text} }}"
+    )
+    proto.graph.value_info.append(helper.make_tensor_value_info("r", TensorProto.FLOAT, [2, 3, 4]))
+    (tanh,) = [n for n in normalize(load(proto)).graph if n.op_type == "Tanh"]
+    assert dims_of(tanh.outputs[0]) == (2, 3, 4)
+
+
+def test_types_that_contradict_are_an_error() -> None:
+    given = model(LOSS, {})
+    given.graph.value_info.append(helper.make_tensor_value_info("h", TensorProto.INT64, [1, 11]))
+    with pytest.raises(ShapeInferenceError):
+        onnxtrain.differentiate(given, wrt=["w"])
