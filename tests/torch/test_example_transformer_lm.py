@@ -17,6 +17,8 @@ import pytest
 import torch
 from torch import nn
 
+from onnxtrain.passes import RANDOM_INPUT
+
 FOLDER = Path(__file__).parents[2] / "examples" / "transformer_lm"
 MODULES = ("model", "data", "loop", "train", "train_ort", "compare")
 
@@ -60,6 +62,24 @@ def test_with_dropout_the_perplexity_agrees(example) -> None:
     assert without != pytest.approx(plain, rel=0.04)
 
 
+def drops_of(graph: onnx.GraphProto) -> list[tuple[str, str, str]]:
+    """Input, result and mask of what was a Dropout: mask → uint8 → float → scaled → times x."""
+
+    def reader(name: str, op_type: str) -> onnx.NodeProto:
+        return next(n for n in graph.node if name in n.input and n.op_type == op_type)
+
+    found = []
+    for node in graph.node:
+        if node.op_type == "LessOrEqual" and "/draw/" in node.name:
+            mask = node.output[0]
+            byte = next(n for n in graph.node if mask in n.input and "/draw/Cast" in n.name)
+            scaled = reader(reader(byte.output[0], "Cast").output[0], "Mul")
+            product = reader(scaled.output[0], "Mul")
+            x = next(n for n in product.input if n != scaled.output[0])
+            found.append((x, product.output[0], mask))
+    return found
+
+
 def test_every_dropout_drops_in_every_step(example, tmp_path: Path) -> None:
     """Rates, scale and independence of all masks, as the graph of the step draws them."""
     torch.manual_seed(0)
@@ -73,24 +93,24 @@ def test_every_dropout_drops_in_every_step(example, tmp_path: Path) -> None:
     engine = trainer.trainer._core.engine
     (step,) = engine._steps.values()
     proto = onnx.load_from_string(step.artifact.model.encode())
-    # onnxruntime's own optimizations leave every Dropout in place
+    # onnxruntime's own optimizations leave every draw in place
     options = onnxruntime.SessionOptions()
     options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
     options.log_severity_level = 3
     onnxruntime.InferenceSession(proto.SerializeToString(), options)
     kept = onnx.load(tmp_path / "optimized.onnx")
-    assert sum(n.op_type == "Dropout" for n in kept.graph.node) == sites == 9
-    nodes = [n for n in proto.graph.node if n.op_type == "Dropout"]
-    seen = [name for n in nodes for name in (n.input[0], n.output[0], n.output[1])]
+    assert sum(n.op_type == "LessOrEqual" for n in kept.graph.node) == sites == 9
+    drops = drops_of(proto.graph)
+    seen = [name for names in drops for name in names]
     proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in dict.fromkeys(seen))
     options.optimized_model_filepath = ""
     session = onnxruntime.InferenceSession(proto.SerializeToString(), options)
     feeds = {"src": source.numpy(), "label": target.numpy(), **engine.weights()}
     feeds |= {"learning_rate": np.zeros(1, np.float32), "step": np.ones(1, np.int64)}
-    feeds = {i.name: feeds[i.name] for i in session.get_inputs()}
-    masks: list[list[np.ndarray]] = [[] for _ in nodes]
-    for _ in range(20):
-        found = session.run(seen, feeds)
+    feeds = {i.name: feeds[i.name] for i in session.get_inputs() if i.name != RANDOM_INPUT}
+    masks: list[list[np.ndarray]] = [[] for _ in drops]
+    for count in range(20):
+        found = session.run(seen, {**feeds, RANDOM_INPUT: np.array([5, count])})
         for i, (x, y, mask) in enumerate(zip(found[::3], found[1::3], found[2::3])):
             np.testing.assert_allclose(y, x * mask / (1 - rate), rtol=1e-5, atol=1e-7)
             masks[i].append(mask.ravel() - (1 - rate))

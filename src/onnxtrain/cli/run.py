@@ -120,10 +120,11 @@ def train_on(
 
 def _trainer(folder: Path, settings: Settings, **options: Any) -> Trainer:
     if not settings.resume:
-        rate = settings.lr
-        return Trainer.from_directory(
-            folder / "artifacts", learning_rate=rate, check_finite=True, **options
+        trainer = Trainer.from_directory(
+            folder / "artifacts", learning_rate=settings.lr, check_finite=True, **options
         )
+        trainer.state.seed = settings.seed
+        return trainer
     try:
         return Trainer.from_directory(
             folder / "artifacts", checkpoint=folder / "checkpoint", check_finite=True, **options

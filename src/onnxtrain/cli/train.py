@@ -87,7 +87,7 @@ class _Listed(click.ParamType):  # type: ignore[type-arg, unused-ignore]
     help="BatchNormalization and Dropout: auto, as in the file (preserve), or all on (train).",
 )
 @click.option("--recompute", help="Save memory: auto, cheap, a number of segments, or names.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the order of the rows.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the rows and of Dropout.")
 @click.option("--output", type=click.Path(), help="Folder of the run; by default runs/<model>.")
 @click.option("--resume", is_flag=True, help="Go on with the run in the folder.")
 @click.option("--overwrite", is_flag=True, help="Throw away a run that is in the folder.")

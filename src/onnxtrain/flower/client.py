@@ -66,7 +66,7 @@ def client_app(
         learning_rate: by default that of the checkpoint.
         metrics: what the evaluation computes besides the loss.
         named: exchange arrays by parameter name instead of one flat array; server alike.
-        seed: from which the order of the rows follows, with round and client.
+        seed: from which the order of the rows, and masks of Dropout, follow, with round and client.
         mods: Flower's modifiers: `LocalDpMod`, `fixedclipping_mod`, `secaggplus_mod` …
     """
     app = ClientApp(mods=list(mods))

@@ -124,9 +124,12 @@ class LocalModel(OneProcess):
             learning_rate: by default that of the checkpoint.
             proximal_mu: FedProx: μ/2·‖w − w₀‖² is added to the loss, so μ·(w − w₀) to the gradient,
                 w₀ being the parameters before.
-            seed: from which the order of the rows follows.
+            seed: from which the order of the rows follows, and masks of Dropout; those continue
+                when the same seed comes again.
         """
-        module = self._module
+        module, random = self._module, self.state._random
+        if random.seed != seed:
+            self.state.seed, random.counter = seed, 0
         optimizer = Optimizer(self._files[1], module, reset=True)
         optimizer.set_learning_rate(self._rate if learning_rate is None else learning_rate)
         check_amount(proximal_mu, "proximal_mu")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -35,6 +36,7 @@ from ..compat.ort.recipes import gradient_descent
 from ..errors import NonFiniteError
 from ..graph import parameters as params
 from ..graph import to_proto
+from ..graph.contract import RANDOM_INPUT
 from ..hyper import check_amount, check_limit
 from ..runtime.sharing import exclusive, keep_from_parent, lock_after_fork
 from .networks import LABEL, LOSS, WEIGHT, Network, Penalty, mlp, network, training_model
@@ -192,7 +194,8 @@ class OnnxEstimator(Locked, BaseEstimator):  # type: ignore[misc]
             float(self.learning_rate), power_t=self.power_t, learning_rate=self.schedule,
             tol=self.tol,
         ).init_learning_rate()  # fmt: skip
-        self._state: dict[str, Array] = dict(self._weights)
+        seed = copy.deepcopy(rng).randint(1 << 31)  # a copy: nothing else shall draw differently
+        self._state: dict[str, Array] = {**self._weights, RANDOM_INPUT: np.array([seed, 0])}
         self.t_ = 0
         self._start_session()
 
