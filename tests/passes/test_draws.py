@@ -16,7 +16,9 @@ import onnxtrain
 from onnxtrain.errors import ModelError
 from onnxtrain.graph import load, to_proto
 from onnxtrain.normalize import normalize
-from onnxtrain.passes import RANDOM_INPUT, draw_from_counter, draws_from_counter, optimize
+from onnxtrain.graph.contract import RANDOM_INPUT
+from onnxtrain.passes import optimize
+from onnxtrain.passes.draws import draw_from_counter, draws_from_counter
 from onnxtrain.passes.bits import number
 
 Array = np.ndarray[Any, Any]
