@@ -89,6 +89,14 @@ class GradientRuleError(OnnxTrainError, RuntimeError):
     """A gradient rule failed or returned the wrong thing while it handled a node."""
 
 
+class OnnxTrainWarning(UserWarning):
+    """Base class of all warnings of onnxtrain: what was asked for is done, and it looks wrong."""
+
+
+class LossInputWarning(OnnxTrainWarning):
+    """A loss is computed from something that it is not meant for: probabilities, say."""
+
+
 # --- the device half: files, states, inputs -------------------------------------------------------
 
 

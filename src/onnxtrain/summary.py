@@ -15,6 +15,7 @@ from .autodiff.registry import lookup
 from .autodiff.walk import Walk
 from .errors import Blocker, OnnxTrainError
 from .graph import FLOATS, Constants, ModelLike, Names, OpBuilder, load
+from .graph.endings import Ending, ending, producer_in
 from .graph.tensor import dims_of
 from .normalize import normalize
 from .passes.expand import expand_functions
@@ -85,11 +86,15 @@ class ModelSummary:
     producer: str
     inputs: tuple[ValueSummary, ...]
     outputs: tuple[ValueSummary, ...]
+    inner: tuple[ValueSummary, ...]
+    """Values asked for that are no outputs of the model."""
     parameters: tuple[ParameterSummary, ...]
     operators: tuple[OperatorSummary, ...]
     blockers: tuple[Blocker, ...]
     problem: str
     memory: MemoryEstimate
+    endings: tuple[Ending, ...]
+    """Outputs that are probabilities, or their logarithms, and the scores behind them."""
     normalized: ir.Model | None = field(repr=False, compare=False)
 
     @property
@@ -100,7 +105,7 @@ class ModelSummary:
     def to_dict(self) -> dict[str, Any]:
         """Everything, ready for JSON."""
         plain = {k: v for k, v in self.__dict__.items() if k != "normalized"}
-        for key in ("inputs", "outputs", "parameters", "operators", "blockers"):
+        for key in ("inputs", "outputs", "inner", "parameters", "operators", "blockers", "endings"):
             plain[key] = [asdict(item) for item in plain[key]]
         plain["memory"] = {**asdict(self.memory), "total": self.memory.total}
         return plain
@@ -117,7 +122,7 @@ def summarize(
 
     Args:
         model: path, bytes, ModelProto or `onnx_ir.Model`.
-        of: outputs that the loss will depend on, by default all float outputs.
+        of: outputs, or other values, that the loss will depend on; by default all float outputs.
         batch: size that symbolic first dimensions get in the memory estimate.
 
     Example:
@@ -131,7 +136,10 @@ def summarize(
     """
     loaded = load(model)
     outputs = _outputs(loaded, of)
-    normalized, problem = _normalized(model)
+    endings = _endings(loaded)
+    own = [o.name for o in loaded.graph.outputs]
+    loaded = _with_outputs(loaded, outputs)
+    normalized, problem = _normalized(loaded)
     found, blockers = _reached(normalized, outputs) if normalized is not None else (set(), ())
     statistics = _statistics(loaded)
     blocked = {n for b in blockers for n in b.parameters}
@@ -140,17 +148,20 @@ def summarize(
         for v in loaded.graph.initializers.values()
         if v.const_value is not None
     )
+    typed = _typed_outputs(loaded, normalized)
     return ModelSummary(
         opset=loaded.opset_imports.get("", 0),
         ir_version=loaded.ir_version,
         producer=" ".join(p for p in (loaded.producer_name, loaded.producer_version) if p),
         inputs=tuple(_value(v) for v in loaded.graph.inputs if not v.is_initializer()),
-        outputs=_typed_outputs(loaded, normalized),
+        outputs=tuple(v for v in typed if v.name in own),
+        inner=tuple(v for v in typed if v.name not in own),
         parameters=parameters,
         operators=_operators(loaded, blockers),
         blockers=blockers,
         problem=problem,
         memory=_memory(normalized or loaded, parameters, batch),
+        endings=endings,
         normalized=normalized,
     )
 
@@ -161,7 +172,24 @@ def _outputs(model: ir.Model, of: str | Sequence[str] | None) -> list[str]:
     return [o.name or "" for o in model.graph.outputs]
 
 
-def _normalized(model: ModelLike) -> tuple[ir.Model | None, str]:
+def _endings(model: ir.Model) -> tuple[Ending, ...]:
+    producer = producer_in(model.graph)
+    found = [ending(o.name or "", producer) for o in model.graph.outputs]
+    return tuple(e for e in found if e is not None)
+
+
+def _with_outputs(model: ir.Model, names: Sequence[str]) -> ir.Model:
+    """The model with values from inside the graph as outputs, behind those there are."""
+    missing = set(names) - {o.name for o in model.graph.outputs}
+    if not missing:
+        return model
+    model = model.clone()
+    values = [o for node in model.graph for o in node.outputs if o.name in missing]
+    model.graph.outputs.extend(values)
+    return model
+
+
+def _normalized(model: ir.Model) -> tuple[ir.Model | None, str]:
     try:
         return normalize(load(model)), ""
     except OnnxTrainError as error:

@@ -1,5 +1,6 @@
-"""Labels in JavaScript: those that are no classes are refused, those that are ignored do not count."""
+"""Labels in JavaScript: what is no class is refused, what is ignored does not count."""
 
+import json
 import math
 
 import numpy as np
@@ -70,8 +71,6 @@ def test_labels(folder):
 
 def test_webgpu_leaves_labels_of_unknown_classes_to_the_processor(folder):
     """It does not notice an index that is too large."""
-    import json
-
     for name, expected in (("open", True), ("usual", False)):
         facts = json.loads((folder / name / "device.json").read_text())
         model = facts["models"]["train"]

@@ -15,11 +15,11 @@ import pytest
 import onnxtrain
 from onnxtrain.errors import ModelError
 from onnxtrain.graph import load, to_proto
-from onnxtrain.normalize import normalize
 from onnxtrain.graph.contract import RANDOM_INPUT
+from onnxtrain.normalize import normalize
 from onnxtrain.passes import optimize
-from onnxtrain.passes.draws import draw_from_counter, draws_from_counter
 from onnxtrain.passes.bits import number
+from onnxtrain.passes.draws import draw_from_counter, draws_from_counter
 
 Array = np.ndarray[Any, Any]
 

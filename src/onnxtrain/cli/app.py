@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import click
 
-from ..errors import NoGradientError, OnnxTrainError
+from ..errors import NoGradientError, OnnxTrainError, OnnxTrainWarning
 from .output import Output
 
 COMMANDS = {
@@ -119,12 +121,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     output = Output()
     try:
-        code = cli.main(
-            args=None if arguments is None else list(arguments),
-            prog_name="onnxtrain",
-            standalone_mode=False,
-            obj=output,
-        )
+        with _told_warnings(output):
+            code = cli.main(
+                args=None if arguments is None else list(arguments),
+                prog_name="onnxtrain",
+                standalone_mode=False,
+                obj=output,
+            )
         sys.stdout.flush()
     except click.UsageError as error:
         error.show()
@@ -138,6 +141,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         return _report(error, output)
     return code if isinstance(code, int) else OK
+
+
+@contextlib.contextmanager
+def _told_warnings(output: Output) -> Iterator[None]:
+    """Say our own warnings as a sentence; Python would add a place in a file."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", OnnxTrainWarning)
+        usual = warnings.showwarning
+
+        def show(message: Warning | str, category: type[Warning], *where: Any) -> None:
+            if issubclass(category, OnnxTrainWarning):
+                output.say(f"Warning: {message}", style="yellow")
+            else:
+                usual(message, category, *where)
+
+        warnings.showwarning = show  # type: ignore[assignment]
+        yield
 
 
 def _report(error: Exception, output: Output) -> int:

@@ -25,7 +25,10 @@ Examples:
 @click.option("--optimizer", default="adamw", show_default=True)
 @click.option("--freeze", multiple=True, help="Parameters not to train, e.g. 'encoder.*'.")
 @click.option("--train", multiple=True, help="Parameters to train, instead of all.")
-@click.option("--loss-output", help="Output that the loss compares; by default the first.")
+@click.option(
+    "--loss-output",
+    help="Output, or value inside the model, that the loss compares; by default the first output.",
+)
 @click.option(
     "--ignore-index",
     type=int,

@@ -73,6 +73,8 @@ def show(model: str, summary: ModelSummary) -> None:
     ]
     output.table("Operators", ("operator", "nodes", "gradient"), operators, "nodes")
     _show_problems(summary)
+    for advice in _advice(summary):
+        output.show(f"\nWarning: {advice}")
     memory = summary.memory
     output.show(
         f"\nMemory for training with Adam, batch {memory.batch}: about {size(memory.total)} "
@@ -93,6 +95,22 @@ def _show_problems(summary: ModelSummary) -> None:
         output.show("\nNo parameter is trainable; the reasons stand beside the parameters.")
     else:
         output.show("\nNothing blocks a gradient.")
+
+
+def _advice(summary: ModelSummary) -> list[str]:
+    """What to watch for in a loss on outputs that are probabilities."""
+    texts = {
+        "Softmax": "cross_entropy applies a Softmax itself and nll takes logarithms. Train with "
+        "--loss cross_entropy --loss-output {scores}",
+        "Sigmoid": "bce_with_logits applies a Sigmoid itself. Train with --loss bce_with_logits "
+        "--loss-output {scores}, or with --loss bce",
+    }
+    return [
+        f"the output {e.value!r} comes out of a {e.function}, and "
+        f"{texts[e.function].format(scores=e.scores)}."
+        for e in summary.endings
+        if e.function in texts
+    ]
 
 
 def shown(shape: tuple[int | str | None, ...] | None) -> str:

@@ -19,7 +19,11 @@ IMPOSSIBLE = (UNREACHABLE, BLOCKED)
 
 @dataclass(frozen=True)
 class Plan:
-    """A model that can be trained, and what of it is."""
+    """A model that can be trained, and what of it is.
+
+    Attributes:
+        output: what the loss compares: an output of the model, or a value inside it.
+    """
 
     summary: ModelSummary
     loss: LossRecipe
@@ -27,6 +31,16 @@ class Plan:
     trainable: list[str]
     frozen: list[str]
     digest: str
+
+    @property
+    def link(self) -> str | None:
+        """The function from `output` to the first output; "" if they are the same value.
+
+        None if the two have nothing to do with each other.
+        """
+        first = self.summary.outputs[0].name
+        links = {e.scores: e.function for e in self.summary.endings if e.value == first}
+        return "" if self.output.name == first else links.get(self.output.name)
 
 
 def make_plan(settings: Settings) -> Plan:
@@ -62,6 +76,7 @@ def _check_inputs(model: str, summary: ModelSummary) -> None:
 def _output(settings: Settings, summary: ModelSummary) -> ValueSummary:
     outputs = {v.name: v for v in summary.outputs}
     if settings.loss_output is not None:
+        outputs |= {v.name: v for v in summary.inner}
         one_of(settings.loss_output, outputs, "--loss-output")
         return outputs[settings.loss_output]
     floats = [v for v in summary.outputs if v.dtype in FLOAT_TYPES]

@@ -130,7 +130,8 @@ def class_names(run: Run) -> list[str]:
 def predictions(run: Run, rows: int | None = None) -> tuple[Array, Array] | None:
     """The loss's output and the targets, on validation data if there are any."""
     data = run.validation if run.validation is not None else run.training
-    if not data.rows:
+    outputs = [v.name for v in run.plan.summary.outputs]
+    if not data.rows or (run.plan.output.name not in outputs and run.plan.link is None):
         return None
     part = data.part(slice(0, rows))
     target = part.arrays[run.plan.loss.target]
@@ -144,8 +145,8 @@ def predictions(run: Run, rows: int | None = None) -> tuple[Array, Array] | None
             return None
     found = run.trainer.predict(inputs, size_)
     if isinstance(found, tuple):
-        names = [v.name for v in run.plan.summary.outputs]
-        found = found[names.index(run.plan.output.name)]
+        name = run.plan.output.name
+        found = found[outputs.index(name) if name in outputs else 0]
     return found, target
 
 
@@ -231,6 +232,8 @@ def _verdict(run: Run, score: Array, target: Array) -> tuple[str, bool | None]:
 def _share(run: Run, score: Array, chosen: int) -> str:
     if run.settings.loss != "cross_entropy":
         return ""
+    if run.plan.link == "Softmax":
+        return f" ({score[chosen]:.0%})"
     powers = np.exp(score.astype(np.float64) - float(score.max()))
     return f" ({powers[chosen] / powers.sum():.0%})"
 

@@ -64,16 +64,10 @@ def train(settings: Settings, output: Output) -> Run:
         plan.summary.inputs, plan.output, plan.loss, settings.target, features,
         ignore_index=settings.ignore_index,
     )  # fmt: skip
-    training = match(read(settings.data), task)
+    training = _data(settings.data, task, output)
     validation = None
     if settings.val:
-        training, validation = _validation(settings, task, training)
-    for data in (training, validation):
-        if data is not None and data.left_out:
-            output.say(
-                f"{data.where}: {count(data.left_out, 'row')} with nothing but the label "
-                f"{settings.ignore_index} left out."
-            )
+        training, validation = _validation(settings, task, training, output)
     return train_on(settings, plan, task, training, validation, output)
 
 
@@ -216,13 +210,24 @@ def loss_picture(run: Run) -> Any:
 # --- before the run -------------------------------------------------------------------------------
 
 
-def _validation(settings: Settings, task: Task, training: Dataset) -> tuple[Dataset, Dataset]:
+def _data(source: str, task: Task, output: Output) -> Dataset:
+    """Read data and fit them to the model; say what was left out."""
+    data = match(read(source), task)
+    if data.left_out:
+        rows = count(data.left_out, "row")
+        output.say(f"{source}: {rows} left out, with no other label than {task.ignore_index}.")
+    return data
+
+
+def _validation(
+    settings: Settings, task: Task, training: Dataset, output: Output
+) -> tuple[Dataset, Dataset]:
     """Data of their own, or a share of the training data."""
     assert settings.val is not None
     try:
         share = float(settings.val)
     except ValueError:
-        return training, match(read(settings.val), task)
+        return training, _data(settings.val, task, output)
     if not 0 < share < 1:
         raise UserError(f"--val {settings.val} is no file and no share between 0 and 1.")
     if training.rows is None:
@@ -283,7 +288,7 @@ def _scheduler(settings: Settings, training: Dataset, drop_last: bool) -> Any:
 
 def _metrics(settings: Settings, plan: Plan) -> list[str | Metric]:
     name = metric_name(settings.metric, plan.loss.kind)
-    first = plan.summary.outputs[0].name == plan.output.name
+    first = plan.link is not None
     several = plan.loss.kind == "binary" and (plan.output.shape or (0, 1))[1:] not in ((1,), ())
     if name is None or (settings.metric == "auto" and (not first or several)):
         return []
@@ -292,7 +297,7 @@ def _metrics(settings: Settings, plan: Plan) -> list[str | Metric]:
             f"--metric is computed from the first output, {plan.summary.outputs[0].name!r}, and "
             f"the loss from {plan.output.name!r}: leave --metric out."
         )
-    if name == "accuracy" and settings.loss == "bce":
+    if name == "accuracy" and (settings.loss == "bce" or plan.link == "Sigmoid"):
         return [Accuracy(threshold=0.5)]
     return [name]
 

@@ -71,7 +71,10 @@ class _Listed(click.ParamType):  # type: ignore[type-arg, unused-ignore]
 @click.option("--weight-decay", type=float, help="Of the optimizer, where it has one.")
 @click.option("--momentum", type=float, help="Of sgd and rmsprop.")
 @click.option("--metric", type=_Listed(METRICS), default="auto", show_default=True)
-@click.option("--loss-output", help="Output that the loss compares; by default the first.")
+@click.option(
+    "--loss-output",
+    help="Output, or value inside the model, that the loss compares; by default the first output.",
+)
 @click.option(
     "--ignore-index",
     type=int,

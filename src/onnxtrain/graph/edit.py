@@ -33,6 +33,16 @@ def copy_node(node: ir.Node, inputs: Sequence[ir.Value | None], names: Names) ->
     )
 
 
+def become(node: ir.Node, op_type: str, *inputs: ir.Value) -> None:
+    """Make a node another operator with one output and no attributes."""
+    node.resize_outputs(1)
+    node.op_type = op_type
+    node.attributes.clear()
+    node.resize_inputs(len(inputs))
+    for index, value in enumerate(inputs):
+        node.replace_input_with(index, value)
+
+
 def replace_value(graph: ir.Graph, old: ir.Value, new: ir.Value) -> None:
     """Let every reader of `old` read `new`.
 

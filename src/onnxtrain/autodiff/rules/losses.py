@@ -12,6 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ...graph import OpBuilder, Tensor
+from ...graph.edit import become
 from ...graph.labels import are_checked
 from ..registry import gradient, gradient_multi
 from .reductions import inverse_count
@@ -93,21 +94,11 @@ def _mean_of_few(
         total = op.ReduceL1(op.Where(hit, log_prob, 0), keepdims=0)  # logarithms are ≤ 0
     log_prob.value.shape = one_hot.value.shape = scores.value.shape
     count.value.shape = ir.Shape([])
-    _become(node, "Div", total, count)
+    become(node, "Div", total.value, count.value)
     ones = op.const(np.ones((classes, classes)), scores.dtype)
     share = one_hot @ (ones * dy / op.Max(count, op.like(1, scores)))
     share.value.shape = scores.value.shape
     return (op.Exp(log_prob) - one_hot) * share
-
-
-def _become(node: ir.Node, op_type: str, *inputs: Tensor) -> None:
-    """Make a node another operator, without attributes, with one output."""
-    node.resize_outputs(1)
-    node.op_type = op_type
-    node.attributes.clear()
-    node.resize_inputs(len(inputs))
-    for index, value in enumerate(inputs):
-        node.replace_input_with(index, value.value)
 
 
 def _split_forward(
@@ -129,7 +120,7 @@ def _split_forward(
             total = _total(op, log_prob, target, reduction, ignore_index)
     log_prob.value.shape = scores.value.shape
     if not weighted and reduction != "none":
-        _become(node, "Neg", total)
+        become(node, "Neg", total.value)
     else:
         node.resize_outputs(1)
         node.op_type = "NegativeLogLikelihoodLoss"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -23,6 +24,21 @@ from .common import (
     weighted_mean,
 )
 
+TWICE = (
+    "{loss} takes scores and applies a Softmax to them itself, and {input!r} has gone through a "
+    "Softmax already: through two of them gradients are small, and training hardly moves. Use what "
+    "went into it, {scores!r}, instead ({how})."
+)
+NO_LOGARITHM = (
+    "{loss} takes logarithms of probabilities, and {input!r} holds probabilities: it comes from a "
+    "Softmax. Make that a LogSoftmax, or use CrossEntropyLoss (cross_entropy) and what went into "
+    "it, {scores!r} ({how})."
+)
+TWICE_SIGMOID = (
+    "{loss} takes scores and applies a Sigmoid to them itself, and {input!r} has gone through a "
+    "Sigmoid already. Use what went into it, {scores!r}, instead ({how}), or BCELoss (bce)."
+)
+
 
 class CrossEntropyLoss(Loss):
     """Cross entropy between scores (logits) and class labels or class probabilities.
@@ -38,6 +54,8 @@ class CrossEntropyLoss(Loss):
         class_axis: the axis of the classes, 1 as in PyTorch; -1 for scores (…, classes).
         probabilities: targets are probabilities in the shape of the scores.
     """
+
+    _unfit: ClassVar[Mapping[str, str]] = {"Softmax": TWICE}
 
     def __init__(
         self,
@@ -61,6 +79,7 @@ class CrossEntropyLoss(Loss):
     def build(self, scores_input_name: str, labels_name: str = "labels") -> str:
         """Append the loss; the labels become a graph input unless they exist."""
         emit = self._emit
+        self._look_at(emit, scores_input_name)
         rank = emit.rank(scores_input_name)
         axis = label_axis(rank, self._axis)
         if self._weight is not None:
@@ -143,6 +162,8 @@ class NLLLoss(Loss):
         class_axis: the axis of the classes.
     """
 
+    _unfit: ClassVar[Mapping[str, str]] = {"Softmax": NO_LOGARITHM}
+
     def __init__(
         self,
         weight: Any = None,
@@ -158,6 +179,7 @@ class NLLLoss(Loss):
     def build(self, loss_input_name: str, labels_name: str = "labels") -> str:
         """Append the loss; the labels become a graph input unless they exist."""
         emit, x = self._emit, loss_input_name
+        self._look_at(emit, x)
         axis = label_axis(emit.rank(x), self._axis)
         labels = target(emit, labels_name, x, dtype=INT64, drop=axis)
         chosen = Labels(emit, labels, x, axis, self._weight, self._ignore)
@@ -182,6 +204,8 @@ class BCEWithLogitsLoss(Loss):
         pos_weight: weight of the positive class, broadcast.
     """
 
+    _unfit: ClassVar[Mapping[str, str]] = {"Sigmoid": TWICE_SIGMOID}
+
     def __init__(self, weight: Any = None, reduction: str = "mean", pos_weight: Any = None) -> None:
         super().__init__(reduction)
         self._weight = check_weight(weight, "weight")
@@ -190,6 +214,7 @@ class BCEWithLogitsLoss(Loss):
     def build(self, loss_input_name: str, target_name: str = "target") -> str:
         """Append the loss; the target becomes a graph input unless it exists."""
         emit, x = self._emit, loss_input_name
+        self._look_at(emit, x)
         t = target(emit, target_name, x)
         if self._pos_weight is None:
             loss = emit.sub(emit.node("Softplus", x), emit.mul(x, t))
@@ -237,6 +262,7 @@ class KLDivLoss(Loss):
     """
 
     _allowed = (*REDUCTIONS, "batchmean")
+    _unfit: ClassVar[Mapping[str, str]] = {"Softmax": NO_LOGARITHM}
 
     def __init__(self, reduction: str = "mean", log_target: bool = False) -> None:
         super().__init__(reduction)
@@ -245,6 +271,7 @@ class KLDivLoss(Loss):
     def build(self, loss_input_name: str, target_name: str = "target") -> str:
         """Append the loss; the target becomes a graph input unless it exists."""
         emit, x = self._emit, loss_input_name
+        self._look_at(emit, x)
         t = target(emit, target_name, x)
         if self._log_target:
             loss = emit.mul(emit.node("Exp", t), emit.sub(t, x))

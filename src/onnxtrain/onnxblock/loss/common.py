@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import sys
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 import onnx
 
-from ...errors import ModelError
+from ...errors import LossInputWarning, ModelError
+from ...graph.endings import ending, producer_in_proto
 from ...graph.labels import declare
 from .._graph_utils import node_arg_exists
 from ..block import Block, BlockError
@@ -27,6 +30,8 @@ class Loss(Block):
     """
 
     _allowed: tuple[str, ...] = REDUCTIONS
+    _unfit: ClassVar[Mapping[str, str]] = {}
+    """What to say of an input that ends in a certain function; see `Ending`."""
 
     def __init__(self, reduction: str = "mean") -> None:
         super().__init__()
@@ -36,10 +41,28 @@ class Loss(Block):
             )
         self._reduction = reduction
 
+    def _look_at(self, emit: Emitter, name: str) -> None:
+        """Warn if the loss is not meant for what an input is."""
+        end = ending(name, producer_in_proto(emit.graph))
+        if end is not None and end.function in self._unfit:
+            text = self._unfit[end.function].format(
+                loss=type(self).__name__, input=end.value, scores=end.scores,
+                how=f"loss_input_names=[{end.scores!r}], --loss-output {end.scores}",
+            )  # fmt: skip
+            warnings.warn(text, LossInputWarning, stacklevel=outside_level())
+
     def _reduce(self, emit: Emitter, x: str) -> str:
         if self._reduction == "none":
             return x
         return emit.reduce("ReduceMean" if self._reduction == "mean" else "ReduceSum", x)
+
+
+def outside_level() -> int:
+    """The `stacklevel` of the first caller outside this package."""
+    package, level, frame = __name__.split(".")[0], 1, sys._getframe(1)
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith(package):
+        level, frame = level + 1, frame.f_back
+    return level
 
 
 def target(
