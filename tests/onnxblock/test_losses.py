@@ -50,6 +50,16 @@ Y, Y2 = classes(4, 6), classes(4, 5, 2, 3)
 ALL = ("mean", "sum", "none")
 
 
+MASKED = np.where(np.arange(24).reshape(6, 4) % 4 == 0, -np.inf, X).astype(np.float32)
+
+
+def margin_of_counted(x, y, reduction, **kw):
+    """PyTorch's multi-margin loss has no label to ignore: leave the rows out, and put zeros back."""
+    losses = torch.zeros(len(y))
+    losses[y >= 0] = F.multi_margin_loss(x[y >= 0], y[y >= 0], reduction="none", **kw)
+    return {"mean": losses.sum() / (y >= 0).sum(), "sum": losses.sum(), "none": losses}[reduction]
+
+
 def last_axis(x, y, **kw):
     return F.cross_entropy(x.movedim(-1, 1), y, **kw)
 
@@ -124,6 +134,26 @@ CASES = {
         L.HingeEmbeddingLoss, {"margin": 1.2}, [normal(6, 3)], {"target": signs(6, 3).astype(np.float32)},
         F.hinge_embedding_loss, {"margin": 1.2},
     ),
+    "ce usual": (L.CrossEntropyLoss, {}, [X], {"labels": ignoring(Y, -100)}, F.cross_entropy, {}),
+    "ce usual weight": (
+        L.CrossEntropyLoss, {"weight": W4}, [X], {"labels": ignoring(Y, -100)}, F.cross_entropy, {"weight": torch.tensor(W4)},
+    ),
+    "ce usual 4d": (L.CrossEntropyLoss, {}, [X2], {"labels": ignoring(Y2, -100)}, F.cross_entropy, {}),
+    "ce usual smoothing": (
+        L.CrossEntropyLoss, {"label_smoothing": 0.3, "weight": W4}, [X], {"labels": ignoring(Y, -100)},
+        F.cross_entropy, {"label_smoothing": 0.3, "weight": torch.tensor(W4)},
+    ),
+    "ce usual axis last": (L.CrossEntropyLoss, {"class_axis": -1}, [LAST], {"labels": ignoring(Y2, -100)}, last_axis, {}),
+    "ce vector": (L.CrossEntropyLoss, {}, [X[0]], {"labels": Y[:1].reshape(())}, F.cross_entropy, {}),
+    "ce none ignored": (L.CrossEntropyLoss, {"ignore_index": None}, [X], {"labels": Y}, F.cross_entropy, {}),
+    "ce masked scores": (L.CrossEntropyLoss, {}, [MASKED], {"labels": np.array([-100, 1, 2, -100, 3, 1])}, F.cross_entropy, {}),
+    "nll usual": (L.NLLLoss, {}, [log_probabilities(6, 4)], {"labels": ignoring(Y, -100)}, F.nll_loss, {}),
+    "nll masked": (
+        L.NLLLoss, {}, [F.log_softmax(torch.tensor(MASKED), 1).numpy()], {"labels": np.array([-100, 1, 2, -100, 3, 1])}, F.nll_loss, {},
+    ),
+    "multi margin ignore": (
+        L.MultiMarginLoss, {"weight": W4, "p": 2}, [X], {"labels": ignoring(Y, -100)}, margin_of_counted, {"p": 2, "weight": torch.tensor(W4)},
+    ),
     "multi margin": (L.MultiMarginLoss, {}, [X], {"labels": Y}, F.multi_margin_loss, {}),
     "multi margin 2": (
         L.MultiMarginLoss, {"p": 2, "margin": 0.6, "weight": W4}, [X], {"labels": Y},
@@ -188,6 +218,7 @@ def test_gradients_equal_torch(name, reduction):
 
 
 OLD = ["mse", "l1", "huber", "ce", "ce weight", "ce ignore", "ce smoothing ignore", "nll",
+       "ce usual", "ce usual weight", "nll usual", "multi margin ignore",
        "bce logits weights", "kl", "cosine", "hinge embedding", "multi margin", "triplet"]  # fmt: skip
 
 

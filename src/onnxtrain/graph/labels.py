@@ -167,14 +167,16 @@ class _Guard:
         self.loss.replace_input_with(1, self._without_sign(labels, kind, largest))
 
     def _without_sign(self, labels: ir.Value, kind: ir.DataType, largest: int) -> ir.Value:
-        # the smallest number of all has no other bit than its sign: it would become class 0
-        bounded = self._node("Max", kind, labels, self._number(-(largest // 2), kind))
+        # within these bounds no number becomes one that means something else: the smallest of all,
+        # which NaN turns into, has no bit but its sign and would be class 0
+        low, high = (self._number(n, kind) for n in (-(largest // 2), largest // 2))
+        bounded = self._node("Clip", kind, labels, low, high)
         if self.opset >= 18:
             return self._node("BitwiseAnd", kind, bounded, self._number(largest, kind))
         negative = self._node("Less", ir.DataType.BOOL, labels, self._number(0, kind))
         one_more = self._node("Add", kind, bounded, self._number(1, kind))
         positive = self._node("Add", kind, one_more, self._number(largest, kind))
-        return self._node("Where", kind, negative, positive, labels)
+        return self._node("Where", kind, negative, positive, bounded)
 
     def _node(
         self, op_type: str, kind: ir.DataType, *inputs: ir.Value, **attributes: Any
