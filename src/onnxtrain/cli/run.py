@@ -113,15 +113,14 @@ def train_on(
 
 
 def _trainer(folder: Path, settings: Settings, **options: Any) -> Trainer:
+    options["check_finite"] = settings.check_finite
     if not settings.resume:
-        trainer = Trainer.from_directory(
-            folder / "artifacts", learning_rate=settings.lr, check_finite=True, **options
-        )
+        trainer = Trainer.from_directory(folder / "artifacts", learning_rate=settings.lr, **options)
         trainer.state.seed = settings.seed
         return trainer
     try:
         return Trainer.from_directory(
-            folder / "artifacts", checkpoint=folder / "checkpoint", check_finite=True, **options
+            folder / "artifacts", checkpoint=folder / "checkpoint", **options
         )
     except (CheckpointError, StateError) as error:
         raise UserError(
@@ -171,16 +170,27 @@ def _fit(run: Run, output: Output, drop_last: bool) -> None:
         )
         raise click.exceptions.Exit(INTERRUPTED) from stopped
     except NonFiniteError as error:
+        trainer.save(folder / "checkpoint")  # all processes: a sharded state comes together there
         if main:
             write_history(folder, trainer.history, run.steps)
-        raise UserError(
-            f"{error} The training diverged: try a smaller --lr (it is {settings.lr:g}), "
-            "--clip-norm 1.0, or --warmup 0.1, and scale the inputs to about -1 to 1."
-        ) from error
+        raise UserError(_refused(error, run)) from error
     finally:
         bar.close()
         if events is not None:
             events.writer.close()
+
+
+def _refused(error: NonFiniteError, run: Run) -> str:
+    """What was wrong with a batch, and the ways out."""
+    cause, trainer = error.__cause__, run.trainer
+    reason = cause.reason if isinstance(cause, NonFiniteError) else error.reason
+    return (
+        f"{reason} (epoch {trainer.epoch + 1}, batch {trainer.batch}). That batch changed nothing, "
+        f"and everything before it is saved in {run.folder}. If the batch is to blame, go on "
+        f"behind it with the same command and --resume --output {run.folder}. If the training "
+        f"diverged, start again with a smaller --lr (it is {run.settings.lr:g}), --clip-norm 1.0 "
+        "or --warmup 0.1, and scale the inputs to about -1 to 1. --no-check-finite does not look."
+    )
 
 
 def _finish(run: Run) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import importlib
-import math
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..hyper import LARGEST
 from ..runtime.readfile import read_regular
 from .output import UserError
 from .recipes import IGNORED, loss_recipe
@@ -42,6 +42,7 @@ class Settings:
     ignore_index: int = IGNORED
     training_mode: str = "auto"
     recompute: str | None = None
+    check_finite: bool = True
     seed: int = 0
     output: str | None = None
     resume: bool = False
@@ -61,8 +62,8 @@ class Settings:
             ("--momentum", self.momentum or 0.0),
             ("--seed", self.seed),
         ):
-            if not (math.isfinite(value) and value >= 0):
-                raise UserError(f"{option} is {value:g}; it must not be negative.")
+            if not 0 <= value <= LARGEST:
+                raise UserError(f"{option} is {value:g}; it must be 0 or a positive number.")
         if self.ignore_index != IGNORED and loss_recipe(self.loss).kind != "class":
             raise UserError(
                 f"--ignore-index {self.ignore_index} is for losses that take class numbers; "
@@ -77,7 +78,7 @@ class Settings:
 
 
 def _positive(option: str, value: float, fix: str) -> None:
-    if not (math.isfinite(value) and value > 0):
+    if not 0 < value <= LARGEST:
         raise UserError(f"{option} is {value:g}; it must be {fix}.")
 
 

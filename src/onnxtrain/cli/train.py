@@ -34,6 +34,9 @@ Examples:
 The folder of the run (--output) gets model.onnx (trained, for inference), checkpoint, report.html,
 history.csv, history.json, steps.csv, loss.svg (and loss.png with Pillow) and artifacts/.
 Ctrl-C saves and ends with exit code 130; the same command with --resume goes on.
+A loss or a gradient that is NaN or infinite saves the state before that batch and ends with exit
+code 1; --resume goes on behind it, --no-check-finite trains on with what the batch makes of the
+weights.
 """
 
 
@@ -90,6 +93,12 @@ class _Listed(click.ParamType):  # type: ignore[type-arg, unused-ignore]
     help="BatchNormalization and Dropout: auto, as in the file (preserve), or all on (train).",
 )
 @click.option("--recompute", help="Save memory: auto, cheap, a number of segments, or names.")
+@click.option(
+    "--check-finite/--no-check-finite",
+    default=True,
+    show_default=True,
+    help="Stop before a batch whose loss or gradient is NaN or infinite changes anything.",
+)
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the rows and of Dropout.")
 @click.option("--output", type=click.Path(), help="Folder of the run; by default runs/<model>.")
 @click.option("--resume", is_flag=True, help="Go on with the run in the folder.")
