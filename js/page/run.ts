@@ -30,7 +30,9 @@ export class Run {
     readonly optimizer: Optimizer,
     private dataset: Dataset,
     private readonly progress: Progress,
-  ) {}
+  ) {
+    module.checkFinite = true;
+  }
 
   static of({ module, optimizer }: Artifacts, dataset: Dataset, progress: Progress): Run {
     if (optimizer === undefined) {

@@ -11,9 +11,17 @@ export class CheckpointError extends OnnxTrainError {}
 export class InputError extends OnnxTrainError {}
 /** A label that is neither a class nor the one to ignore. */
 export class LabelError extends InputError {}
-/** A loss that is NaN or infinite; see `Module.checkFinite`. */
+/** A loss or a gradient that is NaN or infinite; see `Module.checkFinite`. */
 export class NonFiniteError extends OnnxTrainError {}
 
 export function check(isFine: unknown, text: string, Kind = InputError): asserts isFine {
   if (!isFine) throw new Kind(text);
+}
+
+/** The error for a batch that is no good, after everything was left as it was. */
+export function notFinite(reason: string, updates = 0): NonFiniteError {
+  return new NonFiniteError(
+    `${reason}, in update ${updates + 1}. Nothing was changed, and gradients gathered for the same ` +
+      "update are dropped: go on with the next batch. Look at this one and at the learning rate.",
+  );
 }

@@ -1,6 +1,6 @@
 import type { InferenceSession } from "onnxruntime-common";
 import type { CheckpointState } from "./checkpoint.js";
-import { check, CheckpointError, InputError, ModelFileError, NonFiniteError } from "./errors.js";
+import { check, CheckpointError, InputError, ModelFileError, notFinite } from "./errors.js";
 import { refuseExternalData } from "./external.js";
 import { checkLabels, explained } from "./labels.js";
 import type { ClassLabels } from "./labels.js";
@@ -48,8 +48,14 @@ type Piece = [number, number] | string | { seed: string; float: boolean } | { va
 
 /** The models that device.json describes: put together, and run on the values of the state. */
 export class Module {
-  /** Whether a training loss that is NaN or infinite is an error. */
+  /**
+   * Whether a loss, or in `Optimizer.step` a gradient, that is NaN or infinite is an error. Nothing
+   * is changed then, gathered gradients are dropped, and the next batch may follow. On WebGPU the
+   * gradients come to the host for it.
+   */
   checkFinite = false;
+  /** With `checkFinite`: running statistics from before the batches since the last update. */
+  private readonly before = new Map<string, Value | Tensor>();
   private overwrite = true;
   private readonly sessions = new Map<string, Promise<InferenceSession>>();
   private readonly providers = (this.options.executionProviders ?? []).map((provider) =>
@@ -81,9 +87,12 @@ export class Module {
   /** One forward and backward pass; gradients are added unless `lazyResetGrad` was called. */
   trainStep(...inputs: Input[]): Promise<StepResult> {
     return this.state.exclusive(async () => {
-      const result = await this.step("train", inputs);
-      const isFine = !this.checkFinite || Number.isFinite(result.loss);
-      check(isFine, `The training loss is ${result.loss}.`, NonFiniteError);
+      const result = await this.step("train", inputs, (loss) => {
+        if (!this.checkFinite || Number.isFinite(loss)) return;
+        if (this.overwrite) this.acceptStep(); // what was given up without an update stays
+        this.discardStep();
+        throw notFinite(`The training loss is ${loss}`, this.state.optimizer?.step);
+      });
       if (!this.overwrite) await this.run("accumulate");
       for (const name of this.state.trainable) {
         this.state.replace(`grad/${name}`, this.state.values.get(`fresh/${name}`) as Tensor);
@@ -107,6 +116,19 @@ export class Module {
   /** Let the next training step overwrite the gradients; until then they stay readable. */
   lazyResetGrad(): void {
     this.overwrite = true;
+  }
+
+  /** Drop the batches since the last update, and, with `checkFinite`, what they did to statistics. */
+  discardStep(): void {
+    for (const [key, value] of this.before) this.state.replace(key, value);
+    this.before.clear();
+    this.overwrite = true;
+  }
+
+  /** The batches so far count: the optimizer has made its update. */
+  acceptStep(): void {
+    for (const value of this.before.values()) if ("dispose" in value) value.dispose();
+    this.before.clear();
   }
 
   /** What `trainStep` takes, or `predict`: the inputs that the original outputs depend on. */
@@ -159,24 +181,50 @@ export class Module {
 
   /** Run a model: what it needs of the state is fed, what it changes there is kept. */
   async run(name: string, given: Tensors = {}): Promise<Tensors> {
-    const { feeds, updates } = this.model(name);
+    const results = await this.compute(name, given);
+    this.keep(name, results);
+    return results;
+  }
+
+  /** Run a model on what it needs of the state; `keep`, or `drop`, is for what it would change. */
+  async compute(name: string, given: Tensors): Promise<Tensors> {
+    const { feeds } = this.model(name);
     const all: Record<string, Tensor> = { ...given };
     for (const [input, key] of Object.entries(feeds)) {
       all[input] = await this.upload(this.state.values.get(key) as Value);
       this.state.replace(key, all[input]);
     }
-    const results = (await (await this.session(name)).run(all)) as Tensors;
-    for (const [output, key] of Object.entries(updates)) {
+    return (await (await this.session(name)).run(all)) as Tensors;
+  }
+
+  /** Let what a model has computed be the state. */
+  keep(name: string, results: Tensors): void {
+    if (name === "train" && this.overwrite) this.acceptStep();
+    for (const [output, key] of Object.entries(this.model(name).updates)) {
+      const old = this.state.values.get(key);
+      const isStatistic = name === "train" && this.checkFinite && key.startsWith("param/");
+      if (isStatistic && old !== undefined && !this.before.has(key)) {
+        this.before.set(key, old);
+        this.state.values.delete(key); // `replace` would free it
+      }
       this.state.replace(key, results[output] as Tensor);
     }
-    return results;
+  }
+
+  /** Free what a model has computed and nobody shall see. */
+  drop(name: string, results: Tensors): void {
+    for (const output of Object.keys(this.model(name).updates)) results[output]?.dispose();
   }
 
   tensor(type: string, data: Data, dims: readonly number[]): Tensor {
     return new this.ort.Tensor(type as never, data as never, dims) as Tensor;
   }
 
-  private async step(model: string, given: readonly Input[]): Promise<StepResult> {
+  private async step(
+    model: string,
+    given: readonly Input[],
+    inspect = (_loss: number): void => undefined,
+  ): Promise<StepResult> {
     const { inputs, outputs: wanted, random, labels = [] } = this.model(model);
     const names = inputs.map(({ name }) => name).join(", ");
     const counts = `${inputs.length} inputs are needed (${names}), ${given.length} were given.`;
@@ -195,12 +243,19 @@ export class Module {
     const { seed, counter } = this.state.random;
     // BigInt64Array keeps the lowest 64 bits of a seed, as Python does
     if (random) tensors[random] = this.tensor("int64", BigInt64Array.of(seed, counter), [2]);
-    const results = await this.run(model, tensors).catch((error: Error) => {
+    const results = await this.compute(model, tensors).catch((error: Error) => {
       throw explained(error, labels, tensors);
     });
     if (random) this.state.random.counter += 1n;
     const outputs = wanted.map((name) => results[name] as Tensor);
     const [loss] = (await outputs[0]?.getData()) as Data;
+    try {
+      inspect(Number(loss));
+    } catch (error) {
+      this.drop(model, results);
+      throw error;
+    }
+    this.keep(model, results);
     return { loss: Number(loss), outputs };
   }
 

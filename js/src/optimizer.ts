@@ -1,13 +1,18 @@
 /** Optimizer: update the parameters from the gradients; and schedules of its learning rate. */
 import type { OptimizerState } from "./checkpoint.js";
-import { check, CheckpointError, ModelFileError } from "./errors.js";
+import { check, CheckpointError, ModelFileError, notFinite } from "./errors.js";
 import type { Module } from "./module.js";
-import { sizeOf, type Tensor } from "./ort.js";
+import { sizeOf, type Data, type Tensor, type Tensors, type Value } from "./ort.js";
+
+const LARGEST = 3.4028234663852886e38;
+/** Gradients, or a rate, beyond which an update might overflow: it squares and adds them up. */
+const HUGE = 1e15;
+const isRate = (rate: unknown): boolean =>
+  typeof rate === "number" && rate >= 0 && rate <= LARGEST;
 
 /** Applies the artifacts' optimizer to the parameters of a `Module`. */
 export class Optimizer {
-  /** Limit of the global gradient norm, by default the optimizer's own. */
-  clipNorm = this.module.facts.optimizer?.clip_norm;
+  private limit = this.module.facts.optimizer?.clip_norm;
   readonly name: string;
   private readonly memory: OptimizerState;
 
@@ -24,6 +29,7 @@ export class Optimizer {
     const need = (isFine: boolean, has: string): void =>
       check(isFine, `The checkpoint has ${has}, which ${misfit}`, CheckpointError);
     need(!old?.name || old.name === name, `the state of ${old?.name}`);
+    need(!old || isRate(old.learning_rate), `the learning rate ${old?.learning_rate}`);
     for (const [key, dims] of Object.entries(moments)) {
       const found = reset ? undefined : state.values.get(key);
       need(!found || `${found.dims}` === `${dims}`, `"${key}" as [${found?.dims}]`);
@@ -46,19 +52,62 @@ export class Optimizer {
       const { trainable, values } = module.state;
       check(values.has(`grad/${trainable[0]}`), "No gradients: call trainStep first.");
       const float = (x: number): Tensor => module.tensor("float32", Float32Array.of(x), [1]);
-      await module.run(module.isGpu ? "update_float32" : "update", {
+      const largest = module.checkFinite ? await this.largestGradient() : 0;
+      const model = module.isGpu ? "update_float32" : "update";
+      const results = await module.compute(model, {
         learning_rate: float(memory.learning_rate),
         step: module.tensor("int64", BigInt64Array.of(BigInt(memory.step + 1)), [1]),
         scale: float(scale),
         // as good as no limit, and finite: a GPU need not know infinity
-        clip_norm: float(this.clipNorm ?? 1e30),
+        clip_norm: float(Math.min(this.limit ?? LARGEST, LARGEST)),
       });
+      if (Math.max(largest * scale, memory.learning_rate) > HUGE && module.checkFinite) {
+        await this.checkUpdate(model, results);
+      }
+      module.keep(model, results);
+      module.acceptStep();
       memory.step += 1;
     });
   }
 
+  /** The size of the largest gradient; one that is NaN or infinite is an error. */
+  private async largestGradient(): Promise<number> {
+    const { state } = this.module;
+    let largest = 0;
+    for (const name of state.trainable) {
+      const size = await largestOf(state.values.get(`grad/${name}`) as Value | Tensor);
+      if (!Number.isFinite(size)) {
+        this.module.discardStep();
+        throw notFinite(`The gradient of "${name}" is NaN or infinite`, this.memory.step);
+      }
+      largest = Math.max(largest, size);
+    }
+    return largest;
+  }
+
+  /** Raise if what an update gives is not finite. */
+  private async checkUpdate(model: string, results: Tensors): Promise<void> {
+    for (const [name, value] of Object.entries(results)) {
+      if (Number.isFinite(await largestOf(value))) continue;
+      this.module.drop(model, results);
+      this.module.discardStep();
+      throw notFinite(`What the update makes of "${name}" is NaN or infinite`, this.memory.step);
+    }
+  }
+
+  /** Limit of the global gradient norm, by default the optimizer's own; Infinity is none. */
+  get clipNorm(): number | null | undefined {
+    return this.limit;
+  }
+
+  set clipNorm(limit: number | null | undefined) {
+    const isFine = limit === null || limit === undefined || limit > 0;
+    check(isFine, `clipNorm must be a positive number, or Infinity for no limit, not ${limit}.`);
+    this.limit = limit;
+  }
+
   setLearningRate(rate: number): void {
-    check(Number.isFinite(rate), `The learning rate must be a finite number, not ${rate}.`);
+    check(isRate(rate), `The learning rate must be 0 or a positive finite number, not ${rate}.`);
     this.memory.learning_rate = rate;
   }
 
@@ -70,6 +119,14 @@ export class Optimizer {
   get stepCount(): number {
     return this.memory.step;
   }
+}
+
+/** The size of the largest number; NaN if one is. */
+async function largestOf(value: Value | Tensor): Promise<number> {
+  const data = "getData" in value ? ((await value.getData()) as Data) : value.data;
+  let largest = 0;
+  for (let i = 0; i < data.length; i++) largest = Math.max(largest, Math.abs(Number(data[i])));
+  return largest;
 }
 
 /**

@@ -200,3 +200,14 @@ def test_update_that_would_overflow(folders, update, name):
     with pytest.raises(NonFiniteError, match="What update 2 would make of"):
         optimizer.step()
     models.assert_same(models.everything(state), before)
+
+
+def test_batches_that_were_given_up_keep_their_statistics(folders):
+    """Gradients dropped by lazy_reset_grad: their batch still counts for running statistics."""
+    state, module, _ = parts(folders("adamw"))
+    module(*GOOD[0])
+    module.lazy_reset_grad()
+    before = models.everything(state)
+    with pytest.raises(NonFiniteError):
+        module(*models.nan_input())
+    models.assert_same(models.everything(state), before)

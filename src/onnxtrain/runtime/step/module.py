@@ -286,6 +286,8 @@ class Module(OneProcess):
             return
         if self._train.user.nothing_counts(values):
             return  # the mean of no labels is no number, and no mistake
+        if self._overwrite:  # batches before this one were given up without an update, and stay
+            self._train.updated()
         self.discard_step()
         memory = self._state._optimizer
         where = f", in update {memory.step + 1}" if memory is not None else ""
@@ -498,7 +500,7 @@ class _Train(Spinner):
         self.can_restore = False
 
     def updated(self) -> None:
-        """The optimizer has made its update: the states of before will not come back."""
+        """The batches so far count: the states of before them will not come back."""
         self.can_restore = False
 
     def again(self, values: Sequence[Any]) -> list[Array] | None:

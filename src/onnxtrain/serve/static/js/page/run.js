@@ -12,6 +12,7 @@ export class Run {
         this.position = 0;
         this.epoch = 0;
         this.order = [];
+        module.checkFinite = true;
     }
     static of({ module, optimizer }, dataset, progress) {
         if (optimizer === undefined) {

@@ -1,4 +1,4 @@
-import { check, CheckpointError, InputError, ModelFileError, NonFiniteError } from "./errors.js";
+import { check, CheckpointError, InputError, ModelFileError, notFinite } from "./errors.js";
 import { refuseExternalData } from "./external.js";
 import { checkLabels, explained } from "./labels.js";
 import { hostValue, joined, sizeOf } from "./ort.js";
@@ -10,8 +10,14 @@ export class Module {
         this.state = state;
         this.ort = ort;
         this.options = options;
-        /** Whether a training loss that is NaN or infinite is an error. */
+        /**
+         * Whether a loss, or in `Optimizer.step` a gradient, that is NaN or infinite is an error. Nothing
+         * is changed then, gathered gradients are dropped, and the next batch may follow. On WebGPU the
+         * gradients come to the host for it.
+         */
         this.checkFinite = false;
+        /** With `checkFinite`: running statistics from before the batches since the last update. */
+        this.before = new Map();
         this.overwrite = true;
         this.sessions = new Map();
         this.providers = (this.options.executionProviders ?? []).map((provider) => typeof provider === "string" ? { name: provider } : provider);
@@ -32,9 +38,14 @@ export class Module {
     /** One forward and backward pass; gradients are added unless `lazyResetGrad` was called. */
     trainStep(...inputs) {
         return this.state.exclusive(async () => {
-            const result = await this.step("train", inputs);
-            const isFine = !this.checkFinite || Number.isFinite(result.loss);
-            check(isFine, `The training loss is ${result.loss}.`, NonFiniteError);
+            const result = await this.step("train", inputs, (loss) => {
+                if (!this.checkFinite || Number.isFinite(loss))
+                    return;
+                if (this.overwrite)
+                    this.acceptStep(); // what was given up without an update stays
+                this.discardStep();
+                throw notFinite(`The training loss is ${loss}`, this.state.optimizer?.step);
+            });
             if (!this.overwrite)
                 await this.run("accumulate");
             for (const name of this.state.trainable) {
@@ -56,6 +67,20 @@ export class Module {
     /** Let the next training step overwrite the gradients; until then they stay readable. */
     lazyResetGrad() {
         this.overwrite = true;
+    }
+    /** Drop the batches since the last update, and, with `checkFinite`, what they did to statistics. */
+    discardStep() {
+        for (const [key, value] of this.before)
+            this.state.replace(key, value);
+        this.before.clear();
+        this.overwrite = true;
+    }
+    /** The batches so far count: the optimizer has made its update. */
+    acceptStep() {
+        for (const value of this.before.values())
+            if ("dispose" in value)
+                value.dispose();
+        this.before.clear();
     }
     /** What `trainStep` takes, or `predict`: the inputs that the original outputs depend on. */
     inputs(model = "train") {
@@ -99,22 +124,43 @@ export class Module {
     }
     /** Run a model: what it needs of the state is fed, what it changes there is kept. */
     async run(name, given = {}) {
-        const { feeds, updates } = this.model(name);
+        const results = await this.compute(name, given);
+        this.keep(name, results);
+        return results;
+    }
+    /** Run a model on what it needs of the state; `keep`, or `drop`, is for what it would change. */
+    async compute(name, given) {
+        const { feeds } = this.model(name);
         const all = { ...given };
         for (const [input, key] of Object.entries(feeds)) {
             all[input] = await this.upload(this.state.values.get(key));
             this.state.replace(key, all[input]);
         }
-        const results = (await (await this.session(name)).run(all));
-        for (const [output, key] of Object.entries(updates)) {
+        return (await (await this.session(name)).run(all));
+    }
+    /** Let what a model has computed be the state. */
+    keep(name, results) {
+        if (name === "train" && this.overwrite)
+            this.acceptStep();
+        for (const [output, key] of Object.entries(this.model(name).updates)) {
+            const old = this.state.values.get(key);
+            const isStatistic = name === "train" && this.checkFinite && key.startsWith("param/");
+            if (isStatistic && old !== undefined && !this.before.has(key)) {
+                this.before.set(key, old);
+                this.state.values.delete(key); // `replace` would free it
+            }
             this.state.replace(key, results[output]);
         }
-        return results;
+    }
+    /** Free what a model has computed and nobody shall see. */
+    drop(name, results) {
+        for (const output of Object.keys(this.model(name).updates))
+            results[output]?.dispose();
     }
     tensor(type, data, dims) {
         return new this.ort.Tensor(type, data, dims);
     }
-    async step(model, given) {
+    async step(model, given, inspect = (_loss) => undefined) {
         const { inputs, outputs: wanted, random, labels = [] } = this.model(model);
         const names = inputs.map(({ name }) => name).join(", ");
         const counts = `${inputs.length} inputs are needed (${names}), ${given.length} were given.`;
@@ -136,13 +182,21 @@ export class Module {
         // BigInt64Array keeps the lowest 64 bits of a seed, as Python does
         if (random)
             tensors[random] = this.tensor("int64", BigInt64Array.of(seed, counter), [2]);
-        const results = await this.run(model, tensors).catch((error) => {
+        const results = await this.compute(model, tensors).catch((error) => {
             throw explained(error, labels, tensors);
         });
         if (random)
             this.state.random.counter += 1n;
         const outputs = wanted.map((name) => results[name]);
         const [loss] = (await outputs[0]?.getData());
+        try {
+            inspect(Number(loss));
+        }
+        catch (error) {
+            this.drop(model, results);
+            throw error;
+        }
+        this.keep(model, results);
         return { loss: Number(loss), outputs };
     }
     parameters(trainableOnly) {

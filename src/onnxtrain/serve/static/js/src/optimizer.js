@@ -1,12 +1,15 @@
-import { check, CheckpointError, ModelFileError } from "./errors.js";
+import { check, CheckpointError, ModelFileError, notFinite } from "./errors.js";
 import { sizeOf } from "./ort.js";
+const LARGEST = 3.4028234663852886e38;
+/** Gradients, or a rate, beyond which an update might overflow: it squares and adds them up. */
+const HUGE = 1e15;
+const isRate = (rate) => typeof rate === "number" && rate >= 0 && rate <= LARGEST;
 /** Applies the artifacts' optimizer to the parameters of a `Module`. */
 export class Optimizer {
     /** @param reset - start with fresh moments even if the checkpoint has some. */
     constructor(module, reset = false) {
         this.module = module;
-        /** Limit of the global gradient norm, by default the optimizer's own. */
-        this.clipNorm = this.module.facts.optimizer?.clip_norm;
+        this.limit = this.module.facts.optimizer?.clip_norm;
         const { facts, state } = module;
         check(facts.optimizer, "The artifacts have no optimizer for JavaScript.", ModelFileError);
         const { name, moments } = facts.optimizer;
@@ -14,6 +17,7 @@ export class Optimizer {
         const misfit = `does not fit ${name}. Use the optimizer it was trained with, or reset = true.`;
         const need = (isFine, has) => check(isFine, `The checkpoint has ${has}, which ${misfit}`, CheckpointError);
         need(!old?.name || old.name === name, `the state of ${old?.name}`);
+        need(!old || isRate(old.learning_rate), `the learning rate ${old?.learning_rate}`);
         for (const [key, dims] of Object.entries(moments)) {
             const found = reset ? undefined : state.values.get(key);
             need(!found || `${found.dims}` === `${dims}`, `"${key}" as [${found?.dims}]`);
@@ -34,18 +38,58 @@ export class Optimizer {
             const { trainable, values } = module.state;
             check(values.has(`grad/${trainable[0]}`), "No gradients: call trainStep first.");
             const float = (x) => module.tensor("float32", Float32Array.of(x), [1]);
-            await module.run(module.isGpu ? "update_float32" : "update", {
+            const largest = module.checkFinite ? await this.largestGradient() : 0;
+            const model = module.isGpu ? "update_float32" : "update";
+            const results = await module.compute(model, {
                 learning_rate: float(memory.learning_rate),
                 step: module.tensor("int64", BigInt64Array.of(BigInt(memory.step + 1)), [1]),
                 scale: float(scale),
                 // as good as no limit, and finite: a GPU need not know infinity
-                clip_norm: float(this.clipNorm ?? 1e30),
+                clip_norm: float(Math.min(this.limit ?? LARGEST, LARGEST)),
             });
+            if (Math.max(largest * scale, memory.learning_rate) > HUGE && module.checkFinite) {
+                await this.checkUpdate(model, results);
+            }
+            module.keep(model, results);
+            module.acceptStep();
             memory.step += 1;
         });
     }
+    /** The size of the largest gradient; one that is NaN or infinite is an error. */
+    async largestGradient() {
+        const { state } = this.module;
+        let largest = 0;
+        for (const name of state.trainable) {
+            const size = await largestOf(state.values.get(`grad/${name}`));
+            if (!Number.isFinite(size)) {
+                this.module.discardStep();
+                throw notFinite(`The gradient of "${name}" is NaN or infinite`, this.memory.step);
+            }
+            largest = Math.max(largest, size);
+        }
+        return largest;
+    }
+    /** Raise if what an update gives is not finite. */
+    async checkUpdate(model, results) {
+        for (const [name, value] of Object.entries(results)) {
+            if (Number.isFinite(await largestOf(value)))
+                continue;
+            this.module.drop(model, results);
+            this.module.discardStep();
+            throw notFinite(`What the update makes of "${name}" is NaN or infinite`, this.memory.step);
+        }
+    }
+    /** Limit of the global gradient norm, by default the optimizer's own; Infinity is none. */
+    get clipNorm() {
+        return this.limit;
+    }
+    set clipNorm(limit) {
+        const isFine = limit === null || limit === undefined || limit > 0;
+        check(isFine, `clipNorm must be a positive number, or Infinity for no limit, not ${limit}.`);
+        this.limit = limit;
+    }
     setLearningRate(rate) {
-        check(Number.isFinite(rate), `The learning rate must be a finite number, not ${rate}.`);
+        check(isRate(rate), `The learning rate must be 0 or a positive finite number, not ${rate}.`);
         this.memory.learning_rate = rate;
     }
     getLearningRate() {
@@ -55,6 +99,14 @@ export class Optimizer {
     get stepCount() {
         return this.memory.step;
     }
+}
+/** The size of the largest number; NaN if one is. */
+async function largestOf(value) {
+    const data = "getData" in value ? (await value.getData()) : value.data;
+    let largest = 0;
+    for (let i = 0; i < data.length; i++)
+        largest = Math.max(largest, Math.abs(Number(data[i])));
+    return largest;
 }
 /**
  * Sets the optimizer's learning rate; `step()` comes after `optimizer.step()`. Saved as Python
