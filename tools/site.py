@@ -44,7 +44,7 @@ API = {
     "federated": "Federated training.",
     "data": "Samplers and loaders.",
     "compat": "Artifacts and scripts of onnxruntime-training.",
-    "errors": "Every error that is raised on purpose ([when, and what to do](../errors.md)).",
+    "errors": "The errors that all parts share ([when, and what to do](../errors.md)).",
 }
 """Public modules of onnxtrain, in the order of the reference; those that do not exist are left
 out."""
