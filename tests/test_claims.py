@@ -10,6 +10,7 @@ import ast
 import builtins
 import importlib
 import inspect
+import json
 import pkgutil
 import re
 from pathlib import Path
@@ -163,3 +164,16 @@ def test_front_ends_are_not_imported_by_the_stages() -> None:
     stages = ["graph", "normalize", "autodiff", "passes", "optim", "compile", "artifacts"]
     for package in [*stages, "runtime", "api", "onnxblock"]:
         assert not ALLOWED[package] & front, package
+
+
+def test_the_version_is_written_once() -> None:
+    """In Python; JavaScript's and the changelog's are the same, or a release is half made."""
+    project = (ROOT / "pyproject.toml").read_text()
+    assert 'dynamic = ["version"]' in project
+    assert 'path = "src/onnxtrain/__init__.py"' in project
+    assert not re.search(r"^version = ", project, re.MULTILINE)
+    package = json.loads((ROOT / "js" / "package.json").read_text())
+    assert package["version"] == onnxtrain.__version__
+    newest = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert newest is not None
+    assert newest[1].startswith(onnxtrain.__version__)

@@ -25,17 +25,20 @@ MODULES = (
 def render() -> str:
     """The whole snapshot."""
     package = griffe.load("onnxtrain", search_paths=[ROOT / "src"], resolve_aliases=True)
+    members = {m: sorted(public(module_of(package, m)), key=lambda pair: pair[0]) for m in MODULES}
+    listed = {v.canonical_path for pairs in members.values() for _, v in pairs if v is not None}
     written: dict[str, str] = {}
-    parts = [section(package, module, written) for module in MODULES]
+    parts = [section(module, pairs, listed, written) for module, pairs in members.items()]
     return "\n\n".join("\n".join(lines) for lines in parts) + "\n"
 
 
-def section(package: Any, module: str, written: dict[str, str]) -> list[str]:
+def section(
+    module: str, members: list[tuple[str, Any]], listed: set[str], written: dict[str, str]
+) -> list[str]:
     """One module: its names in order, each written in full where it comes up first."""
     title = f"onnxtrain.{module}".rstrip(".")
-    source = module_of(package, module)
     lines = [f"# {title}"]
-    for name, member in sorted(public(source), key=lambda pair: pair[0]):
+    for name, member in members:
         if member is None:
             lines.append(f"{name} (of another package)")
         elif member.kind is griffe.Kind.MODULE:
@@ -44,7 +47,7 @@ def section(package: Any, module: str, written: dict[str, str]) -> list[str]:
             lines.append(f"{name} = {written[member.canonical_path]}.{name}")
         else:
             written[member.canonical_path] = title
-            lines.extend(described(name, member))
+            lines.extend(described(name, member, listed))
     return lines
 
 
@@ -86,22 +89,25 @@ def resolved(member: Any) -> Any:
         return None
 
 
-def described(name: str, member: Any) -> Iterator[str]:
+def described(name: str, member: Any, listed: set[str]) -> Iterator[str]:
     """Lines for one name."""
     if member.kind is griffe.Kind.CLASS:
         yield f"class {name}({parameters(member.parameters)})"
-        bases = [str(base) for base in member.bases]
+        hidden = [base for base in member.mro() if base.canonical_path not in listed]
+        names = {base.name for base in hidden}
+        bases = [str(base) for base in member.bases if str(base) not in names]
+        if len(bases) < len(member.bases):  # behind a hidden base there may be one that is public
+            bases += [b.name for b in member.mro() if b.canonical_path in listed][:1]
         if bases:
             yield f"    bases: {', '.join(bases)}"
-        for inner, value in sorted(class_members(member).items()):
+        for inner, value in sorted(class_members(member, hidden).items()):
             yield f"    {one_line(inner, value)}"
     else:
         yield one_line(name, member)
 
 
-def class_members(cls: Any) -> dict[str, Any]:
-    """Public members: its own, and those that it has from private bases."""
-    hidden = [base for base in cls.mro() if base.name.startswith("_")]
+def class_members(cls: Any, hidden: list[Any]) -> dict[str, Any]:
+    """Public members: its own, and those that it has from bases that are not public."""
     members: dict[str, Any] = {}
     for owner in (cls, *hidden):
         for name, member in owner.members.items():
