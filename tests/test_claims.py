@@ -134,6 +134,44 @@ def test_files_that_are_named_exist(page: Path) -> None:
         assert any(p.exists() for p in places), f"{page.name} names {name}"
 
 
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+
+
+def test_pages_name_files_that_exist() -> None:
+    """Paths with a folder, in backticks: of the repository, of the package or of an example."""
+    named = 0
+    for page in PAGES:
+        for name in re.findall(r"`([\w-]+(?:/[\w-]+)+\.\w+)`", page.read_text()):
+            if name.endswith((".py", ".md", ".ts", ".mjs", ".toml", ".yml")):
+                named += 1
+                places = [ROOT / name, *SRC.rglob(name), *ROOT.glob(f"examples/*/{name}")]
+                assert any(p.exists() for p in places), f"{page.name} names {name}"
+    assert named > 60
+
+
+def resolves(name: str) -> bool:
+    """Whether ``onnxtrain.a.b`` is a module, or something in one."""
+    parts = name.split(".")
+    for end in range(len(parts), 0, -1):
+        try:
+            found = importlib.import_module(".".join(parts[:end]))
+        except ImportError:
+            continue
+        for part in parts[end:]:
+            found = getattr(found, part, None)
+        return found is not None
+    return False
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_pages_name_modules_that_exist(page: Path) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("sklearn")
+    pytest.importorskip("flwr")
+    for name in sorted(set(re.findall(r"`(onnxtrain(?:\.\w+)+)", page.read_text()))):
+        assert resolves(name), f"{page.name} names {name}"
+
+
 def test_passes_say_what_they_gain() -> None:
     """Each is in a list once, has a name and a line; the lists are what compile.py runs."""
     steps = [*passes.BEFORE, *passes.AFTER]
