@@ -38,7 +38,6 @@ API = {
     "extend": "Gradients for your own operators ([guide](../guides/custom_gradients.md)).",
     "torch": "PyTorch modules, trained in stock onnxruntime ([guide](../guides/pytorch.md)).",
     "torch.optim": "Optimizer settings of `ORTTrainer`.",
-    "torch.amp": "Loss scaling of `ORTTrainer`.",
     "sklearn": "Estimators, and the classes of onnxcustom ([guide](../guides/sklearn.md)).",
     "distributed": "Training with several processes.",
     "federated": "Federated training.",
@@ -126,6 +125,21 @@ def source_of(module: str) -> Path | None:
     for path in (folder / "__init__.py", folder.with_suffix(".py")):
         if path.is_file():
             return path
+    return moved_module(module)
+
+
+def moved_module(module: str) -> Path | None:
+    """The file of a module that its package imports from elsewhere (``torch.optim``)."""
+    package, _, name = module.rpartition(".")
+    source = source_of(package) if package else None
+    if source is None:
+        return None
+    for node in ast.parse(source.read_text(encoding="utf-8")).body:
+        names = [a.name for a in node.names] if isinstance(node, ast.ImportFrom) else []
+        if isinstance(node, ast.ImportFrom) and node.level and name in names:
+            folder = source.parents[node.level - 1].joinpath(*(node.module or "").split("."), name)
+            files = (folder / "__init__.py", folder.with_suffix(".py"))
+            return next((f for f in files if f.is_file()), None)
     return None
 
 
@@ -165,8 +179,10 @@ def public_names(module: str, source: Path) -> list[str]:
     full = f"onnxtrain.{module}".rstrip(".")
     tree = ast.parse(source.read_text(encoding="utf-8"))
     if not module:
-        lazy = lazy_names(source).items()
-        return [f"onnxtrain.{home}.{n}" for n, home in lazy if home and home not in API]
+        homes = {n: home for n, home in lazy_names(source).items() if home and home not in API}
+        files = {n: source_of(home) for n, home in homes.items()}
+        own = [n for n, file in files.items() if file is not None and is_own(file, n)]
+        return [f"onnxtrain.{homes[n]}.{n}" for n in own]
     exported = [
         public_path(full, node.module, alias.name, source)
         for node in tree.body
