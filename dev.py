@@ -1,5 +1,14 @@
 #!/usr/bin/env python3
-"""All a fresh clone needs, with nothing but Python >= 3.10: ``python3 dev.py demo|test|bench``.
+"""All a fresh clone needs, with nothing but Python >= 3.10.
+
+    python3 dev.py demo                 train a small digits classifier end to end
+    python3 dev.py test                 ruff, mypy --strict and all tests (arguments go to pytest)
+    python3 dev.py test --fast          the same with the fast tests: some of every part
+    python3 dev.py test --coverage      the same with a table of what the tests execute
+    python3 dev.py api                  write tests/api/snapshot.txt again
+    python3 dev.py docs                 write the generated pages again
+    python3 dev.py bench                measure against the peers
+    python3 dev.py python -m ruff ...   any program of the environment (pre-commit uses it)
 
 Sets up ``.venv`` beside this file the first time (and again when pyproject.toml or the
 requirements change), then runs the command in it. The benchmark has environments of its own, see
@@ -17,12 +26,23 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
 VENV = ROOT / ".venv"
+FAST = (
+    "tests/api", "tests/artifacts/test_generate.py", "tests/cli/test_commands.py",
+    "tests/compat/ort/test_session.py", "tests/graph", "tests/normalize", "tests/onnxblock",
+    "tests/optim", "tests/passes", "tests/rules/test_rules.py", "tests/runtime",
+    "tests/sklearn/test_learning.py", "tests/test_claims.py", "tests/test_differentiate.py",
+    "tests/test_doctests.py", "tests/test_front_door.py", "tests/test_layers.py",
+    "tests/torch/test_ortmodule.py",
+)  # fmt: skip
+"""What ``test --fast`` runs, without tests marked slow."""
 PYTHON = VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 
 
 def main() -> int:
     """Run one command; the exit code is the first one that is not zero."""
-    commands = {"demo": demo, "test": test, "docs": docs, "bench": bench}
+    commands = {
+        "demo": demo, "test": test, "api": api, "docs": docs, "bench": bench, "python": python,
+    }  # fmt: skip
     if len(sys.argv) < 2 or sys.argv[1] not in commands:
         print(f"usage: python3 dev.py {'|'.join(commands)} [arguments]", file=sys.stderr)
         return 2
@@ -39,13 +59,18 @@ def demo(arguments: list[str]) -> int:
 
 
 def test(arguments: list[str]) -> int:
-    """Lint, types and all tests (arguments go to pytest)."""
-    set_up("test", ["-r", "requirements-test.txt"])
+    """Lint, types and tests."""
+    set_up_tests()
+    chosen = [a for a in arguments if a not in {"--fast", "--coverage"}]
+    if "--fast" in arguments:
+        chosen += ["-m", "not slow", *(FAST if all(a.startswith("-") for a in chosen) else ())]
+    if "--coverage" in arguments:
+        chosen += ["--cov", "--cov-report", "term:skip-covered", "--cov-report", "html"]
     steps = [
         ("-m", "ruff", "format", "--check", "."),
         ("-m", "ruff", "check", "."),
         ("-m", "mypy"),
-        ("-m", "pytest", "-n", "2", "--dist", "worksteal", *arguments),
+        ("-m", "pytest", "-n", "2", "--dist", "worksteal", *chosen),
     ]
     for step in steps:
         print("+ python", " ".join(step), flush=True)
@@ -55,10 +80,22 @@ def test(arguments: list[str]) -> int:
     return 0
 
 
+def api(arguments: list[str]) -> int:
+    """Write the snapshot of the public names and signatures again."""
+    set_up_tests()
+    return run("tools/api_snapshot.py", *arguments)
+
+
 def docs(arguments: list[str]) -> int:
     """Write the generated pages again."""
-    set_up("test", ["-r", "requirements-test.txt"])
+    set_up_tests()
     return run("tools/gen_ops.py", *arguments)
+
+
+def python(arguments: list[str]) -> int:
+    """Run a program of the environment that the tests have."""
+    set_up_tests()
+    return run(*arguments)
 
 
 def bench(arguments: list[str]) -> int:
@@ -69,6 +106,11 @@ def bench(arguments: list[str]) -> int:
 def run(*arguments: str) -> int:
     """Run Python of the environment."""
     return subprocess.call([str(PYTHON), *arguments], cwd=ROOT)
+
+
+def set_up_tests() -> None:
+    """The environment of the tests."""
+    set_up("test", ["-r", "requirements-test.txt"])
 
 
 def set_up(name: str, requirements: list[str]) -> None:

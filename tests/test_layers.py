@@ -18,7 +18,10 @@ OFFLINE = {*COMPILER, "onnxblock", "artifacts", "check", "summary"}
 DEVICE = {"errors", "runtime", "api"}
 
 ALLOWED = {
-    "__init__": {"compile", "check", "compat.ort"},
+    "__init__": {
+        "api", "artifacts", "check", "compile", "errors", "extend", "losses", "onnxblock", "optim",
+        "schedulers", "summary", "training",
+    },
     "__main__": {"cli"},
     "errors": set(),
     "hyper": {"errors"},
@@ -33,6 +36,8 @@ ALLOWED = {
     "summary": COMPILER,
     "runtime": {"errors", "compat.ort", "distributed"},
     "api": {"errors", "runtime"},
+    "schedulers": {"runtime"},
+    "losses": {"onnxblock"},
     "onnxblock": {*COMPILER, "runtime"},
     "artifacts": {*COMPILER, "onnxblock", "runtime"},
     "data": set(),
@@ -53,11 +58,62 @@ ALLOWED = {
 """Package → packages of onnxtrain that it may import (its own is always allowed)."""
 
 
+ONNX = {"numpy", "onnx", "onnx_ir"}
+OUTSIDE = {
+    "__init__": set(),
+    "__main__": set(),
+    "errors": set(),
+    "graph": {*ONNX, "google"},
+    "normalize": ONNX,
+    "autodiff": {"numpy", "onnx_ir"},
+    "passes": ONNX,
+    "optim": {"numpy", "onnx_ir"},
+    "losses": ONNX,
+    "compile": ONNX,
+    "extend": set(),
+    "check": {*ONNX, "onnxruntime"},
+    "summary": ONNX,
+    "runtime": {"numpy", "onnxruntime", "flatbuffers", "numba"},  # the third comes with onnxruntime
+    "api": set(),
+    "schedulers": set(),
+    "onnxblock": ONNX,
+    "artifacts": {*ONNX, "onnxruntime"},
+    "data": {"numpy"},
+    "training": set(),
+    "compat": {"onnxruntime"},
+    "compat.ort": {*ONNX, "onnxruntime", "torch", "h5py"},
+    "compat.onnxcustom": {*ONNX, "onnxruntime", "sklearn", "PIL", "tqdm"},
+    "torch": {*ONNX, "onnxruntime", "torch"},
+    "sklearn": {*ONNX, "onnxruntime", "sklearn"},
+    "distributed": {"numpy", "mpi4py", "torch"},
+    "flower": {"numpy", "flwr"},
+    "serve": {"numpy"},
+    "cli": {
+        "numpy", "onnx", "onnxruntime", "click", "rich", "PIL", "torch", "tensorboardX", "yaml",
+        "pyarrow",
+    },
+}  # fmt: skip
+"""Package → packages from outside that it may import, optional ones included."""
+
+
 def package_of(parts: tuple[str, ...]) -> str:
     """The package that a module belongs to; compat is two of them."""
     if parts[0] == "compat" and len(parts) > 1 and parts[1] in {"ort", "onnxcustom"}:
         return ".".join(parts[:2])
     return parts[0]
+
+
+def imported_by_name(node: ast.AST) -> str:
+    """The module in ``import_module("…")``; "" for other nodes, and where a table gives the name.
+
+    Such tables are compat's, the commands' and the front door's.
+    """
+    if not isinstance(node, ast.Call) or not node.args:
+        return ""
+    called = getattr(node.func, "attr", getattr(node.func, "id", ""))
+    given = node.args[0]
+    known = called == "import_module" and isinstance(given, ast.Constant)
+    return str(given.value) if known else ""
 
 
 def imports_of(path: Path) -> set[str]:
@@ -71,11 +127,8 @@ def imports_of(path: Path) -> set[str]:
             names = [full] if node.module else [(*base, alias.name) for alias in node.names]
         elif isinstance(node, ast.Import):
             names = [tuple(alias.name.split(".")) for alias in node.names]
-        elif isinstance(node, ast.Call) and "import_module" in ast.dump(node.func):
-            given = node.args[0] if node.args else None
-            if not isinstance(given, ast.Constant):
-                continue  # names that a table gives; those tables are compat's and the front door's
-            names = [tuple(str(given.value).split("."))]
+        elif given := imported_by_name(node):
+            names = [tuple(given.split("."))]
         else:
             continue
         for name in names:
@@ -118,6 +171,35 @@ def test_graph_shares_the_files_of_the_runtime_only() -> None:
         assert used <= FILES, f"{path.name} imports {sorted(used - FILES)} of the runtime"
 
 
+def outside_imports(path: Path) -> set[str]:
+    """Packages from outside, the standard library apart, that a file imports anywhere."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            names.add(node.module or "")
+        elif given := imported_by_name(node):
+            names.add(given)
+    tops = {name.partition(".")[0] for name in names}
+    return tops - sys.stdlib_module_names - {"onnxtrain", "__future__"}
+
+
+@pytest.mark.parametrize("package", sorted(ALLOWED))
+def test_each_package_needs_only_what_the_table_says(package: str) -> None:
+    for path in files_of(package):
+        extra = outside_imports(path) - OUTSIDE[package]
+        assert not extra, f"{path.relative_to(ROOT)} imports {sorted(extra)}"
+
+
+def test_numba_is_imported_where_it_is_optional() -> None:
+    """The device half runs without it: one module, imported inside functions."""
+    users = [p for p in files_of("runtime") if "numba" in outside_imports(p)]
+    assert [p.name for p in users] == ["kernels.py"]
+    at_the_top = [ast.dump(node) for node in ast.parse(users[0].read_text()).body]
+    assert not any("numba" in node for node in at_the_top if node.startswith("Import"))
+
+
 RECURRENT = {"recurrent.py", "recurrent_layer.py", "lstm.py", "gate_rows.py"}
 SUBGRAPH_RULES = {"control_flow.py", "loop.py", "scan.py", "sequence.py", *RECURRENT}
 """Rules of operators with bodies build graphs, not formulas."""
@@ -151,7 +233,9 @@ def test_one_spine() -> None:
         assert not names & SPINE, f"{'/'.join(parts)} wires {sorted(names & SPINE)} itself"
 
 
-@pytest.mark.parametrize("module", ["onnxtrain", "onnxtrain.errors", "onnxtrain.api"])
+@pytest.mark.parametrize(
+    "module", ["onnxtrain", "onnxtrain.errors", "onnxtrain.api", "onnxtrain.schedulers"]
+)
 def test_light_imports(module: str) -> None:
     heavy = "{'onnx', 'onnx_ir', 'torch', 'sklearn'}"
     code = f"import sys, {module}; print(sorted({heavy} & set(sys.modules)))"

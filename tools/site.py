@@ -19,28 +19,31 @@ from mkdocs.structure.files import File
 ROOT = Path(__file__).resolve().parents[1]
 REPOSITORY = "https://github.com/onnxtrain/onnxtrain/blob/main"
 API = {
-    "": "Gradients, and the two training APIs. Each name is imported when it is first used.",
+    "": "The front door: `import onnxtrain` gives all of these. Each name is imported when it is "
+    "first used.",
     "artifacts": "Offline: from a forward model to the files that a device needs "
     "([guide](../guides/artifacts.md)).",
     "api": "On the device: numpy and onnxruntime are enough "
     "([guide](../guides/device_training.md)).",
+    "losses": "Losses; each goes into `generate_artifacts(loss=…)` "
+    "([guide](../guides/custom_losses.md)).",
     "onnxblock": "Blocks that are stacked onto a model ([guide](../guides/custom_losses.md)).",
     "onnxblock.blocks": "The elementary blocks.",
     "onnxblock.loss": "Loss blocks, with the names and numbers of PyTorch's losses.",
     "onnxblock.optim": "Optimizer blocks under the predecessor's names; "
     "[`onnxtrain.optim`](optim.md) has the formulas.",
     "optim": "Optimizers as chains of small transforms; each goes into "
-    "`generate_artifacts(optimizer=…)`.",
+    "`generate_artifacts(optimizer=…)` ([defaults compared](../guides/optimizers.md)).",
+    "schedulers": "Learning-rate schedules, with the names and numbers of PyTorch's.",
     "extend": "Gradients for your own operators ([guide](../guides/custom_gradients.md)).",
     "torch": "PyTorch modules, trained in stock onnxruntime ([guide](../guides/pytorch.md)).",
     "torch.optim": "Optimizer settings of `ORTTrainer`.",
-    "torch.amp": "Loss scaling of `ORTTrainer`.",
     "sklearn": "Estimators, and the classes of onnxcustom ([guide](../guides/sklearn.md)).",
     "distributed": "Training with several processes.",
     "federated": "Federated training.",
     "data": "Samplers and loaders.",
     "compat": "Artifacts and scripts of onnxruntime-training.",
-    "errors": "Every error that is raised on purpose ([when, and what to do](../errors.md)).",
+    "errors": "The errors that all parts share ([when, and what to do](../errors.md)).",
 }
 """Public modules of onnxtrain, in the order of the reference; those that do not exist are left
 out."""
@@ -122,6 +125,21 @@ def source_of(module: str) -> Path | None:
     for path in (folder / "__init__.py", folder.with_suffix(".py")):
         if path.is_file():
             return path
+    return moved_module(module)
+
+
+def moved_module(module: str) -> Path | None:
+    """The file of a module that its package imports from elsewhere (``torch.optim``)."""
+    package, _, name = module.rpartition(".")
+    source = source_of(package) if package else None
+    if source is None:
+        return None
+    for node in ast.parse(source.read_text(encoding="utf-8")).body:
+        names = [a.name for a in node.names] if isinstance(node, ast.ImportFrom) else []
+        if isinstance(node, ast.ImportFrom) and node.level and name in names:
+            folder = source.parents[node.level - 1].joinpath(*(node.module or "").split("."), name)
+            files = (folder / "__init__.py", folder.with_suffix(".py"))
+            return next((f for f in files if f.is_file()), None)
     return None
 
 
@@ -129,7 +147,31 @@ def api_page(module: str, source: Path) -> str:
     """Title, one sentence, and an entry per public name."""
     full = f"onnxtrain.{module}".rstrip(".")
     entries = [f"::: {target}" for target in public_names(module, source)]
-    return "\n\n".join([f"# {full}", API[module], *entries]) + "\n"
+    listed = [] if module else [front_door(source)]
+    return "\n\n".join([f"# {full}", API[module], *listed, *entries]) + "\n"
+
+
+def front_door(source: Path) -> str:
+    """A list of what the package itself offers and another page describes."""
+    rows = [
+        f"- [`onnxtrain.{name}`]({page_name(home or name)})"
+        for name, home in lazy_names(source).items()
+        if (home or name) in API
+    ]
+    return "\n".join(rows)
+
+
+def lazy_names(source: Path) -> dict[str, str]:
+    """What a type checker sees of the package: names and the modules that they are in."""
+    tree = ast.parse(source.read_text(encoding="utf-8"))
+    blocks = [node.body for node in tree.body if isinstance(node, ast.If)]
+    return {
+        alias.name: node.module or ""
+        for block in blocks
+        for node in block
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
 
 
 def public_names(module: str, source: Path) -> list[str]:
@@ -137,10 +179,10 @@ def public_names(module: str, source: Path) -> list[str]:
     full = f"onnxtrain.{module}".rstrip(".")
     tree = ast.parse(source.read_text(encoding="utf-8"))
     if not module:
-        import onnxtrain
-
-        lazy = {n: (w, source_of(w)) for n, w in onnxtrain._LAZY.items()}
-        return [f"onnxtrain.{w}.{n}" for n, (w, file) in lazy.items() if file and is_own(file, n)]
+        homes = {n: home for n, home in lazy_names(source).items() if home and home not in API}
+        files = {n: source_of(home) for n, home in homes.items()}
+        own = [n for n, file in files.items() if file is not None and is_own(file, n)]
+        return [f"onnxtrain.{homes[n]}.{n}" for n in own]
     exported = [
         public_path(full, node.module, alias.name, source)
         for node in tree.body

@@ -1,10 +1,68 @@
-"""onnxtrain: train any ONNX model on stock onnxruntime."""
+"""onnxtrain: train any ONNX model on stock onnxruntime.
+
+The names to begin with are here:
+
+    differentiate, check_gradient, summarize      a model and its gradient
+    losses, optim, generate_artifacts             from a model to the files of a training
+    Module, Optimizer, CheckpointState            one step at a time, on any device
+    Trainer, schedulers                           the loop on top of them
+
+Each is imported when it is first used, so that a device that only trains needs numpy and
+onnxruntime alone.
+"""
+
+from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
 
-_LAZY = {
+if TYPE_CHECKING:
+    from . import api as api
+    from . import artifacts as artifacts
+    from . import errors as errors
+    from . import extend as extend
+    from . import losses as losses
+    from . import onnxblock as onnxblock
+    from . import optim as optim
+    from . import schedulers as schedulers
+    from .api import CheckpointState as CheckpointState
+    from .api import Module as Module
+    from .api import Optimizer as Optimizer
+    from .api import Trainer as Trainer
+    from .artifacts import generate_artifacts as generate_artifacts
+    from .check import check_gradient as check_gradient
+    from .compile import differentiate as differentiate
+    from .summary import summarize as summarize
+    from .training import GradientGraphBuilder as GradientGraphBuilder
+    from .training import GraphInfo as GraphInfo
+    from .training import OrtModuleGraphBuilder as OrtModuleGraphBuilder
+    from .training import OrtModuleGraphBuilderConfiguration as OrtModuleGraphBuilderConfiguration
+    from .training import OrtValueCache as OrtValueCache
+    from .training import OrtValueVector as OrtValueVector
+    from .training import PartialGraphExecutionState as PartialGraphExecutionState
+    from .training import PropagateCastOpsConfiguration as PropagateCastOpsConfiguration
+    from .training import PropagateCastOpsStrategy as PropagateCastOpsStrategy
+    from .training import Severity as Severity
+    from .training import TrainingAgent as TrainingAgent
+    from .training import (
+        TrainingGraphTransformerConfiguration as TrainingGraphTransformerConfiguration,
+    )
+    from .training import TrainingParameters as TrainingParameters
+    from .training import TrainingSession as TrainingSession
+
+__all__ = [
+    "CheckpointState", "Module", "Optimizer", "Trainer", "__version__", "check_gradient",
+    "differentiate", "generate_artifacts", "losses", "optim", "schedulers", "summarize",
+]  # fmt: skip
+
+_MODULES = (
+    "api", "artifacts", "errors", "extend", "losses", "onnxblock", "optim", "schedulers",
+)  # fmt: skip
+_HOMES = {
     "check_gradient": "check",
     "differentiate": "compile",
+    "generate_artifacts": "artifacts",
+    "summarize": "summary",
+    **dict.fromkeys(("CheckpointState", "Module", "Optimizer", "Trainer"), "api"),
     **dict.fromkeys(
         (
             "GradientGraphBuilder",
@@ -22,15 +80,26 @@ _LAZY = {
             "TrainingParameters",
             "TrainingSession",
         ),
-        "training",
+        "training",  # the predecessor's names, where they were
     ),
 }
 
 
-def __getattr__(name: str) -> object:
-    """Import public names when they are first used, so that `onnxtrain.api` stays light."""
-    import importlib
+def __dir__() -> list[str]:
+    """All public names, imported already or not."""
+    return sorted({*globals(), *_HOMES, *_MODULES})
 
-    if name in _LAZY:
-        return getattr(importlib.import_module(f".{_LAZY[name]}", __name__), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+if not TYPE_CHECKING:  # a type checker sees the imports above, and so a misspelt name is an error
+
+    def __getattr__(name: str) -> object:
+        """Import a public name when it is first used."""
+        import importlib
+
+        if name in _MODULES:
+            return importlib.import_module(f".{name}", __name__)
+        if name not in _HOMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)
+        globals()[name] = value
+        return value

@@ -206,8 +206,9 @@ def differentiate(
     loaded = load(model)
     targets = _targets(loaded, of, vjp)
     by_default = wrt is None
+    trace = trace if trace is not None else Trace()
     if wrt is None:
-        loaded = normalize(loaded)
+        loaded = _normalized(loaded, trace)
         wrt = trainable_by_default(loaded, targets, no_gradient)
     initializers = set(loaded.graph.initializers)
     plan = Plan(
@@ -221,7 +222,7 @@ def differentiate(
         no_gradient=no_gradient,
         update_statistics=False,
         recompute=recompute,
-        trace=trace if trace is not None else Trace(),
+        trace=trace,
     )
     built = gradients(plan)
     names = {n: built.gradients[n] for n in wrt}
@@ -279,10 +280,7 @@ def forward(plan: Plan) -> tuple[ir.Model, dict[str, str]]:
     model = plan.load()
     params.to_inputs(model, plan.parameters)
     if not plan.is_normal:
-        gains = "one opset, standard operators, shapes"
-        with plan.trace.record("normalize", model, gains) as record:
-            model = normalize(model)
-            record.ends_with(model)
+        model = _normalized(model, plan.trace)
     own = {o.name for o in model.graph.outputs}
     set_outputs(model, plan.outputs)
     states: dict[str, str] = {}
@@ -458,6 +456,13 @@ def trainable_by_default(
 
 
 # -- small steps of the spine ----------------------------------------------------------------------
+
+
+def _normalized(model: ir.Model, trace: Trace) -> ir.Model:
+    with trace.record("normalize", model, "one opset, standard operators, shapes") as record:
+        model = normalize(model)
+        record.ends_with(model)
+    return model
 
 
 def _targets(model: ir.Model, of: str | Sequence[str] | None, vjp: bool) -> list[str]:

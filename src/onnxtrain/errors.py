@@ -1,4 +1,7 @@
-"""Every exception of the package: what happened, where, and what to do about it."""
+"""The errors that all parts share: what happened, where, and what to do about it.
+
+A part that needs one of its own derives it from these.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from dataclasses import dataclass
 
 
 class OnnxTrainError(Exception):
-    """Base class of all errors raised on purpose by onnxtrain."""
+    """Base class of every exception that onnxtrain defines."""
 
 
 class ModelError(OnnxTrainError, ValueError):

@@ -12,6 +12,7 @@ import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
 
+import onnxtrain
 from onnxtrain import artifacts, onnxblock, optim
 from onnxtrain.api import CheckpointState, Module, Optimizer
 from onnxtrain.artifacts import LossType, OptimType, generate_artifacts
@@ -249,7 +250,8 @@ def test_one_graph_and_split_form_give_the_same_numbers(tmp_path, name):
 
 
 def test_both_lists_empty(tmp_path):
-    models = make(tmp_path, requires_grad=None, frozen_params=None, optimizer=None)
+    """Empty lists say that nothing is trained; the predecessor's scripts make use of it."""
+    models = make(tmp_path, requires_grad=[], frozen_params=[], optimizer=None)
     training = models["training_model.onnx"]
     want = ["x", "target", "W1", "b1", "W2", "b2", "half"]
     assert inputs_of(training) == want
@@ -257,7 +259,79 @@ def test_both_lists_empty(tmp_path):
     state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
     assert len(state.parameters) == 0
     with pytest.raises(RuntimeError, match="trainable"):
-        make(tmp_path, requires_grad=None, frozen_params=None)
+        make(tmp_path, requires_grad=[], frozen_params=[])
+
+
+def with_loss():
+    model = mlp()
+    model.graph.node.append(helper.make_node("ReduceMean", ["out"], ["loss"], keepdims=0))
+    model.graph.output.insert(0, helper.make_tensor_value_info("loss", TensorProto.FLOAT, []))
+    return model
+
+
+TRAINED_BY_DEFAULT = {
+    "a loss": (mlp, {"loss": LossType.MSELoss}, []),
+    "a loss and an optimizer": (
+        mlp,
+        {"loss": onnxblock.loss.HuberLoss(), "optimizer": OptimType.SGD},
+        [],
+    ),
+    "a loss with weights of its own": (
+        mlp,
+        {"loss": onnxblock.loss.CrossEntropyLoss(weight=np.array([1, 2, 3], np.float32))},
+        [],
+    ),
+    "the loss inside the model": (with_loss, {"loss": None}, []),
+    "some are frozen": (mlp, {"loss": LossType.MSELoss, "frozen_params": ["W1", "b?"]}, ["W1", "b1", "b2"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("how", TRAINED_BY_DEFAULT)
+def test_by_default_what_differentiate_would_train_is_trained(tmp_path, caplog, how):
+    """None, not an empty list: the predecessor made a model that trains nothing, or failed."""
+    build, options, frozen = TRAINED_BY_DEFAULT[how]
+    whole = metadata(onnxtrain.differentiate(with_loss()), "onnxtrain.gradients")
+    options = {"requires_grad": None, "frozen_params": None, "optimizer": None, **options}
+    with caplog.at_level("INFO", "onnxtrain"):
+        models = make(tmp_path, build(), **options)
+    meta = metadata(models["training_model.onnx"])
+    assert meta["trainable"] == [n for n in whole if n not in frozen]
+    assert meta["frozen"] == frozen
+    assert f"is not given: {', '.join(meta['trainable'])}" in caplog.text
+    state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
+    assert {n for n, _ in state.parameters} == set(whole)
+
+
+def test_by_default_statistics_are_not_trained(tmp_path):
+    model = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["": 17]>
+        g (float[N, 2] x) => (float[N, 2] y)
+        <float[2] scale = {1, 1}, float[2] bias = {0, 0}, float[2] mean = {0, 0},
+         float[2] var = {1, 1}, float[2] unused = {1, 1}>
+        { y, m, v = BatchNormalization<training_mode = 1>(x, scale, bias, mean, var) }
+    """)
+    models = make(tmp_path, model, requires_grad=None, frozen_params=None)
+    meta = metadata(models["training_model.onnx"])
+    assert meta["trainable"] == ["scale", "bias"]
+    assert meta["frozen"] == ["mean", "var"]
+
+
+def test_without_a_loss_or_a_parameter_nothing_is_trained_and_one_is_told(tmp_path, caplog):
+    nothing = {"requires_grad": None, "frozen_params": None, "loss": None, "optimizer": None}
+    models = make(tmp_path, **nothing)
+    assert {"W1", "b1", "W2", "b2"} <= set(inputs_of(models["training_model.onnx"]))
+    assert "Give a loss, or name parameters in requires_grad." in caplog.text
+    assert len(CheckpointState.load_checkpoint(tmp_path / "checkpoint").parameters) == 0
+    bare = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["": 18]>
+        g (float[N, 2] x) => (float[N, 2] y) { y = Relu(x) }
+    """)
+    options = {"requires_grad": None, "frozen_params": None, "loss": LossType.MSELoss}
+    make(tmp_path, bare, **options, optimizer=None)
+    with pytest.raises(RuntimeError, match="Name parameters in requires_grad"):
+        make(tmp_path, bare, **options)
+    with pytest.raises(ValueError, match="Reduce it to one number"):
+        make(tmp_path, **{**nothing, "optimizer": OptimType.SGD})
 
 
 def test_patterns_and_predicates(tmp_path):
@@ -279,10 +353,7 @@ def test_frozen_parts_get_no_gradient_work(tmp_path):
 
 
 def test_loss_inside_the_model(tmp_path):
-    model = mlp()
-    model.graph.node.append(helper.make_node("ReduceMean", ["out"], ["loss"], keepdims=0))
-    model.graph.output.insert(0, helper.make_tensor_value_info("loss", TensorProto.FLOAT, []))
-    models = make(tmp_path, model, loss=None)
+    models = make(tmp_path, with_loss(), loss=None)
     assert outputs_of(models["training_model.onnx"])[:2] == ["loss", "out"]
     static = mlp()
     for value in (static.graph.input[0], static.graph.output[0]):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
@@ -18,6 +20,7 @@ from onnxtrain.cli.app import COMMANDS
 from onnxtrain.cli.measure import _read_profile
 from onnxtrain.cli.recipes import LOSSES, OPTIMIZERS, SCHEDULES
 from onnxtrain.cli.settings import read_recompute
+from onnxtrain.passes import AFTER, BEFORE
 
 from .models import blobs, classifier, regressor, save, write_npz
 
@@ -157,6 +160,36 @@ def test_differentiate(run):
     assert result.code == 1
     assert "'v'" in result.err
     assert not Path("other.onnx").exists()
+
+
+EXPLAINED = re.compile(r"(?P<name>.+?) +(\d+) → +(\d+) nodes +(\d+\.\d) ms  (?P<gains>.+)")
+
+
+@pytest.mark.parametrize("arguments", [(), ("--wrt", "w"), ("-o", "gradient.onnx")])
+def test_differentiate_explains(run, arguments):
+    """Each stage and pass, whatever is asked for; the counts follow on each other."""
+    regressor()
+    result = run("differentiate", "regressor.onnx", "--vjp", "--explain", *arguments)
+    assert result.code == 0, result.err
+    rows = [m for line in result.out.splitlines() if (m := EXPLAINED.fullmatch(line))]
+    names = [m["name"] for m in rows]
+    middle = [*(p.name for p in BEFORE), "differentiate", *(p.name for p in AFTER)]
+    assert names == ["normalize", *middle]
+    counts = [(int(m[2]), int(m[3])) for m in rows]
+    assert all(after == before for (_, after), (before, _) in itertools.pairwise(counts))
+    assert counts[0][0] == len(onnx.load("regressor.onnx").graph.node)
+    assert f"{counts[-1][1]} nodes" in result.out
+    assert Path("gradient.onnx").exists() == ("-o" in arguments)
+    assert sorted(p.name for p in Path().iterdir()) == sorted(
+        ["regressor.onnx", *(["gradient.onnx"] if "-o" in arguments else [])]
+    )
+
+
+def test_differentiate_wants_a_file_or_to_explain(run):
+    regressor()
+    result = run("differentiate", "regressor.onnx")
+    assert result.code == 2
+    assert "--explain" in result.err
 
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -159,6 +159,7 @@ TWINS = {
         of(T.SGD, momentum=0.8, nesterov=True, weight_decay=0.01),
     ),
     "adamw": (optim.adamw(form="torch", weight_decay=0.1), of(T.AdamW, weight_decay=0.1)),
+    "adamw preset": (optim.adamw(preset="torch"), of(T.AdamW)),
     "adamw betas": (
         optim.adamw((0.8, 0.95), 1e-4, form="torch"),
         of(T.AdamW, betas=(0.8, 0.95), eps=1e-4, weight_decay=0.0),
@@ -181,6 +182,21 @@ TWINS = {
         of(T.Adafactor, beta2_decay=-0.7, eps=(1e-3, 1e-2), d=1.5, weight_decay=0.1),
     ),
 }  # fmt: skip
+
+
+def test_presets_of_adamw() -> None:
+    theirs = T.AdamW([torch.zeros(1)]).defaults
+    ours = optim.adamw(preset="torch")
+    assert ours.weight_decay == theirs["weight_decay"]
+    assert ours.hyper["eps"] == theirs["eps"]
+    assert tuple(ours.hyper["betas"]) == theirs["betas"]
+    old = optim.adamw()
+    assert (old.hyper["form"], old.hyper["eps"], old.weight_decay) == ("huggingface", 1e-6, 0.0)
+    mixed = optim.adamw(eps=1e-5, weight_decay=0.0, preset="torch")
+    assert (mixed.hyper["form"], mixed.hyper["eps"], mixed.weight_decay) == ("torch", 1e-5, 0.0)
+    assert optim.adamw(form="torch").weight_decay == 0.0
+    with pytest.raises(optim.OptimizerError, match="onnxruntime, torch"):
+        optim.adamw(preset="keras")
 
 
 def close(got, want, tolerance=2e-5):

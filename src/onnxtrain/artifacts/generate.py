@@ -16,12 +16,15 @@ import onnx
 import onnx_ir as ir
 
 from .. import onnxblock, optim
+from ..compile import Plan, trainable_by_default
 from ..compile import step_model as build_step_model
-from ..graph import to_proto
+from ..graph import load, to_proto
 from ..graph.io import read_proto, save
+from ..normalize import normalize
 from ..onnxblock.block import Block
 from ..onnxblock.checkpoint_utils import save_checkpoint
 from ..onnxblock.loss.common import IGNORED
+from ..onnxblock.model_accessor import ModelAccessor
 from ..onnxblock.optim import OptimizerBlock
 from ..onnxblock.optim.optim import shapes_of
 from ..passes import Recompute
@@ -103,9 +106,11 @@ def generate_artifacts(
         model: the forward model, or the path of its file. Above 2 GiB pass the path: weights then
             stay on disk.
         requires_grad: what is trained: names, patterns (``"encoder.*"``), or a function of the
-            name. Initializers in neither list stay constants inside the graph.
+            name. By default what `differentiate` takes gradients of: every float initializer of
+            the model that the loss depends on, without `frozen_params`. Initializers in neither
+            list stay constants inside the graph.
         frozen_params: parameters that are not trained but stay exchangeable, likewise.
-            When both lists are empty, all initializers become inputs and the checkpoint is empty.
+            When both are empty lists, all initializers become inputs and the checkpoint is empty.
         loss: a `LossType`, a loss block, or None when the first output of the model is the loss.
         optimizer: an `OptimType`, an optimizer block, an `onnxtrain.optim` optimizer, or None.
         artifact_directory: an existing folder, by default the current one.
@@ -137,7 +142,7 @@ def generate_artifacts(
         ... ''')
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     artifacts.generate_artifacts(
-        ...         model, requires_grad=["w"], loss=artifacts.LossType.MSELoss,
+        ...         model, loss=artifacts.LossType.MSELoss,
         ...         optimizer=artifacts.OptimType.AdamW, artifact_directory=folder)
         ...     print(*sorted(os.listdir(folder)))
         checkpoint device.json eval_model.onnx optimizer_model.onnx training_model.onnx
@@ -156,6 +161,9 @@ def generate_artifacts(
     check_apart(trainable, frozen)
     block = _Training(loss_block, additional_output_names or [], training_mode, no_gradient)
     block.recompute = recompute
+    can_train = loss is not None or optimizer is not None or _ends_in_a_scalar(loaded)
+    if requires_grad is None and can_train:
+        block.candidates = {t.name for t in loaded.graph.initializer}.difference(frozen)
     for name in trainable:
         block.requires_grad(name)
     for name in frozen:
@@ -181,6 +189,12 @@ def generate_artifacts(
         if nominal_checkpoint:
             save_checkpoint(parameters, folder / f"{prefix}nominal_checkpoint", True)
         write_device_file(folder, prefix)
+    if requires_grad is None and not block.parameters()[0]:
+        log.warning(
+            "Nothing is trained by the artifacts in %s: the model's first output is no loss, or "
+            "depends on no parameter. Give a loss, or name parameters in requires_grad.",
+            directory,
+        )
     log.info("Artifacts written to %s", directory)
 
 
@@ -188,6 +202,8 @@ class _Training(onnxblock.TrainingBlock):
     """The user's loss, with the outputs that are wanted besides."""
 
     _accumulating = False
+    candidates: Collection[str] = ()
+    """Initializers that are trained by default: those of them that the loss depends on."""
 
     def __init__(
         self,
@@ -205,6 +221,27 @@ class _Training(onnxblock.TrainingBlock):
         output = self._loss(*names)
         outputs = (output,) if isinstance(output, str) else tuple(output)
         return (*outputs, *(n for n in self._additional if n not in outputs))
+
+    def _make_plan(
+        self,
+        accessor: ModelAccessor,
+        outputs: Sequence[str],
+        model_outputs: Sequence[str],
+    ) -> Plan:
+        if self.candidates:
+            model = normalize(load(accessor.model, base_dir=accessor.base_dir))
+            names = trainable_by_default(model, outputs[:1], self._no_gradient)
+            trained = [n for n in names if n in self.candidates]
+            for name in trained:
+                self.requires_grad(name)
+            log.info("Trained, as requires_grad is not given: %s", ", ".join(trained) or "nothing")
+        return super()._make_plan(accessor, outputs, model_outputs)
+
+
+def _ends_in_a_scalar(model: onnx.ModelProto) -> bool:
+    """Whether the first output may be a loss: a number, or a tensor of one."""
+    shape = model.graph.output[0].type.tensor_type.shape
+    return all(d.dim_value == 1 for d in shape.dim)
 
 
 def _load(model: Any) -> tuple[onnx.ModelProto, str | None]:

@@ -1,4 +1,4 @@
-"""The only place that knows onnx-ir and the onnx C++ calls: values, builder, files, inference."""
+"""What the stages work on: models of onnx-ir, the op builder, reading and writing, inference."""
 
 from .builder import Constants as Constants
 from .builder import Names as Names

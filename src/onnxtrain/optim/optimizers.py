@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -39,6 +40,20 @@ from .transforms import (
 )
 
 Clip = ClipNorm | ClipValue | None
+
+
+class AdamWPreset(NamedTuple):
+    """What `adamw` takes where the caller does not say."""
+
+    form: Literal["huggingface", "torch"]
+    weight_decay: float
+
+
+ADAMW_PRESETS = {
+    "onnxruntime": AdamWPreset("huggingface", 0.0),
+    "torch": AdamWPreset("torch", 0.01),
+}
+ADAMW_EPS = {"huggingface": 1e-6, "torch": 1e-8}
 
 
 def sgd(
@@ -83,10 +98,11 @@ def sgd(
 def adamw(
     betas: tuple[float, float] = (0.9, 0.999),
     eps: float | None = None,
-    weight_decay: float = 0.0,
+    weight_decay: float | None = None,
     *,
+    preset: Literal["onnxruntime", "torch"] = "onnxruntime",
     correct_bias: bool = True,
-    form: str = "huggingface",
+    form: Literal["huggingface", "torch"] | None = None,
     clip: Clip = None,
     groups: Sequence[Group] = (),
 ) -> Optimizer:
@@ -94,22 +110,34 @@ def adamw(
 
         m ← β₁·m + (1 − β₁)·g        v ← β₂·v + (1 − β₂)·g²
 
-    ``form="huggingface"`` (the default, ε = 1e-6, what onnxruntime-training did):
+    ``form="huggingface"`` (ε = 1e-6, what onnxruntime-training did):
         p ← p − η·√(1 − β₂ᵗ)/(1 − β₁ᵗ) · m/(√v + ε)
         p ← p − η·λ·p
     ``form="torch"`` (`torch.optim.AdamW`, ε = 1e-8):
         p ← p − η·λ·p
         p ← p − η · (m/(1 − β₁ᵗ)) / (√(v/(1 − β₂ᵗ)) + ε)
 
+    A preset is a form with a weight decay; what you give besides goes before it:
+
+        preset             form           ε       λ
+        "onnxruntime"      huggingface    1e-6    0        the default, as the predecessor
+        "torch"            torch          1e-8    0.01     `torch.optim.AdamW()`
+
     Example:
         >>> from onnxtrain import optim
         >>> optim.adamw(weight_decay=0.01, clip=optim.ClipNorm(1.0)).states
         ('first_order_moments', 'second_order_moments')
+        >>> optim.adamw(preset="torch").weight_decay
+        0.01
     """
-    if form not in {"huggingface", "torch"}:
+    if preset not in ADAMW_PRESETS:
+        raise OptimizerError(f"preset is one of {', '.join(ADAMW_PRESETS)}, not {preset!r}.")
+    form = ADAMW_PRESETS[preset].form if form is None else form
+    if form not in ADAMW_EPS:
         raise OptimizerError(f"form is 'huggingface' or 'torch', not {form!r}.")
+    eps = ADAMW_EPS[form] if eps is None else eps
+    weight_decay = ADAMW_PRESETS[preset].weight_decay if weight_decay is None else weight_decay
     torch_form = form == "torch"
-    eps = (1e-8 if torch_form else 1e-6) if eps is None else eps
     _check_adam(betas, eps, weight_decay)
     adam = scale_by_adam(*betas, eps, correct_bias, eps_inside_correction=torch_form)
     links: tuple[Transform, ...] = (

@@ -1,1 +1,1 @@
-"""Stage 6: run the artifacts with numpy and onnxruntime only."""
+"""Stage 6: run the artifacts, with numpy and onnxruntime (and numba, where it is installed)."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import onnx
@@ -195,7 +195,7 @@ class AdamW(OptimizerBlock):
         weight_decay: float = 0.0,
         clip_grad: Clip = None,
         *,
-        form: str = "huggingface",
+        form: Literal["huggingface", "torch"] = "huggingface",
         groups: Groups = (),
     ) -> None:
         super().__init__(

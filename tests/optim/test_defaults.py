@@ -1,0 +1,122 @@
+"""The table of defaults in docs/guides/optimizers.md says what the code does."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from onnxtrain import onnxblock, optim
+from onnxtrain.torch import optim as orttrainer
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "guides" / "optimizers.md"
+NAMES = ("learning rate", "ε", "weight decay", "form", "gradient clipping")
+
+
+def rows() -> dict[str, dict[str, str]]:
+    """First cell of each row → the others by heading."""
+    cells = [
+        [c.strip() for c in line.split("|")[1:-1]]
+        for line in PAGE.read_text(encoding="utf-8").splitlines()
+        if line.startswith("|")
+    ]
+    assert cells[0] == ["where", *NAMES]
+    return {first: dict(zip(NAMES, rest)) for first, *rest in cells[2:]}
+
+
+def ours(optimizer: optim.Optimizer) -> dict[str, Any]:
+    """An optimizer of onnxtrain.optim."""
+    decays = [type(t).__name__ for t in optimizer.transforms]
+    form = optimizer.hyper.get("form") or ("L2" if decays[0] == "add_decayed_weights" else decays)
+    betas = optimizer.hyper.get("betas", [0.9, 0.999])
+    assert list(betas) == [0.9, 0.999]
+    assert optimizer.hyper.get("momentum", 0) == 0
+    return {
+        "learning rate": None,
+        "ε": optimizer.hyper.get("eps"),
+        "weight decay": optimizer.weight_decay,
+        "form": form,
+        "gradient clipping": optimizer.clip,
+    }
+
+
+def theirs(cls: Callable[..., Any], form: str) -> dict[str, Any]:
+    """An optimizer of torch."""
+    known = cls([torch.zeros(1, requires_grad=True)]).defaults
+    assert tuple(known.get("betas", (0.9, 0.999))) == (0.9, 0.999)
+    assert known.get("momentum", 0) == 0
+    return {
+        "learning rate": known["lr"],
+        "ε": known.get("eps"),
+        "weight decay": known["weight_decay"],
+        "form": form,
+        "gradient clipping": None,
+    }
+
+
+def trainers(config: Any) -> dict[str, Any]:
+    """A configuration of ORTTrainer."""
+    known = config.defaults
+    assert (known.get("alpha", 0.9), known.get("beta", 0.999)) == (0.9, 0.999)
+    modes = {0: "torch", 1: "huggingface", None: None}
+    return {
+        "learning rate": known["lr"],
+        "ε": known.get("epsilon"),
+        "weight decay": known.get("lambda_coef"),
+        "form": modes[known.get("weight_decay_mode")],
+        "gradient clipping": known.get("max_norm_clip"),
+    }
+
+
+def fused() -> dict[str, Any]:
+    mode = inspect.signature(orttrainer.FusedAdam).parameters["adam_w_mode"].default
+    assert mode is orttrainer.AdamWMode.ADAMW_TRANSFORMERS
+    return theirs(orttrainer.FusedAdam, "huggingface")
+
+
+WHERE: dict[str, Callable[[], dict[str, Any]]] = {
+    "`torch.optim.AdamW`": lambda: theirs(torch.optim.AdamW, "torch"),
+    '`optim.adamw(preset="torch")`': lambda: ours(optim.adamw(preset="torch")),
+    "`optim.adamw()`": lambda: ours(optim.adamw()),
+    "`onnxblock.optim.AdamW`, `OptimType.AdamW`": lambda: ours(onnxblock.optim.AdamW().optimizer),
+    "`torch.AdamConfig` of `ORTTrainer`": lambda: trainers(orttrainer.AdamConfig()),
+    "`torch.FusedAdam`": fused,
+    "`torch.optim.Adam`, `optim.adam()`": lambda: {
+        **ours(optim.adam()),
+        "learning rate": theirs(torch.optim.Adam, "L2")["learning rate"],
+    },
+    "`torch.optim.SGD`, `optim.sgd()`": lambda: {
+        **ours(optim.sgd()),
+        "learning rate": theirs(torch.optim.SGD, "L2")["learning rate"],
+    },
+    "`onnxblock.optim.SGD`, `OptimType.SGD`": lambda: ours(onnxblock.optim.SGD().optimizer),
+    "`torch.SGDConfig` of `ORTTrainer`": lambda: trainers(orttrainer.SGDConfig()),
+}
+
+
+def test_every_row_is_checked() -> None:
+    assert set(rows()) == set(WHERE)
+
+
+@pytest.mark.parametrize("where", WHERE)
+def test_the_table_of_defaults(where: str) -> None:
+    found, row = WHERE[where](), rows()[where]
+    for name in ("learning rate", "ε", "weight decay"):
+        said = None if row[name] == "–" else float(row[name])
+        assert found[name] == said, name
+    assert (found["form"] or "–") == row["form"]
+    clip = found["gradient clipping"]
+    assert row["gradient clipping"] == ("none" if clip is None else f"norm {clip:g}")
+
+
+def test_twins_share_a_row() -> None:
+    for torch_one, our_one in (
+        (theirs(torch.optim.Adam, "L2"), ours(optim.adam())),
+        (theirs(torch.optim.SGD, "L2"), ours(optim.sgd())),
+    ):
+        del torch_one["learning rate"], our_one["learning rate"]
+        assert torch_one == our_one
