@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import onnx_ir as ir
 
 from ..artifacts import generate_artifacts
 from ..graph import load, to_proto
@@ -138,7 +137,7 @@ def _feeds(settings: Settings, plan: Plan, sizes: Mapping[str, int]) -> dict[str
 def _forward(settings: Settings, plan: Plan, feeds: Mapping[str, Array]) -> Array:
     model = load(settings.model)
     session = HOST.session(
-        ir.to_proto(model).SerializeToString(), session_options(folder=data_folder(model))
+        to_proto(model).SerializeToString(), session_options(folder=data_folder(model))
     )
     inputs = {v.name: feeds[v.name] for v in plan.summary.inputs}
     return np.asarray(session.run([plan.output.name], inputs)[0])
