@@ -3,3 +3,4 @@
 from . import rules as rules
 from .differentiate import differentiate_model as differentiate_model
 from .differentiate import reachable as reachable
+from .differentiate import walk_between as walk_between

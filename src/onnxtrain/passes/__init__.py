@@ -7,6 +7,7 @@ and not at who asks.
 """
 
 from . import modes as modes
+from .batch_norm import split_batch_norms
 from .cleanup import optimize as optimize
 from .columns import layers_in_columns as layers_in_columns
 from .expand import expand_functions
@@ -42,6 +43,11 @@ BEFORE = (
         "early selection",
         "rows that nobody reads are not computed (ADR 10)",
         lambda model, c: select_early(model, keep={*c.wrt, *c.of}),
+    ),
+    Pass(
+        "batch statistics",
+        "BatchNormalization in training mode shares what its gradient needs, on any device",
+        lambda model, c: split_batch_norms(model, c.wrt, c.of, c.no_gradient),
     ),
 )
 """What changes the forward graph, before it is differentiated."""
