@@ -107,8 +107,7 @@ def test_imports_point_one_way(package: str) -> None:
         assert not extra, f"{path.relative_to(ROOT)} imports {sorted(extra)}"
 
 
-RECURRENT = {"recurrent.py", "recurrent_layer.py", "lstm.py", "gate_rows.py"}
-SUBGRAPH_RULES = {"control_flow.py", "loop.py", "scan.py", "sequence.py", *RECURRENT}
+SUBGRAPH_RULES = {"control_flow.py", "loop.py", "scan.py", "sequence.py"}
 """Rules of operators with bodies build graphs, not formulas."""
 
 

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -31,9 +32,8 @@ from .graph.infer import infer_shapes
 from .graph.io import save
 from .normalize import MAX_IR, MAX_OPSET, normalize
 from .optim import Optimizer, append_update
-from .passes import AFTER, BEFORE, Context, Recompute, Trace, check_recompute, modes
+from .passes import AFTER, BEFORE, Context, Recompute, Trace, check_recompute, modes, with_rules
 from .passes.accumulation import accumulate
-from .passes.expand import expand_functions
 from .passes.partition import Partition, partition
 from .passes.schedule import schedule
 
@@ -231,8 +231,7 @@ def gradients(plan: Plan) -> Gradients:
 def _build_gradients(plan: Plan) -> Gradients:
     """Normalize, differentiate and run the passes: outputs of the plan, gradients, states."""
     model, states = forward(plan)
-    if plan.stops is not None:
-        plan.no_gradient = [*plan.no_gradient, *_named(model, plan.stops)]
+    plan.no_gradient = _stopped(plan, model)
     of = _differentiated(plan, model)
     wrt = _wanted(plan, model, of)
     if len(of) > 1 and not plan.vjp:
@@ -284,8 +283,8 @@ def forward(plan: Plan) -> tuple[ir.Model, dict[str, str]]:
 def vector_jacobian(
     model: ir.Model, wrt: Sequence[str], of: Sequence[str]
 ) -> tuple[ir.Model, dict[str, str]]:
-    """The vector–Jacobian product of a formula: a small normalized model, without any pass."""
-    model = expand_functions(model, wrt, of, ())
+    """The vector–Jacobian product of a formula: a small normalized model, without other passes."""
+    model = with_rules(model, wrt, of, ())
     return differentiate_model(model, wrt, of, vjp=True, allow_unused=True)
 
 
@@ -476,12 +475,23 @@ def _wanted(plan: Plan, model: ir.Model, of: Sequence[str]) -> list[str]:
     return names
 
 
-def _named(model: ir.Model, stops: Callable[[ir.Node], bool]) -> Iterator[str]:
-    """Names of the nodes that no gradient passes; they get one where they have none."""
-    for index, node in enumerate(model.graph.all_nodes()):
-        if stops(node):
+def _stopped(plan: Plan, model: ir.Model) -> list[str]:
+    """Names of the nodes whose outputs count as constants; they get one where they have none.
+
+    Operators become the nodes that the model has of them: a pass writes some operators as others,
+    and those are not meant.
+    """
+    chosen, stops = set(plan.no_gradient), plan.stops
+    nodes = list(model.graph.all_nodes()) if chosen or stops is not None else []
+    count, names = Counter(n.name for n in nodes), []
+    for index, node in enumerate(nodes):
+        is_chosen = node.op_type in chosen or node.name in chosen
+        if not is_chosen and not (stops is not None and stops(node)):
+            continue
+        if not node.name or count[node.name] > 1:
             node.name = f"onnxtrain.stop_{index}"
-            yield node.name
+        names.append(node.name)
+    return names
 
 
 def _sum_of(model: ir.Model, names: Sequence[str]) -> tuple[ir.Model, list[str]]:

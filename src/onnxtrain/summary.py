@@ -16,7 +16,7 @@ from .errors import Blocker, OnnxTrainError
 from .graph import FLOATS, ModelLike, load
 from .graph.tensor import dims_of
 from .normalize import normalize
-from .passes.expand import expand_functions
+from .passes import with_rules
 
 Dim = int | str | None
 UNREACHABLE = "no differentiable path to an output"
@@ -177,7 +177,7 @@ def _reached(model: ir.Model, outputs: list[str]) -> tuple[set[str], tuple[Block
     present = {o.name: o for o in model.graph.outputs}
     wanted = [n for n in outputs if n in present and present[n].dtype in FLOATS]
     found = reachable(model, names, wanted)
-    model = expand_functions(model.clone(), found, wanted, ())
+    model = with_rules(model.clone(), found, wanted, ())
     walk, targets = walk_between(model, list(found), wanted)
     blockers = walk.blockers(targets, dict(model.opset_imports))
     return set(found), tuple(blockers)

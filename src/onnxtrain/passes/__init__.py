@@ -6,6 +6,10 @@ to some models only, it looks at the model (a batch size that is known, weights 
 and not at who asks.
 """
 
+from collections.abc import Collection, Sequence
+
+import onnx_ir as ir
+
 from . import modes as modes
 from .batch_norm import split_batch_norms
 from .cleanup import optimize as optimize
@@ -16,6 +20,7 @@ from .pipeline import Pass as Pass
 from .pipeline import Record as Record
 from .pipeline import Trace as Trace
 from .recompute import recompute_activations as recompute_activations
+from .recurrent import recurrent_layers_as_scans
 from .segments import Recompute as Recompute
 from .segments import RecomputeError as RecomputeError
 from .segments import check_recompute as check_recompute
@@ -43,6 +48,11 @@ BEFORE = (
         "early selection",
         "rows that nobody reads are not computed (ADR 10)",
         lambda model, c: select_early(model, keep={*c.wrt, *c.of}),
+    ),
+    Pass(
+        "recurrent layers",
+        "LSTM, GRU and RNN as Scans return what their gradients need (ADR 7 and 12)",
+        lambda model, c: recurrent_layers_as_scans(model, c.wrt, c.of, c.no_gradient),
     ),
     Pass(
         "batch statistics",
@@ -75,3 +85,11 @@ AFTER = (
     ),
 )
 """What runs on the differentiated model."""
+
+
+def with_rules(
+    model: ir.Model, wrt: Sequence[str], of: Sequence[str], no_gradient: Collection[str]
+) -> ir.Model:
+    """Only the passes without which a model cannot be differentiated."""
+    model = expand_functions(model, wrt, of, no_gradient)
+    return recurrent_layers_as_scans(model, wrt, of, no_gradient)
