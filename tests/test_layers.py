@@ -21,6 +21,7 @@ ALLOWED = {
     "__init__": {"compile", "check", "compat.ort"},
     "__main__": {"cli"},
     "errors": set(),
+    "hyper": {"errors"},
     "graph": {"errors"},
     "normalize": {"errors", "graph", "autodiff"},
     "autodiff": {"errors", "graph"},

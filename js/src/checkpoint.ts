@@ -17,8 +17,12 @@ export class CheckpointState {
   resumableScheduler: typeof this.scheduler | undefined;
   private readonly texts = members(this.metadata["properties"]);
   readonly properties = new Map(Array.from(this.texts, ([name, text]) => [name, property(text)]));
-  /** From which the seeds of random nodes follow; `generation` counts the sessions started. */
-  readonly random = { seed: this.whole("seed"), generation: this.whole("generation") };
+  /** From which random numbers follow; `counter` counts training passes, `generation` sessions. */
+  readonly random = {
+    seed: this.whole("seed"),
+    generation: this.whole("generation"),
+    counter: this.whole("counter"),
+  };
   private queue: Promise<unknown> = Promise.resolve();
 
   private constructor(
@@ -105,7 +109,8 @@ export class CheckpointState {
 
   private described(withOptimizer: boolean): Record<string, string> {
     const { optimizer: _, scheduler: __, trainer, ...rest } = this.metadata;
-    const random = `{"seed": ${this.random.seed}, "generation": ${this.random.generation}}`;
+    const numbers = Object.entries(this.random).map(([name, n]) => `"${name}": ${n}`);
+    const random = `{${numbers.join(", ")}}`;
     const properties = Array.from(this.properties, ([name, value]) => {
       const old = this.texts.get(name);
       const isOld = old !== undefined && Object.is(property(old), value); // 1.0 stays 1.0

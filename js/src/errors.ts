@@ -9,6 +9,8 @@ export class ModelFileError extends OnnxTrainError {}
 export class CheckpointError extends OnnxTrainError {}
 /** A value that cannot be taken, or a call at the wrong time. */
 export class InputError extends OnnxTrainError {}
+/** A label that is neither a class nor the one to ignore. */
+export class LabelError extends InputError {}
 /** A loss that is NaN or infinite; see `Module.checkFinite`. */
 export class NonFiniteError extends OnnxTrainError {}
 

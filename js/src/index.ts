@@ -8,6 +8,7 @@ import type { Ort } from "./ort.js";
 
 export { CheckpointState, type Property } from "./checkpoint.js";
 export * from "./errors.js";
+export type { ClassLabels } from "./labels.js";
 export * from "./module.js";
 export * from "./optimizer.js";
 export type { Data, Ort, Tensor, Value } from "./ort.js";

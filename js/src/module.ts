@@ -1,6 +1,8 @@
 import type { InferenceSession } from "onnxruntime-common";
 import type { CheckpointState } from "./checkpoint.js";
 import { check, CheckpointError, InputError, ModelFileError, NonFiniteError } from "./errors.js";
+import { checkLabels, explained } from "./labels.js";
+import type { ClassLabels } from "./labels.js";
 import { hostValue, joined, sizeOf } from "./ort.js";
 import type { Data, Ort, Tensor, Tensors, Value } from "./ort.js";
 
@@ -31,8 +33,12 @@ interface Model {
   pieces: Piece[];
   inputs: ValueInfo[];
   outputs: string[];
+  /** What inputs with class labels may hold; artifacts of an older onnxtrain do not say. */
+  labels?: ClassLabels[];
   feeds: Record<string, string>;
   updates: Record<string, string>;
+  /** The input for what random nodes draw from: seed and number of the training pass. */
+  random?: string | null;
   webgpu: { session: object; provider: object };
 }
 
@@ -67,7 +73,8 @@ export class Module {
     }
     const idle = state.trainable.find((name) => !facts.trainable.includes(name));
     need(idle === undefined, `"${idle}" is not trained`);
-    state.random.generation += 1n;
+    const seeded = facts.models["train"]?.pieces.some((p) => typeof p === "object" && "seed" in p);
+    if (seeded) state.random.generation += 1n;
   }
 
   /** One forward and backward pass; gradients are added unless `lazyResetGrad` was called. */
@@ -169,7 +176,7 @@ export class Module {
   }
 
   private async step(model: string, given: readonly Input[]): Promise<StepResult> {
-    const { inputs, outputs: wanted } = this.model(model);
+    const { inputs, outputs: wanted, random, labels = [] } = this.model(model);
     const names = inputs.map(({ name }) => name).join(", ");
     const counts = `${inputs.length} inputs are needed (${names}), ${given.length} were given.`;
     check(given.length === inputs.length, counts);
@@ -183,7 +190,14 @@ export class Module {
         throw new InputError(`Input "${name}": ${(error as Error).message}`);
       }
     }
-    const results = await this.run(model, tensors);
+    for (const expected of labels) checkLabels(expected, tensors[expected.input] as Tensor);
+    const { seed, counter } = this.state.random;
+    // BigInt64Array keeps the lowest 64 bits of a seed, as Python does
+    if (random) tensors[random] = this.tensor("int64", BigInt64Array.of(seed, counter), [2]);
+    const results = await this.run(model, tensors).catch((error: Error) => {
+      throw explained(error, labels, tensors);
+    });
+    if (random) this.state.random.counter += 1n;
     const outputs = wanted.map((name) => results[name] as Tensor);
     const [loss] = (await outputs[0]?.getData()) as Data;
     return { loss: Number(loss), outputs };

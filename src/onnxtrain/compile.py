@@ -17,8 +17,8 @@ import json
 import os
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 import onnx
 import onnx_ir as ir
@@ -27,13 +27,15 @@ from .autodiff import differentiate_model, reachable
 from .errors import ModelError, UnknownNameError
 from .graph import FLOATS, ModelLike, load, replace_outputs, set_outputs, to_proto
 from .graph import parameters as params
-from .graph.contract import describe, order_inputs
+from .graph.contract import RANDOM_INPUT, describe, order_inputs
 from .graph.infer import infer_shapes
 from .graph.io import save
+from .graph.labels import ClassLabels, class_labels, guard_labels
 from .normalize import MAX_IR, MAX_OPSET, normalize
 from .optim import Optimizer, append_update
 from .passes import AFTER, BEFORE, Context, Recompute, Trace, check_recompute, modes, with_rules
 from .passes.accumulation import accumulate
+from .passes.draws import draws_from_counter
 from .passes.partition import Partition, partition
 from .passes.schedule import schedule
 
@@ -63,6 +65,9 @@ class Plan:
             own.
         unbiased: keep running variances of the sample, as torch does.
         recompute: what the backward half computes again, see `passes.recompute`.
+        counter: let random operators draw from a counter that the caller feeds, see `passes.draws`.
+        labels_are_checked: whether who runs the models checks class labels before they are fed, as
+            `onnxtrain.runtime` does; otherwise the graphs have a guard against wrong ones.
         model_outputs: outputs of the model before the loss was added.
         trace: gets a record of every stage and pass.
         user_inputs: inputs that are no parameters.
@@ -87,6 +92,8 @@ class Plan:
     update_statistics: bool = True
     unbiased: bool = False
     recompute: Recompute = None
+    counter: bool = False
+    labels_are_checked: bool = False
     model_outputs: Sequence[str] = ()
     trace: Trace = field(default_factory=Trace)
     user_inputs: list[str] = field(init=False)
@@ -124,6 +131,14 @@ class Plan:
         """A copy of the model, to be changed."""
         return self._base.clone()
 
+    def labels_of(self, model: ir.Model) -> list[ClassLabels]:
+        """What has to be checked of the user's inputs of a model."""
+        return [labels for labels in class_labels(model) if labels.input in self.user_inputs]
+
+    def checked(self, labels: Sequence[ClassLabels]) -> list[str]:
+        """The inputs that need no guard."""
+        return [one.input for one in labels] if self.labels_are_checked else []
+
 
 @dataclass
 class Gradients:
@@ -134,18 +149,18 @@ class Gradients:
         gradients: from parameters and inputs to the names of their gradients.
         states: from running statistics to the names of the outputs that are their next values.
         seeds: with `vjp`, from outputs to the inputs that are their gradients.
+        labels: what has to be checked of class labels before they are fed.
     """
 
     model: ir.Model
     gradients: dict[str, str]
     states: dict[str, str]
     seeds: dict[str, str]
+    labels: list[ClassLabels]
 
     def copy(self) -> Gradients:
         """The same, with a model of its own."""
-        return Gradients(
-            self.model.clone(), dict(self.gradients), dict(self.states), dict(self.seeds)
-        )
+        return replace(self, model=self.model.clone())
 
 
 def differentiate(
@@ -237,7 +252,8 @@ def _build_gradients(plan: Plan) -> Gradients:
     if len(of) > 1 and not plan.vjp:
         model, of = _sum_of(model, of)
     before = {v.name for v in model.graph.inputs}
-    context = Context(wrt, of, plan.no_gradient, plan.recompute)
+    labels = plan.labels_of(model)
+    context = Context(wrt, of, plan.no_gradient, plan.recompute, plan.counter, plan.checked(labels))
     for step in BEFORE:
         model = plan.trace.run(step, model, context)
     names: dict[str, str] = {}
@@ -258,7 +274,7 @@ def _build_gradients(plan: Plan) -> Gradients:
     for step in AFTER:
         model = plan.trace.run(step, model, context)
     set_outputs(model, [*plan.outputs, *names.values(), *states.values()])
-    return Gradients(model, names, states, dict(zip(of, seeds)))
+    return Gradients(model, names, states, dict(zip(of, seeds)), labels)
 
 
 def forward(plan: Plan) -> tuple[ir.Model, dict[str, str]]:
@@ -313,6 +329,7 @@ def halves(
 def forward_model(plan: Plan) -> ir.Model:
     """The forward half alone, tidied up."""
     model, states = forward(plan)
+    guard_labels(model, plan.checked(plan.labels_of(model)))
     context = Context((), (), plan.no_gradient, None)
     for step in AFTER:
         model = plan.trace.run(step, model, context)
@@ -333,8 +350,10 @@ def eval_model(plan: Plan) -> ir.Model:
         model = normalize(model)
     model.ir_version = min(model.ir_version, MAX_IR)
     set_outputs(model, plan.outputs)
+    labels = plan._gradients.labels if plan._gradients is not None else plan.labels_of(model)
+    guard_labels(model, plan.checked(labels))
     order_inputs(model, plan)
-    describe(model, plan, "eval", model_outputs=list(plan.model_outputs))
+    describe(model, plan, "eval", labels, model_outputs=list(plan.model_outputs))
     return model
 
 
@@ -371,9 +390,10 @@ def training_model(plan: Plan, *, accumulating: bool = False) -> ir.Model:
         model,
         plan,
         "training",
+        built.labels,
         gradients={n: built.gradients[n] for n in plan.trainable},
         states=built.states,
-        random_nodes=modes.random_nodes(model),
+        **_randomness(model),
     )
     return model
 
@@ -407,11 +427,18 @@ def step_model(plan: Plan, optimizer: Optimizer) -> ir.Model:
         model,
         plan,
         "step",
+        built.labels,
         states=built.states,
-        random_nodes=modes.random_nodes(model),
+        **_randomness(model),
         optimizer=description,
     )
     return model
+
+
+def _randomness(model: ir.Model) -> dict[str, Any]:
+    """What a runtime has to know: the input to feed, and nodes that want a seed of their own."""
+    hidden = {"random": RANDOM_INPUT} if draws_from_counter(model) else {}
+    return {"random_nodes": modes.random_nodes(model), **hidden}
 
 
 def trainable_by_default(

@@ -104,8 +104,16 @@ class StateError(OnnxTrainError, RuntimeError):
     """An object is not yet, or no longer, in the state that the call needs."""
 
 
+class SharingError(OnnxTrainError, RuntimeError, TypeError):
+    """An object is used in a process or by a thread that it cannot be shared with."""
+
+
 class InputError(OnnxTrainError, ValueError, RuntimeError):
     """A value handed to a model has the wrong name, number, type, rank or shape."""
+
+
+class LabelError(InputError):
+    """A label is neither a class nor the label to ignore."""
 
 
 class DeviceError(OnnxTrainError, RuntimeError):

@@ -150,7 +150,7 @@ MISTAKES = {
         both(labels=LABELS * 2), TRAIN, ("from 0 to 4", "3 classes", "first is row 2")
     ),
     "labels from 1": Mistake(both(labels=LABELS + 1), TRAIN, ("count from 1", "subtract 1")),
-    "negative label": Mistake(both(labels=LABELS - 1), TRAIN, ("from -1", "Negative labels")),
+    "negative label": Mistake(both(labels=LABELS - 1), TRAIN, ("from -1", "--ignore-index -1")),
     "unequal lengths": Mistake(
         both(labels=LABELS[:100]), TRAIN, ("'x' has 120", "'labels' has 100", "Every row")
     ),

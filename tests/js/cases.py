@@ -108,6 +108,7 @@ CASES = {
     "lamb": (mlp, optim.lamb(weight_decay=0.01), 1),
     "adafactor": (mlp, optim.adafactor(), 1),
     "dropout": (dropout, optim.sgd(0.5), 1),
+    "ignored": (mlp, optim.sgd(), 1),
 }
 RATE = {"cnn": 0.02, "dropout": 0.05}
 
@@ -151,6 +152,9 @@ def write(name: str, folder: Path) -> dict:
         artifact_directory=folder, **options,
     )  # fmt: skip
     data = batches(shape, vocabulary)
+    if name == "ignored":
+        for i in range(DISTINCT):
+            data[f"{i}/1"][i::3] = -100
     tensorfile.write(folder / "batches", data, {})
     plan = {
         "steps": STEPS, "distinct": DISTINCT, "accumulate": accumulate,

@@ -414,8 +414,10 @@ def train_block(model, trainable, mode="preserve"):
     return block
 
 
-def run_training(training, feeds, trainable):
+def run_training(training, feeds, trainable, step=0):
     buffers = zeros(training, [f"{n}_grad.accumulation.buffer" for n in trainable])
+    if "onnxtrain.random" in inputs_of(training):
+        feeds = {**feeds, "onnxtrain.random": np.array([0, step])}
     values = run(training, {**feeds, **buffers, "lazy_reset_grad": np.array([True])})
     return dict(zip(outputs_of(training), values))
 
@@ -481,14 +483,17 @@ def test_dropout_is_on_in_training_and_off_in_evaluation():
     block = train_block(model, trainable)
     training, evaluation = block.to_model_proto()
     meta = json.loads({p.key: p.value for p in training.metadata_props}["onnxtrain.artifact"])
-    assert meta["random_nodes"] == ["drop"]
+    assert meta["random_nodes"] == []  # none draws from a generator of its kernel
+    assert meta["random"] == inputs_of(training)[-1] == "onnxtrain.random"
+    assert "onnxtrain.random" not in meta["user_inputs"]
     values = {k: v for k, v in arrays_of(model).items() if k in trainable}
     x, target = np.ones((64, 4), np.float32), np.zeros((64, 2), np.float32)
     feeds = {"x": x, "target": target, **values}
     losses = {
-        float(next(iter(run_training(training, feeds, trainable).values()))) for _ in range(4)
+        float(next(iter(run_training(training, feeds, trainable, step % 4).values())))
+        for step in range(8)
     }
-    assert len(losses) > 1
+    assert len(losses) == 4
     assert len({float(run(evaluation, feeds)[0]) for _ in range(4)}) == 1
     assert list(evaluation.graph.node[2].input) == ["h1", "ratio"]
 
@@ -503,7 +508,8 @@ def test_training_mode_train_switches_dropout_on():
         x = rng.normal(size=(64, 4)).astype(np.float32)
         feeds = {"x": x, "target": np.zeros((64, 2), np.float32), **values}
         losses = {
-            float(next(iter(run_training(training, feeds, ["v"]).values()))) for _ in range(4)
+            float(next(iter(run_training(training, feeds, ["v"], step).values())))
+            for step in range(4)
         }
         assert (len(losses) > 1) == (count > 1), mode
         assert len({float(run(evaluation, feeds)[0]) for _ in range(3)}) == 1

@@ -237,13 +237,19 @@ def step_model(dropout: bool, optimizer: object) -> onnx.ModelProto:
     def renamed(name: str) -> str:
         return names.get(name, f"update/{name}") if name else ""
 
+    def rename(node: onnx.NodeProto) -> None:
+        node.input[:] = [renamed(n) for n in node.input]
+        node.output[:] = [renamed(n) for n in node.output]
+        node.name = f"update/{node.name}"
+        for branch in (a.g for a in node.attribute if a.HasField("g")):
+            for inner in branch.node:
+                rename(inner)
+            for result in branch.output:
+                result.name = renamed(result.name)
+
     for node in update.node:
-        copy = onnx.NodeProto()
-        copy.CopyFrom(node)
-        copy.input[:] = [renamed(n) for n in node.input]
-        copy.output[:] = [renamed(n) for n in node.output]
-        copy.name = f"update/{node.name}"
-        graph.node.append(copy)
+        graph.node.append(node)
+        rename(graph.node[-1])
     for constant in update.initializer:
         copy = onnx.TensorProto()
         copy.CopyFrom(constant)

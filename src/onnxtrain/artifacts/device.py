@@ -14,14 +14,16 @@ import json
 import logging
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
 from ..errors import OnnxTrainError
 from ..runtime.files.atomic import write_atomically
 from ..runtime.files.dtypes import type_name
-from ..runtime.files.onnxfile import ModelFile, Node, ValueInfo
+from ..runtime.files.onnxfile import Node, ValueInfo
 from ..runtime.files.wire import FIXED32, VARINT
+from ..runtime.labels import ClassLabels
 from ..runtime.state.buffers import TensorSpec
 from ..runtime.step.artifact import KEY, Artifact, drop_accumulation, load_artifact, specs_of
 from ..runtime.step.export import add_output_types, to_inference
@@ -91,6 +93,7 @@ def _model(
     file: str | None = None,
     inputs: Sequence[ValueInfo] = (),
     outputs: Sequence[str] = (),
+    labels: Sequence[ClassLabels] = (),
     on_host: Sequence[str] = (),
 ) -> dict[str, Any]:
     """A model as device.json has it.
@@ -102,7 +105,8 @@ def _model(
         file: the artifact that the pieces point at.
         inputs: what the user gives.
         outputs: what the user gets.
-        on_host: nodes that WebGPU claims and cannot run.
+        labels: what has to be checked of the inputs.
+        on_host: nodes that WebGPU claims and cannot run, or not safely.
     """
     # what goes to the state stays on the device; what the user gets comes to the host
     kept: Any = dict.fromkeys(updates, "gpu-buffer") if outputs else "gpu-buffer"
@@ -112,6 +116,7 @@ def _model(
         "pieces": pieces,
         "inputs": [_info(v) for v in inputs],
         "outputs": list(outputs),
+        "labels": [asdict(one) for one in labels],
         "feeds": dict(feeds),
         "updates": dict(updates),
         "webgpu": {"session": {"preferredOutputLocation": kept}, "provider": forced},
@@ -136,7 +141,10 @@ def _parameters(names: Sequence[str]) -> dict[str, str]:
 
 
 def _training(artifact: Artifact, source: bytes) -> dict[str, Any]:
-    """Gradients are outputs, nothing is accumulated, and seeds are left open."""
+    """Gradients are outputs, nothing is accumulated, and seeds of random nodes are left open.
+
+    ``random`` is the input that the device feeds with seed and counter, if there is one.
+    """
     model, parameters = artifact.model, artifact.parameters
     inputs = artifact.infos(artifact.user_inputs)
     drop_accumulation(artifact)
@@ -147,11 +155,16 @@ def _training(artifact: Artifact, source: bytes) -> dict[str, Any]:
     gradients = {artifact.gradients[p]: f"fresh/{p}" for p in artifact.trainable}
     states = {updated: f"param/{s}" for s, updated in artifact.states.items()}
     # WebGPU claims a MaxPool that gives indices, as the gradient needs, and cannot run it
-    pools = [n.name for n in model.nodes if n.op_type == "MaxPool" and len(n.outputs) > 1]
-    return _model(
+    on_host = [n.name for n in model.nodes if n.op_type == "MaxPool" and len(n.outputs) > 1]
+    if any(one.classes is None for one in artifact.labels):
+        # only the run can tell that a label is too large: the processor does, WebGPU does not
+        on_host += [n.name for n in model.nodes if n.op_type == "GatherElements"]
+    described = _model(
         pieces_of(model, source), _parameters(parameters), {**gradients, **states},
-        file=TRAINING, inputs=inputs, outputs=artifact.user_outputs, on_host=pools,
+        file=TRAINING, inputs=inputs, outputs=artifact.user_outputs, labels=artifact.labels,
+        on_host=on_host,
     )  # fmt: skip
+    return {**described, "random": artifact.random_input or None}
 
 
 def _open_seed(node: Node) -> None:
@@ -166,7 +179,8 @@ def _open_seed(node: Node) -> None:
 
 def _evaluation(source: bytes, specs: Mapping[str, TensorSpec]) -> dict[str, Any]:
     """The eval model as it is, the original model with parameters as inputs, and as constants."""
-    model = ModelFile.load(source)
+    artifact = load_artifact(source, "eval")
+    model = artifact.model
     described = model.described(KEY) or {}
     users = [v for v in model.inputs if v.name not in specs]
     present = [v.name for v in model.inputs if v.name in specs]
@@ -174,6 +188,7 @@ def _evaluation(source: bytes, specs: Mapping[str, TensorSpec]) -> dict[str, Any
         "evaluate": _model(
             [[0, len(source)]], _parameters(present), {},
             file=EVAL, inputs=users, outputs=[v.name for v in model.outputs],
+            labels=artifact.labels,
         )
     }  # fmt: skip
     outputs = described.get("model_outputs") or []

@@ -21,15 +21,19 @@ from ..graph import to_proto
 from ..graph.io import save
 from ..onnxblock.block import Block
 from ..onnxblock.checkpoint_utils import save_checkpoint
+from ..onnxblock.loss.common import IGNORED
 from ..onnxblock.optim import OptimizerBlock
 from ..onnxblock.optim.optim import shapes_of
 from ..passes import Recompute
+from ..runtime.sharing import GlobalLock
 from .choose import ArtifactError, Choice, check_apart, choose
 from .device import write_device_file
 from .write import all_or_nothing
 
 log = logging.getLogger(__name__)
 PROTOBUF_LIMIT = 2**31 - 1
+_quiet = GlobalLock()
+"""Held while stdout and the filters of warnings, which all threads share, are others."""
 
 
 class LossType(Enum):
@@ -45,6 +49,9 @@ class LossType(Enum):
     BCELoss = 8
     KLDivLoss = 9
     HingeLoss = 10
+
+
+WITH_LABELS = (LossType.CrossEntropyLoss, LossType.NLLLoss)
 
 
 class OptimType(Enum):
@@ -83,6 +90,7 @@ def generate_artifacts(
     training_mode: str = "preserve",
     no_gradient: Collection[str] = (),
     recompute: Recompute = None,
+    ignore_index: int | None = IGNORED,
 ) -> None:
     """Write the artifacts for training a model on a device.
 
@@ -116,6 +124,9 @@ def generate_artifacts(
         recompute: what the backward half computes again instead of keeping it, which needs less
             memory and more time: a number of segments, "auto", "cheap", or the names (or patterns)
             of the values to keep. See the guide on memory.
+        ignore_index: with `LossType.CrossEntropyLoss` and `LossType.NLLLoss`: the label whose
+            elements do not count, in addition to the classes; None if there is none. A loss block
+            says so itself.
 
     Example:
         >>> import onnx, tempfile, os
@@ -133,7 +144,8 @@ def generate_artifacts(
     """
     loaded, path = _load(model)
     directory = _directory(artifact_directory)
-    loss_block, optimizer_block = _loss_block(loss), _optimizer_block(optimizer)
+    loss_block = _loss_block(loss, ignore_index)
+    optimizer_block = _optimizer_block(optimizer)
     if additional_output_names is not None and not isinstance(additional_output_names, list):
         raise ArtifactError(
             "additional_output_names must be a list of names, not "
@@ -222,7 +234,15 @@ def _directory(artifact_directory: str | os.PathLike[str] | None) -> Path:
     return directory
 
 
-def _loss_block(loss: Any) -> Block:
+def _loss_block(loss: Any, ignore_index: int | None) -> Block:
+    if loss in WITH_LABELS:
+        return getattr(onnxblock.loss, loss.name)(ignore_index=ignore_index)  # type: ignore[no-any-return]
+    if ignore_index != IGNORED:
+        raise ArtifactError(
+            f"ignore_index={ignore_index} goes with a loss from labels by name, "
+            f"{' or '.join(f'LossType.{kind.name}' for kind in WITH_LABELS)}. Tell a loss block "
+            "when it is made: onnxblock.loss.CrossEntropyLoss(ignore_index=...)."
+        )
     if loss is None:
         log.info("No loss: the first output of the model is taken as the loss.")
         return onnxblock.blocks.PassThrough()
@@ -289,7 +309,7 @@ def _convert_to_ort(folder: Path, custom_op_library: str | os.PathLike[str] | No
     from onnxruntime.tools import convert_onnx_models_to_ort as converter
 
     said = io.StringIO()
-    with warnings.catch_warnings(), contextlib.redirect_stdout(said):
+    with _quiet, warnings.catch_warnings(), contextlib.redirect_stdout(said):
         warnings.simplefilter("ignore", ResourceWarning)  # the tool leaves its files to the gc
         converter.convert_onnx_models_to_ort(
             folder,

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from ..hyper import LARGEST
 from ..runtime.step.update import OptimizerFile
 
 FLOAT, DOUBLE, INT64 = TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.INT64
@@ -50,11 +51,7 @@ def update(optimizer: OptimizerFile, trainable: Sequence[str], *, doubles: bool 
     if not doubles:
         _drop_doubles(function)
     b = _Nodes()
-    squares = [
-        b.node("ReduceSumSquare", f"gradients/{i}", keepdims=0) for i in range(len(trainable))
-    ]
-    norm = b.node("Mul", b.node("Sqrt", b.node("Sum", *squares)), "scale")
-    ratio = b.node("Div", "clip_norm", b.node("Add", norm, b.constant(1e-6)))
+    ratio = _clip_ratio(b, [f"gradients/{i}" for i in range(len(trainable))], branch=doubles)
     grad_scale = b.node("Mul", b.node("Min", ratio, b.constant(1.0)), "scale")
     groups = {name: group for group in optimizer.groups for name in group["params"]}
     feeds: dict[str, str] = {}
@@ -77,18 +74,62 @@ def update(optimizer: OptimizerFile, trainable: Sequence[str], *, doubles: bool 
     return encoded, feeds, updated
 
 
+SHRINK = 2.0**-80
+"""With this factor 10⁹ squares of the largest float32 add up to a finite number."""
+
+
+def _clip_ratio(b: _Nodes, gradients: Sequence[str], *, branch: bool) -> str:
+    """``clip_norm`` over the norm of all gradients times ``scale``.
+
+    Squares overflow from 1.8e19 on; the ratio then comes from gradients made smaller. With `branch`
+    that is computed only then, by an If. On a GPU its condition would have to come to the host, so
+    that both are computed there.
+    """
+    total = b.squares(gradients)
+    norm = b.node("Mul", b.node("Sqrt", total), "scale")
+    usual = b.node("Div", "clip_norm", b.node("Add", norm, b.constant(1e-6)))
+    is_huge = b.node("Greater", total, b.constant(LARGEST))
+    if not branch:
+        return b.node("Where", is_huge, _ratio_of_smaller(b, gradients), usual)
+    rare = _Nodes("rare/")
+    result = _ratio_of_smaller(rare, gradients)
+    b.constants |= rare.constants
+    branches = {
+        "then_branch": _branch("rare", rare.nodes, result),
+        "else_branch": _branch("usual", [helper.make_node("Identity", [usual], ["same"])], "same"),
+    }
+    return b.node("If", b.node("Squeeze", is_huge), **branches)
+
+
+def _ratio_of_smaller(b: _Nodes, gradients: Sequence[str]) -> str:
+    small = b.constant(SHRINK)
+    total = b.squares([b.node("Mul", gradient, small) for gradient in gradients])
+    norm = b.node("Mul", b.node("Sqrt", total), "scale")
+    return b.node("Div", b.node("Mul", "clip_norm", small), norm)
+
+
+def _branch(name: str, nodes: Sequence[onnx.NodeProto], result: str) -> onnx.GraphProto:
+    output = helper.make_tensor_value_info(result, FLOAT, [1])
+    return helper.make_graph(nodes, name, [], [output])
+
+
 class _Nodes:
     """Nodes with names made up; the same constant or node is made once."""
 
-    def __init__(self) -> None:
+    def __init__(self, prefix: str = "") -> None:
+        self.prefix = prefix
         self.nodes: list[onnx.NodeProto] = []
         self.constants: dict[str, onnx.TensorProto] = {}
         self._known: dict[tuple[str, ...], str] = {}
 
+    def squares(self, tensors: Sequence[str]) -> str:
+        """The sum of the squares of all elements."""
+        return self.node("Sum", *(self.node("ReduceSumSquare", x, keepdims=0) for x in tensors))
+
     def node(self, operator: str, *inputs: str, **attributes: Any) -> str:
         key = (operator, *inputs)
         if key not in self._known:
-            self._known[key] = f"v{len(self._known)}"
+            self._known[key] = f"{self.prefix}v{len(self._known)}"
             self.nodes.append(helper.make_node(operator, inputs, [self._known[key]], **attributes))
         return self._known[key]
 

@@ -8,6 +8,7 @@ import click
 
 from .app import common
 from .output import UserError, current, size
+from .recipes import IGNORED
 
 EPILOG = """\b
 Examples:
@@ -25,6 +26,13 @@ Examples:
 @click.option("--freeze", multiple=True, help="Parameters not to train, e.g. 'encoder.*'.")
 @click.option("--train", multiple=True, help="Parameters to train, instead of all.")
 @click.option("--loss-output", help="Output that the loss compares; by default the first.")
+@click.option(
+    "--ignore-index",
+    type=int,
+    default=IGNORED,
+    show_default=True,
+    help="Label that does not count, beside the class numbers.",
+)
 @click.option("--clip-norm", type=float, help="Limit of the gradient's global norm.")
 @click.option("--weight-decay", type=float, help="Of the optimizer, where it has one.")
 @click.option("--momentum", type=float, help="Of sgd and rmsprop.")
@@ -43,6 +51,7 @@ def command(
     freeze: tuple[str, ...],
     train: tuple[str, ...],
     loss_output: str | None,
+    ignore_index: int,
     clip_norm: float | None,
     weight_decay: float | None,
     momentum: float | None,
@@ -64,7 +73,7 @@ def command(
     settings = Settings(
         model, loss=loss, optimizer=optimizer, freeze=freeze, train=train, clip_norm=clip_norm,
         loss_output=loss_output, training_mode=training_mode, weight_decay=weight_decay,
-        momentum=momentum,
+        momentum=momentum, ignore_index=ignore_index,
     )  # fmt: skip
     settings.check()
     plan = make_plan(settings)
@@ -82,7 +91,7 @@ def command(
             model,
             requires_grad=plan.trainable,
             frozen_params=[n for n in plan.frozen if matches(n, freeze)] or None,
-            loss=loss_block(loss),
+            loss=loss_block(loss, ignore_index),
             optimizer=made,
             artifact_directory=folder,
             prefix=prefix,

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from ..summary import ValueSummary
 from .output import UserError, count
-from .recipes import LossRecipe
+from .recipes import IGNORED, LossRecipe
 from .sources import Batches, Columns, Named, Ordered, Pictures, Source
 
 Array = npt.NDArray[Any]
@@ -34,6 +34,7 @@ class Task:
     features: Sequence[str] = ()
     classes: list[str] = field(default_factory=list)
     """Names of the classes, once data with text labels were read."""
+    ignore_index: int = IGNORED
 
     @property
     def fed(self) -> list[ValueSummary]:
@@ -48,6 +49,8 @@ class Dataset:
     arrays: dict[str, Array] = field(default_factory=dict)
     batches: Any = None
     where: str = ""
+    left_out: int = 0
+    """Rows that were not taken, because none of their labels counts."""
 
     @property
     def rows(self) -> int | None:
@@ -80,7 +83,25 @@ def match(source: Source, task: Task) -> Dataset:
         )
     if not min(lengths.values()):
         raise UserError(f"{source.where} holds no rows. Training needs at least one.")
-    return Dataset(arrays, where=source.where)
+    return _with_labels(Dataset(arrays, where=source.where), task)
+
+
+def _with_labels(data: Dataset, task: Task) -> Dataset:
+    """Only the rows that have something to learn: a batch of none of them would have no loss."""
+    if task.loss.kind != "class":
+        return data
+    labels = data.arrays[task.loss.target]
+    counts = (labels != task.ignore_index).reshape(len(labels), -1).any(axis=1)
+    if counts.all():
+        return data
+    if not counts.any():
+        raise UserError(
+            f"{data.where}: every label is {task.ignore_index}, which does not count, so there is "
+            "nothing to learn. Choose the targets with --target, or another --ignore-index."
+        )
+    chosen = data.part(counts)
+    chosen.left_out = len(labels) - int(counts.sum())
+    return chosen
 
 
 # --- which array is what --------------------------------------------------------------------------
@@ -335,8 +356,9 @@ def _labels(task: Task, array: Array, name: str) -> Array:
         if array.ndim == 2 and len(shape) == 2 and array.shape[1] == classes:
             array = _from_one_hot(array, name)
         check_shape(array, (shape[0], *shape[2:]), name)
-        if isinstance(classes, int):
-            _check_range(array, classes, name)
+        _check_range(array, classes if isinstance(classes, int) else None, name, task.ignore_index)
+    else:
+        _check_range(array, None, name, task.ignore_index)
     return np.ascontiguousarray(array)
 
 
@@ -346,24 +368,34 @@ def _from_one_hot(array: Array, name: str) -> Array:
     return np.asarray(array.argmax(axis=1))
 
 
-def _check_range(array: Array, classes: int, name: str) -> None:
-    if not array.size:
+def _check_range(array: Array, classes: int | None, name: str, ignored: int) -> None:
+    labels = array[array != ignored]
+    if not labels.size:
         return
-    low, high = int(array.min()), int(array.max())
-    if low >= 0 and high < classes:
+    low, high = int(labels.min()), int(labels.max())
+    if low >= 0 and (classes is None or high < classes):
         return
-    rows = np.flatnonzero(((array < 0) | (array >= classes)).reshape(len(array), -1).any(axis=1))
+    is_wrong = (array < 0) if classes is None else (array < 0) | (array >= classes)
+    is_wrong &= array != ignored
+    rows = np.flatnonzero(is_wrong.reshape(len(array), -1).any(axis=1))
+    value = int(array[is_wrong][0])
+    allowed = (
+        "class numbers start at 0"
+        if classes is None
+        else f"the model has {classes} classes, 0 to {classes - 1}"
+    )
     from_one = low == 1 and high == classes
     fix = (
         "They seem to count from 1: subtract 1."
         if from_one
         else f"Correct them, or use a model with {high + 1} outputs."
         if low >= 0
-        else "Negative labels are not possible: remove these rows or correct them."
+        else f"If {value} means that a label does not count, say --ignore-index {value}; otherwise "
+        "correct these rows or remove them."
     )
     raise UserError(
-        f"{name} has labels from {low} to {high}, and the model has {classes} classes, 0 to "
-        f"{classes - 1}; {count(len(rows), 'row')} out of range, the first is row {rows[0]}. {fix}"
+        f"{name} has labels from {low} to {high}, and {allowed}; {count(len(rows), 'row')} out of "
+        f"range, the first is row {rows[0]} with {value}. {fix}"
     )
 
 

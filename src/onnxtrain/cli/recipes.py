@@ -45,6 +45,8 @@ OPTIMIZERS = (
     "adamw", "adam", "sgd", "rmsprop", "adagrad", "adadelta", "lamb", "lion", "adafactor",
 )  # fmt: skip
 SCHEDULES = ("constant", "cosine", "linear", "step", "exponential", "onecycle", "plateau")
+IGNORED = -100
+"""The label that does not count by default, as in PyTorch."""
 METRICS = ("auto", "none", "accuracy", "mae", "mse", "r2", "perplexity", "top5")
 
 
@@ -53,11 +55,13 @@ def loss_recipe(name: str) -> LossRecipe:
     return LOSSES[one_of(name, LOSSES, "--loss")]
 
 
-def loss_block(name: str) -> Any:
-    """A new loss block."""
+def loss_block(name: str, ignore_index: int = IGNORED) -> Any:
+    """A new loss block; the label to ignore is for losses of classes."""
     from .. import onnxblock
 
-    return getattr(onnxblock.loss, loss_recipe(name).block)()
+    recipe = loss_recipe(name)
+    options = {"ignore_index": ignore_index} if recipe.kind == "class" else {}
+    return getattr(onnxblock.loss, recipe.block)(**options)
 
 
 def make_optimizer(

@@ -30,11 +30,11 @@ from .match import Dataset, Task, match
 from .output import Output, UserError, count
 from .plan import Plan, make_plan
 from .recipes import loss_block, make_optimizer, make_scheduler, metric_name
-from .settings import Settings, read_recompute
+from .settings import FIELDS, Settings, read_recompute
 from .sources import read
 
 FIXED = ("loss", "optimizer", "freeze", "train", "weight_decay", "momentum", "clip_norm",
-         "loss_output", "training_mode", "batch_size", "seed")  # fmt: skip
+         "loss_output", "ignore_index", "training_mode", "batch_size", "seed")  # fmt: skip
 """Settings that a resumed run must share with the one it goes on with."""
 
 
@@ -59,11 +59,20 @@ def train(settings: Settings, output: Output) -> Run:
     settings.check()
     plan = make_plan(settings)
     features = [f.strip() for f in (settings.features or "").split(",") if f.strip()]
-    task = Task(plan.summary.inputs, plan.output, plan.loss, settings.target, features)
+    task = Task(
+        plan.summary.inputs, plan.output, plan.loss, settings.target, features,
+        ignore_index=settings.ignore_index,
+    )  # fmt: skip
     training = match(read(settings.data), task)
     validation = None
     if settings.val:
         training, validation = _validation(settings, task, training)
+    for data in (training, validation):
+        if data is not None and data.left_out:
+            output.say(
+                f"{data.where}: {count(data.left_out, 'row')} with nothing but the label "
+                f"{settings.ignore_index} left out."
+            )
     return train_on(settings, plan, task, training, validation, output)
 
 
@@ -291,7 +300,7 @@ def _make_artifacts(settings: Settings, plan: Plan, optimizer: Any, folder: Path
     generate_artifacts(
         settings.model,
         requires_grad=plan.trainable,
-        loss=loss_block(settings.loss),
+        loss=loss_block(settings.loss, settings.ignore_index),
         optimizer=optimizer,
         artifact_directory=folder,
         loss_input_names=[plan.output.name],
@@ -393,7 +402,7 @@ def _check_resume(folder: Path, settings: Settings, plan: Plan) -> None:
         )
     now = settings.to_dict()
     for name in FIXED:
-        before = about["settings"].get(name)
+        before = about["settings"].get(name, FIELDS[name].default)
         if before != now[name]:
             option = "--" + name.replace("_", "-")
             raise UserError(

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from .output import UserError
+from .recipes import IGNORED, loss_recipe
 
 
 @dataclass
@@ -37,6 +38,7 @@ class Settings:
     momentum: float | None = None
     metric: str = "auto"
     loss_output: str | None = None
+    ignore_index: int = IGNORED
     training_mode: str = "auto"
     recompute: str | None = None
     seed: int = 0
@@ -60,6 +62,11 @@ class Settings:
         ):
             if not (math.isfinite(value) and value >= 0):
                 raise UserError(f"{option} is {value:g}; it must not be negative.")
+        if self.ignore_index != IGNORED and loss_recipe(self.loss).kind != "class":
+            raise UserError(
+                f"--ignore-index {self.ignore_index} is for losses that take class numbers; "
+                f"{self.loss} takes none."
+            )
         if self.resume and self.overwrite:
             raise UserError("--resume goes on with a run, --overwrite throws it away: choose one.")
 

@@ -9,7 +9,7 @@ from click.core import ParameterSource
 
 from .app import common
 from .output import current
-from .recipes import LOSSES, METRICS, OPTIMIZERS, SCHEDULES
+from .recipes import IGNORED, LOSSES, METRICS, OPTIMIZERS, SCHEDULES
 
 EPILOG = """\b
 Data (--data, --val):
@@ -72,6 +72,13 @@ class _Listed(click.ParamType):  # type: ignore[type-arg, unused-ignore]
 @click.option("--momentum", type=float, help="Of sgd and rmsprop.")
 @click.option("--metric", type=_Listed(METRICS), default="auto", show_default=True)
 @click.option("--loss-output", help="Output that the loss compares; by default the first.")
+@click.option(
+    "--ignore-index",
+    type=int,
+    default=IGNORED,
+    show_default=True,
+    help="Label that does not count, beside the class numbers.",
+)
 @click.option(
     "--training-mode",
     type=_Listed(("auto", "preserve", "train")),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..errors import NonFiniteError
 from ..runtime.state.buffers import TensorStore, aligned_zeros
 from ..runtime.step.module import Module
 from ..runtime.step.optimizer import Optimizer
@@ -72,6 +74,11 @@ class ParallelEngine:
         self.overlap = Overlap(backend, module, self._reduce, overlap, bucket_mb)
         self.forget()
 
+    def nothing_counts(self, part: Part) -> bool:
+        """False: `run` leaves the loss of such a part out itself."""
+        del part
+        return False
+
     @property
     def step_count(self) -> int:
         """Number of updates so far."""
@@ -92,14 +99,24 @@ class ParallelEngine:
         if part.rows:
             self._weigh(part.rows * self.backend.size / part.total)
             self.overlap.prepare(self._pending + 1 == self.accumulate, self._factor)
-            result = self.module(*part)
-            loss = result[0] if isinstance(result, tuple) else result
-            self._loss += float(np.mean(loss)) * part.rows
+            loss = self._run_module(part)
+            if math.isfinite(loss) or not self.module._train.user.nothing_counts(part):
+                self._loss += loss * part.rows
+        else:
+            self.module._train.skip()
         self._rows += part.rows
         self._total += part.total
         self._pending += 1
         self._seconds += time.perf_counter() - began
         return self.finish() if self._pending == self.accumulate else (0.0, 0)
+
+    def _run_module(self, part: Part) -> float:
+        """The mean loss of this rank's rows; what is wrong with it all ranks find out together."""
+        try:
+            result = self.module(*part)
+        except NonFiniteError:
+            return math.nan
+        return float(np.mean(result[0] if isinstance(result, tuple) else result))
 
     def _weigh(self, factor: float) -> None:
         """The buffer holds gradients that `_factor` has still to be multiplied with."""
@@ -123,12 +140,12 @@ class ParallelEngine:
         sent = time.perf_counter()
         square = self._exchange()
         sent = time.perf_counter() - sent
-        scale = 1.0 / (self.backend.size * self._pending)
-        if isinstance(self.optimizer, ShardedOptimizer):
-            self.optimizer.apply(scale, square)
-        else:
-            self._gradients.push()
-            self.optimizer.apply(scale)
+        try:
+            self._update(square)
+        except NonFiniteError:
+            self.module.discard_step()
+            self.forget()
+            raise
         rows, batches = self._total, self._pending
         loss = float(self._tail[0]) / rows
         self._empty_tail()
@@ -136,6 +153,23 @@ class ParallelEngine:
         self.forget()
         self.overlap.end(batches, rows, seconds, sent)
         return loss, rows
+
+    def _update(self, square: float) -> None:
+        """The same on every rank, or, if loss or gradients are not finite, the same error."""
+        loss = float(self._tail[0]) / self._total
+        if self.module.check_finite and not math.isfinite(loss):
+            of = "batch" if self._pending == 1 else f"{self._pending} batches"
+            raise NonFiniteError(
+                f"The loss of the {of} is {loss} on one of the ranks or several, in update "
+                f"{self.step_count + 1}. Nothing was changed: go on with the next batch. Look at "
+                "this one, the learning rate and the initial values."
+            )
+        scale = 1.0 / (self.backend.size * self._pending)
+        if isinstance(self.optimizer, ShardedOptimizer):
+            self.optimizer.apply(scale, square)
+        else:
+            self._gradients.push()
+            self.optimizer.apply(scale)
 
     def _exchange(self) -> float:
         """Sum over the ranks; gives the squared norm if the optimizer is sharded."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import zlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -110,10 +109,10 @@ class DataParallel(Group):
         module = self._module(train_model, state, options)
         optimizer: Optimizer | ShardedOptimizer
         if self.shard_optimizer:
-            optimizer = ShardedOptimizer(optimizer_model, module, self.backend)
+            optimizer = ShardedOptimizer(optimizer_model, module, self.backend, clip_norm)
         else:
             optimizer = Optimizer(optimizer_model, module)
-        optimizer.clip_norm = clip_norm
+            optimizer.clip_norm = clip_norm
         return ParallelEngine(
             self.backend, module, optimizer, wide, accumulate, self.overlap, self.bucket_mb
         )
@@ -122,13 +121,8 @@ class DataParallel(Group):
         self, train_model: Source, state: CheckpointState, options: dict[str, Any]
     ) -> Module:
         """Each rank draws other Dropout masks; the checkpoint keeps the common seed."""
-        seed = state._random.seed
-        if self.rank:
-            state._random.seed = zlib.crc32(f"{seed}/{self.rank}".encode())
-        try:
-            return Module(train_model, state, **options)
-        finally:
-            state._random.seed = seed
+        state._random.rank = self.rank
+        return Module(train_model, state, **options)
 
     def split(self, source: Batches) -> Batches:
         """This rank's part of each batch."""

@@ -10,11 +10,12 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import InputError
+from ..errors import InputError, NonFiniteError
 from ..runtime.files.dtypes import F32
 from ..runtime.files.onnxfile import Source
 from ..runtime.state.buffers import ALIGNMENT, FlatBuffer, Slot, TensorSpec, TensorStore
 from ..runtime.state.checkpoint_state import OptimizerState
+from ..runtime.step.finite import HUGE, Snapshot, clip_factor, is_finite, square_sum
 from ..runtime.step.module import Module
 from ..runtime.step.optimizer import attach
 from ..runtime.step.update import Update, load_optimizer
@@ -61,12 +62,19 @@ class ShardedOptimizer:
         source: path or bytes of the optimizer model; its update must be element by element.
         module: whose parameters are updated.
         backend: the ranks.
+        clip_norm: limit of the global gradient norm, instead of the optimizer model's own.
     """
 
-    def __init__(self, source: Source, module: Module, backend: Backend) -> None:
-        self.clip_norm: float | None = None
-        self._backend, self._state = backend, module._state
+    def __init__(
+        self,
+        source: Source,
+        module: Module,
+        backend: Backend,
+        clip_norm: float | None = None,
+    ) -> None:
+        self._backend, self._state, self._module = backend, module._state, module
         self._file = file = load_optimizer(source)
+        self._limit = file.clip_norm if clip_norm is None else clip_norm
         if file.layout != "elementwise" or not module._device.is_host:
             reason = (
                 f"{file.name or 'this optimizer'} works on whole tensors"
@@ -86,9 +94,10 @@ class ShardedOptimizer:
         memory.states = {}  # the whole moments are let go; `collected` brings them together again
         self._memory: OptimizerState = memory
         self._gradients = window(self._state._gradients, start, stop)
+        self._params = window(params, start, stop)
         part = SimpleNamespace(
             _state=SimpleNamespace(
-                _trainable=window(params, start, stop),
+                _trainable=self._params,
                 _gradients=self._gradients,
                 _optimizer=OptimizerState(memory.name, states=self.moments),
             ),
@@ -118,26 +127,45 @@ class ShardedOptimizer:
         """Sum the tail over all ranks; gives the squared norm of the gradients."""
         part = self._gradients.buffers["F32"].data
         small = np.empty(tail.size + 1, np.float64)
-        small[0], small[1:] = _square(part), tail
+        small[0], small[1:] = square_sum(part), tail
         self._backend.all_reduce(small)
         tail[:] = small[1:]
         return float(small[0])
 
     def apply(self, scale: float, square: float) -> None:
         """Update with all gradients times `scale`; `square` is their squared norm before."""
-        limit = self.clip_norm
-        if limit is None:
-            limit = (self._file.clip or {}).get("norm")
-        coefficient = scale
-        if limit is not None and not math.isnan(square):
-            coefficient *= min(1.0, limit / (scale * math.sqrt(square) + 1e-6))
-        elif limit is not None:
-            coefficient = math.nan
+        norm = scale * math.sqrt(square)
+        if self._limit is not None:
+            factor = clip_factor(norm, self._limit)
+            scale, norm = scale * factor, norm * factor
         memory = self._memory
-        if self._update is not None:
-            self._update.run(memory.step + 1, memory.learning_rate, coefficient)
+        if not self._module.check_finite or max(norm, memory.learning_rate) <= HUGE:
+            self._run(scale)
+        else:
+            self._try(scale, norm)
+        self._module._train.updated()
         memory.step += 1
         self._backend.gather_slices(self._state._trainable.buffers["F32"].data, self.bounds)
+
+    def _run(self, scale: float) -> None:
+        if self._update is not None:
+            self._update.run(self._memory.step + 1, self._memory.learning_rate, scale)
+
+    def _try(self, scale: float, norm: float) -> None:
+        """Update, and take it back on all ranks if the result of one is not finite."""
+        stores = [self._params, *self.moments.values()]
+        before = Snapshot(stores)
+        if math.isfinite(norm):
+            with np.errstate(over="ignore", invalid="ignore"):  # that is what is looked for
+                self._run(scale)
+        bad = not (math.isfinite(norm) and all(map(is_finite, stores)))
+        if self._backend.sums([bad])[0]:
+            before.restore()
+            raise NonFiniteError(
+                f"The gradients, or what the update makes of them, are NaN or infinite in update "
+                f"{self.step_count + 1}. Nothing was changed: go on with the next batch. Look at "
+                "this one and at the learning rate, or clip the gradients."
+            )
 
     def collected(self) -> dict[str, TensorStore]:
         """The whole moments on rank 0, for a checkpoint; nothing elsewhere. All ranks call it."""
@@ -161,9 +189,3 @@ class ShardedOptimizer:
             if whole is not None:
                 found[kind] = whole
         return found
-
-
-def _square(part: Array) -> float:
-    piece = 1 << 16
-    pieces = (part[at : at + piece] for at in range(0, part.size, piece))
-    return sum(float(np.dot(p, p)) for p in pieces)

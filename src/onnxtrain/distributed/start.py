@@ -74,7 +74,7 @@ def _described(state: CheckpointState) -> dict[str, Any]:
         },
         "scheduler": state._scheduler,
         "trainer": state._trainer,
-        "random": [state._random.seed, state._random.generation],
+        "random": [state._random.seed, state._random.generation, state._random.counter],
         "properties": state._properties,
     }
 

@@ -31,8 +31,9 @@ def from_record(record: ArrayRecord) -> dict[str, Array]:
 
 @functools.lru_cache(maxsize=4)
 def _model(
-    artifacts: str, prefix: str, metrics: tuple[str, ...], named: bool
+    artifacts: str, prefix: str, metrics: tuple[str, ...], named: bool, process: int
 ) -> LocalModel:  # sessions take long to make; a process serves many clients and rounds
+    del process  # a forked one makes its own
     return LocalModel(artifacts, prefix, metrics=metrics, named=named)
 
 
@@ -74,27 +75,29 @@ def client_app(
     def train(message: Message, context: Context) -> Message:
         from .secure import answer, question
 
-        model = _model(*key)
-        arrays, config = question(message, model)
-        model.set_arrays(arrays)
-        training, _ = data(context)
-        node = int(context.node_config.get("partition-id", 0))
-        loss = model.train(
-            training,
-            epochs=int(config.get("epochs", epochs)),
-            batch_size=int(config.get("batch-size", batch_size)),
-            learning_rate=config.get("learning-rate", learning_rate),
-            proximal_mu=float(config.get("proximal-mu", 0.0)),
-            seed=seed + 1_000_003 * int(config.get("server-round", 0)) + node,
-        )
-        return answer(message, model, {"loss": loss, "num-examples": _rows(training)})
+        model = _model(*key, os.getpid())
+        with model.state.lock:  # clients that share a process take turns
+            arrays, config = question(message, model)
+            model.set_arrays(arrays)
+            training, _ = data(context)
+            node = int(context.node_config.get("partition-id", 0))
+            loss = model.train(
+                training,
+                epochs=int(config.get("epochs", epochs)),
+                batch_size=int(config.get("batch-size", batch_size)),
+                learning_rate=config.get("learning-rate", learning_rate),
+                proximal_mu=float(config.get("proximal-mu", 0.0)),
+                seed=seed + 1_000_003 * int(config.get("server-round", 0)) + node,
+            )
+            return answer(message, model, {"loss": loss, "num-examples": _rows(training)})
 
     def evaluate(message: Message, context: Context) -> Message:
-        model = _model(*key)
-        model.set_arrays(from_record(message.content.array_records["arrays"]))
-        training, validation = data(context)
-        chosen = training if validation is None else validation
-        found: dict[str, Any] = {**model.evaluate(chosen), "num-examples": _rows(chosen)}
+        model = _model(*key, os.getpid())
+        with model.state.lock:
+            model.set_arrays(from_record(message.content.array_records["arrays"]))
+            training, validation = data(context)
+            chosen = training if validation is None else validation
+            found: dict[str, Any] = {**model.evaluate(chosen), "num-examples": _rows(chosen)}
         return Message(RecordDict({"metrics": MetricRecord(found)}), reply_to=message)
 
     app.train()(train)

@@ -14,6 +14,7 @@ from ..errors import InputError, NonFiniteError
 from ..runtime.loop.batches import make_batches
 from ..runtime.loop.metrics import Metric
 from ..runtime.loop.trainer import Trainer
+from ..runtime.sharing import OneProcess, exclusive
 from ..runtime.state.checkpoint_state import CheckpointState
 from ..runtime.step.module import Module
 from ..runtime.step.optimizer import Optimizer
@@ -23,7 +24,7 @@ PARAMETERS, STATISTICS = "parameters", "statistics"
 """Names of the arrays that travel: all trained values, and running statistics if there are any."""
 
 
-class LocalModel:
+class LocalModel(OneProcess):
     """Artifacts in the hands of one client (or of the server, to evaluate).
 
     Args:
@@ -38,6 +39,8 @@ class LocalModel:
         >>> arrays = model.arrays()  # doctest: +SKIP
     """
 
+    _instead = "Hand over arrays(), and give them to set_arrays() of a new LocalModel there."
+
     def __init__(
         self,
         artifacts: str | os.PathLike[str],
@@ -49,6 +52,7 @@ class LocalModel:
         folder = Path(artifacts)
         self.named = named
         self.state = CheckpointState.load_checkpoint(folder / f"{prefix}checkpoint")
+        self._share(self.state.lock)
         self._files = (
             folder / f"{prefix}training_model.onnx",
             folder / f"{prefix}optimizer_model.onnx",
@@ -67,6 +71,7 @@ class LocalModel:
 
     # --- what travels ----------------------------------------------------------------------------
 
+    @exclusive
     def arrays(self) -> dict[str, Array]:
         """Copies of everything that training changes."""
         store, frozen = self.state._trainable, self.state._frozen
@@ -78,6 +83,7 @@ class LocalModel:
             found[STATISTICS] = _flat(statistics)
         return found
 
+    @exclusive
     def set_arrays(self, arrays: Mapping[str, Array]) -> None:
         """Take over what `arrays` of another copy gave; wrong names, sizes or NaN are refused."""
         own = self.arrays()
@@ -94,6 +100,7 @@ class LocalModel:
 
     # --- work ------------------------------------------------------------------------------------
 
+    @exclusive
     def train(
         self,
         data: Any,
@@ -150,6 +157,7 @@ class LocalModel:
                 "client's data and the learning rate."
             )
 
+    @exclusive
     def evaluate(self, data: Any, batch_size: int = 256) -> dict[str, float]:
         """Loss and metrics with the current parameters."""
         if self._trainer is None:
@@ -158,6 +166,7 @@ class LocalModel:
             )
         return self._trainer.evaluate(data, batch_size)
 
+    @exclusive
     def export(self, path: str | os.PathLike[str]) -> None:
         """Write the inference model."""
         outputs = self._eval_outputs()

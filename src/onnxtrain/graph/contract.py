@@ -12,7 +12,11 @@ from typing import Any, Protocol
 
 import onnx_ir as ir
 
+from .labels import DECLARED, ClassLabels
+
 METADATA = "onnxtrain.artifact"
+RANDOM_INPUT = "onnxtrain.random"
+"""Name of the input INT64 [2]: seed, and the number of training passes before this one."""
 
 
 class Described(Protocol):
@@ -40,19 +44,31 @@ class Described(Protocol):
 
 
 def order_inputs(model: ir.Model, plan: Described, extra: Sequence[str] = ()) -> None:
-    """User inputs and targets, parameters in initializer order, then what was added."""
+    """User inputs and targets, parameters in initializer order, then what was added.
+
+    What random operators draw from comes last.
+    """
     inputs = model.graph.inputs
     values = {v.name: v for v in inputs}
     users = [n for n in plan.user_inputs if n not in plan.parameters]
-    order = [*users, *plan.parameters, *extra]
+    hidden = [n for n in (RANDOM_INPUT,) if n in values]
+    order = [*users, *plan.parameters, *extra, *hidden]
     inputs.clear()
     inputs.extend(values[n] for n in order)
     for name in (*plan.parameters, *extra):
         values[name].const_value = None  # the values live in the checkpoint
 
 
-def describe(model: ir.Model, plan: Described, kind: str, **more: Any) -> None:
+def describe_labels(labels: Sequence[ClassLabels]) -> dict[str, Any]:
+    """The entry of the metadata that says what to check of the labels; none if none."""
+    return {"labels": [one.to_dict() for one in labels]} if labels else {}
+
+
+def describe(
+    model: ir.Model, plan: Described, kind: str, labels: Sequence[ClassLabels], **more: Any
+) -> None:
     """Write the metadata."""
+    model.metadata_props.pop(DECLARED, None)  # what is written here takes its place
     described = {
         "version": 1,
         "kind": kind,
@@ -60,6 +76,7 @@ def describe(model: ir.Model, plan: Described, kind: str, **more: Any) -> None:
         "user_outputs": list(plan.outputs),
         "trainable": list(plan.trainable),
         "frozen": list(plan.frozen),
+        **describe_labels(labels),
         **more,
     }
     model.metadata_props[METADATA] = json.dumps(described)

@@ -6,6 +6,8 @@ import contextlib
 import math
 import os
 from collections.abc import Iterator
+from contextvars import ContextVar
+from typing import Any
 
 import onnx
 from onnx import external_data_helper, helper
@@ -73,34 +75,45 @@ class ModelAccessor:
         self._eval_model = model
 
 
-_GLOBAL_ACCESSOR: ModelAccessor | None = None
-_GLOBAL_CUSTOM_OP_LIBRARY: str | None = None
+_accessor: ContextVar[ModelAccessor | None] = ContextVar("onnxblock.accessor", default=None)
+_library: ContextVar[str | None] = ContextVar("onnxblock.library", default=None)
+_GLOBALS: dict[str, ContextVar[Any]] = {
+    "_GLOBAL_ACCESSOR": _accessor,
+    "_GLOBAL_CUSTOM_OP_LIBRARY": _library,
+}
+"""What the predecessor's scripts read as variables of this module; every thread has its own."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _GLOBALS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return _GLOBALS[name].get()
 
 
 def current() -> ModelAccessor:
     """The accessor of the innermost context."""
-    if _GLOBAL_ACCESSOR is None:
+    accessor = _accessor.get()
+    if accessor is None:
         raise AccessorError(
             "No base onnx model: call blocks inside `with onnxblock.base(model):`, "
             "`with onnxblock.empty_base():` or `with onnxblock.onnx_model(model):`."
         )
-    return _GLOBAL_ACCESSOR
+    return accessor
 
 
 @contextlib.contextmanager
 def _active(accessor: ModelAccessor) -> Iterator[ModelAccessor]:
-    global _GLOBAL_ACCESSOR  # noqa: PLW0603  one model at a time, as the API promises
-    if _GLOBAL_ACCESSOR is not None:
+    if _accessor.get() is not None:  # one model at a time, as the API promises; in each thread
         raise AccessorError(
             "Base onnx model already exists: contexts cannot be nested. Leave the first one."
         )
     # Before version 4 every initializer must be listed as an input too; blocks add initializers.
     accessor.model.ir_version = max(accessor.model.ir_version, 4)
-    _GLOBAL_ACCESSOR = accessor
+    _accessor.set(accessor)
     try:
         yield accessor
     finally:
-        _GLOBAL_ACCESSOR = None
+        _accessor.set(None)
 
 
 @contextlib.contextmanager
@@ -179,14 +192,13 @@ def _empty_model(opset: int, name: str) -> onnx.ModelProto:
 @contextlib.contextmanager
 def custom_op_library(custom_op_library_path: str | os.PathLike[str]) -> Iterator[str]:
     """Remember a library of custom operators while models are built and converted."""
-    global _GLOBAL_CUSTOM_OP_LIBRARY  # noqa: PLW0603  one library at a time
     path = os.fspath(custom_op_library_path)
-    if _GLOBAL_CUSTOM_OP_LIBRARY is not None:
+    if _library.get() is not None:
         raise AccessorError("A custom op library is set already: contexts cannot be nested.")
     if not os.path.exists(path):
         raise AccessorError(f"The custom op library {path!r} does not exist.")
-    _GLOBAL_CUSTOM_OP_LIBRARY = path
+    _library.set(path)
     try:
         yield path
     finally:
-        _GLOBAL_CUSTOM_OP_LIBRARY = None
+        _library.set(None)

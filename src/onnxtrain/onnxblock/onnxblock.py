@@ -132,8 +132,8 @@ class TrainingBlock(Block):
         names = [output] if isinstance(output, str) else list(output)
         self._plan = plan = self._make_plan(accessor, names, before)
         self._parameters = _tensors(accessor.model, plan.trainable, plan.frozen)
-        self._eval = eval_model(plan)
         self._training = training_model(plan, accumulating=self._accumulating)
+        self._eval = eval_model(plan)
         accessor.eval_model = ir.to_proto(self._eval)
         accessor.model.CopyFrom(ir.to_proto(self._training))
         return output
@@ -157,6 +157,8 @@ class TrainingBlock(Block):
             training_mode=self._training_mode,
             no_gradient=self._no_gradient,
             recompute=self.recompute,
+            counter=True,
+            labels_are_checked=True,
         )
 
     def _choose(self, base: onnx.ModelProto) -> tuple[list[str], list[str], list[str]]:

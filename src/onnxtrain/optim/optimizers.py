@@ -6,6 +6,7 @@ step, from 1 on. All states start at zero.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -62,7 +63,7 @@ def sgd(
         >>> optim.sgd(momentum=0.9, nesterov=True).states
         ('first_order_moments',)
     """
-    check_not_negative(momentum=momentum, weight_decay=weight_decay)
+    check_not_negative(momentum=momentum, dampening=dampening, weight_decay=weight_decay)
     if nesterov and (momentum == 0 or dampening != 0):
         raise OptimizerError("Nesterov's form needs a momentum and no dampening.")
     links: list[Transform] = [add_decayed_weights()]
@@ -311,10 +312,10 @@ def adafactor(
 
     The equations stand at `scale_by_factored_rms`; the decay is ``p ← p − η·λ·p`` before them.
     """
-    check_not_negative(eps=eps[1], weight_decay=weight_decay)
-    if not (beta2_decay <= 0 and d >= 1.0):
-        raise OptimizerError("Adafactor needs beta2_decay ≤ 0 and d ≥ 1.")
     eps1 = float(np.finfo(np.float32).eps) if eps[0] is None else eps[0]
+    check_not_negative(eps1=eps1, eps2=eps[1], weight_decay=weight_decay)
+    if not (-math.inf < beta2_decay <= 0 and 1.0 <= d < math.inf):
+        raise OptimizerError("Adafactor needs beta2_decay ≤ 0 and d ≥ 1, both finite.")
     return chain(
         scale_by_factored_rms(beta2_decay, eps1, eps[1], d),
         subtract_decayed_weights(),

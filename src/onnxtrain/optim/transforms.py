@@ -21,6 +21,21 @@ def average(ctx: Context, name: str, rate: float, new: Linear) -> Tensor:
     return ctx.keep(name, Linear([(rate, ctx.states[name])]) + new * (1.0 - rate))
 
 
+def with_square(update: Linear, share: float = 1.0) -> tuple[Linear, Linear]:
+    """The update as one term, and `share` times its square.
+
+    Of c·t with a factor c that is known at run time only, because gradients are clipped say, the
+    square is that of √share·c·t: c²·t² would overflow where c·t does not, and costs as much.
+    """
+    update = update.settled()
+    coefficient, tensor = update.terms[0]
+    if not isinstance(coefficient, Tensor) or not share:
+        return update, update.square() * share
+    root = math.sqrt(share)
+    part = tensor * times(coefficient, root)
+    return Linear([(1.0 / root, part)]), Linear([(1.0, part * part)])
+
+
 @dataclass(frozen=True)
 class scale_by_learning_rate:  # noqa: N801  transforms read like functions in a chain
     """u ← −η·u: the step down the slope."""
@@ -136,9 +151,9 @@ class scale_by_adam:  # noqa: N801
     def __call__(self, ctx: Context, update: Linear) -> Linear:
         """The next update."""
         op = ctx.op
-        update = update.settled()
+        update, square = with_square(update, 1.0 - self.b2)
         m = average(ctx, FIRST, self.b1, update)
-        v = average(ctx, SECOND, self.b2, update.square())
+        v = ctx.keep(SECOND, Linear([(self.b2, ctx.states[SECOND])]) + square)
         eps: Scalar = self.eps
         scale: Scalar = 1.0
         if self.correct_bias:
@@ -189,8 +204,8 @@ class scale_by_sum_of_squares:  # noqa: N801
     def __call__(self, ctx: Context, update: Linear) -> Linear:
         """The next update."""
         op = ctx.op
-        update = update.settled()
-        total = ctx.keep(SECOND, Linear([(1.0, ctx.states[SECOND])]) + update.square())
+        update, square = with_square(update)
+        total = ctx.keep(SECOND, Linear([(1.0, ctx.states[SECOND])]) + square)
         if self.initial:  # states start at zero, so the start value is added when it is used
             total = total + self.initial
         direction = _divided(update, op.Sqrt(total) + self.eps)
@@ -218,8 +233,8 @@ class scale_by_rms:  # noqa: N801
 
     def __call__(self, ctx: Context, update: Linear) -> Linear:
         """The next update."""
-        update = update.settled()
-        v = average(ctx, SECOND, self.alpha, update.square())
+        update, square = with_square(update, 1.0 - self.alpha)
+        v = ctx.keep(SECOND, Linear([(self.alpha, ctx.states[SECOND])]) + square)
         if self.centered:
             m = average(ctx, "gradient_averages", self.alpha, update)
             v = v - m * m
@@ -241,8 +256,8 @@ class scale_by_adadelta:  # noqa: N801
     def __call__(self, ctx: Context, update: Linear) -> Linear:
         """The next update."""
         op = ctx.op
-        update = update.settled()
-        v = average(ctx, SECOND, self.rho, update.square())
+        update, square = with_square(update, 1.0 - self.rho)
+        v = ctx.keep(SECOND, Linear([(self.rho, ctx.states[SECOND])]) + square)
         d = ctx.states["update_averages"]
         ratio = op.Sqrt((d + self.eps) / (v + self.eps))
         coefficient, direction = update.terms[0]

@@ -10,15 +10,17 @@ from collections.abc import Collection, Sequence
 
 import onnx_ir as ir
 
+from ..graph.labels import guard_labels
 from . import modes as modes
+from .base import Context as Context
+from .base import Pass as Pass
+from .base import Record as Record
+from .base import Trace as Trace
 from .batch_norm import split_batch_norms
 from .cleanup import optimize as optimize
 from .columns import layers_in_columns as layers_in_columns
+from .draws import draw_from_counter
 from .expand import expand_functions
-from .pipeline import Context as Context
-from .pipeline import Pass as Pass
-from .pipeline import Record as Record
-from .pipeline import Trace as Trace
 from .recompute import recompute_activations as recompute_activations
 from .recurrent import recurrent_layers_as_scans
 from .segments import Recompute as Recompute
@@ -29,6 +31,11 @@ from .selection import select_early
 from .small_maps import small_maps_as_products as small_maps_as_products
 
 BEFORE = (
+    Pass(
+        "label guard",
+        "a class label that nobody checks and that is out of range is seen, never another class",
+        lambda model, c: guard_labels(model, c.checked_labels),
+    ),
     Pass(
         "unread log-probabilities",
         "the cross entropy's gradient takes a faster form where nobody reads its second output",
@@ -63,6 +70,11 @@ BEFORE = (
 """What changes the forward graph, before it is differentiated."""
 
 AFTER = (
+    Pass(
+        "counter",
+        "random operators draw from a counter that the caller keeps: runs can be repeated (ADR 15)",
+        lambda model, c: draw_from_counter(model) if c.counter else model,
+    ),
     Pass(
         "cleanup",
         "no dead, duplicate or pointless node; nodes in the order that keeps least alive (ADR 8)",

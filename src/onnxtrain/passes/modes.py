@@ -11,7 +11,7 @@ import onnx_ir as ir
 from ..errors import ModelError
 from ..graph import FLOATS, OpBuilder, Tensor
 from ..graph.nodes import initializer
-from ..graph.schema import RANDOM
+from .draws import draws
 
 MODES = ("preserve", "train", "auto")
 
@@ -258,8 +258,8 @@ def _float_attribute(node: ir.Node, name: str, default: float) -> float:
 
 
 def random_nodes(model: ir.Model) -> list[str]:
-    """Names of the nodes that draw."""
-    return [n.name or "" for n in model.graph.all_nodes() if n.op_type in RANDOM and not n.domain]
+    """Names of the nodes that draw from a generator of their kernel."""
+    return [n.name or "" for n in model.graph.all_nodes() if draws(n)]
 
 
 def drop_unread_log_prob(model: ir.Model) -> ir.Model:

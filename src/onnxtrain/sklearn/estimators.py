@@ -18,7 +18,7 @@ from sklearn.utils.multiclass import check_classification_targets, unique_labels
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted
 
 from .. import optim
-from ..compat.onnxcustom.base import Array, SelectionError
+from ..compat.onnxcustom.base import Array, Locked, SelectionError
 from ..compat.onnxcustom.common import own_inputs
 from ..compat.onnxcustom.data_loader import OrtDataLoader, generator
 from ..compat.onnxcustom.devices import device_to_providers
@@ -32,8 +32,11 @@ from ..compat.onnxcustom.optimizers import RATE, BoundStep
 from ..compat.onnxcustom.sgd_learning_rate import LearningRateSGD
 from ..compat.ort import TrainingParameters, TrainingSession
 from ..compat.ort.recipes import gradient_descent
+from ..errors import NonFiniteError
 from ..graph import parameters as params
 from ..graph import to_proto
+from ..hyper import check_amount, check_limit
+from ..runtime.sharing import exclusive, keep_from_parent, lock_after_fork
 from .networks import LABEL, LOSS, WEIGHT, Network, Penalty, mlp, network, training_model
 from .validation import validated
 
@@ -41,7 +44,7 @@ OPTIMIZERS = ("sgd", "adam", "adamw", "lamb", "rmsprop", "adagrad", "lion")
 PENALTIES = (None, "l1", "l2", "elasticnet")
 
 
-class OnnxEstimator(BaseEstimator):  # type: ignore[misc]
+class OnnxEstimator(Locked, BaseEstimator):  # type: ignore[misc]
     """What classifier and regressor share: parameters, the loop, and the trained model."""
 
     _transient = ("_session", "_steps", "_predictor", "_evaluator")
@@ -131,8 +134,11 @@ class OnnxEstimator(BaseEstimator):  # type: ignore[misc]
         for name, low in (("max_iter", 1), ("n_iter_no_change", 1)):
             if getattr(self, name) < low:
                 raise SelectionError(f"{name} must be at least {low}, not {getattr(self, name)}.")
-        if self.alpha < 0 or not 0 <= self.l1_ratio <= 1:
-            raise SelectionError("alpha must not be negative, and l1_ratio lie between 0 and 1.")
+        check_amount(self.alpha, "alpha", SelectionError)
+        check_amount(self.momentum, "momentum", SelectionError)
+        check_limit(self.learning_rate, "learning_rate", SelectionError)
+        if not 0 <= self.l1_ratio <= 1:
+            raise SelectionError("l1_ratio must lie between 0 and 1.")
         if self.early_stopping and not 0 < self.validation_fraction < 1:
             raise SelectionError(
                 f"validation_fraction must lie between 0 and 1, not {self.validation_fraction}."
@@ -280,7 +286,7 @@ class OnnxEstimator(BaseEstimator):  # type: ignore[misc]
                     f"{type(self).__name__} did not converge in {epochs} iterations; raise "
                     "max_iter or learning_rate, or scale the features.",
                     ConvergenceWarning,
-                    stacklevel=3,
+                    stacklevel=4,
                 )
         if best_state is not None:
             self._session.load_state(best_state)
@@ -308,14 +314,16 @@ class OnnxEstimator(BaseEstimator):  # type: ignore[misc]
             if step is None:
                 names = [self._input_name(), LABEL, WEIGHT]
                 step = self._steps[rows] = BoundStep(self._session, names, data, rows, LOSS)
-            total += step.run(data, starts, self._rate.value) * rows
-        loss = total / len(loader)
-        if not np.isfinite(loss):
-            raise ConvergenceError(
-                f"The loss is {loss} in iteration {self.n_iter_}; the losses before it are "
-                f"{self.loss_curve_[-5:]}. Lower learning_rate or scale the features."
-            )
-        return loss
+            try:
+                total += step.run(data, starts, self._rate.value) * rows
+            except NonFiniteError as error:
+                raise ConvergenceError(
+                    f"{error} of iteration {self.n_iter_}; the losses of the iterations before it "
+                    f"are {self.loss_curve_[-5:]}. That batch changed nothing: a warm start, or "
+                    "partial_fit, goes on from the weights before it. Lower learning_rate or scale "
+                    "the features."
+                ) from error
+        return total / len(loader)
 
     def _input_name(self) -> str:
         return str(self._prediction_onnx.graph.input[0].name)
@@ -376,19 +384,30 @@ class OnnxEstimator(BaseEstimator):  # type: ignore[misc]
     def _score(self, X: Array, y: Array, weight: Array) -> float:
         raise NotImplementedError
 
+    @exclusive
     def save(self, path: Any) -> None:
         """Write the trained model to a file."""
         check_is_fitted(self)
         onnx.save(self.onnx_model_, str(path))
 
+    @exclusive
     def __getstate__(self) -> dict[str, Any]:
         state = dict(super().__getstate__())
         if state.get("_session") is not None:
             state["_state"] = self._session.get_state()
-        for name in self._transient:
-            if name in state:
-                state[name] = {} if name == "_steps" else None
-        return state
+        state.pop("_mutex", None)
+        return {**state, **self._without_sessions()}
+
+    def _without_sessions(self) -> dict[str, Any]:
+        """What attributes with sessions are where these have to be made again."""
+        there = [n for n in self._transient if n in self.__dict__]
+        return {name: {} if name == "_steps" else None for name in there}
+
+    def after_fork(self) -> None:
+        """Make new sessions in a forked process: the threads of these have stayed behind."""
+        keep_from_parent(dict(self.__dict__))
+        lock = lock_after_fork(self._lock, type(self).__name__)
+        self.__dict__.update(_mutex=lock, **self._without_sessions())
 
 
 class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]
@@ -512,6 +531,7 @@ class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]
         )
         self.class_weight = class_weight
 
+    @exclusive
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> OnnxClassifier:
         """Train until the loss, or the validation score, does not improve any more."""
         X, y = self._features(X, reset=True, y=y)
@@ -529,6 +549,7 @@ class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]
         self._train(X, self._encoded(y), weight, self.max_iter, rng, fit=True)
         return self
 
+    @exclusive
     def partial_fit(
         self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None
     ) -> OnnxClassifier:
@@ -595,6 +616,7 @@ class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]
             raise SelectionError("A Softmax over one column is always 1: use a Sigmoid.")
         return link
 
+    @exclusive
     def predict_proba(self, X: Any) -> Array:
         """Probabilities, one column per class in the order of `classes_`."""
         check_is_fitted(self)
@@ -611,6 +633,7 @@ class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]
             return np.ones_like(chances)
         return np.hstack([1 - chances, chances])
 
+    @exclusive
     def predict(self, X: Any) -> Array:
         """The most probable label of each row."""
         check_is_fitted(self)
@@ -655,6 +678,7 @@ class OnnxRegressor(RegressorMixin, OnnxEstimator):  # type: ignore[misc]
     def _more_tags(self) -> dict[str, Any]:  # before scikit-learn 1.6
         return {"multioutput": True}
 
+    @exclusive
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> OnnxRegressor:
         """Train until the loss, or the validation score, does not improve any more."""
         X, y = self._features(X, reset=True, y=y, multi_output=True, y_numeric=True)
@@ -665,6 +689,7 @@ class OnnxRegressor(RegressorMixin, OnnxEstimator):  # type: ignore[misc]
         self._train(X, targets, weight, self.max_iter, rng, fit=True)
         return self
 
+    @exclusive
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> OnnxRegressor:
         """One pass over the data."""
         first = not hasattr(self, "onnx_model_")
@@ -702,6 +727,7 @@ class OnnxRegressor(RegressorMixin, OnnxEstimator):  # type: ignore[misc]
             )
         return "squared_error" if self.loss == "auto" else self.loss
 
+    @exclusive
     def predict(self, X: Any) -> Array:
         """The model's prediction, one value per row, or one row per row for several targets."""
         check_is_fitted(self)

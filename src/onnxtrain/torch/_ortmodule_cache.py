@@ -6,6 +6,7 @@ import itertools
 import logging
 import operator
 import os
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 
 from ..passes import Recompute
+from ..runtime.sharing import keep_from_parent, note
 from ._ortmodule_graph import Traced, build, trace
 from ._ortmodule_run import (
     Bound,
@@ -75,41 +77,61 @@ class Kind:
 
         self._bound: Bound | None = None
 
-    def __call__(self, inputs: list[torch.Tensor], cache: Cache) -> Any:
-        """Run, and give what the module would return."""
+    def prepare(
+        self, inputs: list[torch.Tensor], cache: Cache
+    ) -> tuple[Bound, list[torch.Tensor], list[Any]]:
+        """The module's tensors, what was drawn, and OrtValues of all that the graph reads."""
         graphs, bound = self.graphs, self._bound
         if bound is None or bound.of is not cache.tensors:
             self._bound = bound = Bound(cache.tensors, graphs.from_tensors, cache.weights)
-        feeds = graphs.feeds(inputs, bound)
+        drawn = graphs.drawn()
+        return bound, drawn, graphs.feeds(inputs, bound, drawn)
+
+    def __call__(
+        self,
+        inputs: list[torch.Tensor],
+        cache: Cache,
+        bound: Bound,
+        drawn: list[torch.Tensor],
+        feeds: list[Any],
+    ) -> Any:
+        """Run on what `prepare` gave, and give what the module would return."""
+        graphs = self.graphs
         if self.later is not None:
-            results = self._later(inputs, cache, feeds, self.later)
+            results = self._later(inputs, cache, bound.of, drawn, feeds, self.later)
         elif graphs.differentiable:
-            given = [*[inputs[i] for i in graphs.from_inputs], *bound.tensors]
+            given = [*[inputs[i] for i in graphs.from_inputs], *bound.tensors, *drawn]
             call = Call(feeds, given)
             results = run_now(graphs, call, *[given[i] for i in graphs.wrt])
             if graphs.updated:
-                graphs.update(call.made, cache.tensors, self.counts)
+                graphs.update(call.made, bound.of, self.counts)
         else:
             made = graphs.run_forward(feeds, save=False)
             results = [to_torch(made, i) for i in range(graphs.count)]
-            graphs.update(made, cache.tensors, self.counts)
+            graphs.update(made, bound.of, self.counts)
         if self.traced.result == TENSOR:
             return results[0]
         return put_together(self.traced.result, results)
 
     def _later(
-        self, inputs: list[torch.Tensor], cache: Cache, feeds: list[Any], make: Callable[[], Graphs]
+        self,
+        inputs: list[torch.Tensor],
+        cache: Cache,
+        tensors: list[torch.Tensor],
+        drawn: list[torch.Tensor],
+        feeds: list[Any],
+        make: Callable[[], Graphs],
     ) -> Any:
         """Inference now; the graphs with gradients are made if torch asks for gradients."""
-        tensors = cache.tensors
         names = [*self.traced.inputs, *cache.names]
         everything = [*inputs, *tensors]
         wanted = [i for i, t in enumerate(everything) if t.requires_grad]
 
         def graphs_and_feeds() -> tuple[Graphs, list[Any], list[str]]:
-            graphs = make()
-            bound = Bound(tensors, graphs.from_tensors, cache.weights)
-            again = graphs.feeds(inputs, bound)
+            with cache.lock:
+                graphs = make()
+                bound = Bound(tensors, graphs.from_tensors, cache.weights)
+                again = graphs.feeds(inputs, bound, drawn)
             return graphs, again, [names[i] for i in wanted]
 
         call = Call(feeds, everything, graphs_and_feeds)
@@ -118,10 +140,15 @@ class Kind:
 
 
 class Cache:
-    """The graphs of a module by the kind of call, and a watch on what they depend on."""
+    """The graphs of a module by the kind of call, and a watch on what they depend on.
+
+    Whoever looks something up holds `lock`. The graphs themselves may run in several threads.
+    """
 
     def __init__(self, module: torch.nn.Module) -> None:
         self.module = module
+        self.lock = threading.RLock()
+        note(self)
         self.known: dict[Any, Kind] = {}
         self._traced: dict[Any, list[Traced]] = {}
         self._kinds: dict[Any, Kind] = {}
@@ -133,6 +160,13 @@ class Cache:
         self.tensors: list[torch.Tensor] = []
         self.weights = Weights([])
         self.state: Any = None
+
+    def after_fork(self) -> None:
+        """Make new graphs in a forked process: the threads of these have stayed behind."""
+        keep_from_parent((self.known, self._kinds))
+        self.lock = threading.RLock()
+        self._held = []
+        self.forget()
 
     def forget(self) -> None:
         """Drop all graphs."""

@@ -17,9 +17,11 @@ from torch.overrides import TorchFunctionMode
 from ..compile import Plan, halves
 from ..errors import OnnxTrainError
 from ..graph import to_proto
-from ..graph.schema import RANDOM
+from ..graph.labels import ClassLabels as Expected
 from ..passes import Recompute
-from ._ortmodule_structure import Structure, put_together, take_apart
+from ..passes.draws import draws
+from ..runtime.labels import ClassLabels
+from ._ortmodule_structure import Structure, leaf_names, put_together, take_apart
 from .export import ExportError, export
 from .fallback import (
     ORTModuleIOError,
@@ -114,6 +116,7 @@ class Traced:
         result: structure of what the module returns.
         outputs: names of the tensors in it.
         inputs: names of the arguments' tensors; `used` says which of them the graph has.
+        arguments: what the caller calls them.
         buffers: from the graph's outputs that are new values of buffers to the buffers.
         averaged: from running statistics that are the plain average over all batches to the
             buffers that count the batches.
@@ -125,6 +128,7 @@ class Traced:
     result: Structure
     outputs: list[str]
     inputs: list[str]
+    arguments: list[str]
     used: list[bool]
     buffers: dict[str, str]
     averaged: dict[str, str]
@@ -139,11 +143,12 @@ class Halves:
     Attributes:
         forward: inputs and tensors of the module → outputs, new values of buffers, saved values.
         backward: what its inputs are named after → gradients; None when nothing has a gradient.
-        feeds: names of the forward graph's inputs.
+        feeds: names of the forward graph's inputs, `RANDOM_INPUT` among them if it draws.
         updates: from outputs of the forward graph to the buffers they are new values of.
         saved: outputs of the forward graph that the backward graph reads.
         seeds: for each output the backward graph's input for its gradient, or None.
         gradients: from names of inputs and tensors to the backward graph's outputs.
+        labels: from inputs of the forward graph that hold class labels to what they may hold.
     """
 
     forward: onnx.ModelProto
@@ -154,6 +159,7 @@ class Halves:
     seeds: list[str | None] = field(default_factory=list)
     gradients: dict[str, str] = field(default_factory=dict)
     whole: onnx.ModelProto | None = None
+    labels: dict[str, ClassLabels] = field(default_factory=dict)
 
 
 # --- tracing --------------------------------------------------------------------------------------
@@ -205,6 +211,7 @@ def trace(
         expected,
         found.outputs[:count],
         names,
+        leaf_names(structure),
         [n in present for n in names],
         dict(zip(found.outputs[count:], watched)),
         {name: count for mean, var, count in averaged.values() for name in (mean, var)},
@@ -356,6 +363,7 @@ def _build(
         stops=_is_barrier,
         unbiased=True,
         recompute=recompute,
+        counter=True,
     )
     built, parts = halves(plan, before_cut=_seed)
     lost = sorted(set(traced.statistics) - set(built.states))
@@ -365,9 +373,10 @@ def _build(
             "in that layer, or put it into eval mode."
         )
     updates = {new: s for s, new in built.states.items()} | traced.buffers
+    labels = _labels(built.labels, traced)
     if parts is None:
         feeds = [v.name or "" for v in built.model.graph.inputs]
-        return Halves(to_proto(built.model), None, feeds, updates)
+        return Halves(to_proto(built.model), None, feeds, updates, labels=labels)
     return Halves(
         parts.forward,
         parts.backward,
@@ -377,7 +386,18 @@ def _build(
         [built.seeds.get(n) for n in traced.outputs],
         built.gradients,
         to_proto(built.model),
+        labels,
     )
+
+
+def _labels(found: Sequence[Expected], traced: Traced) -> dict[str, ClassLabels]:
+    """Inputs that hold class labels, under the names that the caller knows."""
+    called = dict(zip(traced.inputs, traced.arguments))
+    return {
+        one.input: ClassLabels(called[one.input], one.classes, one.ignore_index)
+        for one in found
+        if one.input in called
+    }
 
 
 def _is_barrier(node: ir.Node) -> bool:
@@ -410,9 +430,10 @@ def _with_sizes(traced: Traced, shapes: Sequence[Sequence[int]] | None) -> onnx.
 
 
 def _seed(model: ir.Model) -> None:
-    """Seeds of the random operators, so that `torch.manual_seed` makes a run repeatable."""
-    start = f"{torch.initial_seed()}/{next(_generation)}"
-    for index, node in enumerate(n for n in model.graph.all_nodes() if n.op_type in RANDOM):
+    """Seeds of the random operators that draw themselves, inside a SequenceMap say."""
+    nodes = [n for n in model.graph.all_nodes() if draws(n)]
+    start = f"{torch.initial_seed()}/{next(_generation)}" if nodes else ""
+    for index, node in enumerate(nodes):
         digest = hashlib.blake2b(f"{start}/{index}".encode(), digest_size=8).digest()
         seed = int.from_bytes(digest, "little") % (1 << 24)  # a float attribute holds it
         whole = node.op_type == "Dropout"

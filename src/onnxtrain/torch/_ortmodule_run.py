@@ -16,6 +16,8 @@ import onnxruntime
 import torch
 from onnxruntime.capi import _pybind_state as ort
 
+from ..graph.contract import RANDOM_INPUT
+from ..runtime.session.feeds import on_host
 from ..runtime.session.threads import HEAVY, LIMIT, applications
 from ._openmp import pause
 from ._ortmodule_graph import Halves
@@ -204,6 +206,9 @@ class Graphs:
         self.from_tensors = [tensor_at[n] for n in halves.feeds if n in tensor_at]
         self._feeds = [inputs[i] for i in self.from_inputs]
         self._feeds += [tensors[i] for i in self.from_tensors]
+        self._draws = RANDOM_INPUT in halves.feeds
+        if self._draws:
+            self._feeds.append(RANDOM_INPUT)
         self.count = len(outputs)
         self._fetches = [*outputs, *halves.updates, *(s for s in halves.saved if s not in outputs)]
         self._plain = len(outputs) + len(halves.updates)
@@ -242,9 +247,20 @@ class Graphs:
         self._gradients = list(halves.gradients.values())
         self._gradient_devices = [self._device] * len(self._gradients)
 
-    def feeds(self, inputs: Sequence[torch.Tensor], bound: Bound) -> list[Any]:
+    def drawn(self) -> list[torch.Tensor]:
+        """What random operators draw from in this call, from torch's generator; [] without any.
+
+        So `torch.manual_seed` makes a run repeatable, and `torch.utils.checkpoint`, which puts the
+        generator back, gets the same masks again.
+        """
+        return [torch.empty(2, dtype=torch.int64).random_()] if self._draws else []
+
+    def feeds(
+        self, inputs: Sequence[torch.Tensor], bound: Bound, drawn: Sequence[torch.Tensor]
+    ) -> list[Any]:
         """OrtValues for the forward graph, in its order."""
-        return [*[to_ort(inputs[i]) for i in self.from_inputs], *bound.values()]
+        given = [to_ort(inputs[i]) for i in self.from_inputs]
+        return [*given, *bound.values(), *map(to_ort, drawn)]
 
     def _settle(self) -> None:
         """Free the cores, where freeing them takes less time than it saves."""
@@ -261,10 +277,21 @@ class Graphs:
         if not save and len(fetches) > self._plain:
             fetches, devices = fetches[: self._plain], devices[: self._plain]
         self._settle()
-        self._forward.run_with_ortvaluevector(
-            self._options, self._feeds, vector, fetches, made, devices
-        )
+        try:
+            self._forward.run_with_ortvaluevector(
+                self._options, self._feeds, vector, fetches, made, devices
+            )
+        except Exception:
+            self._check_labels(feeds)
+            raise
         return made
+
+    def _check_labels(self, feeds: Sequence[Any]) -> None:
+        """If wrong labels made a run fail, name the first; the graph has a guard against them."""
+        for name, value in zip(self._feeds, feeds):
+            labels, array = self.halves.labels.get(name), on_host(value)
+            if labels is not None and array is not None:
+                labels.check(array)
 
     def run_backward(self, vector: Any) -> list[torch.Tensor]:
         """The gradients, in the order of `wrt`."""

@@ -46,6 +46,24 @@ def take_apart(value: Any, leaves: list[torch.Tensor]) -> Structure:
     )
 
 
+def leaf_names(arguments: Structure) -> list[str]:
+    """What messages call the tensors of (args, kwargs): by place, or by keyword."""
+    args, kwargs = arguments[3]
+    parts = [(f"argument {i}", part) for i, part in enumerate(args[3])]
+    parts += zip(kwargs[2], kwargs[3])
+    return [path for name, part in parts for path in _paths(part, name)]
+
+
+def _paths(structure: Structure, path: str) -> list[str]:
+    if structure == TENSOR:
+        return [path]
+    kind, _, names, parts = structure
+    if not parts:  # a constant, or nothing
+        return []
+    steps = range(len(parts)) if kind == "sequence" else names
+    return [p for step, part in zip(steps, parts) for p in _paths(part, f"{path}.{step}")]
+
+
 def put_together(structure: Structure, leaves: Sequence[Any]) -> Any:
     """The value with this structure and these tensors."""
     return _make(structure, iter(leaves).__next__)

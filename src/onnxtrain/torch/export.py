@@ -22,6 +22,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ..errors import OnnxTrainError
+from ..runtime.sharing import GlobalLock
 from . import repair
 from .repair import DynamicAxes
 
@@ -31,6 +32,8 @@ OPSET = 18
 
 DYNAMO, TORCHSCRIPT = "dynamo", "torchscript"
 LossFunction = Callable[[Any, Any], Any]
+_one_export = GlobalLock()
+"""torch's exporters work on its global state, and stdout and logging are turned off meanwhile."""
 
 
 class ExportError(OnnxTrainError, RuntimeError):
@@ -113,7 +116,7 @@ def export(
     for kind in order:
         run = _dynamo if kind == DYNAMO else _torchscript
         try:
-            with _undisturbed(flat, module, training), _quiet():
+            with _one_export, _undisturbed(flat, module, training), _quiet():
                 proto = run(flat, names, dynamic_axes or {}, max(opset, OPSET))
         except Exception as error:
             reasons.append(f"{kind}: {_reason(error)}")

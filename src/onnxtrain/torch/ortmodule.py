@@ -145,20 +145,23 @@ class ORTModule(torch.nn.Module):
         else:
             structure = take_apart((args, kwargs), inputs)
         cache = self._graphs
-        cache.look()
         graded = torch.is_grad_enabled()
         signature = tuple([(t.shape, t.dtype, t.requires_grad) for t in inputs])
-        key = (structure, signature, cache.state, graded, autocast())
-        kind = cache.known.get(key)
-        if kind is None:
-            settings = Settings(self._options, self._exporter, self._recompute)
-            kind = cache.find(structure, inputs, graded, settings)
-            cache.remember(key, kind)
-        return kind(inputs, cache)
+        with cache.lock:
+            cache.look()
+            key = (structure, signature, cache.state, graded, autocast())
+            kind = cache.known.get(key)
+            if kind is None:
+                settings = Settings(self._options, self._exporter, self._recompute)
+                kind = cache.find(structure, inputs, graded, settings)
+                cache.remember(key, kind)
+            prepared = kind.prepare(inputs, cache)
+        return kind(inputs, cache, *prepared)
 
     def reset(self) -> None:
         """Forget all graphs; the next call exports again."""
-        self._graphs.forget()
+        with self._graphs.lock:
+            self._graphs.forget()
         self.__dict__["_fell_back"] = None
 
     @property
@@ -232,7 +235,8 @@ class ORTModule(torch.nn.Module):
         made = type(self).__new__(type(self))
         memo[id(self)] = made
         made.__setstate__(copy.deepcopy(self.__getstate__(), memo))
-        made._graphs.share(self._graphs)  # graphs do not hold the values of parameters
+        with self._graphs.lock:
+            made._graphs.share(self._graphs)  # graphs do not hold the values of parameters
         return made
 
     # --- not possible ----------------------------------------------------------------------------

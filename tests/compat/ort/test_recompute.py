@@ -12,7 +12,7 @@ import pytest
 from onnxtrain.passes.segments import RecomputeError
 from onnxtrain.training import TrainingParameters, TrainingSession
 
-from ..autodiff.test_recompute import TANH, batch, network
+from ...passes.test_recompute import TANH, batch, network
 
 
 def parameters(**fields: Any) -> TrainingParameters:

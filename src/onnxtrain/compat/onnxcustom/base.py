@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,6 +14,7 @@ import onnxruntime
 
 from ...errors import OnnxTrainError
 from ...runtime.session.devices import session_options
+from ...runtime.sharing import Lock, Refusal, keep_from_parent, note
 
 Array = npt.NDArray[Any]
 T = TypeVar("T")
@@ -39,7 +41,27 @@ def small_session(model: onnx.ModelProto, providers: Any = None) -> onnxruntime.
     return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=providers)
 
 
-class BaseOnnx:
+class Locked:
+    """Has a lock that `exclusive` methods hold; it is neither a parameter nor pickled."""
+
+    @property
+    def _lock(self) -> Lock:
+        lock: Lock | None = self.__dict__.get("_mutex")
+        if lock is None:
+            lock = self.__dict__.setdefault("_mutex", threading.RLock())
+            note(self)
+        return lock
+
+    def after_fork(self) -> None:
+        """Refuse to work in a forked process."""
+        keep_from_parent(dict(self.__dict__))
+        self.__dict__["_mutex"] = Refusal(
+            f"This {type(self).__name__} was made before the process was forked, and the threads "
+            "of its onnxruntime sessions have stayed behind. Pickle it there and load it here."
+        )
+
+
+class BaseOnnx(Locked):
     """Graphs and sessions in attributes; pickled without the sessions, which are made again.
 
     A subclass names the attributes that cannot be pickled in `_transient`; they are None after
@@ -50,6 +72,7 @@ class BaseOnnx:
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)
+        state.pop("_mutex", None)
         for name in self._transient:
             if name in state:
                 state[name] = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+import math
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,7 +13,7 @@ import numpy as np
 import onnx
 from sklearn.base import BaseEstimator
 
-from ...errors import InputError
+from ...errors import InputError, NonFiniteError
 from ...graph import ModelLike, load
 from ...runtime.session.devices import Device
 from .base import Array, BaseOnnx
@@ -85,11 +86,13 @@ class TrainerBase(BaseOnnx, BaseEstimator):  # type: ignore[misc]
     ) -> None:
         """Run `max_iter` iterations, and a validation every now and then."""
         for i in _progress(range(self.max_iter), self.verbose):
-            loss = iteration()
-            self.train_losses_.append(loss)
-            if not np.isfinite(loss):
-                self._diverged(i, loss, exc)
+            try:
+                loss = iteration()
+            except NonFiniteError as error:
+                self.train_losses_.append(math.nan)
+                self._diverged(i, error, exc)
                 break
+            self.train_losses_.append(loss)
             self.t_ += 1
             rate.report_loss(loss)
             rate.update_learning_rate(self.t_)
@@ -102,14 +105,15 @@ class TrainerBase(BaseOnnx, BaseEstimator):  # type: ignore[misc]
                     )
                 self.validation_losses_.append(value)
 
-    def _diverged(self, iteration: int, loss: float, exc: bool) -> None:
+    def _diverged(self, iteration: int, error: NonFiniteError, exc: bool) -> None:
         message = (
-            f"The loss is {loss} in iteration {iteration}; the losses before it are "
-            f"{self.train_losses_[-6:-1]}. Lower the learning rate or scale the features."
+            f"{error} of iteration {iteration}; the losses of the iterations before it are "
+            f"{self.train_losses_[-6:-1]}. The weights are those of before that batch. Lower the "
+            "learning rate or scale the features."
         )
         if exc:
-            raise ConvergenceError(message)
-        warnings.warn(message, ConvergenceWarning, stacklevel=4)
+            raise ConvergenceError(message) from error
+        warnings.warn(message, ConvergenceWarning, stacklevel=5)
 
     # -- after training ----------------------------------------------------------------------------
 

@@ -9,6 +9,8 @@ or copied in a step but the batch.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,10 +18,11 @@ import onnx
 import onnxruntime
 from onnxruntime.capi._pybind_state import OrtValue, SessionIOBinding
 
-from ...errors import InputError, ModelError
+from ...errors import InputError, ModelError, NonFiniteError
 from ...passes.partition import Partition
 from ...runtime.session.devices import RUN_OPTIONS, Device, session_options
 from ...runtime.state.buffers import TensorStore
+from ...runtime.step.finite import HUGE, Snapshot, first_not_finite, is_finite
 from ..ort.graph_builder import embedded
 from .base import Array, BaseOnnx
 from .onnx_helper import proto_type_to_dtype
@@ -148,6 +151,30 @@ class FourGraphs(BaseOnnx):
         first = starts[0]
         return self.side(data[0][first : first + rows]).run(data, starts)
 
+    def check(self, loss: float, start: int, rows: int) -> None:
+        """Raise `NonFiniteError` if the loss of a batch, or a gradient, is not finite."""
+        self.gradients.written()
+        name = first_not_finite(self.gradients)
+        if math.isfinite(loss) and name is None:
+            return
+        what = f"The loss is {loss}"
+        if math.isfinite(loss):
+            what = f"The gradient of {name!r} is NaN or infinite"
+        raise NonFiniteError(f"{what} in the batch of rows {start} to {start + rows - 1}")
+
+    def try_update(self, run: Callable[..., None], binding: Any) -> None:
+        """Change the weights, and take it back if gradients are so large that it overflows."""
+        stores = [self.weights, *self.moments.values()]
+        for store in stores:
+            store.written()
+        before = Snapshot(stores)
+        run(binding, RUN_OPTIONS)
+        for store in stores:
+            store.written()
+        if not all(map(is_finite, stores)):
+            before.restore()
+            raise NonFiniteError("The update of a batch overflows")
+
     def set_rate(self, value: float) -> None:
         """Set the learning rate of the next steps."""
         self.rate.write(value)
@@ -218,8 +245,13 @@ class Side:
             self._fed.append(self.weight)
 
     def run(self, data: tuple[Array, ...], starts: range) -> tuple[float, float]:
-        """A step for each of the batches that begin at `starts`."""
-        of, rows, runs = self.of, self.rows, self._runs
+        """A step for each of the batches that begin at `starts`.
+
+        A batch whose loss or gradient is not finite raises `NonFiniteError` before the update.
+        """
+        of, rows = self.of, self.rows
+        *gradients, (run_update, binding_of_update) = self._runs
+        (flat,) = (buffer.data for buffer in of.gradients.buffers.values())
         labels = of.loss.prepare(data[1], (len(data[1]), *self._seed.shape[1:]))
         pairs = list(zip(self._fed, (data[0], labels, *data[2:])))
         penalized = of.penalty_onnx_ is not None
@@ -229,21 +261,28 @@ class Side:
         arrays = [(b.read(), a) for b, a in pairs] if host else []
         copy, read = np.copyto, self.loss_value.read
         fixed = read() if host else None
-        for start in starts:
-            stop = start + rows
-            for buffer, array in arrays:
-                copy(buffer, array[start:stop])
-            if not host:
-                for target, array in pairs:
-                    target.write(array[start:stop])
-            of.steps += 1
-            if of.counts:
-                of.count.write(of.steps)
-            for step, binding in runs:
-                step(binding, RUN_OPTIONS)
-            total += (read() if fixed is None else fixed).item()
-            if penalized:
-                penalty += of.penalty_value.read().item()
+        with np.errstate(over="ignore", invalid="ignore"):
+            for start in starts:
+                stop = start + rows
+                for buffer, array in arrays:
+                    copy(buffer, array[start:stop])
+                if not host:
+                    for target, array in pairs:
+                        target.write(array[start:stop])
+                if of.counts:
+                    of.count.write(of.steps + 1)
+                for step, binding in gradients:
+                    step(binding, RUN_OPTIONS)
+                loss = (read() if fixed is None else fixed).item()
+                extra = of.penalty_value.read().item() if penalized else 0.0
+                if host and math.isfinite(loss + extra) and flat.dot(flat) < HUGE * HUGE:
+                    run_update(binding_of_update, RUN_OPTIONS)
+                else:
+                    of.check(loss + extra, start, rows)
+                    of.try_update(run_update, binding_of_update)
+                of.steps += 1
+                total += loss
+                penalty += extra
         return total, penalty
 
     # -- bindings ----------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import onnx_ir as ir
 from ...errors import ModelError, UnknownNameError
 from ...graph import ModelLike, OpBuilder, Tensor, load, to_proto
 from ...graph import parameters as params
+from ...graph.labels import declare
 from ...normalize import normalize
 from .onnx_helper import dtype_to_var_type, get_train_initializer, rename_value
 
@@ -129,7 +130,9 @@ class _LossBuilder:
     def _label_like(self, z: Tensor) -> Tensor:
         return self.input(self.label, z.dtype, list(z.shape or ["N", 1]))
 
-    def _classes(self) -> Tensor:
+    def _classes(self, count: int) -> Tensor:
+        """Labels below `count`."""
+        declare(self.model.metadata_props, self.label, count, None)
         return self.input(self.label, ir.DataType.INT64, ["N"])
 
     def total(self, losses: Tensor) -> Tensor:
@@ -161,10 +164,10 @@ class _LossBuilder:
 
     def _picked(self, values: Tensor, z: Tensor) -> Tensor:
         """The column of the right class, as one column."""
-        labels = self.op.Unsqueeze(self._classes(), [1])
         size = z.dim(-1)
         if not isinstance(size, int):
             raise ModelError(f"The number of classes in {z.name!r} is not known.")
+        labels = self.op.Unsqueeze(self._classes(size), [1])
         hit = self.op.Equal(labels, self.op.const(np.arange(size, dtype=np.int64)))
         masked = values * self.op.Cast(hit, to=z.dtype)
         picked: Tensor = self.op.ReduceSum(masked, [1], keepdims=1)
@@ -174,7 +177,7 @@ class _LossBuilder:
         if z.dim(-1) != 1:
             return self.total(-self._picked(self.op.LogSoftmax(z, axis=-1), z))
         op = self.op
-        y = op.Cast(op.Unsqueeze(self._classes(), [1]), to=z.dtype)
+        y = op.Cast(op.Unsqueeze(self._classes(2), [1]), to=z.dtype)
         soft = op.Log(op.Exp(-op.Abs(z)) + 1.0)
         return self.total(op.Relu(z) - z * y + soft)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,7 +10,10 @@ import numpy as np
 import onnx
 import onnxruntime
 
-from ...errors import InputError, ModelError, UnknownNameError
+from ...errors import InputError, ModelError, NonFiniteError, UnknownNameError
+from ...runtime.sharing import exclusive
+from ...runtime.state.buffers import TensorStore
+from ...runtime.step.finite import first_not_finite, is_finite
 from ..ort import TrainingParameters, TrainingSession
 from .base import Array
 from .common import TrainerBase, as_array, input_dtype, own_inputs, with_weights_as_inputs
@@ -86,6 +90,7 @@ class OrtGradientOptimizer(TrainerBase):
 
     # -- training ----------------------------------------------------------------------------------
 
+    @exclusive
     def fit(
         self,
         X: Any,
@@ -115,7 +120,7 @@ class OrtGradientOptimizer(TrainerBase):
             self._state = self._random_weights(model)
         self.train_losses_: list[float] = []
         self.validation_losses_: list[float] = []
-        self._make_session(model)
+        self._make_session(model, check_finite=use_numpy)
         loader = OrtDataLoader(
             as_array(X, input_dtype(model, self.input_names_[0])),
             as_array(y, input_dtype(model, self.input_names_[1])),
@@ -124,10 +129,12 @@ class OrtGradientOptimizer(TrainerBase):
             device=self.device,
             random_state=self.rng_,
         )
+        self._check_labels(loader.y_np)
         validate = None
         if X_val is not None:
             if y_val is None:
                 raise InputError("X_val needs y_val.")
+            self._check_labels(as_array(y_val, input_dtype(model, self.input_names_[1])))
             validate = lambda: self._validate(X_val, y_val)  # noqa: E731
         step = self._numpy_steps if use_numpy else self._bound_steps
         try:
@@ -135,6 +142,12 @@ class OrtGradientOptimizer(TrainerBase):
         finally:
             self._state = self.train_session_.get_state()
         return self
+
+    def _check_labels(self, y: Array) -> None:
+        """All labels at once, before the first step: the steps themselves do not look at them."""
+        for labels in self.train_session_.labels:
+            if labels.input == self.input_names_[1]:
+                labels.check(y)
 
     def _set_names(self, model: onnx.ModelProto, weighted: bool) -> None:
         outputs = [o.name for o in model.graph.output]
@@ -179,8 +192,9 @@ class OrtGradientOptimizer(TrainerBase):
             return weights
         return {n: self.rng_.standard_normal(a.shape).astype(a.dtype) for n, a in weights.items()}
 
-    def _make_session(self, model: onnx.ModelProto) -> None:
+    def _make_session(self, model: onnx.ModelProto, check_finite: bool) -> None:
         parameters = TrainingParameters()
+        parameters.check_finite = check_finite  # `BoundStep` looks for itself
         parameters.loss_output_name = self.loss_output_name
         parameters.weights_to_train = list(self._weights(model))
         parameters.training_optimizer_name = self.learning_rate_.optimizer()
@@ -217,7 +231,12 @@ class OrtGradientOptimizer(TrainerBase):
             batch = [a[start : start + rows] for a in data]
             feeds = dict(zip(self.input_names_, batch))
             feeds[RATE] = np.array([rate], np.float32)
-            total += float(self.train_session_.run(wanted, feeds)[0])
+            try:
+                total += float(self.train_session_.run(wanted, feeds)[0])
+            except NonFiniteError as error:
+                place = f"in the batch of rows {start} to {start + rows - 1}"
+                what = str(error).partition(". ")[0]
+                raise NonFiniteError(f"{what} {place}") from error
         return total
 
     def _validate(self, X: Any, y: Any) -> float:
@@ -255,6 +274,7 @@ class OrtGradientOptimizer(TrainerBase):
         session = getattr(self, "train_session_", None)
         return self._state if session is None else session.get_state()
 
+    @exclusive
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Set weights by name."""
         for name, value in state.items():
@@ -279,6 +299,10 @@ class OrtGradientOptimizer(TrainerBase):
 def _rate_of(rate: BaseLearningRate, rows: int) -> float:
     """The loss is a sum over the rows; what gradient descent shall follow is the mean."""
     return rate.value if isinstance(rate, LearningRateAdam) else rate.value / rows
+
+
+def _floats(store: TensorStore) -> list[Array]:
+    return [buffer.data for buffer in store.buffers.values() if buffer.data.dtype.kind == "f"]
 
 
 class BoundStep:
@@ -307,9 +331,18 @@ class BoundStep:
         self._binding = binding
 
     def run(self, data: Batch, starts: range, rate: float) -> float:
-        """A step for each of the batches that begin at `starts`; gives the sum of the losses."""
+        """A step for each of the batches that begin at `starts`; gives the sum of the losses.
+
+        A batch whose loss, or whose update, is not finite raises `NonFiniteError` and changes
+        nothing: the step has written the session's other set of buffers, which is not taken over.
+        """
+        with self._session._lock:
+            return self._steps(data, starts, rate)
+
+    def _steps(self, data: Batch, starts: range, rate: float) -> float:
         session, rows, read = self._session, self._rows, self._loss.item
         self._rate[0] = rate
+        written = [_floats(state.store) for state in reversed(session._sets)]
         pairs = [
             (buffer, array.reshape(-1, *buffer.shape[1:]))
             for buffer, array in zip(self._inputs, data)
@@ -318,17 +351,33 @@ class BoundStep:
         # The two directions of the session, up to date once and for all of these steps.
         sides = {key: self._binding.ready(key) for key in ((True, 0), (True, 1))}
         step = session._cores[True]._sess.run_with_iobinding
-        for start in starts:
-            stop = start + rows
-            for buffer, array in pairs:
-                copy(buffer, array[start:stop])
-            if not host:  # a device has its own copy of what was bound
-                sides = self._bound_again()
-            key = (True, session._turn)
-            step(sides[key], None)
-            session._finish(key)
-            total += read()
+        with np.errstate(over="ignore", invalid="ignore"):
+            for start in starts:
+                stop = start + rows
+                for buffer, array in pairs:
+                    copy(buffer, array[start:stop])
+                if not host:  # a device has its own copy of what was bound
+                    sides = self._bound_again()
+                key = (True, session._turn)
+                step(sides[key], None)
+                loss = read()
+                # one product per step: a sum of squares is finite only if every number is
+                numbers = written[key[1]]
+                if not host or not math.isfinite(loss + sum(a.dot(a) for a in numbers)):
+                    self._check(loss, key[1], start)
+                session._finish(key)
+                total += loss
         return total
+
+    def _check(self, loss: float, turn: int, start: int) -> None:
+        store = self._session._sets[1 - turn].store
+        store.written()
+        if math.isfinite(loss) and is_finite(store):
+            return
+        what = f"The loss is {loss}"
+        if math.isfinite(loss):
+            what = f"A gradient is NaN or infinite (seen in {first_not_finite(store)!r})"
+        raise NonFiniteError(f"{what} in the batch of rows {start} to {start + self._rows - 1}")
 
     def _bound_again(self) -> dict[tuple[bool, int], Any]:
         for name, buffer in zip((*self._names, RATE), (*self._inputs, self._rate)):

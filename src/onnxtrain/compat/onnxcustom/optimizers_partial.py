@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 
 from ...errors import InputError, ModelError, UnknownNameError
+from ...runtime.sharing import exclusive
 from .base import Array
 from .common import TrainerBase, as_array, input_dtype, own_inputs
 from .data_loader import OrtDataLoader, generator
@@ -125,6 +126,7 @@ class OrtGradientForwardBackwardOptimizer(TrainerBase):
         self.learning_penalty_ = copy.deepcopy(BaseLearningPenalty.select(self.learning_penalty))
         self.learning_penalty_.build_onnx_function(dtype=dtype)
 
+    @exclusive
     def build_onnx_function(self) -> OrtGradientForwardBackwardOptimizer:
         """Build all graphs without training, to look at them or to set a state."""
         self._start(self._model())
@@ -179,6 +181,7 @@ class OrtGradientForwardBackwardOptimizer(TrainerBase):
 
     # -- training ----------------------------------------------------------------------------------
 
+    @exclusive
     def fit(
         self, X: Any, y: Any, sample_weight: Any = None, X_val: Any = None, y_val: Any = None
     ) -> OrtGradientForwardBackwardOptimizer:
@@ -232,6 +235,7 @@ class OrtGradientForwardBackwardOptimizer(TrainerBase):
 
     # -- results -----------------------------------------------------------------------------------
 
+    @exclusive
     def predict(self, X: Any) -> Array:
         """The model's output with the trained weights."""
         engine = self.engine_
@@ -240,6 +244,7 @@ class OrtGradientForwardBackwardOptimizer(TrainerBase):
         (output,) = self.train_function_.forward(feeds)
         return np.array(output.numpy())  # a copy: the memory belongs to the OrtValue
 
+    @exclusive
     def losses(self, X: Any, y: Any, sample_weight: Any = None) -> Array:
         """The loss of every observation, in the order of the rows."""
         predicted = self.predict(X)
@@ -248,12 +253,14 @@ class OrtGradientForwardBackwardOptimizer(TrainerBase):
         scores = loss.loss_scores(self.device, expected, predicted, sample_weight)
         return np.array(scores.numpy())
 
+    @exclusive
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """Minus the mean loss: the larger the better."""
         losses = self.losses(X, y, sample_weight)
         total = len(losses) if sample_weight is None else float(np.sum(sample_weight))
         return -float(losses.sum()) / total
 
+    @exclusive
     def get_full_state(self, kind: str | Sequence[str] = "weight") -> Any:
         """Weights, gradients, moments or everything.
 
@@ -269,12 +276,14 @@ class OrtGradientForwardBackwardOptimizer(TrainerBase):
             raise UnknownNameError("kind of state", kind, [*state, "all"])
         return state[kind]
 
+    @exclusive
     def get_state(self, kind: str = "weight") -> dict[str, Array]:
         """The trained weights (or their last gradients) by name."""
         if kind not in {"weight", "grad"}:
             raise UnknownNameError("kind of state", kind, ["weight", "grad"])
         return self.engine_.state(kind)
 
+    @exclusive
     def set_state(
         self,
         state: Mapping[str, Any],
@@ -307,6 +316,7 @@ class OrtGradientForwardBackwardOptimizer(TrainerBase):
         """The trained weights by name."""
         return self.get_state()
 
+    @exclusive
     def onnx_graphs(self) -> dict[str, Any]:
         """The graphs of the training, by what they do."""
         graphs = super().onnx_graphs()
@@ -314,6 +324,7 @@ class OrtGradientForwardBackwardOptimizer(TrainerBase):
             graphs["learning_rate"] = {"update_onnx": self.engine_.update_onnx_}
         return graphs
 
+    @exclusive
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()
         if getattr(self, "_engine", None) is not None:

@@ -9,7 +9,7 @@ import onnx
 import onnxruntime
 from onnxruntime.capi._pybind_state import OrtValue, SessionIOBinding
 
-from ...errors import DeviceError, ModelError, UnknownNameError
+from ...errors import DeviceError, ModelError, SharingError, UnknownNameError
 from ...graph import ModelLike
 from ..ort import (
     OrtModuleGraphBuilder,
@@ -202,7 +202,10 @@ class OrtGradientForwardBackward(BaseOnnx):
 
 
 class OrtGradientForwardBackwardFunction:
-    """Forward and backward passes of one model; made by `OrtGradientForwardBackward`."""
+    """Forward and backward passes of one model; made by `OrtGradientForwardBackward`.
+
+    A backward pass belongs to the last forward pass, so every thread needs an instance of its own.
+    """
 
     _devices: Sequence[Any] = ()
     _bw_outputs_device_info: Sequence[Any] = ()
@@ -291,6 +294,11 @@ class OrtGradientForwardBackwardFunction:
         """Gradients of the float inputs, then of the weights, for the last pending forward pass."""
         if not self.states_:
             raise ModelError("There is no forward pass pending: call forward(…, training=True).")
+        if len({state.thread for state in list(self.states_)}) > 1:
+            raise SharingError(
+                "Forward passes of several threads are pending, and the last one need not be that "
+                "of this thread. Give every thread a function of its own: new_instance()."
+            )
         values = self.input_to_ort(grad_outputs, self._bw_outputs_device_info, self._debug)
         outputs = OrtValueVector() if backward_outputs_cache is None else backward_outputs_cache
         self._training_agent.run_backward(values, outputs, self.states_.pop())

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import onnx
 
+from ...runtime.labels import ClassLabels
+from ...runtime.sharing import exclusive
 from .base import Array, BaseOnnx, SelectionError, select_class, small_session, to_array
 from .devices import numpy_to_ort_value
 from .onnx_function import function_onnx_graph
@@ -59,6 +61,7 @@ class BaseLearningLoss(BaseOnnx):
         self.weight_name_, self._sessions = weight_name, None
         return self
 
+    @exclusive
     def _run(self, which: str, expected: Any, predicted: Any, weight: Any) -> list[Array]:
         predicted = to_array(predicted)
         name = None if weight is None else (self.weight_name_ or "weight")
@@ -188,10 +191,15 @@ class NegLogLearningLoss(BaseLearningLoss):
         return shape[1:] if self.probability_function == "sigmoid" else ()
 
     def prepare(self, expected: Array, shape: tuple[int, ...]) -> Array:
-        """Labels as one number per observation (softmax) or in the shape of the scores."""
-        if self.probability_function == "sigmoid":
-            return super().prepare(expected, shape)
-        return super().prepare(expected, shape[:1])
+        """Labels as one number per observation (softmax) or in the shape of the scores.
+
+        A label that is no class is an error: it would have no target in the gradient.
+        """
+        is_binary = self.probability_function == "sigmoid"
+        labels = super().prepare(expected, shape if is_binary else shape[:1])
+        classes = ClassLabels("y", 2 if is_binary else shape[-1], None)
+        classes.check(labels.astype(np.int64, copy=False))
+        return labels
 
 
 class MulticlassLogLearningLoss(NegLogLearningLoss):

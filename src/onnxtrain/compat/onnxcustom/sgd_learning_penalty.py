@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import onnx
 
+from ...hyper import check_amount
 from .base import BaseOnnx, SelectionError, select_class, small_session, to_array
 from .devices import numpy_to_ort_value
 from .onnx_function import function_onnx_graph
@@ -111,8 +112,8 @@ class ElasticLearningPenalty(BaseLearningPenalty):
 
     def __init__(self, l1: float = 0.5, l2: float = 0.5) -> None:
         super().__init__()
-        if l1 < 0 or l2 < 0:
-            raise SelectionError(f"l1 and l2 must not be negative, not {l1!r} and {l2!r}.")
+        check_amount(l1, "l1", SelectionError)
+        check_amount(l2, "l2", SelectionError)
         self.l1, self.l2 = l1, l2
 
 

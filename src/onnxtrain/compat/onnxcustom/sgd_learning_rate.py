@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ import onnx_ir as ir
 
 from ... import optim
 from ...graph import to_proto
+from ...hyper import LARGEST, check_rate
 from ..ort.recipes import gradient_descent
 from .base import Array, BaseOnnx, SelectionError, select_class, small_session, to_array
 from .onnx_function import function_onnx_graph
@@ -46,7 +48,8 @@ class BaseLearningRate(BaseOnnx):
         """The rate of the moment."""
         if self.value_ is None:
             raise SelectionError("The learning rate has no value yet: call init_learning_rate().")
-        return float(self.value_)
+        what = f"The learning rate that {type(self).__name__} gives"
+        return check_rate(self.value_, what, SelectionError)
 
     @property
     def needs_grad(self) -> bool:
@@ -201,9 +204,11 @@ class LearningRateSGD(BaseLearningRate):
             raise SelectionError(
                 f"learning_rate is one of {', '.join(SCHEDULES)}, not {learning_rate!r}."
             )
-        if not eta0 > 0:
-            raise SelectionError(f"eta0 must be positive, not {eta0!r}.")
-        if learning_rate == "optimal" and not alpha > 0:
+        if not 0 < eta0 <= LARGEST:
+            raise SelectionError(f"eta0 must be positive and finite, not {eta0!r}.")
+        if not math.isfinite(power_t):
+            raise SelectionError(f"power_t must be a finite number, not {power_t!r}.")
+        if learning_rate == "optimal" and not 0 < alpha < math.inf:
             raise SelectionError(f"The optimal schedule needs a positive alpha, not {alpha!r}.")
         self.eta0, self.alpha, self.power_t = eta0, alpha, power_t
         self.learning_rate, self.tol = learning_rate, tol

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import onnx
 import onnxruntime
 from onnxruntime.capi._pybind_state import OrtDevice, OrtValue, RunOptions
 from onnxruntime.capi._pybind_state import OrtValueVector as OrtValueVector
 
 from ...errors import ExecutionError, InputError, ModelError, UnknownNameError
+from ...graph.contract import RANDOM_INPUT
 from ...passes.partition import Partition
+from ...runtime.sharing import OneProcess, keep_from_parent
 from .graph_builder import embedded, split
+from .seed import drawn_seed
 
 FORWARD, BACKWARD = "Error in forward pass execution: ", "Error in backward pass execution: "
 
@@ -25,9 +30,11 @@ class PartialGraphExecutionState:
     the state.
     """
 
-    __slots__ = ("__weakref__", "_owner", "_values")
+    __slots__ = ("__weakref__", "_owner", "_values", "thread")
 
     def __init__(self) -> None:
+        self.thread = threading.get_ident()
+        """The thread that made it."""
         self._owner: TrainingAgent | None = None
         self._values: Any = None
 
@@ -61,13 +68,14 @@ class OrtValueCache:
         self._values.clear()
 
 
-class TrainingAgent:
+class TrainingAgent(OneProcess):
     """Runs the two halves of a gradient model made by `OrtModuleGraphBuilder`.
 
     Values are passed by position: the model's inputs and weights forward, the gradients of its
     outputs backward. Nothing is copied: results are new OrtValues, and what the backward half needs
     stays where the forward half made it. Any number of forward passes may be pending. So inputs and
-    weights must not be written over in place between a forward pass and its backward pass.
+    weights must not be written over in place between a forward pass and its backward pass. Several
+    threads may use one agent at the same time, each with states of its own.
 
     Args:
         session: the session of the gradient model, `onnxruntime.InferenceSession` or its `_sess`.
@@ -76,7 +84,14 @@ class TrainingAgent:
         bw_fetches_names: gradients in the order in which `run_backward` gives them.
         bw_outputs_device_info: where each gradient shall be.
         local_rank: accepted; one process is one agent.
+
+    Attributes:
+        random: seed and number of forward passes so far, from which the masks of Dropout follow;
+            None if nothing is drawn. To continue a run exactly, save it and set it again. The first
+            seed follows from `onnxruntime.set_seed`.
     """
+
+    _instead = "Hand over the gradient model, and make a new agent from it there."
 
     def __init__(
         self,
@@ -88,14 +103,20 @@ class TrainingAgent:
         local_rank: int = 0,
     ) -> None:
         parts = _parts_of(session)
-        inputs = [i.name for i in parts.forward.graph.input]
+        known = [i.name for i in parts.forward.graph.input]
+        inputs = [n for n in known if n != RANDOM_INPUT]
         reads = [i.name for i in parts.backward.graph.input]
         gradients = [o.name for o in parts.backward.graph.output]
         _check_names(fw_feed_names, inputs, bw_fetches_names, gradients)
         _check_count("outputs", parts.outputs, fw_outputs_device_info)
         _check_count("gradients", bw_fetches_names, bw_outputs_device_info)
         self._forward, self._backward = _sessions(session, parts.forward, parts.backward)
+        self._count = len(fw_feed_names)
         self._feeds = list(fw_feed_names)
+        self.random: tuple[int, int] | None = None
+        if RANDOM_INPUT in known:
+            self._feeds.append(RANDOM_INPUT)
+            self.random = (drawn_seed(), 0)
         self._results = [o.name for o in parts.forward.graph.output]
         self._outputs = len(parts.outputs)
         devices = [*map(_device, fw_outputs_device_info)]
@@ -103,7 +124,7 @@ class TrainingAgent:
         self._gradients = list(bw_fetches_names)
         self._gradient_devices = [*map(_device, bw_outputs_device_info)]
         self._from_results = [n for n in reads if n in parts.saved]
-        self._from_feeds = [n for n in reads if n in inputs]
+        self._from_feeds = [n for n in reads if n in known]
         self._seeds = reads[len(self._from_results) + len(self._from_feeds) :]
         self._result_index = [self._results.index(n) for n in self._from_results]
         self._feed_index = [self._feeds.index(n) for n in self._from_feeds]
@@ -112,6 +133,13 @@ class TrainingAgent:
             i for i, name in enumerate(parts.outputs) if f"{name}_grad" in self._seeds
         ]
         self._options = RunOptions()
+        self._share()
+
+    def after_fork(self) -> None:
+        """Refuse to work in a forked process."""
+        super().after_fork()
+        keep_from_parent((self._forward, self._backward))
+        self._forward = self._backward = self._refusal()
 
     def run_forward(
         self,
@@ -129,11 +157,13 @@ class TrainingAgent:
             cache: accepted; nothing has to be cached here.
         """
         feeds = _vector(feeds)
-        if len(feeds) != len(self._feeds):
+        if len(feeds) != self._count:
             raise ExecutionError(
-                f"{FORWARD}the model takes {len(self._feeds)} inputs "
-                f"({', '.join(self._feeds)}), {len(feeds)} were given."
+                f"{FORWARD}the model takes {self._count} inputs "
+                f"({', '.join(self._feeds[: self._count])}), {len(feeds)} were given."
             )
+        if self.random is not None:
+            feeds = _with(feeds, _words(self.random))
         made = OrtValueVector()
         try:
             self._forward.run_with_ortvaluevector(
@@ -141,6 +171,8 @@ class TrainingAgent:
             )
         except Exception as error:
             raise ExecutionError(f"{FORWARD}{error}") from error
+        if self.random is not None:
+            self.random = (self.random[0], self.random[1] + 1)
         for i in range(self._outputs):
             fetches.push_back(made[i])
         needed = OrtValueVector()
@@ -158,11 +190,6 @@ class TrainingAgent:
             fetches: OrtValueVector to which the gradients are appended.
             state: the state of the forward pass.
         """
-        if state._owner is not self:
-            why = "belongs to another agent" if state._owner else "has no forward pass pending"
-            raise ExecutionError(
-                f"{BACKWARD}this state {why}. Every backward pass needs its own run_forward."
-            )
         given = [feeds[i] for i in range(len(feeds))]  # iterating a vector is slow
         if len(given) == self._outputs != len(self._seeds):
             given = [given[i] for i in self._differentiable]
@@ -171,8 +198,7 @@ class TrainingAgent:
                 f"{BACKWARD}it takes {len(self._seeds)} gradients of outputs "
                 f"({', '.join(self._seeds)}), {len(given)} were given."
             )
-        needed = state._values
-        state._owner = state._values = None
+        needed = self._taken(state)
         for value in given:
             needed.push_back(_raw(value))
         made = OrtValueVector() if len(fetches) else fetches
@@ -190,6 +216,17 @@ class TrainingAgent:
         if made is not fetches:
             for i in range(len(made)):
                 fetches.push_back(made[i])
+
+    def _taken(self, state: PartialGraphExecutionState) -> Any:
+        """What a forward pass has left; a state gives it once, to one thread."""
+        with self._lock:
+            if state._owner is not self:
+                why = "belongs to another agent" if state._owner else "has no forward pass pending"
+                raise ExecutionError(
+                    f"{BACKWARD}this state {why}. Every backward pass needs its own run_forward."
+                )
+            needed, state._owner, state._values = state._values, None, None
+            return needed
 
     def get_serialized_ortmodule_memory_stat(self, *unused: Any) -> str:
         """What the backward half needs from the forward half, as JSON."""
@@ -254,6 +291,23 @@ def _device(device: Any) -> OrtDevice:
 
 def _raw(value: Any) -> Any:
     return value if isinstance(value, OrtValue) else value._ortvalue
+
+
+def _words(random: tuple[int, int]) -> OrtValue:
+    """Seed and counter in memory of their own: a backward pass that is due later may read them."""
+    host = OrtDevice(OrtDevice.cpu(), OrtDevice.default_memory(), 0)
+    value = OrtValue.ortvalue_from_shape_and_type([2], np.int64, host)
+    value.update_inplace(np.array(random, np.int64))
+    return value
+
+
+def _with(values: Any, last: OrtValue) -> Any:
+    """A copy of a vector with one more value; the vector is the caller's."""
+    vector = OrtValueVector()
+    for i in range(len(values)):
+        vector.push_back(values[i])
+    vector.push_back(last)
+    return vector
 
 
 def _vector(values: Any) -> Any:

@@ -7,6 +7,8 @@ gradients are accumulated); what the user binds is passed on to each before it i
 
 from __future__ import annotations
 
+import ctypes
+import math
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
@@ -19,6 +21,7 @@ from ...runtime.files.dtypes import BY_ONNX
 from ...runtime.files.onnxfile import ValueInfo
 from ...runtime.session.binding import HOST, small_shape
 from ...runtime.session.devices import RUN_OPTIONS
+from ...runtime.session.feeds import FeedCheck, on_host
 
 Call = tuple[str, tuple[Any, ...]]
 Array = npt.NDArray[Any]
@@ -133,6 +136,24 @@ class StepBinding(SessionIOBinding):  # type: ignore[misc]
         self._last = key
         return side
 
+    def bound_input(self, name: str) -> Any:
+        """The array or OrtValue that the user bound; None for an address, or for nothing."""
+        _, args = self._calls.get(("input", name), ("", ()))
+        return args[1] if len(args) == 2 else None
+
+    def host_array(self, name: str) -> Array | None:
+        """What is bound to an input, if it is in the host's memory."""
+        _, args = self._calls.get(("input", name), ("", ()))
+        if len(args) == 2:
+            return on_host(args[1])
+        if len(args) != 5 or args[1].device_type() != HOST.ort_device.device_type():
+            return None
+        _, _, element, shape, pointer = args
+        size = np.dtype(element).itemsize * math.prod(shape)
+        memory: Any = (ctypes.c_char * size).from_address(pointer)
+        array: Array = np.frombuffer(memory, element).reshape(shape)
+        return array
+
     # -- results -----------------------------------------------------------------------------------
 
     def _outputs(self) -> list[Any]:
@@ -169,7 +190,7 @@ class Prebound:
         core: the session of onnxruntime.
         inputs: what is fed, in order.
         outputs: what is wanted, in order.
-        check: turns values into arrays that fit the inputs, or raises.
+        check: turns values into arrays that fit the inputs, or raises; knows the class labels.
         stage: whether bound host memory can be written anew for the next run; a device has
             copied it away.
     """
@@ -179,7 +200,7 @@ class Prebound:
         core: Any,
         inputs: list[ValueInfo],
         outputs: list[ValueInfo],
-        check: Callable[[list[Any]], list[Any]],
+        check: FeedCheck,
         stage: bool = True,
     ) -> None:
         self._limit = STAGED if stage else -1
@@ -211,9 +232,13 @@ class Prebound:
                 or value.shape != staged.shape
                 or (value.dtype is not staged.dtype and value.dtype != staged.dtype)
             ):
-                self._bind(self._check(values))
+                self._bind(self._check.arrays(values))
                 return
             staged[...] = value
+        for index, labels in self._check.labels_at:
+            staged = self._staged[index]
+            assert staged is not None
+            labels.check(staged)
 
     def _bind(self, arrays: list[Any]) -> None:
         for i, (name, array) in enumerate(zip(self._inputs, arrays)):

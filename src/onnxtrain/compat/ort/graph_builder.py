@@ -16,7 +16,9 @@ import onnx_ir as ir
 from ...compile import Plan, differentiate, forward_model, gradients
 from ...errors import ModelError, StateError, UnknownNameError
 from ...graph import load, to_proto
+from ...passes.draws import draw_from_counter
 from ...passes.partition import Partition, partition
+from ...passes.schedule import schedule
 from .fields import Fields
 
 METADATA = "onnxtrain.partition"
@@ -325,7 +327,11 @@ class GradientGraphBuilder:
 
 
 def split(gradient: onnx.ModelProto | bytes | str) -> Partition:
-    """Cut a gradient model at its YieldOp."""
+    """Cut a gradient model at its YieldOp.
+
+    Random operators of the halves draw from a counter that `TrainingAgent` feeds; the gradient
+    model itself, whose inputs are the user's, keeps them as they are.
+    """
     model = load(gradient)
     graph = model.graph
     nodes = [n for n in graph if n.op_type == "YieldOp" and n.domain == MICROSOFT]
@@ -349,6 +355,7 @@ def split(gradient: onnx.ModelProto | bytes | str) -> Partition:
     model.functions.pop((MICROSOFT, "YieldOp", ""), None)
     model.opset_imports.pop(MICROSOFT, None)
     model.metadata_props.pop(METADATA, None)
+    schedule(draw_from_counter(model).graph)
     return partition(model, [v.name or "" for v in new], gradients)
 
 

@@ -21,9 +21,10 @@ import onnx_ir as ir
 from ... import optim
 from ...errors import MissingFileError, ModelError
 from ...graph import ModelLike, load, to_proto
-from ...graph.contract import METADATA
+from ...graph.contract import METADATA, describe_labels
 from ...graph.infer import infer_shapes
 from ...graph.io import save
+from ...graph.labels import class_labels, guard_labels
 from ...normalize.check import check
 from ...normalize.constants import lift_constants
 from ...normalize.contrib import MS
@@ -83,6 +84,8 @@ def convert_training_model(model: ModelLike, frozen: Collection[str] = ()) -> ir
     order = [n for n in names if n not in extra] + extra
     _set(loaded.graph.inputs, [inputs[n] for n in order])
     parameters = {*trainable, *frozen}
+    labels = [one for one in class_labels(loaded) if one.input not in parameters]
+    guard_labels(loaded, [one.input for one in labels])
     described = {
         "version": 1,
         "kind": "training",
@@ -93,6 +96,7 @@ def convert_training_model(model: ModelLike, frozen: Collection[str] = ()) -> ir
         "gradients": gradients,
         "states": states,
         "random_nodes": random_nodes(loaded),
+        **describe_labels(labels),
     }
     loaded.metadata_props[METADATA] = json.dumps(described)
     loaded.producer_name = "onnxtrain"
@@ -351,6 +355,7 @@ def _convert_eval(path: Path, folder: Path, described: dict[str, Any]) -> None:
             "user_outputs": [o.name for o in model.graph.outputs],
             "trainable": [n for n in described["trainable"] if n in present],
             "frozen": [n for n in described["frozen"] if n in present],
+            **({"labels": described["labels"]} if "labels" in described else {}),
         }
     )
     save(model, folder / path.name)

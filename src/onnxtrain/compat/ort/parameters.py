@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ...errors import OnnxTrainError
+from ...hyper import check_amount
 from ...optim import Optimizer
 from ...passes import Recompute, check_recompute
 from .fields import Fields
@@ -78,6 +79,9 @@ class TrainingParameters(Fields):
             when a gradient overflows. The arithmetic stays in the types of the model: a CPU
             gains nothing from half precision.
         loss_scale: a fixed loss scale; 0 makes it an input of the session.
+        check_finite: raise `NonFiniteError` when a loss or a gradient is NaN or infinite. Such a run
+            changes nothing: weights, moments, count and running statistics stay, and the gradients
+            that were added up for the same update are dropped with it.
         recompute: what the backward half computes again instead of keeping it: a number of
             segments, "auto", "cheap", or names of the values to keep (see the guide on memory).
         transformer_layer_recompute: short for ``recompute=number_recompute_layers``, or "auto" when
@@ -106,6 +110,7 @@ class TrainingParameters(Fields):
     use_mixed_precision: bool = False
     use_fp16_moments: bool = False
     loss_scale: float = 0.0
+    check_finite: bool = False
     recompute: Recompute = None
     model_after_graph_transforms_path: str = ""
     model_with_gradient_graph_path: str = ""
@@ -166,5 +171,4 @@ class TrainingParameters(Fields):
                 "TrainingParameters.gradient_accumulation_steps must be at least 1, not "
                 f"{self.gradient_accumulation_steps}."
             )
-        if self.loss_scale < 0:
-            raise ParameterError(f"loss_scale must not be negative, not {self.loss_scale}.")
+        check_amount(self.loss_scale, "TrainingParameters.loss_scale", ParameterError)

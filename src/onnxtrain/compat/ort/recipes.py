@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ... import optim
 from ...errors import UnknownNameError
+from ...hyper import check_amount
+from ...optim.optimizer import check_unit
 from .parameters import ParameterError, TrainingParameters
 
 ADAM = {
@@ -82,7 +85,7 @@ def _optimizer(name: str, values: Mapping[str, Any]) -> optim.Optimizer:
     if name == "SGDOptimizer":
         return gradient_descent(values["momentum"], bool(values["nesterov"]), values["lambda"])
     limit = values.get("max_norm_clip")
-    clip = None if limit is None else optim.ClipNorm(limit)
+    clip = None if limit in (None, math.inf) else optim.ClipNorm(limit)
     betas, decay = (values["alpha"], values["beta"]), values["lambda"]
     correct = bool(values["do_bias_correction"])
     if name == "AdamOptimizer":
@@ -97,6 +100,9 @@ def _optimizer(name: str, values: Mapping[str, Any]) -> optim.Optimizer:
             form="huggingface" if mode else "torch",
             clip=clip,
         )
+    for beta in ("alpha", "beta"):
+        check_unit(beta, values[beta])
+    check_amount(values["epsilon"], "epsilon", ParameterError)
     return optim.chain(
         optim.scale_by_adam(*betas, values["epsilon"], correct),
         optim.add_decayed_weights(),
@@ -119,6 +125,7 @@ def gradient_descent(
     With a constant rate these are the steps of `optim.sgd`; when the rate changes, the velocity
     keeps the steps that were made.
     """
+    check_amount(momentum, "momentum", ParameterError)
     if not momentum:
         if nesterov:
             raise ParameterError("Nesterov's form needs a momentum.")

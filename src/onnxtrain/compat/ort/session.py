@@ -13,18 +13,25 @@ import onnx_ir as ir
 import onnxruntime
 from onnxruntime.capi._pybind_state import SessionIOBinding
 
-from ...errors import InputError, ModelError, StateError, UnknownNameError
+from ...errors import InputError, ModelError, NonFiniteError, StateError, UnknownNameError
 from ...graph import load, to_proto
+from ...graph.contract import RANDOM_INPUT
 from ...graph.io import save
+from ...hyper import LARGEST, check_rate
 from ...optim.transforms import FIRST, SECOND
 from ...runtime.files.dtypes import BY_ONNX
 from ...runtime.files.onnxfile import ValueInfo
+from ...runtime.labels import ClassLabels
+from ...runtime.session.binding import HOST
 from ...runtime.session.devices import RUN_OPTIONS, Device, session_options
-from ...runtime.session.feeds import FeedCheck
+from ...runtime.session.feeds import FeedCheck, raw_ortvalue
+from ...runtime.sharing import OneProcess, exclusive
 from ...runtime.state.buffers import TensorSpec, TensorStore
+from ...runtime.step.finite import all_finite, first_not_finite, is_finite
 from .binding import Prebound, StepBinding
 from .parameters import TrainingParameters
 from .recipes import optimizers_for
+from .seed import drawn_seed
 from .state import State
 from .step import LOSS_SCALE, STEP, Step, StepBuilder, loss_name, trained_weights
 
@@ -37,12 +44,13 @@ Key = tuple[bool, int]
 """Whether the step updates, and which of the two sets of buffers it reads."""
 
 
-class TrainingSession(onnxruntime.InferenceSession):  # type: ignore[misc]
+class TrainingSession(OneProcess, onnxruntime.InferenceSession):  # type: ignore[misc]
     """Trains a model whose graph contains its loss: forward, backward and update in one run.
 
     It is used like an `onnxruntime.InferenceSession`. The inputs are those of the model, then the
     learning rate; the loss is the first output. The weights live in the session and change with
-    every run, whether by `run`, by `run_with_iobinding`, or by ``_sess.run_with_iobinding``.
+    every run, whether by `run`, by `run_with_iobinding`, or by ``_sess.run_with_iobinding``. Steps
+    from several threads follow one another; a binding belongs to one thread.
 
     Args:
         path_or_bytes: the model: a path or its bytes.
@@ -70,6 +78,8 @@ class TrainingSession(onnxruntime.InferenceSession):  # type: ignore[misc]
         >>> session.get_state()["w"]
         array(1.25, dtype=float32)
     """
+
+    _instead = "Hand over the model and get_state(), and load_state() into a new session there."
 
     def __init__(
         self,
@@ -116,8 +126,13 @@ class TrainingSession(onnxruntime.InferenceSession):  # type: ignore[misc]
         # An InferenceSession in everything but its core, which knows about the state.
         self.__dict__.update(self._cores[True].__dict__)
         self._sess = _Stepper(self, self._cores[True]._sess)
+        self._share()
+        self._check_finite = parameters.check_finite
+        self._check_value: Array = np.zeros((), np.float32)
+        self._old_statistics: dict[str, Array] = {}
         self._make_state(step, arrays)
         self._make_user_side(step)
+        self._rate_name = parameters.lr_params_feed_name if optimizers else ""
         self._loss_scale_name = LOSS_SCALE if LOSS_SCALE in step.inputs else ""
         if parameters.optimizer_initial_state:
             self._load_optimizer_state(parameters.optimizer_initial_state)
@@ -148,7 +163,8 @@ class TrainingSession(onnxruntime.InferenceSession):  # type: ignore[misc]
         self._input_names, self._output_names = list(step.inputs), list(step.outputs)
         self._input_infos = [_info(inputs[n]) for n in step.inputs]
         self._output_infos = {n: _info(outputs[n]) for n in step.outputs}
-        self._check = FeedCheck(self._input_infos, set())
+        labels = [ClassLabels(**one.to_dict()) for one in step.labels]
+        self._check = FeedCheck(self._input_infos, set(), labels)
         self._own: dict[tuple[Key, tuple[str, ...]], Prebound] = {}
         core = self._cores[True]._sess
         metas = {m.name: m for m in (*core.inputs_meta, *core.outputs_meta)}
@@ -173,23 +189,75 @@ class TrainingSession(onnxruntime.InferenceSession):  # type: ignore[misc]
             store = self._sums if name in self._sums else target
             spec = store.specs[name]
             binding.bind_output(output, device, spec.type.binding, spec.shape, store.pointer(name))
-        return list(step.states.values())
+        outputs = list(step.states.values())
+        if step.check:
+            pointer = self._check_value.ctypes.data
+            binding.bind_output(step.check, HOST.ort_device, np.float32, (), pointer)
+            outputs.append(step.check)
+        return outputs
 
     def _finish(self, key: Key) -> None:
         """Note that a step has run."""
+        if self._check_finite:
+            self._look_at_results(key)
         updates, turn = key
         if updates and self._optimizers:
             self._turn, self._pending = 1 - turn, 0
             if self._sums.specs:
-                for buffer in self._sums.store.buffers.values():
-                    buffer.data[...] = 0
-                self._sums.push()
+                self._drop_sums()
         else:
             self._pending = (self._pending + 1) % self._accumulation
             self._keep_statistics(updates, turn)
         if not self._device.is_host:
             for store in (*self._sets, self._sums):
                 store.written()
+
+    def _look_at_results(self, key: Key) -> None:
+        """Raise before the sets change places: what was read is untouched and stays the state."""
+        problem = "The loss" if np.isnan(self._check_value) else self._first_not_finite(key)
+        source = self._sets[key[1]]
+        names = self._steps[key[0]].statistics if self._accumulation > 1 else []
+        if names:
+            source.pull()
+        if not problem:
+            if not self._pending:  # what a later batch for the same update has to give back
+                self._old_statistics = {n: source.view(n).copy() for n in names}
+            return
+        if names and self._pending:
+            for name in names:
+                source.view(name)[...] = self._old_statistics[name]
+            source.push()
+        self._drop_sums()
+        raise NonFiniteError(
+            f"{problem} is NaN or infinite. Nothing was changed, and the gradients that were added "
+            "up for the same update are dropped: go on with the next batch. Look at this one, the "
+            "learning rate and the initial values."
+        )
+
+    def _first_not_finite(self, key: Key) -> str:
+        """What is not finite among the tensors that were just written; empty if all are."""
+        updates, turn = key
+        target, states = self._sets[1 - turn], self._steps[updates].states
+        for state in (target, self._sums):
+            written = [n for n in states if n in state.store]
+            if not written:
+                continue
+            state.written()
+            complete = state is self._sums or (updates and self._optimizers)
+            if complete and is_finite(state.store):
+                continue
+            name = first_not_finite(state.store, written)
+            if name is not None:
+                parts = [n for n, p in state.parts.items() if p.whole == name]
+                name = next((n for n in parts if not all_finite(state.view(n).ravel())), name)
+                return f"A gradient, or what the update makes of it (seen in {name!r}),"
+        return ""
+
+    def _drop_sums(self) -> None:
+        self._pending = 0
+        for buffer in self._sums.store.buffers.values():
+            buffer.data[...] = 0
+        self._sums.push()
 
     def _keep_statistics(self, updates: bool, turn: int) -> None:
         """A run that does not update still moves the running statistics; bring them over."""
@@ -224,21 +292,23 @@ class TrainingSession(onnxruntime.InferenceSession):  # type: ignore[misc]
         values = [input_feed[n] for n in names if n in input_feed]
         if len(values) != len(names) or len(input_feed) != len(names):
             self._refuse(input_feed)
-        key = self._key()
+        if self._rate_name:
+            check_fed_rate(input_feed[self._rate_name], self._rate_name)
         wanted = tuple(output_names) if output_names else ()
-        side = self._own.get((key, wanted)) or self._prebound(key, wanted)
-        side.feed(values)
-        side.run(run_options)
-        self._finish(key)
-        return side.results()
+        with self._lock:
+            key = self._key()
+            side = self._own.get((key, wanted)) or self._prebound(key, wanted)
+            side.feed(values)
+            side.run(run_options)
+            self._finish(key)
+            return side.results()
 
     def _prebound(self, key: Key, wanted: tuple[str, ...]) -> Prebound:
         for name in wanted:
             self._position(name)
         outputs = [self._output_infos[n] for n in wanted or self._output_names]
         core = self._cores[key[0]]._sess
-        check, stage = self._check.arrays, self._device.is_host
-        side = Prebound(core, self._input_infos, outputs, check, stage)
+        side = Prebound(core, self._input_infos, outputs, self._check, self._device.is_host)
         self._bind_state(key, side.io)
         self._own[key, wanted] = side
         return side
@@ -255,6 +325,12 @@ class TrainingSession(onnxruntime.InferenceSession):  # type: ignore[misc]
         what = f"Missing input(s) {missing}" if missing else f"Unknown input(s) {unknown}"
         raise InputError(f"{what}; the session takes {', '.join(names)}.")
 
+    @property
+    def labels(self) -> Sequence[ClassLabels]:
+        """What inputs that hold class labels may hold; `run` checks it."""
+        return self._check.labels
+
+    @exclusive
     def io_binding(self) -> onnxruntime.IOBinding:
         """A binding for the inputs and outputs; the weights are bound by the session."""
         binding = onnxruntime.IOBinding(self._cores[True])
@@ -291,10 +367,17 @@ class TrainingSession(onnxruntime.InferenceSession):  # type: ignore[misc]
                 "This binding does not know the session's weights. Take one from "
                 "TrainingSession.io_binding()."
             )
-        key = self._key()
+        if self._rate_name:
+            check_fed_rate(binding.bound_input(self._rate_name), self._rate_name)
+        for labels in self._check.labels:
+            array = binding.host_array(labels.input)
+            if array is not None:
+                labels.check(array)
         options = RUN_OPTIONS if options is None else options
-        self._cores[key[0]]._sess.run_with_iobinding(binding.ready(key), options)
-        self._finish(key)
+        with self._lock:
+            key = self._key()
+            self._cores[key[0]]._sess.run_with_iobinding(binding.ready(key), options)
+            self._finish(key)
 
     # -- looking at the state, and changing it -----------------------------------------------------
 
@@ -303,19 +386,24 @@ class TrainingSession(onnxruntime.InferenceSession):  # type: ignore[misc]
         store.pull()
         return store
 
+    @exclusive
     def get_state(self) -> dict[str, Array]:
         """Copies of the weights by name.
 
         With Adam and Lamb also ``Moment_1_<w>``, ``Moment_2_<w>`` and ``Update_Count_<w>``; with
-        batch normalization that trains, also its running statistics.
+        batch normalization that trains, also its running statistics; with Dropout that trains, also
+        ``onnxtrain.random``: seed and number of the runs so far, from which its masks follow.
         """
         store = self._current()
-        names = (*self._weights, *self._steps[True].statistics)
+        names = [*self._weights, *self._steps[True].statistics]
+        if RANDOM_INPUT in store:
+            names.append(RANDOM_INPUT)
         state = {n: store.view(n).copy() for n in names}
         for weight, moments in self.get_optimizer_state().items():
             state.update({f"{kind}_{weight}": value for kind, value in moments.items()})
         return state
 
+    @exclusive
     def get_model_state(
         self, include_mixed_precision_weights: bool = False
     ) -> dict[str, dict[str, Array]]:
@@ -326,6 +414,7 @@ class TrainingSession(onnxruntime.InferenceSession):  # type: ignore[misc]
             state["mixed_precision"] = {}
         return state
 
+    @exclusive
     def get_optimizer_state(self) -> dict[str, dict[str, Array]]:
         """``{weight: {"Moment_1": …, "Moment_2": …, "Update_Count": …}}``; empty without moments.
 
@@ -347,6 +436,7 @@ class TrainingSession(onnxruntime.InferenceSession):  # type: ignore[misc]
         public = {state: kind for kind, state in MOMENTS.items()}
         return {public.get(s, s): s for s in self._optimizers[weight].states}
 
+    @exclusive
     def load_state(self, state: Mapping[str, Any], strict: bool = False) -> None:
         """Set weights, and whatever else `get_state` gives.
 
@@ -358,7 +448,7 @@ class TrainingSession(onnxruntime.InferenceSession):  # type: ignore[misc]
         known = self.get_state()
         if strict:
             unknown = [n for n in state if n not in known]
-            missing = [n for n in known if n not in state]
+            missing = [n for n in known if n not in state and n != RANDOM_INPUT]
             if unknown:
                 raise UnknownNameError("state", unknown[0], list(known))
             if missing:
@@ -479,6 +569,20 @@ def _device(
     return Device(f"{name}:{number}" if number else name)
 
 
+def check_fed_rate(value: Any, name: str) -> None:
+    """Raise unless a learning rate that is fed is finite and not negative.
+
+    Its shape and type are checked elsewhere; what is not in the host's memory cannot be looked at.
+    """
+    if not isinstance(value, np.ndarray):
+        raw = raw_ortvalue(value)
+        if value is None or (raw is not None and raw.device_name().lower() != "cpu"):
+            return
+        value = np.asarray(value if raw is None else raw.numpy())
+    if value.size == 1 and value.dtype.kind in "fiu" and not 0.0 <= value.item() <= LARGEST:
+        check_rate(value.item(), f"The learning rate {name!r}")
+
+
 def _info(value: ir.Value) -> ValueInfo:
     shape = None
     if value.shape is not None:
@@ -502,6 +606,8 @@ def _initial_arrays(model: ir.Model, step: Step) -> dict[str, Array]:
             arrays[name] = np.zeros(value.shape.numpy(), value.dtype.numpy())
     if STEP in arrays:
         arrays[STEP][...] = 1
+    if RANDOM_INPUT in arrays:
+        arrays[RANDOM_INPUT][0] = drawn_seed()
     return arrays
 
 

@@ -15,8 +15,10 @@ from ...compile import Plan, forward, gradients
 from ...errors import ModelError, UnknownNameError
 from ...graph import FLOATS, OpBuilder, Tensor
 from ...graph import parameters as params
+from ...graph.contract import RANDOM_INPUT
+from ...graph.labels import ClassLabels
 from ...normalize import normalize
-from ...optim import ClipNorm, Optimizer
+from ...optim import ClipNorm, ClipValue, Optimizer
 from ...optim.optimizer import norm_coefficient
 from ...passes import modes, optimize
 from .parameters import ParameterError, TrainingParameters
@@ -26,6 +28,7 @@ SCALED = "onnxtrain.scaled_loss"
 FACTOR = "onnxtrain.loss_factor"
 STEP = "onnxtrain.step"
 FINITE = "all_gradients_finite"
+CHECK = "onnxtrain.check"
 LOSS_SCALE = "loss_scale"
 TOGETHER = 1 << 14
 """Weights of fewer elements than this, on average, are updated as one vector."""
@@ -47,6 +50,8 @@ class Step:
         accumulators: weight → input that holds the sum of the gradients so far.
         parts: tensors of the state that are pieces of a vector of the state.
         statistics: running statistics among the states.
+        check: output that is 0, or NaN when the loss is not finite; empty if nobody asked.
+        labels: what inputs with class labels may hold.
     """
 
     model: ir.Model
@@ -56,6 +61,8 @@ class Step:
     accumulators: dict[str, str] = field(default_factory=dict)
     parts: dict[str, Part] = field(default_factory=dict)
     statistics: list[str] = field(default_factory=list)
+    check: str = ""
+    labels: list[ClassLabels] = field(default_factory=list)
 
 
 class StepBuilder:
@@ -103,6 +110,7 @@ class StepBuilder:
             trainable=self.weights,
             of=of,
             recompute=self.parameters.what_to_recompute(),
+            counter=True,
         )
 
     def _loss_type(self) -> int:
@@ -147,6 +155,7 @@ class StepBuilder:
     def updating(self) -> Step:
         """Forward, backward and update."""
         build = _Build(self, FACTOR if self.folds or self.parameters.use_mixed_precision else None)
+        build.check_loss()
         rate = build.scalar_input(self.parameters.lr_params_feed_name) if self.optimizers else None
         if self.folds:
             assert rate is not None
@@ -155,6 +164,7 @@ class StepBuilder:
             return build.finish()
         build.unscale()
         build.accumulate(self.parameters.gradient_accumulation_steps)
+        build.check_gradients()
         build.gradient_outputs()
         if rate is not None:
             build.update(rate)
@@ -163,9 +173,11 @@ class StepBuilder:
     def accumulating(self) -> Step:
         """Forward and backward; the gradient is added to those before."""
         build = _Build(self, FACTOR if self.parameters.use_mixed_precision else None)
+        build.check_loss()
         if self.optimizers:  # unused here, and still an input like in the graph that updates
             build.scalar_input(self.parameters.lr_params_feed_name)
         build.unscale()
+        build.check_gradients()
         build.gradient_outputs()
         build.add_to_accumulators()
         return build.finish()
@@ -193,10 +205,19 @@ class _Build:
         self.factor = values.get(factor) if factor else None
         self.new_inputs: list[ir.Value] = []
         self.states: dict[str, ir.Value] = {n: values[u] for n, u in built.states.items()}
-        self.statistics = list(built.states)
+        self.statistics, self.labels = list(built.states), built.labels
         self.accumulators: dict[str, str] = {}
         self.parts: dict[str, Part] = {}
         self.finite: Tensor | None = None
+        self.clip_factors: dict[float, Tensor] = {}
+        self.check: Tensor | None = None
+        if RANDOM_INPUT in values:
+            self._count_passes(self.op.tensor(values[RANDOM_INPUT]))
+
+    def _count_passes(self, random: Tensor) -> None:
+        """What random operators draw from is a state: the seed stays, the counter grows."""
+        self.op.scope = RANDOM_INPUT
+        self.keep(RANDOM_INPUT, random + self.op.const(np.array([0, 1], np.int64)), random)
 
     def input(self, name: str, dtype: ir.DataType | None, shape: Sequence[int]) -> ir.Value:
         if name in self.values:
@@ -254,15 +275,40 @@ class _Build:
         assert self.factor is not None
         dtype = self.factor.dtype
         self.set_factor(scale if dtype == FLOAT else self.op.Cast(scale, to=dtype))
-        checks = []
         for name, gradient in self.gradients.items():
             self.op.scope = f"unscale/{name}"
             inverse = self._like(1.0 / scale, gradient)
             self.gradients[name] = gradient * inverse
-            total = self.op.ReduceSum(self.op.Abs(gradient), keepdims=0)
-            checks.append(self.op.Cast(total, to=FLOAT))
-        total = checks[0] if len(checks) == 1 else self.op.Sum(*checks)
-        self.finite = self.op.Not(self.op.Or(self.op.IsInf(total), self.op.IsNaN(total)))
+
+    # -- what is finite ----------------------------------------------------------------------------
+
+    def check_loss(self) -> None:
+        """Let the session know whether the loss is finite."""
+        if self.parameters.check_finite:
+            self.op.scope = "check"
+            self.check = self._nothing([self.op.tensor(self.outputs[0])])
+
+    def check_gradients(self) -> None:
+        """With mixed precision: do without an update from gradients that are not finite.
+
+        For `check_finite` the session looks at the results of the update. Clipped value by value,
+        an infinite gradient leaves no trace there.
+        """
+        clipped = any(isinstance(o.clip, ClipValue) for o in self.of.optimizers.values())
+        if not self.parameters.use_mixed_precision and not (self.check is not None and clipped):
+            return
+        self.op.scope = "check"
+        nothing = self._nothing(list(self.gradients.values()))
+        if self.parameters.use_mixed_precision:
+            self.finite = self.op.Not(self.op.IsNaN(nothing))
+        if self.check is not None:
+            self.check = self.check + nothing
+
+    def _nothing(self, tensors: Sequence[Tensor]) -> Tensor:
+        """0, or NaN when an element is NaN or infinite: 0·x is 0 for all others."""
+        zeros = [self.op.ReduceSum(x * 0.0, keepdims=0) for x in tensors]
+        floats = [z if z.dtype == FLOAT else self.op.Cast(z, to=FLOAT) for z in zeros]
+        return floats[0] if len(floats) == 1 else self.op.Sum(*floats)
 
     def _like(self, scalar: Tensor, x: Tensor) -> Tensor:
         return scalar if scalar.dtype == x.dtype else self.op.Cast(scalar, to=x.dtype)
@@ -369,11 +415,9 @@ class _Build:
 
     def _update_one(self, name: str, optimizer: Optimizer, step: Tensor, rate: Tensor) -> None:
         op, param = self.op, self.params[name]
-        op.scope = "clip"
         scale: float | Tensor = 1.0
         if isinstance(optimizer.clip, ClipNorm):
-            all_of_them = list(self.gradients.values())
-            scale = self._like(norm_coefficient(op, all_of_them, optimizer.clip.max_norm), param)
+            scale = self._like(self._clip_factor(optimizer.clip.max_norm), param)
         op.scope = f"update/{name}"
         shape = list(param.static_shape or ())
         states = {
@@ -394,6 +438,14 @@ class _Build:
             self.keep(f"{name}.{state}", self._if_finite(moments[state], old), old)
         self.keep(name, self._if_finite(new, param), param)
 
+    def _clip_factor(self, max_norm: float) -> Tensor:
+        """What all gradients are multiplied with; computed once for all weights."""
+        if max_norm not in self.clip_factors:
+            self.op.scope = "clip"
+            gradients = list(self.gradients.values())
+            self.clip_factors[max_norm] = norm_coefficient(self.op, gradients, max_norm)
+        return self.clip_factors[max_norm]
+
     def _if_finite(self, new: Tensor, old: Tensor) -> Tensor:
         return new if self.finite is None else self.op.Where(self.finite, new, old)
 
@@ -402,13 +454,21 @@ class _Build:
     def finish(self) -> Step:
         """Attach what was built and put inputs and outputs in order."""
         graph = self.model.graph
+        for name in self.statistics if self.finite is not None else ():
+            old, new = self.op.tensor(self.values[name]), self.op.tensor(self.states[name])
+            new.value.name = f"{name}.of_batch"
+            self.keep(name, self._if_finite(new, old), old)
+        hidden = []
+        if self.check is not None:
+            self.check.value.name, self.check.value.shape = CHECK, ir.Shape([])
+            hidden.append(self.check.value)
         if self.finite is not None:
             self.finite.value.name = FINITE
             self.finite.value.shape = ir.Shape([])
             self.outputs.append(self.finite.value)
         self.op.attach(graph)
         graph.outputs.clear()
-        graph.outputs.extend([*self.outputs, *self.states.values()])
+        graph.outputs.extend([*self.outputs, *hidden, *self.states.values()])
         outputs = [v.name or "" for v in self.outputs]  # a rewrite may put other values there
         states = {name: value.name or "" for name, value in self.states.items()}
         self.model = optimize(self.model)
@@ -425,6 +485,8 @@ class _Build:
             self.accumulators,
             self.parts,
             self.statistics,
+            CHECK if hidden else "",
+            self.labels,
         )
 
 

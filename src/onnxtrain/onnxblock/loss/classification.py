@@ -10,10 +10,12 @@ from ...errors import ModelError
 from ..block import BlockError
 from ..emit import Emitter
 from .common import (
+    IGNORED,
     INT64,
     REDUCTIONS,
     Labels,
     Loss,
+    check_ignored,
     check_weight,
     label_axis,
     target,
@@ -31,7 +33,7 @@ class CrossEntropyLoss(Loss):
     Args:
         weight: a weight per class.
         reduction: "mean", "sum" or "none".
-        ignore_index: label whose elements do not count.
+        ignore_index: label whose elements do not count; None if every label is a class.
         label_smoothing: share of the target that is spread evenly over all classes.
         class_axis: the axis of the classes, 1 as in PyTorch; -1 for scores (…, classes).
         probabilities: targets are probabilities in the shape of the scores.
@@ -41,7 +43,7 @@ class CrossEntropyLoss(Loss):
         self,
         weight: Any = None,
         reduction: str = "mean",
-        ignore_index: int | None = None,
+        ignore_index: int | None = IGNORED,
         *,
         label_smoothing: float = 0.0,
         class_axis: int = 1,
@@ -50,10 +52,10 @@ class CrossEntropyLoss(Loss):
         super().__init__(reduction)
         if not 0.0 <= label_smoothing <= 1.0:
             raise BlockError(f"label_smoothing lies in [0, 1], and it is {label_smoothing}.")
-        if probabilities and ignore_index is not None:
+        if probabilities and ignore_index not in (None, IGNORED):
             raise BlockError("Probabilities as targets have no label to ignore.")
         self._weight = check_weight(weight, "weight")
-        self._ignore, self._smoothing = ignore_index, label_smoothing
+        self._ignore, self._smoothing = check_ignored(ignore_index), label_smoothing
         self._axis, self._probabilities = class_axis, probabilities
 
     def build(self, scores_input_name: str, labels_name: str = "labels") -> str:
@@ -103,7 +105,7 @@ class CrossEntropyLoss(Loss):
                 emit.scale(spread, self._smoothing / classes),
             )
         if self._reduction == "mean":
-            return weighted_mean(emit, loss, weights)
+            return weighted_mean(emit, loss, weights, scores)
         return self._reduce(emit, loss)
 
     def _spread(self, emit: Emitter, log_prob: str, scores: str, axis: int) -> str:
@@ -137,7 +139,7 @@ class NLLLoss(Loss):
     Args:
         weight: a weight per class.
         reduction: "mean", "sum" or "none".
-        ignore_index: label whose elements do not count.
+        ignore_index: label whose elements do not count; None if every label is a class.
         class_axis: the axis of the classes.
     """
 
@@ -145,12 +147,12 @@ class NLLLoss(Loss):
         self,
         weight: Any = None,
         reduction: str = "mean",
-        ignore_index: int | None = None,
+        ignore_index: int | None = IGNORED,
         *,
         class_axis: int = 1,
     ) -> None:
         super().__init__(reduction)
-        self._weight, self._ignore = check_weight(weight, "weight"), ignore_index
+        self._weight, self._ignore = check_weight(weight, "weight"), check_ignored(ignore_index)
         self._axis = class_axis
 
     def build(self, loss_input_name: str, labels_name: str = "labels") -> str:
@@ -164,7 +166,7 @@ class NLLLoss(Loss):
         if weights:
             loss = emit.mul(loss, weights)
         if self._reduction == "mean":
-            return weighted_mean(emit, loss, weights)
+            return weighted_mean(emit, loss, weights, x)
         return self._reduce(emit, loss)
 
 
@@ -291,21 +293,29 @@ class MultiMarginLoss(Loss):
         margin: the margin.
         weight: a weight per class.
         reduction: "mean", "sum" or "none".
+        ignore_index: label whose rows do not count; None if every label is a class.
     """
 
     def __init__(
-        self, p: int = 1, margin: float = 1.0, weight: Any = None, reduction: str = "mean"
+        self,
+        p: int = 1,
+        margin: float = 1.0,
+        weight: Any = None,
+        reduction: str = "mean",
+        *,
+        ignore_index: int | None = IGNORED,
     ) -> None:
         super().__init__(reduction)
         if p not in {1, 2}:
             raise BlockError(f"p is 1 or 2, not {p}.")
         self._p, self._margin, self._weight = p, margin, check_weight(weight, "weight")
+        self._ignore = check_ignored(ignore_index)
 
     def build(self, loss_input_name: str, labels_name: str = "labels") -> str:
         """Append the loss; the labels become a graph input unless they exist."""
         emit, x = self._emit, loss_input_name
         labels = target(emit, labels_name, x, dtype=INT64, drop=1)
-        chosen = Labels(emit, labels, x, 1, self._weight, None)
+        chosen = Labels(emit, labels, x, 1, self._weight, self._ignore)
         own = emit.unsqueeze(chosen.pick(x), 1)
         excess = emit.node("Relu", emit.shift(emit.sub(x, own), self._margin))
         if self._p == 2:
@@ -323,4 +333,6 @@ class MultiMarginLoss(Loss):
             mean = emit.sub(mean, emit.scale(weights, own_part))
         else:
             mean = emit.shift(mean, -own_part)
+        if self._reduction == "mean" and chosen.keep:
+            return weighted_mean(emit, mean, chosen.keep, x)
         return self._reduce(emit, mean)

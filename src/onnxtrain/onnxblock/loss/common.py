@@ -1,4 +1,4 @@
-"""What all losses share: the reduction, and targets as graph inputs."""
+"""What all losses share: the reduction, targets as graph inputs, and class labels."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ import numpy as np
 import onnx
 
 from ...errors import ModelError
+from ...graph.labels import declare
 from .._graph_utils import node_arg_exists
 from ..block import Block, BlockError
 from ..emit import Emitter
 
 REDUCTIONS = ("mean", "sum", "none")
+IGNORED = -100
+"""The label that is left out unless another is named, as in PyTorch."""
 
 
 class Loss(Block):
@@ -79,11 +82,21 @@ def check_weight(weight: Any, name: str) -> np.ndarray[Any, Any] | None:
     return array
 
 
+def check_ignored(ignore_index: int | None) -> int | None:
+    """The label to ignore: a whole number, or None for none."""
+    if ignore_index is None:
+        return None
+    if isinstance(ignore_index, bool) or not isinstance(ignore_index, (int, np.integer)):
+        raise BlockError(f"ignore_index is a whole number or None, not {ignore_index!r}.")
+    return int(ignore_index)
+
+
 class Labels:
     """Class labels against scores, with weights per class and a label to ignore.
 
     Labels are gathered where the opset has GatherElements (11); before, scores are multiplied with
-    a mask of the label's class.
+    a mask of the label's class. A label that is no class fails the run, whoever runs the model; and
+    the model says what it expects of its labels, so that `onnxtrain.runtime` can say it better.
 
     Args:
         emit: the emitter.
@@ -91,7 +104,7 @@ class Labels:
         scores: the tensor with the class axis.
         axis: the class axis of `scores`.
         weight: a weight per class.
-        ignore_index: label whose elements do not count.
+        ignore_index: label whose elements do not count, None for none.
     """
 
     def __init__(
@@ -104,43 +117,72 @@ class Labels:
         ignore_index: int | None,
     ) -> None:
         self.emit, self.like, self.axis = emit, scores, axis
-        self.keep = ""
-        self.mask = ""
+        self.kind = emit.dtype(labels)
+        classes = emit.dims(scores)[axis]
+        self.classes = classes if isinstance(classes, int) else None
+        self.ignored = self.keep = self.mask = ""
+        self._declare(labels, ignore_index)
         if ignore_index is not None:
-            ignored = emit.is_equal(labels, ignore_index, scores)
-            self.keep = emit.sub(emit.number(1.0, scores), ignored)
-            labels = self._zero_where(labels, ignore_index)
-        self.labels = labels
-        self.column = emit.unsqueeze(labels, axis)
+            self.ignored = emit.node("Equal", labels, emit.constant(ignore_index, self.kind))
+            counted = emit.node("Not", self.ignored)
+            self.keep = emit.cast(counted, emit.dtype(scores))
+            # an ignored label may lie outside all classes: class 0 stands for it
+            labels = self._choose(counted, labels, emit.constant(0, self.kind))
+        self.labels = self._guarded(labels)
+        self.column = emit.unsqueeze(self.labels, axis)
         if emit.opset < 11:
             self.mask = self._class_mask()
         self.class_weight = None if weight is None else weight_constant(emit, weight, scores)
 
-    def _zero_where(self, labels: str, ignored: int) -> str:
-        """Labels with the ignored ones, which may lie outside all classes, set to class 0."""
+    def _declare(self, labels: str, ignore_index: int | None) -> None:
+        """Write into the model what it expects of the labels."""
+        model = self.emit.model
+        metadata = {p.key: p.value for p in model.metadata_props}
+        declare(metadata, labels, self.classes, ignore_index)
+        onnx.helper.set_model_props(model, metadata)
+
+    def _choose(self, condition: str, yes: str, no: str) -> str:
+        """Labels `yes` where the condition holds, `no` elsewhere."""
         emit = self.emit
-        kind = emit.dtype(labels)
-        same = emit.node("Equal", labels, emit.constant(np.array(ignored), kind))
-        kept = emit.cast(emit.node("Not", same), kind)
-        return emit.mul(labels, kept)
+        if emit.opset >= 9:
+            return emit.node("Where", condition, yes, no)
+        wanted, other = (emit.cast(c, self.kind) for c in (condition, emit.node("Not", condition)))
+        return emit.add(emit.mul(yes, wanted), emit.mul(no, other))
+
+    def _guarded(self, labels: str) -> str:
+        """Labels, negative ones as a number that is no index: ONNX would count from the end."""
+        emit, number, kind = self.emit, labels, self.kind
+        if emit.opset < 9:  # where only floats can be compared
+            kind = onnx.TensorProto.FLOAT
+            number = emit.cast(labels, kind)
+        negative = emit.node("Less", number, emit.constant(0, kind))
+        labels = self._choose(negative, emit.constant(largest(self.kind), self.kind), labels)
+        if emit.opset >= 11:
+            return labels
+        # GatherElements will refuse it, a mask would not
+        return emit.node("Gather", self._all_classes(), labels, axis=0)
+
+    def _all_classes(self) -> str:
+        if self.classes is None:
+            raise ModelError(f"The number of classes of {self.like!r} must be known.")
+        return self.emit.constant(np.arange(self.classes), self.kind)
 
     def _class_mask(self) -> str:
-        emit = self.emit
-        classes = emit.dims(self.like)[self.axis]
-        if not isinstance(classes, int):
-            raise ModelError(f"The number of classes of {self.like!r} must be known.")
-        shape = [1] * emit.rank(self.like)
-        shape[self.axis] = classes
-        numbers = emit.constant(np.arange(classes).reshape(shape), emit.dtype(self.labels))
+        emit, shape = self.emit, [1] * self.emit.rank(self.like)
+        shape[self.axis] = -1
+        numbers = emit.node("Reshape", self._all_classes(), emit.constant(np.array(shape)))
         return emit.cast(emit.node("Equal", self.column, numbers), emit.dtype(self.like))
 
     def pick(self, scores: str) -> str:
-        """The score of each element's label."""
+        """The score of each element's label; 0 where it is ignored."""
         emit = self.emit
         if self.mask:
             return emit.reduce("ReduceSum", emit.mul(scores, self.mask), [self.axis])
         picked = emit.node("GatherElements", scores, self.column, axis=self.axis)
-        return emit.squeeze(picked, self.axis)
+        picked = emit.squeeze(picked, self.axis)
+        if not self.ignored:
+            return picked
+        return emit.node("Where", self.ignored, emit.number(0.0, self.like), picked)
 
     def weights(self) -> str:
         """The weight of each element: its class's, 0 when ignored; "" when all are 1."""
@@ -151,16 +193,28 @@ class Labels:
         return emit.mul(found, self.keep) if self.keep else found
 
 
-def weighted_mean(emit: Emitter, values: str, weights: str) -> str:
-    """Σ values / Σ weights, where the values are weighted already; a plain mean without weights."""
+def weighted_mean(emit: Emitter, values: str, weights: str, like: str) -> str:
+    """Σ values / Σ weights, where the values are weighted already; a plain mean without weights.
+
+    If all weights are 0 the mean is NaN, and its gradient 0 and not infinitely many times 0.
+    """
     if not weights:
         return emit.reduce("ReduceMean", values)
-    return emit.div(emit.reduce("ReduceSum", values), emit.reduce("ReduceSum", weights))
+    total, weight = emit.reduce("ReduceSum", values), emit.reduce("ReduceSum", weights)
+    is_half = emit.dtype(like) == onnx.TensorProto.FLOAT16
+    smallest = emit.number(6e-8 if is_half else 1.2e-38, like)
+    mean = emit.div(total, emit.node("Max", weight, smallest))
+    return emit.add(mean, emit.sub(emit.div(weight, weight), emit.number(1.0, like)))
 
 
 def label_axis(rank: int, class_axis: int) -> int:
     """The class axis from the front; vectors of scores have it at 0."""
     return 0 if rank == 1 else class_axis % rank
+
+
+def largest(kind: int) -> int:
+    """The largest number of an integer type."""
+    return int(np.iinfo(onnx.helper.tensor_dtype_to_np_dtype(kind)).max)
 
 
 INT64 = onnx.TensorProto.INT64

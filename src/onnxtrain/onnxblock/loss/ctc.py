@@ -8,7 +8,7 @@ from onnx import helper
 
 from .._graph_utils import node_arg_exists
 from ..emit import Emitter
-from .common import INT64, Loss
+from .common import INT64, Loss, largest
 
 IMPOSSIBLE = -1e30
 """The logarithm of zero; finite, so that no difference of infinities makes a NaN."""
@@ -54,7 +54,8 @@ class CTCLoss(Loss):
     ) -> str:
         """Append the loss.
 
-        Targets are INT64[N, S], padded with anything; both lengths are INT64[N].
+        Targets are INT64[N, S], padded with anything; both lengths are INT64[N]. A target within
+        its length that is no class fails the run.
         """
         emit = self._emit
         emit.require(13, "CTCLoss")
@@ -69,7 +70,7 @@ class CTCLoss(Loss):
             x = emit.node("LogSoftmax", x, axis=2)
         kind = emit.dtype(loss_input_name)
         zero = emit.mul(emit.unsqueeze(labels, 1), emit.constant(np.array(0)))
-        spread = self._spread(emit, target, zero)
+        spread = self._spread(emit, target, labels, zero)
         alpha = self._scan(emit, x, spread, frames, zero, kind)
         loss = self._last(emit, alpha, labels, kind)
         if self._reduction == "mean":
@@ -77,14 +78,24 @@ class CTCLoss(Loss):
             loss = emit.div(loss, count)
         return self._reduce(emit, loss)
 
-    def _spread(self, emit: Emitter, target: str, zero: str) -> str:
+    def _spread(self, emit: Emitter, target: str, labels: str, zero: str) -> str:
         """Labels with blanks before, between and behind them: (N, 2S + 1)."""
         blank = emit.constant(np.array(self._blank))
-        column = emit.unsqueeze(emit.node("Max", target, emit.constant(np.array(0))), 2)
+        column = emit.unsqueeze(self._padded(emit, target, labels, blank), 2)
         nothing = emit.add(emit.mul(column, emit.constant(np.array(0))), blank)
         pairs = emit.node("Concat", column, nothing, axis=2)
         flat = emit.node("Reshape", pairs, emit.constant(np.array([0, -1])))
         return emit.node("Concat", emit.add(zero, blank), flat, axis=1)
+
+    @staticmethod
+    def _padded(emit: Emitter, target: str, labels: str, blank: str) -> str:
+        """Targets, blank behind their number; a negative one as a number that is no index."""
+        negative = emit.node("Less", target, _zero(emit))
+        target = emit.node("Where", negative, emit.constant(np.array(largest(INT64))), target)
+        size = emit.squeeze(emit.node("Slice", emit.node("Shape", target), *_range(emit, 1, 2)), 0)
+        places = emit.node("Range", _zero(emit), size, emit.constant(np.array(1)))
+        inside = emit.node("Less", emit.unsqueeze(places, 0), emit.unsqueeze(labels, 1))
+        return emit.node("Where", inside, target, blank)
 
     def _scan(self, emit: Emitter, x: str, spread: str, frames: str, zero: str, kind: int) -> str:
         """α after each sequence's last frame: (N, 2S + 1)."""

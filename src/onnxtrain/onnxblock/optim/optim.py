@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 
 from ... import optim as _optim
+from ...hyper import LARGEST, check_limit
 from ..block import Block, BlockError
 from ..emit import Emitter
 from ..model_accessor import current
@@ -27,7 +29,7 @@ class ClipGradNorm(Block):
 
     def __init__(self, max_norm: float) -> None:
         super().__init__()
-        self.max_norm = float(max_norm)
+        self.max_norm = check_limit(max_norm, "max_norm", _optim.OptimizerError)
 
     def to_optim(self) -> _optim.ClipNorm:
         """The same as an option of `onnxtrain.optim`."""
@@ -37,14 +39,26 @@ class ClipGradNorm(Block):
         """Append the clipping of a sequence: one loop for the norm, one for the scaling."""
         emit = self._emit
         emit.require(17, "ClipGradNorm on a sequence (SequenceMap)")
-        squares = _map(emit, gradients_name, "ReduceSumSquare", keepdims=0)
-        stacked = emit.node("ConcatFromSequence", squares, axis=0, new_axis=1)
-        norm = emit.node("Sqrt", emit.reduce("ReduceSum", stacked))
-        limit = emit.constant(self.max_norm, onnx.TensorProto.FLOAT)
-        small = emit.constant(1e-6, onnx.TensorProto.FLOAT)
-        one = emit.constant(1.0, onnx.TensorProto.FLOAT)
-        factor = emit.node("Min", emit.div(limit, emit.add(norm, small)), one)
+        total = _sum_of_squares(emit, gradients_name)
+        norm = emit.add(emit.node("Sqrt", total), _float(emit, 1e-6))
+        ratio = emit.div(_float(emit, self.max_norm), norm)
+        is_huge = emit.node("Greater", total, _float(emit, LARGEST))
+        with emit.body() as rare:
+            again = self._ratio_of_smaller(emit, gradients_name)
+        with emit.body() as usual:
+            same = emit.node("Identity", ratio)
+        branches = {
+            "then_branch": _branch(emit, rare, again),
+            "else_branch": _branch(emit, usual, same),
+        }
+        factor = emit.node("Min", emit.node("If", is_huge, **branches), _float(emit, 1.0))
         return _map(emit, gradients_name, "Mul", factor)
+
+    def _ratio_of_smaller(self, emit: Emitter, gradients: str) -> str:
+        """For gradients whose squares overflow: the same from gradients made smaller."""
+        smaller = _map(emit, gradients, "Mul", _float(emit, SHRINK))
+        norm = emit.node("Sqrt", _sum_of_squares(emit, smaller))
+        return emit.div(_float(emit, self.max_norm * SHRINK), norm)
 
 
 class ClipGradValue(Block):
@@ -52,7 +66,7 @@ class ClipGradValue(Block):
 
     def __init__(self, limit: float) -> None:
         super().__init__()
-        self.limit = float(limit)
+        self.limit = check_limit(limit, "limit", _optim.OptimizerError)
 
     def to_optim(self) -> _optim.ClipValue:
         """The same as an option of `onnxtrain.optim`."""
@@ -64,6 +78,25 @@ class ClipGradValue(Block):
         emit.require(17, "ClipGradValue on a sequence (SequenceMap)")
         low, high = (emit.constant(x, onnx.TensorProto.FLOAT) for x in (-self.limit, self.limit))
         return _map(emit, gradients_name, "Clip", low, high)
+
+
+SHRINK = 2.0**-80
+"""With this factor 10⁹ squares of the largest float32 add up to a finite number."""
+
+
+def _float(emit: Emitter, number: float) -> str:
+    return emit.constant(np.array(number), onnx.TensorProto.FLOAT)
+
+
+def _sum_of_squares(emit: Emitter, sequence: str) -> str:
+    squares = _map(emit, sequence, "ReduceSumSquare", keepdims=0)
+    stacked = emit.node("ConcatFromSequence", squares, axis=0, new_axis=1)
+    return emit.reduce("ReduceSum", stacked)
+
+
+def _branch(emit: Emitter, nodes: Sequence[onnx.NodeProto], result: str) -> onnx.GraphProto:
+    output = onnx.helper.make_tensor_value_info(result, onnx.TensorProto.FLOAT, [])
+    return onnx.helper.make_graph(nodes, emit.name("branch"), [], [output])
 
 
 def _map(emit: Emitter, sequence: str, op_type: str, *captured: str, **attributes: Any) -> str:

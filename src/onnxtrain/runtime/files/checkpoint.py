@@ -5,14 +5,16 @@ Tensors are named ``param/<name>`` and ``optim/<state>/<name>``; the rest is JSO
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy.typing as npt
 
 from ...errors import CheckpointError
+from ...hyper import check_rate
 from ..state.buffers import TensorSpec, TensorStore
 from ..state.checkpoint_state import (
     CheckpointState,
@@ -26,6 +28,8 @@ from .dtypes import ElementType
 
 Array = npt.NDArray[Any]
 FORMATS = ("ortt", "odtc")
+RANDOM = ("seed", "generation", "counter")
+"""What is saved of the random state; files of earlier releases have no counter."""
 
 
 def save(
@@ -37,12 +41,28 @@ def save(
     """Write a state; see `CheckpointState.save_checkpoint`."""
     if form not in FORMATS:
         raise ValueError(f"Unknown checkpoint format {form!r}; use one of {', '.join(FORMATS)}.")
-    state._sync()
-    if form == "odtc":
-        from .odtc import save as save_odtc
+    with state.lock:  # a step in another thread waits: no file has weights of two steps
+        state._sync()
+        if form == "odtc":
+            from .odtc import save as save_odtc
 
-        save_odtc(state, path, include_optimizer_state)
-        return
+            save_odtc(state, path, include_optimizer_state)
+        else:
+            tensorfile.write(path, *_contents(state, include_optimizer_state))
+
+
+def to_bytes(state: CheckpointState) -> bytes:
+    """The file that `save` would write, with the optimizer state."""
+    with state.lock:
+        state._sync()
+        return b"".join(tensorfile.encode(*_contents(state, include_optimizer_state=True)))
+
+
+_Contents = tuple[dict[str, Array], dict[str, str], dict[str, ElementType]]
+
+
+def _contents(state: CheckpointState, include_optimizer_state: bool) -> _Contents:
+    """Tensors, metadata and element types of a file."""
     tensors: dict[str, Array] = {}
     types: dict[str, ElementType] = {}
 
@@ -57,7 +77,7 @@ def save(
         if include_optimizer_state and state._optimizer is not None:
             for kind, moments in state._optimizer.states.items():
                 collect(f"optim/{kind}/", moments)
-    tensorfile.write(path, tensors, _metadata(state, include_optimizer_state), types)
+    return tensors, _metadata(state, include_optimizer_state), types
 
 
 def load(path: str | os.PathLike[str]) -> CheckpointState:
@@ -72,9 +92,18 @@ def load(path: str | os.PathLike[str]) -> CheckpointState:
             from .odtc import load as load_odtc
 
             return load_odtc(path)
-        header = tensorfile.read_header(file, where)
-        state = _empty_state(header, where)
-        tensorfile.fill(file, header, lambda name: _target(state, name), where)
+        return _read(file, where)
+
+
+def from_bytes(content: bytes) -> CheckpointState:
+    """The state that `to_bytes` was given."""
+    return _read(io.BytesIO(content), "The checkpoint")
+
+
+def _read(file: BinaryIO, where: str) -> CheckpointState:
+    header = tensorfile.read_header(file, where)
+    state = _empty_state(header, where)
+    tensorfile.fill(file, header, lambda name: _target(state, name), where)
     return state
 
 
@@ -83,7 +112,7 @@ def _metadata(state: CheckpointState, include_optimizer_state: bool) -> dict[str
     values: dict[str, Any] = {
         "trainable": trainable,
         "frozen": frozen,
-        "random": {"seed": state._random.seed, "generation": state._random.generation},
+        "random": _random_out(state._random),
         "properties": {k: _float_out(v) for k, v in state._properties.items()},
         "nominal": state.is_nominal,
     }
@@ -101,6 +130,10 @@ def _metadata(state: CheckpointState, include_optimizer_state: bool) -> dict[str
             values["trainer"] = state._trainer
     text = {key: json.dumps(value, ensure_ascii=False) for key, value in values.items()}
     return {"format": "onnxtrain", "version": "1", **text}
+
+
+def _random_out(random: RandomState) -> dict[str, int]:
+    return {name: getattr(random, name) for name in RANDOM}
 
 
 def _float_out(value: int | float | str) -> Any:
@@ -180,9 +213,8 @@ def _optimizer(
     name = described.get("name", "")
     if not (isinstance(step, int) and 0 <= step < 2**63 and isinstance(name, str)):
         raise CheckpointError(f"{where} is damaged: optimizer {described!r}.")
-    if not isinstance(rate, int | float) or not math.isfinite(rate):
-        raise CheckpointError(f"{where} is damaged: learning rate {rate!r}.")
-    state = OptimizerState(name, step, float(rate))
+    rate = check_rate(rate, f"{where} is damaged: the learning rate", CheckpointError)
+    state = OptimizerState(name, step, rate)
     for kind, specs in moments.items():
         if set(specs) != set(trainable):
             wrong = sorted(set(specs) ^ set(trainable))
@@ -232,10 +264,11 @@ class _Metadata:
 
     def random(self) -> RandomState:
         found = self.get("random", dict, {})
-        seed, generation = found.get("seed") or 0, found.get("generation") or 0
-        if not all(isinstance(v, int) and 0 <= v < 2**64 for v in (seed, generation)):
+        numbers = [found.get(name) or 0 for name in RANDOM]
+        limits = (1 << 64, 1 << 64, 1 << 63)
+        if not all(isinstance(n, int) and 0 <= n < end for n, end in zip(numbers, limits)):
             raise CheckpointError(f"{self.where} is damaged: random state {found!r}.")
-        return RandomState(seed, generation)
+        return RandomState(*numbers)
 
     def property(self, name: str, value: Any) -> int | float | str:
         if isinstance(value, dict) and value.get("float") in {"nan", "inf", "-inf"}:

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...errors import CheckpointError
+from ...hyper import check_rate
 from ..state.buffers import TensorSpec, TensorStore
 from ..state.checkpoint_state import CheckpointState, OptimizerState
 from .atomic import write_atomically
@@ -149,8 +150,9 @@ class _Reader:
                 if index >= len(MOMENTS):
                     raise CheckpointError(f"{self.where}: {name!r} has more than two moments.")
                 moments.setdefault(MOMENTS[index], {})[name] = self._tensor(name, tensor)
-        rate = float(groups[0].InitialLearningRate())
-        found = OptimizerState("", int(groups[0].Step()), rate if np.isfinite(rate) else 0.001)
+        what = f"{self.where} is damaged: the learning rate"
+        rate = check_rate(groups[0].InitialLearningRate(), what, CheckpointError)
+        found = OptimizerState("", int(groups[0].Step()), rate)
         for kind, tensors in moments.items():
             if set(tensors) != set(trainable):
                 raise CheckpointError(

@@ -12,11 +12,13 @@ import struct
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from ...errors import ModelFileError, UnknownNameError
 from .atomic import write_atomically
 from .wire import Message
+
+D = TypeVar("D", int, None)
 
 Source: TypeAlias = "str | os.PathLike[str] | bytes | bytearray | memoryview"
 Dim: TypeAlias = "int | str | None"
@@ -83,7 +85,7 @@ class Node:
             found += attribute.messages(6) + attribute.messages(11)
         return found
 
-    def integer(self, name: str, default: int) -> int:
+    def integer(self, name: str, default: D) -> int | D:
         """An integer attribute."""
         for attribute in self.message.messages(5):
             if attribute.string(1) == name:

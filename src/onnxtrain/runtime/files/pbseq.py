@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...errors import CheckpointError, ModelFileError
+from ...hyper import check_rate
 from ..state.buffers import TensorSpec, TensorStore
 from ..state.checkpoint_state import CheckpointState, OptimizerState
 from .dtypes import BY_ONNX
@@ -93,7 +94,9 @@ def _optimizer(folder: Path, trainable: TensorStore, where: str) -> OptimizerSta
         if "step" in name:
             found.step = int(value.reshape(-1)[0])
         elif "learning_rate" in name:
-            found.learning_rate = float(value.reshape(-1)[0])
+            found.learning_rate = check_rate(
+                value.reshape(-1)[0], f"{where} is damaged: the learning rate", CheckpointError
+            )
     for match, file in sorted(files, key=lambda f: int(f[0]["index"])):
         index = int(match["index"])
         if index >= len(MOMENTS):

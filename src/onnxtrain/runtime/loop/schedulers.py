@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from ...errors import StateError
+from ...hyper import check_rate
 
 
 class HasLearningRate(Protocol):
@@ -41,7 +42,9 @@ class LRScheduler:
 
     def __init__(self, optimizer: HasLearningRate, initial_lr: float | None = None) -> None:
         self.optimizer = optimizer
-        self.initial_lr = float(optimizer.get_learning_rate() if initial_lr is None else initial_lr)
+        self.initial_lr = check_rate(
+            optimizer.get_learning_rate() if initial_lr is None else initial_lr, "initial_lr"
+        )
         self.count = 0
         self._last = self.initial_lr
         self._apply()
@@ -87,7 +90,8 @@ class LRScheduler:
         return True
 
     def _apply(self) -> None:
-        self._last = float(self.lr_at(self.count))
+        what = f"The learning rate that {type(self).__name__} gives after {self.count} steps"
+        self._last = check_rate(self.lr_at(self.count), what)
         self.optimizer.set_learning_rate(self._last)
         checkpoint = _checkpoint(self.optimizer)
         if checkpoint is not None:
@@ -328,7 +332,8 @@ class OneCycleLR(LRScheduler):
         start = 0.0
         for index, (end, low, high) in enumerate(self._phases):
             if count <= end or index == len(self._phases) - 1:
-                return self._mix(low, high, (count - start) / (end - start))
+                # a line goes on below zero at the count after the last step; nobody trains there
+                return max(0.0, self._mix(low, high, (count - start) / (end - start)))
             start = end
         raise AssertionError("unreachable")
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from ...errors import InputError, NonFiniteError, StateError
+from ...errors import InputError, NonFiniteError, SharingError, StateError
+from ...hyper import check_limit, check_rate
 from ..files.onnxfile import Source
 from ..session.devices import Device, Provider
+from ..sharing import OneProcess, exclusive
 from ..state.checkpoint_state import CheckpointState, OptimizerState
 from ..step import kernels
 from ..step.evaluator import Evaluator, join
@@ -39,8 +43,11 @@ class History(dict[str, list[float]]):
             self.setdefault(name, []).append(float(value))
 
 
-class Trainer:
+class Trainer(OneProcess):
     """Trains artifacts on data: epochs, validation, metrics, callbacks, exact resume.
+
+    Several threads may share a trainer: `evaluate`, `predict`, `save` and `export` wait for the
+    step that is under way and see one state of the weights. Only one `fit` runs at a time.
 
     Args:
         train_model: path or bytes of the training model.
@@ -60,7 +67,10 @@ class Trainer:
         device: where to run, see `Module`.
         session_options: onnxruntime's options, used as they are.
         providers: execution providers, see `Module`.
-        check_finite: stop with an error when a loss is NaN or infinite.
+        check_finite: stop with a `NonFiniteError` when a loss or a gradient is NaN or infinite. The
+            batch changes nothing: weights, moments, step count and running statistics stay, and
+            micro-batches gathered for the same update are dropped with it. `save` then writes the
+            last good state, and `fit(..., resume=True)` goes on with the next batch.
         distributed: ``"mpi"``, ``"torch"``, ``"auto"`` (whichever launcher started the process, if
             any), or an `onnxtrain.distributed.Backend`: train together with other processes. Needs
             `onnxtrain[mpi]` or torch. `batch_size` is then that of all processes together.
@@ -75,6 +85,8 @@ class Trainer:
         >>> history = trainer.fit((x, y), epochs=5, validation_data=(xv, yv))  # doctest: +SKIP
         >>> trainer.predict(xv)  # doctest: +SKIP
     """
+
+    _instead = "Write a checkpoint with Trainer.save, and make a new Trainer from it there."
 
     def __init__(
         self,
@@ -105,15 +117,22 @@ class Trainer:
             )
         if accumulate < 1:
             raise ValueError(f"accumulate must be at least 1, not {accumulate}.")
+        if learning_rate is not None:
+            learning_rate = check_rate(learning_rate)
+        if clip_norm is not None:
+            clip_norm = check_limit(clip_norm, "clip_norm", infinite=True)
         self.group = make_group(distributed, shard_optimizer, overlap, bucket_mb)
         state = self.group.load(state)
         state._need_values()
         self.state, self.metrics = state, resolve(metrics)
+        self._share(state.lock)
+        self._fits = False
         self.accumulate, self.check_finite = accumulate, check_finite
         self.stop, self.epoch, self.batch = False, 0, 0
         self.batches: int | None = None
         self.history = History()
         self._seed, self._sums = 0, (0.0, 0)
+        self._refused: NonFiniteError | None = None
         self._eval_model = eval_model
         self._session_options = self.group.session_options(session_options)
         self._device = Device(device, providers)
@@ -197,11 +216,45 @@ class Trainer:
             drop_last: leave out a last, smaller batch.
             progress: show a line per epoch.
             resume: go on where the checkpoint was written, bit for bit, with the same data and
-                arguments.
+                arguments; or, after a `NonFiniteError`, behind the batch that was no good.
 
         Returns:
             Loss, learning rate, validation loss and metrics, by epoch.
         """
+        with self._only_fit():
+            return self._fit(
+                data, epochs, batch_size, validation_data, callbacks, shuffle, seed, drop_last,
+                progress, resume,
+            )  # fmt: skip
+
+    @contextmanager
+    def _only_fit(self) -> Iterator[None]:
+        """Refuse a second training that would share epoch, batch and schedule with the first."""
+        with self._lock:
+            if self._fits:
+                raise SharingError(
+                    "fit is running already, in another thread or around this call. Wait for it, "
+                    "or make a second Trainer with a CheckpointState of its own."
+                )
+            self._fits = True
+        try:
+            yield
+        finally:
+            self._fits = False
+
+    def _fit(
+        self,
+        data: Any,
+        epochs: int,
+        batch_size: int,
+        validation_data: Any,
+        callbacks: Sequence[Callback | Callable[..., object]],
+        shuffle: bool,
+        seed: int,
+        drop_last: bool,
+        progress: bool,
+        resume: bool,
+    ) -> History:
         hooks = [c if isinstance(c, Callback) else EveryEpoch(c) for c in callbacks]
         hooks += [Progress()] if progress and self.group.is_main else []
         hooks.sort(key=lambda h: isinstance(h, SaveCheckpoint))  # it saves the others' state too
@@ -221,7 +274,8 @@ class Trainer:
         try:
             self._run_epochs(self.group.split(source), epochs, validation_data, batch_size)
         except BaseException as error:
-            self.group.failed(error)
+            if error is not self._refused:  # that one all processes have raised
+                self.group.failed(error)
             raise
         return self.history
 
@@ -243,9 +297,16 @@ class Trainer:
             self._run_batch(values)
             if self.group.stopping(self.stop, vote=self._votes):
                 break
-        updates = self.step
-        self._count(*self._engine.finish())
-        if self.step != updates:
+        with self._lock:
+            updates = self.step
+            try:
+                self._count(*self._engine.finish())
+            except NonFiniteError as error:
+                raise self._refuse(error) from error
+            updated = self.step != updates
+            if updated:
+                self._schedule()
+        if updated:
             self._after_update(self._sums[0] / self._sums[1])
         total, rows = self._sums
         if not rows:
@@ -254,11 +315,12 @@ class Trainer:
         if validation_data is not None:
             found = self.evaluate(validation_data, batch_size)
             logs.update({f"val_{name}": value for name, value in found.items()})
-        if self.scheduler is not None and self._by_epoch():
-            self.scheduler.step(logs.get("val_loss", logs["loss"]))
-        epoch = self.epoch
-        self.epoch, self.batch, self._sums = epoch + 1, 0, (0.0, 0)
-        self.history.add(logs)
+        with self._lock:  # a `save` in another thread sees all of this or nothing
+            if self.scheduler is not None and self._by_epoch():
+                self.scheduler.step(logs.get("val_loss", logs["loss"]))
+            epoch = self.epoch
+            self.epoch, self.batch, self._sums = epoch + 1, 0, (0.0, 0)
+            self.history.add(logs)
         for hook in self._hooks:
             hook.on_epoch_end(self, epoch, logs)
         self.stop = self.group.stopping(self.stop)
@@ -267,20 +329,40 @@ class Trainer:
         self._sums = (self._sums[0] + loss * rows, self._sums[1] + rows)
 
     def _run_batch(self, values: Sequence[Any]) -> None:
-        updates = self.step
-        loss, rows = self._engine.run(values)
-        if self.check_finite and not np.isfinite(loss):
-            raise NonFiniteError(
-                f"The loss is {loss} in epoch {self.epoch}, batch {self.batch} (step {self.step})."
-            )
-        self.batch += 1
-        self._count(loss, rows)
-        if self.step != updates:
+        with self._lock:  # update, counters and schedule are one for a `save` in another thread
+            updates = self.step
+            try:
+                loss, rows = self._engine.run(values)
+            except NonFiniteError as error:
+                self.batch += 1
+                raise self._refuse(error) from error
+            self.batch += 1
+            if not math.isfinite(loss) and self._engine.nothing_counts(values):
+                rows = 0  # the mean of no labels is no number, and no mistake
+            if rows:
+                self._count(loss, rows)
+            updated = self.step != updates
+            if updated:
+                self._schedule()
+        if updated:
             self._after_update(loss)
 
-    def _after_update(self, loss: float) -> None:
+    def _refuse(self, error: NonFiniteError) -> NonFiniteError:
+        """Leave everything ready to go on behind the batch that was no good; gives the error."""
+        self._engine.forget()
+        self._resumable = self._position()
+        self.state._resumable_scheduler = self.state._scheduler  # a schedule goes on where it is
+        self._refused = NonFiniteError(
+            f"In epoch {self.epoch}, batch {self.batch - 1}: {error} "
+            "fit(..., resume=True) goes on with the next one."
+        )
+        return self._refused
+
+    def _schedule(self) -> None:
         if self.scheduler is not None and not self._by_epoch():
             self.scheduler.step()
+
+    def _after_update(self, loss: float) -> None:
         logs = {"loss": loss, "lr": self.optimizer.get_learning_rate()}
         for hook in self._hooks:
             hook.on_step_end(self, logs)
@@ -291,8 +373,9 @@ class Trainer:
 
     # --- evaluation ------------------------------------------------------------------------------
 
+    @exclusive
     def evaluate(self, data: Any, batch_size: int = 32) -> dict[str, float]:
-        """Loss and metrics on data, with the eval model."""
+        """Loss and metrics on data, with the eval model; labels that are ignored do not count."""
         evaluator = self._evaluator(with_loss=True)
         for metric in self.metrics:
             metric.reset()
@@ -301,15 +384,19 @@ class Trainer:
         for values in self.group.evaluated(source, self.metrics):
             loss, *outputs = evaluator(values)
             target = np.asarray(values[evaluator.target_index])
+            prediction, target = evaluator.counted(outputs[0] if outputs else loss, target)
             size, mean = len(target) if target.ndim else 1, float(np.mean(loss))
+            if not size:
+                continue  # every label is ignored
             total, rows = total + mean * size, rows + size
             for metric in self.metrics:
-                metric.update(outputs[0] if outputs else loss, target, mean)
+                metric.update(prediction, target, mean)
         total, rows = self.group.merge(total, rows, self.metrics)
         if not rows:
             raise InputError("The data gave no batch.")
         return {"loss": total / rows, **{m.name: m.result() for m in self.metrics}}
 
+    @exclusive
     def predict(self, data: Any, batch_size: int = 32) -> Any:
         """The model's outputs on inputs without targets: one array, or a tuple of several."""
         evaluator = self._evaluator(with_loss=False)
@@ -338,9 +425,15 @@ class Trainer:
 
     # --- keeping ---------------------------------------------------------------------------------
 
+    @exclusive
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a checkpoint from which `fit(..., resume=True)` goes on exactly."""
-        self.state._trainer = {
+        self.state._trainer = self._position()
+        self.group.save(self.state, path)
+
+    def _position(self) -> dict[str, Any]:
+        """Where the training is, ready for JSON."""
+        return {
             "epoch": self.epoch,
             "batch": self.batch,
             "seed": self._seed,
@@ -352,7 +445,6 @@ class Trainer:
                 if h.state_dict()
             ],
         }
-        self.group.save(self.state, path)
 
     def _resume(self, hooks: Sequence[Callback]) -> None:
         saved = self._resumable
@@ -372,12 +464,14 @@ class Trainer:
                     hook.load_state_dict(entry["state"])
         self._resumable = {}
 
+    @exclusive
     def snapshot(self) -> list[Array]:
         """A copy of all parameters, for `restore`."""
         self.state._sync()
         stores = (self.state._trainable, self.state._frozen)
         return [b.data.copy() for s in stores for b in s.buffers.values()]
 
+    @exclusive
     def restore(self, kept: Sequence[Array]) -> None:
         """Put a copy made by `snapshot` back."""
         self.state._sync()
@@ -387,6 +481,7 @@ class Trainer:
         for store in stores:
             store.push()
 
+    @exclusive
     def export(
         self, path: str | os.PathLike[str], graph_output_names: Sequence[str] | None = None
     ) -> None:
@@ -413,7 +508,12 @@ class Trainer:
             train_model,
             optimizer_model,
             self.state,
-            {"device": device, "session_options": self._session_options, "providers": providers},
+            {
+                "device": device,
+                "session_options": self._session_options,
+                "providers": providers,
+                "check_finite": self.check_finite,
+            },
             clip_norm,
             self.accumulate,
         )
@@ -421,12 +521,21 @@ class Trainer:
             return together
         file = load_optimizer(optimizer_model)
         plain = self.accumulate == 1 and clip_norm is None
+        # clipped by value, an infinite gradient leaves no trace in what the one graph gives
+        plain = plain and not (self.check_finite and "value" in (file.clip or {}))
         compiled = self._device.is_host and kernels.find(
             file.description, self.state._trainable.size
         )
         if step_model is not None and plain and not compiled:
             return _OneGraph(
-                OneGraphStep(step_model, self.state, file, self._device, self._session_options)
+                OneGraphStep(
+                    step_model,
+                    self.state,
+                    file,
+                    self._device,
+                    self._session_options,
+                    check_finite=self.check_finite,
+                )
             )
         module = Module(
             train_model,
@@ -434,6 +543,7 @@ class Trainer:
             device=device,
             session_options=self._session_options,
             providers=providers,
+            check_finite=self.check_finite,
         )
         optimizer = Optimizer(optimizer_model, module)
         optimizer.clip_norm = clip_norm
@@ -458,6 +568,7 @@ class _OneGraph:
     def __init__(self, step: OneGraphStep) -> None:
         self.graph, self._state = step, step.state
         self.input_names = step.user.input_names
+        self.nothing_counts = step.user.nothing_counts
 
     @property
     def step_count(self) -> int:
@@ -480,6 +591,7 @@ class _Parts:
     def __init__(self, module: Module, optimizer: Optimizer, accumulate: int) -> None:
         self.module, self.optimizer, self.accumulate = module, optimizer, accumulate
         self._state, self.input_names = module._state, module.input_names()
+        self.nothing_counts = module._train.user.nothing_counts
         self._pending = 0
 
     @property
@@ -493,6 +605,8 @@ class _Parts:
         self._pending += 1
         if self._pending == self.accumulate:
             self.finish()
+        elif self.module.check_finite:
+            self.optimizer.check_gradients()
         return measured(result if isinstance(result, tuple) else [result], values)
 
     def finish(self) -> tuple[float, int]:
@@ -528,4 +642,4 @@ class _Rate:
 
     def set_learning_rate(self, learning_rate: float) -> None:
         """Use this learning rate from the next step on."""
-        self._memory.learning_rate = float(learning_rate)
+        self._memory.learning_rate = check_rate(learning_rate)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import onnxruntime
+from numpy import ndarray
 
 from ...errors import InputError, RunError
 from ..files.dtypes import BY_ONNX, ElementType
 from ..files.onnxfile import ValueInfo
+from ..labels import ClassLabels
 from ..state.buffers import TensorStore
 from ..step.artifact import Artifact
 from .devices import RUN_OPTIONS, Device
@@ -40,10 +42,15 @@ class Binding:
         self._run = session._sess.run_with_iobinding
         self._bound: dict[str, tuple[int, tuple[int, ...]]] = {}
         self._staged: dict[str, Array] = {}
-        self._again: list[Array] = []
+        self._again: list[tuple[Array, Any, tuple[int, ...]]] = []
+        self._fed: Sequence[Any] = ()
+        self.labels: Sequence[ClassLabels] = ()
+        """What inputs that stay bound have to be checked for when they get other numbers."""
+        self._watched: list[tuple[Array, int, Array, ClassLabels]] = []
         self.output_names: list[str] = []
         """The user's outputs, in the order of the results."""
         self._small: dict[str, Array] = {}
+        self._copies: list[Callable[[], Array]] = []
         self._large: list[tuple[int, str]] = []
         self._order: dict[str, int] = {}
 
@@ -58,6 +65,7 @@ class Binding:
             if self.device.is_host and kind is not None and not kind.opaque and shape is not None:
                 buffer = np.zeros(shape, kind.numpy)
                 self._small[info.name] = buffer
+                self._copies.append(buffer.copy)
                 self.output(info.name, kind, shape, address(buffer))
             else:
                 self._large.append((index, info.name))
@@ -96,6 +104,7 @@ class Binding:
 
     def feed(self, infos: Sequence[ValueInfo], values: Sequence[Any]) -> None:
         """Bind the user's inputs without copying; the same memory as before costs nothing."""
+        self._fed = values  # bound by address: converted copies must live until the run is over
         for info, value in zip(infos, values):
             if value is None:
                 continue
@@ -112,9 +121,18 @@ class Binding:
                 self.io.bind_ortvalue_input(name, value)
             self._bound.pop(name, None)
             self._staged.pop(name, None)
-        self._again = [self._staged[i.name] for i in infos if i.name in self._staged]
-        if len(self._again) != len(infos):
-            self._again = []
+        staged = [self._staged[i.name] for i in infos if i.name in self._staged]
+        self._again = [(a, a.dtype, a.shape) for a in staged] if len(staged) == len(infos) else []
+        self._watched = [
+            self._watch(labels)
+            for labels in self.labels
+            if self._again and self._staged[labels.input].size
+        ]
+
+    def _watch(self, labels: ClassLabels) -> tuple[Array, int, Array, ClassLabels]:
+        """A view of bound labels, what none of them may exceed, and what it is a view of."""
+        staged = self._staged[labels.input]
+        return labels.unsigned(staged), labels.last(staged.dtype), staged, labels
 
     def feed_again(self, values: Sequence[Any]) -> bool:
         """Feed small arrays that are like the last ones; False if there is more to be done.
@@ -124,28 +142,33 @@ class Binding:
         staged = self._again
         if len(values) != len(staged):
             return False
-        for value, place in zip(values, staged):
-            if (
-                type(value) is not np.ndarray
-                or value.dtype is not place.dtype
-                or value.shape != place.shape
-            ):
+        for value, (place, dtype, shape) in zip(values, staged):
+            if type(value) is not ndarray or value.dtype is not dtype or value.shape != shape:
                 return False
             place[...] = value
+        for unsigned, last, bound, labels in self._watched:
+            if unsigned.item(unsigned.argmax()) > last:
+                labels.look_closer(bound)
         return True
 
     def again(self, values: Sequence[Any]) -> list[Array] | None:
         """A whole run on small arrays like the last ones; None if there is more to be done.
 
-        In steps of some ten microseconds every call of Python counts.
+        In steps of some ten microseconds every call of Python counts, so `feed_again` and `results`
+        are written out here.
         """
-        if not self.feed_again(values):
+        staged = self._again
+        if len(values) != len(staged):
             return None
+        for value, (place, dtype, shape) in zip(values, staged):
+            if type(value) is not ndarray or value.dtype is not dtype or value.shape != shape:
+                return None
+            place[...] = value
         try:
             self._run(self.io, RUN_OPTIONS)
         except Exception as error:
             raise self._failed(error) from error
-        return self.results()
+        return self.results() if self._large else [copy() for copy in self._copies]
 
     def _feed_staged(self, info: ValueInfo, value: Array) -> None:
         staged = self._staged.get(info.name)
@@ -171,19 +194,34 @@ class Binding:
             self._run(self.io, RUN_OPTIONS)
         except Exception as error:
             raise self._failed(error) from error
+        finally:
+            self._fed = ()
 
     def _failed(self, error: Exception) -> RunError:
+        text = f"onnxruntime could not run the model: {error}{self._suspicion(error)}"
         self._bound.clear()
         self._staged.clear()
-        self._again = []
+        self._again, self._watched = [], []
         for _, name in self._large:
             self.made_output(name)
-        return RunError(f"onnxruntime could not run the model: {error}")
+        return RunError(text)
+
+    def _suspicion(self, error: Exception) -> str:
+        """What may be wrong with labels whose number of classes nobody knew before the run."""
+        unknown = [one.input for one in self.labels if one.classes is None]
+        if "out of range" not in str(error).lower():
+            return ""
+        return "".join(
+            f" Input {name!r} has labels up to {self._staged[name].max()}: are there as many "
+            "classes?"
+            for name in unknown
+            if name in self._staged
+        )
 
     def results(self) -> list[Array]:
         """Results as arrays: copies of the small ones, the large ones as they were made."""
         if not self._large:
-            return [small.copy() for small in self._small.values()]
+            return [copy() for copy in self._copies]
         large = self._take_large()
         return [
             self._small[n].copy() if n in self._small else np.asarray(large[n].numpy())
@@ -223,9 +261,11 @@ class UserSide:
         inputs: Sequence[ValueInfo],
         outputs: Sequence[ValueInfo],
         optional: set[str] | None = None,
+        labels: Sequence[ClassLabels] = (),
     ) -> None:
         self.inputs, self.outputs = list(inputs), list(outputs)
-        self.check = FeedCheck(self.inputs, optional or set())
+        self.check = FeedCheck(self.inputs, optional or set(), labels)
+        self.labels = self.check.labels
 
     @property
     def input_names(self) -> list[str]:
@@ -236,6 +276,13 @@ class UserSide:
     def output_names(self) -> list[str]:
         """Names in the order of the results."""
         return [o.name for o in self.outputs]
+
+    def nothing_counts(self, values: Sequence[Any]) -> bool:
+        """Whether every label of a batch is ignored: then its mean loss is 0/0, its gradient 0."""
+        return any(
+            labels.ignore_index is not None and not labels.counted(np.asarray(values[index]))
+            for index, labels in self.check.labels_at
+        )
 
     def ordered(self, args: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
         """Positional and named values in the order of the inputs."""
@@ -263,6 +310,7 @@ def user_side(artifact: Artifact) -> UserSide:
         artifact.infos(artifact.user_inputs),
         artifact.infos(artifact.user_outputs, outputs=True),
         set(artifact.model.initializer_names),
+        artifact.labels,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -35,9 +36,12 @@ class DeviceOps:
                 self._run("Add", buffer.type, size, pointers, buffer.pointer())
         into.written()
 
-    def copy(self, into: TensorStore, source: TensorStore) -> None:
-        """Copy the tensors of `source` to those of the same names in `into`."""
-        for name, spec in source.specs.items():
+    def copy(
+        self, into: TensorStore, source: TensorStore, names: Iterable[str] | None = None
+    ) -> None:
+        """Copy tensors of `source`, all of them by default, to those of the same names."""
+        for name in source if names is None else names:
+            spec = source.specs[name]
             if not into.placed:
                 into.view(name)[...] = source.view(name)
             elif spec.size:

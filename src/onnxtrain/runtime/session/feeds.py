@@ -13,6 +13,7 @@ from onnxruntime.capi import _pybind_state as ort
 from ...errors import InputError
 from ..files.dtypes import BY_NUMPY, BY_ONNX, STRING, type_name
 from ..files.onnxfile import ValueInfo
+from ..labels import ClassLabels
 
 Array = npt.NDArray[Any]
 Signature = tuple[Any, tuple[int, ...]]
@@ -21,11 +22,19 @@ Signature = tuple[Any, tuple[int, ...]]
 class FeedCheck:
     """Turns values into arrays that fit the declared inputs, or says what does not fit.
 
-    What passed once (same types and shapes) is not checked again.
+    What passed once (same types and shapes) is not checked again; class labels always are.
     """
 
-    def __init__(self, infos: Sequence[ValueInfo], optional: set[str]) -> None:
+    def __init__(
+        self,
+        infos: Sequence[ValueInfo],
+        optional: set[str],
+        labels: Sequence[ClassLabels] = (),
+    ) -> None:
         self.infos, self.optional = list(infos), optional
+        index = {info.name: i for i, info in enumerate(self.infos)}
+        self.labels = [one for one in labels if one.input in index]
+        self.labels_at = [(index[one.input], one) for one in self.labels]
         self._good: set[tuple[Signature | None, ...]] = set()
 
     def arrays(self, values: Sequence[Any]) -> list[Array | Any | None]:
@@ -42,6 +51,10 @@ class FeedCheck:
             if len(self._good) > 256:  # every length of a sequence may be a signature of its own
                 self._good.clear()
             self._good.add(signature)
+        for index, labels in self.labels_at:
+            array = on_host(found[index])
+            if array is not None:
+                labels.check(array)
         return found
 
     def _array(self, info: ValueInfo, value: Any) -> Any:
@@ -66,6 +79,13 @@ class FeedCheck:
             kind, shape = given
             _check_type(info, kind)
             _check_shape(info, shape, symbols)
+
+
+def on_host(value: Any) -> Array | None:
+    """The numbers of an array or OrtValue that lie in the host's memory."""
+    if value is None or isinstance(value, np.ndarray):
+        return value
+    return np.asarray(value.numpy()) if value.device_name().lower() == "cpu" else None
 
 
 def raw_ortvalue(value: Any) -> Any:

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import math
 import sys
-import threading
 import weakref
 from collections.abc import Sequence
 from typing import Any
 
+from ..sharing import GlobalLock
 from ..step.artifact import Artifact, specs_of, weights_change
 from .devices import Device, session_options
 
@@ -88,7 +88,7 @@ def training_options(artifact: Artifact, given: Any, *, spin: bool = False) -> A
 
 
 _training: weakref.WeakSet[Any] = weakref.WeakSet()
-_lock = threading.Lock()
+_lock = GlobalLock()
 
 
 def is_alone(owner: Spinner) -> bool:

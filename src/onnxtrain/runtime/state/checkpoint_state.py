@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
@@ -12,6 +13,7 @@ import numpy.typing as npt
 
 from ...errors import InputError, MissingParameterError, StateError
 from ..session.devices import Device
+from ..sharing import Lock, lock_after_fork, note
 from .buffers import TensorSpec, TensorStore
 
 Array = npt.NDArray[Any]
@@ -32,14 +34,21 @@ class OptimizerState:
 
 @dataclass
 class RandomState:
-    """From which the seeds of Dropout nodes follow.
+    """From which the masks of Dropout follow.
 
-    `generation` counts the sessions started from this state, so a resumed run draws new masks
-    instead of those of the run before, and the same checkpoint always continues alike.
+    Attributes:
+        seed: of 64 bits.
+        generation: the sessions started so far, from which models of earlier releases, whose
+            kernels draw, get their seeds.
+        counter: the training passes drawn for so far.
+        rank: that of this process among those that train together; each draws its own masks. It is
+            not saved.
     """
 
     seed: int = 0
     generation: int = 0
+    counter: int = 0
+    rank: int = field(default=0, compare=False)
 
 
 class CheckpointState:
@@ -73,6 +82,9 @@ class CheckpointState:
         self._random = RandomState()
         self._properties: dict[str, Property] = {}
         self._settle: Callable[[], None] | None = None
+        self.lock: Lock = threading.RLock()
+        """Held by every call that reads or changes the state; hold it to make several calls one."""
+        note(self)
 
     # --- making, loading, saving -----------------------------------------------------------------
 
@@ -140,7 +152,7 @@ class CheckpointState:
 
     @property
     def seed(self) -> int:
-        """From which Dropout masks follow; a change counts for modules made afterwards."""
+        """From which Dropout masks follow, together with the number of training passes so far."""
         return self._random.seed
 
     @seed.setter
@@ -186,10 +198,11 @@ class CheckpointState:
 
     def _sync(self) -> None:
         """Bring the host's buffers up to date before anyone reads or changes them."""
-        if self._settle is not None:
-            self._settle()
-        for store in self._stores():
-            store.pull()
+        with self.lock:
+            if self._settle is not None:
+                self._settle()
+            for store in self._stores():
+                store.pull()
 
     def _allocate(self, specs: Mapping[str, TensorSpec]) -> None:
         """Give a nominal state room for its values, shapes taken from the training model."""
@@ -210,6 +223,17 @@ class CheckpointState:
         self._sync()
         for store in self._stores():
             store.place(device)
+
+    # --- other processes -------------------------------------------------------------------------
+
+    def after_fork(self) -> None:
+        """Be usable in a forked process, unless another thread was in the middle of a step."""
+        self.lock = lock_after_fork(self.lock, "CheckpointState")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        from ..files.checkpoint import from_bytes, to_bytes
+
+        return from_bytes, (to_bytes(self),)
 
 
 class Parameter:
@@ -261,9 +285,10 @@ class Parameter:
             )
         store = state._store_of(self._name)
         array = checked(self._name, value, store.specs[self._name])
-        state._sync()
-        store.view(self._name)[...] = array
-        store.push()
+        with state.lock:
+            state._sync()
+            store.view(self._name)[...] = array
+            store.push()
 
     @property
     def grad(self) -> Array | None:
@@ -271,7 +296,8 @@ class Parameter:
         gradients = self._state._gradients
         if gradients is None or self._name not in gradients:
             return None
-        gradients.pull()
+        with self._state.lock:
+            gradients.pull()
         return _guard(gradients.view(self._name), gradients)
 
     def __repr__(self) -> str:

@@ -11,11 +11,13 @@ from ...errors import CheckpointError, ModelFileError
 from ..files.dtypes import BY_ONNX
 from ..files.onnxfile import ModelFile, Source, ValueInfo, check_names
 from ..files.predecessor import converted_training, kind_of
+from ..labels import UNSIGNED, ClassLabels
 from ..state.buffers import TensorSpec
 from ..state.checkpoint_state import CheckpointState
 
 KEY = "onnxtrain.artifact"
 ACCUMULATION = "onnxtrain.accumulate/"
+LOSSES = {"SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss"}
 RESET = "lazy_reset_grad"
 
 
@@ -33,6 +35,9 @@ class Artifact:
     states: dict[str, str] = field(default_factory=dict)
     random_nodes: list[str] = field(default_factory=list)
     folder: str | None = None
+    random_input: str = ""
+    """What random operators draw from, if the model has that; see `seeds.Draws`."""
+    labels: list[ClassLabels] = field(default_factory=list)
 
     @property
     def parameters(self) -> list[str]:
@@ -79,15 +84,25 @@ def load_artifact(source: Source, kind: str, state: CheckpointState | None = Non
         _mapping(model, described, "states"),
         _names(model, described, "random_nodes"),
         folder,
+        _random_input(model, described),
+        _labels(model, described),
     )
     artifact.infos(artifact.user_inputs)
     artifact.infos(artifact.user_outputs, outputs=True)
+    _check_labels(artifact)
     if kind == "eval" and state is not None and not artifact.parameters:
         trainable, frozen = state._names()
         present = {v.name for v in model.inputs} - set(artifact.user_inputs)
         artifact.trainable = [n for n in trainable if n in present]
         artifact.frozen = [n for n in frozen if n in present]
     return artifact
+
+
+def _random_input(model: ModelFile, described: dict[str, Any]) -> str:
+    name = described.get("random", "")
+    if not isinstance(name, str) or (name and name not in {v.name for v in model.inputs}):
+        raise ModelFileError(f"{model.where}: {KEY} says 'random' = {name!r}; no input has it.")
+    return name
 
 
 def _folder(source: Source) -> str | None:
@@ -101,14 +116,19 @@ def _guess_eval(model: ModelFile, state: CheckpointState, folder: str | None) ->
     """An eval model without our description (onnxruntime-training's own runs on stock)."""
     trainable, frozen = state._names()
     present = [v.name for v in model.inputs]
+    users = [n for n in present if n not in {*trainable, *frozen}]
+    losses = [
+        n for n in model.nodes if n.op_type in LOSSES and n.inputs[1:2] and n.inputs[1] in users
+    ]
     return Artifact(
         model,
         "eval",
-        [n for n in present if n not in {*trainable, *frozen}],
+        users,
         [v.name for v in model.outputs],
         [n for n in present if n in trainable],
         [n for n in present if n in frozen],
         folder=folder,
+        labels=[ClassLabels(n.inputs[1], None, n.integer("ignore_index", None)) for n in losses],
     )
 
 
@@ -206,6 +226,35 @@ def _names(model: ModelFile, described: dict[str, Any], key: str) -> list[str]:
     if not isinstance(found, list) or not all(isinstance(n, str) for n in found):
         raise ModelFileError(f"{model.where}: {KEY} says {key!r} = {found!r}; names are needed.")
     return list(found)
+
+
+def _labels(model: ModelFile, described: dict[str, Any]) -> list[ClassLabels]:
+    found = described.get("labels", [])
+    try:
+        labels = [ClassLabels(e["input"], e["classes"], e["ignore_index"]) for e in found]
+        numbers = [n for e in labels for n in (e.classes, e.ignore_index)]
+        if all(isinstance(e.input, str) for e in labels) and all(map(_is_number, numbers)):
+            return labels
+    except (TypeError, KeyError):
+        pass
+    raise ModelFileError(
+        f"{model.where}: {KEY} says 'labels' = {found!r}; a list of inputs with their classes and "
+        "the label to ignore is needed."
+    )
+
+
+def _check_labels(artifact: Artifact) -> None:
+    for info in artifact.infos([one.input for one in artifact.labels]):
+        kind = BY_ONNX.get(info.elem_type or 0)
+        if info.name not in artifact.user_inputs or kind is None or kind.numpy not in UNSIGNED:
+            raise ModelFileError(
+                f"{artifact.model.where}: {KEY} says that {info.name!r} holds labels, and it is "
+                "no input of the user that holds integers."
+            )
+
+
+def _is_number(value: Any) -> bool:
+    return value is None or (isinstance(value, int) and not isinstance(value, bool))
 
 
 def _mapping(model: ModelFile, described: dict[str, Any], key: str) -> dict[str, str]:

@@ -12,13 +12,14 @@ from ...errors import ModelFileError
 from ..files.onnxfile import Source
 from ..session.binding import Binding, UserSide
 from ..session.devices import Device, session_options
+from ..sharing import OneProcess, exclusive
 from ..state.checkpoint_state import CheckpointState
 from .artifact import KEY, load_artifact
 
 Array = npt.NDArray[Any]
 
 
-class Evaluator:
+class Evaluator(OneProcess):
     """Runs the part of the eval model that the chosen outputs need.
 
     Args:
@@ -29,6 +30,8 @@ class Evaluator:
             inputs that only the loss needs (the targets) are not asked for.
         options: onnxruntime's session options.
     """
+
+    _instead = "Hand over the CheckpointState, and make a new one from it and the model there."
 
     def __init__(
         self,
@@ -58,15 +61,29 @@ class Evaluator:
             artifact.infos(inputs),
             artifact.infos(chosen, outputs=True),
             set(model.initializer_names),
+            artifact.labels,
         )
         self.target_index = len(inputs) - 1
         self.state = state
+        self._share(state.lock)
         session = device.session(model.encode(), session_options(options, folder=artifact.folder))
         self.binding = Binding(session, device)
         self.binding.user_outputs(self.user.outputs)
         for name in artifact.parameters:
             self.binding.input_tensor(name, state._store_of(name), name)
 
+    def counted(self, prediction: Array, target: Array) -> tuple[Array, Array]:
+        """Predictions and targets without the elements whose label is ignored.
+
+        Once a label is ignored, every other one is a row: (N, C, …) becomes (n, C).
+        """
+        name = self.user.input_names[self.target_index]
+        for labels in self.user.labels:
+            if labels.input == name and labels.counted(target) < target.size:
+                return _rows(prediction, target, target != labels.ignore_index)
+        return prediction, target
+
+    @exclusive
     def __call__(self, values: Sequence[Any]) -> list[Array]:
         """Run on one batch."""
         arrays = self.user.check.arrays(values)
@@ -75,6 +92,15 @@ class Evaluator:
         self.binding.feed(self.user.inputs, arrays)
         self.binding.run()
         return self.binding.results()
+
+
+def _rows(prediction: Array, target: Array, counts: Array) -> tuple[Array, Array]:
+    """The scores and labels of the elements that count, one row each."""
+    shape = (*prediction.shape[:1], *prediction.shape[2:])
+    if prediction.ndim < 2 or shape != target.shape:
+        return prediction, target[counts]
+    rows = np.moveaxis(prediction, 1, -1).reshape(-1, prediction.shape[1])
+    return rows[counts.reshape(-1)], target[counts]
 
 
 def join(parts: Sequence[Sequence[Array]]) -> list[Array]:

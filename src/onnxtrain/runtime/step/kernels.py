@@ -19,6 +19,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..sharing import GlobalLock
+
 Array = npt.NDArray[Any]
 Update = Callable[..., None]
 LARGE = 100_000
@@ -134,7 +136,20 @@ def _compiled(name: str, parallel: bool) -> Update:
         compiled: Update = numba.njit(cache=True, **options)(form)
     except RuntimeError:  # nowhere to write the cache
         compiled = numba.njit(**options)(form)
-    return compiled
+    return _one_at_a_time(compiled) if parallel else compiled
+
+
+_parallel = GlobalLock()
+
+
+def _one_at_a_time(kernel: Update) -> Update:
+    """Where numba has neither TBB nor OpenMP, two parallel kernels at once abort the process."""
+
+    def run(*arguments: Any) -> None:
+        with _parallel:
+            kernel(*arguments)
+
+    return run
 
 
 prange: Any = range

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import weakref
 from collections.abc import Mapping, Sequence
@@ -22,9 +23,10 @@ from ..session.device_ops import DeviceOps
 from ..session.devices import Device, Provider, session_options
 from ..session.feeds import raw_ortvalue
 from ..session.threads import SmallSteps, Spinner, is_alone, training_options
+from ..sharing import OneProcess, exclusive
 from ..state.buffers import TensorStore
 from ..state.checkpoint_state import CheckpointState
-from ..state.seeds import reseed
+from ..state.seeds import Draws, reseed
 from . import kernels
 from .artifact import (
     Artifact,
@@ -43,11 +45,12 @@ Array = npt.NDArray[Any]
 Self = TypeVar("Self", bound="Module")
 
 
-class Module:
+class Module(OneProcess):
     """Computes loss and gradients with the training model, or outputs with the eval model.
 
     Parameters and gradients stay in the flat buffers of `state`; every input and output
-    that is not the user's is bound once, so a step allocates nothing but its outputs.
+    that is not the user's is bound once, so a step allocates nothing but its outputs. Calls from
+    several threads follow one another, those of everything else that works on `state` included.
 
     Args:
         train_model_uri: path or bytes of the training model.
@@ -57,7 +60,10 @@ class Module:
             keeps the state in the device's memory. That path has not been run on such hardware.
         session_options: onnxruntime's options, used as they are.
         providers: execution providers with their options, instead of those of `device`.
-        check_finite: raise `NonFiniteError` when a training loss is NaN or infinite.
+        check_finite: raise `NonFiniteError` when a training loss is NaN or infinite, or, in
+            `Optimizer.step`, when a gradient is. Nothing is changed then: parameters, moments, step
+            count and running statistics are those of before the batch, the gradients gathered
+            since the last update are dropped, and the next batch can follow.
         fold_frozen: hand frozen parameters to onnxruntime's training session as constants. Frozen
             convolutions then run up to a few times faster, at the price of a second copy,
             and of this module's training not seeing later changes of frozen parameters.
@@ -69,6 +75,9 @@ class Module:
     """
 
     training: bool
+    _instead = (
+        "Hand over the CheckpointState, and make a new Module from it and the model files there."
+    )
 
     @paused_collector()
     def __init__(
@@ -88,6 +97,7 @@ class Module:
         self.training = True
         self.check_finite = check_finite
         self._state, self._device = state, Device(device, providers)
+        self._share(state.lock)
         self._device_type, self._session_options = device, session_options
         artifact = load_artifact(train_model_uri, "training", state)
         self._eval = _Eval(eval_model_uri, self) if eval_model_uri is not None else None
@@ -120,28 +130,34 @@ class Module:
         Returns:
             One output as it is, several as a tuple.
         """
-        if self._train.must_rest:
-            self._train.rest()
-        if self.training and self._overwrite and not named_inputs and not self.check_finite:
-            quick = self._train.again(user_inputs)
+        with self._lock:
+            if self._train.must_rest:
+                self._train.rest()
+            part: _Train | _Eval = self._train if self.training else self._need_eval()
+            quick = None if named_inputs else part.again(user_inputs)
             if quick is not None:
+                if self.check_finite and self.training:
+                    self._check_loss(quick[0], user_inputs)
                 return quick[0] if len(quick) == 1 else tuple(quick)
-        part: _Train | _Eval = self._train if self.training else self._need_eval()
-        as_values = False
-        if named_inputs or not part.binding().feed_again(user_inputs):
-            as_values = part.feed(part.user.ordered(user_inputs, named_inputs))
-        self._state._need_values()
-        if self._state._settle is not None:
-            self._state._settle()
-        binding = part.run()
-        results: Sequence[Any] = binding.result_values() if as_values else binding.results()
-        if self.check_finite and self.training:
-            _check_finite(results[0].numpy() if as_values else results[0])
-        return results[0] if len(results) == 1 else tuple(results)
+            as_values = False
+            if named_inputs or not part.binding().feed_again(user_inputs):
+                as_values = part.feed(part.user.ordered(user_inputs, named_inputs))
+            self._state._need_values()
+            if self._state._settle is not None:
+                self._state._settle()
+            binding = part.run()
+            results: Sequence[Any] = binding.result_values() if as_values else binding.results()
+            if self.training:
+                if self.check_finite:
+                    loss = results[0].numpy() if as_values else results[0]
+                    self._check_loss(loss, part.user.ordered(user_inputs, named_inputs))
+                self._train.commit()
+            return results[0] if len(results) == 1 else tuple(results)
 
     def train(self: Self, mode: bool = True) -> Self:
         """Use the training model from now on (or, with False, the eval model)."""
-        self.training = bool(mode)
+        with self._lock:  # not in the middle of another thread's step
+            self.training = bool(mode)
         return self
 
     def eval(self: Self) -> Self:
@@ -150,7 +166,18 @@ class Module:
 
     def lazy_reset_grad(self) -> None:
         """Let the next training step overwrite the gradients; until then they stay readable."""
-        self._overwrite = True
+        with self._lock:  # the end of another thread's step would take it back
+            self._overwrite = True
+
+    def discard_step(self) -> None:
+        """Drop the batches since the last update, because one of them is no good.
+
+        The next training step overwrites the gradients. With `check_finite`, running statistics go
+        back to what they were before the first of these batches.
+        """
+        with self._lock:
+            self._overwrite = True
+            self._train.restore_states()
 
     def input_names(self) -> list[str]:
         """Names of the user's inputs of the current mode's model."""
@@ -166,6 +193,7 @@ class Module:
         """Number of elements of the (trainable) parameters."""
         return sum(self._specs[n].size for n in self._chosen(trainable_only))
 
+    @exclusive
     def get_contiguous_parameters(self, trainable_only: bool = False) -> Any:
         """All parameters as one float vector, in the order of the training model's inputs.
 
@@ -187,6 +215,7 @@ class Module:
         self._last_vector = vector
         return value
 
+    @exclusive
     def copy_buffer_to_parameters(self, buffer: Any, trainable_only: bool = True) -> None:
         """Set the parameters from one vector, the inverse of `get_contiguous_parameters`.
 
@@ -218,6 +247,7 @@ class Module:
         for store in state._stores():
             store.push()
 
+    @exclusive
     def export_model_for_inferencing(
         self,
         inference_model_uri: str | os.PathLike[str],
@@ -250,6 +280,20 @@ class Module:
         )
 
     # --- inside ----------------------------------------------------------------------------------
+
+    def _check_loss(self, loss: Array, values: Sequence[Any]) -> None:
+        if math.isfinite(loss) if loss.size == 1 else np.isfinite(loss).all():
+            return
+        if self._train.user.nothing_counts(values):
+            return  # the mean of no labels is no number, and no mistake
+        self.discard_step()
+        memory = self._state._optimizer
+        where = f" in update {memory.step + 1}" if memory is not None else ""
+        raise NonFiniteError(
+            f"The loss is {loss}{where}. Nothing was changed, and the gradients gathered since the "
+            "last update are dropped: go on with the next batch. Look at this one, the learning "
+            "rate and the initial values."
+        )
 
     def _chosen(self, trainable_only: bool) -> list[str]:
         trainable = set(self._trainable)
@@ -317,7 +361,13 @@ class _Train(Spinner):
         self.next_states = TensorStore(state._frozen.specs[s] for s in artifact.states)
         self.next_states.place(module._device)
         self.is_simple = module._device.is_host and not self.next_states.specs
+        self.old_states: TensorStore | None = None
+        self.can_restore = False
+        """Whether `old_states` has the states of before the batches since the last update."""
+        self.saves_states = False
+        """Whether they are saved even without `check_finite`: for who checks by other means."""
         reseed(artifact.model, artifact.random_nodes, state._random)
+        self.draws = Draws(state) if artifact.random_input else None
         self.small = SmallSteps(artifact, module._device, module._session_options)
         folded = set(fold_frozen(artifact, state)) if fold else set()
         self.bound = [n for n in module._order if n not in folded]
@@ -351,8 +401,11 @@ class _Train(Spinner):
         gives = {v.name for v in session.get_outputs()}
         binding = Binding(session, module._device)
         binding.user_outputs([o for o in self.user.outputs if o.name in gives])
+        binding.labels = [one for one in self.user.labels if one.input in takes]
         for name in takes.intersection(self.bound):
             binding.input_tensor(name, module._state._store_of(name), name)
+        if self.draws is not None and self.artifact.random_input in takes:
+            binding.host_input(self.artifact.random_input, self.draws.words)
         for name, gradient in names.items():
             binding.output_tensor(gradient, gradients, name)
         for name, updated in self.artifact.states.items():
@@ -412,29 +465,68 @@ class _Train(Spinner):
         return all_ortvalues(values)
 
     def run(self) -> Binding | PieceBinding:
-        module = self.module
         binding = self.binding()
+        if self.draws is not None:
+            self.draws.set()
         binding.run()
+        if self.draws is not None:
+            self.draws.count()
+        return binding
+
+    def commit(self) -> None:
+        """Let the step that has just run count: add its gradients, take over its states."""
+        module = self.module
         if not module._overwrite:
             self.now.add()
         if not module._device.is_host:
             self.gradients.written()
-        module._overwrite = False
         if self.next_states.specs:
+            if module.check_finite or self.saves_states:
+                self._save_states()
             module._ops.copy(module._state._frozen, self.next_states)
-        return binding
+        module._overwrite = False
+
+    def _save_states(self) -> None:
+        """Before the first batch of an update: keep what a step that is no good gives back."""
+        if self.can_restore and not self.module._overwrite:
+            return
+        if self.old_states is None:
+            self.old_states = self.next_states.like()
+        self.module._ops.copy(self.old_states, self.module._state._frozen, self.next_states)
+        self.can_restore = True
+
+    def restore_states(self) -> None:
+        """Undo what the batches since the last update did to the states."""
+        if self.can_restore and self.old_states is not None:
+            self.module._ops.copy(self.module._state._frozen, self.old_states)
+        self.can_restore = False
+
+    def updated(self) -> None:
+        """The optimizer has made its update: the states of before will not come back."""
+        self.can_restore = False
 
     def again(self, values: Sequence[Any]) -> list[Array] | None:
         """A step like the one before, on small arrays; None if there is more to be done."""
-        state, now = self.module._state, self.now
+        module, now = self.module, self.now
+        state = module._state
         if state._nominal is not None or state._settle is not None or not self.is_simple:
             return None
-        if not isinstance(now, _Passes):
+        if not module._overwrite or not isinstance(now, _Passes):
             return None
+        draws = self.draws
+        if draws is not None:
+            draws.set()
         results = now.overwrite.again(values)
         if results is not None:
-            self.module._overwrite = False
+            module._overwrite = False
+            if draws is not None:
+                draws.count()
         return results
+
+    def skip(self) -> None:
+        """Count a pass that other ranks had rows for: all must go on with the same number."""
+        if self.draws is not None:
+            self.draws.count()
 
     def added(self) -> TensorStore:
         """Where a step leaves gradients that are then added to those there are."""
@@ -464,6 +556,13 @@ class _Eval:
             self._binding = self._bind()
         return self._binding
 
+    def again(self, values: Sequence[Any]) -> list[Array] | None:
+        """A run like the one before, on small arrays; None if there is more to be done."""
+        state = self.module._state
+        if self._binding is None or state._nominal is not None or state._settle is not None:
+            return None
+        return self._binding.again(values)
+
     def feed(self, values: Sequence[Any]) -> bool:
         """Check and bind the user's inputs; tells whether they are OrtValues."""
         self.binding().feed(self.user.inputs, self.user.check.arrays(values))
@@ -486,6 +585,7 @@ class _Eval:
         )
         binding = Binding(module._device.session(model, options), module._device)
         binding.user_outputs(self.user.outputs)
+        binding.labels = self.user.labels
         for name in self.artifact.parameters:
             binding.input_tensor(name, module._state._store_of(name), name)
         return binding
@@ -498,12 +598,3 @@ def _keep(array: Array) -> None:
 
 def _host() -> Any:
     return ort.OrtDevice(ort.OrtDevice.cpu(), ort.OrtDevice.default_memory(), 0)
-
-
-def _check_finite(loss: Array) -> None:
-    if not np.isfinite(loss).all():
-        raise NonFiniteError(
-            f"The loss is {loss!r}. The gradients of this step are not usable: call "
-            "lazy_reset_grad() before going on, and look at the batch, the learning rate and the "
-            "initial values."
-        )

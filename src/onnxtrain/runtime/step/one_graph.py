@@ -7,6 +7,7 @@ brought up to date (`settle`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,23 +15,25 @@ import numpy as np
 import numpy.typing as npt
 from onnxruntime import InferenceSession
 
-from ...errors import ModelFileError
+from ...errors import ModelFileError, NonFiniteError
 from ..files.onnxfile import Source
 from ..session.binding import Binding, user_side
 from ..session.device_ops import DeviceOps
 from ..session.devices import Device
 from ..session.threads import SmallSteps, Spinner, is_alone, training_options
+from ..sharing import OneProcess
 from ..state.buffers import TensorStore
 from ..state.checkpoint_state import CheckpointState, OptimizerState
-from ..state.seeds import reseed
+from ..state.seeds import Draws, reseed
 from .artifact import check_state, load_artifact
+from .finite import first_not_finite, is_finite
 from .optimizer import attach
 from .update import OptimizerFile
 
 Array = npt.NDArray[Any]
 
 
-class OneGraphStep(Spinner):
+class OneGraphStep(Spinner, OneProcess):
     """Runs a step model.
 
     Args:
@@ -39,7 +42,11 @@ class OneGraphStep(Spinner):
         optimizer: the optimizer model that the step contains; names its states.
         device: where to run.
         options: onnxruntime's session options.
+        check_finite: raise `NonFiniteError`, and leave everything as it was, when the loss or a
+            result of the update is NaN or infinite.
     """
+
+    _instead = "Hand over the CheckpointState, and make a new step from it and the model there."
 
     def __init__(
         self,
@@ -48,8 +55,11 @@ class OneGraphStep(Spinner):
         optimizer: OptimizerFile,
         device: Device,
         options: Any = None,
+        *,
+        check_finite: bool = False,
     ) -> None:
-        self.state, self.device = state, device
+        self.state, self.device, self.check_finite = state, device, check_finite
+        self._share(state.lock)
         artifact = load_artifact(source, "step")
         check_state(artifact, state)
         self.artifact = artifact
@@ -60,6 +70,7 @@ class OneGraphStep(Spinner):
         self._check_states(optimizer)
         state._place(device)
         reseed(artifact.model, artifact.random_nodes, state._random)
+        self.draws = Draws(state) if artifact.random_input else None
         self.small = SmallSteps(artifact, device, options)
         self.model = artifact.model.settle()
         self.rate, self.number = np.zeros(1, np.float32), np.zeros(1, np.int64)
@@ -73,6 +84,10 @@ class OneGraphStep(Spinner):
         self._single: list[Binding] | None = None
         self._turn = 0
         state._settle = self.settle
+
+    @property
+    def _first(self) -> _Set:
+        return self.state._trainable, self.state._frozen, self.memory.states
 
     @property
     def session(self) -> InferenceSession:
@@ -104,16 +119,14 @@ class OneGraphStep(Spinner):
     def _both(self, options: Any) -> list[Binding]:
         """A session and its bindings in both directions."""
         session = self.device.session(self.model, options)
-        first = (self.state._trainable, self.state._frozen, self.memory.states)
-        return [
-            self._bind(session, first, self._second),
-            self._bind(session, self._second, first),
-        ]
+        first, second = self._first, self._second
+        return [self._bind(session, first, second), self._bind(session, second, first)]
 
     def _bind(self, session: InferenceSession, source: _Set, target: _Set) -> Binding:
         artifact = self.artifact
         binding = Binding(session, self.device)
         binding.user_outputs(self.user.outputs)
+        binding.labels = self.user.labels
         inputs = {v.name for v in artifact.model.inputs}
         for name in artifact.trainable:
             binding.input_tensor(name, source[0], name)
@@ -129,27 +142,36 @@ class OneGraphStep(Spinner):
         for name, array in (("learning_rate", self.rate), ("step", self.number)):
             if name in inputs:
                 binding.host_input(name, array)
+        if self.draws is not None:
+            binding.host_input(artifact.random_input, self.draws.words)
         return binding
 
     def __call__(self, values: Sequence[Any]) -> list[Array]:
         """One training step; gives loss and additional outputs."""
-        if self.must_rest:
-            self.rest()
-        memory = self.memory
-        self.rate[0], self.number[0] = memory.learning_rate, memory.step + 1
-        binding = self._now[self._turn]
-        results = binding.again(values)
-        if results is None:
-            self._feed(values)
+        with self._lock:
+            if self.must_rest:
+                self.rest()
+            memory = self.memory
+            self.rate[0], self.number[0] = memory.learning_rate, memory.step + 1
+            if self.draws is not None:
+                self.draws.set()
             binding = self._now[self._turn]
-            binding.run()
-            results = binding.results()
-        self._turn = 1 - self._turn
-        memory.step += 1
-        if not self.device.is_host:
-            for store in self.state._stores():
-                store.written()
-        return results
+            results = binding.again(values)
+            if results is None:
+                self._feed(values)
+                binding = self._now[self._turn]
+                binding.run()
+                results = binding.results()
+            if self.draws is not None:
+                self.draws.count()
+            if self.check_finite:
+                self._check(results[0], values)
+            self._turn = 1 - self._turn
+            memory.step += 1
+            if not self.device.is_host:
+                for store in self.state._stores():
+                    store.written()
+            return results
 
     def _feed(self, values: Sequence[Any]) -> None:
         arrays = self.user.check.arrays(values)
@@ -160,6 +182,34 @@ class OneGraphStep(Spinner):
                 self._single = self._both(self.small.options())
             self._now = self._single
         self._now[self._turn].feed(self.user.inputs, arrays)
+
+    def _check(self, loss: Array, values: Sequence[Any]) -> None:
+        """Raise before the sets change places: what was read is untouched and stays the state."""
+        what = f"The loss is {loss}"
+        is_finite = math.isfinite(loss) if loss.size == 1 else bool(np.isfinite(loss).all())
+        if is_finite or self.user.nothing_counts(values):
+            name = self._first_not_finite()
+            if name is None:
+                return
+            # clipping by norm spreads what is wrong with one gradient over all of them
+            what = (
+                f"A gradient, or what the update makes of it (seen in {name!r}), is NaN or infinite"
+            )
+        raise NonFiniteError(
+            f"{what}, in update {self.memory.step + 1}. Nothing was changed: go on with the next "
+            "batch. Look at this one, the learning rate and the initial values."
+        )
+
+    def _first_not_finite(self) -> str | None:
+        """The first of the tensors just written that is not finite throughout."""
+        params, states, moments = self._first if self._turn else self._second
+        names = self.artifact.states
+        for store in (params, *moments.values()):
+            store.written()
+            if not is_finite(store):
+                return first_not_finite(store)
+        states.written()
+        return first_not_finite(states, names) if names else None
 
     def settle(self) -> None:
         """Bring the state's own buffers up to date."""

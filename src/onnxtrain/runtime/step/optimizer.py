@@ -7,16 +7,19 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import CheckpointError, InputError, StateError
+from ...errors import CheckpointError, InputError, NonFiniteError, StateError
+from ...hyper import check_limit, check_rate
 from ..files.dtypes import F32
 from ..files.onnxfile import Source
+from ..sharing import OneProcess, exclusive
 from ..state.buffers import TensorSpec, TensorStore
 from ..state.checkpoint_state import OptimizerState
+from .finite import HUGE, Snapshot, clip_factor, first_not_finite, global_norm
 from .module import Module
 from .update import OptimizerFile, SequenceUpdate, Update, load_optimizer, make_update
 
 
-class Optimizer:
+class Optimizer(OneProcess):
     """Applies an optimizer model to the parameters of a `Module`.
 
     The update runs in place over the flat buffers. Step count, learning rate and moments are
@@ -36,18 +39,24 @@ class Optimizer:
         >>> module.lazy_reset_grad()  # doctest: +SKIP
     """
 
+    _instead = (
+        "Hand over the CheckpointState, which has the moments too, and make Module and Optimizer "
+        "from it there."
+    )
+
     def __init__(self, optimizer_uri: Source, module: Module, *, reset: bool = False) -> None:
         if not isinstance(module, Module):
             raise TypeError(f"module must be a Module, not {type(module).__name__}.")
         self._module, self._reset = module, reset
-        self.clip_norm: float | None = None
-        """Limit of the global gradient norm, instead of the optimizer model's own."""
+        self._share(module._lock)
         self._file = load_optimizer(optimizer_uri)
-        self._limit: float | None = (self._file.clip or {}).get("norm")
+        self._clip_norm: float | None = None
+        self._limit = self._file.clip_norm
         self._update: Update | SequenceUpdate | None = None
         self._pending_rate: float | None = None
-        if not module._state.is_nominal:
-            self._prepare()
+        with self._lock:
+            if not module._state.is_nominal:
+                self._prepare()
 
     def step(self) -> None:
         """Update every trainable parameter from its gradient. Gradients are kept."""
@@ -55,23 +64,38 @@ class Optimizer:
 
     def apply(self, scale: float) -> None:
         """Update as `step` does, with all gradients times `scale` (1/k averages k batches)."""
-        state = self._module._state
-        if state._nominal is not None:
-            state._need_values()
-        update = self._update or self._prepare()
-        if state._settle is not None:
-            state._settle()
-        memory = state._optimizer or self._memory
-        if self._limit is not None or self.clip_norm is not None:
-            scale *= self._clip_coefficient(scale)
-        update.run(memory.step + 1, memory.learning_rate, scale)
-        memory.step += 1
+        with self._lock:
+            state = self._module._state
+            if state._nominal is not None:
+                state._need_values()
+            update = self._update or self._prepare()
+            if state._settle is not None:
+                state._settle()
+            memory = state._optimizer or self._memory
+            if self._limit is not None or self._module.check_finite:
+                self._apply_watched(update, memory, scale)
+            else:
+                update.run(memory.step + 1, memory.learning_rate, scale)
+            memory.step += 1
 
+    @exclusive
+    def check_gradients(self) -> float:
+        """The norm of all gradients together; raises `NonFiniteError` if one is not finite.
+
+        `step` does the same when the module was made with `check_finite`. Between batches whose
+        gradients are added up it tells which of them was no good.
+        """
+        norm = self._norm()
+        if not math.isfinite(norm):
+            gradients = self._module._state._gradients
+            assert gradients is not None
+            raise self._refused(f"The gradient of {first_not_finite(gradients)!r}")
+        return norm
+
+    @exclusive
     def set_learning_rate(self, learning_rate: float) -> None:
         """Use this learning rate from the next step on."""
-        rate = float(learning_rate)
-        if not math.isfinite(rate):
-            raise InputError(f"The learning rate must be a finite number, not {learning_rate!r}.")
+        rate = check_rate(learning_rate)
         if self._update is None:
             self._pending_rate = rate
         else:
@@ -82,6 +106,21 @@ class Optimizer:
         if self._update is None:
             return 0.001 if self._pending_rate is None else self._pending_rate
         return self._memory.learning_rate
+
+    @property
+    def clip_norm(self) -> float | None:
+        """Limit of the global gradient norm, instead of the optimizer model's own.
+
+        None leaves it to the model, `math.inf` does not clip at all.
+        """
+        return self._clip_norm
+
+    @clip_norm.setter
+    def clip_norm(self, limit: float | None) -> None:
+        if limit is not None:
+            limit = check_limit(limit, "clip_norm", infinite=True)
+        self._clip_norm = limit
+        self._limit = self._file.clip_norm if limit is None else limit
 
     @property
     def step_count(self) -> int:
@@ -116,12 +155,56 @@ class Optimizer:
             module._train.stop_spinning()
         return self._update
 
-    def _clip_coefficient(self, scale: float) -> float:
-        limit = self._limit if self.clip_norm is None else self.clip_norm
+    def _apply_watched(
+        self, update: Update | SequenceUpdate, memory: OptimizerState, scale: float
+    ) -> None:
+        """Update with clipped gradients, or not at all if the module checks and they are no good.
+
+        One norm serves both.
+        """
+        checks = self._module.check_finite
+        norm = abs(scale) * (self.check_gradients() if checks else self._norm())
+        if self._limit is not None:
+            factor = clip_factor(norm, self._limit)
+            scale, norm = scale * factor, norm * factor
+        numbers = (memory.step + 1, memory.learning_rate, scale)
+        if not checks:
+            update.run(*numbers)
+            return
+        if update.is_foreign or max(norm, memory.learning_rate) > HUGE:
+            self._try(update, memory, numbers)
+        else:
+            update.run(*numbers)
+        self._module._train.updated()
+
+    def _norm(self) -> float:
         gradients = self._module._state._gradients
-        if limit is None or gradients is None:
-            return 1.0
-        return clip_coefficient(gradients, float(limit), scale)
+        assert gradients is not None, "a Module makes them"
+        return global_norm(gradients)
+
+    def _try(
+        self,
+        update: Update | SequenceUpdate,
+        memory: OptimizerState,
+        numbers: tuple[int, float, float],
+    ) -> None:
+        """Update, and take it back if the result is not finite."""
+        stores = [self._module._state._trainable, *memory.states.values()]
+        before = Snapshot(stores)
+        with np.errstate(over="ignore", invalid="ignore"):  # that is what is looked for
+            update.run(*numbers)
+        name = next(filter(None, map(first_not_finite, stores)), None)
+        if name is not None:
+            before.restore()
+            raise self._refused(f"What update {numbers[0]} would make of {name!r}")
+
+    def _refused(self, what: str) -> NonFiniteError:
+        self._module.discard_step()
+        return NonFiniteError(
+            f"{what} is NaN or infinite, in update {self.step_count + 1}. Nothing was changed, and "
+            "the gradients gathered since the last update are dropped: go on with the next batch. "
+            "Look at this one and at the learning rate, or clip the gradients."
+        )
 
 
 def attach(state: Any, file: OptimizerFile, reset: bool = False) -> OptimizerState:
@@ -160,17 +243,3 @@ def attach(state: Any, file: OptimizerFile, reset: bool = False) -> OptimizerSta
         memory.states[kind] = found if found is not None else TensorStore(wanted.values())
     state._optimizer = memory
     return memory
-
-
-def clip_coefficient(gradients: TensorStore, limit: float, scale: float = 1.0) -> float:
-    """min(1, limit / (‖scale·g‖₂ + 1e-6)) over all gradients; pieces are summed in double."""
-    gradients.pull()
-    total = 0.0
-    for buffer in gradients.buffers.values():
-        data, piece = buffer.data, 1 << 16
-        for start in range(0, data.size, piece):
-            part = data[start : start + piece]
-            total += float(np.dot(part, part))
-    if math.isnan(total):
-        return math.nan  # as in the graph: a NaN gradient spoils the step and is seen
-    return min(1.0, limit / (scale * math.sqrt(total) + 1e-6))

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...errors import ModelFileError
+from ...hyper import check_amount, check_limit, check_rate
 from ..files.dtypes import F32
 from ..files.onnxfile import ModelFile, Source, uses
 from ..files.predecessor import converted_optimizer, kind_of
@@ -56,6 +57,11 @@ class OptimizerFile:
         return self.description.get("clip")
 
     @property
+    def clip_norm(self) -> float | None:
+        """Limit of the gradients' common norm."""
+        return (self.clip or {}).get("norm")
+
+    @property
     def groups(self) -> list[dict[str, Any]]:
         """Parameter groups, may be empty."""
         return list(self.description.get("groups") or [])
@@ -91,6 +97,7 @@ def load_optimizer(source: Source) -> OptimizerFile:
     layout = description.get("layout")
     if layout not in {"elementwise", "tensor"}:
         raise ModelFileError(f"{model.where}: unknown layout {layout!r}.")
+    _check_numbers(description, model.where)
     inputs, outputs = _names(model)
     needed = ["params", "gradients", *states]
     missing = [n for n in needed if n not in inputs]
@@ -102,6 +109,15 @@ def load_optimizer(source: Source) -> OptimizerFile:
         model.encode(), str(description.get("name", "")), states, layout, description, False,
         inputs, outputs, unsafe,
     )  # fmt: skip
+
+
+def _check_numbers(description: Mapping[str, Any], where: str) -> None:
+    """Limits, decays and factors of the learning rate that make sense, whoever wrote the file."""
+    for kind, limit in (description.get("clip") or {}).items():
+        check_limit(limit, f"{where}: the limit by {kind}", ModelFileError, infinite=True)
+    for group in (description.get("hyper") or {}, *(description.get("groups") or [])):
+        check_rate(group.get("lr_scale", 1.0), f"{where}: lr_scale", ModelFileError)
+        check_amount(group.get("weight_decay") or 0.0, f"{where}: weight_decay", ModelFileError)
 
 
 def _own_model(model: ModelFile) -> OptimizerFile:
@@ -167,6 +183,9 @@ class Piece:
 class Update:
     """The flat update, run in place over pieces of the flat buffers."""
 
+    is_foreign = False
+    """Whether a user wrote it, so that nothing is known of what it makes of finite gradients."""
+
     def __init__(self, file: OptimizerFile, module: Module, piece: int = PIECE) -> None:
         self.file, self.module = file, module
         state = module._state
@@ -180,6 +199,7 @@ class Update:
         self.decays = [np.array([g.weight_decay], np.float32) for g in self.groups]
         self.step, self.scale = np.zeros(1, np.int64), np.ones(1, np.float32)
         self._rate: float | None = None
+        self._scale = 1.0
         self._bindings: list[Binding] | None = None
         self._views: list[tuple[int, list[Array]]] | None = None
         self._scratch: dict[str, TensorStore] = {}
@@ -205,7 +225,9 @@ class Update:
         if self._kernel is not None:
             self._run_kernel(self._kernel, step, scale)
             return
-        self.step[0], self.scale[0] = step, scale
+        self.step[0] = step
+        if scale != self._scale:
+            self._scale = self.scale[0] = scale
         self._run_graph()
         if not self.module._device.is_host:
             for store in (self.params, *self.states):
@@ -223,10 +245,13 @@ class Update:
     def _run_graph(self) -> None:
         if self._bindings is None:
             self._bindings = self._bind()
+        if not self._scratch:
+            for binding in self._bindings:
+                binding.run()
+            return
         for piece, binding in zip(self.pieces, self._bindings):
             binding.run()
-            if self._scratch:
-                self._copy_back(piece)
+            self._copy_back(piece)
 
     def _bind(self) -> list[Binding]:
         device = self.module._device
@@ -271,7 +296,7 @@ class Update:
 class SequenceUpdate:
     """A user's own optimizer model over sequences, fed as it is."""
 
-    is_session = True
+    is_session = is_foreign = True
 
     def __init__(self, file: OptimizerFile, module: Module) -> None:
         self.file, self.module = file, module

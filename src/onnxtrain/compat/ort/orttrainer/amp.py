@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from ....errors import InputError
@@ -19,7 +20,7 @@ class LossScaler:
     """
 
     def __init__(self, loss_scale: float) -> None:
-        if not isinstance(loss_scale, (int, float)) or not loss_scale > 0:
+        if not isinstance(loss_scale, (int, float)) or not 0 < loss_scale < math.inf:
             raise InputError(f"loss_scale must be a positive number, not {loss_scale!r}.")
         self._input_name: str | None = None
         self._loss_scale = self._initial_loss_scale = float(loss_scale)
@@ -42,7 +43,7 @@ class LossScaler:
 
     @loss_scale.setter
     def loss_scale(self, value: float) -> None:
-        if not isinstance(value, (int, float)) or not value > 0:
+        if not isinstance(value, (int, float)) or not 0 < value < math.inf:
             raise InputError(f"loss_scale must be a positive number, not {value!r}.")
         self._loss_scale = float(value)
 

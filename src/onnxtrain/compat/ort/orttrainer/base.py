@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from ....errors import InputError
+from ....runtime.sharing import OneProcess
 
 
-class ORTTrainer:
+class ORTTrainer(OneProcess):
     """Trains a PyTorch module, or an ONNX model, with its whole step in stock onnxruntime.
 
     There are two forms, told apart by their arguments. With a dictionary as description::
@@ -20,8 +21,11 @@ class ORTTrainer:
         ORTTrainer(model, loss_fn, ModelDescription(…), "SGDOptimizer", None,
                    IODescription("Learning_Rate", [1], torch.float32), device)
 
-    See `ORTTrainerV2` and `ORTTrainerV1` for the arguments of each.
+    See `ORTTrainerV2` and `ORTTrainerV1` for the arguments of each. Calls from several threads
+    follow one another.
     """
+
+    _instead = "Hand over state_dict(), and load it into a new ORTTrainer there."
 
     def __new__(cls, *args: Any, **kwargs: Any) -> ORTTrainer:
         """An instance of the generation that the arguments belong to."""

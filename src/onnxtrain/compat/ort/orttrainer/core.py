@@ -16,15 +16,17 @@ import onnx.numpy_helper
 import torch
 
 from .... import optim
-from ....errors import DeviceError, InputError, StateError, UnknownNameError
+from ....errors import DeviceError, InputError, NonFiniteError, StateError, UnknownNameError
 from ....graph import load
 from ....graph import parameters as params
+from ....hyper import check_rate
 from ....passes import Recompute, check_recompute
 from ....runtime.session.devices import Device
+from ....runtime.step.finite import all_finite
 from ....torch.export import ExportError, LossFunction, export
 from . import state
 from .descriptions import Described, DescriptionError
-from .engine import Engine, all_finite, as_array, check_loss
+from .engine import Engine, as_array, check_loss
 
 Array = npt.NDArray[Any]
 log = logging.getLogger(__name__)
@@ -44,10 +46,13 @@ class Settings:
         exporter: which of torch's exporters; None chooses.
         opset: ai.onnx version to export, raised to what training needs.
         world_size: processes that train together; they average their gradients.
+        world_rank: number of this one; each draws random numbers of its own.
         by_name: call the module with its inputs by name.
         postprocess: functions that change the ONNX model before it is differentiated, in place.
         graph_paths: where to write graphs, by the names of `ORTTrainerOptions`.
         check_export: compare the exported model with torch on the first batch.
+        check_finite: raise `NonFiniteError`, and change nothing, when a loss or a gradient is NaN
+            or infinite.
         recompute: what the backward half computes again instead of keeping it.
     """
 
@@ -60,10 +65,12 @@ class Settings:
     exporter: str | None = None
     opset: int = 18
     world_size: int = 1
+    world_rank: int = 0
     by_name: bool = False
     postprocess: Sequence[Callable[[onnx.ModelProto], object]] = ()
     graph_paths: Mapping[str, str] = field(default_factory=dict)
     check_export: bool = False
+    check_finite: bool = False
     recompute: Recompute = None
 
 
@@ -121,6 +128,8 @@ class Core:
         self.input_names = [i.name for i in inputs]
         self.output_names = [o.name for o in outputs]
         self.pending = self.batches = 0
+        self._used: list[Engine] = []
+        self._is_bad = False
         self.exporter, self.note = "", ""
         self._ready: list[_Ready] = []
         self._names: dict[str, str] = {}
@@ -157,30 +166,58 @@ class Core:
         scale: float = 1.0,
     ) -> Result:
         """Train on one batch."""
+        rate = check_rate(rate)
         wanted = self._wanted(fetches)
         arrays = {n: as_array(v) for n, v in values.items()}
         engine = self._engine_for(arrays, values)
-        self.batches += 1
         feeds = [arrays[n] for n in engine.inputs]
         settings = self.settings
         if settings.accumulate == 1 and not settings.scaled and settings.world_size == 1:
-            return Result(self._tensors(engine.step(feeds, rate, wanted)))
+            outputs = engine.step(feeds, rate, wanted)
+            self.batches += 1
+            return Result(self._tensors(outputs))
+        try:
+            return self._train_apart(engine, feeds, rate, wanted, scale)
+        except NonFiniteError:
+            self._discard()
+            raise
+
+    def _train_apart(
+        self, engine: Engine, feeds: list[Any], rate: float, wanted: Sequence[str], scale: float
+    ) -> Result:
+        """Gradients first, and the update when all of them are there."""
+        if engine not in self._used:
+            self._used.append(engine)
         outputs = engine.gradients(feeds, add=self.pending > 0, scale=scale)
         found = dict(zip(engine.outputs, outputs))
+        self._is_bad |= not np.isfinite(found[self.loss]).all()
         result = Result(self._tensors([found[n] for n in wanted]), updated=False)
         self.pending += 1
-        if self.pending == settings.accumulate:
-            self.pending = 0
-            result.all_finite = self._update(engine, rate, scale)
-            result.updated = result.all_finite
+        self.batches += 1
+        if self.pending == self.settings.accumulate:
+            result.all_finite = result.updated = self._update(engine, rate, scale)
+            if not result.all_finite:
+                self._discard()
+            for used in self._used:
+                used.updated()
+            self.pending, self._used, self._is_bad = 0, [], False
         return result
+
+    def _discard(self) -> None:
+        """Leave everything as it was before the first batch of the update."""
+        for engine in reversed(self._used):  # the last to be used has seen the others' statistics
+            engine.discard()
+        self.batches -= self.pending
+        self.pending, self._used, self._is_bad = 0, [], False
 
     def _update(self, engine: Engine, rate: float, scale: float) -> bool:
         vectors = engine.gradient_vectors()
         world = self.settings.world_size
         if world > 1:
             _sum_over_processes(vectors, world)
-        if self.settings.scaled and not all_finite(vectors):
+            if self.settings.check_finite:
+                self._check_together(world)
+        if self.settings.scaled and not all(map(all_finite, vectors)):
             return False
         factor = np.float32(1.0 / (scale * self.settings.accumulate * world))
         if factor != 1.0:
@@ -188,6 +225,17 @@ class Core:
                 np.multiply(vector, factor, out=vector)
         engine.update(rate)
         return True
+
+    def _check_together(self, world: int) -> None:
+        """Raise in all processes when the loss of one is not finite."""
+        bad = np.array([self._is_bad], np.float32)
+        _sum_over_processes([bad], world)
+        if bad[0]:
+            raise NonFiniteError(
+                f"The loss is NaN or infinite in {int(bad[0])} of {world} processes. Nothing was "
+                "changed: go on with the next batch. Look at this one, the learning rate and the "
+                "initial values."
+            )
 
     def evaluate(
         self, values: Mapping[str, Any], fetches: Sequence[str] | None = None
@@ -360,9 +408,12 @@ class Core:
             options=self.settings.session_options,
             scaled=self.settings.scaled,
             seed=torch.initial_seed() % (1 << 63),
+            rank=self.settings.world_rank,
             like=first,
             from_torch=isinstance(self.model, torch.nn.Module),
             recompute=self.settings.recompute,
+            check_finite=self.settings.check_finite,
+            alone=self.settings.world_size == 1,
         )
         if first is not None:
             constants = {n: onnx.numpy_helper.to_array(t) for n, t in first.constants().items()}

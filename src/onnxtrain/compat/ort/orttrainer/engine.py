@@ -8,6 +8,7 @@ same buffers. Everything runs in stock onnxruntime.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,18 +23,27 @@ import torch
 
 from .... import optim
 from ....compile import Plan, eval_model, step_model, training_model
-from ....errors import ModelError, StateError, UnreachableError
+from ....errors import ModelError, NonFiniteError, StateError, UnreachableError
 from ....graph.contract import METADATA
 from ....graph.io import to_proto
 from ....passes import Recompute
+from ....passes.draws import draws_from_counter
 from ....runtime.session.binding import Binding
 from ....runtime.session.devices import Device, session_options
-from ....runtime.state.checkpoint_state import CheckpointState
+from ....runtime.state.checkpoint_state import CheckpointState, OptimizerState
 from ....runtime.step.evaluator import Evaluator
 from ....runtime.step.export import export as write_inference
+from ....runtime.step.finite import (
+    HUGE,
+    Snapshot,
+    clip_factor,
+    first_not_finite,
+    global_norm,
+    is_finite,
+)
 from ....runtime.step.module import Module
 from ....runtime.step.one_graph import OneGraphStep
-from ....runtime.step.optimizer import attach, clip_coefficient
+from ....runtime.step.optimizer import attach
 from ....runtime.step.update import OptimizerFile, load_optimizer
 
 Array = npt.NDArray[Any]
@@ -54,9 +64,13 @@ class Engine:
         options: onnxruntime's session options.
         scaled: whether gradients are those of the loss times a scale, given with every batch.
         seed: of the random operators.
+        rank: of this process among those that train together, each with random numbers of its own.
         like: an engine of the same model exported with other shapes; its state is shared.
         from_torch: running variances are those of the sample, as torch's.
         recompute: what the backward half computes again instead of keeping it.
+        check_finite: raise `NonFiniteError`, and change nothing, when a loss or a gradient is NaN
+            or infinite. Whoever trains together with other processes checks the loss for himself.
+        alone: whether there are no other processes.
     """
 
     def __init__(
@@ -71,11 +85,15 @@ class Engine:
         options: Any = None,
         scaled: bool = False,
         seed: int = 0,
+        rank: int = 0,
         like: Engine | None = None,
         from_torch: bool = False,
         recompute: Recompute = None,
+        check_finite: bool = False,
+        alone: bool = True,
     ) -> None:
         self.base, self.loss, self.scaled = base, loss, scaled
+        self.check_finite, self._alone = check_finite, alone
         self._from_torch, self._recompute = from_torch, recompute
         self._make_optimizer, self._options = make_optimizer, options
         self.device = device or Device("cpu")
@@ -89,7 +107,9 @@ class Engine:
         self._build()
         flat = optim.flat_model(self.optimizer.replace(groups=()))
         self.file: OptimizerFile = load_optimizer(ir.to_proto(flat).SerializeToString())
-        self.state: CheckpointState = like.state if like is not None else self._new_state(seed)
+        self.state: CheckpointState = (
+            like.state if like is not None else self._new_state(seed, rank)
+        )
 
     # --- making ----------------------------------------------------------------------------------
 
@@ -108,22 +128,30 @@ class Engine:
                 of=[SCALED_LOSS] if self.scaled else [],
                 unbiased=self._from_torch,
                 recompute=self._recompute,
+                counter=True,
+                labels_are_checked=True,
             )
             self.optimizer = self._make_optimizer(list(self.plan.trainable))
             try:
-                if self.scaled:
-                    self._training = _bytes(training_model(self.plan))
-                else:
-                    self._training = b""
-                    self._step_bytes = _bytes(step_model(self.plan, self.optimizer))
+                model = (
+                    training_model(self.plan)
+                    if self.scaled
+                    else step_model(self.plan, self.optimizer)
+                )
                 break
             except UnreachableError as error:
                 self.trainable = [n for n in self.trainable if n not in error.names]
                 if not self.trainable:
                     raise
+        self.draws = draws_from_counter(model)
+        self._training, self._step_bytes = b"", b""
+        if self.scaled:
+            self._training = _bytes(model)
+        else:
+            self._step_bytes = _bytes(model)
         self.inputs = [n for n in self.plan.user_inputs if n != SCALE_INPUT]
 
-    def _new_state(self, seed: int) -> CheckpointState:
+    def _new_state(self, seed: int, rank: int) -> CheckpointState:
         values = {i.name: i for i in self.base.graph.initializer}
         arrays = {
             n: onnx.numpy_helper.to_array(values[n])
@@ -132,7 +160,7 @@ class Engine:
         state = CheckpointState.from_arrays(
             {n: arrays[n] for n in self.plan.trainable}, {n: arrays[n] for n in self.plan.frozen}
         )
-        state._random.seed = seed
+        state._random.seed, state._random.rank = seed, rank
         attach(state, self.file)
         return state
 
@@ -140,16 +168,31 @@ class Engine:
 
     def step(self, values: Sequence[Any], rate: float, fetches: Sequence[str]) -> list[Array]:
         """Loss, gradients and update in one run; gives the outputs asked for."""
-        graph = self._step_for(tuple(fetches))
+        wanted = list(fetches)
+        if self.check_finite and self.loss in wanted:
+            wanted.remove(self.loss)
+        # whether the step is good shows in the loss, which comes first then
+        graph = self._step_for((self.loss, *wanted) if self.check_finite else tuple(fetches))
         graph.memory.learning_rate = rate
-        return graph(values)
+        outputs = graph(values)
+        if not self.check_finite:
+            return outputs
+        found = dict(zip([self.loss, *wanted], outputs))
+        return [found[name] for name in fetches]
 
     def _step_for(self, fetches: tuple[str, ...]) -> OneGraphStep:
         graph = self._steps.get(fetches)
         state = self.state
         if graph is None:
             source = _with_outputs(self._step_bytes, fetches)
-            graph = OneGraphStep(source, state, self.file, self.device, self._options)
+            graph = OneGraphStep(
+                source,
+                state,
+                self.file,
+                self.device,
+                self._options,
+                check_finite=self.check_finite,
+            )
             self._steps[fetches] = graph
         if state._settle != graph.settle:  # another graph has trained meanwhile
             if state._settle is not None:
@@ -173,8 +216,13 @@ class Engine:
         if self._module is None:
             source = self._training or _bytes(training_model(self.plan))
             self._module = Module(
-                source, self.state, device=self.device.name, session_options=self._options
+                source,
+                self.state,
+                device=self.device.name,
+                session_options=self._options,
+                check_finite=self.check_finite and self._alone,
             )
+            self._module._train.saves_states = self.scaled or self.check_finite
         return self._module
 
     def gradient_vectors(self) -> list[Array]:
@@ -188,7 +236,17 @@ class Engine:
         """Update every weight, in place, from the gradients there are."""
         if self._update is None:
             self._update = Update(self.optimizer, self.state, self.device, self._options)
-        self._update(rate)
+        self._update(rate, check_finite=self.check_finite)
+
+    def updated(self) -> None:
+        """An update was made: the batches before it count."""
+        if self._module is not None:
+            self._module._train.updated()
+
+    def discard(self) -> None:
+        """Drop the batches since the last update, and what they did to running statistics."""
+        if self._module is not None:
+            self._module.discard_step()
 
     # --- evaluation, export ----------------------------------------------------------------------
 
@@ -268,6 +326,16 @@ class Engine:
         assert self.state._optimizer is not None
         self.state._optimizer.step = count
 
+    @property
+    def random(self) -> tuple[int, int] | None:
+        """Seed and number of batches, from which the masks of Dropout follow; None without any."""
+        random = self.state._random
+        return (random.seed, random.counter) if self.draws else None
+
+    @random.setter
+    def random(self, numbers: tuple[int, int]) -> None:
+        self.state._random.seed, self.state._random.counter = numbers
+
     def constants(self) -> dict[str, onnx.TensorProto]:
         """Initializers that are constants of the graph."""
         changing = {*self.plan.trainable, *self.plan.frozen}
@@ -320,22 +388,53 @@ class Update:
                 binding.input_tensor(stem, store, name)
                 binding.output_tensor(f"{stem}.updated", store, name)
 
-    def __call__(self, rate: float) -> None:
-        """Clip and update."""
+    def __call__(self, rate: float, *, check_finite: bool = False) -> None:
+        """Clip and update; with `check_finite` only if all that comes of it is finite."""
         state = self.state
-        assert state._gradients is not None
         assert state._optimizer is not None
         if state._settle is not None:
             state._settle()
-        if self.max_norm is not None:
-            factor = clip_coefficient(state._gradients, self.max_norm)
-            if factor != 1.0:
-                for buffer in state._gradients.buffers.values():
-                    buffer.data *= np.float32(factor)
+        norm = self._clip(check_finite)
         self.rate[0], self.number[0] = rate, state._optimizer.step + 1
-        self.binding.run()
+        if check_finite and max(norm, rate) > HUGE:
+            self._try(state._optimizer)
+        else:
+            self.binding.run()
         state._optimizer.step += 1
         state._optimizer.learning_rate = rate
+
+    def _clip(self, check_finite: bool) -> float:
+        """Clip the gradients; gives their norm then, where that is of interest."""
+        gradients = self.state._gradients
+        assert gradients is not None
+        if self.max_norm is None and not check_finite:
+            return 0.0
+        norm = global_norm(gradients)
+        if check_finite and not math.isfinite(norm):
+            raise self._refused(f"The gradient of {first_not_finite(gradients)!r}")
+        if self.max_norm is None:
+            return norm
+        factor = clip_factor(norm, self.max_norm)
+        if factor != 1.0:
+            for buffer in gradients.buffers.values():
+                buffer.data *= np.float32(factor)
+        return norm * factor
+
+    def _try(self, memory: OptimizerState) -> None:
+        stores = [self.state._trainable, *memory.states.values()]
+        before = Snapshot(stores)
+        self.binding.run()
+        if not all(map(is_finite, stores)):
+            before.restore()
+            raise self._refused("What the update would make of the weights or moments")
+
+    def _refused(self, what: str) -> NonFiniteError:
+        assert self.state._optimizer is not None
+        return NonFiniteError(
+            f"{what} is NaN or infinite, in update {self.state._optimizer.step + 1}. Nothing was "
+            "changed, and the gradients gathered since the last update are dropped: go on with the "
+            "next batch. Look at this one and at the learning rate, or clip the gradients."
+        )
 
 
 def as_array(value: Any) -> Any:
@@ -344,14 +443,6 @@ def as_array(value: Any) -> Any:
         value = value.detach()
         return (value if value.device.type == "cpu" else value.cpu()).contiguous().numpy()
     return value
-
-
-def all_finite(vectors: Sequence[Array]) -> bool:
-    """Whether no element is NaN or infinite; in pieces, to stay in the cache."""
-    piece = 1 << 16
-    return all(
-        bool(np.isfinite(v[i : i + piece]).all()) for v in vectors for i in range(0, v.size, piece)
-    )
 
 
 def _bytes(model: ir.Model) -> bytes:

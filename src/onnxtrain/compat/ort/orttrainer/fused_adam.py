@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from ....errors import OnnxTrainError
+from ....hyper import check_amount, check_rate
 
 log = logging.getLogger(__name__)
 CORRECTED = 1e9
@@ -67,10 +68,9 @@ class FusedAdam(torch.optim.Optimizer):
         weight_decay: float = 0.0,
         set_grad_none: bool = True,
     ) -> None:
-        if lr < 0 or eps < 0 or weight_decay < 0:
-            raise OptimizerError(
-                f"lr, eps and weight_decay must not be negative: {lr}, {eps}, {weight_decay}."
-            )
+        check_rate(lr, "lr", OptimizerError)
+        check_amount(eps, "eps", OptimizerError)
+        check_amount(weight_decay, "weight_decay", OptimizerError)
         if not all(0 <= beta < 1 for beta in betas):
             raise OptimizerError(f"betas must be in [0, 1): {betas}.")
         self._mode = AdamWMode(adam_w_mode)

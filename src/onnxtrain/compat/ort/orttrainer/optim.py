@@ -13,6 +13,7 @@ from typing import Any
 
 from .... import optim as chains
 from ....errors import OnnxTrainError, UnknownNameError
+from ....hyper import check_amount, check_limit, check_rate
 from . import lr_scheduler as lr_scheduler
 from .fused_adam import AdamWMode as AdamWMode
 from .fused_adam import FP16_Optimizer as FP16_Optimizer
@@ -96,7 +97,7 @@ def make(
         name=name.removesuffix("Optimizer"),
         hyper={k: v for k, v in main.items() if v is None or math.isfinite(v)},
         weight_decay=float(main.get("lambda") or 0.0),
-        clip=chains.ClipNorm(float(limit)) if clip and limit is not None else None,
+        clip=chains.ClipNorm(limit) if clip and limit not in (None, math.inf) else None,
         groups=groups,
     )
 
@@ -116,9 +117,15 @@ def _complete(name: str, weight: str, given: Hyper) -> dict[str, Any]:
             f"{weight!r}); it has {', '.join(defaults)}."
         )
     for key, value in given.items():
-        number = isinstance(value, (int, float)) or (value is None and defaults[key] is None)
-        if not number:
+        if value is None and defaults[key] is None:
+            continue
+        if not isinstance(value, (int, float)):
             raise ConfigError(f"Attribute {key!r} of {weight!r} must be a number, not {value!r}.")
+        what = f"Attribute {key!r} of {weight!r}"
+        if key == "max_norm_clip":
+            check_limit(value, what, ConfigError, infinite=True)
+        elif key not in {"ratio_min", "ratio_max"}:
+            check_amount(value, what, ConfigError)
     return {**defaults, **given}
 
 
@@ -158,8 +165,7 @@ class _OptimizerConfig:
             )
         if not isinstance(defaults, Mapping) or "lr" not in defaults:
             raise ConfigError("'defaults' must be a dictionary with the entry 'lr'.")
-        if defaults["lr"] < 0:
-            raise ConfigError(f"lr must be a positive number, not {defaults['lr']!r}.")
+        check_rate(defaults["lr"], "lr", ConfigError)
         if not isinstance(params, list):
             raise ConfigError("'params' must be a list")
         self.name = name
@@ -310,5 +316,5 @@ class LambConfig(_OptimizerConfig):
 
 def _not_negative(**values: float) -> None:
     for name, value in values.items():
-        if value < 0:
+        if not 0 <= value < math.inf:
             raise ConfigError(f"'{name}' must be a positive number, not {value!r}.")

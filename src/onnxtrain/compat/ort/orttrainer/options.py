@@ -130,6 +130,7 @@ SCHEMA: Schema = {
         "grad_norm_clip": _boolean(True),
         "memory_efficient_gradient": _boolean(False),
         "run_symbolic_shape_infer": _boolean(False),
+        "check_finite": _boolean(False),
     },
     "debug": {
         "deterministic_compute": _boolean(False),
@@ -178,7 +179,8 @@ class ORTTrainerOptions:
             the backward half computes again instead of keeping it, see the guide on memory;
             transformer_layer_recompute, number_recompute_layers, gelu_recompute and
             attn_dropout_recompute are older words for it), ``utils``
-            (frozen_weights, grad_norm_clip, …), ``debug``, ``_internal_use``,
+            (frozen_weights, grad_norm_clip, check_finite: raise `NonFiniteError`, and change
+            nothing, when a loss or a gradient is NaN or infinite, …), ``debug``, ``_internal_use``,
             ``provider_options``, ``session_options``, and ``exporter``.
 
     Example:

@@ -21,11 +21,12 @@ Model = torch.nn.Module | onnx.ModelProto
 
 @dataclass
 class Loaded:
-    """Values that wait for the engine: weights, moments by kind, number of updates."""
+    """Values that wait for the engine: weights, moments by kind, number of updates, randomness."""
 
     weights: dict[str, Array] = field(default_factory=dict)
     moments: dict[str, dict[str, Array]] = field(default_factory=dict)
     updates: int | None = None
+    random: tuple[int, int] | None = None
     strict: bool = False
 
 
@@ -86,10 +87,26 @@ def write(
                 _copy(f"{kind} of {name}", views[name], array)
     if loaded.updates is not None:
         engine.updates = loaded.updates
+    if loaded.random is not None:
+        engine.random = loaded.random
     for store in engine.state._stores():
         store.push()
     for each in engines:
         each.set_constants(fixed)
+
+
+def random_of(saved: Any) -> tuple[int, int]:
+    """Seed and counter, as a state has them."""
+    try:
+        seed, counter = saved
+        if 0 <= seed < 1 << 64 and 0 <= counter < 1 << 63:
+            return int(seed), int(counter)
+    except (TypeError, ValueError):
+        pass
+    raise StateMismatchError(
+        f"The state's random numbers are {saved!r}, where seed and counter are needed. Leave them "
+        "out of the state to draw new ones."
+    )
 
 
 class StateMismatchError(StateError, KeyError):

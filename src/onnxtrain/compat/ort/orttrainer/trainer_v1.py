@@ -13,7 +13,9 @@ import onnx
 import torch
 
 from ....errors import InputError, UnknownNameError
+from ....graph.contract import RANDOM_INPUT
 from ....passes import Recompute
+from ....runtime.sharing import exclusive
 from ....torch.export import LossFunction
 from . import optim
 from .amp import DynamicLossScaler
@@ -25,7 +27,7 @@ from .descriptions import (
     ModelDescription,
     from_objects,
 )
-from .state import Loaded
+from .state import Loaded, random_of
 
 MOMENTS = {"Moment_1": "first_order_moments", "Moment_2": "second_order_moments"}
 
@@ -104,6 +106,8 @@ class ORTTrainerV1(ORTTrainer):
         session_options: onnxruntime's session options.
         recompute: what the backward half computes again instead of keeping it, which needs less
             memory: a number of segments, "auto", "cheap", or names of the values to keep.
+        check_finite: raise `NonFiniteError`, and change nothing, when a loss or a gradient is NaN
+            or infinite.
         **ignored: options of the predecessor that need no counterpart here.
     """
 
@@ -132,6 +136,7 @@ class ORTTrainerV1(ORTTrainer):
         exporter: str | None = None,
         session_options: Any = None,
         recompute: Recompute = None,
+        check_finite: bool = False,
         **ignored: Any,
     ) -> None:
         _check_ignored(ignored)
@@ -144,6 +149,7 @@ class ORTTrainerV1(ORTTrainer):
             raise DescriptionError("The model description has no output; the first is the loss.")
         attributes = map_optimizer_attributes or (lambda _: {})
         hooks = [f for f in (postprocess_model, ignored.get("_extra_postprocess")) if f]
+        self._share()
         self._core = Core(
             model,
             loss_fn,
@@ -162,8 +168,10 @@ class ORTTrainerV1(ORTTrainer):
                 exporter=exporter,
                 opset=_opset_version,
                 world_size=world_size,
+                world_rank=world_rank,
                 postprocess=hooks,
                 recompute=recompute,
+                check_finite=check_finite,
             ),
         )
         self.model_desc_ = model_desc
@@ -181,6 +189,7 @@ class ORTTrainerV1(ORTTrainer):
 
     # --- steps -----------------------------------------------------------------------------------
 
+    @exclusive
     def train_step(self, *args: Any, **kwargs: Any) -> Any:
         """Train on one batch.
 
@@ -223,6 +232,7 @@ class ORTTrainerV1(ORTTrainer):
             outputs.append(torch.tensor([result.all_finite]))
         return outputs[0] if len(outputs) == 1 else outputs
 
+    @exclusive
     def eval_step(self, *args: Any, **kwargs: Any) -> Any:
         """Outputs on one batch in inference mode; without a label, those that need none."""
         fetches = kwargs.pop("fetches", None)
@@ -230,6 +240,7 @@ class ORTTrainerV1(ORTTrainer):
         outputs = self._core.evaluate(values, fetches)
         return outputs[0] if len(outputs) == 1 else outputs
 
+    @exclusive
     def train(self, mode: bool = True) -> ORTTrainerV1:
         """Let a call of the trainer be `train_step`."""
         self._training = bool(mode)
@@ -239,20 +250,25 @@ class ORTTrainerV1(ORTTrainer):
         """Let a call of the trainer be `eval_step`."""
         return self.train(False)
 
+    @exclusive
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """`train_step` or `eval_step`, as `train` and `eval` have set it."""
         return (self.train_step if self._training else self.eval_step)(*args, **kwargs)
 
     # --- state -----------------------------------------------------------------------------------
 
+    @exclusive
     def state_dict(self, include_optimizer_state: bool = True) -> dict[str, torch.Tensor]:
-        """Copies of all weights and, as ``Moment_1_<weight>`` …, of the optimizer's state."""
+        """Copies of all weights and, as ``Moment_1_<weight>`` …, of the optimizer's state.
+
+        Of a model with Dropout also ``onnxtrain.random``, from which its masks follow.
+        """
         engine = self._core.engine
         if engine is None:
             warnings.warn(
                 "ORTTrainer has no state before the first train_step or eval_step: an empty "
                 "dictionary is returned.",
-                stacklevel=2,
+                stacklevel=3,
             )
             return {}
         state = {n: torch.tensor(np.asarray(a)) for n, a in self._core.weights().items()}
@@ -266,8 +282,11 @@ class ORTTrainerV1(ORTTrainer):
                 state.update(
                     (f"Update_Count_{n}", torch.tensor([count])) for n in self._core.trained()
                 )
+            if engine.random is not None:
+                state[RANDOM_INPUT] = torch.tensor(engine.random)
         return state
 
+    @exclusive
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = False) -> None:
         """Take over what `state_dict` gave; before the first batch it is kept until then."""
         loaded = Loaded(strict=strict, moments={kind: {} for kind in MOMENTS.values()})
@@ -278,10 +297,13 @@ class ORTTrainerV1(ORTTrainer):
                 loaded.moments[MOMENTS[prefix]][name.removeprefix(f"{prefix}_")] = array
             elif name.startswith("Update_Count_"):
                 loaded.updates = int(np.asarray(array).reshape(-1)[0]) - 1
+            elif name == RANDOM_INPUT:
+                loaded.random = random_of(np.asarray(array).tolist())
             else:
                 loaded.weights[name] = np.asarray(array)
         self._core.load(loaded)
 
+    @exclusive
     def save_as_onnx(self, path: str | os.PathLike[str]) -> None:
         """Write the model with its loss and current weights, in inference mode."""
         self._core.need_engine("save_as_onnx()").save_onnx(path)
@@ -347,8 +369,9 @@ def save_checkpoint(
     if not folder.is_dir():
         raise FileNotFoundError(f"checkpoint_dir {str(folder)!r} is not an existing folder.")
     content = dict(checkpoint_state_dict or {})
-    content["model"] = model.state_dict()
-    content["global_step"] = model.global_step_
+    with model._lock:
+        content["model"] = model.state_dict()
+        content["global_step"] = model.global_step_
     target = folder / f"{checkpoint_prefix}.ort.pt"
     temporary = target.with_name(f".{target.name}.tmp")
     try:

@@ -13,6 +13,7 @@ import onnx
 import torch
 
 from ....errors import InputError
+from ....runtime.sharing import exclusive
 from ....torch.export import LossFunction
 from ..parameters import what_to_recompute
 from . import checkpoint
@@ -23,7 +24,7 @@ from .descriptions import DescriptionError, from_dict
 from .engine import SCALE_INPUT
 from .optim import ConfigError, _OptimizerConfig
 from .options import ORTTrainerOptions
-from .state import Loaded
+from .state import Loaded, random_of
 from .trainer_v1 import MOMENTS, _bind
 
 
@@ -114,6 +115,7 @@ class ORTTrainerV2(ORTTrainer):
         if self._scaler is not None:
             self._scaler.input_name = SCALE_INPUT
         postprocess = self.options._internal_use.extra_postprocess
+        self._share()
         self._core = Core(
             model,
             loss_fn,
@@ -130,10 +132,12 @@ class ORTTrainerV2(ORTTrainer):
                 exporter=self.options.exporter,
                 opset=self.options._internal_use.onnx_opset_version,
                 world_size=self.options.distributed.world_size,
+                world_rank=self.options.distributed.world_rank,
                 by_name=True,
                 postprocess=[postprocess] if postprocess is not None else [],
                 graph_paths=vars(self.options.debug.graph_save_paths),
                 check_export=self.options.debug.check_model_export,
+                check_finite=self.options.utils.check_finite,
                 recompute=what_to_recompute(self.options.graph_transformer),
             ),
         )
@@ -160,6 +164,7 @@ class ORTTrainerV2(ORTTrainer):
 
     # --- steps -----------------------------------------------------------------------------------
 
+    @exclusive
     def train_step(self, *args: Any, **kwargs: Any) -> Any:
         """Train on one batch: inputs and label in order, or by name.
 
@@ -182,6 +187,7 @@ class ORTTrainerV2(ORTTrainer):
             self._scaler.update(info)
         return result.outputs[0] if len(result.outputs) == 1 else result.outputs
 
+    @exclusive
     def eval_step(self, *args: Any, **kwargs: Any) -> Any:
         """Outputs on one batch in inference mode; without a label, those that need none."""
         values = _bind(self._core.input_names, args, kwargs)
@@ -197,6 +203,7 @@ class ORTTrainerV2(ORTTrainer):
 
     # --- state -----------------------------------------------------------------------------------
 
+    @exclusive
     def state_dict(self, pytorch_format: bool = False) -> dict[str, Any]:
         """All weights, the optimizer's state and where the training is.
 
@@ -208,7 +215,7 @@ class ORTTrainerV2(ORTTrainer):
             warnings.warn(
                 "ORTTrainer has no state before the first train_step or eval_step: an empty "
                 "dictionary is returned.",
-                stacklevel=2,
+                stacklevel=3,
             )
             return {}
         weights = {n: np.array(a) for n, a in self._core.weights().items()}
@@ -237,10 +244,13 @@ class ORTTrainerV2(ORTTrainer):
             "optimization_step": info.optimization_step,
             "step": info.step,
         }
+        if engine.random is not None:
+            state["random"] = list(engine.random)
         if self._scaler is not None:
             state["loss_scaler"] = self._scaler.state_dict()
         return state
 
+    @exclusive
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> None:
         """Take over what `state_dict` gave; before the first batch it is kept until then.
 
@@ -264,6 +274,8 @@ class ORTTrainerV2(ORTTrainer):
                     loaded.moments.setdefault(kind, {})[name] = np.asarray(entry[key])
             if "Update_Count" in entry:
                 loaded.updates = int(np.asarray(entry["Update_Count"]).reshape(-1)[0]) - 1
+        if "model" in state_dict and "random" in state_dict:
+            loaded.random = random_of(state_dict["random"])
         self._check_optimizer(state_dict)
         self._core.load(loaded)
         info = state_dict.get("train_step_info", {}) if "model" in state_dict else {}
@@ -283,6 +295,7 @@ class ORTTrainerV2(ORTTrainer):
                 "with include_optimizer_states=False, or leave 'optimizer' out of it."
             )
 
+    @exclusive
     def save_checkpoint(
         self,
         path: str | os.PathLike[str],
@@ -302,6 +315,7 @@ class ORTTrainerV2(ORTTrainer):
             state["optimizer"] = {}
         checkpoint.write(path, state, user_dict or {})
 
+    @exclusive
     def load_checkpoint(
         self, *paths: str | os.PathLike[str], strict: bool = True
     ) -> dict[str, Any]:
@@ -315,6 +329,7 @@ class ORTTrainerV2(ORTTrainer):
         self.load_state_dict(state, strict=strict)
         return user_dict
 
+    @exclusive
     def save_as_onnx(self, path: str | os.PathLike[str]) -> None:
         """Write the model with its loss and current weights, in inference mode."""
         self._core.need_engine("save_as_onnx()").save_onnx(path)

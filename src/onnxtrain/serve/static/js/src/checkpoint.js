@@ -14,8 +14,12 @@ export class CheckpointState {
         this.scheduler = this.read("scheduler") ?? {};
         this.texts = members(this.metadata["properties"]);
         this.properties = new Map(Array.from(this.texts, ([name, text]) => [name, property(text)]));
-        /** From which the seeds of random nodes follow; `generation` counts the sessions started. */
-        this.random = { seed: this.whole("seed"), generation: this.whole("generation") };
+        /** From which random numbers follow; `counter` counts training passes, `generation` sessions. */
+        this.random = {
+            seed: this.whole("seed"),
+            generation: this.whole("generation"),
+            counter: this.whole("counter"),
+        };
         this.queue = Promise.resolve();
     }
     /** Read the bytes of a checkpoint; a damaged or foreign one is a `CheckpointError`. */
@@ -88,7 +92,8 @@ export class CheckpointState {
     }
     described(withOptimizer) {
         const { optimizer: _, scheduler: __, trainer, ...rest } = this.metadata;
-        const random = `{"seed": ${this.random.seed}, "generation": ${this.random.generation}}`;
+        const numbers = Object.entries(this.random).map(([name, n]) => `"${name}": ${n}`);
+        const random = `{${numbers.join(", ")}}`;
         const properties = Array.from(this.properties, ([name, value]) => {
             const old = this.texts.get(name);
             const isOld = old !== undefined && Object.is(property(old), value); // 1.0 stays 1.0

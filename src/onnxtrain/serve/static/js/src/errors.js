@@ -14,6 +14,9 @@ export class CheckpointError extends OnnxTrainError {
 /** A value that cannot be taken, or a call at the wrong time. */
 export class InputError extends OnnxTrainError {
 }
+/** A label that is neither a class nor the one to ignore. */
+export class LabelError extends InputError {
+}
 /** A loss that is NaN or infinite; see `Module.checkFinite`. */
 export class NonFiniteError extends OnnxTrainError {
 }

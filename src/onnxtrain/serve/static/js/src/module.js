@@ -1,4 +1,5 @@
 import { check, CheckpointError, InputError, ModelFileError, NonFiniteError } from "./errors.js";
+import { checkLabels, explained } from "./labels.js";
 import { hostValue, joined, sizeOf } from "./ort.js";
 /** The models that device.json describes: put together, and run on the values of the state. */
 export class Module {
@@ -23,7 +24,9 @@ export class Module {
         }
         const idle = state.trainable.find((name) => !facts.trainable.includes(name));
         need(idle === undefined, `"${idle}" is not trained`);
-        state.random.generation += 1n;
+        const seeded = facts.models["train"]?.pieces.some((p) => typeof p === "object" && "seed" in p);
+        if (seeded)
+            state.random.generation += 1n;
     }
     /** One forward and backward pass; gradients are added unless `lazyResetGrad` was called. */
     trainStep(...inputs) {
@@ -111,7 +114,7 @@ export class Module {
         return new this.ort.Tensor(type, data, dims);
     }
     async step(model, given) {
-        const { inputs, outputs: wanted } = this.model(model);
+        const { inputs, outputs: wanted, random, labels = [] } = this.model(model);
         const names = inputs.map(({ name }) => name).join(", ");
         const counts = `${inputs.length} inputs are needed (${names}), ${given.length} were given.`;
         check(given.length === inputs.length, counts);
@@ -126,7 +129,17 @@ export class Module {
                 throw new InputError(`Input "${name}": ${error.message}`);
             }
         }
-        const results = await this.run(model, tensors);
+        for (const expected of labels)
+            checkLabels(expected, tensors[expected.input]);
+        const { seed, counter } = this.state.random;
+        // BigInt64Array keeps the lowest 64 bits of a seed, as Python does
+        if (random)
+            tensors[random] = this.tensor("int64", BigInt64Array.of(seed, counter), [2]);
+        const results = await this.run(model, tensors).catch((error) => {
+            throw explained(error, labels, tensors);
+        });
+        if (random)
+            this.state.random.counter += 1n;
         const outputs = wanted.map((name) => results[name]);
         const [loss] = (await outputs[0]?.getData());
         return { loss: Number(loss), outputs };

@@ -21,6 +21,8 @@ class Context:
         of: names of what is differentiated.
         no_gradient: nodes or operators whose outputs count as constants.
         recompute: what the backward half computes again.
+        counter: whether random operators draw from a counter that the caller feeds.
+        checked_labels: inputs whose class labels are checked before they are fed.
         gradients: names of the outputs that are gradients, once there are some.
     """
 
@@ -28,6 +30,8 @@ class Context:
     of: Sequence[str]
     no_gradient: Collection[str]
     recompute: Recompute
+    counter: bool = False
+    checked_labels: Sequence[str] = ()
     gradients: Sequence[str] = ()
 
 

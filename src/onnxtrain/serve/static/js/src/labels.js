@@ -1,0 +1,37 @@
+import { LabelError } from "./errors.js";
+import { sizeOf } from "./ort.js";
+/** Name the first label that is no class and not ignored; those on a device are not looked at. */
+export function checkLabels(expected, labels) {
+    if (labels.location !== "cpu")
+        return;
+    const { classes, ignore_index: ignored } = expected;
+    let place = 0;
+    for (const element of labels.data) {
+        const label = Number(element);
+        const isClass = label >= 0 && (classes === null || label < classes);
+        if (!isClass && label !== ignored) {
+            throw new LabelError(text(expected, element, place, labels.dims));
+        }
+        place++;
+    }
+}
+/** The error of a run, with what may have caused it: labels whose classes nobody knew before. */
+export function explained(error, expected, tensors) {
+    const unknown = expected.find(({ classes }) => classes === null);
+    if (!unknown || !/out of range/i.test(error.message))
+        return error;
+    const data = tensors[unknown.input]?.data;
+    const most = Array.from(data, Number).reduce((a, b) => Math.max(a, b), 0);
+    const why = `Input "${unknown.input}" has labels up to ${most}: are there as many classes?`;
+    return new LabelError(`${why} (${error.message})`);
+}
+function text({ input, classes, ignore_index: ignored }, label, place, dims) {
+    const row = Math.floor(place / sizeOf(dims.slice(1)));
+    const most = classes === null ? "numbers from 0 on" : `classes 0 to ${classes - 1}`;
+    const besides = ignored === null ? "" : `, or ${ignored} to be left out`;
+    const remedy = label < 0
+        ? "If such a row does not count, make the artifacts with this label as ignore_index."
+        : "Correct the labels, or use a model with more classes.";
+    return (`Input "${input}" has the label ${label} in row ${row}, and labels are ${most}${besides}. ` +
+        remedy);
+}
