@@ -121,7 +121,16 @@ class DeviceError(OnnxTrainError, RuntimeError):
 
 
 class NonFiniteError(OnnxTrainError, FloatingPointError):
-    """A loss or gradient is NaN or infinite, and the caller asked to be told."""
+    """A loss or gradient is NaN or infinite, and the caller asked to be told.
+
+    Args:
+        reason: what was found, and where; also an attribute.
+        advice: what to do about it.
+    """
+
+    def __init__(self, reason: str, advice: str = "") -> None:
+        self.reason = reason
+        super().__init__(f"{reason}. {advice}" if advice else reason)
 
 
 class ExecutionError(OnnxTrainError, RuntimeError):

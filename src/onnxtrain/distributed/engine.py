@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from ..errors import NonFiniteError
 from ..runtime.state.buffers import TensorStore, aligned_zeros
+from ..runtime.step.finite import refused
 from ..runtime.step.module import Module
 from ..runtime.step.optimizer import Optimizer
 from .backend import Backend
@@ -159,11 +160,8 @@ class ParallelEngine:
         loss = float(self._tail[0]) / self._total
         if self.module.check_finite and not math.isfinite(loss):
             of = "batch" if self._pending == 1 else f"{self._pending} batches"
-            raise NonFiniteError(
-                f"The loss of the {of} is {loss} on one of the ranks or several, in update "
-                f"{self.step_count + 1}. Nothing was changed: go on with the next batch. Look at "
-                "this one, the learning rate and the initial values."
-            )
+            what = f"The loss of the {of} is {loss} on one of the ranks or several"
+            raise refused(f"{what}, in update {self.step_count + 1}")
         scale = 1.0 / (self.backend.size * self._pending)
         if isinstance(self.optimizer, ShardedOptimizer):
             self.optimizer.apply(scale, square)

@@ -10,12 +10,12 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import InputError, NonFiniteError
+from ..errors import InputError
 from ..runtime.files.dtypes import F32
 from ..runtime.files.onnxfile import Source
 from ..runtime.state.buffers import ALIGNMENT, FlatBuffer, Slot, TensorSpec, TensorStore
 from ..runtime.state.checkpoint_state import OptimizerState
-from ..runtime.step.finite import HUGE, Snapshot, clip_factor, is_finite, square_sum
+from ..runtime.step.finite import HUGE, Snapshot, clip_factor, is_finite, refused, square_sum
 from ..runtime.step.module import Module
 from ..runtime.step.optimizer import attach
 from ..runtime.step.update import Update, load_optimizer
@@ -161,11 +161,8 @@ class ShardedOptimizer:
         bad = not (math.isfinite(norm) and all(map(is_finite, stores)))
         if self._backend.sums([bad])[0]:
             before.restore()
-            raise NonFiniteError(
-                f"The gradients, or what the update makes of them, are NaN or infinite in update "
-                f"{self.step_count + 1}. Nothing was changed: go on with the next batch. Look at "
-                "this one and at the learning rate, or clip the gradients."
-            )
+            what = "A gradient, or what the update makes of it, is NaN or infinite"
+            raise refused(f"{what}, in update {self.step_count + 1}")
 
     def collected(self) -> dict[str, TensorStore]:
         """The whole moments on rank 0, for a checkpoint; nothing elsewhere. All ranks call it."""

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import InputError, NonFiniteError
+from ..hyper import check_amount
 from ..runtime.loop.batches import make_batches
 from ..runtime.loop.metrics import Metric
 from ..runtime.loop.trainer import Trainer
@@ -59,7 +60,7 @@ class LocalModel(OneProcess):
             folder / f"{prefix}eval_model.onnx",
         )
         self._metrics = metrics
-        self._module = Module(self._files[0], self.state)
+        self._module = Module(self._files[0], self.state, check_finite=True)
         saved = self.state._optimizer
         self._rate = saved.learning_rate if saved is not None else 0.001
         self._trainer: Trainer | None = None
@@ -113,6 +114,9 @@ class LocalModel(OneProcess):
     ) -> float:
         """Train from the current parameters, with fresh moments; gives the mean loss.
 
+        A loss or a gradient that is NaN or infinite raises `NonFiniteError`; the parameters then
+        are those of before that batch.
+
         Args:
             data: as for `Trainer.fit`.
             epochs: passes over them.
@@ -125,37 +129,36 @@ class LocalModel(OneProcess):
         module = self._module
         optimizer = Optimizer(self._files[1], module, reset=True)
         optimizer.set_learning_rate(self._rate if learning_rate is None else learning_rate)
+        check_amount(proximal_mu, "proximal_mu")
         source = make_batches(data, module.input_names(), batch_size, shuffle=True, seed=seed)
         weights = self.state._trainable.buffers["F32"].data
         start = weights.copy() if proximal_mu else None
         total, rows = 0.0, 0
         for epoch in range(epochs):
-            for values in source.epoch(epoch):
+            for batch, values in enumerate(source.epoch(epoch)):
                 module.lazy_reset_grad()
-                result = module(*values)
+                try:
+                    result = module(*values)
+                    if start is not None:
+                        self._pull_back(weights, start, proximal_mu)
+                    optimizer.step()
+                except NonFiniteError as error:
+                    raise NonFiniteError(
+                        f"In epoch {epoch}, batch {batch} of the local training: {error.reason}",
+                        "That batch changed nothing, and nothing is sent. Look at the client's "
+                        "data and at the learning rate.",
+                    ) from error
                 loss = result[0] if isinstance(result, tuple) else result
-                if start is not None:
-                    self._pull_back(weights, start, proximal_mu)
-                optimizer.step()
                 count = len(values[0])
                 total, rows = total + float(np.mean(loss)) * count, rows + count
         if not rows:
             raise InputError("The client's data gave no batch.")
-        self._check_finite(total / rows)
         return total / rows
 
     def _pull_back(self, weights: Array, start: Array, mu: float) -> None:
         assert self.state._gradients is not None
         gradients = self.state._gradients.buffers["F32"].data
         gradients += np.float32(mu) * (weights - start)
-
-    def _check_finite(self, loss: float) -> None:
-        broken = [n for n, a in self.arrays().items() if not np.isfinite(a).all()]
-        if broken or not np.isfinite(loss):
-            raise NonFiniteError(
-                f"Local training gave NaN or infinity (loss {loss}); nothing is sent. Look at the "
-                "client's data and the learning rate."
-            )
 
     @exclusive
     def evaluate(self, data: Any, batch_size: int = 256) -> dict[str, float]:

@@ -235,8 +235,7 @@ class OrtGradientOptimizer(TrainerBase):
                 total += float(self.train_session_.run(wanted, feeds)[0])
             except NonFiniteError as error:
                 place = f"in the batch of rows {start} to {start + rows - 1}"
-                what = str(error).partition(". ")[0]
-                raise NonFiniteError(f"{what} {place}") from error
+                raise NonFiniteError(f"{error.reason} {place}") from error
         return total
 
     def _validate(self, X: Any, y: Any) -> float:

@@ -13,7 +13,7 @@ import onnx_ir as ir
 import onnxruntime
 from onnxruntime.capi._pybind_state import SessionIOBinding
 
-from ...errors import InputError, ModelError, NonFiniteError, StateError, UnknownNameError
+from ...errors import InputError, ModelError, StateError, UnknownNameError
 from ...graph import load, to_proto
 from ...graph.contract import RANDOM_INPUT
 from ...graph.io import save
@@ -27,7 +27,7 @@ from ...runtime.session.devices import RUN_OPTIONS, Device, session_options
 from ...runtime.session.feeds import FeedCheck, raw_ortvalue
 from ...runtime.sharing import OneProcess, exclusive
 from ...runtime.state.buffers import TensorSpec, TensorStore
-from ...runtime.step.finite import all_finite, first_not_finite, is_finite
+from ...runtime.step.finite import all_finite, first_not_finite, is_finite, refused
 from .binding import Prebound, StepBinding
 from .parameters import TrainingParameters
 from .recipes import optimizers_for
@@ -228,11 +228,7 @@ class TrainingSession(OneProcess, onnxruntime.InferenceSession):  # type: ignore
                 source.view(name)[...] = self._old_statistics[name]
             source.push()
         self._drop_sums()
-        raise NonFiniteError(
-            f"{problem} is NaN or infinite. Nothing was changed, and the gradients that were added "
-            "up for the same update are dropped: go on with the next batch. Look at this one, the "
-            "learning rate and the initial values."
-        )
+        raise refused(f"{problem} is NaN or infinite")
 
     def _first_not_finite(self, key: Key) -> str:
         """What is not finite among the tensors that were just written; empty if all are."""

@@ -353,8 +353,10 @@ class Trainer(OneProcess):
         self._resumable = self._position()
         self.state._resumable_scheduler = self.state._scheduler  # a schedule goes on where it is
         self._refused = NonFiniteError(
-            f"In epoch {self.epoch}, batch {self.batch - 1}: {error} "
-            "fit(..., resume=True) goes on with the next one."
+            f"In epoch {self.epoch}, batch {self.batch - 1}: {error.reason}",
+            "Nothing was changed, and gradients gathered for the same update are dropped: "
+            "fit(..., resume=True) goes on with the next batch, save(path) keeps the state. Look "
+            "at the batch, the learning rate and the initial values, or clip the gradients.",
         )
         return self._refused
 

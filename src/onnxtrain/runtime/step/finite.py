@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ...errors import NonFiniteError
 from ..state.buffers import FlatBuffer, TensorStore
 
 Array = npt.NDArray[Any]
@@ -55,6 +56,16 @@ def clip_factor(norm: float, limit: float) -> float:
     if math.isnan(norm):
         return math.nan  # as in the graph: a NaN gradient spoils the step and is seen
     return min(1.0, limit / (norm + 1e-6)) if math.isfinite(limit) else 1.0
+
+
+def refused(reason: str) -> NonFiniteError:
+    """The error for a batch that is no good, after everything was left as it was."""
+    return NonFiniteError(
+        reason,
+        "Nothing was changed, and gradients gathered for the same update are dropped: go on with "
+        "the next batch. Look at this one, the learning rate and the initial values, or clip the "
+        "gradients.",
+    )
 
 
 def all_finite(data: Array) -> bool:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from onnxruntime import InferenceSession
 from onnxruntime.capi import _pybind_state as ort
 
-from ...errors import InputError, NonFiniteError, StateError
+from ...errors import InputError, StateError
 from ..files.onnxfile import Source
 from ..files.predecessor import repaired_eval
 from ..session.binding import Binding, all_ortvalues, user_side
@@ -36,6 +36,7 @@ from .artifact import (
     load_artifact,
     specs_of,
 )
+from .finite import refused
 from .pieces import Pieces
 
 if TYPE_CHECKING:
@@ -288,12 +289,8 @@ class Module(OneProcess):
             return  # the mean of no labels is no number, and no mistake
         self.discard_step()
         memory = self._state._optimizer
-        where = f" in update {memory.step + 1}" if memory is not None else ""
-        raise NonFiniteError(
-            f"The loss is {loss}{where}. Nothing was changed, and the gradients gathered since the "
-            "last update are dropped: go on with the next batch. Look at this one, the learning "
-            "rate and the initial values."
-        )
+        where = f", in update {memory.step + 1}" if memory is not None else ""
+        raise refused(f"The loss is {loss}{where}")
 
     def _chosen(self, trainable_only: bool) -> list[str]:
         trainable = set(self._trainable)

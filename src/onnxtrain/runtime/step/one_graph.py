@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from onnxruntime import InferenceSession
 
-from ...errors import ModelFileError, NonFiniteError
+from ...errors import ModelFileError
 from ..files.onnxfile import Source
 from ..session.binding import Binding, user_side
 from ..session.device_ops import DeviceOps
@@ -26,7 +26,7 @@ from ..state.buffers import TensorStore
 from ..state.checkpoint_state import CheckpointState, OptimizerState
 from ..state.seeds import Draws, reseed
 from .artifact import check_state, load_artifact
-from .finite import first_not_finite, is_finite
+from .finite import first_not_finite, is_finite, refused
 from .optimizer import attach
 from .update import OptimizerFile
 
@@ -195,10 +195,7 @@ class OneGraphStep(Spinner, OneProcess):
             what = (
                 f"A gradient, or what the update makes of it (seen in {name!r}), is NaN or infinite"
             )
-        raise NonFiniteError(
-            f"{what}, in update {self.memory.step + 1}. Nothing was changed: go on with the next "
-            "batch. Look at this one, the learning rate and the initial values."
-        )
+        raise refused(f"{what}, in update {self.memory.step + 1}")
 
     def _first_not_finite(self) -> str | None:
         """The first of the tensors just written that is not finite throughout."""

@@ -14,7 +14,7 @@ from ..files.onnxfile import Source
 from ..sharing import OneProcess, exclusive
 from ..state.buffers import TensorSpec, TensorStore
 from ..state.checkpoint_state import OptimizerState
-from .finite import HUGE, Snapshot, clip_factor, first_not_finite, global_norm
+from .finite import HUGE, Snapshot, clip_factor, first_not_finite, global_norm, refused
 from .module import Module
 from .update import OptimizerFile, SequenceUpdate, Update, load_optimizer, make_update
 
@@ -200,11 +200,7 @@ class Optimizer(OneProcess):
 
     def _refused(self, what: str) -> NonFiniteError:
         self._module.discard_step()
-        return NonFiniteError(
-            f"{what} is NaN or infinite, in update {self.step_count + 1}. Nothing was changed, and "
-            "the gradients gathered since the last update are dropped: go on with the next batch. "
-            "Look at this one and at the learning rate, or clip the gradients."
-        )
+        return refused(f"{what} is NaN or infinite, in update {self.step_count + 1}")
 
 
 def attach(state: Any, file: OptimizerFile, reset: bool = False) -> OptimizerState:

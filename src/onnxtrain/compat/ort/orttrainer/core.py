@@ -22,7 +22,7 @@ from ....graph import parameters as params
 from ....hyper import check_rate
 from ....passes import Recompute, check_recompute
 from ....runtime.session.devices import Device
-from ....runtime.step.finite import all_finite
+from ....runtime.step.finite import all_finite, refused
 from ....torch.export import ExportError, LossFunction, export
 from . import state
 from .descriptions import Described, DescriptionError
@@ -231,11 +231,7 @@ class Core:
         bad = np.array([self._is_bad], np.float32)
         _sum_over_processes([bad], world)
         if bad[0]:
-            raise NonFiniteError(
-                f"The loss is NaN or infinite in {int(bad[0])} of {world} processes. Nothing was "
-                "changed: go on with the next batch. Look at this one, the learning rate and the "
-                "initial values."
-            )
+            raise refused(f"The loss is NaN or infinite in {int(bad[0])} of {world} processes")
 
     def evaluate(
         self, values: Mapping[str, Any], fetches: Sequence[str] | None = None

@@ -40,6 +40,7 @@ from ....runtime.step.finite import (
     first_not_finite,
     global_norm,
     is_finite,
+    refused,
 )
 from ....runtime.step.module import Module
 from ....runtime.step.one_graph import OneGraphStep
@@ -430,11 +431,7 @@ class Update:
 
     def _refused(self, what: str) -> NonFiniteError:
         assert self.state._optimizer is not None
-        return NonFiniteError(
-            f"{what} is NaN or infinite, in update {self.state._optimizer.step + 1}. Nothing was "
-            "changed, and the gradients gathered since the last update are dropped: go on with the "
-            "next batch. Look at this one and at the learning rate, or clip the gradients."
-        )
+        return refused(f"{what} is NaN or infinite, in update {self.state._optimizer.step + 1}")
 
 
 def as_array(value: Any) -> Any:
