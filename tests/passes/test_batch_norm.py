@@ -11,7 +11,7 @@ import onnx.parser
 import pytest
 
 import onnxtrain
-from onnxtrain.autodiff import differentiate_model
+from onnxtrain.autodiff import differentiate_model, registry
 from onnxtrain.compile import Plan, gradients
 from onnxtrain.graph import load, to_proto
 from onnxtrain.normalize import normalize
@@ -114,6 +114,18 @@ def test_the_rule_needs_no_pass() -> None:
     assert sum(operators(shared).values()) < sum(operators(alone).values())
     for found, expected in zip(run_ort(shared, feeds()), run_ort(alone, feeds())):
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_rule_of_the_user_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_RULES", registry.rules())
+
+    def rule(op: Any, dys: Any, ys: Any, x: Any, s: Any, b: Any, m: Any, v: Any) -> Any:
+        return op.Mul(x, 7.0)
+
+    registry.register(["BatchNormalization"], rule, kind="multi", replace=True)
+    graph = onnxtrain.differentiate(model_of(ONE), wrt=["x"])
+    assert training_nodes(graph.graph) == ["s"]
+    np.testing.assert_allclose(run_ort(graph, feeds())[1], feeds()["x"] * 7)
 
 
 def test_a_copy_is_differentiated_by_its_own_nodes() -> None:

@@ -259,8 +259,7 @@ class Walk:
 
     def _apply_formula(self, node: ir.Node, rule: Rule, dys: tuple[Tensor | None, ...]) -> None:
         op = self.op
-        values = tuple(node.inputs)  # the rule may rewrite the node
-        inputs = [None if v is None else op.tensor(v) for v in values]
+        inputs = [None if v is None else op.tensor(v) for v in node.inputs]
         inputs += [None] * (_positional(rule) - len(inputs))
         ys = tuple(op.tensor(o) for o in node.outputs)
         attributes = attributes_of(node, rule.attributes)
@@ -276,7 +275,7 @@ class Walk:
                 f"The gradient rule of {node.op_type} returned {len(gradients)} gradients for "
                 f"{len(inputs)} inputs at node {node.name!r}."
             )
-        for i, (value, gradient) in enumerate(zip(values, gradients)):
+        for i, (value, gradient) in enumerate(zip(node.inputs, gradients)):
             if value is None or gradient is None or i in rule.stops or value not in self.active:
                 continue
             if rule.kind == "elementwise":

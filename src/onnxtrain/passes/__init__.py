@@ -19,6 +19,7 @@ from .base import Trace as Trace
 from .batch_norm import split_batch_norms
 from .cleanup import optimize as optimize
 from .columns import layers_in_columns as layers_in_columns
+from .cross_entropy import split_cross_entropies
 from .draws import draw_from_counter
 from .expand import expand_functions
 from .recompute import recompute_activations as recompute_activations
@@ -31,16 +32,6 @@ from .selection import select_early
 from .small_maps import small_maps_as_products as small_maps_as_products
 
 BEFORE = (
-    Pass(
-        "label guard",
-        "a class label that nobody checks and that is out of range is seen, never another class",
-        lambda model, c: guard_labels(model, c.checked_labels),
-    ),
-    Pass(
-        "unread log-probabilities",
-        "the cross entropy's gradient takes a faster form where nobody reads its second output",
-        lambda model, _: modes.drop_unread_log_prob(model),
-    ),
     Pass(
         "columns",
         "layers of a known batch size are written so that their weights are not copied (ADR 13)",
@@ -55,6 +46,16 @@ BEFORE = (
         "early selection",
         "rows that nobody reads are not computed (ADR 10)",
         lambda model, c: select_early(model, keep={*c.wrt, *c.of}),
+    ),
+    Pass(
+        "label guard",
+        "a class label that nobody checks and that is out of range is seen, never another class",
+        lambda model, c: guard_labels(model, c.checked_labels),
+    ),
+    Pass(
+        "cross entropy",
+        "the loss shares its log-probabilities with its gradient",
+        lambda model, c: split_cross_entropies(model, c.wrt, c.of, c.no_gradient),
     ),
     Pass(
         "recurrent layers",

@@ -14,8 +14,14 @@ import onnx_ir as ir
 from ..autodiff import walk_between
 from ..autodiff.bodies import inside
 from ..autodiff.composites import Composite, Gradient, declare
+from ..autodiff.registry import is_rule
 from ..autodiff.rules.elementwise import as_type
-from ..autodiff.rules.normalization import BatchStatistics, batch_gradient, batch_statistics
+from ..autodiff.rules.normalization import (
+    BatchStatistics,
+    batch_gradient,
+    batch_normalization,
+    batch_statistics,
+)
 from ..autodiff.walk import Walk
 from ..graph import OpBuilder, Tensor
 from ..graph.edit import take_over
@@ -28,8 +34,10 @@ def split_batch_norms(
     """Split the BatchNormalization nodes in training mode that gradients pass.
 
     A node whose running statistics lead to the loss stays: they carry no gradient, and only the
-    whole operator says so.
+    whole operator says so. So do all, where a user has registered another rule.
     """
+    if not is_rule(batch_normalization, "BatchNormalization"):
+        return model
     walk, targets = walk_between(model, wrt, of, no_gradient)
     outer = OpBuilder.on(model)
     for level, values, path in list(walk.levels(targets)):

@@ -17,6 +17,7 @@ from .schedule import schedule
 
 FEW = 16
 """Constant integers, up to this many, are compared by what they are."""
+INTEGERS = frozenset({ir.DataType.INT32, ir.DataType.INT64})
 
 
 def optimize(model: ir.Model) -> ir.Model:
@@ -85,9 +86,9 @@ def _operand(value: ir.Value | None) -> Any:
     longer be part of a Gelu that onnxruntime fuses.
     """
     tensor = known(value)
-    if tensor is None or tensor.size > FEW or tensor.dtype != ir.DataType.INT64:
+    if tensor is None or tensor.size > FEW or tensor.dtype not in INTEGERS:
         return value
-    return (tuple(tensor.shape), tensor.tobytes())
+    return (tensor.dtype, tuple(tensor.shape), tensor.tobytes())
 
 
 def remove_dead(graph: ir.Graph) -> None:
