@@ -203,8 +203,7 @@ def test_numba_is_imported_where_it_is_optional() -> None:
     assert not any("numba" in node for node in at_the_top if node.startswith("Import"))
 
 
-RECURRENT = {"recurrent.py", "recurrent_layer.py", "lstm.py", "gate_rows.py"}
-SUBGRAPH_RULES = {"control_flow.py", "loop.py", "scan.py", "sequence.py", *RECURRENT}
+SUBGRAPH_RULES = {"control_flow.py", "loop.py", "scan.py", "sequence.py"}
 """Rules of operators with bodies build graphs, not formulas."""
 
 

@@ -23,6 +23,7 @@ from onnxtrain.normalize import MAX_OPSET  # noqa: E402
 from onnxtrain.normalize.contrib import CONTRIB  # noqa: E402
 from onnxtrain.normalize.ml import ML  # noqa: E402
 from onnxtrain.normalize.newer import NEWER  # noqa: E402
+from onnxtrain.passes.recurrent.cells import CELLS  # noqa: E402
 
 TARGET = ROOT / "docs" / "ops.md"
 
@@ -48,7 +49,8 @@ What a status means:
 - **rule**: a gradient rule of its own.
 - **function body**: no rule; the operator is replaced by the function body of its ONNX schema,
   which has rules.
-- **rewritten**: replaced by operators that have rules when the model is normalized.
+- **rewritten**: replaced by operators that have rules when the model is normalized, or by a pass
+  before it is differentiated.
 - **stops the gradient**: the derivative is zero, or there is nothing to differentiate; whatever
   comes before counts as a constant.
 - **not supported**: refused with an error that names the node, unless it is off the path from the
@@ -112,6 +114,8 @@ def status_of(name: str, versions: list[Any]) -> tuple[str, str]:
     rule = lookup("", name)
     if rule is not None:
         return (STOPS if rule.kind == "zero" else RULE), rule.note
+    if name in CELLS:
+        return REWRITTEN, "as a Scan, where a gradient passes"
     if ("", name) in NEWER:
         return REWRITTEN, f"introduced after opset {MAX_OPSET}" * _newer(versions)
     absent = [op for op in BODY_NEEDS.get(name, ()) if lookup("", op) is None]

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -32,10 +33,9 @@ from .graph.io import save
 from .graph.labels import ClassLabels, class_labels, guard_labels
 from .normalize import MAX_IR, MAX_OPSET, normalize
 from .optim import Optimizer, append_update
-from .passes import AFTER, BEFORE, Context, Recompute, Trace, check_recompute, modes
+from .passes import AFTER, BEFORE, Context, Recompute, Trace, check_recompute, modes, with_rules
 from .passes.accumulation import accumulate
 from .passes.draws import draws_from_counter
-from .passes.expand import expand_functions
 from .passes.partition import Partition, partition
 from .passes.schedule import schedule
 
@@ -245,6 +245,7 @@ def gradients(plan: Plan) -> Gradients:
 def _build_gradients(plan: Plan) -> Gradients:
     """Normalize, differentiate and run the passes: outputs of the plan, gradients, states."""
     model, states = forward(plan)
+    plan.no_gradient = _stopped(plan, model)
     of = _differentiated(plan, model)
     wrt = _wanted(plan, model, of)
     if len(of) > 1 and not plan.vjp:
@@ -294,8 +295,8 @@ def forward(plan: Plan) -> tuple[ir.Model, dict[str, str]]:
 def vector_jacobian(
     model: ir.Model, wrt: Sequence[str], of: Sequence[str]
 ) -> tuple[ir.Model, dict[str, str]]:
-    """The vector–Jacobian product of a formula: a small normalized model, without any pass."""
-    model = expand_functions(model, wrt, of, ())
+    """The vector–Jacobian product of a formula: a small normalized model, without other passes."""
+    model = with_rules(model, wrt, of, ())
     return differentiate_model(model, wrt, of, vjp=True, allow_unused=True)
 
 
@@ -501,6 +502,24 @@ def _wanted(plan: Plan, model: ir.Model, of: Sequence[str]) -> list[str]:
     names = _present(plan, model)
     if plan.unused == "leave out":
         return reachable(model, names, of, plan.no_gradient) if of else []
+    return names
+
+
+def _stopped(plan: Plan, model: ir.Model) -> list[str]:
+    """Names of the nodes whose outputs count as constants; they get one where they have none.
+
+    Operators become the nodes that the model has of them: a pass writes some operators as others,
+    and those are not meant.
+    """
+    chosen = set(plan.no_gradient)
+    nodes = list(model.graph.all_nodes()) if chosen else []
+    count, names = Counter(n.name for n in nodes), []
+    for index, node in enumerate(nodes):
+        if node.op_type not in chosen and node.name not in chosen:
+            continue
+        if not node.name or count[node.name] > 1:
+            node.name = f"onnxtrain.stop_{index}"
+        names.append(node.name)
     return names
 
 

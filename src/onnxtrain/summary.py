@@ -10,15 +10,14 @@ from typing import Any
 
 import onnx_ir as ir
 
-from .autodiff import reachable
+from .autodiff import reachable, walk_between
 from .autodiff.registry import lookup
-from .autodiff.walk import Walk
 from .errors import Blocker, OnnxTrainError
-from .graph import FLOATS, Constants, ModelLike, Names, OpBuilder, load
+from .graph import FLOATS, ModelLike, load
 from .graph.endings import Ending, ending, producer_in
 from .graph.tensor import dims_of
 from .normalize import normalize
-from .passes.expand import expand_functions
+from .passes import with_rules
 
 Dim = int | str | None
 UNREACHABLE = "no differentiable path to an output"
@@ -206,12 +205,9 @@ def _reached(model: ir.Model, outputs: list[str]) -> tuple[set[str], tuple[Block
     present = {o.name: o for o in model.graph.outputs}
     wanted = [n for n in outputs if n in present and present[n].dtype in FLOATS]
     found = reachable(model, names, wanted)
-    model = expand_functions(model.clone(), found, wanted, ())
-    values = {v.name or "": v for v in (*model.graph.initializers.values(), *model.graph.outputs)}
-    fresh = Names()
-    op = OpBuilder(fresh, Constants(fresh), model.opset_imports[""])
-    walk = Walk(model.graph, op, [values[n] for n in found])
-    blockers = walk.blockers([values[n] for n in wanted], dict(model.opset_imports))
+    model = with_rules(model.clone(), found, wanted, ())
+    walk, targets = walk_between(model, list(found), wanted)
+    blockers = walk.blockers(targets, dict(model.opset_imports))
     return set(found), tuple(blockers)
 
 

@@ -10,8 +10,8 @@ import onnx.parser
 import pytest
 
 import onnxtrain
-from onnxtrain.autodiff.rules import lstm
 from onnxtrain.passes import selection
+from onnxtrain.passes.recurrent import columns
 from tests.rules.harness import run_ort
 
 H, SHAPES = 3, {"x": (5, 16, 2), "w": (12, 2), "r": (12, 3), "b0": (12,), "b1": (12,)}
@@ -84,7 +84,7 @@ def test_weights_that_are_no_reordering_are_taken_as_they_come() -> None:
         model = model_of(weights)
         fast = onnxtrain.differentiate(model, wrt=WRT)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(lstm, "is_plain", lambda node: False)
+            patch.setattr(columns, "is_plain", lambda node: False)
             slow = onnxtrain.differentiate(model, wrt=WRT)
         for found, expected in zip(run_ort(fast, feeds()), run_ort(slow, feeds())):
             np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
@@ -98,16 +98,16 @@ def test_activations_may_be_named(named: list[str], plain: bool) -> None:
     node = next(n for n in model.graph.node if n.op_type == "LSTM")
     node.attribute.append(onnx.helper.make_attribute("activations", named))
     found = next(n for n in onnxtrain.graph.load(model).graph if n.op_type == "LSTM")
-    assert lstm.is_plain(found) == plain
+    assert columns.is_plain(found) == plain
 
 
 def test_few_sequences_keep_their_rows() -> None:
     model = model_of(PLAIN)
     node = next(n for n in onnxtrain.graph.load(model).graph if n.op_type == "LSTM")
-    assert lstm.is_plain(node)
-    model.graph.input[0].type.tensor_type.shape.dim[1].dim_value = lstm.FEW - 1
+    assert columns.is_plain(node)
+    model.graph.input[0].type.tensor_type.shape.dim[1].dim_value = columns.FEW - 1
     node = next(n for n in onnxtrain.graph.load(model).graph if n.op_type == "LSTM")
-    assert not lstm.is_plain(node)
+    assert not columns.is_plain(node)
 
 
 LAST = {

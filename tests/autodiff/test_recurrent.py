@@ -13,7 +13,7 @@ import onnxtrain
 from tests.rules.cases_recurrent import CASES, layer
 from tests.rules.harness import Case, arrays_of, feeds_of, forward_model, run_ort, run_reference
 
-from .loop_models import check, check_twice
+from .loop_models import check, check_twice, parse
 
 torch = pytest.importorskip("torch")
 
@@ -185,3 +185,27 @@ g (REAL[T,N,3] x, REAL[1,15,3] w, REAL[1,15,5] r, REAL[5,3] back, int64 n) => (R
     shapes = {"x": (3, 2, 3), "w": (1, 15, 3), "r": (1, 15, 5), "back": (5, 3)}
     feeds: dict[str, Any] = {n: rng.uniform(-1, 1, s) for n, s in shapes.items()}
     check(text, {**feeds, "n": np.array(2)}, list(shapes))
+
+
+@pytest.mark.parametrize("batch", [2, 16], ids=["rows", "columns"])
+def test_operators_without_gradient_are_those_of_the_model(batch: int) -> None:
+    """A layer is written with Scan, Concat and Tanh; who stops at these means other nodes."""
+    text = f"""
+g (REAL[4,{batch},3] x, REAL[1,20,3] w, REAL[1,20,5] r) => (REAL loss) {{
+  y = LSTM<hidden_size=5>(x, w, r) loss = ReduceSum<keepdims=0>(y)
+}}"""
+    rng = np.random.default_rng(5)
+    shapes = {"x": (4, batch, 3), "w": (1, 20, 3), "r": (1, 20, 5)}
+    feeds = {n: rng.normal(size=s).astype(np.float32) for n, s in shapes.items()}
+    stops = ["Scan", "Concat", "Tanh", "Gemm", "Squeeze"]
+    graphs = [
+        onnxtrain.differentiate(parse(text, "float"), wrt=["w", "r"], no_gradient=no_gradient)
+        for no_gradient in ([], stops)
+    ]
+    for found, expected in zip(*(run_ort(graph, feeds) for graph in graphs)):
+        np.testing.assert_array_equal(found, expected)
+    stopped = onnxtrain.differentiate(
+        parse(text, "float"), wrt=["w"], no_gradient=["LSTM"], allow_unused=True
+    )
+    assert [n.op_type for n in stopped.graph.node].count("LSTM") == 1
+    assert not run_ort(stopped, feeds)[1].any()

@@ -1,6 +1,6 @@
-"""Cases of rules/recurrent.py and rules/lstm.py: 4 time steps, 3 features, hidden size 5.
+"""Cases of passes/recurrent and rules/lstm.py: 4 time steps, 3 features, hidden size 5.
 
-Two sequences, or as many as the loop in columns wants (`lstm.FEW`).
+Two sequences, or as many as the loop in columns wants (`columns.FEW`).
 """
 
 from typing import Any

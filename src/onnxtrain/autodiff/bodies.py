@@ -7,14 +7,23 @@ those references, decides which values must be handed over, and rewires them.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import TypeAlias
 
 import onnx_ir as ir
 
-from ..graph import OpBuilder, Tensor
+from ..graph import Dim, OpBuilder, Tensor
 from ..graph.edit import captured_values, copy_node
 from ..graph.schema import RANDOM
 from .walk import Walk, is_differentiable
+
+Slices: TypeAlias = Mapping[str, Tensor]
+"""What one step of a loop reads or returns, or the stacks of all steps, by name."""
+
+Step: TypeAlias = Callable[
+    [OpBuilder, Sequence[Tensor], Slices], tuple[Sequence[Tensor], Mapping[str, Tensor]]
+]
+"""(builder of the body, states, slices) → new states, and what is to be stacked."""
 
 
 def inside(op: OpBuilder) -> OpBuilder:
@@ -207,3 +216,55 @@ def add_node_output(op: OpBuilder, node: ir.Node, stem: str) -> ir.Value:
     output = node.outputs[-1]
     output.name = op.names.fresh(stem)
     return output
+
+
+def scan(
+    op: OpBuilder,
+    starts: Sequence[Tensor],
+    stacks: Slices,
+    step: Step,
+    backwards: bool,
+    state_shape: Sequence[Dim] | None = None,
+) -> tuple[Sequence[Tensor], dict[str, Tensor]]:
+    """A loop over the first axis of stacks: the final states, and what the steps give, stacked.
+
+    Args:
+        op: builder of the graph that holds it.
+        starts: the states before the first step.
+        stacks: what the steps read, by name.
+        step: (builder of the body, states, slices) → new states, and what is to be stacked.
+        backwards: start at the end.
+        state_shape: dimensions of a state, where more is known than the first ones tell.
+    """
+    body = inside(op)
+    body.scope = op.scope
+    states = [body_input(body, f"{op.scope}/state", s.value) for s in starts]
+    for state in states if state_shape is not None else ():
+        state.value.shape = ir.Shape(list(state_shape or ()))
+    slices = {name: _slice(body, stack) for name, stack in stacks.items()}
+    after, given = step(body, states, slices)
+    outputs = body_outputs(body, [*after, *given.values()])
+    graph = ir.Graph(
+        [t.value for t in (*states, *slices.values())],
+        outputs,
+        nodes=body.nodes,
+        name=op.names.fresh(f"{op.scope}/step"),
+    )
+    results = op.many(
+        "Scan",
+        *starts,
+        *stacks.values(),
+        outputs=len(outputs),
+        body=graph,
+        num_scan_inputs=len(stacks),
+        scan_input_directions=[int(backwards)] * len(stacks),
+        scan_output_directions=[int(backwards)] * len(given),
+    )
+    return results[: len(starts)], dict(zip(given, results[len(starts) :]))
+
+
+def _slice(body: OpBuilder, stack: Tensor) -> Tensor:
+    value = ir.Value(name=body.names.fresh(f"{stack.name}_now"), type=ir.TensorType(stack.dtype))
+    if stack.shape is not None:
+        value.shape = ir.Shape(stack.shape[1:])
+    return body.tensor(value)

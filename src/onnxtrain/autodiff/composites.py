@@ -3,15 +3,34 @@
 Exporters spell Gelu with five operators. Differentiated one by one, all their results are kept for
 the backward pass, and onnxruntime, which would fuse them, no longer can because they are read.
 As a whole the function needs its input only.
+
+A pass that writes an operator as several nodes knows that they are one function: it declares them,
+and says what their gradient is. Where that is lost (in a file that is differentiated again), the
+nodes are differentiated one by one, which is right as well.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
 
 import onnx_ir as ir
+
+from ..graph import Tensor
+from .registry import lookup
+
+if TYPE_CHECKING:
+    from .walk import Walk
+
+Gradient: TypeAlias = Callable[
+    ["Walk", Sequence[Tensor | None]], Iterable[tuple[ir.Value, Tensor | None]]
+]
+"""(walk, gradients of the results) → values, each with its gradient."""
+
+DECLARED = "onnxtrain.composite"
+"""Where a node remembers the composite that a pass declared."""
 
 
 @dataclass(frozen=True)
@@ -19,29 +38,49 @@ class Composite:
     """Nodes that compute one function.
 
     Attributes:
-        op_type: the operator that computes the same.
-        nodes: what it consists of; the last one computes `y`.
-        source: `x`.
+        last: the node that computes the results; the others come before it.
+        inner: values in between. Where somebody asks for the gradient of one of them, the nodes
+            are differentiated one by one.
+        gradient: what the function's gradient is.
+        nodes: those that may not be among the ones at which gradients stop.
     """
 
-    op_type: str
-    nodes: tuple[ir.Node, ...]
-    source: ir.Value
+    last: ir.Node
+    inner: tuple[ir.Value, ...]
+    gradient: Gradient
+    nodes: tuple[ir.Node, ...] = ()
 
-    @property
-    def inner(self) -> tuple[ir.Value, ...]:
-        """Values between `x` and `y`."""
-        return tuple(node.outputs[0] for node in self.nodes[:-1])
+
+def declare(composite: Composite) -> None:
+    """Let the walk differentiate these nodes as one."""
+    composite.last.meta[DECLARED] = composite
 
 
 def find_composites(nodes: Iterable[ir.Node]) -> dict[ir.Node, Composite]:
-    """Composites by their last node; their inner values have no other reader."""
+    """Composites by their last node: those that were declared, and those with a known form."""
     found = {}
     for node in nodes:
-        composite = _gelu(node) if node.op_type == "Erf" and not node.domain else None
-        if composite is not None and not any(v.is_graph_output() for v in composite.inner):
-            found[composite.nodes[-1]] = composite
+        declared = node.meta.get(DECLARED)
+        if declared is not None and declared.last is node:  # a copy of a node has others around it
+            found[node] = declared
+        formula = _gelu(node) if node.op_type == "Erf" and not node.domain else None
+        if formula is not None and not any(v.is_graph_output() for v in formula.inner):
+            found[formula.last] = formula
     return found
+
+
+def _as_operator(op_type: str, nodes: Sequence[ir.Node], x: ir.Value) -> Composite:
+    """Nodes that compute what one operator does; their inner values have no other reader."""
+    last = nodes[-1]
+
+    def gradient(
+        walk: Walk, dys: Sequence[Tensor | None]
+    ) -> Iterable[tuple[ir.Value, Tensor | None]]:
+        op, rule = walk.op, lookup("", op_type)
+        assert rule is not None
+        return [(x, rule.function(op, dys[0], op.tensor(last.outputs[0]), op.tensor(x)))]
+
+    return Composite(last, tuple(n.outputs[0] for n in nodes[:-1]), gradient, tuple(nodes))
 
 
 def _gelu(erf: ir.Node) -> Composite | None:
@@ -60,11 +99,11 @@ def _gelu(erf: ir.Node) -> Composite | None:
         half = _next(product, "Mul", 0.5)
         if half is None:
             return None
-        return Composite("Gelu", (scaling, erf, sum_, product, half), x)
+        return _as_operator("Gelu", (scaling, erf, sum_, product, half), x)
     halved = _only_number(other, {"Mul": 0.5})
     if halved is None or halved[1] is not x:
         return None
-    return Composite("Gelu", (scaling, erf, sum_, halved[0], product), x)
+    return _as_operator("Gelu", (scaling, erf, sum_, halved[0], product), x)
 
 
 def _next(node: ir.Node | None, op_type: str, number: float | None = None) -> ir.Node | None:

@@ -74,11 +74,25 @@ def reachable(
 ) -> list[str]:
     """Those names of `wrt` from which a differentiable path leads to a value of `of`."""
     values = values_by_name(model.graph)
+    for name in (*wrt, *of):
+        _find(values, name)
+    walk, targets = walk_between(model, wrt, of, no_gradient)
+    connected = walk.connected(targets)
+    return [n for n in wrt if values[n] in connected]
+
+
+def walk_between(
+    model: ir.Model, wrt: Sequence[str], of: Sequence[str], no_gradient: Collection[str] = ()
+) -> tuple[Walk, list[ir.Value]]:
+    """A walk to look at which nodes gradients pass, and the values of `of` to ask it about.
+
+    Names that the model does not have are left out: `differentiate_model` reports them.
+    """
+    values = values_by_name(model.graph)
     names = Names()
     op = OpBuilder(names, Constants(names), model.opset_imports[""])
-    walk = Walk(model.graph, op, [_find(values, n) for n in wrt], no_gradient)
-    connected = walk.connected([_find(values, n) for n in of])
-    return [n for n in wrt if values[n] in connected]
+    sources, targets = ([values[n] for n in chosen if n in values] for chosen in (wrt, of))
+    return Walk(model.graph, op, sources, no_gradient), targets
 
 
 def _seed(op: OpBuilder, graph: ir.Graph, target: ir.Value, vjp: bool) -> Tensor:

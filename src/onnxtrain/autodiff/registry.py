@@ -97,6 +97,12 @@ def is_registered(op_type: str, domain: str = "") -> bool:
     return lookup(domain, op_type) is not None
 
 
+def is_rule(function: RuleFunction, op_type: str, domain: str = "") -> bool:
+    """Whether this is the rule of an operator, and not another that was put in its place."""
+    rule = lookup(domain, op_type)
+    return rule is not None and rule.function is function
+
+
 def rules() -> dict[tuple[str, str], Rule]:
     """All rules, by (domain, operator)."""
     return dict(_RULES)

@@ -7,7 +7,7 @@ number of gradients a rule returns, and the error that lists all blocking nodes.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import onnx_ir as ir
@@ -101,10 +101,22 @@ class Walk:
                 path.append(node)
         return path[::-1]
 
+    def levels(
+        self, targets: Sequence[ir.Value]
+    ) -> Iterator[tuple[Walk, Sequence[ir.Value], list[ir.Node]]]:
+        """This walk and those over subgraphs on its path: each with its targets and its path."""
+        path = self.on_path(targets)
+        yield self, targets, path
+        for node in path:
+            rule = lookup(node.domain, node.op_type)
+            if rule is not None and rule.inner is not None:
+                for walk, values in rule.inner(self, node):
+                    yield from walk.levels(values)
+
     def connected(self, targets: Iterable[ir.Value]) -> set[ir.Value]:
         """Values from which a differentiable path leads to a target."""
-        found = {v for node in self.on_path(targets) for v in self.sources(node)}
-        return found.union(targets)
+        leading = {v for node in self.on_path(targets) for v in self.sources(node)}
+        return leading.union(targets)
 
     def check(self, targets: Sequence[ir.Value], opset_of: dict[str, int]) -> None:
         """Raise one error that lists every node on the path that has no rule."""
@@ -114,16 +126,12 @@ class Walk:
 
     def blockers(self, targets: Sequence[ir.Value], opset_of: dict[str, int]) -> list[Blocker]:
         """Nodes on the path, those inside subgraphs included, that have no rule."""
-        path = self.on_path(targets)
-        blocked = []
-        for node in path:
-            rule = lookup(node.domain, node.op_type)
-            if rule is None:
-                blocked.append(self._blocker(node, path, targets, opset_of))
-            elif rule.kind == "graph" and rule.inner is not None:
-                for walk, values in rule.inner(self, node):
-                    blocked.extend(walk.blockers(values, opset_of))
-        return blocked
+        return [
+            walk._blocker(node, path, values, opset_of)
+            for walk, values, path in self.levels(targets)
+            for node in path
+            if lookup(node.domain, node.op_type) is None
+        ]
 
     def _blocker(
         self,
@@ -211,8 +219,8 @@ class Walk:
             if not any(v in self.active for v in self.sources(node)):
                 continue
             whole = self.composites.get(node)
-            if whole is not None and dys[0] is not None and self._in_one_go(whole):
-                self._apply_composite(whole, dys[0])
+            if whole is not None and self._in_one_go(whole):
+                self._apply_composite(whole, dys)
                 continue
             rule = lookup(node.domain, node.op_type)
             assert rule is not None, "check() lists nodes without a rule first"
@@ -223,12 +231,11 @@ class Walk:
         asked = any(v in self._wanted or v in self._grads for v in whole.inner)
         return not asked and not any(self._stops_at(n) for n in whole.nodes)
 
-    def _apply_composite(self, whole: Composite, dy: Tensor) -> None:
-        op, last, rule = self.op, whole.nodes[-1], lookup("", whole.op_type)
-        assert rule is not None
+    def _apply_composite(self, whole: Composite, dys: tuple[Tensor | None, ...]) -> None:
+        op, last = self.op, whole.last
         op.scope, op.node = f"{last.name or last.op_type}_grad", last
-        x = op.tensor(whole.source)
-        self._accept(whole.source, rule.function(op, dy, op.tensor(last.outputs[0]), x))
+        for value, gradient in whole.gradient(self, dys):
+            self._accept(value, gradient)
         op.scope, op.node = "", None
 
     def _apply(self, node: ir.Node, rule: Rule, dys: tuple[Tensor | None, ...]) -> None:
@@ -252,8 +259,7 @@ class Walk:
 
     def _apply_formula(self, node: ir.Node, rule: Rule, dys: tuple[Tensor | None, ...]) -> None:
         op = self.op
-        values = tuple(node.inputs)  # the rule may rewrite the node
-        inputs = [None if v is None else op.tensor(v) for v in values]
+        inputs = [None if v is None else op.tensor(v) for v in node.inputs]
         inputs += [None] * (_positional(rule) - len(inputs))
         ys = tuple(op.tensor(o) for o in node.outputs)
         attributes = attributes_of(node, rule.attributes)
@@ -269,7 +275,7 @@ class Walk:
                 f"The gradient rule of {node.op_type} returned {len(gradients)} gradients for "
                 f"{len(inputs)} inputs at node {node.name!r}."
             )
-        for i, (value, gradient) in enumerate(zip(values, gradients)):
+        for i, (value, gradient) in enumerate(zip(node.inputs, gradients)):
             if value is None or gradient is None or i in rule.stops or value not in self.active:
                 continue
             if rule.kind == "elementwise":

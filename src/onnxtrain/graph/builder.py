@@ -7,8 +7,7 @@ would otherwise repeat: being right for static and for dynamic shapes.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -234,24 +233,6 @@ class OpBuilder:
             dtypes = [v.dtype if v is not None else None for v in node.inputs]
             value.type = _tensor_type(output_dtype(sig, index, dtypes, {}))
         return self.tensor(value)
-
-    @contextlib.contextmanager
-    def forward(self) -> Iterator[None]:
-        """Inside, nodes are built in front of the forward node instead of in the backward half.
-
-        For a rule that rewrites its operator into parts whose results it shares.
-        """
-        node = self.node
-        assert node is not None, "op.forward() only works inside a gradient rule"
-        assert node.graph is not None
-        # What the backward half shares comes too late to be read here.
-        outer = self.nodes, self._shapes, self._dims, self._rows_of_ones
-        self.nodes, self._shapes, self._dims, self._rows_of_ones = [], {}, {}, {}
-        try:
-            yield
-            node.graph.insert_before(node, self.nodes)
-        finally:
-            self.nodes, self._shapes, self._dims, self._rows_of_ones = outer
 
     # -- shapes ------------------------------------------------------------------------------
 

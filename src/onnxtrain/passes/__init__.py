@@ -6,17 +6,24 @@ to some models only, it looks at the model (a batch size that is known, weights 
 and not at who asks.
 """
 
+from collections.abc import Collection, Sequence
+
+import onnx_ir as ir
+
 from ..graph.labels import guard_labels
 from . import modes as modes
 from .base import Context as Context
 from .base import Pass as Pass
 from .base import Record as Record
 from .base import Trace as Trace
+from .batch_norm import split_batch_norms
 from .cleanup import optimize as optimize
 from .columns import layers_in_columns as layers_in_columns
+from .cross_entropy import split_cross_entropies
 from .draws import draw_from_counter
 from .expand import expand_functions
 from .recompute import recompute_activations as recompute_activations
+from .recurrent import recurrent_layers_as_scans
 from .segments import Recompute as Recompute
 from .segments import RecomputeError as RecomputeError
 from .segments import check_recompute as check_recompute
@@ -25,16 +32,6 @@ from .selection import select_early
 from .small_maps import small_maps_as_products as small_maps_as_products
 
 BEFORE = (
-    Pass(
-        "label guard",
-        "a class label that nobody checks and that is out of range is seen, never another class",
-        lambda model, c: guard_labels(model, c.checked_labels),
-    ),
-    Pass(
-        "unread log-probabilities",
-        "the cross entropy's gradient takes a faster form where nobody reads its second output",
-        lambda model, _: modes.drop_unread_log_prob(model),
-    ),
     Pass(
         "columns",
         "layers of a known batch size are written so that their weights are not copied (ADR 13)",
@@ -49,6 +46,26 @@ BEFORE = (
         "early selection",
         "rows that nobody reads are not computed (ADR 10)",
         lambda model, c: select_early(model, keep={*c.wrt, *c.of}),
+    ),
+    Pass(
+        "label guard",
+        "a class label that nobody checks and that is out of range is seen, never another class",
+        lambda model, c: guard_labels(model, c.checked_labels),
+    ),
+    Pass(
+        "cross entropy",
+        "the loss shares its log-probabilities with its gradient",
+        lambda model, c: split_cross_entropies(model, c.wrt, c.of, c.no_gradient),
+    ),
+    Pass(
+        "recurrent layers",
+        "LSTM, GRU and RNN as Scans return what their gradients need (ADR 7 and 12)",
+        lambda model, c: recurrent_layers_as_scans(model, c.wrt, c.of, c.no_gradient),
+    ),
+    Pass(
+        "batch statistics",
+        "BatchNormalization in training mode shares what its gradient needs, on any device",
+        lambda model, c: split_batch_norms(model, c.wrt, c.of, c.no_gradient),
     ),
 )
 """What changes the forward graph, before it is differentiated."""
@@ -81,3 +98,11 @@ AFTER = (
     ),
 )
 """What runs on the differentiated model."""
+
+
+def with_rules(
+    model: ir.Model, wrt: Sequence[str], of: Sequence[str], no_gradient: Collection[str]
+) -> ir.Model:
+    """Only the passes without which a model cannot be differentiated."""
+    model = expand_functions(model, wrt, of, no_gradient)
+    return recurrent_layers_as_scans(model, wrt, of, no_gradient)

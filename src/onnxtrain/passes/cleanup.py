@@ -10,9 +10,14 @@ from typing import Any
 import onnx_ir as ir
 
 from ..graph.edit import remove_nodes, replace_value
+from ..graph.nodes import known
 from ..graph.schema import RANDOM
 from .rewrites import apply_rewrites
 from .schedule import schedule
+
+FEW = 16
+"""Constant integers, up to this many, are compared by what they are."""
+INTEGERS = frozenset({ir.DataType.INT32, ir.DataType.INT64})
 
 
 def optimize(model: ir.Model) -> ir.Model:
@@ -44,7 +49,7 @@ def merge_duplicates(graph: ir.Graph) -> None:
     seen: dict[Any, ir.Node] = {}
     dropped = []
     for node in list(graph):
-        key = duplicate_key(node)
+        key = _computes(node)
         if key is None:
             continue
         first = seen.setdefault(key, node)
@@ -56,7 +61,7 @@ def merge_duplicates(graph: ir.Graph) -> None:
     remove_nodes(graph, dropped)
 
 
-def duplicate_key(node: ir.Node) -> Any:
+def _computes(node: ir.Node) -> Any:
     """What makes two nodes compute the same; None for those that must stay apart."""
     if node.op_type in RANDOM or node.op_type == "Identity":
         return None
@@ -70,7 +75,20 @@ def duplicate_key(node: ir.Node) -> Any:
         elif isinstance(value, (list, tuple)):
             value = tuple(value)
         attributes.append((name, value))
-    return (node.domain, node.op_type, tuple(node.inputs), tuple(attributes))
+    operands = tuple(_operand(v) for v in node.inputs)
+    return (node.domain, node.op_type, operands, tuple(attributes))
+
+
+def _operand(value: ir.Value | None) -> Any:
+    """A value, or the numbers of constant axes or shapes: stages that build nodes have their own.
+
+    Factors are left alone: x·0.5 of the forward half, if the backward half read it, would no
+    longer be part of a Gelu that onnxruntime fuses.
+    """
+    tensor = known(value)
+    if tensor is None or tensor.size > FEW or tensor.dtype not in INTEGERS:
+        return value
+    return (tensor.dtype, tuple(tensor.shape), tensor.tobytes())
 
 
 def remove_dead(graph: ir.Graph) -> None:

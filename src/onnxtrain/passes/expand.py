@@ -6,9 +6,8 @@ from collections.abc import Collection, Iterator, Sequence
 
 import onnx_ir as ir
 
+from ..autodiff import walk_between
 from ..autodiff.registry import lookup
-from ..autodiff.walk import Walk
-from ..graph import Constants, Names, OpBuilder
 from ..graph.infer import infer_shapes
 from ..graph.inline import inline_bodies, schema_body
 from ..graph.parameters import mark_constant
@@ -41,14 +40,8 @@ def expand_functions(
 def _without_rule(
     model: ir.Model, wrt: Sequence[str], of: Sequence[str], no_gradient: Collection[str]
 ) -> Iterator[ir.Node]:
-    graph = model.graph
-    values = {v.name: v for v in (*graph.inputs, *graph.initializers.values())}
-    values.update((o.name, o) for n in graph for o in n.outputs)
-    names = Names()
-    op = OpBuilder(names, Constants(names), model.opset_imports[""])
-    sources = [values[n] for n in wrt if n in values]
-    walk = Walk(graph, op, sources, no_gradient)
-    for node in walk.on_path([values[n] for n in of if n in values]):
+    walk, targets = walk_between(model, wrt, of, no_gradient)
+    for node in walk.on_path(targets):
         if lookup(node.domain, node.op_type) is None:
             yield node
         for inner in _nodes_inside(node):

@@ -260,13 +260,3 @@ def _float_attribute(node: ir.Node, name: str, default: float) -> float:
 def random_nodes(model: ir.Model) -> list[str]:
     """Names of the nodes that draw from a generator of their kernel."""
     return [n.name or "" for n in model.graph.all_nodes() if draws(n)]
-
-
-def drop_unread_log_prob(model: ir.Model) -> ir.Model:
-    """Drop the second output of a cross entropy that nobody reads."""
-    for node in nodes_of(model, "SoftmaxCrossEntropyLoss"):
-        if len(node.outputs) > 1:
-            log_prob = node.outputs[1]
-            if not log_prob.uses() and not log_prob.is_graph_output():
-                node.resize_outputs(1)
-    return model

@@ -100,17 +100,12 @@ def _keep_stack(op: OpBuilder, form: loops.Repeat, value: ir.Value) -> ir.Value:
     return outer
 
 
-def _keep_sequences(
-    op: OpBuilder, node: ir.Node, values: Sequence[ir.Value]
-) -> tuple[ir.Node, list[ir.Value]]:
-    """Collect values whose shape may change between iterations in sequences that are carried.
-
-    Carried values come before scan outputs, so the node is replaced by one with more outputs.
-    """
+def _keep_sequences(op: OpBuilder, node: ir.Node, values: Sequence[ir.Value]) -> list[ir.Value]:
+    """Collect values whose shape may change between iterations in sequences that are carried."""
     graph, body = node.graph, node.attributes["body"].as_graph()
     assert graph is not None
     before, inside = bodies.inside(op), bodies.inside(op)
-    starts, old_states = [], len(body.inputs) - 2
+    starts, states = [], len(body.inputs) - 2
     for value in values:
         if not isinstance(value.type, ir.TensorType):
             raise GradientRuleError(
@@ -127,23 +122,28 @@ def _keep_sequences(
         body.inputs.append(carried)
     body.extend(inside.nodes)
     graph.insert_before(node, before.nodes)
-    inputs = [*node.inputs, *[None] * (2 + old_states - len(node.inputs)), *starts]
-    added = len(values)
-    bigger = ir.Node(
-        "", "Loop", inputs, node.attributes.values(), num_outputs=len(node.outputs) + added,
-        name=node.name,
-    )  # fmt: skip
-    new = [*bigger.outputs[:old_states], *bigger.outputs[old_states + added :]]
-    graph.insert_before(node, bigger)
-    for old, value in zip(node.outputs, new):
-        value.name, value.type, value.shape = old.name, old.type, old.shape
-    ir.convenience.replace_all_uses_with(node.outputs, new, replace_graph_outputs=True)
-    graph.remove(node)
-    kept = list(bigger.outputs[old_states : old_states + added])
+    node.resize_inputs(2 + states + len(starts))
+    for place, start in enumerate(starts, start=2 + states):
+        node.replace_input_with(place, start)
+    kept = _outputs_after_states(node, states, len(values))
     for value, sequence in zip(values, kept):
+        assert isinstance(value.type, ir.TensorType)
         sequence.name = op.names.fresh(f"{value.name}_sequence")
-        sequence.type = ir.SequenceType(ir.TensorType(value.dtype or ir.DataType.FLOAT))
-    return bigger, kept
+        sequence.type = ir.SequenceType(ir.TensorType(value.type.dtype))
+        sequence.shape = None
+    return kept
+
+
+def _outputs_after_states(node: ir.Node, states: int, count: int) -> list[ir.Value]:
+    """New outputs of a Loop in front of its scan outputs, which move on with names and readers."""
+    old = node.outputs
+    node.resize_outputs(len(old) + count)
+    for place in reversed(range(states, len(old))):
+        source, target = old[place], node.outputs[place + count]
+        name, target.type, target.shape = source.name, source.type, source.shape
+        source.replace_all_uses_with(target, replace_graph_outputs=True)
+        source.name, target.name = None, name
+    return list(node.outputs[states : states + count])
 
 
 def _keep(
@@ -154,9 +154,8 @@ def _keep(
     varying = [v for v in needed if not _has_fixed_shape(v, stable)]
     kept: dict[ir.Value, ir.Value] = {}
     if varying:
-        node, sequences = _keep_sequences(op, form.node, varying)
-        kept.update(zip(varying, sequences))
-        form = loops.loop_form(node)
+        kept.update(zip(varying, _keep_sequences(op, form.node, varying)))
+        form = loops.loop_form(form.node)
     kept.update((v, _keep_stack(op, form, v)) for v in needed if v not in kept)
     if varying:
         return kept, op.SequenceLength(op.tensor(kept[varying[0]]))

@@ -8,6 +8,7 @@ Most share one formula. With x̂ = (x - μ)·r normalized over n elements and g 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -43,17 +44,18 @@ def project(op: OpBuilder, g: Tensor, normal: Tensor, rstd: Tensor, axes: Sequen
     return (g - (normal * across + along)) * rstd
 
 
-def channel_sum(op: OpBuilder, x: Tensor, rank: int, like: Tensor) -> Tensor:
-    """Sum over all axes but the second; the result has the shape of the vector `like`.
+def channel_sum(op: OpBuilder, t: Tensor, x: Tensor, like: Tensor) -> Tensor:
+    """Sum a tensor shaped like `x` over all axes but the second, which the vector `like` has.
 
     Space first and batch then is the faster order, and `sum_to` knows the fastest sum of rows.
     """
-    if rank > 2:
-        x = op.ReduceSum(x, list(range(2, rank)), keepdims=0)
+    if x.rank > 2:
+        t = op.ReduceSum(t, list(range(2, x.rank)), keepdims=0)
+        t.value.shape = ir.Shape([x.dim(0), x.dim(1)])
     width = like.dim(0)
     if isinstance(width, int):
-        return op.sum_to(x, like, (None, width), x)
-    return op.ReduceSum(x, [0], keepdims=0)
+        return op.sum_to(t, like, (None, width), t)
+    return op.ReduceSum(t, [0], keepdims=0)
 
 
 def channel_affine(
@@ -85,6 +87,28 @@ def per_channel(op: OpBuilder, v: Tensor, rank: int) -> Tensor:
 # --- batch normalization -----------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class BatchStatistics:
+    """μ, x - μ and the variance of each channel of a batch; one over the elements of a channel."""
+
+    mean: Tensor
+    centred: Tensor
+    variance: Tensor
+    share: Tensor
+
+
+def batch_statistics(op: OpBuilder, x: Tensor, scale: Tensor) -> BatchStatistics:
+    """In single precision at least: a sum over half-precision maps would overflow."""
+    wide = x if x.dtype == ir.DataType.DOUBLE else as_type(op, x, ir.DataType.FLOAT)
+    share = inverse_count(op, x, scale, like=wide)
+    mu = channel_sum(op, wide, x, scale) * share
+    centred = wide - per_channel(op, mu, x.rank)
+    variance = channel_sum(op, centred * centred, x, scale) * share
+    mu.value.shape = variance.value.shape = scale.value.shape
+    centred.value.shape = x.value.shape
+    return BatchStatistics(mu, centred, variance, share)
+
+
 @gradient_multi("BatchNormalization", note="training and inference; statistics carry no gradient")
 def batch_normalization(
     op: OpBuilder,
@@ -102,66 +126,55 @@ def batch_normalization(
 ) -> Any:
     if dys[0] is None:
         return None
-    dy, rank = dys[0], x.rank
-    gamma = as_type(op, scale, x.dtype)
     if training_mode:
-        centred, var = _split_forward(op, x, scale, mean, variance, momentum)
-    else:
-        centred = x - per_channel(op, as_type(op, mean, x.dtype), rank)
-        var = as_type(op, variance, x.dtype)
-    rstd = op.Reciprocal(op.Sqrt(var + epsilon))
-    slope, d_bias = gamma * rstd, channel_sum(op, dy, rank, scale)
-    d_scale = channel_sum(op, dy * centred, rank, scale) * rstd
-    d_mean = d_var = None
-    if training_mode:
-        # slope·(dy - mean(dy) - x̂·mean(dy·x̂)), gathered per channel
-        share = -inverse_count(op, x, scale)
-        tilt, shift = slope * rstd * d_scale * share, slope * d_bias * share
-        tilted = channel_affine(op, centred, rank, tilt, shift, scale)
-        dx = channel_affine(op, dy, rank, slope, None, scale) + tilted
-    else:
-        dx = channel_affine(op, dy, rank, slope, None, scale)
-        d_mean = as_type(op, -(d_bias * slope), mean.dtype)
-        d_var = as_type(op, d_scale * slope * rstd * -0.5, variance.dtype)
-    return dx, as_type(op, d_scale, scale.dtype), as_type(op, d_bias, bias.dtype), d_mean, d_var
+        return batch_gradient(op, dys[0], x, scale, bias, batch_statistics(op, x, scale), epsilon)
+    centred = x - per_channel(op, as_type(op, mean, x.dtype), x.rank)
+    slope, rstd, d_scale, d_bias = _per_channel(op, dys[0], x, scale, centred, variance, epsilon)
+    return (
+        channel_affine(op, dys[0], x.rank, slope, None, scale),
+        as_type(op, d_scale, scale.dtype),
+        as_type(op, d_bias, bias.dtype),
+        as_type(op, -(d_bias * slope), mean.dtype),
+        as_type(op, d_scale * slope * rstd * -0.5, variance.dtype),
+    )
 
 
-def _split_forward(
-    op: OpBuilder, x: Tensor, scale: Tensor, mean: Tensor, variance: Tensor, momentum: float
-) -> tuple[Tensor, Tensor]:
-    """Make the forward node statistics and an inference-mode operator; x - μ and the variance.
-
-    The gradient needs both, and few execution providers have the training-mode kernel.
-    """
-    node, rank = op.node, x.rank
-    assert node is not None
-    with op.forward():
-        # A sum over half-precision maps would overflow.
-        wide = x if x.dtype == ir.DataType.DOUBLE else as_type(op, x, ir.DataType.FLOAT)
-        share = inverse_count(op, x, scale, like=wide)
-        mu = channel_sum(op, wide, rank, scale) * share
-        centred = wide - per_channel(op, mu, rank)
-        var = channel_sum(op, centred * centred, rank, scale) * share
-        updated = [
-            running * momentum + as_type(op, batch, running.dtype) * (1 - momentum)
-            for running, batch in ((mean, mu), (variance, var))
-        ]
-    node.replace_input_with(3, mu.value)
-    node.replace_input_with(4, var.value)
-    node.attributes.pop("training_mode")
-    node.attributes.pop("momentum", None)
-    for old, new in zip(node.outputs[1:], updated):
-        _take_place(op, old, new.value)
-    node.resize_outputs(1)
-    return as_type(op, centred, x.dtype), as_type(op, var, x.dtype)
+def batch_gradient(
+    op: OpBuilder,
+    dy: Tensor,
+    x: Tensor,
+    scale: Tensor,
+    bias: Tensor,
+    batch: BatchStatistics,
+    epsilon: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of x, scale and bias where the statistics are those of the batch itself."""
+    centred, rank = as_type(op, op.tensor(batch.centred.value), x.dtype), x.rank
+    variance = op.tensor(batch.variance.value)
+    slope, rstd, d_scale, d_bias = _per_channel(op, dy, x, scale, centred, variance, epsilon)
+    # slope·(dy - mean(dy) - x̂·mean(dy·x̂)), gathered per channel
+    is_same = batch.share.dtype == x.dtype
+    share = -(op.tensor(batch.share.value) if is_same else inverse_count(op, x, scale))
+    tilt, shift = slope * rstd * d_scale * share, slope * d_bias * share
+    tilted = channel_affine(op, centred, rank, tilt, shift, scale)
+    dx = channel_affine(op, dy, rank, slope, None, scale) + tilted
+    return dx, as_type(op, d_scale, scale.dtype), as_type(op, d_bias, bias.dtype)
 
 
-def _take_place(op: OpBuilder, old: ir.Value, new: ir.Value) -> None:
-    """Let `new` be read instead of `old`, under its name."""
-    name, new.type, new.shape = old.name, old.type or new.type, old.shape
-    old.replace_all_uses_with(new, replace_graph_outputs=True)
-    if name:
-        old.name, new.name = op.names.fresh(f"{name}/replaced"), name
+def _per_channel(
+    op: OpBuilder,
+    dy: Tensor,
+    x: Tensor,
+    scale: Tensor,
+    centred: Tensor,
+    variance: Tensor,
+    epsilon: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """scale·r, r = 1/√(variance + ε), and the gradients of scale and bias, all in x's type."""
+    rstd = op.Reciprocal(op.Sqrt(as_type(op, variance, x.dtype) + epsilon))
+    d_bias = channel_sum(op, dy, x, scale)
+    d_scale = channel_sum(op, dy * centred, x, scale) * rstd
+    return as_type(op, scale, x.dtype) * rstd, rstd, d_scale, d_bias
 
 
 # --- layer, instance, group --------------------------------------------------------------------
@@ -227,7 +240,7 @@ def instance_normalization(
     axes = range(2, x.rank)
     normal, rstd = standardize(op, x, axes, epsilon)
     dx = project(op, dy, normal, rstd * per_channel(op, scale, x.rank), axes)
-    return dx, *(channel_sum(op, d, x.rank, scale) for d in (dy * normal, dy))
+    return dx, *(channel_sum(op, d, x, scale) for d in (dy * normal, dy))
 
 
 @gradient("GroupNormalization", note="scale per group (opset 18) or per channel (opset 21)")
@@ -246,12 +259,15 @@ def group_normalization(
         return op.Reshape(t, [0, num_groups, -1])
 
     def by_scale(t: Tensor) -> Tensor:  # the scale has an entry per group, or per channel
-        return op.Reshape(t, op.Concat(op.const([0]), op.dim_of(scale, 0), op.const([-1]), axis=0))
+        target = op.Concat(op.const([0]), op.dim_of(scale, 0), op.const([-1]), axis=0)
+        shaped = op.Reshape(t, target)
+        shaped.value.shape = ir.Shape([x.dim(0), scale.dim(0), None])
+        return shaped
 
     normal, rstd = standardize(op, by_group(x), [2], epsilon)
     dy, weighted = by_scale(dy), by_scale(by_group(dy) * normal)
     dx = project(op, by_group(dy * per_channel(op, scale, 3)), normal, rstd, [2])
-    return op.reshape_like(dx, x), *(channel_sum(op, d, 3, scale) for d in (weighted, dy))
+    return op.reshape_like(dx, x), *(channel_sum(op, d, d, scale) for d in (weighted, dy))
 
 
 @gradient("MeanVarianceNormalization")

@@ -36,8 +36,8 @@ def batch_normalization_grad(
     """dX, dscale and dB from the statistics of the batch."""
     rank = x.rank
     normal = (x - per_channel(op, mean, rank)) * per_channel(op, inverse, rank)
-    d_bias = channel_sum(op, dy, rank, scale)
-    d_scale = channel_sum(op, dy * normal, rank, scale)
+    d_bias = channel_sum(op, dy, x, scale)
+    d_scale = channel_sum(op, dy * normal, x, scale)
     count = op.count(x, [0, *range(2, rank)])
     along = per_channel(op, d_bias / count, rank)
     across = per_channel(op, d_scale / count, rank)

@@ -30,22 +30,22 @@ def activations(
 ) -> list[Activation]:
     """The activation functions of all directions; each takes the next alpha and beta it uses."""
     rest_a, rest_b = list(alphas), list(betas)
-    found: list[Activation] = []
+    functions: list[Activation] = []
     for name in names:
         key = name.lower()
         if key in _PLAIN:
-            found.append(_plain(_PLAIN[key]))
+            functions.append(_plain(_PLAIN[key]))
         elif key in _WITH_ALPHA:
             operator, default = _WITH_ALPHA[key]
-            found.append(_plain(operator, alpha=rest_a.pop(0) if rest_a else default))
+            functions.append(_plain(operator, alpha=rest_a.pop(0) if rest_a else default))
         elif key in _WITH_BOTH:
             alpha = rest_a.pop(0) if rest_a else _WITH_BOTH[key][0]
             beta = rest_b.pop(0) if rest_b else _WITH_BOTH[key][1]
-            found.append(_with_both(key, alpha, beta))
+            functions.append(_with_both(key, alpha, beta))
         else:
             known = sorted([*_PLAIN, *_WITH_ALPHA, *_WITH_BOTH])
             raise ModelError(f"{name!r} is no activation of ONNX; known: {', '.join(known)}.")
-    return found
+    return functions
 
 
 def _plain(operator: str, **attributes: Any) -> Activation:
@@ -106,6 +106,7 @@ def _project(op: OpBuilder, k: Weights, gates: int, bias: Tensor | None) -> Tens
 
 
 def rnn(op: OpBuilder, k: Weights) -> tuple[list[Tensor], Step]:
+    """h = f(X·Wᵀ + H·Rᵀ + b)."""
     bias = None if k.wb is None or k.rb is None else k.wb + k.rb
 
     def step(op: OpBuilder, states: list[Tensor], slices: list[Tensor]) -> list[Tensor]:
@@ -116,6 +117,7 @@ def rnn(op: OpBuilder, k: Weights) -> tuple[list[Tensor], Step]:
 
 
 def gru(op: OpBuilder, k: Weights) -> tuple[list[Tensor], Step]:
+    """Gates update and reset, and a candidate; the new state lies between candidate and old one."""
     reset_after = bool(k.flags.get("linear_before_reset"))
     sizes = op.const([2 * k.size, k.size])
     bias = k.wb
@@ -145,6 +147,7 @@ def gru(op: OpBuilder, k: Weights) -> tuple[list[Tensor], Step]:
 
 
 def lstm(op: OpBuilder, k: Weights) -> tuple[list[Tensor], Step]:
+    """Gates input, output and forget, a candidate, and a cell state."""
     bias = None if k.wb is None or k.rb is None else k.wb + k.rb
     f, g, act = k.functions
     peep = () if k.p is None else op.many("Split", k.p, outputs=3, axis=0, num_outputs=3)

@@ -7,13 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
+from ...autodiff.walk import attributes_of
 from ...errors import ModelError
 from ...graph import OpBuilder, Tensor
-from ...graph.edit import remove_nodes
 from ...graph.nodes import ints
-from .. import bodies
-from ..walk import Walk, attributes_of
-from .recurrent_cells import CELLS, Weights, activations
+from .cells import CELLS, Weights, activations
 
 
 class Layer:
@@ -58,13 +56,13 @@ class Layer:
         return size
 
     def results(
-        self, op: OpBuilder, found: Sequence[tuple[Tensor, Sequence[Tensor]]]
+        self, op: OpBuilder, directions: Sequence[tuple[Tensor, Sequence[Tensor]]]
     ) -> list[Tensor]:
         """Y, Y_h and, for an LSTM, Y_c, from h of all steps and the final states of directions."""
         axis = 2 if self.by_batch else 1
-        y = [op.transpose(ys, 1, 0, 2) if self.by_batch else ys for ys, _ in found]
+        y = [op.transpose(ys, 1, 0, 2) if self.by_batch else ys for ys, _ in directions]
         results = [_joined(op, y, axis)]
-        finals = zip(*(states for _, states in found))
+        finals = zip(*(states for _, states in directions))
         axis = 1 if self.by_batch else 0
         return results + [_joined(op, states, axis) for states in finals]
 
@@ -108,27 +106,6 @@ class Layer:
             return start
         shape = op.Concat(op.dim_of(self.x, 1), op.const([self.size]), axis=0)
         return op.full(shape, 0, self.x.dtype)
-
-
-def active_operands(walk: Walk, nodes: Sequence[ir.Node]) -> list[ir.Value]:
-    """Outer values that new nodes read and that the gradient is to reach."""
-    made = {o for node in nodes for o in node.outputs}
-    return [v for v in bodies.used_values(nodes) if v not in made and v in walk.active]
-
-
-def put_in_place(node: ir.Node, nodes: Sequence[ir.Node], results: Sequence[Tensor]) -> None:
-    """Replace a layer by nodes that compute the same."""
-    graph = node.graph
-    assert graph is not None
-    graph.insert_before(node, nodes)
-    new = [r.value for r in results[: len(node.outputs)]]
-    for old, value in zip(node.outputs, new):
-        if old.name:
-            value.name = old.name
-            value.type = old.type or value.type
-            value.shape = old.shape or value.shape
-    ir.convenience.replace_all_uses_with(node.outputs, new, replace_graph_outputs=True)
-    remove_nodes(graph, [node])
 
 
 def _joined(op: OpBuilder, parts: Sequence[Tensor], axis: int) -> Tensor:

@@ -15,7 +15,7 @@ import onnx_ir as ir
 from ...graph import OpBuilder, Tensor
 from ...graph.nodes import ints
 from ...graph.tensor import dims_of
-from .recurrent_layer import Layer
+from .layer import Layer
 
 ONNX = "iofg"
 

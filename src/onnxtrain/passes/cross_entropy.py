@@ -1,0 +1,186 @@
+"""SoftmaxCrossEntropyLoss as LogSoftmax and what picks from it, shared with its gradient.
+
+The gradient needs the log-probabilities anyway, and onnxruntime runs the two operators three to
+four times as fast as the one (8.5 ms instead of 26 to 34 for 700 targets out of 28,782 classes).
+Where all targets have the same weight, NegativeLogLikelihoodLoss is spelled out: fewer nodes than
+onnxruntime makes of it, some of which the gradient shares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from ..autodiff import walk_between
+from ..autodiff.bodies import inside
+from ..autodiff.composites import Composite, Gradient, declare
+from ..autodiff.registry import is_rule
+from ..autodiff.rules.elementwise import as_type
+from ..autodiff.rules.losses import (
+    FEW_CLASSES,
+    WIDE,
+    class_axis,
+    cross_entropy_gradient,
+    softmax_cross_entropy_loss,
+    wide_type,
+)
+from ..autodiff.walk import Walk
+from ..graph import OpBuilder, Tensor
+from ..graph.edit import remove_nodes, take_over
+from ..graph.infer_nodes import infer_nodes
+from ..graph.labels import are_checked
+
+
+def split_cross_entropies(
+    model: ir.Model, wrt: Sequence[str], of: Sequence[str], no_gradient: Collection[str]
+) -> ir.Model:
+    """Split the cross entropies that gradients pass.
+
+    One whose log-probabilities are read stays: they are there. So does one in bfloat16, which
+    NegativeLogLikelihoodLoss does not take, and all, where a user has registered another rule.
+    """
+    if not is_rule(softmax_cross_entropy_loss, "SoftmaxCrossEntropyLoss"):
+        return model
+    walk, targets = walk_between(model, wrt, of, no_gradient)
+    op = OpBuilder.on(model)
+    for _, _, path in list(walk.levels(targets)):
+        for node in path:
+            if node.op_type == "SoftmaxCrossEntropyLoss" and not node.domain and _is_split(node):
+                _split(inside(op), node)
+    op.attach(model.graph)
+    return model
+
+
+def _is_split(node: ir.Node) -> bool:
+    scores = node.inputs[0]
+    is_read = any(o.uses() or o.is_graph_output() for o in node.outputs[1:])
+    return not is_read and scores is not None and scores.dtype != ir.DataType.BFLOAT16
+
+
+def _split(op: OpBuilder, node: ir.Node) -> None:
+    graph = node.graph
+    assert graph is not None
+    op.scope = node.name or node.op_type
+    loss = _Loss.of(op, node)
+    result, gradient = loss.mean_of_few() if loss.is_mean_of_few else loss.in_parts()
+    infer_nodes(op.nodes, op.opset)
+    graph.insert_before(node, op.nodes)
+    take_over(node.outputs[0], result.value)
+    last = result.value.producer()
+    assert last is not None
+    inner = tuple(o for n in op.nodes if n is not last for o in n.outputs)
+    name = node.name
+    remove_nodes(graph, [node])
+    last.name = name or last.name
+    declare(Composite(last, inner, gradient))
+
+
+@dataclass(frozen=True)
+class _Loss:
+    """The operands of a cross entropy."""
+
+    op: OpBuilder
+    scores: Tensor
+    target: Tensor
+    weights: Tensor | None
+    reduction: str
+    ignore_index: int | None
+    are_checked: bool
+
+    @classmethod
+    def of(cls, op: OpBuilder, node: ir.Node) -> _Loss:
+        scores, target, *weights = (None if v is None else op.tensor(v) for v in node.inputs)
+        assert scores is not None
+        assert target is not None
+        ignored = node.attributes.get("ignore_index")
+        return cls(
+            op,
+            scores,
+            target,
+            weights[0] if weights else None,
+            node.attributes.get_string("reduction", "mean"),
+            None if ignored is None else ignored.as_int(),
+            are_checked(node),
+        )
+
+    @property
+    def is_mean_of_few(self) -> bool:
+        """Whether comparing with all classes gives everything: see `mean_of_few`."""
+        classes = self.scores.dim(1)
+        is_plain_mean = self.weights is None and self.reduction == "mean"
+        is_matrix = self.scores.rank == 2 and self.scores.dtype in WIDE
+        is_few = isinstance(classes, int) and classes <= FEW_CLASSES
+        return (
+            self.ignore_index is not None
+            and is_plain_mean
+            and is_matrix
+            and is_few
+            and self.are_checked
+        )
+
+    def mean_of_few(self) -> tuple[Tensor, Gradient]:
+        """Loss and gradient from one comparison with all classes: an ignored row is zero there.
+
+        Its sum counts the targets, and its product with ones says of every score whether its row
+        counts, five times as fast as broadcasting a column. For labels that were checked: one that
+        is no class would not be noticed here.
+        """
+        op, scores, classes, ignored = self.op, self.scores, self.scores.dim(1), self.ignore_index
+        assert isinstance(classes, int)
+        assert ignored is not None
+        log_prob = op.LogSoftmax(scores, axis=1)
+        label = op.Unsqueeze(self.target, [1])
+        if 0 <= ignored < classes:
+            label = op.Where(op.Equal(label, ignored), -1, label)
+        hit = op.Equal(label, op.const(np.arange(classes), label.dtype))
+        one_hot = op.Cast(hit, to=scores.dtype)
+        count = op.ReduceSum(one_hot, keepdims=0)
+        total = op.ReduceL1(op.Where(hit, log_prob, 0), keepdims=0)  # logarithms are ≤ 0
+
+        def gradient(walk: Walk, dys: Sequence[Tensor | None]) -> Iterable[tuple[ir.Value, Tensor]]:
+            op, dy = walk.op, dys[0]
+            assert dy is not None
+            ones = op.const(np.ones((classes, classes)), scores.dtype)
+            share = op.MatMul(one_hot, ones * dy / op.Max(count, op.like(1, scores)))
+            share.value.shape = scores.value.shape
+            return [(scores.value, op.Sub(op.Exp(log_prob), one_hot) * share)]
+
+        return total / count, gradient
+
+    def in_parts(self) -> tuple[Tensor, Gradient]:
+        """The log-probabilities, and the loss from them."""
+        op, scores, target, weights = self.op, self.scores, self.target, self.weights
+        reduction, ignored = self.reduction, self.ignore_index
+        log_prob = op.LogSoftmax(scores, axis=1)
+        if weights is None and reduction != "none":
+            loss = -self._total(log_prob)
+        else:
+            loss = op.NegativeLogLikelihoodLoss(
+                log_prob, target, weights, reduction=reduction, ignore_index=ignored
+            )
+
+        def gradient(walk: Walk, dys: Sequence[Tensor | None]) -> Iterable[tuple[ir.Value, Tensor]]:
+            op = walk.op
+            x, y, labels = (op.tensor(t.value) for t in (scores, loss, target))
+            w = None if weights is None else op.tensor(weights.value)
+            prob = op.Exp(log_prob)
+            dx = cross_entropy_gradient(op, dys, prob, y, x, labels, w, reduction, ignored)
+            return [(scores.value, dx)]
+
+        return loss, gradient
+
+    def _total(self, log_prob: Tensor) -> Tensor:
+        """The sum, or the mean, of the log-probabilities of the targets that count."""
+        op, is_mean = self.op, self.reduction == "mean"
+        label, counted = class_axis(op, self.target, self.ignore_index)
+        picked = op.GatherElements(log_prob, label, axis=1)
+        if counted is None:
+            return (op.ReduceMean if is_mean else op.ReduceSum)(picked, keepdims=0)
+        wide = wide_type(log_prob)
+        total: Tensor = op.ReduceSum(as_type(op, op.Where(counted, picked, 0), wide), keepdims=0)
+        if is_mean:
+            total = total / op.ReduceSum(op.Cast(counted, to=wide), keepdims=0)
+        return as_type(op, total, log_prob.dtype)

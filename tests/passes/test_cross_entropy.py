@@ -1,0 +1,133 @@
+"""Cross entropies that share log-probabilities with their gradient: which, and that values stay."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+import torch
+import torch.nn.functional as F
+
+import onnxtrain
+from onnxtrain.autodiff import differentiate_model, registry
+from onnxtrain.compile import Plan, gradients
+from onnxtrain.graph import load, to_proto
+from onnxtrain.normalize import normalize
+from tests.rules.harness import run_ort
+
+LOSS = "SoftmaxCrossEntropyLoss"
+LABELS = np.array([1, 3, -1, 0, 2, -1])
+
+
+def model_of(body: str, *, classes: str = "4", outputs: str = "") -> onnx.ModelProto:
+    return onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 18]>\n'
+        f"g (float[N,{classes}] x, int64[N] t, float[{classes}] w) => (float loss{outputs}) "
+        f"{{ {body} }}"
+    )
+
+
+def plain(*attributes: str) -> str:
+    return f"loss = {LOSS}<{', '.join(('ignore_index=-1', *attributes))}>(x, t)"
+
+
+def feeds() -> dict[str, Any]:
+    rng = np.random.default_rng(0)
+    x, w = rng.normal(size=(6, 4)), rng.uniform(0.5, 2, 4)
+    return {"x": x.astype(np.float32), "t": LABELS, "w": w.astype(np.float32)}
+
+
+def expected(reduction: str, *, weighted: bool) -> tuple[Any, Any]:
+    given = feeds()
+    x = torch.tensor(given["x"], requires_grad=True)
+    weight = torch.tensor(given["w"]) if weighted else None
+    loss = F.cross_entropy(x, torch.tensor(LABELS), weight, ignore_index=-1, reduction=reduction)
+    loss.backward()
+    assert x.grad is not None
+    return loss.detach().numpy(), x.grad.numpy()
+
+
+@pytest.mark.parametrize("classes", ["4", "C"])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_values_and_gradients(reduction: str, weighted: bool, classes: str) -> None:
+    body = plain(f'reduction="{reduction}"').replace(
+        "(x, t)", "(x, t, w)" if weighted else "(x, t)"
+    )
+    graph = onnxtrain.differentiate(model_of(body, classes=classes), wrt=["x"])
+    assert LOSS not in {n.op_type for n in graph.graph.node}
+    for found, wanted in zip(run_ort(graph, feeds()), expected(reduction, weighted=weighted)):
+        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_few_checked_labels_are_compared_with_all_classes() -> None:
+    plan = Plan(model_of(plain()), inputs=["x"], labels_are_checked=True)
+    graph = to_proto(gradients(plan).model)
+    operators = {n.op_type for n in graph.graph.node}
+    assert "ReduceL1" in operators
+    assert "GatherElements" not in operators
+    for found, wanted in zip(run_ort(graph, feeds()), expected("mean", weighted=False)):
+        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_that_labels_are_checked_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where another operator is replaced by its function body in between."""
+    monkeypatch.delitem(registry._RULES, ("", "Mish"))
+    model = model_of(f"y = Mish(x) loss = {LOSS}<ignore_index=-1>(y, t)")
+    plan = Plan(model, inputs=["x"], labels_are_checked=True)
+    operators = {n.op_type for n in gradients(plan).model.graph}
+    assert "Mish" not in operators
+    assert "ReduceL1" in operators
+
+
+def test_a_rule_of_the_user_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_RULES", registry.rules())
+
+    def rule(op: Any, dys: Any, ys: Any, scores: Any, target: Any, weights: Any) -> Any:
+        return op.Mul(scores, 7.0)
+
+    registry.register([LOSS], rule, kind="multi", replace=True)
+    graph = onnxtrain.differentiate(model_of(f"loss = {LOSS}(x, t)"), wrt=["x"])
+    assert LOSS in {n.op_type for n in graph.graph.node}
+    given = {**feeds(), "t": np.abs(LABELS)}
+    np.testing.assert_allclose(run_ort(graph, given)[1], given["x"] * 7)
+
+
+def test_only_where_a_gradient_passes() -> None:
+    body = f"a = {LOSS}(x, t) b = Mul(x, w) c = {LOSS}(b, t) loss = Add(a, c)"
+    graph = onnxtrain.differentiate(model_of(body), wrt=["w"])
+    assert [n.input[0] for n in graph.graph.node if n.op_type == LOSS] == ["x"]
+
+
+def test_log_probabilities_that_are_read() -> None:
+    body = f"loss, p = {LOSS}<ignore_index=-1>(x, t)"
+    graph = onnxtrain.differentiate(model_of(body, outputs=", float[N,4] p"), wrt=["x"])
+    assert LOSS in {n.op_type for n in graph.graph.node}
+    found = run_ort(graph, feeds())
+    np.testing.assert_allclose(found[2], expected("mean", weighted=False)[1], rtol=1e-5, atol=1e-6)
+    unread = onnxtrain.differentiate(model_of(body), wrt=["x"])
+    assert LOSS not in {n.op_type for n in unread.graph.node}
+
+
+def test_inside_a_body() -> None:
+    body = (
+        "yes = Constant<value=bool{1}>() loss = If(yes)<"
+        f"then_branch = one () => (a) {{ a = {LOSS}<ignore_index=-1>(x, t) }}, "
+        "else_branch = two () => (b) { b = ReduceSum<keepdims=0>(x) }>"
+    )
+    graph = onnxtrain.differentiate(model_of(body), wrt=["x"])
+    for found, wanted in zip(run_ort(graph, feeds()), expected("mean", weighted=False)):
+        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_the_rule_needs_no_pass() -> None:
+    """It asks the operator for its log-probabilities."""
+    model, _ = differentiate_model(normalize(load(model_of(plain()))), ["x"], ["loss"])
+    graph = to_proto(model)
+    node = next(n for n in graph.graph.node if n.op_type == LOSS)
+    assert len(node.output) == 2
+    for found, wanted in zip(run_ort(graph, feeds()), expected("mean", weighted=False)):
+        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
