@@ -570,6 +570,16 @@ def test_dropout_masks_continue_after_resume(dropout_artifacts, tmp_path):
     assert not same(first, masks(dropout_artifacts, other))
 
 
+def test_large_inputs_that_are_made_into_arrays_live_until_the_run(module):
+    """Their memory is bound by its address, and nobody else holds it."""
+    repeats = 20_000 // X.nbytes * 5
+    x, y = np.tile(X, (repeats, 1)), np.tile(Y, (repeats, 1))
+    want = float(module(x, y))
+    for _ in range(20):
+        for given in (np.asfortranarray(x), x.tolist(), np.hstack([x, x])[:, : x.shape[1]]):
+            assert float(module(given, y)) == want
+
+
 def test_small_batches_run_on_one_thread_and_large_ones_on_all(module):
     train = module._train
     weights = sum(s.size for s in module._specs.values())
