@@ -93,16 +93,28 @@ def test_too_many_labels():
     np.testing.assert_allclose(gradient, of_x, rtol=1e-3, atol=1e-6)
 
 
-def test_batch_first_and_padding():
+@pytest.mark.parametrize("padding", [-1, 0, 999, -(2**63)])
+def test_batch_first_and_padding(padding):
     x, target, lengths, counts = data()
     padded = target.copy()
     for row, count in zip(padded, counts):
-        row[count:] = -1
+        row[count:] = padding
     feeds = {"input_lengths": lengths, "target_lengths": counts}
     model = build(batch_first=True, log_softmax=True)
     got = run(model, {"x": x.transpose(1, 0, 2), "target": padded, **feeds})[0]
     want, _ = reference(x, target, lengths, counts)
     np.testing.assert_allclose(got, want, rtol=1e-5)
+
+
+@pytest.mark.parametrize("bad", [-1, -4, 4, -(2**63)])
+def test_target_that_is_no_class(bad):
+    """Within its length a target is not padding: it must be a class."""
+    x, target, lengths, counts = data()
+    target[0, 1] = bad
+    feeds = {"x": x, "target": target, "input_lengths": lengths, "target_lengths": counts}
+    model = onnxtrain.differentiate(build(log_softmax=True), wrt=["x"])
+    with pytest.raises(Exception, match="Out of range"):
+        run(model, feeds)
 
 
 def test_old_opset():

@@ -68,12 +68,15 @@ class ClassLabels:
         most = "numbers from 0 on" if self.classes is None else f"classes 0 to {self.classes - 1}"
         besides = "" if self.ignore_index is None else f", or {self.ignore_index} to be left out"
         rest = f"; {count} of {labels.size} labels are wrong" if count > 1 else ""
-        remedy = (
-            f"If {value} means that a row does not count, say so when the loss is made: "
-            f"ignore_index={value} (--ignore-index {value})."
-            if value < 0
-            else "Correct the labels, or use a model with more classes."
-        )
+        if labels.dtype.kind == "i" and value == np.iinfo(labels.dtype).min:
+            remedy = "Such a number comes from NaN: look for missing values."
+        elif value < 0:
+            remedy = (
+                f"If {value} means that a row does not count, say so when the loss is made: "
+                f"ignore_index={value} (--ignore-index {value})."
+            )
+        else:
+            remedy = "Correct the labels, or use a model with more classes."
         return (
             f"Input {self.input!r} has the label {value} in {row}{where}, and labels are {most}"
             f"{besides}{rest}. {remedy}"
