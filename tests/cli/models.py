@@ -16,12 +16,16 @@ def save(text: str, path: str = "model.onnx", head: str = HEAD) -> str:
     return path
 
 
-def classifier(path: str = "model.onnx", classes: int = 3, batch: str = "N") -> str:
-    """x: batch×4 → scores: batch×classes, with two layers of weights."""
+def classifier(
+    path: str = "model.onnx", classes: int = 3, batch: str = "N", dropout: float = 0.0
+) -> str:
+    """x: batch×4 → scores: batch×classes, with two layers of weights, and Dropout between them."""
     rng = np.random.default_rng(0)
+    constants = f"<float ratio = {{{dropout}}}, bool on = {{1}}>" if dropout else ""
+    drop, kept = ("d = Dropout(r, ratio, on)", "d") if dropout else ("", "r")
     model = onnx.parser.parse_model(
-        HEAD + f"g (float[{batch}, 4] x) => (float[{batch}, {classes}] scores)"
-        "{ h = MatMul(x, enc_w) r = Relu(h) scores = Gemm(r, head_w, head_b) }"
+        HEAD + f"g (float[{batch}, 4] x) => (float[{batch}, {classes}] scores) {constants}"
+        f"{{ h = MatMul(x, enc_w) r = Relu(h) {drop} scores = Gemm({kept}, head_w, head_b) }}"
     )
     for name, shape in {"enc_w": (4, 8), "head_w": (8, classes), "head_b": (classes,)}.items():
         value = rng.standard_normal(shape).astype(np.float32) * 0.5

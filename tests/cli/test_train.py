@@ -338,6 +338,25 @@ def test_interrupt_saves_and_resume_goes_on_exactly(run):
     assert Path("whole/steps.csv").read_text() == Path("parts/steps.csv").read_text()
 
 
+@pytest.mark.skipif(os.name == "nt", reason="signals are sent in another way")
+def test_resume_with_dropout_is_exact(run):
+    classifier(dropout=0.4)
+    write_npz()
+    arguments = ["train", "model.onnx", "--data", "train.npz", *LOSS, "--batch-size", "16"]
+    arguments += ["--epochs", "4", "--seed", "7"]
+    assert run(*arguments, "--output", "whole").code == 0
+    command = [sys.executable, "-c", PRESS_IN_STEP_9, *arguments, "--output", "parts"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 130, ended.stderr
+    assert run(*arguments, "--output", "parts", "--resume").code == 0
+    whole, parts = parameters("whole/checkpoint"), parameters("parts/checkpoint")
+    for name, value in whole.items():
+        np.testing.assert_array_equal(value, parts[name])
+    assert Path("whole/steps.csv").read_text() == Path("parts/steps.csv").read_text()
+    random = CheckpointState.load_checkpoint("parts/checkpoint")._random
+    assert (random.seed, random.counter) == (7, 4 * 8)
+
+
 def test_runs_are_numbered(run):
     classifier()
     write_npz()

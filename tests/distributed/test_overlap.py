@@ -8,11 +8,13 @@ import time
 import numpy as np
 import pytest
 
-from onnxtrain.api import Callback, Trainer
+from onnxtrain.api import Callback, CheckpointState, Module, Trainer
 from onnxtrain.distributed import Backend, DataParallel, Single
 from onnxtrain.distributed import overlap as overlap_module
 from onnxtrain.distributed.overlap import GAIN, PATIENCE, ROUNDS, SHARE, Choice, Sender
 from onnxtrain.errors import InputError, RankLostError
+from onnxtrain.runtime.state.checkpoint_state import RandomState
+from onnxtrain.runtime.state.seeds import key_of
 from tests.runtime import test_real_artifacts as convolutional
 
 from .conftest import launch, needs_mpi, results
@@ -96,6 +98,52 @@ def test_batch_normalization_and_dropout(tmp_path, ranks, dropout):
             np.testing.assert_allclose(other[1][name], value, rtol=1e-5, atol=2e-6, err_msg=name)
     start = Trainer.from_directory(tmp_path).state.parameters["bn.mean"].data
     assert np.abs(plain[0][1]["bn.mean"] - start).max() > 1e-3, "statistics moved"
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_dropout_on_ranks_goes_on_exactly(tmp_path, ranks, accumulate):
+    """Each rank has masks of its own, and a rank without rows goes on with the same number."""
+    convolutional.generate(tmp_path, dropout=True)
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(27, 1, 8, 8)).astype(np.float32), rng.integers(0, 10, 27)
+
+    def work(backend):
+        def fit(epochs, checkpoint="checkpoint", **more):
+            trainer = Trainer(
+                tmp_path / "training_model.onnx", tmp_path / "optimizer_model.onnx",
+                tmp_path / checkpoint, distributed=backend, accumulate=accumulate, overlap=False,
+            )  # fmt: skip
+            # three batches: the last one has 3 rows, one for each of the first ranks
+            trainer.fit((x, y), epochs=epochs, batch_size=12, progress=False, **more)
+            return trainer
+
+        whole = fit(4)
+        fit(2).save(tmp_path / "run")
+        backend.barrier()
+        again = fit(4, "run", resume=True)
+        return parameters(whole), parameters(again), whole.state._random, again.state._random
+
+    found = together(ranks, work)
+    for rank, (whole, again, one, other) in enumerate(found):
+        assert one == other == RandomState(counter=12)
+        assert (one.rank, other.rank) == (rank, rank)
+        for name, value in whole.items():
+            assert np.array_equal(value, again[name]), name
+
+
+def test_ranks_draw_masks_of_their_own(tmp_path):
+    assert len({key_of(RandomState(seed=5, rank=rank)) for rank in range(100)}) == 100
+    assert key_of(RandomState(seed=5)) == 5
+    assert key_of(RandomState(seed=2**64 - 1)) == -1
+    convolutional.generate(tmp_path, dropout=True)
+    batch = convolutional.batch()
+    losses = set()
+    for rank in range(3):
+        state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
+        state._random.rank = rank
+        losses.add(float(Module(tmp_path / "training_model.onnx", state)(*batch)))
+    assert len(losses) == 3
 
 
 def test_buckets_travel_while_others_are_computed(folder):

@@ -9,6 +9,7 @@ pytest.importorskip("flwr", reason='flwr is not installed (pip install "onnxtrai
 
 from onnxtrain.errors import InputError, NonFiniteError
 from onnxtrain.flower import LocalModel
+from tests.runtime import test_real_artifacts as convolutional
 
 from .conftest import client_data
 
@@ -67,3 +68,24 @@ def test_the_proximal_term_is_its_gradient(artifacts):
     plain_end = plain_two.state._trainable.buffers["F32"].data
     np.testing.assert_allclose(prox_end, plain_end - rate * mu * (after_one - start), atol=1e-5)
     assert np.abs(prox_end - plain_end).max() > 1e-3
+
+
+def test_masks_of_dropout_follow_from_the_seed_alone(tmp_path):
+    """Not from what the process has trained before: another client, or an earlier round."""
+    folder = convolutional.generate(tmp_path, dropout=True)
+    data = convolutional.batch(size=40)
+
+    def trained(model, seed):
+        model.train(data, batch_size=10, seed=seed)
+        return model.arrays()
+
+    fresh, used = LocalModel(folder), LocalModel(folder)
+    start = used.arrays()
+    first = trained(used, 1)
+    used.set_arrays(start)
+    found, expected = trained(used, 2), trained(fresh, 2)
+    for name, value in expected.items():
+        assert np.array_equal(value, found[name])
+    assert not np.array_equal(first["parameters"], found["parameters"])
+    fresh.set_arrays(start)  # the same seed once more: new masks, the order of the rows again
+    assert not np.array_equal(trained(fresh, 2)["parameters"], found["parameters"])

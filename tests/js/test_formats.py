@@ -52,7 +52,7 @@ def folder(tmp_path):
     state.properties["whole"], state.properties["float"] = 3, 1.0
     state.properties["huge"], state.properties["nan"] = 2**62, math.nan
     state.properties["inf"], state.properties["text"] = math.inf, 'a "quoted" {é}, text'
-    state.seed = 2**63 + 1
+    state._random = RandomState(2**63 + 1, 2**40, 2**62 + 1)
     state._optimizer = OptimizerState("AdamW", 12, 0.25)
     for kind in ("first", "second"):
         state._optimizer.states[kind] = state._trainable.like()
@@ -85,7 +85,7 @@ def test_javascript_reads_and_writes_what_python_does(folder):
     }  # fmt: skip
     assert isinstance(properties["float"], float)
     assert isinstance(properties["whole"], int)
-    assert state.seed == 2**63 + 1
+    assert state._random == RandomState(2**63 + 1, 2**40, 2**62 + 1)
     optimizer = state._optimizer
     assert (optimizer.name, optimizer.step, optimizer.learning_rate) == ("AdamW", 12, 0.25)
     assert optimizer.states["second"].view("w").min() == 3.0

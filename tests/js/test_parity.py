@@ -12,9 +12,6 @@ from onnxtrain.serve import Server, Site
 
 from . import cases, tools
 
-SAME_MASKS = [n for n in cases.CASES if n != "dropout"]
-"""onnxruntime's WebAssembly build draws other random numbers than the native one from a seed."""
-
 
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory):
@@ -72,7 +69,7 @@ def test_node(expected):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("backend", "names", "tolerance"),
-    [("wasm", SAME_MASKS, 1e-5), ("webgpu", ["mlp", "cnn", "transformer"], 1e-4)],
+    [("wasm", list(cases.CASES), 1e-5), ("webgpu", ["mlp", "cnn", "transformer"], 1e-4)],
 )
 def test_chromium(expected, backend, names, tolerance):
     wanted = expected(names)

@@ -304,3 +304,28 @@ def test_errors() -> None:
     two.graph.input[-1].name = "Z"
     with pytest.raises(OnnxTrainError, match="one input"):
         OnnxRegressor(two).fit(X, Y)
+
+
+def test_random_state_fixes_the_masks_of_dropout() -> None:
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 18]> g (float[N, 4] x) => (float[N, 1] y)
+        <float ratio = {0.5}, bool on = {1}> {
+            h = MatMul(x, w)  d = Dropout(h, ratio, on)  y = MatMul(d, v)
+        }"""
+    )
+    rng = np.random.default_rng(0)
+    for name, shape in {"w": (4, 16), "v": (16, 1)}.items():
+        value = rng.normal(size=shape).astype(np.float32)
+        model.graph.initializer.append(onnx.numpy_helper.from_array(value, name))
+    x, y = rng.normal(size=(60, 4)).astype(np.float32), rng.normal(size=60).astype(np.float32)
+
+    def weights(seed: int) -> dict[str, Any]:
+        made = OnnxRegressor(
+            model, max_iter=3, batch_size=20, random_state=seed, shuffle=False,
+            weights_to_train=["w", "v"],
+        )  # fmt: skip
+        return made.fit(x, y)._weights
+
+    one, same, other = weights(1), weights(1), weights(2)
+    assert all(np.array_equal(one[n], same[n]) for n in one)
+    assert not np.array_equal(one["w"], other["w"])

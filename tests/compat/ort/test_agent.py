@@ -169,6 +169,34 @@ def test_dropout_is_drawn_once() -> None:
     assert set(np.unique(gradients["X_grad"])) == {0.0, 2.0}
 
 
+def test_dropout_goes_on_exactly_from_its_random_numbers() -> None:
+    model = parse(
+        """g (float[N,64] X) => (float[N,64] Y) <float ratio = {0.5}, bool on = {1}> {
+            z = Mul(X, w)
+            Y = Dropout(z, ratio, on)
+        }""",
+        {"w": np.ones(64, np.float32)},
+    )
+    first, again = (Agent(model, ["w"], ["X"]) for _ in range(2))
+    assert first.feed_names == ["X", "w"]
+    x, w = np.ones((8, 64), np.float32), np.ones(64, np.float32)
+    for _ in range(2):
+        first.forward(x, w)
+    assert first.agent.random is not None
+    assert first.agent.random[1] == 2
+    again.agent.random = first.agent.random
+    pending = [first.forward(x, w) for _ in range(3)]
+    results = [outputs[0].numpy() for outputs, _ in pending]
+    assert len({r.tobytes() for r in results}) == 3
+    for result in results:
+        assert np.array_equal(again.forward(x, w)[0][0].numpy(), result)
+    for i in (1, 0, 2):  # backward passes in any order, each with its mask
+        gradients = first.backward(pending[i][1], np.ones((8, 64), np.float32))
+        assert np.array_equal(gradients["X_grad"], results[i])
+    plain, weights = mlp()
+    assert Agent(plain, list(weights)).agent.random is None
+
+
 def test_outputs_without_gradient() -> None:
     model = parse(
         """g (float[N,3] X) => (int64[N] best, float[N,3] Y) {

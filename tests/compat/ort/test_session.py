@@ -625,3 +625,81 @@ def test_mistakes_are_named() -> None:
 
 def test_public_names() -> None:
     assert onnxtrain.TrainingSession is TrainingSession
+
+
+# -- Dropout ---------------------------------------------------------------------------------------
+
+
+def dropout_model() -> bytes:
+    return parse(
+        """g (float[N,4] X, float[N,1] label) => (float loss, bool[N,32] mask)
+            <float ratio = {0.5}, bool on = {1}> {
+            h = MatMul(X, w)
+            [drop] d, mask = Dropout(h, ratio, on)
+            y = MatMul(d, v)
+            e = Sub(y, label)
+            s = Mul(e, e)
+            loss = ReduceMean<keepdims=0>(s)
+        }""",
+        {
+            "w": np.random.default_rng(0).normal(size=(4, 32)).astype(np.float32),
+            "v": np.full((32, 1), 0.1, np.float32),
+        },
+    ).SerializeToString()
+
+
+@pytest.mark.parametrize("accumulation", [1, 3])
+@pytest.mark.parametrize("optimizer", ["SGDOptimizer", "AdamOptimizer"])
+def test_dropout_goes_on_exactly_from_a_state(optimizer: str, accumulation: int) -> None:
+    fields = {"gradient_accumulation_steps": accumulation, "weights_to_train": {"w", "v"}}
+
+    def make() -> TrainingSession:
+        return TrainingSession(dropout_model(), parameters(optimizer, **fields))
+
+    data = batches(12)
+
+    def run(session: TrainingSession, part: Any) -> list[Any]:
+        return [session.run(None, feeds(x, y, 0.01)) for x, y in part]
+
+    whole, first, again = make(), make(), make()
+    first.load_state(whole.get_state(), strict=True)  # the same seed
+    expected = run(whole, data)
+    found = run(first, data[:6])
+    state = first.get_state()
+    assert state["onnxtrain.random"][1] == 6
+    assert "onnxtrain.random" not in {i.name for i in first.get_inputs()}
+    again.load_state(state, strict=True)
+    found += run(again, data[6:])
+    for a, b in zip(found, expected):
+        assert all(np.array_equal(p, q) for p, q in zip(a, b))
+    assert len({mask.tobytes() for _, mask in expected}) == 12
+    for name, value in whole.get_state().items():
+        assert np.array_equal(value, again.get_state()[name]), name
+    without = {n: v for n, v in state.items() if n != "onnxtrain.random"}
+    make().load_state(without, strict=True)  # of an earlier release
+
+
+def test_dropout_follows_the_seed_of_onnxruntime() -> None:
+    def run(seed: int) -> Any:
+        onnxruntime.set_seed(seed)
+        session = TrainingSession(dropout_model(), parameters(weights_to_train={"w"}))
+        x, y = np.ones((6, 4), np.float32), np.ones((6, 1), np.float32)
+        return session.run(["mask"], feeds(x, y, 0.0))[0]
+
+    assert np.array_equal(run(1), run(1))
+    assert not np.array_equal(run(1), run(2))
+
+
+def test_dropout_with_a_binding_counts_too() -> None:
+    session = TrainingSession(dropout_model(), parameters(weights_to_train={"w"}))
+    x, y = np.ones((6, 4), np.float32), np.ones((6, 1), np.float32)
+    binding = session.io_binding()
+    for name, value in feeds(x, y, 0.0).items():
+        binding.bind_cpu_input(name, value)
+    binding.bind_output("mask")
+    masks = []
+    for _ in range(3):
+        session.run_with_iobinding(binding)
+        masks.append(binding.copy_outputs_to_cpu()[0].tobytes())
+    assert len(set(masks)) == 3
+    assert session.get_state()["onnxtrain.random"][1] == 3
