@@ -33,6 +33,13 @@ CASES = [
     case("MaxPool", apart(2, 3, 6, 8), kernel_shape=K22, strides=S22, _outputs=2),
     case("MaxPool", apart(2, 3, 6, 7), kernel_shape=K33, storage_order=1, _outputs=2),
     case("MaxPool", apart(2, 3, 6, 8), kernel_shape=K22, strides=S22, storage_order=1),
+    # the last window would start behind the image and is dropped
+    case("MaxPool", apart(2, 3, 3, 9), kernel_shape=K22, strides=[3, 3], ceil_mode=1),
+    case("MaxPool", apart(2, 3, 6, 7), kernel_shape=K22, strides=[3, 2], ceil_mode=1),
+    case(
+        "MaxPool", apart(2, 3, 4, 7), kernel_shape=K22, strides=S22, pads=[0, 0, 1, 1], ceil_mode=1
+    ),
+    case("MaxPool", apart(2, 3, 4), kernel_shape=[1], strides=[2], ceil_mode=1),
     # --- MaxUnpool
     case(
         "MaxUnpool",
@@ -50,6 +57,8 @@ CASES = [
     case("AveragePool", x(2, 3, 7, 9), kernel_shape=K22, strides=S22),
     case("AveragePool", x(2, 3, 7, 9), kernel_shape=K22, strides=S22, ceil_mode=1),
     case("AveragePool", x(2, 3, 6, 8), kernel_shape=K22, strides=S22, ceil_mode=1),
+    case("AveragePool", x(2, 3, 3, 9), kernel_shape=K22, strides=[3, 3], ceil_mode=1),
+    case("AveragePool", x(2, 3, 6, 7), kernel_shape=K22, strides=[3, 2], ceil_mode=1),
     case("AveragePool", x(2, 3, 6, 7), kernel_shape=K33, pads=[1] * 4),
     case("AveragePool", x(2, 3, 6, 7), kernel_shape=K33, pads=[1] * 4, count_include_pad=1),
     case("AveragePool", x(2, 3, 6, 7), kernel_shape=[3, 2], pads=[1, 0, 2, 1]),

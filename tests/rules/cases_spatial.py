@@ -53,6 +53,11 @@ CASES = [
     case("Col2Im", x(2, 12, 6), const([5, 6]), const([2, 3]), strides=[2, 2], pads=[0, 1, 0, 1]),
     case("Col2Im", x(2, 12, 6), const([5, 5]), const([2, 2]), dilations=[2, 3]),
     case("Col2Im", x(2, 9, 4), const([6]), const([3])),
+    case("Col2Im", x(2, 12, 12), fixed([5, 4]), fixed([2, 2]), _dynamic=False),
+    case("Col2Im", x(2, 12, 6), const([5, 6]), fixed([2, 3]), strides=[2, 2], pads=[0, 1, 0, 1]),
+    case("Col2Im", x(2, 12, 6), fixed([5, 5]), fixed([2, 2]), dilations=[2, 3]),
+    case("Col2Im", x(2, 9, 4), fixed([6]), fixed([3]), _dynamic=False),
+    case("Col2Im", x(1, 8, 12), fixed([3, 4, 3]), fixed([2, 2, 2]), strides=[1, 1, 1]),
     case("Col2Im", x(1, 8, 12), const([3, 4, 3]), const([2, 2, 2])),
     # --- GridSample
     *(

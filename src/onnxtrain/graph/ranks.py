@@ -158,6 +158,14 @@ def _affine_grid(node: ir.Node) -> Dims | None:
     return [batch, *[None] * axes, axes] if isinstance(axes, int) else None
 
 
+def _col2im(node: ir.Node) -> Dims | None:
+    x, sizes = _dims(node, 0), _dims(node, 1)
+    count = sizes[0] if sizes else None
+    if not isinstance(count, int):
+        return None
+    return [x[0] if x is not None else None, None, *[None] * count]
+
+
 def _fixed(*dims: int | None) -> Callable[[ir.Node], Dims | None]:
     return lambda node: list(dims)
 
@@ -174,6 +182,7 @@ RULES: dict[str, Callable[[ir.Node], Dims | None]] = {
     "QLinearConv": _conv,
     "MaxUnpool": _max_unpool,
     "AffineGrid": _affine_grid,
+    "Col2Im": _col2im,
     "GatherND": _gather_nd,
     "STFT": _stft,
     "HannWindow": _fixed(None),

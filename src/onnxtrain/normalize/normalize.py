@@ -14,6 +14,7 @@ from .fold import fold_integers
 from .functions import inline_functions
 from .lower_opset import lower_opset
 from .ml import ML, drop_zipmaps
+from .pools import count_windows
 from .raise_opset import raise_opset
 from .rewrite import rewrite_typed, standard
 from .simplify import simplify
@@ -77,6 +78,7 @@ STEPS = (
     drop_zipmaps,
     inline_functions,
     lift_constants,
+    count_windows,
     infer_anew,
     one_opset,
     standard_operators,

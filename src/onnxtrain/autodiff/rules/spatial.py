@@ -8,7 +8,7 @@ from typing import Any
 from ...errors import ModelError
 from ...graph import OpBuilder, Tensor
 from ..registry import gradient
-from ._index import Size, dim, vector
+from ._index import Size, dim, line, vector
 from .windows import Axis, columns
 
 
@@ -42,19 +42,53 @@ def col2im(
     pads: Sequence[int] = (),
     strides: Sequence[int] = (),
 ) -> Any:
-    if block_shape.const is None:
-        raise ModelError(
-            f"Col2Im: `block_shape` ({block_shape.name!r}) is computed at run time, and its "
-            "gradient takes one slice per element of the block. Make it a constant."
-        )
-    kernel = [int(k) for k in block_shape.const]
-    rank = len(kernel)
+    rank = _axis_count(block_shape, image_shape, strides, dilations)
     strides, dilations = strides or [1] * rank, dilations or [1] * rank
     pads = pads or [0] * 2 * rank
-    axes = []
-    for i, (k, s, d) in enumerate(zip(kernel, strides, dilations)):
+    known = block_shape.const
+    axes, places = [], []
+    for i, (s, d) in enumerate(zip(strides, dilations)):
         size, begin, end = dim(op, y, i + 2), int(pads[i]), int(pads[i + rank])
-        room = size + (begin + end - (k - 1) * d - 1)
+        kernel: Size = op.Slice(block_shape, [i], [i + 1]) if known is None else int(known[i])
+        room = size + (begin + end - 1) - (kernel - 1) * d
         steps: Size = room // s if isinstance(room, int) else op.Div(room, s)
-        axes.append(Axis(k, s, d, begin, end, size, steps + 1))
-    return op.reshape_like(columns(op, dy, axes), x)
+        if isinstance(kernel, int):
+            axes.append(Axis(kernel, s, d, begin, end, size, steps + 1))
+        else:
+            inner = op.Unsqueeze(line(op, kernel) * d, [1])
+            places.append(inner + line(op, steps + 1) * s - begin)
+    blocks = columns(op, dy, axes) if axes else _read(op, dy, places)
+    return op.reshape_like(blocks, x)
+
+
+def _axis_count(
+    block_shape: Tensor, image_shape: Tensor, strides: Sequence[int], dilations: Sequence[int]
+) -> int:
+    for count in (block_shape.dim(0), image_shape.dim(0)):
+        if isinstance(count, int):
+            return count
+    if strides or dilations:
+        return len(strides or dilations)
+    raise ModelError(
+        f"Col2Im: the number of elements of `block_shape` ({block_shape.name!r}) is not known. "
+        "Give it a fixed shape."
+    )
+
+
+def _read(op: OpBuilder, image: Tensor, places: Sequence[Tensor]) -> Tensor:
+    """An image at the places [position in the block, block] of each axis, zeros outside of it."""
+    rank = len(places)
+    index: Tensor | None = None
+    inside: Tensor | None = None
+    for i, place in enumerate(places):
+        size = op.dim_of(image, i + 2)
+        axes = [a for a in range(2 * rank) if a not in (i, rank + i)]
+        place = op.Unsqueeze(place, axes) if axes else place  # noqa: PLW2901
+        within = op.And(place >= 0, place < size)
+        index = place if index is None else index * size + place
+        inside = within if inside is None else op.And(inside, within)
+    assert index is not None
+    flat = op.Reshape(image, [0, 0, -1])
+    count = op.Shape(flat, start=2)
+    with_zero = op.Pad(flat, [0, 1], None, op.const([2]))
+    return op.Gather(with_zero, op.Reshape(op.Where(inside, index, count), [-1]), axis=2)
