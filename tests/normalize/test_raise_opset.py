@@ -10,6 +10,7 @@ import onnx
 import onnx.parser
 import pytest
 
+import onnxtrain
 from onnxtrain.errors import ModelError
 
 from .compare import assert_same, normalized, op_model, operators, run_ort, run_reference
@@ -277,15 +278,36 @@ def test_what_the_onnx_converter_cannot_do_is_said() -> None:
         normalized(model)
 
 
-def test_scan_of_opset_8_is_refused() -> None:
-    model = onnx.parser.parse_model("""
+@pytest.mark.parametrize("lengths", [None, [4, 2, 1], [1, 4, 3]])
+@pytest.mark.parametrize("directions", ["", "directions = [0, 1],", "directions = [1, 0],"])
+def test_scan_of_opset_8(lengths: list[int] | None, directions: str) -> None:
+    """It runs over a batch, and each sequence has its own length."""
+    operand, given = ("n, ", ", int64[3] n") if lengths else ('"", ', "")
+    model = onnx.parser.parse_model(f"""
         <ir_version: 4, opset_import: ["": 8]>
-        g (float[1, 2] s, float[1, 3, 2] x) => (float[1, 2] t, float[1, 3, 2] y) {
-            t, y = Scan <num_scan_inputs = 1, body = b (float[2] a, float[2] c) =>
-                (float[2] d, float[2] e) { d = Add (a, c) e = Identity (d) }> ("", s, x)
-        }""")
-    with pytest.raises(ModelError, match="opset 8"):
-        normalized(model)
+        g (float[3, 2] s, float[3, 4, 2] x, float[3, 4, 2] z, float[2] w{given})
+            => (float[3, 2] t, float[3, 4, 2] y) {{
+            t, y = Scan <num_scan_inputs = 2, {directions} body = b
+                (float[2] a, float[2] c, float[2] e) => (float[2] d, float[2] f) {{
+                p = Mul (c, w) q = Mul (p, e) d = Add (a, q) f = Tanh (d) }}> ({operand} s, x, z)
+        }}""")
+    feeds = {"s": f(3, 2), "x": f(3, 4, 2), "z": f(3, 4, 2), "w": f(2)}
+    if lengths:
+        feeds["n"] = np.array(lengths)
+    after = normalized(model)
+    for ours, theirs in zip(run_ort(after, feeds), run_ort(model, feeds)):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-6)
+    gradient = onnxtrain.differentiate(model, wrt=["s", "x", "w"], vjp=True)
+    seeds = {"t_grad": f(3, 2), "y_grad": f(3, 4, 2)}
+    found = run_ort(gradient, {**feeds, **seeds})[2:]
+    for name, value in zip(("s", "x", "w"), found):
+        direction = f(*feeds[name].shape)
+        difference = 0.0
+        for sign in (1, -1):
+            moved = {**feeds, name: feeds[name] + np.float32(sign * 1e-2) * direction}
+            t, y = run_ort(model, moved)
+            difference += sign * float((t * seeds["t_grad"]).sum() + (y * seeds["y_grad"]).sum())
+        np.testing.assert_allclose((value * direction).sum(), difference / 2e-2, atol=5e-3)
 
 
 def test_softmax_stays_one_node_where_the_meaning_is_the_same() -> None:

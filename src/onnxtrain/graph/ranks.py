@@ -88,7 +88,7 @@ FIXED_RANKS: dict[str, dict[int, int]] = {
 
 _UNARY = (
     "Abs", "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "BatchNormalization", "Cast", "Ceil",
-    "Celu", "Clip", "Cos", "Cosh", "CumSum", "Dropout", "Elu", "Erf", "Exp", "Floor", "Gelu",
+    "Celu", "Clip", "Cos", "Cosh", "CumSum", "DFT", "Dropout", "Elu", "Erf", "Exp", "Floor", "Gelu",
     "GlobalAveragePool", "GlobalLpPool", "GlobalMaxPool", "GroupNormalization", "HardSigmoid",
     "HardSwish", "Hardmax", "Identity", "InstanceNormalization", "LRN", "LayerNormalization",
     "LeakyRelu", "Log", "LogSoftmax", "LpNormalization", "MeanVarianceNormalization", "Mish", "Neg",

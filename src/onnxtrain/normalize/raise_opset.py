@@ -18,6 +18,7 @@ import onnx_ir as ir
 from ..errors import ModelError
 from ..graph import OpBuilder, Tensor
 from ..graph.infer import convert_version
+from .old_scan import old_scan
 from .rewrite import Lowering, all_nodes, describe, rewrite, standard
 
 OLDEST = 7
@@ -223,13 +224,6 @@ def _scatter(
     return op.ScatterElements(x, indices, updates, axis=axis)
 
 
-def _old_scan(op: OpBuilder, *inputs: Tensor, **attributes: Any) -> Tensor:
-    raise ModelError(
-        "Scan of opset 8 has a batch axis and sequence lengths that later versions lack. Export "
-        "the model with opset 9 or newer."
-    )
-
-
 # --- experimental operators that left the standard in opset 10 -----------------------------------
 
 
@@ -283,7 +277,7 @@ ADAPTERS: dict[tuple[str, int], Lowering] = {
     ("Resize", 13): _resize,
     ("RoiAlign", 16): _roi_align,
     ("Scatter", 18): _scatter,
-    ("Scan", 9): _old_scan,
+    ("Scan", 9): old_scan,
     ("ImageScaler", 18): _image_scaler,
     ("Affine", 18): _affine,
     ("ScaledTanh", 18): _scaled_tanh,

@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 
-from ...errors import ModelError
 from ...graph import OpBuilder, Tensor
 from ..registry import gradient, zero_gradient
 from ._index import Size, add_along, as_int64, dim, line, scalar, vector
@@ -22,7 +22,7 @@ zero_gradient(
 )  # fmt: skip
 
 
-@gradient("DFT", stops=(1, 2), note="the axis must be a constant")
+@gradient("DFT", stops=(1, 2))
 def dft(
     op: OpBuilder,
     dy: Tensor,
@@ -35,7 +35,40 @@ def dft(
     inverse: int = 0,
     onesided: int = 0,
 ) -> Any:
-    axis = _axis(op, axis, axis_operand) % x.rank
+    options = {"inverse": inverse, "onesided": onesided}
+    if op.opset >= 20:
+        if axis_operand is not None and axis_operand.const is None:
+            dy, y, middle = (_with_axis_1(op, t, x, axis_operand) for t in (dy, y, x))
+            dx = _transformed_back(op, dy, y, middle, dft_length, 1, **options)
+            return op.reshape_like(dx, x)
+        axis = -2 if axis_operand is None else int(axis_operand.const)  # type: ignore[arg-type]
+    return _transformed_back(op, dy, y, x, dft_length, axis % x.rank, **options)
+
+
+def _with_axis_1(op: OpBuilder, t: Tensor, x: Tensor, axis: Tensor) -> Tensor:
+    """A tensor as [before the axis, the axis, behind it, parts], the axis known at run time."""
+    sizes = op.shape_of(x)
+    place = op.Mod(op.Reshape(as_int64(op, axis), [1]), op.Shape(sizes))
+    before = op.ReduceProd(op.Concat([1], op.Slice(sizes, [0], place), axis=0), [0])
+    behind = op.ReduceProd(op.Concat([1], op.Slice(sizes, place + 1, [-1]), axis=0), [0])
+    own = op.Gather(op.shape_of(t), op.Concat(place, [-1], axis=0))
+    length, parts = op.many("Split", own, op.const([1, 1]), outputs=2, axis=0)
+    seen: Tensor = op.Reshape(t, op.Concat(before, length, behind, parts, axis=0))
+    seen.value.shape = ir.Shape([None, None, None, t.dim(-1)])
+    return seen
+
+
+def _transformed_back(
+    op: OpBuilder,
+    dy: Tensor,
+    y: Tensor,
+    x: Tensor,
+    dft_length: Tensor | None,
+    axis: int,
+    *,
+    inverse: int,
+    onesided: int,
+) -> Tensor:
     length = dim(op, x, axis)
     if onesided and inverse:  # half a spectrum to a real signal
         count = _number(op, dft_length, (length - 1) * 2)
@@ -45,19 +78,6 @@ def dft(
     count = _number(op, dft_length, length)
     dx = _adjoint(op, dy, y, axis, count, inverse=inverse, onesided=onesided)
     return _parts(op, _fit(op, dx, axis, count, length), x)
-
-
-def _axis(op: OpBuilder, attribute: int, operand: Tensor | None) -> int:
-    """The axis: an attribute before opset 20, an operand (by default -2) since."""
-    if op.opset < 20:
-        return attribute
-    if operand is None:
-        return -2
-    if operand.const is None:
-        raise ModelError(
-            f"The axis {operand.name!r} of DFT must be a constant to differentiate it."
-        )
-    return int(operand.const)
 
 
 def _number(op: OpBuilder, operand: Tensor | None, default: Size) -> Size:
