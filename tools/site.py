@@ -214,7 +214,8 @@ def is_own(source: Path, name: str) -> bool:
             folder = source.parents[node.level - 1].joinpath(*node.module.split("."))
             files = [f for f in (folder / "__init__.py", folder.with_suffix(".py")) if f.is_file()]
             original = next(a.name for a in node.names if (a.asname or a.name) == name)
-            return bool(files) and is_own(files[0], original)
+            is_module = (folder / original).is_dir() or (folder / f"{original}.py").is_file()
+            return bool(files) and not is_module and is_own(files[0], original)
     return True
 
 

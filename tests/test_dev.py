@@ -1,0 +1,83 @@
+"""dev.py and .pre-commit-config.yaml run what CONTRIBUTING says they run."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture
+def dev(monkeypatch) -> ModuleType:
+    """The script, with programs and environments recorded instead of run."""
+    spec = importlib.util.spec_from_file_location("dev", ROOT / "dev.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.ran = []
+
+    def run(*arguments: str) -> int:
+        module.ran.append(arguments)
+        return 0
+
+    monkeypatch.setattr(module, "run", run)
+    monkeypatch.setattr(module, "set_up", lambda *_: None)
+    return module
+
+
+@pytest.mark.parametrize("options", [[], ["--fast"], ["--coverage"], ["--fast", "tests/graph"]])
+def test_every_run_lints_and_checks_types(dev, options) -> None:
+    assert dev.test(options) == 0
+    assert [step[1] for step in dev.ran] == ["ruff", "ruff", "mypy", "pytest"]
+
+
+def test_fast_runs_the_list_unless_something_else_is_named(dev) -> None:
+    dev.test(["--fast"])
+    assert dev.ran[-1][-len(dev.FAST) :] == dev.FAST
+    dev.test(["--fast", "tests/graph", "-x"])
+    assert "tests/graph" in dev.ran[-1]
+    assert not set(dev.FAST) - {"tests/graph"} & set(dev.ran[-1])
+    assert "not slow" in dev.ran[-1]
+    dev.test(["tests/graph"])
+    assert "not slow" not in dev.ran[-1]
+
+
+def test_the_fast_list_has_some_of_every_part(dev) -> None:
+    for path in dev.FAST:
+        assert (ROOT / path).exists(), path
+    parts = {Path(p).parts[1] for p in dev.FAST if len(Path(p).parts) > 1}
+    folders = {p.name for p in (ROOT / "tests").iterdir() if (p / "__init__.py").is_file()}
+    assert folders - parts == {"bench", "docs", "end_to_end", "examples"}  # these take minutes
+
+
+def test_the_first_failure_ends_the_run(dev, monkeypatch) -> None:
+    ran: list[str] = []
+    monkeypatch.setattr(dev, "run", lambda *step: ran.append(step[1]) or 1)
+    assert dev.test([]) == 1
+    assert ran == ["ruff"]
+
+
+def test_usage_names_the_commands(dev, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(dev.sys, "argv", ["dev.py", "tset"])
+    assert dev.main() == 2
+    said = capsys.readouterr().err
+    for command in ("demo", "test", "api", "docs", "bench", "python"):
+        assert command in said
+        assert f"dev.py {command}" in (dev.__doc__ or "")
+
+
+def test_pre_commit_takes_the_tools_of_the_tests(dev) -> None:
+    config = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())
+    hooks = [hook for repo in config["repos"] for hook in repo["hooks"]]
+    assert [repo["repo"] for repo in config["repos"]] == ["local"]
+    for hook, start in zip(hooks, (("ruff", "format"), ("ruff", "check"), ("mypy",)), strict=True):
+        program, script, command, *arguments = hook["entry"].split()
+        assert (program, script, command) == ("python3", "dev.py", "python")
+        assert dev.python(arguments) == 0
+        assert dev.ran[-1][: 1 + len(start)] == ("-m", *start)
