@@ -87,7 +87,7 @@ def test_first_api(rate, use_numpy, bad):
     fit(GOOD[0])
     fit_twin(GOOD[0])
     before = trained.train_session_.get_state()
-    with pytest.raises(ConvergenceError, match="rows 0 to 5 of iteration 0.*before that batch"):
+    with pytest.raises(ConvergenceError, match=r"rows 0 to 5 of iteration 0.*before that batch"):
         fit(models.BAD[bad]())
     models.assert_same(trained.train_session_.get_state(), before)
     models.assert_same(trained.get_state(), {n: before[n] for n in models.TRAINABLE})
@@ -173,7 +173,7 @@ def test_estimator(optimizer, dtype, bad):
     fit(trained, GOOD[0])
     fit(twin, GOOD[0])
     before = trained._session.get_state()
-    with pytest.raises(ConvergenceError, match="rows 0 to 5 of iteration 1.*changed nothing"):
+    with pytest.raises(ConvergenceError, match=r"rows 0 to 5 of iteration 1.*changed nothing"):
         fit(trained, OVERFLOW[bad]())
     models.assert_same(trained._session.get_state(), before)
     assert trained.n_iter_ == 1

@@ -157,7 +157,7 @@ def test_nobody_sees_half_a_step(even, tmp_path):
     """While one thread trains, others evaluate, save, export, read and write the weights."""
     state, module, optimizer = parts(even, RATE)
     evaluating = Module(even.train, state, even.eval).eval()
-    seen = {name: 0 for name in ("eval", "save", "export", "vector", "write", "pickle")}
+    seen = dict.fromkeys(("eval", "save", "export", "vector", "write", "pickle"), 0)
 
     def train():
         module.lazy_reset_grad()

@@ -132,7 +132,7 @@ def test_a_predecessors_optimizer_refuses_to_work_after_a_fork():
     X, y = regression()
     made = OrtGradientForwardBackwardOptimizer(linear(), max_iter=2, learning_rate=1e-2)
     made.fit(X, y.reshape(-1, 1))
-    with pytest.raises(ChildError, match="was made before the process was forked.*Pickle it"):
+    with pytest.raises(ChildError, match=r"was made before the process was forked.*Pickle it"):
         in_child(lambda: made.predict(X))
     loaded = pickle.dumps(made)
     np.testing.assert_array_equal(

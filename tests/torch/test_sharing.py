@@ -93,7 +93,7 @@ def test_a_trainer_is_asked_while_it_trains():
 
 def test_a_trainer_cannot_be_pickled_and_says_what_can():
     for attempt in (pickle.dumps, copy.deepcopy):
-        with pytest.raises(SharingError, match="cannot be pickled.*state_dict"):
+        with pytest.raises(SharingError, match=r"cannot be pickled.*state_dict"):
             attempt(trainer())
 
 
@@ -101,7 +101,7 @@ def test_a_trainer_cannot_be_pickled_and_says_what_can():
 def test_a_trainer_refuses_to_work_after_a_fork():
     made, (batch,) = trainer(), batches(1)
     made.train_step(*batch)
-    with pytest.raises(ChildError, match="was made before the process was forked.*state_dict"):
+    with pytest.raises(ChildError, match=r"was made before the process was forked.*state_dict"):
         in_child(lambda: made.train_step(*batch))
     made.train_step(*batch)
 

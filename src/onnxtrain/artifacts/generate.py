@@ -151,11 +151,7 @@ def generate_artifacts(
     directory = _directory(artifact_directory)
     loss_block = _loss_block(loss, ignore_index)
     optimizer_block = _optimizer_block(optimizer)
-    if additional_output_names is not None and not isinstance(additional_output_names, list):
-        raise ArtifactError(
-            "additional_output_names must be a list of names, not "
-            f"{type(additional_output_names).__name__}."
-        )
+    _check_names(additional_output_names)
     trainable = choose(loaded, requires_grad, "requires_grad", inputs=True)
     frozen = choose(loaded, frozen_params, "frozen_params")
     check_apart(trainable, frozen)
@@ -242,6 +238,13 @@ def _ends_in_a_scalar(model: onnx.ModelProto) -> bool:
     """Whether the first output may be a loss: a number, or a tensor of one."""
     shape = model.graph.output[0].type.tensor_type.shape
     return all(d.dim_value == 1 for d in shape.dim)
+
+
+def _check_names(additional: Any) -> None:
+    if additional is not None and not isinstance(additional, list):
+        raise ArtifactError(
+            f"additional_output_names must be a list of names, not {type(additional).__name__}."
+        )
 
 
 def _load(model: Any) -> tuple[onnx.ModelProto, str | None]:

@@ -61,12 +61,7 @@ def write(
     own = model.state_dict() if isinstance(model, torch.nn.Module) else {}
     known = list(own) if is_torch else list(names)
     if loaded.strict:
-        missing = [n for n in known if n not in loaded.weights]
-        extra = [n for n in loaded.weights if n not in known]
-        if missing or extra:
-            raise StateMismatchError(
-                f"The state does not fit the model: missing {missing}, unexpected {extra}."
-            )
+        _check_complete(loaded, known)
     engine = engines[0]
     changing, constants = engine.weights(), engine.constants()
     fixed: dict[str, Array] = {}
@@ -93,6 +88,15 @@ def write(
         store.push()
     for each in engines:
         each.set_constants(fixed)
+
+
+def _check_complete(loaded: Loaded, known: Sequence[str]) -> None:
+    missing = [n for n in known if n not in loaded.weights]
+    extra = [n for n in loaded.weights if n not in known]
+    if missing or extra:
+        raise StateMismatchError(
+            f"The state does not fit the model: missing {missing}, unexpected {extra}."
+        )
 
 
 def random_of(saved: Any) -> tuple[int, int]:
