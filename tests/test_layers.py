@@ -243,3 +243,14 @@ def test_light_imports(module: str) -> None:
     code = f"import sys, {module}; print(sorted({heavy} & set(sys.modules)))"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"
+
+
+def test_one_place_creates_sessions() -> None:
+    """Threads, options and providers are decided in one file."""
+    users = {
+        path.relative_to(ROOT).as_posix()
+        for path in ROOT.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("InferenceSession")
+    }
+    assert users == {"runtime/session/devices.py"}

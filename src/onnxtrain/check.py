@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx_ir as ir
-import onnxruntime as ort
 
 from .compile import differentiate
 from .errors import ModelError, OnnxTrainError
@@ -20,6 +19,7 @@ from .graph.evaluate import evaluator
 from .graph.retype import to_float64
 from .graph.tensor import dims_of
 from .normalize import normalize
+from .runtime.session.devices import create_session
 
 Array = np.ndarray[Any, Any]
 
@@ -185,7 +185,7 @@ def _gradients(
     seeds: Mapping[str, Array],
     names: Sequence[str],
 ) -> dict[str, Array]:
-    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    session = create_session(model.SerializeToString())
     types = {i.name: i.type for i in session.get_inputs()}
     point = dict(feeds)
     for target, seed in seeds.items():

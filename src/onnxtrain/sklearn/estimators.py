@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.model_selection import train_test_split
@@ -38,6 +37,7 @@ from ..graph import parameters as params
 from ..graph import to_proto
 from ..graph.contract import RANDOM_INPUT
 from ..hyper import check_amount, check_limit
+from ..runtime.session.devices import create_session
 from ..runtime.sharing import exclusive, keep_from_parent, lock_after_fork
 from .networks import LABEL, LOSS, WEIGHT, Network, Penalty, mlp, network, training_model
 from .validation import validated
@@ -344,7 +344,7 @@ class OnnxEstimator(Locked, BaseEstimator):  # type: ignore[misc]
         self._predictor = self._new_predictor()
 
     def _new_predictor(self) -> Any:
-        return onnxruntime.InferenceSession(
+        return create_session(
             self._prediction_onnx.SerializeToString(), providers=device_to_providers(self.device)
         )
 
@@ -376,7 +376,7 @@ class OnnxEstimator(Locked, BaseEstimator):  # type: ignore[misc]
     def _raw_now(self, X: Array) -> Array:
         """The same with the weights of the moment, while training."""
         if self._evaluator is None:
-            self._evaluator = onnxruntime.InferenceSession(
+            self._evaluator = create_session(
                 self._evaluation_onnx.SerializeToString(),
                 providers=device_to_providers(self.device),
             )

@@ -17,6 +17,7 @@ import torch
 from onnxruntime.capi import _pybind_state as ort
 
 from ..graph.contract import RANDOM_INPUT
+from ..runtime.session.devices import create_session
 from ..runtime.session.feeds import on_host
 from ..runtime.session.threads import HEAVY, LIMIT, applications
 from ._openmp import pause
@@ -113,9 +114,7 @@ def make_session(model: onnx.ModelProto, device: torch.device, config: Mapping[s
         # The blocked layout of the last level wants constant weights; without, it only costs
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
     try:
-        session = onnxruntime.InferenceSession(
-            model.SerializeToString(), options, providers=providers_for(device)
-        )
+        session = create_session(model.SerializeToString(), options, providers_for(device))
     except ORTModuleDeviceException:
         raise
     except Exception as error:  # onnxruntime has a class of its own for every kind of failure

@@ -13,7 +13,7 @@ import onnx
 import onnxruntime
 
 from ...errors import OnnxTrainError
-from ...runtime.session.devices import session_options
+from ...runtime.session.devices import create_session, session_options
 from ...runtime.sharing import Lock, Refusal, keep_from_parent, note
 
 Array = npt.NDArray[Any]
@@ -37,8 +37,7 @@ def small_session(model: onnx.ModelProto, providers: Any = None) -> onnxruntime.
     """A session for a graph of a few nodes: one thread, since handing work over costs more."""
     options = session_options()
     options.intra_op_num_threads = 1
-    providers = ["CPUExecutionProvider"] if providers is None else providers
-    return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=providers)
+    return create_session(model.SerializeToString(), options, providers)
 
 
 class Locked:

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 
 from ...errors import InputError, ModelError, NonFiniteError, UnknownNameError
+from ...runtime.session.devices import create_session
 from ...runtime.sharing import exclusive
 from ...runtime.state.buffers import TensorStore
 from ...runtime.step.finite import first_not_finite, is_finite
@@ -242,7 +242,7 @@ class OrtGradientOptimizer(TrainerBase):
         model = self._model()
         weights = list(self._weights(model))
         if self._validation is None:
-            self._validation = onnxruntime.InferenceSession(
+            self._validation = create_session(
                 with_weights_as_inputs(model, dict.fromkeys(weights)).SerializeToString(),
                 providers=device_to_providers(self.device),
             )

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import onnx
-import onnxruntime
 from onnxruntime.capi._pybind_state import OrtValue, SessionIOBinding
 
 from ...errors import DeviceError, ModelError, SharingError, UnknownNameError
 from ...graph import ModelLike
+from ...runtime.session.devices import create_session
 from ..ort import (
     OrtModuleGraphBuilder,
     OrtModuleGraphBuilderConfiguration,
@@ -168,8 +168,8 @@ class OrtGradientForwardBackward(BaseOnnx):
     def _make_class(self, gradient: bytes, builder: OrtModuleGraphBuilder) -> type:
         info = builder.get_graph_info()
         options = {"providers": self.providers, "provider_options": self.provider_options}
-        session = onnxruntime.InferenceSession(gradient, self.sess_options, **options)
-        evaluating = onnxruntime.InferenceSession(
+        session = create_session(gradient, self.sess_options, **options)
+        evaluating = create_session(
             self._optimized_pre_grad_model.SerializeToString(), self.sess_options, **options
         )
         first = self.providers[0]

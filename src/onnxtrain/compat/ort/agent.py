@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 from onnxruntime.capi._pybind_state import OrtDevice, OrtValue, RunOptions
 from onnxruntime.capi._pybind_state import OrtValueVector as OrtValueVector
 
 from ...errors import ExecutionError, InputError, ModelError, UnknownNameError
 from ...graph.contract import RANDOM_INPUT
 from ...passes.partition import Partition
+from ...runtime.session.devices import create_session
 from ...runtime.sharing import OneProcess, keep_from_parent
 from .graph_builder import embedded, split
 from .seed import drawn_seed
@@ -279,7 +279,7 @@ def _sessions(session: Any, *models: onnx.ModelProto) -> list[Any]:
     made = []
     for model in models:
         content = model.SerializeToString()
-        one = onnxruntime.InferenceSession(content, core.session_options, providers=providers)
+        one = create_session(content, core.session_options, providers)
         made.append(one._sess)
     return made
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import onnx
-import onnxruntime
 
 from ...normalize import MAX_IR
+from ...runtime.session.devices import create_session
 
 BITS = 24
 """What a float holds exactly."""
@@ -22,8 +22,6 @@ def drawn_seed() -> int:
     graph = onnx.helper.make_graph([node], "seed", [], [output])
     opset = [onnx.helper.make_opsetid("", 18)]
     model = onnx.helper.make_model(graph, opset_imports=opset, ir_version=MAX_IR)
-    session = onnxruntime.InferenceSession(
-        model.SerializeToString(), providers=["CPUExecutionProvider"]
-    )
+    session = create_session(model.SerializeToString())
     low, high_part = session.run(None, {})[0].astype(int)
     return int(low) + (int(high_part) << BITS)

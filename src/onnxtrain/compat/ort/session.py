@@ -23,7 +23,7 @@ from ...runtime.files.dtypes import BY_ONNX
 from ...runtime.files.onnxfile import ValueInfo
 from ...runtime.labels import ClassLabels
 from ...runtime.session.binding import HOST
-from ...runtime.session.devices import RUN_OPTIONS, Device, session_options
+from ...runtime.session.devices import RUN_OPTIONS, Device, create_session, session_options
 from ...runtime.session.feeds import FeedCheck, raw_ortvalue
 from ...runtime.sharing import OneProcess, exclusive
 from ...runtime.state.buffers import TensorSpec, TensorStore
@@ -114,11 +114,8 @@ class TrainingSession(OneProcess, onnxruntime.InferenceSession):  # type: ignore
             if sum(arrays[w].size for w in weights) < SMALL:
                 sess_options.intra_op_num_threads = 1
         self._cores = {
-            updates: onnxruntime.InferenceSession(
-                to_proto(one.model).SerializeToString(),
-                sess_options,
-                providers=providers,
-                provider_options=provider_options,
+            updates: create_session(
+                to_proto(one.model).SerializeToString(), sess_options, providers, provider_options
             )
             for updates, one in self._steps.items()
         }

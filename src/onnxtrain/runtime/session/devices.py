@@ -141,7 +141,7 @@ class Device:
                 f"{', '.join(onnxruntime.get_available_providers())}."
             )
         try:
-            session = onnxruntime.InferenceSession(model, options, providers=self.providers)
+            session = create_session(model, options, self.providers)
         except Exception as error:  # its errors have no common base class
             raise ModelFileError(f"onnxruntime cannot load the model: {error}") from error
         if asked and asked[0] not in session.get_providers():
@@ -150,6 +150,28 @@ class Device:
                 f"{session.get_providers()} instead. Check the driver and libraries it needs."
             )
         return session
+
+
+def create_session(
+    model: bytes | str,
+    options: Any = None,
+    providers: Sequence[Any] | None = None,
+    provider_options: Sequence[Any] | None = None,
+) -> onnxruntime.InferenceSession:
+    """A session of onnxruntime; all that onnxtrain has are created here.
+
+    Args:
+        model: its bytes, or the path of its file.
+        options: of the session, by default those of `session_options`.
+        providers: execution providers, with or without their options; by default the CPU's.
+        provider_options: their options, where the providers are names.
+    """
+    return onnxruntime.InferenceSession(
+        model,
+        options if options is not None else session_options(),
+        providers=["CPUExecutionProvider"] if providers is None else list(providers),
+        provider_options=provider_options,
+    )
 
 
 def session_options(
