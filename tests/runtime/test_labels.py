@@ -16,7 +16,7 @@ from onnxtrain import artifacts, onnxblock
 from onnxtrain.api import CheckpointState, Module, Optimizer, Trainer
 from onnxtrain.artifacts.choose import ArtifactError
 from onnxtrain.errors import InputError, LabelError, ModelFileError, RunError
-from onnxtrain.runtime.labels import ClassLabels
+from onnxtrain.runtime.session.labels import ClassLabels
 
 NAMES = ["w1", "b1", "w2", "b2"]
 RNG = np.random.default_rng(0)

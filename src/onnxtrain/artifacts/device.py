@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any, cast
 
 from ..errors import ExternalDataError, ModelFileError, OnnxTrainError
-from ..runtime import external
+from ..runtime.files import external
 from ..runtime.files.atomic import write_atomically
 from ..runtime.files.dtypes import type_name
 from ..runtime.files.onnxfile import Node, ValueInfo
+from ..runtime.files.readfile import read_regular
 from ..runtime.files.wire import FIXED32, VARINT
-from ..runtime.labels import ClassLabels
-from ..runtime.readfile import read_regular
+from ..runtime.session.labels import ClassLabels
 from ..runtime.state.buffers import TensorSpec
 from ..runtime.step.artifact import KEY, Artifact, drop_accumulation, load_artifact, specs_of
 from ..runtime.step.export import add_output_types, to_inference

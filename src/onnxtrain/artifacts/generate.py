@@ -28,7 +28,7 @@ from ..onnxblock.model_accessor import ModelAccessor
 from ..onnxblock.optim import OptimizerBlock
 from ..onnxblock.optim.optim import shapes_of
 from ..passes import Recompute
-from ..runtime.sharing import GlobalLock
+from ..runtime.session.sharing import GlobalLock
 from .choose import ArtifactError, Choice, check_apart, choose
 from .device import write_device_file
 from .write import all_or_nothing

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from ..runtime.readfile import open_regular
+from ..runtime.files.readfile import open_regular
 from .output import UserError
 
 Array = npt.NDArray[Any]

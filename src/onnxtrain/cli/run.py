@@ -18,10 +18,10 @@ from ..artifacts import generate_artifacts
 from ..distributed.connect import connect
 from ..distributed.start import once
 from ..errors import CheckpointError, NonFiniteError, RunError, StateError
+from ..runtime.files.readfile import read_regular
 from ..runtime.loop.callbacks import SaveCheckpoint
 from ..runtime.loop.metrics import Accuracy, Metric
 from ..runtime.loop.trainer import History, Trainer
-from ..runtime.readfile import read_regular
 from ..runtime.session.devices import session_options
 from . import progress, report
 from .app import INTERRUPTED

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..hyper import LARGEST
-from ..runtime.readfile import read_regular
+from ..runtime.files.readfile import read_regular
 from .output import UserError
 from .recipes import IGNORED, loss_recipe
 

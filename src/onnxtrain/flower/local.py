@@ -15,7 +15,7 @@ from ..hyper import check_amount
 from ..runtime.loop.batches import make_batches
 from ..runtime.loop.metrics import Metric
 from ..runtime.loop.trainer import Trainer
-from ..runtime.sharing import OneProcess, exclusive
+from ..runtime.session.sharing import OneProcess, exclusive
 from ..runtime.state.checkpoint_state import CheckpointState
 from ..runtime.step.module import Module
 from ..runtime.step.optimizer import Optimizer

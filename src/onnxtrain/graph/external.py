@@ -10,7 +10,7 @@ import google.protobuf.message
 import onnx
 import onnx_ir as ir
 
-from ..runtime.external import (
+from ..runtime.files.external import (
     CHILDREN,
     EXTERNAL,
     DataFolder,

@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from ..errors import MissingFileError, ModelError
 from ..runtime.files.atomic import write_atomically
-from ..runtime.readfile import PROTOBUF_LIMIT, open_regular
+from ..runtime.files.readfile import PROTOBUF_LIMIT, open_regular
 from .external import settle_tensors, settled, settled_tensor, weights
 from .representable import representable
 from .sound import check_sound

@@ -9,7 +9,7 @@ import onnx
 import onnx.shape_inference
 
 from ..errors import ModelError
-from ..runtime.external import bits_of
+from ..runtime.files.external import bits_of
 from .evaluate import evaluate
 
 HUGE = 2**40

@@ -10,7 +10,7 @@ import onnx
 from onnx import numpy_helper
 
 from ..errors import ModelError
-from ..runtime.external import bits_of
+from ..runtime.files.external import bits_of
 
 DENSE_BYTES = 2**28
 """What the sparse tensors of a model may have when they are written out: far more than any has."""

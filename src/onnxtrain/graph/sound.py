@@ -9,8 +9,8 @@ from functools import partial
 import onnx
 
 from ..errors import ModelError, ModelFileError
-from ..runtime.external import EXTERNAL, MAX_NESTING, bits_of
-from ..runtime.sound import Body, Key, check_functions, check_tensor, key_of, refuse_second
+from ..runtime.files.external import EXTERNAL, MAX_NESTING, bits_of
+from ..runtime.files.sound import Body, Key, check_functions, check_tensor, key_of, refuse_second
 from .external import tensors_of
 
 RAW = "raw_data"

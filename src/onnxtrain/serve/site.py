@@ -9,7 +9,7 @@ from importlib import resources
 from pathlib import Path
 
 from ..errors import ModelError, OnnxTrainError
-from ..runtime.external import DataFolder, Reference
+from ..runtime.files.external import DataFolder, Reference
 
 DEVICE = "device.json"
 ARTIFACTS = (

@@ -38,7 +38,7 @@ from ..graph import to_proto
 from ..graph.contract import RANDOM_INPUT
 from ..hyper import check_amount, check_limit
 from ..runtime.session.devices import create_session
-from ..runtime.sharing import exclusive, keep_from_parent, lock_after_fork
+from ..runtime.session.sharing import exclusive, keep_from_parent, lock_after_fork
 from .networks import LABEL, LOSS, WEIGHT, Network, Penalty, mlp, network, training_model
 from .validation import validated
 

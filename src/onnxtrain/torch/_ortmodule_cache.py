@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ..passes import Recompute
-from ..runtime.sharing import keep_from_parent, note
+from ..runtime.session.sharing import keep_from_parent, note
 from ._ortmodule_graph import Traced, build, trace
 from ._ortmodule_run import (
     Bound,

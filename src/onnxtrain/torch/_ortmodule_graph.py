@@ -19,7 +19,7 @@ from ..graph import to_proto
 from ..graph.labels import ClassLabels as Expected
 from ..passes import Recompute
 from ..passes.draws import draws
-from ..runtime.labels import ClassLabels
+from ..runtime.session.labels import ClassLabels
 from ._ortmodule_structure import Structure, leaf_names, put_together, take_apart
 from .export import ExportError, Probe, called, export
 from .fallback import (

@@ -23,7 +23,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ..errors import OnnxTrainError
-from ..runtime.sharing import GlobalLock
+from ..runtime.session.sharing import GlobalLock
 from . import repair
 from .gradient_marks import GradientMarks, name_barriers, zeros
 from .repair import DynamicAxes

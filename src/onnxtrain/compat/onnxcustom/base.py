@@ -14,7 +14,7 @@ import onnxruntime
 
 from ...errors import OnnxTrainError
 from ...runtime.session.devices import create_session, session_options
-from ...runtime.sharing import Lock, Refusal, keep_from_parent, note
+from ...runtime.session.sharing import Lock, Refusal, keep_from_parent, note
 
 Array = npt.NDArray[Any]
 T = TypeVar("T")

@@ -11,7 +11,7 @@ import onnx
 
 from ...errors import InputError, ModelError, NonFiniteError, UnknownNameError
 from ...runtime.session.devices import create_session
-from ...runtime.sharing import exclusive
+from ...runtime.session.sharing import exclusive
 from ...runtime.state.buffers import TensorStore
 from ...runtime.step.finite import first_not_finite, is_finite
 from ..ort import TrainingParameters, TrainingSession

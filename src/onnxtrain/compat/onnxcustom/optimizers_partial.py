@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 
 from ...errors import InputError, ModelError, UnknownNameError
-from ...runtime.sharing import exclusive
+from ...runtime.session.sharing import exclusive
 from .base import Array
 from .common import TrainerBase, as_array, input_dtype, own_inputs
 from .data_loader import OrtDataLoader, generator

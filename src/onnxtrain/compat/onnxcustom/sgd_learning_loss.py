@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import onnx
 
-from ...runtime.labels import ClassLabels
-from ...runtime.sharing import exclusive
+from ...runtime.session.labels import ClassLabels
+from ...runtime.session.sharing import exclusive
 from .base import Array, BaseOnnx, SelectionError, select_class, small_session, to_array
 from .devices import numpy_to_ort_value
 from .onnx_function import function_onnx_graph

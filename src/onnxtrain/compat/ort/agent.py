@@ -16,7 +16,7 @@ from ...errors import ExecutionError, InputError, ModelError, UnknownNameError
 from ...graph.contract import RANDOM_INPUT
 from ...passes.partition import Partition
 from ...runtime.session.devices import create_session
-from ...runtime.sharing import OneProcess, keep_from_parent
+from ...runtime.session.sharing import OneProcess, keep_from_parent
 from .graph_builder import embedded, split
 from .seed import drawn_seed
 

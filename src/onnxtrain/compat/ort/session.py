@@ -21,11 +21,11 @@ from ...hyper import LARGEST, check_rate
 from ...optim.transforms import FIRST, SECOND
 from ...runtime.files.dtypes import BY_ONNX
 from ...runtime.files.onnxfile import ValueInfo
-from ...runtime.labels import ClassLabels
 from ...runtime.session.binding import HOST
 from ...runtime.session.devices import RUN_OPTIONS, Device, create_session, session_options
 from ...runtime.session.feeds import FeedCheck, raw_ortvalue
-from ...runtime.sharing import OneProcess, exclusive
+from ...runtime.session.labels import ClassLabels
+from ...runtime.session.sharing import OneProcess, exclusive
 from ...runtime.state.buffers import TensorSpec, TensorStore
 from ...runtime.step.finite import all_finite, first_not_finite, is_finite, refused
 from .binding import Prebound, StepBinding

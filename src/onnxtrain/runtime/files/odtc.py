@@ -18,12 +18,12 @@ import numpy.typing as npt
 
 from ...errors import CheckpointError, ModelFileError
 from ...hyper import check_rate
-from ..external import DataFolder, Reference
-from ..readfile import read_regular
 from ..state.buffers import TensorSpec, TensorStore
 from ..state.checkpoint_state import CheckpointState, OptimizerState
 from .atomic import write_atomically
 from .dtypes import BY_ONNX, ElementType
+from .external import DataFolder, Reference
+from .readfile import read_regular
 
 Array = npt.NDArray[Any]
 IDENTIFIER = b"ODTC"

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 from ...errors import ExternalDataError, MissingFileError, ModelFileError, UnknownNameError
-from .. import external
-from ..readfile import read_regular
-from ..sound import MAX_FIELDS, check_model
+from . import external
 from .atomic import write_atomically
+from .readfile import read_regular
+from .sound import MAX_FIELDS, check_model
 from .wire import Message
 
 D = TypeVar("D", int, None)

@@ -22,10 +22,10 @@ import numpy.typing as npt
 
 from ...errors import CheckpointError, ModelFileError
 from ...hyper import check_rate
-from ..readfile import read_regular
 from ..state.buffers import TensorSpec, TensorStore
 from ..state.checkpoint_state import CheckpointState, OptimizerState
 from .dtypes import BY_ONNX
+from .readfile import read_regular
 from .wire import Message, _take, _varint
 
 Array = npt.NDArray[Any]

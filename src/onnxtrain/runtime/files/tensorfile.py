@@ -18,10 +18,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ...errors import CheckpointError
-from ..readfile import open_regular
 from ..state.buffers import TensorSpec
 from .atomic import write_atomically
 from .dtypes import BY_CODE, ElementType, of_array
+from .readfile import open_regular
 
 Array = npt.NDArray[Any]
 MAX_HEADER = 100_000_000

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TextIO
 
-from ..resume import best_in, whole_in
+from .resume import best_in, whole_in
 
 if TYPE_CHECKING:
     from .trainer import Trainer

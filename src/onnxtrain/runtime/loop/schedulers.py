@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from ...errors import CheckpointError, StateError
 from ...hyper import check_rate
-from ..resume import best_in, number_in, whole_in
+from .resume import best_in, number_in, whole_in
 
 
 class HasLearningRate(Protocol):

@@ -15,9 +15,8 @@ import numpy.typing as npt
 from ...errors import InputError, NonFiniteError, SharingError, StateError
 from ...hyper import check_limit, check_rate
 from ..files.onnxfile import Source
-from ..resume import Position
 from ..session.devices import Device, Provider
-from ..sharing import OneProcess, exclusive
+from ..session.sharing import OneProcess, exclusive
 from ..state.checkpoint_state import CheckpointState, OptimizerState
 from ..step import kernels
 from ..step.evaluator import Evaluator, join
@@ -29,6 +28,7 @@ from ..step.update import load_optimizer
 from .batches import Batches, make_batches
 from .callbacks import Callback, EveryEpoch, Progress, SaveCheckpoint
 from .metrics import Metric, resolve
+from .resume import Position
 from .schedulers import LRScheduler, ReduceLROnPlateau, WarmUp
 
 Array = npt.NDArray[Any]

@@ -14,11 +14,11 @@ from numpy import ndarray
 from ...errors import InputError, RunError
 from ..files.dtypes import BY_ONNX, ElementType
 from ..files.onnxfile import ValueInfo
-from ..labels import ClassLabels
 from ..state.buffers import TensorStore
 from ..step.artifact import Artifact
 from .devices import RUN_OPTIONS, Device
 from .feeds import FeedCheck, raw_ortvalue
+from .labels import ClassLabels
 
 Array = npt.NDArray[Any]
 SMALL = 64

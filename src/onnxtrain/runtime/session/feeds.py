@@ -13,7 +13,7 @@ from onnxruntime.capi import _pybind_state as ort
 from ...errors import InputError
 from ..files.dtypes import BY_NUMPY, BY_ONNX, STRING, type_name
 from ..files.onnxfile import ValueInfo
-from ..labels import ClassLabels
+from .labels import ClassLabels
 
 Array = npt.NDArray[Any]
 Signature = tuple[Any, tuple[int, ...]]

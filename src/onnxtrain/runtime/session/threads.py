@@ -16,9 +16,9 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
-from ..sharing import GlobalLock
 from ..step.artifact import Artifact, specs_of, weights_change
 from .devices import Device, session_options
+from .sharing import GlobalLock
 
 LIMIT = 1_000_000
 """Multiplications of a forward pass up to which one thread is used: about 0.1 ms of work."""

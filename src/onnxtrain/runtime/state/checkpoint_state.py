@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from ...errors import InputError, MissingParameterError, StateError
 from ..session.devices import Device
-from ..sharing import Lock, lock_after_fork, note
+from ..session.sharing import Lock, lock_after_fork, note
 from .buffers import TensorSpec, TensorStore
 
 Array = npt.NDArray[Any]

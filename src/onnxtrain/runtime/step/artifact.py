@@ -10,7 +10,7 @@ from ...errors import CheckpointError, ModelFileError
 from ..files.dtypes import BY_ONNX
 from ..files.onnxfile import ModelFile, Source, ValueInfo, check_names
 from ..files.predecessor import converted_training, kind_of
-from ..labels import UNSIGNED, ClassLabels
+from ..session.labels import UNSIGNED, ClassLabels
 from ..state.buffers import TensorSpec
 from ..state.checkpoint_state import CheckpointState
 

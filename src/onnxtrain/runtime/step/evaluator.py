@@ -12,7 +12,7 @@ from ...errors import ModelFileError
 from ..files.onnxfile import Source
 from ..session.binding import Binding, UserSide
 from ..session.devices import Device, session_options
-from ..sharing import OneProcess, exclusive
+from ..session.sharing import OneProcess, exclusive
 from ..state.checkpoint_state import CheckpointState
 from .artifact import KEY, load_artifact
 

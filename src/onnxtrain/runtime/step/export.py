@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from ...errors import ModelFileError, UnknownNameError
-from .. import external
+from ..files import external
 from ..files.atomic import write_atomically
 from ..files.onnxfile import ModelFile, Node, Source, captures, tensor_type
 from ..files.wire import Message

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..sharing import GlobalLock
+from ..session.sharing import GlobalLock
 
 Array = npt.NDArray[Any]
 Update = Callable[..., None]

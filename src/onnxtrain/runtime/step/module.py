@@ -21,8 +21,8 @@ from ..session.collector import paused_collector
 from ..session.device_ops import DeviceOps
 from ..session.devices import Device, Provider, session_options
 from ..session.feeds import raw_ortvalue
+from ..session.sharing import OneProcess, exclusive
 from ..session.threads import SmallSteps, Spinner, is_alone, training_options
-from ..sharing import OneProcess, exclusive
 from ..state.buffers import TensorStore
 from ..state.checkpoint_state import CheckpointState
 from ..state.seeds import Draws, reseed

@@ -20,8 +20,8 @@ from ..files.onnxfile import Source
 from ..session.binding import Binding, user_side
 from ..session.device_ops import DeviceOps
 from ..session.devices import Device
+from ..session.sharing import OneProcess
 from ..session.threads import SmallSteps, Spinner, is_alone, training_options
-from ..sharing import OneProcess
 from ..state.buffers import TensorStore
 from ..state.checkpoint_state import CheckpointState, OptimizerState
 from ..state.seeds import Draws, reseed

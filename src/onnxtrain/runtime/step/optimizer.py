@@ -11,7 +11,7 @@ from ...errors import CheckpointError, InputError, NonFiniteError, StateError
 from ...hyper import check_limit, check_rate
 from ..files.dtypes import F32
 from ..files.onnxfile import Source
-from ..sharing import OneProcess, exclusive
+from ..session.sharing import OneProcess, exclusive
 from ..state.buffers import TensorSpec, TensorStore
 from ..state.checkpoint_state import OptimizerState
 from .finite import HUGE, Snapshot, clip_factor, first_not_finite, global_norm, refused

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ....errors import InputError
-from ....runtime.sharing import OneProcess
+from ....runtime.session.sharing import OneProcess
 
 
 class ORTTrainer(OneProcess):

@@ -15,7 +15,7 @@ import torch
 from ....errors import InputError, UnknownNameError
 from ....graph.contract import RANDOM_INPUT
 from ....passes import Recompute
-from ....runtime.sharing import exclusive
+from ....runtime.session.sharing import exclusive
 from ....torch.export import LossFunction
 from ....torch.value_reads import FixedValues, check_choice
 from . import optim

@@ -13,7 +13,7 @@ import onnx
 import torch
 
 from ....errors import InputError
-from ....runtime.sharing import exclusive
+from ....runtime.session.sharing import exclusive
 from ....torch.export import LossFunction
 from ..parameters import what_to_recompute
 from . import checkpoint

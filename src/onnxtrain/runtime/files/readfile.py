@@ -7,7 +7,7 @@ import stat
 from pathlib import Path
 from typing import BinaryIO
 
-from ..errors import OnnxTrainError
+from ...errors import OnnxTrainError
 
 PROTOBUF_LIMIT = 2**31 - 1
 _FLAGS = (

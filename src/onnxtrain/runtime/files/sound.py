@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
 
-from ..errors import ModelFileError
+from ...errors import ModelFileError
 from .external import MAX_NESTING
-from .files.wire import Message
+from .wire import Message
 
 MAX_NODES = 200_000
 """Nodes after all functions are put in the place of their calls: twenty times the largest seen."""

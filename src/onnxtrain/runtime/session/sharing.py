@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar, Concatenate, NoReturn, ParamSpec, Protocol, TypeAlias, TypeVar
 
-from ..errors import SharingError
+from ...errors import SharingError
 
 Lock: TypeAlias = "AbstractContextManager[Any]"
 P = ParamSpec("P")

@@ -28,9 +28,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
-from ..errors import ExternalDataError, MissingFileError, ModelFileError
-from .files.dtypes import BY_ONNX
-from .files.wire import Message
+from ...errors import ExternalDataError, MissingFileError, ModelFileError
+from .dtypes import BY_ONNX
+from .wire import Message
 
 EXTERNAL = 1
 """The value of ``TensorProto.data_location`` for data in another file."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import CheckpointError
+from ...errors import CheckpointError
 
 LIMIT = 2**63
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import LabelError
+from ...errors import LabelError
 
 Array = npt.NDArray[Any]
 UNSIGNED = {
