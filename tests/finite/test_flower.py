@@ -7,10 +7,10 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from onnxtrain.errors import InputError, NonFiniteError  # noqa: E402
-from onnxtrain.flower.local import LocalModel  # noqa: E402
+from onnxtrain.errors import InputError, NonFiniteError
+from onnxtrain.flower.local import LocalModel
 
-from . import models  # noqa: E402
+from . import models
 
 GOOD = [models.good(seed) for seed in range(2)]
 
@@ -21,7 +21,7 @@ GOOD = [models.good(seed) for seed in range(2)]
 def test_weights_of_before_the_batch(folders, name, bad, mu):
     client, twin = LocalModel(folders(name)), LocalModel(folders(name))
     twin.train(GOOD, learning_rate=0.05, proximal_mu=mu)
-    with pytest.raises(NonFiniteError, match="epoch 0, batch 2 .*nothing is sent"):
+    with pytest.raises(NonFiniteError, match=r"epoch 0, batch 2 .*nothing is sent"):
         client.train([*GOOD, models.BAD[bad]()], learning_rate=0.05, proximal_mu=mu)
     models.assert_same(client.arrays(), twin.arrays())
     client.set_arrays(LocalModel(folders(name)).arrays())  # the next round

@@ -1,4 +1,4 @@
-"""scikit-learn estimators: a batch that is no good ends the fit and leaves the weights before it."""
+"""scikit-learn estimators: a batch that is no good ends the fit, with the weights before it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ def rooted(dtype: str = "float") -> onnx.ModelProto:
     return onnx.parser.parse_model(
         f"""<ir_version: 8, opset_import: ["": 18]>
         g ({dtype}[N, 4] x) => ({dtype}[N, 1] out)
-          <{dtype}[4, 1] W = {{0.5, -0.25, 0.125, 1}}, {dtype}[1] b = {{0.5}}, {dtype}[1] gain = {{1}},
+          <{dtype}[4, 1] W = {{0.5, -0.25, 0.125, 1}}, {dtype}[1] b = {{0.5}},
+           {dtype}[1] gain = {{1}},
            int64[1] first = {{0}}>
         {{
             z = MatMul(x, W)
@@ -87,7 +88,7 @@ def test_first_api(rate, use_numpy, bad):
     fit(GOOD[0])
     fit_twin(GOOD[0])
     before = trained.train_session_.get_state()
-    with pytest.raises(ConvergenceError, match="rows 0 to 5 of iteration 0.*before that batch"):
+    with pytest.raises(ConvergenceError, match=r"rows 0 to 5 of iteration 0.*before that batch"):
         fit(models.BAD[bad]())
     models.assert_same(trained.train_session_.get_state(), before)
     models.assert_same(trained.get_state(), {n: before[n] for n in models.TRAINABLE})
@@ -173,7 +174,7 @@ def test_estimator(optimizer, dtype, bad):
     fit(trained, GOOD[0])
     fit(twin, GOOD[0])
     before = trained._session.get_state()
-    with pytest.raises(ConvergenceError, match="rows 0 to 5 of iteration 1.*changed nothing"):
+    with pytest.raises(ConvergenceError, match=r"rows 0 to 5 of iteration 1.*changed nothing"):
         fit(trained, OVERFLOW[bad]())
     models.assert_same(trained._session.get_state(), before)
     assert trained.n_iter_ == 1
