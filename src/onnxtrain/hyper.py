@@ -23,9 +23,9 @@ def check_rate(
     Example:
         >>> check_rate(0)
         0.0
-        >>> check_rate(float("nan"))  # doctest: +ELLIPSIS
+        >>> check_rate(float("nan"), "The rate")
         Traceback (most recent call last):
-        onnxtrain.errors.InputError: The learning rate must be 0 or a positive ...
+        onnxtrain.errors.InputError: The rate must be 0 or a positive finite number, not nan.
     """
     number = _number(value, what, error)
     if not 0.0 <= number <= LARGEST:

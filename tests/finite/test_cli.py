@@ -1,4 +1,4 @@
-"""``onnxtrain train``: the run ends with the last good state saved, and goes on behind the batch."""
+"""``onnxtrain train``: the run ends with the last good state saved, and goes on after it."""
 
 from __future__ import annotations
 

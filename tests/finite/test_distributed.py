@@ -1,4 +1,4 @@
-"""Processes that train together refuse a batch together, though only one of them has the bad row."""
+"""Processes that train together refuse a batch together, though only one has the bad row."""
 
 from __future__ import annotations
 

@@ -151,19 +151,15 @@ def generate_artifacts(
     directory = _directory(artifact_directory)
     loss_block = _loss_block(loss, ignore_index)
     optimizer_block = _optimizer_block(optimizer)
-    _check_names(additional_output_names)
-    trainable = choose(loaded, requires_grad, "requires_grad", inputs=True)
-    frozen = choose(loaded, frozen_params, "frozen_params")
-    check_apart(trainable, frozen)
+    if additional_output_names is not None and not isinstance(additional_output_names, list):
+        raise ArtifactError(
+            "additional_output_names must be a list of names, not "
+            f"{type(additional_output_names).__name__}."
+        )
     block = _Training(loss_block, additional_output_names or [], training_mode, no_gradient)
     block.recompute = recompute
-    can_train = loss is not None or optimizer is not None or _ends_in_a_scalar(loaded)
-    if requires_grad is None and can_train:
-        block.candidates = {t.name for t in loaded.graph.initializer}.difference(frozen)
-    for name in trainable:
-        block.requires_grad(name)
-    for name in frozen:
-        block.requires_grad(name, False)
+    has_loss = loss is not None or optimizer is not None or _ends_in_a_scalar(loaded)
+    block.mark(loaded, requires_grad, frozen_params, has_loss)
     names = loss_input_names or [o.name for o in loaded.graph.output]
     with _library(custom_op_library), onnxblock.base(loaded, path) as accessor:
         block(*names)
@@ -198,7 +194,7 @@ class _Training(onnxblock.TrainingBlock):
     """The user's loss, with the outputs that are wanted besides."""
 
     _accumulating = False
-    candidates: Collection[str] = ()
+    _candidates: Collection[str] = ()
     """Initializers that are trained by default: those of them that the loss depends on."""
 
     def __init__(
@@ -212,6 +208,20 @@ class _Training(onnxblock.TrainingBlock):
         self._loss, self._additional = loss, additional
         self._training_mode, self._no_gradient = training_mode, no_gradient
 
+    def mark(
+        self, model: onnx.ModelProto, requires_grad: Choice, frozen_params: Choice, has_loss: bool
+    ) -> None:
+        """Note what is trained and what is frozen; without a choice it is found out later."""
+        trainable = choose(model, requires_grad, "requires_grad", inputs=True)
+        frozen = choose(model, frozen_params, "frozen_params")
+        check_apart(trainable, frozen)
+        if requires_grad is None and has_loss:
+            self._candidates = {t.name for t in model.graph.initializer}.difference(frozen)
+        for name in trainable:
+            self.requires_grad(name)
+        for name in frozen:
+            self.requires_grad(name, False)
+
     def build(self, *names: str) -> tuple[str, ...]:
         """The loss, then what else is wanted."""
         output = self._loss(*names)
@@ -224,10 +234,10 @@ class _Training(onnxblock.TrainingBlock):
         outputs: Sequence[str],
         model_outputs: Sequence[str],
     ) -> Plan:
-        if self.candidates:
+        if self._candidates:
             model = normalize(load(accessor.model, base_dir=accessor.base_dir))
             names = trainable_by_default(model, outputs[:1], self._no_gradient)
-            trained = [n for n in names if n in self.candidates]
+            trained = [n for n in names if n in self._candidates]
             for name in trained:
                 self.requires_grad(name)
             log.info("Trained, as requires_grad is not given: %s", ", ".join(trained) or "nothing")
@@ -238,13 +248,6 @@ def _ends_in_a_scalar(model: onnx.ModelProto) -> bool:
     """Whether the first output may be a loss: a number, or a tensor of one."""
     shape = model.graph.output[0].type.tensor_type.shape
     return all(d.dim_value == 1 for d in shape.dim)
-
-
-def _check_names(additional: Any) -> None:
-    if additional is not None and not isinstance(additional, list):
-        raise ArtifactError(
-            f"additional_output_names must be a list of names, not {type(additional).__name__}."
-        )
 
 
 def _load(model: Any) -> tuple[onnx.ModelProto, str | None]:

@@ -80,8 +80,8 @@ class TrainingParameters(Fields):
             gains nothing from half precision.
         loss_scale: a fixed loss scale; 0 makes it an input of the session.
         check_finite: raise `NonFiniteError` when a loss or a gradient is NaN or infinite. Such a
-            run changes nothing: weights, moments, count and running statistics stay, and the gradients
-            that were added up for the same update are dropped with it.
+            run changes nothing: weights, moments, count and running statistics stay, and the
+            gradients that were added up for the same update are dropped with it.
         recompute: what the backward half computes again instead of keeping it: a number of
             segments, "auto", "cheap", or names of the values to keep (see the guide on memory).
         transformer_layer_recompute: short for ``recompute=number_recompute_layers``, or "auto" when

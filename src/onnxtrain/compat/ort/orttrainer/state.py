@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -59,9 +59,8 @@ def write(
     """Take over values; engines share what changes and have constants of their own."""
     is_torch = isinstance(model, torch.nn.Module)
     own = model.state_dict() if isinstance(model, torch.nn.Module) else {}
-    known = list(own) if is_torch else list(names)
     if loaded.strict:
-        _check_complete(loaded, known)
+        _check_names(list(own) if is_torch else list(names), loaded.weights)
     engine = engines[0]
     changing, constants = engine.weights(), engine.constants()
     fixed: dict[str, Array] = {}
@@ -75,11 +74,7 @@ def write(
         elif name in own:
             with torch.no_grad():
                 own[name].copy_(torch.as_tensor(array))
-    for kind, of_weights in loaded.moments.items():
-        views = engine.moments().get(kind, {})
-        for name, array in of_weights.items():
-            if name in views:
-                _copy(f"{kind} of {name}", views[name], array)
+    _copy_moments(engine, loaded)
     if loaded.updates is not None:
         engine.updates = loaded.updates
     if loaded.random is not None:
@@ -90,9 +85,17 @@ def write(
         each.set_constants(fixed)
 
 
-def _check_complete(loaded: Loaded, known: Sequence[str]) -> None:
-    missing = [n for n in known if n not in loaded.weights]
-    extra = [n for n in loaded.weights if n not in known]
+def _copy_moments(engine: Engine, loaded: Loaded) -> None:
+    for kind, of_weights in loaded.moments.items():
+        views = engine.moments().get(kind, {})
+        for name, array in of_weights.items():
+            if name in views:
+                _copy(f"{kind} of {name}", views[name], array)
+
+
+def _check_names(known: Collection[str], weights: Collection[str]) -> None:
+    missing = [n for n in known if n not in weights]
+    extra = [n for n in weights if n not in known]
     if missing or extra:
         raise StateMismatchError(
             f"The state does not fit the model: missing {missing}, unexpected {extra}."
