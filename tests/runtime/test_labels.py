@@ -199,7 +199,7 @@ def test_labels_of_other_types(tmp_path, dtype):
     labels = GOOD.astype(dtype).reshape(-1, 1)
     assert module(X, labels) == pytest.approx(torch_loss(GOOD)[0], rel=1e-5)
     labels[2] = np.array(255, np.uint8).astype(dtype)
-    with pytest.raises(LabelError, match=r"Input 't' .* in row 2 .*classes 0 to 3\b"):
+    with pytest.raises(LabelError, match=r"Input 't' .* in row 2, .*classes 0 to 3\b"):
         module(X, labels)
 
 

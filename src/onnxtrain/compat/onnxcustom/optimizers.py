@@ -227,6 +227,8 @@ class OrtGradientOptimizer(TrainerBase):
 
     def _numpy_steps(self, data: Batch, rows: int, starts: range, rate: float) -> float:
         total, wanted = 0.0, [self.loss_output_name]
+        ranks = {i.name: len(i.shape) for i in self.train_session_.get_inputs()}
+        data = tuple(a.reshape(-1) if ranks[n] == 1 else a for n, a in zip(self.input_names_, data))
         for start in starts:
             batch = [a[start : start + rows] for a in data]
             feeds = dict(zip(self.input_names_, batch))

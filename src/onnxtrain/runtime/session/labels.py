@@ -64,7 +64,7 @@ class ClassLabels:
     def _text(self, labels: Array, place: Sequence[int], count: int) -> str:
         value = labels[tuple(place)].item()
         row = f"row {place[0]}" if place else "it"
-        where = f" (at {list(place)})" if len(place) > 1 else ""
+        where = f" (at {list(place)})" if place and labels.size > len(labels) else ""
         most = "numbers from 0 on" if self.classes is None else f"classes 0 to {self.classes - 1}"
         besides = "" if self.ignore_index is None else f", or {self.ignore_index} to be left out"
         rest = f"; {count} of {labels.size} labels are wrong" if count > 1 else ""
@@ -72,8 +72,8 @@ class ClassLabels:
             remedy = "Such a number comes from NaN: look for missing values."
         elif value < 0:
             remedy = (
-                f"If {value} means that a row does not count, say so when the loss is made: "
-                f"ignore_index={value} (--ignore-index {value})."
+                f"If {value} means that a row does not count, leave such rows out, or name it "
+                f"where the loss is made: ignore_index={value} (--ignore-index {value})."
             )
         else:
             remedy = "Correct the labels, or use a model with more classes."
