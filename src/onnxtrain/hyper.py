@@ -23,9 +23,9 @@ def check_rate(
     Example:
         >>> check_rate(0)
         0.0
-        >>> check_rate(float("nan"), "The rate")
+        >>> check_rate(-1, "lr")
         Traceback (most recent call last):
-        onnxtrain.errors.InputError: The rate must be 0 or a positive finite number, not nan.
+        onnxtrain.errors.InputError: lr must be 0 or a positive finite number, not -1.
     """
     number = _number(value, what, error)
     if not 0.0 <= number <= LARGEST:

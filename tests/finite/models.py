@@ -23,7 +23,7 @@ def network() -> onnx.ModelProto:
            float[4, 1] W = {0.5, -0.25, 0.125, 1}, float[1] b = {0.5}, float[1] gain = {1},
            int64[1] first = {0}>
         {
-            h, mean_now, var_now = BatchNormalization <training_mode=1> (x, scale, shift, mean, var)
+            h, m, v = BatchNormalization <training_mode = 1> (x, scale, shift, mean, var)
             z = MatMul(h, W)
             out = Add(z, b)
             d = Sub(out, target)

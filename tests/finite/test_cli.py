@@ -1,4 +1,4 @@
-"""``onnxtrain train``: the run ends with the last good state saved, and goes on after it."""
+"""``onnxtrain train``: the run ends with the last good state saved, and goes on from there."""
 
 from __future__ import annotations
 

@@ -34,24 +34,25 @@ def feeds(batch, rate=0.05):
     return {"x": batch[0], "target": batch[1], "Learning_Rate": np.array([rate], np.float32)}
 
 
-def by_run(trained, batch, wanted=None):
-    return trained.run(wanted, feeds(batch))
+def by_run(trained, batch, rate=0.05):
+    return trained.run(None, feeds(batch, rate))
 
 
 def without_the_loss(trained, batch):
     return trained.run(["out"], feeds(batch))
 
 
-def by_binding(trained, batch):
+def by_binding(trained, batch, rate=0.05):
     binding = trained.io_binding()
-    for name, value in feeds(batch).items():
+    for name, value in feeds(batch, rate).items():
         binding.bind_cpu_input(name, value)
     binding.bind_output("out")
     trained.run_with_iobinding(binding)
 
 
-def by_values(trained, batch):
-    values = {n: onnxruntime.OrtValue.ortvalue_from_numpy(v) for n, v in feeds(batch).items()}
+def by_values(trained, batch, rate=0.05):
+    arrays = feeds(batch, rate)
+    values = {n: onnxruntime.OrtValue.ortvalue_from_numpy(v) for n, v in arrays.items()}
     trained.run_with_ort_values(["out"], values)
 
 
@@ -63,7 +64,7 @@ def test_as_if_the_batch_had_not_been(step, optimizer, bad):
     for before in range(2):  # both sets of buffers are read from
         step(trained, GOOD[before])
         step(twin, GOOD[before])
-        with pytest.raises(NonFiniteError, match=r"is NaN or infinite. Nothing was changed"):
+        with pytest.raises(NonFiniteError, match=r"is NaN or infinite\. Nothing was changed"):
             step(trained, models.BAD[bad]())
         models.assert_same(trained.get_state(), twin.get_state())
     step(trained, GOOD[2])
@@ -91,7 +92,7 @@ def test_added_up_gradients_are_dropped(position, bad):
 
 
 def test_the_error_names_the_weight():
-    with pytest.raises(NonFiniteError, match=r"A gradient, .* .seen in 'gain'., is NaN or inf"):
+    with pytest.raises(NonFiniteError, match=r"A gradient, .* \(seen in 'gain'\)"):
         by_run(session(optim.sgd()), models.nan_gradient())
     with pytest.raises(NonFiniteError, match="The loss is NaN or infinite"):
         by_run(session(), models.infinite_loss())
@@ -133,23 +134,12 @@ def test_mixed_precision_leaves_statistics_and_weights_alone(steps):
 
 
 @pytest.mark.parametrize("rate", [np.nan, np.inf, -np.inf, -0.1])
-@pytest.mark.parametrize("way", ["run", "binding", "values"])
+@pytest.mark.parametrize("way", [by_run, by_binding, by_values])
 def test_learning_rates_that_are_fed(rate, way):
     trained = session(check_finite=False)
     before = trained.get_state()
-    given = feeds(GOOD[0], rate)
-    with pytest.raises(InputError, match="learning rate 'Learning_Rate' must be 0 or a positive"):  # noqa: PT012 - three ways
-        if way == "run":
-            trained.run(None, given)
-        elif way == "binding":
-            binding = trained.io_binding()
-            for name, value in given.items():
-                binding.bind_cpu_input(name, value)
-            binding.bind_output("loss")
-            trained.run_with_iobinding(binding)
-        else:
-            values = {n: onnxruntime.OrtValue.ortvalue_from_numpy(v) for n, v in given.items()}
-            trained.run_with_ort_values(["loss"], values)
+    with pytest.raises(InputError, match="learning rate 'Learning_Rate' must be 0 or a positive"):
+        way(trained, GOOD[0], rate)
     models.assert_same(trained.get_state(), before)
     trained.run(None, feeds(GOOD[0], 0.0))
 

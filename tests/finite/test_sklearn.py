@@ -1,4 +1,4 @@
-"""scikit-learn estimators: a batch that is no good ends the fit, with the weights before it."""
+"""scikit-learn estimators: a batch that is no good ends the fit and changes nothing."""
 
 from __future__ import annotations
 
@@ -43,8 +43,7 @@ def rooted(dtype: str = "float") -> onnx.ModelProto:
         f"""<ir_version: 8, opset_import: ["": 18]>
         g ({dtype}[N, 4] x) => ({dtype}[N, 1] out)
           <{dtype}[4, 1] W = {{0.5, -0.25, 0.125, 1}}, {dtype}[1] b = {{0.5}},
-           {dtype}[1] gain = {{1}},
-           int64[1] first = {{0}}>
+           {dtype}[1] gain = {{1}}, int64[1] first = {{0}}>
         {{
             z = MatMul(x, W)
             zb = Add(z, b)

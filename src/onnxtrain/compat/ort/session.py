@@ -187,8 +187,8 @@ class TrainingSession(OneProcess, onnxruntime.InferenceSession):  # type: ignore
             binding.bind_output(output, device, spec.type.binding, spec.shape, store.pointer(name))
         outputs = list(step.states.values())
         if step.check:
-            pointer = self._check_value.ctypes.data
-            binding.bind_output(step.check, HOST.ort_device, np.float32, (), pointer)
+            address = self._check_value.ctypes.data
+            binding.bind_output(step.check, HOST.ort_device, np.float32, (), address)
             outputs.append(step.check)
         return outputs
 
