@@ -10,6 +10,7 @@ pytest.importorskip("flwr", reason='flwr is not installed (pip install "onnxtrai
 from onnxtrain.errors import InputError
 from onnxtrain.flower import Guard, LocalModel, client_app, make_strategy, server_app
 from onnxtrain.runtime.state.checkpoint_state import CheckpointState
+from tests.sharing import together
 
 from .conftest import client_data, federated_average
 from .grid import LocalGrid
@@ -50,6 +51,27 @@ def test_averaging_strategies_average(artifacts, name, mu):
     assert list(arrays) == ["parameters", "statistics"]
     for key, value in expected.items():
         np.testing.assert_allclose(arrays[key], value, rtol=1e-4, atol=1e-6, err_msg=key)
+
+
+def test_clients_of_one_process_take_turns_with_the_model(artifacts, monkeypatch):
+    """A grid that calls all clients at once; each trains from the arrays that it was sent."""
+    answer = LocalGrid.send_and_receive
+
+    def at_once(grid, messages, *, timeout=None):
+        found = {}
+
+        def ask(index, message):
+            found[index] = answer(grid, [message], timeout=timeout)
+
+        together(*(lambda i=i, m=m: ask(i, m) for i, m in enumerate(messages)))
+        return [reply for index in sorted(found) for reply in found[index]]
+
+    monkeypatch.setattr(LocalGrid, "send_and_receive", at_once)
+    _, _, found = run(artifacts, make_strategy("fedavg", **ALL), client={"epochs": 20})
+    clients = [client_data(node) for node in range(NODES)]
+    options = {"learning_rate": RATE, "epochs": 20}
+    for name, value in federated_average(LocalModel(artifacts), clients, 2, **options).items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-4, atol=1e-6, err_msg=name)
 
 
 def test_fedavgm_moves_on(artifacts):

@@ -10,6 +10,7 @@ from onnxtrain.artifacts import LossType, generate_artifacts
 from onnxtrain.cli.demo_model import digits_network
 from onnxtrain.errors import OnnxTrainError
 from onnxtrain.serve import Server, Site, SiteError
+from tests.sharing import repeat, together
 
 
 @pytest.fixture
@@ -172,3 +173,12 @@ def test_mistakes_are_named(folder, tmp_path):
         Site(folder, runtime=tmp_path)
     with Server(Site(folder)) as server, pytest.raises(SiteError, match="another --port"):
         Server(Site(folder), port=server.port)
+
+
+def test_requests_of_several_threads_do_not_mix(server):
+    def ask(name):
+        status, headers, body = get(server, f"/artifacts/{name}")
+        assert (status, body, int(headers["Content-Length"])) == (200, name.encode(), len(name))
+
+    names = ("training_model.onnx", "checkpoint") * 2
+    together(*(repeat(30, lambda name=name: ask(name)) for name in names))

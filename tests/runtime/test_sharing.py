@@ -32,6 +32,7 @@ from onnxtrain.artifacts import LossType, generate_artifacts
 from onnxtrain.errors import SharingError
 from onnxtrain.runtime.session.binding import Binding
 from onnxtrain.runtime.session.devices import Device
+from onnxtrain.runtime.step import kernels
 from onnxtrain.runtime.step.evaluator import Evaluator
 from onnxtrain.runtime.step.one_graph import OneGraphStep
 from onnxtrain.runtime.step.update import load_optimizer
@@ -216,6 +217,20 @@ def test_a_reset_in_the_middle_of_a_step_counts_for_the_next_one(even, monkeypat
     np.testing.assert_array_equal(state.parameters["w"].grad, 2 * once)
     module(ONE, ZEROS)
     np.testing.assert_array_equal(state.parameters["w"].grad, once)
+
+
+def test_parallel_kernels_run_one_after_the_other():
+    """With the threads that numba brings along, two at once abort the process."""
+    inside = []
+
+    def kernel(number):
+        inside.append(number)
+        time.sleep(0.002)
+        assert inside == [number]
+        inside.pop()
+
+    alone = kernels._one_at_a_time(kernel)
+    together(*(repeat(5, lambda i=i: alone(i)) for i in range(3)))
 
 
 # --- Trainer --------------------------------------------------------------------------------------

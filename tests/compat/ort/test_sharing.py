@@ -140,7 +140,7 @@ def test_what_has_sessions_cannot_be_pickled_and_says_what_can(name):
     make, remedy = MAKERS[name]
     thing, _ = make()
     for attempt in (pickle.dumps, copy.deepcopy):
-        with pytest.raises(SharingError, match=f"{name} cannot be pickled.*{remedy}"):
+        with pytest.raises(SharingError, match=rf"{name} cannot be pickled.*{remedy}"):
             attempt(thing)
 
 
@@ -151,7 +151,7 @@ def test_what_has_sessions_refuses_to_work_after_a_fork(name):
     thing, use = make()
     use()
     with pytest.raises(
-        ChildError, match=f"{name} was made before the process was forked.*{remedy}"
+        ChildError, match=rf"{name} was made before the process was forked.*{remedy}"
     ):
         in_child(use)
     use()
