@@ -173,7 +173,7 @@ def reduce_extremum(
     return winners * (dy / count)
 
 
-@gradient("ReduceProd", stops=(1,), note="right with zeros among the factors")
+@gradient("ReduceProd", stops=(1,), note="right with zeros among the factors, twice too")
 def reduce_prod(
     op: OpBuilder,
     dy: Tensor,
@@ -185,14 +185,18 @@ def reduce_prod(
     noop_with_empty_axes: int = 0,
 ) -> Any:
     # ∂y/∂xᵢ is the product of the other factors: the product of all that are not zero, without
-    # xᵢ, unless a zero is left among the others.
+    # xᵢ, unless a zero is left among the others. A single one that is left is multiplied in as
+    # what it is, because the second derivative is by that one.
     dy = keep_axes(op, dy, x, axes, keepdims, noop_with_empty_axes)
     is_zero = op.Equal(x, 0)
     factors = op.Where(is_zero, 1, x)
     zeros = op.Cast(is_zero, to=x.dtype)
     product = op.ReduceProd(factors, axes, noop_with_empty_axes=noop_with_empty_axes)
-    count = op.ReduceSum(zeros, axes, noop_with_empty_axes=noop_with_empty_axes)
-    return op.Where(count > zeros, 0, (dy * product) / factors)
+    others = op.ReduceSum(zeros, axes, noop_with_empty_axes=noop_with_empty_axes) - zeros
+    only_zeros = op.Where(is_zero, x, 0)
+    left = op.ReduceSum(only_zeros, axes, noop_with_empty_axes=noop_with_empty_axes) - only_zeros
+    dx = (dy * product) / factors
+    return op.Where(op.Equal(others, 0), dx, op.Where(op.Equal(others, 1), dx * left, 0))
 
 
 zero_gradient("ArgMax", "ArgMin", note="integer result")
