@@ -87,13 +87,13 @@ def test_folded_numbers_are_onnxruntimes(nodes: str, constants: str) -> None:
         # terabytes
         (
             "big = ConstantOfShape<value = int64[1] {1}>(p) n = ReduceMax<keepdims = 0>(big)",
-            "int64[2] p = {3000000, 3000000}",
+            "int64[2] p = {3000, 3000}",
             "ConstantOfShape",
         ),
         ("big = Expand(q, p) n = ReduceMax<keepdims = 0>(big)",
-         "int64[1] q = {1}, int64[2] p = {3000000, 3000000}", "Expand"),
+         "int64[1] q = {1}, int64[2] p = {3000, 3000}", "Expand"),
         ("big = Range(a, b, c) n = ReduceMax<keepdims = 0>(big)",
-         "int64 a = {0}, int64 b = {9000000000000}, int64 c = {1}", "Range"),
+         "int64 a = {0}, int64 b = {9000000}, int64 c = {1}", "Range"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_folded_is_left_alone(nodes: str, constants: str, kept: str) -> None:
