@@ -35,6 +35,7 @@ FAST = (
     "tests/cli/test_mistakes.py", "tests/compat/ort/test_session.py", "tests/compat/test_moving.py",
     "tests/torch/test_ortmodule.py", "tests/sklearn/test_learning.py",
     "tests/distributed/test_parts.py", "tests/flower/test_local.py", "tests/js/test_server.py",
+    "tests/finite/test_clipping.py",
 )  # fmt: skip
 """What ``test --fast`` runs, but for tests marked slow: all stages, and some of each front end."""
 PYTHON = VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
