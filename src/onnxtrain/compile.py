@@ -29,7 +29,7 @@ from .graph import FLOATS, ModelLike, load, replace_outputs, set_outputs, to_pro
 from .graph import parameters as params
 from .graph.contract import RANDOM_INPUT, describe, order_inputs
 from .graph.infer import infer_shapes
-from .graph.io import save
+from .graph.io import clone, save
 from .graph.labels import ClassLabels, class_labels, guard_labels
 from .normalize import MAX_IR, MAX_OPSET, normalize
 from .optim import Optimizer, append_update
@@ -127,7 +127,7 @@ class Plan:
 
     def load(self) -> ir.Model:
         """A copy of the model, to be changed."""
-        return self._base.clone()
+        return clone(self._base)
 
     def labels_of(self, model: ir.Model) -> list[ClassLabels]:
         """What has to be checked of the user's inputs of a model."""

@@ -10,7 +10,7 @@ import onnx.parser
 import onnxruntime
 import pytest
 
-import onnxtrain.compile as building
+import onnxtrain.passes as building
 from onnxtrain import artifacts, optim
 from onnxtrain.api import Callback, CheckpointState, Module, Optimizer, Trainer
 from onnxtrain.errors import CheckpointError, ModelFileError, OnnxTrainError

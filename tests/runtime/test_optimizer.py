@@ -306,6 +306,6 @@ def test_small_models_do_not_import_numba(artifacts):
 @pytest.mark.skipif(not kernels.available(), reason="numba is not installed")
 @pytest.mark.parametrize("name", ["adam", "sgd", "momentum"])
 def test_serial_and_parallel_forms_have_caches_of_their_own(name):
-    forms = [kernels._compiled(name, parallel) for parallel in (False, True)]
+    forms = [kernels._form(name, parallel) for parallel in (False, True)]
     assert len({form.py_func.__qualname__ for form in forms}) == 2
     assert [form.targetoptions["parallel"] for form in forms] == [False, True]

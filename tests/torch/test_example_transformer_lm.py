@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import nn
 
-from onnxtrain.passes import RANDOM_INPUT
+from onnxtrain.graph.contract import RANDOM_INPUT
 
 FOLDER = Path(__file__).parents[2] / "examples" / "transformer_lm"
 MODULES = ("model", "data", "loop", "train", "train_ort", "compare")

@@ -77,7 +77,7 @@ def test_fused_adam_state_bias_and_errors() -> None:
     again.load_state_dict(optimizer.state_dict())
     assert again.param_groups[0]["step"] == 1
     assert torch.equal(again.state[w]["exp_avg"], optimizer.state[w]["exp_avg"])
-    with pytest.raises(ValueError, match="negative"):
+    with pytest.raises(ValueError, match="0 or a positive"):
         FusedAdam([w], lr=-1.0)
     with pytest.raises(ValueError, match="betas"):
         FusedAdam([w], betas=(1.0, 0.5))

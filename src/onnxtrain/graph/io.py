@@ -42,9 +42,9 @@ def load(model: ModelLike, *, base_dir: str | os.PathLike[str] = "") -> ir.Model
     """
     folder = Path(base_dir) if base_dir else None
     if isinstance(model, ir.Model):
-        clone = _clone(model)
-        settle_tensors(clone, "This onnx_ir.Model")
-        return clone
+        copied = clone(model)
+        settle_tensors(copied, "This onnx_ir.Model")
+        return copied
     if isinstance(model, onnx.ModelProto):
         return _from_proto(model, "This ModelProto", folder)
     if isinstance(model, (bytes, bytearray, memoryview)):
@@ -57,7 +57,8 @@ def load(model: ModelLike, *, base_dir: str | os.PathLike[str] = "") -> ir.Model
     return _from_proto(read_proto(model), repr(os.fspath(model)), Path(model).parent)
 
 
-def _clone(model: ir.Model) -> ir.Model:
+def clone(model: ir.Model) -> ir.Model:
+    """A copy of a model, weights shared."""
     try:
         return model.clone()
     except Exception as error:

@@ -140,10 +140,9 @@ for arguments in [(x,), (x, y, y), (x, y.astype(np.float64)[:, :1, None])]:
     "training_model_in_a_plain_session": """
 import onnxruntime
 session = onnxruntime.InferenceSession("training_model.onnx")
-feeds = {"x": x, "target": y, "lazy_reset_grad": np.array([True])}
+feeds = {"x": x, "target": y}
 for name in PARAMETERS:
     feeds[name] = state.parameters[name].data
-    feeds[f"{name}_grad.accumulation.buffer"] = np.zeros_like(feeds[name])
 results = session.run(None, feeds)
 assert np.isclose(results[0], model(x, y))
 """,

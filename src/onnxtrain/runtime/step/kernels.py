@@ -122,6 +122,12 @@ def available() -> bool:
 
 @functools.cache
 def _compiled(name: str, parallel: bool) -> Update:
+    kernel = _form(name, parallel)
+    return _one_at_a_time(kernel) if parallel else kernel
+
+
+def _form(name: str, parallel: bool) -> Update:
+    """A kernel as numba compiles it."""
     import numba
 
     source = {"adam": _adam, "sgd": _sgd, "momentum": _momentum}[name]
@@ -136,7 +142,7 @@ def _compiled(name: str, parallel: bool) -> Update:
         compiled: Update = numba.njit(cache=True, **options)(form)
     except RuntimeError:  # nowhere to write the cache
         compiled = numba.njit(**options)(form)
-    return _one_at_a_time(compiled) if parallel else compiled
+    return compiled
 
 
 _parallel = GlobalLock()
