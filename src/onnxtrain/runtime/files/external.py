@@ -423,12 +423,20 @@ def may_be_external(model: Message) -> bool:
     To open every node of 5,000 takes a second, and to look for the key in their bytes a
     millisecond.
     """
-    return any(t.integer(14) == EXTERNAL for g in model.messages(7) for t in g.messages(5)) or any(
-        b"location" in bytes(value)
-        for message in (model, *model.messages(7))
-        for _, _, value in message.fields
-        if isinstance(value, bytes | memoryview)
-    )
+    return any(
+        t.integer(14) == EXTERNAL for g in model.messages(7) for t in g.messages(5)
+    ) or _mentions_a_location(model, depth=0)
+
+
+def _mentions_a_location(message: Message, depth: int) -> bool:
+    """Look at what has been opened already too; initializers, field 5 of a graph, are not."""
+    for number, _, value in message.fields:
+        if isinstance(value, Message):
+            if not (depth == 1 and number == 5) and _mentions_a_location(value, depth + 1):
+                return True
+        elif isinstance(value, bytes | memoryview) and b"location" in bytes(value):
+            return True
+    return False
 
 
 def refuse(content: bytes, where: str) -> None:
