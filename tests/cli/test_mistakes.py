@@ -238,7 +238,7 @@ MISTAKES = {
         ("mine::Strange", "blocked", "--loss-output"),
     ),
     "contradiction in the model": Mistake(
-        with_model(lambda: save(CONTRADICTION)), TRAIN, ("contradicts itself", "check_model")
+        with_model(lambda: save(CONTRADICTION)), TRAIN, ("is not valid", "differ in dimension 1")
     ),
     "index out of range": Mistake(
         lambda: (save(LOOKUP), write_npz(x=np.arange(120))),
