@@ -307,7 +307,9 @@ def test_scan_of_opset_8(lengths: list[int] | None, directions: str) -> None:
             moved = {**feeds, name: feeds[name] + np.float32(sign * 1e-2) * direction}
             t, y = run_ort(model, moved)
             difference += sign * float((t * seeds["t_grad"]).sum() + (y * seeds["y_grad"]).sum())
-        np.testing.assert_allclose((value * direction).sum(), difference / 2e-2, rtol=5e-3, atol=5e-3)
+        np.testing.assert_allclose(
+            (value * direction).sum(), difference / 2e-2, rtol=5e-3, atol=5e-3
+        )
 
 
 def test_softmax_stays_one_node_where_the_meaning_is_the_same() -> None:
