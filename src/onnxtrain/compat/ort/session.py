@@ -242,7 +242,7 @@ class TrainingSession(OneProcess, onnxruntime.InferenceSession):  # type: ignore
             if name is not None:
                 parts = [n for n, p in state.parts.items() if p.whole == name]
                 name = next((n for n in parts if not all_finite(state.view(n).ravel())), name)
-                return f"A gradient, or what the update makes of it (seen in {name!r}),"
+                return f"A gradient, or what it makes of {name!r},"
         return ""
 
     def _drop_sums(self) -> None:

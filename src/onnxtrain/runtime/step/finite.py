@@ -45,6 +45,18 @@ def square_sum(data: Array) -> float:
     return total
 
 
+@np.errstate(over="ignore", invalid="ignore")
+def quick_square_sum(arrays: Iterable[Array]) -> float:
+    """Σx² over vectors in their own precision: if it is finite, so are all of their elements.
+
+    That is all that most steps need to know, and in a step of thirty microseconds every call counts.
+    """
+    total = 0.0
+    for array in arrays:
+        total += array.dot(array)
+    return total
+
+
 def global_norm(store: TensorStore) -> float:
     """√Σx² over all tensors of a store; NaN or infinite if, and only if, one of them is."""
     store.pull()

@@ -17,6 +17,7 @@ from onnxruntime import InferenceSession
 
 from ...errors import ModelFileError
 from ..files.onnxfile import Source
+from ..finite import first_not_finite, quick_square_sum, refused
 from ..session.binding import Binding, user_side
 from ..session.device_ops import DeviceOps
 from ..session.devices import Device
@@ -26,7 +27,7 @@ from ..state.buffers import TensorStore
 from ..state.checkpoint_state import CheckpointState, OptimizerState
 from ..state.seeds import Draws, reseed
 from .artifact import check_state, load_artifact
-from .finite import first_not_finite, is_finite, refused
+from .finite import first_not_finite, refused
 from .optimizer import attach
 from .update import OptimizerFile
 
@@ -82,6 +83,7 @@ class OneGraphStep(Spinner, OneProcess):
         self.spins = is_alone(self) and options is None
         self._usual = self._now = self._both(training_options(artifact, options, spin=self.spins))
         self._single: list[Binding] | None = None
+        self._vectors: dict[int, list[Array]] = {}
         self._turn = 0
         state._settle = self.settle
 
@@ -185,28 +187,37 @@ class OneGraphStep(Spinner, OneProcess):
 
     def _check(self, loss: Array, values: Sequence[Any]) -> None:
         """Raise before the sets change places: what was read is untouched and stays the state."""
-        what = f"The loss is {loss}"
-        is_finite = math.isfinite(loss) if loss.size == 1 else bool(np.isfinite(loss).all())
-        if is_finite or self.user.nothing_counts(values):
-            name = self._first_not_finite()
-            if name is None:
-                return
-            # clipping by norm spreads what is wrong with one gradient over all of them
-            what = (
-                f"A gradient, or what the update makes of it (seen in {name!r}), is NaN or infinite"
-            )
-        raise refused(f"{what}, in update {self.memory.step + 1}")
+        is_good = math.isfinite(loss) if loss.size == 1 else bool(np.isfinite(loss).all())
+        is_good = is_good or self.user.nothing_counts(values)
+        if is_good and self.device.is_host and math.isfinite(quick_square_sum(self._written())):
+            return
+        reason = self._problem() if is_good else f"The loss is {loss}"
+        if reason:
+            raise refused(f"{reason}, in update {self.memory.step + 1}")
 
-    def _first_not_finite(self) -> str | None:
-        """The first of the tensors just written that is not finite throughout."""
+    def _written(self) -> list[Array]:
+        """The float vectors that the step has written, in the host's memory."""
+        if self._turn not in self._vectors:
+            params, states, moments = self._first if self._turn else self._second
+            stores = [params, *moments.values()]
+            vectors = [b.data for store in stores for b in store.buffers.values()]
+            vectors += [states.view(name).reshape(-1) for name in self.artifact.states]
+            self._vectors[self._turn] = [v for v in vectors if v.dtype.kind == "f"]
+        return self._vectors[self._turn]
+
+    def _problem(self) -> str:
+        """What is wrong with the tensors just written; empty if all are finite."""
         params, states, moments = self._first if self._turn else self._second
-        names = self.artifact.states
-        for store in (params, *moments.values()):
+        for store, names in (
+            *((store, None) for store in (params, *moments.values())),
+            (states, list(self.artifact.states)),
+        ):
             store.written()
-            if not is_finite(store):
-                return first_not_finite(store)
-        states.written()
-        return first_not_finite(states, names) if names else None
+            name = first_not_finite(store, names)
+            if name is not None:
+                # clipping by norm spreads what is wrong with one gradient over all of them
+                return f"A gradient, or what it makes of {name!r}, is NaN or infinite"
+        return ""
 
     def settle(self) -> None:
         """Bring the state's own buffers up to date."""
