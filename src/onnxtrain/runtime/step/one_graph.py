@@ -17,7 +17,6 @@ from onnxruntime import InferenceSession
 
 from ...errors import ModelFileError
 from ..files.onnxfile import Source
-from ..finite import first_not_finite, quick_square_sum, refused
 from ..session.binding import Binding, user_side
 from ..session.device_ops import DeviceOps
 from ..session.devices import Device
@@ -27,7 +26,7 @@ from ..state.buffers import TensorStore
 from ..state.checkpoint_state import CheckpointState, OptimizerState
 from ..state.seeds import Draws, reseed
 from .artifact import check_state, load_artifact
-from .finite import first_not_finite, refused
+from .finite import first_not_finite, quick_square_sum, refused
 from .optimizer import attach
 from .update import OptimizerFile
 
