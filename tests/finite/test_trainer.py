@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from onnxtrain.api import CheckpointState, Module, Optimizer, StepLR, Trainer
-from onnxtrain.errors import NonFiniteError
+from onnxtrain.errors import NonFiniteError, StateError
 from onnxtrain.runtime.loop.trainer import _OneGraph, _Parts
 
 from . import models
@@ -211,3 +211,13 @@ def test_batches_that_were_given_up_keep_their_statistics(folders):
     with pytest.raises(NonFiniteError):
         module(*models.nan_input())
     models.assert_same(models.everything(state), before)
+
+
+def test_a_new_fit_does_not_go_on_behind_the_batch(folders):
+    trained = trainer(folders("adamw"))
+    with pytest.raises(NonFiniteError):
+        fit(trained, [GOOD[0], models.nan_input(), GOOD[1]])
+    assert len(fit(trained, GOOD[:2])["loss"]) == 1
+    assert trained.step == 3
+    with pytest.raises(StateError, match="nothing to resume"):
+        fit(trained, GOOD[:2], resume=True)

@@ -264,6 +264,9 @@ class Trainer(OneProcess):
             self._resume(hooks)
         else:
             self.history = History()
+            if self._refused is not None:  # this fit does not go on behind the batch
+                self._resumable = {}
+        self._refused = None
         names = self._engine.input_names
         source = make_batches(
             data, names, batch_size, shuffle=shuffle, seed=self._seed, drop_last=drop_last
