@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -302,30 +303,36 @@ def test_going_on_gives_the_same_as_one_run(run):
         assert Path("whole", file).read_text() == Path("parts", file).read_text()
 
 
-PRESS_IN_STEP_9 = """
-import os, signal
+SIGNAL_IN_STEP_9 = """
+import os, sys
 from onnxtrain.runtime.loop.trainer import Trainer
 from onnxtrain.cli import main
 run_batch = Trainer._run_batch
-def press(self, values):
+number = int(sys.argv.pop(1))
+def signalled(self, values):
     if self.step == 8:
-        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), number)
     run_batch(self, values)
-Trainer._run_batch = press
+Trainer._run_batch = signalled
 raise SystemExit(main())
 """
+SIGNALS = {"Ctrl-C": (signal.SIGINT, 130), "SIGTERM": (signal.SIGTERM, 143)}
 
 
 @pytest.mark.skipif(os.name == "nt", reason="signals are sent in another way")
-def test_interrupt_saves_and_resume_goes_on_exactly(run):
+@pytest.mark.parametrize("name", SIGNALS)
+def test_a_signal_saves_and_resume_goes_on_exactly(run, name):
+    number, code = SIGNALS[name]
     classifier()
     write_npz()
     arguments = ["train", "model.onnx", "--data", "train.npz", *LOSS, "--val", "0.2"]
     arguments += ["--schedule", "cosine", "--batch-size", "16", "--epochs", "4"]
     assert run(*arguments, "--output", "whole").code == 0
-    command = [sys.executable, "-c", PRESS_IN_STEP_9, *arguments, "--output", "parts"]
+    script = [sys.executable, "-c", SIGNAL_IN_STEP_9, str(int(number))]
+    command = [*script, *arguments, "--output", "parts"]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert ended.returncode == 130, ended.stderr
+    assert ended.returncode == code, ended.stderr
+    assert "everything is saved in parts" in ended.stderr
     assert "--resume" in ended.stderr
     assert "Traceback" not in ended.stderr
     assert len(Path("parts/steps.csv").read_text().splitlines()) == 1 + 9
@@ -345,9 +352,10 @@ def test_resume_with_dropout_is_exact(run):
     arguments = ["train", "model.onnx", "--data", "train.npz", *LOSS, "--batch-size", "16"]
     arguments += ["--epochs", "4", "--seed", "7"]
     assert run(*arguments, "--output", "whole").code == 0
-    command = [sys.executable, "-c", PRESS_IN_STEP_9, *arguments, "--output", "parts"]
+    script = [sys.executable, "-c", SIGNAL_IN_STEP_9, str(int(signal.SIGTERM))]
+    command = [*script, *arguments, "--output", "parts"]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert ended.returncode == 130, ended.stderr
+    assert ended.returncode == 143, ended.stderr
     assert run(*arguments, "--output", "parts", "--resume").code == 0
     whole, parts = parameters("whole/checkpoint"), parameters("parts/checkpoint")
     for name, value in whole.items():
@@ -355,6 +363,44 @@ def test_resume_with_dropout_is_exact(run):
     assert Path("whole/steps.csv").read_text() == Path("parts/steps.csv").read_text()
     random = CheckpointState.load_checkpoint("parts/checkpoint")._random
     assert (random.seed, random.counter) == (7, 4 * 8)
+
+
+SIGNAL_WHILE_PREPARING = """
+import os, signal, sys
+from onnxtrain.cli import main, run
+number = int(sys.argv.pop(1))
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in the background of a shell
+run._try_a_batch = lambda *_: os.kill(os.getpid(), number)
+raise SystemExit(main())
+"""
+SIGNAL_TWICE = """
+import os, sys, time
+from onnxtrain.runtime.loop.trainer import Trainer
+from onnxtrain.cli import main
+number = int(sys.argv.pop(1))
+def signalled(self, values):
+    for _ in range(2):
+        os.kill(os.getpid(), number)
+    time.sleep(60)
+Trainer._run_batch = signalled
+raise SystemExit(main())
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals are sent in another way")
+@pytest.mark.parametrize("name", SIGNALS)
+@pytest.mark.parametrize("script", [SIGNAL_WHILE_PREPARING, SIGNAL_TWICE], ids=["early", "twice"])
+def test_a_signal_ends_the_command_without_a_trace(name, script):
+    number, code = SIGNALS[name]
+    classifier()
+    write_npz()
+    arguments = ["train", "model.onnx", "--data", "train.npz", *LOSS, "--output", "out"]
+    command = [sys.executable, "-c", script, str(int(number)), *arguments]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert ended.returncode == code, ended.stderr
+    assert ended.stderr.split() == ["Interrupted." if code == 130 else "Terminated."]
+    if script == SIGNAL_WHILE_PREPARING:
+        assert sorted(p.name for p in Path().iterdir()) == ["model.onnx", "train.npz"]
 
 
 def test_runs_are_numbered(run):

@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import signal
 import sys
+import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from contextlib import contextmanager
+from typing import Any, NoReturn, TypeVar
 
 import click
 
@@ -32,7 +35,7 @@ COMMANDS = {
 }
 """Command → module of this package; each has a click command called `command`."""
 
-OK, USER_ERROR, USAGE, INTERRUPTED = 0, 1, 2, 130
+OK, USER_ERROR, USAGE, INTERRUPTED, TERMINATED = 0, 1, 2, 130, 143
 """Exit codes."""
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -92,7 +95,7 @@ Examples:
   onnxtrain train model.onnx --data train.npz --loss cross_entropy --epochs 5
 
 \b
-Exit codes: 0 done, 1 a mistake in what was given, 2 wrong usage, 130 interrupted.
+Exit codes: 0 done, 1 a mistake in what was given, 2 wrong usage, 130 interrupted, 143 terminated.
 
 \b
 Shell completion: put this into the start-up file of your shell
@@ -113,6 +116,28 @@ def cli(ctx: click.Context) -> None:
     ctx.ensure_object(Output)
 
 
+class Terminated(KeyboardInterrupt):
+    """SIGTERM: ends a command as Ctrl-C does, so that no temporary file is left behind."""
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """Raise `Terminated` when the process is told to end, unless somebody else handles that."""
+    on_main = threading.current_thread() is threading.main_thread()
+    if not on_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, _terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _terminate(*_: object) -> NoReturn:
+    raise Terminated
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and give its exit code.
 
@@ -121,7 +146,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     output = Output()
     try:
-        with _told_warnings(output):
+        with _terminable(), _told_warnings(output):
             code = cli.main(
                 args=None if arguments is None else list(arguments),
                 prog_name="onnxtrain",
@@ -132,9 +157,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except click.UsageError as error:
         error.show()
         return USAGE
-    except (click.Abort, KeyboardInterrupt):
-        click.echo("Interrupted.", err=True)
-        return INTERRUPTED
+    except (click.Abort, KeyboardInterrupt) as error:
+        terminated = isinstance(error.__cause__ or error, Terminated)
+        click.echo("Terminated." if terminated else "Interrupted.", err=True)
+        return TERMINATED if terminated else INTERRUPTED
     except BrokenPipeError:  # the reader of our output went away: nothing is left to say
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return USER_ERROR

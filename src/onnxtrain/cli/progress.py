@@ -1,4 +1,4 @@
-"""What hangs in the training loop: the bar, the history, and a clean end on Ctrl-C."""
+"""What hangs in the training loop: the bar, the history, and a clean end on Ctrl-C or SIGTERM."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from ..runtime.loop.callbacks import Callback
+from .app import Terminated
 from .history import Step, write_history
 from .output import Output
 
@@ -22,12 +23,24 @@ if TYPE_CHECKING:
 Logs = Mapping[str, float]
 
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+"""Ctrl-C, and what schedulers, containers and `kill` send before they end a process by force."""
+
+
 class InterruptedRunError(Exception):
-    """The run was stopped by Ctrl-C, after its state was saved."""
+    """The run was stopped by a signal, after its state was saved.
+
+    Args:
+        number: of the signal.
+    """
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.code = 128 + number
 
 
 class Interrupt(Callback):
-    """Saves and stops after the step during which Ctrl-C was pressed; a second one stops at once.
+    """Saves and stops after the step during which a signal came; a second one stops at once.
 
     A step is never cut in two, so the checkpoint is one that training goes on from exactly.
     """
@@ -35,30 +48,32 @@ class Interrupt(Callback):
     may_stop = False  # by setting `trainer.stop`, that is
 
     def __init__(self, checkpoint: Path) -> None:
-        self.checkpoint, self.asked = checkpoint, False
+        self.checkpoint, self._number = checkpoint, 0
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Take Ctrl-C over for a while (signals reach the main thread only)."""
+        """Take the signals over for a while (they reach the main thread only)."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = signal.signal(signal.SIGINT, self._handle)
+        before = {number: signal.signal(number, self._handle) for number in SIGNALS}
         try:
             yield
         finally:
-            signal.signal(signal.SIGINT, before)
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.asked:
-            raise KeyboardInterrupt
-        self.asked = True
+        if self._number:
+            raise KeyboardInterrupt if number == signal.SIGINT else Terminated
+        self._number = number
 
     def on_step_end(self, trainer: Trainer, logs: Logs) -> None:
         """Leave if asked to."""
-        if trainer.group.stopping(self.asked):  # processes that train together leave together
+        asked = trainer.group.stopping(bool(self._number))
+        if asked:  # here or in another process: those that train together leave together
             trainer.save(self.checkpoint)
-            raise InterruptedRunError
+            raise InterruptedRunError(self._number or signal.SIGINT)
 
     def on_epoch_end(self, trainer: Trainer, epoch: int, logs: Logs) -> None:
         """Leave if asked to during validation."""

@@ -24,7 +24,6 @@ from ..runtime.loop.metrics import Accuracy, Metric
 from ..runtime.loop.trainer import History, Trainer
 from ..runtime.session.devices import session_options
 from . import progress, report
-from .app import INTERRUPTED
 from .charts import curves
 from .history import Step, read_steps, write_history, write_text
 from .match import Dataset, Task, match
@@ -168,7 +167,7 @@ def _fit(run: Run, output: Output, drop_last: bool) -> None:
             f"Stopped in {at}; everything is saved in {folder}. Go on with the same command and "
             f"--resume --output {folder}."
         )
-        raise click.exceptions.Exit(INTERRUPTED) from stopped
+        raise click.exceptions.Exit(stopped.code) from stopped
     except NonFiniteError as error:
         trainer.save(folder / "checkpoint")  # all processes: a sharded state comes together there
         if main:

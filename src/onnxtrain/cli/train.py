@@ -33,7 +33,8 @@ Examples:
 \b
 The folder of the run (--output) gets model.onnx (trained, for inference), checkpoint, report.html,
 history.csv, history.json, steps.csv, loss.svg (and loss.png with Pillow) and artifacts/.
-Ctrl-C saves and ends with exit code 130; the same command with --resume goes on.
+Ctrl-C saves and ends with exit code 130, SIGTERM (of kill, a scheduler, a container) with 143; the
+same command with --resume goes on.
 A loss or a gradient that is NaN or infinite saves the state before that batch and ends with exit
 code 1; --resume goes on behind it, --no-check-finite trains on with what the batch makes of the
 weights.
