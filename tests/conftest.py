@@ -1,11 +1,27 @@
-"""For all tests: what could not run on this machine is said at the end."""
+"""For all tests: a limit of time, and at the end a list of what could not run on this machine."""
 
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
+
+import pytest
 
 MISSING = ("not installed", "set ONNXTRAIN", "could not import")
 """Reasons that an installation would remove; all others belong to the cases."""
+
+HERE = Path(__file__).parent
+LONG = 900
+"""Seconds for tests that start programs of their own, which have limits below this."""
+STARTS_PROGRAMS = {"docs", "examples", "flower", "js"}
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        folders = {HERE / name for name in STARTS_PROGRAMS}
+        is_long = not folders.isdisjoint(item.path.parents) or item.get_closest_marker("slow")
+        if is_long and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(LONG))
 
 
 def pytest_terminal_summary(terminalreporter):

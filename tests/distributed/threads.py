@@ -60,7 +60,7 @@ def together(size, work):
             errors.append((rank, error))
             backend.leave()
 
-    threads = [threading.Thread(target=run, args=(r,)) for r in range(size)]
+    threads = [threading.Thread(target=run, args=(r,), daemon=True) for r in range(size)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -352,11 +351,12 @@ def test_killed_while_writing(tmp_path):
         process = subprocess.Popen(
             [sys.executable, "-c", WRITER, str(path), str(start)], stdout=subprocess.PIPE
         )
-        assert process.stdout.readline() == b"ready\n"
-        time.sleep(0.1 * rng.random())
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        process.stdout.close()
+        try:
+            assert process.stdout.readline() == b"ready\n"
+            time.sleep(0.1 * rng.random())
+        finally:
+            process.kill()
+            process.communicate()
         state = CheckpointState.load_checkpoint(path)
         values = state.parameters["w"].data
         assert (values == values[0]).all()

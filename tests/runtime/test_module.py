@@ -712,7 +712,7 @@ def test_modules_made_and_trained_in_several_threads(artifacts):
         except Exception as error:  # shown by the main thread
             errors.append(error)
 
-    workers = [threading.Thread(target=work) for _ in range(4)]
+    workers = [threading.Thread(target=work, daemon=True) for _ in range(4)]
     for worker in workers:
         worker.start()
     for worker in workers:

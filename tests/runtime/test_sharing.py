@@ -203,7 +203,8 @@ def test_a_reset_in_the_middle_of_a_step_counts_for_the_next_one(even, monkeypat
     state, module, _ = parts(even)
     module(ONE, ZEROS)
     once = state.parameters["w"].grad.copy()
-    worker, run = threading.Thread(target=module.lazy_reset_grad), Binding.run
+    worker = threading.Thread(target=module.lazy_reset_grad, daemon=True)
+    run = Binding.run
 
     def slow(binding):
         run(binding)
@@ -331,7 +332,9 @@ def test_a_callback_may_wait_for_another_thread(artifacts):
     data, answers = handmade.batch(0, 8), []
 
     def ask(trainer, _):
-        worker = threading.Thread(target=lambda: answers.append(trainer.evaluate(data)))
+        worker = threading.Thread(
+            target=lambda: answers.append(trainer.evaluate(data)), daemon=True
+        )
         worker.start()
         worker.join(30)
 
@@ -458,7 +461,7 @@ def test_a_state_that_is_in_the_middle_of_a_step_is_refused_in_a_child(artifacts
             holding.set()
             release.wait(60)
 
-    worker = threading.Thread(target=hold)
+    worker = threading.Thread(target=hold, daemon=True)
     worker.start()
     try:
         holding.wait(60)
