@@ -5,6 +5,7 @@
     python3 dev.py test                 ruff, mypy --strict and all tests (arguments go to pytest)
     python3 dev.py test --fast          the same with the fast tests: some of every part
     python3 dev.py test --coverage      the same with a table of what the tests execute
+    python3 dev.py fuzz                 throw damaged files at every parser, for hours if asked
     python3 dev.py api                  write tests/api/snapshot.txt again
     python3 dev.py docs                 write the generated pages again
     python3 dev.py bench                measure against the peers
@@ -44,7 +45,8 @@ PYTHON = VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 def main() -> int:
     """Run one command; the exit code is the first one that is not zero."""
     commands = {
-        "demo": demo, "test": test, "api": api, "docs": docs, "bench": bench, "python": python,
+        "demo": demo, "test": test, "fuzz": fuzz, "api": api, "docs": docs, "bench": bench,
+        "python": python,
     }  # fmt: skip
     if len(sys.argv) < 2 or sys.argv[1] not in commands:
         print(f"usage: python3 dev.py {'|'.join(commands)} [arguments]", file=sys.stderr)
@@ -104,6 +106,12 @@ def python(arguments: list[str]) -> int:
 def bench(arguments: list[str]) -> int:
     """Measure all workloads against the peers (``--quick NAME`` tries it out, ``--help``)."""
     return subprocess.call([sys.executable, "-m", "benchmarks.run", *arguments], cwd=ROOT)
+
+
+def fuzz(arguments: list[str]) -> int:
+    """Read damaged files for as long as you like (``--inputs``, ``--seconds``, ``--door``)."""
+    set_up_tests()
+    return run("-m", "tests.hostile.fuzz", *arguments)
 
 
 def run(*arguments: str) -> int:

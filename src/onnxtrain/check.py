@@ -12,7 +12,7 @@ import onnx
 import onnx_ir as ir
 
 from .compile import differentiate
-from .errors import ModelError, OnnxTrainError
+from .errors import ModelError, OnnxTrainError, model_errors
 from .graph import ModelLike, load, to_proto
 from .graph import parameters as params
 from .graph.evaluate import evaluator
@@ -179,6 +179,7 @@ def _feeds(
     return feeds
 
 
+@model_errors("Running the model with its gradients")
 def _gradients(
     model: onnx.ModelProto,
     feeds: Mapping[str, Array],

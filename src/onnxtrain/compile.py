@@ -24,7 +24,7 @@ import onnx
 import onnx_ir as ir
 
 from .autodiff import differentiate_model, reachable
-from .errors import ModelError, UnknownNameError
+from .errors import ModelError, UnknownNameError, model_errors
 from .graph import FLOATS, ModelLike, load, replace_outputs, set_outputs, to_proto
 from .graph import parameters as params
 from .graph.contract import RANDOM_INPUT, describe, order_inputs
@@ -99,6 +99,7 @@ class Plan:
     parameters: list[str] = field(init=False)
     _gradients: Gradients | None = field(init=False, default=None, repr=False)
 
+    @model_errors("Reading the model")
     def __post_init__(self) -> None:
         check_recompute(self.recompute)
         base = load(self.model, base_dir=self.base_dir)
@@ -235,6 +236,7 @@ def differentiate(
     return to_proto(built.model)
 
 
+@model_errors("Building the gradients")
 def gradients(plan: Plan) -> Gradients:
     """The model with gradients as outputs; it is built once per plan, and copied."""
     if plan._gradients is None:
@@ -333,6 +335,7 @@ def forward_model(plan: Plan) -> ir.Model:
     return model
 
 
+@model_errors("Building the eval model")
 def eval_model(plan: Plan) -> ir.Model:
     """The forward half with the loss, Dropout and BatchNormalization in inference mode.
 
@@ -358,6 +361,7 @@ def _is_standard(model: ir.Model) -> bool:
     return all(node.domain in known for node in model.graph.all_nodes())
 
 
+@model_errors("Building the training model")
 def training_model(plan: Plan, *, accumulating: bool = False) -> ir.Model:
     """The model that `Module` trains with.
 
@@ -394,6 +398,7 @@ def training_model(plan: Plan, *, accumulating: bool = False) -> ir.Model:
     return model
 
 
+@model_errors("Building the step model")
 def step_model(plan: Plan, optimizer: Optimizer) -> ir.Model:
     """Loss, gradients and update in one graph.
 

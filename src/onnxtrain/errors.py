@@ -5,7 +5,8 @@ A part that needs one of its own derives it from these.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 
@@ -15,6 +16,31 @@ class OnnxTrainError(Exception):
 
 class ModelError(OnnxTrainError, ValueError):
     """The model that was handed in is not valid or not usable as it is."""
+
+
+@contextlib.contextmanager
+def model_errors(stage: str) -> Iterator[None]:
+    """What fails unforeseen while a model is worked on becomes a `ModelError`; also a decorator.
+
+    A model from outside can contradict itself in more ways than can be checked one by one.
+
+    Args:
+        stage: what is done, for the message: "Normalizing the model".
+    """
+    try:
+        yield
+    except (OnnxTrainError, MemoryError):
+        raise
+    except Exception as error:
+        root: BaseException = error
+        while root.__cause__ is not None:
+            root = root.__cause__
+        said = " ".join(str(root).split())[:300]
+        raise ModelError(
+            f"{stage} failed ({type(root).__name__}: {said}). Most likely the model contradicts "
+            "itself: onnx.checker.check_model(model, full_check=True) tells where. If that "
+            "accepts it, please report it with the model."
+        ) from error
 
 
 class MissingFileError(ModelError, FileNotFoundError):

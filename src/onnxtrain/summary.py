@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from .autodiff import reachable, walk_between
 from .autodiff.registry import lookup
-from .errors import Blocker, OnnxTrainError
+from .errors import Blocker, OnnxTrainError, model_errors
 from .graph import FLOATS, ModelLike, load
 from .graph.endings import Ending, ending, producer_in
 from .graph.tensor import dims_of
@@ -110,6 +110,7 @@ class ModelSummary:
         return plain
 
 
+@model_errors("Reading the model")
 def summarize(
     model: ModelLike, of: str | Sequence[str] | None = None, *, batch: int = 32
 ) -> ModelSummary:

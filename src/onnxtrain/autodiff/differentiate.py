@@ -7,12 +7,13 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from ..errors import ModelError, UnknownNameError, UnreachableError
+from ..errors import ModelError, UnknownNameError, UnreachableError, model_errors
 from ..graph import Constants, Dim, Names, OpBuilder, Tensor
 from ..graph.edit import all_names, values_by_name
 from .walk import Walk
 
 
+@model_errors("Differentiating the model")
 def differentiate_model(
     model: ir.Model,
     wrt: Sequence[str],
@@ -69,6 +70,7 @@ def _find(values: Mapping[str, ir.Value], name: str) -> ir.Value:
     return values[name]
 
 
+@model_errors("Following gradients through the model")
 def reachable(
     model: ir.Model, wrt: Sequence[str], of: Sequence[str], no_gradient: Collection[str] = ()
 ) -> list[str]:

@@ -10,6 +10,7 @@ import google.protobuf.message
 import onnx
 import onnx_ir as ir
 
+from ..errors import ExternalDataError
 from ..runtime.files.external import (
     CHILDREN,
     EXTERNAL,
@@ -80,7 +81,13 @@ def _children(
 
 def reference_of(tensor: onnx.TensorProto, what: str) -> Reference:
     """What a tensor says about the place of its data."""
-    return Reference.parse(tensor.name, ((e.key, e.value) for e in tensor.external_data), what)
+    entries = [(e.key, e.value) for e in tensor.external_data]
+    if not all(isinstance(text, str) for entry in entries for text in entry):
+        raise ExternalDataError(  # protobuf gives bytes for what is not UTF-8
+            f"{what}: the place of the external data of {tensor.name!r} is not text. The file is "
+            "damaged."
+        )
+    return Reference.parse(tensor.name, entries, what)
 
 
 def _size(tensor: onnx.TensorProto, what: str) -> int | None:

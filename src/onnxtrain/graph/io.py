@@ -11,7 +11,7 @@ import google.protobuf.message
 import onnx
 import onnx_ir as ir
 
-from ..errors import MissingFileError, ModelError
+from ..errors import MissingFileError, ModelError, model_errors
 from ..runtime.files.atomic import write_atomically
 from ..runtime.files.readfile import PROTOBUF_LIMIT, open_regular
 from .external import settle_tensors, settled, settled_tensor, weights
@@ -134,6 +134,7 @@ def _from_proto(proto: onnx.ModelProto, what: str, folder: Path | None) -> ir.Mo
     return model
 
 
+@model_errors("Writing the model")
 def to_proto(model: ir.Model) -> onnx.ModelProto:
     """Serialize to a self-contained ModelProto; refuses what protobuf cannot hold."""
     size = _weight_bytes(model)
@@ -155,6 +156,7 @@ def _weight_bytes(model: ir.Model) -> int:
     )
 
 
+@model_errors("Writing the model")
 def save(
     model: ir.Model, path: str | os.PathLike[str], *, external_data: bool | None = None
 ) -> None:

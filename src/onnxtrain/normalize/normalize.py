@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from ..errors import model_errors
 from ..graph.infer import infer_shapes
 from .branches import decide_branches
 from .check import check
@@ -25,6 +26,7 @@ MIN_OPSET, MAX_OPSET, MAX_IR = 18, 21, 10
 """What is emitted: the range that every onnxruntime from 1.20 on runs, in browsers too."""
 
 
+@model_errors("Normalizing the model")
 def normalize(model: ir.Model) -> ir.Model:
     """Bring a model into the form that the other stages understand.
 

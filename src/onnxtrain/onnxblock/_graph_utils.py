@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 import onnx
 
-from ..errors import ModelError, UnknownNameError
+from ..errors import ModelError, UnknownNameError, model_errors
 from ..graph.onnx_inference import infer_shapes_of
 
 _COUNTER = itertools.count()
@@ -112,6 +112,7 @@ def without_weights(model: onnx.ModelProto) -> onnx.ModelProto:
     return light
 
 
+@model_errors("Shape inference")
 def infer_shapes(model: onnx.ModelProto) -> None:
     """Add the types and shapes that follow, in place, whatever the size of the weights."""
     light = infer_shapes_of(without_weights(model))
@@ -121,6 +122,7 @@ def infer_shapes(model: onnx.ModelProto) -> None:
         output.CopyFrom(inferred)
 
 
+@model_errors("The check of the model")
 def check(model: onnx.ModelProto) -> None:
     """Raise `ModelError` unless the onnx checker accepts the model."""
     try:

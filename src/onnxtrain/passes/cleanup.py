@@ -9,6 +9,7 @@ from typing import Any
 
 import onnx_ir as ir
 
+from ..errors import model_errors
 from ..graph.edit import remove_nodes, replace_value
 from ..graph.nodes import known
 from ..graph.schema import RANDOM
@@ -20,6 +21,7 @@ FEW = 16
 INTEGERS = frozenset({ir.DataType.INT32, ir.DataType.INT64})
 
 
+@model_errors("Optimizing the model")
 def optimize(model: ir.Model) -> ir.Model:
     """Run all passes on the graph and its subgraphs."""
     for run in PASSES:

@@ -20,6 +20,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ..autodiff.bodies import rewire, subgraphs, used_values
+from ..errors import model_errors
 from ..graph import FLOATS, Constants, Names, OpBuilder, Tensor
 from ..graph.edit import GATE, all_names, copy_node
 from ..graph.schema import RANDOM
@@ -30,6 +31,7 @@ SMALL = 1 << 14
 """Values below this many bytes are kept: to compute them again would gain nothing."""
 
 
+@model_errors("Choosing what to compute again")
 def recompute_activations(model: ir.Model, how: Recompute, gradients: Collection[str]) -> ir.Model:
     """Let the backward half compute values of the forward half again; the model is changed.
 

@@ -19,7 +19,7 @@ import onnx
 import onnx_ir as ir
 
 from ... import optim
-from ...errors import MissingFileError, ModelError
+from ...errors import MissingFileError, ModelError, model_errors
 from ...graph import ModelLike, load, to_proto
 from ...graph.contract import METADATA, describe_labels
 from ...graph.infer import infer_shapes
@@ -56,6 +56,7 @@ def is_old(model: onnx.ModelProto) -> bool:
     return any(n.op_type in private for n in model.graph.node)
 
 
+@model_errors("Converting the training model")
 def convert_training_model(model: ModelLike, frozen: Collection[str] = ()) -> ir.Model:
     """Rewrite a training model with standard operators, in the form that `Module` reads.
 
@@ -103,6 +104,7 @@ def convert_training_model(model: ModelLike, frozen: Collection[str] = ()) -> ir
     return loaded
 
 
+@model_errors("Converting the operators of onnxruntime-training")
 def standard_operators(model: ir.Model) -> ir.Model:
     """Rewrite every private operator; the result has standard ones only.
 
@@ -239,6 +241,7 @@ def _number(node: ir.Node, name: str, default: float) -> float:
     return default if attribute is None else attribute.value
 
 
+@model_errors("Converting the optimizer model")
 def convert_optimizer_model(
     model: ModelLike, parameters: Sequence[tuple[str, Sequence[int]]] | None = None
 ) -> ir.Model:

@@ -12,7 +12,7 @@ import onnx_ir as ir
 import onnxruntime
 from onnxruntime.capi._pybind_state import SessionIOBinding
 
-from ...errors import InputError, ModelError, StateError, UnknownNameError
+from ...errors import InputError, ModelError, StateError, UnknownNameError, model_errors
 from ...graph import load, to_proto
 from ...graph.contract import RANDOM_INPUT
 from ...graph.external import data_folder
@@ -95,7 +95,8 @@ class TrainingSession(OneProcess, onnxruntime.InferenceSession):  # type: ignore
             )
         parameters.check()
         loaded = load(path_or_bytes)
-        proto = ir.to_proto(loaded)
+        with model_errors("Reading the model"):
+            proto = ir.to_proto(loaded)
         weights = trained_weights(loaded, parameters, loss_name(proto, parameters))
         optimizers = optimizers_for(parameters, weights)
         builder = StepBuilder(proto, data_folder(loaded), parameters, optimizers, weights)
@@ -113,12 +114,16 @@ class TrainingSession(OneProcess, onnxruntime.InferenceSession):  # type: ignore
             sess_options = session_options(pattern=False)
             if sum(arrays[w].size for w in weights) < SMALL:
                 sess_options.intra_op_num_threads = 1
-        self._cores = {
-            updates: create_session(
-                to_proto(one.model).SerializeToString(), sess_options, providers, provider_options
-            )
-            for updates, one in self._steps.items()
-        }
+        with model_errors("Loading the step into onnxruntime"):
+            self._cores = {
+                updates: create_session(
+                    to_proto(one.model).SerializeToString(),
+                    sess_options,
+                    providers,
+                    provider_options,
+                )
+                for updates, one in self._steps.items()
+            }
         # An InferenceSession in everything but its core, which knows about the state.
         self.__dict__.update(self._cores[True].__dict__)
         self._sess = _Stepper(self, self._cores[True]._sess)

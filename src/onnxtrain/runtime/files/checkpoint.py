@@ -174,7 +174,7 @@ def _empty_state(header: tensorfile.Header, where: str) -> CheckpointState:
     state._scheduler = meta.get("scheduler", dict, {})
     state._trainer = meta.get("trainer", dict, {})
     for name, value in meta.get("properties", dict, {}).items():
-        state._properties[_property_name(name)] = meta.property(name, value)
+        state._properties[name] = meta.property(name, value)
     return state
 
 
@@ -271,9 +271,9 @@ class _Metadata:
         return RandomState(*numbers)
 
     def property(self, name: str, value: Any) -> int | float | str:
-        if isinstance(value, dict) and value.get("float") in {"nan", "inf", "-inf"}:
+        if isinstance(value, dict) and value.get("float") in ("nan", "inf", "-inf"):
             return float(value["float"])
         try:
-            return _property(name, value)
+            return _property(_property_name(name), value)
         except (TypeError, ValueError) as error:
             raise CheckpointError(f"{self.where} is damaged: {error}") from None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-import binascii
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from ...errors import ModelFileError
 from ...hyper import check_amount, check_limit, check_rate
+from ..describe import check_optimizer
 from ..files.dtypes import F32
 from ..files.onnxfile import ModelFile, Source, uses
 from ..files.predecessor import converted_optimizer, kind_of
@@ -74,7 +75,13 @@ class OptimizerFile:
     def state_shape(self, kind: str, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Shape of a parameter's state; that of the parameter unless described otherwise."""
         shapes = self.description.get("state_shapes") or {}
-        return tuple((shapes.get(kind) or {}).get(name, shape))
+        found = tuple((shapes.get(kind) or {}).get(name, shape))
+        if math.prod(found) > max(math.prod(shape), 1):
+            raise ModelFileError(
+                f"The optimizer says that {kind!r} of {name!r} has the shape {list(found)}, more "
+                f"than the parameter itself ({list(shape)}). Generate the artifacts again."
+            )
+        return found
 
 
 def load_optimizer(source: Source) -> OptimizerFile:
@@ -88,15 +95,12 @@ def load_optimizer(source: Source) -> OptimizerFile:
         return _own_model(model)
     if "flat" in description:
         try:
-            model = ModelFile.load(base64.b64decode(description["flat"], validate=True))
-        except (TypeError, binascii.Error):
+            content = base64.b64decode(description["flat"], validate=True)
+        except (TypeError, ValueError):
             raise ModelFileError(f"{model.where}: the flat update in it is damaged.") from None
-    states = description.get("states")
-    if not isinstance(states, list) or not all(isinstance(s, str) for s in states):
-        raise ModelFileError(f"{model.where}: metadata {KEY!r} names no states.")
-    layout = description.get("layout")
-    if layout not in {"elementwise", "tensor"}:
-        raise ModelFileError(f"{model.where}: unknown layout {layout!r}.")
+        model = ModelFile.load(content)
+    check_optimizer(description, model.where)
+    states, layout = description["states"], description["layout"]
     _check_numbers(description, model.where)
     inputs, outputs = _names(model)
     needed = ["params", "gradients", *states]
@@ -260,7 +264,13 @@ class Update:
         longest = max((p.stop - p.start for p in self.pieces), default=0)
         for name in self.file.unsafe:
             self._scratch[name] = _scratch(longest, stores[name], device)
-        return [self._bind_piece(session, device, piece, stores) for piece in self.pieces]
+        try:
+            return [self._bind_piece(session, device, piece, stores) for piece in self.pieces]
+        except RuntimeError as error:  # onnxruntime's own
+            raise ModelFileError(
+                f"The optimizer model cannot be fed with vectors: {error}. Use the file that was "
+                "generated with the training model."
+            ) from error
 
     def _bind_piece(
         self, session: Any, device: Device, piece: Piece, stores: Mapping[str, TensorStore]

@@ -42,7 +42,8 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     arrays, metadata = tensorfile.load(path)
     if metadata.get("format") != FORMAT:
         raise CheckpointError(f"{os.fspath(path)!r} was not written by ORTTrainer.save_checkpoint.")
-    state: dict[str, Any] = {"model": {"full_precision": {}}, "optimizer": {}}
+    described, user = _described(metadata, os.fspath(path))
+    state: dict[str, Any] = {**described, "model": {"full_precision": {}}, "optimizer": {}}
     for name, array in arrays.items():
         part, _, rest = name.partition("/")
         if part == "model":
@@ -50,11 +51,21 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Any]]:
         else:
             key, _, weight = rest.partition("/")
             state["optimizer"].setdefault(weight, {})[key] = array
+    return state, user
+
+
+def _described(metadata: Mapping[str, str], where: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What the file says besides the tensors, and the user's own."""
     try:
-        state.update(json.loads(metadata["state"]))
-        return state, dict(json.loads(metadata["user_dict"]))
-    except (KeyError, ValueError):
-        raise CheckpointError(f"{os.fspath(path)!r} is damaged: its description.") from None
+        texts = [json.loads(metadata[key]) for key in ("state", "user_dict")]
+    except (KeyError, ValueError, RecursionError):
+        texts = []
+    if not texts or not all(isinstance(t, dict) for t in texts):
+        raise CheckpointError(f"{where!r} is damaged: its description is not JSON objects.")
+    for key in ("trainer_options", "train_step_info"):
+        if not isinstance(texts[0].get(key, {}), dict):
+            raise CheckpointError(f"{where!r} is damaged: {key!r} is not a JSON object.")
+    return texts[0], texts[1]
 
 
 def _read_hdf5(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Any]]:

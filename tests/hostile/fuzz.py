@@ -1,0 +1,186 @@
+"""Damaged files by the thousand, in processes of their own: ``python3 dev.py fuzz``.
+
+    python3 dev.py fuzz --inputs 1000000                 all doors, until so many inputs are read
+    python3 dev.py fuzz --seconds 3600 --door module     one door for an hour
+    python3 dev.py fuzz --door csv --only 4711           one input again, with its traceback
+
+Every input follows from the name of its door and its number. An input may be read or be refused
+with an error of onnxtrain; anything else is a finding.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import random
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from .limits import HANGS, Outcome, answers, limit_memory, outcome_of
+from .mutate import mutate
+from .parsers import PARSERS, prepare
+
+MEMORY = 4096
+"""Megabytes that a process may have; one input may take 500, and much is never given back."""
+CHUNK = 2000
+"""Inputs per process, of the cheapest kind."""
+
+
+def content_of(door: str, number: int, seeds: Sequence[bytes]) -> bytes:
+    """The input of a door with a number."""
+    rng = random.Random(f"{door}/{number}")
+    return mutate(rng.choice(seeds), PARSERS[door].form, rng)
+
+
+class Inputs:
+    """Makes and reads the inputs of one door, in a folder that is left behind."""
+
+    def __init__(self, door: str, folder: Path) -> None:
+        self.door, self.parser, self.folder = door, PARSERS[door], folder
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            prepare(folder)
+            self.seeds = self.parser.seeds(folder)
+
+    def read(self, number: int) -> Outcome:
+        """Read one input; a sound one if the number is negative."""
+        content = content_of(self.door, number, self.seeds) if number >= 0 else self.seeds[0]
+        path = self.folder / self.parser.name
+        path.write_bytes(content)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return outcome_of(lambda: self.parser.read(path))
+
+
+def _work(answer: Connection, door: str, first: int, count: int) -> None:
+    """Read inputs and tell the outcome of each."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # onnxruntime's log, and that of libraries
+    import onnxruntime
+
+    onnxruntime.set_default_logger_severity(4)
+    with tempfile.TemporaryDirectory(prefix="onnxtrain-fuzz-") as folder:
+        try:
+            inputs = Inputs(door, Path(folder))
+            limit_memory(MEMORY)
+        except Exception:
+            answer.send((-1, Outcome("raw", "not ready", place=traceback.format_exc())))
+            return
+        for number in range(first, first + count):
+            answer.send((number, inputs.read(number)))
+
+
+@dataclass
+class Report:
+    """What came of the inputs, by door."""
+
+    counts: dict[str, Counter[str]] = field(default_factory=dict)
+    findings: list[tuple[str, int, Outcome]] = field(default_factory=list)
+
+    def add(self, door: str, number: int, outcome: Outcome) -> None:
+        self.counts.setdefault(door, Counter())[outcome.kind] += 1
+        if outcome.kind not in ("ok", "refused"):
+            self.findings.append((door, number, outcome))
+
+    @property
+    def total(self) -> int:
+        return sum(sum(c.values()) for c in self.counts.values())
+
+    def table(self) -> str:
+        kinds = ("ok", "refused", "raw", "crash", "hangs")
+        lines = [f"{'door':24}" + "".join(f"{k:>10}" for k in kinds)]
+        lines += [
+            f"{door:24}" + "".join(f"{counts[k]:>10}" for k in kinds)
+            for door, counts in self.counts.items()
+        ]
+        sums = Counter[str]()
+        for counts in self.counts.values():
+            sums.update(counts)
+        lines.append(f"{'all':24}" + "".join(f"{sums[k]:>10}" for k in kinds))
+        return "\n".join(lines)
+
+
+def run(door: str, first: int, count: int, report: Report) -> None:
+    """Read the inputs of a door from a number on; goes on behind one that ends the process."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.hostile.parsers"])
+    number = first
+    while number < first + count:
+        mine, yours = context.Pipe(duplex=False)
+        left = first + count - number
+        process = context.Process(target=_work, args=(yours, door, number, left), daemon=True)
+        process.start()
+        yours.close()
+        try:
+            while number < first + count:
+                if not answers(mine, process):
+                    report.add(door, number, Outcome("hangs", f"no answer after {HANGS} s of work"))
+                    number += 1
+                    break
+                number, outcome = mine.recv()
+                if number < 0:
+                    raise RuntimeError(f"The door {door!r} cannot be tried:\n{outcome.place}")
+                report.add(door, number, outcome)
+                number += 1
+        except EOFError:
+            process.join(5)
+            report.add(door, number, Outcome("crash", f"exit code {process.exitcode}"))
+            number += 1
+        finally:
+            process.kill()
+            process.join()
+            mine.close()
+
+
+def repeat(door: str, number: int) -> int:
+    """Read one input here and now, and show what comes of it."""
+    with tempfile.TemporaryDirectory(prefix="onnxtrain-fuzz-") as folder:
+        outcome = Inputs(door, Path(folder)).read(number)
+    print(outcome.kind, outcome.message, outcome.place, sep="\n")
+    return outcome.kind not in ("ok", "refused")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="dev.py fuzz", description="Read damaged files.")
+    parser.add_argument("--inputs", type=int, default=0, help="stop after so many")
+    parser.add_argument("--seconds", type=float, default=0.0, help="stop after so long")
+    parser.add_argument("--door", choices=sorted(PARSERS), help="one only")
+    parser.add_argument("--first", type=int, default=0, help="number of the first input")
+    parser.add_argument("--only", type=int, help="one input, with its traceback; needs --door")
+    options = parser.parse_args(arguments)
+    if options.only is not None:
+        return repeat(options.door or parser.error("--only needs --door"), options.only)
+    limit = options.inputs or (sys.maxsize if options.seconds else 100_000)
+    end = time.monotonic() + (options.seconds or float("inf"))
+    doors = [options.door] if options.door else list(PARSERS)
+    report, next_number = Report(), dict.fromkeys(doors, options.first)
+    try:
+        while report.total < limit and time.monotonic() < end:
+            for door in doors:
+                count = min(max(CHUNK // PARSERS[door].cost, 10), limit - report.total)
+                if count <= 0 or time.monotonic() >= end:
+                    break
+                run(door, next_number[door], count, report)
+                next_number[door] += count
+            found = len(report.findings)
+            print(f"{report.total} inputs, {found} findings", file=sys.stderr, flush=True)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+    print(report.table())
+    for door, number, outcome in report.findings[:50]:
+        print(f"\n{door} --only {number}: {outcome.kind}: {outcome.message[:300]}")
+        print("\n".join(outcome.place.strip().splitlines()[-4:]))
+    return bool(report.findings)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,410 @@
+"""Everything here that reads a file, each with sound files to damage."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto, numpy_helper
+
+from onnxtrain.api import CheckpointState, Module
+from onnxtrain.errors import OnnxTrainError
+from onnxtrain.runtime.files import odtc
+from onnxtrain.runtime.loop.schedulers import WarmUp
+
+from . import models
+
+DATA = Path(__file__).parents[1] / "compat" / "data"
+X, Y = np.ones((8, 4), np.float32), np.ones((8, 3), np.float32)
+
+
+@dataclass(frozen=True)
+class Parser:
+    """A way to read a file.
+
+    Attributes:
+        name: the file's name, which often decides how it is read.
+        form: how it is damaged: see `mutate.FORMS`.
+        seeds: sound contents.
+        read: reads the damaged file; gets its path.
+        cost: how many inputs of the others one of these is worth, by its time.
+    """
+
+    name: str
+    form: str
+    seeds: Callable[[Path], list[bytes]]
+    read: Callable[[Path], object]
+    cost: int = 1
+
+
+def prepare(folder: Path) -> None:
+    """A folder with sound artifacts, data, a run and checkpoints."""
+    models.sound_folder(folder / "sound")
+    _write_resumable(folder)
+    odtc.save(_state(folder), folder / "old", True)
+    shutil.copy(folder / "sound" / "predict.onnx", folder / "predict.onnx")
+
+
+def _state(folder: Path) -> CheckpointState:
+    return CheckpointState.load_checkpoint(folder / "resumable")
+
+
+def _trainer(folder: Path, checkpoint: Path):
+    from onnxtrain.runtime.loop.callbacks import EarlyStopping
+    from onnxtrain.runtime.loop.schedulers import ReduceLROnPlateau
+    from onnxtrain.runtime.loop.trainer import Trainer
+
+    sound = folder / "sound"
+    trainer = Trainer(
+        sound / "training_model.onnx", sound / "optimizer_model.onnx", checkpoint,
+        scheduler=lambda optimizer: WarmUp(ReduceLROnPlateau(optimizer), 3),
+    )  # fmt: skip
+    return trainer, EarlyStopping("loss", patience=9, restore_best=False)
+
+
+def _write_resumable(folder: Path) -> None:
+    trainer, stopping = _trainer(folder, folder / "sound" / "checkpoint")
+    trainer.state.properties["whole"] = 3
+    trainer.state.properties["text"] = "é"
+    trainer.state.properties["best"] = float("inf")
+    trainer.fit(X, epochs=2, batch_size=4, callbacks=[stopping], progress=False)
+    trainer.save(folder / "resumable")
+
+
+def content_of(*names: str) -> Callable[[Path], list[bytes]]:
+    return lambda folder: [(folder / name).read_bytes() for name in names]
+
+
+resumable = content_of("resumable")
+
+
+# --- models and artifacts -------------------------------------------------------------------------
+
+
+def forward_models(folder: Path) -> list[bytes]:
+    """Models with tensors in all places, and one with a loop."""
+    made = []
+    for carrier in models.CARRIERS:
+        model = models.forward()
+        tensor = numpy_helper.from_array(models.VALUES, "c")
+        models.CARRIERS[carrier](model, tensor)
+        made.append(model.SerializeToString())
+    loop = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["": 18]>
+        g (float[N, 4] x) => (float loss, float[N, 4] y)
+          <float[4] w = {1, 2, 3, 4}, int64 n = {3}, bool yes = {1}> {
+          y = Loop (n, yes, x) <
+            body = b (int64 i, bool c, float[N, 4] s) => (bool d, float[N, 4] t) {
+              d = Identity (c)  t = Mul (s, w) }>
+          loss = ReduceSum <keepdims = 0> (y)
+        }
+    """)
+    return [*made, loop.SerializeToString()]
+
+
+def external_models(folder: Path) -> list[bytes]:
+    (folder / "w.bin").write_bytes(models.VALUES.tobytes())
+    made = []
+    for carrier in models.CARRIERS:
+        model = models.forward()
+        entries = [("location", "w.bin"), ("offset", "0"), ("length", "16")]
+        models.CARRIERS[carrier](model, models.external(entries))
+        made.append(model.SerializeToString())
+    return made
+
+
+def load(path: Path) -> object:
+    from onnxtrain.graph import load as read
+    from onnxtrain.normalize import normalize
+
+    return normalize(read(path))
+
+
+def differentiate(path: Path) -> object:
+    import onnxtrain
+
+    return onnxtrain.differentiate(path)
+
+
+def generate(path: Path) -> object:
+    from onnxtrain.artifacts import generate_artifacts
+
+    target = path.parent / "made"
+    target.mkdir(exist_ok=True)
+    return generate_artifacts(path, ["w"], artifact_directory=target)
+
+
+def inspect(path: Path) -> object:
+    from onnxtrain.summary import summarize
+
+    return summarize(path)
+
+
+def module(path: Path) -> object:
+    state = CheckpointState.load_checkpoint(path.parent / "sound" / "checkpoint")
+    return Module(path, state)(X)
+
+
+def export(path: Path) -> object:
+    from onnxtrain.runtime.step.export import export as write
+
+    state = CheckpointState.load_checkpoint(path.parent / "sound" / "checkpoint")
+    return write(path, state, path.parent / "out.onnx", ["y"])
+
+
+def optimizer(path: Path) -> object:
+    from onnxtrain.runtime.step.optimizer import Optimizer
+
+    sound = path.parent / "sound"
+    made = Module(
+        sound / "training_model.onnx", CheckpointState.load_checkpoint(sound / "checkpoint")
+    )
+    made(X)
+    return Optimizer(path, made).step()
+
+
+def old_model(path: Path) -> object:
+    from onnxtrain.compat.ort.old_artifacts import convert_training_model
+
+    return convert_training_model(path, [])
+
+
+def old_models(folder: Path) -> list[bytes]:
+    del folder
+    return [(DATA / "broadcasting" / "training_model.onnx").read_bytes()]
+
+
+# --- checkpoints ----------------------------------------------------------------------------------
+
+
+def checkpoint(path: Path) -> object:
+    return CheckpointState.load_checkpoint(path)
+
+
+def checkpoint_used(path: Path) -> object:
+    """Also what only shows when a model meets the checkpoint."""
+    state = CheckpointState.load_checkpoint(path)
+    return Module(path.parent / "sound" / "training_model.onnx", state)
+
+
+def resume(path: Path) -> object:
+    trainer, stopping = _trainer(path.parent, path)
+    return trainer.fit(X, epochs=3, batch_size=4, callbacks=[stopping], progress=False, resume=True)
+
+
+def old_checkpoints(folder: Path) -> list[bytes]:
+    real = sorted(DATA.glob("*/checkpoint"), key=lambda p: p.stat().st_size)
+    return [(folder / "old").read_bytes(), *(p.read_bytes() for p in real[:3] if p.stat().st_size)]
+
+
+def _sequence(*tensors: TensorProto) -> bytes:
+    def varint(value: int) -> bytes:
+        return bytes([value & 127 | 128]) + varint(value >> 7) if value > 127 else bytes([value])
+
+    parts = [t.SerializeToString() for t in tensors]
+    return varint(len(parts)) + b"".join(varint(len(p)) + p for p in parts)
+
+
+def sequences(folder: Path) -> list[bytes]:
+    """All files of a directory in one, a line each: which is damaged is up to chance."""
+    del folder
+    typed = onnx.helper.make_tensor("b", 1, [2], [1.0, 2.0])
+    whole = onnx.helper.make_tensor("c", 7, [2], [1, 2])
+    raw = numpy_helper.from_array(np.ones((2, 3), np.float32), "w")
+    step = numpy_helper.from_array(np.array([3]), "builtin.step")
+    rate = numpy_helper.from_array(np.array([0.1], np.float32), "builtin.initial_learning_rate")
+    text = onnx.helper.make_tensor("note", 8, [1], [b"hello"])
+    return [_sequence(raw, typed), _sequence(raw, typed, whole), _sequence(step, rate, text)]
+
+
+FILES = (
+    "paramtrain_tensors.pbseq", "paramfrozen_tensors.pbseq", "optim_group0_momentum0_tensors.pbseq",
+    "optim_group0_properties.pbseq", "custom_properties.pbseq",
+)  # fmt: skip
+
+
+def directory(path: Path) -> object:
+    """The damaged file in each of the roles that a file of the directory has."""
+    first, _, settings = sequences(path)
+    content = path.read_bytes()
+    for role in FILES:
+        folder = path.parent / "pbseq"
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        (folder / FILES[0]).write_bytes(first)
+        (folder / FILES[2]).write_bytes(first)
+        (folder / FILES[3]).write_bytes(settings)
+        (folder / role).write_bytes(content)
+        with contextlib.suppress(OnnxTrainError):
+            CheckpointState.load_checkpoint(folder)
+    return None
+
+
+def torch_checkpoint(path: Path) -> object:
+    from onnxtrain.compat.ort.orttrainer.checkpoint import merge, read
+
+    return merge([read(path)[0]])
+
+
+def torch_checkpoints(folder: Path) -> list[bytes]:
+    from onnxtrain.compat.ort.orttrainer.checkpoint import write
+
+    weights = {"w": models.W}
+    moments = {"w": {"Moment_1": models.W, "Step": np.array([1], np.int64)}}
+    state = {
+        "model": {"full_precision": weights}, "optimizer": moments,
+        "trainer_options": {"mixed_precision": False}, "train_step_info": {"optimization_step": 1},
+    }  # fmt: skip
+    write(folder / "trainer", state, {"epoch": 3})
+    return [(folder / "trainer").read_bytes()]
+
+
+# --- data and settings ----------------------------------------------------------------------------
+
+
+def data(path: Path) -> object:
+    from onnxtrain.cli.sources import read
+
+    return read(str(path))
+
+
+def array(path: Path) -> object:
+    from onnxtrain.cli.sources import read
+
+    return read(f"{path},{path}")
+
+
+def pictures(path: Path) -> object:
+    from onnxtrain.cli.match import load_pictures
+    from onnxtrain.cli.sources import read
+    from onnxtrain.summary import ValueSummary
+
+    folder = path.parent / "pictures" / "cat"
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.copy(path, folder / "1.png")
+    value = ValueSummary("x", "float32", ("N", 1, 8, 8))
+    return load_pictures(read(str(folder.parent)), value)  # type: ignore[arg-type]
+
+
+def config(path: Path) -> object:
+    from onnxtrain.cli.settings import Settings, read_config, typed
+
+    values = {n: typed(n, v, str(path)) for n, v in read_config(str(path)).items()}
+    return Settings(**{"model": "m.onnx", **values}).check()
+
+
+def run_file(path: Path) -> object:
+    from onnxtrain.cli.run import _read_about
+
+    return _read_about(path)
+
+
+def steps(path: Path) -> object:
+    from onnxtrain.cli.history import read_steps
+
+    return read_steps(path.parent, 100)
+
+
+def npz(folder: Path) -> list[bytes]:
+    plain, packed = io.BytesIO(), io.BytesIO()
+    np.savez(plain, x=X, labels=np.arange(8))
+    np.savez_compressed(packed, x=X, labels=np.arange(8))
+    del folder
+    return [plain.getvalue(), packed.getvalue()]
+
+
+def npy(folder: Path) -> list[bytes]:
+    out = io.BytesIO()
+    np.save(out, X)
+    del folder
+    return [out.getvalue()]
+
+
+def csv(folder: Path) -> list[bytes]:
+    del folder
+    return [
+        b"a,b,label\n1,2.5,cat\n3,,dog\n4,1e3,cat\n",
+        '"ä";b\n1;"x\ny"\n'.encode(),
+        b"a\tb\n1\t2",
+    ]
+
+
+def parquet(folder: Path) -> list[bytes]:
+    import pyarrow as pa
+    from pyarrow import parquet as pq
+
+    table = pa.table({"a": [1, 2, 3], "b": [[1.0], [2.0], [3.0]], "c": ["x", "y", None]})
+    pq.write_table(table, folder / "seed.parquet")
+    return [(folder / "seed.parquet").read_bytes()]
+
+
+def png(folder: Path) -> list[bytes]:
+    from PIL import Image
+
+    made = []
+    for kind in ("PNG", "GIF", "BMP", "TIFF", "JPEG"):
+        out = io.BytesIO()
+        Image.fromarray(np.arange(64, dtype=np.uint8).reshape(8, 8)).save(out, kind)
+        made.append(out.getvalue())
+    del folder
+    return made
+
+
+SETTINGS = {"loss": "mse", "lr": 0.1, "epochs": 3, "freeze": ["a", "b"], "resume": True}
+
+
+def toml(folder: Path) -> list[bytes]:
+    del folder
+    return [
+        b'loss = "mse"\nlr = 1e-3\nepochs = 3\nfreeze = ["a", "b*"]\nresume = false\nseed = 0x1f\n'
+    ]
+
+
+def yaml(folder: Path) -> list[bytes]:
+    del folder
+    return [b"loss: mse\nlr: 1e-3\nepochs: 3\nfreeze: [a, 'b*']\nresume: no\nbatch-size: 0x10\n"]
+
+
+def about(folder: Path) -> list[bytes]:
+    del folder
+    return [json.dumps({"model_sha256": "0" * 64, "settings": SETTINGS}).encode()]
+
+
+def step_table(folder: Path) -> list[bytes]:
+    del folder
+    return [b"step,loss,lr\n1,0.5,0.001\n2,nan,0.001\n"]
+
+
+PARSERS: dict[str, Parser] = {
+    "checkpoint": Parser("c", "safetensors", resumable, checkpoint),
+    "checkpoint in a module": Parser("c", "safetensors", resumable, checkpoint_used, 20),
+    "resume": Parser("c", "safetensors", resumable, resume, 50),
+    "old checkpoint": Parser("c", "flatbuffers", old_checkpoints, checkpoint),
+    "old directory": Parser("c", "protobuf", sequences, directory, 2),
+    "trainer checkpoint": Parser("c", "safetensors", torch_checkpoints, torch_checkpoint),
+    "model": Parser("m.onnx", "model", forward_models, load, 20),
+    "external data": Parser("m.onnx", "model", external_models, load, 20),
+    "differentiate": Parser("m.onnx", "model", forward_models, differentiate, 50),
+    "generate_artifacts": Parser("m.onnx", "model", forward_models, generate, 100),
+    "inspect": Parser("m.onnx", "model", forward_models, inspect, 50),
+    "module": Parser("m.onnx", "model", content_of("sound/training_model.onnx"), module, 20),
+    "export": Parser("m.onnx", "model", content_of("sound/eval_model.onnx"), export, 4),
+    "optimizer": Parser("m.onnx", "model", content_of("sound/optimizer_model.onnx"), optimizer, 20),
+    "old artifact": Parser("m.onnx", "protobuf", old_models, old_model, 200),
+    "npz": Parser("d.npz", "npz", npz, data),
+    "npy": Parser("d.npy", "npy", npy, array),
+    "csv": Parser("d.csv", "text", csv, data),
+    "parquet": Parser("d.parquet", "", parquet, data, 2),
+    "pictures": Parser("d.png", "", png, pictures),
+    "toml": Parser("c.toml", "text", toml, config),
+    "yaml": Parser("c.yaml", "text", yaml, config, 2),
+    "run.json": Parser("run.json", "json", about, run_file),
+    "steps.csv": Parser("steps.csv", "text", step_table, steps),
+}  # fmt: skip

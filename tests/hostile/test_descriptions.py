@@ -1,0 +1,72 @@
+"""What an optimizer model says about itself decides where is written: it is checked first."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from onnxtrain import artifacts
+from onnxtrain.api import CheckpointState, Module, Optimizer
+from onnxtrain.errors import CheckpointError, ModelFileError
+
+from . import models
+
+KEY = "onnxtrain.optimizer"
+WRONG = {
+    "a state smaller than its parameter": {"state_shapes": {"first_order_moments": {"w": [1]}}},
+    "a state of terabytes": {
+        "layout": "tensor", "state_shapes": {"first_order_moments": {"w": [2**30, 2**12]}},
+    },
+    "a negative size": {"layout": "tensor", "state_shapes": {"first_order_moments": {"w": [-1]}}},
+    "an unknown layout": {"layout": ["elementwise"]},
+    "states that are no names": {"states": [1, 2]},
+    "clipping that is no number": {"clip": {"norm": "x"}},
+    "a clipping that is a flag": {"clip": True},
+    "a decay that is no number": {"hyper": {"weight_decay": [1]}},
+    "a group that is text": {"groups": ["w"]},
+    "a group with a factor of NaN": {"groups": [{"params": ["w"], "lr_scale": float("nan")}]},
+    "a name that is a list": {"name": []},
+}  # fmt: skip
+X = np.ones((2, 4), np.float32)
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return models.sound_folder(tmp_path_factory.mktemp("sound") / "folder")
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_refused(name: str, sound: Path) -> None:
+    model = onnx.load(sound / "optimizer_model.onnx")
+    entry = next(p for p in model.metadata_props if p.key == KEY)
+    entry.value = json.dumps({**json.loads(entry.value), **WRONG[name]})
+    state = CheckpointState.load_checkpoint(sound / "checkpoint")
+    module = Module(sound / "training_model.onnx", state)
+    module(X)
+    with pytest.raises(ModelFileError):
+        Optimizer(model.SerializeToString(), module)
+
+
+def test_moments_of_another_size_are_refused(sound: Path, tmp_path: Path) -> None:
+    """Those of a checkpoint are written to as well."""
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 18]> g (float[N, 4] x) => (float loss)'
+        "<float[4, 1] w = {1, 2, 3, 4}> { y = MatMul(x, w) loss = ReduceSum<keepdims = 0>(y) }"
+    )
+    artifacts.generate_artifacts(
+        model, ["w"], artifact_directory=tmp_path, optimizer=artifacts.OptimType.AdamW
+    )
+    state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
+    module = Module(tmp_path / "training_model.onnx", state)
+    module(X)
+    Optimizer(tmp_path / "optimizer_model.onnx", module).step()
+    state._trainable = CheckpointState.load_checkpoint(sound / "checkpoint")._trainable
+    CheckpointState.save_checkpoint(state, tmp_path / "mixed", include_optimizer_state=True)
+    mixed = CheckpointState.load_checkpoint(tmp_path / "mixed")
+    module = Module(sound / "training_model.onnx", mixed)
+    with pytest.raises(CheckpointError, match="do not have the shapes"):
+        Optimizer(sound / "optimizer_model.onnx", module)
