@@ -482,7 +482,7 @@ def _differentiated(plan: Plan, model: ir.Model) -> list[str]:
         return list(plan.of or plan.outputs[:1])
     floats = [o.name or "" for o in model.graph.outputs if o.dtype in FLOATS]
     chosen = list(plan.of) or [n for n in floats if n in set(plan.outputs)]
-    if plan.unused == "error":
+    if plan.unused == "error" or (plan.of and plan.unused == "zeros"):
         return chosen
     wrt = _present(plan, model)
     return [n for n in chosen if n in floats and reachable(model, wrt, [n], plan.no_gradient)]
