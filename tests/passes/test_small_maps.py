@@ -20,11 +20,12 @@ from onnxtrain.normalize import normalize
 from onnxtrain.passes import small_maps_as_products
 
 PRODUCT = ["Reshape", "Gemm", "Reshape"]
+CONDITION = ["Shape", "GreaterOrEqual", "Squeeze"]
 SAME = "pads=[1,1,1,1]"
 
 
 def model_of(
-    body: str, size: tuple[int | str, ...], kernel: tuple[int, ...], *, batch: str = "N"
+    body: str, size: tuple[int | str, ...], kernel: tuple[int, ...], *, batch: str = "5"
 ) -> onnx.ModelProto:
     """`body` computes y from x of (batch, 3, *size) with four kernels and constants by name."""
     rng = np.random.default_rng(0)
@@ -48,16 +49,18 @@ def model_of(
     return model
 
 
-def check(model: onnx.ModelProto, expected: list[str], size: tuple[int, ...]) -> onnx.ModelProto:
+def check(
+    model: onnx.ModelProto, expected: list[str], size: tuple[int, ...], rows: tuple[int, ...] = (5,)
+) -> onnx.ModelProto:
     result = small_maps_as_products(normalize(load(model)))
     assert [n.op_type for n in result.graph] == expected
     after = to_proto(result)
     onnx.checker.check_model(after, full_check=True)
-    x = np.random.default_rng(1).normal(size=(5, 3, *size)).astype(np.float32)
-    outputs = [
-        ort.InferenceSession(m.SerializeToString()).run(["y"], {"x": x})[0] for m in (model, after)
-    ]
-    np.testing.assert_allclose(outputs[0], outputs[1], rtol=1e-5, atol=1e-5)
+    sessions = [ort.InferenceSession(m.SerializeToString()) for m in (model, after)]
+    for count in rows:
+        x = np.random.default_rng(1).normal(size=(count, 3, *size)).astype(np.float32)
+        outputs = [session.run(["y"], {"x": x})[0] for session in sessions]
+        np.testing.assert_allclose(outputs[0], outputs[1], rtol=1e-5, atol=1e-5)
     return after
 
 
@@ -77,6 +80,25 @@ def check(model: onnx.ModelProto, expected: list[str], size: tuple[int, ...]) ->
 def test_conv(attributes: str, size: tuple[int, ...], kernel: tuple[int, ...]) -> None:
     model = model_of(f"y = Conv<{attributes}>(x, w, b)", size, kernel)
     check(model, PRODUCT, size)
+
+
+@pytest.mark.parametrize("normalized", [False, True])
+def test_an_open_batch_size_decides_when_it_runs(normalized: bool) -> None:
+    body = f"a = Conv<{SAME}>(x, w) y = Relu(a)"
+    if normalized:
+        body = body.replace("Relu(a)", "BatchNormalization(a, scale, b, mean, variance)")
+    model = model_of(body, (2, 2), (3, 3), batch="N")
+    rest = [] if normalized else ["Relu"]
+    after = check(model, [*CONDITION, "If", *rest], (2, 2), rows=(0, 1, 2, 5))
+    branches = [[n.op_type for n in a.g.node] for a in after.graph.node[3].attribute]
+    assert branches == [PRODUCT, ["Conv"]]
+
+
+def test_one_question_for_all_maps_of_a_batch() -> None:
+    body = f"a = Conv<{SAME}>(x, w, b) c = Neg(x) d = Conv<{SAME}>(c, w, b) y = Add(a, d)"
+    model = model_of(body, (2, 2), (3, 3), batch="N")
+    after = check(model, [*CONDITION, "If", "Neg", "If", "Add"], (2, 2), rows=(1, 5))
+    assert len([t for t in after.graph.initializer if list(t.dims) == [12, 16]]) == 1
 
 
 def test_frozen_normalization_goes_into_it() -> None:
@@ -130,10 +152,11 @@ def test_the_same_weights_elsewhere_are_another_matrix() -> None:
     assert len([t for t in after.graph.initializer if list(t.dims) == [12, 16]]) == 2
 
 
-def test_gradients_go_through_what_was_a_conv(tmp_path: Path) -> None:
+@pytest.mark.parametrize("batch", ["5", "N"])
+def test_gradients_go_through_what_was_a_conv(tmp_path: Path, batch: str) -> None:
     body = f"z = Sigmoid(scales) s = Mul(x, z) a = Conv<{SAME}>(s, w, b) c = Relu(a) "
     body += "y = ReduceMean<keepdims=1>(c)"
-    model = model_of(body, (2, 2), (3, 3))
+    model = model_of(body, (2, 2), (3, 3), batch=batch)
     scales = np.random.default_rng(2).normal(size=(1, 3, 2, 2)).astype(np.float32)
     model.graph.initializer.append(numpy_helper.from_array(scales, "scales"))
     artifacts.generate_artifacts(model, requires_grad=["scales"], artifact_directory=tmp_path)

@@ -7,8 +7,8 @@ what is copied is a batch. The gradients follow from that form: of W it is dY·x
 it would be dYᵀ·x, which also copies. Measured on three layers of 784-512-512-10, forward and
 backward: 6 % less time with a batch of 32, 9 % with 64, 5 % with 256.
 
-A tile of the product has 16 columns: smaller batches are slower in columns (a quarter with 4), and
-where weights are small there is nothing to gain.
+A tile of the product has 16 columns: smaller batches are slower in columns (a quarter with 4), so a
+batch size that is not known stays in rows. Where weights are small there is nothing to gain.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ..graph.nodes import constant, insert
 from ..graph.tensor import dims_of
 
 FEWEST, MOST = 16, 512
-"""Batch sizes, if known, that are laid out in columns."""
+"""Batch sizes that are laid out in columns; one that is not known stays in rows."""
 LARGE = 65_536
 """Weights of the largest layer from which on it pays."""
 ELEMENTWISE = frozenset(
@@ -93,7 +93,7 @@ def _is_layer(node: ir.Node) -> bool:
     if bias is not None and dims_of(bias) != matrix[:1]:
         return False
     batch = rows[0]
-    return not isinstance(batch, int) or FEWEST <= batch <= MOST
+    return isinstance(batch, int) and FEWEST <= batch <= MOST
 
 
 def _weights(node: ir.Node) -> int:
