@@ -96,12 +96,20 @@ def guard_labels(model: ir.Model, checked: Collection[str] = ()) -> ir.Model:
     for node in _losses(model.graph):
         if _source(model, node.inputs[1]) in checked:
             node.meta[_CHECKED] = True
-        else:
+        elif not _has_guard(node):
             _Guard(node, opset, is_in_function=False).put()
     for function in model.functions.values():
         for node in _losses(function.graph):
             _Guard(node, function.opset_imports.get("", opset), is_in_function=True).put()
     return model
+
+
+def _has_guard(loss: ir.Node) -> bool:
+    """Whether a guard was put here before: a gradient may be differentiated again."""
+    labels = loss.inputs[1]
+    maker = labels.producer() if labels is not None else None
+    stem = f"{loss.outputs[0].name}/labels/"
+    return maker is not None and (maker.name or "") in {f"{stem}BitwiseAnd", f"{stem}Where"}
 
 
 def are_checked(node: ir.Node | None) -> bool:

@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from ..errors import ModelError
 from ..graph import FLOATS, OpBuilder, Tensor
+from ..graph.dropout import never_drops
 from ..graph.nodes import initializer
 from .draws import draws
 
@@ -106,7 +107,11 @@ def protect_dropouts(model: ir.Model) -> ir.Model:
     that it cannot know: here one that is computed from a float input and always true. Without this
     a Dropout between frozen layers and trained ones would silently do nothing.
     """
-    exposed = [n for n in nodes_of(model, "Dropout") if _is_active(n) and not _reads_mask(n)]
+    exposed = [
+        n
+        for n in nodes_of(model, "Dropout")
+        if _is_active(n) and not _reads_mask(n) and not never_drops(n)
+    ]
     source = next((v for v in model.graph.inputs if v.dtype in FLOATS), None)
     if not exposed or source is None:
         return model

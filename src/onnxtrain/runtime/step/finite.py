@@ -49,7 +49,7 @@ def square_sum(data: Array) -> float:
 def quick_square_sum(arrays: Iterable[Array]) -> float:
     """Σx² over vectors in their own precision: if it is finite, so are all of their elements.
 
-    That is all that most steps need to know, and in a step of thirty microseconds every call counts.
+    Most steps need to know no more, and in a step of thirty microseconds every call counts.
     """
     total = 0.0
     for array in arrays:
