@@ -73,7 +73,7 @@ BEFORE = (
 AFTER = (
     Pass(
         "counter",
-        "random operators draw from a counter that the caller keeps: runs can be repeated (ADR 15)",
+        "random operators draw from a counter that the caller keeps: runs can be repeated (ADR 16)",
         lambda model, c: draw_from_counter(model) if c.counter else model,
     ),
     Pass(

@@ -3,7 +3,7 @@
 The kernels' generators cannot be saved: after a restart a run goes on with other masks than it
 would have had, other builds of onnxruntime draw other numbers from the same seed, and drawing takes
 ten times as long as dropping. So each random operator becomes standard operators on integers that
-are a function of seed, counter, the node's name and the position (`bits.py`, ADR 15). Seed and
+are a function of seed, counter, the node's name and the position (`bits.py`, ADR 16). Seed and
 counter are one more input of the model, `RANDOM_INPUT`.
 """
 
