@@ -58,8 +58,7 @@ def test_dropped_data(report):
 
 
 def test_training_pauses_and_resumes(report):
-    assert 5 < report["paused"] < 45
-    assert report["steps"] > report["paused"]
+    assert 5 < report["paused"] < report["steps"]
     assert report["points"] == report["steps"]
     start, end = map(float, re.findall(r"(?:from|to) ([\d.]+)", report["curve"]))
     assert end < start / 2

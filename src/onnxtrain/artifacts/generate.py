@@ -246,8 +246,8 @@ class _Training(onnxblock.TrainingBlock):
 
 def _ends_in_a_scalar(model: onnx.ModelProto) -> bool:
     """Whether the first output may be a loss: a number, or a tensor of one."""
-    shape = model.graph.output[0].type.tensor_type.shape
-    return all(d.dim_value == 1 for d in shape.dim)
+    outputs = model.graph.output
+    return bool(outputs) and all(d.dim_value == 1 for d in outputs[0].type.tensor_type.shape.dim)
 
 
 def _load(model: Any) -> tuple[onnx.ModelProto, str | None]:

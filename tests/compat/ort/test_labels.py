@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from onnxtrain import training
-from onnxtrain.errors import LabelError
+from onnxtrain.errors import ExecutionError, LabelError
 
 from .models import CPU, parse
 
@@ -144,5 +144,5 @@ def test_agent_refuses_wrong_labels():
     F.cross_entropy(torch.tensor(X) @ w, torch.tensor(SOME)).backward()
     np.testing.assert_allclose(gradient_of(SOME), w.grad.numpy(), rtol=1e-4, atol=1e-6)
     for bad in (-1, 3):
-        with pytest.raises(training.agent.ExecutionError, match="Out of range"):
+        with pytest.raises(ExecutionError, match="Out of range"):
             gradient_of(np.array([0, 1, bad, 0, 0]))
