@@ -318,7 +318,9 @@ def edited(path, change) -> bytes:
 def test_limit_in_a_file(folders, value):
     content = edited(folders("clipped") / "optimizer_model.onnx",
                      lambda d: d.__setitem__("clip", {"norm": value}))  # fmt: skip
-    with pytest.raises(ModelFileError, match=r"the limit by norm must be|'clip' = .*cannot be used"):
+    with pytest.raises(
+        ModelFileError, match=r"the limit by norm must be|'clip' = .*cannot be used"
+    ):
         load_optimizer(content)
 
 
