@@ -47,9 +47,6 @@ def report(folder):
     return found
 
 
-pytestmark = pytest.mark.slow
-
-
 def test_it_loads_isolated_and_from_here_only(report):
     assert report["isolated"] is True
     assert "38,282 trainable numbers, AdamW" in report["summary"]
