@@ -47,7 +47,7 @@ class HuberLoss(Loss):
         super().__init__(reduction)
         if not delta > 0:
             raise BlockError(f"delta must be positive, not {delta}.")
-        self._delta, self._factor = delta, 1.0
+        self._delta, self.factor = delta, 1.0
 
     def build(self, loss_input_name: str, target_name: str = "target") -> str:
         """Append the loss; the target becomes a graph input unless it exists."""
@@ -56,7 +56,7 @@ class HuberLoss(Loss):
         a = emit.node("Abs", difference)
         q = emit.at_most(a, self._delta)
         loss = emit.mul(q, emit.sub(a, emit.scale(q, 0.5)))
-        return self._reduce(emit, emit.scale(loss, self._factor))
+        return self._reduce(emit, emit.scale(loss, self.factor))
 
 
 class SmoothL1Loss(Loss):
@@ -70,7 +70,7 @@ class SmoothL1Loss(Loss):
             self._inner: Loss = L1Loss(reduction)
         else:
             inner = HuberLoss(reduction, beta)
-            inner._factor = 1.0 / beta
+            inner.factor = 1.0 / beta
             self._inner = inner
 
     def build(self, loss_input_name: str, target_name: str = "target") -> str:

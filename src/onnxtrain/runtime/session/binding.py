@@ -17,8 +17,9 @@ from ..files.onnxfile import ValueInfo
 from ..state.buffers import TensorStore
 from ..step.artifact import Artifact
 from .devices import RUN_OPTIONS, Device
-from .feeds import FeedCheck, raw_ortvalue
+from .feeds import FeedCheck
 from .labels import ClassLabels
+from .native import core_of, io_of, raw_ortvalue
 
 Array = npt.NDArray[Any]
 SMALL = 64
@@ -38,8 +39,8 @@ class Binding:
 
     def __init__(self, session: onnxruntime.InferenceSession, device: Device) -> None:
         self.session, self.device = session, device
-        self.io = session.io_binding()._iobinding
-        self._run = session._sess.run_with_iobinding
+        self.io = io_of(session.io_binding())
+        self._run = core_of(session).run_with_iobinding
         self._bound: dict[str, tuple[int, tuple[int, ...]]] = {}
         self._staged: dict[str, Array] = {}
         self._again: list[tuple[Array, Any, tuple[int, ...]]] = []

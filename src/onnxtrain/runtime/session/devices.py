@@ -16,6 +16,8 @@ import onnxruntime
 from onnxruntime.capi import _pybind_state as ort
 
 from ...errors import DeviceError, ModelFileError
+from .native import core_of
+from .sharing import note_session
 
 Array = npt.NDArray[Any]
 Provider: TypeAlias = "str | tuple[str, dict[str, Any]]"
@@ -166,12 +168,14 @@ def create_session(
         providers: execution providers, with or without their options; by default the CPU's.
         provider_options: their options, where the providers are names.
     """
-    return onnxruntime.InferenceSession(
+    session = onnxruntime.InferenceSession(
         model,
         options if options is not None else session_options(),
         providers=["CPUExecutionProvider"] if providers is None else list(providers),
         provider_options=provider_options,
     )
+    note_session(core_of(session))
+    return session
 
 
 def session_options(

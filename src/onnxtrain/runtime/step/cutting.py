@@ -25,7 +25,17 @@ ELEMENTS = {
 }  # fmt: skip
 """onnxruntime's names of element types → ONNX numbers."""
 
+MANY_NODES = 12_000
+"""A longer model is cut into pieces: the time to create a session grows faster than its nodes."""
+
+NODES_OF_A_PIECE = 2_500
+
 RANDOM = {"Bernoulli", "Dropout", "Multinomial", "RandomNormalLike", "RandomUniformLike"}
+
+
+def is_long(model: ModelFile) -> bool:
+    """Whether sessions of pieces are there sooner than one of the whole model."""
+    return len(model.nodes) > MANY_NODES
 
 
 @dataclass(frozen=True)

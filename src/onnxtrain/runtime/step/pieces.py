@@ -19,10 +19,11 @@ from onnxruntime import InferenceSession, OrtValue
 
 from ..files.onnxfile import ValueInfo
 from ..files.wire import Message
+from ..session.native import raw_ortvalue
 from .cutting import OWN, Template, cut, cut_by_nodes, type_proto
 
 if TYPE_CHECKING:
-    from .module import _Train
+    from .gradient_step import GradientStep
 
 SHARED = "session.use_env_allocators"
 
@@ -52,16 +53,18 @@ class Pieces:
     """The sessions of all pieces; takes the place of the session of the whole model.
 
     Args:
-        train: the training half of a module, whose state lives on the host.
+        step: that computes the gradients, with a state that lives on the host.
         limit: bytes of gradients per piece.
         nodes: instead of that, nodes per piece.
     """
 
-    def __init__(self, train: _Train, limit: float = math.inf, nodes: int | None = None) -> None:
-        self.train = train
-        model, names = train.artifact.model, train.gradient_names
-        sizes = {names[p]: train.gradients.specs[p].nbytes for p in names}
-        results = [*train.artifact.user_outputs, *train.artifact.states.values()]
+    def __init__(
+        self, step: GradientStep, limit: float = math.inf, nodes: int | None = None
+    ) -> None:
+        self.step = step
+        model, names = step.artifact.model, step.gradient_names
+        sizes = {names[p]: step.gradients.specs[p].nbytes for p in names}
+        results = [*step.artifact.user_outputs, *step.artifact.states.values()]
         if nodes is not None:
             self.pieces = cut_by_nodes(model, results, list(sizes), nodes)
         else:
@@ -73,14 +76,14 @@ class Pieces:
         self._bindings: dict[bool, PieceBinding] = {}
         self.sessions: list[InferenceSession] = []
         if len(self.pieces) > 1:
-            share_arena(train.options)
+            share_arena(step.options)
             self.sessions = list(self._sessions(Template(model)))
 
     def _sessions(self, template: Template) -> Iterator[InferenceSession]:
-        train, known = self.train, dict[str, Message]()
+        step, known = self.step, dict[str, Message]()
         for piece in self.pieces:
             model = template.piece(piece, known)
-            session = train.module._device.session(model, train.options)
+            session = step.device.session(model, step.options)
             gives = set(piece.gives)
             known |= {
                 v.name: type_proto(v.type, v.shape)
@@ -92,10 +95,10 @@ class Pieces:
     def parameters(self, index: int) -> list[str]:
         """Parameters whose gradients a piece computes, in the order of the flat buffer."""
         made = set(self.pieces[index].gradients)
-        return [p for p, g in self.train.gradient_names.items() if g in made]
+        return [p for p, g in self.step.gradient_names.items() if g in made]
 
     def _ranges(self, index: int) -> list[tuple[int, int]]:
-        buffer = self.train.gradients.buffers["F32"]
+        buffer = self.step.gradients.buffers["F32"]
         wanted, found = set(self.parameters(index)), list[tuple[int, int]]()
         slots = list(buffer.slots.items())
         ends = [slot.start for _, slot in slots[1:]] + [buffer.data.size]
@@ -123,14 +126,14 @@ class PieceBinding:
 
     def __init__(self, pieces: Pieces, overwrite: bool) -> None:
         self.pieces, self.overwrite = pieces, overwrite
-        train = pieces.train
-        target = train.gradients if overwrite else train.added()
+        step = pieces.step
+        target = step.gradients if overwrite else step.added()
         self.bindings = [
-            train.bind(session, target, self._outputs(index))
+            step.bind(session, target, self._outputs(index))
             for index, session in enumerate(pieces.sessions)
         ]
         self._inputs = [{v.name for v in s.get_inputs()} for s in pieces.sessions]
-        handed_out = {*train.user.output_names, *train.artifact.states.values()}
+        handed_out = {*step.user.output_names, *step.artifact.states.values()}
         self._made = [[n for n in p.gives if n not in handed_out] for p in pieces.pieces]
         for binding, names in zip(self.bindings, self._made):
             for name in names:
@@ -138,7 +141,7 @@ class PieceBinding:
         self._last = {n: i for i, p in enumerate(pieces.pieces) for n in p.takes}
 
     def _outputs(self, index: int) -> dict[str, str]:
-        piece, names = self.pieces.pieces[index], self.pieces.train.gradient_names
+        piece, names = self.pieces.pieces[index], self.pieces.step.gradient_names
         return {
             p: names[p] + (OWN if names[p] in piece.gives else "")
             for p in self.pieces.parameters(index)
@@ -176,8 +179,8 @@ class PieceBinding:
             self.pieces.after(index)
 
     def _add(self, index: int) -> None:
-        train = self.pieces.train
-        whole, new = train.gradients.buffers["F32"].data, train.added().buffers["F32"].data
+        step = self.pieces.step
+        whole, new = step.gradients.buffers["F32"].data, step.added().buffers["F32"].data
         for start, stop in self.pieces.ranges[index]:
             np.add(whole[start:stop], new[start:stop], out=whole[start:stop])
 
@@ -196,10 +199,10 @@ class PieceBinding:
             for binding, values in zip(self.bindings, found)
             for name, value in zip(binding.output_names, values)
         }
-        return [by_name[name] for name in self.pieces.train.user.output_names]
+        return [by_name[name] for name in self.pieces.step.user.output_names]
 
 
-_EMPTY = OrtValue.ortvalue_from_numpy(np.zeros(0, np.float32))._ortvalue
+_EMPTY = raw_ortvalue(OrtValue.ortvalue_from_numpy(np.zeros(0, np.float32)))
 
 
 def _nothing(index: int) -> None:
