@@ -12,9 +12,10 @@ from onnxtrain import artifacts, optim
 from onnxtrain.api import CheckpointState, Module, Optimizer
 from onnxtrain.errors import ModelFileError
 from onnxtrain.runtime.files.onnxfile import ModelFile, tensor_type
-from onnxtrain.runtime.step import cutting
-from onnxtrain.runtime.step.cutting import Template, cut, cut_by_nodes, type_proto
-from onnxtrain.runtime.step.pieces import SHARED, Pieces, share_arena
+from onnxtrain.runtime.session import cutting
+from onnxtrain.runtime.session.cut_session import SHARED, share_arena
+from onnxtrain.runtime.session.cutting import Template, cut, cut_by_nodes, type_proto
+from onnxtrain.runtime.step.pieces import Pieces
 from tests.runtime import test_real_artifacts as convolutional
 
 WIDTH = 16
@@ -186,7 +187,7 @@ def test_a_long_model_is_cut_by_itself(tmp_path, monkeypatch):
     monkeypatch.setattr(cutting, "MANY_NODES", 10)
     monkeypatch.setattr(cutting, "NODES_OF_A_PIECE", 6)
     long = module(tmp_path)
-    assert len(long.gradient_step.usual.sessions) > 2
+    assert len(long.gradient_step.session.sessions) > 2
     losses = [each(*rows(4)) for each in (whole, long)]
     for one, other in zip(*losses, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
@@ -240,7 +241,7 @@ def test_a_session_per_piece_trains_like_one(tmp_path):
 def test_pieces_share_their_memory(tmp_path):
     tied(tmp_path)
     train = module(tmp_path, limit=1).gradient_step
-    for session in train.pieces.sessions:
+    for session in train.pieces.session.sessions:
         assert session.get_session_options().get_session_config_entry(SHARED) == "1"
     options = onnxruntime.SessionOptions()
     options.add_session_config_entry(SHARED, "0")
@@ -292,7 +293,7 @@ def test_subgraphs_and_sequences_are_passed_on():
     assert [p.gradients for p in pieces] == [("ga",), ("gb",)]
     assert set(pieces[1].takes) == {"parts", "inner", "ga"}
     x = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
-    template = Template(ModelFile.load(data))
+    template = Template(ModelFile.load(data), own={"ga", "gb"})
     feed, known, found = {"x": x, "on": np.array(True)}, {}, {}
     for piece in pieces:
         session = onnxruntime.InferenceSession(template.piece(piece, known))

@@ -16,11 +16,10 @@ from onnxtrain.api import Callback, CheckpointState, Module, Optimizer, Trainer
 from onnxtrain.errors import CheckpointError, ModelFileError, OnnxTrainError
 from onnxtrain.runtime.files import tensorfile
 from onnxtrain.runtime.files.onnxfile import ModelFile
+from onnxtrain.runtime.session import cutting
 from onnxtrain.runtime.session.devices import Device
 from onnxtrain.runtime.state.checkpoint_state import RandomState
-from onnxtrain.runtime.step import cutting
 from onnxtrain.runtime.step.one_graph import OneGraphStep
-from onnxtrain.runtime.step.pieces import Pieces
 from onnxtrain.runtime.step.update import load_optimizer
 
 WEIGHTS = {"w1": (12, 40), "b1": (40,), "w2": (40, 24), "b2": (24,), "w3": (24, 5)}
@@ -241,8 +240,7 @@ def test_pieces(showing, plain, monkeypatch):
     monkeypatch.setattr(cutting, "MANY_NODES", 20)
     monkeypatch.setattr(cutting, "NODES_OF_A_PIECE", 25)
     module = module_of(showing, session_options=options(1))
-    assert isinstance(module.gradient_step.usual, Pieces)
-    assert len(module.gradient_step.usual.pieces) > 2
+    assert len(module.gradient_step.session.pieces) > 2
     found = masks_of(module)
     assert_same_masks(found, plain)
     for a, b in zip(found[1], plain[1], strict=True):

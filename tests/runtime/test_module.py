@@ -600,7 +600,7 @@ def test_small_batches_run_on_one_thread_and_large_ones_on_all(module):
         expected, _, gradients = reference(values, x, y)
         assert np.isclose(loss, expected, rtol=1e-5)
         assert np.allclose(module.state.parameters["W1"].grad, gradients["W1"], atol=1e-5)
-    assert train.single.sessions[0].get_session_options().intra_op_num_threads == 1
+    assert train.single.session.get_session_options().intra_op_num_threads == 1
 
 
 def test_own_session_options_keep_their_threads(artifacts):

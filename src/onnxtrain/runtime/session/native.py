@@ -17,6 +17,12 @@ def core_of(session: Any) -> Any:
     return getattr(session, "_sess", session)
 
 
+def new_io(session: Any) -> Any:
+    """A new binding of the C level, also for a `CutSession`."""
+    make = getattr(session, "new_io", None)
+    return ort.SessionIOBinding(core_of(session)) if make is None else make()
+
+
 def io_of(binding: onnxruntime.IOBinding) -> Any:
     """The binding under an `onnxruntime.IOBinding`."""
     return binding._iobinding

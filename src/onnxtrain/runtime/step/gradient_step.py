@@ -3,50 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy.typing as npt
-from onnxruntime import InferenceSession
 
+from ..session import cutting
 from ..session.binding import Binding, all_ortvalues, user_side
+from ..session.cut_session import share_arena
 from ..session.device_ops import DeviceOps
 from ..session.devices import Device
 from ..session.threads import SmallSteps, Spinner, is_alone, training_options
 from ..state.buffers import TensorStore
 from ..state.seeds import Draws, reseed
 from ..state.training_state import TrainingState
-from . import cutting, kernels
+from . import kernels
 from .artifact import Artifact, drop_accumulation, fold_frozen
-from .pieces import Pieces, share_arena
-
-if TYPE_CHECKING:
-    from .pieces import PieceBinding
+from .pieces import Passes, Pieces
 
 Array = npt.NDArray[Any]
-
-
-class Passes:
-    """A training session with one binding that overwrites gradients and one that adds to them."""
-
-    def __init__(self, step: GradientStep, session: InferenceSession) -> None:
-        self.step, self.sessions = step, [session]
-        self.overwrite = self._binding(step.gradients)
-        self.accumulate: Binding | None = None
-
-    def _binding(self, gradients: TensorStore) -> Binding:
-        return self.step.bind(self.sessions[0], gradients, self.step.gradient_names)
-
-    def binding(self, overwrite: bool) -> Binding:
-        """The binding for a step that starts anew, or for one that adds to the gradients."""
-        if overwrite:
-            return self.overwrite
-        if self.accumulate is None:
-            self.accumulate = self._binding(self.step.added())
-        return self.accumulate
-
-    def add(self) -> None:
-        """Add what the accumulating binding has left to the gradients."""
-        self.step.ops.add(self.step.gradients, self.step.added())
 
 
 class GradientStep(Spinner):
@@ -99,21 +73,20 @@ class GradientStep(Spinner):
         self.scratch: TensorStore | None = None
         drop_accumulation(artifact)
         can_be_cut = device.is_host and self.gradients.buffers.keys() == {"F32"}
-        self.is_long = can_be_cut and cutting.is_long(artifact.model)
+        self.is_long = device.is_host and cutting.is_long(artifact.model)
         self.spins = (
             is_alone(self)
             and can_be_cut
             and given is None
+            and not self.is_long
             and kernels.runs_alone(state.trainable.size)
         )
-        self._usual: Passes | Pieces | None = None
-        self.now: Passes | Pieces = self.usual
+        self._usual: Passes | None = None
+        self.now: Passes = self.usual
         self.single: Passes | None = None
         self.pieces: Pieces | None = None
 
-    def bind(
-        self, session: InferenceSession, gradients: TensorStore, names: Mapping[str, str]
-    ) -> Binding:
+    def bind(self, session: Any, gradients: TensorStore, names: Mapping[str, str]) -> Binding:
         """Bind all but the user's inputs; `names` tells the outputs that are gradients."""
         takes = {v.name for v in session.get_inputs()}
         gives = {v.name for v in session.get_outputs()}
@@ -144,15 +117,13 @@ class GradientStep(Spinner):
             self._usual = self.single = None
         self.now = pieces if pieces is not None else self.usual
 
-    def _session(self, options: Any) -> InferenceSession:
+    def _session(self, options: Any) -> Any:
         return self.device.session(self.artifact.model.settle(), options)
 
     @property
-    def usual(self) -> Passes | Pieces:
-        """The model with the user's options: one session, or several if it is long."""
-        if self._usual is None and self.is_long:
-            self._usual = Pieces(self, nodes=cutting.NODES_OF_A_PIECE)
-        elif self._usual is None:
+    def usual(self) -> Passes:
+        """The model with the user's options."""
+        if self._usual is None:
             options = self.options
             if self.spins:
                 options = training_options(self.artifact, None, spin=True)
@@ -163,19 +134,19 @@ class GradientStep(Spinner):
         """Do what `stop_spinning` asked for, between two steps."""
         before, spun = self._usual, self.spins
         self.must_rest = self.spins = False
-        if spun and isinstance(before, Passes):
+        if spun and before is not None:
             self._usual = None
             if self.now is before:
                 self.now = self.usual
 
     @property
-    def session(self) -> InferenceSession:
-        """The (first) session with the user's options."""
+    def session(self) -> Any:
+        """The session with the user's options."""
         if self.must_rest:
             self.rest()
-        return self.usual.sessions[0]
+        return self.usual.session
 
-    def binding(self) -> Binding | PieceBinding:
+    def binding(self) -> Binding:
         """Where the next step's inputs go."""
         return self.now.binding(self.overwrite)
 
@@ -188,7 +159,7 @@ class GradientStep(Spinner):
         self.binding().feed(self.user.inputs, arrays)
         return all_ortvalues(values)
 
-    def run(self) -> Binding | PieceBinding:
+    def run(self) -> Binding:
         """Run on what was fed; the results are in the binding, and count after `commit`."""
         binding = self.binding()
         if self.draws is not None:
@@ -239,7 +210,7 @@ class GradientStep(Spinner):
         state, now = self.state, self.now
         if state.nominal is not None or state.write_back is not None or not self.is_simple:
             return None
-        if not self.overwrite or not isinstance(now, Passes):
+        if not self.overwrite:
             return None
         draws = self.draws
         if draws is not None:
