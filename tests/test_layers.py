@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent / "src" / "onnxtrain"
 
 STAGES = {"errors", "graph", "normalize", "autodiff", "passes"}
 COMPILER = {*STAGES, "optim", "compile"}
-OFFLINE = {*COMPILER, "onnxblock", "artifacts", "check", "summary"}
+OFFLINE = {*COMPILER, "losses", "onnxblock", "artifacts", "check", "summary"}
 DEVICE = {"errors", "runtime", "api"}
 EVERYWHERE = {"errors", "hyper"}
 """What went wrong, and which numbers make sense: these import nothing but each other."""
@@ -39,9 +39,9 @@ ALLOWED = {
     "runtime": {"errors", "compat.ort", "distributed"},
     "api": {"errors", "runtime"},
     "schedulers": {"runtime"},
-    "losses": {"onnxblock"},
-    "onnxblock": {*COMPILER, "runtime"},
-    "artifacts": {*COMPILER, "onnxblock", "runtime"},
+    "losses": {"errors", "graph"},
+    "onnxblock": {*COMPILER, "losses", "runtime"},
+    "artifacts": {*COMPILER, "losses", "onnxblock", "runtime"},
     "data": set(),
     "training": {"compat.ort"},
     "compat": {"errors", "compat.ort"},

@@ -15,16 +15,16 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from .. import onnxblock, optim
+from .. import losses, onnxblock, optim
 from ..compile import Plan, trainable_by_default
 from ..compile import step_model as build_step_model
 from ..graph import load, to_proto
+from ..graph.accessor import ModelAccessor
+from ..graph.block import Block
 from ..graph.io import read_proto, save
+from ..losses.labels import IGNORED
 from ..normalize import normalize
-from ..onnxblock.block import Block
 from ..onnxblock.checkpoint_utils import save_checkpoint
-from ..onnxblock.loss.common import IGNORED
-from ..onnxblock.model_accessor import ModelAccessor
 from ..onnxblock.optim import OptimizerBlock
 from ..onnxblock.optim.optim import shapes_of
 from ..passes import Recompute
@@ -277,7 +277,7 @@ def _directory(artifact_directory: str | os.PathLike[str] | None) -> Path:
 
 def _loss_block(loss: Any, ignore_index: int | None) -> Block:
     if loss in WITH_LABELS:
-        return getattr(onnxblock.loss, loss.name)(ignore_index=ignore_index)  # type: ignore[no-any-return]
+        return getattr(losses, loss.name)(ignore_index=ignore_index)  # type: ignore[no-any-return]
     if ignore_index != IGNORED:
         raise ArtifactError(
             f"ignore_index={ignore_index} goes with a loss from labels by name, "
@@ -288,7 +288,7 @@ def _loss_block(loss: Any, ignore_index: int | None) -> Block:
         log.info("No loss: the first output of the model is taken as the loss.")
         return onnxblock.blocks.PassThrough()
     if isinstance(loss, LossType):
-        made: Block = getattr(onnxblock.loss, loss.name)()
+        made: Block = getattr(losses, loss.name)()
         return made
     if isinstance(loss, Block):
         return loss

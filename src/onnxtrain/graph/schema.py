@@ -13,7 +13,8 @@ import onnx_ir as ir
 FLOATS = frozenset(
     {ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16}
 )
-
+MIN_OPSET, MAX_OPSET, MAX_IR = 18, 21, 10
+"""What is emitted: the range that every onnxruntime from 1.20 on runs, in browsers too."""
 
 RANDOM = frozenset(
     {

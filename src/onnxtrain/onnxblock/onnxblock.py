@@ -10,11 +10,11 @@ import onnx
 import onnx_ir as ir
 
 from ..compile import Plan, eval_model, training_model
+from ..graph import FLOATS, protos
+from ..graph.accessor import ModelAccessor, current
+from ..graph.block import Block, BlockError
 from ..passes import Recompute
-from . import _graph_utils
 from ._training_graph_utils import get_model_parameters
-from .block import Block, BlockError
-from .model_accessor import ModelAccessor, current
 
 Parameters = tuple[list[onnx.TensorProto], list[onnx.TensorProto]]
 
@@ -31,9 +31,9 @@ class ForwardBlock(Block):
         """Build on the model of the current context and check the result."""
         accessor = current()
         output = _build(self, accessor, args, kwargs)
-        _graph_utils.infer_shapes(accessor.model)
-        _graph_utils.register_graph_outputs(accessor.model, output)
-        _graph_utils.check(accessor.model)
+        protos.infer_shapes(accessor.model)
+        protos.register_graph_outputs(accessor.model, output)
+        protos.check(accessor.model)
         self._built = onnx.ModelProto()
         self._built.CopyFrom(accessor.model)
         return output
@@ -126,9 +126,9 @@ class TrainingBlock(Block):
         accessor = current()
         before = [o.name for o in accessor.model.graph.output]
         output = _build(self, accessor, args, kwargs)
-        _graph_utils.infer_shapes(accessor.model)
-        _graph_utils.register_graph_outputs(accessor.model, output)
-        _graph_utils.check(accessor.model)
+        protos.infer_shapes(accessor.model)
+        protos.register_graph_outputs(accessor.model, output)
+        protos.check(accessor.model)
         names = [output] if isinstance(output, str) else list(output)
         self._plan = plan = self._make_plan(accessor, names, before)
         self._parameters = _tensors(accessor.model, plan.trainable, plan.frozen)
@@ -197,8 +197,6 @@ class TrainingModel(TrainingBlock):
 
     def _choose(self, base: onnx.ModelProto) -> tuple[list[str], list[str], list[str]]:
         trainable, frozen, inputs = super()._choose(base)
-        from .emit import FLOATS
-
         statistics = set(_running_statistics(base))
         for tensor in base.graph.initializer:
             name = tensor.name
