@@ -1,4 +1,4 @@
-"""One table of losses: every row is a class, every class has a row, and the command line reads it."""
+"""One table of losses: every row is a class, every class has a row; the command line reads it."""
 
 import ast
 import subprocess
