@@ -23,7 +23,7 @@ from ..graph.accessor import ModelAccessor
 from ..graph.block import Block
 from ..graph.io import read_proto, save
 from ..losses.labels import IGNORED
-from ..normalize import normalize
+from ..normalize import MIN_OPSET, normalize
 from ..onnxblock.checkpoint_utils import save_checkpoint
 from ..onnxblock.optim import OptimizerBlock
 from ..onnxblock.optim.optim import shapes_of
@@ -31,6 +31,7 @@ from ..passes import Recompute
 from ..runtime.session.sharing import GlobalLock
 from .choose import ArtifactError, Choice, check_apart, choose
 from .device import write_device_file
+from .opset import at_opset
 from .write import all_or_nothing
 
 log = logging.getLogger(__name__)
@@ -94,13 +95,14 @@ def generate_artifacts(
     no_gradient: Collection[str] = (),
     recompute: Recompute = None,
     ignore_index: int | None = IGNORED,
+    browser: bool = False,
 ) -> None:
     """Write the artifacts for training a model on a device.
 
     The files are ``training_model.onnx``, ``eval_model.onnx``, ``checkpoint`` and, when asked for,
     ``optimizer_model.onnx``, ``nominal_checkpoint`` and ``step_model.onnx``. They hold standard
-    operators only. ``device.json`` tells JavaScript how to use them. Either all of them are
-    written or, on an error, none.
+    operators only, at the opset of the model where that can be. Either all of them are written or,
+    on an error, none.
 
     Args:
         model: the forward model, or the path of its file. Above 2 GiB pass the path: weights then
@@ -132,6 +134,8 @@ def generate_artifacts(
         ignore_index: with `LossType.CrossEntropyLoss` and `LossType.NLLLoss`: the label whose
             elements do not count, in addition to the classes; None if there is none. A loss block
             says so itself.
+        browser: also write ``device.json``, with which JavaScript trains. ``onnxtrain serve`` and
+            ``python -m onnxtrain.artifacts.device DIR`` make it for artifacts that have none.
 
     Example:
         >>> import onnx, tempfile, os
@@ -145,7 +149,7 @@ def generate_artifacts(
         ...         model, loss=artifacts.LossType.MSELoss,
         ...         optimizer=artifacts.OptimType.AdamW, artifact_directory=folder)
         ...     print(*sorted(os.listdir(folder)))
-        checkpoint device.json eval_model.onnx optimizer_model.onnx training_model.onnx
+        checkpoint eval_model.onnx optimizer_model.onnx training_model.onnx
     """
     loaded, path = _load(model)
     directory = _directory(artifact_directory)
@@ -166,6 +170,7 @@ def generate_artifacts(
         base_dir = accessor.base_dir
     assert block._training is not None
     assert block._eval is not None
+    block._training = at_opset(block._training, block._eval.opset_imports[""])
     optimizer_model = _optimizer_model(optimizer_block, block)
     with all_or_nothing(directory) as folder:
         save(block._training, folder / f"{prefix}training_model.onnx")
@@ -180,7 +185,8 @@ def generate_artifacts(
         save_checkpoint(parameters, folder / f"{prefix}checkpoint", base_dir=base_dir)
         if nominal_checkpoint:
             save_checkpoint(parameters, folder / f"{prefix}nominal_checkpoint", True)
-        write_device_file(folder, prefix)
+        if browser:
+            write_device_file(folder, prefix)
     if requires_grad is None and not block.parameters()[0]:
         log.warning(
             "Nothing is trained by the artifacts in %s: the model's first output is no loss, or "
@@ -330,7 +336,8 @@ def _optimizer_model(
     opset = block._training.opset_imports[""]
     if isinstance(optimizer, OptimizerBlock):
         shapes = shapes_of(block.parameters()[0])
-        return to_proto(optim.flat_model(optimizer.optimizer, opset, shapes))
+        model = optim.flat_model(optimizer.optimizer, max(opset, MIN_OPSET), shapes)
+        return to_proto(at_opset(model, opset))
     with onnxblock.empty_base(opset) as accessor:
         optimizer(block.parameters())
         return accessor.model

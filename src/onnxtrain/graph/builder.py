@@ -154,6 +154,10 @@ class OpBuilder:
         """Append a node with several outputs: ``a, b = op.many("Split", x, outputs=2, axis=0)``."""
         return self.emit(op_type, inputs, outputs, **attributes)
 
+    def exactly(self, op_type: str, *inputs: Operand, **attributes: Any) -> Tensor:
+        """Append a node as it is given, whatever the opset."""
+        return self.emit(op_type, inputs, 1, **attributes)[0]
+
     def emit(
         self,
         op_type: str,

@@ -116,8 +116,8 @@ class ModelBuilder(OpBuilder):
                 return (result,)
         return super().emit(op_type, inputs, outputs, domain=domain, **attributes)
 
-    def newest(self, op_type: str, *inputs: Operand, **attributes: Any) -> Tensor:
-        """Build a node exactly as it is given."""
+    def exactly(self, op_type: str, *inputs: Operand, **attributes: Any) -> Tensor:
+        """Build a node as it is given, whatever the opset."""
         return super().emit(op_type, inputs, 1, **attributes)[0]
 
     def append(self, result: Tensor, token: str = "") -> str:

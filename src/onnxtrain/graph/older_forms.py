@@ -16,71 +16,86 @@ from .schema import FLOATS
 from .tensor import Operand, Tensor
 
 if TYPE_CHECKING:
-    from .model_builder import ModelBuilder
+    from .builder import OpBuilder
 
-Older = Callable[["ModelBuilder", str, list[Any], dict[str, Any]], "Tensor | None"]
+Older = Callable[["OpBuilder", str, list[Any], dict[str, Any]], "Tensor | None"]
 """(builder, operator, operands, attributes) → the result; None where the form is the same."""
 
 
 def axes_attribute(
-    op: ModelBuilder, op_type: str, inputs: list[Any], attributes: dict[str, Any]
+    op: OpBuilder, op_type: str, inputs: list[Any], attributes: dict[str, Any]
 ) -> Tensor | None:
-    """Axes were an attribute, and not negative."""
+    """Axes were an attribute, and before opset 11 not negative."""
     if len(inputs) < 2 or inputs[1] is None:
         return None
     axes = [int(a) for a in inputs[1]]
-    if op_type != "Unsqueeze" and min(axes, default=0) < 0:
+    if not axes and attributes.get("noop_with_empty_axes"):
+        return op.Identity(inputs[0])
+    attributes = {k: v for k, v in attributes.items() if k != "noop_with_empty_axes"}
+    if not axes:
+        return op.exactly(op_type, inputs[0], **attributes)
+    if op.opset < 11 and op_type != "Unsqueeze" and min(axes) < 0:
         axes = [a % inputs[0].rank for a in axes]
-    return op.newest(op_type, inputs[0], axes=axes, **attributes)
+    return op.exactly(op_type, inputs[0], axes=axes, **attributes)
 
 
-def clip(op: ModelBuilder, _: str, inputs: list[Any], attributes: dict[str, Any]) -> Tensor:
+def part_of_shape(
+    op: OpBuilder, _: str, inputs: list[Any], attributes: dict[str, Any]
+) -> Tensor | None:
+    """There was the whole shape only."""
+    if not attributes:
+        return None
+    start, end = attributes.get("start", 0), attributes.get("end", np.iinfo(np.int64).max)
+    return op.Slice(op.exactly("Shape", inputs[0]), [start], [end], [0])
+
+
+def clip(op: OpBuilder, _: str, inputs: list[Any], attributes: dict[str, Any]) -> Tensor:
     """Limits were attributes."""
     low, high = [*inputs[1:], None, None][:2]
-    return op.newest("Clip", inputs[0], min=low, max=high)
+    return op.exactly("Clip", inputs[0], min=low, max=high)
 
 
 def limit(
-    op: ModelBuilder, op_type: str, inputs: list[Any], attributes: dict[str, Any]
+    op: OpBuilder, op_type: str, inputs: list[Any], attributes: dict[str, Any]
 ) -> Tensor | None:
     """Max and Min did not broadcast; against a number, Clip does what they do."""
     x, number = inputs
     if isinstance(number, Tensor):
         return None
-    return op.newest("Clip", x, **{"min" if op_type == "Max" else "max": float(number)})
+    return op.exactly("Clip", x, **{"min" if op_type == "Max" else "max": float(number)})
 
 
 def softmax(
-    op: ModelBuilder, op_type: str, inputs: list[Any], attributes: dict[str, Any]
+    op: OpBuilder, op_type: str, inputs: list[Any], attributes: dict[str, Any]
 ) -> Tensor | None:
     """All axes from the given one on were taken together."""
     (x,) = inputs
     rank, axis = x.rank, attributes.get("axis", -1) % x.rank
     if axis == rank - 1:
-        return op.newest(op_type, x, axis=axis)
+        return op.exactly(op_type, x, axis=axis)
     order = [*range(axis), *range(axis + 1, rank), axis]
     back = [order.index(i) for i in range(rank)]
-    turned = op.newest(op_type, op.Transpose(x, perm=order), axis=rank - 1)
+    turned = op.exactly(op_type, op.Transpose(x, perm=order), axis=rank - 1)
     return op.Transpose(turned, perm=back)
 
 
-def equal(op: ModelBuilder, _: str, inputs: list[Any], attributes: dict[str, Any]) -> Tensor | None:
+def equal(op: OpBuilder, _: str, inputs: list[Any], attributes: dict[str, Any]) -> Tensor | None:
     """Floats could not be compared; these are whole numbers."""
     x, y = inputs
     if x.dtype not in FLOATS:
         return None
     whole = [_cast(op, v, ir.DataType.INT64) for v in (x, y)]
-    return op.newest("Equal", *whole)
+    return op.exactly("Equal", *whole)
 
 
-def less(op: ModelBuilder, op_type: str, inputs: list[Any], _: dict[str, Any]) -> Tensor | None:
+def less(op: OpBuilder, op_type: str, inputs: list[Any], _: dict[str, Any]) -> Tensor | None:
     """Only floats could be compared."""
     if inputs[0].dtype in FLOATS:
         return None
-    return op.newest(op_type, *(_cast(op, v, ir.DataType.FLOAT) for v in inputs))
+    return op.exactly(op_type, *(_cast(op, v, ir.DataType.FLOAT) for v in inputs))
 
 
-def where(op: ModelBuilder, _: str, inputs: list[Any], attributes: dict[str, Any]) -> Tensor:
+def where(op: OpBuilder, _: str, inputs: list[Any], attributes: dict[str, Any]) -> Tensor:
     """There was no Where: of whole numbers, this is a sum of two products."""
     condition: Tensor
     condition, yes, no = inputs
@@ -89,7 +104,7 @@ def where(op: ModelBuilder, _: str, inputs: list[Any], attributes: dict[str, Any
     return op.Add(wanted * yes, other * no)
 
 
-def _cast(op: ModelBuilder, value: Operand, dtype: ir.DataType) -> Tensor:
+def _cast(op: OpBuilder, value: Operand, dtype: ir.DataType) -> Tensor:
     if isinstance(value, Tensor):
         return op.Cast(value, to=dtype)
     return op.const(np.asarray(value), dtype)
@@ -97,13 +112,25 @@ def _cast(op: ModelBuilder, value: Operand, dtype: ir.DataType) -> Tensor:
 
 OLDER: dict[str, tuple[int, Older]] = {
     **dict.fromkeys(
-        ("ReduceMean", "ReduceMax", "ReduceSumSquare", "ReduceLogSumExp"), (18, axes_attribute)
+        (
+            "ReduceL1",
+            "ReduceL2",
+            "ReduceLogSum",
+            "ReduceLogSumExp",
+            "ReduceMax",
+            "ReduceMean",
+            "ReduceMin",
+            "ReduceProd",
+            "ReduceSumSquare",
+        ),
+        (18, axes_attribute),
     ),
     "ReduceSum": (13, axes_attribute),
     "Squeeze": (13, axes_attribute),
     "Unsqueeze": (13, axes_attribute),
     "Softmax": (13, softmax),
     "LogSoftmax": (13, softmax),
+    "Shape": (15, part_of_shape),
     "Clip": (11, clip),
     "Equal": (11, equal),
     "Less": (9, less),

@@ -10,9 +10,11 @@ import onnx
 import onnx_ir as ir
 
 from ..compile import Plan, eval_model, training_model
-from ..graph import FLOATS, protos
+from ..graph import FLOATS, load, protos, to_proto
 from ..graph.accessor import ModelAccessor, current
 from ..graph.block import Block, BlockError
+from ..graph.schema import MAX_IR, MAX_OPSET
+from ..normalize.normalize import one_opset
 from ..passes import Recompute
 from ._training_graph_utils import get_model_parameters
 
@@ -34,8 +36,7 @@ class ForwardBlock(Block):
         protos.infer_shapes(accessor.model)
         protos.register_graph_outputs(accessor.model, output)
         protos.check(accessor.model)
-        self._built = onnx.ModelProto()
-        self._built.CopyFrom(accessor.model)
+        self._built = _runnable(accessor.model, accessor.base_dir)
         return output
 
     def to_model_proto(self) -> onnx.ModelProto:
@@ -43,6 +44,17 @@ class ForwardBlock(Block):
         if self._built is None:
             raise BlockError("Please build the forward model first: call the block.")
         return self._built
+
+
+def _runnable(model: onnx.ModelProto, base_dir: str) -> onnx.ModelProto:
+    """A copy that every onnxruntime from 1.20 on reads: the newest opsets and formats are not."""
+    opset = max((o.version for o in model.opset_import if o.domain in {"", "ai.onnx"}), default=0)
+    if opset > MAX_OPSET:
+        return to_proto(one_opset(load(model, base_dir=base_dir)))
+    copied = onnx.ModelProto()
+    copied.CopyFrom(model)
+    copied.ir_version = min(model.ir_version, MAX_IR)
+    return copied
 
 
 def _build(block: Block, accessor: ModelAccessor, args: Any, kwargs: Any) -> Any:

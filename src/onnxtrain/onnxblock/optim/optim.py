@@ -147,14 +147,14 @@ class OptimizerBlock(ForwardBlock):
         return tuple(o.name for o in built.graph.output)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Build on the model of the current context and check the result."""
+        """Build on the model of the current context, check it, and give the name of the flag."""
         accessor = current()
         self.base = accessor.model
-        outputs = self.build(*args, **kwargs)
+        flag = self.build(*args, **kwargs)[0]
         self._check()
         self._built = onnx.ModelProto()
         self._built.CopyFrom(accessor.model)
-        return outputs
+        return flag
 
 
 def _clip(clip_grad: Clip) -> _optim.ClipNorm | _optim.ClipValue | None:
