@@ -16,14 +16,6 @@ FLOATS = frozenset(
 MIN_OPSET, MAX_OPSET, MAX_IR = 18, 21, 10
 """What is emitted: the range that every onnxruntime from 1.20 on runs, in browsers too."""
 
-RANDOM = frozenset(
-    {
-        "Dropout", "Bernoulli", "Multinomial",
-        "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike",
-    }
-)  # fmt: skip
-"""Operators that draw: two of them on the same inputs are two draws, and none is drawn again."""
-
 
 @dataclass(frozen=True)
 class Signature:
