@@ -340,7 +340,7 @@ class Graphs:
             torch._foreach_copy_(old, new)
 
 
-class RunNow(torch.autograd.Function):
+class _ORTModuleFunction(torch.autograd.Function):
     """Forward in onnxruntime now, backward in onnxruntime when torch asks for it."""
 
     @staticmethod
@@ -381,7 +381,7 @@ def _refuse_second(found: Sequence[torch.Tensor | None]) -> Any:
 
 
 # torch's own `apply` looks through all arguments for functorch's wrappers first, in Python
-run_now: Callable[..., Any] = super(torch.autograd.Function, RunNow).apply
+run_now: Callable[..., Any] = super(torch.autograd.Function, _ORTModuleFunction).apply
 
 
 class RunAgainForBackward(torch.autograd.Function):

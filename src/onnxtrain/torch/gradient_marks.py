@@ -203,12 +203,44 @@ def _reduced_by_number(
     return start.scatter_add(0, places, rows)
 
 
+# --- losses ---------------------------------------------------------------------------------------
+
+IGNORED = -100
+"""A class that no label can be, which is torch's own choice."""
+
+
+def _ignoring(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """A loss over class labels whose `ignore_index` may be computed, from a size say.
+
+    In ONNX it is an attribute, so the labels are changed instead.
+    """
+
+    def another(
+        marks: GradientMarks,
+        scores: torch.Tensor,
+        target: torch.Tensor,
+        weight: torch.Tensor | None = None,
+        size_average: bool | None = None,
+        ignore_index: Any = IGNORED,
+        *args: Any,
+        **kwargs: Any,
+    ) -> torch.Tensor:
+        if not isinstance(ignore_index, int):
+            target = torch.where(target == ignore_index, IGNORED, target)
+            ignore_index = IGNORED
+        return function(scores, target, weight, size_average, ignore_index, *args, **kwargs)
+
+    return another
+
+
 ANOTHER_FORM: dict[Any, Callable[..., Any]] = {
+    functional.cross_entropy: _ignoring(functional.cross_entropy),
+    functional.nll_loss: _ignoring(functional.nll_loss),
     functional.embedding: _embedding,
     functional.embedding_bag: _embedding_bag,
     torch.embedding: _low_level_embedding,
 }
-"""Functions of torch whose gradient an export would get wrong, or not at all."""
+"""Functions of torch that an export would get wrong, or not at all."""
 
 
 # --- in the graph ---------------------------------------------------------------------------------
