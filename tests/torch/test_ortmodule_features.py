@@ -7,6 +7,7 @@ import dataclasses
 import inspect
 import io
 import logging
+import math
 import pickle
 from collections import OrderedDict, namedtuple
 from pathlib import Path
@@ -723,3 +724,97 @@ def test_the_exporter_reads_its_translations_once(monkeypatch: pytest.MonkeyPatc
     ORTModule(mlp(), exporter="dynamo")(torch.randn(2, 6))
     with pytest.raises(AssertionError):
         registration.ONNXRegistry.from_torchlib()
+
+
+# --- types ----------------------------------------------------------------------------------------
+
+
+def small_net() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def small_conv() -> nn.Module:
+    layers = nn.Conv2d(3, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 3)
+    return nn.Sequential(*layers)
+
+
+TYPES = [
+    # module, shape of the argument, its type, autocast, tolerance
+    (small_net, (4, 6), torch.float64, None, 1e-9),
+    (small_net, (4, 6), torch.float16, None, 2e-2),
+    (small_net, (4, 6), torch.bfloat16, None, 1e-1),
+    (small_conv, (2, 3, 8, 8), torch.bfloat16, None, 1e-1),
+    (small_net, (4, 6), torch.float32, torch.bfloat16, 1e-1),
+    (small_net, (4, 6), torch.float32, torch.float16, 2e-2),
+    (small_conv, (2, 3, 8, 8), torch.float32, torch.bfloat16, 1e-1),
+]
+
+
+@pytest.mark.parametrize(("make", "shape", "dtype", "cast", "tolerance"), TYPES)
+def test_other_types_than_float32(
+    make: Any, shape: tuple[int, ...], dtype: Any, cast: Any, tolerance: float
+) -> None:
+    torch.manual_seed(0)
+    ours, theirs = pair(make().to(dtype))
+    results = []
+    for module in (ours, theirs):
+        x = torch.linspace(-1, 1, math.prod(shape)).reshape(shape).to(dtype).requires_grad_()
+        with torch.autocast("cpu", dtype=cast, enabled=cast is not None):
+            y = module(x)
+        y.square().sum().backward()
+        results.append([y, x.grad, *(p.grad for p in module.parameters())])
+    for mine, other in zip(*results):
+        assert mine.dtype is other.dtype
+        torch.testing.assert_close(mine, other, rtol=tolerance, atol=tolerance)
+
+
+def test_what_onnxruntime_cannot_compute_in_a_type_is_told() -> None:
+    ours = ORTModule(small_conv().double(), exporter=TS)
+    with pytest.raises(ORTModuleONNXModelException, match="no kernel for Conv in float64"):
+        ours(torch.randn(2, 3, 8, 8, dtype=torch.float64))
+
+
+# --- pooling --------------------------------------------------------------------------------------
+
+POOLS = [
+    # layer, shape, exporters
+    (nn.AdaptiveAvgPool1d(3), (2, 3, 8), [TS, "dynamo"]),
+    (nn.AdaptiveAvgPool2d((5, 7)), (2, 3, 12, 9), [TS, "dynamo"]),
+    (nn.AdaptiveAvgPool2d((None, 2)), (2, 3, 4, 6), [TS]),
+    (nn.AdaptiveAvgPool3d((2, 1, 3)), (2, 3, 5, 4, 7), [TS]),
+]
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape", "exporter"), [(pool, shape, e) for pool, shape, es in POOLS for e in es]
+)
+def test_adaptive_averages_are_products(layer: Any, shape: tuple[int, ...], exporter: str) -> None:
+    theirs = nn.Sequential(nn.Conv1d(3, 3, 1) if len(shape) == 3 else nn.Identity(), layer)
+    ours = ORTModule(copy.deepcopy(theirs), exporter=exporter)
+    for sizes in (shape, tuple(s + 1 for s in shape[:1]) + shape[1:-1] + (shape[-1] + 3,)):
+        x = torch.randn(sizes, requires_grad=True)
+        grads = []
+        for module in (ours, theirs):
+            y = module(x)
+            (y * torch.arange(y.numel()).reshape(y.shape)).sum().backward()
+            grads.append((y.detach(), x.grad))
+            x.grad = None
+        torch.testing.assert_close(grads[0], grads[1], rtol=1e-4, atol=1e-4)
+    operators = {
+        n.op_type for n in next(iter(ours._graphs._kinds.values())).graphs.halves.forward.graph.node
+    }
+    assert "MatMul" in operators
+    assert "Gather" not in operators
+
+
+def test_the_maximum_of_a_window_is_the_one_that_torch_takes() -> None:
+    """On equal values, ties included; after a convolution, rounding may decide otherwise."""
+    x = torch.randint(0, 3, (2, 3, 12, 12)).float().requires_grad_()
+    ours, theirs = pair(nn.MaxPool2d(3, 2, 1))
+    grads = []
+    for module in (ours, theirs):
+        y = module(x)
+        (y * torch.arange(y.numel()).reshape(y.shape)).sum().backward()
+        grads.append(x.grad)
+        x.grad = None
+    assert torch.equal(grads[0], grads[1])

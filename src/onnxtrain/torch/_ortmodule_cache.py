@@ -32,6 +32,7 @@ from .debug_options import DebugOptions
 from .export import OPSET
 from .fallback import ORTModuleDeviceException
 from .value_reads import FixedValues
+from .widen import autocast
 
 log = logging.getLogger(__name__)
 # Every call looks at all parts of a module, so this is done without a line of Python for each
@@ -53,13 +54,6 @@ class Settings:
     recompute: Recompute = None
     fixed_values: FixedValues | None = None
     export_options: Mapping[str, Any] = field(default_factory=dict)
-
-
-def autocast() -> Any:
-    """The type that torch would cast to on a CPU, if it would."""
-    if torch.is_autocast_enabled("cpu"):
-        return torch.get_autocast_dtype("cpu")
-    return None
 
 
 class Kind:

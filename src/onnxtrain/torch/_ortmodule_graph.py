@@ -32,6 +32,7 @@ from .fallback import (
 from .repair import rename
 from .size_rules import Fits
 from .value_reads import FixedValues
+from .widen import autocast, narrow_types, widen
 
 INNER = "inner."
 RESERVED = "onnxtrain"
@@ -219,6 +220,8 @@ def trace(
         {name: name.removeprefix(INNER) for name in mine}
         | {old: new for old, new in zip(numbered, names) if old != new and old in present},
     )
+    if all(t.device.type == "cpu" for t in (*plain, *module.parameters())):
+        widen(found.model, narrow_types(autocast()))
     count = len(found.outputs) - len(probed.buffers)
     note = f" ({found.note})" if found.note else ""
     return Traced(

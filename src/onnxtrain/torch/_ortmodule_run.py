@@ -23,6 +23,7 @@ from ..runtime.session.threads import HEAVY, LIMIT, applications
 from ._openmp import pause
 from ._ortmodule_graph import Halves
 from .fallback import ORTModuleDeviceException, ORTModuleONNXModelException
+from .refusals import explain
 
 _to_dlpack, _from_dlpack = torch._C._to_dlpack, torch._C._from_dlpack
 _from_torch = ort.OrtValue.from_dlpack
@@ -118,7 +119,7 @@ def make_session(model: onnx.ModelProto, device: torch.device, config: Mapping[s
     except ORTModuleDeviceException:
         raise
     except Exception as error:  # onnxruntime has a class of its own for every kind of failure
-        raise ORTModuleONNXModelException(f"onnxruntime refuses the graph: {error}") from error
+        raise ORTModuleONNXModelException(explain(model, error)) from error
     return session
 
 

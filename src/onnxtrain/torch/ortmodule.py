@@ -15,7 +15,7 @@ import onnx
 import torch
 
 from ..passes import Recompute, check_recompute
-from ._ortmodule_cache import Cache, Kind, Settings, autocast, protected
+from ._ortmodule_cache import Cache, Kind, Settings, protected
 from ._ortmodule_structure import take_apart
 from .debug_options import DebugOptions
 from .fallback import (
@@ -26,6 +26,7 @@ from .fallback import (
     read_retry,
 )
 from .value_reads import FixedValues
+from .widen import autocast
 
 log = logging.getLogger(__name__)
 T = TypeVar("T", bound="ORTModule")
