@@ -119,17 +119,24 @@ def _remove_abandoned(target: Path) -> None:
                     os.unlink(entry.path)
 
 
+def is_alive(process: int) -> bool:
+    """Whether a process of this machine goes on; where that cannot be asked, it is thought so."""
+    if os.name != "posix":
+        return True
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):  # somebody else's, or no number of a process
+        return True
+    return True
+
+
 def _gone(path: str, process: str) -> bool:
     """Whether nobody writes the file: its process has ended here and nobody elsewhere locks it."""
     if fcntl is None:
         return True
-    try:
-        os.kill(int(process), 0)
-    except ProcessLookupError:
-        pass
-    except (OSError, OverflowError):
-        return False
-    else:
+    if is_alive(int(process)):
         return False
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW)
