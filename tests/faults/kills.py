@@ -31,7 +31,7 @@ SAME = ("checkpoint", "steps.csv", "history.csv", "history.json", "model.onnx")
 
 
 def start(output: str) -> int:
-    """Start a run, or go on with the one in the folder, in a process of its own; gives its number."""
+    """Start a run in a process of its own, or go on with one; gives the number of the process."""
     child = os.fork()
     if child:
         return child
