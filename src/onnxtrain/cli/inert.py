@@ -1,6 +1,6 @@
 """Names out of files, made harmless before they are shown.
 
-A model of a stranger may have names that a terminal obeys (escape sequences), that SVG must not hold
+A stranger's model may have names that a terminal obeys (escape sequences), that SVG must not hold
 (control characters) or that turn the direction of writing round and so read as others.
 """
 
