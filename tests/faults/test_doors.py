@@ -85,7 +85,7 @@ ARGUMENTS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("place", range(24))
+@pytest.mark.parametrize("place", range(1, 24, 2))
 def test_a_run_says_what_failed_and_resumes_exactly(
     undisturbed, tmp_path, monkeypatch, capsys, place
 ):
