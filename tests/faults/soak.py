@@ -2,13 +2,14 @@
 
     python -m tests.faults.soak --steps 200000 --modules 2000 --trainers 500
 
-Each part runs in a process of its own; resident memory is measured by step, by Module and by Trainer.
+Each part runs in a process of its own; resident memory is measured by step, Module and Trainer.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import itertools
 import multiprocessing
 import os
 import statistics
@@ -39,7 +40,7 @@ def growth(work: Callable[[], object], count: int) -> float:
         for _ in range(size):
             work()
         ends.append(resident())
-    return statistics.median((b - a) / size for a, b in zip(ends[4:], ends[5:]))
+    return statistics.median((b - a) / size for a, b in itertools.pairwise(ends[4:]))
 
 
 def parts(folder: Path) -> tuple[CheckpointState, Module, Optimizer]:
