@@ -8,6 +8,7 @@ import logging
 import os
 import warnings
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -168,13 +169,13 @@ def generate_artifacts(
     with _library(custom_op_library), onnxblock.base(loaded, path) as accessor:
         block(*names)
         base_dir = accessor.base_dir
-    assert block._training is not None
-    assert block._eval is not None
-    block._training = at_opset(block._training, block._eval.opset_imports[""])
+    assert block.built is not None
+    training = at_opset(block.built.training, block.built.eval.opset_imports[""])
+    block.built = replace(block.built, training=training)
     optimizer_model = _optimizer_model(optimizer_block, block)
     with all_or_nothing(directory) as folder:
-        save(block._training, folder / f"{prefix}training_model.onnx")
-        save(block._eval, folder / f"{prefix}eval_model.onnx")
+        save(block.built.training, folder / f"{prefix}training_model.onnx")
+        save(block.built.eval, folder / f"{prefix}eval_model.onnx")
         if optimizer_model is not None:
             onnx.save(optimizer_model, folder / f"{prefix}optimizer_model.onnx")
         if step_model:
@@ -332,8 +333,8 @@ def _optimizer_model(
         raise ArtifactError(
             "An optimizer needs at least one trainable parameter. Name parameters in requires_grad."
         )
-    assert block._training is not None
-    opset = block._training.opset_imports[""]
+    assert block.built is not None
+    opset = block.built.training.opset_imports[""]
     if isinstance(optimizer, OptimizerBlock):
         shapes = shapes_of(block.parameters()[0])
         model = optim.flat_model(optimizer.optimizer, max(opset, MIN_OPSET), shapes)
@@ -349,8 +350,8 @@ def _step_model(optimizer: Block | None, block: onnxblock.TrainingBlock) -> ir.M
             "step_model=True needs an optimizer: an OptimType, an optimizer block of "
             "onnxtrain.onnxblock.optim or an optimizer of onnxtrain.optim."
         )
-    assert block._plan is not None
-    return build_step_model(block._plan, optimizer.optimizer)
+    assert block.built is not None
+    return build_step_model(block.built.plan, optimizer.optimizer)
 
 
 def _convert_to_ort(folder: Path, custom_op_library: str | os.PathLike[str] | None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import onnx
@@ -66,6 +67,15 @@ def _build(block: Block, accessor: ModelAccessor, args: Any, kwargs: Any) -> Any
         accessor.depth -= 1
 
 
+@dataclass(frozen=True)
+class Built:
+    """A plan, and the training and the eval model made from it."""
+
+    plan: Plan
+    training: ir.Model
+    eval: ir.Model
+
+
 class TrainingBlock(Block):
     """A block that makes a training model: forward, loss, gradients.
 
@@ -96,9 +106,8 @@ class TrainingBlock(Block):
     _no_gradient: Collection[str] = ()
     recompute: Recompute = None
     _all_outputs_are_losses = False
-    _plan: Plan | None = None
-    _training: ir.Model | None = None
-    _eval: ir.Model | None = None
+    built: Built | None = None
+    """What a call of the block has made."""
     _parameters: Parameters | None = None
 
     def __init__(self, temp_file_name: str = "temp.onnx") -> None:
@@ -129,9 +138,9 @@ class TrainingBlock(Block):
 
     def to_model_proto(self) -> tuple[onnx.ModelProto, onnx.ModelProto]:
         """The training model and the eval model."""
-        if self._training is None or self._eval is None:
+        if self.built is None:
             raise BlockError("Please build the training model first: call the block.")
-        return ir.to_proto(self._training), ir.to_proto(self._eval)
+        return ir.to_proto(self.built.training), ir.to_proto(self.built.eval)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Build on the model of the current context and check the result."""
@@ -142,12 +151,12 @@ class TrainingBlock(Block):
         protos.register_graph_outputs(accessor.model, output)
         protos.check(accessor.model)
         names = [output] if isinstance(output, str) else list(output)
-        self._plan = plan = self._make_plan(accessor, names, before)
+        plan = self._make_plan(accessor, names, before)
         self._parameters = _tensors(accessor.model, plan.trainable, plan.frozen)
-        self._training = training_model(plan, accumulating=self._accumulating)
-        self._eval = eval_model(plan)
-        accessor.eval_model = ir.to_proto(self._eval)
-        accessor.model.CopyFrom(ir.to_proto(self._training))
+        training = training_model(plan, accumulating=self._accumulating)
+        self.built = built = Built(plan, training, eval_model(plan))
+        accessor.eval_model = ir.to_proto(built.eval)
+        accessor.model.CopyFrom(ir.to_proto(built.training))
         return output
 
     def _make_plan(

@@ -312,7 +312,7 @@ def convert_artifacts(
         raise OldArtifactError("The converted artifacts need a folder of their own.")
     new.mkdir(parents=True, exist_ok=True)
     state = CheckpointState.load_checkpoint(old / f"{prefix}checkpoint")
-    _, frozen = state._names()
+    _, frozen = state.training_state.names()
     training = convert_training_model(old / f"{prefix}training_model.onnx", frozen)
     described = json.loads(training.metadata_props[METADATA])
     shapes = _shapes(training, described["trainable"])
