@@ -66,6 +66,13 @@ class _Listed(click.ParamType):  # type: ignore[type-arg, unused-ignore]
 @click.option("--lr", type=float, default=1e-3, show_default=True, help="Learning rate.")
 @click.option("--epochs", type=int, default=5, show_default=True, help="Passes over the data.")
 @click.option("--batch-size", type=int, default=32, show_default=True, help="Rows per step.")
+@click.option(
+    "--accumulate",
+    type=int,
+    default=1,
+    show_default=True,
+    help="Batches per update of the weights.",
+)
 @click.option("--val", type=click.Path(), help="Validation data, or a share such as 0.1.")
 @click.option("--target", help="Column or array that holds the targets.")
 @click.option("--features", help="Columns of a table that are the input, separated by commas.")

@@ -42,6 +42,7 @@ TORCH = "onnxtrain.torch"
 PARTS = "onnxtrain.compat.ort.torch_parts"
 FUSED = "onnxtrain.compat.ort.orttrainer.fused_adam"
 CAPI = "onnxtrain.compat.ort.capi"
+OLD = "onnxtrain.compat.ort.ortmodule"
 
 _CONFIGS = _from(f"{TORCH}.optim", "SGDConfig", "AdamConfig", "LambConfig", "_OptimizerConfig")
 _SCHEDULERS = _from(
@@ -50,7 +51,16 @@ _SCHEDULERS = _from(
 )  # fmt: skip
 _SCALERS = _from(f"{TORCH}.amp", "LossScaler", "DynamicLossScaler")
 _DEBUG = _from(TORCH, "DebugOptions", "LogLevel")
-_FALLBACK = _from(f"{TORCH}.fallback", "ORTModuleFallbackException") | {
+_ORTMODULE = _from(OLD, "ORTModule")
+_FALLBACK = _from(
+    f"{TORCH}.fallback",
+    "ORTModuleDeviceException",
+    "ORTModuleFallbackException",
+    "ORTModuleInitException",
+    "ORTModuleIOError",
+    "ORTModuleONNXModelException",
+    "ORTModuleTorchModelException",
+) | {
     "_FallbackPolicy": f"{TORCH}.fallback:FallbackPolicy",
     "FallbackPolicy": f"{TORCH}.fallback:FallbackPolicy",
 }
@@ -104,7 +114,8 @@ COMPOSED: dict[str, Names] = {
         "PropagateCastOpsStrategy": "onnxtrain.compat.ort:PropagateCastOpsStrategy",
         **_from("onnxtrain.compat.ort", "TrainingParameters", "TrainingSession"),
         "is_ortmodule_available": f"{CAPI}:is_ortmodule_available",
-        **_from(TORCH, "ORTTrainer", "ORTTrainerOptions", "TrainStepInfo", "ORTModule"),
+        **_from(TORCH, "ORTTrainer", "ORTTrainerOptions", "TrainStepInfo"),
+        **_ORTMODULE,
     },
     f"{TRAINING}.api": _from(
         API, "CheckpointState", "LinearLRScheduler", "Module", "Optimizer",
@@ -130,8 +141,23 @@ COMPOSED: dict[str, Names] = {
     f"{TRAINING}.optim.fp16_optimizer": _from(FUSED, "FP16_Optimizer"),
     f"{TRAINING}.orttrainer": _from(TORCH, "ORTTrainer", "ORTTrainerOptions", "TrainStepInfo"),
     f"{TRAINING}.orttrainer_options": _from(TORCH, "ORTTrainerOptions"),
-    f"{TRAINING}.ortmodule": {**_from(TORCH, "ORTModule"), **_DEBUG, **_FALLBACK},
-    f"{TRAINING}.ortmodule.ortmodule": _from(TORCH, "ORTModule"),
+    f"{TRAINING}.ortmodule": {
+        **_ORTMODULE,
+        **_DEBUG,
+        **_FALLBACK,
+        "ORTMODULE_FALLBACK_POLICY": f"{OLD}:FALLBACK_POLICY",
+        "_are_deterministic_algorithms_enabled": "torch:are_deterministic_algorithms_enabled",
+        "_defined_from_envvar": f"{OLD}:defined_from_envvar",
+    },
+    f"{TRAINING}.ortmodule.ortmodule": _ORTMODULE,
+    f"{TRAINING}.ortmodule._custom_gradient_registry": _from(OLD, "register_gradient"),
+    f"{TRAINING}.ortmodule._graph_execution_manager_factory": _from(
+        OLD, "GraphExecutionManagerFactory"
+    ),
+    f"{TRAINING}.ortmodule._onnx_models": {"_get_onnx_file_name": f"{OLD}:get_onnx_file_name"},
+    f"{TRAINING}.ortmodule._utils": _from(
+        OLD, "get_device_index", "get_device_str", "get_random_states", "set_random_states"
+    ),
     f"{TRAINING}.ortmodule.options": _DEBUG,
     f"{TRAINING}.ortmodule.debug_options": _DEBUG,
     f"{TRAINING}.ortmodule._fallback": _FALLBACK,
@@ -153,7 +179,12 @@ COMPOSED: dict[str, Names] = {
     },
     "onnxruntime.capi.training": {},
     "onnxruntime.capi.training.training_session": _from("onnxtrain.compat.ort", "TrainingSession"),
-    "torch_ort": {**_from(TORCH, "ORTModule"), **_DEBUG},
+    f"{TRAINING}.utils": {
+        "data": f"{TRAINING}.utils.data",
+        **_from(OLD, "onnx_dtype_to_pytorch_dtype", "pytorch_type_to_onnx_dtype"),
+    },
+    f"{TRAINING}.utils.data": _from(f"{TORCH}.utils.data", "LoadBalancingDistributedSampler"),
+    "torch_ort": {**_ORTMODULE, **_DEBUG},
     "onnxcustom": {"__version__": f"{CAPI}:ONNXCUSTOM_VERSION"},
     _CUSTOM: _ERRORS,
     f"{_CUSTOM}.excs": _ERRORS,

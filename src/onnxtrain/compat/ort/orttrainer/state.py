@@ -79,8 +79,7 @@ def write(
         engine.updates = loaded.updates
     if loaded.random is not None:
         engine.random = loaded.random
-    for store in engine.state._stores():
-        store.push()
+    engine.state.push()
     for each in engines:
         each.set_constants(fixed)
 

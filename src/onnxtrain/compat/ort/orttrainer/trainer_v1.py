@@ -399,7 +399,7 @@ def save_checkpoint(
     if not folder.is_dir():
         raise FileNotFoundError(f"checkpoint_dir {str(folder)!r} is not an existing folder.")
     content = dict(checkpoint_state_dict or {})
-    with model._lock:
+    with model.lock:
         content["model"] = model.state_dict()
         content["global_step"] = model.global_step_
     target = folder / f"{checkpoint_prefix}.ort.pt"
