@@ -19,10 +19,12 @@ from onnxruntime.capi import _pybind_state as ort
 from ..graph.contract import RANDOM_INPUT
 from ..runtime.session.devices import create_session
 from ..runtime.session.feeds import on_host
+from ..runtime.session.native import core_of
 from ..runtime.session.threads import HEAVY, LIMIT, applications
 from ._openmp import pause
 from ._ortmodule_graph import Halves
 from .fallback import ORTModuleDeviceException, ORTModuleONNXModelException
+from .refusals import explain
 
 _to_dlpack, _from_dlpack = torch._C._to_dlpack, torch._C._from_dlpack
 _from_torch = ort.OrtValue.from_dlpack
@@ -118,7 +120,7 @@ def make_session(model: onnx.ModelProto, device: torch.device, config: Mapping[s
     except ORTModuleDeviceException:
         raise
     except Exception as error:  # onnxruntime has a class of its own for every kind of failure
-        raise ORTModuleONNXModelException(f"onnxruntime refuses the graph: {error}") from error
+        raise ORTModuleONNXModelException(explain(model, error)) from error
     return session
 
 
@@ -198,7 +200,7 @@ class Graphs:
         input_at = {n: i for i, n in enumerate(inputs)}
         tensor_at = {n: i for i, n in enumerate(tensors)}
         self.forward_session = make_session(halves.forward, device, config)
-        self._forward = self.forward_session._sess
+        self._forward = core_of(self.forward_session)
         threads = self.forward_session.get_session_options().intra_op_num_threads
         self._many_threads = threads > 1 and device.type == "cpu"
         self.from_inputs = [input_at[n] for n in halves.feeds if n in input_at]
@@ -229,7 +231,7 @@ class Graphs:
     ) -> None:
         assert halves.backward is not None
         self.backward_session = make_session(halves.backward, device, config)
-        self._backward = self.backward_session._sess
+        self._backward = core_of(self.backward_session)
         reads = [i.name for i in halves.backward.graph.input]
         saved = [n for n in reads if n in halves.saved]
         feeds = [n for n in reads if n in self._feeds and n not in halves.saved]
@@ -340,7 +342,7 @@ class Graphs:
             torch._foreach_copy_(old, new)
 
 
-class RunNow(torch.autograd.Function):
+class _ORTModuleFunction(torch.autograd.Function):
     """Forward in onnxruntime now, backward in onnxruntime when torch asks for it."""
 
     @staticmethod
@@ -381,7 +383,7 @@ def _refuse_second(found: Sequence[torch.Tensor | None]) -> Any:
 
 
 # torch's own `apply` looks through all arguments for functorch's wrappers first, in Python
-run_now: Callable[..., Any] = super(torch.autograd.Function, RunNow).apply
+run_now: Callable[..., Any] = super(torch.autograd.Function, _ORTModuleFunction).apply
 
 
 class RunAgainForBackward(torch.autograd.Function):

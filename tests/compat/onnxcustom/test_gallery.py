@@ -272,6 +272,6 @@ def test_what_skl2onnx_makes_of_a_logistic_regression(classes: int) -> None:
     np.testing.assert_allclose(chances.numpy(), expected, atol=1e-5)
     target = np.eye(classes, dtype=np.float32)[labels]
     results = dict(zip(made.gradient_names, function.backward([-target / expected])))
-    # two classes are two sigmoids, more of them a softmax
-    error = target * (expected - 1) if classes == 2 else expected - target
+    # two classes are two sigmoids, divided by their sum; more of them are a softmax
+    error = (expected - target) * (1 - expected if classes == 2 else 1)
     np.testing.assert_allclose(results["coef_grad"].numpy(), data.T @ error, atol=1e-3)

@@ -16,6 +16,7 @@ from ...errors import DeviceError, InputError, ModelError, SharingError, Unknown
 from ...graph import ModelLike
 from ...passes.partition import Partition
 from ...runtime.session.devices import create_session
+from ...runtime.session.native import core_of
 from ..ort import (
     GraphInfo,
     OrtModuleGraphBuilder,
@@ -383,12 +384,12 @@ class OrtGradientForwardBackwardFunction:
             shapes = [tuple(outputs[i].shape()) for i in range(before, len(outputs))]
             self.states_.append((state, shapes))
             return outputs
-        binding = SessionIOBinding(self._sess_eval._sess)
+        binding = SessionIOBinding(core_of(self._sess_eval))
         for name, value in zip(self._grad_input_names, values):
             binding.bind_ortvalue_input(name, value)
         for name, device in zip(self._output_names, self._fw_no_grad_output_device_info):
             binding.bind_output(name, device)
-        self._sess_eval._sess.run_with_iobinding(binding, self._run_options)
+        core_of(self._sess_eval).run_with_iobinding(binding, self._run_options)
         return binding.get_outputs()
 
     def backward(self, grad_outputs: Any, backward_outputs_cache: Any = None) -> Any:
