@@ -373,16 +373,18 @@ def training_model(plan: Plan, *, accumulating: bool = False) -> ir.Model:
     model = built.model
     outputs = {o.name: o for o in model.graph.outputs}
     extra: list[str] = []
-    of_parameters = [outputs[built.gradients[n]] for n in plan.trainable]
+    with_gradient = [*plan.trainable, *plan.inputs]
+    of_names = [outputs[built.gradients[n]] for n in with_gradient]
     if accumulating:
-        extra, of_parameters = accumulate(model, built.gradients, plan.trainable)
+        extra, of_names = accumulate(model, built.gradients, with_gradient)
+    count = len(plan.trainable)
     replace_outputs(
         model,
         [
             *(outputs[n] for n in plan.outputs),
-            *of_parameters,
+            *of_names[:count],
             *(outputs[n] for n in built.states.values()),
-            *(outputs[built.gradients[n]] for n in plan.inputs),
+            *of_names[count:],
         ],
     )
     order_inputs(model, plan, extra)

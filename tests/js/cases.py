@@ -149,7 +149,7 @@ def write(name: str, folder: Path) -> dict:
     model, trainable, shape, vocabulary, options = forward(make)
     generate_artifacts(
         model, requires_grad=trainable, loss=LossType.CrossEntropyLoss, optimizer=optimizer,
-        artifact_directory=folder, **options,
+        artifact_directory=folder, browser=True, **options,
     )  # fmt: skip
     data = batches(shape, vocabulary)
     if name == "ignored":

@@ -23,7 +23,7 @@ def folder(tmp_path_factory):
     drop.output.append("mask")
     generate_artifacts(
         model, requires_grad=trainable, loss=LossType.CrossEntropyLoss, artifact_directory=made,
-        additional_output_names=["mask"], optimizer=cases.optim.sgd(),
+        additional_output_names=["mask"], optimizer=cases.optim.sgd(), browser=True,
     )  # fmt: skip
     tensorfile.write(made / "batches", cases.batches(shape, vocabulary), {})
     state = CheckpointState.load_checkpoint(made / "checkpoint")

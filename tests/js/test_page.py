@@ -32,7 +32,7 @@ def folder(tmp_path_factory):
     generate_artifacts(
         model, requires_grad=[i.name for i in model.graph.initializer],
         loss=LossType.CrossEntropyLoss, optimizer=optim.adamw(),
-        artifact_directory=made / "artifacts",
+        artifact_directory=made / "artifacts", browser=True,
     )  # fmt: skip
     images, labels = digits()
     np.savez(made / "mine.npz", images=images[:ROWS, 0], labels=labels[:ROWS].astype(np.int32))

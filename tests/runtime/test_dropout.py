@@ -359,7 +359,7 @@ def test_a_model_that_names_a_missing_input_is_refused(folder, tmp_path):
 def test_models_of_earlier_releases_train_as_before(tmp_path, monkeypatch):
     """Their kernels draw, from seeds that follow from the checkpoint and count sessions."""
     monkeypatch.setattr(building, "draw_from_counter", lambda model: model)
-    generate(tmp_path, additional_output_names=["mask1", "mask2"])
+    generate(tmp_path, additional_output_names=["mask1", "mask2"], browser=True)
     assert json.loads((tmp_path / "device.json").read_text())["models"]["train"]["random"] is None
     masks, _ = masks_of(module_of(tmp_path))
     assert len({m.tobytes() for m in masks}) == 6

@@ -11,11 +11,13 @@ import onnx
 import onnx_ir as ir
 
 from ..compile import Plan, eval_model, training_model
+from ..graph import FLOATS, load, protos, to_proto
+from ..graph.accessor import ModelAccessor, current
+from ..graph.block import Block, BlockError
+from ..graph.schema import MAX_IR, MAX_OPSET
+from ..normalize.normalize import one_opset
 from ..passes import Recompute
-from . import _graph_utils
 from ._training_graph_utils import get_model_parameters
-from .block import Block, BlockError
-from .model_accessor import ModelAccessor, current
 
 Parameters = tuple[list[onnx.TensorProto], list[onnx.TensorProto]]
 
@@ -32,11 +34,10 @@ class ForwardBlock(Block):
         """Build on the model of the current context and check the result."""
         accessor = current()
         output = _build(self, accessor, args, kwargs)
-        _graph_utils.infer_shapes(accessor.model)
-        _graph_utils.register_graph_outputs(accessor.model, output)
-        _graph_utils.check(accessor.model)
-        self._built = onnx.ModelProto()
-        self._built.CopyFrom(accessor.model)
+        protos.infer_shapes(accessor.model)
+        protos.register_graph_outputs(accessor.model, output)
+        protos.check(accessor.model)
+        self._built = _runnable(accessor.model, accessor.base_dir)
         return output
 
     def to_model_proto(self) -> onnx.ModelProto:
@@ -44,6 +45,17 @@ class ForwardBlock(Block):
         if self._built is None:
             raise BlockError("Please build the forward model first: call the block.")
         return self._built
+
+
+def _runnable(model: onnx.ModelProto, base_dir: str) -> onnx.ModelProto:
+    """A copy that every onnxruntime from 1.20 on reads: the newest opsets and formats are not."""
+    opset = max((o.version for o in model.opset_import if o.domain in {"", "ai.onnx"}), default=0)
+    if opset > MAX_OPSET:
+        return to_proto(one_opset(load(model, base_dir=base_dir)))
+    copied = onnx.ModelProto()
+    copied.CopyFrom(model)
+    copied.ir_version = min(model.ir_version, MAX_IR)
+    return copied
 
 
 def _build(block: Block, accessor: ModelAccessor, args: Any, kwargs: Any) -> Any:
@@ -135,9 +147,9 @@ class TrainingBlock(Block):
         accessor = current()
         before = [o.name for o in accessor.model.graph.output]
         output = _build(self, accessor, args, kwargs)
-        _graph_utils.infer_shapes(accessor.model)
-        _graph_utils.register_graph_outputs(accessor.model, output)
-        _graph_utils.check(accessor.model)
+        protos.infer_shapes(accessor.model)
+        protos.register_graph_outputs(accessor.model, output)
+        protos.check(accessor.model)
         names = [output] if isinstance(output, str) else list(output)
         plan = self._make_plan(accessor, names, before)
         self._parameters = _tensors(accessor.model, plan.trainable, plan.frozen)
@@ -206,8 +218,6 @@ class TrainingModel(TrainingBlock):
 
     def _choose(self, base: onnx.ModelProto) -> tuple[list[str], list[str], list[str]]:
         trainable, frozen, inputs = super()._choose(base)
-        from .emit import FLOATS
-
         statistics = set(_running_statistics(base))
         for tensor in base.graph.initializer:
             name = tensor.name

@@ -184,7 +184,8 @@ def drop_accumulation(artifact: Artifact) -> None:
     """
     model = artifact.model
     trainable = artifact.trainable
-    buffers = {f"{p}_grad.accumulation.buffer" for p in trainable} | {RESET}
+    named = (*trainable, *artifact.user_inputs)  # some models accumulate gradients of inputs too
+    buffers = {f"{n}_grad.accumulation.buffer" for n in named} | {RESET}
     model.drop_nodes(lambda n: n.name.startswith(ACCUMULATION))
     gradients = [artifact.gradients.get(p, f"{p}_grad") for p in trainable]
     states = list(artifact.states.values())
