@@ -692,8 +692,10 @@ def test_constants_among_the_arguments_are_told(caplog: pytest.LogCaptureFixture
             return x + len(name)
 
     ours = ORTModule(Named(), DebugOptions(LogLevel.INFO), exporter=TS)
-    with caplog.at_level(logging.INFO):
+    try:
         assert ours(torch.zeros(2), "ab").tolist() == [2.0, 2.0]
+    finally:
+        ORTModule(Named())  # as quiet as before
     assert "Received input of type <class 'str'> is treated as a constant" in caplog.text
 
 
@@ -709,8 +711,9 @@ def test_the_memory_level_is_told(
 ) -> None:
     monkeypatch.setenv("ORTMODULE_MEMORY_OPT_LEVEL", level)
     monkeypatch.setenv("ORTMODULE_ALLOW_AUTOGRAD_CHECKPOINT", own)
-    with caplog.at_level(logging.INFO):
-        ORTModule(mlp(), DebugOptions(LogLevel.INFO))
+    ORTModule(mlp(), DebugOptions(LogLevel.INFO))
+    monkeypatch.undo()
+    ORTModule(mlp())  # as quiet as before
     assert ("Layer-wise memory optimization is enabled" in caplog.text) is told
 
 
@@ -872,3 +875,17 @@ def test_gradients_pass_what_torch_would_checkpoint(reentrant: bool, exporter: s
         module(x).square().sum().backward()
     assert_same_gradients(ours, theirs, 1e-5)
     assert checkpoint(nn.Linear(2, 2), x, use_reentrant=True).requires_grad
+
+
+def test_a_long_preparation_is_told(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from onnxtrain.torch import _ortmodule_cache
+
+    ours, _ = pair(mlp())
+    monkeypatch.setattr(_ortmodule_cache, "LONG", 0.0)
+    ours(torch.randn(2, 6))
+    assert "Sequential was prepared for onnxruntime in" in caplog.text
+    caplog.clear()
+    ours(torch.randn(2, 6))
+    assert not caplog.text
