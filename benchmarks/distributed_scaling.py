@@ -123,7 +123,7 @@ def worker(folder: str, width: int, batch: int, steps: int) -> None:
             if sharded
             else sum(
                 b.data.nbytes
-                for s in trainer.state._optimizer.states.values()
+                for s in trainer.state.training_state.optimizer.states.values()
                 for b in s.buffers.values()
             )
         )

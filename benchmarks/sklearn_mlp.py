@@ -177,7 +177,7 @@ def outside_first(momentum: float, passes: int) -> float:
         def __getattr__(self, name: str) -> Any:
             return getattr(self._core, name)
 
-    core = session._cores[True]
+    core = session.sessions[True]
     core._sess = Timed(core._sess)
     for _ in range(passes):
         trainer._iteration(loader, trainer._bound_steps)

@@ -97,7 +97,7 @@ class Plan:
     user_inputs: list[str] = field(init=False)
     states: list[str] = field(init=False)
     parameters: list[str] = field(init=False)
-    _gradients: Gradients | None = field(init=False, default=None, repr=False)
+    built: Gradients | None = field(init=False, default=None, repr=False)
 
     @model_errors("Reading the model")
     def __post_init__(self) -> None:
@@ -239,9 +239,9 @@ def differentiate(
 @model_errors("Building the gradients")
 def gradients(plan: Plan) -> Gradients:
     """The model with gradients as outputs; it is built once per plan, and copied."""
-    if plan._gradients is None:
-        plan._gradients = _build_gradients(plan)
-    return plan._gradients.copy()
+    if plan.built is None:
+        plan.built = _build_gradients(plan)
+    return plan.built.copy()
 
 
 def _build_gradients(plan: Plan) -> Gradients:
@@ -349,7 +349,7 @@ def eval_model(plan: Plan) -> ir.Model:
         model = normalize(model)
     model.ir_version = min(model.ir_version, MAX_IR)
     set_outputs(model, plan.outputs)
-    labels = plan._gradients.labels if plan._gradients is not None else plan.labels_of(model)
+    labels = plan.built.labels if plan.built is not None else plan.labels_of(model)
     guard_labels(model, plan.checked(labels))
     order_inputs(model, plan)
     describe(model, plan, "eval", labels, model_outputs=list(plan.model_outputs))
@@ -373,16 +373,18 @@ def training_model(plan: Plan, *, accumulating: bool = False) -> ir.Model:
     model = built.model
     outputs = {o.name: o for o in model.graph.outputs}
     extra: list[str] = []
-    of_parameters = [outputs[built.gradients[n]] for n in plan.trainable]
+    with_gradient = [*plan.trainable, *plan.inputs]
+    of_names = [outputs[built.gradients[n]] for n in with_gradient]
     if accumulating:
-        extra, of_parameters = accumulate(model, built.gradients, plan.trainable)
+        extra, of_names = accumulate(model, built.gradients, with_gradient)
+    count = len(plan.trainable)
     replace_outputs(
         model,
         [
             *(outputs[n] for n in plan.outputs),
-            *of_parameters,
+            *of_names[:count],
             *(outputs[n] for n in built.states.values()),
-            *(outputs[built.gradients[n]] for n in plan.inputs),
+            *of_names[count:],
         ],
     )
     order_inputs(model, plan, extra)

@@ -44,6 +44,7 @@ def make(folder, model=None, **kw):
     options = {
         "requires_grad": ["w", "b"], "loss": LossType.MSELoss,
         "optimizer": optim.adamw(clip=optim.ClipNorm(0.1)), "artifact_directory": folder,
+        "browser": True,
     }  # fmt: skip
     generate_artifacts(network() if model is None else model, **{**options, **kw})
     return json.loads((folder / f"{kw.get('prefix', '')}device.json").read_text())
@@ -179,8 +180,9 @@ def test_constants_beside_the_model_are_for_python_only(tmp_path, caplog):
     )
     with caplog.at_level("INFO"):
         generate_artifacts(
-            source / "m.onnx", ["w", "b"], loss=LossType.MSELoss, artifact_directory=tmp_path
-        )
+            source / "m.onnx", ["w", "b"], loss=LossType.MSELoss, artifact_directory=tmp_path,
+            browser=True,
+        )  # fmt: skip
     assert ModelFile.load(tmp_path / "training_model.onnx").has_external_data
     assert "it trains in Python only" in caplog.text
     assert not (tmp_path / "device.json").exists()

@@ -46,7 +46,7 @@ def make(tmp_path, model=None, **kw):
 def test_inputs_and_outputs_say_what_is_run(tmp_path):
     models = make(tmp_path, additional_output_names=["out"])
     assert sorted(os.listdir(tmp_path)) == [
-        "checkpoint", "device.json", "eval_model.onnx", "optimizer_model.onnx",
+        "checkpoint", "eval_model.onnx", "optimizer_model.onnx",
         "training_model.onnx",
     ]  # fmt: skip
     inputs, outputs = signature(models["training_model.onnx"])
@@ -117,7 +117,7 @@ def test_options(tmp_path):
     )  # fmt: skip
     names = ["training_model", "eval_model", "optimizer_model", "step_model"]
     want = [f"my_{n}.{e}" for n in names for e in ("onnx", "ort")]
-    want += ["my_checkpoint", "my_nominal_checkpoint", "my_device.json"]
+    want += ["my_checkpoint", "my_nominal_checkpoint"]
     assert sorted(os.listdir(tmp_path)) == sorted(want)
     for name in names:
         ort.InferenceSession(str(tmp_path / f"my_{name}.ort"), providers=["CPUExecutionProvider"])
@@ -128,7 +128,7 @@ def test_options(tmp_path):
 def test_defaults_write_to_the_current_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     generate_artifacts(mlp(), TRAINABLE, FROZEN, LossType.MSELoss, OptimType.AdamW)
-    assert len(os.listdir()) == 5
+    assert len(os.listdir()) == 4
 
 
 def test_seed_001_runs_as_written(tmp_path, monkeypatch):
@@ -179,7 +179,7 @@ def test_seed_001_runs_as_written(tmp_path, monkeypatch):
                                 loss = my_custom_loss, optimizer = artifacts.OptimType.AdamW)  # fmt: skip
 
     assert sorted(os.listdir()) == [
-        "checkpoint", "device.json", "eval_model.onnx", "model.onnx", "optimizer_model.onnx",
+        "checkpoint", "eval_model.onnx", "model.onnx", "optimizer_model.onnx",
         "training_model.onnx",
     ]  # fmt: skip
     assert onnx.load("model.onnx") == base_model, "the model is not changed"

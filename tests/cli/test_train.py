@@ -361,7 +361,7 @@ def test_resume_with_dropout_is_exact(run):
     for name, value in whole.items():
         np.testing.assert_array_equal(value, parts[name])
     assert Path("whole/steps.csv").read_text() == Path("parts/steps.csv").read_text()
-    random = CheckpointState.load_checkpoint("parts/checkpoint")._random
+    random = CheckpointState.load_checkpoint("parts/checkpoint").training_state.random
     assert (random.seed, random.counter) == (7, 4 * 8)
 
 

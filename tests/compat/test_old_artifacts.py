@@ -97,9 +97,12 @@ def test_continues_a_trained_checkpoint() -> None:
     state = CheckpointState.load_checkpoint(recorded.folder / "trained")
     for name, expected in recorded.last.items():
         np.testing.assert_array_equal(state.parameters[name].data, expected)
-    assert state._optimizer is not None
-    assert state._optimizer.step == len(recorded.losses)
-    assert list(state._optimizer.states) == ["first_order_moments", "second_order_moments"]
+    assert state.training_state.optimizer is not None
+    assert state.training_state.optimizer.step == len(recorded.losses)
+    assert list(state.training_state.optimizer.states) == [
+        "first_order_moments",
+        "second_order_moments",
+    ]
 
 
 def test_hyperparameters_of_the_optimizer() -> None:

@@ -44,8 +44,8 @@ def test_earlier_releases_are_continued(name: str) -> None:
         x, y, more = (stored[k] for k in ("x", "y", "more"))
     state = CheckpointState.load_checkpoint(folder / "trained")
     assert dict(state.properties) == {"epoch": 7, "best": 0.25, "name": "hello"}
-    assert state._optimizer is not None
-    assert state._optimizer.step == 6
+    assert state.training_state.optimizer is not None
+    assert state.training_state.optimizer.step == 6
     module, optimizer = _open(folder, state, 0.05)
     assert _steps(module, optimizer, [x, y], len(more)) == pytest.approx(more, rel=1e-5)
 
@@ -123,7 +123,9 @@ def test_here_there_and_back(tmp_path: Path, external: bool) -> None:
     losses = _steps(module, optimizer, recorded.batches[0], 5)
     state.properties["epoch"], state.properties["best"] = 3, 0.5
     state.properties["name"] = "here"
-    odtc.save(state, tmp_path / "out", True, external_above=0 if external else 1 << 40)
+    odtc.save(
+        state.training_state, tmp_path / "out", True, external_above=0 if external else 1 << 40
+    )
     assert (tmp_path / "out.data").exists() == external
     there = _there(tmp_path / "out", tmp_path / "back", 5, rate, data)
     assert there["properties"] == {"epoch": 3, "best": 0.5, "name": "here"}
@@ -139,7 +141,7 @@ def test_here_there_and_back(tmp_path: Path, external: bool) -> None:
 def test_nominal_checkpoint_there(tmp_path: Path) -> None:
     recorded = Recorded("mlp_mse")
     full = CheckpointState.load_checkpoint(recorded.folder / "checkpoint")
-    nominal = CheckpointState.nominal(*full._names())
+    nominal = CheckpointState.nominal(*full.training_state.names())
     CheckpointState.save_checkpoint(nominal, tmp_path / "nominal", format="odtc")
     module = Module(recorded.folder / "training_model.onnx", full)
     values = np.array(module.get_contiguous_parameters(trainable_only=False).numpy())

@@ -122,7 +122,12 @@ def test_dropout_on_ranks_goes_on_exactly(tmp_path, ranks, accumulate):
         fit(2).save(tmp_path / "run")
         backend.barrier()
         again = fit(4, "run", resume=True)
-        return parameters(whole), parameters(again), whole.state._random, again.state._random
+        return (
+            parameters(whole),
+            parameters(again),
+            whole.state.training_state.random,
+            again.state.training_state.random,
+        )
 
     found = together(ranks, work)
     for rank, (whole, again, one, other) in enumerate(found):
@@ -141,7 +146,7 @@ def test_ranks_draw_masks_of_their_own(tmp_path):
     losses = set()
     for rank in range(3):
         state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
-        state._random.rank = rank
+        state.training_state.random.rank = rank
         losses.add(float(Module(tmp_path / "training_model.onnx", state)(*batch)))
     assert len(losses) == 3
 
@@ -161,18 +166,20 @@ def test_buckets_travel_while_others_are_computed(folder):
         folder, distributed=Slow(), overlap=True, bucket_mb=TINY, step_model=None
     )
     pieces = trainer._engine.overlap._pieces
-    for index, binding in enumerate(pieces.binding(True).bindings):
-        real = binding.run
 
-        def noted(real=real, index=index):
-            if index:
+    class Noted:
+        def __init__(self, index, core):
+            self.index, self.core = index, core
+
+        def run_with_iobinding(self, binding, options):
+            if self.index:
                 deadline = time.monotonic() + 30
                 while "sent" not in events and time.monotonic() < deadline:
                     time.sleep(0.001)
-            real()
-            events.append(f"piece {index}")
+            self.core.run_with_iobinding(binding, options)
+            events.append(f"piece {self.index}")
 
-        binding.run = noted
+    pieces.session.cores[:] = [Noted(i, core) for i, core in enumerate(pieces.session.cores)]
     real_apply = trainer._engine.optimizer.apply
 
     def apply(scale):
@@ -219,7 +226,7 @@ def test_one_bucket_runs_whole(folder):
     trainer = trained(folder, Single(), {"epochs": 1}, overlap=True)[0]
     assert trainer._engine.overlap.decided
     assert not trainer._engine.overlap.on, "a small model has one bucket"
-    assert trainer._engine.module._train.pieces is None
+    assert trainer._engine.module.gradient_step.pieces is None
     trainer = trained(folder, Single(), {"epochs": 1}, overlap="auto", bucket_mb=TINY)[0]
     assert trainer._engine.overlap.decided
     assert not trainer._engine.overlap.on, "alone there is nobody to send to"
@@ -359,7 +366,7 @@ def test_auto_trains_right_and_decides_alike(folder, monkeypatch, pays):
     plain = together(2, lambda backend: trained(folder, backend, FIFTY, overlap=False))
     found = together(2, lambda backend: trained(folder, backend, FIFTY, bucket_mb=TINY))
     for rank, (trainer, weights, losses, _) in enumerate(found):
-        overlap, train = trainer._engine.overlap, trainer._engine.module._train
+        overlap, train = trainer._engine.overlap, trainer._engine.module.gradient_step
         assert overlap.decided
         assert overlap.on is pays
         assert (train.pieces is not None) is pays

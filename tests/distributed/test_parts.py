@@ -69,7 +69,7 @@ def test_windows_put_together_are_the_store():
     state = CheckpointState.from_arrays(
         {n: v for n, v in handmade.values().items() if n in handmade.TRAINABLE}
     )
-    store = state._trainable
+    store = state.training_state.trainable
     data = store.buffers["F32"].data
     parts = [window(store, a, b) for a, b in slices(data.size, 3)]
     for name in store:
@@ -184,17 +184,19 @@ def test_one_process_is_the_same_as_none(folder, tmp_path):
             assert history[name] == pytest.approx(expected[name], rel=1e-6), name
         alone.save(tmp_path / "saved")
         again = CheckpointState.load_checkpoint(tmp_path / "saved")
-        for kind, store in plain.state._optimizer.states.items():
+        for kind, store in plain.state.training_state.optimizer.states.items():
             for name in store:
                 np.testing.assert_allclose(
-                    again._optimizer.states[kind].view(name), store.view(name), atol=1e-6
+                    again.training_state.optimizer.states[kind].view(name),
+                    store.view(name),
+                    atol=1e-6,
                 )
 
 
 def test_only_float32_is_exchanged(folder):
     """A gradient of another type would stay each rank's own."""
     state = CheckpointState.load_checkpoint(folder / "checkpoint")
-    state._trainable.buffers["F64"] = state._trainable.buffers["F32"]
+    state.training_state.trainable.buffers["F64"] = state.training_state.trainable.buffers["F32"]
     files = [folder / name for name in ("training_model.onnx", "optimizer_model.onnx")]
     with pytest.raises(InputError, match="of type F32, F64"):
         Trainer(*files, state, distributed="single")

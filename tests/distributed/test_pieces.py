@@ -12,9 +12,10 @@ from onnxtrain import artifacts, optim
 from onnxtrain.api import CheckpointState, Module, Optimizer
 from onnxtrain.errors import ModelFileError
 from onnxtrain.runtime.files.onnxfile import ModelFile, tensor_type
-from onnxtrain.runtime.step import module as runtime_module
-from onnxtrain.runtime.step.cutting import Template, cut, cut_by_nodes, type_proto
-from onnxtrain.runtime.step.pieces import SHARED, Pieces, share_arena
+from onnxtrain.runtime.session import cutting
+from onnxtrain.runtime.session.cut_session import SHARED, share_arena
+from onnxtrain.runtime.session.cutting import Template, cut, cut_by_nodes, type_proto
+from onnxtrain.runtime.step.pieces import Pieces
 from tests.runtime import test_real_artifacts as convolutional
 
 WIDTH = 16
@@ -71,22 +72,22 @@ MODELS = {
 @pytest.fixture(params=[(m, c) for m in MODELS for c in ({"limit": 1}, {"nodes": 5})], ids=str)
 def made(request, tmp_path):
     """Two modules on the same artifacts: one in pieces, one whole, and how to make a batch."""
-    name, cutting = request.param
+    name, ways = request.param
     write, batch = MODELS[name]
     write(tmp_path)
-    return [module(tmp_path, **cutting), module(tmp_path)], batch
+    return [module(tmp_path, **ways), module(tmp_path)], batch
 
 
-def module(folder, **cutting):
+def module(folder, **ways):
     state = CheckpointState.load_checkpoint(folder / "checkpoint")
     found = Module(folder / "training_model.onnx", state)
-    if cutting:
-        found._train.use(Pieces(found._train, **cutting))
+    if ways:
+        found.gradient_step.use(Pieces(found.gradient_step, **ways))
     return found
 
 
 def gradients(module):
-    store = module._state._gradients
+    store = module.state.training_state.gradients
     return {name: store.view(name).copy() for name in store}
 
 
@@ -99,7 +100,7 @@ def same(a, b):
 def test_pieces_compute_what_the_whole_does(made):
     """Loss, other results, gradients and running statistics, also when the batch size changes."""
     (cut_up, whole), batch = made
-    assert len(cut_up._train.pieces.pieces) > 2
+    assert len(cut_up.gradient_step.pieces.pieces) > 2
     for step, size in enumerate((4, 4, 7)):
         values = batch(size, step)
         results = []
@@ -110,7 +111,10 @@ def test_pieces_compute_what_the_whole_does(made):
         for one, other in zip(*results, strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
         same(gradients(whole), gradients(cut_up))
-        frozen = [{n: m._state._frozen.view(n) for n in m._state._frozen} for m in (whole, cut_up)]
+        frozen = [
+            {n: m.state.training_state.frozen.view(n) for n in m.state.training_state.frozen}
+            for m in (whole, cut_up)
+        ]
         same(*frozen)
 
 
@@ -121,14 +125,14 @@ def test_pieces_add_to_gradients(made):
         for size in (4, 5, 5):
             each(*batch(size, size))
     same(gradients(whole), gradients(cut_up))
-    found = cut_up._train.gradients.buffers["F32"].data
+    found = cut_up.gradient_step.gradients.buffers["F32"].data
     assert np.isfinite(found).all()
 
 
 def test_gradients_are_complete_when_a_piece_is(made):
     """What happens to the buffer after a piece has run no longer matters to later pieces."""
     (cut_up, whole), batch = made
-    pieces, data = cut_up._train.pieces, cut_up._train.gradients.buffers["F32"].data
+    pieces, data = cut_up.gradient_step.pieces, cut_up.gradient_step.gradients.buffers["F32"].data
     sent = {}
 
     def take(index):
@@ -148,7 +152,7 @@ def test_gradients_are_complete_when_a_piece_is(made):
 
 def test_every_gradient_and_node_has_one_piece(made):
     (cut_up, _), _ = made
-    train = cut_up._train
+    train = cut_up.gradient_step
     model = train.artifact.model
     produced = {o: i for i, n in enumerate(model.nodes) for o in n.outputs}
     sizes = {g: train.gradients.specs[p].nbytes for p, g in train.gradient_names.items()}
@@ -180,20 +184,20 @@ def test_a_long_model_is_cut_by_itself(tmp_path, monkeypatch):
     """Its sessions are small; what it computes is the same, and small batches stay in pieces."""
     tied(tmp_path)
     whole = module(tmp_path)
-    monkeypatch.setattr(runtime_module, "MANY_NODES", 10)
-    monkeypatch.setattr(runtime_module, "NODES_OF_A_PIECE", 6)
+    monkeypatch.setattr(cutting, "MANY_NODES", 10)
+    monkeypatch.setattr(cutting, "NODES_OF_A_PIECE", 6)
     long = module(tmp_path)
-    assert len(long._train.usual.sessions) > 2
+    assert len(long.gradient_step.session.sessions) > 2
     losses = [each(*rows(4)) for each in (whole, long)]
     for one, other in zip(*losses, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
     same(gradients(whole), gradients(long))
-    assert long._train.now is long._train.usual
+    assert long.gradient_step.now is long.gradient_step.usual
 
 
 def test_gradients_near_the_loss_come_first_whatever_the_order_of_nodes(tmp_path):
     tied(tmp_path)
-    train = module(tmp_path, limit=1)._train
+    train = module(tmp_path, limit=1).gradient_step
     assert train.pieces.parameters(0)[-1] in {"w3", "b3"}
     assert train.pieces.parameters(len(train.pieces.pieces) - 1) == ["w1"]
     ranges = sorted(r for each in train.pieces.ranges for r in each)
@@ -223,21 +227,21 @@ def test_buckets_have_about_the_same_size():
 def test_a_session_per_piece_trains_like_one(tmp_path):
     convolutional.generate(tmp_path)
     ends = []
-    for cutting in ({"limit": 1}, {}):
-        each = module(tmp_path, **cutting)
+    for ways in ({"limit": 1}, {}):
+        each = module(tmp_path, **ways)
         optimizer = Optimizer(tmp_path / "optimizer_model.onnx", each)
         for step in range(10):
             each.lazy_reset_grad()
             each(*images(8, step))
             optimizer.step()
-        ends.append({n: p.data.copy() for n, p in each._state.parameters})
+        ends.append({n: p.data.copy() for n, p in each.state.parameters})
     same(*ends)
 
 
 def test_pieces_share_their_memory(tmp_path):
     tied(tmp_path)
-    train = module(tmp_path, limit=1)._train
-    for session in train.pieces.sessions:
+    train = module(tmp_path, limit=1).gradient_step
+    for session in train.pieces.session.sessions:
         assert session.get_session_options().get_session_config_entry(SHARED) == "1"
     options = onnxruntime.SessionOptions()
     options.add_session_config_entry(SHARED, "0")
@@ -253,9 +257,9 @@ def test_pieces_share_their_memory(tmp_path):
 def test_back_to_the_whole(tmp_path):
     tied(tmp_path)
     both, whole = module(tmp_path, limit=1), module(tmp_path)
-    first = both._train.pieces
+    first = both.gradient_step.pieces
     for way in (first, None, first):
-        both._train.use(way, keep=True)
+        both.gradient_step.use(way, keep=True)
         for each in (both, whole):
             each.lazy_reset_grad()
             each(*rows(3))
@@ -289,7 +293,7 @@ def test_subgraphs_and_sequences_are_passed_on():
     assert [p.gradients for p in pieces] == [("ga",), ("gb",)]
     assert set(pieces[1].takes) == {"parts", "inner", "ga"}
     x = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
-    template = Template(ModelFile.load(data))
+    template = Template(ModelFile.load(data), own={"ga", "gb"})
     feed, known, found = {"x": x, "on": np.array(True)}, {}, {}
     for piece in pieces:
         session = onnxruntime.InferenceSession(template.piece(piece, known))

@@ -70,8 +70,8 @@ def train(folder: Path, backend: str, run: dict) -> dict[str, np.ndarray]:
         **run.get("options", {}),
     )
     if run.get("no_statistics"):  # the model reads them while it trains: micro-batches would differ
-        trainer._engine.module._train.artifact.states.clear()
-        trainer._engine.module._train.next_states.specs.clear()
+        trainer._engine.module.gradient_step.artifact.states.clear()
+        trainer._engine.module.gradient_step.next_states.specs.clear()
     callbacks = [SaveCheckpoint(*run["save"])] if "save" in run else []
     callbacks += [Die(*run["die"])] if "die" in run else []
     callbacks += [StopOnOneRank(*run["stop"])] if "stop" in run else []

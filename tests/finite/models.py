@@ -90,7 +90,7 @@ def write(folder, optimizer: optim.Optimizer):
 def everything(state: CheckpointState) -> dict[str, np.ndarray]:
     """All that a step might change: parameters, running statistics, moments, step count."""
     found = {name: parameter.data.copy() for name, parameter in state.parameters}
-    memory = state._optimizer
+    memory = state.training_state.optimizer
     if memory is not None:
         found["step"] = np.array(memory.step)
         for kind, store in memory.states.items():

@@ -172,11 +172,11 @@ def test_module_and_optimizer(folders, update, name, size):
     optimizer.clip_norm = None if name == "clipped" else limit
     rng = np.random.default_rng(0)
     values = {n: np.float32(rng.uniform(-size, size, s.shape)) for n, s in
-              state._gradients.specs.items()}  # fmt: skip
+              state.training_state.gradients.specs.items()}  # fmt: skip
     for n, value in values.items():
-        state._gradients.view(n)[...] = value
+        state.training_state.gradients.view(n)[...] = value
     optimizer.step()
-    moments = state._optimizer.states["first_order_moments"]
+    moments = state.training_state.optimizer.states["first_order_moments"]
     share = 0.1 if name == "clipped" else 1.0
     for n, value in clipped(values, limit).items():
         np.testing.assert_allclose(
@@ -197,7 +197,7 @@ def test_one_graph_step(folders, monkeypatch):
     """Its loss overflows (to which nobody objects here), its gradients are about 1e30."""
     monkeypatch.setenv("ONNXTRAIN_NO_NUMBA", "1")
     trainer = one_graph_step(folders("clipped"), 0.1)
-    moments = trainer.state._optimizer.states["first_order_moments"]
+    moments = trainer.state.training_state.optimizer.states["first_order_moments"]
     norm = global_norm(moments)
     np.testing.assert_allclose(norm, 0.1 * 0.5, rtol=1e-5)
     assert trainer.step == 1
@@ -211,7 +211,7 @@ def test_sharded(folders, size):
         optimizer = ShardedOptimizer(
             folders("momentum") / "optimizer_model.onnx", module, backend, CLIP
         )
-        data = state._gradients.buffers["F32"].data
+        data = state.training_state.gradients.buffers["F32"].data
         data[...] = np.float32(np.random.default_rng(0).uniform(-size, size, data.size))
         optimizer.apply(1.0, optimizer.square(np.zeros(1, np.float32)))
         return data.copy(), {n: m.buffers["F32"].data for n, m in optimizer.moments.items()}

@@ -98,7 +98,8 @@ def test_no_limit_turns_the_optimizers_own_off(folders):
         before.state.parameters["W"].data, trainers[0].state.parameters["W"].data
     )
     clipped, huge, none = (
-        t.state._optimizer.states["first_order_moments"].view("W").copy() for t in trainers
+        t.state.training_state.optimizer.states["first_order_moments"].view("W").copy()
+        for t in trainers
     )
     np.testing.assert_array_equal(huge, none)
     assert not np.array_equal(clipped, none)
@@ -344,7 +345,7 @@ def test_rate_in_a_checkpoint(folders, tmp_path, form, value):
     if form == "odtc" and value == "x":
         pytest.skip("a number by its format")
     state, _, _ = parts(folders("adamw"))
-    state._optimizer.learning_rate = value
+    state.training_state.optimizer.learning_rate = value
     path = tmp_path / "checkpoint"
     CheckpointState.save_checkpoint(state, path, include_optimizer_state=True, format=form)
     with pytest.raises(CheckpointError, match="is damaged: the learning rate must be"):

@@ -195,7 +195,7 @@ def test_update_that_would_overflow(folders, update, name):
     step(module, optimizer, GOOD[0])
     before = models.everything(state)
     module(*GOOD[1])
-    state._gradients.view("W")[...] = 3e38
+    state.training_state.gradients.view("W")[...] = 3e38
     optimizer.set_learning_rate(3e38)
     with pytest.raises(NonFiniteError, match="What update 2 would make of"):
         optimizer.step()

@@ -58,14 +58,14 @@ def test_the_proximal_term_is_its_gradient(artifacts):
     data, rate, mu = client_data(1), 0.1, 3.0
     rows = {"epochs": 1, "batch_size": 100, "learning_rate": rate}
     plain, prox = LocalModel(artifacts), LocalModel(artifacts)
-    start = plain.state._trainable.buffers["F32"].data.copy()
+    start = plain.state.training_state.trainable.buffers["F32"].data.copy()
     plain.train(data, **rows)
-    after_one = plain.state._trainable.buffers["F32"].data.copy()
+    after_one = plain.state.training_state.trainable.buffers["F32"].data.copy()
     prox.train(data, **{**rows, "epochs": 2}, proximal_mu=mu)
-    prox_end = prox.state._trainable.buffers["F32"].data.copy()
+    prox_end = prox.state.training_state.trainable.buffers["F32"].data.copy()
     plain_two = LocalModel(artifacts)
     plain_two.train(data, **{**rows, "epochs": 2})
-    plain_end = plain_two.state._trainable.buffers["F32"].data
+    plain_end = plain_two.state.training_state.trainable.buffers["F32"].data
     np.testing.assert_allclose(prox_end, plain_end - rate * mu * (after_one - start), atol=1e-5)
     assert np.abs(prox_end - plain_end).max() > 1e-3
 

@@ -125,6 +125,6 @@ def sound_folder(folder: Path, node_name: str = "scale") -> Path:
     np.savez(folder / "data.npz", x=np.ones((8, 4), np.float32), target=np.ones((8, 3), np.float32))
     artifacts.generate_artifacts(
         forward(node_name), requires_grad=["w"], artifact_directory=folder,
-        optimizer=artifacts.OptimType.AdamW,
+        optimizer=artifacts.OptimType.AdamW, browser=True,
     )  # fmt: skip
     return folder

@@ -48,7 +48,7 @@ def prepare(folder: Path) -> None:
     """A folder with sound artifacts, data, a run and checkpoints."""
     models.sound_folder(folder / "sound")
     _write_resumable(folder)
-    odtc.save(_state(folder), folder / "old", True)
+    odtc.save(_state(folder).training_state, folder / "old", True)
     shutil.copy(folder / "sound" / "predict.onnx", folder / "predict.onnx")
 
 

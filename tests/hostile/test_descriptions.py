@@ -64,7 +64,9 @@ def test_moments_of_another_size_are_refused(sound: Path, tmp_path: Path) -> Non
     module = Module(tmp_path / "training_model.onnx", state)
     module(X)
     Optimizer(tmp_path / "optimizer_model.onnx", module).step()
-    state._trainable = CheckpointState.load_checkpoint(sound / "checkpoint")._trainable
+    state.training_state.trainable = CheckpointState.load_checkpoint(
+        sound / "checkpoint"
+    ).training_state.trainable
     CheckpointState.save_checkpoint(state, tmp_path / "mixed", include_optimizer_state=True)
     mixed = CheckpointState.load_checkpoint(tmp_path / "mixed")
     module = Module(sound / "training_model.onnx", mixed)

@@ -142,14 +142,14 @@ def batches(shape, vocabulary):
     return made
 
 
-def write(name: str, folder: Path) -> dict:
+def write(name: str, folder: Path, steps: int = STEPS) -> dict:
     """Write the artifacts, batches and plan of a case; give what Python gets."""
     make, optimizer, accumulate = CASES[name]
     folder.mkdir()
     model, trainable, shape, vocabulary, options = forward(make)
     generate_artifacts(
         model, requires_grad=trainable, loss=LossType.CrossEntropyLoss, optimizer=optimizer,
-        artifact_directory=folder, **options,
+        artifact_directory=folder, browser=True, **options,
     )  # fmt: skip
     data = batches(shape, vocabulary)
     if name == "ignored":
@@ -157,7 +157,7 @@ def write(name: str, folder: Path) -> dict:
             data[f"{i}/1"][i::3] = -100
     tensorfile.write(folder / "batches", data, {})
     plan = {
-        "steps": STEPS, "distinct": DISTINCT, "accumulate": accumulate,
+        "steps": steps, "distinct": DISTINCT, "accumulate": accumulate,
         "rate": RATE.get(name, 0.005),
     }  # fmt: skip
     (folder / "plan.json").write_text(json.dumps(plan))

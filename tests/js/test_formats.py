@@ -52,13 +52,13 @@ def folder(tmp_path):
     state.properties["whole"], state.properties["float"] = 3, 1.0
     state.properties["huge"], state.properties["nan"] = 2**62, math.nan
     state.properties["inf"], state.properties["text"] = math.inf, 'a "quoted" {é}, text'
-    state._random = RandomState(2**63 + 1, 2**40, 2**62 + 1)
-    state._optimizer = OptimizerState("AdamW", 12, 0.25)
+    state.training_state.random = RandomState(2**63 + 1, 2**40, 2**62 + 1)
+    state.training_state.optimizer = OptimizerState("AdamW", 12, 0.25)
     for kind in ("first", "second"):
-        state._optimizer.states[kind] = state._trainable.like()
-        state._optimizer.states[kind].view("w")[...] = 3.0
-    state._scheduler = {"scheduler": "StepLR", "count": 4}
-    state._trainer = {"epoch": 2}
+        state.training_state.optimizer.states[kind] = state.training_state.trainable.like()
+        state.training_state.optimizer.states[kind].view("w")[...] = 3.0
+    state.training_state.scheduler = {"scheduler": "StepLR", "count": 4}
+    state.training_state.trainer = {"epoch": 2}
     CheckpointState.save_checkpoint(state, made / "state", include_optimizer_state=True)
     seeds = [(0, 1, "drop"), (2**64 - 1, 3, "a/b"), (5, 2**40, "é")]
     wanted = {
@@ -85,12 +85,12 @@ def test_javascript_reads_and_writes_what_python_does(folder):
     }  # fmt: skip
     assert isinstance(properties["float"], float)
     assert isinstance(properties["whole"], int)
-    assert state._random == RandomState(2**63 + 1, 2**40, 2**62 + 1)
-    optimizer = state._optimizer
+    assert state.training_state.random == RandomState(2**63 + 1, 2**40, 2**62 + 1)
+    optimizer = state.training_state.optimizer
     assert (optimizer.name, optimizer.step, optimizer.learning_rate) == ("AdamW", 12, 0.25)
     assert optimizer.states["second"].view("w").min() == 3.0
-    assert state._scheduler == {"scheduler": "StepLR", "count": 4}
-    assert state._trainer == {"epoch": 2}
+    assert state.training_state.scheduler == {"scheduler": "StepLR", "count": 4}
+    assert state.training_state.trainer == {"epoch": 2}
     check_schedule(folder)
 
 

@@ -43,7 +43,7 @@ def folder(tmp_path_factory):
         (made / name).mkdir()
         generate_artifacts(
             copy, requires_grad=weights, loss=LossType.CrossEntropyLoss, optimizer=OptimType.SGD,
-            artifact_directory=made / name, **options,
+            artifact_directory=made / name, browser=True, **options,
         )  # fmt: skip
     return made
 

@@ -23,7 +23,7 @@ def folder(tmp_path_factory):
     drop.output.append("mask")
     generate_artifacts(
         model, requires_grad=trainable, loss=LossType.CrossEntropyLoss, artifact_directory=made,
-        additional_output_names=["mask"], optimizer=cases.optim.sgd(),
+        additional_output_names=["mask"], optimizer=cases.optim.sgd(), browser=True,
     )  # fmt: skip
     tensorfile.write(made / "batches", cases.batches(shape, vocabulary), {})
     state = CheckpointState.load_checkpoint(made / "checkpoint")
@@ -55,7 +55,7 @@ def test_masks_are_the_same(folder, tmp_path, backend):
     assert found == expected[:2]
     (tmp_path / "two").write_bytes(base64.b64decode(saved))
     found, state = in_python(folder, tmp_path / "two", 2)
-    assert (state.seed, state._random.counter) == (SEED, 4)
+    assert (state.seed, state.training_state.random.counter) == (SEED, 4)
     assert found == expected[2:4]
     CheckpointState.save_checkpoint(state, tmp_path / "four")
     found, _ = in_javascript(folder, tmp_path / "four", 2, backend)

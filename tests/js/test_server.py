@@ -128,7 +128,7 @@ def test_links_and_odd_names_in_a_runtime_directory(folder, tmp_path):
 def test_artifacts_from_before_device_json(tmp_path):
     generate_artifacts(
         digits_network(), requires_grad=lambda name: True, loss=LossType.CrossEntropyLoss,
-        artifact_directory=tmp_path,
+        artifact_directory=tmp_path, browser=True,
     )  # fmt: skip
     wanted = (tmp_path / "device.json").read_bytes()
     (tmp_path / "device.json").unlink()

@@ -35,26 +35,26 @@ def make_state(seed=0):
     )
     optimizer = OptimizerState("AdamW", 7, 0.0125)
     for kind in ("first_order_moments", "second_order_moments"):
-        optimizer.states[kind] = state._trainable.like()
+        optimizer.states[kind] = state.training_state.trainable.like()
         optimizer.states[kind].view("w")[...] = rng.normal(size=(3, 5))
-    state._optimizer = optimizer
-    state._scheduler = {"scheduler": "StepLR", "count": 3}
-    state._random.seed, state._random.generation = 11, 2
+    state.training_state.optimizer = optimizer
+    state.training_state.scheduler = {"scheduler": "StepLR", "count": 3}
+    state.training_state.random.seed, state.training_state.random.generation = 11, 2
     for name, value in {"epoch": 3, "loss": 0.25, "best": float("inf"), "note": "héllo"}.items():
         state.properties[name] = value
     return state
 
 
 def assert_same(a, b, optimizer=True):
-    assert a._names() == b._names()
-    for store, other in zip(a._stores(), b._stores()):
+    assert a.training_state.names() == b.training_state.names()
+    for store, other in zip(a.training_state.stores(), b.training_state.stores()):
         assert store.specs == other.specs
         for name in store:
             assert np.array_equal(store.view(name), other.view(name))
     assert dict(a.properties) == dict(b.properties)
     if optimizer:
-        assert (a._optimizer.step, a._optimizer.learning_rate) == (
-            b._optimizer.step, b._optimizer.learning_rate,
+        assert (a.training_state.optimizer.step, a.training_state.optimizer.learning_rate) == (
+            b.training_state.optimizer.step, b.training_state.optimizer.learning_rate,
         )  # fmt: skip
 
 
@@ -63,12 +63,12 @@ def test_round_trip(tmp_path):
     CheckpointState.save_checkpoint(state, path, include_optimizer_state=True)
     loaded = CheckpointState.load_checkpoint(path)
     assert_same(state, loaded)
-    assert loaded._scheduler == state._scheduler
-    assert loaded._random == state._random
-    assert loaded._optimizer.name == "AdamW"
+    assert loaded.training_state.scheduler == state.training_state.scheduler
+    assert loaded.training_state.random == state.training_state.random
+    assert loaded.training_state.optimizer.name == "AdamW"
     assert os.listdir(tmp_path) == ["c"]
     CheckpointState.save_checkpoint(state, path)
-    assert CheckpointState.load_checkpoint(path)._optimizer is None
+    assert CheckpointState.load_checkpoint(path).training_state.optimizer is None
 
 
 def test_safetensors_reads_it(tmp_path):
@@ -94,7 +94,7 @@ def test_nominal_round_trip(tmp_path):
         CheckpointState.save_checkpoint(state, tmp_path / form, format=form)
         loaded = CheckpointState.load_checkpoint(tmp_path / form)
         assert loaded.is_nominal
-        assert sorted(loaded._names()[0]) == ["b", "w"]
+        assert sorted(loaded.training_state.names()[0]) == ["b", "w"]
 
 
 def test_bfloat16_is_carried_as_bits(tmp_path):
@@ -113,13 +113,13 @@ def test_odtc_round_trip(tmp_path):
     CheckpointState.save_checkpoint(state, path, include_optimizer_state=True, format="odtc")
     assert path.read_bytes()[4:8] == b"ODTC"
     loaded = CheckpointState.load_checkpoint(path)
-    assert loaded._optimizer.step == 7
-    assert np.float32(loaded._optimizer.learning_rate) == np.float32(0.0125)
+    assert loaded.training_state.optimizer.step == 7
+    assert np.float32(loaded.training_state.optimizer.learning_rate) == np.float32(0.0125)
     for name, parameter in state.parameters:
         assert np.array_equal(loaded.parameters[name].data, parameter.data)
-    moments = loaded._optimizer.states["first_order_moments"]
+    moments = loaded.training_state.optimizer.states["first_order_moments"]
     assert np.array_equal(
-        moments.view("w"), state._optimizer.states["first_order_moments"].view("w")
+        moments.view("w"), state.training_state.optimizer.states["first_order_moments"].view("w")
     )
     assert dict(loaded.properties) == dict(state.properties)
     with pytest.raises(ValueError, match="format"):
@@ -134,17 +134,17 @@ def test_file_written_by_onnxruntime_training():
     for name, parameter in state.parameters:
         assert np.array_equal(loaded.parameters[name].data, parameter.data)
         assert loaded.parameters[name].requires_grad == parameter.requires_grad
-    for kind, store in state._optimizer.states.items():
-        found = loaded._optimizer.states[kind]
+    for kind, store in state.training_state.optimizer.states.items():
+        found = loaded.training_state.optimizer.states[kind]
         assert all(np.array_equal(found.view(n), store.view(n)) for n in store)
-    assert loaded._optimizer.step == 7
+    assert loaded.training_state.optimizer.step == 7
 
 
 def test_odtc_external_data(tmp_path):
     from onnxtrain.runtime.files import odtc
 
     state, path = make_state(), tmp_path / "c"
-    odtc.save(state, path, True, external_above=0)
+    odtc.save(state.training_state, path, True, external_above=0)
     assert (tmp_path / "c.data").exists()
     loaded = CheckpointState.load_checkpoint(path)
     for name, parameter in state.parameters:
@@ -162,12 +162,12 @@ def test_odtc_version_1_and_unknown_versions(tmp_path, monkeypatch):
 
     state, path = make_state(), tmp_path / "c"
     monkeypatch.setattr(odtc, "VERSION", 1)
-    odtc.save(state, path, False)
+    odtc.save(state.training_state, path, False)
     monkeypatch.undo()
     loaded = CheckpointState.load_checkpoint(path)
     assert np.array_equal(loaded.parameters["w"].data, state.parameters["w"].data)
     monkeypatch.setattr(odtc, "VERSION", 9)
-    odtc.save(state, path, False)
+    odtc.save(state.training_state, path, False)
     monkeypatch.undo()
     with pytest.raises(CheckpointError, match="version 9"):
         CheckpointState.load_checkpoint(path)

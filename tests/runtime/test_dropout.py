@@ -16,11 +16,10 @@ from onnxtrain.api import Callback, CheckpointState, Module, Optimizer, Trainer
 from onnxtrain.errors import CheckpointError, ModelFileError, OnnxTrainError
 from onnxtrain.runtime.files import tensorfile
 from onnxtrain.runtime.files.onnxfile import ModelFile
+from onnxtrain.runtime.session import cutting
 from onnxtrain.runtime.session.devices import Device
 from onnxtrain.runtime.state.checkpoint_state import RandomState
-from onnxtrain.runtime.step import module as runtime_module
 from onnxtrain.runtime.step.one_graph import OneGraphStep
-from onnxtrain.runtime.step.pieces import Pieces
 from onnxtrain.runtime.step.update import load_optimizer
 
 WEIGHTS = {"w1": (12, 40), "b1": (40,), "w2": (40, 24), "b2": (24,), "w3": (24, 5)}
@@ -83,12 +82,12 @@ def options(threads):
 def everything(trainer):
     """Parameters, moments, counters and history."""
     state = trainer.state
-    state._sync()
-    memory = state._optimizer
+    state.training_state.sync()
+    memory = state.training_state.optimizer
     found = {n: p.data.copy() for n, p in state.parameters}
     for kind, store in memory.states.items():
         found |= {f"{kind}/{n}": store.view(n).copy() for n in store}
-    return found, memory.step, state._random, dict(trainer.history)
+    return found, memory.step, state.training_state.random, dict(trainer.history)
 
 
 def assert_equal(one, other):
@@ -121,11 +120,11 @@ def test_two_and_two_epochs_are_four(folder, tmp_path, way, threads):
     first.fit((X, Y), epochs=2, **fit)
     first.save(tmp_path / "run")
     again = trainer(checkpoint=tmp_path / "run")
-    assert again.state._random.counter == 10
+    assert again.state.training_state.random.counter == 10
     again.fit((X, Y), epochs=4, resume=True, **fit)
     assert type(whole._engine).__name__ == ("_OneGraph" if way == "one graph" else "_Parts")
     assert_equal(everything(whole), everything(again))
-    assert whole.state._random == RandomState(counter=20)
+    assert whole.state.training_state.random == RandomState(counter=20)
 
 
 class LostError(Exception):
@@ -181,7 +180,7 @@ def test_module_and_optimizer(folder, tmp_path, threads):
     found = steps(first, 2)
     CheckpointState.save_checkpoint(first, tmp_path / "c", include_optimizer_state=True)
     again = CheckpointState.load_checkpoint(tmp_path / "c")
-    assert again._random == first._random == RandomState(counter=4)
+    assert again.training_state.random == first.training_state.random == RandomState(counter=4)
     found += steps(again, 4, start=2)
     assert found == expected
     assert len(set(expected)) == len(expected)
@@ -195,7 +194,7 @@ def test_module_and_optimizer(folder, tmp_path, threads):
 def masks_of(module, passes=3, rows=20):
     """The masks of some passes; gradients of all of them, added."""
     found = [module(X[:rows], Y[:rows])[1:] for _ in range(passes)]
-    gradients = [module._state.parameters[n].grad.copy() for n in WEIGHTS]
+    gradients = [module.state.parameters[n].grad.copy() for n in WEIGHTS]
     return [m for pair in found for m in pair], gradients
 
 
@@ -228,9 +227,9 @@ def test_a_small_step_is_for_one_thread_and_a_large_one_draws_on(showing, plain)
     """Two sessions, one stream."""
     module = module_of(showing)
     small = module(X[:20], Y[:20])[1:]
-    assert module._train.now is module._train.single
+    assert module.gradient_step.now is module.gradient_step.single
     large = module(np.tile(X, (600, 1)), np.tile(Y, 600))[1:]
-    assert module._train.now is module._train.usual
+    assert module.gradient_step.now is module.gradient_step.usual
     again = module(X[:20], Y[:20])[1:]
     expected = plain[0]
     for found, wanted in zip((*small, *(m[:20] for m in large), *again), expected, strict=True):
@@ -238,11 +237,10 @@ def test_a_small_step_is_for_one_thread_and_a_large_one_draws_on(showing, plain)
 
 
 def test_pieces(showing, plain, monkeypatch):
-    monkeypatch.setattr(runtime_module, "MANY_NODES", 20)
-    monkeypatch.setattr(runtime_module, "NODES_OF_A_PIECE", 25)
+    monkeypatch.setattr(cutting, "MANY_NODES", 20)
+    monkeypatch.setattr(cutting, "NODES_OF_A_PIECE", 25)
     module = module_of(showing, session_options=options(1))
-    assert isinstance(module._train.usual, Pieces)
-    assert len(module._train.usual.pieces) > 2
+    assert len(module.gradient_step.session.pieces) > 2
     found = masks_of(module)
     assert_same_masks(found, plain)
     for a, b in zip(found[1], plain[1], strict=True):
@@ -261,10 +259,10 @@ def test_recompute(tmp_path, plain, how):
 def test_one_graph(showing, plain):
     state = CheckpointState.load_checkpoint(showing / "checkpoint")
     file = load_optimizer(showing / "optimizer_model.onnx")
-    step = OneGraphStep(str(showing / "step_model.onnx"), state, file, Device("cpu"))
+    step = OneGraphStep(str(showing / "step_model.onnx"), state.training_state, file, Device("cpu"))
     masks = [m for _ in range(3) for m in step([X[:20], Y[:20]])[1:]]
     assert all(np.array_equal(a, b) for a, b in zip(masks, plain[0], strict=True))
-    assert state._random.counter == 3
+    assert state.training_state.random.counter == 3
 
 
 def test_named_inputs_and_ortvalues(showing, plain):
@@ -294,7 +292,7 @@ def test_evaluation_and_export_draw_nothing(folder, tmp_path):
     module(X, Y)
     module.eval()
     assert len({float(module(X, Y)) for _ in range(3)}) == 1
-    assert module._state._random.counter == 1
+    assert module.state.training_state.random.counter == 1
     module.export_model_for_inferencing(tmp_path / "m.onnx", ["y"])
     model = onnx.load(tmp_path / "m.onnx")
     assert [i.name for i in model.graph.input] == ["x"]
@@ -305,19 +303,19 @@ def test_a_failed_pass_is_not_counted(folder):
     module = module_of(folder)
     with pytest.raises(OnnxTrainError):
         module(X, Y[:3])
-    assert module._state._random.counter == 0
+    assert module.state.training_state.random.counter == 0
     module(X, Y)
-    assert module._state._random.counter == 1
+    assert module.state.training_state.random.counter == 1
 
 
 def test_the_seed_counts_at_once(showing, plain):
     module = module_of(showing)
-    module._state.seed = 9
+    module.state.seed = 9
     other = masks_of(module, passes=1)
     assert not np.array_equal(other[0][0], plain[0][0])
-    module._state.seed, module._state._random.counter = 0, 1
+    module.state.seed, module.state.training_state.random.counter = 0, 1
     assert np.array_equal(module(X[:20], Y[:20])[1], plain[0][2])
-    module._state.seed = 2**64 - 1
+    module.state.seed = 2**64 - 1
     module(X[:20], Y[:20])
 
 
@@ -335,9 +333,9 @@ def rewritten(source, target, change):
 def test_checkpoints_of_earlier_releases_have_no_counter(folder, tmp_path):
     old = rewritten(folder / "checkpoint", tmp_path / "old", lambda r: {"seed": 3, "generation": 7})
     state = CheckpointState.load_checkpoint(old)
-    assert state._random == RandomState(3, 7, 0)
+    assert state.training_state.random == RandomState(3, 7, 0)
     Module(folder / "training_model.onnx", state)(X, Y)
-    assert state._random == RandomState(3, 7, 1)
+    assert state.training_state.random == RandomState(3, 7, 1)
 
 
 @pytest.mark.parametrize("counter", [-1, 2**63, "many", [1]])
@@ -361,15 +359,15 @@ def test_a_model_that_names_a_missing_input_is_refused(folder, tmp_path):
 def test_models_of_earlier_releases_train_as_before(tmp_path, monkeypatch):
     """Their kernels draw, from seeds that follow from the checkpoint and count sessions."""
     monkeypatch.setattr(building, "draw_from_counter", lambda model: model)
-    generate(tmp_path, additional_output_names=["mask1", "mask2"])
+    generate(tmp_path, additional_output_names=["mask1", "mask2"], browser=True)
     assert json.loads((tmp_path / "device.json").read_text())["models"]["train"]["random"] is None
     masks, _ = masks_of(module_of(tmp_path))
     assert len({m.tobytes() for m in masks}) == 6
     module = module_of(tmp_path)
-    assert module._state._random == RandomState(generation=1)
+    assert module.state.training_state.random == RandomState(generation=1)
     assert_same_masks(masks_of(module), (masks,))
-    CheckpointState.save_checkpoint(module._state, tmp_path / "c", True)
+    CheckpointState.save_checkpoint(module.state, tmp_path / "c", True)
     state = CheckpointState.load_checkpoint(tmp_path / "c")
     resumed, _ = masks_of(Module(tmp_path / "training_model.onnx", state))
-    assert state._random == RandomState(generation=2)
+    assert state.training_state.random == RandomState(generation=2)
     assert not np.array_equal(resumed[0], masks[0])

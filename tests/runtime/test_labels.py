@@ -163,7 +163,7 @@ def test_gradients_are_those_of_pytorch(folder, accumulate):
         np.testing.assert_allclose(loss, want, rtol=1e-5)  # NaN where all are ignored
         for name in NAMES:
             total[name] = total[name] + gradients[name]
-            got = module._state.parameters[name].grad
+            got = module.state.parameters[name].grad
             np.testing.assert_allclose(got, total[name], rtol=1e-4, atol=1e-6)
 
 
@@ -171,11 +171,11 @@ def test_a_wrong_label_changes_nothing(folder):
     module = module_of(folder)
     optimizer = Optimizer(folder / "optimizer_model.onnx", module)
     module(X, GOOD)
-    before = {n: module._state.parameters[n].grad.copy() for n in NAMES}
+    before = {n: module.state.parameters[n].grad.copy() for n in NAMES}
     with pytest.raises(LabelError):
         module(X, np.array([0, 1, 2, 3, -1]))
     for name in NAMES:
-        np.testing.assert_array_equal(module._state.parameters[name].grad, before[name])
+        np.testing.assert_array_equal(module.state.parameters[name].grad, before[name])
     optimizer.step()
     module.lazy_reset_grad()
     assert np.isfinite(module(X, GOOD))
@@ -240,7 +240,7 @@ def test_every_loss(tmp_path, name):
     want, gradients = torch_loss(labels, **theirs)
     np.testing.assert_allclose(got, want, rtol=1e-5)
     for parameter in NAMES:
-        grad = module._state.parameters[parameter].grad
+        grad = module.state.parameters[parameter].grad
         np.testing.assert_allclose(grad, gradients[parameter], rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(module.eval()(X, labels), want, rtol=1e-5)
     for bad in (-100, -1, 4, 255, LOWEST):

@@ -59,22 +59,24 @@ def test_step_gives_loss_output_and_gradients(module):
     assert np.isclose(loss, expected, rtol=1e-5)
     assert np.allclose(out, expected_out, atol=1e-5)
     for name, gradient in gradients.items():
-        parameter = module._state.parameters[name]
+        parameter = module.state.parameters[name]
         assert np.allclose(parameter.grad, gradient, atol=1e-5)
-        assert np.shares_memory(parameter.grad, module._state._gradients.buffers["F32"].data)
-    assert module._state.parameters["offset"].grad is None
+        assert np.shares_memory(
+            parameter.grad, module.state.training_state.gradients.buffers["F32"].data
+        )
+    assert module.state.parameters["offset"].grad is None
 
 
 def test_gradients_accumulate_until_reset(module):
-    g = module._state.parameters["W1"]
+    g = module.state.parameters["W1"]
     assert not g.grad.any()
     module(X, Y)
-    state_of_statistics = module._state.parameters["running_mean"].data.copy()
+    state_of_statistics = module.state.parameters["running_mean"].data.copy()
     first = g.grad.copy()
     _, _, expected = reference({**handmade.values(), "running_mean": state_of_statistics})
     module(X, Y)
     assert np.allclose(g.grad, first + expected["W1"], atol=1e-5)
-    statistics = module._state.parameters["running_mean"].data.copy()
+    statistics = module.state.parameters["running_mean"].data.copy()
     module.lazy_reset_grad()
     assert np.allclose(g.grad, first + expected["W1"], atol=1e-5)
     module(X, Y)
@@ -84,7 +86,7 @@ def test_gradients_accumulate_until_reset(module):
 
 def test_state_tensors_follow(module):
     old = handmade.values()["running_mean"]
-    view = module._state.parameters["running_mean"].data
+    view = module.state.parameters["running_mean"].data
     module(X, Y)
     assert np.allclose(view, 0.9 * old + 0.1 * X.mean(0), atol=1e-6)
     module.eval()
@@ -96,7 +98,7 @@ def test_state_tensors_follow(module):
 def test_eval_shares_parameters(module):
     module.eval()
     before = module(X, Y)[0]
-    module._state.parameters["b2"] = np.full(3, 9, np.float32)
+    module.state.parameters["b2"] = np.full(3, 9, np.float32)
     assert module(X, Y)[0] > before
     assert module.train() is module
     assert module.training
@@ -134,7 +136,9 @@ def test_a_converted_input_lives_until_the_run_is_over(artifacts, kind, rows):
     def run(values):
         if kind == "one graph":
             file = load_optimizer(artifacts.optimizer)
-            return OneGraphStep(artifacts.step, artifacts.state(), file, Device("cpu"))([values, y])
+            return OneGraphStep(
+                artifacts.step, artifacts.state().training_state, file, Device("cpu")
+            )([values, y])
         module = Module(artifacts.train, artifacts.state(), artifacts.eval)
         return module.train(kind != "eval")(values, y)
 
@@ -181,10 +185,10 @@ def test_wrong_inputs(module, name, training):
     module.train(training)
     expected = module(X, Y)[0]
     module.lazy_reset_grad()
-    state = {n: p.data.copy() for n, p in module._state.parameters}
+    state = {n: p.data.copy() for n, p in module.state.parameters}
     with pytest.raises(InputError, match=message):
         module(*args, **kwargs)
-    assert all(np.array_equal(state[n], p.data) for n, p in module._state.parameters)
+    assert all(np.array_equal(state[n], p.data) for n, p in module.state.parameters)
     if not training:
         assert module(X, Y)[0] == expected
 
@@ -254,7 +258,7 @@ def test_bytes_and_options(artifacts):
             train.read(), artifacts.state(), evaluation.read(), session_options=options,
             providers=["CPUExecutionProvider"],
         )  # fmt: skip
-    assert module._train.session.get_session_options().intra_op_num_threads == 1
+    assert module.gradient_step.session.get_session_options().intra_op_num_threads == 1
     assert np.isclose(module(X, Y)[0], reference(handmade.values())[0], rtol=1e-5)
 
 
@@ -267,10 +271,10 @@ def test_contiguous_parameters(module):
     everything = module.get_contiguous_parameters().numpy()
     assert everything.size == module.get_parameters_size(trainable_only=False) == 75
     module.copy_buffer_to_parameters(np.zeros(67, np.float32))
-    assert not any(module._state.parameters[n].data.any() for n in handmade.TRAINABLE)
-    assert module._state.parameters["offset"].data.any()
+    assert not any(module.state.parameters[n].data.any() for n in handmade.TRAINABLE)
+    assert module.state.parameters["offset"].data.any()
     module.copy_buffer_to_parameters(onnxruntime.OrtValue(vector), trainable_only=True)
-    assert np.array_equal(module._state.parameters["W1"].data, values["W1"])
+    assert np.array_equal(module.state.parameters["W1"].data, values["W1"])
     with pytest.raises(InputError, match="67 float32 values, it holds 66"):
         module.copy_buffer_to_parameters(np.zeros(66, np.float32))
     with pytest.raises(InputError, match="float64"):
@@ -291,8 +295,8 @@ def test_contiguous_parameters_outlive_everything(artifacts):
 def test_folded_frozen_parameters(artifacts):
     state = artifacts.state()
     module = Module(artifacts.train, state, fold_frozen=True)
-    assert "offset" not in {i.name for i in module._train.session.get_inputs()}
-    assert "running_mean" in {i.name for i in module._train.session.get_inputs()}
+    assert "offset" not in {i.name for i in module.gradient_step.session.get_inputs()}
+    assert "running_mean" in {i.name for i in module.gradient_step.session.get_inputs()}
     loss, _ = module(X, Y)
     assert np.isclose(loss, reference(handmade.values())[0], rtol=1e-5)
     assert np.allclose(
@@ -305,11 +309,11 @@ def test_contiguous_parameters_without_padding_are_a_view(module):
     state = CheckpointState.from_arrays(
         {"a": np.ones((4, 4), np.float32), "b": np.ones(3, np.float32)}
     )
-    module._state = state
+    module._values = state.training_state
     module._order = module._trainable = ["a", "b"]
-    module._specs = state._trainable.specs
+    module._specs = state.training_state.trainable.specs
     vector = module.get_contiguous_parameters()
-    assert vector.data_ptr() == state._trainable.pointer("a")
+    assert vector.data_ptr() == state.training_state.trainable.pointer("a")
     assert vector.shape() == [19]
 
 
@@ -321,7 +325,10 @@ def test_steady_state_allocates_only_outputs(artifacts, one_graph):
     state = artifacts.state()
     if one_graph:
         graph = OneGraphStep(
-            artifacts.step, state, load_optimizer(artifacts.optimizer), Device("cpu")
+            artifacts.step,
+            state.training_state,
+            load_optimizer(artifacts.optimizer),
+            Device("cpu"),
         )
     else:
         module = Module(artifacts.train, state)
@@ -375,10 +382,10 @@ def test_device_path_with_host_memory_standing_in(artifacts, monkeypatch):
             optimizer.step()
             module.lazy_reset_grad()
         states.append(state)
-        assert state._trainable.placed is fake
+        assert state.training_state.trainable.placed is fake
     for name, parameter in states[0].parameters:
         assert np.array_equal(parameter.data, states[1].parameters[name].data)
-    moments = [s._optimizer.states["second_order_moments"].view("W1") for s in states]
+    moments = [s.training_state.optimizer.states["second_order_moments"].view("W1") for s in states]
     assert np.array_equal(*moments)
     on_device = states[1].parameters["W1"]
     with pytest.raises(ValueError, match="read-only"):
@@ -448,7 +455,7 @@ def test_constants_beside_the_model(artifacts, tmp_path):
         values[name] = values[name] * 2  # 2·(x − o − m) = 2x − 2o − 2m
     expected = reference(values, 2 * X)[1]
     assert np.allclose(module(X, Y)[1], expected, atol=1e-5)
-    module._state.parameters["running_mean"] = handmade.values()["running_mean"]
+    module.state.parameters["running_mean"] = handmade.values()["running_mean"]
     assert np.allclose(module.eval()(X, Y)[1], expected, atol=1e-5)
     for external in (False, True):
         out = tmp_path / f"out{external}" / "m.onnx"
@@ -581,19 +588,19 @@ def test_large_inputs_that_are_made_into_arrays_live_until_the_run(module):
 
 
 def test_small_batches_run_on_one_thread_and_large_ones_on_all(module):
-    train = module._train
+    train = module.gradient_step
     weights = sum(s.size for s in module._specs.values())
     repeats = threads.LIMIT // (weights * len(X)) + 1
     large = np.tile(X, (repeats, 1)), np.tile(Y, (repeats, 1))
     for x, y, single in ((X, Y, True), (*large, False), (X, Y, True)):
-        values = {n: module._state.parameters[n].data.copy() for n in handmade.values()}
+        values = {n: module.state.parameters[n].data.copy() for n in handmade.values()}
         module.lazy_reset_grad()
         loss, _ = module(x, y)
         assert (train.now is train.single) == single
         expected, _, gradients = reference(values, x, y)
         assert np.isclose(loss, expected, rtol=1e-5)
-        assert np.allclose(module._state.parameters["W1"].grad, gradients["W1"], atol=1e-5)
-    assert train.single.sessions[0].get_session_options().intra_op_num_threads == 1
+        assert np.allclose(module.state.parameters["W1"].grad, gradients["W1"], atol=1e-5)
+    assert train.single.session.get_session_options().intra_op_num_threads == 1
 
 
 def test_own_session_options_keep_their_threads(artifacts):
@@ -601,7 +608,7 @@ def test_own_session_options_keep_their_threads(artifacts):
     options.intra_op_num_threads = 2
     module = Module(artifacts.train, artifacts.state(), session_options=options)
     module(X, Y)
-    assert module._train.now is module._train.usual
+    assert module.gradient_step.now is module.gradient_step.usual
 
 
 @pytest.fixture
@@ -628,13 +635,13 @@ def sleeps(session: onnxruntime.InferenceSession) -> bool:
 @pytest.mark.usefixtures("nobody_else")
 def test_threads_spin_while_nobody_else_trains(artifacts):
     first = Module(artifacts.train, artifacts.state())
-    assert not sleeps(first._train.session)
+    assert not sleeps(first.gradient_step.session)
     first(X, Y)
     second = Module(artifacts.train, artifacts.state())
-    assert sleeps(first._train.session)
-    assert sleeps(second._train.session)
+    assert sleeps(first.gradient_step.session)
+    assert sleeps(second.gradient_step.session)
     for module in (first, second):
-        values = {n: module._state.parameters[n].data.copy() for n in handmade.values()}
+        values = {n: module.state.parameters[n].data.copy() for n in handmade.values()}
         module.lazy_reset_grad()
         loss, _ = module(X, Y)
         assert np.isclose(loss, reference(values)[0], rtol=1e-5)
@@ -644,9 +651,9 @@ def test_threads_spin_while_nobody_else_trains(artifacts):
 def test_threads_sleep_when_the_update_is_a_session(artifacts):
     module = Module(artifacts.train, artifacts.state())
     module(X, Y)
-    assert not sleeps(module._train.session)
+    assert not sleeps(module.gradient_step.session)
     optimizer = Optimizer(artifacts.optimizer, module)
-    assert sleeps(module._train.session)
+    assert sleeps(module.gradient_step.session)
     module.lazy_reset_grad()
     before = module(X, Y)[0]
     optimizer.step()
@@ -658,23 +665,24 @@ def test_threads_sleep_where_the_user_or_torch_is_concerned(artifacts, monkeypat
     options = onnxruntime.SessionOptions()
     options.add_session_config_entry("session.force_spinning_stop", "1")
     assert sleeps(
-        Module(artifacts.train, artifacts.state(), session_options=options)._train.session
+        Module(artifacts.train, artifacts.state(), session_options=options).gradient_step.session
     )
     monkeypatch.setattr(threads, "_training", weakref.WeakSet())
     monkeypatch.setitem(sys.modules, "torch", sys)
-    assert sleeps(Module(artifacts.train, artifacts.state())._train.session)
+    assert sleeps(Module(artifacts.train, artifacts.state()).gradient_step.session)
 
 
 @pytest.mark.usefixtures("nobody_else")
 def test_one_graph_spins_until_somebody_else_trains(artifacts):
     file = load_optimizer(artifacts.optimizer)
     alone, watched = (
-        OneGraphStep(artifacts.step, artifacts.state(), file, Device("cpu")) for _ in range(2)
+        OneGraphStep(artifacts.step, artifacts.state().training_state, file, Device("cpu"))
+        for _ in range(2)
     )
     assert sleeps(alone.session)
     assert sleeps(watched.session)
     threads._training.clear()
-    third = OneGraphStep(artifacts.step, artifacts.state(), file, Device("cpu"))
+    third = OneGraphStep(artifacts.step, artifacts.state().training_state, file, Device("cpu"))
     assert not sleeps(third.session)
     expected = [float(watched((X, Y))[0]) for _ in range(4)]
     found = [float(third((X, Y))[0])]

@@ -71,13 +71,21 @@ def test_in_place_equals_the_sequence_form(artifacts, monkeypatch, name, piece):
     state = train(artifacts, data)
     expected = reference_training(artifacts, data)
     for kind, tensors in expected.items():
-        store = state._trainable if kind == "params" else state._optimizer.states[kind]
+        store = (
+            state.training_state.trainable
+            if kind == "params"
+            else state.training_state.optimizer.states[kind]
+        )
         for parameter, value in tensors.items():
             assert np.allclose(store.view(parameter), value, rtol=2e-5, atol=1e-7), (
                 kind,
                 parameter,
             )
-    for store in [state._trainable, state._gradients, *state._optimizer.states.values()]:
+    for store in [
+        state.training_state.trainable,
+        state.training_state.gradients,
+        *state.training_state.optimizer.states.values(),
+    ]:
         assert_padding_is_zero(store)
 
 
@@ -178,7 +186,7 @@ def test_resume_is_bit_for_bit(artifacts, tmp_path):
     CheckpointState.save_checkpoint(first, tmp_path / "c", include_optimizer_state=True)
     second = CheckpointState.load_checkpoint(tmp_path / "c")
     run(second, range(3, 6))
-    for store, other in zip(straight._stores(), second._stores()):
+    for store, other in zip(straight.training_state.stores(), second.training_state.stores()):
         assert all(np.array_equal(store.view(n), other.view(n)) for n in store)
 
 
@@ -198,7 +206,7 @@ def test_wrong_optimizers(artifacts, tmp_path):
     module = Module(artifacts.train, state)
     with pytest.raises(CheckpointError, match="state of AdamW, the optimizer is SGD"):
         Optimizer(sequence_bytes(OPTIMIZERS["sgd"]), module)
-    state._optimizer.name = ""
+    state.training_state.optimizer.name = ""
     with pytest.raises(CheckpointError, match="has no 'row_moments'"):
         Optimizer(sequence_bytes(OPTIMIZERS["adafactor"]), module)
     with pytest.raises(ModelFileError, match="not an optimizer model"):
@@ -268,8 +276,15 @@ def test_kernel_equals_graph(artifacts, monkeypatch, name):
     monkeypatch.setattr(kernels.Kernel, "__call__", lambda *a: (calls.append(1), original(*a))[1])
     state = train(artifacts, data)
     assert calls
-    for kind, store in {"params": state._trainable, **state._optimizer.states}.items():
-        other = expected._trainable if kind == "params" else expected._optimizer.states[kind]
+    for kind, store in {
+        "params": state.training_state.trainable,
+        **state.training_state.optimizer.states,
+    }.items():
+        other = (
+            expected.training_state.trainable
+            if kind == "params"
+            else expected.training_state.optimizer.states[kind]
+        )
         for parameter in store:
             assert np.allclose(
                 store.view(parameter), other.view(parameter), rtol=3e-6, atol=2e-7

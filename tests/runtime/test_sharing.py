@@ -268,10 +268,10 @@ def test_a_trainer_is_asked_while_it_trains(even, tmp_path, step):
             trainer.save(tmp_path / "c")
             trainer.export(tmp_path / "m.onnx")
             state = CheckpointState.load_checkpoint(tmp_path / "c")
-            told = state._trainer
+            told = state.training_state.trainer
             assert is_even(state.parameters["w"].data)
-            assert state._optimizer.step == told["epoch"] * 10 + told["batch"]
-            assert state._scheduler["count"] == state._optimizer.step
+            assert state.training_state.optimizer.step == told["epoch"] * 10 + told["batch"]
+            assert state.training_state.scheduler["count"] == state.training_state.optimizer.step
             checked += 1
 
     together(fit, ask)
@@ -365,11 +365,13 @@ def test_the_lock_makes_several_calls_one(even):
 
 
 def step_of(artifacts, state):
-    return OneGraphStep(artifacts.step, state, load_optimizer(artifacts.optimizer), Device("cpu"))
+    return OneGraphStep(
+        artifacts.step, state.training_state, load_optimizer(artifacts.optimizer), Device("cpu")
+    )
 
 
 def evaluator_of(artifacts, state):
-    return Evaluator(artifacts.eval, state, Device("cpu"), with_loss=False)
+    return Evaluator(artifacts.eval, state.training_state, Device("cpu"), with_loss=False)
 
 
 X, Y = handmade.batch()
@@ -420,13 +422,13 @@ def test_a_forked_process_goes_on_with_the_state(artifacts):
         again = Module(artifacts.train, state, artifacts.eval)
         loss = again(X, Y)[0]
         Optimizer(artifacts.optimizer, again).step()
-        return float(loss), state.parameters["W1"].data.copy(), state._optimizer.step
+        return float(loss), state.parameters["W1"].data.copy(), state.training_state.optimizer.step
 
     def here():
         module.lazy_reset_grad()
         loss = module(X, Y)[0]
         optimizer.step()
-        return float(loss), state.parameters["W1"].data.copy(), state._optimizer.step
+        return float(loss), state.parameters["W1"].data.copy(), state.training_state.optimizer.step
 
     there = in_child(go_on)
     for expected, found in zip(here(), there):
@@ -488,9 +490,12 @@ def test_a_pickled_state_has_everything_that_a_checkpoint_has(artifacts):
     state.properties["epoch"] = 4
     for found in (pickle.loads(pickle.dumps(state)), copy.deepcopy(state)):
         assert found.properties["epoch"] == 4
-        assert found._optimizer.step == 3
-        assert found._optimizer.learning_rate == state._optimizer.learning_rate
-        assert found._scheduler == state._scheduler
+        assert found.training_state.optimizer.step == 3
+        assert (
+            found.training_state.optimizer.learning_rate
+            == state.training_state.optimizer.learning_rate
+        )
+        assert found.training_state.scheduler == state.training_state.scheduler
         for name, parameter in state.parameters:
             np.testing.assert_array_equal(found.parameters[name].data, parameter.data)
         again = Module(artifacts.train, found)

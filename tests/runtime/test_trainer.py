@@ -64,7 +64,7 @@ def test_one_graph_and_parts_give_the_same_numbers(artifacts):
         assert np.allclose(histories[0][name], histories[1][name], rtol=1e-5), name
     for name, value in parameters(one).items():
         assert np.allclose(value, parameters(parts)[name], rtol=1e-5, atol=1e-6), name
-    moments = [t.state._optimizer.states["first_order_moments"] for t in (one, parts)]
+    moments = [t.state.training_state.optimizer.states["first_order_moments"] for t in (one, parts)]
     for name in handmade.TRAINABLE:
         assert np.allclose(moments[0].view(name), moments[1].view(name), rtol=1e-4, atol=1e-7)
     assert histories[0]["loss"][-1] < histories[0]["loss"][0]
@@ -122,8 +122,8 @@ def test_resume_is_bit_for_bit(artifacts, tmp_path, one_graph, at):
     history = quiet(second, **options, resume=True)
     assert history == expected
     assert_equal(parameters(straight), parameters(second))
-    for kind, store in straight.state._optimizer.states.items():
-        other = second.state._optimizer.states[kind]
+    for kind, store in straight.state.training_state.optimizer.states.items():
+        other = second.state.training_state.optimizer.states[kind]
         assert all(np.array_equal(store.view(n), other.view(n)) for n in store)
     assert second.optimizer.get_learning_rate() == straight.optimizer.get_learning_rate()
 
@@ -210,8 +210,8 @@ def test_accumulation_averages_micro_batches(artifacts):
     for size, accumulate in ((8, 1), (2, 4)):
         trainer = make(artifacts, one_graph=False, accumulate=accumulate)
         trainer.state.parameters["running_mean"] = np.zeros(4, np.float32)
-        trainer._engine.module._train.artifact.states.clear()
-        trainer._engine.module._train.next_states.specs.clear()
+        trainer._engine.module.gradient_step.artifact.states.clear()
+        trainer._engine.module.gradient_step.next_states.specs.clear()
         data = (X[:40], Y[:40])
         quiet(trainer, data, batch_size=size, epochs=1, shuffle=False)
         assert trainer.step == 5
@@ -375,12 +375,12 @@ def test_dropout_resume_draws_new_masks(tmp_path):
     made = handmade.write(tmp_path, dropout=True, optimizer=optim.sgd())
     trainer = Trainer(made.train, made.optimizer, made.checkpoint, made.eval)
     quiet(trainer, epochs=1)
-    generation = trainer.state._random.generation
+    generation = trainer.state.training_state.random.generation
     trainer.save(tmp_path / "run")
     runs = []
     for _ in range(2):
         again = Trainer(made.train, made.optimizer, tmp_path / "run", made.eval)
-        assert again.state._random.generation == generation + 1
+        assert again.state.training_state.random.generation == generation + 1
         quiet(again, epochs=2, resume=True)
         runs.append(parameters(again))
     assert_equal(*runs)

@@ -9,7 +9,7 @@ from typing import TypeAlias
 import onnx
 
 from ..errors import OnnxTrainError, UnknownNameError
-from ..onnxblock.emit import FLOATS
+from ..graph import FLOATS
 
 Choice: TypeAlias = "Sequence[str] | str | Callable[[str], bool] | None"
 

@@ -8,6 +8,7 @@ import logging
 import os
 import warnings
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -15,22 +16,23 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from .. import onnxblock, optim
+from .. import losses, onnxblock, optim
 from ..compile import Plan, trainable_by_default
 from ..compile import step_model as build_step_model
 from ..graph import load, to_proto
+from ..graph.accessor import ModelAccessor
+from ..graph.block import Block
 from ..graph.io import read_proto, save
-from ..normalize import normalize
-from ..onnxblock.block import Block
+from ..losses.labels import IGNORED
+from ..normalize import MIN_OPSET, normalize
 from ..onnxblock.checkpoint_utils import save_checkpoint
-from ..onnxblock.loss.common import IGNORED
-from ..onnxblock.model_accessor import ModelAccessor
 from ..onnxblock.optim import OptimizerBlock
 from ..onnxblock.optim.optim import shapes_of
 from ..passes import Recompute
 from ..runtime.session.sharing import GlobalLock
 from .choose import ArtifactError, Choice, check_apart, choose
 from .device import write_device_file
+from .opset import at_opset
 from .write import all_or_nothing
 
 log = logging.getLogger(__name__)
@@ -94,13 +96,14 @@ def generate_artifacts(
     no_gradient: Collection[str] = (),
     recompute: Recompute = None,
     ignore_index: int | None = IGNORED,
+    browser: bool = False,
 ) -> None:
     """Write the artifacts for training a model on a device.
 
     The files are ``training_model.onnx``, ``eval_model.onnx``, ``checkpoint`` and, when asked for,
     ``optimizer_model.onnx``, ``nominal_checkpoint`` and ``step_model.onnx``. They hold standard
-    operators only. ``device.json`` tells JavaScript how to use them. Either all of them are
-    written or, on an error, none.
+    operators only, at the opset of the model where that can be. Either all of them are written or,
+    on an error, none.
 
     Args:
         model: the forward model, or the path of its file. Above 2 GiB pass the path: weights then
@@ -132,6 +135,8 @@ def generate_artifacts(
         ignore_index: with `LossType.CrossEntropyLoss` and `LossType.NLLLoss`: the label whose
             elements do not count, in addition to the classes; None if there is none. A loss block
             says so itself.
+        browser: also write ``device.json``, with which JavaScript trains. ``onnxtrain serve`` and
+            ``python -m onnxtrain.artifacts.device DIR`` make it for artifacts that have none.
 
     Example:
         >>> import onnx, tempfile, os
@@ -145,7 +150,7 @@ def generate_artifacts(
         ...         model, loss=artifacts.LossType.MSELoss,
         ...         optimizer=artifacts.OptimType.AdamW, artifact_directory=folder)
         ...     print(*sorted(os.listdir(folder)))
-        checkpoint device.json eval_model.onnx optimizer_model.onnx training_model.onnx
+        checkpoint eval_model.onnx optimizer_model.onnx training_model.onnx
     """
     loaded, path = _load(model)
     directory = _directory(artifact_directory)
@@ -164,12 +169,13 @@ def generate_artifacts(
     with _library(custom_op_library), onnxblock.base(loaded, path) as accessor:
         block(*names)
         base_dir = accessor.base_dir
-    assert block._training is not None
-    assert block._eval is not None
+    assert block.built is not None
+    training = at_opset(block.built.training, block.built.eval.opset_imports[""])
+    block.built = replace(block.built, training=training)
     optimizer_model = _optimizer_model(optimizer_block, block)
     with all_or_nothing(directory) as folder:
-        save(block._training, folder / f"{prefix}training_model.onnx")
-        save(block._eval, folder / f"{prefix}eval_model.onnx")
+        save(block.built.training, folder / f"{prefix}training_model.onnx")
+        save(block.built.eval, folder / f"{prefix}eval_model.onnx")
         if optimizer_model is not None:
             onnx.save(optimizer_model, folder / f"{prefix}optimizer_model.onnx")
         if step_model:
@@ -180,7 +186,8 @@ def generate_artifacts(
         save_checkpoint(parameters, folder / f"{prefix}checkpoint", base_dir=base_dir)
         if nominal_checkpoint:
             save_checkpoint(parameters, folder / f"{prefix}nominal_checkpoint", True)
-        write_device_file(folder, prefix)
+        if browser:
+            write_device_file(folder, prefix)
     if requires_grad is None and not block.parameters()[0]:
         log.warning(
             "Nothing is trained by the artifacts in %s: the model's first output is no loss, or "
@@ -277,7 +284,7 @@ def _directory(artifact_directory: str | os.PathLike[str] | None) -> Path:
 
 def _loss_block(loss: Any, ignore_index: int | None) -> Block:
     if loss in WITH_LABELS:
-        return getattr(onnxblock.loss, loss.name)(ignore_index=ignore_index)  # type: ignore[no-any-return]
+        return getattr(losses, loss.name)(ignore_index=ignore_index)  # type: ignore[no-any-return]
     if ignore_index != IGNORED:
         raise ArtifactError(
             f"ignore_index={ignore_index} goes with a loss from labels by name, "
@@ -288,7 +295,7 @@ def _loss_block(loss: Any, ignore_index: int | None) -> Block:
         log.info("No loss: the first output of the model is taken as the loss.")
         return onnxblock.blocks.PassThrough()
     if isinstance(loss, LossType):
-        made: Block = getattr(onnxblock.loss, loss.name)()
+        made: Block = getattr(losses, loss.name)()
         return made
     if isinstance(loss, Block):
         return loss
@@ -326,11 +333,12 @@ def _optimizer_model(
         raise ArtifactError(
             "An optimizer needs at least one trainable parameter. Name parameters in requires_grad."
         )
-    assert block._training is not None
-    opset = block._training.opset_imports[""]
+    assert block.built is not None
+    opset = block.built.training.opset_imports[""]
     if isinstance(optimizer, OptimizerBlock):
         shapes = shapes_of(block.parameters()[0])
-        return to_proto(optim.flat_model(optimizer.optimizer, opset, shapes))
+        model = optim.flat_model(optimizer.optimizer, max(opset, MIN_OPSET), shapes)
+        return to_proto(at_opset(model, opset))
     with onnxblock.empty_base(opset) as accessor:
         optimizer(block.parameters())
         return accessor.model
@@ -342,8 +350,8 @@ def _step_model(optimizer: Block | None, block: onnxblock.TrainingBlock) -> ir.M
             "step_model=True needs an optimizer: an OptimType, an optimizer block of "
             "onnxtrain.onnxblock.optim or an optimizer of onnxtrain.optim."
         )
-    assert block._plan is not None
-    return build_step_model(block._plan, optimizer.optimizer)
+    assert block.built is not None
+    return build_step_model(block.built.plan, optimizer.optimizer)
 
 
 def _convert_to_ort(folder: Path, custom_op_library: str | os.PathLike[str] | None) -> None:

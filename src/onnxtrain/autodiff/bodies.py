@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from ..graph import Dim, OpBuilder, Tensor
 from ..graph.edit import captured_values, copy_node
-from ..graph.schema import RANDOM
+from ..operators import RANDOM
 from .walk import Walk, is_differentiable
 
 Slices: TypeAlias = Mapping[str, Tensor]

@@ -14,18 +14,9 @@ import onnx_ir as ir
 
 from ..graph import Dim, OpBuilder, Tensor
 from ..graph.tensor import dims_of
+from ..operators import ELEMENTWISE
 from . import bodies
 from .loops import Backward, Port
-
-ELEMENTWISE = frozenset(
-    {
-        "Abs", "Add", "And", "Cast", "Ceil", "Clip", "Cos", "Div", "Elu", "Equal", "Erf", "Exp",
-        "Floor", "Greater", "GreaterOrEqual", "HardSigmoid", "Identity", "LeakyRelu", "Less",
-        "LessOrEqual", "Log", "Max", "Min", "Mul", "Neg", "Not", "Or", "Pow", "Reciprocal", "Relu",
-        "Sigmoid", "Sign", "Sin", "Softplus", "Softsign", "Sqrt", "Sub", "Sum", "Tanh",
-        "ThresholdedRelu", "Where",
-    }
-)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -127,19 +127,20 @@ class Walk:
     def blockers(self, targets: Sequence[ir.Value], opset_of: dict[str, int]) -> list[Blocker]:
         """Nodes on the path, those inside subgraphs included, that have no rule."""
         return [
-            walk._blocker(node, path, values, opset_of)
+            walk.blocker(node, path, values, opset_of)
             for walk, values, path in self.levels(targets)
             for node in path
             if lookup(node.domain, node.op_type) is None
         ]
 
-    def _blocker(
+    def blocker(
         self,
         node: ir.Node,
         path: Sequence[ir.Node],
         targets: Sequence[ir.Value],
         opset_of: dict[str, int],
     ) -> Blocker:
+        """What is told of a node without a rule: its path to the targets, the parameters lost."""
         reached: set[ir.Value] = set(self.sources(node))
         for other in reversed(path):
             if any(o in reached for o in other.outputs):

@@ -104,6 +104,7 @@ def command(
             step_model=step_model,
             training_mode=training_mode,
             recompute=read_recompute(recompute),
+            browser=True,
         )
     except BaseException:
         if not existed:

@@ -11,7 +11,7 @@ from .app import common
 from .output import UserError, current, size
 
 if TYPE_CHECKING:
-    from ..runtime.state.checkpoint_state import CheckpointState
+    from ..runtime.state.training_state import TrainingState
 
 EPILOG = """\b
 Examples:
@@ -47,13 +47,13 @@ def command(
     target = Path(output)
     if target.is_dir() or not target.absolute().parent.is_dir():
         raise UserError(f"-o {output}: give the name of a file in a folder that exists.")
-    state = CheckpointState.load_checkpoint(file)
+    state = CheckpointState.load_checkpoint(file).training_state
     names = [n.strip() for n in (outputs or "").split(",") if n.strip()]
     export(str(model), state, target, names or _predictions(model, state))
     current().show(f"{target}  {size(target.stat().st_size)}")
 
 
-def _predictions(model: Path, state: CheckpointState) -> list[str]:
+def _predictions(model: Path, state: TrainingState) -> list[str]:
     """Outputs of the model that the artifacts were made from."""
     from ..errors import ExternalDataError, ModelFileError
     from ..runtime.session.devices import Device

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from .. import losses
 from .output import UserError, one_of
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ class LossRecipe:
     """A loss block and the targets it takes."""
 
     block: str
-    """Name in `onnxtrain.onnxblock.loss`."""
+    """Name in `onnxtrain.losses`."""
     target: str
     """Name of the graph input that the targets become."""
     kind: str
@@ -28,22 +29,10 @@ class LossRecipe:
 
 
 LOSSES = {
-    "cross_entropy": LossRecipe("CrossEntropyLoss", "labels", "class"),
-    "nll": LossRecipe("NLLLoss", "labels", "class"),
-    "multi_margin": LossRecipe("MultiMarginLoss", "labels", "class"),
-    "bce_with_logits": LossRecipe("BCEWithLogitsLoss", "target", "binary"),
-    "bce": LossRecipe("BCELoss", "target", "binary"),
-    "hinge": LossRecipe("HingeLoss", "target", "sign"),
-    "mse": LossRecipe("MSELoss", "target", "number"),
-    "l1": LossRecipe("L1Loss", "target", "number"),
-    "huber": LossRecipe("HuberLoss", "target", "number"),
-    "smooth_l1": LossRecipe("SmoothL1Loss", "target", "number"),
-    "poisson_nll": LossRecipe("PoissonNLLLoss", "target", "number"),
-    "kl_div": LossRecipe("KLDivLoss", "target", "number"),
+    row.short: LossRecipe(row.name, "labels" if row.target == "class" else "target", row.target)
+    for row in losses.LOSSES
+    if row.short
 }
-OPTIMIZERS = (
-    "adamw", "adam", "sgd", "rmsprop", "adagrad", "adadelta", "lamb", "lion", "adafactor",
-)  # fmt: skip
 SCHEDULES = ("constant", "cosine", "linear", "step", "exponential", "onecycle", "plateau")
 IGNORED = -100
 """The label that does not count by default, as in PyTorch."""
@@ -57,11 +46,16 @@ def loss_recipe(name: str) -> LossRecipe:
 
 def loss_block(name: str, ignore_index: int = IGNORED) -> Any:
     """A new loss block; the label to ignore is for losses of classes."""
-    from .. import onnxblock
-
     recipe = loss_recipe(name)
     options = {"ignore_index": ignore_index} if recipe.kind == "class" else {}
-    return getattr(onnxblock.loss, recipe.block)(**options)
+    return getattr(losses, recipe.block)(**options)
+
+
+def optimizer_names() -> list[str]:
+    """Names of all optimizers."""
+    from ..optim import RECIPES
+
+    return list(RECIPES)
 
 
 def make_optimizer(
@@ -74,7 +68,7 @@ def make_optimizer(
     """An optimizer by name, with what it takes of the options."""
     from .. import optim
 
-    maker = getattr(optim, one_of(name, OPTIMIZERS, "--optimizer"))
+    maker = optim.RECIPES[one_of(name, optim.RECIPES, "--optimizer")].make
     given = {"weight_decay": weight_decay, "momentum": momentum}
     options: dict[str, Any] = {k: v for k, v in given.items() if v is not None}
     taken = inspect.signature(maker).parameters
@@ -86,8 +80,7 @@ def make_optimizer(
             )
     if clip_norm is not None:
         options["clip"] = optim.ClipNorm(clip_norm)
-    made: Optimizer = maker(**options)
-    return made
+    return maker(**options)
 
 
 def make_scheduler(

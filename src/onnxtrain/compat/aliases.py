@@ -16,6 +16,10 @@ BLOCKS = f"{TRAINING}.onnxblock"
 
 SAME: dict[str, str] = {
     f"{TRAINING}.artifacts": "onnxtrain.artifacts",
+    f"{TRAINING}.checkpoint": "onnxtrain.compat.ort.orttrainer.checkpoint",
+    f"{TRAINING}._checkpoint_storage": "onnxtrain.compat.ort.orttrainer.checkpoint_storage",
+    f"{TRAINING}._utils": "onnxtrain.compat.ort.orttrainer.training_utils",
+    f"{TRAINING}.model_desc_validation": "onnxtrain.compat.ort.orttrainer.model_desc_validation",
     BLOCKS: "onnxtrain.onnxblock",
     **{
         f"{BLOCKS}.{name}": f"onnxtrain.onnxblock.{name}"
@@ -36,6 +40,7 @@ def _from(module: str, *names: str) -> Names:
 API = "onnxtrain.api"
 TORCH = "onnxtrain.torch"
 PARTS = "onnxtrain.compat.ort.torch_parts"
+FUSED = "onnxtrain.compat.ort.orttrainer.fused_adam"
 CAPI = "onnxtrain.compat.ort.capi"
 OLD = "onnxtrain.compat.ort.ortmodule"
 
@@ -105,6 +110,7 @@ COMPOSED: dict[str, Names] = {
         "amp": f"{TRAINING}.amp",
         "optim": f"{TRAINING}.optim",
         "checkpoint": f"{TRAINING}.checkpoint",
+        "model_desc_validation": f"{TRAINING}.model_desc_validation",
         "PropagateCastOpsStrategy": "onnxtrain.compat.ort:PropagateCastOpsStrategy",
         **_from("onnxtrain.compat.ort", "TrainingParameters", "TrainingSession"),
         "is_ortmodule_available": f"{CAPI}:is_ortmodule_available",
@@ -127,21 +133,14 @@ COMPOSED: dict[str, Names] = {
         **_CONFIGS,
         "config": f"{TRAINING}.optim.config",
         "lr_scheduler": f"{TRAINING}.optim.lr_scheduler",
-        **_from(PARTS, "AdamWMode", "FP16_Optimizer", "FusedAdam"),
+        **_from(FUSED, "AdamWMode", "FP16_Optimizer", "FusedAdam"),
     },
     f"{TRAINING}.optim.config": _CONFIGS,
     f"{TRAINING}.optim.lr_scheduler": _SCHEDULERS,
-    f"{TRAINING}.optim.fused_adam": _from(PARTS, "AdamWMode", "FusedAdam"),
-    f"{TRAINING}.optim.fp16_optimizer": _from(PARTS, "FP16_Optimizer"),
-    f"{TRAINING}.orttrainer": _from(TORCH, "ORTTrainer", "TrainStepInfo"),
+    f"{TRAINING}.optim.fused_adam": _from(FUSED, "AdamWMode", "FusedAdam"),
+    f"{TRAINING}.optim.fp16_optimizer": _from(FUSED, "FP16_Optimizer"),
+    f"{TRAINING}.orttrainer": _from(TORCH, "ORTTrainer", "ORTTrainerOptions", "TrainStepInfo"),
     f"{TRAINING}.orttrainer_options": _from(TORCH, "ORTTrainerOptions"),
-    f"{TRAINING}.checkpoint": {
-        **_from(TORCH, "aggregate_checkpoints"),
-        "experimental_save_checkpoint": f"{PARTS}:experimental_save_checkpoint",
-        "experimental_load_checkpoint": f"{PARTS}:experimental_load_checkpoint",
-        "experimental_state_dict": f"{PARTS}:experimental_state_dict",
-        "experimental_load_state_dict": f"{PARTS}:experimental_load_state_dict",
-    },
     f"{TRAINING}.ortmodule": {
         **_ORTMODULE,
         **_DEBUG,

@@ -65,10 +65,10 @@ class ParallelEngine:
         bucket_mb: float = BUCKET_MB,
     ) -> None:
         self.backend, self.module, self.optimizer = backend, module, optimizer
-        self.accumulate, self._state = accumulate, module._state
+        self.accumulate, self._step = accumulate, module.gradient_step
+        self.training_state = self._step.state
         self.input_names = module.input_names()
-        assert self._state._gradients is not None
-        self._gradients = self._state._gradients
+        self._gradients = self._step.gradients
         self._data = self._gradients.buffers["F32"].data
         self._wide, self._tail = wide, wide[self._data.size :]
         self._averaged = list(averaged_states(module))
@@ -101,10 +101,10 @@ class ParallelEngine:
             self._weigh(part.rows * self.backend.size / part.total)
             self.overlap.prepare(self._pending + 1 == self.accumulate, self._factor)
             loss = self._run_module(part)
-            if math.isfinite(loss) or not self.module._train.user.nothing_counts(part):
+            if math.isfinite(loss) or not self._step.user.nothing_counts(part):
                 self._loss += loss * part.rows
         else:
-            self.module._train.skip()
+            self._step.skip()
         self._rows += part.rows
         self._total += part.total
         self._pending += 1
@@ -195,7 +195,7 @@ class ParallelEngine:
         tail[0], tail[1] = self._loss, self._rows
         if not self._averaged:
             return
-        share, frozen = np.float32(self._rows / self._total), self._state._frozen
+        share, frozen = np.float32(self._rows / self._total), self.training_state.frozen
         frozen.pull()
         at = HEAD
         for name in self._averaged:
@@ -206,7 +206,7 @@ class ParallelEngine:
     def _empty_tail(self) -> None:
         if not self._averaged:
             return
-        at, frozen = HEAD, self._state._frozen
+        at, frozen = HEAD, self.training_state.frozen
         for name in self._averaged:
             values = frozen.view(name).reshape(-1)
             values[:] = self._tail[at : at + values.size]
@@ -219,6 +219,7 @@ def averaged_states(module: Module) -> Iterator[str]:
 
     Others, counters say, are the same on every rank that had rows.
     """
-    for name in module._train.artifact.states:
-        if module._state._frozen.specs[name].type.code == "F32":
+    step = module.gradient_step
+    for name in step.artifact.states:
+        if step.state.frozen.specs[name].type.code == "F32":
             yield name

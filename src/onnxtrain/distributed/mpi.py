@@ -57,7 +57,7 @@ class MPIBackend(Backend):
         peers = [Peer(*p) for p in self._comm.allgather(own.as_tuple())]
         self._neighbours = Neighbours(own, peers)
         self.local_size = self._neighbours.count
-        self._warned = False
+        self.warned = False
         if self.size > 1:
             _stop_all_on_error(self)
             _hear_launcher(self)
@@ -125,10 +125,10 @@ class MPIBackend(Backend):
         gone = self._neighbours.gone()
         if gone is not None:
             self._lost(what, f"rank {gone.rank} (process {gone.pid}) has ended")
-        if self._warned:
+        if self.warned:
             self._lost(what, "the launcher reports that a rank has ended")
 
-    def _all_leave(self) -> bool:
+    def all_leave(self) -> bool:
         """Whether the other ranks are leaving too, within two seconds."""
         self.timeout = min(self.timeout, 2.0)
         try:
@@ -136,6 +136,10 @@ class MPIBackend(Backend):
         except RankLostError:
             return False
         return True
+
+    def abort(self) -> None:
+        """End all ranks."""
+        self._comm.Abort(1)
 
     def _lost(self, what: str, reason: str) -> None:
         self.failed = True
@@ -162,11 +166,11 @@ def _stop_all_on_error(backend: MPIBackend) -> None:
 
     def leave() -> None:
         sys.stdout.flush()
-        if backend.failed and not backend._all_leave():
+        if backend.failed and not backend.all_leave():
             sys.stderr.write(f"onnxtrain: rank {backend.rank} ends the whole run.\n")
             sys.stderr.flush()
             time.sleep(FAREWELL)
-            backend._comm.Abort(1)
+            backend.abort()
 
     sys.excepthook = noted
     atexit.register(leave)
@@ -181,6 +185,6 @@ def _hear_launcher(backend: MPIBackend) -> None:
         return
 
     def warned(*_: Any) -> None:
-        backend._warned = True
+        backend.warned = True
 
     signal.signal(number, warned)

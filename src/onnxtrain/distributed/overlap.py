@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from ..errors import InputError
 from ..runtime.step.module import Module
-from ..runtime.step.pieces import Pieces, share_arena
+from ..runtime.step.pieces import Pieces
 from .backend import Backend
 
 Array = npt.NDArray[Any]
@@ -151,8 +151,8 @@ class Overlap:
         way: Way,
         bucket_mb: float,
     ) -> None:
-        self._train, self._reduce, self._limit = module._train, reduce, bucket_mb * 1e6
-        self._data = self._train.gradients.buffers["F32"].data
+        self._step, self._reduce, self._limit = module.gradient_step, reduce, bucket_mb * 1e6
+        self._data = self._step.gradients.buffers["F32"].data
         self.on = False
         """Whether this update is in pieces."""
         self.sent = 0
@@ -169,9 +169,7 @@ class Overlap:
             self._switch(True)
         elif way == "auto" and several and not reason and backend.size > 1:
             self._choice = Choice(backend)
-            self._train._usual = None  # made again, where the pieces can use its memory too
-            share_arena(self._train.options)
-            self._train.use(None)
+            self._step.share_arena()
 
     @property
     def decided(self) -> bool:
@@ -180,14 +178,14 @@ class Overlap:
 
     def _switch(self, on: bool) -> None:
         if on and self._pieces is None:
-            self._pieces = Pieces(self._train, self._limit)
+            self._pieces = Pieces(self._step, self._limit)
             self._pieces.after = self._after
         if self._pieces is not None and len(self._pieces.pieces) < 2:
             on, self._choice = False, None
         if on and self._sender is None:
             self._sender = Sender()
         self.on = on
-        self._train.use(self._pieces if on else None, keep=self._choice is not None)
+        self._step.use(self._pieces if on else None, keep=self._choice is not None)
         if not on and self._choice is None:
             self._pieces = self._sender = None
 
@@ -241,9 +239,10 @@ class Overlap:
 
 def _obstacle(backend: Backend, module: Module) -> str:
     """Why gradients cannot travel early, if so."""
-    if not module._device.is_host:
-        return f"the state lives on device {module._device.name!r}"
-    if set(module._train.gradients.buffers) != {"F32"}:
+    step = module.gradient_step
+    if not step.device.is_host:
+        return f"the state lives on device {step.device.name!r}"
+    if set(step.gradients.buffers) != {"F32"}:
         return "not all trained parameters are float32"
     if not backend.other_threads:
         return f"{backend.name} was started without support for threads (MPI_THREAD_MULTIPLE)"

@@ -96,16 +96,17 @@ class DataParallel(Group):
         accumulate: int,
     ) -> ParallelEngine:
         check_same_models(self.backend, training_model=train_model, optimizer_model=optimizer_model)
-        states = load_artifact(train_model, "training", state).states
-        statistics = sum(state._frozen.specs[s].size for s in states if s in state._frozen)
-        kinds = sorted(state._trainable.buffers)
+        values = state.training_state
+        states = load_artifact(train_model, "training", values).states
+        statistics = sum(values.frozen.specs[s].size for s in states if s in values.frozen)
+        kinds = sorted(values.trainable.buffers)
         if kinds != ["F32"]:
             raise InputError(
                 "Distributed training exchanges float32 gradients; this model trains parameters "
                 f"of type {', '.join(kinds) or 'none'}. Freeze the others, or cast them to float32."
             )
-        state._gradients = state._trainable.like()
-        wide = widened(state._gradients, HEAD + statistics)
+        values.gradients = values.trainable.like()
+        wide = widened(values.gradients, HEAD + statistics)
         module = self._module(train_model, state, options)
         optimizer: Optimizer | ShardedOptimizer
         if self.shard_optimizer:
@@ -121,7 +122,7 @@ class DataParallel(Group):
         self, train_model: Source, state: CheckpointState, options: dict[str, Any]
     ) -> Module:
         """Each rank draws other Dropout masks; the checkpoint keeps the common seed."""
-        state._random.rank = self.rank
+        state.training_state.random.rank = self.rank
         return Module(train_model, state, **options)
 
     def split(self, source: Batches) -> Batches:
@@ -160,12 +161,13 @@ class DataParallel(Group):
                 super().save(state, path)
             return
         moments = optimizer.collected()
-        if self.is_main and state._optimizer is not None:
-            state._optimizer.states = moments
+        if self.is_main:
+            memory = state.training_state.need_optimizer()
+            memory.states = moments
             try:
                 super().save(state, path)
             finally:
-                state._optimizer.states = {}
+                memory.states = {}
 
     def failed(self, error: BaseException) -> None:
         """Remember it: when this process ends, the others must not wait for it."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +13,7 @@ from ..errors import InputError
 from ..runtime.files.dtypes import F32
 from ..runtime.files.onnxfile import Source
 from ..runtime.state.buffers import ALIGNMENT, FlatBuffer, Slot, TensorSpec, TensorStore
-from ..runtime.state.checkpoint_state import OptimizerState
+from ..runtime.state.training_state import OptimizerState, TrainingState
 from ..runtime.step.finite import HUGE, Snapshot, clip_factor, is_finite, refused, square_sum
 from ..runtime.step.module import Module
 from ..runtime.step.optimizer import attach
@@ -72,19 +71,19 @@ class ShardedOptimizer:
         backend: Backend,
         clip_norm: float | None = None,
     ) -> None:
-        self._backend, self._state, self._module = backend, module._state, module
+        self._backend, self._step = backend, module.gradient_step
+        self._state, device = self._step.state, self._step.device
         self._file = file = load_optimizer(source)
         self._limit = file.clip_norm if clip_norm is None else clip_norm
-        if file.layout != "elementwise" or not module._device.is_host:
+        if file.layout != "elementwise" or not device.is_host:
             reason = (
                 f"{file.name or 'this optimizer'} works on whole tensors"
-                if module._device.is_host
-                else f"the state lives on device {module._device.name!r}"
+                if device.is_host
+                else f"the state lives on device {device.name!r}"
             )
             raise InputError(f"shard_optimizer=True is not possible here: {reason}.")
         memory = attach(self._state, file)
-        assert self._state._gradients is not None
-        params = self._state._trainable
+        params = self._state.trainable
         self.bounds = slices(params.buffers["F32"].data.size, backend.size)
         start, stop = self.bounds[backend.rank]
         self.moments = {
@@ -93,19 +92,15 @@ class ShardedOptimizer:
         }
         memory.states = {}  # the whole moments are let go; `collected` brings them together again
         self._memory: OptimizerState = memory
-        self._gradients = window(self._state._gradients, start, stop)
+        self._gradients = window(self._step.gradients, start, stop)
         self._params = window(params, start, stop)
-        part = SimpleNamespace(
-            _state=SimpleNamespace(
-                _trainable=self._params,
-                _gradients=self._gradients,
-                _optimizer=OptimizerState(memory.name, states=self.moments),
-            ),
-            _device=module._device,
-            _ops=module._ops,
-            _session_options=module._session_options,
+        part = TrainingState(
+            self._params,
+            gradients=self._gradients,
+            optimizer=OptimizerState(memory.name, states=self.moments),
         )
-        self._update = Update(file, cast(Module, part)) if stop > start else None
+        options = self._step.given_options
+        self._update = Update(file, part, device, options) if stop > start else None
 
     @property
     def step_count(self) -> int:
@@ -139,13 +134,13 @@ class ShardedOptimizer:
             factor = clip_factor(norm, self._limit)
             scale, norm = scale * factor, norm * factor
         memory = self._memory
-        if not self._module.check_finite or max(norm, memory.learning_rate) <= HUGE:
+        if not self._step.check_finite or max(norm, memory.learning_rate) <= HUGE:
             self._run(scale)
         else:
             self._try(scale, norm)
-        self._module._train.updated()
+        self._step.updated()
         memory.step += 1
-        self._backend.gather_slices(self._state._trainable.buffers["F32"].data, self.bounds)
+        self._backend.gather_slices(self._state.trainable.buffers["F32"].data, self.bounds)
 
     def _run(self, scale: float) -> None:
         if self._update is not None:
@@ -171,7 +166,7 @@ class ShardedOptimizer:
         longest = max(b - a for a, b in self.bounds)
         scratch = np.empty(0 if backend.is_main else longest, np.float32)
         for kind, moment in self.moments.items():
-            whole = TensorStore(self._state._trainable.specs.values()) if backend.is_main else None
+            whole = TensorStore(self._state.trainable.specs.values()) if backend.is_main else None
             for root, (start, stop) in enumerate(self.bounds):
                 if whole is not None:
                     part = whole.buffers["F32"].data[start:stop]

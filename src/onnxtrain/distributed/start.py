@@ -14,7 +14,8 @@ from ..errors import InputError
 from ..runtime.files.dtypes import BY_CODE
 from ..runtime.files.onnxfile import Source
 from ..runtime.state.buffers import TensorSpec, TensorStore
-from ..runtime.state.checkpoint_state import CheckpointState, OptimizerState, RandomState
+from ..runtime.state.checkpoint_state import CheckpointState
+from ..runtime.state.training_state import OptimizerState, RandomState, TrainingState
 from .backend import Backend
 
 
@@ -30,16 +31,16 @@ def shared_state(
     def described_here() -> dict[str, Any]:
         if not isinstance(state, CheckpointState):
             found.append(CheckpointState.load_checkpoint(state))
-        return _described(found[0])
+        return _described(found[0].training_state)
 
     described = once(backend, described_here)
-    taken = _made(described, found[0] if found else None)
-    taken._sync()
-    for store in taken._stores():
+    shared = _made(described, found[0].training_state if found else None)
+    shared.sync()
+    for store in shared.stores():
         for buffer in store.buffers.values():
             backend.broadcast(buffer.data)
         store.push()
-    return taken
+    return found[0] if found else CheckpointState.view(shared)
 
 
 def once(backend: Backend, work: Callable[[], Any]) -> Any:
@@ -59,12 +60,12 @@ def once(backend: Backend, work: Callable[[], Any]) -> Any:
     return told["result"]
 
 
-def _described(state: CheckpointState) -> dict[str, Any]:
-    memory = state._optimizer
+def _described(state: TrainingState) -> dict[str, Any]:
+    memory = state.optimizer
     return {
-        "nominal": state._nominal,
-        "trainable": _layout(state._trainable),
-        "frozen": _layout(state._frozen),
+        "nominal": state.nominal,
+        "trainable": _layout(state.trainable),
+        "frozen": _layout(state.frozen),
         "optimizer": memory
         and {
             "name": memory.name,
@@ -72,10 +73,10 @@ def _described(state: CheckpointState) -> dict[str, Any]:
             "learning_rate": memory.learning_rate,
             "states": {kind: _layout(store) for kind, store in memory.states.items()},
         },
-        "scheduler": state._scheduler,
-        "trainer": state._trainer,
-        "random": [state._random.seed, state._random.generation, state._random.counter],
-        "properties": state._properties,
+        "scheduler": state.scheduler,
+        "trainer": state.trainer,
+        "random": [state.random.seed, state.random.generation, state.random.counter],
+        "properties": state.properties,
     }
 
 
@@ -89,27 +90,27 @@ def _store(layout: list[Any], found: TensorStore | None) -> TensorStore:
     return TensorStore(TensorSpec(n, BY_CODE[code], tuple(shape)) for n, code, shape in layout)
 
 
-def _made(described: dict[str, Any], found: CheckpointState | None) -> CheckpointState:
+def _made(described: dict[str, Any], found: TrainingState | None) -> TrainingState:
     """A state as described, on the buffers of `found` where they fit."""
-    state = found if found is not None else CheckpointState(TensorStore([]))
-    state._trainable = _store(described["trainable"], state._trainable)
-    state._frozen = _store(described["frozen"], state._frozen)
+    state = found if found is not None else TrainingState(TensorStore([]))
+    state.trainable = _store(described["trainable"], state.trainable)
+    state.frozen = _store(described["frozen"], state.frozen)
     nominal = described["nominal"]
-    state._nominal = (nominal[0], nominal[1]) if nominal else None
-    told, old = described["optimizer"], state._optimizer
+    state.nominal = (nominal[0], nominal[1]) if nominal else None
+    told, old = described["optimizer"], state.optimizer
     if told is None:
-        state._optimizer = None
+        state.optimizer = None
     else:
         stores = old.states if old is not None else {}
-        state._optimizer = OptimizerState(
+        state.optimizer = OptimizerState(
             told["name"],
             told["step"],
             told["learning_rate"],
             {kind: _store(layout, stores.get(kind)) for kind, layout in told["states"].items()},
         )
-    state._scheduler, state._trainer = described["scheduler"], described["trainer"]
-    state._random = RandomState(*described["random"])
-    state._properties = described["properties"]
+    state.scheduler, state.trainer = described["scheduler"], described["trainer"]
+    state.random = RandomState(*described["random"])
+    state.properties = described["properties"]
     return state
 
 

@@ -53,6 +53,7 @@ class LocalModel(OneProcess):
         folder = Path(artifacts)
         self.named = named
         self.state = CheckpointState.load_checkpoint(folder / f"{prefix}checkpoint")
+        self._values = self.state.training_state
         self._share(self.state.lock)
         self._files = (
             folder / f"{prefix}training_model.onnx",
@@ -61,13 +62,13 @@ class LocalModel(OneProcess):
         )
         self._metrics = metrics
         self._module = Module(self._files[0], self.state, check_finite=True)
-        saved = self.state._optimizer
+        saved = self._values.optimizer
         self._rate = saved.learning_rate if saved is not None else 0.001
         self._trainer: Trainer | None = None
         self._statistics = [
             name
-            for name in self._module._train.artifact.states
-            if self.state._frozen.specs[name].type.code == "F32"
+            for name in self._module.gradient_step.artifact.states
+            if self._values.frozen.specs[name].type.code == "F32"
         ]
 
     # --- what travels ----------------------------------------------------------------------------
@@ -75,7 +76,7 @@ class LocalModel(OneProcess):
     @exclusive
     def arrays(self) -> dict[str, Array]:
         """Copies of everything that training changes."""
-        store, frozen = self.state._trainable, self.state._frozen
+        store, frozen = self._values.trainable, self._values.frozen
         statistics = {n: frozen.view(n) for n in self._statistics}
         if self.named:
             return {n: v.copy() for n, v in {**_views(store), **statistics}.items()}
@@ -89,8 +90,8 @@ class LocalModel(OneProcess):
         """Take over what `arrays` of another copy gave; wrong names, sizes or NaN are refused."""
         own = self.arrays()
         check_arrays(arrays, own)
-        views = _views(self.state._trainable)
-        statistics = {n: self.state._frozen.view(n) for n in self._statistics}
+        views = _views(self._values.trainable)
+        statistics = {n: self._values.frozen.view(n) for n in self._statistics}
         if self.named:
             for name, view in {**views, **statistics}.items():
                 view[...] = arrays[name]
@@ -127,14 +128,14 @@ class LocalModel(OneProcess):
             seed: from which the order of the rows follows, and masks of Dropout; those continue
                 when the same seed comes again.
         """
-        module, random = self._module, self.state._random
+        module, random = self._module, self._values.random
         if random.seed != seed:
             self.state.seed, random.counter = seed, 0
         optimizer = Optimizer(self._files[1], module, reset=True)
         optimizer.set_learning_rate(self._rate if learning_rate is None else learning_rate)
         check_amount(proximal_mu, "proximal_mu")
         source = make_batches(data, module.input_names(), batch_size, shuffle=True, seed=seed)
-        weights = self.state._trainable.buffers["F32"].data
+        weights = self._values.trainable.buffers["F32"].data
         start = weights.copy() if proximal_mu else None
         total, rows = 0.0, 0
         for epoch in range(epochs):
@@ -159,8 +160,7 @@ class LocalModel(OneProcess):
         return total / rows
 
     def _pull_back(self, weights: Array, start: Array, mu: float) -> None:
-        assert self.state._gradients is not None
-        gradients = self.state._gradients.buffers["F32"].data
+        gradients = self._values.need_gradients().buffers["F32"].data
         gradients += np.float32(mu) * (weights - start)
 
     @exclusive
@@ -182,7 +182,7 @@ class LocalModel(OneProcess):
     def _eval_outputs(self) -> list[str]:
         from ..runtime.step.artifact import KEY, load_artifact
 
-        artifact = load_artifact(self._files[2], "eval", self.state)
+        artifact = load_artifact(self._files[2], "eval", self._values)
         described = artifact.model.described(KEY) or {}
         return list(described.get("model_outputs") or artifact.user_outputs[1:])
 

@@ -39,6 +39,10 @@ class Names:
         self._taken.add(name)
         return name
 
+    def output(self, node: str, op_type: str, index: int, count: int) -> str:
+        """A name for one of the `count` outputs of a node."""
+        return self.fresh(f"{node}_out" if count == 1 else f"{node}_out{index}")
+
 
 class Constants:
     """The constants that built nodes use, each stored once; they become initializers."""
@@ -150,6 +154,10 @@ class OpBuilder:
         """Append a node with several outputs: ``a, b = op.many("Split", x, outputs=2, axis=0)``."""
         return self.emit(op_type, inputs, outputs, **attributes)
 
+    def exactly(self, op_type: str, *inputs: Operand, **attributes: Any) -> Tensor:
+        """Append a node as it is given, whatever the opset."""
+        return self.emit(op_type, inputs, 1, **attributes)[0]
+
     def emit(
         self,
         op_type: str,
@@ -170,7 +178,7 @@ class OpBuilder:
         name = self.names.fresh(f"{self.scope}/{op_type}" if self.scope else op_type)
         results = [
             ir.Value(
-                name=self.names.fresh(f"{name}_out" if outputs == 1 else f"{name}_out{i}"),
+                name=self.names.output(name, op_type, i, outputs),
                 type=_tensor_type(output_dtype(sig, i, dtypes, attributes)),
             )
             for i in range(outputs)
@@ -178,6 +186,35 @@ class OpBuilder:
         converted = [_attribute(name, value) for name, value in attributes.items()]
         self.nodes.append(ir.Node(domain, op_type, values, converted, outputs=results, name=name))
         return tuple(Tensor(self, v) for v in results)
+
+    def body(
+        self, name: str, inputs: Sequence[Tensor], build: Callable[[], Sequence[Tensor]]
+    ) -> ir.Graph:
+        """What `build` builds as the body of a loop or branch; its constants stay outside.
+
+        Args:
+            name: of the body.
+            inputs: made by `body_input`.
+            build: builds the nodes, and gives the outputs.
+        """
+        outer = self.nodes, self._shapes, self._dims, self._rows_of_ones
+        self.nodes = []
+        # what is known outside may be used inside, and not the other way round
+        self._shapes, self._dims = dict(self._shapes), dict(self._dims)
+        self._rows_of_ones = dict(self._rows_of_ones)
+        try:
+            outputs = build()
+            values = [[t.value for t in tensors] for tensors in (inputs, outputs)]
+            return ir.Graph(values[0], values[1], nodes=self.nodes, name=name)
+        finally:
+            self.nodes, self._shapes, self._dims, self._rows_of_ones = outer
+
+    def body_input(self, stem: str, dtype: ir.DataType, dims: Sequence[Dim] | None) -> Tensor:
+        """An input for a body."""
+        shape = None if dims is None else ir.Shape(dims)
+        return self.tensor(
+            ir.Value(name=self.names.fresh(stem), type=ir.TensorType(dtype), shape=shape)
+        )
 
     def _operand(
         self, sig: Any, index: int, operand: Operand, known: Sequence[ir.DataType | None]

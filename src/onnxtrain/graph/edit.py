@@ -8,6 +8,7 @@ import onnx_ir as ir
 
 from ..errors import ModelError, UnknownNameError
 from .builder import Names
+from .tensor import Dim
 
 GATE = "onnxtrain.recompute"
 """How the names of nodes begin that delay what reads them; `optimize` leaves them alone."""
@@ -155,7 +156,7 @@ class Inputs:
         self.graph = model.graph
         self.values = {v.name: v for v in model.graph.inputs}
 
-    def add(self, name: str, type_: ir.TypeProtocol | None, shape: Sequence[int]) -> ir.Value:
+    def add(self, name: str, type_: ir.TypeProtocol | None, shape: Sequence[Dim]) -> ir.Value:
         """A new input."""
         if name in self.values:
             raise ModelError(f"The model has an input named {name!r} already; rename it.")

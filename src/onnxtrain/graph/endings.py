@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ..operators import REARRANGING
+
 if TYPE_CHECKING:
     import onnx
     import onnx_ir as ir
@@ -13,10 +15,7 @@ if TYPE_CHECKING:
 Producer = Callable[[str], "tuple[str, str] | None"]
 """Gives the operator and the first operand of the node that makes a value; None for an input."""
 
-BETWEEN = frozenset(
-    {"Cast", "Clip", "Dropout", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose",
-     "Unsqueeze"}
-)  # fmt: skip
+BETWEEN = REARRANGING | {"Clip", "Dropout"}
 """Operators behind which probabilities are still probabilities."""
 
 

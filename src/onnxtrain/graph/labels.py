@@ -17,13 +17,8 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from ..operators import LABEL_LOSSES, REARRANGING
 from .nodes import initializer
-
-LOSSES = frozenset({"SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss"})
-MOVING = frozenset(
-    {"Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"}
-)  # fmt: skip
-"""Operators whose result has every element of their first operand, and no other."""
 
 INTEGERS = frozenset(
     {ir.DataType.INT8, ir.DataType.INT16, ir.DataType.INT32, ir.DataType.INT64,
@@ -119,7 +114,7 @@ def are_checked(node: ir.Node | None) -> bool:
 
 def _losses(graph: ir.Graph) -> Iterator[ir.Node]:
     for node in list(graph.all_nodes()):
-        if node.op_type in LOSSES and node.domain in {"", "ai.onnx"} and len(node.inputs) > 1:
+        if node.op_type in LABEL_LOSSES and node.domain in {"", "ai.onnx"} and len(node.inputs) > 1:
             yield node
 
 
@@ -130,7 +125,7 @@ def _source(model: ir.Model, value: ir.Value | None) -> str | None:
         if node is None:
             is_fed = value in model.graph.inputs and value.const_value is None
             return value.name if is_fed and value.dtype in INTEGERS else None
-        if node.op_type not in MOVING or node.domain not in {"", "ai.onnx"}:
+        if node.op_type not in REARRANGING or node.domain not in {"", "ai.onnx"}:
             return None
         value = node.inputs[0]
     return None

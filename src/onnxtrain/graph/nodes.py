@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from ..operators import BROADCASTING, KEEPS_RANK
 from .tensor import dims_of
 
 
@@ -45,14 +46,6 @@ def permutation(node: ir.Node) -> list[int] | None:
     return None if attribute is None else list(attribute.as_ints())
 
 
-SAME_RANK = frozenset(
-    {"AveragePool", "Cast", "Concat", "Conv", "ConvTranspose", "Exp", "Identity", "MaxPool", "Neg",
-     "Pad", "Relu", "Resize", "ScatterElements", "ScatterND", "Sigmoid", "Slice", "Softmax", "Tanh",
-     "Trilu"}
-)  # fmt: skip
-HIGHER_RANK = frozenset({"Add", "Div", "MatMul", "Mul", "Sub", "Sum", "Where"})
-
-
 def rank_of(value: ir.Value | None, depth: int = 8) -> int | None:
     """Number of dimensions, from the value or, where it has no shape, from what made it."""
     if value is None:
@@ -62,10 +55,8 @@ def rank_of(value: ir.Value | None, depth: int = 8) -> int | None:
     node = value.producer()
     if node is None or node.domain or not depth or not node.inputs:
         return None
-    if node.op_type in HIGHER_RANK:
-        ranks = [rank_of(v, depth - 1) for v in node.inputs]
-        known = [r for r in ranks if r is not None]
-        return max(known) if len(known) == len(ranks) else None
+    if node.op_type in BROADCASTING or node.op_type == "MatMul":
+        return _highest([rank_of(v, depth - 1) for v in node.inputs], node.op_type == "MatMul")
     if node.op_type == "Reshape":
         target = dims_of(node.inputs[1]) if node.inputs[1] is not None else None
         return target[0] if target and isinstance(target[0], int) else None
@@ -73,11 +64,19 @@ def rank_of(value: ir.Value | None, depth: int = 8) -> int | None:
         order = permutation(node)
         return None if order is None else len(order)
     before = rank_of(node.inputs[0], depth - 1)
-    if before is None or node.op_type in SAME_RANK:
+    if before is None or node.op_type in KEEPS_RANK:
         return before
     axes = ints(node.inputs[1]) if len(node.inputs) > 1 else None
     change = {"Unsqueeze": 1, "Squeeze": -1}.get(node.op_type)
     return None if change is None or axes is None else before + change * len(axes)
+
+
+def _highest(ranks: Sequence[int | None], is_product: bool) -> int | None:
+    """The rank of a result whose operands broadcast; products with vectors have fewer axes."""
+    known = [r for r in ranks if r is not None]
+    if len(known) < len(ranks) or (is_product and min(known) < 2):
+        return None
+    return max(known)
 
 
 def insert(

@@ -11,6 +11,8 @@ from collections.abc import Callable
 
 import onnx_ir as ir
 
+from ..operators import KEEPS_RANK
+
 Dims = list["int | str | None"]
 
 
@@ -86,21 +88,9 @@ FIXED_RANKS: dict[str, dict[int, int]] = {
 }
 """Operands whose rank an operator prescribes."""
 
-_UNARY = (
-    "Abs", "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "BatchNormalization", "Cast", "Ceil",
-    "Celu", "Clip", "Cos", "Cosh", "CumSum", "DFT", "Dropout", "Elu", "Erf", "Exp", "Floor", "Gelu",
-    "GlobalAveragePool", "GlobalLpPool", "GlobalMaxPool", "GroupNormalization", "HardSigmoid",
-    "HardSwish", "Hardmax", "Identity", "InstanceNormalization", "LRN", "LayerNormalization",
-    "LeakyRelu", "Log", "LogSoftmax", "LpNormalization", "MeanVarianceNormalization", "Mish", "Neg",
-    "Not", "Pad", "Reciprocal", "Relu", "Resize", "ReverseSequence", "Round", "ScatterElements",
-    "ScatterND", "Selu", "Shrink", "Sigmoid", "Sign", "Sin", "Sinh", "Slice", "Softmax", "Softplus",
-    "Softsign", "Sqrt", "Swish", "Tan", "Tanh", "ThresholdedRelu", "Tile", "TopK", "Trilu",
-    "Upsample",
-)  # fmt: skip
 SAME_RANK: dict[str, tuple[int, ...]] = {
-    **dict.fromkeys(_UNARY, (0,)),
+    **dict.fromkeys(KEEPS_RANK - {"Concat"}, (0,)),
     **dict.fromkeys(("Conv", "ConvTranspose", "ConvInteger"), (0, 1)),
-    **dict.fromkeys(("AveragePool", "LpPool", "MaxPool", "MaxUnpool"), (0,)),
     "DeformConv": (0, 1, 2),
     "GatherElements": (0, 1),
     "GridSample": (0, 1),

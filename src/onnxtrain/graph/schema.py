@@ -13,15 +13,8 @@ import onnx_ir as ir
 FLOATS = frozenset(
     {ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16}
 )
-
-
-RANDOM = frozenset(
-    {
-        "Dropout", "Bernoulli", "Multinomial",
-        "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike",
-    }
-)  # fmt: skip
-"""Operators that draw: two of them on the same inputs are two draws, and none is drawn again."""
+MIN_OPSET, MAX_OPSET, MAX_IR = 18, 21, 10
+"""What is emitted: the range that every onnxruntime from 1.20 on runs, in browsers too."""
 
 
 @dataclass(frozen=True)

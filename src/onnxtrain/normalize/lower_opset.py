@@ -99,7 +99,7 @@ def _refuse_types(model: ir.Model, to: int) -> None:
             continue
         for value in (*node.inputs, *node.outputs):
             dtype = value.dtype if value is not None else None
-            if dtype is not None and not _accepts(node, dtype, to):
+            if dtype is not None and not accepts(node, dtype, to):
                 raise ModelError(
                     f"{describe(node)} works on {dtype.name}, which it cannot in opset {to}, the "
                     f"newest that is written. Export the model with opset {to} or lower."
@@ -113,13 +113,14 @@ def _cast_around(model: ir.Model, to: int) -> None:
         if standard(node.domain) or not onnx.defs.has(node.op_type, to):
             continue
         narrow = {v.dtype for v in node.inputs if v is not None and v.dtype in _HALVES}
-        if any(not _accepts(node, dtype, to) for dtype in narrow if dtype is not None):
+        if any(not accepts(node, dtype, to) for dtype in narrow if dtype is not None):
             table["", node.op_type] = _in_float32(node.op_type, to)
     if table:
         rewrite(model, table, to)
 
 
-def _accepts(node: ir.Node, dtype: ir.DataType, to: int) -> bool:
+def accepts(node: ir.Node, dtype: ir.DataType, to: int) -> bool:
+    """Whether the operands and results of an element type may have it at opset `to`."""
     schema = onnx.defs.get_schema(node.op_type, to)
     allowed = {c.type_param_str: c.allowed_type_strs for c in schema.type_constraints}
     name = f"tensor({dtype.name.lower()})"

@@ -6,6 +6,7 @@ import onnx_ir as ir
 
 from ..errors import model_errors
 from ..graph.infer import infer_shapes
+from ..graph.schema import MAX_IR, MAX_OPSET, MIN_OPSET
 from .branches import decide_branches
 from .check import check
 from .constants import lift_constants
@@ -21,9 +22,6 @@ from .rewrite import rewrite_typed, standard
 from .simplify import simplify
 from .stored_shapes import infer_anew
 from .symbolic import infer_symbolic
-
-MIN_OPSET, MAX_OPSET, MAX_IR = 18, 21, 10
-"""What is emitted: the range that every onnxruntime from 1.20 on runs, in browsers too."""
 
 
 @model_errors("Normalizing the model")

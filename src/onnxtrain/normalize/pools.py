@@ -16,9 +16,8 @@ import onnx_ir as ir
 
 from ..graph.infer import through_proto
 from ..graph.tensor import dims_of
+from ..operators import POOLS
 from .rewrite import all_nodes, standard
-
-POOLS = frozenset({"AveragePool", "LpPool", "MaxPool"})
 
 
 def count_windows(model: ir.Model) -> ir.Model:

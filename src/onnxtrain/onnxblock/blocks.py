@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 
 from ..errors import UnknownNameError
-from .block import Block as Block
-from .block import BlockError
-from .emit import Emitter
+from ..graph import OpBuilder, Tensor
+from ..graph.block import Block as Block
+from ..graph.block import BlockError
 
 
 class _BinaryOp(Block):
@@ -23,7 +24,9 @@ class _BinaryOp(Block):
 
     def build(self, input_name1: str, input_name2: str) -> str:
         """Append the operator."""
-        return self._emit.node(self._op_name, input_name1, input_name2)
+        op = self._builder
+        operands = [op.operand(n) for n in (input_name1, input_name2)]
+        return op.append(op.emit(self._op_name, operands, 1)[0])
 
 
 class Add(_BinaryOp):
@@ -63,7 +66,9 @@ class _UnaryOp(Block):
 
     def build(self, input_name: str) -> str:
         """Append the operator."""
-        return self._emit.node(self._op_name, input_name, **self._attributes)
+        op = self._builder
+        result = op.emit(self._op_name, [op.operand(input_name)], 1, **self._attributes)[0]
+        return op.append(result)
 
 
 class Sigmoid(_UnaryOp):
@@ -110,7 +115,9 @@ class ReduceMean(Block):
 
     def build(self, reduce_input_name: str) -> str:
         """Append the operator."""
-        return self._emit.reduce("ReduceMean", reduce_input_name, keepdims=self._keepdims)
+        op = self._builder
+        x = op.operand(reduce_input_name)
+        return op.append(op.ReduceMean(x, keepdims=int(self._keepdims)))
 
 
 class ReduceSum(Block):
@@ -122,7 +129,9 @@ class ReduceSum(Block):
 
     def build(self, reduce_input_name: str) -> str:
         """Append the operator."""
-        return self._emit.reduce("ReduceSum", reduce_input_name, keepdims=self._keepdims)
+        op = self._builder
+        x = op.operand(reduce_input_name)
+        return op.append(op.ReduceSum(x, keepdims=int(self._keepdims)))
 
 
 class Pow(Block):
@@ -134,12 +143,13 @@ class Pow(Block):
 
     def build(self, pow_input_name: str) -> str:
         """Append the operator; the exponent is a FLOAT[1] initializer."""
-        emit = self._emit
-        value = np.array([self._exponent], np.float32)
-        exponent = emit.constant(value, token="pow_exponent")
-        if emit.opset < 12:  # both operands had to have one type
-            exponent = emit.constant(value, like=pow_input_name, token="pow_exponent")
-        return emit.node("Pow", pow_input_name, exponent)
+        op = self._builder
+        x, dtype = op.operand(pow_input_name), ir.DataType.FLOAT
+        if op.opset < 12:  # both operands had to have one type
+            x = op.value(pow_input_name)
+            dtype = x.dtype
+        exponent = op.initializer([self._exponent], dtype, "pow_exponent")
+        return op.append(op.Pow(x, exponent))
 
 
 class Constant(Block):
@@ -151,7 +161,7 @@ class Constant(Block):
 
     def build(self) -> str:
         """Append the initializer."""
-        return self._emit.constant(np.array([self._value], np.float32))
+        return self._builder.initializer([self._value], ir.DataType.FLOAT, "constant").name
 
 
 class SequenceConstruct(Block):
@@ -159,7 +169,8 @@ class SequenceConstruct(Block):
 
     def build(self, *sequence_input_names: str) -> str:
         """Append the operator."""
-        return self._emit.node("SequenceConstruct", *sequence_input_names)
+        op = self._builder
+        return op.append(op.SequenceConstruct(*(op.operand(n) for n in sequence_input_names)))
 
 
 class ReduceAllL2(Block):
@@ -169,16 +180,14 @@ class ReduceAllL2(Block):
         """Append ``sqrt(Σ ‖x‖²)``."""
         if not reduce_input_names:
             raise BlockError("ReduceAllL2 needs at least one input.")
-        emit = self._emit
-        squares = [emit.reduce("ReduceSumSquare", name) for name in reduce_input_names]
-        return _root_of_sum(emit, squares)
+        op = self._builder
+        squares = [op.ReduceSumSquare(op.operand(name), keepdims=0) for name in reduce_input_names]
+        return op.append(_root_of_sum(op, squares), "reducealll2_output")
 
 
-def _root_of_sum(emit: Emitter, squares: Sequence[str]) -> str:
-    total = squares[0] if len(squares) == 1 else emit.node("Sum", *squares)
-    shape = emit.constant(np.array([1], np.int64))
-    norm = emit.node("Sqrt", total)
-    return emit.node("Reshape", norm, shape, token="reducealll2_output")
+def _root_of_sum(op: OpBuilder, squares: Sequence[Tensor]) -> Tensor:
+    total = squares[0] if len(squares) == 1 else op.Sum(*squares)
+    return op.Reshape(op.Sqrt(total), [1])
 
 
 class Clip(Block):
@@ -190,7 +199,8 @@ class Clip(Block):
 
     def build(self, clip_input_name: str) -> str:
         """Append the operator."""
-        return self._emit.clip(clip_input_name, self._min, self._max)
+        op = self._builder
+        return op.append(op.Clip(op.value(clip_input_name), self._min, self._max))
 
 
 class PassThrough(Block):
@@ -219,7 +229,7 @@ class InputLike(Block):
         for value in values:
             if value.name == self._like:
                 cloned = copy.deepcopy(value)
-                cloned.name = input_name or self._emit.name(f"{self._like}_input")
+                cloned.name = input_name or self._builder.names.fresh(f"{self._like}_input")
                 graph.input.append(cloned)
                 return str(cloned.name)
         raise UnknownNameError("graph input or output", self._like, [v.name for v in values])
@@ -255,9 +265,10 @@ class LabelEncoder(Block):
 
     def build(self, label_encoder_input_name: str) -> str:
         """Append the operator."""
-        return self._emit.node(
-            "LabelEncoder", label_encoder_input_name, domain="ai.onnx.ml", **self._attributes
-        )
+        op = self._builder
+        x = op.operand(label_encoder_input_name)
+        encoded = op.LabelEncoder(x, domain="ai.onnx.ml", **self._attributes)
+        return op.append(encoded)
 
 
 class Linear(Block):
@@ -285,11 +296,11 @@ class Linear(Block):
 
     def build(self, linear_input_name: str) -> str:
         """Append a Gemm with initializers ``onnx::linear.weight::N`` and ``….bias::N``."""
-        emit = self._emit
-        random = np.random.default_rng()
-        weight = random.standard_normal(self._shape).astype(np.float32)
-        inputs = [linear_input_name, emit.constant(weight, token="linear.weight")]
+        op, random = self._builder, np.random.default_rng()
+        weight = random.standard_normal(self._shape)
+        inputs = [op.initializer(weight, ir.DataType.FLOAT, "linear.weight")]
         if self._bias:
-            bias = random.standard_normal(self._shape[1]).astype(np.float32)
-            inputs.append(emit.constant(bias, token="linear.bias"))
-        return emit.node("Gemm", *inputs, token="linear_output", **self._factors)
+            bias = random.standard_normal(self._shape[1])
+            inputs.append(op.initializer(bias, ir.DataType.FLOAT, "linear.bias"))
+        result = op.Gemm(op.operand(linear_input_name), *inputs, **self._factors)
+        return op.append(result, "linear_output")

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import onnx
 import onnx_ir as ir
 
 from ..compile import Plan, eval_model, training_model
+from ..graph import FLOATS, load, protos, to_proto
+from ..graph.accessor import ModelAccessor, current
+from ..graph.block import Block, BlockError
+from ..graph.schema import MAX_IR, MAX_OPSET
+from ..normalize.normalize import one_opset
 from ..passes import Recompute
-from . import _graph_utils
 from ._training_graph_utils import get_model_parameters
-from .block import Block, BlockError
-from .model_accessor import ModelAccessor, current
 
 Parameters = tuple[list[onnx.TensorProto], list[onnx.TensorProto]]
 
@@ -31,11 +34,10 @@ class ForwardBlock(Block):
         """Build on the model of the current context and check the result."""
         accessor = current()
         output = _build(self, accessor, args, kwargs)
-        _graph_utils.infer_shapes(accessor.model)
-        _graph_utils.register_graph_outputs(accessor.model, output)
-        _graph_utils.check(accessor.model)
-        self._built = onnx.ModelProto()
-        self._built.CopyFrom(accessor.model)
+        protos.infer_shapes(accessor.model)
+        protos.register_graph_outputs(accessor.model, output)
+        protos.check(accessor.model)
+        self._built = _runnable(accessor.model, accessor.base_dir)
         return output
 
     def to_model_proto(self) -> onnx.ModelProto:
@@ -45,6 +47,17 @@ class ForwardBlock(Block):
         return self._built
 
 
+def _runnable(model: onnx.ModelProto, base_dir: str) -> onnx.ModelProto:
+    """A copy that every onnxruntime from 1.20 on reads: the newest opsets and formats are not."""
+    opset = max((o.version for o in model.opset_import if o.domain in {"", "ai.onnx"}), default=0)
+    if opset > MAX_OPSET:
+        return to_proto(one_opset(load(model, base_dir=base_dir)))
+    copied = onnx.ModelProto()
+    copied.CopyFrom(model)
+    copied.ir_version = min(model.ir_version, MAX_IR)
+    return copied
+
+
 def _build(block: Block, accessor: ModelAccessor, args: Any, kwargs: Any) -> Any:
     block.base = accessor.model
     accessor.depth += 1
@@ -52,6 +65,15 @@ def _build(block: Block, accessor: ModelAccessor, args: Any, kwargs: Any) -> Any
         return block.build(*args, **kwargs)
     finally:
         accessor.depth -= 1
+
+
+@dataclass(frozen=True)
+class Built:
+    """A plan, and the training and the eval model made from it."""
+
+    plan: Plan
+    training: ir.Model
+    eval: ir.Model
 
 
 class TrainingBlock(Block):
@@ -84,9 +106,8 @@ class TrainingBlock(Block):
     _no_gradient: Collection[str] = ()
     recompute: Recompute = None
     _all_outputs_are_losses = False
-    _plan: Plan | None = None
-    _training: ir.Model | None = None
-    _eval: ir.Model | None = None
+    built: Built | None = None
+    """What a call of the block has made."""
     _parameters: Parameters | None = None
 
     def __init__(self, temp_file_name: str = "temp.onnx") -> None:
@@ -117,25 +138,25 @@ class TrainingBlock(Block):
 
     def to_model_proto(self) -> tuple[onnx.ModelProto, onnx.ModelProto]:
         """The training model and the eval model."""
-        if self._training is None or self._eval is None:
+        if self.built is None:
             raise BlockError("Please build the training model first: call the block.")
-        return ir.to_proto(self._training), ir.to_proto(self._eval)
+        return ir.to_proto(self.built.training), ir.to_proto(self.built.eval)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Build on the model of the current context and check the result."""
         accessor = current()
         before = [o.name for o in accessor.model.graph.output]
         output = _build(self, accessor, args, kwargs)
-        _graph_utils.infer_shapes(accessor.model)
-        _graph_utils.register_graph_outputs(accessor.model, output)
-        _graph_utils.check(accessor.model)
+        protos.infer_shapes(accessor.model)
+        protos.register_graph_outputs(accessor.model, output)
+        protos.check(accessor.model)
         names = [output] if isinstance(output, str) else list(output)
-        self._plan = plan = self._make_plan(accessor, names, before)
+        plan = self._make_plan(accessor, names, before)
         self._parameters = _tensors(accessor.model, plan.trainable, plan.frozen)
-        self._training = training_model(plan, accumulating=self._accumulating)
-        self._eval = eval_model(plan)
-        accessor.eval_model = ir.to_proto(self._eval)
-        accessor.model.CopyFrom(ir.to_proto(self._training))
+        training = training_model(plan, accumulating=self._accumulating)
+        self.built = built = Built(plan, training, eval_model(plan))
+        accessor.eval_model = ir.to_proto(built.eval)
+        accessor.model.CopyFrom(ir.to_proto(built.training))
         return output
 
     def _make_plan(
@@ -197,8 +218,6 @@ class TrainingModel(TrainingBlock):
 
     def _choose(self, base: onnx.ModelProto) -> tuple[list[str], list[str], list[str]]:
         trainable, frozen, inputs = super()._choose(base)
-        from .emit import FLOATS
-
         statistics = set(_running_statistics(base))
         for tensor in base.graph.initializer:
             name = tensor.name

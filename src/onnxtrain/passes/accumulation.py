@@ -8,13 +8,14 @@ import numpy as np
 import onnx_ir as ir
 
 from ..graph import Inputs, OpBuilder
+from ..graph.tensor import dims_of
 
 ACCUMULATION = "onnxtrain.accumulate/"
 RESET = "lazy_reset_grad"
 
 
 def accumulate(
-    model: ir.Model, gradients: Mapping[str, str], trainable: Sequence[str]
+    model: ir.Model, gradients: Mapping[str, str], names: Sequence[str]
 ) -> tuple[list[str], list[ir.Value]]:
     """Append the accumulation of gradients, which are outputs of the model, over batches.
 
@@ -29,9 +30,9 @@ def accumulate(
     outputs = {o.name: o for o in model.graph.outputs}
     accumulated = []
     buffers = []
-    for name in trainable:
+    for name in names:
         gradient = outputs[gradients[name]]
-        dims = inputs.dims(name)
+        dims = dims_of(inputs.values[name]) or ()
         buffer = inputs.add(f"{name}_grad.accumulation.buffer", gradient.type, dims)
         buffers.append(buffer)
         op.scope = f"{ACCUMULATION}{name}"

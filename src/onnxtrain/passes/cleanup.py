@@ -12,7 +12,7 @@ import onnx_ir as ir
 from ..errors import model_errors
 from ..graph.edit import remove_nodes, replace_value
 from ..graph.nodes import known
-from ..graph.schema import RANDOM
+from ..operators import RANDOM
 from .rewrites import apply_rewrites
 from .schedule import schedule
 

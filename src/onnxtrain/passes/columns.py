@@ -20,15 +20,12 @@ import onnx_ir as ir
 from ..graph.edit import remove_nodes, take_over
 from ..graph.nodes import constant, insert
 from ..graph.tensor import dims_of
+from ..operators import UNARY
 
 FEWEST, MOST = 16, 512
 """Batch sizes that are laid out in columns; one that is not known stays in rows."""
 LARGE = 65_536
 """Weights of the largest layer from which on it pays."""
-ELEMENTWISE = frozenset(
-    {"Relu", "LeakyRelu", "Elu", "Celu", "Selu", "Sigmoid", "HardSigmoid", "HardSwish", "Tanh",
-     "Softplus", "Softsign", "Gelu", "Mish", "Erf", "Exp", "Abs", "Neg", "Sqrt", "Identity"}
-)  # fmt: skip
 
 
 def layers_in_columns(model: ir.Model, keep: Collection[str] = ()) -> ir.Model:
@@ -107,7 +104,7 @@ def _weights(node: ir.Node) -> int:
 
 
 def _is_elementwise(node: ir.Node) -> bool:
-    return node.op_type in ELEMENTWISE and not node.domain and len(node.outputs) == 1
+    return node.op_type in UNARY and not node.domain and len(node.outputs) == 1
 
 
 def _layer(node: ir.Node, x_columns: ir.Value | None) -> ir.Value:

@@ -22,7 +22,7 @@ from ..graph import Constants, Names, OpBuilder, Tensor
 from ..graph.contract import RANDOM_INPUT
 from ..graph.dropout import never_drops, ratio_of, scale_of_kept, training_mode_of
 from ..graph.edit import remove_nodes, replace_value, take_over
-from ..graph.schema import RANDOM
+from ..operators import RANDOM
 from .bits import INT32, INT64, Area, Bits
 
 LOWEST, HIGHEST = -(1 << 31), (1 << 31) - 1

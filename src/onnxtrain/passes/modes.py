@@ -38,8 +38,7 @@ def switch_off_training(model: ir.Model) -> None:
     """Make every Dropout pass its input on and every BatchNormalization use its statistics."""
     for node in nodes_of(model, "Dropout"):
         if len(node.inputs) > 2:
-            node.replace_input_with(2, None)
-            node.resize_inputs(2)
+            node.replace_input_with(2, None)  # absent; scripts look for the empty name
     for node in nodes_of(model, "BatchNormalization"):
         if "training_mode" in node.attributes:
             node.attributes["training_mode"] = ir.AttrInt64("training_mode", 0)

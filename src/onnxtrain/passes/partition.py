@@ -20,18 +20,8 @@ from ..errors import ModelError, UnknownNameError
 from ..graph import ModelLike, load, to_proto
 from ..graph.edit import captured_values, remove_nodes, values_by_name
 from ..graph.infer import infer_shapes
-from ..graph.schema import RANDOM
+from ..operators import AT_THE_SPEED_OF_MEMORY, RANDOM, VIEWS
 
-CHEAP = frozenset(
-    {
-        "Cast", "Clip", "Constant", "ConstantOfShape", "Equal", "Expand", "Flatten", "Greater",
-        "GreaterOrEqual", "HardSigmoid", "Identity", "Less", "LessOrEqual", "Neg", "Not", "Range",
-        "Relu", "Reshape", "Shape", "Sign", "Size", "Squeeze", "Unsqueeze",
-    }
-)  # fmt: skip
-"""Operators that run at the speed of memory or do not touch the data at all."""
-
-VIEWS = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
 SYMBOLIC = 64
 """What a dimension of unknown size counts when values are weighed against each other."""
 FOREVER = math.inf
@@ -174,7 +164,9 @@ def _may_repeat(value: ir.Value, in_forward: Collection[ir.Node]) -> bool:
     random = node.op_type in RANDOM or any(
         inner.op_type in RANDOM for graph in _subgraphs(node) for inner in graph.all_nodes()
     )
-    return not random and (node not in in_forward or (node.op_type in CHEAP and not node.domain))
+    return not random and (
+        node not in in_forward or (node.op_type in AT_THE_SPEED_OF_MEMORY and not node.domain)
+    )
 
 
 def _subgraphs(node: ir.Node) -> Iterable[ir.Graph]:

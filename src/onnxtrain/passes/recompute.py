@@ -23,9 +23,9 @@ from ..autodiff.bodies import rewire, subgraphs, used_values
 from ..errors import model_errors
 from ..graph import FLOATS, Constants, Names, OpBuilder, Tensor
 from ..graph.edit import GATE, all_names, copy_node
-from ..graph.schema import RANDOM
 from ..graph.tensor import dims_of
-from .segments import PRODUCTS, VIEWS, Recompute, assign, check_recompute, named_values, weight
+from ..operators import PRODUCTS, RANDOM, VIEWS
+from .segments import Recompute, assign, check_recompute, named_values, weight
 
 SMALL = 1 << 14
 """Values below this many bytes are kept: to compute them again would gain nothing."""

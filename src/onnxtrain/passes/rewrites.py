@@ -13,6 +13,7 @@ import onnx_ir as ir
 from ..graph.edit import GATE, replace_value
 from ..graph.nodes import constant, insert, ints, permutation, rank_of, same_shape, scalar
 from ..graph.tensor import dims_of
+from ..operators import BROADCASTING
 from .products import (
     only_for_products,
     swaps_last,
@@ -22,10 +23,6 @@ from .products import (
 )
 
 Rewrite = Callable[[ir.Node], "ir.Value | None"]
-
-BROADCASTING = frozenset(
-    {"Add", "Sub", "Mul", "Div", "Max", "Min", "Sum", "Where", "Pow", "Less", "Greater", "Equal"}
-)
 
 
 def apply_rewrites(graph: ir.Graph) -> None:

@@ -18,23 +18,15 @@ import onnx_ir as ir
 
 from ..autodiff.bodies import used_values
 from ..errors import ModelError, UnknownNameError
+from ..operators import VIEWS
 
 Recompute: TypeAlias = "int | str | Sequence[str] | None"
 """How to recompute: see `check_recompute`."""
 
 WORDS = ("auto", "cheap")
-VIEWS = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
 SYMBOLIC = 64
 """What a dimension of unknown size counts when values are weighed against each other."""
 MOST_SEGMENTS = 256
-
-PRODUCTS = frozenset(
-    {
-        "Conv", "ConvInteger", "ConvTranspose", "DeformConv", "Einsum", "GRU", "Gemm", "LSTM",
-        "MatMul", "MatMulInteger", "RNN", "QLinearConv", "QLinearMatMul", "TopK",
-    }
-)  # fmt: skip
-"""Operators whose work is worth more than the memory of their result: "cheap" keeps it."""
 
 
 class RecomputeError(ModelError):

@@ -22,16 +22,10 @@ from ..graph import Names
 from ..graph.edit import all_names, remove_nodes, replace_value
 from ..graph.nodes import initializer, ints, permutation
 from ..graph.tensor import Dim, dims_of
+from ..operators import ELEMENTWISE
 
-ELEMENTWISE = frozenset(
-    {
-        "Abs", "Add", "Cast", "Celu", "Clip", "Cos", "Div", "Dropout", "Elu", "Erf", "Exp", "Gelu",
-        "HardSigmoid", "HardSwish", "Identity", "LeakyRelu", "Log", "Max", "Min", "Mish", "Mul",
-        "Neg", "Pow", "PRelu", "Reciprocal", "Relu", "Selu", "Sigmoid", "Sin", "Softplus",
-        "Softsign", "Sqrt", "Sub", "Sum", "Tanh", "ThresholdedRelu", "Where",
-    }
-)  # fmt: skip
-"""Each element of the result depends on the elements at its place only."""
+AT_ITS_PLACE = ELEMENTWISE | {"Dropout", "PRelu"}
+"""Each element depends on those at its place, or on a draw of its own: rows can be left out."""
 
 
 @dataclass(frozen=True)
@@ -277,7 +271,7 @@ def _operands(node: ir.Node, axis: int) -> list[tuple[int, int]] | None:
     dims = dims_of(node.outputs[0])
     if dims is None or axis >= len(dims) or dims[axis] == 1 or node.domain:
         return None
-    if node.op_type in ELEMENTWISE:
+    if node.op_type in AT_ITS_PLACE:
         return _broadcast(node.inputs, dims, axis)
     way = WAYS.get(node.op_type)
     return way(node, dims, axis) if way is not None else None

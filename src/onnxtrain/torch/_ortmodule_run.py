@@ -19,6 +19,7 @@ from onnxruntime.capi import _pybind_state as ort
 from ..graph.contract import RANDOM_INPUT
 from ..runtime.session.devices import create_session
 from ..runtime.session.feeds import on_host
+from ..runtime.session.native import core_of
 from ..runtime.session.threads import HEAVY, LIMIT, applications
 from ._openmp import pause
 from ._ortmodule_graph import Halves
@@ -199,7 +200,7 @@ class Graphs:
         input_at = {n: i for i, n in enumerate(inputs)}
         tensor_at = {n: i for i, n in enumerate(tensors)}
         self.forward_session = make_session(halves.forward, device, config)
-        self._forward = self.forward_session._sess
+        self._forward = core_of(self.forward_session)
         threads = self.forward_session.get_session_options().intra_op_num_threads
         self._many_threads = threads > 1 and device.type == "cpu"
         self.from_inputs = [input_at[n] for n in halves.feeds if n in input_at]
@@ -230,7 +231,7 @@ class Graphs:
     ) -> None:
         assert halves.backward is not None
         self.backward_session = make_session(halves.backward, device, config)
-        self._backward = self.backward_session._sess
+        self._backward = core_of(self.backward_session)
         reads = [i.name for i in halves.backward.graph.input]
         saved = [n for n in reads if n in halves.saved]
         feeds = [n for n in reads if n in self._feeds and n not in halves.saved]

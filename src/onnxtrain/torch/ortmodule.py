@@ -320,7 +320,8 @@ class ORTModule(torch.nn.Module):
         memo[id(self)] = made
         made.__setstate__(copy.deepcopy(self.__getstate__(), memo))
         with self._graphs.lock:
-            made._graphs.share(self._graphs)  # graphs do not hold the values of parameters
+            # graphs do not hold the values of parameters
+            made._graphs.share(self._graphs)  # noqa: SLF001  # of this class
         return made
 
     # --- not possible ----------------------------------------------------------------------------

@@ -87,7 +87,7 @@ def test_saved_values_are_not_copies() -> None:
     agent = Agent(model, ["w"])
     x = RNG.normal(size=(4, 3)).astype(np.float32)
     outputs, state = agent.forward(x, np.ones(3, np.float32))
-    kept = {v.data_ptr() for v in state._values}
+    kept = {v.data_ptr() for v in state.values}
     assert outputs[0].data_ptr() in kept
     assert x.ctypes.data in kept
 

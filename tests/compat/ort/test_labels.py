@@ -109,7 +109,7 @@ def test_nobody_looks_at_the_labels():
     binding.bind_cpu_input("t", labels)
     binding.bind_cpu_input("Learning_Rate", RATE)
     binding.bind_output("loss", "cpu")
-    side, core = binding._iobinding.ready((True, 0)), made._cores[True]._sess
+    side, core = binding._iobinding.ready((True, 0)), made.sessions[True]._sess
     core.run_with_iobinding(side, None)
     labels[2] = -1
     with pytest.raises(Exception, match="Out of range"):

@@ -182,7 +182,7 @@ def test_one_vector_or_one_update_each(steps: int, monkeypatch: pytest.MonkeyPat
     together = TrainingSession(model.SerializeToString(), made)
     monkeypatch.setattr("onnxtrain.compat.ort.step.TOGETHER", 0)
     apart = TrainingSession(model.SerializeToString(), made)
-    counts = [len(list(s._steps[True].model.graph)) for s in (together, apart)]
+    counts = [len(list(s.runner.steps[True].model.graph)) for s in (together, apart)]
     assert counts[0] < counts[1]
     for x, y in batches(6):
         losses = [s.run(["loss"], feeds(x, y, 0.01))[0] for s in (together, apart)]

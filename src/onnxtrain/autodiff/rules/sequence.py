@@ -10,7 +10,7 @@ import onnx_ir as ir
 from ...errors import GradientRuleError
 from ...graph import Constants, Names, OpBuilder, Tensor
 from ...graph.edit import captured_values
-from ...graph.schema import RANDOM
+from ...operators import RANDOM
 from .. import bodies, sequences
 from ..registry import gradient, graph_gradient, zero_gradient
 from ..walk import Walk

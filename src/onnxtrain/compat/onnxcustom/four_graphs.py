@@ -21,6 +21,7 @@ from onnxruntime.capi._pybind_state import OrtValue, SessionIOBinding
 from ...errors import InputError, ModelError, NonFiniteError
 from ...passes.partition import Partition
 from ...runtime.session.devices import RUN_OPTIONS, Device, session_options
+from ...runtime.session.native import core_of
 from ...runtime.state.buffers import TensorStore
 from ...runtime.step.finite import HUGE, Snapshot, first_not_finite, is_finite
 from ..ort.graph_builder import embedded
@@ -239,7 +240,7 @@ class Side:
             *([self._penalty(rows)] if of.penalty_onnx_ is not None else []),
             self._update(),
         ]
-        self._runs = [(of.sessions[n]._sess.run_with_iobinding, b) for n, b in runs]
+        self._runs = [(core_of(of.sessions[n]).run_with_iobinding, b) for n, b in runs]
         self._fed = [self.x, self.label]
         if of.loss.weight_name_ is not None:
             self._fed.append(self.weight)
@@ -294,7 +295,7 @@ class Side:
         names = [o.name for o in of.forward_onnx_.graph.output]
         for name in names:
             binding.bind_output(name, of.device.ort_device)
-        of.sessions["forward"]._sess.run_with_iobinding(binding, RUN_OPTIONS)
+        core_of(of.sessions["forward"]).run_with_iobinding(binding, RUN_OPTIONS)
         made = binding.get_outputs()
         return {
             name: Buffer(tuple(made[i].shape()), _numpy_type(made[i]), of.device)
@@ -305,7 +306,7 @@ class Side:
         """A binding with the features and the weights bound where the graph reads them."""
         of = self.of
         session = of.sessions[name]
-        binding = SessionIOBinding(session._sess)
+        binding = SessionIOBinding(core_of(session))
         reads = {i.name for i in session.get_inputs()}
         if of.input_name in reads:
             binding.bind_input(of.input_name, *self.x.place)
@@ -322,7 +323,7 @@ class Side:
 
     def _loss(self, predicted: Buffer) -> tuple[str, Any]:
         of = self.of
-        binding = SessionIOBinding(of.sessions["loss"]._sess)
+        binding = SessionIOBinding(core_of(of.sessions["loss"]))
         binding.bind_input("X1", *self.label.place)
         binding.bind_input("X2", *predicted.place)
         if of.loss.weight_name_ is not None:
@@ -347,7 +348,7 @@ class Side:
 
     def _penalty(self, rows: int) -> tuple[str, Any]:
         of = self.of
-        binding = SessionIOBinding(of.sessions["penalty"]._sess)
+        binding = SessionIOBinding(core_of(of.sessions["penalty"]))
         self._rows = Buffer((1,), of.dtype, of.device)
         self._rows.write(rows)
         binding.bind_input("X", *_flat(of, of.weights))
@@ -359,7 +360,7 @@ class Side:
 
     def _update(self) -> tuple[str, Any]:
         of = self.of
-        binding = SessionIOBinding(of.sessions["update"]._sess)
+        binding = SessionIOBinding(core_of(of.sessions["update"]))
         binding.bind_input("learning_rate", *of.rate.place)
         binding.bind_input("step", *of.count.place)
         binding.bind_input("grad_scale", *self._scale.place)

@@ -11,6 +11,7 @@ import onnx
 
 from ...errors import InputError, ModelError, NonFiniteError, UnknownNameError
 from ...runtime.session.devices import create_session
+from ...runtime.session.native import core_of, io_of
 from ...runtime.session.sharing import exclusive
 from ...runtime.state.buffers import TensorStore
 from ...runtime.step.finite import first_not_finite, is_finite
@@ -319,7 +320,7 @@ class BoundStep:
         self._session, self._rows, self._names = session, rows, names
         self._rate: Array = np.zeros(1, np.float32)
         self._inputs: list[Array] = []
-        binding = session.io_binding()._iobinding
+        binding = io_of(session.io_binding())
         for name, array in zip(names, data):
             shape = (rows,) if ranks[name] == 1 else (rows, *array.shape[1:])
             self._inputs.append(np.zeros(shape, array.dtype))
@@ -337,21 +338,22 @@ class BoundStep:
         A batch whose loss, or whose update, is not finite raises `NonFiniteError` and changes
         nothing: the step has written the session's other set of buffers, which is not taken over.
         """
-        with self._session._lock:
+        with self._session.lock:
             return self._steps(data, starts, rate)
 
     def _steps(self, data: Batch, starts: range, rate: float) -> float:
         session, rows, read = self._session, self._rows, self._loss.item
         self._rate[0] = rate
-        written = [_floats(state.store) for state in reversed(session._sets)]
+        written = [_floats(state.store) for state in reversed(session.runner.sets)]
         pairs = [
             (buffer, array.reshape(-1, *buffer.shape[1:]))
             for buffer, array in zip(self._inputs, data)
         ]
-        host, copy, total = session._device.is_host, np.copyto, 0.0
+        runner = session.runner
+        host, copy, total = runner.device.is_host, np.copyto, 0.0
         # The two directions of the session, up to date once and for all of these steps.
         sides = {key: self._binding.ready(key) for key in ((True, 0), (True, 1))}
-        step = session._cores[True]._sess.run_with_iobinding
+        step = core_of(session.sessions[True]).run_with_iobinding
         with np.errstate(over="ignore", invalid="ignore"):
             for start in starts:
                 stop = start + rows
@@ -359,19 +361,19 @@ class BoundStep:
                     copy(buffer, array[start:stop])
                 if not host:  # a device has its own copy of what was bound
                     sides = self._bound_again()
-                key = (True, session._turn)
+                key = (True, runner.turn)
                 step(sides[key], None)
                 loss = read()
                 # one product per step: a sum of squares is finite only if every number is
                 numbers = written[key[1]]
                 if not host or not math.isfinite(loss + sum(a.dot(a) for a in numbers)):
                     self._check(loss, key[1], start)
-                session._finish(key)
+                runner.finish(key)
                 total += loss
         return total
 
     def _check(self, loss: float, turn: int, start: int) -> None:
-        store = self._session._sets[1 - turn].store
+        store = self._session.runner.sets[1 - turn].store
         store.written()
         if math.isfinite(loss) and is_finite(store):
             return
@@ -383,5 +385,5 @@ class BoundStep:
     def _bound_again(self) -> dict[tuple[bool, int], Any]:
         for name, buffer in zip((*self._names, RATE), (*self._inputs, self._rate)):
             self._binding.bind_input(name, buffer)
-        key = (True, self._session._turn)
+        key = (True, self._session.runner.turn)
         return {key: self._binding.ready(key)}

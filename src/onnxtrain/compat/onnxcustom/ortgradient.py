@@ -11,6 +11,7 @@ from onnxruntime.capi._pybind_state import OrtValue, SessionIOBinding
 from ...errors import DeviceError, ModelError, SharingError, UnknownNameError
 from ...graph import ModelLike
 from ...runtime.session.devices import create_session
+from ...runtime.session.native import core_of
 from ..ort import (
     OrtModuleGraphBuilder,
     OrtModuleGraphBuilderConfiguration,
@@ -282,12 +283,12 @@ class OrtGradientForwardBackwardFunction:
             self._training_agent.run_forward(values, outputs, state, self._cache)
             self.states_.append(state)
             return outputs
-        binding = SessionIOBinding(self._sess_eval._sess)
+        binding = SessionIOBinding(core_of(self._sess_eval))
         for name, value in zip(self._grad_input_names, values):
             binding.bind_ortvalue_input(name, value)
         for name, device in zip(self._output_names, self._fw_no_grad_output_device_info):
             binding.bind_output(name, device)
-        self._sess_eval._sess.run_with_iobinding(binding, self._run_options)
+        core_of(self._sess_eval).run_with_iobinding(binding, self._run_options)
         return binding.get_outputs()
 
     def backward(self, grad_outputs: Any, backward_outputs_cache: Any = None) -> Any:

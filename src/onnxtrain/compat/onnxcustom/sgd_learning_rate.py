@@ -14,7 +14,7 @@ import onnx_ir as ir
 from ... import optim
 from ...graph import to_proto
 from ...hyper import LARGEST, check_rate
-from ..ort.recipes import gradient_descent
+from ...optim.recipes import gradient_descent
 from .base import Array, BaseOnnx, SelectionError, select_class, small_session, to_array
 from .onnx_function import function_onnx_graph
 

@@ -16,6 +16,7 @@ from ...errors import ExecutionError, InputError, ModelError, UnknownNameError
 from ...graph.contract import RANDOM_INPUT
 from ...passes.partition import Partition
 from ...runtime.session.devices import create_session
+from ...runtime.session.native import core_of, raw_device, raw_ortvalue
 from ...runtime.session.sharing import OneProcess, keep_from_parent
 from .graph_builder import embedded, split
 from .seed import drawn_seed
@@ -30,13 +31,15 @@ class PartialGraphExecutionState:
     the state.
     """
 
-    __slots__ = ("__weakref__", "_owner", "_values", "thread")
+    __slots__ = ("__weakref__", "owner", "thread", "values")
 
     def __init__(self) -> None:
         self.thread = threading.get_ident()
         """The thread that made it."""
-        self._owner: TrainingAgent | None = None
-        self._values: Any = None
+        self.owner: TrainingAgent | None = None
+        """The agent whose backward pass is due; None before the forward pass and afterwards."""
+        self.values: Any = None
+        """What that pass reads."""
 
 
 class OrtValueCache:
@@ -119,10 +122,10 @@ class TrainingAgent(OneProcess):
             self.random = (drawn_seed(), 0)
         self._results = [o.name for o in parts.forward.graph.output]
         self._outputs = len(parts.outputs)
-        devices = [*map(_device, fw_outputs_device_info)]
+        devices = [*map(raw_device, fw_outputs_device_info)]
         self._devices = devices + devices[:1] * (len(self._results) - len(devices))
         self._gradients = list(bw_fetches_names)
-        self._gradient_devices = [*map(_device, bw_outputs_device_info)]
+        self._gradient_devices = [*map(raw_device, bw_outputs_device_info)]
         self._from_results = [n for n in reads if n in parts.saved]
         self._from_feeds = [n for n in reads if n in known]
         self._seeds = reads[len(self._from_results) + len(self._from_feeds) :]
@@ -180,7 +183,7 @@ class TrainingAgent(OneProcess):
             needed.push_back(made[i])
         for i in self._feed_index:
             needed.push_back(feeds[i])
-        state._owner, state._values = self, needed
+        state.owner, state.values = self, needed
 
     def run_backward(self, feeds: Any, fetches: Any, state: PartialGraphExecutionState) -> None:
         """Compute the gradients from those of the outputs, and release the state.
@@ -200,7 +203,7 @@ class TrainingAgent(OneProcess):
             )
         needed = self._taken(state)
         for value in given:
-            needed.push_back(_raw(value))
+            needed.push_back(raw_ortvalue(value))
         made = OrtValueVector() if len(fetches) else fetches
         try:
             self._backward.run_with_ortvaluevector(
@@ -220,12 +223,12 @@ class TrainingAgent(OneProcess):
     def _taken(self, state: PartialGraphExecutionState) -> Any:
         """What a forward pass has left; a state gives it once, to one thread."""
         with self._lock:
-            if state._owner is not self:
-                why = "belongs to another agent" if state._owner else "has no forward pass pending"
+            if state.owner is not self:
+                why = "belongs to another agent" if state.owner else "has no forward pass pending"
                 raise ExecutionError(
                     f"{BACKWARD}this state {why}. Every backward pass needs its own run_forward."
                 )
-            needed, state._owner, state._values = state._values, None, None
+            needed, state.owner, state.values = state.values, None, None
             return needed
 
     def get_serialized_ortmodule_memory_stat(self, *unused: Any) -> str:
@@ -257,7 +260,7 @@ def _check_count(what: str, names: Sequence[str], devices: Sequence[Any]) -> Non
 
 def _parts_of(session: Any) -> Partition:
     """The halves: from the metadata of the session's model, or cut from the model itself."""
-    core = getattr(session, "_sess", session)
+    core = core_of(session)
     parts = embedded(core.model_meta.custom_metadata_map)
     if parts is not None:
         return parts
@@ -273,24 +276,15 @@ def _parts_of(session: Any) -> Partition:
 
 def _sessions(session: Any, *models: onnx.ModelProto) -> list[Any]:
     """One session per half, with the options and providers of the gradient model's session."""
-    core = getattr(session, "_sess", session)
+    core = core_of(session)
     options = core.get_provider_options()
     providers = [(name, options.get(name, {})) for name in core.get_providers()]
     made = []
     for model in models:
         content = model.SerializeToString()
         one = create_session(content, core.session_options, providers)
-        made.append(one._sess)
+        made.append(core_of(one))
     return made
-
-
-def _device(device: Any) -> OrtDevice:
-    """An OrtDevice of the C level, also from the wrapper that `onnxruntime.OrtDevice` is."""
-    return device if isinstance(device, OrtDevice) else device._get_c_device()
-
-
-def _raw(value: Any) -> Any:
-    return value if isinstance(value, OrtValue) else value._ortvalue
 
 
 def _words(random: tuple[int, int]) -> OrtValue:
@@ -315,5 +309,5 @@ def _vector(values: Any) -> Any:
         return values
     vector = OrtValueVector()
     for value in values:
-        vector.push_back(_raw(value))
+        vector.push_back(raw_ortvalue(value))
     return vector

@@ -25,11 +25,12 @@ from ...graph.contract import METADATA, describe_labels
 from ...graph.infer import infer_shapes
 from ...graph.io import save
 from ...graph.labels import class_labels, guard_labels
+from ...normalize import MAX_OPSET
 from ...normalize.check import check
 from ...normalize.constants import lift_constants
 from ...normalize.contrib import MS
 from ...normalize.custom_types import infer_with_custom
-from ...normalize.normalize import MAX_OPSET, one_opset, tidy_imports
+from ...normalize.normalize import one_opset, tidy_imports
 from ...normalize.rewrite import describe, rewrite_typed, standard
 from ...passes import optimize
 from ...passes.accumulation import RESET, accumulate
@@ -311,7 +312,7 @@ def convert_artifacts(
         raise OldArtifactError("The converted artifacts need a folder of their own.")
     new.mkdir(parents=True, exist_ok=True)
     state = CheckpointState.load_checkpoint(old / f"{prefix}checkpoint")
-    _, frozen = state._names()
+    _, frozen = state.training_state.names()
     training = convert_training_model(old / f"{prefix}training_model.onnx", frozen)
     described = json.loads(training.metadata_props[METADATA])
     shapes = _shapes(training, described["trainable"])

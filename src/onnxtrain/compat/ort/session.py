@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,20 +19,17 @@ from ...graph.external import data_folder
 from ...graph.io import save
 from ...hyper import LARGEST, check_rate
 from ...optim.transforms import FIRST, SECOND
-from ...runtime.files.dtypes import BY_ONNX
 from ...runtime.files.onnxfile import ValueInfo
-from ...runtime.session.binding import HOST
 from ...runtime.session.devices import RUN_OPTIONS, Device, create_session, session_options
-from ...runtime.session.feeds import FeedCheck, raw_ortvalue
+from ...runtime.session.feeds import FeedCheck
 from ...runtime.session.labels import ClassLabels
+from ...runtime.session.native import core_of, io_of, raw_ortvalue, wrap_io
 from ...runtime.session.sharing import OneProcess, exclusive
-from ...runtime.state.buffers import TensorSpec, TensorStore
-from ...runtime.step.finite import all_finite, first_not_finite, is_finite, refused
 from .binding import Prebound, StepBinding
 from .parameters import TrainingParameters
 from .recipes import optimizers_for
+from .runner import Key, StepRunner
 from .seed import drawn_seed
-from .state import State
 from .step import LOSS_SCALE, STEP, Step, StepBuilder, loss_name, trained_weights
 
 Array = npt.NDArray[Any]
@@ -40,8 +37,6 @@ SMALL = 1 << 15
 """Models with fewer trained numbers run on one thread: handing work over costs more."""
 MOMENTS = {"Moment_1": FIRST, "Moment_2": SECOND}
 COUNT = "Update_Count"
-Key = tuple[bool, int]
-"""Whether the step updates, and which of the two sets of buffers it reads."""
 
 
 class TrainingSession(OneProcess, onnxruntime.InferenceSession):  # type: ignore[misc]
@@ -102,12 +97,12 @@ class TrainingSession(OneProcess, onnxruntime.InferenceSession):  # type: ignore
         builder = StepBuilder(proto, data_folder(loaded), parameters, optimizers, weights)
         step = builder.updating()
         _write_files(builder, step, parameters)
-        self._steps = {True: step}
-        self._accumulation = parameters.gradient_accumulation_steps if optimizers else 1
-        if self._accumulation > 1:
-            self._steps[False] = builder.accumulating()
+        steps = {True: step}
+        accumulation = parameters.gradient_accumulation_steps if optimizers else 1
+        if accumulation > 1:
+            steps[False] = builder.accumulating()
         providers = ["CPUExecutionProvider"] if providers is None else providers
-        self._device = _device(providers, provider_options)
+        device = _device(providers, provider_options)
         self._weights, self._optimizers = weights, optimizers
         arrays = _initial_arrays(loaded, step)
         if sess_options is None:
@@ -115,23 +110,27 @@ class TrainingSession(OneProcess, onnxruntime.InferenceSession):  # type: ignore
             if sum(arrays[w].size for w in weights) < SMALL:
                 sess_options.intra_op_num_threads = 1
         with model_errors("Loading the step into onnxruntime"):
-            self._cores = {
+            self.sessions = {
                 updates: create_session(
                     to_proto(one.model).SerializeToString(),
                     sess_options,
                     providers,
                     provider_options,
                 )
-                for updates, one in self._steps.items()
+                for updates, one in steps.items()
             }
         # An InferenceSession in everything but its core, which knows about the state.
-        self.__dict__.update(self._cores[True].__dict__)
-        self._sess = _Stepper(self, self._cores[True]._sess)
+        self.__dict__.update(self.sessions[True].__dict__)
+        self._sess = _Stepper(self, core_of(self.sessions[True]))
         self._share()
-        self._check_finite = parameters.check_finite
-        self._check_value: Array = np.zeros((), np.float32)
-        self._old_statistics: dict[str, Array] = {}
-        self._make_state(step, arrays)
+        self.runner = StepRunner(
+            steps,
+            arrays,
+            device,
+            accumulation,
+            updates=bool(optimizers),
+            check_finite=parameters.check_finite,
+        )
         self._make_user_side(step)
         self._rate_name = parameters.lr_params_feed_name if optimizers else ""
         self._loss_scale_name = LOSS_SCALE if LOSS_SCALE in step.inputs else ""
@@ -139,24 +138,6 @@ class TrainingSession(OneProcess, onnxruntime.InferenceSession):  # type: ignore
             self._load_optimizer_state(parameters.optimizer_initial_state)
 
     # -- state -------------------------------------------------------------------------------------
-
-    def _make_state(self, step: Step, arrays: Mapping[str, Array]) -> None:
-        kinds = {v.name: v.dtype for v in step.model.graph.inputs}
-        specs = {
-            name: TensorSpec(name, BY_ONNX[int(kinds[name] or 1)], array.shape)
-            for name, array in arrays.items()
-        }
-        accumulators = set(step.accumulators.values())
-        apart = {*accumulators, *step.parts}
-        first = State(TensorStore(specs[n] for n in specs if n not in apart), step.parts)
-        for name in first:
-            if name in arrays:
-                first.view(name)[...] = arrays[name].view(specs[name].type.numpy)
-        first.place(self._device)
-        self._sums = State(TensorStore(specs[n] for n in accumulators), {})
-        self._sums.place(self._device)
-        self._sets = (first, first.twin())
-        self._turn, self._pending = 0, 0
 
     def _make_user_side(self, step: Step) -> None:
         inputs = {v.name: v for v in step.model.graph.inputs}
@@ -167,108 +148,10 @@ class TrainingSession(OneProcess, onnxruntime.InferenceSession):  # type: ignore
         labels = [ClassLabels(**one.to_dict()) for one in step.labels]
         self._check = FeedCheck(self._input_infos, set(), labels)
         self._own: dict[tuple[Key, tuple[str, ...]], Prebound] = {}
-        core = self._cores[True]._sess
+        core = core_of(self.sessions[True])
         metas = {m.name: m for m in (*core.inputs_meta, *core.outputs_meta)}
         self._inputs_meta = [metas[n] for n in step.inputs]
         self._outputs_meta = [metas[n] for n in step.outputs]
-
-    def _key(self) -> Key:
-        return self._pending + 1 == self._accumulation, self._turn
-
-    def _bind_state(self, key: Key, binding: Any) -> Iterable[str]:
-        """Bind the state that a step reads and writes; gives the names of the outputs."""
-        updates, turn = key
-        step, source, target = self._steps[updates], self._sets[turn], self._sets[1 - turn]
-        device = self._device.ort_device
-        read = {v.name for v in step.model.graph.inputs}
-        for store in (source, self._sums):
-            for name, spec in store.specs.items():
-                if name in read:
-                    place = (device, spec.type.binding, spec.shape, store.pointer(name))
-                    binding.bind_input(name, *place)
-        for name, output in step.states.items():
-            store = self._sums if name in self._sums else target
-            spec = store.specs[name]
-            binding.bind_output(output, device, spec.type.binding, spec.shape, store.pointer(name))
-        outputs = list(step.states.values())
-        if step.check:
-            address = self._check_value.ctypes.data
-            binding.bind_output(step.check, HOST.ort_device, np.float32, (), address)
-            outputs.append(step.check)
-        return outputs
-
-    def _finish(self, key: Key) -> None:
-        """Note that a step has run."""
-        if self._check_finite:
-            self._look_at_results(key)
-        updates, turn = key
-        if updates and self._optimizers:
-            self._turn, self._pending = 1 - turn, 0
-            if self._sums.specs:
-                self._drop_sums()
-        else:
-            self._pending = (self._pending + 1) % self._accumulation
-            self._keep_statistics(updates, turn)
-        if not self._device.is_host:
-            for store in (*self._sets, self._sums):
-                store.written()
-
-    def _look_at_results(self, key: Key) -> None:
-        """Raise before the sets change places: what was read is untouched and stays the state."""
-        problem = "The loss" if np.isnan(self._check_value) else self._first_not_finite(key)
-        source = self._sets[key[1]]
-        names = self._steps[key[0]].statistics if self._accumulation > 1 else []
-        if names:
-            source.pull()
-        if not problem:
-            if not self._pending:  # what a later batch for the same update has to give back
-                self._old_statistics = {n: source.view(n).copy() for n in names}
-            return
-        if names and self._pending:
-            for name in names:
-                source.view(name)[...] = self._old_statistics[name]
-            source.push()
-        self._drop_sums()
-        raise refused(f"{problem} is NaN or infinite")
-
-    def _first_not_finite(self, key: Key) -> str:
-        """What is not finite among the tensors that were just written; empty if all are."""
-        updates, turn = key
-        target, states = self._sets[1 - turn], self._steps[updates].states
-        for state in (target, self._sums):
-            written = [n for n in states if n in state.store]
-            if not written:
-                continue
-            state.written()
-            complete = state is self._sums or (updates and self._optimizers)
-            if complete and is_finite(state.store):
-                continue
-            name = first_not_finite(state.store, written)
-            if name is not None:
-                parts = [n for n, p in state.parts.items() if p.whole == name]
-                name = next((n for n in parts if not all_finite(state.view(n).ravel())), name)
-                return f"A gradient, or what it makes of {name!r},"
-        return ""
-
-    def _drop_sums(self) -> None:
-        self._pending = 0
-        for buffer in self._sums.store.buffers.values():
-            buffer.data[...] = 0
-        self._sums.push()
-
-    def _keep_statistics(self, updates: bool, turn: int) -> None:
-        """A run that does not update still moves the running statistics; bring them over."""
-        source, target = self._sets[turn], self._sets[1 - turn]
-        moved = [n for n in self._steps[updates].states if n not in self._sums]
-        if not moved:
-            return
-        if not self._device.is_host:
-            for store in (source, target):
-                store.written()
-                store.pull()
-        for name in moved:
-            source.view(name)[...] = target.view(name)
-        source.push()
 
     # -- running -----------------------------------------------------------------------------------
 
@@ -293,20 +176,20 @@ class TrainingSession(OneProcess, onnxruntime.InferenceSession):  # type: ignore
             check_fed_rate(input_feed[self._rate_name], self._rate_name)
         wanted = tuple(output_names) if output_names else ()
         with self._lock:
-            key = self._key()
+            key = self.runner.key()
             side = self._own.get((key, wanted)) or self._prebound(key, wanted)
             side.feed(values)
             side.run(run_options)
-            self._finish(key)
+            self.runner.finish(key)
             return side.results()
 
     def _prebound(self, key: Key, wanted: tuple[str, ...]) -> Prebound:
         for name in wanted:
             self._position(name)
         outputs = [self._output_infos[n] for n in wanted or self._output_names]
-        core = self._cores[key[0]]._sess
-        side = Prebound(core, self._input_infos, outputs, self._check, self._device.is_host)
-        self._bind_state(key, side.io)
+        core = core_of(self.sessions[key[0]])
+        side = Prebound(core, self._input_infos, outputs, self._check, self.runner.device.is_host)
+        self.runner.bind(key, side.io)
         self._own[key, wanted] = side
         return side
 
@@ -330,20 +213,18 @@ class TrainingSession(OneProcess, onnxruntime.InferenceSession):  # type: ignore
     @exclusive
     def io_binding(self) -> onnxruntime.IOBinding:
         """A binding for the inputs and outputs; the weights are bound by the session."""
-        binding = onnxruntime.IOBinding(self._cores[True])
-        binding._iobinding = StepBinding(
-            self._cores[True]._sess,
+        binding = StepBinding(
+            core_of(self.sessions[True]),
             [*self._input_names, *self._output_names],
-            self._key,
-            lambda key: SessionIOBinding(self._cores[key[0]]._sess),
-            self._bind_state,
+            self.runner.key,
+            lambda key: SessionIOBinding(core_of(self.sessions[key[0]])),
+            self.runner.bind,
         )
-        binding._session = self._sess
-        return binding
+        return wrap_io(self.sessions[True], self._sess, binding)
 
     def run_with_iobinding(self, iobinding: onnxruntime.IOBinding, run_options: Any = None) -> None:
         """One step of training on what is bound."""
-        self._sess.run_with_iobinding(iobinding._iobinding, run_options)
+        self._sess.run_with_iobinding(io_of(iobinding), run_options)
 
     def run_with_ort_values(
         self, output_names: Sequence[str] | None, input_dict: Mapping[str, Any], options: Any = None
@@ -351,14 +232,16 @@ class TrainingSession(OneProcess, onnxruntime.InferenceSession):  # type: ignore
         """One step of training on OrtValues."""
         outputs = list(output_names or self._output_names)
         binding = self.io_binding()
+        io = io_of(binding)
         for name, value in input_dict.items():
             binding.bind_ortvalue_input(name, value)
         for name in outputs:
-            binding._iobinding.bind_output(name, self._device.ort_device)
+            io.bind_output(name, self.runner.device.ort_device)
         self.run_with_iobinding(binding, options)
-        return [onnxruntime.OrtValue(v) for v in binding._iobinding.get_outputs()]
+        return [onnxruntime.OrtValue(v) for v in io.get_outputs()]
 
-    def _run_bound(self, binding: Any, options: Any) -> None:
+    def run_bound(self, binding: Any, options: Any) -> None:
+        """One step of training on a binding of the C level."""
         if not isinstance(binding, StepBinding):
             raise InputError(
                 "This binding does not know the session's weights. Take one from "
@@ -372,16 +255,11 @@ class TrainingSession(OneProcess, onnxruntime.InferenceSession):  # type: ignore
                 labels.check(array)
         options = RUN_OPTIONS if options is None else options
         with self._lock:
-            key = self._key()
-            self._cores[key[0]]._sess.run_with_iobinding(binding.ready(key), options)
-            self._finish(key)
+            key = self.runner.key()
+            core_of(self.sessions[key[0]]).run_with_iobinding(binding.ready(key), options)
+            self.runner.finish(key)
 
     # -- looking at the state, and changing it -----------------------------------------------------
-
-    def _current(self) -> State:
-        store = self._sets[self._turn]
-        store.pull()
-        return store
 
     @exclusive
     def get_state(self) -> dict[str, Array]:
@@ -391,8 +269,8 @@ class TrainingSession(OneProcess, onnxruntime.InferenceSession):  # type: ignore
         batch normalization that trains, also its running statistics; with Dropout that trains, also
         ``onnxtrain.random``: seed and number of the runs so far, from which its masks follow.
         """
-        store = self._current()
-        names = [*self._weights, *self._steps[True].statistics]
+        store = self.runner.current()
+        names = [*self._weights, *self.runner.steps[True].statistics]
         if RANDOM_INPUT in store:
             names.append(RANDOM_INPUT)
         state = {n: store.view(n).copy() for n in names}
@@ -405,7 +283,7 @@ class TrainingSession(OneProcess, onnxruntime.InferenceSession):  # type: ignore
         self, include_mixed_precision_weights: bool = False
     ) -> dict[str, dict[str, Array]]:
         """``{"full_precision": {weight: array}}``."""
-        store = self._current()
+        store = self.runner.current()
         state = {"full_precision": {n: store.view(n).copy() for n in self._weights}}
         if include_mixed_precision_weights:
             state["mixed_precision"] = {}
@@ -417,7 +295,7 @@ class TrainingSession(OneProcess, onnxruntime.InferenceSession):  # type: ignore
 
         The count is the number of the next update: 1 at the start.
         """
-        store = self._current()
+        store = self.runner.current()
         if STEP not in store:
             return {}
         return {
@@ -455,7 +333,7 @@ class TrainingSession(OneProcess, onnxruntime.InferenceSession):  # type: ignore
         for name, value in state.items():
             if name not in known:
                 continue
-            if name in self._current():
+            if name in self.runner.current():
                 plain[name] = value
                 continue
             weight = next(
@@ -488,22 +366,23 @@ class TrainingSession(OneProcess, onnxruntime.InferenceSession):  # type: ignore
                     raise UnknownNameError(
                         f"optimizer state of {weight!r}",
                         kind,
-                        known if STEP in self._sets[0] else [],
+                        known if STEP in self.runner.sets[0] else [],
                     )
         if len(counts) > 1:
             raise InputError(
                 f"{COUNT} differs between weights ({sorted(counts)}); all weights of a session "
                 "are updated together and have one count."
             )
-        if counts and STEP in self._sets[0]:
+        if counts and STEP in self.runner.sets[0]:
             values[STEP] = np.array([counts.pop()], np.int64)
         self._set(values)
 
     def _set(self, values: Mapping[str, Any]) -> None:
-        store = self._current()
+        store = self.runner.current()
         arrays = {}
         for name, value in values.items():
-            array = np.asarray(value._ortvalue.numpy() if hasattr(value, "_ortvalue") else value)
+            raw = raw_ortvalue(value)
+            array = np.asarray(value if raw is None else raw.numpy())
             if array.shape != store.specs[name].shape:
                 raise InputError(
                     f"{name!r} has shape {list(store.specs[name].shape)}, and the state holds "
@@ -548,7 +427,7 @@ class _Stepper:
 
     def run_with_iobinding(self, binding: Any, options: Any = None) -> None:
         """One step of training on what is bound."""
-        self._session._run_bound(binding, options)
+        self._session.run_bound(binding, options)
 
     def run(
         self, output_names: Sequence[str] | None, feeds: Mapping[str, Any], options: Any = None

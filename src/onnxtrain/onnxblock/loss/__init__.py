@@ -1,23 +1,23 @@
 """Loss blocks. Each takes names of values and gives the name of the loss.
 
 Targets become graph inputs (`target`, or `labels` where they are classes) unless a value of that
-name exists already.
+name exists already. These are the losses of `onnxtrain.losses`.
 """
 
-from .classification import BCELoss as BCELoss
-from .classification import BCEWithLogitsLoss as BCEWithLogitsLoss
-from .classification import CrossEntropyLoss as CrossEntropyLoss
-from .classification import HingeLoss as HingeLoss
-from .classification import KLDivLoss as KLDivLoss
-from .classification import MultiMarginLoss as MultiMarginLoss
-from .classification import NLLLoss as NLLLoss
-from .ctc import CTCLoss as CTCLoss
-from .embedding import CosineEmbeddingLoss as CosineEmbeddingLoss
-from .embedding import HingeEmbeddingLoss as HingeEmbeddingLoss
-from .embedding import TripletMarginLoss as TripletMarginLoss
-from .regression import GaussianNLLLoss as GaussianNLLLoss
-from .regression import HuberLoss as HuberLoss
-from .regression import L1Loss as L1Loss
-from .regression import MSELoss as MSELoss
-from .regression import PoissonNLLLoss as PoissonNLLLoss
-from .regression import SmoothL1Loss as SmoothL1Loss
+from ...losses import BCELoss as BCELoss
+from ...losses import BCEWithLogitsLoss as BCEWithLogitsLoss
+from ...losses import CosineEmbeddingLoss as CosineEmbeddingLoss
+from ...losses import CrossEntropyLoss as CrossEntropyLoss
+from ...losses import CTCLoss as CTCLoss
+from ...losses import GaussianNLLLoss as GaussianNLLLoss
+from ...losses import HingeEmbeddingLoss as HingeEmbeddingLoss
+from ...losses import HingeLoss as HingeLoss
+from ...losses import HuberLoss as HuberLoss
+from ...losses import KLDivLoss as KLDivLoss
+from ...losses import L1Loss as L1Loss
+from ...losses import MSELoss as MSELoss
+from ...losses import MultiMarginLoss as MultiMarginLoss
+from ...losses import NLLLoss as NLLLoss
+from ...losses import PoissonNLLLoss as PoissonNLLLoss
+from ...losses import SmoothL1Loss as SmoothL1Loss
+from ...losses import TripletMarginLoss as TripletMarginLoss

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
-import numpy as np
 import onnx
 import onnx_ir as ir
 
 from ... import optim as _optim
+from ...graph import OpBuilder, Tensor
+from ...graph.accessor import current
+from ...graph.block import Block, BlockError
 from ...hyper import LARGEST, check_limit
-from ..block import Block, BlockError
-from ..emit import Emitter
-from ..model_accessor import current
+from ...optim.optimizers import ADAMW_PRESETS
 from ..onnxblock import ForwardBlock
 
 
@@ -37,28 +37,22 @@ class ClipGradNorm(Block):
 
     def build(self, gradients_name: str) -> str:
         """Append the clipping of a sequence: one loop for the norm, one for the scaling."""
-        emit = self._emit
-        emit.require(17, "ClipGradNorm on a sequence (SequenceMap)")
-        total = _sum_of_squares(emit, gradients_name)
-        norm = emit.add(emit.node("Sqrt", total), _float(emit, 1e-6))
-        ratio = emit.div(_float(emit, self.max_norm), norm)
-        is_huge = emit.node("Greater", total, _float(emit, LARGEST))
-        with emit.body() as rare:
-            again = self._ratio_of_smaller(emit, gradients_name)
-        with emit.body() as usual:
-            same = emit.node("Identity", ratio)
+        op = self._builder
+        op.require(17, "ClipGradNorm on a sequence (SequenceMap)")
+        gradients = op.operand(gradients_name)
+        total = _sum_of_squares(op, gradients)
+        ratio = self.max_norm / (op.Sqrt(total) + 1e-6)
         branches = {
-            "then_branch": _branch(emit, rare, again),
-            "else_branch": _branch(emit, usual, same),
+            "then_branch": op.body("rare", [], lambda: [self._ratio_of_smaller(op, gradients)]),
+            "else_branch": op.body("usual", [], lambda: [op.Identity(ratio)]),
         }
-        factor = emit.node("Min", emit.node("If", is_huge, **branches), _float(emit, 1.0))
-        return _map(emit, gradients_name, "Mul", factor)
+        factor = op.Min(op.If(total > LARGEST, **branches), op.const(1.0))
+        return op.append(_map(op, gradients, "Mul", factor))
 
-    def _ratio_of_smaller(self, emit: Emitter, gradients: str) -> str:
+    def _ratio_of_smaller(self, op: OpBuilder, gradients: Tensor) -> Tensor:
         """For gradients whose squares overflow: the same from gradients made smaller."""
-        smaller = _map(emit, gradients, "Mul", _float(emit, SHRINK))
-        norm = emit.node("Sqrt", _sum_of_squares(emit, smaller))
-        return emit.div(_float(emit, self.max_norm * SHRINK), norm)
+        smaller = _map(op, gradients, "Mul", op.const(SHRINK))
+        return self.max_norm * SHRINK / op.Sqrt(_sum_of_squares(op, smaller))
 
 
 class ClipGradValue(Block):
@@ -74,42 +68,32 @@ class ClipGradValue(Block):
 
     def build(self, gradients_name: str) -> str:
         """Append the clipping of a sequence."""
-        emit = self._emit
-        emit.require(17, "ClipGradValue on a sequence (SequenceMap)")
-        low, high = (emit.constant(x, onnx.TensorProto.FLOAT) for x in (-self.limit, self.limit))
-        return _map(emit, gradients_name, "Clip", low, high)
+        op = self._builder
+        op.require(17, "ClipGradValue on a sequence (SequenceMap)")
+        low, high = (op.const(float(x)) for x in (-self.limit, self.limit))
+        return op.append(_map(op, op.operand(gradients_name), "Clip", low, high))
 
 
 SHRINK = 2.0**-80
 """With this factor 10⁹ squares of the largest float32 add up to a finite number."""
 
 
-def _float(emit: Emitter, number: float) -> str:
-    return emit.constant(np.array(number), onnx.TensorProto.FLOAT)
+def _sum_of_squares(op: OpBuilder, sequence: Tensor) -> Tensor:
+    squares = _map(op, sequence, "ReduceSumSquare", keepdims=0)
+    stacked = op.ConcatFromSequence(squares, axis=0, new_axis=1)
+    stacked.value.type = ir.TensorType(ir.DataType.FLOAT)
+    return op.ReduceSum(stacked, keepdims=0)
 
 
-def _sum_of_squares(emit: Emitter, sequence: str) -> str:
-    squares = _map(emit, sequence, "ReduceSumSquare", keepdims=0)
-    stacked = emit.node("ConcatFromSequence", squares, axis=0, new_axis=1)
-    return emit.reduce("ReduceSum", stacked)
-
-
-def _branch(emit: Emitter, nodes: Sequence[onnx.NodeProto], result: str) -> onnx.GraphProto:
-    output = onnx.helper.make_tensor_value_info(result, onnx.TensorProto.FLOAT, [])
-    return onnx.helper.make_graph(nodes, emit.name("branch"), [], [output])
-
-
-def _map(emit: Emitter, sequence: str, op_type: str, *captured: str, **attributes: Any) -> str:
+def _map(
+    op: OpBuilder, sequence: Tensor, op_type: str, *captured: Tensor, **attributes: Any
+) -> Tensor:
     """SequenceMap of one operator whose other operands come from the outer graph."""
-    helper = onnx.helper
-    item, result = emit.name("item"), emit.name("item_output")
-    body = helper.make_graph(
-        [helper.make_node(op_type, [item, *captured], [result], **attributes)],
-        emit.name("map"),
-        [helper.make_tensor_value_info(item, onnx.TensorProto.FLOAT, None)],
-        [helper.make_tensor_value_info(result, onnx.TensorProto.FLOAT, None)],
-    )
-    return emit.node("SequenceMap", sequence, body=body)
+    item = op.body_input("item", ir.DataType.FLOAT, None)
+    body = op.body("map", [item], lambda: op.emit(op_type, [item, *captured], 1, **attributes))
+    mapped = op.SequenceMap(sequence, body=body)
+    mapped.value.type = ir.SequenceType(ir.TensorType(ir.DataType.FLOAT))
+    return mapped
 
 
 def shapes_of(trainable: Sequence[onnx.TensorProto]) -> list[tuple[str, list[int]]]:
@@ -129,6 +113,7 @@ def shapes_of(trainable: Sequence[onnx.TensorProto]) -> list[tuple[str, list[int
     return [(t.name, list(t.dims)) for t in trainable]
 
 
+PREDECESSOR = ADAMW_PRESETS["onnxruntime"]
 Clip = ClipGradNorm | ClipGradValue | None
 Groups = Sequence[_optim.Group]
 
@@ -152,9 +137,9 @@ class OptimizerBlock(ForwardBlock):
     ) -> tuple[str, ...]:
         """Build the model for the trainable ones of `parameters`."""
         shapes = shapes_of(parameters[0])
-        emit = self._emit
-        flag = emit.name(f"{self.optimizer.name.lower()}.updated_flag")
-        model = _optim.sequence_model(self.optimizer, shapes, emit.opset, flag=flag)
+        op = self._builder
+        flag = op.names.fresh(f"{self.optimizer.name.lower()}.updated_flag")
+        model = _optim.sequence_model(self.optimizer, shapes, op.opset, flag=flag)
         built = ir.to_proto(model)
         target = self._model
         target.graph.CopyFrom(built.graph)
@@ -164,14 +149,14 @@ class OptimizerBlock(ForwardBlock):
         return tuple(o.name for o in built.graph.output)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Build on the model of the current context and check the result."""
+        """Build on the model of the current context, check it, and give the name of the flag."""
         accessor = current()
         self.base = accessor.model
-        outputs = self.build(*args, **kwargs)
+        flag = self.build(*args, **kwargs)[0]
         self._check()
         self._built = onnx.ModelProto()
         self._built.CopyFrom(accessor.model)
-        return outputs
+        return flag
 
 
 def _clip(clip_grad: Clip) -> _optim.ClipNorm | _optim.ClipValue | None:
@@ -191,11 +176,11 @@ class AdamW(OptimizerBlock):
         self,
         bias_correction: bool = True,
         betas: tuple[float, float] = (0.9, 0.999),
-        eps: float | None = 1e-6,
-        weight_decay: float = 0.0,
+        eps: float | None = PREDECESSOR.eps,
+        weight_decay: float = PREDECESSOR.weight_decay,
         clip_grad: Clip = None,
         *,
-        form: Literal["huggingface", "torch"] = "huggingface",
+        form: Literal["huggingface", "torch"] = PREDECESSOR.form,
         groups: Groups = (),
     ) -> None:
         super().__init__(
@@ -238,49 +223,60 @@ class Custom(OptimizerBlock):
 class _Named(OptimizerBlock):
     """An optimizer of `onnxtrain.optim` with its own arguments, and ``clip_grad``."""
 
-    _make: Any
+    _recipe: str
+    """Its row in `onnxtrain.optim.RECIPES`."""
 
     def __init__(self, *args: Any, clip_grad: Clip = None, **kwargs: Any) -> None:
-        super().__init__(type(self)._make(*args, clip=_clip(clip_grad), **kwargs))
+        make = _optim.RECIPES[self._recipe].make
+        super().__init__(make(*args, clip=_clip(clip_grad), **kwargs))
 
 
 class Adam(_Named):
     """See `onnxtrain.optim.adam` for the arguments."""
 
-    _make = staticmethod(_optim.adam)
+    _recipe = "adam"
 
 
 class Lamb(_Named):
     """See `onnxtrain.optim.lamb` for the arguments."""
 
-    _make = staticmethod(_optim.lamb)
+    _recipe = "lamb"
 
 
 class Adagrad(_Named):
     """See `onnxtrain.optim.adagrad` for the arguments."""
 
-    _make = staticmethod(_optim.adagrad)
+    _recipe = "adagrad"
 
 
 class RMSprop(_Named):
     """See `onnxtrain.optim.rmsprop` for the arguments."""
 
-    _make = staticmethod(_optim.rmsprop)
+    _recipe = "rmsprop"
 
 
 class Adadelta(_Named):
     """See `onnxtrain.optim.adadelta` for the arguments."""
 
-    _make = staticmethod(_optim.adadelta)
+    _recipe = "adadelta"
 
 
 class Lion(_Named):
     """See `onnxtrain.optim.lion` for the arguments."""
 
-    _make = staticmethod(_optim.lion)
+    _recipe = "lion"
 
 
 class Adafactor(_Named):
     """See `onnxtrain.optim.adafactor` for the arguments."""
 
-    _make = staticmethod(_optim.adafactor)
+    _recipe = "adafactor"
+
+
+def __getattr__(block: str) -> type[_Named]:
+    """The block of an optimizer that has a row in the table and no class above."""
+    for name, recipe in _optim.RECIPES.items():
+        if recipe.block == block:
+            text = f"See `onnxtrain.optim.{name}` for the arguments."
+            return type(block, (_Named,), {"__doc__": text, "_recipe": name})
+    raise AttributeError(f"module {__name__!r} has no attribute {block!r}")

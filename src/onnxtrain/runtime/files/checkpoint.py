@@ -1,4 +1,4 @@
-"""A `CheckpointState` to and from a file.
+"""A `TrainingState` to and from a file.
 
 Tensors are named ``param/<name>`` and ``optim/<state>/<name>``; the rest is JSON in the metadata.
 """
@@ -16,13 +16,7 @@ import numpy.typing as npt
 from ...errors import CheckpointError
 from ...hyper import check_rate
 from ..state.buffers import TensorSpec, TensorStore
-from ..state.checkpoint_state import (
-    CheckpointState,
-    OptimizerState,
-    RandomState,
-    _property,
-    _property_name,
-)
+from ..state.training_state import OptimizerState, RandomState, TrainingState
 from . import tensorfile
 from .dtypes import ElementType
 
@@ -33,7 +27,7 @@ RANDOM = ("seed", "generation", "counter")
 
 
 def save(
-    state: CheckpointState,
+    state: TrainingState,
     path: str | os.PathLike[str],
     include_optimizer_state: bool = False,
     form: str = "ortt",
@@ -42,7 +36,7 @@ def save(
     if form not in FORMATS:
         raise ValueError(f"Unknown checkpoint format {form!r}; use one of {', '.join(FORMATS)}.")
     with state.lock:  # a step in another thread waits: no file has weights of two steps
-        state._sync()
+        state.sync()
         if form == "odtc":
             from .odtc import save as save_odtc
 
@@ -51,17 +45,17 @@ def save(
             tensorfile.write(path, *_contents(state, include_optimizer_state))
 
 
-def to_bytes(state: CheckpointState) -> bytes:
+def to_bytes(state: TrainingState) -> bytes:
     """The file that `save` would write, with the optimizer state."""
     with state.lock:
-        state._sync()
+        state.sync()
         return b"".join(tensorfile.encode(*_contents(state, include_optimizer_state=True)))
 
 
 _Contents = tuple[dict[str, Array], dict[str, str], dict[str, ElementType]]
 
 
-def _contents(state: CheckpointState, include_optimizer_state: bool) -> _Contents:
+def _contents(state: TrainingState, include_optimizer_state: bool) -> _Contents:
     """Tensors, metadata and element types of a file."""
     tensors: dict[str, Array] = {}
     types: dict[str, ElementType] = {}
@@ -72,15 +66,15 @@ def _contents(state: CheckpointState, include_optimizer_state: bool) -> _Content
             types[prefix + name] = spec.type
 
     if not state.is_nominal:
-        collect("param/", state._trainable)
-        collect("param/", state._frozen)
-        if include_optimizer_state and state._optimizer is not None:
-            for kind, moments in state._optimizer.states.items():
+        collect("param/", state.trainable)
+        collect("param/", state.frozen)
+        if include_optimizer_state and state.optimizer is not None:
+            for kind, moments in state.optimizer.states.items():
                 collect(f"optim/{kind}/", moments)
     return tensors, _metadata(state, include_optimizer_state), types
 
 
-def load(path: str | os.PathLike[str]) -> CheckpointState:
+def load(path: str | os.PathLike[str]) -> TrainingState:
     """Read a state; see `CheckpointState.load_checkpoint`."""
     if os.path.isdir(path):
         from .pbseq import load as load_pbseq
@@ -95,39 +89,39 @@ def load(path: str | os.PathLike[str]) -> CheckpointState:
         return _read(file, where)
 
 
-def from_bytes(content: bytes) -> CheckpointState:
+def from_bytes(content: bytes) -> TrainingState:
     """The state that `to_bytes` was given."""
     return _read(io.BytesIO(content), "The checkpoint")
 
 
-def _read(file: BinaryIO, where: str) -> CheckpointState:
+def _read(file: BinaryIO, where: str) -> TrainingState:
     header = tensorfile.read_header(file, where)
     state = _empty_state(header, where)
     tensorfile.fill(file, header, lambda name: _target(state, name), where)
     return state
 
 
-def _metadata(state: CheckpointState, include_optimizer_state: bool) -> dict[str, str]:
-    trainable, frozen = state._names()
+def _metadata(state: TrainingState, include_optimizer_state: bool) -> dict[str, str]:
+    trainable, frozen = state.names()
     values: dict[str, Any] = {
         "trainable": trainable,
         "frozen": frozen,
-        "random": _random_out(state._random),
-        "properties": {k: _float_out(v) for k, v in state._properties.items()},
+        "random": _random_out(state.random),
+        "properties": {k: _float_out(v) for k, v in state.properties.items()},
         "nominal": state.is_nominal,
     }
     if include_optimizer_state:
-        if state._optimizer is not None:
-            optimizer = state._optimizer
+        if state.optimizer is not None:
+            optimizer = state.optimizer
             values["optimizer"] = {
                 "step": optimizer.step,
                 "learning_rate": optimizer.learning_rate,
                 "name": optimizer.name,
             }
-        if state._scheduler:
-            values["scheduler"] = state._scheduler
-        if state._trainer:
-            values["trainer"] = state._trainer
+        if state.scheduler:
+            values["scheduler"] = state.scheduler
+        if state.trainer:
+            values["trainer"] = state.trainer
     text = {key: json.dumps(value, ensure_ascii=False) for key, value in values.items()}
     return {"format": "onnxtrain", "version": "1", **text}
 
@@ -143,7 +137,7 @@ def _float_out(value: int | float | str) -> Any:
     return value
 
 
-def _empty_state(header: tensorfile.Header, where: str) -> CheckpointState:
+def _empty_state(header: tensorfile.Header, where: str) -> TrainingState:
     """A state with the right tensors, values still to be read; everything is checked first."""
     form = header.metadata.get("format")
     if form != "onnxtrain":
@@ -161,20 +155,20 @@ def _empty_state(header: tensorfile.Header, where: str) -> CheckpointState:
     if len(set(trainable + frozen)) != len(trainable + frozen):
         raise CheckpointError(f"{where} is damaged: a parameter is listed twice.")
     if meta.get("nominal", bool, False):
-        state = CheckpointState.nominal(trainable, frozen)
+        state = TrainingState(TensorStore([]), nominal=(trainable, frozen))
         header.entries.clear()
     else:
         moments = _split(header, {*trainable, *frozen}, where)
-        state = CheckpointState(
+        state = TrainingState(
             TensorStore(_spec(header, n, where) for n in trainable),
             TensorStore(_spec(header, n, where) for n in frozen),
         )
-        state._optimizer = _optimizer(meta, state._trainable, moments, where)
-    state._random = meta.random()
-    state._scheduler = meta.get("scheduler", dict, {})
-    state._trainer = meta.get("trainer", dict, {})
+        state.optimizer = _optimizer(meta, state.trainable, moments, where)
+    state.random = meta.random()
+    state.scheduler = meta.get("scheduler", dict, {})
+    state.trainer = meta.get("trainer", dict, {})
     for name, value in meta.get("properties", dict, {}).items():
-        state._properties[name] = meta.property(name, value)
+        meta.set_property(state, name, value)
     return state
 
 
@@ -228,13 +222,13 @@ def _optimizer(
     return state
 
 
-def _target(state: CheckpointState, key: str) -> Array:
+def _target(state: TrainingState, key: str) -> Array:
     section, _, rest = key.partition("/")
     if section == "param":
-        return state._store_of(rest).view(rest)
+        return state.store_of(rest).view(rest)
     kind, _, name = rest.partition("/")
-    assert state._optimizer is not None
-    return state._optimizer.states[kind].view(name)
+    assert state.optimizer is not None
+    return state.optimizer.states[kind].view(name)
 
 
 class _Metadata:
@@ -270,10 +264,10 @@ class _Metadata:
             raise CheckpointError(f"{self.where} is damaged: random state {found!r}.")
         return RandomState(*numbers)
 
-    def property(self, name: str, value: Any) -> int | float | str:
+    def set_property(self, state: TrainingState, name: str, value: Any) -> None:
         if isinstance(value, dict) and value.get("float") in ("nan", "inf", "-inf"):
-            return float(value["float"])
+            value = float(value["float"])
         try:
-            return _property(_property_name(name), value)
+            state.set_property(name, value)
         except (TypeError, ValueError) as error:
             raise CheckpointError(f"{self.where} is damaged: {error}") from None

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from ...errors import CheckpointError, ModelFileError
 from ...hyper import check_rate
 from ..state.buffers import TensorSpec, TensorStore
-from ..state.checkpoint_state import CheckpointState, OptimizerState
+from ..state.training_state import OptimizerState, TrainingState
 from .atomic import write_atomically
 from .dtypes import BY_ONNX, ElementType
 from .external import DataFolder, Reference
@@ -42,7 +42,7 @@ def _table(name: str) -> Any:
 # --- reading --------------------------------------------------------------------------------------
 
 
-def load(path: str | os.PathLike[str]) -> CheckpointState:
+def load(path: str | os.PathLike[str]) -> TrainingState:
     """Read a file that onnxruntime-training 1.16 to 1.19 wrote."""
     where = f"Checkpoint {os.fspath(path)!r}"
     data = read_regular(path, CheckpointError)
@@ -68,7 +68,7 @@ class _Reader:
         self.external: Array | None = None
         self.left = len(data)
 
-    def state(self) -> CheckpointState:
+    def state(self) -> TrainingState:
         root = _table("Checkpoint").Checkpoint.GetRootAs(self.data, 0)
         if root.Version() not in {1, VERSION}:
             raise CheckpointError(f"{self.where} has version {root.Version()}; 1 and 2 are known.")
@@ -80,12 +80,13 @@ class _Reader:
         trainable = list(self._vector(module.RequiresGradParams, module.RequiresGradParamsLength()))
         frozen = list(self._vector(module.FrozenParams, module.FrozenParamsLength()))
         if root.Version() == VERSION and module.IsNominalState():
-            state = CheckpointState.nominal(self._names(trainable), self._names(frozen))
+            names = self._names(trainable), self._names(frozen)
+            state = TrainingState(TensorStore([]), nominal=names)
         else:
-            state = CheckpointState(self._store(trainable), self._store(frozen))
+            state = TrainingState(self._store(trainable), self._store(frozen))
         groups = list(self._vector(root.OptimizerGroups, root.OptimizerGroupsLength()))
         if groups and not state.is_nominal:
-            state._optimizer = self._optimizer(groups, state._trainable)
+            state.optimizer = self._optimizer(groups, state.trainable)
         self._properties(root.PropertyBag(), state)
         return state
 
@@ -191,7 +192,7 @@ class _Reader:
             found.states[kind] = store
         return found
 
-    def _properties(self, bag: Any, state: CheckpointState) -> None:
+    def _properties(self, bag: Any, state: TrainingState) -> None:
         if bag is None:
             return
         for kind in ("Ints", "Floats", "Strings"):
@@ -199,14 +200,14 @@ class _Reader:
             for item in self._vector(getattr(bag, kind), length):
                 value = item.Value()
                 text = self._text(value) if isinstance(value, bytes) else value
-                state.properties[self._text(item.Name())] = text
+                state.set_property(self._text(item.Name()), text)
 
 
 # --- writing --------------------------------------------------------------------------------------
 
 
 def save(
-    state: CheckpointState,
+    state: TrainingState,
     path: str | os.PathLike[str],
     include_optimizer_state: bool,
     external_above: int = EXTERNAL_ABOVE,
@@ -216,11 +217,11 @@ def save(
     Each of the two files is written atomically, the pair is not: keep the default format for runs
     that may be killed.
     """
-    for store in state._stores():
+    for store in state.stores():
         bad = [s.name for s in store.specs.values() if s.type.onnx not in SUPPORTED]
         if bad:
             raise CheckpointError(f"This format cannot hold the type of {', '.join(bad[:8])}.")
-    total = sum(s.nbytes for store in state._stores()[:2] for s in store.specs.values())
+    total = sum(s.nbytes for store in state.stores()[:2] for s in store.specs.values())
     external = _External() if total >= external_above else None
     writer = _Writer(import_module("flatbuffers").Builder(1024), external)
     root = writer.checkpoint(state, include_optimizer_state)
@@ -251,11 +252,11 @@ class _Writer:
     def __init__(self, builder: Any, external: _External | None) -> None:
         self.builder, self.external = builder, external
 
-    def checkpoint(self, state: CheckpointState, include_optimizer_state: bool) -> int:
+    def checkpoint(self, state: TrainingState, include_optimizer_state: bool) -> int:
         module = self._module(state)
-        optimizer = state._optimizer if include_optimizer_state else None
+        optimizer = state.optimizer if include_optimizer_state else None
         groups = self._offsets([self._group(optimizer)] if optimizer and optimizer.states else [])
-        bag = self._properties(state) if state._properties else None
+        bag = self._properties(state) if state.properties else None
         table = _table("Checkpoint")
         table.Start(self.builder)
         table.AddVersion(self.builder, VERSION)
@@ -265,10 +266,10 @@ class _Writer:
             table.AddPropertyBag(self.builder, bag)
         return int(table.End(self.builder))
 
-    def _module(self, state: CheckpointState) -> int:
+    def _module(self, state: TrainingState) -> int:
         trainable, frozen = (
             self._offsets([self._parameter(state, n) for n in sorted(names)])
-            for names in state._names()
+            for names in state.names()
         )
         table = _table("ModuleState")
         table.Start(self.builder)
@@ -278,10 +279,10 @@ class _Writer:
         table.AddHasExternalData(self.builder, self.external is not None)
         return int(table.End(self.builder))
 
-    def _parameter(self, state: CheckpointState, name: str) -> int:
+    def _parameter(self, state: TrainingState, name: str) -> int:
         if state.is_nominal:
             return self._tensor(name, np.empty(0, np.float32), BY_ONNX[1], (), None)
-        store = state._store_of(name)
+        store = state.store_of(name)
         spec = store.specs[name]
         return self._tensor(name, store.view(name), spec.type, spec.shape, self.external)
 
@@ -342,9 +343,10 @@ class _Writer:
         table.AddMomentums(self.builder, tensors)
         return int(table.End(self.builder))
 
-    def _properties(self, state: CheckpointState) -> int:
+    def _properties(self, state: TrainingState) -> int:
+        values = sorted(state.properties.items())
         vectors = [
-            self._offsets([self._property(kind, n, v) for n, v in state.properties if type(v) is t])
+            self._offsets([self._property(kind, n, v) for n, v in values if type(v) is t])
             for kind, t in (("Int", int), ("Float", float), ("String", str))
         ]
         table = _table("PropertyBag")

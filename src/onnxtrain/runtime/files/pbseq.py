@@ -23,7 +23,7 @@ import numpy.typing as npt
 from ...errors import CheckpointError, ModelFileError
 from ...hyper import check_rate
 from ..state.buffers import TensorSpec, TensorStore
-from ..state.checkpoint_state import CheckpointState, OptimizerState
+from ..state.training_state import OptimizerState, TrainingState
 from .dtypes import BY_ONNX
 from .readfile import read_regular
 from .wire import Message, _take, _varint
@@ -48,7 +48,7 @@ class NotACheckpointError(CheckpointError, IsADirectoryError):
     """A directory was given that is not a checkpoint."""
 
 
-def load(path: str | os.PathLike[str]) -> CheckpointState:
+def load(path: str | os.PathLike[str]) -> TrainingState:
     """Read a checkpoint directory."""
     folder = Path(path)
     where = f"Checkpoint directory {os.fspath(path)!r}"
@@ -59,14 +59,14 @@ def load(path: str | os.PathLike[str]) -> CheckpointState:
             f"{where} has none of {', '.join((*TRAINABLE, *FROZEN))}: it is not a checkpoint of "
             "onnxruntime-training before 1.16, and other checkpoints are files."
         )
-    state = CheckpointState(_store(trainable, where), _store(frozen, where))
-    state._optimizer = _optimizer(folder, state._trainable, where)
+    state = TrainingState(_store(trainable, where), _store(frozen, where))
+    state.optimizer = _optimizer(folder, state.trainable, where)
     properties = folder / PROPERTIES
     if properties.exists():
         for name, value in _sequence(properties, where).items():
             content = value if isinstance(value, str) else _number(name, value, where)
             try:
-                state.properties[name] = content
+                state.set_property(name, content)
             except (TypeError, ValueError) as error:
                 raise CheckpointError(f"{where}: {PROPERTIES} is damaged: {error}") from None
     return state

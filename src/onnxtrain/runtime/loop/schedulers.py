@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from ...errors import CheckpointError, StateError
 from ...hyper import check_rate
+from ..state.training_state import TrainingState
 from .resume import best_in, number_in, whole_in
 
 
@@ -96,8 +97,8 @@ class LRScheduler:
 
     def resume(self) -> bool:
         """Take over the schedule's position from the checkpoint; False if it has none."""
-        checkpoint = _checkpoint(self.optimizer)
-        saved = getattr(checkpoint, "_resumable_scheduler", None)
+        state = _training_state(self.optimizer)
+        saved = state.resumable_scheduler if state is not None else None
         if not saved:
             return False
         self.load_state_dict(saved)
@@ -107,21 +108,21 @@ class LRScheduler:
         what = f"The learning rate that {type(self).__name__} gives after {self.count} steps"
         self._last = check_rate(self.lr_at(self.count), what)
         self.optimizer.set_learning_rate(self._last)
-        checkpoint = _checkpoint(self.optimizer)
-        if checkpoint is not None:
-            if checkpoint._resumable_scheduler is None:
+        state = _training_state(self.optimizer)
+        if state is not None:
+            if state.resumable_scheduler is None:
                 # making a schedule must not lose the position that a loaded checkpoint holds
-                checkpoint._resumable_scheduler = checkpoint._scheduler
-            checkpoint._scheduler = self.state_dict()
+                state.resumable_scheduler = state.scheduler
+            state.scheduler = self.state_dict()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(count={self.count}, lr={self._last})"
 
 
-def _checkpoint(optimizer: HasLearningRate) -> Any:
+def _training_state(optimizer: HasLearningRate) -> TrainingState | None:
     """The state behind an `Optimizer`, None for anything else."""
-    module = getattr(optimizer, "_module", None)
-    return getattr(module, "_state", None)
+    state = getattr(optimizer, "training_state", None)
+    return state if isinstance(state, TrainingState) else None
 
 
 class LinearLRScheduler(LRScheduler):

@@ -17,7 +17,8 @@ from ...hyper import check_limit, check_rate
 from ..files.onnxfile import Source
 from ..session.devices import Device, Provider
 from ..session.sharing import OneProcess, exclusive
-from ..state.checkpoint_state import CheckpointState, OptimizerState
+from ..state.checkpoint_state import CheckpointState
+from ..state.training_state import TrainingState
 from ..step import kernels
 from ..step.evaluator import Evaluator, join
 from ..step.module import Module
@@ -124,7 +125,8 @@ class Trainer(OneProcess):
             clip_norm = check_limit(clip_norm, "clip_norm", infinite=True)
         self.group = make_group(distributed, shard_optimizer, overlap, bucket_mb)
         state = self.group.load(state)
-        state._need_values()
+        self._values = state.training_state
+        self._values.need_values()
         self.state, self.metrics = state, resolve(metrics)
         self._share(state.lock)
         self._fits = False
@@ -139,11 +141,11 @@ class Trainer(OneProcess):
         self._device = Device(device, providers)
         self._interval = scheduler_interval
         self._evaluators: dict[bool, Evaluator] = {}
-        self._resumable = dict(state._trainer)
+        self._resumable = dict(self._values.trainer)
         self._engine = self._make_engine(
             train_model, optimizer_model, step_model, device, providers, clip_norm
         )
-        self.optimizer: _Rate = _Rate(self._engine)
+        self.optimizer: _Rate = _Rate(self._values)
         if learning_rate is not None:
             self.optimizer.set_learning_rate(learning_rate)
         self.scheduler = scheduler(self.optimizer) if scheduler is not None else None
@@ -290,7 +292,7 @@ class Trainer(OneProcess):
             hook.on_train_begin(self)
         while self.epoch < epochs and not self.stop:
             self._run_epoch(source, validation_data, batch_size)
-        self.state._sync()
+        self._values.sync()
         for hook in self._hooks:
             hook.on_train_end(self)
 
@@ -355,7 +357,7 @@ class Trainer(OneProcess):
         """Leave everything ready to go on behind the batch that was no good; gives the error."""
         self._engine.forget()
         self._resumable = self._position()
-        self.state._resumable_scheduler = self.state._scheduler  # a schedule goes on where it is
+        self._values.resumable_scheduler = self._values.scheduler  # a schedule goes on where it is
         self._refused = NonFiniteError(
             f"In epoch {self.epoch}, batch {self.batch - 1}: {error.reason}",
             "Nothing was changed, and gradients gathered for the same update are dropped: "
@@ -422,7 +424,7 @@ class Trainer(OneProcess):
         if with_loss not in self._evaluators:
             self._evaluators[with_loss] = Evaluator(
                 self._eval_model,
-                self.state,
+                self._values,
                 self._device,
                 with_loss=with_loss,
                 options=self._session_options,
@@ -434,7 +436,7 @@ class Trainer(OneProcess):
     @exclusive
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a checkpoint from which `fit(..., resume=True)` goes on exactly."""
-        self.state._trainer = self._position()
+        self._values.trainer = self._position()
         self.group.save(self.state, path)
 
     def _position(self) -> dict[str, Any]:
@@ -474,15 +476,15 @@ class Trainer(OneProcess):
     @exclusive
     def snapshot(self) -> list[Array]:
         """A copy of all parameters, for `restore`."""
-        self.state._sync()
-        stores = (self.state._trainable, self.state._frozen)
+        self._values.sync()
+        stores = (self._values.trainable, self._values.frozen)
         return [b.data.copy() for s in stores for b in s.buffers.values()]
 
     @exclusive
     def restore(self, kept: Sequence[Array]) -> None:
         """Put a copy made by `snapshot` back."""
-        self.state._sync()
-        stores = (self.state._trainable, self.state._frozen)
+        self._values.sync()
+        stores = (self._values.trainable, self._values.frozen)
         for buffer, values in zip((b for s in stores for b in s.buffers.values()), kept):
             np.copyto(buffer.data, values)
         for store in stores:
@@ -499,8 +501,8 @@ class Trainer(OneProcess):
         assert self._eval_model is not None
         if not self.group.is_main:
             return
-        self.state._sync()
-        export(self._eval_model, self.state, path, names)
+        self._values.sync()
+        export(self._eval_model, self._values, path, names)
 
     def _make_engine(
         self,
@@ -531,13 +533,13 @@ class Trainer(OneProcess):
         # clipped by value, an infinite gradient leaves no trace in what the one graph gives
         plain = plain and not (self.check_finite and "value" in (file.clip or {}))
         compiled = self._device.is_host and kernels.find(
-            file.description, self.state._trainable.size
+            file.description, self._values.trainable.size
         )
         if step_model is not None and plain and not compiled:
             return _OneGraph(
                 OneGraphStep(
                     step_model,
-                    self.state,
+                    self._values,
                     file,
                     self._device,
                     self._session_options,
@@ -573,7 +575,7 @@ class _OneGraph:
     """Training with the one-graph step."""
 
     def __init__(self, step: OneGraphStep) -> None:
-        self.graph, self._state = step, step.state
+        self.graph, self.training_state = step, step.state
         self.input_names = step.user.input_names
         self.nothing_counts = step.user.nothing_counts
 
@@ -597,8 +599,9 @@ class _Parts:
 
     def __init__(self, module: Module, optimizer: Optimizer, accumulate: int) -> None:
         self.module, self.optimizer, self.accumulate = module, optimizer, accumulate
-        self._state, self.input_names = module._state, module.input_names()
-        self.nothing_counts = module._train.user.nothing_counts
+        step = module.gradient_step
+        self.training_state, self.input_names = step.state, module.input_names()
+        self.nothing_counts = step.user.nothing_counts
         self._pending = 0
 
     @property
@@ -634,19 +637,14 @@ class _Parts:
 class _Rate:
     """The learning rate of either way of training, as schedules see it."""
 
-    def __init__(self, engine: Any) -> None:
-        self._module = engine  # its `_state` is where schedules leave their position
-
-    @property
-    def _memory(self) -> OptimizerState:
-        found: OptimizerState | None = self._module._state._optimizer
-        assert found is not None
-        return found
+    def __init__(self, state: TrainingState) -> None:
+        self.training_state = state
+        """Where schedules leave their position."""
 
     def get_learning_rate(self) -> float:
         """The current learning rate."""
-        return self._memory.learning_rate
+        return self.training_state.need_optimizer().learning_rate
 
     def set_learning_rate(self, learning_rate: float) -> None:
         """Use this learning rate from the next step on."""
-        self._memory.learning_rate = check_rate(learning_rate)
+        self.training_state.need_optimizer().learning_rate = check_rate(learning_rate)

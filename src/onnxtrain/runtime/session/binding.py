@@ -17,8 +17,9 @@ from ..files.onnxfile import ValueInfo
 from ..state.buffers import TensorStore
 from ..step.artifact import Artifact
 from .devices import RUN_OPTIONS, Device
-from .feeds import FeedCheck, raw_ortvalue
+from .feeds import FeedCheck
 from .labels import ClassLabels
+from .native import core_of, new_io, raw_ortvalue
 
 Array = npt.NDArray[Any]
 SMALL = 64
@@ -34,12 +35,16 @@ class Binding:
     """One set of inputs and outputs of a session, on which it is run again and again.
 
     User outputs must be bound before all others, so that they come first in the results.
+
+    Args:
+        session: what `open_session` gives.
+        device: where the state lives that is bound.
     """
 
-    def __init__(self, session: onnxruntime.InferenceSession, device: Device) -> None:
+    def __init__(self, session: Any, device: Device) -> None:
         self.session, self.device = session, device
-        self.io = session.io_binding()._iobinding
-        self._run = session._sess.run_with_iobinding
+        self.io = new_io(session)
+        self._run = core_of(session).run_with_iobinding
         self._bound: dict[str, tuple[int, tuple[int, ...]]] = {}
         self._staged: dict[str, Array] = {}
         self._again: list[tuple[Array, Any, tuple[int, ...]]] = []
@@ -52,7 +57,6 @@ class Binding:
         self._small: dict[str, Array] = {}
         self._copies: list[Callable[[], Array]] = []
         self._large: list[tuple[int, str]] = []
-        self._order: dict[str, int] = {}
 
     # --- once ------------------------------------------------------------------------------------
 
@@ -82,12 +86,10 @@ class Binding:
 
     def output(self, name: str, kind: ElementType, shape: Sequence[int], pointer: int) -> None:
         """Let a result be written to memory where the state lives."""
-        self._order.setdefault(name, len(self._order))
         self.io.bind_output(name, self.device.ort_device, kind.binding, shape, pointer)
 
     def made_output(self, name: str) -> None:
         """Let a run make a result, in memory of the host; to be said again before the next run."""
-        self._order.setdefault(name, len(self._order))
         self.io.bind_output(name, HOST.ort_device)
 
     def input_tensor(self, name: str, store: TensorStore, tensor: str) -> None:
@@ -249,11 +251,6 @@ class Binding:
         for _, name in self._large:  # otherwise the next run would write over what was given out
             self.made_output(name)
         return found
-
-    def taken(self, names: Sequence[str]) -> dict[str, Any]:
-        """Results of the last run by name, as onnxruntime's own values."""
-        values = self.io.get_outputs() if names else []
-        return {name: values[self._order[name]] for name in names}
 
 
 class UserSide:

@@ -16,6 +16,9 @@ import onnxruntime
 from onnxruntime.capi import _pybind_state as ort
 
 from ...errors import DeviceError, ModelFileError
+from .cut_session import cut_if_long
+from .native import core_of
+from .sharing import note_session
 
 Array = npt.NDArray[Any]
 Provider: TypeAlias = "str | tuple[str, dict[str, Any]]"
@@ -23,8 +26,9 @@ Provider: TypeAlias = "str | tuple[str, dict[str, Any]]"
 RUN_OPTIONS = onnxruntime.RunOptions()
 """The defaults. A run that is given none makes them anew, which takes 5 µs in every step."""
 
+CPU = "CPUExecutionProvider"
 _PROVIDER_OF = {
-    "cpu": "CPUExecutionProvider",
+    "cpu": CPU,
     "cuda": "CUDAExecutionProvider",
     "rocm": "ROCMExecutionProvider",
     "dml": "DmlExecutionProvider",
@@ -113,11 +117,10 @@ class Device:
         )
 
     def _default(self) -> list[Provider]:
-        cpu = "CPUExecutionProvider"
-        if self.provider == cpu:
-            return [cpu]
+        if self.provider == CPU:
+            return [CPU]
         options = {"device_id": self.id} if self.memory != "cpu" else {}
-        return [(self.provider, options), cpu]
+        return [(self.provider, options), CPU]
 
     def _check_available(self) -> None:
         if self.provider not in onnxruntime.get_available_providers():
@@ -131,8 +134,11 @@ class Device:
         """Device memory with the values of a host buffer."""
         return Mirror(self, host)
 
-    def session(self, model: bytes | str, options: Any = None) -> onnxruntime.InferenceSession:
-        """A session on this device; an error if onnxruntime silently left the provider out."""
+    def session(self, model: bytes | str, options: Any = None) -> Any:
+        """A session on this device, see `open_session`.
+
+        An error if onnxruntime silently left the provider out.
+        """
         asked = [p if isinstance(p, str) else p[0] for p in self.providers]
         missing = [p for p in asked if p not in onnxruntime.get_available_providers()]
         if missing:
@@ -141,7 +147,7 @@ class Device:
                 f"{', '.join(onnxruntime.get_available_providers())}."
             )
         try:
-            session = create_session(model, options, self.providers)
+            session = open_session(model, options, self.providers)
         except Exception as error:  # its errors have no common base class
             raise ModelFileError(f"onnxruntime cannot load the model: {error}") from error
         if asked and asked[0] not in session.get_providers():
@@ -150,6 +156,27 @@ class Device:
                 f"{session.get_providers()} instead. Check the driver and libraries it needs."
             )
         return session
+
+
+def open_session(
+    model: bytes | str,
+    options: Any = None,
+    providers: Sequence[Any] | None = None,
+    provider_options: Sequence[Any] | None = None,
+) -> Any:
+    """What runs a model: one session of onnxruntime, or a `CutSession` if the model is long.
+
+    Only on the host's processor, whose memory the pieces share; the arguments are those of
+    `create_session`.
+    """
+    options = session_options() if options is None else options
+
+    def create(content: bytes | str) -> onnxruntime.InferenceSession:
+        return create_session(content, options, providers, provider_options)
+
+    on_host = all(p in (CPU, (CPU, {})) for p in providers or [CPU])
+    pieces = cut_if_long(model, options, create) if isinstance(model, bytes) and on_host else None
+    return create(model) if pieces is None else pieces
 
 
 def create_session(
@@ -166,12 +193,14 @@ def create_session(
         providers: execution providers, with or without their options; by default the CPU's.
         provider_options: their options, where the providers are names.
     """
-    return onnxruntime.InferenceSession(
+    session = onnxruntime.InferenceSession(
         model,
         options if options is not None else session_options(),
-        providers=["CPUExecutionProvider"] if providers is None else list(providers),
+        providers=[CPU] if providers is None else list(providers),
         provider_options=provider_options,
     )
+    note_session(core_of(session))
+    return session
 
 
 def session_options(

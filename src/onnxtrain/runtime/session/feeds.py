@@ -7,13 +7,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import onnxruntime
-from onnxruntime.capi import _pybind_state as ort
 
 from ...errors import InputError
 from ..files.dtypes import BY_NUMPY, BY_ONNX, STRING, type_name
 from ..files.onnxfile import ValueInfo
 from .labels import ClassLabels
+from .native import raw_ortvalue
 
 Array = npt.NDArray[Any]
 Signature = tuple[Any, tuple[int, ...]]
@@ -86,13 +85,6 @@ def on_host(value: Any) -> Array | None:
     if value is None or isinstance(value, np.ndarray):
         return value
     return np.asarray(value.numpy()) if value.device_name().lower() == "cpu" else None
-
-
-def raw_ortvalue(value: Any) -> Any:
-    """The C-level OrtValue of either kind of OrtValue, None for anything else."""
-    if isinstance(value, onnxruntime.OrtValue):
-        return value._ortvalue
-    return value if isinstance(value, ort.OrtValue) else None
 
 
 def _convert(info: ValueInfo, value: Any) -> Array:

@@ -33,6 +33,7 @@ class _Locked(Protocol):
 
 S = TypeVar("S", bound=_Locked)
 _alive: weakref.WeakSet[_Forkable] = weakref.WeakSet()
+_sessions: weakref.WeakSet[Any] = weakref.WeakSet()
 _inherited: list[object] = []
 
 
@@ -66,6 +67,11 @@ class OneProcess:
         """Let calls follow one another, by a lock of its own or by that of a state."""
         self._lock = threading.RLock() if lock is None else lock
         note(self)
+
+    @property
+    def lock(self) -> Lock:
+        """Held by every call; hold it to make several calls one."""
+        return self._lock
 
     def after_fork(self) -> None:
         """Refuse to work in a forked process."""
@@ -119,6 +125,11 @@ def note(thing: _Forkable) -> None:
     _alive.add(thing)
 
 
+def note_session(core: Any) -> None:
+    """Let a forked process keep a session of the C level for good, whoever forgets it there."""
+    _sessions.add(core)
+
+
 def keep_from_parent(thing: object) -> None:
     """Never let go of what the parent made.
 
@@ -141,6 +152,7 @@ def lock_after_fork(lock: Any, what: str) -> Lock:
 
 
 def _in_child() -> None:
+    keep_from_parent(list(_sessions))
     for thing in list(_alive):
         thing.after_fork()
 

@@ -1,54 +1,24 @@
-"""CheckpointState: everything a training run has to remember, and views of it by name."""
+"""CheckpointState: what users see of a `TrainingState`, by name."""
 
 from __future__ import annotations
 
 import os
-import threading
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from ...errors import InputError, MissingParameterError, StateError
-from ..session.devices import Device
-from ..session.sharing import Lock, lock_after_fork, note
+from ..session.sharing import Lock
 from .buffers import TensorSpec, TensorStore
+from .training_state import OptimizerState as OptimizerState
+from .training_state import Property, TrainingState
+from .training_state import RandomState as RandomState
 
 Array = npt.NDArray[Any]
-Property: TypeAlias = "int | float | str"
 Format = Literal["ortt", "odtc"]
 PathLike: TypeAlias = "str | os.PathLike[str]"
-
-
-@dataclass
-class OptimizerState:
-    """What an optimizer remembers: counters, learning rate, and one store per kind of moment."""
-
-    name: str
-    step: int = 0
-    learning_rate: float = 0.001
-    states: dict[str, TensorStore] = field(default_factory=dict)
-
-
-@dataclass
-class RandomState:
-    """From which the masks of Dropout follow.
-
-    Attributes:
-        seed: of 64 bits.
-        generation: the sessions started so far, from which models of earlier releases, whose
-            kernels draw, get their seeds.
-        counter: the training passes drawn for so far.
-        rank: that of this process among those that train together; each draws its own masks. It is
-            not saved.
-    """
-
-    seed: int = 0
-    generation: int = 0
-    counter: int = 0
-    rank: int = field(default=0, compare=False)
 
 
 class CheckpointState:
@@ -71,20 +41,22 @@ class CheckpointState:
                 "CheckpointState is made by CheckpointState.load_checkpoint(path) or "
                 f".from_arrays(...), not from {type(trainable).__name__}."
             )
-        self._trainable = trainable
-        self._frozen = frozen if frozen is not None else TensorStore([])
-        self._nominal: tuple[list[str], list[str]] | None = None
-        self._gradients: TensorStore | None = None
-        self._optimizer: OptimizerState | None = None
-        self._scheduler: dict[str, Any] = {}
-        self._resumable_scheduler: dict[str, Any] | None = None
-        self._trainer: dict[str, Any] = {}
-        self._random = RandomState()
-        self._properties: dict[str, Property] = {}
-        self._settle: Callable[[], None] | None = None
-        self.lock: Lock = threading.RLock()
+        self.training_state = TrainingState(trainable)
+        """What is viewed here, as typed fields."""
+        if frozen is not None:
+            self.training_state.frozen = frozen
+
+    @classmethod
+    def view(cls, state: TrainingState) -> CheckpointState:
+        """A view of a state that there is; both see what either changes."""
+        view = cls.__new__(cls)
+        view.training_state = state
+        return view
+
+    @property
+    def lock(self) -> Lock:
         """Held by every call that reads or changes the state; hold it to make several calls one."""
-        note(self)
+        return self.training_state.lock
 
     # --- making, loading, saving -----------------------------------------------------------------
 
@@ -102,7 +74,7 @@ class CheckpointState:
     def nominal(cls, trainable: list[str], frozen: list[str]) -> CheckpointState:
         """A state that knows the names of its parameters and no values yet."""
         state = cls(TensorStore([]))
-        state._nominal = (list(trainable), list(frozen))
+        state.training_state.nominal = (list(trainable), list(frozen))
         return state
 
     @classmethod
@@ -113,7 +85,7 @@ class CheckpointState:
         """
         from ..files.checkpoint import load
 
-        return load(checkpoint_uri)
+        return cls.view(load(checkpoint_uri))
 
     @classmethod
     def save_checkpoint(
@@ -136,35 +108,35 @@ class CheckpointState:
         """
         from ..files.checkpoint import save
 
-        save(state, checkpoint_uri, include_optimizer_state, format)
+        save(state.training_state, checkpoint_uri, include_optimizer_state, format)
 
     # --- what users see --------------------------------------------------------------------------
 
     @property
     def parameters(self) -> Parameters:
         """The parameters, by name."""
-        return Parameters(self)
+        return Parameters(self.training_state)
 
     @property
     def properties(self) -> Properties:
         """Numbers and strings of the user's own, saved with the state."""
-        return Properties(self._properties)
+        return Properties(self.training_state)
 
     @property
     def seed(self) -> int:
         """From which Dropout masks follow, together with the number of training passes so far."""
-        return self._random.seed
+        return self.training_state.random.seed
 
     @seed.setter
     def seed(self, value: int) -> None:
         if not 0 <= int(value) < 2**64:
             raise ValueError(f"A seed is a number of 64 bits, not negative: {value} is none.")
-        self._random.seed = int(value)
+        self.training_state.random.seed = int(value)
 
     @property
     def is_nominal(self) -> bool:
         """Whether the parameters have no values yet."""
-        return self._nominal is not None
+        return self.training_state.is_nominal
 
     def __getitem__(self, name: str) -> Property:
         """A property, as in the first releases of this interface."""
@@ -174,66 +146,20 @@ class CheckpointState:
         self.properties[name] = value
 
     def __contains__(self, name: object) -> bool:
-        return name in self._properties
+        return name in self.training_state.properties
 
     def __repr__(self) -> str:
-        trainable, frozen = self._names()
+        trainable, frozen = self.training_state.names()
         kind = "nominal, " if self.is_nominal else ""
         return (
             f"CheckpointState({kind}{len(trainable)} trainable and {len(frozen)} frozen "
-            f"parameters, {len(self._properties)} properties)"
+            f"parameters, {len(self.training_state.properties)} properties)"
         )
 
-    # --- what Module, Optimizer and the file formats use -----------------------------------------
-
-    def _names(self) -> tuple[list[str], list[str]]:
-        return self._nominal or (list(self._trainable), list(self._frozen))
-
-    def _store_of(self, name: str) -> TensorStore:
-        return self._trainable if name in self._trainable else self._frozen
-
-    def _stores(self) -> list[TensorStore]:
-        moments = list(self._optimizer.states.values()) if self._optimizer else []
-        return [self._trainable, self._frozen, *moments]
-
-    def _sync(self) -> None:
-        """Bring the host's buffers up to date before anyone reads or changes them."""
-        with self.lock:
-            if self._settle is not None:
-                self._settle()
-            for store in self._stores():
-                store.pull()
-
-    def _allocate(self, specs: Mapping[str, TensorSpec]) -> None:
-        """Give a nominal state room for its values, shapes taken from the training model."""
-        if self._nominal is None or len(self._trainable) or len(self._frozen):
-            return
-        trainable, frozen = self._nominal
-        self._trainable = TensorStore(specs[n] for n in trainable)
-        self._frozen = TensorStore(specs[n] for n in frozen)
-
-    def _need_values(self) -> None:
-        if self.is_nominal:
-            raise StateError(
-                "Please load the model parameters first. The checkpoint is nominal (names only): "
-                "call Module.copy_buffer_to_parameters(buffer, trainable_only=False)."
-            )
-
-    def _place(self, device: Device) -> None:
-        self._sync()
-        for store in self._stores():
-            store.place(device)
-
-    # --- other processes -------------------------------------------------------------------------
-
-    def after_fork(self) -> None:
-        """Be usable in a forked process, unless another thread was in the middle of a step."""
-        self.lock = lock_after_fork(self.lock, "CheckpointState")
-
     def __reduce__(self) -> tuple[Any, ...]:
-        from ..files.checkpoint import from_bytes, to_bytes
+        from ..files.checkpoint import to_bytes
 
-        return from_bytes, (to_bytes(self),)
+        return _unpickled, (to_bytes(self.training_state),)
 
 
 class Parameter:
@@ -249,7 +175,7 @@ class Parameter:
 
     __slots__ = ("_name", "_state")
 
-    def __init__(self, name: str, state: CheckpointState) -> None:
+    def __init__(self, name: str, state: TrainingState) -> None:
         self._name, self._state = name, state
 
     @property
@@ -260,7 +186,7 @@ class Parameter:
     @property
     def requires_grad(self) -> bool:
         """Whether it is trained."""
-        return self._name in self._state._names()[0]
+        return self._name in self._state.names()[0]
 
     @property
     def data(self) -> Array:
@@ -271,8 +197,8 @@ class Parameter:
                 f"Parameter {self._name!r} has no values yet. Please load the parameter states "
                 "first (Module.copy_buffer_to_parameters)."
             )
-        state._sync()
-        store = state._store_of(self._name)
+        state.sync()
+        store = state.store_of(self._name)
         return _guard(store.view(self._name), store)
 
     @data.setter
@@ -283,17 +209,17 @@ class Parameter:
                 f"Parameter {self._name!r} cannot be set alone. Please load all the parameter "
                 "states first (Module.copy_buffer_to_parameters)."
             )
-        store = state._store_of(self._name)
+        store = state.store_of(self._name)
         array = checked(self._name, value, store.specs[self._name])
         with state.lock:
-            state._sync()
+            state.sync()
             store.view(self._name)[...] = array
             store.push()
 
     @property
     def grad(self) -> Array | None:
         """Its gradient: a view; None if it is frozen or no `Module` was made yet."""
-        gradients = self._state._gradients
+        gradients = self._state.gradients
         if gradients is None or self._name not in gradients:
             return None
         with self._state.lock:
@@ -309,11 +235,11 @@ class Parameters:
 
     __slots__ = ("_state",)
 
-    def __init__(self, state: CheckpointState) -> None:
+    def __init__(self, state: TrainingState) -> None:
         self._state = state
 
     def _names(self) -> list[str]:
-        trainable, frozen = self._state._names()
+        trainable, frozen = self._state.names()
         return trainable + frozen
 
     def __getitem__(self, name: str) -> Parameter:
@@ -339,7 +265,7 @@ class Parameters:
     def _shown(self, name: str) -> str:
         if self._state.is_nominal:
             return f"{name}: nominal"
-        spec = self._state._store_of(name).specs[name]
+        spec = self._state.store_of(name).specs[name]
         return f"{name}: {spec.type.numpy}{list(spec.shape)}"
 
 
@@ -353,10 +279,10 @@ class Properties:
         Properties(best=0.5)
     """
 
-    __slots__ = ("_values",)
+    __slots__ = ("_state", "_values")
 
-    def __init__(self, values: dict[str, Property]) -> None:
-        self._values = values
+    def __init__(self, state: TrainingState) -> None:
+        self._state, self._values = state, state.properties
 
     def __getitem__(self, name: str) -> Property:
         if name not in self._values:
@@ -364,7 +290,7 @@ class Properties:
         return self._values[name]
 
     def __setitem__(self, name: str, value: Property) -> None:
-        self._values[_property_name(name)] = _property(name, value)
+        self._state.set_property(name, value)
 
     def __delitem__(self, name: str) -> None:
         del self._values[name]
@@ -403,22 +329,7 @@ def _guard(view: Array, store: TensorStore) -> Array:
     return view
 
 
-def _property_name(name: object) -> str:
-    if not isinstance(name, str) or not name:
-        raise TypeError(f"The name of a property is a string, not {name!r}.")
-    return name
+def _unpickled(content: bytes) -> CheckpointState:
+    from ..files.checkpoint import from_bytes
 
-
-def _property(name: str, value: object) -> Property:
-    if isinstance(value, str):
-        return value
-    if isinstance(value, bool | int | np.integer | np.bool_):
-        number = int(value)
-        if not -(2**63) <= number < 2**63:
-            raise ValueError(f"Property {name!r}: {number} does not fit into 64 bits.")
-        return number
-    if isinstance(value, float | np.floating):
-        return float(value)
-    raise TypeError(
-        f"Property {name!r} must be an int, a float or a string, not {type(value).__name__}."
-    )
+    return CheckpointState.view(from_bytes(content))

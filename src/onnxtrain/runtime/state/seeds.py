@@ -19,7 +19,7 @@ from collections.abc import Collection
 import numpy as np
 
 from ..files.onnxfile import ModelFile
-from .checkpoint_state import CheckpointState, RandomState
+from .training_state import RandomState, TrainingState
 
 _FLOAT_SEEDS = {
     "RandomNormal",
@@ -38,18 +38,18 @@ class Draws:
         state: whose they are; several models may draw from one state, one after the other.
     """
 
-    def __init__(self, state: CheckpointState) -> None:
+    def __init__(self, state: TrainingState) -> None:
         self._state = state
         self.words = np.zeros(2, np.int64)
 
     def set(self) -> None:
         """Before a pass: let the session read what is due."""
-        random = self._state._random
+        random = self._state.random
         self.words[0], self.words[1] = key_of(random), random.counter
 
     def count(self) -> None:
         """After a pass: the next one draws anew."""
-        self._state._random.counter += 1
+        self._state.random.counter += 1
 
 
 def key_of(random: RandomState) -> int:

@@ -12,7 +12,7 @@ from ..files.onnxfile import ModelFile, Source, ValueInfo, check_names
 from ..files.predecessor import converted_training, kind_of
 from ..session.labels import UNSIGNED, ClassLabels
 from ..state.buffers import TensorSpec
-from ..state.checkpoint_state import CheckpointState
+from ..state.training_state import TrainingState
 
 KEY = "onnxtrain.artifact"
 ACCUMULATION = "onnxtrain.accumulate/"
@@ -56,12 +56,12 @@ class Artifact:
         return [known[n] for n in names]
 
 
-def load_artifact(source: Source, kind: str, state: CheckpointState | None = None) -> Artifact:
+def load_artifact(source: Source, kind: str, state: TrainingState | None = None) -> Artifact:
     """Read an artifact and check that it is of the kind expected."""
     model = ModelFile.load(source)
     described = model.described(KEY)
     if described is None and kind_of(model) == kind == "training":
-        model = converted_training(source, [] if state is None else state._names()[1])
+        model = converted_training(source, [] if state is None else state.names()[1])
         described = model.described(KEY)
     if described is None:
         if kind == "eval" and state is not None:
@@ -92,7 +92,7 @@ def load_artifact(source: Source, kind: str, state: CheckpointState | None = Non
     artifact.infos(artifact.user_outputs, outputs=True)
     _check_labels(artifact)
     if kind == "eval" and state is not None and not artifact.parameters:
-        trainable, frozen = state._names()
+        trainable, frozen = state.names()
         present = {v.name for v in model.inputs} - set(artifact.user_inputs)
         artifact.trainable = [n for n in trainable if n in present]
         artifact.frozen = [n for n in frozen if n in present]
@@ -106,9 +106,9 @@ def _random_input(model: ModelFile, described: dict[str, Any]) -> str:
     return name
 
 
-def _guess_eval(model: ModelFile, state: CheckpointState) -> Artifact:
+def _guess_eval(model: ModelFile, state: TrainingState) -> Artifact:
     """An eval model without our description (onnxruntime-training's own runs on stock)."""
-    trainable, frozen = state._names()
+    trainable, frozen = state.names()
     present = [v.name for v in model.inputs]
     users = [n for n in present if n not in {*trainable, *frozen}]
     losses = [
@@ -143,10 +143,10 @@ def specs_of(artifact: Artifact) -> dict[str, TensorSpec]:
     return found
 
 
-def check_state(artifact: Artifact, state: CheckpointState) -> None:
+def check_state(artifact: Artifact, state: TrainingState) -> None:
     """The checkpoint and the model must speak of the same parameters."""
     specs = specs_of(artifact)
-    trainable, frozen = state._names()
+    trainable, frozen = state.names()
     for kind, declared, present in (
         ("trainable", artifact.trainable, trainable),
         ("frozen", artifact.frozen, frozen),
@@ -165,9 +165,9 @@ def check_state(artifact: Artifact, state: CheckpointState) -> None:
                 f"The checkpoint does not fit {artifact.model.where}: the model does not train "
                 f"{', '.join(map(repr, extra[:8]))}."
             )
-    state._allocate(specs)
+    state.allocate(specs)
     for name, spec in specs.items():
-        found = state._store_of(name).specs[name]
+        found = state.store_of(name).specs[name]
         if found != spec:
             raise CheckpointError(
                 f"The checkpoint does not fit {artifact.model.where}: parameter {name!r} is "
@@ -184,7 +184,8 @@ def drop_accumulation(artifact: Artifact) -> None:
     """
     model = artifact.model
     trainable = artifact.trainable
-    buffers = {f"{p}_grad.accumulation.buffer" for p in trainable} | {RESET}
+    named = (*trainable, *artifact.user_inputs)  # some models accumulate gradients of inputs too
+    buffers = {f"{n}_grad.accumulation.buffer" for n in named} | {RESET}
     model.drop_nodes(lambda n: n.name.startswith(ACCUMULATION))
     gradients = [artifact.gradients.get(p, f"{p}_grad") for p in trainable]
     states = list(artifact.states.values())
@@ -194,12 +195,12 @@ def drop_accumulation(artifact: Artifact) -> None:
     model.prune()
 
 
-def fold_frozen(artifact: Artifact, state: CheckpointState) -> list[str]:
+def fold_frozen(artifact: Artifact, state: TrainingState) -> list[str]:
     """Turn frozen parameters that the training does not change into constants of the graph."""
     names = [n for n in artifact.frozen if n not in artifact.states]
     for name in names:
-        spec = state._frozen.specs[name]
-        values = state._frozen.view(name).reshape(-1)
+        spec = state.frozen.specs[name]
+        values = state.frozen.view(name).reshape(-1)
         raw = bytes(values.view("u1").data) if values.size else b""
         artifact.model.add_initializer(name, spec.type.onnx, spec.shape, raw)
     artifact.model.keep_inputs(lambda n: n not in names)

@@ -13,7 +13,7 @@ from ..files.onnxfile import Source
 from ..session.binding import Binding, UserSide
 from ..session.devices import Device, session_options
 from ..session.sharing import OneProcess, exclusive
-from ..state.checkpoint_state import CheckpointState
+from ..state.training_state import TrainingState
 from .artifact import KEY, load_artifact
 
 Array = npt.NDArray[Any]
@@ -36,7 +36,7 @@ class Evaluator(OneProcess):
     def __init__(
         self,
         source: Source,
-        state: CheckpointState,
+        state: TrainingState,
         device: Device,
         *,
         with_loss: bool,
@@ -70,7 +70,7 @@ class Evaluator(OneProcess):
         self.binding = Binding(session, device)
         self.binding.user_outputs(self.user.outputs)
         for name in artifact.parameters:
-            self.binding.input_tensor(name, state._store_of(name), name)
+            self.binding.input_tensor(name, state.store_of(name), name)
 
     def counted(self, prediction: Array, target: Array) -> tuple[Array, Array]:
         """Predictions and targets without the elements whose label is ignored.
@@ -87,8 +87,8 @@ class Evaluator(OneProcess):
     def __call__(self, values: Sequence[Any]) -> list[Array]:
         """Run on one batch."""
         arrays = self.user.check.arrays(values)
-        if self.state._settle is not None:
-            self.state._settle()
+        if self.state.write_back is not None:
+            self.state.write_back()
         self.binding.feed(self.user.inputs, arrays)
         self.binding.run()
         return self.binding.results()

@@ -16,7 +16,7 @@ from ..files.wire import Message
 from ..session.binding import HOST
 from ..session.devices import session_options
 from ..session.feeds import ORT_TYPES
-from ..state.checkpoint_state import CheckpointState
+from ..state.training_state import TrainingState
 from .artifact import KEY
 
 LIMIT = 2**31 - 2**20
@@ -25,7 +25,7 @@ LIMIT = 2**31 - 2**20
 
 def export(
     source: Source,
-    state: CheckpointState,
+    state: TrainingState,
     target: str | os.PathLike[str],
     outputs: Sequence[str],
     external_data: bool | None = None,
@@ -47,7 +47,7 @@ def export(
     model.prune()
     model.set_metadata({k: v for k, v in model.metadata.items() if k != KEY})
     used = model.used_names()
-    trainable, frozen = state._names()
+    trainable, frozen = state.names()
     parameters = [v.name for v in model.inputs if v.name in {*trainable, *frozen}]
     parameters = [n for n in parameters if n in used]
     keep_inputs = model.message.integer(1) < 4  # before IR 4 every initializer is an input too
@@ -55,7 +55,7 @@ def export(
     constants = model.embed_external()
     add_output_types(model)
     model.keep_inputs(lambda n: keep_inputs or n not in parameters)
-    specs = {n: state._store_of(n).specs[n] for n in parameters}
+    specs = {n: state.store_of(n).specs[n] for n in parameters}
     total = sum(s.nbytes for s in specs.values()) + model.message.size()
     if external_data is None:
         external_data = total > LIMIT
@@ -68,7 +68,7 @@ def export(
             "external_data at None or set it to True."
         )
     for name in parameters:
-        values = np.ascontiguousarray(state._store_of(name).view(name)).reshape(-1)
+        values = np.ascontiguousarray(state.store_of(name).view(name)).reshape(-1)
         raw = values.view(np.uint8).data if values.size else b""
         model.add_initializer(name, specs[name].type.onnx, specs[name].shape, raw)
     model.write(target)
@@ -125,7 +125,7 @@ def add_output_types(model: ModelFile) -> None:
 
 def _write_external(
     model: ModelFile,
-    state: CheckpointState,
+    state: TrainingState,
     parameters: Sequence[str],
     target: Path,
     constants: Sequence[tuple[Message, bytes]],
@@ -145,8 +145,8 @@ def _write_external(
     for tensor, data in constants:
         external.refer(tensor, file, place(memoryview(data)), len(data))
     for name in parameters:
-        spec = state._store_of(name).specs[name]
-        values = state._store_of(name).view(name).reshape(-1)
+        spec = state.store_of(name).specs[name]
+        values = state.store_of(name).view(name).reshape(-1)
         if not values.size:
             model.add_initializer(name, spec.type.onnx, spec.shape, b"")
             continue

@@ -5,41 +5,24 @@ from __future__ import annotations
 import math
 import os
 import weakref
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from onnxruntime import InferenceSession
 from onnxruntime.capi import _pybind_state as ort
 
 from ...errors import InputError, StateError
-from ..files.onnxfile import ModelFile, Source
-from ..files.predecessor import repaired_eval
-from ..session.binding import Binding, all_ortvalues, user_side
+from ..files.onnxfile import Source
 from ..session.collector import paused_collector
-from ..session.device_ops import DeviceOps
-from ..session.devices import Device, Provider, session_options
-from ..session.feeds import raw_ortvalue
+from ..session.devices import Device, Provider
+from ..session.native import raw_ortvalue
 from ..session.sharing import OneProcess, exclusive
-from ..session.threads import SmallSteps, Spinner, is_alone, training_options
-from ..state.buffers import TensorStore
 from ..state.checkpoint_state import CheckpointState
-from ..state.seeds import Draws, reseed
-from . import kernels
-from .artifact import (
-    Artifact,
-    check_state,
-    drop_accumulation,
-    fold_frozen,
-    load_artifact,
-    specs_of,
-)
+from .artifact import check_state, load_artifact, specs_of
+from .eval_step import EvalStep
 from .finite import refused
-from .pieces import Pieces
-
-if TYPE_CHECKING:
-    from .pieces import PieceBinding
+from .gradient_step import GradientStep
 
 Array = npt.NDArray[Any]
 Self = TypeVar("Self", bound="Module")
@@ -95,24 +78,40 @@ class Module(OneProcess):
         if not isinstance(state, CheckpointState):
             raise TypeError(f"state must be a CheckpointState, not {type(state).__name__}.")
         self.training = True
-        self.check_finite = check_finite
-        self._state, self._device = state, Device(device, providers)
+        self.state, self._values = state, state.training_state
+        self._device = where = Device(device, providers)
         self._share(state.lock)
-        self._device_type, self._session_options = device, session_options
-        artifact = load_artifact(train_model_uri, "training", state)
-        self._eval = _Eval(eval_model_uri, self) if eval_model_uri is not None else None
-        check_state(artifact, state)
+        artifact = load_artifact(train_model_uri, "training", self._values)
+        self._eval = (
+            None
+            if eval_model_uri is None
+            else EvalStep(eval_model_uri, self._values, where, session_options)
+        )
+        check_state(artifact, self._values)
         self._order, self._trainable = artifact.parameters, list(artifact.trainable)
         self._specs = specs_of(artifact)
-        self._ops = DeviceOps(self._device)
-        state._place(self._device)
-        if state._gradients is None:
-            state._gradients = state._trainable.like()
+        self._values.place(where)
         if fold_frozen:
-            state._need_values()
+            self._values.need_values()
         self._last_vector: Array | None = None
-        self._train = _Train(artifact, self, fold_frozen)
-        self._overwrite = True
+        self.gradient_step = GradientStep(
+            artifact,
+            self._values,
+            where,
+            session_options,
+            fold=fold_frozen,
+            check_finite=check_finite,
+        )
+        """What runs the training model."""
+
+    @property
+    def check_finite(self) -> bool:
+        """Whether a loss or gradient that is NaN or infinite raises `NonFiniteError`."""
+        return self.gradient_step.check_finite
+
+    @check_finite.setter
+    def check_finite(self, value: bool) -> None:
+        self.gradient_step.check_finite = value
 
     # --- running ---------------------------------------------------------------------------------
 
@@ -131,27 +130,28 @@ class Module(OneProcess):
             One output as it is, several as a tuple.
         """
         with self._lock:
-            if self._train.must_rest:
-                self._train.rest()
-            part: _Train | _Eval = self._train if self.training else self._need_eval()
+            train = self.gradient_step
+            if train.must_rest:
+                train.rest()
+            part: GradientStep | EvalStep = train if self.training else self._need_eval()
             quick = None if named_inputs else part.again(user_inputs)
             if quick is not None:
-                if self.check_finite and self.training:
+                if train.check_finite and self.training:
                     self._check_loss(quick[0], user_inputs)
                 return quick[0] if len(quick) == 1 else tuple(quick)
             as_values = False
             if named_inputs or not part.binding().feed_again(user_inputs):
                 as_values = part.feed(part.user.ordered(user_inputs, named_inputs))
-            self._state._need_values()
-            if self._state._settle is not None:
-                self._state._settle()
+            self._values.need_values()
+            if self._values.write_back is not None:
+                self._values.write_back()
             binding = part.run()
             results: Sequence[Any] = binding.result_values() if as_values else binding.results()
             if self.training:
-                if self.check_finite:
+                if train.check_finite:
                     loss = results[0].numpy() if as_values else results[0]
                     self._check_loss(loss, part.user.ordered(user_inputs, named_inputs))
-                self._train.commit()
+                train.commit()
             return results[0] if len(results) == 1 else tuple(results)
 
     def train(self: Self, mode: bool = True) -> Self:
@@ -167,7 +167,7 @@ class Module(OneProcess):
     def lazy_reset_grad(self) -> None:
         """Let the next training step overwrite the gradients; until then they stay readable."""
         with self._lock:  # the end of another thread's step would take it back
-            self._overwrite = True
+            self.gradient_step.overwrite = True
 
     def discard_step(self) -> None:
         """Drop the batches since the last update, because one of them is no good.
@@ -176,16 +176,15 @@ class Module(OneProcess):
         back to what they were before the first of these batches.
         """
         with self._lock:
-            self._overwrite = True
-            self._train.restore_states()
+            self.gradient_step.discard()
 
     def input_names(self) -> list[str]:
         """Names of the user's inputs of the current mode's model."""
-        return (self._train if self.training else self._need_eval()).user.input_names
+        return (self.gradient_step if self.training else self._need_eval()).user.input_names
 
     def output_names(self) -> list[str]:
         """Names of the outputs of the current mode's model."""
-        return (self._train if self.training else self._need_eval()).user.output_names
+        return (self.gradient_step if self.training else self._need_eval()).user.output_names
 
     # --- parameters as one vector ----------------------------------------------------------------
 
@@ -202,11 +201,11 @@ class Module(OneProcess):
         """
         names = self._chosen(trainable_only)
         self._need_floats(names)
-        self._state._need_values()
-        self._state._sync()
+        self._values.need_values()
+        self._values.sync()
         vector = self._shared_vector(names)
         if vector is None:
-            views = [self._state._store_of(n).view(n).reshape(-1) for n in names]
+            views = [self._values.store_of(n).view(n).reshape(-1) for n in names]
             vector = np.concatenate(views) if views else np.empty(0, np.float32)
         value = ort.OrtValue.ortvalue_from_numpy(vector, _host())
         # The value points into the array and does not hold it, nor does its `.numpy()` hold the
@@ -225,7 +224,7 @@ class Module(OneProcess):
         vector = np.asarray(raw.numpy() if raw is not None else buffer)
         names = self._chosen(trainable_only)
         self._need_floats(names)
-        state = self._state
+        state = self._values
         if state.is_nominal and trainable_only and set(names) != set(self._order):
             raise StateError(
                 "The checkpoint is nominal: all parameters are needed at once. Call "
@@ -237,15 +236,14 @@ class Module(OneProcess):
                 f"The buffer must hold {size} float32 values, it holds {vector.size} of "
                 f"{vector.dtype}."
             )
-        state._sync()
+        state.sync()
         at, flat = 0, vector.reshape(-1)
         for name in names:
-            view = state._store_of(name).view(name)
+            view = state.store_of(name).view(name)
             view[...] = flat[at : at + view.size].reshape(view.shape)
             at += view.size
-        state._nominal = None
-        for store in state._stores():
-            store.push()
+        state.nominal = None
+        state.push()
 
     @exclusive
     def export_model_for_inferencing(
@@ -268,14 +266,14 @@ class Module(OneProcess):
         from .export import export
 
         part = self._need_eval()
-        self._state._need_values()
-        self._state._sync()
-        export(part.source, self._state, inference_model_uri, graph_output_names, external_data)
+        self._values.need_values()
+        self._values.sync()
+        export(part.source, self._values, inference_model_uri, graph_output_names, external_data)
 
     def __repr__(self) -> str:
         mode = "training" if self.training else "eval"
         return (
-            f"Module({mode}, inputs={self._train.user.input_names}, {len(self._trainable)} "
+            f"Module({mode}, inputs={self.gradient_step.user.input_names}, {len(self._trainable)} "
             f"trainable of {len(self._order)} parameters, device={self._device.name!r})"
         )
 
@@ -284,12 +282,13 @@ class Module(OneProcess):
     def _check_loss(self, loss: Array, values: Sequence[Any]) -> None:
         if math.isfinite(loss) if loss.size == 1 else np.isfinite(loss).all():
             return
-        if self._train.user.nothing_counts(values):
+        step = self.gradient_step
+        if step.user.nothing_counts(values):
             return  # the mean of no labels is no number, and no mistake
-        if self._overwrite:  # batches before this one were given up without an update, and stay
-            self._train.updated()
+        if step.overwrite:  # batches before this one were given up without an update, and stay
+            step.updated()
         self.discard_step()
-        memory = self._state._optimizer
+        memory = self._values.optimizer
         where = f", in update {memory.step + 1}" if memory is not None else ""
         raise refused(f"The loss is {loss}{where}")
 
@@ -307,281 +306,18 @@ class Module(OneProcess):
 
     def _shared_vector(self, names: Sequence[str]) -> Array | None:
         """The flat buffer itself, if it holds exactly these tensors, in order, without padding."""
-        for store in (self._state._trainable, self._state._frozen):
+        for store in (self._values.trainable, self._values.frozen):
             buffer = store.buffers.get("F32")
             if buffer is not None and list(buffer.slots) == list(names) and buffer.tight():
                 return buffer.data[: list(buffer.slots.values())[-1].stop]
         return None
 
-    def _need_eval(self) -> _Eval:
+    def _need_eval(self) -> EvalStep:
         if self._eval is None:
             raise StateError(
                 "Eval model was not provided. Give eval_model_uri to Module to evaluate or export."
             )
         return self._eval
-
-
-MANY_NODES = 12_000
-"""A longer model is cut into pieces: the time to create a session grows faster than its nodes."""
-NODES_OF_A_PIECE = 2_500
-
-
-class _Passes:
-    """A training session with one binding that overwrites gradients and one that adds to them."""
-
-    def __init__(self, train: _Train, session: InferenceSession) -> None:
-        self.train, self.sessions = train, [session]
-        self.overwrite = self._binding(train.gradients)
-        self.accumulate: Binding | None = None
-
-    def _binding(self, gradients: TensorStore) -> Binding:
-        return self.train.bind(self.sessions[0], gradients, self.train.gradient_names)
-
-    def binding(self, overwrite: bool) -> Binding:
-        """The binding for a step that starts anew, or for one that adds to the gradients."""
-        if overwrite:
-            return self.overwrite
-        if self.accumulate is None:
-            self.accumulate = self._binding(self.train.added())
-        return self.accumulate
-
-    def add(self) -> None:
-        """Add what the accumulating binding has left to the gradients."""
-        self.train.module._ops.add(self.train.gradients, self.train.added())
-
-
-class _Train(Spinner):
-    """The training model: its session, and a second one with one thread for small batches."""
-
-    def __init__(self, artifact: Artifact, module: Module, fold: bool) -> None:
-        self.module, state = module, module._state
-        self.artifact, self.user = artifact, user_side(artifact)
-        self.next_states = TensorStore(state._frozen.specs[s] for s in artifact.states)
-        self.next_states.place(module._device)
-        self.is_simple = module._device.is_host and not self.next_states.specs
-        self.old_states: TensorStore | None = None
-        self.can_restore = False
-        """Whether `old_states` has the states of before the batches since the last update."""
-        self.saves_states = False
-        """Whether they are saved even without `check_finite`: for who checks by other means."""
-        reseed(artifact.model, artifact.random_nodes, state._random)
-        self.draws = Draws(state) if artifact.random_input else None
-        self.small = SmallSteps(artifact, module._device, module._session_options)
-        folded = set(fold_frozen(artifact, state)) if fold else set()
-        self.bound = [n for n in module._order if n not in folded]
-        self.gradient_names = {
-            p: artifact.gradients.get(p, f"{p}_grad") for p in artifact.trainable
-        }
-        self.options = training_options(artifact, module._session_options)
-        assert state._gradients is not None
-        self.gradients = state._gradients
-        self.scratch: TensorStore | None = None
-        drop_accumulation(artifact)
-        can_be_cut = module._device.is_host and self.gradients.buffers.keys() == {"F32"}
-        self.is_long = can_be_cut and len(artifact.model.nodes) > MANY_NODES
-        self.spins = (
-            is_alone(self)
-            and can_be_cut
-            and module._session_options is None
-            and kernels.runs_alone(state._trainable.size)
-        )
-        self._usual: _Passes | Pieces | None = None
-        self.now: _Passes | Pieces = self.usual
-        self.single: _Passes | None = None
-        self.pieces: Pieces | None = None
-
-    def bind(
-        self, session: InferenceSession, gradients: TensorStore, names: Mapping[str, str]
-    ) -> Binding:
-        """Bind all but the user's inputs; `names` tells the outputs that are gradients."""
-        module = self.module
-        takes = {v.name for v in session.get_inputs()}
-        gives = {v.name for v in session.get_outputs()}
-        binding = Binding(session, module._device)
-        binding.user_outputs([o for o in self.user.outputs if o.name in gives])
-        binding.labels = [one for one in self.user.labels if one.input in takes]
-        for name in takes.intersection(self.bound):
-            binding.input_tensor(name, module._state._store_of(name), name)
-        if self.draws is not None and self.artifact.random_input in takes:
-            binding.host_input(self.artifact.random_input, self.draws.words)
-        for name, gradient in names.items():
-            binding.output_tensor(gradient, gradients, name)
-        for name, updated in self.artifact.states.items():
-            if updated in gives:
-                binding.output_tensor(updated, self.next_states, name)
-        return binding
-
-    def use(self, pieces: Pieces | None, *, keep: bool = False) -> None:
-        """Run in pieces from now on, or (None) whole again; the other way is let go or kept."""
-        self.pieces = pieces
-        if pieces is not None and not keep:
-            self._usual = self.single = None
-        self.now = pieces if pieces is not None else self.usual
-
-    def _session(self, options: Any) -> InferenceSession:
-        return self.module._device.session(self.artifact.model.settle(), options)
-
-    @property
-    def usual(self) -> _Passes | Pieces:
-        """The model with the user's options: one session, or several if it is long."""
-        if self._usual is None and self.is_long:
-            self._usual = Pieces(self, nodes=NODES_OF_A_PIECE)
-        elif self._usual is None:
-            options = self.options
-            if self.spins:
-                options = training_options(self.artifact, None, spin=True)
-            self._usual = _Passes(self, self._session(options))
-        return self._usual
-
-    def rest(self) -> None:
-        """Do what `stop_spinning` asked for, between two steps."""
-        before, spun = self._usual, self.spins
-        self.must_rest = self.spins = False
-        if spun and isinstance(before, _Passes):
-            self._usual = None
-            if self.now is before:
-                self.now = self.usual
-
-    @property
-    def session(self) -> InferenceSession:
-        """The (first) session with the user's options."""
-        if self.must_rest:
-            self.rest()
-        return self.usual.sessions[0]
-
-    def binding(self) -> Binding | PieceBinding:
-        """Where the next step's inputs go."""
-        return self.now.binding(self.module._overwrite)
-
-    def feed(self, values: Sequence[Any]) -> bool:
-        """Check and bind the user's inputs; tells whether they are OrtValues."""
-        arrays = self.user.check.arrays(values)
-        if self.pieces is None:
-            small = self.small.has(arrays) and not self.is_long
-            self.now = self._single() if small else self.usual
-        self.binding().feed(self.user.inputs, arrays)
-        return all_ortvalues(values)
-
-    def run(self) -> Binding | PieceBinding:
-        binding = self.binding()
-        if self.draws is not None:
-            self.draws.set()
-        binding.run()
-        if self.draws is not None:
-            self.draws.count()
-        return binding
-
-    def commit(self) -> None:
-        """Let the step that has just run count: add its gradients, take over its states."""
-        module = self.module
-        if not module._overwrite:
-            self.now.add()
-        if not module._device.is_host:
-            self.gradients.written()
-        if self.next_states.specs:
-            if module.check_finite or self.saves_states:
-                self._save_states()
-            module._ops.copy(module._state._frozen, self.next_states)
-        module._overwrite = False
-
-    def _save_states(self) -> None:
-        """Before the first batch of an update: keep what a step that is no good gives back."""
-        if self.can_restore and not self.module._overwrite:
-            return
-        if self.old_states is None:
-            self.old_states = self.next_states.like()
-        self.module._ops.copy(self.old_states, self.module._state._frozen, self.next_states)
-        self.can_restore = True
-
-    def restore_states(self) -> None:
-        """Undo what the batches since the last update did to the states."""
-        if self.can_restore and self.old_states is not None:
-            self.module._ops.copy(self.module._state._frozen, self.old_states)
-        self.can_restore = False
-
-    def updated(self) -> None:
-        """The batches so far count: the states of before them will not come back."""
-        self.can_restore = False
-
-    def again(self, values: Sequence[Any]) -> list[Array] | None:
-        """A step like the one before, on small arrays; None if there is more to be done."""
-        module, now = self.module, self.now
-        state = module._state
-        if state._nominal is not None or state._settle is not None or not self.is_simple:
-            return None
-        if not module._overwrite or not isinstance(now, _Passes):
-            return None
-        draws = self.draws
-        if draws is not None:
-            draws.set()
-        results = now.overwrite.again(values)
-        if results is not None:
-            module._overwrite = False
-            if draws is not None:
-                draws.count()
-        return results
-
-    def skip(self) -> None:
-        """Count a pass that other ranks had rows for: all must go on with the same number."""
-        if self.draws is not None:
-            self.draws.count()
-
-    def added(self) -> TensorStore:
-        """Where a step leaves gradients that are then added to those there are."""
-        if self.scratch is None:
-            self.scratch = self.gradients.like()
-        return self.scratch
-
-    def _single(self) -> _Passes:
-        if self.single is None:
-            self.single = _Passes(self, self._session(self.small.options()))
-        return self.single
-
-
-class _Eval:
-    """The eval session, made when it is first used."""
-
-    def __init__(self, source: Source, module: Module) -> None:
-        self.module, self.source = module, repaired_eval(source)
-        self.artifact = load_artifact(self.source, "eval", module._state)
-        self.artifact.model.forget_values()  # a session reads the source again
-        self.user = user_side(self.artifact)
-        self._binding: Binding | None = None
-
-    def binding(self) -> Binding:
-        """Where the next inputs go."""
-        if self._binding is None:
-            self._binding = self._bind()
-        return self._binding
-
-    def again(self, values: Sequence[Any]) -> list[Array] | None:
-        """A run like the one before, on small arrays; None if there is more to be done."""
-        state = self.module._state
-        if self._binding is None or state._nominal is not None or state._settle is not None:
-            return None
-        return self._binding.again(values)
-
-    def feed(self, values: Sequence[Any]) -> bool:
-        """Check and bind the user's inputs; tells whether they are OrtValues."""
-        self.binding().feed(self.user.inputs, self.user.check.arrays(values))
-        return all_ortvalues(values)
-
-    def run(self) -> Binding:
-        self.binding().run()
-        return self.binding()
-
-    def _bind(self) -> Binding:
-        module = self.module
-        module._state._need_values()
-        check_state(self.artifact, module._state)
-        model = ModelFile.load(self.source)  # checked again: the file may be another one by now
-        options = session_options(module._session_options, folder=model.folder)
-        binding = Binding(module._device.session(model.encode(), options), module._device)
-        binding.user_outputs(self.user.outputs)
-        binding.labels = self.user.labels
-        for name in self.artifact.parameters:
-            binding.input_tensor(name, module._state._store_of(name), name)
-        return binding
 
 
 def _keep(array: Array) -> None:

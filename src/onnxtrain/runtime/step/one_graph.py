@@ -2,7 +2,7 @@
 
 A graph cannot update in place what it still reads, so it reads one set and writes the other, and
 the next step goes the other way. Whoever looks at the state in between gets the first set,
-brought up to date (`settle`).
+brought up to date (`write_back`).
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from ..session.devices import Device
 from ..session.sharing import OneProcess
 from ..session.threads import SmallSteps, Spinner, is_alone, training_options
 from ..state.buffers import TensorStore
-from ..state.checkpoint_state import CheckpointState, OptimizerState
 from ..state.seeds import Draws, reseed
+from ..state.training_state import OptimizerState, TrainingState
 from .artifact import check_state, load_artifact
 from .finite import first_not_finite, quick_square_sum, refused
 from .optimizer import attach
@@ -51,7 +51,7 @@ class OneGraphStep(Spinner, OneProcess):
     def __init__(
         self,
         source: Source,
-        state: CheckpointState,
+        state: TrainingState,
         optimizer: OptimizerFile,
         device: Device,
         options: Any = None,
@@ -64,31 +64,31 @@ class OneGraphStep(Spinner, OneProcess):
         check_state(artifact, state)
         self.artifact = artifact
         self.user = user_side(artifact)
-        state._need_values()
-        state._sync()
+        state.need_values()
+        state.sync()
         self.memory: OptimizerState = attach(state, optimizer)
         self._check_states(optimizer)
-        state._place(device)
-        reseed(artifact.model, artifact.random_nodes, state._random)
+        state.place(device)
+        reseed(artifact.model, artifact.random_nodes, state.random)
         self.draws = Draws(state) if artifact.random_input else None
         self.small = SmallSteps(artifact, device, options)
         self.model = artifact.model.settle()
         self.rate, self.number = np.zeros(1, np.float32), np.zeros(1, np.int64)
         self._ops = DeviceOps(device)
-        states = TensorStore(state._frozen.specs[s] for s in artifact.states)
+        states = TensorStore(state.frozen.specs[s] for s in artifact.states)
         states.place(device)
         moments = {kind: store.like() for kind, store in self.memory.states.items()}
-        self._second = (state._trainable.like(), states, moments)
+        self._second = (state.trainable.like(), states, moments)
         self.spins = is_alone(self) and options is None
         self._usual = self._now = self._both(training_options(artifact, options, spin=self.spins))
         self._single: list[Binding] | None = None
         self._vectors: dict[int, list[Array]] = {}
         self._turn = 0
-        state._settle = self.settle
+        state.write_back = self.write_back
 
     @property
     def _first(self) -> _Set:
-        return self.state._trainable, self.state._frozen, self.memory.states
+        return self.state.trainable, self.state.frozen, self.memory.states
 
     @property
     def session(self) -> InferenceSession:
@@ -136,7 +136,7 @@ class OneGraphStep(Spinner, OneProcess):
                 binding.input_tensor(f"{name}.{kind}", store, name)
                 binding.output_tensor(f"{name}.{kind}.updated", target[2][kind], name)
         for name in artifact.frozen:
-            store = source[1] if name in artifact.states else self.state._frozen
+            store = source[1] if name in artifact.states else self.state.frozen
             binding.input_tensor(name, store, name)
         for name, updated in artifact.states.items():
             binding.output_tensor(updated, target[1], name)
@@ -170,7 +170,7 @@ class OneGraphStep(Spinner, OneProcess):
             self._turn = 1 - self._turn
             memory.step += 1
             if not self.device.is_host:
-                for store in self.state._stores():
+                for store in self.state.stores():
                     store.written()
             return results
 
@@ -218,13 +218,13 @@ class OneGraphStep(Spinner, OneProcess):
                 return f"A gradient, or what it makes of {name!r}, is NaN or infinite"
         return ""
 
-    def settle(self) -> None:
+    def write_back(self) -> None:
         """Bring the state's own buffers up to date."""
         if self._turn == 0:
             return
         params, states, moments = self._second
-        self._ops.copy(self.state._trainable, params)
-        self._ops.copy(self.state._frozen, states)
+        self._ops.copy(self.state.trainable, params)
+        self._ops.copy(self.state.frozen, states)
         for kind, store in moments.items():
             self._ops.copy(self.memory.states[kind], store)
         self._turn = 0

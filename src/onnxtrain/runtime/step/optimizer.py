@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
-from ...errors import CheckpointError, InputError, NonFiniteError, StateError
+from ...errors import CheckpointError, InputError, NonFiniteError
 from ...hyper import check_limit, check_rate
 from ..files.dtypes import F32
 from ..files.onnxfile import Source
 from ..session.sharing import OneProcess, exclusive
 from ..state.buffers import TensorSpec, TensorStore
-from ..state.checkpoint_state import OptimizerState
+from ..state.training_state import OptimizerState, TrainingState
 from .finite import HUGE, Snapshot, clip_factor, first_not_finite, global_norm, refused
 from .module import Module
 from .update import OptimizerFile, SequenceUpdate, Update, load_optimizer, make_update
@@ -47,15 +46,17 @@ class Optimizer(OneProcess):
     def __init__(self, optimizer_uri: Source, module: Module, *, reset: bool = False) -> None:
         if not isinstance(module, Module):
             raise TypeError(f"module must be a Module, not {type(module).__name__}.")
-        self._module, self._reset = module, reset
-        self._share(module._lock)
+        self._reset = reset
+        self._step = module.gradient_step
+        self._state = self._step.state
+        self._share(self._state.lock)
         self._file = load_optimizer(optimizer_uri)
         self._clip_norm: float | None = None
         self._limit = self._file.clip_norm
         self._update: Update | SequenceUpdate | None = None
         self._pending_rate: float | None = None
         with self._lock:
-            if not module._state.is_nominal:
+            if not self._state.is_nominal:
                 self._prepare()
 
     def step(self) -> None:
@@ -65,14 +66,14 @@ class Optimizer(OneProcess):
     def apply(self, scale: float) -> None:
         """Update as `step` does, with all gradients times `scale` (1/k averages k batches)."""
         with self._lock:
-            state = self._module._state
-            if state._nominal is not None:
-                state._need_values()
+            state = self._state
+            if state.nominal is not None:
+                state.need_values()
             update = self._update or self._prepare()
-            if state._settle is not None:
-                state._settle()
-            memory = state._optimizer or self._memory
-            if self._limit is not None or self._module.check_finite:
+            if state.write_back is not None:
+                state.write_back()
+            memory = state.optimizer or self._memory
+            if self._limit is not None or self._step.check_finite:
                 self._apply_watched(update, memory, scale)
             else:
                 update.run(memory.step + 1, memory.learning_rate, scale)
@@ -87,9 +88,8 @@ class Optimizer(OneProcess):
         """
         norm = self._norm()
         if not math.isfinite(norm):
-            gradients = self._module._state._gradients
-            assert gradients is not None
-            raise self._refused(f"The gradient of {first_not_finite(gradients)!r}")
+            bad = first_not_finite(self._state.need_gradients())
+            raise self._refused(f"The gradient of {bad!r}")
         return norm
 
     @exclusive
@@ -123,10 +123,15 @@ class Optimizer(OneProcess):
         self._limit = self._file.clip_norm if limit is None else limit
 
     @property
+    def training_state(self) -> TrainingState:
+        """What is updated; schedules leave their position there."""
+        return self._state
+
+    @property
     def step_count(self) -> int:
         """Number of updates so far, those before a resume included."""
-        found = self._module._state._optimizer
-        return found.step if found is not None else 0
+        memory = self._state.optimizer
+        return memory.step if memory is not None else 0
 
     def __repr__(self) -> str:
         return (
@@ -138,21 +143,19 @@ class Optimizer(OneProcess):
 
     @property
     def _memory(self) -> OptimizerState:
-        found = self._module._state._optimizer
-        if found is None:
-            raise StateError("The optimizer state of this checkpoint was taken away.")
-        return found
+        return self._state.need_optimizer()
 
     def _prepare(self) -> Update | SequenceUpdate:
-        module = self._module
-        memory = attach(module._state, self._file, self._reset)
+        step, state = self._step, self._state
+        memory = attach(state, self._file, self._reset)
         for store in memory.states.values():
-            store.place(module._device)
+            store.place(step.device)
         if self._pending_rate is not None:
             memory.learning_rate = self._pending_rate
-        self._update = make_update(self._file, module)
+        names = step.artifact.trainable
+        self._update = make_update(self._file, state, step.device, step.given_options, names)
         if self._update.is_session:
-            module._train.stop_spinning()
+            step.stop_spinning()
         return self._update
 
     def _apply_watched(
@@ -162,7 +165,7 @@ class Optimizer(OneProcess):
 
         One norm serves both.
         """
-        checks = self._module.check_finite
+        checks = self._step.check_finite
         norm = abs(scale) * (self.check_gradients() if checks else self._norm())
         if self._limit is not None:
             factor = clip_factor(norm, self._limit)
@@ -175,12 +178,10 @@ class Optimizer(OneProcess):
             self._try(update, memory, numbers)
         else:
             update.run(*numbers)
-        self._module._train.updated()
+        self._step.updated()
 
     def _norm(self) -> float:
-        gradients = self._module._state._gradients
-        assert gradients is not None, "a Module makes them"
-        return global_norm(gradients)
+        return global_norm(self._state.need_gradients())
 
     def _try(
         self,
@@ -189,7 +190,7 @@ class Optimizer(OneProcess):
         numbers: tuple[int, float, float],
     ) -> None:
         """Update, and take it back if the result is not finite."""
-        stores = [self._module._state._trainable, *memory.states.values()]
+        stores = [self._state.trainable, *memory.states.values()]
         before = Snapshot(stores)
         with np.errstate(over="ignore", invalid="ignore"):  # that is what is looked for
             update.run(*numbers)
@@ -199,20 +200,20 @@ class Optimizer(OneProcess):
             raise self._refused(f"What update {numbers[0]} would make of {name!r}")
 
     def _refused(self, what: str) -> NonFiniteError:
-        self._module.discard_step()
+        self._step.discard()
         return refused(f"{what} is NaN or infinite, in update {self.step_count + 1}")
 
 
-def attach(state: Any, file: OptimizerFile, reset: bool = False) -> OptimizerState:
+def attach(state: TrainingState, file: OptimizerFile, reset: bool = False) -> OptimizerState:
     """The optimizer state of a checkpoint, made to fit: taken over if there, else zeros."""
-    trainable: TensorStore = state._trainable
+    trainable = state.trainable
     wrong = [n for n, s in trainable.specs.items() if s.type != F32]
     if wrong:
         raise InputError(
             f"The optimizer updates float32 parameters; {', '.join(map(repr, wrong[:8]))} have "
             "another type. Train in float32, or freeze them."
         )
-    old: OptimizerState | None = None if reset else state._optimizer
+    old: OptimizerState | None = None if reset else state.optimizer
     if old is not None and old.name and file.name and old.name != file.name:
         raise CheckpointError(
             f"The checkpoint has the state of {old.name}, the optimizer is {file.name}. Use the "
@@ -237,5 +238,5 @@ def attach(state: Any, file: OptimizerFile, reset: bool = False) -> OptimizerSta
                 f"The checkpoint's {kind!r} do not have the shapes this optimizer needs."
             )
         memory.states[kind] = found if found is not None else TensorStore(wanted.values())
-    state._optimizer = memory
+    state.optimizer = memory
     return memory

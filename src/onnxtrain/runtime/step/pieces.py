@@ -1,207 +1,113 @@
-"""A training model in consecutive pieces, each a session of its own.
-
-onnxruntime hands its results over when a run is complete. So to have some gradients while others
-are still being computed, the graph is cut: the first piece holds the forward pass and what the
-first gradients need, each further piece what the next ones need on top. Values that a later piece
-reads are passed on as they are, without a copy.
-"""
+"""The sessions of a training model, with gradients that replace or add to those there are."""
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import onnxruntime
-from onnxruntime import InferenceSession, OrtValue
 
-from ..files.onnxfile import ValueInfo
-from ..files.wire import Message
-from .cutting import OWN, Template, cut, cut_by_nodes, type_proto
+from ..session.binding import Binding
+from ..session.cut_session import CutSession, share_arena
+from ..session.cutting import cut, cut_by_nodes
+from ..session.devices import create_session
+from ..state.buffers import TensorStore
 
 if TYPE_CHECKING:
-    from .module import _Train
-
-SHARED = "session.use_env_allocators"
+    from .gradient_step import GradientStep
 
 
-def share_arena(options: Any) -> None:
-    """Let sessions with these options take their memory from one arena of the process.
+class Passes:
+    """A training session with one binding that overwrites gradients and one that adds to them."""
 
-    What one session has let go the next can then use. With an arena each, four pieces of an encoder
-    needed 443 MB where the whole model needs 320; with one, 323. It lives until the process ends.
-    """
-    try:
-        options.get_session_config_entry(SHARED)
-    except RuntimeError:  # nobody has said anything about it
-        if options.enable_cpu_mem_arena:
-            _register_arena()
-            options.add_session_config_entry(SHARED, "1")
+    def __init__(self, step: GradientStep, session: Any) -> None:
+        self.step, self.session = step, session
+        self.overwrite = self._bind(step.gradients)
+        self._accumulate: Binding | None = None
+
+    def _bind(self, gradients: TensorStore) -> Binding:
+        return self.step.bind(self.session, gradients, self.step.gradient_names)
+
+    def binding(self, overwrite: bool) -> Binding:
+        """The binding for a step that starts anew, or for one that adds to the gradients."""
+        if overwrite:
+            return self.overwrite
+        if self._accumulate is None:
+            self._accumulate = self._bind(self.step.added())
+        return self._accumulate
+
+    def add(self) -> None:
+        """Add what the accumulating binding has left to the gradients."""
+        self.step.ops.add(self.step.gradients, self.step.added())
 
 
-@functools.cache
-def _register_arena() -> None:
-    kind, memory = onnxruntime.OrtAllocatorType.ORT_ARENA_ALLOCATOR, onnxruntime.OrtMemType.DEFAULT
-    info = onnxruntime.OrtMemoryInfo("Cpu", kind, 0, memory)
-    onnxruntime.create_and_register_allocator(info, None)
+class Pieces(Passes):
+    """The same, cut so that some gradients are complete while others are still being computed.
 
-
-class Pieces:
-    """The sessions of all pieces; takes the place of the session of the whole model.
+    The first piece holds the forward pass and what the first gradients need, each further piece
+    what the next ones need on top.
 
     Args:
-        train: the training half of a module, whose state lives on the host.
+        step: that computes the gradients, with a state that lives on the host.
         limit: bytes of gradients per piece.
         nodes: instead of that, nodes per piece.
     """
 
-    def __init__(self, train: _Train, limit: float = math.inf, nodes: int | None = None) -> None:
-        self.train = train
-        model, names = train.artifact.model, train.gradient_names
-        sizes = {names[p]: train.gradients.specs[p].nbytes for p in names}
-        results = [*train.artifact.user_outputs, *train.artifact.states.values()]
+    def __init__(
+        self, step: GradientStep, limit: float = math.inf, nodes: int | None = None
+    ) -> None:
+        self.step = step
+        model, names = step.artifact.model, step.gradient_names
+        sizes = {names[p]: step.gradients.specs[p].nbytes for p in names}
+        results = [*step.artifact.user_outputs, *step.artifact.states.values()]
         if nodes is not None:
             self.pieces = cut_by_nodes(model, results, list(sizes), nodes)
         else:
             self.pieces = cut(model, results, sizes, limit)
-        self.after: Callable[[int], None] = _nothing
+        self.after: Callable[[int], None] | None = None
         """Called when a piece has run: its gradients are complete."""
         self.ranges = [self._ranges(index) for index in range(len(self.pieces))]
         """Where each piece's gradients lie in the flat buffer; neighbours are one range."""
-        self._bindings: dict[bool, PieceBinding] = {}
-        self.sessions: list[InferenceSession] = []
         if len(self.pieces) > 1:
-            share_arena(train.options)
-            self.sessions = list(self._sessions(Template(model)))
-
-    def _sessions(self, template: Template) -> Iterator[InferenceSession]:
-        train, known = self.train, dict[str, Message]()
-        for piece in self.pieces:
-            model = template.piece(piece, known)
-            session = train.module._device.session(model, train.options)
-            gives = set(piece.gives)
-            known |= {
-                v.name: type_proto(v.type, v.shape)
-                for v in session.get_outputs()
-                if v.name in gives
-            }
-            yield session
+            share_arena(step.options)
+            create = partial(create_session, options=step.options, providers=step.device.providers)
+            super().__init__(step, CutSession(model, self.pieces, create, own=sizes))
 
     def parameters(self, index: int) -> list[str]:
         """Parameters whose gradients a piece computes, in the order of the flat buffer."""
-        made = set(self.pieces[index].gradients)
-        return [p for p, g in self.train.gradient_names.items() if g in made]
+        here = set(self.pieces[index].gradients)
+        return [p for p, g in self.step.gradient_names.items() if g in here]
 
     def _ranges(self, index: int) -> list[tuple[int, int]]:
-        buffer = self.train.gradients.buffers["F32"]
-        wanted, found = set(self.parameters(index)), list[tuple[int, int]]()
+        buffer = self.step.gradients.buffers["F32"]
+        wanted, ranges = set(self.parameters(index)), list[tuple[int, int]]()
         slots = list(buffer.slots.items())
         ends = [slot.start for _, slot in slots[1:]] + [buffer.data.size]
         for (name, slot), end in zip(slots, ends):
             if name not in wanted:
                 continue
-            if found and found[-1][1] == slot.start:
-                found[-1] = (found[-1][0], end)
+            if ranges and ranges[-1][1] == slot.start:
+                ranges[-1] = (ranges[-1][0], end)
             else:
-                found.append((slot.start, end))
-        return found
+                ranges.append((slot.start, end))
+        return ranges
 
-    def binding(self, overwrite: bool) -> PieceBinding:
-        """As that of the whole model: for a step that starts anew, or for one that adds."""
-        if overwrite not in self._bindings:
-            self._bindings[overwrite] = PieceBinding(self, overwrite)
-        return self._bindings[overwrite]
+    def _bind(self, gradients: TensorStore) -> Binding:
+        binding = super()._bind(gradients)
+        binding.io.after = partial(self._complete, adds=gradients is not self.step.gradients)
+        return binding
+
+    def _complete(self, index: int, *, adds: bool) -> None:
+        """A piece has run: its gradients count, whole, before those of the next one."""
+        if adds:
+            whole = self.step.gradients.buffers["F32"].data
+            new = self.step.added().buffers["F32"].data
+            for start, stop in self.ranges[index]:
+                np.add(whole[start:stop], new[start:stop], out=whole[start:stop])
+        if self.after is not None:
+            self.after(index)
 
     def add(self) -> None:
         """Nothing is left to add: every piece has done so when it was complete."""
-
-
-class PieceBinding:
-    """Runs the pieces one after the other; used like the `Binding` of the whole model."""
-
-    def __init__(self, pieces: Pieces, overwrite: bool) -> None:
-        self.pieces, self.overwrite = pieces, overwrite
-        train = pieces.train
-        target = train.gradients if overwrite else train.added()
-        self.bindings = [
-            train.bind(session, target, self._outputs(index))
-            for index, session in enumerate(pieces.sessions)
-        ]
-        self._inputs = [{v.name for v in s.get_inputs()} for s in pieces.sessions]
-        handed_out = {*train.user.output_names, *train.artifact.states.values()}
-        self._made = [[n for n in p.gives if n not in handed_out] for p in pieces.pieces]
-        for binding, names in zip(self.bindings, self._made):
-            for name in names:
-                binding.made_output(name)
-        self._last = {n: i for i, p in enumerate(pieces.pieces) for n in p.takes}
-
-    def _outputs(self, index: int) -> dict[str, str]:
-        piece, names = self.pieces.pieces[index], self.pieces.train.gradient_names
-        return {
-            p: names[p] + (OWN if names[p] in piece.gives else "")
-            for p in self.pieces.parameters(index)
-        }
-
-    def feed(self, infos: Sequence[ValueInfo], values: Sequence[Any]) -> None:
-        """Bind the user's inputs in every piece that reads them."""
-        for names, binding in zip(self._inputs, self.bindings):
-            used = [(i, v) for i, v in zip(infos, values) if i.name in names]
-            binding.feed([i for i, _ in used], [v for _, v in used])
-
-    def feed_again(self, values: Sequence[Any]) -> bool:
-        """Always False: models that are worth cutting are not small."""
-        del values
-        return False
-
-    def run(self) -> None:
-        """Run all pieces; a value lives until the last piece that reads it has run."""
-        kept: dict[str, Any] = {}
-        for index, (piece, binding) in enumerate(zip(self.pieces.pieces, self.bindings)):
-            for name in piece.takes:
-                binding.io.bind_ortvalue_input(name, kept[name])
-            try:
-                binding.run()
-                kept |= binding.taken(piece.gives)
-            finally:
-                for name in self._made[index]:
-                    binding.made_output(name)
-                for name in piece.takes:
-                    binding.io.bind_ortvalue_input(name, _EMPTY)
-            for name in [n for n in piece.takes if self._last[n] == index]:
-                del kept[name]
-            if not self.overwrite:
-                self._add(index)
-            self.pieces.after(index)
-
-    def _add(self, index: int) -> None:
-        train = self.pieces.train
-        whole, new = train.gradients.buffers["F32"].data, train.added().buffers["F32"].data
-        for start, stop in self.pieces.ranges[index]:
-            np.add(whole[start:stop], new[start:stop], out=whole[start:stop])
-
-    def results(self) -> list[Any]:
-        """Results as arrays."""
-        return self._in_order([binding.results() for binding in self.bindings])
-
-    def result_values(self) -> list[OrtValue]:
-        """Results as OrtValues."""
-        return self._in_order([binding.result_values() for binding in self.bindings])
-
-    def _in_order(self, found: Sequence[Sequence[Any]]) -> list[Any]:
-        """The user's outputs as they follow each other, whichever piece they are from."""
-        by_name = {
-            name: value
-            for binding, values in zip(self.bindings, found)
-            for name, value in zip(binding.output_names, values)
-        }
-        return [by_name[name] for name in self.pieces.train.user.output_names]
-
-
-_EMPTY = OrtValue.ortvalue_from_numpy(np.zeros(0, np.float32))._ortvalue
-
-
-def _nothing(index: int) -> None:
-    """Nobody waits for gradients."""
-    del index

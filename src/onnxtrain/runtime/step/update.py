@@ -18,12 +18,13 @@ from ..files.dtypes import F32
 from ..files.onnxfile import ModelFile, Source, uses
 from ..files.predecessor import converted_optimizer, kind_of
 from ..session.binding import Binding
+from ..session.device_ops import DeviceOps
 from ..session.devices import Device, session_options
 from ..state.buffers import TensorSpec, TensorStore
 from . import kernels
 
 if TYPE_CHECKING:
-    from .module import Module
+    from ..state.training_state import TrainingState
 
 Array = npt.NDArray[Any]
 KEY = "onnxtrain.optimizer"
@@ -167,11 +168,20 @@ def safe_in_place(model: ModelFile, source: str, result: str) -> bool:
     return all(i in needed for i, n in enumerate(nodes) if source in uses(n))
 
 
-def make_update(file: OptimizerFile, module: Module) -> Update | SequenceUpdate:
-    """The way to run this optimizer on this module's buffers."""
+def make_update(
+    file: OptimizerFile,
+    state: TrainingState,
+    device: Device,
+    options: Any = None,
+    names: Sequence[str] | None = None,
+) -> Update | SequenceUpdate:
+    """The way to run this optimizer on the buffers of this state.
+
+    `names` is the order of the parameters in a model over sequences.
+    """
     if file.is_sequence:
-        return SequenceUpdate(file, module)
-    return Update(file, module)
+        return SequenceUpdate(file, state, device, options, names)
+    return Update(file, state, device, options)
 
 
 @dataclass(frozen=True)
@@ -185,18 +195,31 @@ class Piece:
 
 
 class Update:
-    """The flat update, run in place over pieces of the flat buffers."""
+    """The flat update, run in place over pieces of the flat buffers.
+
+    Args:
+        file: the optimizer.
+        state: whose parameters, gradients and moments are bound.
+        device: where they live.
+        options: the user's session options.
+        piece: elements per run.
+    """
 
     is_foreign = False
     """Whether a user wrote it, so that nothing is known of what it makes of finite gradients."""
 
-    def __init__(self, file: OptimizerFile, module: Module, piece: int = PIECE) -> None:
-        self.file, self.module = file, module
-        state = module._state
-        assert state._optimizer is not None
-        assert state._gradients is not None
-        self.params, self.gradients = state._trainable, state._gradients
-        self.states = [state._optimizer.states[n] for n in file.states]
+    def __init__(
+        self,
+        file: OptimizerFile,
+        state: TrainingState,
+        device: Device,
+        options: Any = None,
+        piece: int = PIECE,
+    ) -> None:
+        self.file, self.device, self.options = file, device, options
+        self._ops = DeviceOps(device)
+        self.params, self.gradients = state.trainable, state.need_gradients()
+        self.states = [state.need_optimizer().states[n] for n in file.states]
         self.groups = _groups(file, list(self.params))
         self.pieces = list(_pieces(self.params, self.groups, file.layout, piece))
         self.rates = [np.zeros(1, np.float32) for _ in self.groups]
@@ -215,7 +238,7 @@ class Update:
         return self._kernel is None
 
     def _find_kernel(self) -> kernels.Kernel | None:
-        if not self.module._device.is_host or self.file.layout != "elementwise":
+        if not self.device.is_host or self.file.layout != "elementwise":
             return None
         size = sum(b.data.size for b in self.params.buffers.values())
         return kernels.find(self.file.description, size)
@@ -233,7 +256,7 @@ class Update:
         if scale != self._scale:
             self._scale = self.scale[0] = scale
         self._run_graph()
-        if not self.module._device.is_host:
+        if not self.device.is_host:
             for store in (self.params, *self.states):
                 store.written()
 
@@ -258,8 +281,8 @@ class Update:
             self._copy_back(piece)
 
     def _bind(self) -> list[Binding]:
-        device = self.module._device
-        session = device.session(self.file.model, session_options(self.module._session_options))
+        device = self.device
+        session = device.session(self.file.model, session_options(self.options))
         stores = dict(zip(["params", *self.file.states], [self.params, *self.states]))
         longest = max((p.stop - p.start for p in self.pieces), default=0)
         for name in self.file.unsafe:
@@ -298,9 +321,7 @@ class Update:
     def _copy_back(self, piece: Piece) -> None:
         stores = dict(zip(["params", *self.file.states], [self.params, *self.states]))
         for name, scratch in self._scratch.items():
-            self.module._ops.copy_piece(
-                stores[name], piece.start, piece.stop, piece.tensor, scratch
-            )
+            self._ops.copy_piece(stores[name], piece.start, piece.stop, piece.tensor, scratch)
 
 
 class SequenceUpdate:
@@ -308,22 +329,26 @@ class SequenceUpdate:
 
     is_session = is_foreign = True
 
-    def __init__(self, file: OptimizerFile, module: Module) -> None:
-        self.file, self.module = file, module
-        state = module._state
-        assert state._optimizer is not None
-        assert state._gradients is not None
+    def __init__(
+        self,
+        file: OptimizerFile,
+        state: TrainingState,
+        device: Device,
+        options: Any = None,
+        names: Sequence[str] | None = None,
+    ) -> None:
+        self.file, self.names = file, list(names or state.trainable)
+        moments = state.need_optimizer().states
         self.stores: dict[str, TensorStore] = {
-            "params": state._trainable,
-            **{n: state._optimizer.states[n] for n in file.states},
+            "params": state.trainable,
+            **{n: moments[n] for n in file.states},
         }
-        self.gradients = state._gradients
-        options = session_options(module._session_options)
-        self.session = module._device.session(file.model, options)
+        self.gradients = state.need_gradients()
+        self.session = device.session(file.model, session_options(options))
 
     def run(self, step: int, rate: float, scale: float) -> None:
         """One update; the model has no input for `scale`, so the gradients are scaled here."""
-        names = self.module._trainable
+        names = self.names
         for store in (*self.stores.values(), self.gradients):
             store.pull()
         factor = np.float32(scale)

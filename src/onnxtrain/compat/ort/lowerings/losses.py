@@ -9,7 +9,9 @@ import onnx_ir as ir
 from ....autodiff.rules.losses import softmax_cross_entropy_loss as rule
 from ....errors import ModelError
 from ....graph import OpBuilder, Tensor
+from ....losses import CrossEntropyLoss
 from ....normalize.rewrite import Lowering
+from ._vjp import vjp
 
 
 def softmax_cross_entropy_loss_internal(
@@ -65,24 +67,21 @@ def _ignored(operand: Tensor | None) -> int | None:
 def softmax_cross_entropy(
     op: OpBuilder, scores: Tensor, target: Tensor, *, reduction: str = "mean"
 ) -> Any:
-    """Against probabilities: -Σ target·log softmax over the last axis."""
-    log_prob = op.LogSoftmax(scores, axis=-1)
-    total = -op.ReduceSum(target * log_prob, keepdims=0)
-    if reduction == "mean":
-        total = total / _rows(op, scores)
-    return total, log_prob
+    """Against probabilities along the last axis."""
+    loss = CrossEntropyLoss(None, reduction, class_axis=-1, probabilities=True)
+    return loss.loss(op, scores, target), op.LogSoftmax(scores, axis=-1)
 
 
 def softmax_cross_entropy_grad(
     op: OpBuilder, dy: Tensor, log_prob: Tensor, target: Tensor, *, reduction: str = "mean"
 ) -> Tensor:
-    """(softmax - target), averaged over the rows."""
-    dx = (op.Exp(log_prob) - target) * dy
-    return dx / _rows(op, log_prob) if reduction == "mean" else dx
+    """Logarithms of probabilities are scores themselves: their softmax is the same."""
 
+    def forward(op: OpBuilder, scores: Tensor, target: Tensor) -> Tensor:
+        loss = CrossEntropyLoss(None, reduction, class_axis=-1, probabilities=True)
+        return loss.loss(op, scores, target)
 
-def _rows(op: OpBuilder, x: Tensor) -> Tensor:
-    return op.count(x, range(x.rank - 1))
+    return vjp(op, forward, [log_prob, target], [dy], [0])[0]
 
 
 def sparse_softmax_cross_entropy(
@@ -90,10 +89,13 @@ def sparse_softmax_cross_entropy(
     *, reduction: str = "mean",
 ) -> Any:  # fmt: skip
     """Against labels, with the classes along the last axis and a weight per label."""
+    loss = CrossEntropyLoss(None, reduction, None, class_axis=-1)
     log_prob = op.LogSoftmax(scores, axis=-1)
-    picked = op.GatherElements(log_prob, op.Unsqueeze(labels, [-1]), axis=-1)
-    share = _sparse_share(op, labels, weights, scores, reduction)
-    total = -op.ReduceSum(picked * share, keepdims=0)
+    if weights is None:
+        return loss.loss(op, scores, labels), log_prob
+    total = op.ReduceSum(loss.elements(op, scores, labels) * weights, keepdims=0)
+    if reduction == "mean":
+        total = total / op.ReduceSum(weights, keepdims=0)
     return total, log_prob
 
 
@@ -101,24 +103,15 @@ def sparse_softmax_cross_entropy_grad(
     op: OpBuilder, dy: Tensor, log_prob: Tensor, labels: Tensor, weights: Tensor | None,
     *, reduction: str = "mean",
 ) -> Tensor:  # fmt: skip
-    """(softmax - one-hot) times the share of each label."""
-    classes = op.Range(op.const(0), op.Squeeze(op.dim_of(log_prob, -1), [0]), op.const(1))
-    label = op.Unsqueeze(labels, [-1])
-    one_hot = op.Cast(op.Equal(label, op.Cast(classes, to=labels.dtype)), to=log_prob.dtype)
-    return (op.Exp(log_prob) - one_hot) * (
-        _sparse_share(op, labels, weights, log_prob, reduction) * dy
-    )
+    """As before."""
 
+    def forward(op: OpBuilder, scores: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
+        loss: Tensor = sparse_softmax_cross_entropy(
+            op, scores, labels, weights, reduction=reduction
+        )[0]
+        return loss
 
-def _sparse_share(
-    op: OpBuilder, labels: Tensor, weights: Tensor | None, like: Tensor, reduction: str
-) -> Tensor:
-    """What each label counts, with an axis for the classes."""
-    if weights is None:
-        share = op.like(1, like)
-        return share / op.count(labels, like=like) if reduction == "mean" else share
-    share = op.Unsqueeze(weights, [-1])
-    return share / op.ReduceSum(weights, keepdims=0) if reduction == "mean" else share
+    return vjp(op, forward, [log_prob, labels, weights], [dy], [0])[0]
 
 
 TABLE: dict[str, Lowering] = {

@@ -123,6 +123,7 @@ class Core:
         outputs: descriptions in the order of the results.
         loss: which output is the loss.
         settings: the rest.
+        on_start: called once, when there is an engine and before it makes its first step.
     """
 
     def __init__(
@@ -133,9 +134,11 @@ class Core:
         outputs: Sequence[Described],
         loss: str,
         settings: Settings,
+        on_start: Callable[[], None] = lambda: None,
     ) -> None:
         check_recompute(settings.recompute)
         self.model, self.loss_fn, self.settings = model, loss_fn, settings
+        self._on_start = on_start
         self.inputs, self.outputs, self.loss = list(inputs), list(outputs), loss
         self.device = Device(settings.device)
         self.input_names = [i.name for i in inputs]
@@ -310,7 +313,17 @@ class Core:
             self._ready.append(_Ready(engine, {}))
         else:
             self._ready.append(self._start_torch(self.model, shapes, values))
+        if len(self._ready) == 1:
+            self._start()
         return self._ready[-1].engine
+
+    def _start(self) -> None:
+        """Tell that there is an engine; there is none if a state that waits for it does not fit."""
+        try:
+            self._on_start()
+        except BaseException:
+            self._ready.clear()
+            raise
 
     def _start_onnx(self, model: onnx.ModelProto) -> Engine:
         found = params.float_initializers(load(model))

@@ -30,7 +30,9 @@ from ....passes import Recompute
 from ....passes.draws import draws_from_counter
 from ....runtime.session.binding import Binding
 from ....runtime.session.devices import Device, session_options
-from ....runtime.state.checkpoint_state import CheckpointState, OptimizerState
+from ....runtime.state.buffers import TensorStore
+from ....runtime.state.checkpoint_state import CheckpointState
+from ....runtime.state.training_state import OptimizerState, RandomState, TrainingState
 from ....runtime.step.evaluator import Evaluator
 from ....runtime.step.export import export as write_inference
 from ....runtime.step.finite import (
@@ -112,9 +114,7 @@ class Engine:
         self._build()
         flat = optim.flat_model(self.optimizer.replace(groups=()))
         self.file: OptimizerFile = load_optimizer(ir.to_proto(flat).SerializeToString())
-        self.state: CheckpointState = (
-            like.state if like is not None else self._new_state(seed, rank)
-        )
+        self.state: TrainingState = like.state if like is not None else self._new_state(seed, rank)
 
     # --- making ----------------------------------------------------------------------------------
 
@@ -157,16 +157,17 @@ class Engine:
             self._step_bytes = _bytes(model)
         self.inputs = [n for n in self.plan.user_inputs if n != SCALE_INPUT]
 
-    def _new_state(self, seed: int, rank: int) -> CheckpointState:
+    def _new_state(self, seed: int, rank: int) -> TrainingState:
         values = {i.name: i for i in self.base.graph.initializer}
         arrays = {
             n: onnx.numpy_helper.to_array(values[n])
             for n in (*self.plan.trainable, *self.plan.frozen)
         }
-        state = CheckpointState.from_arrays(
-            {n: arrays[n] for n in self.plan.trainable}, {n: arrays[n] for n in self.plan.frozen}
+        state = TrainingState(
+            TensorStore.from_arrays({n: arrays[n] for n in self.plan.trainable}),
+            TensorStore.from_arrays({n: arrays[n] for n in self.plan.frozen}),
+            random=RandomState(seed, rank=rank),
         )
-        state._random.seed, state._random.rank = seed, rank
         attach(state, self.file)
         return state
 
@@ -200,18 +201,17 @@ class Engine:
                 check_finite=self.check_finite,
             )
             self._steps[fetches] = graph
-        if state._settle != graph.settle:  # another graph has trained meanwhile
-            if state._settle is not None:
-                state._settle()
-            state._settle = graph.settle
-        assert state._optimizer is not None
-        graph.memory = state._optimizer
+        if state.write_back != graph.write_back:  # another graph has trained meanwhile
+            if state.write_back is not None:
+                state.write_back()
+            state.write_back = graph.write_back
+        graph.memory = state.need_optimizer()
         return graph
 
     def gradients(self, values: Sequence[Any], *, add: bool, scale: float = 1.0) -> list[Array]:
         """Loss and outputs of one batch; its gradients replace, or add to, those there are."""
         module = self._gradient_module()
-        module._overwrite = not add
+        module.gradient_step.overwrite = not add
         inputs = dict(zip(self.inputs, values))
         if self.scaled:
             inputs[SCALE_INPUT] = np.array(scale, np.float32)
@@ -223,17 +223,17 @@ class Engine:
             source = self._training or _bytes(training_model(self.plan))
             self._module = Module(
                 source,
-                self.state,
+                CheckpointState.view(self.state),
                 device=self.device.name,
                 session_options=self._options,
                 check_finite=self.check_finite and self._alone,
             )
-            self._module._train.saves_states = self.scaled or self.check_finite
+            self._module.gradient_step.saves_states = self.scaled or self.check_finite
         return self._module
 
     def gradient_vectors(self) -> list[Array]:
         """The flat buffers that hold all gradients."""
-        store = self.state._gradients
+        store = self.state.gradients
         if store is None:
             raise StateError("There are no gradients yet.")
         return [buffer.data for buffer in store.buffers.values()]
@@ -247,7 +247,7 @@ class Engine:
     def updated(self) -> None:
         """An update was made: the batches before it count."""
         if self._module is not None:
-            self._module._train.updated()
+            self._module.gradient_step.updated()
 
     def discard(self) -> None:
         """Drop the batches since the last update, and what they did to running statistics."""
@@ -285,7 +285,7 @@ class Engine:
 
     def save_onnx(self, path: Any, outputs: Sequence[str] | None = None) -> None:
         """Write the model with its current weights, in inference mode."""
-        self.state._sync()
+        self.state.sync()
         write_inference(self._eval(), self.state, path, list(outputs or self.outputs))
 
     def _eval(self) -> bytes:
@@ -312,37 +312,33 @@ class Engine:
 
     def weights(self) -> dict[str, Array]:
         """Every weight and running statistic that changes: views, by name."""
-        self.state._sync()
-        return {n: p.data for n, p in self.state.parameters}
+        self.state.sync()
+        return {n: p.data for n, p in CheckpointState.view(self.state).parameters}
 
     def moments(self) -> dict[str, dict[str, Array]]:
         """The optimizer's states: views, by kind and weight."""
-        self.state._sync()
-        memory = self.state._optimizer
-        assert memory is not None
+        self.state.sync()
+        memory = self.state.need_optimizer()
         return {k: {n: s.view(n) for n in s} for k, s in memory.states.items()}
 
     @property
     def updates(self) -> int:
         """Number of updates so far."""
-        memory = self.state._optimizer
-        assert memory is not None
-        return memory.step
+        return self.state.need_optimizer().step
 
     @updates.setter
     def updates(self, count: int) -> None:
-        assert self.state._optimizer is not None
-        self.state._optimizer.step = count
+        self.state.need_optimizer().step = count
 
     @property
     def random(self) -> tuple[int, int] | None:
         """Seed and number of batches, from which the masks of Dropout follow; None without any."""
-        random = self.state._random
+        random = self.state.random
         return (random.seed, random.counter) if self.draws else None
 
     @random.setter
     def random(self, numbers: tuple[int, int]) -> None:
-        self.state._random.seed, self.state._random.counter = numbers
+        self.state.random.seed, self.state.random.counter = numbers
 
     def constants(self) -> dict[str, onnx.TensorProto]:
         """Initializers that are constants of the graph."""
@@ -358,7 +354,7 @@ class Engine:
                 known[name].CopyFrom(onnx.numpy_helper.from_array(value.astype(old.dtype), name))
                 changed = True
         if changed:
-            self.state._sync()
+            self.state.sync()
             self._build()
 
 
@@ -366,12 +362,10 @@ class Update:
     """The optimizer alone, in place over the buffers of a state."""
 
     def __init__(
-        self, optimizer: optim.Optimizer, state: CheckpointState, device: Device, options: Any
+        self, optimizer: optim.Optimizer, state: TrainingState, device: Device, options: Any
     ) -> None:
         self.state = state
-        assert state._gradients is not None
-        assert state._optimizer is not None
-        names = [(n, s.shape) for n, s in state._trainable.specs.items()]
+        names = [(n, s.shape) for n, s in state.trainable.specs.items()]
         # Clipping needs the norm over the flat buffer only, cheaper than one per tensor
         clip = optimizer.clip
         self.max_norm = clip.max_norm if isinstance(clip, optim.ClipNorm) else None
@@ -386,11 +380,11 @@ class Update:
         for name, array in (("learning_rate", self.rate), ("step", self.number)):
             if name in inputs:
                 binding.host_input(name, array)
-        moments = state._optimizer.states
+        moments = state.need_optimizer().states
         for name, _ in names:
-            binding.input_tensor(f"{name}_grad", state._gradients, name)
+            binding.input_tensor(f"{name}_grad", state.need_gradients(), name)
             for stem, store in (
-                (name, state._trainable),
+                (name, state.trainable),
                 *((f"{name}.{kind}", store) for kind, store in moments.items()),
             ):
                 binding.input_tensor(stem, store, name)
@@ -399,22 +393,21 @@ class Update:
     def __call__(self, rate: float, *, check_finite: bool = False) -> None:
         """Clip and update; with `check_finite` only if all that comes of it is finite."""
         state = self.state
-        assert state._optimizer is not None
-        if state._settle is not None:
-            state._settle()
+        memory = state.need_optimizer()
+        if state.write_back is not None:
+            state.write_back()
         norm = self._clip(check_finite)
-        self.rate[0], self.number[0] = rate, state._optimizer.step + 1
+        self.rate[0], self.number[0] = rate, memory.step + 1
         if check_finite and max(norm, rate) > HUGE:
-            self._try(state._optimizer)
+            self._try(memory)
         else:
             self.binding.run()
-        state._optimizer.step += 1
-        state._optimizer.learning_rate = rate
+        memory.step += 1
+        memory.learning_rate = rate
 
     def _clip(self, check_finite: bool) -> float:
         """Clip the gradients; gives their norm then, where that is of interest."""
-        gradients = self.state._gradients
-        assert gradients is not None
+        gradients = self.state.need_gradients()
         if self.max_norm is None and not check_finite:
             return 0.0
         norm = global_norm(gradients)
@@ -429,7 +422,7 @@ class Update:
         return norm * factor
 
     def _try(self, memory: OptimizerState) -> None:
-        stores = [self.state._trainable, *memory.states.values()]
+        stores = [self.state.trainable, *memory.states.values()]
         before = Snapshot(stores)
         self.binding.run()
         if not all(map(is_finite, stores)):
@@ -437,8 +430,8 @@ class Update:
             raise self._refused("What the update would make of the weights or moments")
 
     def _refused(self, what: str) -> NonFiniteError:
-        assert self.state._optimizer is not None
-        return refused(f"{what} is NaN or infinite, in update {self.state._optimizer.step + 1}")
+        number = self.state.need_optimizer().step + 1
+        return refused(f"{what} is NaN or infinite, in update {number}")
 
 
 def as_array(value: Any) -> Any:

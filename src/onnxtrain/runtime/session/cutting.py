@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +25,22 @@ ELEMENTS = {
 }  # fmt: skip
 """onnxruntime's names of element types → ONNX numbers."""
 
+MANY_NODES = 12_000
+"""A longer model is cut into pieces: the time to create a session grows faster than its nodes."""
+
+NODES_OF_A_PIECE = 2_500
+
 RANDOM = {"Bernoulli", "Dropout", "Multinomial", "RandomNormalLike", "RandomUniformLike"}
+
+
+def is_long(model: ModelFile) -> bool:
+    """Whether sessions of pieces are there sooner than one of the whole model."""
+    return sum(number == 1 for number, _, _ in model.graph.fields) > MANY_NODES
+
+
+def may_be_long(model: bytes) -> bool:
+    """Whether it is worth counting the nodes of a model: each takes some twenty bytes."""
+    return len(model) > 16 * MANY_NODES
 
 
 @dataclass(frozen=True)
@@ -34,7 +49,7 @@ class Piece:
 
     nodes: frozenset[int]
     gradients: tuple[str, ...]
-    """Gradients that this piece computes."""
+    """Gradients, or what else is not needed early, that this piece computes."""
     results: tuple[str, ...]
     """Other outputs of the whole model that it computes."""
     takes: tuple[str, ...]
@@ -170,10 +185,16 @@ class _Graph:
 
 
 class Template:
-    """A model from which pieces are made; it is read once, however many there are."""
+    """A model from which pieces are made; it is read once, however many there are.
 
-    def __init__(self, model: ModelFile) -> None:
+    Args:
+        model: the whole.
+        own: outputs of which a piece also makes a copy, ``<name>.own``, if later pieces read them.
+    """
+
+    def __init__(self, model: ModelFile, own: Collection[str] = ()) -> None:
         graph = model.graph
+        self._own = frozenset(own)
         self.nodes = model.nodes
         self.reads = [uses(node) for node in self.nodes]
         self._model, self._graph = _fields_but(model.message, {7}), _fields_but(graph, CONTENTS)
@@ -187,7 +208,7 @@ class Template:
     def piece(self, piece: Piece, given: Mapping[str, Message]) -> bytes:
         """The model of one piece, with types of what earlier pieces gave."""
         chosen = sorted(piece.nodes)
-        copied = {f"{g}{OWN}": g for g in piece.gradients if g in piece.gives}
+        copied = {f"{g}{OWN}": g for g in piece.gradients if g in self._own and g in piece.gives}
         names = list(dict.fromkeys([*piece.results, *piece.gradients, *copied, *piece.gives]))
         chosen = self._needed(chosen, {*names, *copied.values()})
         read = set(names).union(*(self.reads[i] for i in chosen))

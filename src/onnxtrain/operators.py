@@ -1,0 +1,75 @@
+"""Facts about operators: one table for all stages and for the runtime; it imports nothing.
+
+A fact holds for the operator itself, whatever a pass does with it. A pass that means fewer, or
+more, says so where it uses them.
+"""
+
+from __future__ import annotations
+
+ACTIVATIONS = frozenset(
+    {
+        "Celu", "Elu", "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu", "Mish", "Relu", "Selu",
+        "Shrink", "Sigmoid", "Softplus", "Softsign", "Swish", "Tanh", "ThresholdedRelu",
+    }
+)  # fmt: skip
+
+UNARY = ACTIVATIONS | {
+    "Abs", "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Ceil", "Cos", "Cosh", "Erf", "Exp",
+    "Floor", "Identity", "Log", "Neg", "Not", "Reciprocal", "Round", "Sign", "Sin", "Sinh", "Sqrt",
+    "Tan",
+}  # fmt: skip
+"""One operand, of the result's type and shape; each element depends on the one at its place."""
+
+COMPARISONS = frozenset({"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"})
+
+BROADCASTING = COMPARISONS | {
+    "Add", "And", "Div", "Max", "Mean", "Min", "Mod", "Mul", "Or", "Pow", "Sub", "Sum", "Where",
+    "Xor",
+}  # fmt: skip
+"""Elementwise in several operands, any of which may be repeated along an axis."""
+
+ELEMENTWISE = UNARY | BROADCASTING | {"Cast", "Clip"}
+"""Each element of the result depends on the elements at its place only; the same for the same."""
+
+VIEWS = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
+"""The same numbers in the same order: no data need be touched."""
+
+REARRANGING = VIEWS | {"Cast", "Transpose"}
+"""The result has every element of the first operand, and no other."""
+
+AT_THE_SPEED_OF_MEMORY = VIEWS | COMPARISONS | {
+    "Cast", "Clip", "Constant", "ConstantOfShape", "Expand", "HardSigmoid", "Neg", "Not", "Range",
+    "Relu", "Shape", "Sign", "Size",
+}  # fmt: skip
+"""Computing the result again costs no more than reading it."""
+
+PRODUCTS = frozenset(
+    {
+        "Conv", "ConvInteger", "ConvTranspose", "DeformConv", "Einsum", "GRU", "Gemm", "LSTM",
+        "MatMul", "MatMulInteger", "QLinearConv", "QLinearMatMul", "RNN", "TopK",
+    }
+)  # fmt: skip
+"""Operators whose work is worth more than the memory of their result."""
+
+POOLS = frozenset({"AveragePool", "LpPool", "MaxPool"})
+
+KEEPS_RANK = UNARY | POOLS | {
+    "BatchNormalization", "Cast", "Clip", "Concat", "Conv", "ConvTranspose", "CumSum", "DFT",
+    "Dropout", "GlobalAveragePool", "GlobalLpPool", "GlobalMaxPool", "GroupNormalization",
+    "Hardmax", "InstanceNormalization", "LRN", "LayerNormalization", "LogSoftmax",
+    "LpNormalization", "MaxUnpool", "MeanVarianceNormalization", "Pad", "Resize",
+    "ReverseSequence", "ScatterElements", "ScatterND", "Slice", "Softmax", "Tile", "TopK", "Trilu",
+    "Upsample",
+}  # fmt: skip
+"""The first result has as many dimensions as the first operand."""
+
+RANDOM = frozenset(
+    {
+        "Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform",
+        "RandomUniformLike",
+    }
+)  # fmt: skip
+"""Operators that draw: two of them on the same inputs are two draws, and none is drawn again."""
+
+LABEL_LOSSES = frozenset({"NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss"})
+"""Losses that are one operator, and use their second operand as indices of classes."""
