@@ -92,6 +92,7 @@ TOP: Names = {
 """Added to `onnxruntime` itself, where the first releases had them."""
 
 _SKL = "onnxtrain.sklearn"
+_HOME = "onnxtrain.compat.onnxcustom"
 _CUSTOM = "onnxcustom.training"
 _UTILS = "onnxcustom.utils"
 
@@ -186,11 +187,21 @@ COMPOSED: dict[str, Names] = {
     },
     f"{TRAINING}.utils.data": _from(f"{TORCH}.utils.data", "LoadBalancingDistributedSampler"),
     "torch_ort": {**_ORTMODULE, **_DEBUG},
-    "onnxcustom": {"__version__": f"{CAPI}:ONNXCUSTOM_VERSION"},
+    "onnxcustom": {
+        "__version__": f"{CAPI}:ONNXCUSTOM_VERSION",
+        "__max_supported_opset__": f"{_HOME}.version:MAX_SUPPORTED_OPSET",
+        "__max_supported_opsets__": f"{_HOME}.version:MAX_SUPPORTED_OPSETS",
+        **_from(f"{_HOME}.version", "get_max_opset"),
+    },
+    "onnxcustom.plotting": {},
+    "onnxcustom.plotting.plotting_onnx": _skl("plot_onnxs"),
     _CUSTOM: _ERRORS,
     f"{_CUSTOM}.excs": _ERRORS,
     f"{_CUSTOM}.optimizers": _skl("OrtGradientOptimizer"),
-    f"{_CUSTOM}.optimizers_partial": _skl("OrtGradientForwardBackwardOptimizer"),
+    f"{_CUSTOM}.optimizers_partial": _skl(
+        "OrtGradientForwardBackwardOptimizer", "OrtGradientForwardBackward",
+        "OrtGradientForwardBackwardFunction",
+    ),
     f"{_CUSTOM}.ortgradient": _skl(
         "OrtGradientForwardBackward", "OrtGradientForwardBackwardFunction"
     ),
@@ -206,7 +217,8 @@ COMPOSED: dict[str, Names] = {
     ),
     f"{_CUSTOM}.data_loader": _skl("OrtDataLoader"),
     f"{_CUSTOM}.grad_helper": _skl("onnx_derivative", "DerivativeOptions"),
-    _UTILS: {},
+    _UTILS: {**_skl("str_ortvalue"), "measure_time": f"{_HOME}.benchmark:measure_time"},
+    f"{_UTILS}.benchmark": {"measure_time": f"{_HOME}.benchmark:measure_time"},
     f"{_UTILS}.orttraining_helper": _skl(
         "add_loss_output", "penalty_loss_onnx", "get_train_initializer"
     ),

@@ -22,7 +22,7 @@ from ..compat.onnxcustom.base import Array, Locked, SelectionError
 from ..compat.onnxcustom.common import own_inputs
 from ..compat.onnxcustom.data_loader import OrtDataLoader, generator
 from ..compat.onnxcustom.devices import device_to_providers
-from ..compat.onnxcustom.exceptions import ConvergenceError
+from ..compat.onnxcustom.exceptions import BatchError, ConvergenceError
 from ..compat.onnxcustom.onnx_helper import (
     as_proto,
     get_train_initializer,
@@ -31,7 +31,6 @@ from ..compat.onnxcustom.onnx_helper import (
 from ..compat.onnxcustom.optimizers import RATE, BoundStep
 from ..compat.onnxcustom.sgd_learning_rate import LearningRateSGD
 from ..compat.ort import TrainingParameters, TrainingSession
-from ..errors import NonFiniteError
 from ..graph import parameters as params
 from ..graph import to_proto
 from ..graph.contract import RANDOM_INPUT
@@ -317,7 +316,7 @@ class OnnxEstimator(Locked, BaseEstimator):  # type: ignore[misc]
                 step = self._steps[rows] = BoundStep(self._session, names, data, rows, LOSS)
             try:
                 total += step.run(data, starts, self._rate.value) * rows
-            except NonFiniteError as error:
+            except BatchError as error:
                 raise ConvergenceError(
                     f"{error} of iteration {self.n_iter_}; the losses of the iterations before it "
                     f"are {self.loss_curve_[-5:]}. That batch changed nothing: a warm start, or "
