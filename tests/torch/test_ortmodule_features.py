@@ -19,6 +19,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
 from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 
 from onnxtrain.autodiff import registry  # noqa: E402
@@ -691,8 +692,10 @@ def test_constants_among_the_arguments_are_told(caplog: pytest.LogCaptureFixture
             return x + len(name)
 
     ours = ORTModule(Named(), DebugOptions(LogLevel.INFO), exporter=TS)
-    with caplog.at_level(logging.INFO):
+    try:
         assert ours(torch.zeros(2), "ab").tolist() == [2.0, 2.0]
+    finally:
+        ORTModule(Named())  # as quiet as before
     assert "Received input of type <class 'str'> is treated as a constant" in caplog.text
 
 
@@ -708,8 +711,9 @@ def test_the_memory_level_is_told(
 ) -> None:
     monkeypatch.setenv("ORTMODULE_MEMORY_OPT_LEVEL", level)
     monkeypatch.setenv("ORTMODULE_ALLOW_AUTOGRAD_CHECKPOINT", own)
-    with caplog.at_level(logging.INFO):
-        ORTModule(mlp(), DebugOptions(LogLevel.INFO))
+    ORTModule(mlp(), DebugOptions(LogLevel.INFO))
+    monkeypatch.undo()
+    ORTModule(mlp())  # as quiet as before
     assert ("Layer-wise memory optimization is enabled" in caplog.text) is told
 
 
@@ -818,3 +822,70 @@ def test_the_maximum_of_a_window_is_the_one_that_torch_takes() -> None:
         grads.append(x.grad)
         x.grad = None
     assert torch.equal(grads[0], grads[1])
+
+
+# --- functions with a backward of their own -------------------------------------------------------
+
+
+class Tenfold(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        return grads[0] * 10
+
+
+class OwnBackward(nn.Module):
+    def __init__(self, *, with_weight: bool) -> None:
+        super().__init__()
+        self.fc = nn.Linear(2, 2) if with_weight else nn.Identity()
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"y": Tenfold.apply(self.fc(x)) + x}
+
+
+@pytest.mark.parametrize("with_weight", [True, False])
+def test_a_backward_of_its_own_is_not_lost(with_weight: bool) -> None:
+    x = torch.ones(1, 2, requires_grad=True)
+    with pytest.raises(ORTModuleTorchModelException, match="backward of its own in Tenfold"):
+        ORTModule(OwnBackward(with_weight=with_weight))(x)
+    allowed = ORTModule(OwnBackward(with_weight=False), fallback="UNSUPPORTED_TORCH_MODEL")
+    allowed(x)["y"].sum().backward()
+    assert x.grad is not None
+    assert x.grad.tolist() == [[11.0, 11.0]]
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, *, reentrant: bool) -> None:
+        super().__init__()
+        self.a, self.b, self.reentrant = nn.Linear(2, 3), nn.Linear(3, 2), reentrant
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.b(checkpoint(self.a, x, use_reentrant=self.reentrant))
+
+
+@pytest.mark.parametrize(("reentrant", "exporter"), [(True, TS), (True, "dynamo"), (False, TS)])
+def test_gradients_pass_what_torch_would_checkpoint(reentrant: bool, exporter: str) -> None:
+    theirs = Checkpointed(reentrant=reentrant)
+    ours = ORTModule(copy.deepcopy(theirs), exporter=exporter)
+    x = torch.randn(4, 2, requires_grad=True)
+    for module in (ours, theirs):
+        module(x).square().sum().backward()
+    assert_same_gradients(ours, theirs, 1e-5)
+    assert checkpoint(nn.Linear(2, 2), x, use_reentrant=True).requires_grad
+
+
+def test_a_long_preparation_is_told(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from onnxtrain.torch import _ortmodule_cache
+
+    ours, _ = pair(mlp())
+    monkeypatch.setattr(_ortmodule_cache, "LONG", 0.0)
+    ours(torch.randn(2, 6))
+    assert "Sequential was prepared for onnxruntime in" in caplog.text
+    caplog.clear()
+    ours(torch.randn(2, 6))
+    assert not caplog.text

@@ -7,6 +7,7 @@ import logging
 import operator
 import os
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -39,6 +40,8 @@ log = logging.getLogger(__name__)
 _all, _values = itertools.chain.from_iterable, dict.values
 _training, _requires_grad = operator.attrgetter("training"), operator.attrgetter("requires_grad")
 OPSET_VARIABLE = "ORTMODULE_ONNX_OPSET_VERSION"
+LONG = 2.0
+"""Seconds after which a call that makes graphs says that this is what took so long."""
 KEPT_GRAPHS = 64
 """Kinds of calls whose graphs are kept; beyond that all are made anew."""
 KEPT_SIGNATURES = 1024
@@ -233,7 +236,9 @@ class Cache:
         if len(self._kinds) >= KEPT_GRAPHS:
             log.info("%d kinds of calls: graphs are made anew.", len(self._kinds))
             self.forget()
+        start = time.perf_counter()
         traced = self._trace(structure, inputs, settings)
+        exported = time.perf_counter()
         wanted = [n for n, t in zip(self.names, self.tensors) if t.requires_grad]
         wanted += [n for n, t in zip(traced.inputs, inputs) if t.requires_grad]
         with_gradients = graded and bool(wanted)
@@ -246,6 +251,15 @@ class Cache:
 
             kind = Kind(traced, kind.graphs, self.names, later)
         log.info("%s runs on %s.", type(self.module).__name__, device)
+        ready = time.perf_counter()
+        if ready - start > LONG:
+            log.warning(
+                "%s was prepared for onnxruntime in %.1f s (export %.1f s). Further calls of this "
+                "kind start at once.",
+                type(self.module).__name__,
+                ready - start,
+                exported - start,
+            )
         self.stale = False
         return kind
 

@@ -186,7 +186,7 @@ def trace(
         plain = [t.detach().clone() for t in tensors]
         averaged = _averaging(module)
         with _momentum_one(module, averaged):
-            probed = _probe(module, structure, plain)
+            probed = _probe(module, structure, [_like(t) for t in tensors])
         call = _Call(module, structure, probed)
         numbered = [f"input_{i}" for i in range(len(plain))]
         axes = {n: {a: f"{n}_{a}" for a in range(t.ndim)} for n, t in zip(numbered, plain)}
@@ -242,6 +242,12 @@ def trace(
         structure,
         module.training,
     )
+
+
+def _like(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy that may be changed, and has a gradient if the original has."""
+    copied = tensor.detach().clone()
+    return copied.requires_grad_().clone() if tensor.requires_grad else copied
 
 
 def _check_options(given: Mapping[str, Any]) -> None:

@@ -25,6 +25,7 @@ from torch.utils import _pytree as pytree
 from ..errors import OnnxTrainError
 from ..runtime.session.sharing import GlobalLock
 from . import repair, translations
+from .autograd_functions import custom_functions, without_checkpoints
 from .gradient_marks import GradientMarks, name_barriers, zeros
 from .repair import DynamicAxes
 from .size_rules import Fits, TracerWarning, any_sizes, assumed, decided, only
@@ -158,7 +159,12 @@ def export(
             reasons.append(f"{kind}: {describe(probe.name, probe.reads)}")
             continue
         try:
-            with _one_export, _undisturbed(flat, module, training), _quiet():
+            with (
+                _one_export,
+                _undisturbed(flat, module, training),
+                _quiet(),
+                without_checkpoints(),
+            ):
                 asked = _Request(names, axes, max(opset, OPSET), probe.reads, export_options or {})
                 proto, fits = run(flat, asked)
         except Exception as error:
@@ -298,8 +304,15 @@ def called(
     """
     marks, reads = GradientMarks(zeros()), ValueReads(module, tensors)
     versions = {name: p._version for name, p in module.named_parameters()}
-    with torch.enable_grad(), reads, marks:
+    with torch.enable_grad(), reads, marks, without_checkpoints():
         result = call()
+    custom = custom_functions(result)
+    if custom:
+        raise ExportError(
+            f"{type(module).__name__} has a backward of its own in {', '.join(custom)}, and an "
+            "exported graph would lose it. Write it with torch's functions, or let torch do the "
+            "work (ORTModule(..., fallback='UNSUPPORTED_TORCH_MODEL'))."
+        )
     now = {name: p._version for name, p in module.named_parameters()}
     changed = [f"{n!r} in place" for n, version in now.items() if versions.get(n) != version]
     if marks.refused or changed:

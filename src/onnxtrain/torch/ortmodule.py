@@ -131,7 +131,7 @@ class ORTModule(torch.nn.Module):
         if not isinstance(options, DebugOptions):
             raise ModuleError(f"debug_options is a DebugOptions, not {type(options).__name__}.")
         super().__init__()
-        log.setLevel(options.log_level.python)
+        logging.getLogger(__package__).setLevel(options.log_level.python)
         how = recompute if recompute is not None else _memory_level()
         self._adopt(module, options, read_policy(fallback), exporter, how)
 

@@ -353,7 +353,7 @@ class BoundStep:
     def _steps(self, data: Batch, starts: range, rate: float) -> float:
         session, rows, read = self._session, self._rows, self._loss.item
         self._rate[0] = rate
-        written = [_floats(state.store) for state in reversed(session.runner.sets)]
+        written = [_floats(store) for store in reversed(session.runner.sets)]
         pairs = [
             (buffer, array.reshape(-1, *buffer.shape[1:]))
             for buffer, array in zip(self._inputs, data)
@@ -382,7 +382,7 @@ class BoundStep:
         return total
 
     def _check(self, loss: float, turn: int, start: int) -> None:
-        store = self._session.runner.sets[1 - turn].store
+        store = self._session.runner.sets[1 - turn]
         store.written()
         if math.isfinite(loss) and is_finite(store):
             return

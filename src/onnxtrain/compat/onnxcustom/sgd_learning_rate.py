@@ -14,6 +14,7 @@ from ... import optim
 from ...graph import to_proto
 from ...hyper import LARGEST, check_rate
 from ...optim.recipes import gradient_descent
+from ...runtime.loop.schedulers import bottou, inverse_scaling
 from .base import (
     Array,
     BaseOnnx,
@@ -242,21 +243,14 @@ class LearningRateSGD(BaseLearningRate):
         self._best, self._bad = np.inf, 0
         return self
 
-    def _optimal(self, t: int) -> float:
-        """Bottou's rate; t0 makes the first step as long as a typical weight."""
-        typical = np.sqrt(1.0 / np.sqrt(self.alpha))
-        initial = typical / (1.0 + typical)  # by the slope of the squared loss that far off
-        start = 1.0 / (initial * self.alpha)
-        return float(self.eta0 * start / (start + t))
-
     def update_learning_rate(self, t: int) -> LearningRateSGD:
         """Set the rate of iteration `t`."""
         if self.value_ is None or self.learning_rate == "constant":
             self.value_ = self.eta0
         if self.learning_rate == "invscaling":
-            self.value_ = self.eta0 / (t + 1) ** self.power_t
+            self.value_ = inverse_scaling(self.eta0, t, self.power_t)
         elif self.learning_rate == "optimal":
-            self.value_ = self._optimal(t)
+            self.value_ = bottou(self.eta0, t, self.alpha)
         return self
 
     def report_loss(self, loss: float) -> LearningRateSGD:

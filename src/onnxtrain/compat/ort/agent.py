@@ -15,7 +15,7 @@ from onnxruntime.capi._pybind_state import OrtValueVector as OrtValueVector
 from ...errors import ExecutionError, InputError, ModelError, UnknownNameError
 from ...graph.contract import RANDOM_INPUT
 from ...passes.partition import Partition
-from ...runtime.session.devices import create_session
+from ...runtime.session.devices import open_session
 from ...runtime.session.native import core_of, raw_device, raw_ortvalue
 from ...runtime.session.sharing import OneProcess, keep_from_parent
 from .graph_builder import embedded, split
@@ -282,8 +282,7 @@ def _sessions(session: Any, *models: onnx.ModelProto) -> list[Any]:
     made = []
     for model in models:
         content = model.SerializeToString()
-        one = create_session(content, core.session_options, providers)
-        made.append(core_of(one))
+        made.append(core_of(open_session(content, core.session_options, providers)))
     return made
 
 

@@ -9,11 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ...runtime.files.dtypes import BY_ONNX
-from ...runtime.session.binding import HOST
+from ...runtime.session.binding import Binding
 from ...runtime.session.devices import Device
 from ...runtime.state.buffers import TensorSpec, TensorStore
 from ...runtime.step.finite import all_finite, first_not_finite, is_finite, refused
-from .state import State
 from .step import Step
 
 Array = npt.NDArray[Any]
@@ -63,39 +62,37 @@ class StepRunner:
         }
         accumulators = set(step.accumulators.values())
         apart = {*accumulators, *step.parts}
-        first = State(TensorStore(specs[n] for n in specs if n not in apart), step.parts)
+        first = TensorStore((specs[n] for n in specs if n not in apart), step.parts)
         for name in first:
             if name in arrays:
                 first.view(name)[...] = arrays[name].view(specs[name].type.numpy)
         first.place(self.device)
-        self.sums = State(TensorStore(specs[n] for n in accumulators), {})
+        self.sums = TensorStore(specs[n] for n in accumulators)
         self.sums.place(self.device)
-        self.sets = (first, first.twin())
+        second = first.like()
+        second.copy_from(first)
+        second.push()
+        self.sets = (first, second)
         self.turn, self.pending = 0, 0
 
     def key(self) -> Key:
         """What the next step does, and which buffers it reads."""
         return self.pending + 1 == self.accumulation, self.turn
 
-    def bind(self, key: Key, binding: Any) -> Iterable[str]:
+    def bind(self, key: Key, binding: Binding) -> Iterable[str]:
         """Bind the state that a step reads and writes; gives the names of the outputs."""
         updates, turn = key
         step, source, target = self.steps[updates], self.sets[turn], self.sets[1 - turn]
-        device = self.device.ort_device
         read = {v.name for v in step.model.graph.inputs}
         for store in (source, self.sums):
-            for name, spec in store.specs.items():
+            for name in store:
                 if name in read:
-                    place = (device, spec.type.binding, spec.shape, store.pointer(name))
-                    binding.bind_input(name, *place)
+                    binding.input_tensor(name, store, name)
         for name, output in step.states.items():
-            store = self.sums if name in self.sums else target
-            spec = store.specs[name]
-            binding.bind_output(output, device, spec.type.binding, spec.shape, store.pointer(name))
+            binding.output_tensor(output, self.sums if name in self.sums else target, name)
         outputs = list(step.states.values())
         if step.check:
-            address = self._check_value.ctypes.data
-            binding.bind_output(step.check, HOST.ort_device, np.float32, (), address)
+            binding.host_output(step.check, self._check_value)
             outputs.append(step.check)
         return outputs
 
@@ -137,24 +134,24 @@ class StepRunner:
         """What is not finite among the tensors that were just written; empty if all are."""
         updates, turn = key
         target, states = self.sets[1 - turn], self.steps[updates].states
-        for state in (target, self.sums):
-            written = [n for n in states if n in state.store]
+        for store in (target, self.sums):
+            written = [n for n in states if n in store and n not in store.parts]
             if not written:
                 continue
-            state.written()
-            complete = state is self.sums or (updates and self._updates)
-            if complete and is_finite(state.store):
+            store.written()
+            complete = store is self.sums or (updates and self._updates)
+            if complete and is_finite(store):
                 continue
-            name = first_not_finite(state.store, written)
+            name = first_not_finite(store, written)
             if name is not None:
-                parts = [n for n, p in state.parts.items() if p.whole == name]
-                name = next((n for n in parts if not all_finite(state.view(n).ravel())), name)
+                parts = [n for n, p in store.parts.items() if p.whole == name]
+                name = next((n for n in parts if not all_finite(store.view(n).ravel())), name)
                 return f"A gradient, or what it makes of {name!r},"
         return ""
 
     def _drop_sums(self) -> None:
         self.pending = 0
-        for buffer in self.sums.store.buffers.values():
+        for buffer in self.sums.buffers.values():
             buffer.data[...] = 0
         self.sums.push()
 
@@ -172,8 +169,8 @@ class StepRunner:
             source.view(name)[...] = target.view(name)
         source.push()
 
-    def current(self) -> State:
+    def current(self) -> TensorStore:
         """The set of buffers that holds the state, up to date in the host's memory."""
-        state = self.sets[self.turn]
-        state.pull()
-        return state
+        store = self.sets[self.turn]
+        store.pull()
+        return store

@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 import onnxruntime
-from onnxruntime.capi._pybind_state import SessionIOBinding
 
 from ...errors import InputError, ModelError, StateError, UnknownNameError, model_errors
 from ...graph import load, to_proto
@@ -20,12 +19,13 @@ from ...graph.io import save
 from ...hyper import LARGEST, check_rate
 from ...optim.transforms import FIRST, SECOND
 from ...runtime.files.onnxfile import ValueInfo
-from ...runtime.session.devices import RUN_OPTIONS, Device, create_session, session_options
+from ...runtime.session.binding import Binding
+from ...runtime.session.devices import RUN_OPTIONS, Device, open_session, session_options
 from ...runtime.session.feeds import FeedCheck
 from ...runtime.session.labels import ClassLabels
-from ...runtime.session.native import core_of, io_of, raw_ortvalue, wrap_io
+from ...runtime.session.native import core_of, io_of, raw_ortvalue, whole_session, wrap_io
 from ...runtime.session.sharing import OneProcess, exclusive
-from .binding import Prebound, StepBinding
+from .binding import StepBinding
 from .parameters import TrainingParameters
 from .recipes import optimizers_for
 from .runner import Key, StepRunner
@@ -111,7 +111,7 @@ class TrainingSession(OneProcess, onnxruntime.InferenceSession):  # type: ignore
                 sess_options.intra_op_num_threads = 1
         with model_errors("Loading the step into onnxruntime"):
             self.sessions = {
-                updates: create_session(
+                updates: open_session(
                     to_proto(one.model).SerializeToString(),
                     sess_options,
                     providers,
@@ -120,8 +120,9 @@ class TrainingSession(OneProcess, onnxruntime.InferenceSession):  # type: ignore
                 for updates, one in steps.items()
             }
         # An InferenceSession in everything but its core, which knows about the state.
-        self.__dict__.update(self.sessions[True].__dict__)
-        self._sess = _Stepper(self, core_of(self.sessions[True]))
+        whole = whole_session(self.sessions[True])
+        self.__dict__.update(whole.__dict__)
+        self._sess = _Stepper(self, core_of(whole))
         self._share()
         self.runner = StepRunner(
             steps,
@@ -147,9 +148,9 @@ class TrainingSession(OneProcess, onnxruntime.InferenceSession):  # type: ignore
         self._output_infos = {n: _info(outputs[n]) for n in step.outputs}
         labels = [ClassLabels(**one.to_dict()) for one in step.labels]
         self._check = FeedCheck(self._input_infos, set(), labels)
-        self._own: dict[tuple[Key, tuple[str, ...]], Prebound] = {}
-        core = core_of(self.sessions[True])
-        metas = {m.name: m for m in (*core.inputs_meta, *core.outputs_meta)}
+        self._own: dict[tuple[Key, tuple[str, ...]], Binding] = {}
+        session = self.sessions[True]
+        metas = {m.name: m for m in (*session.get_inputs(), *session.get_outputs())}
         self._inputs_meta = [metas[n] for n in step.inputs]
         self._outputs_meta = [metas[n] for n in step.outputs]
 
@@ -177,21 +178,22 @@ class TrainingSession(OneProcess, onnxruntime.InferenceSession):  # type: ignore
         wanted = tuple(output_names) if output_names else ()
         with self._lock:
             key = self.runner.key()
-            side = self._own.get((key, wanted)) or self._prebound(key, wanted)
-            side.feed(values)
-            side.run(run_options)
+            binding = self._own.get((key, wanted)) or self._bind(key, wanted)
+            if not binding.feed_again(values):
+                binding.feed(self._input_infos, self._check.arrays(values))
+            binding.run(RUN_OPTIONS if run_options is None else run_options)
             self.runner.finish(key)
-            return side.results()
+            return binding.results()
 
-    def _prebound(self, key: Key, wanted: tuple[str, ...]) -> Prebound:
+    def _bind(self, key: Key, wanted: tuple[str, ...]) -> Binding:
         for name in wanted:
             self._position(name)
-        outputs = [self._output_infos[n] for n in wanted or self._output_names]
-        core = core_of(self.sessions[key[0]])
-        side = Prebound(core, self._input_infos, outputs, self._check, self.runner.device.is_host)
-        self.runner.bind(key, side.io)
-        self._own[key, wanted] = side
-        return side
+        binding = Binding(self.sessions[key[0]], self.runner.device)
+        binding.user_outputs([self._output_infos[n] for n in wanted or self._output_names])
+        binding.labels = self._check.labels
+        self.runner.bind(key, binding)
+        self._own[key, wanted] = binding
+        return binding
 
     def _position(self, name: str) -> int:
         if name not in self._output_names:
@@ -213,14 +215,15 @@ class TrainingSession(OneProcess, onnxruntime.InferenceSession):  # type: ignore
     @exclusive
     def io_binding(self) -> onnxruntime.IOBinding:
         """A binding for the inputs and outputs; the weights are bound by the session."""
+        whole = whole_session(self.sessions[True])
         binding = StepBinding(
-            core_of(self.sessions[True]),
+            core_of(whole),
             [*self._input_names, *self._output_names],
             self.runner.key,
-            lambda key: SessionIOBinding(core_of(self.sessions[key[0]])),
+            lambda key: Binding(self.sessions[key[0]], self.runner.device),
             self.runner.bind,
         )
-        return wrap_io(self.sessions[True], self._sess, binding)
+        return wrap_io(whole, self._sess, binding)
 
     def run_with_iobinding(self, iobinding: onnxruntime.IOBinding, run_options: Any = None) -> None:
         """One step of training on what is bound."""

@@ -21,8 +21,8 @@ from ...normalize import normalize
 from ...optim import ClipNorm, ClipValue, Optimizer
 from ...optim.optimizer import norm_coefficient
 from ...passes import modes, optimize
+from ...runtime.state.buffers import Part
 from .parameters import ParameterError, TrainingParameters
-from .state import Part
 
 SCALED = "onnxtrain.scaled_loss"
 FACTOR = "onnxtrain.loss_factor"

@@ -88,6 +88,11 @@ class Binding:
         """Let a result be written to memory where the state lives."""
         self.io.bind_output(name, self.device.ort_device, kind.binding, shape, pointer)
 
+    def host_output(self, name: str, array: Array) -> None:
+        """Let a result be written to an array of the host that the caller keeps."""
+        element = array.dtype.type
+        self.io.bind_output(name, HOST.ort_device, element, array.shape, address(array))
+
     def made_output(self, name: str) -> None:
         """Let a run make a result, in memory of the host; to be said again before the next run."""
         self.io.bind_output(name, HOST.ort_device)
@@ -112,7 +117,8 @@ class Binding:
                 continue
             name = info.name
             if isinstance(value, np.ndarray) and value.dtype.kind not in "OUS":
-                if value.nbytes <= STAGED:  # copying a little is cheaper than binding again
+                # copying a little is cheaper than binding again, unless a device has its own copy
+                if self.device.is_host and value.nbytes <= STAGED:
                     self._feed_staged(info, value)
                 else:
                     self._feed_array(info, value)
@@ -193,10 +199,10 @@ class Binding:
         self._bound[info.name] = place
         self._staged.pop(info.name, None)
 
-    def run(self) -> None:
+    def run(self, options: Any = RUN_OPTIONS) -> None:
         """Run; an error of onnxruntime becomes one of ours, with the large outputs rebound."""
         try:
-            self._run(self.io, RUN_OPTIONS)
+            self._run(self.io, options)
         except Exception as error:
             raise self._failed(error) from error
         finally:

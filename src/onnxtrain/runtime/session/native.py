@@ -17,6 +17,12 @@ def core_of(session: Any) -> Any:
     return getattr(session, "_sess", session)
 
 
+def whole_session(session: Any) -> Any:
+    """An `onnxruntime.InferenceSession`, also from a `CutSession`: its first piece's."""
+    pieces = getattr(session, "sessions", None)
+    return session if pieces is None else pieces[0]
+
+
 def new_io(session: Any) -> Any:
     """A new binding of the C level, also for a `CutSession`."""
     make = getattr(session, "new_io", None)

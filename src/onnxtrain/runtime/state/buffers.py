@@ -45,6 +45,15 @@ class TensorSpec:
 
 
 @dataclass(frozen=True)
+class Part:
+    """A tensor that is a piece of another one, which is a vector."""
+
+    whole: str
+    start: int
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Slot:
     """Where a tensor lies in its flat buffer, in elements."""
 
@@ -105,19 +114,30 @@ class FlatBuffer:
 class TensorStore:
     """Named tensors in one flat buffer per element type, in a given order.
 
+    Args:
+        specs: the tensors that have memory of their own.
+        parts: tensors that lie inside them.
+
     Example:
         >>> store = TensorStore.from_arrays({"w": np.ones((2, 2), np.float32)})
         >>> float(store.view("w").sum())
         4.0
     """
 
-    def __init__(self, specs: Iterable[TensorSpec]) -> None:
+    def __init__(
+        self, specs: Iterable[TensorSpec], parts: Mapping[str, Part] | None = None
+    ) -> None:
         self.specs = {s.name: s for s in specs}
+        self.parts = dict(parts or {})
         kinds = dict.fromkeys(s.type for s in self.specs.values())
         self.buffers = {
             kind.code: FlatBuffer(kind, [s for s in self.specs.values() if s.type == kind])
             for kind in kinds
         }
+        for name, part in self.parts.items():
+            whole = self.buffer_of(part.whole)
+            spec = self.specs[name] = TensorSpec(name, whole.type, part.shape)
+            whole.slots[name] = Slot(spec, whole.slots[part.whole].start + part.start)
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, Array]) -> TensorStore:
@@ -132,7 +152,8 @@ class TensorStore:
 
     def like(self) -> TensorStore:
         """A new store of zeros with the same layout, on the same device."""
-        new = TensorStore(self.specs.values())
+        own = [spec for name, spec in self.specs.items() if name not in self.parts]
+        new = TensorStore(own, self.parts)
         for code, buffer in self.buffers.items():
             if buffer.mirror is not None:
                 new.buffers[code].mirror = buffer.mirror.twin(new.buffers[code].data)
@@ -163,7 +184,7 @@ class TensorStore:
     @property
     def size(self) -> int:
         """Number of elements of all tensors, without padding."""
-        return sum(s.size for s in self.specs.values())
+        return sum(s.size for name, s in self.specs.items() if name not in self.parts)
 
     def copy_from(self, other: TensorStore) -> None:
         """Take over all values of a store with the same layout."""
