@@ -22,6 +22,7 @@ from ...errors import InputError, ModelError, NonFiniteError
 from ...passes.partition import Partition
 from ...runtime.session.devices import RUN_OPTIONS, Device, session_options
 from ...runtime.session.native import core_of
+from ...runtime.session.threads import is_small
 from ...runtime.state.buffers import TensorStore
 from ...runtime.step.finite import HUGE, Snapshot, first_not_finite, is_finite
 from ..ort.graph_builder import embedded
@@ -32,8 +33,6 @@ from .rewriter import without_unused
 from .sgd_learning_loss import BaseLearningLoss
 from .sgd_learning_penalty import BaseLearningPenalty
 from .sgd_learning_rate import BaseLearningRate
-
-SMALL = 1 << 15
 
 
 class Buffer:
@@ -113,7 +112,7 @@ class FourGraphs(BaseOnnx):
         self.moments = {name: self.weights.like() for name in rate.optimizer().states}
         for store in (self.weights, self.gradients, *self.moments.values()):
             store.place(device)
-        small = self.weights.size < SMALL
+        small = is_small(self.weights.size)
         graphs = {
             "forward": self.forward_onnx_,
             "loss": self.loss_onnx_,
@@ -373,9 +372,7 @@ class Side:
 
 
 def _session(model: onnx.ModelProto, device: Device, small: bool) -> onnxruntime.InferenceSession:
-    options = session_options()
-    if small:
-        options.intra_op_num_threads = 1
+    options = session_options(threads=1 if small else 0)
     return device.session(model.SerializeToString(), options)
 
 

@@ -7,7 +7,7 @@ for the device's, and marked "not run on hardware" in the documentation.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -116,6 +116,16 @@ class Device:
             getattr(ort.OrtDevice, self.memory)(), ort.OrtDevice.default_memory(), self.id
         )
 
+    @classmethod
+    def of_providers(
+        cls, providers: Sequence[Any], provider_options: Sequence[Mapping[str, Any]] | None = None
+    ) -> Device:
+        """The device of the first of some execution providers."""
+        first = providers[0] if providers else CPU
+        pair = first if isinstance(first, tuple) else (first, (provider_options or [{}])[0])
+        number = int(pair[1].get("device_id", 0) or 0)
+        return cls(f"{pair[0]}:{number}" if number else pair[0])
+
     def _default(self) -> list[Provider]:
         if self.provider == CPU:
             return [CPU]
@@ -210,8 +220,10 @@ def session_options(
     weights_change: bool = False,
     pattern: bool = True,
     spin: bool = False,
+    threads: int = 0,
+    entries: Mapping[str, str] | None = None,
 ) -> Any:
-    """Options for one of several sessions in a process.
+    """Options for one of several sessions in a process; `given` ones are used as they are.
 
     Idle worker threads of one session spin and take the cores away from the next (Module,
     Optimizer and eval model alternate), so spinning stops when a run ends, unless no other session
@@ -222,13 +234,19 @@ def session_options(
     With its memory pattern (`pattern`) onnxruntime allocates the second run in one piece, while the
     arena still holds what the first run had in many: twice the memory, for a fraction of a
     microsecond per node. So only steps of microseconds use it.
+
+    How many `threads` (0: as many as there are cores) is for `threads.is_small` to say. `entries`
+    are onnxruntime's own settings by name, and go before those that follow from the rest.
     """
-    options = given if given is not None else onnxruntime.SessionOptions()
-    if given is None:
-        if not spin:
-            options.add_session_config_entry("session.force_spinning_stop", "1")
+    options = given
+    if options is None:
+        options = onnxruntime.SessionOptions()
+        settings = {} if spin else {"session.force_spinning_stop": "1"}
+        for key, value in {**settings, **(entries or {})}.items():
+            options.add_session_config_entry(key, value)
         options.log_severity_level = 3
         options.enable_mem_pattern = pattern
+        options.intra_op_num_threads = threads
         if weights_change:
             extended = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
             options.graph_optimization_level = extended
