@@ -26,17 +26,25 @@ TOLERANCE, TOLERANCE_RANDOM = 2e-3, 5e-2
 
 
 class Contestant:
-    """A worker process and what it answered."""
+    """A worker process and what it answered.
 
-    def __init__(self, peer: str, python: str, folder: Path) -> None:
+    Args:
+        peer: who.
+        python: the interpreter that runs it.
+        folder: what `benchmarks.prepare` wrote.
+        source: folder of the package to import instead of the installed one.
+    """
+
+    def __init__(self, peer: str, python: str, folder: Path, source: Path | None = None) -> None:
         self.peer, self.error, self.times = peer, "", list[float]()
         self.answer: dict[str, Any] = {}
         self.log = (folder / f"{peer.replace(':', '_')}.log").open("w+")
         threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "2")
+        path = {} if source is None else {"PYTHONPATH": str(source)}
         self.process = subprocess.Popen(
             [python, str(HERE / "worker.py"), peer, str(folder)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log, text=True,
-            env={**os.environ, **threads, "PYTHONWARNINGS": "ignore"},
+            env={**os.environ, **threads, **path, "PYTHONWARNINGS": "ignore"},
             start_new_session=True,  # Ctrl-C is for the driver, which ends the others
         )  # fmt: skip
         try:
@@ -126,7 +134,7 @@ def race(
         try:
             for peer, its_python in pythons.items():
                 contestants.append(Contestant(peer, its_python, folder))
-            _rounds(contestants, steps, rounds)
+            run_rounds(contestants, steps, rounds)
             peers = {c.peer: c.result(folder) for c in contestants}
         finally:
             for contestant in contestants:
@@ -145,7 +153,8 @@ def race(
     }
 
 
-def _rounds(contestants: Sequence[Contestant], steps: int, rounds: int) -> None:
+def run_rounds(contestants: Sequence[Contestant], steps: int, rounds: int) -> None:
+    """All in turns, the order reversed every other time."""
     for contestant in contestants:  # not measured: caches, compilation of other shapes
         contestant.run(max(1, steps // 5))
         contestant.times.clear()

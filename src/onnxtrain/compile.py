@@ -25,7 +25,7 @@ import onnx_ir as ir
 
 from .autodiff import differentiate_model, reachable
 from .errors import ModelError, UnknownNameError, model_errors
-from .graph import FLOATS, ModelLike, load, replace_outputs, set_outputs, to_proto
+from .graph import FLOATS, ModelLike, OpBuilder, load, replace_outputs, set_outputs, to_proto
 from .graph import parameters as params
 from .graph.contract import RANDOM_INPUT, describe, order_inputs
 from .graph.infer import infer_shapes
@@ -533,17 +533,11 @@ def _stopped(plan: Plan, model: ir.Model) -> list[str]:
 def _sum_of(model: ir.Model, names: Sequence[str]) -> tuple[ir.Model, list[str]]:
     """Several outputs, added up to one scalar."""
     values = {o.name: o for node in model.graph for o in node.outputs}
-    sums = []
-    for name in names:
-        node = ir.Node(
-            "", "ReduceSum", [values[name]], [ir.AttrInt64("keepdims", 0)], name=f"{name}/sum"
-        )
-        node.outputs[0].name = f"{name}/sum_out"
-        sums.append(node)
-    total = ir.Node("", "Sum", [n.outputs[0] for n in sums], name="onnxtrain.total_loss")
-    total.outputs[0].name = "onnxtrain.total_loss_out"
-    model.graph.extend([*sums, total])
-    return infer_shapes(model), [total.outputs[0].name]
+    op = OpBuilder.on(model)
+    op.scope = "onnxtrain.total_loss"
+    total = op.Sum(*(op.ReduceSum(op.tensor(values[n]), keepdims=0) for n in names))
+    op.attach(model.graph)
+    return infer_shapes(model), [total.name]
 
 
 def _with_plain_names(plan: Plan) -> Gradients:

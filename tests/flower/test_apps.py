@@ -116,7 +116,7 @@ def test_fedadam_learns_and_the_checkpoint_is_written(artifacts, tmp_path, named
 
 def spoil(node, how):
     """A modifier that changes what one client sends, as broken or hostile ones do."""
-    from onnxtrain.flower.client import to_record
+    from onnxtrain.flower.records import to_record
 
     def mod(message, context, call_next):
         reply = call_next(message, context)

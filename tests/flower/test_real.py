@@ -105,7 +105,7 @@ from flwr.serverapp import ServerApp
 from flwr.simulation import run_simulation
 
 from onnxtrain.flower import Guard, client_app, make_strategy, server_app
-from onnxtrain.flower.client import to_record
+from onnxtrain.flower.records import to_record
 from tests.flower.conftest import client_data
 
 FOLDER, OVER, NODES = sys.argv[1], Path("over"), 5

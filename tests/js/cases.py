@@ -142,7 +142,7 @@ def batches(shape, vocabulary):
     return made
 
 
-def write(name: str, folder: Path) -> dict:
+def write(name: str, folder: Path, steps: int = STEPS) -> dict:
     """Write the artifacts, batches and plan of a case; give what Python gets."""
     make, optimizer, accumulate = CASES[name]
     folder.mkdir()
@@ -157,7 +157,7 @@ def write(name: str, folder: Path) -> dict:
             data[f"{i}/1"][i::3] = -100
     tensorfile.write(folder / "batches", data, {})
     plan = {
-        "steps": STEPS, "distinct": DISTINCT, "accumulate": accumulate,
+        "steps": steps, "distinct": DISTINCT, "accumulate": accumulate,
         "rate": RATE.get(name, 0.005),
     }  # fmt: skip
     (folder / "plan.json").write_text(json.dumps(plan))

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -72,6 +73,14 @@ def trainers(config: Any) -> dict[str, Any]:
     }
 
 
+def operator(name: str) -> dict[str, Any]:
+    """An operator of the predecessor."""
+    optimizer = optim.from_operator(name, {})
+    limit = optimizer.clip
+    assert limit is None or isinstance(limit, optim.ClipNorm)
+    return {**ours(optimizer), "gradient clipping": limit and limit.max_norm}
+
+
 def fused() -> dict[str, Any]:
     mode = inspect.signature(orttrainer.FusedAdam).parameters["adam_w_mode"].default
     assert mode is orttrainer.AdamWMode.ADAMW_TRANSFORMERS
@@ -84,6 +93,7 @@ WHERE: dict[str, Callable[[], dict[str, Any]]] = {
     "`optim.adamw()`": lambda: ours(optim.adamw()),
     "`onnxblock.optim.AdamW`, `OptimType.AdamW`": lambda: ours(onnxblock.optim.AdamW().optimizer),
     "`torch.AdamConfig` of `ORTTrainer`": lambda: trainers(orttrainer.AdamConfig()),
+    "`AdamOptimizer` of `TrainingSession` and `ORTTrainer`": lambda: operator("AdamOptimizer"),
     "`torch.FusedAdam`": fused,
     "`torch.optim.Adam`, `optim.adam()`": lambda: {
         **ours(optim.adam()),
@@ -120,3 +130,35 @@ def test_twins_share_a_row() -> None:
     ):
         del torch_one["learning rate"], our_one["learning rate"]
         assert torch_one == our_one
+
+
+@pytest.mark.parametrize(
+    "config", [orttrainer.SGDConfig(), orttrainer.AdamConfig(), orttrainer.LambConfig()]
+)
+def test_configurations_have_the_operators_defaults(config: Any) -> None:
+    known = optim.OPERATORS[config.name]
+    assert {**known, **config.hyper_of("any")} == known
+
+
+def test_every_recipe_has_a_block_and_gives_an_optimizer() -> None:
+    for recipe in optim.RECIPES.values():
+        block = getattr(onnxblock.optim, recipe.block)
+        assert block().optimizer == recipe.make()
+
+
+def test_a_new_optimizer_is_a_function_and_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    from onnxtrain.cli.recipes import make_optimizer, optimizer_names
+    from onnxtrain.sklearn import OnnxRegressor
+
+    def signed(weight_decay: float = 0.0, *, clip: Any = None) -> optim.Optimizer:
+        links = (optim.scale_by_sign_of_momentum(), optim.scale_by_learning_rate())
+        return optim.chain(*links, name="Signed", weight_decay=weight_decay, clip=clip)
+
+    monkeypatch.setitem(optim.RECIPES, "signed", optim.Recipe(signed, "Signed"))
+    assert "signed" in optimizer_names()
+    assert make_optimizer("signed", clip_norm=1.0) == signed(clip=optim.ClipNorm(1.0))
+    block = onnxblock.optim.Signed(clip_grad=onnxblock.optim.ClipGradNorm(1.0))
+    assert block.optimizer == signed(clip=optim.ClipNorm(1.0))
+    x = np.arange(8, dtype=np.float32).reshape(-1, 1)
+    model = OnnxRegressor(hidden_layer_sizes=(2,), optimizer="signed", max_iter=1, random_state=0)
+    assert model.fit(x, x[:, 0]).n_iter_ == 1

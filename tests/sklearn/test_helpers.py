@@ -216,7 +216,7 @@ def test_losses_in_the_graph(
     loss, _ = run(model, X=S, label=label, **feeds)
     factor = W[:, None] if weighted else 1.0
     np.testing.assert_allclose(loss, (expected * factor).sum(), rtol=1e-5)
-    assert loss.shape == ()
+    assert loss.shape == (1, 1)
 
 
 def test_binary_scores_in_one_column() -> None:

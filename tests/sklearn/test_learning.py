@@ -94,7 +94,7 @@ def test_sample_weights_are_repetitions(api: int) -> None:
             found: Any = OrtGradientOptimizer(model, ["zeta", "alpha"], warm_start=True, **options)
         else:
             found = OrtGradientForwardBackwardOptimizer(linear(), weight_name=name, **options)
-        return found.fit(x, y, w).get_state()
+        return found.fit(x, y, w).trained_coef_
 
     one = trained(X, Y, weight, 1.0)
     two = trained(X[rows], Y[rows], None, len(rows) / 60)
@@ -212,7 +212,7 @@ def test_forward_and_backward_by_hand() -> None:
     ones = np.ones((5, 1), np.float32)
     assert len(function.states_) == 2
     inner = np.maximum(2 * x @ weights["w_first"] + weights["bias"], 0)
-    gradients = dict(zip(made.cls_type_._gradient_names, function.backward([ones])))
+    gradients = dict(zip(made.gradient_names, function.backward([ones])))
     np.testing.assert_allclose(
         gradients["w_second_grad"].numpy(), inner.sum(axis=0)[:, None], rtol=1e-5
     )
@@ -226,7 +226,7 @@ def test_forward_and_backward_by_hand() -> None:
     copy = pickle.loads(pickle.dumps(made)).new_instance()
     np.testing.assert_allclose(copy.forward(feeds)[0].numpy(), plain.numpy())
     graphs = function.save_onnx_graph(bytes)
-    assert set(graphs) == {"trained_onnx", "optimized_pre_grad_model"}
+    assert set(graphs) == {"_trained_onnx", "_optimized_pre_grad_model"}
 
 
 def test_loader_is_picklable_and_seeded() -> None:
@@ -242,11 +242,11 @@ def test_loader_is_picklable_and_seeded() -> None:
 
 
 def test_logging_and_progress(caplog: Any, capsys: Any) -> None:
-    with caplog.at_level("INFO", logger="onnxtrain"), warnings.catch_warnings():
+    with caplog.at_level("INFO", logger="onnxcustom"), warnings.catch_warnings():
         OrtGradientForwardBackwardOptimizer(
             linear(), max_iter=2, enable_logging=True, verbose=1
         ).fit(X, Y)
-    assert caplog.text.count("iteration") == 2
+    assert caplog.text.count("[OrtGradientForwardBackwardOptimizer._iteration]") == 2
     shown = capsys.readouterr()
     assert "2" in shown.out + shown.err
 

@@ -73,8 +73,8 @@ def test_the_predecessors_optimizers_wait_for_each_other(kind):
     for _ in range(5):
         alone.fit(X, y)
     together(*[lambda: made.fit(X, y)] * 5)
-    expected = alone.get_state()
-    for name, value in made.get_state().items():
+    expected = alone.trained_coef_
+    for name, value in made.trained_coef_.items():
         np.testing.assert_array_equal(value, expected[name])
 
 

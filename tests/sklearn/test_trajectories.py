@@ -91,8 +91,8 @@ def test_the_two_apis_and_torch_take_the_same_steps(
     ).fit(X, Y)
     np.testing.assert_allclose(np.array(first.train_losses_) / 2, losses, rtol=1e-5, atol=1e-6)
     for name, value in weights.items():
-        np.testing.assert_allclose(first.get_state()[name], value, rtol=1e-5, atol=1e-5)
-        np.testing.assert_allclose(second.get_state()[name], value, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(first.trained_coef_[name], value, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(second.trained_coef_[name], value, rtol=1e-5, atol=1e-5)
 
 
 def test_adam_takes_torchs_steps_in_both_apis() -> None:
@@ -139,11 +139,11 @@ def test_linear_regression_by_each_api(kind: str) -> None:
     second = OrtGradientForwardBackwardOptimizer(
         model, learning_rate=rate_of(kind, 0.1), **options
     ).fit(LX, LY)
-    check_linear(second.get_state())
+    check_linear(second.trained_coef_)
     first = OrtGradientOptimizer(
         add_loss_output(model), ["zeta", "alpha"], learning_rate=rate_of(kind, 0.05), **options
     ).fit(LX, LY)
-    check_linear(first.get_state())
+    check_linear(first.trained_coef_)
 
 
 def test_a_double_model_is_trained_in_double() -> None:
@@ -153,6 +153,6 @@ def test_a_double_model_is_trained_in_double() -> None:
         trained = OrtGradientForwardBackwardOptimizer(
             linear(dtype=np.float64), learning_rate=rate, max_iter=400, batch_size=200
         ).fit(X64, Y64)
-        state = trained.get_state()
+        state = trained.trained_coef_
         assert state["zeta"].dtype == np.float64
         np.testing.assert_allclose(state["zeta"].ravel(), exact.coef_, atol=1e-9)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import inspect
 import io
 import logging
+import math
 import pickle
 from collections import OrderedDict, namedtuple
 from pathlib import Path
@@ -17,6 +19,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
 from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 
 from onnxtrain.autodiff import registry  # noqa: E402
@@ -474,13 +477,18 @@ def test_another_device_is_an_error_or_falls_back(caplog: pytest.LogCaptureFixtu
     assert isinstance(allowed.fallback_reason, ORTModuleDeviceException)
 
 
-def test_an_argument_changed_in_place_is_an_error() -> None:
-    with pytest.raises(ORTModuleTorchModelException, match="in place"):
-        ORTModule(InPlace(), exporter=TS)(torch.zeros(2))
-    x = torch.zeros(2)
-    allowed = ORTModule(InPlace(), exporter=TS, fallback="UNSUPPORTED_TORCH_MODEL")
-    allowed(x)
+@pytest.mark.parametrize("exporter", [TS, "dynamo"])
+def test_an_argument_is_changed_in_place_as_torch_does(exporter: str) -> None:
+    ours, x = ORTModule(InPlace(), exporter=exporter), torch.zeros(2)
+    assert ours(x) is x
     assert x.tolist() == [1.0, 1.0]
+    y = torch.tensor([3.0, 4.0], requires_grad=True)
+    before = y * 2
+    ours(before).square().sum().backward()
+    assert y.grad is not None
+    assert y.grad.tolist() == [28.0, 36.0]
+    with pytest.raises(RuntimeError, match="leaf Variable that requires grad"):
+        ours(y)
 
 
 def test_errors_of_the_module_itself_stay_as_they_are() -> None:
@@ -541,9 +549,9 @@ def test_models_are_saved(tmp_path: Path) -> None:
     ours.eval()
     ours(torch.randn(4, 6))
     names = sorted(p.name for p in tmp_path.iterdir())
-    stages = ("backward", "forward", "optimized", "torch_exported")
-    expected = [f"mlp_{stage}_training.onnx" for stage in stages]
-    expected += ["mlp_forward_inference.onnx", "mlp_torch_exported_inference.onnx"]
+    both = ("execution_model", "forward", "optimized", "torch_exported")
+    expected = [f"mlp_{stage}_{mode}.onnx" for stage in both for mode in ("training", "inference")]
+    expected += ["mlp_backward_training.onnx", "mlp_optimized_pre_grad_training.onnx"]
     assert names == sorted(expected)
     backward = onnx.load(tmp_path / "mlp_backward_training.onnx")
     onnx.checker.check_model(backward)
@@ -575,3 +583,309 @@ def test_autocast_gets_its_own_graph() -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=False):
         torch.testing.assert_close(ours(x), theirs(x))
     assert exports(ours) == 1
+
+
+# --- what the module inside looks like from outside ----------------------------------------------
+
+
+class Methods(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(2, 2)
+
+    def forward(self, input_ids: torch.Tensor, labels: Any = None) -> Any:
+        return self.fc(input_ids)
+
+    def step(self, x: torch.Tensor) -> torch.Tensor:
+        return self(x).sum()
+
+    def described(self) -> str:
+        return super().extra_repr() + "!"
+
+
+def test_forward_has_the_signature_of_the_module_inside() -> None:
+    module = Methods()
+    ours = ORTModule(module, exporter=TS)
+    assert inspect.signature(ours.forward) == inspect.signature(module.forward)
+    assert list(inspect.signature(copy.deepcopy(ours).forward).parameters) == [
+        "input_ids",
+        "labels",
+    ]
+    x = torch.ones(1, 2)
+    torch.testing.assert_close(ours.forward(x), module(x))
+    torch.testing.assert_close(ours.forward.__func__(ours, input_ids=x), module(x))
+
+
+def test_a_replaced_forward_is_called_instead() -> None:
+    ours = ORTModule(Methods(), exporter=TS)
+    inner = ours.forward
+    ours.forward = lambda *args: inner(*args) * 0  # what accelerate does for mixed precision
+    assert ours(torch.ones(1, 2)).abs().sum() == 0
+    assert ours.module(torch.ones(1, 2)).abs().sum() > 0
+    del ours.forward
+    assert ours(torch.ones(1, 2)).abs().sum() > 0
+
+
+def test_methods_of_the_module_run_in_onnxruntime() -> None:
+    module = Methods()
+    ours = ORTModule(module, exporter=TS)
+    loss = ours.step(torch.ones(1, 2))
+    loss.backward()
+    assert exports(ours) == 1
+    assert ours.step.__func__ is module.step.__func__
+    assert ours.described() == "!"  # super() wants an object of its class
+    ours.step = len
+    assert ours.step is len
+    assert module.step.__func__ is Methods.step
+
+
+class Same(nn.Module):
+    """Returns one value twice, an argument, and a parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = self.fc(x)
+        return y, y, mask, self.fc.bias
+
+
+@pytest.mark.parametrize("exporter", [TS, "dynamo"])
+def test_values_that_are_returned_twice_or_as_they_came(exporter: str) -> None:
+    ours, theirs = pair(Same())
+    ours = ORTModule(ours.module, exporter=exporter)
+    x, mask = torch.randn(3, 2), torch.zeros(4)
+    for module in (ours, theirs):
+        first, second, same, bias = module(x, mask)
+        assert torch.equal(first, second)
+        assert torch.equal(same, mask)
+        assert not same.requires_grad
+        (first.sum() + 2 * second.square().sum() + 3 * bias.sum()).backward()
+    assert_same_gradients(ours, theirs, 1e-5)
+
+
+class IgnoresASize(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scores = nn.Embedding(5, 4)
+
+    def forward(self, index: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        logits = self.scores(index).t()
+        return nn.functional.cross_entropy(logits, labels, ignore_index=logits.size(1))
+
+
+def test_the_label_to_ignore_may_be_a_size() -> None:
+    theirs = IgnoresASize()
+    ours = ORTModule(copy.deepcopy(theirs), exporter="dynamo")
+    for size in (5, 3):
+        index, labels = torch.arange(size) % 5, torch.tensor([0, size, 1, size])
+        for module in (ours, theirs):
+            module.zero_grad()
+            module(index, labels).backward()
+        assert_same_gradients(ours, theirs, 1e-5)
+
+
+def test_constants_among_the_arguments_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    class Named(nn.Module):
+        def forward(self, x: torch.Tensor, name: str) -> torch.Tensor:
+            return x + len(name)
+
+    ours = ORTModule(Named(), DebugOptions(LogLevel.INFO), exporter=TS)
+    try:
+        assert ours(torch.zeros(2), "ab").tolist() == [2.0, 2.0]
+    finally:
+        ORTModule(Named())  # as quiet as before
+    assert "Received input of type <class 'str'> is treated as a constant" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("level", "own", "told"), [("1", "0", True), ("1", "1", False), ("2", "0", False)]
+)
+def test_the_memory_level_is_told(
+    level: str,
+    own: str,
+    told: bool,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("ORTMODULE_MEMORY_OPT_LEVEL", level)
+    monkeypatch.setenv("ORTMODULE_ALLOW_AUTOGRAD_CHECKPOINT", own)
+    ORTModule(mlp(), DebugOptions(LogLevel.INFO))
+    monkeypatch.undo()
+    ORTModule(mlp())  # as quiet as before
+    assert ("Layer-wise memory optimization is enabled" in caplog.text) is told
+
+
+def test_the_exporter_reads_its_translations_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    registration = pytest.importorskip("torch.onnx._internal.exporter._registration")
+    ORTModule(mlp(), exporter="dynamo")(torch.randn(2, 6))
+
+    def read_again() -> Any:
+        raise AssertionError("the table was read again")
+
+    monkeypatch.setattr(registration.onnxscript_apis, "get_torchlib_ops", read_again)
+    ORTModule(mlp(), exporter="dynamo")(torch.randn(2, 6))
+    with pytest.raises(AssertionError):
+        registration.ONNXRegistry.from_torchlib()
+
+
+# --- types ----------------------------------------------------------------------------------------
+
+
+def small_net() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def small_conv() -> nn.Module:
+    layers = nn.Conv2d(3, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 3)
+    return nn.Sequential(*layers)
+
+
+TYPES = [
+    # module, shape of the argument, its type, autocast, tolerance
+    (small_net, (4, 6), torch.float64, None, 1e-9),
+    (small_net, (4, 6), torch.float16, None, 2e-2),
+    (small_net, (4, 6), torch.bfloat16, None, 1e-1),
+    (small_conv, (2, 3, 8, 8), torch.bfloat16, None, 1e-1),
+    (small_net, (4, 6), torch.float32, torch.bfloat16, 1e-1),
+    (small_net, (4, 6), torch.float32, torch.float16, 2e-2),
+    (small_conv, (2, 3, 8, 8), torch.float32, torch.bfloat16, 1e-1),
+]
+
+
+@pytest.mark.parametrize(("make", "shape", "dtype", "cast", "tolerance"), TYPES)
+def test_other_types_than_float32(
+    make: Any, shape: tuple[int, ...], dtype: Any, cast: Any, tolerance: float
+) -> None:
+    torch.manual_seed(0)
+    ours, theirs = pair(make().to(dtype))
+    results = []
+    for module in (ours, theirs):
+        x = torch.linspace(-1, 1, math.prod(shape)).reshape(shape).to(dtype).requires_grad_()
+        with torch.autocast("cpu", dtype=cast, enabled=cast is not None):
+            y = module(x)
+        y.square().sum().backward()
+        results.append([y, x.grad, *(p.grad for p in module.parameters())])
+    for mine, other in zip(*results):
+        assert mine.dtype is other.dtype
+        torch.testing.assert_close(mine, other, rtol=tolerance, atol=tolerance)
+
+
+def test_what_onnxruntime_cannot_compute_in_a_type_is_told() -> None:
+    ours = ORTModule(small_conv().double(), exporter=TS)
+    with pytest.raises(ORTModuleONNXModelException, match="no kernel for Conv in float64"):
+        ours(torch.randn(2, 3, 8, 8, dtype=torch.float64))
+
+
+# --- pooling --------------------------------------------------------------------------------------
+
+POOLS = [
+    # layer, shape, exporters
+    (nn.AdaptiveAvgPool1d(3), (2, 3, 8), [TS, "dynamo"]),
+    (nn.AdaptiveAvgPool2d((5, 7)), (2, 3, 12, 9), [TS, "dynamo"]),
+    (nn.AdaptiveAvgPool2d((None, 2)), (2, 3, 4, 6), [TS]),
+    (nn.AdaptiveAvgPool3d((2, 1, 3)), (2, 3, 5, 4, 7), [TS]),
+]
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape", "exporter"), [(pool, shape, e) for pool, shape, es in POOLS for e in es]
+)
+def test_adaptive_averages_are_products(layer: Any, shape: tuple[int, ...], exporter: str) -> None:
+    theirs = nn.Sequential(nn.Conv1d(3, 3, 1) if len(shape) == 3 else nn.Identity(), layer)
+    ours = ORTModule(copy.deepcopy(theirs), exporter=exporter)
+    for sizes in (shape, tuple(s + 1 for s in shape[:1]) + shape[1:-1] + (shape[-1] + 3,)):
+        x = torch.randn(sizes, requires_grad=True)
+        grads = []
+        for module in (ours, theirs):
+            y = module(x)
+            (y * torch.arange(y.numel()).reshape(y.shape)).sum().backward()
+            grads.append((y.detach(), x.grad))
+            x.grad = None
+        torch.testing.assert_close(grads[0], grads[1], rtol=1e-4, atol=1e-4)
+    operators = {
+        n.op_type for n in next(iter(ours._graphs._kinds.values())).graphs.halves.forward.graph.node
+    }
+    assert "MatMul" in operators
+    assert "Gather" not in operators
+
+
+def test_the_maximum_of_a_window_is_the_one_that_torch_takes() -> None:
+    """On equal values, ties included; after a convolution, rounding may decide otherwise."""
+    x = torch.randint(0, 3, (2, 3, 12, 12)).float().requires_grad_()
+    ours, theirs = pair(nn.MaxPool2d(3, 2, 1))
+    grads = []
+    for module in (ours, theirs):
+        y = module(x)
+        (y * torch.arange(y.numel()).reshape(y.shape)).sum().backward()
+        grads.append(x.grad)
+        x.grad = None
+    assert torch.equal(grads[0], grads[1])
+
+
+# --- functions with a backward of their own -------------------------------------------------------
+
+
+class Tenfold(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        return grads[0] * 10
+
+
+class OwnBackward(nn.Module):
+    def __init__(self, *, with_weight: bool) -> None:
+        super().__init__()
+        self.fc = nn.Linear(2, 2) if with_weight else nn.Identity()
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"y": Tenfold.apply(self.fc(x)) + x}
+
+
+@pytest.mark.parametrize("with_weight", [True, False])
+def test_a_backward_of_its_own_is_not_lost(with_weight: bool) -> None:
+    x = torch.ones(1, 2, requires_grad=True)
+    with pytest.raises(ORTModuleTorchModelException, match="backward of its own in Tenfold"):
+        ORTModule(OwnBackward(with_weight=with_weight))(x)
+    allowed = ORTModule(OwnBackward(with_weight=False), fallback="UNSUPPORTED_TORCH_MODEL")
+    allowed(x)["y"].sum().backward()
+    assert x.grad is not None
+    assert x.grad.tolist() == [[11.0, 11.0]]
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, *, reentrant: bool) -> None:
+        super().__init__()
+        self.a, self.b, self.reentrant = nn.Linear(2, 3), nn.Linear(3, 2), reentrant
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.b(checkpoint(self.a, x, use_reentrant=self.reentrant))
+
+
+@pytest.mark.parametrize(("reentrant", "exporter"), [(True, TS), (True, "dynamo"), (False, TS)])
+def test_gradients_pass_what_torch_would_checkpoint(reentrant: bool, exporter: str) -> None:
+    theirs = Checkpointed(reentrant=reentrant)
+    ours = ORTModule(copy.deepcopy(theirs), exporter=exporter)
+    x = torch.randn(4, 2, requires_grad=True)
+    for module in (ours, theirs):
+        module(x).square().sum().backward()
+    assert_same_gradients(ours, theirs, 1e-5)
+    assert checkpoint(nn.Linear(2, 2), x, use_reentrant=True).requires_grad
+
+
+def test_a_long_preparation_is_told(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from onnxtrain.torch import _ortmodule_cache
+
+    ours, _ = pair(mlp())
+    monkeypatch.setattr(_ortmodule_cache, "LONG", 0.0)
+    ours(torch.randn(2, 6))
+    assert "Sequential was prepared for onnxruntime in" in caplog.text
+    caplog.clear()
+    ours(torch.randn(2, 6))
+    assert not caplog.text

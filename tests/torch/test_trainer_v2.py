@@ -290,7 +290,7 @@ IS_LOSS = "the third element of the tuple (aka is_loss) must be a boolean"
         ({"inputs": [("x", [1.5])], "outputs": [("o", [True])]},
          {"inputs": [{0: [DIM]}], "outputs": [{0: [DIM]}]}),
         ({"inputs": [("x", [])], "outputs": [("o", [], True), ("p", [], True)]},
-         {"outputs": [{1: ["only one is_loss can be set to True"]}]}),
+         {"outputs": [{1: ["only one is_loss can bet set to True"]}]}),
         ({"inputz": [("x", [])], "outputs": [("o", [], True)]},
          {"inputs": ["required field"], "inputz": ["unknown field"]}),
     ],
@@ -304,7 +304,7 @@ def test_invalid_descriptions(desc, message) -> None:
 def test_invalid_configurations() -> None:
     with pytest.raises(AssertionError, match="'params' must be an empty list for SGD"):
         optim.SGDConfig(params=[{"params": ["a"]}])
-    with pytest.raises(ValueError, match="'lr' is not supported per parameter group"):
+    with pytest.raises(ValueError, match="'lr' is not supported inside params"):
         optim.AdamConfig(params=[{"params": ["a"], "lr": 0.1}])
     with pytest.raises(ValueError, match="does not have"):
         optim.AdamConfig(params=[{"params": ["a"], "ratio_min": 0.1}])
@@ -387,7 +387,7 @@ def test_a_checkpoint_resumes_exactly(config, tmp_path) -> None:
 
 def test_the_schema_of_a_state() -> None:
     made = trainer(Net(), optim.AdamConfig())
-    with pytest.warns(UserWarning, match="no state before"):
+    with pytest.warns(UserWarning, match="not initialized yet"):
         assert made.state_dict() == {}
     losses(made, batches(3))
     state = made.state_dict()

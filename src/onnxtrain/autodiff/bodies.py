@@ -14,6 +14,7 @@ import onnx_ir as ir
 
 from ..graph import Dim, OpBuilder, Tensor
 from ..graph.edit import captured_values, copy_node
+from ..graph.nodes import identity
 from ..operators import RANDOM
 from .walk import Walk, is_differentiable
 
@@ -200,12 +201,10 @@ def body_outputs(op: OpBuilder, results: Sequence[Tensor]) -> list[ir.Value]:
 def add_body_output(op: OpBuilder, body: ir.Graph, value: ir.Value) -> ir.Value:
     """Make a value of a forward body one more output of it."""
     if value.producer() is None or value.is_graph_output():
-        node = ir.Node("", "Identity", [value], name=op.names.fresh(f"{value.name}/keep"))
+        names = (op.names.fresh(f"{value.name}{ending}") for ending in ("/keep", "_kept"))
+        node = identity(value, *names)
         body.append(node)
-        copied = node.outputs[0]
-        copied.name = op.names.fresh(f"{value.name}_kept")
-        copied.type, copied.shape = value.type, value.shape
-        value = copied
+        value = node.outputs[0]
     body.outputs.append(value)
     return value
 

@@ -10,6 +10,7 @@ import onnx_ir as ir
 from ..errors import ModelError, UnknownNameError, UnreachableError, model_errors
 from ..graph import Constants, Dim, Names, OpBuilder, Tensor
 from ..graph.edit import all_names, values_by_name
+from ..graph.nodes import identity
 from .walk import Walk
 
 
@@ -142,10 +143,8 @@ def _named(
     value = gradient.value
     name = names.fresh(name)
     if value.producer() not in built or value.is_graph_output():
-        node = ir.Node("", "Identity", [value], name=f"{name}/Identity")
+        node = identity(value, f"{name}/Identity")
         graph.append(node)
-        output = node.outputs[0]
-        output.type, output.shape = value.type, value.shape
-        value = output
+        value = node.outputs[0]
     value.name = name
     return value

@@ -17,6 +17,7 @@ from typing import Any, NoReturn, TypeVar
 import click
 
 from ..errors import NoGradientError, OnnxTrainError, OnnxTrainWarning
+from .inert import inert
 from .output import Output
 
 COMMANDS = {
@@ -189,10 +190,10 @@ def _told_warnings(output: Output) -> Iterator[None]:
 def _report(error: Exception, output: Output) -> int:
     """One readable paragraph on stderr."""
     if output.debug:
-        traceback.print_exc()
+        sys.stderr.write(inert(traceback.format_exc()))
     message = _message(error)
     output.err.print("Error: ", style="bold red", end="")
-    output.err.print(message, markup=False, highlight=False, soft_wrap=True)
+    output.err.print(inert(message), markup=False, highlight=False, soft_wrap=True)
     return USER_ERROR
 
 

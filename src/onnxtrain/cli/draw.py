@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from .app import common
+from .inert import inert
 from .output import UserError, current
 
 if TYPE_CHECKING:
@@ -90,4 +91,4 @@ def _show(drawing: Drawing) -> None:
     console = current().out
     for line, backward in drawing.lines():
         style = "orange3" if backward else "dodger_blue2"
-        console.print(Text(line, style), soft_wrap=True)
+        console.print(Text(inert(line), style), soft_wrap=True)

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..errors import OnnxTrainError
+from .inert import inert
 
 WIDTH_WITHOUT_TERMINAL = 120
 
@@ -48,11 +49,11 @@ class Output:
     def say(self, text: str, style: str | None = None) -> None:
         """One line about what happens; nothing with ``--quiet``."""
         if not self.quiet:
-            self.err.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+            self.err.print(inert(text), style=style, markup=False, highlight=False, soft_wrap=True)
 
     def show(self, text: str) -> None:
         """A result as plain text."""
-        self.out.print(text, markup=False, highlight=False, soft_wrap=True)
+        self.out.print(inert(text), markup=False, highlight=False, soft_wrap=True)
 
     def table(
         self, title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], right: str = ""
@@ -82,7 +83,7 @@ def _console(stream: Any) -> Console:
 def _plain(cell: Any) -> str:
     from rich.markup import escape
 
-    return escape(str(cell))
+    return escape(inert(str(cell)))
 
 
 def current() -> Output:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ..runtime.loop.callbacks import Callback
 from .app import Terminated
 from .history import Step, write_history
+from .inert import inert
 from .output import Output
 
 if TYPE_CHECKING:
@@ -176,7 +177,7 @@ class Bar(Callback):
         seconds = time.monotonic() - self._epoch_began
         line = f"epoch {epoch + 1}/{self.epochs}  {shown}  {seconds:.1f} s"
         if self._bar is not None:
-            self._bar.console.print(line, markup=False, highlight=False)
+            self._bar.console.print(inert(line), markup=False, highlight=False)
         else:
             self.output.say(line)
 

@@ -33,9 +33,6 @@ LOSSES = {
     for row in losses.LOSSES
     if row.short
 }
-OPTIMIZERS = (
-    "adamw", "adam", "sgd", "rmsprop", "adagrad", "adadelta", "lamb", "lion", "adafactor",
-)  # fmt: skip
 SCHEDULES = ("constant", "cosine", "linear", "step", "exponential", "onecycle", "plateau")
 IGNORED = -100
 """The label that does not count by default, as in PyTorch."""
@@ -54,6 +51,13 @@ def loss_block(name: str, ignore_index: int = IGNORED) -> Any:
     return getattr(losses, recipe.block)(**options)
 
 
+def optimizer_names() -> list[str]:
+    """Names of all optimizers."""
+    from ..optim import RECIPES
+
+    return list(RECIPES)
+
+
 def make_optimizer(
     name: str,
     *,
@@ -64,7 +68,7 @@ def make_optimizer(
     """An optimizer by name, with what it takes of the options."""
     from .. import optim
 
-    maker = getattr(optim, one_of(name, OPTIMIZERS, "--optimizer"))
+    maker = optim.RECIPES[one_of(name, optim.RECIPES, "--optimizer")].make
     given = {"weight_decay": weight_decay, "momentum": momentum}
     options: dict[str, Any] = {k: v for k, v in given.items() if v is not None}
     taken = inspect.signature(maker).parameters
@@ -76,8 +80,7 @@ def make_optimizer(
             )
     if clip_norm is not None:
         options["clip"] = optim.ClipNorm(clip_norm)
-    made: Optimizer = maker(**options)
-    return made
+    return maker(**options)
 
 
 def make_scheduler(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import html
 import math
 from collections.abc import Iterable, Sequence
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .charts import confusion, curves
+from .inert import inert
 from .inspect import shown
 from .output import count, size
 from .scene import png_address
@@ -44,6 +45,11 @@ tr:last-child td { border-bottom: 0; } th { color: #52606d; font-weight: 600; }
 .right { color: #15803d; } .wrong { color: #b91c1c; }
 .scroll { overflow-x: auto; }
 """
+
+
+def escape(text: str) -> str:
+    """Text as HTML holds it."""
+    return html.escape(inert(text))
 
 
 def page(run: Run) -> str:

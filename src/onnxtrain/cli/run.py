@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -18,6 +20,7 @@ from ..artifacts import generate_artifacts
 from ..distributed.connect import connect
 from ..distributed.start import once
 from ..errors import CheckpointError, NonFiniteError, RunError, StateError
+from ..runtime.files.atomic import is_alive
 from ..runtime.files.readfile import read_regular
 from ..runtime.loop.callbacks import SaveCheckpoint
 from ..runtime.loop.metrics import Accuracy, Metric
@@ -33,8 +36,10 @@ from .recipes import loss_block, make_optimizer, make_scheduler, metric_name
 from .settings import FIELDS, Settings, read_recompute
 from .sources import read
 
-FIXED = ("loss", "optimizer", "freeze", "train", "weight_decay", "momentum", "clip_norm",
-         "loss_output", "ignore_index", "training_mode", "batch_size", "seed")  # fmt: skip
+FIXED = (
+    "loss", "optimizer", "freeze", "train", "weight_decay", "momentum", "clip_norm", "loss_output",
+    "ignore_index", "training_mode", "batch_size", "accumulate", "seed",
+)  # fmt: skip
 """Settings that a resumed run must share with the one it goes on with."""
 
 
@@ -112,7 +117,7 @@ def train_on(
 
 
 def _trainer(folder: Path, settings: Settings, **options: Any) -> Trainer:
-    options["check_finite"] = settings.check_finite
+    options.update(check_finite=settings.check_finite, accumulate=settings.accumulate)
     if not settings.resume:
         trainer = Trainer.from_directory(folder / "artifacts", learning_rate=settings.lr, **options)
         trainer.state.seed = settings.seed
@@ -291,7 +296,7 @@ def _scheduler(settings: Settings, training: Dataset, drop_last: bool) -> Any:
     else:
         whole, rest = divmod(training.rows, settings.batch_size)
         per_epoch = whole + (1 if rest and not drop_last else 0)
-    steps = max(1, per_epoch) * settings.epochs
+    steps = max(1, -(-per_epoch // settings.accumulate)) * settings.epochs
     return make_scheduler(settings.schedule, settings.warmup, steps, settings.epochs)
 
 
@@ -370,8 +375,10 @@ def _staged(folder: Path, overwrite: bool) -> Iterator[Path]:
     if folder.is_dir() and any(folder.iterdir()) and not (folder / "run.json").exists():
         raise UserError(f"{folder} is not empty and no run: choose another --output.")
     made = _make_parents(folder.parent)
+    _remove_abandoned(folder)
     try:
-        staging = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+        prefix = f".{folder.name}-{os.getpid()}-"
+        staging = Path(tempfile.mkdtemp(prefix=prefix, dir=folder.parent))
     except OSError as error:
         raise UserError(
             f"--output {folder}: the folder {folder.parent} is not writable ({error.strerror}). "
@@ -379,15 +386,28 @@ def _staged(folder: Path, overwrite: bool) -> Iterator[Path]:
         ) from error
     try:
         yield staging
-        if folder.exists():
-            shutil.rmtree(folder)
-        staging.rename(folder)
-        folder.chmod(0o755)
+        staging.chmod(0o755)
+        if folder.exists():  # at no moment is there neither the old run nor the new one
+            old = Path(tempfile.mkdtemp(prefix=prefix, dir=folder.parent))
+            folder.rename(old / folder.name)
+            staging.rename(folder)
+            shutil.rmtree(old)
+        else:
+            staging.rename(folder)
     except BaseException:
         shutil.rmtree(staging, ignore_errors=True)
         for parent in made:
             parent.rmdir()
         raise
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """Remove what killed processes left when they prepared the same run."""
+    pattern = re.compile(rf"\.{re.escape(folder.name)}-([0-9]+)-\w+")
+    for path in folder.parent.iterdir():
+        match = pattern.fullmatch(path.name)
+        if match and path.is_dir() and not path.is_symlink() and not is_alive(int(match[1])):
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def _make_parents(folder: Path) -> list[Path]:
@@ -409,6 +429,7 @@ def _check_resume(folder: Path, settings: Settings, plan: Plan) -> None:
             f"There is nothing to resume in {folder}: no run was saved there. Leave --resume out, "
             "or name the folder of the run with --output."
         )
+    _refuse_links(folder)
     digest, started_with = _read_about(about_file)
     if digest != plan.digest:
         raise UserError(
@@ -424,6 +445,17 @@ def _check_resume(folder: Path, settings: Settings, plan: Plan) -> None:
             raise UserError(
                 f"The run in {folder} was started with {option} {before}, and now it is "
                 f"{now[name]}. Resume with the same settings, or start a new run without --resume."
+            )
+
+
+def _refuse_links(folder: Path) -> None:
+    """A run that somebody else made could lead writes to any file of the user."""
+    inside = folder.resolve()
+    for path in folder.iterdir():
+        if path.is_symlink() and inside not in path.resolve().parents:
+            raise UserError(
+                f"{path} is a link that leads out of the folder of the run, and going on would "
+                "write there. Put the file itself into the folder."
             )
 
 

@@ -9,10 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from xml.sax.saxutils import escape, quoteattr
+from xml.sax import saxutils
 
 import numpy as np
 import numpy.typing as npt
+
+from .inert import inert
 
 Array = npt.NDArray[Any]
 Point = tuple[float, float]
@@ -73,7 +75,7 @@ class Scene:
         head = (
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {self.width:g} {self.height:g}" '
             f'width="{self.width:g}" height="{self.height:g}" role="img" '
-            f"aria-label={quoteattr(self.title)}>"
+            f"aria-label={saxutils.quoteattr(inert(self.title))}>"
         )
         body = "\n".join(_svg(shape) for shape in self.shapes)
         title = f"<title>{escape(self.title)}</title>"
@@ -97,6 +99,11 @@ class Scene:
         png = path.with_suffix(".png")
         image.save(png)
         return [*written, png]
+
+
+def escape(text: str) -> str:
+    """Text as XML holds it."""
+    return saxutils.escape(inert(text))
 
 
 def _svg(shape: Line | Box | Text) -> str:

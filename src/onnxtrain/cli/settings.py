@@ -27,6 +27,7 @@ class Settings:
     lr: float = 1e-3
     epochs: int = 5
     batch_size: int = 32
+    accumulate: int = 1
     val: str | None = None
     target: str | None = None
     features: str | None = None
@@ -54,6 +55,7 @@ class Settings:
         _positive("--lr", self.lr, "a small positive number such as 0.001")
         _whole("--epochs", self.epochs)
         _whole("--batch-size", self.batch_size)
+        _whole("--accumulate", self.accumulate)
         if self.clip_norm is not None:
             _positive("--clip-norm", self.clip_norm, "a positive number such as 1.0, or nothing")
         for option, value in (

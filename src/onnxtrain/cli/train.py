@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import click
@@ -9,7 +10,7 @@ from click.core import ParameterSource
 
 from .app import common
 from .output import current
-from .recipes import IGNORED, LOSSES, METRICS, OPTIMIZERS, SCHEDULES
+from .recipes import IGNORED, LOSSES, METRICS, SCHEDULES, optimizer_names
 
 EPILOG = """\b
 Data (--data, --val):
@@ -44,8 +45,8 @@ weights.
 class _Listed(click.ParamType):  # type: ignore[type-arg, unused-ignore]
     """A name that completes in the shell; a wrong one is told later, with the way out."""
 
-    def __init__(self, names: Any) -> None:
-        self.name, self.names = "name", list(names)
+    def __init__(self, names: Iterable[str] | Callable[[], Iterable[str]]) -> None:
+        self.name, self.names = "name", names
 
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
@@ -53,17 +54,25 @@ class _Listed(click.ParamType):  # type: ignore[type-arg, unused-ignore]
         """The names that begin like that."""
         from click.shell_completion import CompletionItem
 
-        return [CompletionItem(n) for n in self.names if n.startswith(incomplete)]
+        names = self.names() if callable(self.names) else self.names
+        return [CompletionItem(n) for n in names if n.startswith(incomplete)]
 
 
 @click.command(epilog=EPILOG)
 @click.argument("model", type=click.Path())
 @click.option("--data", type=click.Path(), help="Training data; see below.")
 @click.option("--loss", type=_Listed(LOSSES), help=f"One of {', '.join(LOSSES)}.")
-@click.option("--optimizer", type=_Listed(OPTIMIZERS), default="adamw", show_default=True)
+@click.option("--optimizer", type=_Listed(optimizer_names), default="adamw", show_default=True)
 @click.option("--lr", type=float, default=1e-3, show_default=True, help="Learning rate.")
 @click.option("--epochs", type=int, default=5, show_default=True, help="Passes over the data.")
 @click.option("--batch-size", type=int, default=32, show_default=True, help="Rows per step.")
+@click.option(
+    "--accumulate",
+    type=int,
+    default=1,
+    show_default=True,
+    help="Batches per update of the weights.",
+)
 @click.option("--val", type=click.Path(), help="Validation data, or a share such as 0.1.")
 @click.option("--target", help="Column or array that holds the targets.")
 @click.option("--features", help="Columns of a table that are the input, separated by commas.")

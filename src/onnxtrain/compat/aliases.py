@@ -16,6 +16,10 @@ BLOCKS = f"{TRAINING}.onnxblock"
 
 SAME: dict[str, str] = {
     f"{TRAINING}.artifacts": "onnxtrain.artifacts",
+    f"{TRAINING}.checkpoint": "onnxtrain.compat.ort.orttrainer.checkpoint",
+    f"{TRAINING}._checkpoint_storage": "onnxtrain.compat.ort.orttrainer.checkpoint_storage",
+    f"{TRAINING}._utils": "onnxtrain.compat.ort.orttrainer.training_utils",
+    f"{TRAINING}.model_desc_validation": "onnxtrain.compat.ort.orttrainer.model_desc_validation",
     BLOCKS: "onnxtrain.onnxblock",
     **{
         f"{BLOCKS}.{name}": f"onnxtrain.onnxblock.{name}"
@@ -36,7 +40,9 @@ def _from(module: str, *names: str) -> Names:
 API = "onnxtrain.api"
 TORCH = "onnxtrain.torch"
 PARTS = "onnxtrain.compat.ort.torch_parts"
+FUSED = "onnxtrain.compat.ort.orttrainer.fused_adam"
 CAPI = "onnxtrain.compat.ort.capi"
+OLD = "onnxtrain.compat.ort.ortmodule"
 
 _CONFIGS = _from(f"{TORCH}.optim", "SGDConfig", "AdamConfig", "LambConfig", "_OptimizerConfig")
 _SCHEDULERS = _from(
@@ -45,7 +51,16 @@ _SCHEDULERS = _from(
 )  # fmt: skip
 _SCALERS = _from(f"{TORCH}.amp", "LossScaler", "DynamicLossScaler")
 _DEBUG = _from(TORCH, "DebugOptions", "LogLevel")
-_FALLBACK = _from(f"{TORCH}.fallback", "ORTModuleFallbackException") | {
+_ORTMODULE = _from(OLD, "ORTModule")
+_FALLBACK = _from(
+    f"{TORCH}.fallback",
+    "ORTModuleDeviceException",
+    "ORTModuleFallbackException",
+    "ORTModuleInitException",
+    "ORTModuleIOError",
+    "ORTModuleONNXModelException",
+    "ORTModuleTorchModelException",
+) | {
     "_FallbackPolicy": f"{TORCH}.fallback:FallbackPolicy",
     "FallbackPolicy": f"{TORCH}.fallback:FallbackPolicy",
 }
@@ -76,6 +91,7 @@ TOP: Names = {
 """Added to `onnxruntime` itself, where the first releases had them."""
 
 _SKL = "onnxtrain.sklearn"
+_HOME = "onnxtrain.compat.onnxcustom"
 _CUSTOM = "onnxcustom.training"
 _UTILS = "onnxcustom.utils"
 
@@ -95,10 +111,12 @@ COMPOSED: dict[str, Names] = {
         "amp": f"{TRAINING}.amp",
         "optim": f"{TRAINING}.optim",
         "checkpoint": f"{TRAINING}.checkpoint",
+        "model_desc_validation": f"{TRAINING}.model_desc_validation",
         "PropagateCastOpsStrategy": "onnxtrain.compat.ort:PropagateCastOpsStrategy",
         **_from("onnxtrain.compat.ort", "TrainingParameters", "TrainingSession"),
         "is_ortmodule_available": f"{CAPI}:is_ortmodule_available",
-        **_from(TORCH, "ORTTrainer", "ORTTrainerOptions", "TrainStepInfo", "ORTModule"),
+        **_from(TORCH, "ORTTrainer", "ORTTrainerOptions", "TrainStepInfo"),
+        **_ORTMODULE,
     },
     f"{TRAINING}.api": _from(
         API, "CheckpointState", "LinearLRScheduler", "Module", "Optimizer",
@@ -116,23 +134,31 @@ COMPOSED: dict[str, Names] = {
         **_CONFIGS,
         "config": f"{TRAINING}.optim.config",
         "lr_scheduler": f"{TRAINING}.optim.lr_scheduler",
-        **_from(PARTS, "AdamWMode", "FP16_Optimizer", "FusedAdam"),
+        **_from(FUSED, "AdamWMode", "FP16_Optimizer", "FusedAdam"),
     },
     f"{TRAINING}.optim.config": _CONFIGS,
     f"{TRAINING}.optim.lr_scheduler": _SCHEDULERS,
-    f"{TRAINING}.optim.fused_adam": _from(PARTS, "AdamWMode", "FusedAdam"),
-    f"{TRAINING}.optim.fp16_optimizer": _from(PARTS, "FP16_Optimizer"),
-    f"{TRAINING}.orttrainer": _from(TORCH, "ORTTrainer", "TrainStepInfo"),
+    f"{TRAINING}.optim.fused_adam": _from(FUSED, "AdamWMode", "FusedAdam"),
+    f"{TRAINING}.optim.fp16_optimizer": _from(FUSED, "FP16_Optimizer"),
+    f"{TRAINING}.orttrainer": _from(TORCH, "ORTTrainer", "ORTTrainerOptions", "TrainStepInfo"),
     f"{TRAINING}.orttrainer_options": _from(TORCH, "ORTTrainerOptions"),
-    f"{TRAINING}.checkpoint": {
-        **_from(TORCH, "aggregate_checkpoints"),
-        "experimental_save_checkpoint": f"{PARTS}:experimental_save_checkpoint",
-        "experimental_load_checkpoint": f"{PARTS}:experimental_load_checkpoint",
-        "experimental_state_dict": f"{PARTS}:experimental_state_dict",
-        "experimental_load_state_dict": f"{PARTS}:experimental_load_state_dict",
+    f"{TRAINING}.ortmodule": {
+        **_ORTMODULE,
+        **_DEBUG,
+        **_FALLBACK,
+        "ORTMODULE_FALLBACK_POLICY": f"{OLD}:FALLBACK_POLICY",
+        "_are_deterministic_algorithms_enabled": "torch:are_deterministic_algorithms_enabled",
+        "_defined_from_envvar": f"{OLD}:defined_from_envvar",
     },
-    f"{TRAINING}.ortmodule": {**_from(TORCH, "ORTModule"), **_DEBUG, **_FALLBACK},
-    f"{TRAINING}.ortmodule.ortmodule": _from(TORCH, "ORTModule"),
+    f"{TRAINING}.ortmodule.ortmodule": _ORTMODULE,
+    f"{TRAINING}.ortmodule._custom_gradient_registry": _from(OLD, "register_gradient"),
+    f"{TRAINING}.ortmodule._graph_execution_manager_factory": _from(
+        OLD, "GraphExecutionManagerFactory"
+    ),
+    f"{TRAINING}.ortmodule._onnx_models": {"_get_onnx_file_name": f"{OLD}:get_onnx_file_name"},
+    f"{TRAINING}.ortmodule._utils": _from(
+        OLD, "get_device_index", "get_device_str", "get_random_states", "set_random_states"
+    ),
     f"{TRAINING}.ortmodule.options": _DEBUG,
     f"{TRAINING}.ortmodule.debug_options": _DEBUG,
     f"{TRAINING}.ortmodule._fallback": _FALLBACK,
@@ -154,12 +180,27 @@ COMPOSED: dict[str, Names] = {
     },
     "onnxruntime.capi.training": {},
     "onnxruntime.capi.training.training_session": _from("onnxtrain.compat.ort", "TrainingSession"),
-    "torch_ort": {**_from(TORCH, "ORTModule"), **_DEBUG},
-    "onnxcustom": {"__version__": f"{CAPI}:ONNXCUSTOM_VERSION"},
+    f"{TRAINING}.utils": {
+        "data": f"{TRAINING}.utils.data",
+        **_from(OLD, "onnx_dtype_to_pytorch_dtype", "pytorch_type_to_onnx_dtype"),
+    },
+    f"{TRAINING}.utils.data": _from(f"{TORCH}.utils.data", "LoadBalancingDistributedSampler"),
+    "torch_ort": {**_ORTMODULE, **_DEBUG},
+    "onnxcustom": {
+        "__version__": f"{CAPI}:ONNXCUSTOM_VERSION",
+        "__max_supported_opset__": f"{_HOME}.version:MAX_SUPPORTED_OPSET",
+        "__max_supported_opsets__": f"{_HOME}.version:MAX_SUPPORTED_OPSETS",
+        **_from(f"{_HOME}.version", "get_max_opset"),
+    },
+    "onnxcustom.plotting": {},
+    "onnxcustom.plotting.plotting_onnx": _skl("plot_onnxs"),
     _CUSTOM: _ERRORS,
     f"{_CUSTOM}.excs": _ERRORS,
     f"{_CUSTOM}.optimizers": _skl("OrtGradientOptimizer"),
-    f"{_CUSTOM}.optimizers_partial": _skl("OrtGradientForwardBackwardOptimizer"),
+    f"{_CUSTOM}.optimizers_partial": _skl(
+        "OrtGradientForwardBackwardOptimizer", "OrtGradientForwardBackward",
+        "OrtGradientForwardBackwardFunction",
+    ),
     f"{_CUSTOM}.ortgradient": _skl(
         "OrtGradientForwardBackward", "OrtGradientForwardBackwardFunction"
     ),
@@ -175,7 +216,8 @@ COMPOSED: dict[str, Names] = {
     ),
     f"{_CUSTOM}.data_loader": _skl("OrtDataLoader"),
     f"{_CUSTOM}.grad_helper": _skl("onnx_derivative", "DerivativeOptions"),
-    _UTILS: {},
+    _UTILS: {**_skl("str_ortvalue"), "measure_time": f"{_HOME}.benchmark:measure_time"},
+    f"{_UTILS}.benchmark": {"measure_time": f"{_HOME}.benchmark:measure_time"},
     f"{_UTILS}.orttraining_helper": _skl(
         "add_loss_output", "penalty_loss_onnx", "get_train_initializer"
     ),

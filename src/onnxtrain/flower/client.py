@@ -4,29 +4,18 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-from flwr.app import Array as FlowerArray
-from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
+from ..errors import InputError
+from ..hyper import check_amount, check_rate
 from .local import LocalModel
+from .records import from_record
 
-Array = npt.NDArray[Any]
 Data = Callable[[Context], tuple[Any, Any]]
-
-
-def to_record(arrays: dict[str, Array]) -> ArrayRecord:
-    """Arrays as Flower sends them."""
-    return ArrayRecord({n: FlowerArray(np.ascontiguousarray(a)) for n, a in arrays.items()})
-
-
-def from_record(record: ArrayRecord) -> dict[str, Array]:
-    """Arrays as Flower received them, as float32."""
-    return {n: a.numpy().astype(np.float32, copy=False) for n, a in record.items()}
 
 
 @functools.lru_cache(maxsize=4)
@@ -48,6 +37,7 @@ def client_app(
     metrics: Sequence[str] = (),
     named: bool = False,
     seed: int = 0,
+    max_epochs: int = 1000,
     mods: Sequence[Any] = (),
 ) -> ClientApp:
     """A Flower ClientApp over a folder of artifacts.
@@ -67,6 +57,7 @@ def client_app(
         metrics: what the evaluation computes besides the loss.
         named: exchange arrays by parameter name instead of one flat array; server alike.
         seed: from which the order of the rows, and masks of Dropout, follow, with round and client.
+        max_epochs: what the server may ask for at most.
         mods: Flower's modifiers: `LocalDpMod`, `fixedclipping_mod`, `secaggplus_mod` …
     """
     app = ClientApp(mods=list(mods))
@@ -83,18 +74,20 @@ def client_app(
             node = int(context.node_config.get("partition-id", 0))
             loss = model.train(
                 training,
-                epochs=int(config.get("epochs", epochs)),
-                batch_size=int(config.get("batch-size", batch_size)),
-                learning_rate=config.get("learning-rate", learning_rate),
-                proximal_mu=float(config.get("proximal-mu", 0.0)),
-                seed=seed + 1_000_003 * int(config.get("server-round", 0)) + node,
+                epochs=_count(config, "epochs", epochs, max_epochs),
+                batch_size=_count(config, "batch-size", batch_size),
+                learning_rate=_rate(config, learning_rate),
+                proximal_mu=check_amount(
+                    config.get("proximal-mu", 0.0), "The server's proximal-mu"
+                ),
+                seed=seed + 1_000_003 * _count(config, "server-round", 0, least=0) + node,
             )
             return answer(message, model, {"loss": loss, "num-examples": _rows(training)})
 
     def evaluate(message: Message, context: Context) -> Message:
         model = _model(*key, os.getpid())
         with model.state.lock:
-            model.set_arrays(from_record(message.content.array_records["arrays"]))
+            model.set_arrays(from_record(sent_arrays(message), model.arrays()))
             training, validation = data(context)
             chosen = training if validation is None else validation
             found: dict[str, Any] = {**model.evaluate(chosen), "num-examples": _rows(chosen)}
@@ -103,6 +96,32 @@ def client_app(
     app.train()(train)
     app.evaluate()(evaluate)
     return app
+
+
+def sent_arrays(message: Message) -> Any:
+    """The record of arrays that the server sent."""
+    records = message.content.array_records
+    if "arrays" not in records:
+        raise InputError(f"The server sent no record 'arrays' but {list(records)[:20]}.")
+    return records["arrays"]
+
+
+def _count(
+    config: Mapping[str, Any], name: str, default: int, most: int = 2**31, least: int = 1
+) -> int:
+    """A whole number that the server may set."""
+    value = config.get(name, default)
+    if not isinstance(value, int) or not least <= value <= most:
+        raise InputError(
+            f"The server asks for {name}={value!r}; it must be from {least} to {most}."
+        )
+    return value
+
+
+def _rate(config: Mapping[str, Any], default: float | None) -> float | None:
+    if "learning-rate" not in config:
+        return default
+    return check_rate(config["learning-rate"], "The server's learning-rate")
 
 
 def _rows(data: Any) -> int:

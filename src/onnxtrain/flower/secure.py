@@ -18,8 +18,9 @@ from flwr.compat.common import recorddict_compat as compat
 from flwr.serverapp import Grid, ServerApp
 
 from ..runtime.state.checkpoint_state import CheckpointState
-from .client import from_record, to_record
+from .client import sent_arrays
 from .local import LocalModel
+from .records import from_record, to_record
 
 Array = npt.NDArray[Any]
 OLD_KEY = "fitins.parameters"
@@ -29,10 +30,12 @@ def question(message: Message, model: LocalModel) -> tuple[dict[str, Array], dic
     """Arrays and configuration of a training message, in either format."""
     content = message.content
     if OLD_KEY not in content.array_records:
-        return from_record(content.array_records["arrays"]), dict(content.config_records["config"])
+        arrays = from_record(sent_arrays(message), model.arrays())
+        return arrays, dict(content.config_records.get("config", {}))
     told = compat.recorddict_to_fitins(content, keep_input=True)
-    arrays = [a.astype(np.float32, copy=False) for a in parameters_to_ndarrays(told.parameters)]
-    return dict(zip(model.arrays(), arrays)), dict(told.config)
+    like = model.arrays()
+    sent = dict(zip(like, compat.parameters_to_arrayrecord(told.parameters, True).values()))
+    return from_record(sent, like), dict(told.config)
 
 
 def answer(message: Message, model: LocalModel, metrics: dict[str, Any]) -> Message:

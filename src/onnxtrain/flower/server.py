@@ -12,9 +12,9 @@ from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM, FedProx, Result, S
 
 from ..errors import InputError
 from ..runtime.state.checkpoint_state import CheckpointState
-from .client import from_record, to_record
 from .guard import Guard
 from .local import LocalModel
+from .records import from_record, to_record
 
 STRATEGIES: dict[str, type[Strategy]] = {
     "fedavg": FedAvg,
@@ -85,7 +85,7 @@ def server_app(
 
         def evaluated(server_round: int, arrays: ArrayRecord) -> MetricRecord:
             del server_round
-            model.set_arrays(from_record(arrays))
+            model.set_arrays(from_record(arrays, model.arrays()))
             return MetricRecord(dict(model.evaluate(validation_data)))
 
         result = guard.start(
@@ -97,7 +97,7 @@ def server_app(
             evaluate_fn=evaluated if validation_data is not None else None,
         )
         if len(result.arrays):
-            model.set_arrays(from_record(result.arrays))
+            model.set_arrays(from_record(result.arrays, model.arrays()))
         if save is not None:
             CheckpointState.save_checkpoint(model.state, save)
         if on_result is not None:

@@ -123,6 +123,13 @@ class OpBuilder:
 
         With `mark` these constants are never taken for weights (see `parameters`).
         """
+        self.place(graph, before=before, after=after)
+        self.register_constants(graph, mark=mark)
+
+    def place(
+        self, graph: ir.Graph, *, before: ir.Node | None = None, after: ir.Node | None = None
+    ) -> list[ir.Node]:
+        """Put the nodes into a graph, which may be a body, and give them; constants come later."""
         nodes, self.nodes = self.nodes, []
         if before is not None:
             graph.insert_before(before, nodes)
@@ -130,6 +137,10 @@ class OpBuilder:
             graph.insert_after(after, nodes)
         else:
             graph.extend(nodes)
+        return nodes
+
+    def register_constants(self, graph: ir.Graph, *, mark: bool = False) -> None:
+        """Make the constants that nodes read initializers of the main graph."""
         for constant in self.constants.values():
             if constant.uses() or constant.is_graph_output():
                 if mark:

@@ -8,6 +8,7 @@ import onnx_ir as ir
 
 from ..errors import ModelError, UnknownNameError
 from .builder import Names
+from .nodes import identity
 from .tensor import Dim
 
 GATE = "onnxtrain.recompute"
@@ -59,12 +60,12 @@ def replace_value(graph: ir.Graph, old: ir.Value, new: ir.Value) -> None:
         take_over(old, new)
         new.type, new.shape = old.type or new.type, old.shape or new.shape
         return
-    identity = ir.Node("", "Identity", [new], name=f"{producer.name}/Identity")
-    identity.outputs[0].type, identity.outputs[0].shape = old.type, old.shape
-    graph.insert_after(producer, identity)
-    old.replace_all_uses_with(identity.outputs[0], replace_graph_outputs=True)
+    copy = identity(new, f"{producer.name}/Identity")
+    copy.outputs[0].type, copy.outputs[0].shape = old.type, old.shape
+    graph.insert_after(producer, copy)
+    old.replace_all_uses_with(copy.outputs[0], replace_graph_outputs=True)
     old.name = f"{name}/replaced"
-    identity.outputs[0].name = name
+    copy.outputs[0].name = name
 
 
 def take_over(old: ir.Value, new: ir.Value) -> None:

@@ -10,6 +10,7 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from ..errors import ModelError
+from .nodes import identity
 
 BODY_DOMAIN = "onnxtrain.body"
 """Domain under which a schema's function body waits to be inlined."""
@@ -139,8 +140,7 @@ def _separate_outputs(function: ir.Function) -> None:
     seen: set[ir.Value] = set(function.inputs)
     for i, value in enumerate(function.outputs):
         if value in seen:
-            copy = ir.Node("", "Identity", [value], name=f"copy_{value.name}")
-            copy.outputs[0].name = f"{value.name}_copy{i}"
+            copy = identity(value, f"copy_{value.name}", f"{value.name}_copy{i}")
             function.append(copy)
             function.outputs[i] = copy.outputs[0]
         seen.add(function.outputs[i])

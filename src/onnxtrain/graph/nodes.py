@@ -97,6 +97,20 @@ def insert(
     return result
 
 
+def identity(value: ir.Value, name: str, output: str = "") -> ir.Node:
+    """A node that copies a value, typed like it; not in any graph yet.
+
+    Args:
+        value: what is copied.
+        name: of the node.
+        output: name of the copy.
+    """
+    node = ir.Node("", "Identity", [value], name=name)
+    copied = node.outputs[0]
+    copied.name, copied.type, copied.shape = output or None, value.type, value.shape
+    return node
+
+
 def constant(
     node: ir.Node, numbers: Sequence[int] | npt.NDArray[np.generic], suffix: str
 ) -> ir.Value:

@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from ..graph import Names
 from ..graph.infer import infer_shapes
+from ..graph.nodes import identity
 from .rewrite import all_nodes, names_in, standard
 from .symbolic import infer_symbolic
 
@@ -51,8 +52,7 @@ def _put(model: ir.Model, node: ir.Node, branch: ir.Graph) -> None:
     new_values: list[ir.Value] = []
     for value in results:
         if value not in made or any(value is v for v in new_values):
-            copy = ir.Node("", "Identity", [value], name=names.fresh(f"{node.name}/Identity"))
-            copy.outputs[0].type, copy.outputs[0].shape = value.type, value.shape
+            copy = identity(value, names.fresh(f"{node.name}/Identity"))
             new_nodes.append(copy)
             value = copy.outputs[0]  # noqa: PLW2901
         new_values.append(value)

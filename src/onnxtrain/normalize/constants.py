@@ -8,6 +8,7 @@ from onnx_ir.passes import common
 
 from ..errors import ModelError
 from ..graph import Names
+from ..graph.nodes import identity
 from ..graph.parameters import mark_constant
 from .rewrite import all_graphs, describe, names_in, standard
 
@@ -65,10 +66,8 @@ def _move(main: ir.Graph, graph: ir.Graph, value: ir.Value, lifted: ir.Value) ->
     if value.is_graph_output():  # an output needs a node in its own graph
         output = value.name
         lifted.name = f"{output}_value"
-        copy = ir.Node("", "Identity", [lifted], name=f"{output}/Identity")
+        copy = identity(lifted, f"{output}/Identity", output or "")
         graph.append(copy)
-        copy.outputs[0].type, copy.outputs[0].shape = lifted.type, lifted.shape
-        copy.outputs[0].name = output
         for i, result in enumerate(graph.outputs):
             if result is value:
                 graph.outputs[i] = copy.outputs[0]

@@ -15,6 +15,7 @@ import onnx_ir as ir
 
 from ..errors import ModelError
 from ..graph import OpBuilder, Tensor
+from ..graph.nodes import identity
 from .rewrite import Lowering, all_nodes, describe, weight
 
 DOMAIN = "ai.onnx.ml"
@@ -167,9 +168,8 @@ def drop_zipmaps(model: ir.Model) -> ir.Model:
         graph = node.graph
         assert graph is not None
         assert source is not None
-        copy = ir.Node("", "Identity", [source], name=node.name)
+        copy = identity(source, node.name or "", output.name or "")
         result = copy.outputs[0]
-        result.name, result.type, result.shape = output.name, source.type, source.shape
         for i, value in enumerate(graph.outputs):
             if value is output:
                 graph.outputs[i] = result

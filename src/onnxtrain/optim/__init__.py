@@ -31,6 +31,10 @@ from .optimizers import lamb as lamb
 from .optimizers import lion as lion
 from .optimizers import rmsprop as rmsprop
 from .optimizers import sgd as sgd
+from .recipes import OPERATORS as OPERATORS
+from .recipes import RECIPES as RECIPES
+from .recipes import Recipe as Recipe
+from .recipes import from_operator as from_operator
 from .transform import Context as Context
 from .transform import Transform as Transform
 from .transforms import add_decayed_weights as add_decayed_weights

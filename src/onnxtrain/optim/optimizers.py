@@ -46,14 +46,17 @@ class AdamWPreset(NamedTuple):
     """What `adamw` takes where the caller does not say."""
 
     form: Literal["huggingface", "torch"]
+    eps: float
     weight_decay: float
 
 
 ADAMW_PRESETS = {
-    "onnxruntime": AdamWPreset("huggingface", 0.0),
-    "torch": AdamWPreset("torch", 0.01),
+    "onnxruntime": AdamWPreset("huggingface", 1e-6, 0.0),
+    "torch": AdamWPreset("torch", 1e-8, 0.01),
 }
-ADAMW_EPS = {"huggingface": 1e-6, "torch": 1e-8}
+"""The predecessor's AdamW (`onnxblock.optim.AdamW`, `FusedAdam`) and PyTorch's."""
+
+ADAMW_EPS = {preset.form: preset.eps for preset in ADAMW_PRESETS.values()}
 
 
 def sgd(

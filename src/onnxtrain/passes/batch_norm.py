@@ -71,8 +71,7 @@ def _split(op: OpBuilder, node: ir.Node) -> list[ir.Node]:
             new = before * momentum + as_type(op, now, before.dtype) * (1 - momentum)
             new.value.shape = before.value.shape
             take_over(old, new.value)
-    statistics, op.nodes = op.nodes, []
-    graph.insert_before(node, statistics)
+    statistics = op.place(graph, before=node)
     node.resize_outputs(1)
     node.replace_input_with(3, batch.mean.value)
     node.replace_input_with(4, batch.variance.value)

@@ -67,11 +67,11 @@ def _split(op: OpBuilder, node: ir.Node) -> None:
     loss = _Loss.of(op, node)
     result, gradient = loss.mean_of_few() if loss.is_mean_of_few else loss.in_parts()
     infer_nodes(op.nodes, op.opset)
-    graph.insert_before(node, op.nodes)
+    nodes = op.place(graph, before=node)
     take_over(node.outputs[0], result.value)
     last = result.value.producer()
     assert last is not None
-    inner = tuple(o for n in op.nodes if n is not last for o in n.outputs)
+    inner = tuple(o for n in nodes if n is not last for o in n.outputs)
     name = node.name
     remove_nodes(graph, [node])
     last.name = name or last.name

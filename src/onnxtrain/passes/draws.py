@@ -103,9 +103,7 @@ class _Rewriting:
             self.graph.extend(self.bits.first)
         else:
             self.graph.insert_before(start, self.bits.first)
-        for constant in self.op.constants.values():
-            if constant.uses():
-                self.graph.register_initializer(constant)
+        self.op.register_constants(self.graph)
 
     def _rewrite(self, place: _Place) -> None:
         node, op = place.node, self.op
@@ -118,10 +116,10 @@ class _Rewriting:
             return self.bits.integers(next(self._streams), area, graph, iterations)
 
         results = OPERATORS[node.op_type](_Draw(op, node, integers))
-        graph.insert_before(node, op.nodes)
+        nodes = op.place(graph, before=node)
         for old, new in zip(node.outputs, results):
             new.value.type, new.value.shape = old.type or new.value.type, old.shape
-            if new.value.producer() in op.nodes:
+            if new.value.producer() in nodes:
                 take_over(old, new.value)
             else:
                 replace_value(graph, old, new.value)
@@ -165,7 +163,7 @@ class _Rewriting:
         )
         body.inputs.append(number)
         assert scan.graph is not None
-        scan.graph.insert_before(scan, op.nodes)
+        op.place(scan.graph, before=scan)
         op.nodes = nodes
         return number
 

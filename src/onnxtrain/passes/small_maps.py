@@ -90,8 +90,7 @@ class _Rewriting:
             result = _product(op, x, self.forms[key], window)
         else:
             result = self._either(conv, x, self.forms[key], window, rows)
-        nodes, op.nodes = op.nodes, []
-        graph.insert_before(last, nodes)
+        op.place(graph, before=last)
         old = last.outputs[0]
         result.value.type, result.value.shape = old.type, old.shape
         take_over(old, result.value)

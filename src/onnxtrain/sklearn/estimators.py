@@ -22,7 +22,7 @@ from ..compat.onnxcustom.base import Array, Locked, SelectionError
 from ..compat.onnxcustom.common import own_inputs
 from ..compat.onnxcustom.data_loader import OrtDataLoader, generator
 from ..compat.onnxcustom.devices import device_to_providers
-from ..compat.onnxcustom.exceptions import ConvergenceError
+from ..compat.onnxcustom.exceptions import BatchError, ConvergenceError
 from ..compat.onnxcustom.onnx_helper import (
     as_proto,
     get_train_initializer,
@@ -31,18 +31,16 @@ from ..compat.onnxcustom.onnx_helper import (
 from ..compat.onnxcustom.optimizers import RATE, BoundStep
 from ..compat.onnxcustom.sgd_learning_rate import LearningRateSGD
 from ..compat.ort import TrainingParameters, TrainingSession
-from ..compat.ort.recipes import gradient_descent
-from ..errors import NonFiniteError
 from ..graph import parameters as params
 from ..graph import to_proto
 from ..graph.contract import RANDOM_INPUT
 from ..hyper import check_amount, check_limit
+from ..optim.recipes import gradient_descent
 from ..runtime.session.devices import create_session
 from ..runtime.session.sharing import exclusive, keep_from_parent, lock_after_fork
 from .networks import LABEL, LOSS, WEIGHT, Network, Penalty, mlp, network, training_model
 from .validation import validated
 
-OPTIMIZERS = ("sgd", "adam", "adamw", "lamb", "rmsprop", "adagrad", "lion")
 PENALTIES = (None, "l1", "l2", "elasticnet")
 
 
@@ -124,9 +122,9 @@ class OnnxEstimator(Locked, BaseEstimator):  # type: ignore[misc]
 
     def _check_params(self) -> None:
         """Raise for parameters that make no sense; `fit` calls it, `__init__` only stores."""
-        if not isinstance(self.optimizer, optim.Optimizer) and self.optimizer not in OPTIMIZERS:
+        if not isinstance(self.optimizer, optim.Optimizer) and self.optimizer not in optim.RECIPES:
             raise SelectionError(
-                f"optimizer is one of {', '.join(OPTIMIZERS)} or an onnxtrain.optim.Optimizer, "
+                f"optimizer is one of {', '.join(optim.RECIPES)} or an onnxtrain.optim.Optimizer, "
                 f"not {self.optimizer!r}."
             )
         if self.penalty not in PENALTIES:
@@ -213,8 +211,7 @@ class OnnxEstimator(Locked, BaseEstimator):  # type: ignore[misc]
             return self.optimizer
         if self.optimizer == "sgd":
             return gradient_descent(self.momentum, self.nesterov and self.momentum > 0)
-        made: optim.Optimizer = getattr(optim, self.optimizer)()
-        return made
+        return optim.RECIPES[self.optimizer].make()
 
     def _start_session(self) -> None:
         parameters = TrainingParameters()
@@ -319,7 +316,7 @@ class OnnxEstimator(Locked, BaseEstimator):  # type: ignore[misc]
                 step = self._steps[rows] = BoundStep(self._session, names, data, rows, LOSS)
             try:
                 total += step.run(data, starts, self._rate.value) * rows
-            except NonFiniteError as error:
+            except BatchError as error:
                 raise ConvergenceError(
                     f"{error} of iteration {self.n_iter_}; the losses of the iterations before it "
                     f"are {self.loss_curve_[-5:]}. That batch changed nothing: a warm start, or "
@@ -424,8 +421,8 @@ class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]
         hidden_layer_sizes: hidden layers of the default model.
         activation: ``"relu"``, ``"tanh"``, ``"logistic"`` or ``"identity"``.
         loss: ``"auto"`` or ``"log_loss"``.
-        optimizer: ``"adam"``, ``"sgd"``, ``"adamw"``, ``"lamb"``, ``"rmsprop"``, ``"adagrad"``,
-            ``"lion"``, or an optimizer of `onnxtrain.optim`.
+        optimizer: a name of `onnxtrain.optim.RECIPES` (``"adam"``, ``"sgd"``, ``"adamw"`` …), or an
+            optimizer of `onnxtrain.optim`.
         learning_rate: the first learning rate.
         schedule: ``"constant"``, ``"invscaling"``, ``"optimal"`` or ``"adaptive"``.
         power_t: exponent of inverse scaling.

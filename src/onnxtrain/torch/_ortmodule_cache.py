@@ -7,15 +7,16 @@ import logging
 import operator
 import os
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from ..passes import Recompute
 from ..runtime.session.sharing import keep_from_parent, note
-from ._ortmodule_graph import Traced, build, trace
+from ._ortmodule_graph import Halves, Traced, build, trace
 from ._ortmodule_run import (
     Bound,
     Call,
@@ -27,17 +28,20 @@ from ._ortmodule_run import (
     run_now,
     to_torch,
 )
-from ._ortmodule_structure import TENSOR, Structure, put_together
+from ._ortmodule_structure import TENSOR, Structure, constants, put_together
 from .debug_options import DebugOptions
 from .export import OPSET
 from .fallback import ORTModuleDeviceException
 from .value_reads import FixedValues
+from .widen import autocast
 
 log = logging.getLogger(__name__)
 # Every call looks at all parts of a module, so this is done without a line of Python for each
 _all, _values = itertools.chain.from_iterable, dict.values
 _training, _requires_grad = operator.attrgetter("training"), operator.attrgetter("requires_grad")
 OPSET_VARIABLE = "ORTMODULE_ONNX_OPSET_VERSION"
+LONG = 2.0
+"""Seconds after which a call that makes graphs says that this is what took so long."""
 KEPT_GRAPHS = 64
 """Kinds of calls whose graphs are kept; beyond that all are made anew."""
 KEPT_SIGNATURES = 1024
@@ -52,13 +56,7 @@ class Settings:
     exporter: str | None
     recompute: Recompute = None
     fixed_values: FixedValues | None = None
-
-
-def autocast() -> Any:
-    """The type that torch would cast to on a CPU, if it would."""
-    if torch.is_autocast_enabled("cpu"):
-        return torch.get_autocast_dtype("cpu")
-    return None
+    export_options: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Kind:
@@ -96,9 +94,10 @@ class Kind:
         bound: Bound,
         drawn: list[torch.Tensor],
         feeds: list[Any],
-    ) -> Any:
-        """Run on what `prepare` gave, and give what the module would return."""
+    ) -> Sequence[torch.Tensor]:
+        """Run on what `prepare` gave: the graph's outputs."""
         graphs = self.graphs
+        results: Sequence[torch.Tensor]
         if self.later is not None:
             results = self._later(inputs, cache, bound.of, drawn, feeds, self.later)
         elif graphs.differentiable:
@@ -111,9 +110,16 @@ class Kind:
             made = graphs.run_forward(feeds, save=False)
             results = [to_torch(made, i) for i in range(graphs.count)]
             graphs.update(made, bound.of, self.counts)
-        if self.traced.result == TENSOR:
-            return results[0]
-        return put_together(self.traced.result, results)
+        return results
+
+    def result(self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> Any:
+        """What the module would return; arguments that it would have changed are changed."""
+        traced = self.traced
+        if traced.changed:
+            outputs = _written_back(traced, outputs, inputs)
+        if traced.result == TENSOR:
+            return outputs[0]
+        return put_together(traced.result, outputs)
 
     def _later(
         self,
@@ -145,6 +151,11 @@ class Cache:
     """The graphs of a module by the kind of call, and a watch on what they depend on.
 
     Whoever looks something up holds `lock`. The graphs themselves may run in several threads.
+
+    Attributes:
+        known: graphs by the exact kind of a call.
+        used: those of the last call in training mode (True) and in eval mode (False).
+        stale: whether graphs were dropped since the last call.
     """
 
     def __init__(self, module: torch.nn.Module) -> None:
@@ -152,6 +163,8 @@ class Cache:
         self.lock = threading.RLock()
         note(self)
         self.known: dict[Any, Kind] = {}
+        self.used: dict[bool, Kind] = {}
+        self.stale = False
         self._traced: dict[Any, list[Traced]] = {}
         self._kinds: dict[Any, Kind] = {}
         self._parts: list[torch.nn.Module] = []
@@ -173,6 +186,7 @@ class Cache:
     def forget(self) -> None:
         """Drop all graphs."""
         self.known, self._traced, self._kinds = {}, {}, {}
+        self.used, self.stale = {}, True
 
     def share(self, other: Cache) -> None:
         """Take over the graphs of an equal module."""
@@ -222,7 +236,9 @@ class Cache:
         if len(self._kinds) >= KEPT_GRAPHS:
             log.info("%d kinds of calls: graphs are made anew.", len(self._kinds))
             self.forget()
+        start = time.perf_counter()
         traced = self._trace(structure, inputs, settings)
+        exported = time.perf_counter()
         wanted = [n for n, t in zip(self.names, self.tensors) if t.requires_grad]
         wanted += [n for n, t in zip(traced.inputs, inputs) if t.requires_grad]
         with_gradients = graded and bool(wanted)
@@ -235,6 +251,16 @@ class Cache:
 
             kind = Kind(traced, kind.graphs, self.names, later)
         log.info("%s runs on %s.", type(self.module).__name__, device)
+        ready = time.perf_counter()
+        if ready - start > LONG:
+            log.warning(
+                "%s was prepared for onnxruntime in %.1f s (export %.1f s). Further calls of this "
+                "kind start at once.",
+                type(self.module).__name__,
+                ready - start,
+                exported - start,
+            )
+        self.stale = False
         return kind
 
     def _trace(
@@ -255,7 +281,13 @@ class Cache:
             opset=opset,
             exporter=settings.exporter,
             fixed_values=settings.fixed_values,
+            export_options=settings.export_options,
         )
+        for constant in constants(structure):
+            log.info(
+                "Received input of type %s is treated as a constant by ORT by default.",
+                type(constant),
+            )
         log.info("%s is exported with %s.", type(self.module).__name__, traced.exporter)
         self._traced.setdefault(key, []).append(traced)
         settings.options.save(traced.model, "torch_exported", _mode(self.module))
@@ -279,11 +311,8 @@ class Cache:
         )
         device = _device([*inputs, *self.tensors])
         options = settings.options
-        mode = _mode(self.module)
-        options.save(halves.forward, "forward", mode)
-        if halves.backward is not None and halves.whole is not None:
-            options.save(halves.whole, "optimized", mode)
-            options.save(halves.backward, "backward", mode)
+        if options.save_onnx:
+            self._save(traced, halves, shapes, options)
         config = {"log_severity_level": str(max(3, options.log_level.onnxruntime))}
         if first and is_small(halves.forward, traced.inputs):
             config["intra_op_num_threads"] = "1"
@@ -296,6 +325,41 @@ class Cache:
         kind = Kind(traced, graphs, self.names)
         self._kinds[key] = kind
         return kind
+
+    def _save(
+        self,
+        traced: Traced,
+        halves: Halves,
+        shapes: Sequence[Sequence[int]] | None,
+        options: DebugOptions,
+    ) -> None:
+        mode = _mode(self.module)
+        options.save(halves.forward, "forward", mode)
+        for stage in ("optimized", "execution_model"):
+            options.save(halves.whole or halves.forward, stage, mode)
+        if halves.backward is not None:
+            options.save(halves.backward, "backward", mode)
+            plain = build(traced, self.names, [], shapes, gradients=False)
+            options.save(plain.forward, "optimized_pre_grad", mode)
+
+
+def protected(traced: Traced, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The arguments, copied where the module changes them: the backward pass reads the old ones."""
+    if not traced.changed:
+        return inputs
+    changed = set(traced.changed)
+    return [t.clone() if i in changed else t for i, t in enumerate(inputs)]
+
+
+def _written_back(
+    traced: Traced, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]
+) -> list[torch.Tensor]:
+    """Change arguments as the module does, in a way that autograd sees."""
+    count = len(outputs) - len(traced.changed)
+    for i, value in zip(traced.changed, outputs[count:]):
+        inputs[i].copy_(value)
+    returned = traced.returned
+    return [inputs[returned[k]] if k in returned else outputs[k] for k in range(count)]
 
 
 def _identities(dicts: Sequence[dict[str, Any]]) -> list[int]:

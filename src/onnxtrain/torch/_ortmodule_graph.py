@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import inspect
 import itertools
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,8 +32,19 @@ from .fallback import (
 from .repair import rename
 from .size_rules import Fits
 from .value_reads import FixedValues
+from .widen import autocast, narrow_types, widen
 
 INNER = "inner."
+RESERVED = "onnxtrain"
+"""How names begin that are given to inputs of our own."""
+OURS = frozenset(
+    {
+        "args", "dynamic_axes", "dynamic_shapes", "dynamo", "export_params", "f", "input_names",
+        "keep_initializers_as_inputs", "kwargs", "model", "opset_version", "optimize",
+        "output_names", "training", "verbose",
+    }
+)  # fmt: skip
+"""Arguments of torch's exporter that cannot be given."""
 _generation = itertools.count()
 
 
@@ -42,21 +55,49 @@ class _Seen:
 
 
 class _Call(torch.nn.Module):
-    """The module with a row of tensors as arguments, and as result: outputs, changed buffers."""
+    """The module with a row of tensors as arguments.
 
-    def __init__(self, module: torch.nn.Module, structure: Structure, changed: list[str]) -> None:
+    Its result: the module's outputs, new values of arguments that the module changes, new values
+    of buffers that it changes.
+    """
+
+    def __init__(self, module: torch.nn.Module, structure: Structure, seen: _Probed) -> None:
         super().__init__()
         self.inner = module
         self.structure = structure
-        self.changed = changed
+        self.buffers_changed = seen.buffers
+        self.arguments_changed = seen.arguments
         self.seen = _Seen()
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        args, kwargs = put_together(self.structure, tensors)
+        changed = {i: tensors[i].clone() for i in self.arguments_changed}
+        given = [changed.get(i, tensor) for i, tensor in enumerate(tensors)]
+        args, kwargs = put_together(self.structure, given)
         leaves: list[torch.Tensor] = []
         self.seen.structure = take_apart(self.inner(*args, **kwargs), leaves)
         buffers = dict(self.inner.named_buffers())
-        return (*leaves, *(buffers[name] for name in self.changed))
+        return (*leaves, *changed.values(), *(buffers[name] for name in self.buffers_changed))
+
+
+@dataclass
+class _Probed:
+    """What a real call of a module has shown.
+
+    Attributes:
+        result: structure of what it returned.
+        buffers: names of those that it changed, running statistics left out.
+        statistics: running statistics that it changed.
+        arguments: numbers of the tensors that it changed in place.
+        returned: from places in the result to the changed argument that stands there itself.
+        probe: what else there was to see.
+    """
+
+    result: Structure
+    buffers: list[str]
+    statistics: list[str]
+    arguments: list[int]
+    returned: dict[int, int]
+    probe: Probe
 
 
 @dataclass
@@ -66,7 +107,9 @@ class Traced:
     Attributes:
         model: weights as initializers under their `state_dict` names.
         result: structure of what the module returns.
-        outputs: names of the tensors in it.
+        outputs: names of the tensors in it, then of new values of the arguments in `changed`.
+        changed: numbers of the arguments that the module changes in place.
+        returned: from places in the result to the changed argument that stands there itself.
         inputs: names of the arguments' tensors; `used` says which of them the graph has.
         arguments: what the caller calls them.
         buffers: from the graph's outputs that are new values of buffers to the buffers.
@@ -76,6 +119,8 @@ class Traced:
         barriers: names of the nodes that no gradient passes.
         fits: whether it holds for inputs of other sizes.
         exporter: which exporter made it, and why not the preferred one.
+        structure: of the arguments.
+        training: the mode.
     """
 
     model: onnx.ModelProto
@@ -90,6 +135,10 @@ class Traced:
     barriers: list[str]
     fits: Fits
     exporter: str
+    changed: list[int]
+    returned: dict[int, int]
+    structure: Structure
+    training: bool
 
 
 @dataclass
@@ -129,68 +178,112 @@ def trace(
     opset: int,
     exporter: str | None,
     fixed_values: FixedValues | None = None,
+    export_options: Mapping[str, Any] | None = None,
 ) -> Traced:
     """Export a module as it is now, for calls with arguments of this structure."""
+    _check_options(export_options or {})
     with torch.inference_mode(False):  # its tensors cannot be part of a graph
         plain = [t.detach().clone() for t in tensors]
         averaged = _averaging(module)
         with _momentum_one(module, averaged):
-            expected, changed, probe = _probe(module, structure, plain)
-        statistics = _statistics(module)
-        watched = [n for n in changed if n not in statistics]
-        call = _Call(module, structure, watched)
-        names = [f"input_{i}" for i in range(len(plain))]
-        axes = {n: {a: f"{n}_{a}" for a in range(t.ndim)} for n, t in zip(names, plain)}
+            probed = _probe(module, structure, [_like(t) for t in tensors])
+        call = _Call(module, structure, probed)
+        numbered = [f"input_{i}" for i in range(len(plain))]
+        axes = {n: {a: f"{n}_{a}" for a in range(t.ndim)} for n, t in zip(numbered, plain)}
         with torch.enable_grad(), _momentum_one(module, averaged):
             try:
                 found = export(
                     call,
                     plain,
-                    input_names=names,
+                    input_names=numbered,
                     dynamic_axes=axes,
                     training=None,
                     opset=opset,
                     exporter=exporter,
                     fixed_values=fixed_values,
-                    probe=probe,
+                    probe=probed.probe,
+                    export_options=export_options,
                 )
             except ExportError as error:
                 raise ORTModuleTorchModelException(str(error)) from error
     seen = call.seen.structure  # None where torch read the code instead of running it
-    if seen is not None and seen != expected:
+    if seen is not None and seen != probed.result:
         raise ORTModuleIOError(
             f"What {type(module).__name__} returns besides tensors depends on its arguments: it "
-            f"was {expected} and is {seen}. A graph returns tensors only."
+            f"was {probed.result} and is {seen}. A graph returns tensors only."
         )
-    mine = {n: n.removeprefix(INNER) for n in found.names if n.startswith(INNER)}
-    rename(found.model, {found.names[n]: found.names[n].removeprefix(INNER) for n in mine})
+    names = _input_names(module, structure)
+    mine = [name for n, name in found.names.items() if n.startswith(INNER)]
     present = {i.name for i in found.model.graph.input}
-    count = len(found.outputs) - len(watched)
+    rename(
+        found.model,
+        {name: name.removeprefix(INNER) for name in mine}
+        | {old: new for old, new in zip(numbered, names) if old != new and old in present},
+    )
+    if all(t.device.type == "cpu" for t in (*plain, *module.parameters())):
+        widen(found.model, narrow_types(autocast()))
+    count = len(found.outputs) - len(probed.buffers)
     note = f" ({found.note})" if found.note else ""
     return Traced(
         found.model,
-        expected,
+        probed.result,
         found.outputs[:count],
         names,
         leaf_names(structure),
-        [n in present for n in names],
-        dict(zip(found.outputs[count:], watched)),
+        [n in present for n in numbered],
+        dict(zip(found.outputs[count:], probed.buffers)),
         {name: count for mean, var, count in averaged.values() for name in (mean, var)},
-        [n for n in changed if n in statistics],
+        probed.statistics,
         found.barriers,
         found.fits,
         found.exporter + note,
+        probed.arguments,
+        probed.returned,
+        structure,
+        module.training,
     )
+
+
+def _like(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy that may be changed, and has a gradient if the original has."""
+    copied = tensor.detach().clone()
+    return copied.requires_grad_().clone() if tensor.requires_grad else copied
+
+
+def _check_options(given: Mapping[str, Any]) -> None:
+    """Refuse options of torch's exporter that are decided here."""
+    refused = set(given) & OURS
+    if refused:
+        raise ORTModuleONNXModelException(
+            f"The following PyTorch exporter arguments cannot be specified: '{refused}'."
+        )
+
+
+def _input_names(module: torch.nn.Module, structure: Structure) -> list[str]:
+    """Names of the tensors among the arguments, after the parameters of `forward`.
+
+    A name that a tensor of the module or an output has is replaced by a number.
+    """
+    parameters = [
+        p.name
+        for p in inspect.signature(module.forward).parameters.values()
+        if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+    ]
+    taken = {name for name, _ in module.named_parameters(remove_duplicate=False)}
+    taken |= {name for name, _ in module.named_buffers(remove_duplicate=False)}
+    names: list[str] = []
+    for i, path in enumerate(leaf_names(structure, parameters)):
+        name = re.sub(r"\W", "_", path)
+        usable = name not in taken and not name.startswith(("output", "loss", RESERVED))
+        names.append(name if usable else f"input_{i}")
+        taken.add(names[-1])
+    return names
 
 
 def _probe(
     module: torch.nn.Module, structure: Structure, tensors: Sequence[torch.Tensor]
-) -> tuple[Structure, list[str], Probe]:
-    """Call the module once, for real.
-
-    Returns:
-        The structure of its result, the buffers it changes, and what else the call has shown.
-    """
+) -> _Probed:
+    """Call the module once, for real, on tensors that it may change."""
     buffers = dict(module.named_buffers())
     before = {n: (b, b._version, b.detach().clone()) for n, b in buffers.items()}
     versions = [t._version for t in tensors]
@@ -216,16 +309,20 @@ def _probe(
             f"{type(module).__name__} registers or removes buffers while it runs: "
             f"{', '.join(sorted(set(now) ^ set(before)))}. Do that before the first call."
         )
-    if any(t._version != v for t, v in zip(tensors, versions)):
-        raise ORTModuleTorchModelException(
-            f"{type(module).__name__} changes an argument in place, and a graph cannot. Let it "
-            "work on a copy (tensor.clone())."
-        )
     leaves: list[torch.Tensor] = []
-    structure = take_apart(result, leaves)
-    if not leaves:
+    expected = take_apart(result, leaves)
+    arguments = [i for i, (t, v) in enumerate(zip(tensors, versions)) if t._version != v]
+    if not leaves and not arguments:
         raise ORTModuleIOError(f"{type(module).__name__} returns no tensor.")
-    return structure, modified, probe
+    statistics = _statistics(module)
+    return _Probed(
+        expected,
+        [n for n in modified if n not in statistics],
+        [n for n in modified if n in statistics],
+        arguments,
+        {k: i for k, leaf in enumerate(leaves) for i in arguments if leaf is tensors[i]},
+        probe,
+    )
 
 
 def _put_back(module: torch.nn.Module, name: str, buffer: torch.Tensor) -> None:

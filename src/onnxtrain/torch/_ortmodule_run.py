@@ -26,6 +26,7 @@ from ..runtime.step.halves import BackwardHalf, ForwardHalf, vector_of
 from ._openmp import pause
 from ._ortmodule_graph import Halves
 from .fallback import ORTModuleDeviceException, ORTModuleONNXModelException
+from .refusals import explain
 
 _to_dlpack, _from_dlpack = torch._C._to_dlpack, torch._C._from_dlpack
 _from_torch = ort.OrtValue.from_dlpack
@@ -124,7 +125,7 @@ def make_session(model: onnx.ModelProto, device: torch.device, config: Mapping[s
     except ORTModuleDeviceException:
         raise
     except Exception as error:  # onnxruntime has a class of its own for every kind of failure
-        raise ORTModuleONNXModelException(f"onnxruntime refuses the graph: {error}") from error
+        raise ORTModuleONNXModelException(explain(model, error)) from error
     return session
 
 
@@ -313,7 +314,7 @@ class Graphs:
             torch._foreach_copy_(old, new)
 
 
-class RunNow(torch.autograd.Function):
+class _ORTModuleFunction(torch.autograd.Function):
     """Forward in onnxruntime now, backward in onnxruntime when torch asks for it."""
 
     @staticmethod
@@ -354,7 +355,7 @@ def _refuse_second(found: Sequence[torch.Tensor | None]) -> Any:
 
 
 # torch's own `apply` looks through all arguments for functorch's wrappers first, in Python
-run_now: Callable[..., Any] = super(torch.autograd.Function, RunNow).apply
+run_now: Callable[..., Any] = super(torch.autograd.Function, _ORTModuleFunction).apply
 
 
 class RunAgainForBackward(torch.autograd.Function):

@@ -46,12 +46,23 @@ def take_apart(value: Any, leaves: list[torch.Tensor]) -> Structure:
     )
 
 
-def leaf_names(arguments: Structure) -> list[str]:
-    """What messages call the tensors of (args, kwargs): by place, or by keyword."""
+def leaf_names(arguments: Structure, parameters: Sequence[str] = ()) -> list[str]:
+    """What the tensors of (args, kwargs) are called: by parameter, by place, or by keyword."""
     args, kwargs = arguments[3]
     parts = [(f"argument {i}", part) for i, part in enumerate(args[3])]
+    parts[: len(parameters)] = [(n, part) for n, (_, part) in zip(parameters, parts)]
     parts += zip(kwargs[2], kwargs[3])
     return [path for name, part in parts for path in _paths(part, name)]
+
+
+def constants(structure: Structure) -> list[Any]:
+    """What is fixed in a graph: all that is neither a tensor nor None."""
+    if structure == TENSOR:
+        return []
+    kind, _, value, parts = structure
+    if kind == "constant":
+        return [] if value is None else [value]
+    return [c for part in parts for c in constants(part)]
 
 
 def _paths(structure: Structure, path: str) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 
@@ -49,6 +50,27 @@ class SavePathError(OnnxTrainError, OSError):
     """Models cannot be written where they were asked to be."""
 
 
+@dataclass(frozen=True)
+class LogOptions:
+    """How much is logged."""
+
+    log_level: LogLevel
+
+
+@dataclass(frozen=True)
+class SaveOptions:
+    """Which models are written to files, and where."""
+
+    save: bool
+    name_prefix: str
+    path: Path
+
+
+def file_name(prefix: str, stage: str, mode: str) -> str:
+    """The name of a model's file."""
+    return f"{prefix}_{stage}_{mode}.onnx"
+
+
 class DebugOptions:
     """Options of `ORTModule` for those who want to look inside.
 
@@ -67,10 +89,11 @@ class DebugOptions:
             ``ORTMODULE_FIXED_VALUES``; without it torch takes over if the fallback policy lets
             it, and there is a warning if not.
 
-    The files are ``<prefix>_torch_exported_<mode>.onnx`` (what torch exported),
-    ``<prefix>_optimized_<mode>.onnx`` (with gradients), ``<prefix>_forward_<mode>.onnx`` and
-    ``<prefix>_backward_<mode>.onnx`` (what is run), where the mode is ``training`` or
-    ``inference``.
+    The files are ``<prefix>_<stage>_<mode>.onnx``, where the mode is ``training`` or
+    ``inference``. The stages: ``torch_exported`` (what torch exported), ``optimized_pre_grad``
+    (prepared, without gradients), ``optimized`` and, the same under its other old name,
+    ``execution_model`` (with gradients when training), ``forward`` and ``backward`` (its halves, as
+    they run).
 
     Raises:
         OSError: `save_path` does not exist or is not writable.
@@ -94,11 +117,14 @@ class DebugOptions:
         fixed_values: FixedValues | None = None,
     ) -> None:
         if not isinstance(log_level, LogLevel):
-            raise OptionTypeError(f"log_level is a LogLevel, not {type(log_level).__name__}.")
+            raise OptionTypeError(f"Expected log_level of type LogLevel, got {type(log_level)}.")
         if not isinstance(save_onnx, bool):
             raise OptionTypeError(f"save_onnx is a bool, not {type(save_onnx).__name__}.")
         if not isinstance(onnx_prefix, str):
-            raise OptionTypeError(f"onnx_prefix is a str, not {type(onnx_prefix).__name__}.")
+            raise OptionTypeError(
+                f"Expected name prefix of type str, got {type(onnx_prefix)}. Give onnx_prefix "
+                "as text."
+            )
         if not isinstance(save_path, (str, os.PathLike)):
             raise OptionTypeError(f"save_path is a path, not {type(save_path).__name__}.")
         if config is not None and not isinstance(config, Mapping):
@@ -114,7 +140,17 @@ class DebugOptions:
     def save(self, model: onnx.ModelProto, stage: str, mode: str) -> None:
         """Write a model, if the options say so."""
         if self.save_onnx:
-            onnx.save(model, self.save_path / f"{self.onnx_prefix}_{stage}_{mode}.onnx")
+            onnx.save(model, self.save_path / file_name(self.onnx_prefix, stage, mode))
+
+    @property
+    def logging(self) -> LogOptions:
+        """How much is logged."""
+        return LogOptions(self.log_level)
+
+    @property
+    def save_onnx_models(self) -> SaveOptions:
+        """Which models are written to files, and where."""
+        return SaveOptions(self.save_onnx, self.onnx_prefix, self.save_path)
 
 
 def _level(given: LogLevel) -> LogLevel:
@@ -131,7 +167,10 @@ def _level(given: LogLevel) -> LogLevel:
 def _folder(given: str | os.PathLike[str]) -> Path:
     folder = Path(given or os.environ.get(SAVE_PATH_VARIABLE, "") or Path.cwd())
     if not folder.is_dir():
-        raise SavePathError(f"The folder {str(folder)!r} for save_onnx does not exist.")
+        raise SavePathError(
+            f"Directory {folder} is not writable. It does not exist; create it, or give another as "
+            "save_path."
+        )
     if not os.access(folder, os.W_OK):
-        raise SavePathError(f"The folder {str(folder)!r} for save_onnx is not writable.")
+        raise SavePathError(f"Directory {folder} is not writable. Give another as save_path.")
     return folder

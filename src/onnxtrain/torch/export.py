@@ -24,7 +24,8 @@ from torch.utils import _pytree as pytree
 
 from ..errors import OnnxTrainError
 from ..runtime.session.sharing import GlobalLock
-from . import repair
+from . import repair, translations
+from .autograd_functions import custom_functions, without_checkpoints
 from .gradient_marks import GradientMarks, name_barriers, zeros
 from .repair import DynamicAxes
 from .size_rules import Fits, TracerWarning, any_sizes, assumed, decided, only
@@ -108,6 +109,7 @@ def export(
     exporter: str | None = None,
     fixed_values: FixedValues | None = None,
     probe: Probe | None = None,
+    export_options: Mapping[str, Any] | None = None,
 ) -> Exported:
     """Export a module for training.
 
@@ -131,6 +133,7 @@ def export(
             (``if x.sum() > 0``): ``"warn"``, ``"error"`` or ``"ignore"``. By default the
             environment variable ``ORTMODULE_FIXED_VALUES``, else a `FixedValueWarning`.
         probe: what a call has shown already; by default the module is called once to see.
+        export_options: more arguments of `torch.onnx.export`.
 
     Raises:
         ExportError: no exporter managed.
@@ -156,8 +159,14 @@ def export(
             reasons.append(f"{kind}: {describe(probe.name, probe.reads)}")
             continue
         try:
-            with _one_export, _undisturbed(flat, module, training), _quiet():
-                proto, fits = run(flat, names, axes, max(opset, OPSET), probe.reads)
+            with (
+                _one_export,
+                _undisturbed(flat, module, training),
+                _quiet(),
+                without_checkpoints(),
+            ):
+                asked = _Request(names, axes, max(opset, OPSET), probe.reads, export_options or {})
+                proto, fits = run(flat, asked)
         except Exception as error:
             reasons.append(f"{kind}: {_reason(error)}")
             cause = error
@@ -203,6 +212,7 @@ class _Flat(torch.nn.Module):
         self.tensors = tuple(leaf.detach() for leaf in leaves if isinstance(leaf, torch.Tensor))
         self.result = _Result()
         self.marked = False
+        self.other_forms = False
 
     def mark(self) -> None:
         """Mark from now on what no gradient passes."""
@@ -211,9 +221,10 @@ class _Flat(torch.nn.Module):
             self.register_buffer(name, zero)
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        if not self.marked:
+        if not self.marked and not self.other_forms:
             return self.call(*tensors)
-        marks = GradientMarks({name: getattr(self, name) for name in zeros()})
+        known = zeros() if self.marked else {}
+        marks = GradientMarks({name: getattr(self, name) for name in known})
         with torch.enable_grad(), marks:
             return self.call(*tensors)
 
@@ -293,8 +304,15 @@ def called(
     """
     marks, reads = GradientMarks(zeros()), ValueReads(module, tensors)
     versions = {name: p._version for name, p in module.named_parameters()}
-    with torch.enable_grad(), reads, marks:
+    with torch.enable_grad(), reads, marks, without_checkpoints():
         result = call()
+    custom = custom_functions(result)
+    if custom:
+        raise ExportError(
+            f"{type(module).__name__} has a backward of its own in {', '.join(custom)}, and an "
+            "exported graph would lose it. Write it with torch's functions, or let torch do the "
+            "work (ORTModule(..., fallback='UNSUPPORTED_TORCH_MODEL'))."
+        )
     now = {name: p._version for name, p in module.named_parameters()}
     changed = [f"{n!r} in place" for n, version in now.items() if versions.get(n) != version]
     if marks.refused or changed:
@@ -319,21 +337,32 @@ def _probe(flat: _Flat) -> Probe:
 # --- the exporters --------------------------------------------------------------------------------
 
 
-def _dynamo(
-    flat: _Flat, names: Sequence[str], dynamic: DynamicAxes, opset: int, reads: Sequence[Read]
-) -> tuple[onnx.ModelProto, Fits]:
+@dataclass
+class _Request:
+    """What is asked of an exporter."""
+
+    names: Sequence[str]
+    dynamic: DynamicAxes
+    opset: int
+    reads: Sequence[Read]
+    options: Mapping[str, Any]
+
+
+def _dynamo(flat: _Flat, asked: _Request) -> tuple[onnx.ModelProto, Fits]:
+    flat.other_forms = True
     auto = torch.export.Dim.AUTO
-    shapes = tuple(dict.fromkeys(dynamic.get(n, {}), auto) or None for n in names)
-    with _assumptions() as rules:
+    shapes = tuple(dict.fromkeys(asked.dynamic.get(n, {}), auto) or None for n in asked.names)
+    with _assumptions() as rules, translations.read_once():
         program = torch.onnx.export(
             flat,
             flat.tensors,
-            input_names=list(names),
+            input_names=list(asked.names),
             dynamo=True,
             dynamic_shapes=(shapes,),
             verbose=False,
             optimize=False,
-            opset_version=opset,
+            opset_version=asked.opset,
+            **asked.options,
         )
     assert program is not None
     return program.model_proto, rules[-1]
@@ -360,9 +389,8 @@ def _assumptions() -> Iterator[list[Fits]]:
         torch.export.export = capture
 
 
-def _torchscript(
-    flat: _Flat, names: Sequence[str], dynamic: DynamicAxes, opset: int, reads: Sequence[Read]
-) -> tuple[onnx.ModelProto, Fits]:
+def _torchscript(flat: _Flat, asked: _Request) -> tuple[onnx.ModelProto, Fits]:
+    flat.other_forms = False  # they would hide which line takes a branch by size
     # "Training" on the outermost module keeps parameters that merely are equal apart
     flat.training = True
     buffer: Any = io.BytesIO()
@@ -372,14 +400,14 @@ def _torchscript(
             flat,
             flat.tensors,
             buffer,
-            input_names=list(names),
+            input_names=list(asked.names),
             dynamo=False,
             training=torch.onnx.TrainingMode.PRESERVE,
-            do_constant_folding=False,
-            opset_version=min(opset, 20),
-            dynamic_axes={n: dict(axes) for n, axes in dynamic.items() if axes},
+            opset_version=min(asked.opset, 20),
+            dynamic_axes={n: dict(axes) for n, axes in asked.dynamic.items() if axes},
+            **{"do_constant_folding": False, **asked.options},
         )
-    by_size = decided(caught, {(read.path, read.line) for read in reads})
+    by_size = decided(caught, {(read.path, read.line) for read in asked.reads})
     fits = only([t.shape for t in flat.tensors]) if by_size else any_sizes
     return onnx.load_from_string(buffer.getvalue()), fits
 
@@ -440,6 +468,7 @@ def _finish(
     repair.split_merged(proto, flat)
     repair.restore_buffers(proto, flat)
     repair.activate_dropout(proto)
+    repair.separate_outputs(proto)
     aliases = repair.aliases(flat)
     renamed = repair.canonical_names(proto, flat, aliases)
     outputs = _output_names(output_names, len(graph.output), flat.loss_fn is not None)

@@ -203,12 +203,99 @@ def _reduced_by_number(
     return start.scatter_add(0, places, rows)
 
 
+# --- losses ---------------------------------------------------------------------------------------
+
+IGNORED = -100
+"""A class that no label can be, which is torch's own choice."""
+
+
+def _ignoring(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """A loss over class labels whose `ignore_index` may be computed, from a size say.
+
+    In ONNX it is an attribute, so the labels are changed instead.
+    """
+
+    def another(
+        marks: GradientMarks,
+        scores: torch.Tensor,
+        target: torch.Tensor,
+        weight: torch.Tensor | None = None,
+        size_average: bool | None = None,
+        ignore_index: Any = IGNORED,
+        *args: Any,
+        **kwargs: Any,
+    ) -> torch.Tensor:
+        if not isinstance(ignore_index, int):
+            target = torch.where(target == ignore_index, IGNORED, target)
+            ignore_index = IGNORED
+        return function(scores, target, weight, size_average, ignore_index, *args, **kwargs)
+
+    return another
+
+
+# --- pooling --------------------------------------------------------------------------------------
+
+
+def _adaptive_average(
+    function: Callable[..., torch.Tensor],
+) -> Callable[..., torch.Tensor]:
+    """Averages over windows of uneven sizes, as one matrix product per axis.
+
+    Exporters write a sum of as many gathered slices as the largest window has elements (dynamo), or
+    want to know all sizes (TorchScript).
+    """
+
+    def another(marks: GradientMarks, rows: torch.Tensor, output_size: Any) -> torch.Tensor:
+        rank = SPATIAL[function]
+        sizes = (output_size,) * rank if isinstance(output_size, int) else tuple(output_size)
+        if all(size in (1, None) for size in sizes):
+            return function(rows, output_size)
+        marks.count += 1
+        for axis, size in enumerate(sizes, start=-rank):
+            if size is not None:
+                rows = _averaged(rows, axis, size)
+        return rows
+
+    return another
+
+
+def _averaged(rows: torch.Tensor, axis: int, size: int) -> torch.Tensor:
+    """Average over windows along one axis, so that this many are left."""
+    if size == 1:
+        return rows.mean(axis, keepdim=True)
+    windows = _windows(rows.shape[axis], size, rows.dtype)
+    if axis == -1:
+        return rows @ windows.t()
+    if axis == -2:
+        return windows @ rows
+    return (rows.transpose(axis, -1) @ windows.t()).transpose(axis, -1)
+
+
+def _windows(length: int, count: int, dtype: torch.dtype) -> torch.Tensor:
+    """A matrix that averages over windows: window i is floor(i·n/m) … ceil((i+1)·n/m)."""
+    number, place = torch.arange(count), torch.arange(length)
+    starts = (number * length).div(count, rounding_mode="floor").unsqueeze(1)
+    ends = ((number + 1) * length + count - 1).div(count, rounding_mode="floor").unsqueeze(1)
+    inside = (place >= starts) & (place < ends)
+    return inside.to(dtype) / (ends - starts).to(dtype)
+
+
+SPATIAL: dict[Any, int] = {
+    functional.adaptive_avg_pool1d: 1,
+    functional.adaptive_avg_pool2d: 2,
+    functional.adaptive_avg_pool3d: 3,
+}
+"""Pooling functions, and over how many axes they go."""
+
 ANOTHER_FORM: dict[Any, Callable[..., Any]] = {
+    **{function: _adaptive_average(function) for function in SPATIAL},
+    functional.cross_entropy: _ignoring(functional.cross_entropy),
+    functional.nll_loss: _ignoring(functional.nll_loss),
     functional.embedding: _embedding,
     functional.embedding_bag: _embedding_bag,
     torch.embedding: _low_level_embedding,
 }
-"""Functions of torch whose gradient an export would get wrong, or not at all."""
+"""Functions of torch that an export would get wrong, or not at all."""
 
 
 # --- in the graph ---------------------------------------------------------------------------------

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import logging
 import os
+import types
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, TypeVar
 
+import onnx
 import torch
 
 from ..passes import Recompute, check_recompute
-from ._ortmodule_cache import Cache, Settings, autocast
+from ._ortmodule_cache import Cache, Kind, Settings, protected
 from ._ortmodule_structure import take_apart
 from .debug_options import DebugOptions
 from .fallback import (
@@ -22,6 +26,7 @@ from .fallback import (
     read_retry,
 )
 from .value_reads import FixedValues
+from .widen import autocast
 
 log = logging.getLogger(__name__)
 T = TypeVar("T", bound="ORTModule")
@@ -30,12 +35,44 @@ T = TypeVar("T", bound="ORTModule")
 _OWN = ("_wrapped", "_options", "_policy", "_exporter", "_recompute")
 """What a copy needs to know."""
 MEMORY_VARIABLE = "ORTMODULE_MEMORY_OPT_LEVEL"
+OWN_CHECKPOINTS_VARIABLE = "ORTMODULE_ALLOW_AUTOGRAD_CHECKPOINT"
+"""Set to 1, it switches the other off: then nothing is computed again that is not asked for."""
 ONE_TENSOR = take_apart(((torch.empty(0),), {}), [])
 """The structure of the most frequent arguments."""
 
 
 class ModuleError(ORTModuleTorchModelException, TypeError):
     """Something that cannot be wrapped, or not be done with a wrapped module."""
+
+
+class _BoundForward:
+    """A bound method with the signature of the wrapped module's `forward`.
+
+    Trainers read that signature to know which columns of a data set the module takes.
+    """
+
+    __slots__ = ("__func__", "__self__")
+    __name__ = "forward"
+
+    def __init__(self, function: Callable[..., Any], module: ORTModule) -> None:
+        self.__func__, self.__self__ = function, module
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.__func__(self.__self__, *args, **kwargs)
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(self.__self__.module.forward)
+
+
+class _WithSignatureOfWrapped:
+    """Decorates `ORTModule.forward`: bound to an object, it has the wrapped module's signature."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+
+    def __get__(self, instance: ORTModule | None, owner: type[ORTModule]) -> Callable[..., Any]:
+        return self.function if instance is None else _BoundForward(self.function, instance)
 
 
 class ORTModule(torch.nn.Module):
@@ -76,6 +113,9 @@ class ORTModule(torch.nn.Module):
         tensor([[2., 2., 2.]])
     """
 
+    own_names: ClassVar[frozenset[str]] = frozenset({"forward"})
+    """Attributes that are set on this object; all others are set on the wrapped module."""
+
     def __init__(
         self,
         module: torch.nn.Module,
@@ -91,9 +131,9 @@ class ORTModule(torch.nn.Module):
         if not isinstance(options, DebugOptions):
             raise ModuleError(f"debug_options is a DebugOptions, not {type(options).__name__}.")
         super().__init__()
+        logging.getLogger(__package__).setLevel(options.log_level.python)
         how = recompute if recompute is not None else _memory_level()
         self._adopt(module, options, read_policy(fallback), exporter, how)
-        log.setLevel(options.log_level.python)
 
     def _adopt(
         self,
@@ -109,11 +149,13 @@ class ORTModule(torch.nn.Module):
         own["_exporter"], own["_fell_back"] = exporter, None
         own["_may_fall_back"] = policy != FallbackPolicy.FALLBACK_DISABLE
         own["_graphs"] = Cache(module)
+        own["_export_options"] = {True: {}, False: {}}
         for name in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
             own[name] = module.__dict__[name]  # torch reads these without asking
 
     # --- running ---------------------------------------------------------------------------------
 
+    @_WithSignatureOfWrapped
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the module; see there for its arguments and results."""
         if self._may_fall_back and self._torch_runs():
@@ -153,13 +195,36 @@ class ORTModule(torch.nn.Module):
             key = (structure, signature, cache.state, graded, autocast())
             kind = cache.known.get(key)
             if kind is None:
-                settings = Settings(
-                    self._options, self._exporter, self._recompute, self._fixed_values()
-                )
+                settings = self._settings()
                 kind = cache.find(structure, inputs, graded, settings)
                 cache.remember(key, kind)
-            prepared = kind.prepare(inputs, cache)
-        return kind(inputs, cache, *prepared)
+            cache.used[kind.traced.training] = kind
+            given = protected(kind.traced, inputs)
+            prepared = kind.prepare(given, cache)
+        return kind.result(kind(given, cache, *prepared), inputs)
+
+    def _settings(self) -> Settings:
+        return Settings(
+            self._options,
+            self._exporter,
+            self._recompute,
+            self._fixed_values(),
+            self._export_options[self.training],
+        )
+
+    def _inside(self, training: bool) -> Inside:
+        """What there is to see of the graphs for one mode."""
+        cache = self._graphs
+        kind = cache.used.get(training)
+        tensors = [*self._wrapped.parameters(), *self._wrapped.buffers()]
+        inside = Inside(
+            tensors[0].device if tensors else torch.device("cpu"),
+            self._options,
+            self._policy,
+            cache.stale,
+            self._export_options[training],
+        )
+        return inside if kind is None else inside.of(kind)
 
     def _fixed_values(self) -> FixedValues | None:
         """What is done about values that tracing fixes: torch takes over, where it may."""
@@ -204,12 +269,18 @@ class ORTModule(torch.nn.Module):
         wrapped = self.__dict__.get("_wrapped")
         if wrapped is None:
             raise AttributeError(name)
-        return getattr(wrapped, name)
+        value = getattr(wrapped, name)
+        if isinstance(value, types.MethodType) and value.__self__ is wrapped:
+            return value if _needs_its_class(value) else types.MethodType(value.__func__, self)
+        return value
 
     def __setattr__(self, name: str, value: Any) -> None:
         wrapped = self.__dict__.get("_wrapped")
         if name == "training" or wrapped is None:
             super().__setattr__(name, value)
+            return
+        if name in self.own_names or isinstance(getattr(wrapped, name, None), types.MethodType):
+            self.__dict__[name] = value
             return
         before = getattr(wrapped, name, _MISSING)
         setattr(wrapped, name, value)
@@ -217,6 +288,9 @@ class ORTModule(torch.nn.Module):
             self.reset()
 
     def __delattr__(self, name: str) -> None:
+        if name in self.__dict__:
+            del self.__dict__[name]
+            return
         delattr(self._wrapped, name)
         self.reset()
 
@@ -270,12 +344,63 @@ class ORTModule(torch.nn.Module):
         )
 
 
+@dataclass(frozen=True)
+class Inside:
+    """What `ORTModule` works with in one mode, for who wants to look.
+
+    Attributes:
+        device: where the module is.
+        options: for debugging.
+        policy: when torch may take over.
+        stale: whether graphs were dropped since the last call.
+        export_options: more arguments of `torch.onnx.export`.
+        exported: what torch exported for the last call.
+        run: what it ran, both halves in one model.
+        halves: these, and what belongs to them.
+        agent: runs them.
+        inputs: names of the tensors among the arguments.
+        arguments: structure of the positional arguments, and of those by name.
+        differentiated: names of the inputs and parameters that have gradients.
+    """
+
+    device: torch.device
+    options: DebugOptions
+    policy: FallbackPolicy
+    stale: bool
+    export_options: dict[str, Any]
+    exported: onnx.ModelProto | None = None
+    run: onnx.ModelProto | None = None
+    halves: Any = None
+    agent: Any = None
+    inputs: tuple[str, ...] = ()
+    arguments: tuple[Any, Any] | None = None
+    differentiated: tuple[str, ...] = ()
+
+    def of(self, kind: Kind) -> Inside:
+        """The same, with the graphs of a kind of call."""
+        traced, halves = kind.traced, kind.graphs.halves
+        return replace(
+            self,
+            exported=traced.model,
+            run=halves.whole or halves.forward,
+            halves=halves,
+            agent=kind.graphs,
+            inputs=tuple(traced.inputs),
+            arguments=traced.structure[3],
+            differentiated=tuple(halves.gradients),
+        )
+
+
 def _memory_level() -> Recompute:
     """What the predecessor's environment variable asks for."""
     level = os.environ.get(MEMORY_VARIABLE, "0")
     if level not in ("0", "1", "2"):
         raise ModuleError(f"{MEMORY_VARIABLE} is 0, 1 or 2, not {level!r}.")
-    return None if level == "0" else "auto"
+    if level == "0" or os.environ.get(OWN_CHECKPOINTS_VARIABLE, "0") == "1":
+        return None
+    if level == "1":
+        log.info("Layer-wise memory optimization is enabled: %s is 1.", MEMORY_VARIABLE)
+    return "auto"
 
 
 def _check(module: Any) -> None:
@@ -290,6 +415,16 @@ def _check(module: Any) -> None:
         )
     if isinstance(module, torch.jit.ScriptModule):
         raise ModuleError("A scripted module cannot be exported; wrap the original module.")
+
+
+def _needs_its_class(method: types.MethodType) -> bool:
+    """Whether a method uses `super()`, which refuses objects of another class.
+
+    All others are bound to the `ORTModule`, so that what they call as `self(...)` runs in
+    onnxruntime.
+    """
+    code = getattr(inspect.unwrap(method.__func__), "__code__", None)
+    return code is None or "__class__" in code.co_freevars
 
 
 _MISSING = object()

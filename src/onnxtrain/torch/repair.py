@@ -68,6 +68,24 @@ def split_merged(proto: onnx.ModelProto, flat: torch.nn.Module) -> None:
         graph.initializer.append(tensor)
 
 
+def separate_outputs(proto: onnx.ModelProto) -> None:
+    """Give every output a value of its own.
+
+    Where a module returns a tensor twice, or one of its arguments or weights, exporters name the
+    same value again, and what is renamed as an output would be renamed everywhere.
+    """
+    graph = proto.graph
+    taken = {i.name for i in graph.input} | {i.name for i in graph.initializer}
+    names = _value_names(graph)
+    for output in graph.output:
+        if output.name in taken:
+            own = _fresh(f"{output.name}_returned", names)
+            graph.node.add(op_type="Identity", input=[output.name], output=[own])
+            output.name = own
+            names.add(own)
+        taken.add(output.name)
+
+
 def restore_buffers(proto: onnx.ModelProto, flat: torch.nn.Module) -> None:
     """Buffers with the values from before the export: tracing has moved running statistics."""
     known = dict(flat.named_buffers(remove_duplicate=False))

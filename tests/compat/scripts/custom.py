@@ -108,7 +108,8 @@ from onnxcustom.training.grad_helper import DerivativeOptions, onnx_derivative
 gradient = onnx_derivative(linear(), weights=["coef"], inputs=["X"])
 session = onnxruntime.InferenceSession(gradient.SerializeToString())
 assert {"X_grad", "coef_grad"} <= {o.name for o in session.get_outputs()}
-filled = onnx_derivative(linear(), ["coef"], ["X"], options=DerivativeOptions.FillGrad)
+ones = DerivativeOptions.FillGrad | DerivativeOptions.KeepOutputs
+filled = onnx_derivative(linear(), ["coef"], ["X"], options=ones)
 assert filled.graph.output
 """,
     "onnx_helpers": """

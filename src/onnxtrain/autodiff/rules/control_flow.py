@@ -119,5 +119,5 @@ def _add_placeholder(op: OpBuilder, graph: ir.Graph, like: ir.Value) -> None:
     rank = 1 if like.shape is None else len(like.shape)
     filled = filler.full(filler.const(np.zeros(rank, np.int64)), 0, like.type.dtype)
     filled.value.shape = ir.Shape([0] * rank)
-    graph.extend(filler.nodes)
+    filler.place(graph)
     graph.outputs.append(filled.value)

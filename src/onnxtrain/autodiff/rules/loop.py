@@ -120,8 +120,8 @@ def _keep_sequences(op: OpBuilder, node: ir.Node, values: Sequence[ir.Value]) ->
         starts.append(empty.value)
         body.outputs.insert(len(body.inputs) - 1, longer.value)
         body.inputs.append(carried)
-    body.extend(inside.nodes)
-    graph.insert_before(node, before.nodes)
+    inside.place(body)
+    before.place(graph, before=node)
     node.resize_inputs(2 + states + len(starts))
     for place, start in enumerate(starts, start=2 + states):
         node.replace_input_with(place, start)

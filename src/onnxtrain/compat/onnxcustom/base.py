@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import threading
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -81,16 +83,16 @@ class BaseOnnx(Locked):
         self.__dict__.update(state)
 
     def onnx_graphs(self) -> dict[str, Any]:
-        """Graphs by name; nested where an attribute has graphs of its own."""
-        found: dict[str, Any] = {}
+        """Graphs by the name of their attribute; nested where an attribute has several."""
+        graphs: dict[str, Any] = {}
         for name, value in self.__dict__.items():
             if isinstance(value, onnx.ModelProto):
-                found[name.strip("_")] = value
+                graphs[name] = value
             elif isinstance(value, BaseOnnx):
                 inner = value.onnx_graphs()
                 if inner:
-                    found[name.strip("_")] = inner
-        return found
+                    graphs[name] = inner
+        return graphs
 
     def save_onnx_graph(
         self, folder: str | os.PathLike[str] | type[bytes], prefix: str = "", suffix: str = ""
@@ -112,16 +114,55 @@ def _saved(graphs: dict[str, Any], folder: Any, prefix: str, suffix: str) -> dic
     saved: dict[str, Any] = {}
     for name, value in graphs.items():
         if isinstance(value, dict):
-            saved[name] = _saved(value, folder, f"{prefix}.{name}", suffix)
+            saved[name] = _saved(value, folder, f"{prefix}.{name.strip('_')}", suffix)
         elif folder is bytes:
             saved[name] = value.SerializeToString()
         else:
-            path = Path(folder) / f"{prefix}.{name}{suffix}.onnx"
+            path = Path(folder) / f"{prefix}.{name.strip('_')}{suffix}.onnx"
             if not path.parent.is_dir():
                 raise FileNotFoundError(f"The folder {str(path.parent)!r} does not exist.")
             onnx.save(value, str(path))
             saved[name] = str(path)
     return saved
+
+
+def arguments_of(obj: Any) -> dict[str, Any]:
+    """The constructor arguments of an object that stores them under their names."""
+    return {name: getattr(obj, name) for name in inspect.signature(type(obj)).parameters}
+
+
+def call_text(obj: Any, arguments: Mapping[str, Any]) -> str:
+    """How an object is made: its class with all constructor arguments."""
+    shown = ", ".join(f"{name}={argument_text(value)}" for name, value in arguments.items())
+    return f"{type(obj).__name__}({shown})"
+
+
+def argument_text(value: Any) -> str:
+    """A short text for an argument; a model is told by its size."""
+    if isinstance(value, onnx.ModelProto):
+        return f"<{value.graph.name or 'model'} with {len(value.graph.node)} nodes>"
+    text = repr(value)
+    return text if len(text) <= 200 or isinstance(value, BaseOnnx) else f"{text[:197]}..."
+
+
+class Selected:
+    """An attribute that is turned into an object when it is set, so that wrong names fail there.
+
+    Args:
+        select: makes the object from a name, or gives back what is one already.
+    """
+
+    def __init__(self, select: Callable[[Any], Any]) -> None:
+        self._select = select
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self if instance is None else instance.__dict__[self._name]
+
+    def __set__(self, instance: Any, value: Any) -> None:
+        instance.__dict__[self._name] = self._select(value)
 
 
 def save_onnx_graph(

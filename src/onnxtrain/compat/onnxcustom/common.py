@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib
-import math
+import inspect
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -13,31 +13,73 @@ import numpy as np
 import onnx
 from sklearn.base import BaseEstimator
 
-from ...errors import InputError, NonFiniteError
+from ...errors import InputError
 from ...graph import ModelLike, load
 from ...runtime.session.devices import Device
-from .base import Array, BaseOnnx
+from .base import Array, BaseOnnx, Selected, call_text
 from .devices import get_ort_device, ort_device_to_string
-from .exceptions import ConvergenceError, ConvergenceWarning, EvaluationError
+from .exceptions import BatchError, ConvergenceError, ConvergenceWarning, EvaluationError
 from .onnx_helper import as_proto, replace_initializers_into_onnx
 from .sgd_learning_rate import BaseLearningRate, LearningRateAdam
 
 OPTIMIZERS = ("SGDOptimizer", "AdamOptimizer")
 
 
+def rate_for(optimizer: str, given: Any) -> Any:
+    """The parameter `learning_rate`, where an optimizer gives a name or a number another meaning.
+
+    With Adam a number is its constant rate, and ``"SGD"``, the default, Adam's own default.
+    """
+    if optimizer != "AdamOptimizer" or isinstance(given, bool):
+        return given
+    if isinstance(given, (int, float, np.floating)):
+        return LearningRateAdam(float(given))
+    return LearningRateAdam() if given == "SGD" else given
+
+
+class DeviceParameter:
+    """The parameter `device`: set with a name or an OrtDevice, read as an OrtDevice.
+
+    The name is what is kept, so that the estimator can be pickled and cloned.
+    """
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self if instance is None else get_ort_device(instance.__dict__["device"])
+
+    def __set__(self, instance: Any, device: Any) -> None:
+        get_ort_device(device)  # a wrong name is an error here
+        name = device if isinstance(device, str) else ort_device_to_string(device)
+        instance.__dict__["device"] = name
+
+
 class TrainerBase(BaseOnnx, BaseEstimator):  # type: ignore[misc]
     """Parameters, the loop over iterations, validation and results."""
 
+    learning_rate = Selected(BaseLearningRate.select)
+    device = DeviceParameter()
     model_onnx: Any
-    learning_rate: Any
     training_optimizer_name: str
     max_iter: int
     batch_size: int
     validation_every: float
-    device: Any
     verbose: Any
     warm_start: bool
     random_state: Any
+
+    # -- as an estimator ---------------------------------------------------------------------------
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """Constructor arguments, as in scikit-learn; the device by its name."""
+        params: dict[str, Any] = super().get_params(deep)
+        return {**params, "device": self._device_name}
+
+    @property
+    def _device_name(self) -> str:
+        return str(self.__dict__["device"])
+
+    def __repr__(self, N_CHAR_MAX: int = 700) -> str:
+        params = self.get_params(deep=False)  # scikit-learn sorts them
+        return call_text(self, {n: params[n] for n in inspect.signature(type(self)).parameters})
 
     # -- before training ---------------------------------------------------------------------------
 
@@ -51,20 +93,14 @@ class TrainerBase(BaseOnnx, BaseEstimator):  # type: ignore[misc]
     def _new_rate(self) -> BaseLearningRate:
         """A learning rate of one's own; the parameter is not changed."""
         self._check_optimizer()
-        given = self.learning_rate
-        rate = copy.deepcopy(BaseLearningRate.select(given))
-        adam = self.training_optimizer_name == "AdamOptimizer"
-        if adam and not isinstance(rate, LearningRateAdam):
-            if isinstance(given, str):
-                return LearningRateAdam()
-            params = {
-                k: v for k, v in rate.get_params().items() if k not in ("momentum", "nesterov")
-            }
-            return LearningRateAdam(**params)
-        return rate
+        rate: BaseLearningRate = copy.deepcopy(self.learning_rate)
+        if self.training_optimizer_name != "AdamOptimizer" or isinstance(rate, LearningRateAdam):
+            return rate
+        shared = inspect.signature(LearningRateAdam).parameters
+        return LearningRateAdam(**{k: v for k, v in rate.get_params().items() if k in shared})
 
     def _device(self) -> Device:
-        return Device(ort_device_to_string(get_ort_device(self.device)))
+        return Device(ort_device_to_string(self.device))
 
     def _model(self) -> onnx.ModelProto:
         model: ModelLike = self.model_onnx
@@ -88,8 +124,8 @@ class TrainerBase(BaseOnnx, BaseEstimator):  # type: ignore[misc]
         for i in _progress(range(self.max_iter), self.verbose):
             try:
                 loss = iteration()
-            except NonFiniteError as error:
-                self.train_losses_.append(math.nan)
+            except BatchError as error:
+                self.train_losses_.append(error.loss)
                 self._diverged(i, error, exc)
                 break
             self.train_losses_.append(loss)
@@ -105,7 +141,7 @@ class TrainerBase(BaseOnnx, BaseEstimator):  # type: ignore[misc]
                     )
                 self.validation_losses_.append(value)
 
-    def _diverged(self, iteration: int, error: NonFiniteError, exc: bool) -> None:
+    def _diverged(self, iteration: int, error: BatchError, exc: bool) -> None:
         message = (
             f"{error} of iteration {iteration}; the losses of the iterations before it are "
             f"{self.train_losses_[-6:-1]}. The weights are those of before that batch. Lower the "
@@ -117,8 +153,9 @@ class TrainerBase(BaseOnnx, BaseEstimator):  # type: ignore[misc]
 
     # -- after training ----------------------------------------------------------------------------
 
-    def get_state(self) -> dict[str, Array]:
-        """The weights by name."""
+    @property
+    def trained_coef_(self) -> dict[str, Array]:
+        """The trained weights by name."""
         raise NotImplementedError
 
     def get_trained_onnx(self, model: ModelLike | None = None) -> onnx.ModelProto:
@@ -129,7 +166,7 @@ class TrainerBase(BaseOnnx, BaseEstimator):  # type: ignore[misc]
                 say; by default the model that was trained.
         """
         target = self._model() if model is None else as_proto(model)
-        return replace_initializers_into_onnx(target, self.get_state())
+        return replace_initializers_into_onnx(target, self.trained_coef_)
 
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "train_losses_")

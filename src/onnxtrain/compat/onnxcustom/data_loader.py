@@ -72,9 +72,14 @@ class OrtDataLoader:
 
     def __repr__(self) -> str:
         return (
-            f"OrtDataLoader({len(self)} rows, batch_size={self.batch_size}, "
-            f"device={self._device!r}, random_iter={self.random_iter})"
+            f"OrtDataLoader(..., ..., batch_size={self.batch_size!r}, device={self._device!r}, "
+            f"random_iter={self.random_iter!r})"
         )
+
+    @property
+    def desc(self) -> list[tuple[tuple[int, ...], np.dtype[Any]]]:
+        """Shape and type of the features, of the expected values and of the weights, if any."""
+        return [(array.shape, array.dtype) for array in self.data_np]
 
     @property
     def data_np(self) -> Batch:
@@ -101,9 +106,9 @@ class OrtDataLoader:
     def by_size(self) -> list[tuple[int, range]]:
         """The batches by their size: (rows, first rows of the batches)."""
         full, size = len(self) // self.batch_size, self.batch_size
-        found = [(size, range(0, full * size, size))]
+        batches = [(size, range(0, full * size, size))]
         left = len(self) - full * size
-        return [*found, (left, range(full * size, len(self), size))] if left else found
+        return [*batches, (left, range(full * size, len(self), size))] if left else batches
 
     def iter_numpy(self) -> Iterator[Batch]:
         """Batches as arrays: (X, y), or (X, y, weight)."""

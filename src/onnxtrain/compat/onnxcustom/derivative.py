@@ -12,10 +12,14 @@ import onnx.parser
 import onnx_ir as ir
 
 from ...compile import differentiate
-from ...errors import ModelError, UnknownNameError
+from ...errors import InputError, ModelError, OnnxTrainError, UnknownNameError
 from ...graph import FLOATS, ModelLike, OpBuilder, load, to_proto
 from ..ort import OrtModuleGraphBuilder, OrtModuleGraphBuilderConfiguration
 from .onnx_helper import as_proto, get_train_initializer
+
+
+class OptionsError(OnnxTrainError, TypeError):
+    """Options of `onnx_derivative` that are none."""
 
 
 class DerivativeOptions(IntFlag):
@@ -25,7 +29,7 @@ class DerivativeOptions(IntFlag):
         Zero: gradients only; the gradient of each output is an input.
         KeepYieldOp: the graph with the node YieldOp between its halves.
         KeepOutputs: the outputs of the model too.
-        FillGrad: the gradients of the outputs are ones instead of inputs.
+        FillGrad: the gradients of the outputs are ones instead of inputs; with `KeepOutputs`.
         Loss: the gradients of a loss, which is appended first.
     """
 
@@ -56,7 +60,8 @@ def onnx_derivative(
         loss: with `Loss`: the output to differentiate, or the text of a graph of a loss from
             prediction and label, ``"(float[N,1] z, float[N,1] y) => (float loss) { … }"``. By
             default the squared error, summed.
-        label: with `Loss`: name of the label input.
+        label: with `Loss`: name of the label input; or the output to differentiate if the model has
+            one of that name and none of the name `loss`.
         path_name: also write the graph to this file.
 
     Returns:
@@ -68,13 +73,17 @@ def onnx_derivative(
         ...     <ir_version: 8, opset_import: ["": 18]>
         ...     g (float[N] X) => (float[N] Y) { Y = Mul(X, X) }
         ... ''')
-        >>> gradient = onnx_derivative(model, options=DerivativeOptions.FillGrad)
+        >>> ones = DerivativeOptions.FillGrad | DerivativeOptions.KeepOutputs
+        >>> gradient = onnx_derivative(model, options=ones)
         >>> [i.name for i in gradient.graph.input], [o.name for o in gradient.graph.output]
-        (['X'], ['X_grad'])
+        (['X'], ['Y', 'X_grad'])
     """
-    options = DerivativeOptions(options)
+    if not isinstance(options, DerivativeOptions):
+        raise OptionsError(f"options are DerivativeOptions, not {type(options).__name__}.")
     if options & DerivativeOptions.KeepYieldOp and options != DerivativeOptions.KeepYieldOp:
         raise ModelError("KeepYieldOp keeps the node in place of the other forms: use it alone.")
+    if options & DerivativeOptions.FillGrad and not options & DerivativeOptions.KeepOutputs:
+        raise ModelError("FillGrad takes the shapes of the outputs: add KeepOutputs to it.")
     proto = as_proto(onx)
     if options & DerivativeOptions.Loss:
         model = _of_loss(proto, weights, inputs, options, loss, label)
@@ -100,6 +109,12 @@ def _wrt(
         for i in model.graph.input
         if i.name not in constants and ir.DataType(i.type.tensor_type.elem_type) in FLOATS
     ]
+    for name in weights or ():
+        if name in constants and name not in known:
+            raise InputError(
+                f"The weight {name!r} holds integers, which have no gradient. Leave zero points "
+                "out of the weights and train the scales."
+            )
     for kind, asked, there in (("weight", weights, known), ("float input", inputs, floats)):
         for name in asked or ():
             if name not in there:
@@ -167,6 +182,8 @@ def _of_loss(
 ) -> onnx.ModelProto:
     outputs = [o.name for o in model.graph.output]
     inputs_, weights_ = _wrt(model, weights, inputs)
+    if label in outputs and loss not in outputs:
+        return _vjp(model, inputs_, weights_, options)
     if loss is not None and loss in outputs:
         name, whole = loss, model
     else:

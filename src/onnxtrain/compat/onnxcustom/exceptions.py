@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from ...errors import DeviceError, OnnxTrainError
+import math
+
+from ...errors import DeviceError, NonFiniteError, OnnxTrainError, UnknownNameError
 
 
 class ConvergenceError(OnnxTrainError, RuntimeError):
@@ -17,5 +19,23 @@ class EvaluationError(OnnxTrainError, RuntimeError):
     """A loss on the validation data is NaN."""
 
 
-class ProviderError(DeviceError):
+class ProviderError(DeviceError, ValueError):
     """A device is unknown, or no execution provider serves it."""
+
+
+class UnknownWeightError(UnknownNameError, ValueError):
+    """A weight to train is not among the model's float initializers."""
+
+
+class BatchError(NonFiniteError):
+    """A batch whose loss, gradient or update is not finite; it has changed nothing.
+
+    Args:
+        reason: what was found, and where.
+        loss: the loss of the batch.
+    """
+
+    def __init__(self, reason: str, loss: float = math.nan) -> None:
+        super().__init__(reason)
+        self.loss = loss if math.isinf(loss) else math.nan
+        """Infinite, or NaN also where the loss is finite and something else is not."""

@@ -18,15 +18,15 @@ import onnx
 import onnxruntime
 from onnxruntime.capi._pybind_state import OrtValue, SessionIOBinding
 
-from ...errors import InputError, ModelError, NonFiniteError
+from ...errors import InputError, ModelError
 from ...passes.partition import Partition
 from ...runtime.session.devices import RUN_OPTIONS, Device, session_options
 from ...runtime.session.native import core_of
 from ...runtime.session.threads import is_small
 from ...runtime.state.buffers import TensorStore
 from ...runtime.step.finite import HUGE, Snapshot, first_not_finite, is_finite
-from ..ort.graph_builder import embedded
 from .base import Array, BaseOnnx
+from .exceptions import BatchError
 from .onnx_helper import proto_type_to_dtype
 from .ortgradient import OrtGradientForwardBackward
 from .rewriter import without_unused
@@ -95,10 +95,8 @@ class FourGraphs(BaseOnnx):
             )
         self.dtype = kinds.pop()
         self.device, self.loss, self.penalty = device, loss, penalty
-        metadata = {p.key: p.value for p in function._trained_onnx.metadata_props}
-        parts = embedded(metadata)
-        assert parts is not None, "OrtModuleGraphBuilder embeds the halves"
-        self.parts: Partition = parts
+        self.parts: Partition = function.halves
+        parts = self.parts
         self.forward_onnx_, self.backward_onnx_ = (
             parts.forward,
             _only(parts.backward, set(function.gradient_names_.values())),
@@ -152,7 +150,7 @@ class FourGraphs(BaseOnnx):
         return self.side(data[0][first : first + rows]).run(data, starts)
 
     def check(self, loss: float, start: int, rows: int) -> None:
-        """Raise `NonFiniteError` if the loss of a batch, or a gradient, is not finite."""
+        """Raise `BatchError` if the loss of a batch, or a gradient, is not finite."""
         self.gradients.written()
         name = first_not_finite(self.gradients)
         if math.isfinite(loss) and name is None:
@@ -160,7 +158,7 @@ class FourGraphs(BaseOnnx):
         what = f"The loss is {loss}"
         if math.isfinite(loss):
             what = f"The gradient of {name!r} is NaN or infinite"
-        raise NonFiniteError(f"{what} in the batch of rows {start} to {start + rows - 1}")
+        raise BatchError(f"{what} in the batch of rows {start} to {start + rows - 1}", loss)
 
     def try_update(self, run: Callable[..., None], binding: Any) -> None:
         """Change the weights, and take it back if gradients are so large that it overflows."""
@@ -173,7 +171,7 @@ class FourGraphs(BaseOnnx):
             store.written()
         if not all(map(is_finite, stores)):
             before.restore()
-            raise NonFiniteError("The update of a batch overflows")
+            raise BatchError("The update of a batch overflows")
 
     def set_rate(self, value: float) -> None:
         """Set the learning rate of the next steps."""
@@ -187,6 +185,11 @@ class FourGraphs(BaseOnnx):
     def set_state(self, values: dict[str, Array], kind: str = "weight") -> None:
         """Set weights or gradients."""
         _fill({"weight": self.weights, "grad": self.gradients}[kind], values)
+
+    def clear_moments(self) -> None:
+        """Forget what the update keeps from one step to the next."""
+        for store in self.moments.values():
+            _fill(store, {name: np.zeros(store.specs[name].shape) for name in store})
 
     def full_state(self) -> dict[str, Any]:
         """Everything that a training goes on from."""
@@ -247,7 +250,7 @@ class Side:
     def run(self, data: tuple[Array, ...], starts: range) -> tuple[float, float]:
         """A step for each of the batches that begin at `starts`.
 
-        A batch whose loss or gradient is not finite raises `NonFiniteError` before the update.
+        A batch whose loss or gradient is not finite raises `BatchError` before the update.
         """
         of, rows = self.of, self.rows
         *gradients, (run_update, binding_of_update) = self._runs
@@ -295,9 +298,9 @@ class Side:
         for name in names:
             binding.bind_output(name, of.device.ort_device)
         core_of(of.sessions["forward"]).run_with_iobinding(binding, RUN_OPTIONS)
-        made = binding.get_outputs()
+        values = binding.get_outputs()
         return {
-            name: Buffer(tuple(made[i].shape()), _numpy_type(made[i]), of.device)
+            name: Buffer(tuple(values[i].shape()), _numpy_type(values[i]), of.device)
             for i, name in enumerate(names)
         }
 

@@ -40,6 +40,8 @@ def add_loss_output(
 ) -> onnx.ModelProto:
     """Append a loss, summed over the observations, as first output, and an input for the labels.
 
+    The loss has the shape [1, 1].
+
     Args:
         onx: the model; it is not changed.
         score_name: ``"squared_error"`` (``"l2"``): Σ (z − y)²; ``"absolute_error"`` (``"l1"``):
@@ -79,7 +81,7 @@ def add_loss_output(
     loss = build.loss(SCORES[score_name], build.prediction(output_index), kwargs)
     for name, factors in (penalty or {}).items():
         loss = loss + build.penalty(name, factors)
-    loss = build.op.Reshape(loss, build.op.const(np.zeros(0, np.int64)))
+    loss = build.op.Reshape(loss, build.op.const(np.ones(2, np.int64)))
     build.finish(loss, loss_name)
     return to_proto(model)
 
@@ -202,7 +204,7 @@ class _LossBuilder:
     def finish(self, loss: Tensor, name: str) -> None:
         graph = self.model.graph
         loss.value.name = name
-        loss.value.shape = ir.Shape([])
+        loss.value.shape = ir.Shape([1, 1])
         self.op.attach(graph, mark=True)
         outputs = [loss.value, *graph.outputs]
         graph.outputs.clear()

@@ -17,9 +17,17 @@ from ...runtime.state.buffers import TensorStore
 from ...runtime.step.finite import first_not_finite, is_finite
 from ..ort import TrainingParameters, TrainingSession
 from .base import Array
-from .common import TrainerBase, as_array, input_dtype, own_inputs, with_weights_as_inputs
+from .common import (
+    TrainerBase,
+    as_array,
+    input_dtype,
+    own_inputs,
+    rate_for,
+    with_weights_as_inputs,
+)
 from .data_loader import Batch, OrtDataLoader, generator
 from .devices import device_to_providers, get_ort_device
+from .exceptions import BatchError, UnknownWeightError
 from .onnx_helper import get_train_initializer
 from .sgd_learning_rate import BaseLearningRate, LearningRateAdam
 
@@ -80,7 +88,7 @@ class OrtGradientOptimizer(TrainerBase):
         self.max_iter = max_iter
         self.training_optimizer_name = training_optimizer_name
         self.batch_size = batch_size
-        self.learning_rate = learning_rate
+        self.learning_rate = rate_for(training_optimizer_name, learning_rate)
         self.device = device
         self.warm_start = warm_start
         self.verbose = verbose
@@ -183,7 +191,7 @@ class OrtGradientOptimizer(TrainerBase):
         known = {n: a for n, (a, _) in get_train_initializer(model).items()}
         for name in self.weights_to_train or ():
             if name not in known:
-                raise UnknownNameError("float initializer", name, list(known))
+                raise UnknownWeightError("float initializer", name, list(known))
         return {n: known[n] for n in (self.weights_to_train or known)}
 
     def _random_weights(self, model: onnx.ModelProto) -> dict[str, Array]:
@@ -235,10 +243,10 @@ class OrtGradientOptimizer(TrainerBase):
             feeds = dict(zip(self.input_names_, batch))
             feeds[RATE] = np.array([rate], np.float32)
             try:
-                total += float(self.train_session_.run(wanted, feeds)[0])
+                total += self.train_session_.run(wanted, feeds)[0].item()
             except NonFiniteError as error:
                 place = f"in the batch of rows {start} to {start + rows - 1}"
-                raise NonFiniteError(f"{error.reason} {place}") from error
+                raise BatchError(f"{error.reason} {place}") from error
         return total
 
     def _validate(self, X: Any, y: Any) -> float:
@@ -260,7 +268,7 @@ class OrtGradientOptimizer(TrainerBase):
         state = self.train_session_.get_state()
         feeds.update({n: state[n] for n in weights})
         (loss,) = self._validation.run([self.loss_output_name], feeds)
-        return float(loss) / len(feeds[x_name])
+        return float(loss.item()) / len(feeds[x_name])
 
     # -- results -----------------------------------------------------------------------------------
 
@@ -282,7 +290,7 @@ class OrtGradientOptimizer(TrainerBase):
         for name, value in state.items():
             known = self.get_state()
             if name not in known:
-                raise UnknownNameError("trained weight", name, list(known))
+                raise UnknownWeightError("trained weight", name, list(known))
             if np.shape(value) != known[name].shape:
                 raise InputError(
                     f"{name!r} has the shape {list(known[name].shape)}, not "
@@ -326,16 +334,17 @@ class BoundStep:
             self._inputs.append(np.zeros(shape, array.dtype))
             binding.bind_input(name, self._inputs[-1])
         binding.bind_input(RATE, self._rate)
-        kind = next(o for o in session.get_outputs() if o.name == loss).type
-        self._loss: Array = np.zeros((1,), np.float64 if kind == "tensor(double)" else np.float32)
-        place = (self._loss.dtype.type, (), self._loss.ctypes.data)
+        output = next(o for o in session.get_outputs() if o.name == loss)
+        kind = np.float64 if output.type == "tensor(double)" else np.float32
+        self._loss: Array = np.zeros([1] * len(output.shape), kind)
+        place = (kind, self._loss.shape, self._loss.ctypes.data)
         binding.bind_output(loss, get_ort_device("cpu"), *place)
         self._binding = binding
 
     def run(self, data: Batch, starts: range, rate: float) -> float:
         """A step for each of the batches that begin at `starts`; gives the sum of the losses.
 
-        A batch whose loss, or whose update, is not finite raises `NonFiniteError` and changes
+        A batch whose loss, or whose update, is not finite raises `BatchError` and changes
         nothing: the step has written the session's other set of buffers, which is not taken over.
         """
         with self._session.lock:
@@ -380,7 +389,7 @@ class BoundStep:
         what = f"The loss is {loss}"
         if math.isfinite(loss):
             what = f"A gradient is NaN or infinite (seen in {first_not_finite(store)!r})"
-        raise NonFiniteError(f"{what} in the batch of rows {start} to {start + self._rows - 1}")
+        raise BatchError(f"{what} in the batch of rows {start} to {start + self._rows - 1}", loss)
 
     def _bound_again(self) -> dict[tuple[bool, int], Any]:
         for name, buffer in zip((*self._names, RATE), (*self._inputs, self._rate)):

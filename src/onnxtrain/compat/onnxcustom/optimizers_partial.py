@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,17 +11,18 @@ import onnx
 
 from ...errors import InputError, ModelError, UnknownNameError
 from ...runtime.session.sharing import exclusive
-from .base import Array
-from .common import TrainerBase, as_array, input_dtype, own_inputs
+from .base import Array, Selected, to_array
+from .common import TrainerBase, as_array, input_dtype, own_inputs, rate_for
 from .data_loader import OrtDataLoader, generator
-from .devices import device_to_providers
+from .devices import device_to_providers, numpy_to_ort_value
+from .exceptions import UnknownWeightError
 from .four_graphs import FourGraphs
 from .onnx_helper import get_train_initializer
 from .ortgradient import OrtGradientForwardBackward
 from .sgd_learning_loss import BaseLearningLoss
 from .sgd_learning_penalty import BaseLearningPenalty
 
-LOGGER = logging.getLogger("onnxtrain")
+LOGGER = logging.getLogger("onnxcustom")
 
 
 class OrtGradientForwardBackwardOptimizer(TrainerBase):
@@ -43,7 +43,7 @@ class OrtGradientForwardBackwardOptimizer(TrainerBase):
         verbose: show progress.
         validation_every: iterations between validations; below 1 a fraction of `max_iter`.
         learning_loss: a name or a `BaseLearningLoss`.
-        enable_logging: log every iteration to the logger ``onnxtrain``.
+        enable_logging: log every iteration to the logger ``onnxcustom``.
         weight_name: not None to train with a weight per observation.
         learning_penalty: a name or a `BaseLearningPenalty`.
         exc: an infinite loss is an error; otherwise a `ConvergenceWarning`.
@@ -52,11 +52,15 @@ class OrtGradientForwardBackwardOptimizer(TrainerBase):
     Attributes:
         train_losses_: mean loss of every iteration, with the penalty.
         validation_losses_: losses on the validation data.
+        train_session_: the model with its gradient, an `OrtGradientForwardBackward`.
         train_function_: forward and backward, for use by hand.
-        train_grad_: the class behind it, with the gradient graph.
+        input_names_: inputs of the gradient graph: the features, then the weights.
+        output_names_: its outputs: gradients of the features, then of the weights.
     """
 
     _transient = ("_engine", "train_function_")
+    learning_loss = Selected(BaseLearningLoss.select)
+    learning_penalty = Selected(BaseLearningPenalty.select)
 
     def __init__(
         self,
@@ -84,7 +88,7 @@ class OrtGradientForwardBackwardOptimizer(TrainerBase):
         self.max_iter = max_iter
         self.training_optimizer_name = training_optimizer_name
         self.batch_size = batch_size
-        self.learning_rate = learning_rate
+        self.learning_rate = rate_for(training_optimizer_name, learning_rate)
         self.device = device
         self.warm_start = warm_start
         self.verbose = verbose
@@ -113,18 +117,33 @@ class OrtGradientForwardBackwardOptimizer(TrainerBase):
             )
         self.input_name_ = inputs[0]
         self.output_name_ = self._output(model)
-        self.train_grad_ = OrtGradientForwardBackward(
-            model,
-            self._weights(model),
+        self.train_session_ = self._create_training_session(model, self._weights(model))
+        self.input_names_ = self.train_session_.feed_names
+        self.output_names_ = self.train_session_.gradient_names
+        self._build_small_graphs(list(self.train_session_.weights.values()))
+        self._log("fit", "weights_to_train=%r", self.train_session_.weights_to_train)
+
+    def _create_training_session(
+        self, model_onnx: onnx.ModelProto, weights_to_train: Sequence[str]
+    ) -> OrtGradientForwardBackward:
+        """The model with its gradient; its sessions are made when they are first used."""
+        return OrtGradientForwardBackward(
+            model_onnx,
+            weights_to_train,
             output_names=[self.output_name_],
             providers=device_to_providers(self.device),
             device_index=self._device().id,
         )
-        dtype = next(iter(self.train_grad_.weights.values())).dtype
-        self.learning_loss_ = copy.deepcopy(BaseLearningLoss.select(self.learning_loss))
-        self.learning_loss_.build_onnx_function(weight_name=self.weight_name, dtype=dtype)
-        self.learning_penalty_ = copy.deepcopy(BaseLearningPenalty.select(self.learning_penalty))
-        self.learning_penalty_.build_onnx_function(dtype=dtype)
+
+    def _build_small_graphs(self, weights: Sequence[Array]) -> None:
+        """The graphs of loss and penalty, for weights of this type."""
+        dtype = weights[0].dtype if weights else np.float32
+        self.learning_loss.build_onnx_function(weight_name=self.weight_name, dtype=dtype)
+        self.learning_penalty.build_onnx_function(n_tensors=len(weights), dtype=dtype)
+
+    def _log(self, method: str, message: str, *values: Any) -> None:
+        if self.enable_logging:
+            LOGGER.info(f"[{type(self).__name__}.{method}] {message}", *values)
 
     @exclusive
     def build_onnx_function(self) -> OrtGradientForwardBackwardOptimizer:
@@ -148,7 +167,7 @@ class OrtGradientForwardBackwardOptimizer(TrainerBase):
             return _reachable(model, known, self.output_name_)
         for name in self.weights_to_train:
             if name not in known:
-                raise UnknownNameError("float initializer", name, known)
+                raise UnknownWeightError("float initializer", name, known)
         return list(self.weights_to_train)
 
     def _start(self, model: onnx.ModelProto) -> None:
@@ -157,13 +176,13 @@ class OrtGradientForwardBackwardOptimizer(TrainerBase):
         self.learning_rate_ = self._new_rate().init_learning_rate()
         self.t_ = 0
         self._engine = self._new_engine()
-        self.train_function_ = self.train_grad_.new_instance()
+        self.train_function_ = self.train_session_.new_instance()
 
     def _new_engine(self) -> FourGraphs:
         return FourGraphs(
-            self.train_grad_,
-            self.learning_loss_,
-            self.learning_penalty_,
+            self.train_session_,
+            self.learning_loss,
+            self.learning_penalty,
             self.learning_rate_,
             self._device(),
         )
@@ -176,7 +195,7 @@ class OrtGradientForwardBackwardOptimizer(TrainerBase):
         if getattr(self, "_engine", None) is None:
             self._engine = self._new_engine()
             self._engine.set_full_state(self._saved)
-            self.train_function_ = self.train_grad_.new_instance()
+            self.train_function_ = self.train_session_.new_instance()
         return self._engine
 
     # -- training ----------------------------------------------------------------------------------
@@ -213,9 +232,9 @@ class OrtGradientForwardBackwardOptimizer(TrainerBase):
         return self
 
     def _loader(self, X: Any, y: Any, weight: Any, **options: Any) -> OrtDataLoader:
-        x = as_array(X, input_dtype(self.train_grad_.onnx_model, self.input_name_))
+        x = as_array(X, input_dtype(self.train_session_.onnx_model, self.input_name_))
         dtype = self.engine_.dtype
-        labels = as_array(y, self.learning_loss_.label_dtype or dtype)
+        labels = as_array(y, self.learning_loss.label_dtype or dtype)
         weights = None if weight is None else as_array(weight, dtype)
         return OrtDataLoader(
             x, labels, weights, batch_size=self.batch_size, device=self.device, **options
@@ -229,8 +248,7 @@ class OrtGradientForwardBackwardOptimizer(TrainerBase):
             total += losses
             penalty += penalties
         loss = total / len(loader) + penalty / len(loader.starts())
-        if self.enable_logging:
-            LOGGER.info("iteration %d: loss %g", self.t_, loss)
+        self._log("_iteration", "iteration %d: loss %g", self.t_, loss)
         return loss
 
     # -- results -----------------------------------------------------------------------------------
@@ -239,7 +257,7 @@ class OrtGradientForwardBackwardOptimizer(TrainerBase):
     def predict(self, X: Any) -> Array:
         """The model's output with the trained weights."""
         engine = self.engine_
-        x = as_array(X, input_dtype(self.train_grad_.onnx_model, self.input_name_))
+        x = as_array(X, input_dtype(self.train_session_.onnx_model, self.input_name_))
         feeds = [x, *engine.state().values()]
         (output,) = self.train_function_.forward(feeds)
         return np.array(output.numpy())  # a copy: the memory belongs to the OrtValue
@@ -248,7 +266,7 @@ class OrtGradientForwardBackwardOptimizer(TrainerBase):
     def losses(self, X: Any, y: Any, sample_weight: Any = None) -> Array:
         """The loss of every observation, in the order of the rows."""
         predicted = self.predict(X)
-        loss = copy.copy(self.learning_loss_)
+        loss = self.learning_loss
         expected = loss.prepare(np.asarray(y), predicted.shape)
         scores = loss.loss_scores(self.device, expected, predicted, sample_weight)
         return np.array(scores.numpy())
@@ -262,23 +280,33 @@ class OrtGradientForwardBackwardOptimizer(TrainerBase):
 
     @exclusive
     def get_full_state(self, kind: str | Sequence[str] = "weight") -> Any:
-        """Weights, gradients, moments or everything.
+        """What the gradient graph takes, or all that the training would go on from.
 
         Args:
-            kind: ``"weight"``, ``"grad"``, ``"moments"``, ``"all"``, or several of them.
+            kind: ``"weight"`` or ``"grad"``: a list as `get_state` gives it, with None in front for
+                the features; ``"moments"``: what the update keeps, by name; ``"all"``: everything,
+                by name; several of them for a list.
         """
         if not isinstance(kind, str):
             return [self.get_full_state(k) for k in kind]
+        if kind in {"weight", "grad"}:
+            return [None, *self.get_state(kind)]
         state = self.engine_.full_state()
         if kind == "all":
             return state
-        if kind not in state:
-            raise UnknownNameError("kind of state", kind, [*state, "all"])
+        if kind != "moments":
+            raise UnknownNameError("kind of state", kind, ["weight", "grad", "moments", "all"])
         return state[kind]
 
     @exclusive
-    def get_state(self, kind: str = "weight") -> dict[str, Array]:
-        """The trained weights (or their last gradients) by name."""
+    def get_state(self, kind: str = "weight") -> list[Any]:
+        """The trained weights (or their last gradients): OrtValues, in the order of their names.
+
+        `trained_coef_` has them as arrays by name.
+        """
+        return [numpy_to_ort_value(a, self.device) for a in self._state_by_name(kind).values()]
+
+    def _state_by_name(self, kind: str = "weight") -> dict[str, Array]:
         if kind not in {"weight", "grad"}:
             raise UnknownNameError("kind of state", kind, ["weight", "grad"])
         return self.engine_.state(kind)
@@ -286,7 +314,7 @@ class OrtGradientForwardBackwardOptimizer(TrainerBase):
     @exclusive
     def set_state(
         self,
-        state: Mapping[str, Any],
+        state: Mapping[str, Any] | Sequence[Any],
         check_trained: bool = True,
         kind: str = "weight",
         zero: bool = False,
@@ -294,34 +322,36 @@ class OrtGradientForwardBackwardOptimizer(TrainerBase):
         """Set weights or gradients.
 
         Args:
-            state: arrays by name.
+            state: arrays or OrtValues by name, or a list as `get_state` or `get_full_state` gives.
             check_trained: refuse names that are not trained; otherwise they are passed over.
             kind: ``"weight"`` or ``"grad"``.
             zero: set the velocities to zero.
         """
-        known = self.get_state(kind)
-        unknown = [n for n in state if n not in known]
+        names = list(self._state_by_name(kind))
+        values = _by_name(state, names)
+        unknown = [n for n in values if n not in names]
         if unknown and check_trained:
-            raise UnknownNameError("trained weight", unknown[0], list(known))
-        self.engine_.set_state({n: np.asarray(v) for n, v in state.items() if n in known}, kind)
+            raise UnknownWeightError("trained weight", unknown[0], names)
+        engine = self.engine_
+        engine.set_state({n: to_array(v) for n, v in values.items() if n in names}, kind)
         if zero:
-            for name, values in self.get_full_state("moments").items():
-                zeros = {n: np.zeros_like(a) for n, a in values.items()}
-                for weight, value in zeros.items():
-                    self.engine_.moments[name].view(weight)[...] = value
-                self.engine_.moments[name].push()
+            engine.clear_moments()
 
     @property
     def trained_coef_(self) -> dict[str, Array]:
         """The trained weights by name."""
-        return self.get_state()
+        return self._state_by_name()
 
     @exclusive
     def onnx_graphs(self) -> dict[str, Any]:
-        """The graphs of the training, by what they do."""
+        """The graphs of the training, by the attribute that has them."""
+        if not hasattr(self, "train_session_"):
+            known = get_train_initializer(self._model())
+            names = [n for n in self.weights_to_train or known if n in known]
+            self._build_small_graphs([known[n][0] for n in names])
         graphs = super().onnx_graphs()
         if hasattr(self, "learning_rate_"):
-            graphs["learning_rate"] = {"update_onnx": self.engine_.update_onnx_}
+            graphs["learning_rate_"] = {"update_onnx_": self.engine_.update_onnx_}
         return graphs
 
     @exclusive
@@ -330,6 +360,18 @@ class OrtGradientForwardBackwardOptimizer(TrainerBase):
         if getattr(self, "_engine", None) is not None:
             state["_saved"] = self.engine_.full_state()
         return state
+
+
+def _by_name(state: Mapping[str, Any] | Sequence[Any], names: list[str]) -> Mapping[str, Any]:
+    if isinstance(state, Mapping):
+        return state
+    values = [v for v in state if v is not None]  # None stands for the features
+    if len(values) != len(names):
+        raise InputError(
+            f"There are {len(names)} trained weights ({', '.join(names)}), and the state has "
+            f"{len(values)} values."
+        )
+    return dict(zip(names, values))
 
 
 def _reachable(model: onnx.ModelProto, names: list[str], output: str) -> list[str]:

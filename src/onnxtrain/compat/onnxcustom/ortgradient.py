@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+import math
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import onnx
 from onnxruntime.capi._pybind_state import OrtValue, SessionIOBinding
 
-from ...errors import DeviceError, ModelError, SharingError, UnknownNameError
+from ...errors import DeviceError, InputError, ModelError, SharingError, UnknownNameError
 from ...graph import ModelLike
+from ...passes.partition import Partition
 from ...runtime.session.devices import create_session
 from ...runtime.session.native import core_of
 from ..ort import (
+    GraphInfo,
     OrtModuleGraphBuilder,
     OrtModuleGraphBuilderConfiguration,
     OrtValueCache,
@@ -20,6 +26,7 @@ from ..ort import (
     PartialGraphExecutionState,
     TrainingAgent,
 )
+from ..ort.graph_builder import embedded
 from .base import Array, BaseOnnx
 from .devices import (
     device_to_providers,
@@ -27,7 +34,11 @@ from .devices import (
     numpy_to_ort_value,
     ort_device_to_string,
 )
+from .exceptions import ProviderError, UnknownWeightError
 from .onnx_helper import as_proto, get_train_initializer
+
+LOGGER = logging.getLogger("onnxcustom")
+Shape = tuple[int, ...]
 
 
 class OrtGradientForwardBackward(BaseOnnx):
@@ -45,11 +56,15 @@ class OrtGradientForwardBackward(BaseOnnx):
         run_options: options of a run.
         graph_builder_config: an `OrtModuleGraphBuilderConfiguration` to use as it is.
         device_index: number of the device.
-        enable_logging: accepted; messages go through Python's logging.
+        enable_logging: log what is built to the logger ``onnxcustom``.
         debug: check the device of every tensor that is passed.
 
     Attributes:
-        cls_type_: the class; `new_instance` makes objects of it.
+        cls_type_: the class; `new_instance` makes objects of it. Its sessions are made when they
+            are first used.
+        feed_names: what `forward` takes: the inputs, then the weights.
+        gradient_names: what `backward` gives: the gradients of the inputs, then of the weights.
+        halves: the forward and the backward graph.
 
     Example:
         >>> import numpy as np, onnx.parser
@@ -88,7 +103,7 @@ class OrtGradientForwardBackward(BaseOnnx):
         self.weights_to_train = list(known if weights_to_train is None else weights_to_train)
         for name in self.weights_to_train:
             if name not in known:
-                raise UnknownNameError("float initializer", name, known)
+                raise UnknownWeightError("float initializer", name, known)
         constants = {i.name for i in self.onnx_model.graph.initializer}
         inputs = [i.name for i in self.onnx_model.graph.input if i.name not in constants]
         self.input_names = list(inputs if input_names is None else input_names)
@@ -103,7 +118,7 @@ class OrtGradientForwardBackward(BaseOnnx):
         first = self.providers[0]
         name = first if isinstance(first, str) else first[0]
         if name not in {"CPUExecutionProvider", "CUDAExecutionProvider"}:
-            raise DeviceError(f"{name} is not supported here; use the CPU's or CUDA's provider.")
+            raise ProviderError(f"{name} is not supported here; use the CPU's or CUDA's provider.")
         self.provider_options = provider_options
         self.graph_builder_config = graph_builder_config
         self.device_index, self.enable_logging, self.debug = device_index, enable_logging, debug
@@ -131,26 +146,47 @@ class OrtGradientForwardBackward(BaseOnnx):
 
     def new_instance(self) -> OrtGradientForwardBackwardFunction:
         """A function with a memory of its own for pending forward passes."""
-        made: OrtGradientForwardBackwardFunction = self.cls_type_()
-        return made
+        function: OrtGradientForwardBackwardFunction = self.cls_type_()
+        return function
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(...)"
 
     # -- building ----------------------------------------------------------------------------------
 
     def _build(self) -> None:
+        self._log("input_names=%r", self.input_names)
+        self._log("output_names=%r", self.output_names)
+        self._log("weights_to_train=%r", self.weights_to_train)
+        info = self._create_onnx_graphs()
+        names = info.initializer_grad_names_to_train
+        self.gradient_names_ = dict(zip(self.weights_to_train, names))
+        self.feed_names = [i.name for i in self._trained_onnx.graph.input]
+        self.gradient_names = [o.name for o in self._trained_onnx.graph.output]
+        self.cls_type_ = self._make_class(info)
+
+    def _create_onnx_graphs(self) -> GraphInfo:
+        """Build the gradient graph, its halves, and the graph that evaluates."""
         model = onnx.ModelProto()
         model.CopyFrom(self.onnx_model)
-        kept = [o for o in model.graph.output if o.name in self.output_names]
+        outputs = [o for o in model.graph.output if o.name in self.output_names]
         del model.graph.output[:]
-        model.graph.output.extend(kept)
+        model.graph.output.extend(outputs)
         builder = OrtModuleGraphBuilder()
         builder.initialize(model.SerializeToString(), self._configuration(model))
         builder.build()
-        gradient = builder.get_gradient_model()
-        names = builder.get_graph_info().initializer_grad_names_to_train
-        self.gradient_names_ = dict(zip(self.weights_to_train, names))
-        self._trained_onnx = onnx.load_from_string(gradient)
+        self._trained_onnx = onnx.load_from_string(builder.get_gradient_model())
         self._optimized_pre_grad_model = onnx.load_from_string(builder.get_forward_model())
-        self.cls_type_ = self._make_class(gradient, builder)
+        halves = embedded({p.key: p.value for p in self._trained_onnx.metadata_props})
+        assert halves is not None, "OrtModuleGraphBuilder embeds the halves"
+        self.halves: Partition = halves
+        info = builder.get_graph_info()
+        self._log("graph_info=%r", info)
+        return info
+
+    def _log(self, message: str, *values: Any) -> None:
+        if self.enable_logging:
+            LOGGER.info(f"[{type(self).__name__}] {message}", *values)
 
     def _configuration(self, model: onnx.ModelProto) -> OrtModuleGraphBuilderConfiguration:
         if self.graph_builder_config is not None:
@@ -166,33 +202,25 @@ class OrtGradientForwardBackward(BaseOnnx):
         ]
         return config
 
-    def _make_class(self, gradient: bytes, builder: OrtModuleGraphBuilder) -> type:
-        info = builder.get_graph_info()
-        options = {"providers": self.providers, "provider_options": self.provider_options}
-        session = create_session(gradient, self.sess_options, **options)
-        evaluating = create_session(
-            self._optimized_pre_grad_model.SerializeToString(), self.sess_options, **options
-        )
-        first = self.providers[0]
-        cuda = (first if isinstance(first, str) else first[0]) == "CUDAExecutionProvider"
-        device = get_ort_device(f"cuda:{self.device_index}" if cuda else "cpu")
-        feeds = [i.name for i in self._trained_onnx.graph.input]
-        fetches = [o.name for o in self._trained_onnx.graph.output]
-        agent = TrainingAgent(
-            session, feeds, [device] * len(info.user_output_names), fetches, [device] * len(fetches)
-        )
+    def _make_class(self, info: GraphInfo) -> type:
+        device, outputs = self._ort_device(), list(info.user_output_names)
         attributes = {
-            "_grad_input_names": feeds,
-            "_output_names": list(info.user_output_names),
-            "_gradient_names": fetches,
+            "_grad_input_names": self.feed_names,
+            "_feed_shapes": self._feed_shapes(),
+            "_input_names": self.input_names,
+            "_output_names": outputs,
+            "_bw_fetches_names": self.gradient_names,
+            "_onx_inp": self.feed_names,
+            "_onx_out": self.gradient_names,
             "_weights_to_train": self.weights_to_train,
-            "_devices": [device] * len(feeds),
-            "_fw_outputs_device_info": [device] * len(info.user_output_names),
-            "_fw_no_grad_output_device_info": [device] * len(info.user_output_names),
-            "_bw_outputs_device_info": [device] * len(fetches),
-            "_sess": session,
-            "_sess_eval": evaluating,
-            "_training_agent": agent,
+            "_graph_info": info,
+            "_devices": [device] * len(self.feed_names),
+            "_fw_outputs_device_info": [device] * len(outputs),
+            "_fw_no_grad_output_device_info": [device] * len(outputs),
+            "_bw_outputs_device_info": [device] * len(self.gradient_names),
+            "_sess": OnFirstUse(partial(self._session, self._trained_onnx)),
+            "_sess_eval": OnFirstUse(partial(self._session, self._optimized_pre_grad_model)),
+            "_training_agent": OnFirstUse(self._agent),
             "_cache": OrtValueCache(),
             "_run_options": self.run_options,
             "_debug": self.debug,
@@ -200,6 +228,73 @@ class OrtGradientForwardBackward(BaseOnnx):
             "_optimized_pre_grad_model": self._optimized_pre_grad_model,
         }
         return type(self.class_name, (OrtGradientForwardBackwardFunction,), attributes)
+
+    def _feed_shapes(self) -> dict[str, Shape | None]:
+        """The shapes of the weights; features may have any."""
+        weights = self.weights
+        return {n: weights[n].shape if n in weights else None for n in self.feed_names}
+
+    def _ort_device(self) -> Any:
+        first = self.providers[0]
+        cuda = (first if isinstance(first, str) else first[0]) == "CUDAExecutionProvider"
+        return get_ort_device(f"cuda:{self.device_index}" if cuda else "cpu")
+
+    def _session(self, model: onnx.ModelProto) -> Any:
+        return create_session(
+            model.SerializeToString(), self.sess_options, self.providers, self.provider_options
+        )
+
+    def _agent(self) -> TrainingAgent:
+        cls: Any = self.cls_type_
+        return TrainingAgent(
+            cls._sess,
+            cls._grad_input_names,
+            cls._fw_outputs_device_info,
+            cls._bw_fetches_names,
+            cls._bw_outputs_device_info,
+        )
+
+
+def in_shapes(values: Any, shapes: Mapping[str, Shape | None], what: str) -> Any:
+    """OrtValues with the shapes that a graph wants; None is any shape.
+
+    Args:
+        values: an OrtValueVector.
+        shapes: the shapes by the name of what they belong to, in the order of the values.
+        what: what the values are, for the message.
+    """
+    given = [tuple(values[i].shape()) for i in range(len(values))]
+    pairs = list(zip(given, shapes.items()))
+    if all(wanted is None or shape == wanted for shape, (_, wanted) in pairs):
+        return values
+    adapted = OrtValueVector()
+    for i, (shape, (name, wanted)) in enumerate(pairs):
+        if wanted is None or shape == wanted:
+            adapted.push_back(values[i])
+            continue
+        if math.prod(shape) != math.prod(wanted):
+            raise InputError(
+                f"{name!r} has the shape {list(wanted)}, and the {what} it that was given "
+                f"{list(shape)}."
+            )
+        device = values[i].device_name().lower()
+        adapted.push_back(numpy_to_ort_value(values[i].numpy().reshape(wanted), device))
+    return adapted
+
+
+class OnFirstUse:
+    """A class attribute whose value is made when it is first read."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make = make
+        self._lock = threading.Lock()
+        self._value: Any = None
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        with self._lock:
+            if self._value is None:
+                self._value = self._make()
+            return self._value
 
 
 class OrtGradientForwardBackwardFunction:
@@ -210,8 +305,10 @@ class OrtGradientForwardBackwardFunction:
 
     _devices: Sequence[Any] = ()
     _bw_outputs_device_info: Sequence[Any] = ()
+    _bw_fetches_names: Sequence[str] = ()
     _fw_no_grad_output_device_info: Sequence[Any] = ()
     _grad_input_names: Sequence[str] = ()
+    _feed_shapes: Mapping[str, Shape | None] = {}
     _output_names: Sequence[str] = ()
     _training_agent: Any = None
     _sess_eval: Any = None
@@ -222,7 +319,7 @@ class OrtGradientForwardBackwardFunction:
     _optimized_pre_grad_model: Any = None
 
     def __init__(self) -> None:
-        self.states_: list[PartialGraphExecutionState] = []
+        self.states_: list[tuple[PartialGraphExecutionState, list[Shape]]] = []
         self.saved_tensors_: tuple[Any, ...] | None = None
 
     @staticmethod
@@ -267,7 +364,8 @@ class OrtGradientForwardBackwardFunction:
         """Compute the outputs from inputs and weights, in the order of the gradient graph.
 
         Args:
-            inputs: arrays, OrtValues or an OrtValueVector: the features, then the weights.
+            inputs: arrays, OrtValues or an OrtValueVector: the features, then the weights. A weight
+                that has as many elements as the model's, and another shape, is taken for it.
             training: keep what a backward pass needs.
             forward_outputs_cache: an empty OrtValueVector to fill instead of a new one.
         """
@@ -277,11 +375,14 @@ class OrtGradientForwardBackwardFunction:
                 f"The model takes {len(self._grad_input_names)} inputs "
                 f"({', '.join(self._grad_input_names)}), {len(values)} were given."
             )
+        values = in_shapes(values, self._feed_shapes, "value of")
         if training:
             outputs = OrtValueVector() if forward_outputs_cache is None else forward_outputs_cache
             state = PartialGraphExecutionState()
+            before = len(outputs)
             self._training_agent.run_forward(values, outputs, state, self._cache)
-            self.states_.append(state)
+            shapes = [tuple(outputs[i].shape()) for i in range(before, len(outputs))]
+            self.states_.append((state, shapes))
             return outputs
         binding = SessionIOBinding(core_of(self._sess_eval))
         for name, value in zip(self._grad_input_names, values):
@@ -292,17 +393,25 @@ class OrtGradientForwardBackwardFunction:
         return binding.get_outputs()
 
     def backward(self, grad_outputs: Any, backward_outputs_cache: Any = None) -> Any:
-        """Gradients of the float inputs, then of the weights, for the last pending forward pass."""
+        """Gradients of the float inputs, then of the weights, for the last pending forward pass.
+
+        Args:
+            grad_outputs: arrays, OrtValues or an OrtValueVector: the gradients of the outputs. One
+                with as many elements as its output, and another shape, is taken for it.
+            backward_outputs_cache: an empty OrtValueVector to fill instead of a new one.
+        """
         if not self.states_:
             raise ModelError("There is no forward pass pending: call forward(…, training=True).")
-        if len({state.thread for state in list(self.states_)}) > 1:
+        if len({state.thread for state, _ in list(self.states_)}) > 1:
             raise SharingError(
                 "Forward passes of several threads are pending, and the last one need not be that "
                 "of this thread. Give every thread a function of its own: new_instance()."
             )
         values = self.input_to_ort(grad_outputs, self._bw_outputs_device_info, self._debug)
         outputs = OrtValueVector() if backward_outputs_cache is None else backward_outputs_cache
-        self._training_agent.run_backward(values, outputs, self.states_.pop())
+        state, shapes = self.states_.pop()
+        values = in_shapes(values, dict(zip(self._output_names, shapes)), "gradient of")
+        self._training_agent.run_backward(values, outputs, state)
         return outputs
 
     @classmethod
@@ -310,6 +419,6 @@ class OrtGradientForwardBackwardFunction:
         """Write the gradient graph and the evaluation graph; see `BaseOnnx.save_onnx_graph`."""
         holder = BaseOnnx()
         holder.__dict__.update(
-            trained_onnx=cls._trained_onnx, optimized_pre_grad_model=cls._optimized_pre_grad_model
+            _trained_onnx=cls._trained_onnx, _optimized_pre_grad_model=cls._optimized_pre_grad_model
         )
         return holder.save_onnx_graph(folder, prefix or cls.__name__, suffix)

@@ -429,7 +429,7 @@ def four_graphs(trained: Any) -> dict[str, onnx.ModelProto]:
 
 def engine_gradient(trained: Any) -> onnx.ModelProto:
     """The gradient graph without the halves that its metadata carries."""
-    model = as_proto(trained.train_grad_._trained_onnx)
+    model = as_proto(trained.train_session_._trained_onnx)
     del model.metadata_props[:]
     return model
 
@@ -449,7 +449,7 @@ def plot_four_graphs(
         The axis when one is given, else the SVG as a string.
     """
     graphs = four_graphs(trained)
-    pictures = _pictures(graphs, {*trained.train_grad_.weights_to_train, "params"})
+    pictures = _pictures(graphs, {*trained.train_session_.weights_to_train, "params"})
     if path is not None:
         _write(pictures, graphs, Path(path), title)
     return _on_axes(pictures, ax, False) if ax is not None else svg(pictures, title)

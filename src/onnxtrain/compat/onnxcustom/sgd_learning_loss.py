@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,16 @@ import onnx
 
 from ...runtime.session.labels import ClassLabels
 from ...runtime.session.sharing import exclusive
-from .base import Array, BaseOnnx, SelectionError, select_class, small_session, to_array
+from .base import (
+    Array,
+    BaseOnnx,
+    SelectionError,
+    arguments_of,
+    call_text,
+    select_class,
+    small_session,
+    to_array,
+)
 from .devices import numpy_to_ort_value
 from .onnx_function import function_onnx_graph
 from .rewriter import unreduced_onnx_loss
@@ -33,6 +41,7 @@ class BaseLearningLoss(BaseOnnx):
         self.loss_grad_onnx_: onnx.ModelProto | None = None
         self.loss_score_onnx_: onnx.ModelProto | None = None
         self.weight_name_: str | None = None
+        self.dtype_: Any = None
         self._sessions: dict[str, Any] | None = None
 
     def constants(self) -> dict[str, Any]:
@@ -54,19 +63,23 @@ class BaseLearningLoss(BaseOnnx):
             weight_name: name of the input with weights per observation, None for no weights.
             dtype: type of the prediction.
         """
+        if self.loss_grad_onnx_ is not None and opset is None and self._is_for(weight_name, dtype):
+            return self
         self.loss_grad_onnx_ = function_onnx_graph(
             self.function_name, opset, dtype, weight_name, **self.constants()
         )
         self.loss_score_onnx_ = unreduced_onnx_loss(self.loss_grad_onnx_, "Y")
-        self.weight_name_, self._sessions = weight_name, None
+        self.weight_name_, self.dtype_, self._sessions = weight_name, np.dtype(dtype), None
         return self
+
+    def _is_for(self, weight_name: str | None, dtype: Any) -> bool:
+        return self.weight_name_ == weight_name and self.dtype_ == np.dtype(dtype)
 
     @exclusive
     def _run(self, which: str, expected: Any, predicted: Any, weight: Any) -> list[Array]:
         predicted = to_array(predicted)
         name = None if weight is None else (self.weight_name_ or "weight")
-        if self.loss_grad_onnx_ is None or name != self.weight_name_:
-            self.build_onnx_function(weight_name=name, dtype=predicted.dtype)
+        self.build_onnx_function(weight_name=name, dtype=predicted.dtype)
         sessions = self._sessions = self._sessions or {}
         if which not in sessions:
             sessions[which] = small_session(getattr(self, which))
@@ -108,8 +121,7 @@ class BaseLearningLoss(BaseOnnx):
         return numpy_to_ort_value(per_row(scores), device)
 
     def __repr__(self) -> str:
-        names = inspect.signature(type(self)).parameters
-        return f"{type(self).__name__}({', '.join(f'{n}={getattr(self, n)!r}' for n in names)})"
+        return call_text(self, arguments_of(self))
 
     @staticmethod
     def select(class_name: Any, **kwargs: Any) -> BaseLearningLoss:

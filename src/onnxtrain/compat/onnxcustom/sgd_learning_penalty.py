@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-import inspect
+from functools import partial
 from typing import Any
 
 import numpy as np
 import onnx
 
 from ...hyper import check_amount
-from .base import BaseOnnx, SelectionError, select_class, small_session, to_array
+from .base import (
+    BaseOnnx,
+    SelectionError,
+    arguments_of,
+    call_text,
+    select_class,
+    small_session,
+    to_array,
+)
 from .devices import numpy_to_ort_value
 from .onnx_function import function_onnx_graph
 
@@ -19,6 +27,11 @@ class BaseLearningPenalty(BaseOnnx):
 
     Its gradient ``l1·sign(w) + 2·l2·w`` is added to that of the mean loss, so the learning rate
     applies to both.
+
+    Attributes:
+        penalty_onnx_: the graph of `penalty_loss`: (loss, weights) → loss with penalties.
+        penalty_grad_onnx_: the graph of a step: (all weights, their gradients, scale) → (penalty,
+            gradients with the penalty's). Both are None without a penalty.
     """
 
     _transient = ("_sessions",)
@@ -26,6 +39,7 @@ class BaseLearningPenalty(BaseOnnx):
     l2: float = 0.0
 
     def __init__(self) -> None:
+        self.penalty_onnx_: onnx.ModelProto | None = None
         self.penalty_grad_onnx_: onnx.ModelProto | None = None
         self._sessions: dict[Any, Any] | None = None
 
@@ -35,28 +49,38 @@ class BaseLearningPenalty(BaseOnnx):
         return bool(self.l1 or self.l2)
 
     def build_onnx_function(
-        self, opset: int | None = None, device: Any = None, dtype: Any = np.float32
+        self,
+        opset: int | None = None,
+        device: Any = None,
+        n_tensors: int = 1,
+        dtype: Any = np.float32,
     ) -> BaseLearningPenalty:
-        """Build the graph (weights, gradients, scale) → (penalty, gradients with the penalty's)."""
-        self.penalty_grad_onnx_ = None
+        """Build the graphs.
+
+        Args:
+            opset: version of ai.onnx to use.
+            device: accepted; the graphs run where their tensors are.
+            n_tensors: number of weights that `penalty_onnx_` takes.
+            dtype: type of the weights.
+        """
+        self.penalty_onnx_ = self.penalty_grad_onnx_ = None
         if self.active:
-            self.penalty_grad_onnx_ = function_onnx_graph(
-                "add_grad_penalty_elastic_error",
-                opset,
-                dtype,
-                l1_weight=float(self.l1),
-                l2_weight=float(self.l2),
-            )
+            graph = partial(self._graph, opset=opset, dtype=dtype)
+            self.penalty_onnx_ = graph("n_penalty_elastic_error", n_tensors=n_tensors)
+            self.penalty_grad_onnx_ = graph("add_grad_penalty_elastic_error")
         return self
 
-    def _session(self, name: str, dtype: Any, **kwargs: Any) -> Any:
+    def _graph(
+        self, name: str, opset: int | None = None, dtype: Any = np.float32, **options: Any
+    ) -> onnx.ModelProto:
+        options.update(l1_weight=float(self.l1), l2_weight=float(self.l2))
+        return function_onnx_graph(name, opset, dtype, **options)
+
+    def _session(self, name: str, dtype: Any, **options: Any) -> Any:
         sessions = self._sessions = self._sessions or {}
-        key = (name, np.dtype(dtype).name, *kwargs.values())
+        key = (name, np.dtype(dtype).name, *options.values())
         if key not in sessions:
-            l1, l2 = float(self.l1), float(self.l2)
-            sessions[key] = small_session(
-                function_onnx_graph(name, dtype=dtype, l1_weight=l1, l2_weight=l2, **kwargs)
-            )
+            sessions[key] = small_session(self._graph(name, dtype=dtype, **options))
         return sessions[key]
 
     def penalty_loss(self, device: Any, loss: Any, *weights: Any) -> Any:
@@ -81,8 +105,7 @@ class BaseLearningPenalty(BaseOnnx):
         return statei
 
     def __repr__(self) -> str:
-        names = inspect.signature(type(self)).parameters
-        return f"{type(self).__name__}({', '.join(f'{n}={getattr(self, n)!r}' for n in names)})"
+        return call_text(self, arguments_of(self))
 
     @staticmethod
     def select(class_name: Any, **kwargs: Any) -> BaseLearningPenalty:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -14,8 +13,18 @@ import onnx_ir as ir
 from ... import optim
 from ...graph import to_proto
 from ...hyper import LARGEST, check_rate
-from ..ort.recipes import gradient_descent
-from .base import Array, BaseOnnx, SelectionError, select_class, small_session, to_array
+from ...optim.recipes import gradient_descent
+from ...runtime.loop.schedulers import bottou, inverse_scaling
+from .base import (
+    Array,
+    BaseOnnx,
+    SelectionError,
+    arguments_of,
+    call_text,
+    select_class,
+    small_session,
+    to_array,
+)
 from .onnx_function import function_onnx_graph
 
 SCHEDULES = ("constant", "invscaling", "optimal", "adaptive")
@@ -116,14 +125,30 @@ class BaseLearningRate(BaseOnnx):
         weight[...] = new
         return statei
 
+    step_function: str = "axpy"
+    """The function that `update_weights` runs on one weight."""
+
+    def step_graph(self, dtype: Any = np.float32) -> onnx.ModelProto:
+        """The graph that `update_weights` runs: one weight, its gradient and, if kept, velocity."""
+        return function_onnx_graph(self.step_function, dtype=dtype)
+
+    def build_onnx_function(
+        self, opset: int | None = None, device: Any = None, n_tensors: int = 1
+    ) -> BaseLearningRate:
+        """Nothing to prepare: `step_graph` and `update_graph` make the graphs when asked for.
+
+        Args:
+            opset: accepted; the graphs are of one opset.
+            device: accepted; the graphs run where their tensors are.
+            n_tensors: accepted; one graph serves any number of weights.
+        """
+        return self
+
     def _step_session(self, dtype: Any) -> Any:
-        name = "axpy"
-        if self.needs_grad:
-            name = "axpyw2" if getattr(self, "nesterov", False) else "axpyw"
         sessions = self.__dict__.setdefault("_sessions", None) or {}
-        key = (name, np.dtype(dtype).name)
+        key = (self.step_function, np.dtype(dtype).name)
         if key not in sessions:
-            sessions[key] = small_session(function_onnx_graph(name, dtype=dtype))
+            sessions[key] = small_session(self.step_graph(dtype))
         self._sessions = sessions
         return sessions[key]
 
@@ -133,8 +158,7 @@ class BaseLearningRate(BaseOnnx):
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """Constructor arguments, as in scikit-learn."""
-        names = [n for n in inspect.signature(type(self)).parameters if n != "self"]
-        return {n: getattr(self, n) for n in names}
+        return arguments_of(self)
 
     def set_params(self, **params: Any) -> BaseLearningRate:
         """Change constructor arguments, as in scikit-learn."""
@@ -143,7 +167,7 @@ class BaseLearningRate(BaseOnnx):
         return self
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({_shown(self)})"
+        return call_text(self, self.get_params())
 
     def __eq__(self, other: object) -> bool:
         if type(other) is not type(self):
@@ -157,25 +181,23 @@ class BaseLearningRate(BaseOnnx):
     def select(class_name: Any, **kwargs: Any) -> BaseLearningRate:
         """A learning rate from a name, a number, or an instance (returned as it is).
 
+        A number is the first rate of `LearningRateSGD`, which lowers it in every iteration.
+
         Example:
-            >>> BaseLearningRate.select("Nesterov"), BaseLearningRate.select(0.5).eta0
-            (LearningRateSGDNesterov(), 0.5)
+            >>> type(BaseLearningRate.select("Nesterov")).__name__
+            'LearningRateSGDNesterov'
+            >>> BaseLearningRate.select(0.5).eta0, BaseLearningRate.select(0.5).learning_rate
+            (0.5, 'invscaling')
         """
         if isinstance(class_name, BaseLearningRate):
             return class_name
         if isinstance(class_name, (int, float, np.floating)) and not isinstance(class_name, bool):
-            return LearningRateSGD(float(class_name), learning_rate="constant", **kwargs)
+            return LearningRateSGD(float(class_name), **kwargs)
         if not isinstance(class_name, str):
             raise SelectionError(
                 f"A learning rate is a name, a number or a BaseLearningRate, not {class_name!r}."
             )
         return select_class("learning rate", class_name, ALIASES)(**kwargs)
-
-
-def _shown(rate: BaseLearningRate) -> str:
-    defaults = inspect.signature(type(rate)).parameters
-    changed = {n: v for n, v in rate.get_params().items() if v != defaults[n].default}
-    return ", ".join(f"{n}={v!r}" for n, v in changed.items())
 
 
 class LearningRateSGD(BaseLearningRate):
@@ -221,21 +243,14 @@ class LearningRateSGD(BaseLearningRate):
         self._best, self._bad = np.inf, 0
         return self
 
-    def _optimal(self, t: int) -> float:
-        """Bottou's rate; t0 makes the first step as long as a typical weight."""
-        typical = np.sqrt(1.0 / np.sqrt(self.alpha))
-        initial = typical / (1.0 + typical)  # by the slope of the squared loss that far off
-        start = 1.0 / (initial * self.alpha)
-        return float(self.eta0 * start / (start + t))
-
     def update_learning_rate(self, t: int) -> LearningRateSGD:
         """Set the rate of iteration `t`."""
         if self.value_ is None or self.learning_rate == "constant":
             self.value_ = self.eta0
         if self.learning_rate == "invscaling":
-            self.value_ = self.eta0 / (t + 1) ** self.power_t
+            self.value_ = inverse_scaling(self.eta0, t, self.power_t)
         elif self.learning_rate == "optimal":
-            self.value_ = self._optimal(t)
+            self.value_ = bottou(self.eta0, t, self.alpha)
         return self
 
     def report_loss(self, loss: float) -> LearningRateSGD:
@@ -247,6 +262,15 @@ class LearningRateSGD(BaseLearningRate):
         if self._bad >= 2 and self.value_ is not None:
             self.value_, self._bad = self.value_ / 5, 0
         return self
+
+    @property
+    def axpy_onnx_(self) -> onnx.ModelProto:
+        """The update of one weight as a graph: w + α·gradient."""
+        return self.step_graph()
+
+    def onnx_graphs(self) -> dict[str, Any]:
+        """The update of one weight."""
+        return {"axpy_onnx_": self.axpy_onnx_}
 
     def optimizer(self) -> optim.Optimizer:
         """Plain gradient descent."""
@@ -282,6 +306,20 @@ class LearningRateSGDNesterov(LearningRateSGD):
         if not 0 < momentum < 1:
             raise SelectionError(f"momentum must lie between 0 and 1, not {momentum!r}.")
         self.momentum, self.nesterov = momentum, nesterov
+
+    @property
+    def step_function(self) -> str:  # type: ignore[override]
+        """The function that `update_weights` runs on one weight."""
+        return "axpyw2" if self.nesterov else "axpyw"
+
+    @property
+    def axpyw_onnx_(self) -> onnx.ModelProto:
+        """The update of one weight as a graph, with its velocity."""
+        return self.step_graph()
+
+    def onnx_graphs(self) -> dict[str, Any]:
+        """The update of one weight with its velocity."""
+        return {"axpyw_onnx_": self.axpyw_onnx_}
 
     def optimizer(self) -> optim.Optimizer:
         """Gradient descent with a velocity."""
@@ -319,6 +357,10 @@ class LearningRateAdam(LearningRateSGD):
     def optimizer(self) -> optim.Optimizer:
         """Adam."""
         return optim.adam((self.beta_1, self.beta_2), self.epsilon)
+
+    def onnx_graphs(self) -> dict[str, Any]:
+        """None for one weight; the update of all weights is `update_graph`."""
+        return {}
 
     def update_weights(self, *args: Any, **kwargs: Any) -> Any:
         """Not available tensor by tensor; `update_graph` changes all weights at once."""

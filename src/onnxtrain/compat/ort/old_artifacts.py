@@ -25,6 +25,7 @@ from ...graph.contract import METADATA, describe_labels
 from ...graph.infer import infer_shapes
 from ...graph.io import save
 from ...graph.labels import class_labels, guard_labels
+from ...graph.nodes import identity
 from ...normalize import MAX_OPSET
 from ...normalize.check import check
 from ...normalize.constants import lift_constants
@@ -176,10 +177,9 @@ def _gradient_output(graph: ir.Graph, name: str, gradient: ir.Value) -> ir.Value
     parameter = next(v for v in graph.inputs if v.name == name)
     made = gradient.producer() is not None and not gradient.is_graph_output()
     if gradient.name != f"{name}_grad" or not made:
-        node = ir.Node("", "Identity", [gradient], name=f"{name}_grad/Identity")
+        node = identity(gradient, f"{name}_grad/Identity", f"{name}_grad")
         graph.append(node)
         gradient = node.outputs[0]
-        gradient.name = f"{name}_grad"
     gradient.type, gradient.shape = parameter.type, parameter.shape
     return gradient
 

@@ -1,5 +1,6 @@
 """Optimizer blocks: they build the optimizer model with its sequences of tensors."""
 
+from . import optim as _blocks
 from .optim import SGD as SGD
 from .optim import Adadelta as Adadelta
 from .optim import Adafactor as Adafactor
@@ -13,3 +14,7 @@ from .optim import Lamb as Lamb
 from .optim import Lion as Lion
 from .optim import OptimizerBlock as OptimizerBlock
 from .optim import RMSprop as RMSprop
+
+
+def __getattr__(block: str) -> type[OptimizerBlock]:
+    return _blocks.__getattr__(block)

@@ -13,6 +13,7 @@ from ...graph import OpBuilder, Tensor
 from ...graph.accessor import current
 from ...graph.block import Block, BlockError
 from ...hyper import LARGEST, check_limit
+from ...optim.optimizers import ADAMW_PRESETS
 from ..onnxblock import ForwardBlock
 
 
@@ -112,6 +113,7 @@ def shapes_of(trainable: Sequence[onnx.TensorProto]) -> list[tuple[str, list[int
     return [(t.name, list(t.dims)) for t in trainable]
 
 
+PREDECESSOR = ADAMW_PRESETS["onnxruntime"]
 Clip = ClipGradNorm | ClipGradValue | None
 Groups = Sequence[_optim.Group]
 
@@ -174,11 +176,11 @@ class AdamW(OptimizerBlock):
         self,
         bias_correction: bool = True,
         betas: tuple[float, float] = (0.9, 0.999),
-        eps: float | None = 1e-6,
-        weight_decay: float = 0.0,
+        eps: float | None = PREDECESSOR.eps,
+        weight_decay: float = PREDECESSOR.weight_decay,
         clip_grad: Clip = None,
         *,
-        form: Literal["huggingface", "torch"] = "huggingface",
+        form: Literal["huggingface", "torch"] = PREDECESSOR.form,
         groups: Groups = (),
     ) -> None:
         super().__init__(
@@ -221,49 +223,60 @@ class Custom(OptimizerBlock):
 class _Named(OptimizerBlock):
     """An optimizer of `onnxtrain.optim` with its own arguments, and ``clip_grad``."""
 
-    _make: Any
+    _recipe: str
+    """Its row in `onnxtrain.optim.RECIPES`."""
 
     def __init__(self, *args: Any, clip_grad: Clip = None, **kwargs: Any) -> None:
-        super().__init__(type(self)._make(*args, clip=_clip(clip_grad), **kwargs))
+        make = _optim.RECIPES[self._recipe].make
+        super().__init__(make(*args, clip=_clip(clip_grad), **kwargs))
 
 
 class Adam(_Named):
     """See `onnxtrain.optim.adam` for the arguments."""
 
-    _make = staticmethod(_optim.adam)
+    _recipe = "adam"
 
 
 class Lamb(_Named):
     """See `onnxtrain.optim.lamb` for the arguments."""
 
-    _make = staticmethod(_optim.lamb)
+    _recipe = "lamb"
 
 
 class Adagrad(_Named):
     """See `onnxtrain.optim.adagrad` for the arguments."""
 
-    _make = staticmethod(_optim.adagrad)
+    _recipe = "adagrad"
 
 
 class RMSprop(_Named):
     """See `onnxtrain.optim.rmsprop` for the arguments."""
 
-    _make = staticmethod(_optim.rmsprop)
+    _recipe = "rmsprop"
 
 
 class Adadelta(_Named):
     """See `onnxtrain.optim.adadelta` for the arguments."""
 
-    _make = staticmethod(_optim.adadelta)
+    _recipe = "adadelta"
 
 
 class Lion(_Named):
     """See `onnxtrain.optim.lion` for the arguments."""
 
-    _make = staticmethod(_optim.lion)
+    _recipe = "lion"
 
 
 class Adafactor(_Named):
     """See `onnxtrain.optim.adafactor` for the arguments."""
 
-    _make = staticmethod(_optim.adafactor)
+    _recipe = "adafactor"
+
+
+def __getattr__(block: str) -> type[_Named]:
+    """The block of an optimizer that has a row in the table and no class above."""
+    for name, recipe in _optim.RECIPES.items():
+        if recipe.block == block:
+            text = f"See `onnxtrain.optim.{name}` for the arguments."
+            return type(block, (_Named,), {"__doc__": text, "_recipe": name})
+    raise AttributeError(f"module {__name__!r} has no attribute {block!r}")

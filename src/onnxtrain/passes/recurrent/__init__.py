@@ -47,14 +47,14 @@ def _rewrite(op: OpBuilder, node: ir.Node) -> None:
     write = columns.write if columns.is_plain(node) else rows.write
     results = write(op, node)
     infer_nodes(op.nodes, op.opset)
-    _put_in_place(node, op.nodes, results)
+    _put_in_place(node, op, results)
 
 
-def _put_in_place(node: ir.Node, nodes: Sequence[ir.Node], results: Sequence[Tensor]) -> None:
-    """Replace a layer by nodes that compute the same."""
+def _put_in_place(node: ir.Node, op: OpBuilder, results: Sequence[Tensor]) -> None:
+    """Replace a layer by the nodes that were built, which compute the same."""
     graph = node.graph
     assert graph is not None
-    graph.insert_before(node, nodes)
+    op.place(graph, before=node)
     for old, new in zip(node.outputs, results):
         if old.name:
             new.value.type = old.type or new.value.type

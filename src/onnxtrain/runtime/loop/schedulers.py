@@ -2,6 +2,8 @@
 
 All numbers are those of the PyTorch scheduler of the same name. ``step()`` is called after
 ``optimizer.step()``, once per batch or once per epoch, as you count.
+
+The formulas are functions, and the schedules of the predecessors' APIs use the same ones.
 """
 
 from __future__ import annotations
@@ -15,6 +17,52 @@ from ...errors import CheckpointError, StateError
 from ...hyper import check_rate
 from ..state.training_state import TrainingState
 from .resume import best_in, number_in, whole_in
+
+# --- formulas -------------------------------------------------------------------------------------
+
+
+def rising(rate: float, count: float, steps: float) -> float:
+    """A straight line from 0 to `rate` in so many steps."""
+    return rate * count / max(1, steps)
+
+
+def falling(rate: float, count: float, start: float, end: float) -> float:
+    """A straight line from `rate` at the step `start` to 0 at `end`, and 0 from there on."""
+    return rate * max(0.0, (end - count) / max(1, end - start))
+
+
+def cosine(top: float, low: float, share: float, cycles: float = 0.5) -> float:
+    """A cosine between `top` and `low`; half a cycle ends at `low` when `share` is 1."""
+    return low + (top - low) * (1.0 + math.cos(2.0 * math.pi * cycles * share)) / 2.0
+
+
+def polynomial(top: float, low: float, share: float, power: float) -> float:
+    """From `top` to `low` as (1 − share)^power."""
+    return float(low + (top - low) * (1.0 - share) ** power)
+
+
+def straight(start: float, end: float, share: float) -> float:
+    """A straight line between two rates."""
+    return (end - start) * share + start
+
+
+def inverse_scaling(rate: float, count: int, power: float) -> float:
+    """``rate / (count + 1)^power``, as scikit-learn's schedule of that name."""
+    return float(rate / (count + 1) ** power)
+
+
+def bottou(rate: float, count: int, alpha: float) -> float:
+    """scikit-learn's "optimal" schedule 1/(alpha·(t₀ + t)), scaled so that it begins with `rate`.
+
+    t₀ makes the first step as long as a typical weight.
+    """
+    typical = math.sqrt(1.0 / math.sqrt(alpha))
+    initial = typical / (1.0 + typical)  # by the slope of the squared loss that far off
+    start = 1.0 / (initial * alpha)
+    return rate * start / (start + count)
+
+
+# --- schedules ------------------------------------------------------------------------------------
 
 
 class HasLearningRate(Protocol):
@@ -153,8 +201,8 @@ class LinearLRScheduler(LRScheduler):
     def lr_at(self, count: int) -> float:
         """The learning rate after `count` steps."""
         if count < self.warmup:
-            return self.initial_lr * count / max(1, self.warmup)
-        return self.initial_lr * max(0.0, (self.total - count) / max(1, self.total - self.warmup))
+            return rising(self.initial_lr, count, self.warmup)
+        return falling(self.initial_lr, count, self.warmup, self.total)
 
 
 class ConstantLR(LRScheduler):
@@ -244,7 +292,7 @@ class CosineAnnealingLR(LRScheduler):
 
     def lr_at(self, count: int) -> float:
         """The learning rate after `count` steps."""
-        return _cosine(self.initial_lr, self.eta_min, count / self.T_max)
+        return cosine(self.initial_lr, self.eta_min, count / self.T_max)
 
 
 class CosineAnnealingWarmRestarts(LRScheduler):
@@ -271,7 +319,7 @@ class CosineAnnealingWarmRestarts(LRScheduler):
             period *= self.T_mult
             if self.T_mult == 1:
                 at %= period
-        return _cosine(self.initial_lr, self.eta_min, at / period)
+        return cosine(self.initial_lr, self.eta_min, at / period)
 
 
 class PolynomialLR(LRScheduler):
@@ -291,8 +339,8 @@ class PolynomialLR(LRScheduler):
 
     def lr_at(self, count: int) -> float:
         """The learning rate after `count` steps."""
-        left = 1.0 - min(count, self.total_iters) / self.total_iters
-        return float(self.initial_lr * left**self.power)
+        share = min(count, self.total_iters) / self.total_iters
+        return polynomial(self.initial_lr, 0.0, share, self.power)
 
 
 class OneCycleLR(LRScheduler):
@@ -327,7 +375,9 @@ class OneCycleLR(LRScheduler):
         if anneal_strategy not in {"cos", "linear"}:
             raise ValueError(f"anneal_strategy is 'cos' or 'linear', not {anneal_strategy!r}.")
         self.total_steps, self.max_lr = total_steps, float(max_lr)
-        self._mix = _cosine_between if anneal_strategy == "cos" else _linear_between
+        self._mix: Callable[[float, float, float], float] = (
+            cosine if anneal_strategy == "cos" else straight
+        )
         low = self.max_lr / div_factor
         end, top = low / final_div_factor, float(pct_start * total_steps) - 1
         last = total_steps - 1
@@ -454,8 +504,7 @@ class WarmUp(LRScheduler):
     def lr_at(self, count: int) -> float:
         """The learning rate after `count` steps."""
         if count < self.steps:
-            share = self.start_factor + (1.0 - self.start_factor) * count / self.steps
-            return self.initial_lr * share
+            return self.initial_lr * straight(self.start_factor, 1.0, count / self.steps)
         return self.scheduler.get_last_lr()[0]
 
     def step(self, metric: float | None = None) -> None:
@@ -476,15 +525,3 @@ class WarmUp(LRScheduler):
             raise StateError("The state of WarmUp has no state of the schedule after it.")
         self.scheduler.load_state_dict(inner)
         super().load_state_dict(state)
-
-
-def _cosine(top: float, low: float, share: float) -> float:
-    return low + (top - low) * (1.0 + math.cos(math.pi * share)) / 2.0
-
-
-def _cosine_between(start: float, end: float, share: float) -> float:
-    return end + (start - end) / 2.0 * (math.cos(math.pi * share) + 1.0)
-
-
-def _linear_between(start: float, end: float, share: float) -> float:
-    return (end - start) * share + start

@@ -91,6 +91,11 @@ class DynamicLossScaler(LossScaler):
         self.min_loss_scale, self.max_loss_scale = float(min_loss_scale), float(max_loss_scale)
         self._stable_steps_count = 0
 
+    @property
+    def stable_steps(self) -> int:
+        """Steps without overflow since the scale was changed last."""
+        return self._stable_steps_count
+
     def reset(self) -> None:
         """Start again with the initial scale."""
         super().reset()

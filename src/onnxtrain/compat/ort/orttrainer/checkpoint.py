@@ -1,10 +1,10 @@
-"""Checkpoint files of the trainer: safetensors, written whole; old HDF5 files can be read."""
+"""Checkpoints of several processes put together, and the older functions around checkpoints."""
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,123 +12,157 @@ import numpy.typing as npt
 import torch
 
 from ....errors import CheckpointError, InputError
-from ....runtime.files import tensorfile
+from . import checkpoint_storage as storage
 
 Array = npt.NDArray[Any]
-FORMAT = "onnxtrain.torch"
-HDF5 = b"\x89HDF\r\n\x1a\n"
+PathLike = str | os.PathLike[str]
+DIVIDED_STATES = ("Moment_1", "Moment_2")
 
 
-def write(path: str | os.PathLike[str], state: Mapping[str, Any], user: Mapping[str, Any]) -> None:
-    """Write a state dictionary and the user's own."""
-    tensors = {f"model/{n}": np.asarray(a) for n, a in state["model"]["full_precision"].items()}
-    for name, entry in state["optimizer"].items():
-        tensors.update((f"optimizer/{key}/{name}", np.asarray(a)) for key, a in entry.items())
-    rest = {k: v for k, v in state.items() if k not in ("model", "optimizer")}
-    try:
-        texts = {"state": json.dumps(rest), "user_dict": json.dumps(dict(user))}
-    except (TypeError, ValueError) as error:
-        raise InputError(
-            f"user_dict can hold numbers, strings, lists and dictionaries only: {error}"
-        ) from None
-    tensorfile.write(path, tensors, {"format": FORMAT, "version": "1", **texts})
+def aggregate_checkpoints(paths: Sequence[PathLike], pytorch_format: bool = True) -> dict[str, Any]:
+    """One state from the checkpoints of all processes.
 
+    Processes that divided the optimizer's states among them (ZeRO, which the predecessor had) give
+    states that are put together again; of others, which all hold everything, the first is taken.
 
-def read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A state dictionary and the user's own."""
-    with tensorfile.open_checkpoint(path) as file:
-        if file.read(len(HDF5)) == HDF5:
-            return _read_hdf5(path)
-    arrays, metadata = tensorfile.load(path)
-    if metadata.get("format") != FORMAT:
-        raise CheckpointError(f"{os.fspath(path)!r} was not written by ORTTrainer.save_checkpoint.")
-    described, user = _described(metadata, os.fspath(path))
-    state: dict[str, Any] = {**described, "model": {"full_precision": {}}, "optimizer": {}}
-    for name, array in arrays.items():
-        part, _, rest = name.partition("/")
-        if part == "model":
-            state["model"]["full_precision"][rest] = array
-        else:
-            key, _, weight = rest.partition("/")
-            state["optimizer"].setdefault(weight, {})[key] = array
-    return state, user
-
-
-def _described(metadata: Mapping[str, str], where: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What the file says besides the tensors, and the user's own."""
-    try:
-        texts = [json.loads(metadata[key]) for key in ("state", "user_dict")]
-    except (KeyError, ValueError, RecursionError):
-        texts = []
-    if not texts or not all(isinstance(t, dict) for t in texts):
-        raise CheckpointError(f"{where!r} is damaged: its description is not JSON objects.")
-    for key in ("trainer_options", "train_step_info"):
-        if not isinstance(texts[0].get(key, {}), dict):
-            raise CheckpointError(f"{where!r} is damaged: {key!r} is not a JSON object.")
-    return texts[0], texts[1]
-
-
-def _read_hdf5(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A file of onnxruntime-training; its user dictionary is a pickle and is not read."""
-    try:
-        import h5py  # type: ignore[import-not-found,unused-ignore]
-    except ImportError:
+    Args:
+        paths: the files, in any order.
+        pytorch_format: weights only, as ``{name: tensor}``.
+    """
+    if isinstance(paths, (str, os.PathLike)) or not paths:
+        raise InputError("paths must be a list with at least one checkpoint.")
+    options = storage.load(paths[0], key="trainer_options")
+    if options.get("horizontal_parallel_size", 1) > 1:
         raise CheckpointError(
-            f"{os.fspath(path)!r} is an HDF5 file. Install h5py to read it, then save it again."
-        ) from None
-
-    def content(group: Any) -> dict[str, Any]:
-        return {
-            name: content(item) if hasattr(item, "keys") else _plain(item[()])
-            for name, item in group.items()
-        }
-
-    with h5py.File(os.fspath(path), "r") as file:
-        state = content(file)
-    if "full_precision" not in state.get("model", {}):
-        raise CheckpointError(f"{os.fspath(path)!r} holds no weights of an ORTTrainer.")
-    state.pop("user_dict", None)
-    return state, {}
+            "Checkpoints whose layers are divided among processes (horizontal_parallel_size > 1) "
+            "cannot be put together."
+        )
+    ranks = [int(storage.load(p, key="trainer_options").get("world_rank", 0)) for p in paths]
+    ordered = [paths[i] for i in sorted(range(len(paths)), key=ranks.__getitem__)]
+    state = merge([storage.load(p) for p in ordered], divided=is_divided(options))
+    if not pytorch_format:
+        return state
+    weights = state["model"]["full_precision"]
+    return {n: torch.from_numpy(np.asarray(a)) for n, a in weights.items()}
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, bytes):
-        return value.decode()
-    return value.item() if isinstance(value, np.generic) else value
+def is_divided(options: Mapping[str, Any]) -> bool:
+    """Whether processes with these options each hold a part of the state."""
+    divisions = (options.get("zero_stage", 0), options.get("horizontal_parallel_size", 1) - 1)
+    return any(int(n) > 0 for n in divisions)
 
 
-def merge(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The state of a training whose processes all hold whole weights: that of the first.
+def merge(states: Sequence[Mapping[str, Any]], *, divided: bool = False) -> dict[str, Any]:
+    """The state of a training from those of its processes, in the order of their ranks.
 
     Raises:
-        CheckpointError: they are not of one training, or the weights are divided among them.
+        CheckpointError: they are not of one training, or a part is missing.
     """
+    _check_together(states)
     first = dict(states[0])
+    if not divided:
+        return first
+    lacking = [i for i, s in enumerate(states) if "partition_info" not in s]
+    if lacking:
+        raise CheckpointError(
+            f"Checkpoint {lacking[0]} does not say which states are divided (partition_info)."
+        )
+    parts = states[0]["partition_info"]
+    shapes = {n: tuple(np.asarray(parts[n]["original_dim"]).tolist()) for n in parts}
+    options = states[0].get("trainer_options", {})
+    is_mixed = bool(options.get("mixed_precision", False))
+    weights = [s["model"]["full_precision"] for s in states]
+    # with full precision every process holds whole weights, and only the moments are divided
+    first["model"] = {"full_precision": _joined(weights, shapes if is_mixed else {}, "weight")}
+    if "optimizer" in first:
+        first["optimizer"] = {
+            name: _joined(
+                [s["optimizer"][name] for s in states],
+                dict.fromkeys(DIVIDED_STATES, shapes[name]) if name in shapes else {},
+                f"state of {name!r}:",
+            )
+            for name in first["optimizer"]
+        }
+    del first["partition_info"]
+    alone = {"zero_stage": 0, "world_rank": 0, "world_size": 1}
+    alone |= {"data_parallel_size": 1, "horizontal_parallel_size": 1}
+    first["trainer_options"] = {**options, "mixed_precision": is_mixed, **alone}
+    return first
+
+
+def _check_together(states: Sequence[Mapping[str, Any]]) -> None:
+    """Raise if the states are not of one training at one time."""
+    first = states[0]
     for state in states:
-        options = state.get("trainer_options", {})
-        if options.get("zero_stage") or options.get("horizontal_parallel_size", 1) > 1:
-            raise CheckpointError("Checkpoints with divided weights cannot be put together.")
         if state["model"]["full_precision"].keys() != first["model"]["full_precision"].keys():
             raise CheckpointError("The checkpoints are of different models.")
         info, other = state.get("train_step_info", {}), first.get("train_step_info", {})
         if info.get("optimization_step") != other.get("optimization_step"):
             raise CheckpointError("The checkpoints were written at different steps.")
-    return first
 
 
-def aggregate_checkpoints(
-    paths: Sequence[str | os.PathLike[str]], pytorch_format: bool = True
-) -> dict[str, Any]:
-    """One state from the checkpoints of all processes.
+def _joined(
+    parts: Sequence[Mapping[str, Any]], shapes: Mapping[str, tuple[int, ...]], what: str
+) -> dict[str, Array]:
+    """Entries with a shape are joined and get it; the others must be the same everywhere."""
+    whole: dict[str, Array] = {}
+    for key, value in parts[0].items():
+        arrays = [np.asarray(part[key]) for part in parts]
+        if key in shapes:
+            flat = np.concatenate([a.reshape(-1) for a in arrays])
+            if flat.size != np.prod(shapes[key], dtype=int):
+                raise CheckpointError(
+                    f"The {what} {key!r} has {flat.size} numbers in all checkpoints together, "
+                    f"and its shape is {shapes[key]}: a checkpoint is missing, or one too many."
+                )
+            whole[key] = flat.reshape(shapes[key])
+            continue
+        if any(not np.array_equal(a, arrays[0]) for a in arrays):
+            raise CheckpointError(f"The {what} {key!r} differs between the checkpoints.")
+        whole[key] = value
+    return whole
 
-    Args:
-        paths: the files.
-        pytorch_format: weights only, as ``{name: tensor}``.
-    """
-    if isinstance(paths, (str, os.PathLike)) or not paths:
-        raise InputError("paths must be a list with at least one checkpoint.")
-    state = merge([read(p)[0] for p in paths])
-    if not pytorch_format:
-        return state
-    weights = state["model"]["full_precision"]
-    return {n: torch.from_numpy(np.asarray(a)) for n, a in weights.items()}
+
+# --- the older functions --------------------------------------------------------------------------
+
+
+def experimental_state_dict(ort_trainer: Any, include_optimizer_state: bool = True) -> Any:
+    """The trainer's state, or without the optimizer's only its weights."""
+    if include_optimizer_state:
+        return ort_trainer.state_dict()
+    return ort_trainer.state_dict(pytorch_format=True)
+
+
+def experimental_load_state_dict(
+    ort_trainer: Any, state_dict: Mapping[str, Any], strict: bool = False
+) -> None:
+    """Give a trainer a state."""
+    ort_trainer.load_state_dict(state_dict, strict=strict)
+
+
+def experimental_save_checkpoint(
+    ort_trainer: Any,
+    checkpoint_dir: PathLike,
+    checkpoint_prefix: str = "ORT_checkpoint",
+    checkpoint_state_dict: Mapping[str, Any] | None = None,
+    include_optimizer_state: bool = True,
+) -> None:
+    """Save a trainer's state, with more of the user's, in a folder."""
+    folder = Path(checkpoint_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    ort_trainer.save_checkpoint(
+        folder / f"{checkpoint_prefix}.ort.pt",
+        dict(checkpoint_state_dict or {}),
+        include_optimizer_state,
+    )
+
+
+def experimental_load_checkpoint(
+    ort_trainer: Any,
+    checkpoint_dir: PathLike,
+    checkpoint_prefix: str = "ORT_checkpoint",
+    strict: bool = False,
+) -> Any:
+    """Load what `experimental_save_checkpoint` wrote; gives the user's part."""
+    path = Path(checkpoint_dir) / f"{checkpoint_prefix}.ort.pt"
+    return ort_trainer.load_checkpoint(path, strict=strict)

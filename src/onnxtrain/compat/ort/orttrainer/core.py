@@ -123,6 +123,7 @@ class Core:
         outputs: descriptions in the order of the results.
         loss: which output is the loss.
         settings: the rest.
+        on_start: called once, when there is an engine and before it makes its first step.
     """
 
     def __init__(
@@ -133,9 +134,11 @@ class Core:
         outputs: Sequence[Described],
         loss: str,
         settings: Settings,
+        on_start: Callable[[], None] = lambda: None,
     ) -> None:
         check_recompute(settings.recompute)
         self.model, self.loss_fn, self.settings = model, loss_fn, settings
+        self._on_start = on_start
         self.inputs, self.outputs, self.loss = list(inputs), list(outputs), loss
         self.device = Device(settings.device)
         self.input_names = [i.name for i in inputs]
@@ -148,17 +151,17 @@ class Core:
         self._names: dict[str, str] = {}
         self._dynamic: dict[str, dict[int, str]] = {}
         self._waiting: state.Loaded | None = None
-        if isinstance(model, onnx.ModelProto):
+        if not isinstance(model, torch.nn.Module):
             self._check_onnx(model)
-        elif not isinstance(model, torch.nn.Module):
-            raise InputError(
-                f"model must be a torch.nn.Module or an onnx.ModelProto, not "
-                f"{type(model).__name__}."
-            )
         if settings.world_size > 1 and not torch.distributed.is_available():
             raise DeviceError("world_size > 1 needs a torch with torch.distributed.")
 
     def _check_onnx(self, model: onnx.ModelProto) -> None:
+        if not isinstance(model, onnx.ModelProto):
+            raise InputError(
+                f"model must be a torch.nn.Module or an onnx.ModelProto, not "
+                f"{type(model).__name__}."
+            )
         if self.loss_fn is not None:
             raise DescriptionError(
                 "loss_fn cannot be combined with an ONNX model: its loss must be an output."
@@ -185,6 +188,8 @@ class Core:
         engine = self._engine_for(arrays, values)
         feeds = [arrays[n] for n in engine.inputs]
         settings = self.settings
+        if not engine.trainable:
+            return Result(self._tensors(engine.evaluate(arrays, wanted)), updated=False)
         if settings.accumulate == 1 and not settings.scaled and settings.world_size == 1:
             outputs = engine.step(feeds, rate, wanted)
             self.batches += 1
@@ -310,7 +315,17 @@ class Core:
             self._ready.append(_Ready(engine, {}))
         else:
             self._ready.append(self._start_torch(self.model, shapes, values))
+        if len(self._ready) == 1:
+            self._start()
         return self._ready[-1].engine
+
+    def _start(self) -> None:
+        """Tell that there is an engine; there is none if a state that waits for it does not fit."""
+        try:
+            self._on_start()
+        except BaseException:
+            self._ready.clear()
+            raise
 
     def _start_onnx(self, model: onnx.ModelProto) -> Engine:
         found = params.float_initializers(load(model))
@@ -338,6 +353,7 @@ class Core:
             fixed_values=self.settings.fixed_values,
         )
         check_loss(exported.model, self.loss)
+        _order_inputs(exported.model, self.input_names)
         self._dynamic = dynamic
         self.exporter, self.note, self._names = exported.exporter, exported.note, exported.names
         own = dict(model.named_parameters())
@@ -513,6 +529,14 @@ def _counters(model: torch.nn.Module | onnx.ModelProto) -> list[str]:
         for name, part in found.items()
         if part.num_batches_tracked is not None
     ]
+
+
+def _order_inputs(model: onnx.ModelProto, names: Sequence[str]) -> None:
+    """Bring the inputs into the order of the description: an export has those by name last."""
+    place = {name: i for i, name in enumerate(names)}
+    inputs = sorted(model.graph.input, key=lambda i: place.get(i.name, len(place)))
+    del model.graph.input[:]
+    model.graph.input.extend(inputs)
 
 
 def _sum_over_processes(vectors: Sequence[Array], world: int) -> None:

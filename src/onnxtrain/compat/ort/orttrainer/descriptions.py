@@ -125,7 +125,8 @@ def _wrong_entries(entries: Sequence[Any], *, outputs: bool) -> dict[int, list[s
         if message is None and len(entry) > 2 and entry[2]:
             losses += 1
             if losses > 1:
-                message = "only one is_loss can be set to True"
+                # spelled as the predecessor did: scripts compare the text
+                message = "only one is_loss can bet set to True"
         if message is not None:
             errors[i] = [message]
     return errors

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -138,6 +139,14 @@ class Engine:
                 no_gradient=self._barriers,
             )
             self.optimizer = self._make_optimizer(list(self.plan.trainable))
+            if not self.trainable:
+                warnings.warn(
+                    "The model has no weight to train: steps compute its outputs, in inference "
+                    "mode, and change nothing.",
+                    stacklevel=2,
+                )
+                model = eval_model(self.plan)
+                break
             try:
                 model = (
                     training_model(self.plan)
@@ -296,7 +305,10 @@ class Engine:
         return self._eval_bytes
 
     def write_graphs(self, paths: Mapping[str, str]) -> None:
-        """Write graphs for inspection, by the names of `ORTTrainerOptions`."""
+        """Write graphs for inspection, by the names of `ORTTrainerOptions`.
+
+        In a folder a graph gets the name of its option.
+        """
         step = self._step_bytes or self._training
         makers: dict[str, Callable[[], bytes]] = {
             "model_after_graph_transforms_path": self._eval,
@@ -304,9 +316,13 @@ class Engine:
             "model_with_training_graph_path": lambda: step,
             "model_with_training_graph_after_optimization_path": lambda: step,
         }
-        for name, path in paths.items():
-            if path:
-                Path(path).write_bytes(makers[name]())
+        for name, given in paths.items():
+            if not given:
+                continue
+            path = Path(given)
+            if path.is_dir():
+                path /= f"{name.removesuffix('_path')}.onnx"
+            path.write_bytes(makers[name]())
 
     # --- values ----------------------------------------------------------------------------------
 

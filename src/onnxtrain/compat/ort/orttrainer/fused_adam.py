@@ -13,6 +13,7 @@ import torch
 
 from ....errors import OnnxTrainError
 from ....hyper import check_amount, check_rate
+from ....optim.optimizers import ADAMW_PRESETS
 
 log = logging.getLogger(__name__)
 CORRECTED = 1e9
@@ -63,9 +64,9 @@ class FusedAdam(torch.optim.Optimizer):
         lr: float = 1e-3,
         bias_correction: bool = True,
         betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-6,
+        eps: float = ADAMW_PRESETS["onnxruntime"].eps,
         adam_w_mode: AdamWMode = AdamWMode.ADAMW_TRANSFORMERS,
-        weight_decay: float = 0.0,
+        weight_decay: float = ADAMW_PRESETS["onnxruntime"].weight_decay,
         set_grad_none: bool = True,
     ) -> None:
         check_rate(lr, "lr", OptimizerError)

@@ -5,10 +5,10 @@ With w = warmup·total steps and t the number of updates so far, all of them ris
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 from ....errors import InputError
+from ....runtime.loop.schedulers import cosine, falling, polynomial, rising
 
 if TYPE_CHECKING:
     from .trainer_v2 import TrainStepInfo
@@ -28,12 +28,13 @@ class _LRScheduler:
         """The learning rate that was computed last; a list, empty before the first update."""
         return self._last_lr
 
-    def _step(self, train_step_info: TrainStepInfo) -> None:
+    def _step(self, train_step_info: TrainStepInfo) -> list[float]:
         from .trainer_v2 import TrainStepInfo as Info
 
         if not isinstance(train_step_info, Info):
             raise InputError("'train_step_info' must be a TrainStepInfo.")
         self._last_lr = self.get_lr(train_step_info)
+        return self._last_lr
 
 
 class _Warmup(_LRScheduler):
@@ -52,8 +53,8 @@ class _Warmup(_LRScheduler):
         """The learning rate of the coming update, as a list of one number."""
         base, step = train_step_info.optimizer_config.lr, train_step_info.optimization_step
         if step < self._warmup_steps:
-            return [base * step / max(1.0, self._warmup_steps)]
-        return [base * self._after(step, base)]
+            return [rising(base, step, self._warmup_steps)]
+        return [self._after(step, base)]
 
     def _progress(self, step: int) -> float:
         """0 at the end of the warm-up, 1 after all steps."""
@@ -75,7 +76,7 @@ class ConstantWarmupLRScheduler(_Warmup):
         super().__init__(total_steps, warmup)
 
     def _after(self, step: int, base: float) -> float:
-        return 1.0
+        return base
 
 
 class CosineWarmupLRScheduler(_Warmup):
@@ -88,8 +89,7 @@ class CosineWarmupLRScheduler(_Warmup):
         self.cycles = float(cycles)
 
     def _after(self, step: int, base: float) -> float:
-        angle = 2.0 * math.pi * self.cycles * self._progress(step)
-        return max(0.0, 0.5 * (1.0 + math.cos(angle)))
+        return cosine(base, 0.0, self._progress(step), self.cycles)
 
 
 class LinearWarmupLRScheduler(_Warmup):
@@ -99,7 +99,7 @@ class LinearWarmupLRScheduler(_Warmup):
         super().__init__(total_steps, warmup)
 
     def _after(self, step: int, base: float) -> float:
-        return max(0.0, 1.0 - self._progress(step))
+        return falling(base, step, self._warmup_steps, self.total_steps)
 
 
 class PolyWarmupLRScheduler(_Warmup):
@@ -119,9 +119,8 @@ class PolyWarmupLRScheduler(_Warmup):
         if self.lr_end >= base:
             raise InputError(f"lr_end ({self.lr_end}) must be below the learning rate ({base}).")
         if step > self.total_steps:
-            return self.lr_end / base
-        left = math.pow(1.0 - self._progress(step), self.power)
-        return ((base - self.lr_end) * left + self.lr_end) / base
+            return self.lr_end
+        return polynomial(base, self.lr_end, self._progress(step), self.power)
 
 
 ConstantWarmup = ConstantWarmupLRScheduler

@@ -14,12 +14,14 @@ from typing import Any
 from .... import optim as chains
 from ....errors import OnnxTrainError, UnknownNameError
 from ....hyper import check_amount, check_limit, check_rate
+from ....optim.recipes import OPERATORS, from_operator
 from . import lr_scheduler as lr_scheduler
 from .fused_adam import AdamWMode as AdamWMode
 from .fused_adam import FP16_Optimizer as FP16_Optimizer
 from .fused_adam import FusedAdam as FusedAdam
 
 Hyper = Mapping[str, "float | int | bool"]
+SGD, ADAM, LAMB = OPERATORS
 
 
 class ConfigError(OnnxTrainError, ValueError, AssertionError):
@@ -33,21 +35,6 @@ class DecayMode(IntEnum):
     """As `torch.optim.AdamW`: the decay is part of the step."""
     AFTER_WEIGHT_UPDATE = 1
     """As Hugging Face's AdamW: the weights the step has made are decayed."""
-
-
-SGD, ADAM, LAMB = "SGDOptimizer", "AdamOptimizer", "LambOptimizer"
-DEFAULTS: dict[str, dict[str, float | int | None]] = {
-    SGD: {"max_norm_clip": None},
-    ADAM: {
-        "alpha": 0.9, "beta": 0.999, "lambda": 0.0, "epsilon": 1e-6, "max_norm_clip": 1.0,
-        "do_bias_correction": 1, "weight_decay_mode": 0,
-    },
-    LAMB: {
-        "alpha": 0.9, "beta": 0.999, "lambda": 0.0, "epsilon": 1e-6, "max_norm_clip": 1.0,
-        "do_bias_correction": 1, "ratio_min": -math.inf, "ratio_max": math.inf,
-    },
-}  # fmt: skip
-"""What an attribute is when `map_optimizer_attributes` does not say."""
 
 
 def make(
@@ -82,34 +69,27 @@ def make(
             f"max_norm_clip limits the norm of all gradients together, so it must be the same for "
             f"every weight, not {sorted(limits, key=str)}."
         )
-    limit = limits.pop()
+    optimizers = [from_operator(name, dict(kind)) for kind in kinds]
     groups = [
         chains.Group(
             frozenset(alike[kind]).__contains__,
-            weight_decay=float(dict(kind).get("lambda") or 0.0),
-            transforms=_chain(name, dict(kind)),
+            weight_decay=optimizer.weight_decay,
+            transforms=optimizer.transforms,
         )
-        for kind in kinds[1:]
+        for kind, optimizer in zip(kinds[1:], optimizers[1:])
     ]
-    main = dict(kinds[0])
-    return chains.chain(
-        *_chain(name, main),
-        name=name.removesuffix("Optimizer"),
-        hyper={k: v for k, v in main.items() if v is None or math.isfinite(v)},
-        weight_decay=float(main.get("lambda") or 0.0),
-        clip=chains.ClipNorm(limit) if clip and limit not in (None, math.inf) else None,
-        groups=groups,
-    )
+    main = optimizers[0]
+    return main.replace(clip=main.clip if clip else None, groups=tuple(groups))
 
 
 def check_name(name: str) -> None:
     """Raise for an optimizer that is not known."""
-    if name not in DEFAULTS:
-        raise UnknownNameError("optimizer", str(name), list(DEFAULTS))
+    if name not in OPERATORS:
+        raise UnknownNameError("optimizer", str(name), list(OPERATORS))
 
 
 def _complete(name: str, weight: str, given: Hyper) -> dict[str, Any]:
-    defaults = DEFAULTS[name]
+    defaults = OPERATORS[name]
     unknown = sorted(set(given) - set(defaults))
     if unknown:
         raise ConfigError(
@@ -129,27 +109,6 @@ def _complete(name: str, weight: str, given: Hyper) -> dict[str, Any]:
     return {**defaults, **given}
 
 
-def _chain(name: str, hyper: Mapping[str, Any]) -> tuple[chains.Transform, ...]:
-    rate = chains.scale_by_learning_rate()
-    if name == SGD:
-        return (rate,)
-    after = name == ADAM and hyper["weight_decay_mode"] == DecayMode.AFTER_WEIGHT_UPDATE
-    adam = chains.scale_by_adam(
-        float(hyper["alpha"]),
-        float(hyper["beta"]),
-        float(hyper["epsilon"]),
-        bool(hyper["do_bias_correction"]),
-        eps_inside_correction=not after,
-    )
-    if after:
-        return (adam, rate, chains.shrink_updated_weights())
-    decay = chains.add_decayed_weights()
-    if name == ADAM:
-        return (adam, decay, rate)
-    ratio = chains.scale_by_trust_ratio(float(hyper["ratio_min"]), float(hyper["ratio_max"]))
-    return (adam, decay, ratio, rate)
-
-
 # --- configurations -------------------------------------------------------------------------------
 
 
@@ -159,9 +118,9 @@ class _OptimizerConfig:
     def __init__(
         self, name: str, params: Sequence[Mapping[str, Any]], defaults: Mapping[str, Any]
     ) -> None:
-        if name not in DEFAULTS:
+        if name not in OPERATORS:
             raise ConfigError(
-                f"'name' must be one of {', '.join(map(repr, DEFAULTS))}, not {name!r}."
+                f"'name' must be one of {', '.join(map(repr, OPERATORS))}, not {name!r}."
             )
         if not isinstance(defaults, Mapping) or "lr" not in defaults:
             raise ConfigError("'defaults' must be a dictionary with the entry 'lr'.")
@@ -177,26 +136,27 @@ class _OptimizerConfig:
                 setattr(self, key, value)
 
     def _group(self, group: Any) -> dict[str, Any]:
+        """A group with all hyperparameters, its own before the others."""
         if not isinstance(group, Mapping):
             raise ConfigError("'params' must be a list of dictionaries, one per group")
         names = group.get("params")
         if not isinstance(names, (list, tuple)) or not all(isinstance(n, str) for n in names):
             raise ConfigError("Each group of 'params' needs a list of names under 'params'")
         if "lr" in group:
-            raise ConfigError("'lr' is not supported per parameter group")
+            raise ConfigError("'lr' is not supported inside params")
         unknown = sorted(set(group) - set(self.defaults) - {"params"})
         if unknown:
             raise ConfigError(
                 f"'params' has hyperparameters {unknown} that {type(self).__name__} does not have"
             )
-        return dict(group)
+        return {**self.defaults, **group}
 
     def hyper_of(self, weight: str) -> dict[str, Any]:
-        """Attributes of a weight, under the names of `DEFAULTS`."""
+        """Attributes of a weight, under the names of `OPERATORS`."""
         hyper = {k: v for k, v in self.defaults.items() if k != "lr"}
         for group in self.params:
             if weight in group["params"]:
-                hyper.update({k: v for k, v in group.items() if k != "params"})
+                hyper.update({k: v for k, v in group.items() if k not in ("params", "lr")})
         if "lambda_coef" in hyper:
             hyper["lambda"] = hyper.pop("lambda_coef")
         return {k: int(v) if isinstance(v, (bool, IntEnum)) else v for k, v in hyper.items()}

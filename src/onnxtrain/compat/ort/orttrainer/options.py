@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ....errors import OnnxTrainError
 from ....passes import RecomputeError, check_recompute
 from ....torch.value_reads import CHOICES
+from ..graph_builder import PropagateCastOpsStrategy
 from .amp import LossScaler
 from .lr_scheduler import _LRScheduler
 
@@ -19,13 +21,18 @@ class OptionsError(OnnxTrainError, ValueError):
 
 @dataclass(frozen=True)
 class Option:
-    """One option: its type in words, how to check it, its default."""
+    """One option: its type in words, how to check it, its default.
+
+    Attributes:
+        is_new: whether the predecessor did not have it.
+    """
 
     kind: str
     accepts: Callable[[Any], bool]
     default: Any
     rule: str = ""
     fits: Callable[[Any], bool] = lambda _: True
+    is_new: bool = False
 
     def problem(self, value: Any) -> str | None:
         """What is wrong with a value."""
@@ -91,6 +98,10 @@ def _recompute() -> Option:
     return Option(kind, accepts, None)
 
 
+def _new(option: Option) -> Option:
+    return replace(option, is_new=True)
+
+
 SCHEMA: Schema = {
     "batch": {"gradient_accumulation_steps": _integer(1, 1)},
     "device": {"id": _string("cpu"), "mem_limit": _integer(0, 0)},
@@ -104,9 +115,9 @@ SCHEMA: Schema = {
             "pipeline_parallel_size": _integer(1, 1),
             "num_pipeline_micro_batches": _integer(1, 1),
             "pipeline_cut_info_string": _string(""),
-            "sliced_schema": _any(),
-            "sliced_axes": _any(),
-            "sliced_tensor_names": _any(),
+            "sliced_schema": _any({}),
+            "sliced_axes": _any({}),
+            "sliced_tensor_names": _list(),
         },
         "allreduce_post_accumulation": _boolean(False),
         "deepspeed_zero_optimization": {"stage": _choice(0, 0, 1)},
@@ -119,10 +130,10 @@ SCHEMA: Schema = {
         "gelu_recompute": _boolean(False),
         "transformer_layer_recompute": _boolean(False),
         "number_recompute_layers": _integer(0, 0),
-        "recompute": _recompute(),
+        "recompute": _new(_recompute()),
         "propagate_cast_ops_config": {
-            "strategy": _any(0),
-            "level": _integer(-1, -1),
+            "strategy": _any(PropagateCastOpsStrategy.FLOOD_FILL),
+            "level": _integer(1, -1),
             "allow": _list(),
         },
     },
@@ -131,12 +142,12 @@ SCHEMA: Schema = {
         "grad_norm_clip": _boolean(True),
         "memory_efficient_gradient": _boolean(False),
         "run_symbolic_shape_infer": _boolean(False),
-        "check_finite": _boolean(False),
+        "check_finite": _new(_boolean(False)),
     },
     "debug": {
         "deterministic_compute": _boolean(False),
         "check_model_export": _boolean(False),
-        "fixed_values": _choice(None, None, *CHOICES),
+        "fixed_values": _new(_choice(None, None, *CHOICES)),
         "graph_save_paths": {
             "model_after_graph_transforms_path": _string(""),
             "model_with_gradient_graph_path": _string(""),
@@ -152,7 +163,7 @@ SCHEMA: Schema = {
     },
     "provider_options": _any({}),
     "session_options": _any(),
-    "exporter": _choice(None, None, "dynamo", "torchscript"),
+    "exporter": _new(_choice(None, None, "dynamo", "torchscript")),
 }
 
 
@@ -203,7 +214,7 @@ class ORTTrainerOptions:
         if errors:
             raise OptionsError(f"Invalid options: {errors}")
         self._original_opts = dict(given)
-        self._validated_opts = values
+        self._validated_opts = _without_new(SCHEMA, values)
         for name, value in values.items():
             setattr(self, name, Section(value) if isinstance(value, _Nested) else value)
 
@@ -212,6 +223,15 @@ class ORTTrainerOptions:
 
     def __repr__(self) -> str:
         return f"ORTTrainerOptions({self._original_opts!r})"
+
+
+def _without_new(schema: Schema, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that the predecessor had too, as plain dictionaries."""
+    return {
+        key: values[key] if isinstance(option, Option) else _without_new(option, values[key])
+        for key, option in schema.items()
+        if not (isinstance(option, Option) and option.is_new)
+    }
 
 
 def _complete(schema: Schema, given: Mapping[str, Any]) -> tuple[_Nested, dict[str, Any]]:
@@ -226,7 +246,7 @@ def _complete(schema: Schema, given: Mapping[str, Any]) -> tuple[_Nested, dict[s
             problem = option.problem(value) if key in given else None
             if problem is not None:
                 errors[key] = [problem]
-            values[key] = list(value) if isinstance(value, list) else value
+            values[key] = copy(value) if isinstance(value, (list, dict)) else value
             continue
         inner = given.get(key, {})
         if not isinstance(inner, Mapping):

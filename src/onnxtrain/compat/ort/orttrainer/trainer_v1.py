@@ -29,8 +29,7 @@ from .descriptions import (
     from_objects,
 )
 from .state import Loaded, random_of
-
-MOMENTS = {"Moment_1": "first_order_moments", "Moment_2": "second_order_moments"}
+from .training_session import MOMENTS, TrainerSession
 
 
 class LossScaler:
@@ -64,6 +63,26 @@ class LossScaler:
     def loss_scale_(self) -> float:
         """The factor of the coming step."""
         return self._scaler.loss_scale
+
+    @property
+    def up_scale_window_(self) -> int:
+        """Good steps until the scale is doubled."""
+        return self._scaler.up_scale_window
+
+    @property
+    def min_loss_scale_(self) -> float:
+        """The scale never falls below."""
+        return self._scaler.min_loss_scale
+
+    @property
+    def max_loss_scale_(self) -> float:
+        """The scale never rises above."""
+        return self._scaler.max_loss_scale
+
+    @property
+    def stable_steps_(self) -> int:
+        """Good steps since the scale was changed last."""
+        return self._scaler.stable_steps
 
     def update_loss_scale(self, is_all_finite: bool) -> None:
         """Adapt the scale to whether the step had finite gradients."""
@@ -151,9 +170,11 @@ class ORTTrainerV1(ORTTrainer):
         optim.check_name(training_optimizer_name)
         if not model_desc.outputs_:
             raise DescriptionError("The model description has no output; the first is the loss.")
+        self._shared_step = training_optimizer_name == optim.LAMB
         attributes = map_optimizer_attributes or (lambda _: {})
         hooks = [f for f in (postprocess_model, ignored.get("_extra_postprocess")) if f]
         self._share()
+        self.session: TrainerSession | None = None
         self._core = Core(
             model,
             loss_fn,
@@ -178,6 +199,7 @@ class ORTTrainerV1(ORTTrainer):
                 check_finite=check_finite,
                 fixed_values=check_choice(fixed_values),
             ),
+            on_start=self._start,
         )
         self.model_desc_ = model_desc
         self.model_ = model
@@ -236,6 +258,9 @@ class ORTTrainerV1(ORTTrainer):
         if needs_scale and fetches is None:
             outputs.append(torch.tensor([result.all_finite]))
         return outputs[0] if len(outputs) == 1 else outputs
+
+    def _start(self) -> None:
+        self.session = TrainerSession(self._core, shared_step=self._shared_step)
 
     @exclusive
     def eval_step(self, *args: Any, **kwargs: Any) -> Any:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property, partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,15 +20,25 @@ from ....runtime.session.sharing import exclusive
 from ....torch.export import LossFunction
 from ..parameters import what_to_recompute
 from . import checkpoint
+from . import checkpoint_storage as storage
 from .amp import DynamicLossScaler, LossScaler
 from .base import ORTTrainer
 from .core import Core, Settings
-from .descriptions import DescriptionError, from_dict
+from .descriptions import DescriptionError
 from .engine import SCALE_INPUT
+from .model_desc_validation import ALL_FINITE_IO_DESCRIPTION_NAME, TrainerDescription
 from .optim import ConfigError, _OptimizerConfig
 from .options import ORTTrainerOptions
-from .state import Loaded, random_of
-from .trainer_v1 import MOMENTS, _bind
+from .state import Loaded, check_keys, random_of
+from .trainer_v1 import _bind
+from .training_session import MOMENTS, TrainerSession
+from .training_utils import dtype_onnx_to_torch
+
+SECTIONS = ("model", "optimizer", "train_step_info")
+
+
+class StepInfoError(InputError, AssertionError):
+    """A `TrainStepInfo` that cannot be."""
 
 
 @dataclass
@@ -48,15 +61,15 @@ class TrainStepInfo:
 
     def __post_init__(self) -> None:
         if not isinstance(self.optimizer_config, _OptimizerConfig):
-            raise InputError("optimizer_config must be an optimizer configuration of optim.")
+            raise StepInfoError("optimizer_config must be an optimizer configuration of optim.")
         if not isinstance(self.all_finite, bool):
-            raise InputError("all_finite must be a boolean.")
+            raise StepInfoError("all_finite must be a boolean.")
         if not isinstance(self.fetches, list) or not all(isinstance(f, str) for f in self.fetches):
-            raise InputError("fetches must be a list of names.")
+            raise StepInfoError("fetches must be a list of names.")
         for name in ("optimization_step", "step"):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 0:
-                raise InputError(f"{name} must be a number from 0 on, not {value!r}.")
+                raise StepInfoError(f"{name} must be a number from 0 on, not {value!r}.")
 
 
 class ORTTrainerV2(ORTTrainer):
@@ -96,7 +109,8 @@ class ORTTrainerV2(ORTTrainer):
                               "'LambConfig' or 'SGDConfig'")  # fmt: skip
         if loss_fn is not None and not callable(loss_fn):
             raise InputError("'loss_fn' must be a function or a torch.nn.Module.")
-        inputs, outputs, loss = from_dict(model_desc)
+        self.model_desc = TrainerDescription(model_desc)
+        (inputs, outputs), loss = self.model_desc.described, self.model_desc.loss
         if loss is None:
             raise DescriptionError(
                 "Invalid model_desc: {'outputs': ['one output must be the loss: "
@@ -105,8 +119,10 @@ class ORTTrainerV2(ORTTrainer):
         self.options: ORTTrainerOptions = (
             options if isinstance(options, ORTTrainerOptions) else ORTTrainerOptions(options)
         )
-        self.model_desc, self.optim_config, self.loss_fn = model_desc, optim_config, loss_fn
+        self.optim_config, self.loss_fn = optim_config, loss_fn
         self._model = model
+        self._training_session: TrainerSession | None = None
+        self._load_state_dict: Callable[[], None] | None = None
         self._check_distribution()
         scaler = self.options.mixed_precision.loss_scaler
         if self.options.mixed_precision.enabled and scaler is None:
@@ -141,6 +157,7 @@ class ORTTrainerV2(ORTTrainer):
                 recompute=what_to_recompute(self.options.graph_transformer),
                 fixed_values=self.options.debug.fixed_values,
             ),
+            on_start=self._start,
         )
         self._train_step_info = TrainStepInfo(optim_config)
 
@@ -153,7 +170,8 @@ class ORTTrainerV2(ORTTrainer):
         refused = {
             "horizontal_parallel_size": distributed.horizontal_parallel_size > 1,
             "pipeline_parallel": distributed.pipeline_parallel.pipeline_parallel_size > 1,
-            "deepspeed_zero_optimization": distributed.deepspeed_zero_optimization.stage > 0,
+            "deepspeed_zero_optimization": distributed.world_size > 1
+            and distributed.deepspeed_zero_optimization.stage > 0,
             "enable_adasum": distributed.enable_adasum,
         }
         wrong = [name for name, asked in refused.items() if asked]
@@ -162,6 +180,32 @@ class ORTTrainerV2(ORTTrainer):
                 f"{', '.join(wrong)} is not available: processes train on their own data and "
                 "exchange whole gradients (distributed.world_size), nothing else is divided."
             )
+
+    def _start(self) -> None:
+        """There is an engine now: complete the description, take over the state that waits."""
+        engine = self._core.need_engine("train_step()")
+        types = {
+            v.name: dtype_onnx_to_torch(v.type.tensor_type.elem_type)
+            for v in (*engine.base.graph.input, *engine.base.graph.output)
+        }
+        desc = self.model_desc
+        for index, described in enumerate(desc.inputs):
+            if types.get(described.name) is not None:  # the export leaves unused inputs out
+                desc.add_type_to_input_description(index, types[described.name])
+        for index, output in enumerate(desc.outputs):
+            desc.add_type_to_output_description(index, types[output.name])
+        if self._scaled:
+            desc.loss_scale_input = SCALE_INPUT
+            desc.all_finite = ALL_FINITE_IO_DESCRIPTION_NAME
+        self.__dict__.pop("_onnx_model", None)
+        lamb = self.optim_config.name == "LambOptimizer"
+        self._training_session = TrainerSession(self._core, shared_step=lamb)
+        try:
+            if self._load_state_dict is not None:
+                self._load_state_dict()
+        except BaseException:
+            self._training_session = None
+            raise
 
     # --- steps -----------------------------------------------------------------------------------
 
@@ -211,30 +255,23 @@ class ORTTrainerV2(ORTTrainer):
         Args:
             pytorch_format: only the weights, as ``{name: tensor}``, which the module loads.
         """
-        engine = self._core.engine
-        if engine is None:
+        session = self._training_session
+        if session is None:
             warnings.warn(
-                "ORTTrainer has no state before the first train_step or eval_step: an empty "
-                "dictionary is returned.",
+                "ONNX Runtime training session is not initialized yet. Please run train_step or "
+                "eval_step at least once before calling ORTTrainer.state_dict().",
                 stacklevel=3,
             )
             return {}
-        weights = {n: np.array(a) for n, a in self._core.weights().items()}
+        weights = {kind: dict(arrays) for kind, arrays in session.get_model_state().items()}
         if pytorch_format:
-            return {n: torch.from_numpy(a) for n, a in weights.items()}
-        state: dict[str, Any] = {"model": {"full_precision": weights}}
-        moments, count = engine.moments(), np.array([engine.updates + 1], np.int64)
-        lamb = self.optim_config.name == "LambOptimizer"
-        state["optimizer"] = {}
-        for name in self._core.trained() if moments else []:
-            entry = {k: moments[kind][name].copy() for k, kind in MOMENTS.items()}
-            state["optimizer"][name] = entry if lamb else {**entry, "Update_Count": count.copy()}
-        if lamb:
-            state["optimizer"]["shared_optimizer_state"] = {"step": count}
+            return {n: torch.from_numpy(a) for n, a in weights["full_precision"].items()}
+        state: dict[str, Any] = {"model": weights, "optimizer": session.get_optimizer_state()}
         distributed, info = self.options.distributed, self._train_step_info
+        stage = distributed.deepspeed_zero_optimization.stage
         state["trainer_options"] = {
             "mixed_precision": self._scaled,
-            "zero_stage": distributed.deepspeed_zero_optimization.stage,
+            "zero_stage": stage,
             "world_rank": distributed.world_rank,
             "world_size": distributed.world_size,
             "optimizer_name": self.optim_config.name,
@@ -245,7 +282,10 @@ class ORTTrainerV2(ORTTrainer):
             "optimization_step": info.optimization_step,
             "step": info.step,
         }
-        if engine.random is not None:
+        if stage > 0:
+            state["partition_info"] = session.get_partition_info_map()
+        engine = self._core.engine
+        if engine is not None and engine.random is not None:
             state["random"] = list(engine.random)
         if self._scaler is not None:
             state["loss_scaler"] = self._scaler.state_dict()
@@ -257,38 +297,36 @@ class ORTTrainerV2(ORTTrainer):
 
         Args:
             state_dict: in either of its formats.
-            strict: names must be those of the model, no more and no less.
+            strict: names must be those of the model and its optimizer, no more and no less. A whole
+                section that is missing is a warning: a state saved without the optimizer's, say.
         """
-        weights = state_dict.get("model", {}).get("full_precision") if "model" in state_dict else (
-            state_dict
-        )  # fmt: skip
-        loaded = Loaded(
-            weights={n: np.asarray(a) for n, a in (weights or {}).items()}, strict=strict
-        )
-        optimizer = state_dict.get("optimizer", {}) if "model" in state_dict else {}
-        for name, entry in optimizer.items():
-            if name == "shared_optimizer_state":
-                loaded.updates = int(np.asarray(entry["step"]).reshape(-1)[0]) - 1
-                continue
-            for key, kind in MOMENTS.items():
-                if key in entry:
-                    loaded.moments.setdefault(kind, {})[name] = np.asarray(entry[key])
-            if "Update_Count" in entry:
-                loaded.updates = int(np.asarray(entry["Update_Count"]).reshape(-1)[0]) - 1
-        if "model" in state_dict and "random" in state_dict:
-            loaded.random = random_of(state_dict["random"])
-        self._check_optimizer(state_dict)
-        self._core.load(loaded)
-        info = state_dict.get("train_step_info", {}) if "model" in state_dict else {}
-        self._train_step_info.optimization_step = int(
-            info.get("optimization_step", self._train_step_info.optimization_step)
-        )
-        self._train_step_info.step = int(info.get("step", self._train_step_info.step))
-        if self._scaler is not None and "loss_scaler" in state_dict:
-            self._scaler.load_state_dict(dict(state_dict["loss_scaler"]))
+        sections = _sections(state_dict)
+        self._check_optimizer(sections)
+        self._load_progress(sections)
+        if self._training_session is None:
+            self._load_state_dict = partial(self._load_tensors, state_dict, strict)
+        else:
+            self._load_tensors(state_dict, strict)
+
+    def _load_tensors(self, state_dict: Mapping[str, Any], strict: bool) -> None:
+        sections = _sections(state_dict)
+        if strict:
+            check_keys(self.state_dict(), sections)
+        for key in SECTIONS if sections is state_dict else ():
+            if key not in sections:
+                warnings.warn(f"Missing key: {key} in state_dict", stacklevel=4)
+        self._core.load(_loaded(sections, strict=strict and "model" in sections))
+        self._load_state_dict = None
+
+    def _load_progress(self, sections: Mapping[str, Any]) -> None:
+        info, steps = sections.get("train_step_info", {}), self._train_step_info
+        steps.optimization_step = int(info.get("optimization_step", steps.optimization_step))
+        steps.step = int(info.get("step", steps.step))
+        if self._scaler is not None and "loss_scaler" in sections:
+            self._scaler.load_state_dict(dict(sections["loss_scaler"]))
 
     def _check_optimizer(self, state_dict: Mapping[str, Any]) -> None:
-        written = state_dict.get("trainer_options", {}) if "model" in state_dict else {}
+        written = state_dict.get("trainer_options", {})
         name = written.get("optimizer_name", self.optim_config.name)
         if name != self.optim_config.name and state_dict.get("optimizer"):
             raise InputError(
@@ -307,14 +345,19 @@ class ORTTrainerV2(ORTTrainer):
 
         Args:
             path: the file.
-            user_dict: numbers, strings, lists and dictionaries of your own.
+            user_dict: numbers, strings, lists, dictionaries, arrays and tensors of your own.
             include_optimizer_states: needed to continue exactly.
         """
-        self._core.need_engine("save_checkpoint()")
-        state = self.state_dict()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what the warning is about is an error here
+            state = self.state_dict()
+        if not state:
+            self._core.need_engine("save_checkpoint()")
         if not include_optimizer_states:
-            state["optimizer"] = {}
-        checkpoint.write(path, state, user_dict or {})
+            del state["optimizer"]
+        if user_dict:
+            state["user_dict"] = storage.to_serialized_hex(user_dict)
+        storage.save(state, path)
 
     @exclusive
     def load_checkpoint(
@@ -323,14 +366,54 @@ class ORTTrainerV2(ORTTrainer):
         """Read a checkpoint, or those that several processes wrote; gives the user's dictionary."""
         if not paths:
             raise InputError("load_checkpoint needs the path of at least one checkpoint.")
-        states = [checkpoint.read(p) for p in paths]
-        state, user_dict = states[0]
-        if len(states) > 1:
-            state = checkpoint.merge([s for s, _ in states])
+        options = storage.load(paths[0], key="trainer_options")
+        if len(paths) > 1 or checkpoint.is_divided(options):
+            state = checkpoint.aggregate_checkpoints(paths, pytorch_format=False)
+        else:
+            state = storage.load(paths[0])
+        text = state.pop("user_dict") if "user_dict" in state else None
         self.load_state_dict(state, strict=strict)
-        return user_dict
+        return {} if text is None else storage.from_serialized_hex(text)
 
     @exclusive
     def save_as_onnx(self, path: str | os.PathLike[str]) -> None:
         """Write the model with its loss and current weights, in inference mode."""
         self._core.need_engine("save_as_onnx()").save_onnx(path)
+        self.__dict__.pop("_onnx_model", None)
+
+    @cached_property
+    def _onnx_model(self) -> onnx.ModelProto | None:
+        """The model as `save_as_onnx` wrote it last, or would write it when it is first asked for.
+
+        Before the first batch that is the model that was given in ONNX, or None.
+        """
+        engine = self._core.engine
+        if engine is None:
+            return self._model if isinstance(self._model, onnx.ModelProto) else None
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "model.onnx"
+            engine.save_onnx(path)
+            return onnx.load(path)
+
+
+def _sections(state_dict: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A whole state as it is; weights alone, as torch has them, become one."""
+    if any(isinstance(state_dict.get(key), Mapping) for key in SECTIONS):
+        return state_dict
+    return {"model": {"full_precision": state_dict}}
+
+
+def _loaded(sections: Mapping[str, Any], *, strict: bool) -> Loaded:
+    """What a state dictionary has for the engine."""
+    weights = sections.get("model", {}).get("full_precision", {})
+    loaded = Loaded(weights={n: np.asarray(a) for n, a in weights.items()}, strict=strict)
+    for name, entry in sections.get("optimizer", {}).items():
+        for key, kind in MOMENTS.items():
+            if key in entry:
+                loaded.moments.setdefault(kind, {})[name] = np.asarray(entry[key])
+        counts = [entry[key] for key in ("Update_Count", "step", "Step") if key in entry]
+        if counts:
+            loaded.updates = int(np.asarray(counts[0]).reshape(-1)[0]) - 1
+    if "random" in sections:
+        loaded.random = random_of(sections["random"])
+    return loaded

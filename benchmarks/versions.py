@@ -1,0 +1,120 @@
+"""This tree against an earlier commit: `python3 -m benchmarks.versions COMMIT [NAME ...]`.
+
+Both trees run the same workloads with the same weights and batches, each in processes of its own,
+interleaved: `Trainer`, and Module + Optimizer. With `--ortmodule` also ORTModule, whose time is
+taken relative to PyTorch's in the same process. What counts is the ratio of the medians, time now ÷
+time before; below it stands the spread of the rounds. No peer is needed, but torch, which makes the
+models.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from .environments import ROOT, main_python
+from .race import OURS, Contestant, run_rounds
+from .workloads import WORKLOADS
+
+
+def main() -> int:
+    options = arguments()
+    python = main_python(options.python)
+    with tempfile.TemporaryDirectory(prefix="onnxtrain-versions-") as text:
+        before = Path(text) / "before"
+        subprocess.run(["git", "worktree", "add", "--detach", before, options.commit], check=True,
+                       cwd=ROOT, capture_output=True)  # fmt: skip
+        try:
+            sources = {"now": ROOT / "src", "before": before / "src"}
+            print("| workload | way | before, ms | now, ms | now ÷ before | spread |")
+            print("|---|---|---|---|---|---|")
+            for name in options.workloads or ([] if options.ortmodule else WORKLOADS):
+                compare(name, python, sources, options.rounds)
+            if options.ortmodule:
+                compare_ortmodule(python, sources, options.rounds)
+        finally:
+            subprocess.run(["git", "worktree", "remove", "--force", before], check=True, cwd=ROOT)
+    return 0
+
+
+def arguments() -> argparse.Namespace:
+    head, _, rest = (__doc__ or "").partition("\n")
+    parser = argparse.ArgumentParser(
+        description=head, epilog=rest, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("commit", help="the tree to compare with")
+    parser.add_argument("workloads", nargs="*", metavar="NAME", help=", ".join(WORKLOADS))
+    parser.add_argument("--rounds", type=int, default=7, help="how often each has its turn")
+    parser.add_argument("--python", default="", help="of an environment that has torch")
+    parser.add_argument("--ortmodule", action="store_true", help="ORTModule, in turns with torch")
+    return parser.parse_args()
+
+
+def compare(name: str, python: str, sources: dict[str, Path], rounds: int) -> None:
+    """One workload, both ways, a row each."""
+    contestants: dict[tuple[str, str], Contestant] = {}
+    with tempfile.TemporaryDirectory(prefix="onnxtrain-bench-", ignore_cleanup_errors=True) as text:
+        common = Path(text) / "common"
+        common.mkdir()
+        command = [python, "-m", "benchmarks.prepare", name, str(common)]
+        subprocess.run(command, check=True, cwd=ROOT)
+        steps = json.loads((common / "spec.json").read_text())["steps"]
+        try:
+            for tree, source in sources.items():
+                folder = Path(text) / tree  # the artifacts of each tree are its own
+                shutil.copytree(common, folder)
+                for way in OURS:
+                    contestants[way, tree] = Contestant(way, python, folder, source)
+            run_rounds(list(contestants.values()), steps, rounds)
+        finally:
+            for contestant in contestants.values():
+                contestant.kill()
+    for way in OURS:
+        now, before = contestants[way, "now"], contestants[way, "before"]
+        if now.error or before.error:
+            print(f"| {name} | {way} | {before.error} | {now.error} | | |", flush=True)
+        else:
+            show(name, way, now.times, before.times)
+
+
+def compare_ortmodule(python: str, sources: dict[str, Path], rounds: int) -> None:
+    """ORTModule ÷ eager in one process, of each tree in turns."""
+    ratios: dict[str, dict[str, list[float]]] = {tree: {} for tree in sources}
+    for number in range(rounds):
+        for tree in list(sources)[:: 1 if number % 2 == 0 else -1]:
+            for name, measured in ortmodule_times(python, sources[tree]).items():
+                ratio = measured["ortmodule_median"] / measured["eager_median"]
+                ratios[tree].setdefault(name, []).append(ratio)
+    for name, now in ratios["now"].items():
+        show(name, "ORTModule ÷ eager", now, ratios["before"][name], unit=1.0)
+
+
+def ortmodule_times(python: str, source: Path) -> dict[str, dict[str, float]]:
+    """What `benchmarks.ortmodule_speed` measures, by model."""
+    with tempfile.TemporaryDirectory() as text:
+        saved = Path(text) / "times.json"
+        command = [python, "-m", "benchmarks.ortmodule_speed", "--seconds", "3", "--save", saved]
+        env = {**os.environ, "PYTHONPATH": str(source), "PYTHONWARNINGS": "ignore"}
+        subprocess.run(command, check=True, cwd=ROOT, env=env, stdout=subprocess.DEVNULL)
+        found: dict[str, dict[str, float]] = json.loads(saved.read_text())["milliseconds"]
+    return found
+
+
+def show(name: str, way: str, now: list[float], before: list[float], unit: float = 1e3) -> None:
+    """A row; the spread is that of round by round."""
+    ratios = sorted(a / b for a, b in zip(now, before))
+    old, new = statistics.median(before), statistics.median(now)
+    spread = f"{ratios[0]:.2f} … {ratios[-1]:.2f}"
+    row = f"| {name} | {way} | {old * unit:.4g} | {new * unit:.4g} | {new / old:.3f} | {spread} |"
+    print(row, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

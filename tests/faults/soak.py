@@ -1,0 +1,114 @@
+"""Train for long and make many of everything: memory must not grow.
+
+    python -m tests.faults.soak --steps 200000 --modules 2000 --trainers 500
+
+Each part runs in a process of its own; resident memory is measured by step, Module and Trainer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import itertools
+import multiprocessing
+import os
+import statistics
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from onnxtrain import optim
+from onnxtrain.api import CheckpointState, Module, Optimizer
+from onnxtrain.runtime.loop.trainer import Trainer
+from tests.runtime import handmade
+
+
+def resident() -> int:
+    """Bytes of this process that are in memory."""
+    gc.collect()
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def growth(work: Callable[[], object], count: int) -> float:
+    """Bytes per call: the median of the last five of ten blocks.
+
+    What leaks, leaks in every block; the allocator takes more now and then, mostly in the first.
+    """
+    size, ends = max(count // 10, 1), []
+    for _ in range(10):
+        for _ in range(size):
+            work()
+        ends.append(resident())
+    return statistics.median((b - a) / size for a, b in itertools.pairwise(ends[4:]))
+
+
+def parts(folder: Path) -> tuple[CheckpointState, Module, Optimizer]:
+    state = CheckpointState.load_checkpoint(folder / "checkpoint")
+    module = Module(folder / "training_model.onnx", state, folder / "eval_model.onnx")
+    return state, module, Optimizer(folder / "optimizer_model.onnx", module)
+
+
+def steps(folder: Path, count: int) -> float:
+    _, module, optimizer = parts(folder)
+    batch = handmade.batch(0, 8)
+
+    def work() -> None:
+        module(*batch)
+        optimizer.step()
+        module.lazy_reset_grad()
+
+    return growth(work, count)
+
+
+def modules(folder: Path, count: int) -> float:
+    batch = handmade.batch(0, 8)
+
+    def work() -> None:
+        _, module, optimizer = parts(folder)
+        module(*batch)
+        optimizer.step()
+
+    return growth(work, count)
+
+
+def trainers(folder: Path, count: int) -> float:
+    data = handmade.batch(0, 16)
+
+    def work() -> None:
+        Trainer.from_directory(folder).fit(data, 1, 8, progress=False)
+
+    return growth(work, count)
+
+
+PARTS = {"steps": (steps, 200_000, 8.0), "modules": (modules, 2_000, 2048.0),
+         "trainers": (trainers, 500, 4096.0)}  # fmt: skip
+"""What is done, how often by default, and bytes each that are thought to be noise."""
+
+
+def measure(name: str, count: int) -> float:
+    """Bytes per call of one part, in a process of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        handmade.write(Path(folder), optimizer=optim.adamw())
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            return pool.apply(PARTS[name][0], (Path(folder), count))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run as a command; 1 if anything grew."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    for name, (_, count, _) in PARTS.items():
+        parser.add_argument(f"--{name}", type=int, default=count)
+    chosen = vars(parser.parse_args(arguments))
+    grown = False
+    for name, (_, _, limit) in PARTS.items():
+        each = measure(name, chosen[name])
+        grown |= each > limit
+        print(
+            f"{chosen[name]} {name}: {each:.1f} bytes each (up to {limit:g} is noise)", flush=True
+        )
+    return 1 if grown else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

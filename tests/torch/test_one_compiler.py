@@ -1,0 +1,45 @@
+"""ORTModule asks the compiler and wires no stage itself (ADR 17)."""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+
+import onnxtrain  # noqa: E402
+from onnxtrain.torch import ORTModule  # noqa: E402
+
+SOURCES = sorted((Path(onnxtrain.__file__).parent / "torch").glob("*ortmodule*.py"))
+STAGES = {"autodiff", "normalize", "passes"}
+ALLOWED = {"passes": {"Recompute", "check_recompute"}, "passes.draws": {"draws"}}
+"""Types of options, and which nodes draw: nothing that changes a graph."""
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.name)
+def test_no_stage_is_imported(source: Path) -> None:
+    for node in ast.walk(ast.parse(source.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.level == 2:
+            module = node.module or ""
+            names = {alias.name for alias in node.names}
+            if module.partition(".")[0] in STAGES:
+                assert names <= ALLOWED.get(module, set()), f"{source.name}: {module}"
+
+
+def test_gradient_nodes_are_those_of_differentiate() -> None:
+    module = nn.Sequential(nn.Linear(3, 4), nn.GELU(), nn.LayerNorm(4), nn.Linear(4, 2))
+    ours = ORTModule(module, exporter="torchscript")
+    for size in (3, 5):  # the second time for all sizes
+        ours(torch.randn(size, 3))
+    kind = ours._graphs.used[True]
+    whole = kind.graphs.halves.whole
+    wrt = [name for name, _ in module.named_parameters()]
+    other = onnxtrain.differentiate(kind.traced.model, wrt=wrt, vjp=True)
+    assert Counter(n.op_type for n in whole.graph.node) == Counter(
+        n.op_type for n in other.graph.node
+    )
