@@ -276,7 +276,4 @@ def test_there_is_one_binding_class() -> None:
         "runtime/session/cut_session.py",  # one for each piece of a long model
         "compat/ort/binding.py",  # what the user of a TrainingSession binds to
         "compat/ort/session.py",  # gives it out
-        "compat/onnxcustom/four_graphs.py",
-        "compat/onnxcustom/optimizers.py",
-        "compat/onnxcustom/ortgradient.py",
     }

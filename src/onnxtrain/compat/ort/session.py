@@ -183,10 +183,14 @@ class TrainingSession(OneProcess, onnxruntime.InferenceSession):  # type: ignore
             self.runner.finish(key)
             return binding.results()
 
+    def new_binding(self, key: Key) -> Binding:
+        """A binding of the engine for steps of one kind; `runner.bind` binds the state to it."""
+        return Binding(self.sessions[key[0]], self.runner.device)
+
     def _bind(self, key: Key, wanted: tuple[str, ...]) -> Binding:
         for name in wanted:
             self._position(name)
-        binding = Binding(self.sessions[key[0]], self.runner.device)
+        binding = self.new_binding(key)
         binding.user_outputs([self._output_infos[n] for n in wanted or self._output_names])
         binding.labels = self._check.labels
         self.runner.bind(key, binding)
@@ -218,7 +222,7 @@ class TrainingSession(OneProcess, onnxruntime.InferenceSession):  # type: ignore
             core_of(whole),
             [*self._input_names, *self._output_names],
             self.runner.key,
-            lambda key: Binding(self.sessions[key[0]], self.runner.device),
+            self.new_binding,
             self.runner.bind,
         )
         return wrap_io(whole, self._sess, binding)

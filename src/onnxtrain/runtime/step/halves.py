@@ -35,13 +35,13 @@ class ForwardHalf:
         self._devices = list(device) if isinstance(device, list) else [device] * len(self.fetches)
         self._run = core_of(session).run_with_ortvaluevector
 
-    def run(self, values: Any, first: int | None = None) -> Any:
+    def run(self, values: Any, first: int | None = None, options: Any = RUN_OPTIONS) -> Any:
         """The outputs, or the first few of them; what those do not need is not computed."""
         results = Vector()
         fetches, devices = self.fetches, self._devices
         if first is not None and first < len(fetches):
             fetches, devices = fetches[:first], devices[:first]
-        self._run(RUN_OPTIONS, self.feeds, values, fetches, results, devices)
+        self._run(options, self.feeds, values, fetches, results, devices)
         return results
 
 
