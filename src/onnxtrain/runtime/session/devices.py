@@ -27,7 +27,7 @@ RUN_OPTIONS = onnxruntime.RunOptions()
 """The defaults. A run that is given none makes them anew, which takes 5 µs in every step."""
 
 CPU = "CPUExecutionProvider"
-_PROVIDER_OF = {
+PROVIDER_OF = {
     "cpu": CPU,
     "cuda": "CUDAExecutionProvider",
     "rocm": "ROCMExecutionProvider",
@@ -35,13 +35,31 @@ _PROVIDER_OF = {
     "cann": "CANNExecutionProvider",
     "webgpu": "WebGpuExecutionProvider",
 }
-_MEMORY_OF = {
+"""Kinds of devices, and the execution providers that compute there."""
+MEMORY_OF = {
     "CUDAExecutionProvider": "cuda",
     "ROCMExecutionProvider": "cuda",
     "TensorrtExecutionProvider": "cuda",
     "DmlExecutionProvider": "dml",
     "CANNExecutionProvider": "cann",
 }
+"""Execution providers whose tensors are not in the host's memory."""
+
+
+def parse_name(name: str) -> tuple[str, int]:
+    """Kind and number of a device: ``cuda:1`` is ``cuda`` and 1; 0 is left out."""
+    kind, _, number = name.partition(":")
+    if number and not number.isdigit():
+        raise DeviceError(f"Device {name!r}: the part after ':' must be a number.")
+    if kind == "cpu" and int(number or 0):
+        raise DeviceError("There is only one device 'cpu'; leave the number out.")
+    return kind, int(number or 0)
+
+
+def ort_device(memory: str, number: int = 0) -> Any:
+    """onnxruntime's device for a kind of memory."""
+    kind = getattr(ort.OrtDevice, memory)()
+    return ort.OrtDevice(kind, ort.OrtDevice.default_memory(), number)
 
 
 class Mirror:
@@ -92,29 +110,23 @@ class Device:
     def __init__(self, name: str = "cpu", providers: Sequence[Provider] | None = None) -> None:
         if not isinstance(name, str):
             raise DeviceError(f"A device is a name such as 'cpu' or 'cuda:0', not {name!r}.")
-        kind, _, number = name.partition(":")
-        if number and not number.isdigit():
-            raise DeviceError(f"Device {name!r}: the part after ':' must be a number.")
-        self.name, self.id = name, int(number or 0)
-        provider = _PROVIDER_OF.get(kind, kind)
+        self.name = name
+        kind, self.id = parse_name(name)
+        provider = PROVIDER_OF.get(kind, kind)
         if provider == kind and not kind.endswith("ExecutionProvider"):
             raise DeviceError(
-                f"Unknown device {name!r}. Use one of {', '.join(sorted(_PROVIDER_OF))}, with "
+                f"Unknown device {name!r}. Use one of {', '.join(sorted(PROVIDER_OF))}, with "
                 "':id' for a device number, or the name of an execution provider."
             )
-        if kind == "cpu" and self.id:
-            raise DeviceError("There is only one device 'cpu'; leave the number out.")
         self.provider = provider
-        self.memory = _MEMORY_OF.get(provider, "cpu")
+        self.memory = MEMORY_OF.get(provider, "cpu")
         self.providers: list[Provider] = (
             list(providers) if providers is not None else self._default()
         )
         self.is_host = self.memory == "cpu"
         if not self.is_host:
             self._check_available()
-        self.ort_device = ort.OrtDevice(
-            getattr(ort.OrtDevice, self.memory)(), ort.OrtDevice.default_memory(), self.id
-        )
+        self.ort_device = ort_device(self.memory, self.id)
 
     @classmethod
     def of_providers(
