@@ -112,7 +112,7 @@ def train_on(
     run = Run(folder, settings, plan, task, trainer.history, [], training, validation, trainer)
     _fit(run, output, drop_last)
     if trainer.group.is_main:
-        _finish(run)
+        _finish(run, output)
     return run
 
 
@@ -197,18 +197,31 @@ def _refused(error: NonFiniteError, run: Run) -> str:
     )
 
 
-def _finish(run: Run) -> None:
+def _finish(run: Run, output: Output) -> None:
     folder = run.folder
     run.trainer.export(folder / "model.onnx")
     write_history(folder, run.history, run.steps)
-    pictures = loss_picture(run).write(folder / "loss")
-    write_text(folder / "report.html", report.page(run))
-    names = ("model.onnx", "checkpoint", "report.html", "history.csv", "history.json")
-    run.files = [*(folder / n for n in names), *pictures]
+    run.files = [folder / n for n in ("model.onnx", "checkpoint", "history.csv", "history.json")]
     if run.task.classes:
         names_file = folder / "classes.json"
         write_text(names_file, json.dumps(run.task.classes, indent=2) + "\n")
         run.files.append(names_file)
+    try:
+        _picture(run)
+    except OSError:
+        raise  # a full disk is told as one
+    except Exception as error:  # the model is trained and written: no picture may take that away
+        output.say(
+            f"Warning: the report could not be drawn ({type(error).__name__}: {error}). The model, "
+            f"the checkpoint and the history are complete in {folder}.",
+            style="yellow",
+        )
+
+
+def _picture(run: Run) -> None:
+    """The report, and the curve as a picture of its own."""
+    write_text(run.folder / "report.html", report.page(run))
+    run.files += [run.folder / "report.html", *loss_picture(run).write(run.folder / "loss")]
 
 
 def loss_picture(run: Run) -> Any:

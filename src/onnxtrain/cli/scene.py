@@ -171,8 +171,8 @@ def png_address(pixels: Array) -> str:
 
 
 def nice_steps(low: float, high: float, wanted: int = 5) -> list[float]:
-    """Round numbers that cover an interval."""
-    if not high > low:
+    """Round numbers that cover an interval, at least two, which differ."""
+    if not high - low > 1e-6 * max(abs(low), abs(high)):  # equal but for rounding
         high = low + (abs(low) or 1.0)
     rough = (high - low) / wanted
     power = 10.0 ** np.floor(np.log10(rough))
