@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from ..autodiff import reachable
 from ..compat.onnxcustom.base import SelectionError
+from ..compile import trainable_by_default
 from ..errors import ModelError, UnknownNameError
 from ..graph import FLOATS, ModelLike, OpBuilder, Tensor, load, to_proto
 from ..graph import parameters as params
@@ -122,7 +123,8 @@ def network(
             raise UnknownNameError("float initializer", name, known)
     graph.outputs.clear()
     graph.outputs.append(chosen)
-    trained = reachable(loaded, list(weights or known), [chosen.name or ""])
+    of = [chosen.name or ""]
+    trained = reachable(loaded, weights, of) if weights else trainable_by_default(loaded, of)
     lost = [n for n in weights or () if n not in trained]
     if lost:
         raise ModelError(f"The prediction {chosen.name!r} does not depend on {lost[0]!r}.")
