@@ -114,7 +114,7 @@ def test_one_graph_equals_parts(folder):
             (x, y), epochs=3, batch_size=20, validation_data=(x, y), progress=False
         )
         results.append((history, {n: p.data.copy() for n, p in trainer.state.parameters}))
-    assert type(trainer._engine).__name__ == "_Parts"
+    assert type(trainer._engine).__name__ == "TwoPartEngine"
     for name in results[0][0]:
         assert np.allclose(results[0][0][name], results[1][0][name], rtol=1e-4), name
     for name in SHAPES:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...errors import ModelFileError
+from ...operators import RANDOM
 from ..files.onnxfile import ModelFile, tensor_type, uses
 from ..files.wire import Message
 
@@ -29,8 +30,6 @@ MANY_NODES = 12_000
 """A longer model is cut into pieces: the time to create a session grows faster than its nodes."""
 
 NODES_OF_A_PIECE = 2_500
-
-RANDOM = {"Bernoulli", "Dropout", "Multinomial", "RandomNormalLike", "RandomUniformLike"}
 
 
 def is_long(model: ModelFile) -> bool:
@@ -198,6 +197,7 @@ class Template:
         self.nodes = model.nodes
         self.reads = [uses(node) for node in self.nodes]
         self._model, self._graph = _fields_but(model.message, {7}), _fields_but(graph, CONTENTS)
+        self._bare = _fields_but(model.message, {7, METADATA})
         self._inputs = {m.string(1): m for m in graph.messages(11)}
         known = (m for number in (13, 12, 11) for m in graph.messages(number))
         self._types = {m.string(1): kind for m in known if (kind := m.message(2)) is not None}
@@ -231,7 +231,8 @@ class Template:
         made = {o for i in chosen for o in self.nodes[i].outputs} - set(names)
         for name in sorted(made & self._types.keys()):
             graph.add(13, Message().add(1, name).add(2, self._types[name]))
-        return Message([*self._model, (7, 2, graph)]).encode()
+        fields = self._bare if piece.takes else self._model
+        return Message([*fields, (7, 2, graph)]).encode()
 
     def _needed(self, chosen: Sequence[int], names: set[str]) -> list[int]:
         """Those nodes that something depends on."""
@@ -242,6 +243,9 @@ class Template:
                 needed |= self.reads[i]
         return found[::-1]
 
+
+METADATA = 14
+"""Field of a model: what it says about itself, which may be long. Only the first piece says it."""
 
 CONTENTS = {1, 5, 11, 12, 13, 15}
 """Fields of a graph: nodes, constants, inputs, outputs, types of values, sparse constants."""
