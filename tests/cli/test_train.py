@@ -280,6 +280,22 @@ def test_fixed_batch(run):
     assert len(Path("out/steps.csv").read_text().splitlines()) == 1 + 12
 
 
+@pytest.mark.parametrize("other", ["g (float[N, 4] x) => (float[N, 1] y, float s)",
+                                   "g (float[N, 4] x) => (float s, float[N, 1] y)"])  # fmt: skip
+def test_an_output_that_is_a_single_number(run, other):
+    save(
+        f"{other} <float[4, 1] w = {{1, 1, 1, 1}}>"
+        "{ y = MatMul(x, w) s = ReduceMean<keepdims=0>(y) }"
+    )
+    np.savez("train.npz", x=blobs()[0], target=np.ones((120, 1), np.float32))
+    result = run(
+        "train", "model.onnx", "--data", "train.npz", "--loss", "mse", "--loss-output", "y",
+        "--val", "0.2", "--epochs", "1", "--output", "out",
+    )  # fmt: skip
+    assert result.code == 0, result.err
+    assert Path("out/report.html").is_file()
+
+
 def test_quiet_says_results_only(run):
     classifier()
     write_npz()

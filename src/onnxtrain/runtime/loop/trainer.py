@@ -408,7 +408,10 @@ class Trainer(OneProcess):
 
     @exclusive
     def predict(self, data: Any, batch_size: int = 32) -> Any:
-        """The model's outputs on inputs without targets: one array, or a tuple of several."""
+        """The model's outputs on inputs without targets: one array, or a tuple of several.
+
+        Batches are put together row by row; an output that is a single number has one per batch.
+        """
         evaluator = self._evaluator(with_loss=False)
         wanted = len(evaluator.user.input_names)
         if isinstance(data, tuple) and len(data) > wanted:
