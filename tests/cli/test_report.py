@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from onnxtrain.cli.scene import nice_steps, png_bytes, thin
+from onnxtrain.drawing.scene import nice_steps, png_bytes, thin
 
 from .models import classifier, regressor, write_csv, write_npz
 
