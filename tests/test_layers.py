@@ -249,12 +249,33 @@ def test_light_imports(module: str) -> None:
     assert out.stdout.strip() == "[]"
 
 
-def test_one_place_creates_sessions() -> None:
-    """Threads, options and providers are decided in one file."""
-    users = {
+def users_of(*names: str) -> set[str]:
+    """Files that call, or derive a class from, something whose name ends like one of these."""
+    return {
         path.relative_to(ROOT).as_posix()
         for path in ROOT.rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("InferenceSession")
+        for used in (
+            [node.func]
+            if isinstance(node, ast.Call)
+            else node.bases
+            if isinstance(node, ast.ClassDef)
+            else []
+        )
+        if ast.unparse(used).endswith(names)
     }
-    assert users == {"runtime/session/devices.py"}
+
+
+def test_one_place_creates_sessions() -> None:
+    """Threads, options and providers are decided in one file; TrainingSession looks like one."""
+    assert users_of("InferenceSession") == {"runtime/session/devices.py", "compat/ort/session.py"}
+
+
+def test_there_is_one_binding_class() -> None:
+    """Bindings of onnxruntime are made for `Binding` only; all others are built from it."""
+    assert users_of("SessionIOBinding", ".io_binding") == {
+        "runtime/session/native.py",
+        "runtime/session/cut_session.py",  # one for each piece of a long model
+        "compat/ort/binding.py",  # what the user of a TrainingSession binds to
+        "compat/ort/session.py",  # gives it out
+    }

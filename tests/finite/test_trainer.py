@@ -7,16 +7,16 @@ import pytest
 
 from onnxtrain.api import CheckpointState, Module, Optimizer, StepLR, Trainer
 from onnxtrain.errors import NonFiniteError, StateError
-from onnxtrain.runtime.loop.trainer import _OneGraph, _Parts
+from onnxtrain.runtime.step.engines import OneGraphEngine, TwoPartEngine
 
 from . import models
 
 GOOD = [models.good(seed) for seed in range(6)]
 WAYS = {
-    "one graph": ({}, _OneGraph),
-    "parts": ({"step_model": None}, _Parts),
-    "two batches": ({"accumulate": 2}, _Parts),
-    "clipped here": ({"clip_norm": 0.25}, _Parts),
+    "one graph": ({}, OneGraphEngine),
+    "parts": ({"step_model": None}, TwoPartEngine),
+    "two batches": ({"accumulate": 2}, TwoPartEngine),
+    "clipped here": ({"clip_norm": 0.25}, TwoPartEngine),
 }
 
 

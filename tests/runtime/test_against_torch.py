@@ -82,5 +82,5 @@ def test_curve(tmp_path, name):
     assert np.allclose(losses, expected, rtol=1e-4)
     trainer = Trainer.from_directory(folder, learning_rate=0.01)
     whole = [float(trainer._engine.run([x, y])[0]) for x, y in batches()]
-    assert type(trainer._engine).__name__ == "_OneGraph"
+    assert type(trainer._engine).__name__ == "OneGraphEngine"
     assert np.allclose(whole, expected, rtol=1e-4)

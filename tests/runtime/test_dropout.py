@@ -122,7 +122,9 @@ def test_two_and_two_epochs_are_four(folder, tmp_path, way, threads):
     again = trainer(checkpoint=tmp_path / "run")
     assert again.state.training_state.random.counter == 10
     again.fit((X, Y), epochs=4, resume=True, **fit)
-    assert type(whole._engine).__name__ == ("_OneGraph" if way == "one graph" else "_Parts")
+    assert type(whole._engine).__name__ == (
+        "OneGraphEngine" if way == "one graph" else "TwoPartEngine"
+    )
     assert_equal(everything(whole), everything(again))
     assert whole.state.training_state.random == RandomState(counter=20)
 

@@ -348,7 +348,7 @@ def test_trainer(folder, step_model, shuffle):
     y[8:12] = -100  # a whole batch
     options = {} if step_model else {"step_model": None}
     trainer = Trainer.from_directory(folder, learning_rate=0.1, check_finite=True, **options)
-    assert type(trainer._engine).__name__ == ("_OneGraph" if step_model else "_Parts")
+    assert type(trainer._engine).__name__ == ("OneGraphEngine" if step_model else "TwoPartEngine")
     history = trainer.fit((x, y), 2, 4, shuffle=False, progress=False)
     weights = [torch.tensor(WEIGHTS[n].astype(np.float32), requires_grad=True) for n in NAMES]
     means = []

@@ -228,10 +228,10 @@ def test_rest_of_an_epoch_is_not_lost(artifacts):
 
 
 def test_compiled_update_goes_before_one_graph(artifacts, monkeypatch):
-    assert type(make(artifacts)._engine).__name__ == "_OneGraph"
+    assert type(make(artifacts)._engine).__name__ == "OneGraphEngine"
     monkeypatch.setattr(kernels, "LARGE", 0)
     monkeypatch.setattr(kernels, "available", lambda: True)
-    assert type(make(artifacts)._engine).__name__ == "_Parts"
+    assert type(make(artifacts)._engine).__name__ == "TwoPartEngine"
 
 
 def test_interrupted_accumulation_is_forgotten(artifacts):

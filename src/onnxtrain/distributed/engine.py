@@ -15,6 +15,7 @@ from ..runtime.state.buffers import TensorStore, aligned_zeros
 from ..runtime.step.finite import refused
 from ..runtime.step.module import Module
 from ..runtime.step.optimizer import Optimizer
+from ..runtime.step.step import Engine
 from .backend import Backend
 from .overlap import BUCKET_MB, Overlap, Way
 from .sampler import Part
@@ -37,7 +38,7 @@ def widened(gradients: TensorStore, extra: int) -> Array:
     return wide
 
 
-class ParallelEngine:
+class ParallelEngine(Engine):
     """Runs the steps of a `Trainer` together with the other ranks.
 
     A rank's gradient is the mean over its own rows. With n_r of n rows on rank r the gradient of

@@ -16,11 +16,13 @@ import onnxruntime
 import torch
 from onnxruntime.capi import _pybind_state as ort
 
+from ..errors import DeviceError
 from ..graph.contract import RANDOM_INPUT
-from ..runtime.session.devices import create_session
+from ..runtime.session import threads
+from ..runtime.session.devices import CPU, Device, open_session, session_options
 from ..runtime.session.feeds import on_host
-from ..runtime.session.native import core_of
-from ..runtime.session.threads import HEAVY, LIMIT, applications
+from ..runtime.session.threads import HEAVY, applications
+from ..runtime.step.halves import BackwardHalf, ForwardHalf, vector_of
 from ._openmp import pause
 from ._ortmodule_graph import Halves
 from .fallback import ORTModuleDeviceException, ORTModuleONNXModelException
@@ -52,34 +54,36 @@ def to_torch(values: Any, index: int) -> torch.Tensor:
     return tensor
 
 
-def device_of(device: torch.device) -> Any:
-    """onnxruntime's name for a device."""
-    kind = ort.OrtDevice.cpu() if device.type == "cpu" else ort.OrtDevice.cuda()
-    return ort.OrtDevice(kind, ort.OrtDevice.default_memory(), device.index or 0)
+def device_for(device: torch.device) -> Device:
+    """Where onnxruntime has the tensors of a device of torch."""
+    if device.type == "cpu":
+        return Device("cpu")
+    kind = "rocm" if device.type == "cuda" and torch.version.hip else device.type
+    try:
+        return Device(f"{kind}:{device.index or 0}")
+    except DeviceError:
+        have = ", ".join(onnxruntime.get_available_providers())
+        raise ORTModuleDeviceException(
+            f"The tensors are on {str(device)!r}, and this onnxruntime has only {have}. "
+            "Move module and inputs to the CPU (.to('cpu')), install a build of onnxruntime for "
+            "that device, or allow torch to take over with FALLBACK_UNSUPPORTED_DEVICE."
+        ) from None
 
 
 def providers_for(device: torch.device) -> list[Any]:
     """Execution providers for tensors on a device."""
-    cpu = "CPUExecutionProvider"
-    if device.type == "cpu":
-        return [cpu]
-    have = onnxruntime.get_available_providers()
-    name = {"cuda": "ROCMExecutionProvider" if torch.version.hip else "CUDAExecutionProvider"}.get(
-        device.type, ""
-    )
-    if name not in have:
-        raise ORTModuleDeviceException(
-            f"The tensors are on {str(device)!r}, and this onnxruntime has only {', '.join(have)}. "
-            "Move module and inputs to the CPU (.to('cpu')), install a build of onnxruntime for "
-            "that device, or allow torch to take over with FALLBACK_UNSUPPORTED_DEVICE."
-        )
+    found = device_for(device)
+    if found.is_host:
+        return found.providers
     stream = str(torch.cuda.current_stream(device).cuda_stream)
-    options = {"device_id": str(device.index or 0), "user_compute_stream": stream}
-    return [(name, options), cpu]
+    options = {"device_id": str(found.id), "user_compute_stream": stream}
+    return [(found.provider, options), CPU]
 
 
 def is_small(forward: onnx.ModelProto, arguments: Collection[str]) -> bool:
     """Whether waking up a second thread takes longer than the products it would help with.
+
+    See `runtime.session.threads`, whose answer it is.
 
     Args:
         forward: a graph with inputs of known sizes.
@@ -96,27 +100,28 @@ def is_small(forward: onnx.ModelProto, arguments: Collection[str]) -> bool:
             continue
         indices = tensor.elem_type in (onnx.TensorProto.INT64, onnx.TensorProto.INT32)
         times = max(times, applications(shape, indices=indices))
-    return weights * times <= LIMIT
+    return threads.is_small(weights, times)
 
 
 def make_session(model: onnx.ModelProto, device: torch.device, config: Mapping[str, str]) -> Any:
     """A session for one half."""
-    options = onnxruntime.SessionOptions()
-    config = {"session.force_spinning_stop": "1", **config}
-    options.log_severity_level = int(config.pop("log_severity_level", "3"))
-    threads = config.pop("intra_op_num_threads", "")
-    options.intra_op_num_threads = int(threads) if threads else torch.get_num_threads()
-    options.enable_mem_pattern = config.pop("enable_mem_pattern", "1") == "1"
-    profile = config.pop("profile_file_prefix", "")
+    entries = dict(config)
+    severity = int(entries.pop("log_severity_level", "3"))
+    count = entries.pop("intra_op_num_threads", "")
+    pattern = entries.pop("enable_mem_pattern", "1") == "1"
+    profile = entries.pop("profile_file_prefix", "")
+    options = session_options(
+        # The blocked layout of the last level wants constant weights; without, it only costs
+        weights_change=any(n.op_type in {"Conv", "ConvTranspose"} for n in model.graph.node),
+        pattern=pattern,
+        threads=int(count) if count else torch.get_num_threads(),
+        entries=entries,
+    )
+    options.log_severity_level = severity
     if profile:
         options.enable_profiling, options.profile_file_prefix = True, profile
-    for key, value in config.items():
-        options.add_session_config_entry(key, value)
-    if any(n.op_type in {"Conv", "ConvTranspose"} for n in model.graph.node):
-        # The blocked layout of the last level wants constant weights; without, it only costs
-        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
     try:
-        session = create_session(model.SerializeToString(), options, providers_for(device))
+        session = open_session(model.SerializeToString(), options, providers_for(device))
     except ORTModuleDeviceException:
         raise
     except Exception as error:  # onnxruntime has a class of its own for every kind of failure
@@ -200,53 +205,51 @@ class Graphs:
         input_at = {n: i for i, n in enumerate(inputs)}
         tensor_at = {n: i for i, n in enumerate(tensors)}
         self.forward_session = make_session(halves.forward, device, config)
-        self._forward = core_of(self.forward_session)
-        threads = self.forward_session.get_session_options().intra_op_num_threads
-        self._many_threads = threads > 1 and device.type == "cpu"
+        count = self.forward_session.get_session_options().intra_op_num_threads
+        self._many_threads = count > 1 and device.type == "cpu"
         self.from_inputs = [input_at[n] for n in halves.feeds if n in input_at]
         self.from_tensors = [tensor_at[n] for n in halves.feeds if n in tensor_at]
-        self._feeds = [inputs[i] for i in self.from_inputs]
-        self._feeds += [tensors[i] for i in self.from_tensors]
+        feeds = [inputs[i] for i in self.from_inputs]
+        feeds += [tensors[i] for i in self.from_tensors]
         self._draws = RANDOM_INPUT in halves.feeds
         if self._draws:
-            self._feeds.append(RANDOM_INPUT)
+            feeds.append(RANDOM_INPUT)
         self.count = len(outputs)
-        self._fetches = [*outputs, *halves.updates, *(s for s in halves.saved if s not in outputs)]
+        fetches = [*outputs, *halves.updates, *(s for s in halves.saved if s not in outputs)]
         self._plain = len(outputs) + len(halves.updates)
-        self._device = device_of(device)
-        self._devices = [self._device] * len(self._fetches)
-        self._options = ort.RunOptions()
+        self._forward = ForwardHalf(
+            self.forward_session, feeds, fetches, device_for(device).ort_device
+        )
         self.updated = [tensor_at[b] for b in halves.updates.values()]
         self.differentiable = halves.backward is not None
         if halves.backward is not None:
-            self._prepare_backward(halves, input_at, tensor_at, device, config)
+            self._prepare_backward(halves, device, config)
 
     def _prepare_backward(
         self,
         halves: Halves,
-        input_at: Mapping[str, int],
-        tensor_at: Mapping[str, int],
         device: torch.device,
         config: Mapping[str, str],
     ) -> None:
         assert halves.backward is not None
         self.backward_session = make_session(halves.backward, device, config)
-        self._backward = core_of(self.backward_session)
-        reads = [i.name for i in halves.backward.graph.input]
-        saved = [n for n in reads if n in halves.saved]
-        feeds = [n for n in reads if n in self._feeds and n not in halves.saved]
-        seeds = [n for n in halves.seeds if n is not None]
+        reads, feeds = [i.name for i in halves.backward.graph.input], self._forward.feeds
+        self._backward = BackwardHalf(
+            self.backward_session,
+            self._forward,
+            saved=[n for n in reads if n in halves.saved],
+            given=[n for n in reads if n in feeds and n not in halves.saved],
+            seeds=[n for n in halves.seeds if n is not None],
+            gradients=list(halves.gradients.values()),
+            device=device_for(device).ort_device,
+        )
         self.seeded = [i for i, n in enumerate(halves.seeds) if n is not None]
         self.not_seeded = [i for i, n in enumerate(halves.seeds) if n is None]
-        self._backward_feeds = [*saved, *feeds, *seeds]
-        self.saved_at = [self._fetches.index(n) for n in saved]
-        self.saved_outputs = [i for i in self.saved_at if i < self.count]
-        self.feed_at = [self._feeds.index(n) for n in feeds]
-        # What has a gradient, as positions among the feeds, and where the gradients come out
+        self.saved_outputs = [i for i in self._backward.saved_at if i < self.count]
+        self.feed_at, self.kept = self._backward.given_at, self._backward.keep
+        # What has a gradient, as positions among the feeds
         self.wrt_names = list(halves.gradients)
-        self.wrt = [self._feeds.index(n) for n in halves.gradients]
-        self._gradients = list(halves.gradients.values())
-        self._gradient_devices = [self._device] * len(self._gradients)
+        self.wrt = [feeds.index(n) for n in halves.gradients]
 
     def drawn(self) -> list[torch.Tensor]:
         """What random operators draw from in this call, from torch's generator; [] without any.
@@ -263,68 +266,37 @@ class Graphs:
         given = [to_ort(inputs[i]) for i in self.from_inputs]
         return [*given, *bound.values(), *map(to_ort, drawn)]
 
-    def _settle(self) -> None:
+    def _free_cores(self) -> None:
         """Free the cores, where freeing them takes less time than it saves."""
         if self._many_threads:
             pause()
 
     def run_forward(self, feeds: Sequence[Any], *, save: bool) -> Any:
         """All results of the forward graph, or those that are not saved for backward only."""
-        vector, made = ort.OrtValueVector(), ort.OrtValueVector()
-        push = vector.push_back
-        for value in feeds:
-            push(value)
-        fetches, devices = self._fetches, self._devices
-        if not save and len(fetches) > self._plain:
-            fetches, devices = fetches[: self._plain], devices[: self._plain]
-        self._settle()
+        vector = vector_of(feeds)
+        self._free_cores()
         try:
-            self._forward.run_with_ortvaluevector(
-                self._options, self._feeds, vector, fetches, made, devices
-            )
+            return self._forward.run(vector, None if save else self._plain)
         except Exception:
             self._check_labels(feeds)
             raise
-        return made
 
     def _check_labels(self, feeds: Sequence[Any]) -> None:
         """If wrong labels made a run fail, name the first; the graph has a guard against them."""
-        for name, value in zip(self._feeds, feeds):
+        for name, value in zip(self._forward.feeds, feeds):
             labels, array = self.halves.labels.get(name), on_host(value)
             if labels is not None and array is not None:
                 labels.check(array)
 
     def run_backward(self, vector: Any) -> list[torch.Tensor]:
         """The gradients, in the order of `wrt`."""
-        made = ort.OrtValueVector()
-        self._settle()
-        self._backward.run_with_ortvaluevector(
-            self._options,
-            self._backward_feeds,
-            vector,
-            self._gradients,
-            made,
-            self._gradient_devices,
-        )
-        return list(made.to_dlpacks(_from_dlpack))
-
-    def kept(self, made: Any, feeds: Sequence[Any]) -> Any:
-        """What the backward graph reads of what the forward graph was given and gave."""
-        vector = ort.OrtValueVector()
-        push = vector.push_back
-        for i in self.saved_at:
-            push(made[i])
-        for i in self.feed_at:
-            push(feeds[i])
-        return vector
+        self._free_cores()
+        return list(self._backward.run(vector).to_dlpacks(_from_dlpack))
 
     def with_seeds(self, kept: Any, grads: Sequence[torch.Tensor], *, again: bool) -> Any:
         """All that the backward graph reads; `again` leaves what was kept as it is."""
         if again:
-            vector = ort.OrtValueVector()
-            for i in range(len(kept)):
-                vector.push_back(kept[i])
-            kept = vector
+            kept = vector_of([kept[i] for i in range(len(kept))])
         for i in self.seeded:
             kept.push_back(to_ort(grads[i]))
         return kept

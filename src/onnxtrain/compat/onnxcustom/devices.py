@@ -8,9 +8,13 @@ import numpy as np
 import onnxruntime
 from onnxruntime.capi._pybind_state import OrtDevice, OrtValue
 
+from ...errors import DeviceError
+from ...runtime.session.devices import PROVIDER_OF, ort_device, parse_name
 from .exceptions import ProviderError
 
-CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
+CPU, CUDA = PROVIDER_OF["cpu"], PROVIDER_OF["cuda"]
+KINDS = {"cpu": "cpu", "cuda": "cuda", "gpu": "cuda"}
+"""What the predecessor calls devices, and what the engine calls them."""
 
 
 def get_ort_device_type(device: str | OrtDevice) -> int:
@@ -22,11 +26,9 @@ def get_ort_device_type(device: str | OrtDevice) -> int:
     if isinstance(device, OrtDevice):
         return int(device.device_type())
     kind = device.lower().partition(":")[0]
-    if kind == "cpu":
-        return int(OrtDevice.cpu())
-    if kind in {"cuda", "gpu"}:
-        return int(OrtDevice.cuda())
-    raise ProviderError(f"Unknown device {device!r}; use 'cpu', 'cuda' or 'cuda:<number>'.")
+    if kind not in KINDS:
+        raise ProviderError(f"Unknown device {device!r}; use 'cpu', 'cuda' or 'cuda:<number>'.")
+    return int(ort_device(KINDS[kind]).device_type())
 
 
 def get_ort_device(device: str | OrtDevice) -> OrtDevice:
@@ -38,17 +40,18 @@ def get_ort_device(device: str | OrtDevice) -> OrtDevice:
     """
     if isinstance(device, OrtDevice):
         return device
-    kind, _, number = device.lower().partition(":")
-    if number and not number.isdigit():
-        raise ProviderError(f"Device {device!r}: the part after ':' must be a number.")
-    if kind == "cpu" and int(number or 0):
-        raise ProviderError("There is only one device 'cpu'; leave the number out.")
-    return OrtDevice(get_ort_device_type(kind), OrtDevice.default_memory(), int(number or 0))
+    try:
+        kind, number = parse_name(device.lower())
+    except DeviceError as error:
+        raise ProviderError(str(error)) from None
+    get_ort_device_type(kind)
+    return ort_device(KINDS[kind], number)
 
 
 def ort_device_to_string(device: OrtDevice) -> str:
     """``"cpu"``, ``"cuda"`` or ``"cuda:1"``."""
-    kind = {OrtDevice.cpu(): "cpu", OrtDevice.cuda(): "cuda"}.get(device.device_type())
+    kinds = {ort_device(kind).device_type(): kind for kind in KINDS.values()}
+    kind = kinds.get(device.device_type())
     if kind is None:
         raise ProviderError(f"No name is known for device type {device.device_type()}.")
     number = device.device_id()

@@ -10,19 +10,19 @@ or copied in a step but the batch.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
-from onnxruntime.capi._pybind_state import OrtValue, SessionIOBinding
 
 from ...errors import InputError, ModelError
 from ...passes.partition import Partition
-from ...runtime.session.devices import RUN_OPTIONS, Device, session_options
-from ...runtime.session.native import core_of
-from ...runtime.state.buffers import TensorStore
+from ...runtime.files.dtypes import BY_NUMPY
+from ...runtime.session.binding import Binding
+from ...runtime.session.devices import Device, session_options
+from ...runtime.session.threads import is_small
+from ...runtime.state.buffers import TensorSpec, TensorStore
 from ...runtime.step.finite import HUGE, Snapshot, first_not_finite, is_finite
 from .base import Array, BaseOnnx
 from .exceptions import BatchError
@@ -33,39 +33,8 @@ from .sgd_learning_loss import BaseLearningLoss
 from .sgd_learning_penalty import BaseLearningPenalty
 from .sgd_learning_rate import BaseLearningRate
 
-SMALL = 1 << 15
-
-
-class Buffer:
-    """A tensor that stays where it is, in host memory or on a device."""
-
-    def __init__(self, shape: tuple[int, ...], dtype: Any, device: Device) -> None:
-        self.shape, self.dtype, self._ort_device = tuple(shape), np.dtype(dtype), device.ort_device
-        self._array: Array | None = None
-        self._value: Any = None
-        if device.is_host:
-            self._array = np.zeros(self.shape, self.dtype)
-        else:
-            self._value = OrtValue.ortvalue_from_shape_and_type(
-                list(shape), self.dtype.type, device.ort_device
-            )
-
-    @property
-    def place(self) -> tuple[Any, ...]:
-        """What `bind_input` and `bind_output` take after the name."""
-        pointer = self._array.ctypes.data if self._array is not None else self._value.data_ptr()
-        return self._ort_device, self.dtype.type, self.shape, pointer
-
-    def write(self, array: Any) -> None:
-        """Copy an array in."""
-        if self._array is not None:
-            self._array[...] = array
-        else:
-            self._value.update_inplace(np.ascontiguousarray(array, self.dtype))
-
-    def read(self) -> Array:
-        """The values, in host memory."""
-        return self._array if self._array is not None else np.asarray(self._value.numpy())
+FEATURES, LABELS, ROW_WEIGHTS = "features", "labels", "row weights"
+ROWS, SCALE, SEED, LOSS = "rows", "scale", "gradient of the loss", "loss"
 
 
 class FourGraphs(BaseOnnx):
@@ -111,7 +80,7 @@ class FourGraphs(BaseOnnx):
         self.moments = {name: self.weights.like() for name in rate.optimizer().states}
         for store in (self.weights, self.gradients, *self.moments.values()):
             store.place(device)
-        small = self.weights.size < SMALL
+        small = is_small(self.weights.size)
         graphs = {
             "forward": self.forward_onnx_,
             "loss": self.loss_onnx_,
@@ -120,9 +89,14 @@ class FourGraphs(BaseOnnx):
             "update": self.update_onnx_,
         }
         self.sessions = {n: _session(g, device, small) for n, g in graphs.items() if g is not None}
-        self.rate = Buffer((1,), self.dtype, device)
-        self.count = Buffer((1,), np.int64, device)
-        self.penalty_value = Buffer((), self.dtype, device)
+        self.numbers = _store(
+            device,
+            {
+                "learning_rate": ((1,), self.dtype),
+                "step": ((1,), np.int64),
+                "penalty": ((), self.dtype),
+            },
+        )
         self.counts = any("step" in n.input for n in self.update_onnx_.graph.node)
         self._sides: dict[int, Side] = {}
         self.steps = 0
@@ -130,7 +104,7 @@ class FourGraphs(BaseOnnx):
     def side(self, x: Array) -> Side:
         """The bindings for batches of this size."""
         side = self._sides.get(len(x))
-        if side is None or side.x.shape != x.shape:
+        if side is None or side.fed.specs[FEATURES].shape != x.shape:
             if len(self._sides) > 8:  # sizes that change all the time would pile up memory
                 self._sides.clear()
             side = self._sides[len(x)] = Side(self, x)
@@ -161,13 +135,13 @@ class FourGraphs(BaseOnnx):
             what = f"The gradient of {name!r} is NaN or infinite"
         raise BatchError(f"{what} in the batch of rows {start} to {start + rows - 1}", loss)
 
-    def try_update(self, run: Callable[..., None], binding: Any) -> None:
+    def try_update(self, run: Callable[[], None]) -> None:
         """Change the weights, and take it back if gradients are so large that it overflows."""
         stores = [self.weights, *self.moments.values()]
         for store in stores:
             store.written()
         before = Snapshot(stores)
-        run(binding, RUN_OPTIONS)
+        run()
         for store in stores:
             store.written()
         if not all(map(is_finite, stores)):
@@ -176,7 +150,7 @@ class FourGraphs(BaseOnnx):
 
     def set_rate(self, value: float) -> None:
         """Set the learning rate of the next steps."""
-        self.rate.write(value)
+        write(self.numbers, "learning_rate", value)
 
     def state(self, kind: str = "weight") -> dict[str, Array]:
         """Copies of weights or gradients, by name."""
@@ -213,77 +187,94 @@ class FourGraphs(BaseOnnx):
 
 
 class Side:
-    """The bindings for one size of batch."""
+    """The bindings for one size of batch.
+
+    Attributes:
+        fed: what is copied in: features, labels, weights of the rows, and numbers that stay.
+        crossing: what goes from one graph to the next.
+        results: the loss.
+    """
 
     def __init__(self, of: FourGraphs, x: Array) -> None:
         device, dtype, rows = of.device, of.dtype, len(x)
         self.of, self.rows = of, rows
-        self.x = Buffer(x.shape, x.dtype, device)
-        self.x.write(x)
-        crossing = self._crossing()
-        predicted = crossing[of.parts.outputs[0]]
-        if not predicted.shape or predicted.shape[0] != rows:
+        self.fed = _store(device, {FEATURES: (x.shape, x.dtype)})
+        write(self.fed, FEATURES, x)
+        made = self._made_by_forward()
+        predicted, _ = made[of.parts.outputs[0]]
+        if not predicted or predicted[0] != rows:
             raise ModelError(
                 f"The model's output {of.parts.outputs[0]!r} has the shape "
-                f"{list(predicted.shape)} for {rows} observations; its first dimension must be "
+                f"{list(predicted)} for {rows} observations; its first dimension must be "
                 "theirs."
             )
-        shape = (rows, *of.loss.label_columns(predicted.shape))
-        self.label = Buffer(shape, of.loss.label_dtype or dtype, device)
-        self.weight = Buffer((rows,), dtype, device)
-        self.loss_value = Buffer((), dtype, device)
-        scale = Buffer((1,), dtype, device)
-        scale.write(1.0 / rows)
-        self._scale, self._crossing_buffers = scale, crossing  # bound memory must stay alive
-        self._seed = Buffer(predicted.shape, dtype, device)
-        runs = [
-            self._forward(crossing),
-            self._loss(predicted),
-            self._backward(crossing),
-            *([self._penalty(rows)] if of.penalty_onnx_ is not None else []),
+        self.predicted = predicted
+        labels = (rows, *of.loss.label_columns(predicted))
+        self.fed = _store(
+            device,
+            {
+                FEATURES: (x.shape, x.dtype),
+                LABELS: (labels, of.loss.label_dtype or dtype),
+                ROW_WEIGHTS: ((rows,), dtype),
+                ROWS: ((1,), dtype),
+                SCALE: ((1,), dtype),
+            },
+        )
+        write(self.fed, ROWS, rows)
+        write(self.fed, SCALE, 1.0 / rows)
+        self.crossing = _store(device, {**made, SEED: (predicted, dtype)})
+        self.results = _store(device, {LOSS: ((), dtype)})
+        bindings = [
+            self._forward(made),
+            self._loss(),
+            self._backward(),
+            *([self._penalty()] if of.penalty_onnx_ is not None else []),
             self._update(),
         ]
-        self._runs = [(core_of(of.sessions[n]).run_with_iobinding, b) for n, b in runs]
-        self._fed = [self.x, self.label]
+        *self._gradients, self._run_update = [binding.bare_run() for binding in bindings]
+        self._names = [FEATURES, LABELS]
         if of.loss.weight_name_ is not None:
-            self._fed.append(self.weight)
+            self._names.append(ROW_WEIGHTS)
 
     def run(self, data: tuple[Array, ...], starts: range) -> tuple[float, float]:
         """A step for each of the batches that begin at `starts`.
 
         A batch whose loss or gradient is not finite raises `BatchError` before the update.
         """
-        of, rows = self.of, self.rows
-        *gradients, (run_update, binding_of_update) = self._runs
+        of, rows, gradients, update = self.of, self.rows, self._gradients, self._run_update
         (flat,) = (buffer.data for buffer in of.gradients.buffers.values())
-        labels = of.loss.prepare(data[1], (len(data[1]), *self._seed.shape[1:]))
-        pairs = list(zip(self._fed, (data[0], labels, *data[2:])))
+        labels = of.loss.prepare(data[1], (len(data[1]), *self.predicted[1:]))
+        # In host memory the buffers are arrays: no call in between.
+        pairs = [
+            (self.fed.view(name), array)
+            for name, array in zip(self._names, (data[0], labels, *data[2:]))
+        ]
+        host, copy = of.device.is_host, np.copyto
+        fixed, step = self.results.view(LOSS), of.numbers.view("step")
+        fixed_penalty = of.numbers.view("penalty")
         penalized = of.penalty_onnx_ is not None
         total, penalty = 0.0, 0.0
-        host = of.device.is_host
-        # In host memory the buffers are arrays: no call in between.
-        arrays = [(b.read(), a) for b, a in pairs] if host else []
-        copy, read = np.copyto, self.loss_value.read
-        fixed = read() if host else None
         with np.errstate(over="ignore", invalid="ignore"):
             for start in starts:
                 stop = start + rows
-                for buffer, array in arrays:
+                for buffer, array in pairs:
                     copy(buffer, array[start:stop])
-                if not host:
-                    for target, array in pairs:
-                        target.write(array[start:stop])
                 if of.counts:
-                    of.count.write(of.steps + 1)
-                for step, binding in gradients:
-                    step(binding, RUN_OPTIONS)
-                loss = (read() if fixed is None else fixed).item()
-                extra = of.penalty_value.read().item() if penalized else 0.0
+                    step[0] = of.steps + 1
+                if not host:
+                    self.fed.push()
+                    of.numbers.push()
+                for run in gradients:
+                    run()
+                loss = (fixed if host else read(self.results, LOSS)).item()
+                extra = 0.0
+                if penalized:
+                    extra = (fixed_penalty if host else read(of.numbers, "penalty")).item()
                 if host and math.isfinite(loss + extra) and flat.dot(flat) < HUGE * HUGE:
-                    run_update(binding_of_update, RUN_OPTIONS)
+                    update()
                 else:
                     of.check(loss + extra, start, rows)
-                    of.try_update(run_update, binding_of_update)
+                    of.try_update(update)
                 of.steps += 1
                 total += loss
                 penalty += extra
@@ -291,94 +282,106 @@ class Side:
 
     # -- bindings ----------------------------------------------------------------------------------
 
-    def _crossing(self) -> dict[str, Buffer]:
-        """Memory for what the forward graph returns; its shapes come from a first run."""
-        of = self.of
+    def _made_by_forward(self) -> dict[str, tuple[tuple[int, ...], Any]]:
+        """Shapes and types of what the forward graph returns, from a first run."""
         binding = self._begin("forward")
-        names = [o.name for o in of.forward_onnx_.graph.output]
+        names = [o.name for o in self.of.forward_onnx_.graph.output]
         for name in names:
-            binding.bind_output(name, of.device.ort_device)
-        core_of(of.sessions["forward"]).run_with_iobinding(binding, RUN_OPTIONS)
-        values = binding.get_outputs()
+            binding.made_output(name)
+        binding.run()
+        values = binding.io.get_outputs()
         return {
-            name: Buffer(tuple(values[i].shape()), _numpy_type(values[i]), of.device)
-            for i, name in enumerate(names)
+            name: (tuple(values[i].shape()), _numpy_type(values[i])) for i, name in enumerate(names)
         }
 
-    def _begin(self, name: str, stores: bool = True) -> Any:
+    def _binding(self, name: str) -> Binding:
+        return Binding(self.of.sessions[name], self.of.device)
+
+    def _begin(self, name: str) -> Binding:
         """A binding with the features and the weights bound where the graph reads them."""
-        of = self.of
-        session = of.sessions[name]
-        binding = SessionIOBinding(core_of(session))
-        reads = {i.name for i in session.get_inputs()}
+        of, binding = self.of, self._binding(name)
+        reads = {i.name for i in of.sessions[name].get_inputs()}
         if of.input_name in reads:
-            binding.bind_input(of.input_name, *self.x.place)
+            binding.input_tensor(of.input_name, self.fed, FEATURES)
         for weight in of.weights:
-            if stores and weight in reads:
-                binding.bind_input(weight, *_place(of, of.weights, weight))
+            if weight in reads:
+                binding.input_tensor(weight, of.weights, weight)
         return binding
 
-    def _forward(self, crossing: dict[str, Buffer]) -> tuple[str, Any]:
+    def _forward(self, names: Iterable[str]) -> Binding:
         binding = self._begin("forward")
-        for name, buffer in crossing.items():
-            binding.bind_output(name, *buffer.place)
-        return "forward", binding
+        for name in names:
+            binding.output_tensor(name, self.crossing, name)
+        return binding
 
-    def _loss(self, predicted: Buffer) -> tuple[str, Any]:
-        of = self.of
-        binding = SessionIOBinding(core_of(of.sessions["loss"]))
-        binding.bind_input("X1", *self.label.place)
-        binding.bind_input("X2", *predicted.place)
+    def _loss(self) -> Binding:
+        of, binding = self.of, self._binding("loss")
+        binding.input_tensor("X1", self.fed, LABELS)
+        binding.input_tensor("X2", self.crossing, of.parts.outputs[0])
         if of.loss.weight_name_ is not None:
-            binding.bind_input(of.loss.weight_name_, *self.weight.place)
-        binding.bind_output("Y", *self.loss_value.place)
-        binding.bind_output("Z", *self._seed.place)
-        return "loss", binding
+            binding.input_tensor(of.loss.weight_name_, self.fed, ROW_WEIGHTS)
+        binding.output_tensor("Y", self.results, LOSS)
+        binding.output_tensor("Z", self.crossing, SEED)
+        return binding
 
-    def _backward(self, crossing: dict[str, Buffer]) -> tuple[str, Any]:
-        of = self.of
-        binding = self._begin("backward")
+    def _backward(self) -> Binding:
+        of, binding = self.of, self._begin("backward")
         graph = of.backward_onnx_.graph
         for value in graph.input:
             if value.name in of.parts.saved:
-                binding.bind_input(value.name, *crossing[value.name].place)
+                binding.input_tensor(value.name, self.crossing, value.name)
             elif value.name not in of.weights and value.name != of.input_name:
-                binding.bind_input(value.name, *self._seed.place)
+                binding.input_tensor(value.name, self.crossing, SEED)
         for value in graph.output:
-            place = _place(of, of.gradients, of.weight_of[value.name])
-            binding.bind_output(value.name, *place)
-        return "backward", binding
+            binding.output_tensor(value.name, of.gradients, of.weight_of[value.name])
+        return binding
 
-    def _penalty(self, rows: int) -> tuple[str, Any]:
-        of = self.of
-        binding = SessionIOBinding(core_of(of.sessions["penalty"]))
-        self._rows = Buffer((1,), of.dtype, of.device)
-        self._rows.write(rows)
-        binding.bind_input("X", *_flat(of, of.weights))
-        binding.bind_input("G", *_flat(of, of.gradients))
-        binding.bind_input("scale", *self._rows.place)
-        binding.bind_output("Y", *of.penalty_value.place)
-        binding.bind_output("Z", *_flat(of, of.gradients))
-        return "penalty", binding
+    def _penalty(self) -> Binding:
+        of, binding = self.of, self._binding("penalty")
+        _bind_flat(binding.input, "X", of.weights)
+        _bind_flat(binding.input, "G", of.gradients)
+        binding.input_tensor("scale", self.fed, ROWS)
+        binding.output_tensor("Y", of.numbers, "penalty")
+        _bind_flat(binding.output, "Z", of.gradients)
+        return binding
 
-    def _update(self) -> tuple[str, Any]:
-        of = self.of
-        binding = SessionIOBinding(core_of(of.sessions["update"]))
-        binding.bind_input("learning_rate", *of.rate.place)
-        binding.bind_input("step", *of.count.place)
-        binding.bind_input("grad_scale", *self._scale.place)
+    def _update(self) -> Binding:
+        of, binding = self.of, self._binding("update")
+        for name in ("learning_rate", "step"):
+            binding.input_tensor(name, of.numbers, name)
+        binding.input_tensor("grad_scale", self.fed, SCALE)
         stores = {"params": of.weights, "gradients": of.gradients, **of.moments}
         for name, store in stores.items():
-            binding.bind_input(name, *_flat(of, store))
+            _bind_flat(binding.input, name, store)
             if name != "gradients":
-                binding.bind_output(f"{name}.updated", *_flat(of, store))
-        return "update", binding
+                _bind_flat(binding.output, f"{name}.updated", store)
+        return binding
 
 
-def _session(model: onnx.ModelProto, device: Device, small: bool) -> onnxruntime.InferenceSession:
-    options = session_options()
-    if small:
-        options.intra_op_num_threads = 1
+def _store(device: Device, tensors: Mapping[str, tuple[tuple[int, ...], Any]]) -> TensorStore:
+    """Room for tensors of these shapes and types, where the weights are."""
+    store = TensorStore(
+        TensorSpec(name, BY_NUMPY[np.dtype(kind)], shape) for name, (shape, kind) in tensors.items()
+    )
+    store.place(device)
+    return store
+
+
+def write(store: TensorStore, name: str, value: Any) -> None:
+    """Copy a value in."""
+    store.view(name)[...] = value
+    store.push()
+
+
+def read(store: TensorStore, name: str) -> Array:
+    """What a graph has written."""
+    store.written()
+    store.pull()
+    return store.view(name)
+
+
+def _session(model: onnx.ModelProto, device: Device, small: bool) -> Any:
+    options = session_options(threads=1 if small else 0)
     return device.session(model.SerializeToString(), options)
 
 
@@ -392,13 +395,10 @@ def _only(backward: onnx.ModelProto, names: set[str]) -> onnx.ModelProto:
     return without_unused(model)
 
 
-def _place(of: FourGraphs, store: TensorStore, name: str) -> tuple[Any, ...]:
-    return of.device.ort_device, of.dtype.type, store.specs[name].shape, store.pointer(name)
-
-
-def _flat(of: FourGraphs, store: TensorStore) -> tuple[Any, ...]:
+def _bind_flat(bind: Callable[..., None], name: str, store: TensorStore) -> None:
+    """Bind a whole store as one vector."""
     (buffer,) = store.buffers.values()
-    return of.device.ort_device, of.dtype.type, (buffer.data.size,), buffer.pointer()
+    bind(name, buffer.type, (buffer.data.size,), buffer.pointer())
 
 
 def _copies(store: TensorStore) -> dict[str, Array]:

@@ -10,8 +10,8 @@ import numpy as np
 import onnx
 
 from ...errors import InputError, ModelError, NonFiniteError, UnknownNameError
+from ...runtime.session.binding import Binding
 from ...runtime.session.devices import create_session
-from ...runtime.session.native import core_of, io_of
 from ...runtime.session.sharing import exclusive
 from ...runtime.state.buffers import TensorStore
 from ...runtime.step.finite import first_not_finite, is_finite
@@ -26,7 +26,7 @@ from .common import (
     with_weights_as_inputs,
 )
 from .data_loader import Batch, OrtDataLoader, generator
-from .devices import device_to_providers, get_ort_device
+from .devices import device_to_providers
 from .exceptions import BatchError, UnknownWeightError
 from .onnx_helper import get_train_initializer
 from .sgd_learning_rate import BaseLearningRate, LearningRateAdam
@@ -328,18 +328,26 @@ class BoundStep:
         self._session, self._rows, self._names = session, rows, names
         self._rate: Array = np.zeros(1, np.float32)
         self._inputs: list[Array] = []
-        binding = io_of(session.io_binding())
         for name, array in zip(names, data):
             shape = (rows,) if ranks[name] == 1 else (rows, *array.shape[1:])
             self._inputs.append(np.zeros(shape, array.dtype))
-            binding.bind_input(name, self._inputs[-1])
-        binding.bind_input(RATE, self._rate)
         output = next(o for o in session.get_outputs() if o.name == loss)
         kind = np.float64 if output.type == "tensor(double)" else np.float32
         self._loss: Array = np.zeros([1] * len(output.shape), kind)
-        place = (kind, self._loss.shape, self._loss.ctypes.data)
-        binding.bind_output(loss, get_ort_device("cpu"), *place)
-        self._binding = binding
+        # One for each direction of the session.
+        self._bindings = [self._bind(turn, loss) for turn in (0, 1)]
+
+    def _bind(self, turn: int, loss: str) -> Binding:
+        key = (True, turn)
+        binding = self._session.new_binding(key)
+        binding.host_output(loss, self._loss)
+        self._session.runner.bind(key, binding)
+        self._bind_inputs(binding)
+        return binding
+
+    def _bind_inputs(self, binding: Binding) -> None:
+        for name, array in zip((*self._names, RATE), (*self._inputs, self._rate)):
+            binding.host_input(name, array)
 
     def run(self, data: Batch, starts: range, rate: float) -> float:
         """A step for each of the batches that begin at `starts`; gives the sum of the losses.
@@ -360,24 +368,22 @@ class BoundStep:
         ]
         runner = session.runner
         host, copy, total = runner.device.is_host, np.copyto, 0.0
-        # The two directions of the session, up to date once and for all of these steps.
-        sides = {key: self._binding.ready(key) for key in ((True, 0), (True, 1))}
-        step = core_of(session.sessions[True]).run_with_iobinding
+        steps = [binding.bare_run() for binding in self._bindings]
         with np.errstate(over="ignore", invalid="ignore"):
             for start in starts:
                 stop = start + rows
                 for buffer, array in pairs:
                     copy(buffer, array[start:stop])
+                turn = runner.turn
                 if not host:  # a device has its own copy of what was bound
-                    sides = self._bound_again()
-                key = (True, runner.turn)
-                step(sides[key], None)
+                    self._bind_inputs(self._bindings[turn])
+                steps[turn]()
                 loss = read()
                 # one product per step: a sum of squares is finite only if every number is
-                numbers = written[key[1]]
+                numbers = written[turn]
                 if not host or not math.isfinite(loss + sum(a.dot(a) for a in numbers)):
-                    self._check(loss, key[1], start)
-                runner.finish(key)
+                    self._check(loss, turn, start)
+                runner.finish((True, turn))
                 total += loss
         return total
 
@@ -390,9 +396,3 @@ class BoundStep:
         if math.isfinite(loss):
             what = f"A gradient is NaN or infinite (seen in {first_not_finite(store)!r})"
         raise BatchError(f"{what} in the batch of rows {start} to {start + self._rows - 1}", loss)
-
-    def _bound_again(self) -> dict[tuple[bool, int], Any]:
-        for name, buffer in zip((*self._names, RATE), (*self._inputs, self._rate)):
-            self._binding.bind_input(name, buffer)
-        key = (True, self._session.runner.turn)
-        return {key: self._binding.ready(key)}

@@ -10,13 +10,13 @@ from functools import partial
 from typing import Any
 
 import onnx
-from onnxruntime.capi._pybind_state import OrtValue, SessionIOBinding
+from onnxruntime.capi._pybind_state import OrtValue
 
 from ...errors import DeviceError, InputError, ModelError, SharingError, UnknownNameError
 from ...graph import ModelLike
 from ...passes.partition import Partition
-from ...runtime.session.devices import create_session
-from ...runtime.session.native import core_of
+from ...runtime.session.devices import RUN_OPTIONS, open_session
+from ...runtime.step.halves import ForwardHalf
 from ..ort import (
     GraphInfo,
     OrtModuleGraphBuilder,
@@ -240,7 +240,7 @@ class OrtGradientForwardBackward(BaseOnnx):
         return get_ort_device(f"cuda:{self.device_index}" if cuda else "cpu")
 
     def _session(self, model: onnx.ModelProto) -> Any:
-        return create_session(
+        return open_session(
             model.SerializeToString(), self.sess_options, self.providers, self.provider_options
         )
 
@@ -384,13 +384,9 @@ class OrtGradientForwardBackwardFunction:
             shapes = [tuple(outputs[i].shape()) for i in range(before, len(outputs))]
             self.states_.append((state, shapes))
             return outputs
-        binding = SessionIOBinding(core_of(self._sess_eval))
-        for name, value in zip(self._grad_input_names, values):
-            binding.bind_ortvalue_input(name, value)
-        for name, device in zip(self._output_names, self._fw_no_grad_output_device_info):
-            binding.bind_output(name, device)
-        core_of(self._sess_eval).run_with_iobinding(binding, self._run_options)
-        return binding.get_outputs()
+        names, devices = self._grad_input_names, list(self._fw_no_grad_output_device_info)
+        half = ForwardHalf(self._sess_eval, names, self._output_names, devices)
+        return half.run(values, options=self._run_options or RUN_OPTIONS)
 
     def backward(self, grad_outputs: Any, backward_outputs_cache: Any = None) -> Any:
         """Gradients of the float inputs, then of the weights, for the last pending forward pass.

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnxruntime.capi._pybind_state import OrtDevice, OrtValue, RunOptions
+from onnxruntime.capi._pybind_state import OrtDevice, OrtValue
 from onnxruntime.capi._pybind_state import OrtValueVector as OrtValueVector
 
 from ...errors import ExecutionError, InputError, ModelError, UnknownNameError
@@ -18,6 +18,7 @@ from ...passes.partition import Partition
 from ...runtime.session.devices import open_session
 from ...runtime.session.native import core_of, raw_device, raw_ortvalue
 from ...runtime.session.sharing import OneProcess, keep_from_parent
+from ...runtime.step.halves import BackwardHalf, ForwardHalf, vector_of
 from .graph_builder import embedded, split
 from .seed import drawn_seed
 
@@ -113,29 +114,33 @@ class TrainingAgent(OneProcess):
         _check_names(fw_feed_names, inputs, bw_fetches_names, gradients)
         _check_count("outputs", parts.outputs, fw_outputs_device_info)
         _check_count("gradients", bw_fetches_names, bw_outputs_device_info)
-        self._forward, self._backward = _sessions(session, parts.forward, parts.backward)
+        forward, backward = _sessions(session, parts.forward, parts.backward)
         self._count = len(fw_feed_names)
-        self._feeds = list(fw_feed_names)
+        feeds = list(fw_feed_names)
         self.random: tuple[int, int] | None = None
         if RANDOM_INPUT in known:
-            self._feeds.append(RANDOM_INPUT)
+            feeds.append(RANDOM_INPUT)
             self.random = (drawn_seed(), 0)
-        self._results = [o.name for o in parts.forward.graph.output]
+        results = [o.name for o in parts.forward.graph.output]
         self._outputs = len(parts.outputs)
         devices = [*map(raw_device, fw_outputs_device_info)]
-        self._devices = devices + devices[:1] * (len(self._results) - len(devices))
-        self._gradients = list(bw_fetches_names)
-        self._gradient_devices = [*map(raw_device, bw_outputs_device_info)]
-        self._from_results = [n for n in reads if n in parts.saved]
-        self._from_feeds = [n for n in reads if n in known]
-        self._seeds = reads[len(self._from_results) + len(self._from_feeds) :]
-        self._result_index = [self._results.index(n) for n in self._from_results]
-        self._feed_index = [self._feeds.index(n) for n in self._from_feeds]
-        self._backward_feeds = reads
+        devices += devices[:1] * (len(results) - len(devices))
+        self._saved = [n for n in reads if n in parts.saved]
+        self._given = [n for n in reads if n in known]
+        self._seeds = reads[len(self._saved) + len(self._given) :]
+        self._forward: Any = ForwardHalf(forward, feeds, results, devices)
+        self._backward: Any = BackwardHalf(
+            backward,
+            self._forward,
+            saved=self._saved,
+            given=self._given,
+            seeds=self._seeds,
+            gradients=bw_fetches_names,
+            device=[*map(raw_device, bw_outputs_device_info)],
+        )
         self._differentiable = [
             i for i, name in enumerate(parts.outputs) if f"{name}_grad" in self._seeds
         ]
-        self._options = RunOptions()
         self._share()
 
     def after_fork(self) -> None:
@@ -163,27 +168,20 @@ class TrainingAgent(OneProcess):
         if len(feeds) != self._count:
             raise ExecutionError(
                 f"{FORWARD}the model takes {self._count} inputs "
-                f"({', '.join(self._feeds[: self._count])}), {len(feeds)} were given."
+                f"({', '.join(self._forward.feeds[: self._count])}), {len(feeds)} were given."
             )
         if self.random is not None:
             feeds = _with(feeds, _words(self.random))
-        made = OrtValueVector()
+        run, keep = self._forward.run, self._backward.keep  # a forked process has neither
         try:
-            self._forward.run_with_ortvaluevector(
-                self._options, self._feeds, feeds, self._results, made, self._devices
-            )
+            results = run(feeds)
         except Exception as error:
             raise ExecutionError(f"{FORWARD}{error}") from error
         if self.random is not None:
             self.random = (self.random[0], self.random[1] + 1)
         for i in range(self._outputs):
-            fetches.push_back(made[i])
-        needed = OrtValueVector()
-        for i in self._result_index:
-            needed.push_back(made[i])
-        for i in self._feed_index:
-            needed.push_back(feeds[i])
-        state.owner, state.values = self, needed
+            fetches.push_back(results[i])
+        state.owner, state.values = self, keep(results, feeds)
 
     def run_backward(self, feeds: Any, fetches: Any, state: PartialGraphExecutionState) -> None:
         """Compute the gradients from those of the outputs, and release the state.
@@ -204,21 +202,14 @@ class TrainingAgent(OneProcess):
         needed = self._taken(state)
         for value in given:
             needed.push_back(raw_ortvalue(value))
-        made = OrtValueVector() if len(fetches) else fetches
+        run = self._backward.run
         try:
-            self._backward.run_with_ortvaluevector(
-                self._options,
-                self._backward_feeds,
-                needed,
-                self._gradients,
-                made,
-                self._gradient_devices,
-            )
+            gradients = run(needed, None if len(fetches) else fetches)
         except Exception as error:
             raise ExecutionError(f"{BACKWARD}{error}") from error
-        if made is not fetches:
-            for i in range(len(made)):
-                fetches.push_back(made[i])
+        if gradients is not fetches:
+            for i in range(len(gradients)):
+                fetches.push_back(gradients[i])
 
     def _taken(self, state: PartialGraphExecutionState) -> Any:
         """What a forward pass has left; a state gives it once, to one thread."""
@@ -233,7 +224,7 @@ class TrainingAgent(OneProcess):
 
     def get_serialized_ortmodule_memory_stat(self, *unused: Any) -> str:
         """What the backward half needs from the forward half, as JSON."""
-        return json.dumps({"saved": self._from_results, "inputs": self._from_feeds})
+        return json.dumps({"saved": self._saved, "inputs": self._given})
 
 
 def _check_names(
@@ -279,11 +270,9 @@ def _sessions(session: Any, *models: onnx.ModelProto) -> list[Any]:
     core = core_of(session)
     options = core.get_provider_options()
     providers = [(name, options.get(name, {})) for name in core.get_providers()]
-    made = []
-    for model in models:
-        content = model.SerializeToString()
-        made.append(core_of(open_session(content, core.session_options, providers)))
-    return made
+    return [
+        open_session(model.SerializeToString(), core.session_options, providers) for model in models
+    ]
 
 
 def _words(random: tuple[int, int]) -> OrtValue:
@@ -296,17 +285,10 @@ def _words(random: tuple[int, int]) -> OrtValue:
 
 def _with(values: Any, last: OrtValue) -> Any:
     """A copy of a vector with one more value; the vector is the caller's."""
-    vector = OrtValueVector()
-    for i in range(len(values)):
-        vector.push_back(values[i])
-    vector.push_back(last)
-    return vector
+    return vector_of([*(values[i] for i in range(len(values))), last])
 
 
 def _vector(values: Any) -> Any:
     if isinstance(values, OrtValueVector):
         return values
-    vector = OrtValueVector()
-    for value in values:
-        vector.push_back(raw_ortvalue(value))
-    return vector
+    return vector_of([raw_ortvalue(value) for value in values])

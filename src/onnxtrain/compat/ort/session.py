@@ -25,6 +25,7 @@ from ...runtime.session.feeds import FeedCheck
 from ...runtime.session.labels import ClassLabels
 from ...runtime.session.native import core_of, io_of, raw_ortvalue, whole_session, wrap_io
 from ...runtime.session.sharing import OneProcess, exclusive
+from ...runtime.session.threads import is_small
 from .binding import StepBinding
 from .parameters import TrainingParameters
 from .recipes import optimizers_for
@@ -33,8 +34,6 @@ from .seed import drawn_seed
 from .step import LOSS_SCALE, STEP, Step, StepBuilder, loss_name, trained_weights
 
 Array = npt.NDArray[Any]
-SMALL = 1 << 15
-"""Models with fewer trained numbers run on one thread: handing work over costs more."""
 MOMENTS = {"Moment_1": FIRST, "Moment_2": SECOND}
 COUNT = "Update_Count"
 
@@ -102,13 +101,12 @@ class TrainingSession(OneProcess, onnxruntime.InferenceSession):  # type: ignore
         if accumulation > 1:
             steps[False] = builder.accumulating()
         providers = ["CPUExecutionProvider"] if providers is None else providers
-        device = _device(providers, provider_options)
+        device = Device.of_providers(providers, provider_options)
         self._weights, self._optimizers = weights, optimizers
         arrays = _initial_arrays(loaded, step)
         if sess_options is None:
-            sess_options = session_options(pattern=False)
-            if sum(arrays[w].size for w in weights) < SMALL:
-                sess_options.intra_op_num_threads = 1
+            small = is_small(sum(arrays[w].size for w in weights))
+            sess_options = session_options(pattern=False, threads=1 if small else 0)
         with model_errors("Loading the step into onnxruntime"):
             self.sessions = {
                 updates: open_session(
@@ -185,10 +183,14 @@ class TrainingSession(OneProcess, onnxruntime.InferenceSession):  # type: ignore
             self.runner.finish(key)
             return binding.results()
 
+    def new_binding(self, key: Key) -> Binding:
+        """A binding of the engine for steps of one kind; `runner.bind` binds the state to it."""
+        return Binding(self.sessions[key[0]], self.runner.device)
+
     def _bind(self, key: Key, wanted: tuple[str, ...]) -> Binding:
         for name in wanted:
             self._position(name)
-        binding = Binding(self.sessions[key[0]], self.runner.device)
+        binding = self.new_binding(key)
         binding.user_outputs([self._output_infos[n] for n in wanted or self._output_names])
         binding.labels = self._check.labels
         self.runner.bind(key, binding)
@@ -220,7 +222,7 @@ class TrainingSession(OneProcess, onnxruntime.InferenceSession):  # type: ignore
             core_of(whole),
             [*self._input_names, *self._output_names],
             self.runner.key,
-            lambda key: Binding(self.sessions[key[0]], self.runner.device),
+            self.new_binding,
             self.runner.bind,
         )
         return wrap_io(whole, self._sess, binding)
@@ -437,15 +439,6 @@ class _Stepper:
     ) -> list[Any]:
         """One step of training."""
         return self._session.run(output_names, feeds, options)
-
-
-def _device(
-    providers: Sequence[Any], provider_options: Sequence[Mapping[str, Any]] | None
-) -> Device:
-    first = providers[0] if providers else "CPUExecutionProvider"
-    name, options = first if isinstance(first, tuple) else (first, (provider_options or [{}])[0])
-    number = int(options.get("device_id", 0) or 0)
-    return Device(f"{name}:{number}" if number else name)
 
 
 def check_fed_rate(value: Any, name: str) -> None:

@@ -20,11 +20,13 @@ from ..session.sharing import OneProcess, exclusive
 from ..state.checkpoint_state import CheckpointState
 from ..state.training_state import TrainingState
 from ..step import kernels
+from ..step.engines import OneGraphEngine, TwoPartEngine
 from ..step.evaluator import Evaluator, join
 from ..step.module import Module
 from ..step.one_graph import OneGraphStep
 from ..step.optimizer import Optimizer
 from ..step.process_group import make_group
+from ..step.step import Engine
 from ..step.update import load_optimizer
 from .batches import Batches, make_batches
 from .callbacks import Callback, EveryEpoch, Progress, SaveCheckpoint
@@ -189,7 +191,7 @@ class Trainer(OneProcess):
     @property
     def step(self) -> int:
         """Number of updates so far, those before a resume included."""
-        return int(self._engine.step_count)
+        return self._engine.step_count
 
     def fit(
         self,
@@ -512,7 +514,7 @@ class Trainer(OneProcess):
         device: str,
         providers: Sequence[Provider] | None,
         clip_norm: float | None,
-    ) -> Any:
+    ) -> Engine:
         together = self.group.engine(
             train_model,
             optimizer_model,
@@ -536,7 +538,7 @@ class Trainer(OneProcess):
             file.description, self._values.trainable.size
         )
         if step_model is not None and plain and not compiled:
-            return _OneGraph(
+            return OneGraphEngine(
                 OneGraphStep(
                     step_model,
                     self._values,
@@ -556,82 +558,12 @@ class Trainer(OneProcess):
         )
         optimizer = Optimizer(optimizer_model, module)
         optimizer.clip_norm = clip_norm
-        return _Parts(module, optimizer, self.accumulate)
+        return TwoPartEngine(module, optimizer, self.accumulate)
 
 
 def _may_stop_between_steps(hook: Callback) -> bool:
     """Whether a callback might set `trainer.stop` after a step, in one process only perhaps."""
     return hook.may_stop and type(hook).on_step_end is not Callback.on_step_end
-
-
-def measured(outputs: Sequence[Array], values: Sequence[Any]) -> tuple[float, int]:
-    """Mean loss and number of rows of a batch."""
-    loss = outputs[0]
-    mean = float(loss.item() if loss.size == 1 else np.mean(loss))
-    return mean, len(values[0]) if np.ndim(values[0]) else 1
-
-
-class _OneGraph:
-    """Training with the one-graph step."""
-
-    def __init__(self, step: OneGraphStep) -> None:
-        self.graph, self.training_state = step, step.state
-        self.input_names = step.user.input_names
-        self.nothing_counts = step.user.nothing_counts
-
-    @property
-    def step_count(self) -> int:
-        return self.graph.memory.step
-
-    def run(self, values: Sequence[Any]) -> tuple[float, int]:
-        return measured(self.graph(values), values)
-
-    def finish(self) -> tuple[float, int]:
-        """Nothing is pending: every batch is an update."""
-        return 0.0, 0
-
-    def forget(self) -> None:
-        """Nothing is pending."""
-
-
-class _Parts:
-    """Training with Module and Optimizer."""
-
-    def __init__(self, module: Module, optimizer: Optimizer, accumulate: int) -> None:
-        self.module, self.optimizer, self.accumulate = module, optimizer, accumulate
-        step = module.gradient_step
-        self.training_state, self.input_names = step.state, module.input_names()
-        self.nothing_counts = step.user.nothing_counts
-        self._pending = 0
-
-    @property
-    def step_count(self) -> int:
-        return self.optimizer.step_count
-
-    def run(self, values: Sequence[Any]) -> tuple[float, int]:
-        if self._pending == 0:
-            self.module.lazy_reset_grad()
-        result = self.module(*values)
-        self._pending += 1
-        if self._pending == self.accumulate:
-            self.finish()
-        elif self.module.check_finite:
-            self.optimizer.check_gradients()
-        return measured(result if isinstance(result, tuple) else [result], values)
-
-    def finish(self) -> tuple[float, int]:
-        """Update from what is gathered, at the end of an epoch from fewer micro-batches.
-
-        Gives loss and rows that `run` has not told yet: none here.
-        """
-        if self._pending:
-            self.optimizer.apply(1.0 / self._pending)
-            self._pending = 0
-        return 0.0, 0
-
-    def forget(self) -> None:
-        """Drop micro-batches that an interrupted training left behind."""
-        self._pending = 0
 
 
 class _Rate:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from .devices import RUN_OPTIONS, Device
 from .feeds import FeedCheck
 from .labels import ClassLabels
 from .native import core_of, new_io, raw_ortvalue
+from .strings import string_value
 
 Array = npt.NDArray[Any]
 SMALL = 64
@@ -123,10 +125,8 @@ class Binding:
                 else:
                     self._feed_array(info, value)
                 continue
-            if isinstance(value, np.ndarray):
-                self.io.bind_input(name, value)
-            else:
-                self.io.bind_ortvalue_input(name, value)
+            ortvalue = string_value(value) if isinstance(value, np.ndarray) else value
+            self.io.bind_ortvalue_input(name, ortvalue)
             self._bound.pop(name, None)
             self._staged.pop(name, None)
         staged = [self._staged[i.name] for i in infos if i.name in self._staged]
@@ -207,6 +207,10 @@ class Binding:
             raise self._failed(error) from error
         finally:
             self._fed = ()
+
+    def bare_run(self) -> Callable[[], None]:
+        """A run that raises what onnxruntime raises: for loops of steps of microseconds."""
+        return partial(self._run, self.io, RUN_OPTIONS)
 
     def _failed(self, error: Exception) -> RunError:
         text = f"onnxruntime could not run the model: {error}{self._suspicion(error)}"

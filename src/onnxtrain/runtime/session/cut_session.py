@@ -127,6 +127,20 @@ class CutSession:
         """The same under the name that it has at the C level."""
         return self._outputs
 
+    @property
+    def model_meta(self) -> Any:
+        """The metadata of the model, which the first piece carries."""
+        return self.cores[0].model_meta
+
+    @property
+    def session_options(self) -> Any:
+        """Options, the same for all pieces."""
+        return self.cores[0].session_options
+
+    def get_provider_options(self) -> Any:
+        """Options of the execution providers, the same for all pieces."""
+        return self.cores[0].get_provider_options()
+
     def get_providers(self) -> list[str]:
         """Execution providers, the same for all pieces."""
         return list(self.sessions[0].get_providers())

@@ -198,6 +198,7 @@ class Template:
         self.nodes = model.nodes
         self.reads = [uses(node) for node in self.nodes]
         self._model, self._graph = _fields_but(model.message, {7}), _fields_but(graph, CONTENTS)
+        self._bare = _fields_but(model.message, {7, METADATA})
         self._inputs = {m.string(1): m for m in graph.messages(11)}
         known = (m for number in (13, 12, 11) for m in graph.messages(number))
         self._types = {m.string(1): kind for m in known if (kind := m.message(2)) is not None}
@@ -231,7 +232,8 @@ class Template:
         made = {o for i in chosen for o in self.nodes[i].outputs} - set(names)
         for name in sorted(made & self._types.keys()):
             graph.add(13, Message().add(1, name).add(2, self._types[name]))
-        return Message([*self._model, (7, 2, graph)]).encode()
+        fields = self._bare if piece.takes else self._model
+        return Message([*fields, (7, 2, graph)]).encode()
 
     def _needed(self, chosen: Sequence[int], names: set[str]) -> list[int]:
         """Those nodes that something depends on."""
@@ -242,6 +244,9 @@ class Template:
                 needed |= self.reads[i]
         return found[::-1]
 
+
+METADATA = 14
+"""Field of a model: what it says about itself, which may be long. Only the first piece says it."""
 
 CONTENTS = {1, 5, 11, 12, 13, 15}
 """Fields of a graph: nodes, constants, inputs, outputs, types of values, sparse constants."""

@@ -7,7 +7,7 @@ for the device's, and marked "not run on hardware" in the documentation.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -27,7 +27,7 @@ RUN_OPTIONS = onnxruntime.RunOptions()
 """The defaults. A run that is given none makes them anew, which takes 5 µs in every step."""
 
 CPU = "CPUExecutionProvider"
-_PROVIDER_OF = {
+PROVIDER_OF = {
     "cpu": CPU,
     "cuda": "CUDAExecutionProvider",
     "rocm": "ROCMExecutionProvider",
@@ -35,13 +35,31 @@ _PROVIDER_OF = {
     "cann": "CANNExecutionProvider",
     "webgpu": "WebGpuExecutionProvider",
 }
-_MEMORY_OF = {
+"""Kinds of devices, and the execution providers that compute there."""
+MEMORY_OF = {
     "CUDAExecutionProvider": "cuda",
     "ROCMExecutionProvider": "cuda",
     "TensorrtExecutionProvider": "cuda",
     "DmlExecutionProvider": "dml",
     "CANNExecutionProvider": "cann",
 }
+"""Execution providers whose tensors are not in the host's memory."""
+
+
+def parse_name(name: str) -> tuple[str, int]:
+    """Kind and number of a device: ``cuda:1`` is ``cuda`` and 1; 0 is left out."""
+    kind, _, number = name.partition(":")
+    if number and not number.isdigit():
+        raise DeviceError(f"Device {name!r}: the part after ':' must be a number.")
+    if kind == "cpu" and int(number or 0):
+        raise DeviceError("There is only one device 'cpu'; leave the number out.")
+    return kind, int(number or 0)
+
+
+def ort_device(memory: str, number: int = 0) -> Any:
+    """onnxruntime's device for a kind of memory."""
+    kind = getattr(ort.OrtDevice, memory)()
+    return ort.OrtDevice(kind, ort.OrtDevice.default_memory(), number)
 
 
 class Mirror:
@@ -92,29 +110,33 @@ class Device:
     def __init__(self, name: str = "cpu", providers: Sequence[Provider] | None = None) -> None:
         if not isinstance(name, str):
             raise DeviceError(f"A device is a name such as 'cpu' or 'cuda:0', not {name!r}.")
-        kind, _, number = name.partition(":")
-        if number and not number.isdigit():
-            raise DeviceError(f"Device {name!r}: the part after ':' must be a number.")
-        self.name, self.id = name, int(number or 0)
-        provider = _PROVIDER_OF.get(kind, kind)
+        self.name = name
+        kind, self.id = parse_name(name)
+        provider = PROVIDER_OF.get(kind, kind)
         if provider == kind and not kind.endswith("ExecutionProvider"):
             raise DeviceError(
-                f"Unknown device {name!r}. Use one of {', '.join(sorted(_PROVIDER_OF))}, with "
+                f"Unknown device {name!r}. Use one of {', '.join(sorted(PROVIDER_OF))}, with "
                 "':id' for a device number, or the name of an execution provider."
             )
-        if kind == "cpu" and self.id:
-            raise DeviceError("There is only one device 'cpu'; leave the number out.")
         self.provider = provider
-        self.memory = _MEMORY_OF.get(provider, "cpu")
+        self.memory = MEMORY_OF.get(provider, "cpu")
         self.providers: list[Provider] = (
             list(providers) if providers is not None else self._default()
         )
         self.is_host = self.memory == "cpu"
         if not self.is_host:
             self._check_available()
-        self.ort_device = ort.OrtDevice(
-            getattr(ort.OrtDevice, self.memory)(), ort.OrtDevice.default_memory(), self.id
-        )
+        self.ort_device = ort_device(self.memory, self.id)
+
+    @classmethod
+    def of_providers(
+        cls, providers: Sequence[Any], provider_options: Sequence[Mapping[str, Any]] | None = None
+    ) -> Device:
+        """The device of the first of some execution providers."""
+        first = providers[0] if providers else CPU
+        pair = first if isinstance(first, tuple) else (first, (provider_options or [{}])[0])
+        number = int(pair[1].get("device_id", 0) or 0)
+        return cls(f"{pair[0]}:{number}" if number else pair[0])
 
     def _default(self) -> list[Provider]:
         if self.provider == CPU:
@@ -210,8 +232,10 @@ def session_options(
     weights_change: bool = False,
     pattern: bool = True,
     spin: bool = False,
+    threads: int = 0,
+    entries: Mapping[str, str] | None = None,
 ) -> Any:
-    """Options for one of several sessions in a process.
+    """Options for one of several sessions in a process; `given` ones are used as they are.
 
     Idle worker threads of one session spin and take the cores away from the next (Module,
     Optimizer and eval model alternate), so spinning stops when a run ends, unless no other session
@@ -222,13 +246,19 @@ def session_options(
     With its memory pattern (`pattern`) onnxruntime allocates the second run in one piece, while the
     arena still holds what the first run had in many: twice the memory, for a fraction of a
     microsecond per node. So only steps of microseconds use it.
+
+    How many `threads` (0: as many as there are cores) is for `threads.is_small` to say. `entries`
+    are onnxruntime's own settings by name, and go before those that follow from the rest.
     """
-    options = given if given is not None else onnxruntime.SessionOptions()
-    if given is None:
-        if not spin:
-            options.add_session_config_entry("session.force_spinning_stop", "1")
+    options = given
+    if options is None:
+        options = onnxruntime.SessionOptions()
+        settings = {} if spin else {"session.force_spinning_stop": "1"}
+        for key, value in {**settings, **(entries or {})}.items():
+            options.add_session_config_entry(key, value)
         options.log_severity_level = 3
         options.enable_mem_pattern = pattern
+        options.intra_op_num_threads = threads
         if weights_change:
             extended = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
             options.graph_optimization_level = extended

@@ -23,8 +23,21 @@ from .sharing import GlobalLock
 LIMIT = 1_000_000
 """Multiplications of a forward pass up to which one thread is used: about 0.1 ms of work."""
 
+TYPICAL_ROWS = 32
+"""What is taken for the size of a batch where a session is made before the first one is seen."""
+
 HEAVY = {"Conv", "ConvTranspose", "DeformConv", "GRU", "LSTM", "Loop", "RNN", "Scan"}
 """Operators whose work does not follow from the number of weights and rows."""
+
+
+def is_small(weights: int, times: int = TYPICAL_ROWS) -> bool:
+    """Whether one thread is faster: every place that makes a session asks here.
+
+    Args:
+        weights: how many numbers are multiplied with each row.
+        times: how many rows there are, see `applications`.
+    """
+    return weights * times <= LIMIT
 
 
 class SmallSteps:
@@ -43,7 +56,7 @@ class SmallSteps:
             given is None
             and device.provider == "CPUExecutionProvider"
             and not artifact.random_nodes  # two sessions would be two streams of random numbers
-            and self._weights <= LIMIT
+            and is_small(self._weights, 1)
             and not any(node.op_type in HEAVY for node in artifact.model.nodes)
         )
 
@@ -52,13 +65,11 @@ class SmallSteps:
         if not self._possible or not all(hasattr(a, "dtype") for a in arrays):
             return False
         times = [applications(a.shape, indices=a.dtype.kind in "iu") for a in arrays]
-        return self._weights * max(times, default=1) <= LIMIT
+        return is_small(self._weights, max(times, default=1))
 
     def options(self) -> Any:
         """Session options with one thread."""
-        options = session_options(folder=self._folder, weights_change=True)
-        options.intra_op_num_threads = 1
-        return options
+        return session_options(folder=self._folder, weights_change=True, threads=1)
 
 
 def applications(shape: Sequence[int], *, indices: bool) -> int:

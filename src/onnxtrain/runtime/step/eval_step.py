@@ -9,15 +9,16 @@ import numpy.typing as npt
 
 from ..files.onnxfile import ModelFile, Source
 from ..files.predecessor import repaired_eval
-from ..session.binding import Binding, all_ortvalues, user_side
+from ..session.binding import Binding, user_side
 from ..session.devices import Device, session_options
 from ..state.training_state import TrainingState
 from .artifact import check_state, load_artifact
+from .step import Step
 
 Array = npt.NDArray[Any]
 
 
-class EvalStep:
+class EvalStep(Step):
     """The eval session, made when it is first used.
 
     Args:
@@ -49,16 +50,6 @@ class EvalStep:
         if self._binding is None or state.nominal is not None or state.write_back is not None:
             return None
         return self._binding.again(values)
-
-    def feed(self, values: Sequence[Any]) -> bool:
-        """Check and bind the user's inputs; tells whether they are OrtValues."""
-        self.binding().feed(self.user.inputs, self.user.check.arrays(values))
-        return all_ortvalues(values)
-
-    def run(self) -> Binding:
-        """Run on what was fed; the results are in the binding."""
-        self.binding().run()
-        return self.binding()
 
     def _bind(self) -> Binding:
         state, device = self.state, self.device

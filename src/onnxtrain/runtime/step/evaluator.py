@@ -15,11 +15,12 @@ from ..session.devices import Device, session_options
 from ..session.sharing import OneProcess, exclusive
 from ..state.training_state import TrainingState
 from .artifact import KEY, load_artifact
+from .step import Step
 
 Array = npt.NDArray[Any]
 
 
-class Evaluator(OneProcess):
+class Evaluator(OneProcess, Step):
     """Runs the part of the eval model that the chosen outputs need.
 
     Args:
@@ -64,13 +65,17 @@ class Evaluator(OneProcess):
             artifact.labels,
         )
         self.target_index = len(inputs) - 1
-        self.state = state
+        self.state, self.device = state, device
         self._share(state.lock)
         session = device.session(model.encode(), session_options(options, folder=artifact.folder))
-        self.binding = Binding(session, device)
-        self.binding.user_outputs(self.user.outputs)
+        self._binding = Binding(session, device)
+        self._binding.user_outputs(self.user.outputs)
         for name in artifact.parameters:
-            self.binding.input_tensor(name, state.store_of(name), name)
+            self._binding.input_tensor(name, state.store_of(name), name)
+
+    def binding(self) -> Binding:
+        """Where the next inputs go."""
+        return self._binding
 
     def counted(self, prediction: Array, target: Array) -> tuple[Array, Array]:
         """Predictions and targets without the elements whose label is ignored.
@@ -86,12 +91,10 @@ class Evaluator(OneProcess):
     @exclusive
     def __call__(self, values: Sequence[Any]) -> list[Array]:
         """Run on one batch."""
-        arrays = self.user.check.arrays(values)
+        self.feed(values)
         if self.state.write_back is not None:
             self.state.write_back()
-        self.binding.feed(self.user.inputs, arrays)
-        self.binding.run()
-        return self.binding.results()
+        return self.run().results()
 
 
 def _rows(prediction: Array, target: Array, counts: Array) -> tuple[Array, Array]:

@@ -19,11 +19,12 @@ from ..state.training_state import TrainingState
 from . import kernels
 from .artifact import Artifact, drop_accumulation, fold_frozen
 from .pieces import Passes, Pieces
+from .step import Step
 
 Array = npt.NDArray[Any]
 
 
-class GradientStep(Spinner):
+class GradientStep(Spinner, Step):
     """The training model: its session, and a second one with one thread for small batches.
 
     Args:

@@ -17,7 +17,7 @@ from onnxruntime import InferenceSession
 
 from ...errors import ModelFileError
 from ..files.onnxfile import Source
-from ..session.binding import Binding, user_side
+from ..session.binding import Binding, all_ortvalues, user_side
 from ..session.device_ops import DeviceOps
 from ..session.devices import Device
 from ..session.sharing import OneProcess
@@ -28,12 +28,13 @@ from ..state.training_state import OptimizerState, TrainingState
 from .artifact import check_state, load_artifact
 from .finite import first_not_finite, quick_square_sum, refused
 from .optimizer import attach
+from .step import Step
 from .update import OptimizerFile
 
 Array = npt.NDArray[Any]
 
 
-class OneGraphStep(Spinner, OneProcess):
+class OneGraphStep(Spinner, OneProcess, Step):
     """Runs a step model.
 
     Args:
@@ -156,13 +157,10 @@ class OneGraphStep(Spinner, OneProcess):
             self.rate[0], self.number[0] = memory.learning_rate, memory.step + 1
             if self.draws is not None:
                 self.draws.set()
-            binding = self._now[self._turn]
-            results = binding.again(values)
+            results = self._now[self._turn].again(values)
             if results is None:
-                self._feed(values)
-                binding = self._now[self._turn]
-                binding.run()
-                results = binding.results()
+                self.feed(values)
+                results = self.run().results()
             if self.draws is not None:
                 self.draws.count()
             if self.check_finite:
@@ -174,7 +172,12 @@ class OneGraphStep(Spinner, OneProcess):
                     store.written()
             return results
 
-    def _feed(self, values: Sequence[Any]) -> None:
+    def binding(self) -> Binding:
+        """Where the next inputs go."""
+        return self._now[self._turn]
+
+    def feed(self, values: Sequence[Any]) -> bool:
+        """Check and bind the user's inputs; a small batch goes to a session with one thread."""
         arrays = self.user.check.arrays(values)
         if not self.small.has(arrays):
             self._now = self._usual
@@ -182,7 +185,8 @@ class OneGraphStep(Spinner, OneProcess):
             if self._single is None:
                 self._single = self._both(self.small.options())
             self._now = self._single
-        self._now[self._turn].feed(self.user.inputs, arrays)
+        self.binding().feed(self.user.inputs, arrays)
+        return all_ortvalues(values)
 
     def _check(self, loss: Array, values: Sequence[Any]) -> None:
         """Raise before the sets change places: what was read is untouched and stays the state."""

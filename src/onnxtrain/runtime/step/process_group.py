@@ -14,6 +14,7 @@ from typing import Any
 from ..loop.batches import Batches
 from ..loop.metrics import Metric
 from ..state.checkpoint_state import CheckpointState
+from .step import Engine
 
 
 class Group:
@@ -33,7 +34,7 @@ class Group:
         """onnxruntime's options; None for the usual ones."""
         return given
 
-    def engine(self, *arguments: Any) -> Any:
+    def engine(self, *arguments: Any) -> Engine | None:
         """What runs the steps, if not one of the trainer's own ways."""
         del arguments
         return None

@@ -1,0 +1,92 @@
+"""The two ways to make an update in one process: one graph, or gradients and then the optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .module import Module
+from .one_graph import OneGraphStep
+from .optimizer import Optimizer
+from .step import Engine
+
+Array = npt.NDArray[Any]
+
+
+def measured(outputs: Sequence[Array], values: Sequence[Any]) -> tuple[float, int]:
+    """Mean loss and number of rows of a batch."""
+    loss = outputs[0]
+    mean = float(loss.item() if loss.size == 1 else np.mean(loss))
+    return mean, len(values[0]) if np.ndim(values[0]) else 1
+
+
+class OneGraphEngine(Engine):
+    """Every batch is an update, made in one run."""
+
+    def __init__(self, step: OneGraphStep) -> None:
+        self.graph, self.training_state = step, step.state
+        self.input_names = step.user.input_names
+
+    @property
+    def step_count(self) -> int:
+        """Number of updates so far."""
+        return self.graph.memory.step
+
+    def run(self, values: Sequence[Any]) -> tuple[float, int]:
+        """One batch."""
+        return measured(self.graph(values), values)
+
+    def nothing_counts(self, values: Sequence[Any]) -> bool:
+        """Whether every label of a batch is ignored."""
+        return self.graph.user.nothing_counts(values)
+
+
+class TwoPartEngine(Engine):
+    """Gradients of some micro-batches, then an update from their mean.
+
+    Args:
+        module: computes the gradients.
+        optimizer: updates the parameters.
+        accumulate: micro-batches per update.
+    """
+
+    def __init__(self, module: Module, optimizer: Optimizer, accumulate: int) -> None:
+        self.module, self.optimizer, self.accumulate = module, optimizer, accumulate
+        self._step = module.gradient_step
+        self.training_state, self.input_names = self._step.state, module.input_names()
+        self._pending = 0
+
+    @property
+    def step_count(self) -> int:
+        """Number of updates so far."""
+        return self.optimizer.step_count
+
+    def run(self, values: Sequence[Any]) -> tuple[float, int]:
+        """One micro-batch."""
+        if self._pending == 0:
+            self.module.lazy_reset_grad()
+        result = self.module(*values)
+        self._pending += 1
+        if self._pending == self.accumulate:
+            self.finish()
+        elif self.module.check_finite:
+            self.optimizer.check_gradients()
+        return measured(result if isinstance(result, tuple) else [result], values)
+
+    def finish(self) -> tuple[float, int]:
+        """Update from what is gathered; `run` has told all losses."""
+        if self._pending:
+            self.optimizer.apply(1.0 / self._pending)
+            self._pending = 0
+        return 0.0, 0
+
+    def forget(self) -> None:
+        """Drop micro-batches that an interrupted training left behind."""
+        self._pending = 0
+
+    def nothing_counts(self, values: Sequence[Any]) -> bool:
+        """Whether every label of a batch is ignored."""
+        return self._step.user.nothing_counts(values)
