@@ -14,7 +14,7 @@ import pytest
 
 from onnxtrain.cli import report
 from onnxtrain.cli.charts import curves
-from onnxtrain.cli.scene import nice_steps, png_bytes, thin
+from onnxtrain.drawing.scene import nice_steps, png_bytes, thin
 
 from .models import classifier, regressor, write_csv, write_npz
 

@@ -474,6 +474,7 @@ class Axis:
 def test_drawing_on_axes() -> None:
     axis = Axis()
     assert plot_onnxs(linear(), linear(), ax=axis) is axis
-    assert axis.calls.count("text") == 2 * (1 + 6)
+    assert axis.calls.count("text") == 2 * (1 + 2 * 6)
+    assert axis.calls.count("fill") == 2 * 6
     with pytest.raises(OnnxTrainError, match="axes"):
         plot_onnxs(linear(), linear(), linear(), ax=[Axis(), Axis()])
