@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -107,7 +107,7 @@ def check_gradient(
     feeds = _feeds(loaded, inputs, rng)
     gradient_model = differentiate(to_proto(loaded), wrt=wrt, of=of, vjp=True)
     names, targets = _names(gradient_model)
-    weights = {n: w for n, w in _float_weights(loaded).items() if n in names}
+    weights = _weights(loaded, names)
     exact = to_float64(loaded)
     params.to_inputs(exact, weights)
     session = evaluator(to_proto(exact))
@@ -145,9 +145,10 @@ def check_gradient(
     return GradientReport(tuple(checks))
 
 
-def _float_weights(model: ir.Model) -> dict[str, Array]:
+def _weights(model: ir.Model, names: Collection[str]) -> dict[str, Array]:
+    """Values of the initializers among the names."""
     values = model.graph.initializers
-    tensors = {n: values[n].const_value for n in params.float_initializers(model)}
+    tensors = {n: values[n].const_value for n in names if n in values}
     return {n: t.numpy() for n, t in tensors.items() if t is not None}
 
 

@@ -220,18 +220,92 @@ g (float[T,3] x, float[3] w) => (float loss) {
     assert len(caught.value.blockers) == 1
 
 
-def test_a_carried_sequence_is_refused_with_a_reason() -> None:
-    text = """
-g (float[3] x, int64 n) => (float loss) {
-  yes = Constant<value=bool{1}>()
-  s0 = SequenceConstruct(x)
-  s = Loop(n, yes, s0)<body = step (int64 i, bool c, seq(float[3]) t) => (c2, t2) {
-    c2 = Identity(c) t2 = SequenceInsert(t, x)
-  }>
-  y = ConcatFromSequence<axis=0>(s) loss = ReduceSum<keepdims=0>(y)
-}"""
-    with pytest.raises(onnxtrain.errors.GradientRuleError, match="carries the sequence"):
-        onnxtrain.differentiate(parse(text, "float"), wrt=["x"])
+YES = "yes = Constant<value=bool{1}>() zero = Constant<value=int64{0}>()"
+SUM = "z = Mul(y, y) loss = ReduceSum<keepdims=0>(z)"
+
+
+def carried(body: str, *, start: str = "s0 = SequenceEmpty<dtype=TYPE>()", after: str = "") -> str:
+    """A Loop that carries the sequence t and the tensor h."""
+    return f"""
+g (REAL[3] x, REAL[3] w, int64 n) => (REAL loss) {{
+  {YES} {start}
+  s, last = Loop(n, yes, s0, x)<body = step (int64 i, bool c, seq(REAL[3]) t, REAL[3] h) =>
+    (c2, t2, h2) {{ c2 = Identity(c) {body} }}>
+  {after or "y = ConcatFromSequence<axis=0>(s)"} {SUM}
+}}"""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        # a list to which every iteration appends, as torch's scripted modules write it
+        carried("p = Mul(h, w) h2 = Sin(p) t2 = SequenceInsert(t, h2)"),
+        carried(
+            "p = Mul(h, w) h2 = Sin(p) t2 = SequenceInsert(t, h2)",
+            start="e = Exp(w) s0 = SequenceConstruct(x, e)",
+        ),
+        # in front, and then another one taken away
+        carried(
+            "p = Mul(h, w) h2 = Sin(p) u = SequenceInsert(t, h2, zero) v = SequenceInsert(u, p) "
+            "t2 = SequenceErase(v, zero)",
+            start="s0 = SequenceConstruct(x, w)",
+        ),
+        # the final state too, and an element of the sequence
+        carried(
+            "p = Mul(h, w) h2 = Sin(p) t2 = SequenceInsert(t, p)",
+            after="f = SequenceAt(s, zero) y = Mul(f, last)",
+        ),
+        # elements read while it grows, from both ends
+        carried(
+            "e = SequenceAt(t, zero) f = SequenceAt(t, minus) p = Mul(e, w) q = Mul(p, f) "
+            "h2 = Add(q, h) t2 = SequenceInsert(t, h2)",
+            start="minus = Constant<value=int64{-1}>() s0 = SequenceConstruct(x)",
+        ),
+        carried(
+            "e = SequenceAt(t, i) h2 = Mul(e, w) t2 = SequenceInsert(t, h2, minus)",
+            start="minus = Constant<value=int64{-1}>() s0 = SequenceConstruct(x, w)",
+        ),
+        # all of it joined while it grows
+        carried(
+            "p = Mul(h, w) t2 = SequenceInsert(t, p) k = ConcatFromSequence<axis=0>(t2) "
+            "m = ReduceMean<keepdims=0>(k) h2 = Mul(p, m)"
+        ),
+    ],
+)
+def test_a_loop_that_carries_a_sequence(text: str) -> None:
+    feeds = {"x": [0.3, -0.7, 1.1], "w": [1.2, 0.4, -0.8], "n": 4}
+    check(text, feeds, ["x", "w"])
+
+
+def test_a_loop_that_reads_a_list() -> None:
+    """The sequence is captured: its gradient is the sum of the iterations'."""
+    text = f"""
+g (REAL[4, 3] x, REAL[3] w, int64 n) => (REAL loss) {{
+  {YES}
+  s = SplitToSequence<axis=0, keepdims=0>(x)
+  y = Loop(n, yes, w)<body = step (int64 i, bool c, REAL[3] h) => (c2, h2) {{
+    c2 = Identity(c) e = SequenceAt(s, i) p = Mul(h, e) q = SequenceAt(s, zero) h2 = Add(p, q)
+  }}>
+  {SUM}
+}}"""
+    rng = np.random.default_rng(0)
+    check(text, {"x": rng.uniform(-1, 1, (4, 3)), "w": rng.uniform(-1, 1, 3), "n": 3}, ["x", "w"])
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ("t2 = SequenceConstruct(h, w) h2 = Mul(h, w)", "replaces a sequence in every iteration"),
+        (
+            "e = SequenceAt(t, zero) h2 = Mul(e, w) t2 = SequenceConstruct(h2)",
+            "and that is not a tensor",
+        ),
+    ],
+)
+def test_what_a_carried_sequence_cannot_do(body: str, reason: str) -> None:
+    text = carried(body, start="s0 = SequenceConstruct(x)")
+    with pytest.raises(onnxtrain.errors.GradientRuleError, match=reason):
+        onnxtrain.differentiate(parse(text, "float"), wrt=["x", "w"])
 
 
 def test_gradient_reaches_only_through_the_state() -> None:

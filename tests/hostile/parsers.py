@@ -248,13 +248,17 @@ def directory(path: Path) -> object:
 
 
 def torch_checkpoint(path: Path) -> object:
-    from onnxtrain.compat.ort.orttrainer.checkpoint import merge, read
+    from onnxtrain.compat.ort.orttrainer import checkpoint_storage
+    from onnxtrain.compat.ort.orttrainer.checkpoint import aggregate_checkpoints
 
-    return merge([read(path)[0]])
+    state = aggregate_checkpoints([path], pytorch_format=False)
+    if "user_dict" in state:
+        checkpoint_storage.from_serialized_hex(state["user_dict"])
+    return state
 
 
 def torch_checkpoints(folder: Path) -> list[bytes]:
-    from onnxtrain.compat.ort.orttrainer.checkpoint import write
+    from onnxtrain.compat.ort.orttrainer.checkpoint_storage import save, to_serialized_hex
 
     weights = {"w": models.W}
     moments = {"w": {"Moment_1": models.W, "Step": np.array([1], np.int64)}}
@@ -262,8 +266,12 @@ def torch_checkpoints(folder: Path) -> list[bytes]:
         "model": {"full_precision": weights}, "optimizer": moments,
         "trainer_options": {"mixed_precision": False}, "train_step_info": {"optimization_step": 1},
     }  # fmt: skip
-    write(folder / "trainer", state, {"epoch": 3})
-    return [(folder / "trainer").read_bytes()]
+    user = to_serialized_hex({"epoch": 3, "best": models.W})
+    parts = {"w": {"original_dim": list(models.W.shape)}}
+    divided = {**state, "trainer_options": {"zero_stage": 1}, "partition_info": parts}
+    for name, content in {"whole": state, "divided": divided}.items():
+        save({**content, "user_dict": user}, folder / name)
+    return [(folder / name).read_bytes() for name in ("whole", "divided")]
 
 
 # --- data and settings ----------------------------------------------------------------------------

@@ -149,6 +149,18 @@ CASES = [
             f(1, 2, 3, 16), np.full(1, 3, np.int32), np.array(4, np.int32), f(9, 8), f(9, 8),
             num_heads=4, kv_num_heads=2, do_rotary=1, _outputs=3, _keep=(0, 1, 2),
             _label="past"),
+    # rows of unequal length, one token more each; several tokens; a prompt that ignores the cache
+    *(
+        contrib("GroupQueryAttention", f(b, new, 64), f(b, new, 32), f(b, new, 32),
+                f(b, 2, room, 16), f(b, 2, room, 16), np.array(lengths, np.int32) - 1,
+                np.array(total, np.int32), f(9, 8), f(9, 8), num_heads=4, kv_num_heads=2,
+                _outputs=3, _label=f"{label} {attributes}", **attributes)
+        for label, b, new, room, lengths, total in (
+            ("token", 3, 1, 4, [2, 5, 3], 5), ("roomy", 3, 1, 7, [2, 5, 3], 5),
+            ("tokens", 1, 2, 4, [6], 6), ("prompt", 3, 4, 6, [4, 4, 4], 4),
+        )
+        for attributes in ({}, {"do_rotary": 1}, {"local_window_size": 2})
+    ),
     contrib("RotaryEmbedding", f(B, N, S, 4), IDS, f(9, 2), f(9, 2)),
     contrib("RotaryEmbedding", f(B, N, S, 4), IDS, f(9, 2), f(9, 2), interleaved=1),
     contrib("RotaryEmbedding", HIDDEN, IDS, f(9, 2), f(9, 2), num_heads=2, _label="3d"),
@@ -280,3 +292,26 @@ def test_unknown_custom_operators_stay() -> None:
     model, _ = op_model("Mystery", [f(2)], opset=18, domain="my.domain", output_types=(1,))
     model.graph.output[0].type.tensor_type.shape.dim.add().dim_value = 2
     assert operators(normalized(model)) == {"my.domain.Mystery"}
+
+
+def test_a_cache_whose_rows_have_unequal_lengths() -> None:
+    """New keys go behind each row's own; the gradient reaches what a row really has."""
+    lengths, room = np.array([2, 5, 3]), 4
+    given = [f(3, 1, 16), f(3, 1, 8), f(3, 1, 8), f(3, 2, room, 4), f(3, 2, room, 4)]
+    model, feeds = op_model(
+        "GroupQueryAttention", [*given, (lengths - 1).astype(np.int32), np.array(5, np.int32)],
+        opset=18, outputs=3, domain=MS, output_types=(1, 1, 1), imports={MS: 1}, num_heads=4,
+        kv_num_heads=2,
+    )  # fmt: skip
+    _, keys, _ = run_ort(normalized(model), feeds)
+    for row, length in enumerate(lengths):
+        new = given[1][row].reshape(1, 2, 4).transpose(1, 0, 2)
+        expected = np.concatenate([given[3][row, :, : length - 1], new], axis=1)
+        np.testing.assert_array_equal(keys[row, :, :length], expected)
+    names = [i.name for i in model.graph.input][:5]
+    report = onnxtrain.check_gradient(model, wrt=names, inputs=feeds)
+    report.raise_if_wrong()
+    gradient = onnxtrain.differentiate(model, wrt=names, of=model.graph.output[0].name, vjp=True)
+    seed = {f"{model.graph.output[0].name}_grad": f(3, 1, 16)}
+    past = run_ort(gradient, {**feeds, **seed})[-2]
+    assert [bool(past[0, :, j].any()) for j in range(room)] == [True, False, False, False]

@@ -140,3 +140,27 @@ def test_models_that_onnxruntime_optimised(name: str, tmp_path: Path) -> None:
     assert not any("." in o for o in operators(after))
     assert_same(optimised, after, feeds, rtol=1e-4, atol=1e-5)
     onnxtrain.differentiate(optimised, vjp=True)
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+@pytest.mark.parametrize("dynamo", [True, False])
+def test_embedding_bags(mode: str, dynamo: bool) -> None:
+    """A Loop that appends to a sequence (dynamo), decided branches in its body; or a plain Loop."""
+    torch.manual_seed(0)
+    module = nn.EmbeddingBag(10, 5, mode=mode)
+    words, offsets = torch.randint(0, 10, (12,)), torch.tensor([0, 3, 7])
+    buffer = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            module, (words, offsets), buffer, dynamo=dynamo, verbose=False,
+            input_names=["words", "offsets"], output_names=["y"],
+        )  # fmt: skip
+    model = onnx.load_from_string(buffer.getvalue())
+    gradient = onnxtrain.differentiate(model, wrt=["weight"], vjp=True)
+    seed = torch.randn(3, 5)
+    (module(words, offsets) * seed).sum().backward()
+    feeds = {"words": words.numpy(), "offsets": offsets.numpy(), "y_grad": seed.numpy()}
+    session = ort.InferenceSession(gradient.SerializeToString())
+    (found,) = session.run(["weight_grad"], feeds)
+    torch.testing.assert_close(torch.tensor(found), module.weight.grad)

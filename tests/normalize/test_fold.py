@@ -100,3 +100,22 @@ def test_what_cannot_be_folded_is_left_alone(nodes: str, constants: str, kept: s
     plain = to_proto(normalize(load(model(nodes, constants))))
     assert kept in operators(plain)
     assert "w_grad" in [o.name for o in onnxtrain.differentiate(plain, wrt=["w"]).graph.output]
+
+
+def test_constants_inside_bodies_are_folded_and_decide_their_branches() -> None:
+    given = onnx.parser.parse_model("""
+        <ir_version: 9, opset_import: ["": 18]>
+        g (float[3] x, int64 n) => (float loss)
+        <float[3] w = {1, 2, 3}, int64 mode = {1}, int64 one = {1}, bool yes = {1}> {
+            y = Loop(n, yes, x) <body = step (int64 i, bool c, float[3] h) => (c2, h2) {
+                c2 = Identity(c) k = Equal(mode, one)
+                h2 = If(k) <then_branch = t () => (a) { a = Mul(h, w) },
+                            else_branch = e () => (b) { b = Add(h, w) }> }>
+            loss = ReduceSum<keepdims = 0>(y)
+        }
+    """)
+    plain = to_proto(optimize(normalize(load(given))))
+    (loop,) = [n for n in plain.graph.node if n.op_type == "Loop"]
+    assert {n.op_type for n in loop.attribute[0].g.node} == {"Identity", "Mul"}
+    feeds = {"x": np.ones(3, np.float32), "n": np.array(2)}
+    onnxtrain.check_gradient(given, wrt=["w", "x"], inputs=feeds).raise_if_wrong()

@@ -8,10 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
+import onnxruntime as ort
 import pytest
 import torch
 
 from onnxtrain import onnxblock, optim
+from onnxtrain.runtime.step import kernels
 from onnxtrain.torch import optim as orttrainer
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "guides" / "optimizers.md"
@@ -162,3 +165,39 @@ def test_a_new_optimizer_is_a_function_and_a_row(monkeypatch: pytest.MonkeyPatch
     x = np.arange(8, dtype=np.float32).reshape(-1, 1)
     model = OnnxRegressor(hidden_layer_sizes=(2,), optimizer="signed", max_iter=1, random_state=0)
     assert model.fit(x, x[:, 0]).n_iter_ == 1
+
+
+FORMS: dict[Any, optim.Optimizer] = {
+    orttrainer.AdamWMode.ADAM_L2_REGULARIZATION: optim.adam(eps=1e-3, weight_decay=0.01),
+    orttrainer.AdamWMode.ADAMW_TRANSFORMERS: optim.adamw(eps=1e-3, weight_decay=0.01),
+    orttrainer.AdamWMode.ADAMW_TORCH: optim.adamw(eps=1e-3, weight_decay=0.01, form="torch"),
+}
+
+
+@pytest.mark.parametrize("mode", list(orttrainer.AdamWMode))
+def test_fused_adam_is_the_recipe(mode: Any) -> None:
+    """PyTorch's kernel does the work there; the formula is the one of `onnxtrain.optim`."""
+    weight = torch.nn.Parameter(torch.linspace(-1, 1, 5))
+    fused = orttrainer.FusedAdam([weight], 0.1, eps=1e-3, weight_decay=0.01, adam_w_mode=mode)
+    model = optim.sequence_model(FORMS[mode], [("w", [5])], 18)
+    session = ort.InferenceSession(ir.to_proto(model).SerializeToString())
+    params, *states = (
+        [value] for value in (weight.detach().numpy().copy(), *np.zeros((2, 5), "f"))
+    )
+    for step in range(1, 6):
+        gradient = np.sin(np.arange(5, dtype=np.float32) * step)
+        weight.grad = torch.from_numpy(gradient)
+        fused.step()
+        fed = [np.array([0.1], "f"), np.array([step]), params, [gradient], *states]
+        _, params, *states = session.run(
+            None, dict(zip((i.name for i in session.get_inputs()), fed))
+        )
+    np.testing.assert_allclose(weight.detach().numpy(), params[0], rtol=1e-5)
+
+
+def test_kernels_are_for_rows_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That a kernel computes what the graph does is shown in tests/runtime/test_optimizer.py."""
+    monkeypatch.setattr(kernels, "available", lambda: True)
+    descriptions = {name: optim.describe(r.make()) for name, r in optim.RECIPES.items()}
+    fast = {n for n, d in descriptions.items() if kernels.find(d, kernels.LARGE) is not None}
+    assert fast == {"adam", "adamw", "sgd"}

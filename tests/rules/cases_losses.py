@@ -20,7 +20,7 @@ def every_form(op: str) -> list[Case]:
         rng = np.random.default_rng(zlib.crc32(name.encode()))
         target = rng.integers(0, 4, labels)
         target.flat[0] = IGNORED
-        weights = [fixed([0.5, 2.0, 1.0, 0.25], np.float64)] if weighted else []
+        weights = [x(4, array=[0.5, 2.0, 1.0, 0.25])] if weighted else []
         attributes = {"ignore_index": IGNORED} if ignore else {}
         cases.append(
             case(op, x(*shape, low=-2), fixed(target), *weights, reduction=reduction, **attributes)

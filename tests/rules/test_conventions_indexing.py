@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx.parser
 import onnxruntime as ort
 import pytest
 import torch
@@ -167,3 +168,27 @@ def test_embedding_gradient_loses_nothing_on_several_threads(rows: int, width: i
     feeds = {"table": expected, "ids": indices, "y_grad": dy}
     for _ in range(20):
         np.testing.assert_array_equal(session.run(["table_grad"], feeds)[0], expected)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("token", [0, 7, 19])
+@pytest.mark.parametrize("shape", [(40, 9), ("V", "D")])
+def test_one_bad_token_spoils_its_own_row_only(
+    bad: float, token: int, shape: tuple[int | str, int | str]
+) -> None:
+    """Rows are summed one after the other, sorted; a NaN must not reach those behind it."""
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(0, 40, 20)
+    seed = rng.uniform(-1, 1, (20, 9)).astype(np.float32)
+    expected = np.zeros((40, 9), np.float32)
+    seed[token, 4] = bad
+    np.add.at(expected, tokens, seed)
+    model = onnx.parser.parse_model(f"""
+        <ir_version: 9, opset_import: ["": 18]>
+        g (float[{shape[0]}, {shape[1]}] w, int64[n] i) => (float[n, {shape[1]}] y)
+        {{ y = Gather(w, i) }}
+    """)
+    gradient = onnxtrain.differentiate(model, wrt=["w"], vjp=True)
+    feeds = {"w": np.zeros((40, 9), np.float32), "i": tokens, "y_grad": seed}
+    _, found = run_ort(gradient, feeds)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)

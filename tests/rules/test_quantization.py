@@ -29,6 +29,7 @@ def gradient(
     dynamic: bool = False,
     data: np.ndarray = DATA,
     weights: np.ndarray = WEIGHTS,
+    wrt: str = "x",
     **attributes: Any,
 ) -> np.ndarray:
     """Gradient of ``sum(weights * DequantizeLinear(QuantizeLinear(x)))``, run by onnxruntime."""
@@ -56,7 +57,7 @@ def gradient(
         inits,
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
-    result = onnxtrain.differentiate(model, wrt=["x"], of="loss")
+    result = onnxtrain.differentiate(model, wrt=[wrt], of="loss")
     onnx.checker.check_model(result, full_check=True)
     return run_ort(result, {"x": data})[1]
 
@@ -103,6 +104,89 @@ def test_per_block(dynamic: bool) -> None:
     assert 0 < np.count_nonzero(expected) < data.size
     got = gradient(scale, zero, axis=1, block_size=3, data=data, weights=weights, dynamic=dynamic)
     np.testing.assert_allclose(got, expected, rtol=1e-5)
+
+
+# --- scales ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(
+    ("scale", "zero", "low", "high"),
+    [
+        (0.01, np.int8(0), -128, 127),
+        (0.02, np.uint8(100), 0, 255),
+        ([0.015], np.int8([3]), -128, 127),
+    ],
+)
+def test_scale_per_tensor(scale: Any, zero: Any, low: int, high: int, dynamic: bool) -> None:
+    """A learned step size: what rounding has added inside the range, the bound outside of it."""
+    steps = torch.tensor(np.atleast_1d(scale).astype(np.float32), requires_grad=True)
+    points = torch.tensor(np.atleast_1d(zero).astype(np.float32))
+    y = torch._fake_quantize_learnable_per_tensor_affine(
+        torch.tensor(DATA, requires_grad=True), steps, points, low, high, 1.0
+    )
+    (y * torch.tensor(WEIGHTS)).sum().backward()
+    got = gradient(scale, zero, dynamic=dynamic, wrt="scale")
+    assert got.shape == np.shape(scale)
+    np.testing.assert_allclose(got.reshape(1), steps.grad, rtol=1e-4)
+
+
+@pytest.mark.parametrize("axis", [1, -2])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_scale_per_axis(axis: int, dynamic: bool) -> None:
+    zero = np.array([0, 1, -5, 3, 100], np.int8)
+    steps = torch.tensor(SCALES, requires_grad=True)
+    y = torch._fake_quantize_learnable_per_channel_affine(
+        torch.tensor(DATA, requires_grad=True), steps, torch.tensor(zero.astype(np.float32)), 1,
+        -128, 127, 1.0,
+    )  # fmt: skip
+    (y * torch.tensor(WEIGHTS)).sum().backward()
+    got = gradient(SCALES, zero, axis=axis, dynamic=dynamic, wrt="scale")
+    np.testing.assert_allclose(got, steps.grad, rtol=1e-4)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_scale_per_block(dynamic: bool) -> None:
+    data, weights = DATA.reshape(6, 10), WEIGHTS.reshape(6, 10)
+    scale = RNG.uniform(0.005, 0.03, (6, 4)).astype(np.float32)
+    zero = RNG.integers(-5, 5, (6, 4)).astype(np.int8)
+    wide, shift = (np.repeat(p, 3, axis=1)[:, :10] for p in (scale, zero))
+    code = np.round(data / wide) + shift
+    inside = (code >= -128) & (code <= 127)
+    each = weights * (np.clip(code, -128, 127) - shift - np.where(inside, data / wide, 0))
+    expected = np.add.reduceat(each, [0, 3, 6, 9], axis=1)
+    got = gradient(
+        scale, zero, axis=1, block_size=3, data=data, weights=weights, dynamic=dynamic, wrt="scale"
+    )
+    np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_scales_of_frozen_integer_weights() -> None:
+    """Weights stored as integers: their scale alone has a gradient, if it is asked for."""
+    model = onnx.parser.parse_model("""
+        <ir_version: 9, opset_import: ["": 21]>
+        g (float[N, 3] x) => (float loss)
+        <int8[3, 2] q = {1, -2, 3, 4, -5, 6}, float[2] s = {0.1, 0.2}, int8[2] z = {0, 1}> {
+            w = DequantizeLinear<axis = 1>(q, s, z) y = MatMul(x, w) t = Mul(y, y)
+            loss = ReduceSum<keepdims = 0>(t)
+        }
+    """)
+    onnxtrain.check_gradient(model, wrt=["s", "x"]).raise_if_wrong()
+
+
+def test_scales_and_class_weights_are_trained_when_named_only() -> None:
+    model = onnx.parser.parse_model("""
+        <ir_version: 9, opset_import: ["": 18]>
+        g (float[N, 3] x, int64[N] t) => (float loss)
+        <float[3, 2] w = {1, -2, 3, 4, -5, 6}, float s = {0.1}, int8 z = {0}, float[2] c = {1, 2}> {
+            q = QuantizeLinear(w, s, z) d = DequantizeLinear(q, s, z) y = MatMul(x, d)
+            loss = SoftmaxCrossEntropyLoss(y, t, c)
+        }
+    """)
+    found = [o.name for o in onnxtrain.differentiate(model).graph.output]
+    assert found == ["loss", "w_grad"]
+    named = onnxtrain.differentiate(model, wrt=["s", "c"]).graph.output
+    assert [o.name for o in named] == ["loss", "s_grad", "c_grad"]
 
 
 def test_data_may_move_in_between() -> None:

@@ -11,6 +11,7 @@ from onnx import numpy_helper
 
 from onnxtrain import artifacts, optim
 from onnxtrain.api import CheckpointState, Module, Optimizer, Trainer
+from onnxtrain.errors import StateError
 
 SHAPES = {
     "conv.w": (16, 1, 3, 3), "conv.b": (16,), "bn.scale": (16,), "bn.bias": (16,),
@@ -125,6 +126,10 @@ def test_nominal_checkpoint(folder):
     full = Module(train, CheckpointState.load_checkpoint(folder / "checkpoint"))
     state = CheckpointState.load_checkpoint(folder / "nominal_checkpoint")
     assert state.is_nominal
+    with pytest.raises(StateError, match="Please load the parameter states first"):
+        state.parameters["bn.mean"]
+    with pytest.raises(StateError, match="Please load all the parameter states first"):
+        state.parameters["bn.mean"] = np.ones(4, np.float32)
     module = Module(train, state)
     assert module.get_parameters_size(False) == full.get_parameters_size(False)
     update = Optimizer(optimizer, module)

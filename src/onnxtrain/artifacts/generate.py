@@ -118,7 +118,8 @@ def generate_artifacts(
         optimizer: an `OptimType`, an optimizer block, an `onnxtrain.optim` optimizer, or None.
         artifact_directory: an existing folder, by default the current one.
         prefix: put before every file name.
-        ort_format: also write each model in the ``.ort`` format.
+        ort_format: also write each model in the ``.ort`` format, which `Module` and `Optimizer`
+            read too.
         custom_op_library: library of custom operators that the model uses.
         additional_output_names: values that training and eval model return after the loss.
         nominal_checkpoint: also write a checkpoint without values.

@@ -137,6 +137,55 @@ def shapes_to_forward(
     return kept
 
 
+def sequences_to_forward(
+    op: OpBuilder, body: ir.Graph, local: set[ir.Value], live: Sequence[ir.Node]
+) -> list[ir.Node]:
+    """Move what is computed from a forward sequence into the forward body, up to a tensor.
+
+    A sequence cannot be handed over for every iteration; its length, or an element's shape can.
+    """
+    backward = {o: node for node in live for o in node.outputs}
+    moved: dict[ir.Node, None] = {}
+    for node in live:
+        if any(_is_local_sequence(v, local, moved) for v in node.inputs):
+            needed = _forward_only(node, backward, local)
+            moved.update(dict.fromkeys(needed or ()))
+    kept = [n for n in live if n not in moved]
+    for node in [n for n in live if n in moved]:
+        op.nodes.remove(node)
+        body.append(node)
+        local.update(node.outputs)
+    return kept
+
+
+def _is_local_sequence(
+    value: ir.Value | None, local: set[ir.Value], moved: Collection[ir.Node]
+) -> bool:
+    if value is None or not isinstance(value.type, ir.SequenceType):
+        return False
+    return value in local or value.producer() in moved
+
+
+def _forward_only(
+    node: ir.Node, backward: Mapping[ir.Value, ir.Node], local: set[ir.Value]
+) -> list[ir.Node] | None:
+    """A node and what it needs, if no gradient is among that; else None."""
+    needed: list[ir.Node] = []
+    for value in used_values([node]):
+        if value in local or value.const_value is not None:
+            continue
+        maker = backward.get(value)
+        if maker is None:
+            if value.producer() is None and not value.is_graph_input():
+                return None  # a gradient that the backward body is given
+            continue
+        before = _forward_only(maker, backward, local)
+        if before is None:
+            return None
+        needed += before
+    return [*needed, node]
+
+
 class Invariants:
     """Copies, into a backward body, forward nodes that depend on outer values only."""
 

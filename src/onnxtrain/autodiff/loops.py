@@ -14,9 +14,10 @@ from typing import Any
 
 import onnx_ir as ir
 
+from ..errors import GradientRuleError
 from ..graph import OpBuilder, Tensor
 from ..graph.edit import captured_values
-from . import bodies
+from . import bodies, sequences
 from .walk import Walk, is_differentiable
 
 
@@ -179,14 +180,26 @@ def differentiate_body(walk: Walk, form: Repeat, dys: Sequence[Tensor | None]) -
     for (first, state, _, final), seed in zip(carried, seeds):
         gradient = inner.take(state)
         dy = finals[state]
-        start = walk.op.zeros_like(walk.op.tensor(final)) if dy is None else dy
-        back.states.append((start, seed, op.zeros_like(seed) if gradient is None else gradient))
+        start = sequences.zeros(walk.op, walk.op.tensor(final)) if dy is None else dy
+        if gradient is None:
+            gradient = _no_gradient(op, form, seed)
+        back.states.append((start, seed, gradient))
         back.firsts.append(first)
     back.sums = [(v, g) for v in captured_values(form.node) if (g := _taken(inner, v)) is not None]
     back.slices = [(p, g) for p in form.sliced if (g := _taken(inner, p.inner)) is not None]
     back.locals = bodies.values_of(form.body)
     _trim(back, form)
     return back
+
+
+def _no_gradient(op: OpBuilder, form: Repeat, seed: Tensor) -> Tensor:
+    """That of a state which the body replaces; a sequence may have had another length before."""
+    if sequences.is_sequence(seed.value):
+        raise GradientRuleError(
+            f"The Loop {form.node.name!r} replaces a sequence in every iteration, and a gradient "
+            "as long as the one before cannot be told. Construct the sequence after the loop."
+        )
+    return op.zeros_like(seed)
 
 
 def _taken(inner: Walk, value: ir.Value) -> Tensor | None:
@@ -199,6 +212,7 @@ def _trim(back: Backward, form: Repeat) -> None:
     live = bodies.live_nodes(op.nodes, [r.value for r in back.results()])
     op.nodes[:] = live
     op.nodes[:] = bodies.shapes_to_forward(op, form.body, back.locals, live)
+    op.nodes[:] = bodies.sequences_to_forward(op, form.body, back.locals, op.nodes)
     invariants = bodies.Invariants(op, back.locals)
     used = [*bodies.used_values(op.nodes), *(r.value for r in back.results())]
     new = {v: invariants.copy(v) for v in used if v in back.locals and invariants.holds(v)}
@@ -223,8 +237,12 @@ def accumulate(back: Backward, op: OpBuilder) -> list[tuple[ir.Value, Tensor, Te
     for value, gradient in back.sums:
         total = bodies.body_input(back.op, f"{value.name}_grad_sum", value)
         back.op.scope = f"{value.name}_grad"
-        zeros = op.zeros_like(op.tensor(value))
-        states.append((value, zeros, total, back.op.Add(total, gradient)))
+        zeros = sequences.zeros(op, op.tensor(value))
+        if sequences.is_sequence(value):
+            after = sequences.add(back.op, [total, gradient])
+        else:
+            after = back.op.Add(total, gradient)
+        states.append((value, zeros, total, after))
     return states
 
 

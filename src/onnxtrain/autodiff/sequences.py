@@ -83,3 +83,8 @@ def add(op: OpBuilder, parts: Sequence[Tensor]) -> Tensor:
 def zeros_like(op: OpBuilder, sequence: Tensor) -> Tensor:
     """A sequence of zeros."""
     return map_elements(op, lambda body, each: body.zeros_like(each[0]), [sequence])
+
+
+def zeros(op: OpBuilder, value: Tensor) -> Tensor:
+    """Zeros like a tensor, or like every tensor of a sequence."""
+    return zeros_like(op, value) if is_sequence(value.value) else op.zeros_like(value)

@@ -201,6 +201,12 @@ class Walk:
             self._grads[value] = [total]
         return self._grads[value][0]
 
+    def withdraw(self, value: ir.Value) -> Tensor | None:
+        """The gradient of a value so far, taken away to be given back with something added."""
+        gradient = self.take(value)
+        self._grads.pop(value, None)
+        return gradient
+
     @staticmethod
     def describe(gradient: Tensor, value: ir.Value) -> None:
         """A gradient has the type and shape of its value."""

@@ -86,6 +86,7 @@ PYBIND: Names = {
 """Added to `onnxruntime.capi._pybind_state` where it lacks them."""
 
 TOP: Names = {
+    "training": TRAINING,
     **_from("onnxtrain.compat.ort", "TrainingSession", "TrainingParameters"),
 }
 """Added to `onnxruntime` itself, where the first releases had them."""

@@ -22,6 +22,15 @@ def mark_constant(value: ir.Value) -> None:
     value.metadata_props[CONSTANT] = "1"
 
 
+ONLY_WHEN_NAMED = {
+    ("DequantizeLinear", 1),
+    ("NegativeLogLikelihoodLoss", 2),
+    ("QuantizeLinear", 1),
+    ("SoftmaxCrossEntropyLoss", 2),
+}
+"""Operands that have a gradient but are settings: scales of quantization, weights of classes."""
+
+
 def float_initializers(model: ir.Model) -> list[str]:
     """Names of the initializers that are trained by default, in the model's order."""
     return [
@@ -30,7 +39,13 @@ def float_initializers(model: ir.Model) -> list[str]:
         if value.const_value is not None
         and value.const_value.dtype in FLOATS
         and CONSTANT not in value.metadata_props
+        and not _is_setting(value)
     ]
+
+
+def _is_setting(value: ir.Value) -> bool:
+    uses = [(node.op_type, index) for node, index in value.uses()]
+    return bool(uses) and all(use in ONLY_WHEN_NAMED for use in uses)
 
 
 def to_inputs(model: ir.Model, names: Iterable[str]) -> None:

@@ -153,7 +153,8 @@ def group_query_attention(
     """Causal attention with fewer key than query heads, caches and rotary embedding.
 
     Sequences are padded on the right (as onnxruntime wants them for a prompt), so the causal mask
-    already keeps padding away from what counts; a cache must hold equally long sequences.
+    already keeps padding away from what counts. In a cache every row has its own length, behind
+    which its new keys and values go.
     """
     if smooth_softmax:
         raise ModelError("GroupQueryAttention with smooth_softmax is not supported.")
@@ -166,14 +167,16 @@ def group_query_attention(
     k, v = _heads(op, key, kv_num_heads), _heads(op, value, kv_num_heads)
     offset = None
     if past_key is not None and past_value is not None:
-        offset = op.Squeeze(op.Slice(op.Shape(past_key), [2], [3]), [0])
+        offset = _past_lengths(op, q, seqlens_k, total)
     if do_rotary:
         if cos is None or sin is None:
             raise ModelError("GroupQueryAttention with do_rotary needs the cos and sin caches.")
         where = position_ids
         if where is None:
-            where = positions(op, q, 2)
-            where = op.Unsqueeze(where if offset is None else where + offset, [0])
+            where = op.Unsqueeze(positions(op, q, 2), [0])
+            if offset is not None:  # what is padding may lie behind the end of the cache
+                last = op.Sub(op.Slice(op.Shape(cos), [0], [1]), op.const(np.array([1])))
+                where = op.Min(where + offset, last)
         c, s = (op.Unsqueeze(op.Gather(t, where, axis=0), [1]) for t in (cos, sin))
         width = cos.dim(1)
         turn = {"interleaved": bool(rotary_interleaved)}
@@ -181,9 +184,9 @@ def group_query_attention(
         q = rotate(op, q, c, s, rotary_dim=dim, **turn)
         k = rotate(op, k, c, s, rotary_dim=dim, **turn)
         q.value.shape = k.value.shape = FOUR.copy()
-    if past_key is not None and past_value is not None:
-        k, v = op.Concat(past_key, k, axis=2), op.Concat(past_value, v, axis=2)
-        k.value.shape = FOUR.copy()
+    if past_key is not None and past_value is not None and offset is not None:
+        k, v = (_cached(op, *pair, offset, total) for pair in ((past_key, k), (past_value, v)))
+        offset = op.Unsqueeze(offset, [1, 2])
     left = local_window_size - 1 if local_window_size > 0 else -1
     times = num_heads // kv_num_heads
     y = attend(
@@ -192,6 +195,30 @@ def group_query_attention(
         softcap=softcap,
     ).y  # fmt: skip
     return merge_heads(op, y), k, v
+
+
+def _past_lengths(op: OpBuilder, q: Tensor, seqlens_k: Tensor, total: Tensor) -> Tensor:
+    """How many keys each row of a cache has, as [batch, 1]; none for a prompt."""
+    length, whole = op.dim_of(q, 2), op.Reshape(op.Cast(total, to=ir.DataType.INT64), [1])
+    counted = op.Reshape(op.Cast(seqlens_k, to=ir.DataType.INT64), [-1, 1])
+    before = op.Sub(op.Add(counted, op.const(np.array([1]))), length)
+    return op.Where(op.Equal(length, whole), op.const(np.array([0])), before)
+
+
+def _cached(op: OpBuilder, past: Tensor, new: Tensor, lengths: Tensor, total: Tensor) -> Tensor:
+    """A cache [batch, heads, length, size] with each row's new entries behind its old ones."""
+    room, count = op.Slice(op.Shape(past), [2], [3]), op.dim_of(new, 2)
+    size = op.Max(room, op.Reshape(op.Cast(total, to=ir.DataType.INT64), [1]))
+    zero, one = op.const(np.array(0)), op.const(np.array(1))
+    place = op.Unsqueeze(op.Range(zero, op.Squeeze(size, [0]), one), [0])
+    ahead = op.Min(op.Max(place - lengths, op.const(np.array([0]))), count - 1)
+    source = op.Where(place < lengths, place, ahead + room)  # [batch, place]
+    both = op.Transpose(op.Concat(past, new, axis=2), perm=[0, 2, 1, 3])
+    picked = op.GatherND(both, op.Unsqueeze(source, [2]), batch_dims=1)
+    filled = op.Unsqueeze(place < lengths + count, [2, 3])
+    row = op.Transpose(op.Where(filled, picked, op.like(0.0, new)), perm=[0, 2, 1, 3])
+    row.value.shape = FOUR.copy()
+    return row
 
 
 def rotary(

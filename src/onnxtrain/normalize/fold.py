@@ -11,11 +11,12 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
+from ..graph import Names
 from ..graph.evaluate import evaluate
 from ..graph.infer import infer_shapes
 from ..graph.nodes import initializer
 from ..graph.parameters import mark_constant
-from .rewrite import standard
+from .rewrite import names_in, standard
 from .symbolic import infer_symbolic
 
 MAX_ELEMENTS = 1024
@@ -29,26 +30,32 @@ WHOLE = frozenset(
 
 
 def fold_integers(model: ir.Model) -> ir.Model:
-    """Replace nodes that compute small integer constants by initializers."""
+    """Replace nodes that compute small integer constants by initializers, in subgraphs too."""
     if _fold(model):
         model = infer_symbolic(infer_shapes(model))
     return model
 
 
 def _fold(model: ir.Model) -> bool:
-    graph, changed = model.graph, False
-    for node in list(graph):
+    changed = False
+    names: Names | None = None
+    for node in list(model.graph.all_nodes()):
         if not _is_constant(node):
             continue
         arrays = _evaluate(node, model.opset_imports[""])
         if arrays is None:
             continue
+        if names is None:
+            names = names_in(model)
         for output, array in zip(node.outputs, arrays):
-            name, output.name = output.name or "", f"{output.name}_folded"
-            value = initializer(graph, name, array)
+            own = node.graph is model.graph  # names of bodies need not be unique outside
+            name = output.name or "" if own else names.fresh(output.name or "folded")
+            output.name = f"{output.name}_folded"
+            value = initializer(model.graph, name, array)
             mark_constant(value)
             output.replace_all_uses_with(value)
-        graph.remove(node, safe=True)
+        assert node.graph is not None
+        node.graph.remove(node, safe=True)
         changed = True
     return changed
 

@@ -23,6 +23,7 @@ from ..autodiff.rules.losses import (
     FEW_CLASSES,
     WIDE,
     class_axis,
+    class_weights_gradient,
     cross_entropy_gradient,
     softmax_cross_entropy_loss,
     wide_type,
@@ -168,7 +169,12 @@ class _Loss:
             w = None if weights is None else op.tensor(weights.value)
             prob = op.Exp(log_prob)
             dx = cross_entropy_gradient(op, dys, prob, y, x, labels, w, reduction, ignored)
-            return [(scores.value, dx)]
+            gradients = [(scores.value, dx)]
+            if w is not None and dys[0] is not None:
+                known = op.tensor(log_prob.value)
+                dw = class_weights_gradient(op, dys[0], y, known, labels, w, reduction, ignored)
+                gradients.append((w.value, dw))
+            return gradients
 
         return loss, gradient
 

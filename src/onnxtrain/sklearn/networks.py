@@ -10,8 +10,10 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from .. import losses
 from ..autodiff import reachable
 from ..compat.onnxcustom.base import SelectionError
+from ..compat.onnxcustom.formulas import penalty, sigmoid_log, softmax_log
 from ..errors import ModelError, UnknownNameError
 from ..graph import FLOATS, ModelLike, OpBuilder, Tensor, load, to_proto
 from ..graph import parameters as params
@@ -170,18 +172,18 @@ class Penalty(NamedTuple):
     l2: float = 0.0
 
 
-def training_model(net: Network, loss: str, penalty: Penalty) -> onnx.ModelProto:
+def training_model(net: Network, loss: str, factors: Penalty) -> onnx.ModelProto:
     """The model with ``Σ w·loss / Σ w + penalty`` as first output.
 
     Args:
         net: what is trained.
         loss: ``"softmax"``, ``"sigmoid"``, ``"squared_error"``, ``"absolute_error"``, ``"huber"``.
-        penalty: penalties on the weights.
+        factors: of the penalties on the weights.
     """
     model = net.model.clone()
     build = _Loss(model, net)
-    total = build.mean(getattr(build, f"_{loss}")())
-    for term in build.penalties(penalty):
+    total = build.mean(build.terms(loss), columns=loss != "softmax")
+    for term in build.penalties(factors):
         total = total + term
     total = build.op.Reshape(total, build.op.const(np.zeros(0, np.int64)))
     total.value.name, total.value.shape = LOSS, ir.Shape([])
@@ -209,59 +211,58 @@ class _Loss:
         self.inputs.append(value)
         return self.op.tensor(value)
 
-    def mean(self, losses: Tensor) -> Tensor:
-        """The weighted mean over observations of one loss per row."""
+    def terms(self, loss: str) -> Tensor:
+        """The loss of every row."""
+        kinds = {
+            "softmax": self._softmax,
+            "sigmoid": self._sigmoid,
+            "squared_error": self._squared_error,
+            "absolute_error": self._absolute_error,
+            "huber": self._huber,
+        }
+        return kinds[loss]()
+
+    def mean(self, terms: Tensor, columns: bool) -> Tensor:
+        """The weighted mean over observations of one loss per row, in a column or a vector."""
         op = self.op
-        weights = self.input(WEIGHT, losses.dtype, ["N"])
-        column = op.Unsqueeze(weights, [1])
-        count = op.Max(op.ReduceSum(weights, keepdims=0), op.like(1e-30, losses))
-        return op.ReduceSum(losses * column, keepdims=0) / count
+        weights = self.input(WEIGHT, terms.dtype, ["N"])
+        rows = op.Unsqueeze(weights, [1]) if columns else weights
+        count = op.Max(op.ReduceSum(weights, keepdims=0), op.like(1e-30, terms))
+        return op.ReduceSum(terms * rows, keepdims=0) / count
 
-    def penalties(self, penalty: Penalty) -> list[Tensor]:
+    def penalties(self, factors: Penalty) -> list[Tensor]:
+        if not (factors.l1 or factors.l2):
+            return []
         matrices = [w for w in self.weights if w.rank > 1 and 1 not in (w.shape or ())[:1]]
-        terms: list[Tensor] = []
-        for w in matrices:
-            if penalty.l1:
-                terms.append(self.op.ReduceL1(w, keepdims=0) * penalty.l1)
-            if penalty.l2:
-                terms.append(self.op.ReduceSumSquare(w, keepdims=0) * (0.5 * penalty.l2))
-        return terms
+        return [penalty(self.op, w, factors.l1, 0.5 * factors.l2) for w in matrices]
 
-    def _difference(self) -> Tensor:
-        return self.z - self.input(LABEL, self.z.dtype, list(self.z.shape or ["N", 1]))
+    def _target(self) -> Tensor:
+        return self.input(LABEL, self.z.dtype, list(self.z.shape or ["N", 1]))
 
-    def _per_row(self, losses: Tensor) -> Tensor:
-        mean: Tensor = self.op.ReduceMean(losses, [1], keepdims=1)
-        return losses if self.z.dim(-1) == 1 else mean
+    def _labels(self) -> Tensor:
+        return self.input(LABEL, ir.DataType.INT64, ["N"])
+
+    def _per_row(self, terms: Tensor) -> Tensor:
+        mean: Tensor = self.op.ReduceMean(terms, [1], keepdims=1)
+        return terms if self.z.dim(-1) == 1 else mean
 
     def _squared_error(self) -> Tensor:
-        d = self._difference()
-        return self._per_row(d * d * 0.5)
+        return self._per_row(losses.MSELoss().elements(self.op, self.z, self._target()) * 0.5)
 
     def _absolute_error(self) -> Tensor:
-        return self._per_row(self.op.Abs(self._difference()))
+        return self._per_row(losses.L1Loss().elements(self.op, self.z, self._target()))
 
     def _huber(self) -> Tensor:
-        """½·d² up to |d| = 1, |d| − ½ beyond: with c = min(|d|, 1) this is c·(|d| − c/2)."""
-        size = self.op.Abs(self._difference())
-        near = self.op.Min(size, self.op.like(1.0, size))
-        return self._per_row(near * (size - near * 0.5))
-
-    def _one_hot(self) -> Tensor:
-        labels = self.op.Unsqueeze(self.input(LABEL, ir.DataType.INT64, ["N"]), [1])
-        width = self.z.dim(-1)
-        if width == 1:
-            return self.op.Cast(labels, to=self.z.dtype)
-        assert isinstance(width, int)
-        numbers = self.op.const(np.arange(width, dtype=np.int64))
-        return self.op.Cast(self.op.Equal(labels, numbers), to=self.z.dtype)
+        """½·d² up to |d| = 1, |d| − ½ beyond."""
+        return self._per_row(losses.HuberLoss().elements(self.op, self.z, self._target()))
 
     def _softmax(self) -> Tensor:
-        picked = self.op.LogSoftmax(self.z, axis=-1) * self._one_hot()
-        return -self.op.ReduceSum(picked, [1], keepdims=1)
+        return softmax_log(self.op, self._labels(), self.z)
 
     def _sigmoid(self) -> Tensor:
-        op, z = self.op, self.z
-        target = self._one_hot()
-        soft = op.Log(op.Exp(-op.Abs(z)) + 1.0)
-        return self._per_row(op.Relu(z) - z * target + soft)
+        """One score for two classes, or one per class, each against all others."""
+        labels, width = self.op.Unsqueeze(self._labels(), [1]), self.z.dim(-1)
+        if width != 1:
+            assert isinstance(width, int)
+            labels = self.op.Equal(labels, self.op.const(np.arange(width, dtype=np.int64)))
+        return self._per_row(sigmoid_log(self.op, labels, self.z))

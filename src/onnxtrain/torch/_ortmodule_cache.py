@@ -60,7 +60,13 @@ class Settings:
 
 
 class Kind:
-    """The graphs of one kind of call: as inference, or with gradients."""
+    """The graphs of one kind of call: as inference, or with gradients.
+
+    Attributes:
+        training: the mode.
+        changes_arguments: whether the module changes arguments in place.
+        is_tensor: whether a call gives a tensor, and changes no argument.
+    """
 
     def __init__(
         self,
@@ -70,6 +76,8 @@ class Kind:
         later: Callable[[], Graphs] | None = None,
     ) -> None:
         self.traced, self.graphs, self.later = traced, graphs, later
+        self.training, self.changes_arguments = traced.training, bool(traced.changed)
+        self.is_tensor = traced.result == TENSOR and not traced.changed
         number = {n: i for i, n in enumerate(names)}
         self.counts = {
             number[n]: number[count] for n, count in traced.averaged.items() if n in number
@@ -345,8 +353,6 @@ class Cache:
 
 def protected(traced: Traced, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
     """The arguments, copied where the module changes them: the backward pass reads the old ones."""
-    if not traced.changed:
-        return inputs
     changed = set(traced.changed)
     return [t.clone() if i in changed else t for i, t in enumerate(inputs)]
 

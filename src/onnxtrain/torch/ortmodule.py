@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import inspect
 import logging
@@ -9,7 +10,7 @@ import os
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, cast
 
 import onnx
 import torch
@@ -45,34 +46,46 @@ class ModuleError(ORTModuleTorchModelException, TypeError):
     """Something that cannot be wrapped, or not be done with a wrapped module."""
 
 
-class _BoundForward:
-    """A bound method with the signature of the wrapped module's `forward`.
+class _WithSignatureOfWrapped:
+    """Decorates `ORTModule.forward`: bound to an object, it has the wrapped module's signature.
 
     Trainers read that signature to know which columns of a data set the module takes.
     """
-
-    __slots__ = ("__func__", "__self__")
-    __name__ = "forward"
-
-    def __init__(self, function: Callable[..., Any], module: ORTModule) -> None:
-        self.__func__, self.__self__ = function, module
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.__func__(self.__self__, *args, **kwargs)
-
-    @property
-    def __signature__(self) -> inspect.Signature:
-        return inspect.signature(self.__self__.module.forward)
-
-
-class _WithSignatureOfWrapped:
-    """Decorates `ORTModule.forward`: bound to an object, it has the wrapped module's signature."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
 
     def __get__(self, instance: ORTModule | None, owner: type[ORTModule]) -> Callable[..., Any]:
-        return self.function if instance is None else _BoundForward(self.function, instance)
+        if instance is None:
+            return self.function
+        own = instance.__dict__
+        if "_signed" not in own:
+            own["_signed"] = _signed(self.function, instance.module)
+        return types.MethodType(own["_signed"], instance)
+
+
+def _signed(function: Callable[..., Any], module: torch.nn.Module) -> Callable[..., Any]:
+    """A copy of `forward` that says it has the signature of the module's."""
+    original = cast("types.FunctionType", function)
+    copied = types.FunctionType(
+        original.__code__,
+        original.__globals__,
+        original.__name__,
+        original.__defaults__,
+        original.__closure__,
+    )
+    copied.__doc__ = original.__doc__
+    own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+    with contextlib.suppress(ValueError):  # a compiled one has no signature
+        signature = inspect.signature(module.forward)
+        taken = "self" in signature.parameters
+        own = own.replace(name="self_") if taken else own
+        setattr(  # noqa: B010 - unknown to mypy
+            copied,
+            "__signature__",
+            signature.replace(parameters=[own, *signature.parameters.values()]),
+        )
+    return copied
 
 
 class ORTModule(torch.nn.Module):
@@ -198,10 +211,11 @@ class ORTModule(torch.nn.Module):
                 settings = self._settings()
                 kind = cache.find(structure, inputs, graded, settings)
                 cache.remember(key, kind)
-            cache.used[kind.traced.training] = kind
-            given = protected(kind.traced, inputs)
+            cache.used[kind.training] = kind
+            given = protected(kind.traced, inputs) if kind.changes_arguments else inputs
             prepared = kind.prepare(given, cache)
-        return kind.result(kind(given, cache, *prepared), inputs)
+        outputs = kind(given, cache, *prepared)
+        return outputs[0] if kind.is_tensor else kind.result(outputs, inputs)
 
     def _settings(self) -> Settings:
         return Settings(

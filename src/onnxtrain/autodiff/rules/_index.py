@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
 import numpy as np
@@ -154,7 +154,8 @@ def add_rows(
 
     Few rows: a product with a one-hot matrix. Narrow rows: ScatterElements. Otherwise the rows
     are sorted by number, summed cumulatively in float64 and the sum at the end of each run is
-    taken: no duplicates remain, and the result is more exact than adding in float32.
+    taken: no duplicates remain, and the result is more exact than adding in float32. A NaN or
+    infinity in one row would be in all sums behind it, so then ScatterElements adds.
     """
     shape = vector(op, count, width)
     if unique:
@@ -162,8 +163,7 @@ def add_rows(
     if isinstance(count, int) and count <= FEW_ROWS:
         return one_hot(op, rows, scalar(op, count), 0, dy.dtype) @ dy
     if isinstance(width, int) and width < 8:
-        spread = op.Expand(op.Unsqueeze(rows, [1]), op.Shape(dy))
-        return scatter_elements(op, zeros(op, shape, dy.dtype), spread, dy, 0, "add")
+        return _add_one_by_one(op, shape, rows, dy)
     ordered, order = op.many("TopK", rows, op.Shape(rows), outputs=2, largest=0, axis=0)
     wide = op.Cast(op.Gather(dy, order, axis=0), to=ir.DataType.DOUBLE)
     sums = op.CumSum(wide, op.const(np.array(0, np.int64)))
@@ -171,6 +171,31 @@ def add_rows(
     last = op.Not(op.Equal(ordered, following))
     ends = op.Compress(sums, last, axis=0)
     before = op.Pad(op.Slice(ends, [0], [-1], [0]), [1, 0], None, op.const([0]))
-    total = op.Cast(ends - before, to=dy.dtype)
+    total = ends - before
     target = op.Compress(ordered, last, axis=0)
-    return op.ScatterND(zeros(op, shape, dy.dtype), op.Unsqueeze(target, [1]), total)
+    # The last sum has seen them all; an infinity in it alone is right where it is.
+    final = op.ReduceSum(op.Slice(total, [-1], [np.iinfo(np.int64).max], [0]), keepdims=0)
+
+    def scatter() -> Tensor:
+        start = zeros(op, shape, dy.dtype)
+        return op.ScatterND(start, op.Unsqueeze(target, [1]), op.Cast(total, to=dy.dtype))
+
+    return _choose(op, op.IsNaN(final), lambda: _add_one_by_one(op, shape, rows, dy), scatter)
+
+
+def _add_one_by_one(op: OpBuilder, shape: Tensor, rows: Tensor, dy: Tensor) -> Tensor:
+    spread = op.Expand(op.Unsqueeze(rows, [1]), op.Shape(dy))
+    return scatter_elements(op, zeros(op, shape, dy.dtype), spread, dy, 0, "add")
+
+
+def _choose(
+    op: OpBuilder, condition: Tensor, yes: Callable[[], Tensor], no: Callable[[], Tensor]
+) -> Tensor:
+    """An If with one result; only the branch that is taken is computed."""
+    branches = {
+        "then_branch": op.body(op.names.fresh("then"), [], lambda: [yes()]),
+        "else_branch": op.body(op.names.fresh("else"), [], lambda: [no()]),
+    }
+    (chosen,) = op.many("If", condition, outputs=1, **branches)
+    chosen.value.type = branches["then_branch"].outputs[0].type
+    return chosen

@@ -19,7 +19,6 @@ from .control_flow import Gradients, inner_walks
 def loop(walk: Walk, node: ir.Node, dys: Sequence[Tensor | None]) -> Gradients:
     op = walk.op
     form = loops.loop_form(node)
-    _refuse_sequences(form, walk)
     dys = [*dys, *[None] * (len(node.outputs) - len(dys))]
     back = loops.differentiate_body(walk, form, dys)
     needed = [v for v in loops.needed_forward_values(back) if v not in form.body.inputs[:2]]
@@ -83,8 +82,11 @@ def _outer_symbols(form: loops.Repeat) -> set[str]:
 
 
 def _has_fixed_shape(value: ir.Value, stable: set[str]) -> bool:
-    return value.shape is not None and all(
-        isinstance(d, int) or d.value in stable for d in value.shape.dims
+    is_tensor = isinstance(value.type, ir.TensorType) or value.type is None
+    return (
+        is_tensor
+        and value.shape is not None
+        and all(isinstance(d, int) or d.value in stable for d in value.shape.dims)
     )
 
 
@@ -163,13 +165,3 @@ def _keep(
     if stack is None:
         stack = _keep_stack(op, form, form.body.inputs[0])
     return kept, op.Squeeze(op.Shape(op.tensor(stack), start=0, end=1), [0])
-
-
-def _refuse_sequences(form: loops.Repeat, walk: Walk) -> None:
-    for _, state, _, final in form.states:
-        if isinstance(state.type, ir.SequenceType) and final in walk.active:
-            raise GradientRuleError(
-                f"Loop {form.node.name!r} carries the sequence {state.name!r} from one iteration "
-                "to the next, and a gradient cannot be carried through that. Use a scan output of "
-                "the Loop instead of a sequence."
-            )

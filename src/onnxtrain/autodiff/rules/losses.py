@@ -1,7 +1,9 @@
 """Losses that are one operator: SoftmaxCrossEntropyLoss and NegativeLogLikelihoodLoss.
 
 Both read one log-probability per target, ``loss = -w[t]·logp[t]``, leave out targets equal to
-`ignore_index`, and sum, average (by the weight that was counted) or list what is left.
+`ignore_index`, and sum, average (by the weight that was counted) or list what is left. The weights
+of the classes have a gradient too: what the targets of a class have lost, and for the average
+what they have lost beyond it.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import onnx_ir as ir
 
 from ...graph import OpBuilder, Tensor
 from ..registry import gradient, gradient_multi
+from ._index import scatter_elements
 from .elementwise import as_type
 from .reductions import inverse_count
 from .softmax import add_at
@@ -25,7 +28,7 @@ WIDE = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
 """Types in which the number of targets can be counted; a float16 ends at 65,504."""
 
 
-@gradient_multi("SoftmaxCrossEntropyLoss", stops=(1, 2))
+@gradient_multi("SoftmaxCrossEntropyLoss", stops=(1,))
 def softmax_cross_entropy_loss(
     op: OpBuilder,
     dys: tuple[Tensor | None, ...],
@@ -38,13 +41,20 @@ def softmax_cross_entropy_loss(
     ignore_index: int | None = None,
 ) -> Any:
     if scores.dtype == ir.DataType.BFLOAT16:  # whose logarithms have too few digits
-        prob = op.Softmax(scores, axis=1)
+        prob, log_prob = op.Softmax(scores, axis=1), None
     else:
         has_log_prob = len(ys) > 1 and bool(ys[1].value.name)
-        prob = op.Exp(ys[1] if has_log_prob else op.output(1))
-    return cross_entropy_gradient(
+        log_prob = ys[1] if has_log_prob else op.output(1)
+        prob = op.Exp(log_prob)
+    dx = cross_entropy_gradient(
         op, dys, prob, ys[0], scores, target, weights, reduction, ignore_index
     )
+    if weights is None or dys[0] is None:
+        return dx
+    if log_prob is None:
+        log_prob = op.LogSoftmax(scores, axis=1)
+    counts = (reduction, ignore_index)
+    return dx, None, class_weights_gradient(op, dys[0], ys[0], log_prob, target, weights, *counts)
 
 
 def cross_entropy_gradient(
@@ -73,6 +83,33 @@ def cross_entropy_gradient(
     return add_at(op, dx, label, -share, 1)
 
 
+def class_weights_gradient(
+    op: OpBuilder,
+    dy: Tensor,
+    y: Tensor,
+    log_prob: Tensor,
+    target: Tensor,
+    weights: Tensor,
+    reduction: str,
+    ignore_index: int | None,
+) -> Tensor:
+    """Σ over the targets of a class of −logp, or for the mean (−logp − loss)/Σw, times dy."""
+    label, counted = class_axis(op, target, ignore_index)
+    lost = -op.GatherElements(log_prob, label, axis=1)
+    if reduction == "none":
+        each = lost * op.Unsqueeze(dy, [1])
+    elif reduction == "sum":
+        each = lost * dy
+    else:
+        picked = op.Gather(weights, label)
+        weight = picked if counted is None else op.Where(counted, picked, 0)
+        each = (lost - y) * (dy * _inverse_total(op, y, log_prob, target, weight, counted))
+    if counted is not None:
+        each = op.Where(counted, each, 0)
+    start = op.zeros_like(weights)
+    return scatter_elements(op, start, op.Reshape(label, [-1]), op.Reshape(each, [-1]), 0, "add")
+
+
 def _one_hot(op: OpBuilder, label: Tensor, classes: int, like: Tensor) -> Tensor:
     """1 at the label and 0 elsewhere, of the shape of `like`."""
     numbers = np.arange(classes).reshape(-1, *[1] * (like.rank - 2))
@@ -97,7 +134,7 @@ def wide_type(x: Tensor) -> ir.DataType:
     return x.dtype if x.dtype in WIDE else ir.DataType.FLOAT
 
 
-@gradient("NegativeLogLikelihoodLoss", stops=(1, 2))
+@gradient("NegativeLogLikelihoodLoss", stops=(1,))
 def negative_log_likelihood_loss(
     op: OpBuilder,
     dy: Tensor,
@@ -110,7 +147,11 @@ def negative_log_likelihood_loss(
     ignore_index: int | None = None,
 ) -> Any:
     label, share = _share(op, dy, y, log_prob, target, weights, reduction, ignore_index)
-    return op.ScatterElements(op.zeros_like(log_prob), label, _each(op, -share, label), axis=1)
+    dx = op.ScatterElements(op.zeros_like(log_prob), label, _each(op, -share, label), axis=1)
+    if weights is None:
+        return dx
+    counts = (reduction, ignore_index)
+    return dx, None, class_weights_gradient(op, dy, y, log_prob, target, weights, *counts)
 
 
 class _Share(NamedTuple):

@@ -2,8 +2,11 @@
 
 QuantizeLinear rounds, so its derivative is zero; what trains is the estimator that PyTorch's
 ``fake_quantize_per_tensor_affine`` uses: the gradient passes as if nothing was rounded, wherever
-the value was inside the range of the integer type, and is zero where it was clipped. Scales and
-zero points get none. Between the two operators the gradient belongs to an integer tensor and has
+the value was inside the range of the integer type, and is zero where it was clipped. The gradient
+of a scale is that of a learned step size (LSQ): with y = s·(q − z) and q = round(x/s) + z, the
+rounding passed straight through, ∂y/∂s is q − z − x/s inside the range and q − z where it was
+clipped, as in PyTorch (``_fake_quantize_learnable_per_tensor_affine``). Zero points are integers
+and get none. Between the two operators the gradient belongs to an integer tensor and has
 the float type of the scale; `straight_through` tells the walk to let it pass.
 """
 
@@ -23,10 +26,11 @@ zero_gradient(
     note="integer arithmetic: train the QDQ form of the model instead",
 )  # fmt: skip
 
-ESTIMATOR = "straight-through: passes inside the representable range; none for scale, zero point"
+ESTIMATOR = "straight-through inside the representable range; scale: learned step size (LSQ)"
+DYNAMIC = "straight-through; none through the scale and zero point that it chooses"
 
 
-@gradient("QuantizeLinear", stops=(1, 2), straight_through=True, note=ESTIMATOR)
+@gradient("QuantizeLinear", stops=(2,), straight_through=True, note=ESTIMATOR)
 def quantize_linear(
     op: OpBuilder,
     dy: Tensor,
@@ -44,10 +48,11 @@ def quantize_linear(
         code = code + op.Cast(_along(op, zero_point, x, axis, block_size), to=x.dtype)
     low, high = _range(y.dtype)
     inside = op.And(op.GreaterOrEqual(code, low), op.LessOrEqual(code, high))
-    return op.Where(inside, op.Cast(dy, to=x.dtype) / step, 0)
+    dx = op.Where(inside, op.Cast(dy, to=x.dtype) / step, 0)
+    return dx, _collected(op, -dx * (x / step), scale, x, axis, block_size)
 
 
-@gradient("DequantizeLinear", stops=(1, 2), straight_through=True, note=ESTIMATOR)
+@gradient("DequantizeLinear", stops=(2,), straight_through=True, note=ESTIMATOR)
 def dequantize_linear(
     op: OpBuilder,
     dy: Tensor,
@@ -59,10 +64,14 @@ def dequantize_linear(
     axis: int = 1,
     block_size: int = 0,
 ) -> Any:
-    return dy * _along(op, scale, x, axis, block_size)
+    code = op.Cast(x, to=scale.dtype)
+    if zero_point is not None:
+        code = code - op.Cast(_along(op, zero_point, x, axis, block_size), to=scale.dtype)
+    dx = dy * _along(op, scale, x, axis, block_size)
+    return dx, _collected(op, dy * code, scale, x, axis, block_size)
 
 
-@gradient_multi("DynamicQuantizeLinear", straight_through=True, note=ESTIMATOR)
+@gradient_multi("DynamicQuantizeLinear", straight_through=True, note=DYNAMIC)
 def dynamic_quantize_linear(
     op: OpBuilder, dys: Sequence[Tensor | None], ys: Sequence[Tensor], x: Tensor
 ) -> Any:
@@ -106,3 +115,22 @@ def _along(op: OpBuilder, p: Tensor, x: Tensor, axis: int, block_size: int) -> T
         op.Expand(op.Unsqueeze(p, [axis + 1]), vector(op, *wide)), vector(op, *flat)
     )
     return op.Slice(repeated, [0], vector(op, dim(op, x, axis)), [axis])
+
+
+def _collected(
+    op: OpBuilder, t: Tensor, p: Tensor, x: Tensor, axis: int, block_size: int
+) -> Tensor:
+    """What belongs to each entry of a scale, summed: the opposite of `_along`."""
+    t = t if t.dtype == p.dtype else op.Cast(t, to=p.dtype)
+    if p.rank == 0 or p.static_shape == (1,):
+        total = op.ReduceSum(t, keepdims=0)
+        return total if p.rank == 0 else op.Reshape(total, [1])
+    axis %= x.rank
+    if not block_size:
+        return op.ReduceSum(t, [a for a in range(x.rank) if a != axis], keepdims=0)
+    blocks = dim(op, p, axis)
+    missing = blocks * block_size - dim(op, x, axis)
+    t = op.Pad(t, vector(op, 0, missing), None, op.const([axis]))
+    sizes = [dim(op, p, a) for a in range(p.rank)]
+    parts = op.Reshape(t, vector(op, *sizes[: axis + 1], block_size, *sizes[axis + 1 :]))
+    return op.ReduceSum(parts, [axis + 1], keepdims=0)

@@ -18,10 +18,13 @@ from ..walk import Walk
 zero_gradient("SequenceLength", "SequenceEmpty", "OptionalHasElement")
 
 
-def _position(op: OpBuilder, seq: Tensor, pos: Tensor) -> Tensor:
-    """A position counted from the front."""
+def _position(op: OpBuilder, pos: Tensor, like: Tensor, longer: int = 0) -> Tensor:
+    """A position counted from the front, in a sequence that is longer than `like`."""
     pos = op.Cast(pos, to=ir.DataType.INT64)
-    return op.Where(op.Less(pos, 0), op.Add(pos, op.SequenceLength(seq)), pos)
+    if pos.const is not None and pos.const >= 0:
+        return pos
+    length = op.Add(op.SequenceLength(like), longer) if longer else op.SequenceLength(like)
+    return op.Where(op.Less(pos, 0), op.Add(pos, length), pos)
 
 
 @gradient("SequenceConstruct")
@@ -35,28 +38,38 @@ def _at(op: OpBuilder, dy: Tensor, pos: Tensor, like: Tensor) -> Tensor:
     return picked
 
 
-@gradient("SequenceAt", stops=(1,))
-def sequence_at(op: OpBuilder, dy: Tensor, y: Tensor, seq: Tensor, pos: Tensor) -> Any:
-    # zeros everywhere but at the position that was read
-    place = _position(op, seq, pos)
-    others = sequences.typed_like(op.SequenceErase(sequences.zeros_like(op, seq), place), seq.value)
-    return sequences.typed_like(op.SequenceInsert(others, dy, place), seq.value)
+@graph_gradient("SequenceAt")
+def sequence_at(
+    walk: Walk, node: ir.Node, dys: Sequence[Tensor | None]
+) -> Iterable[tuple[ir.Value, Tensor]]:
+    # Added to the gradient that the sequence has already, or put between zeros.
+    op, (dy,) = walk.op, dys
+    seq, pos = (op.tensor(v) for v in node.inputs if v is not None)
+    if dy is None:
+        return []
+    so_far = walk.withdraw(seq.value)
+    start = sequences.zeros_like(op, seq) if so_far is None else so_far
+    place = _position(op, pos, start)
+    if so_far is not None:
+        dy = dy + _at(op, so_far, place, dy)
+    others = sequences.typed_like(op.SequenceErase(start, place), seq.value)
+    return [(seq.value, sequences.typed_like(op.SequenceInsert(others, dy, place), seq.value))]
 
 
 @gradient("SequenceInsert", stops=(2,))
 def sequence_insert(
     op: OpBuilder, dy: Tensor, y: Tensor, seq: Tensor, x: Tensor, pos: Tensor | None
 ) -> Any:
-    place = None if pos is None else _position(op, seq, pos)
+    place = None if pos is None else _position(op, pos, dy, longer=-1)
     rest = sequences.typed_like(op.SequenceErase(dy, place), seq.value)
     return rest, _at(op, dy, op.const(-1) if place is None else place, x)
 
 
 @gradient("SequenceErase", stops=(1,))
 def sequence_erase(op: OpBuilder, dy: Tensor, y: Tensor, seq: Tensor, pos: Tensor | None) -> Any:
-    place = None if pos is None else _position(op, seq, pos)
-    gone = op.SequenceAt(seq, op.const(-1) if place is None else place)
+    gone = op.SequenceAt(seq, op.const(-1) if pos is None else pos)
     gone.value.type = ir.TensorType(seq.dtype)
+    place = None if pos is None else _position(op, pos, dy, longer=1)
     return sequences.typed_like(op.SequenceInsert(dy, op.zeros_like(gone), place), seq.value)
 
 

@@ -9,11 +9,13 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from ... import losses
 from ...errors import ModelError, UnknownNameError
 from ...graph import ModelLike, OpBuilder, Tensor, load, to_proto
 from ...graph import parameters as params
 from ...graph.labels import declare
 from ...normalize import normalize
+from . import formulas
 from .onnx_helper import dtype_to_var_type, get_train_initializer, rename_value
 
 SCORES = {
@@ -132,56 +134,50 @@ class _LossBuilder:
     def _label_like(self, z: Tensor) -> Tensor:
         return self.input(self.label, z.dtype, list(z.shape or ["N", 1]))
 
-    def _classes(self, count: int) -> Tensor:
-        """Labels below `count`."""
+    def _classes(self, count: int | None) -> Tensor:
+        """Labels below `count`, if it is known."""
         declare(self.model.metadata_props, self.label, count, None)
         return self.input(self.label, ir.DataType.INT64, ["N"])
 
-    def total(self, losses: Tensor) -> Tensor:
-        """The sum of the losses, weighted when asked for."""
+    def total(self, terms: Tensor, per_row: bool = False) -> Tensor:
+        """The sum of the losses of elements (or of rows), weighted when asked for."""
         if self.weight is not None:
-            weights = self.input(self.weight, losses.dtype, ["N"])
-            losses = losses * self.op.Unsqueeze(weights, [1])
-        total: Tensor = self.op.ReduceSum(losses, keepdims=0)
+            weights = self.input(self.weight, terms.dtype, ["N"])
+            terms = terms * (weights if per_row else self.op.Unsqueeze(weights, [1]))
+        total: Tensor = self.op.ReduceSum(terms, keepdims=0)
         return total
 
     def _squared_error(self, z: Tensor) -> Tensor:
-        d = z - self._label_like(z)
-        if self.weight is None:
-            total: Tensor = self.op.ReduceSumSquare(d, keepdims=0)
+        label = self._label_like(z)
+        if self.weight is None:  # one node, whose gradient needs no memory in between
+            total: Tensor = self.op.ReduceSumSquare(z - label, keepdims=0)
             return total
-        return self.total(d * d)
+        return self.total(losses.MSELoss().elements(self.op, z, label))
 
     def _absolute_error(self, z: Tensor) -> Tensor:
-        return self.total(self.op.Abs(z - self._label_like(z)))
+        return self.total(losses.L1Loss().elements(self.op, z, self._label_like(z)))
 
     def _elastic(self, z: Tensor, l1_weight: float = 0.5, l2_weight: float = 0.5) -> Tensor:
-        d = z - self._label_like(z)
-        return self.total(self.op.Abs(d) * l1_weight + d * d * l2_weight)
+        terms = formulas.elastic(l1_weight, l2_weight)
+        return self.total(terms(self.op, self._label_like(z), z))
 
     def _log(self, z: Tensor, eps: float = 1e-6) -> Tensor:
         """−log of the probability of the right class."""
         limited = self.op.Clip(z, self.op.like(eps, z), self.op.like(1 - eps, z))
-        return self.total(-self._picked(self.op.Log(limited), z))
+        logarithms = self.op.Log(limited)
+        logarithms.value.shape = z.value.shape
+        loss = losses.NLLLoss(ignore_index=None)
+        return self.total(loss.elements(self.op, logarithms, self._labels(z)), True)
 
-    def _picked(self, values: Tensor, z: Tensor) -> Tensor:
-        """The column of the right class, as one column."""
+    def _labels(self, z: Tensor) -> Tensor:
         size = z.dim(-1)
-        if not isinstance(size, int):
-            raise ModelError(f"The number of classes in {z.name!r} is not known.")
-        labels = self.op.Unsqueeze(self._classes(size), [1])
-        hit = self.op.Equal(labels, self.op.const(np.arange(size, dtype=np.int64)))
-        masked = values * self.op.Cast(hit, to=z.dtype)
-        picked: Tensor = self.op.ReduceSum(masked, [1], keepdims=1)
-        return picked
+        return self._classes(size if isinstance(size, int) else None)
 
     def _log_scores(self, z: Tensor) -> Tensor:
         if z.dim(-1) != 1:
-            return self.total(-self._picked(self.op.LogSoftmax(z, axis=-1), z))
-        op = self.op
-        y = op.Cast(op.Unsqueeze(self._classes(2), [1]), to=z.dtype)
-        soft = op.Log(op.Exp(-op.Abs(z)) + 1.0)
-        return self.total(op.Relu(z) - z * y + soft)
+            return self.total(formulas.softmax_log(self.op, self._labels(z), z), True)
+        labels = self.op.Unsqueeze(self._classes(2), [1])
+        return self.total(formulas.sigmoid_log(self.op, labels, z))
 
     def penalty(self, name: str, factors: Any) -> Tensor:
         known = {v.name: v for v in self.model.graph.inputs if v.const_value is not None}
@@ -191,15 +187,10 @@ class _LossBuilder:
         unknown = set(given) - {"l1", "l2"}
         if unknown:
             raise UnknownNameError("penalty", sorted(unknown)[0], ["l1", "l2"])
-        weight = self.op.tensor(known[name])
-        terms = []
-        if given.get("l1"):
-            terms.append(self.op.ReduceL1(weight, keepdims=0) * float(given["l1"]))
-        if given.get("l2"):
-            terms.append(self.op.ReduceSumSquare(weight, keepdims=0) * float(given["l2"]))
-        if not terms:
+        l1, l2 = (float(given.get(kind) or 0) for kind in ("l1", "l2"))
+        if not (l1 or l2):
             raise ModelError(f"The penalty of {name!r} has neither l1 nor l2.")
-        return terms[0] if len(terms) == 1 else terms[0] + terms[1]
+        return formulas.penalty(self.op, self.op.tensor(known[name]), l1, l2)
 
     def finish(self, loss: Tensor, name: str) -> None:
         graph = self.model.graph

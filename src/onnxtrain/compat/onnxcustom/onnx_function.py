@@ -1,7 +1,7 @@
 """The small graphs of the second API: losses with their gradients, penalties, updates.
 
-Each function is a few lines of ONNX text, so that what is computed can be read here. ``T`` stands
-for the element type and ``T[]`` for a tensor of any rank.
+A function of vectors is a few lines of ONNX text, in which ``T`` stands for the element type and
+``T[]`` for a tensor of any rank; losses and penalties are made from `formulas`.
 """
 
 from __future__ import annotations
@@ -9,21 +9,27 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import onnx
 import onnx.parser
+import onnx_ir as ir
 
 from ...errors import ModelError, UnknownNameError
+from . import formulas
+from .formulas import LossFunction, PenaltyFunction
 
 DEFAULT_OPSET = 18
 TYPES = {"float32": ("float", 1), "float64": ("double", 11)}
 Text = str
-_FUNCTIONS: dict[str, Callable[..., Text]] = {}
+Maker = Callable[[ir.DataType, int], onnx.ModelProto]
+"""Makes a graph for a type and an opset."""
+_FUNCTIONS: dict[str, Callable[..., Text | Maker]] = {}
 
 
-def _function(build: Callable[..., Text]) -> Callable[..., Text]:
+def _function(build: Callable[..., Any]) -> Callable[..., Any]:
     _FUNCTIONS[build.__name__.strip("_")] = build
     return build
 
@@ -74,21 +80,19 @@ def function_onnx_graph(
             f"Function {name!r} has no parameter {sorted(unknown)[0]!r}; "
             f"it has {', '.join(sorted(accepted)) or 'none'}."
         )
-    word, code = TYPES[kind]
-    text = re.sub(r"\bT\b", word, build(**kwargs)).replace("TO", str(code))
     opset = DEFAULT_OPSET if target_opset is None else target_opset
-    header = f'<ir_version: 8, opset_import: ["": {opset}]>'
-    return onnx.parser.parse_model(f"{header} {name} {text}")
+    made = build(**kwargs)
+    if isinstance(made, str):
+        return _parsed(name, made, kind, opset)
+    model = made(ir.DataType(TYPES[kind][1]), opset)
+    model.graph.name = name
+    return model
 
 
-def _weighted(weight: str | None, *pairs: tuple[str, str]) -> tuple[str, str]:
-    """An input for the weights, and lines that multiply values by them."""
-    if weight is None:
-        return "", "".join(f"{new} = Identity({old}) " for old, new in pairs)
-    lines = "column = Constant<value_ints = [1]>() row_weight = Unsqueeze(" + weight + ", column) "
-    return f", T[N] {weight}", lines + "".join(
-        f"{new} = Mul({old}, row_weight) " for old, new in pairs
-    )
+def _parsed(name: str, text: Text, kind: str, opset: int) -> onnx.ModelProto:
+    word, code = TYPES[kind]
+    text = re.sub(r"\bT\b", word, text).replace("TO", str(code))
+    return onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": {opset}]> {name} {text}')
 
 
 # -- vectors ---------------------------------------------------------------------------------------
@@ -139,142 +143,80 @@ def _linear_regression() -> Text:
 
 
 @_function
-def _square_error(weight: str | None = None) -> Text:
+def _square_error(weight: str | None = None) -> Maker:
     """Y = Σ w·(X1 − X2)²."""
-    extra, lines = _weighted(weight, ("q", "r"))
-    return f"""(T[] X1, T[] X2{extra}) => (T Y) {{
-        d = Sub(X1, X2) q = Mul(d, d) {lines} Y = ReduceSum<keepdims = 0>(r) }}"""
+    return partial(LossFunction(formulas.square()).value, weight=weight)
 
 
 @_function
-def _grad_square_error(weight: str | None = None) -> Text:
+def _grad_square_error(weight: str | None = None) -> Maker:
     """Z = −2·w·(X1 − X2), the gradient of `square_error` in X2."""
-    extra, lines = _weighted(weight, ("e", "Z"))
-    return f"""(T[] X1, T[] X2{extra}) => (T[] Z) <T two = {{2}}> {{
-        d = Sub(X2, X1) e = Mul(d, two) {lines} }}"""
+    return partial(LossFunction(formulas.square()).slope, weight=weight)
 
 
 @_function
-def _grad_loss_square_error(weight: str | None = None) -> Text:
+def _grad_loss_square_error(weight: str | None = None) -> Maker:
     """Y = ½·Σ w·(X1 − X2)², Z = w·(X2 − X1)."""
-    extra, lines = _weighted(weight, ("d", "Z"))
-    return f"""(T[] X1, T[] X2{extra}) => (T Y, T[] Z) <T half = {{0.5}}> {{
-        d = Sub(X2, X1) {lines} q = Mul(d, Z) s = ReduceSum<keepdims = 0>(q) Y = Mul(s, half) }}"""
+    return partial(LossFunction(formulas.square(), 0.5).both, weight=weight)
 
 
 @_function
-def _grad_loss_absolute_error(weight: str | None = None) -> Text:
+def _grad_loss_absolute_error(weight: str | None = None) -> Maker:
     """Y = Σ w·|X1 − X2|, Z = w·sign(X2 − X1)."""
-    extra, lines = _weighted(weight, ("g", "Z"))
-    return f"""(T[] X1, T[] X2{extra}) => (T Y, T[] Z) {{
-        d = Sub(X2, X1) g = Sign(d) {lines} a = Mul(d, Z) Y = ReduceSum<keepdims = 0>(a) }}"""
+    return partial(LossFunction(formulas.absolute()).both, weight=weight)
 
 
 @_function
 def _grad_loss_elastic_error(
     l1_weight: float = 0.01, l2_weight: float = 0.01, weight: str | None = None
-) -> Text:
+) -> Maker:
     """Y = Σ w·(l1·|X1 − X2| + l2·(X1 − X2)²), Z its gradient in X2."""
-    extra, lines = _weighted(weight, ("g", "Z"), ("l", "r"))
-    return f"""(T[] X1, T[] X2{extra}) => (T Y, T[] Z)
-        <T l1 = {{{l1_weight!r}}}, T l2 = {{{l2_weight!r}}}, T two_l2 = {{{2 * l2_weight!r}}}> {{
-        d = Sub(X2, X1) sign = Sign(d) g1 = Mul(sign, l1) g2 = Mul(d, two_l2) g = Add(g1, g2)
-        a = Mul(d, g1) h = Mul(d, l2) b = Mul(d, h) l = Add(a, b)
-        {lines} Y = ReduceSum<keepdims = 0>(r) }}"""
-
-
-def _limits(eps: float) -> tuple[str, str]:
-    """The smallest and the largest loss of a probability kept between eps and 1 − eps."""
-    if eps <= 0:
-        return "", "l = Identity(raw)"
-    low, high = -float(np.log1p(-eps)), -float(np.log(eps))
-    return f"<T low = {{{low!r}}}, T high = {{{high!r}}}>", "l = Clip(raw, low, high)"
+    return partial(LossFunction(formulas.elastic(l1_weight, l2_weight)).both, weight=weight)
 
 
 @_function
-def _grad_sigmoid_neg_log_loss_error(eps: float = 1e-5, weight: str | None = None) -> Text:
+def _grad_sigmoid_neg_log_loss_error(eps: float = 1e-5, weight: str | None = None) -> Maker:
     """Y = −Σ w·(X1·log p + (1 − X1)·log(1 − p)) with p = sigmoid(X2), Z = w·(p − X1)."""
-    extra, lines = _weighted(weight, ("g", "Z"), ("l", "r"))
-    constants, clip = _limits(eps)
-    return f"""(int64[] X1, T[] X2{extra}) => (T Y, T[] Z) {constants} {{
-        t = Cast<to = TO>(X1) p = Sigmoid(X2) g = Sub(p, t)
-        pos = Relu(X2) zt = Mul(X2, t) linear = Sub(pos, zt)
-        a = Abs(X2) n = Neg(a) e = Exp(n) one = Constant<value_float = 1.0>()
-        unit = Cast<to = TO>(one) e1 = Add(e, unit) soft = Log(e1) raw = Add(linear, soft)
-        {clip} {lines} Y = ReduceSum<keepdims = 0>(r) }}"""
+    loss = LossFunction(formulas.sigmoid_log, classes=True, **formulas.limits(eps))
+    return partial(loss.both, weight=weight)
 
 
 @_function
-def _grad_softmax_neg_log_loss_error(eps: float = 1e-5, weight: str | None = None) -> Text:
+def _grad_softmax_neg_log_loss_error(eps: float = 1e-5, weight: str | None = None) -> Maker:
     """Y = −Σ w·log p(X1) with p = softmax(X2) and X1 the number of the class; Z = w·(p − 1(X1))."""
-    extra, lines = _weighted(weight, ("g", "Z"), ("l", "r"))
-    constants, clip = _limits(eps)
-    return f"""(int64[] X1, T[N, C] X2{extra}) => (T Y, T[N, C] Z) {constants} {{
-        one_column = Constant<value_ints = [-1, 1]>() labels = Reshape(X1, one_column)
-        shape = Shape<start = 1>(X2) scalar = Constant<value_ints = [0]>()
-        count = Squeeze(shape, scalar) first = Constant<value_int = 0>()
-        step = Constant<value_int = 1>() numbers = Range(first, count, step)
-        hit = Equal(labels, numbers) t = Cast<to = TO>(hit)
-        logp = LogSoftmax<axis = 1>(X2) p = Exp(logp) g = Sub(p, t)
-        picked = Mul(logp, t) axis = Constant<value_ints = [1]>()
-        s = ReduceSum<keepdims = 1>(picked, axis) raw = Neg(s)
-        {clip} {lines} Y = ReduceSum<keepdims = 0>(r) }}"""
+    loss = LossFunction(formulas.softmax_log, classes=True, **formulas.limits(eps))
+    return partial(loss.both, weight=weight)
 
 
 # -- penalties -------------------------------------------------------------------------------------
 
 
 @_function
-def _grad_penalty_elastic_error(l1_weight: float = 0.01, l2_weight: float = 0.01) -> Text:
+def _grad_penalty_elastic_error(l1_weight: float = 0.01, l2_weight: float = 0.01) -> Maker:
     """Y = l1·Σ|X| + l2·Σ X², Z = l1·sign(X) + 2·l2·X."""
-    return f"""(T[] X) => (T Y, T[] Z)
-        <T l1 = {{{l1_weight!r}}}, T l2 = {{{l2_weight!r}}}, T two_l2 = {{{2 * l2_weight!r}}}> {{
-        sign = Sign(X) g1 = Mul(sign, l1) g2 = Mul(X, two_l2) Z = Add(g1, g2)
-        a = ReduceL1<keepdims = 0>(X) b = ReduceSumSquare<keepdims = 0>(X)
-        pa = Mul(a, l1) pb = Mul(b, l2) Y = Add(pa, pb) }}"""
+    return partial(
+        PenaltyFunction(l1_weight, l2_weight).both, finish=lambda op, x, y, z: {"Y": y, "Z": z}
+    )
 
 
 @_function
 def _n_penalty_elastic_error(
     n_tensors: int = 1, l1_weight: float = 0.01, l2_weight: float = 0.01
-) -> Text:
+) -> Maker:
     """Y = loss + Σᵢ (l1·Σ|Wᵢ| + l2·Σ Wᵢ²)."""
-    inputs = "".join(f", T[] W{i}" for i in range(n_tensors))
-    lines = "".join(
-        f"a{i} = ReduceL1<keepdims = 0>(W{i}) b{i} = ReduceSumSquare<keepdims = 0>(W{i}) "
-        f"pa{i} = Mul(a{i}, l1) pb{i} = Mul(b{i}, l2) "
-        for i in range(n_tensors)
-    )
-    terms = "".join(f", pa{i}, pb{i}" for i in range(n_tensors))
-    return f"""(T loss{inputs}) => (T Y)
-        <T l1 = {{{l1_weight!r}}}, T l2 = {{{l2_weight!r}}}> {{
-        {lines} Y = Sum(loss{terms}) }}"""
+    return partial(formulas.penalized, n_tensors, l1_weight, l2_weight)
 
 
 @_function
-def _update_penalty_elastic_error(l1_weight: float = 0.01, l2_weight: float = 0.01) -> Text:
+def _update_penalty_elastic_error(l1_weight: float = 0.01, l2_weight: float = 0.01) -> Maker:
     """Y = X − alpha·(l1·sign(X) + 2·l2·X): one step of length alpha down the penalty."""
-    return f"""(T[] X, T[1] alpha) => (T[] Y)
-        <T l1 = {{{l1_weight!r}}}, T two_l2 = {{{2 * l2_weight!r}}}> {{
-        sign = Sign(X) g1 = Mul(sign, l1) g2 = Mul(X, two_l2) g = Add(g1, g2)
-        s = Mul(g, alpha) Y = Sub(X, s) }}"""
+    step = PenaltyFunction(l1_weight, l2_weight, {"alpha": (1,)}, "alpha")
+    return partial(step.both, finish=lambda op, x, y, z: {"Y": x["X"] - z})
 
 
 @_function
-def _add_grad_penalty_elastic_error(l1_weight: float = 0.01, l2_weight: float = 0.01) -> Text:
+def _add_grad_penalty_elastic_error(l1_weight: float = 0.01, l2_weight: float = 0.01) -> Maker:
     """Y = l1·Σ|X| + l2·Σ X², Z = G + scale·(l1·sign(X) + 2·l2·X)."""
-    parts, loss = [], []
-    if l1_weight:
-        parts.append("sign = Sign(X) g1 = Mul(sign, l1)")
-        loss.append("a = ReduceL1<keepdims = 0>(X) p1 = Mul(a, l1)")
-    if l2_weight:
-        parts.append("g2 = Mul(X, two_l2)")
-        loss.append("b = ReduceSumSquare<keepdims = 0>(X) p2 = Mul(b, l2)")
-    both = bool(l1_weight) and bool(l2_weight)
-    one = "1" if l1_weight else "2"
-    gradient = "g = Add(g1, g2)" if both else f"g = Identity(g{one})"
-    total = "Y = Add(p1, p2)" if both else f"Y = Identity(p{one})"
-    return f"""(T[] X, T[] G, T[1] scale) => (T Y, T[] Z)
-        <T l1 = {{{l1_weight!r}}}, T l2 = {{{l2_weight!r}}}, T two_l2 = {{{2 * l2_weight!r}}}> {{
-        {" ".join(parts)} {gradient} s = Mul(g, scale) Z = Add(G, s)
-        {" ".join(loss)} {total} }}"""
+    others = {"G": ("N", "M"), "scale": (1,)}
+    added = PenaltyFunction(l1_weight, l2_weight, others, "scale")
+    return partial(added.both, finish=lambda op, x, y, z: {"Y": y, "Z": x["G"] + z})

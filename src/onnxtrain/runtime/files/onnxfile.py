@@ -135,6 +135,10 @@ class ModelFile:
     def load(cls, source: Source) -> ModelFile:
         """Read a model from a path or from bytes; files that it names are checked."""
         where, data = read_source(source)
+        if bytes(data[4:8]) == b"ORTM":
+            from ..session.ort_format import to_onnx
+
+            data = to_onnx(data, where)
         try:
             message = Message.parse(data, MAX_FIELDS)
             check_model(message, where)

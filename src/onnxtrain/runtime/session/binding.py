@@ -21,6 +21,7 @@ from .devices import RUN_OPTIONS, Device
 from .feeds import FeedCheck
 from .labels import ClassLabels
 from .native import core_of, new_io, raw_ortvalue
+from .strings import string_value
 
 Array = npt.NDArray[Any]
 SMALL = 64
@@ -124,10 +125,8 @@ class Binding:
                 else:
                     self._feed_array(info, value)
                 continue
-            if isinstance(value, np.ndarray):
-                self.io.bind_input(name, value)
-            else:
-                self.io.bind_ortvalue_input(name, value)
+            ortvalue = string_value(value) if isinstance(value, np.ndarray) else value
+            self.io.bind_ortvalue_input(name, ortvalue)
             self._bound.pop(name, None)
             self._staged.pop(name, None)
         staged = [self._staged[i.name] for i in infos if i.name in self._staged]

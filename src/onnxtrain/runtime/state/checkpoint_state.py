@@ -193,10 +193,7 @@ class Parameter:
         """Its values: a view of the buffer that is trained (a read-only copy on a GPU)."""
         state = self._state
         if state.is_nominal:
-            raise StateError(
-                f"Parameter {self._name!r} has no values yet. Please load the parameter states "
-                "first (Module.copy_buffer_to_parameters)."
-            )
+            raise _no_values(self._name)
         state.sync()
         store = state.store_of(self._name)
         return _guard(store.view(self._name), store)
@@ -230,6 +227,13 @@ class Parameter:
         return f"Parameter(name={self._name!r}, requires_grad={self.requires_grad})"
 
 
+def _no_values(name: str) -> StateError:
+    return StateError(
+        f"Parameter {name!r} has no values yet. Please load the parameter states first "
+        "(Module.copy_buffer_to_parameters)."
+    )
+
+
 class Parameters:
     """The parameters of a state, by name; iteration gives (name, Parameter), sorted."""
 
@@ -243,12 +247,18 @@ class Parameters:
         return trainable + frozen
 
     def __getitem__(self, name: str) -> Parameter:
+        parameter = self._parameter(name)
+        if self._state.is_nominal:
+            raise _no_values(name)
+        return parameter
+
+    def __setitem__(self, name: str, value: npt.ArrayLike) -> None:
+        self._parameter(name).data = value
+
+    def _parameter(self, name: str) -> Parameter:
         if name not in self:
             raise MissingParameterError(name, self._names())
         return Parameter(name, self._state)
-
-    def __setitem__(self, name: str, value: npt.ArrayLike) -> None:
-        self[name].data = value
 
     def __contains__(self, name: object) -> bool:
         return name in self._names()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -68,7 +69,7 @@ def merge(states: Sequence[Mapping[str, Any]], *, divided: bool = False) -> dict
             f"Checkpoint {lacking[0]} does not say which states are divided (partition_info)."
         )
     parts = states[0]["partition_info"]
-    shapes = {n: tuple(np.asarray(parts[n]["original_dim"]).tolist()) for n in parts}
+    shapes = {n: tuple(int(d) for d in parts[n]["original_dim"]) for n in parts}
     options = states[0].get("trainer_options", {})
     is_mixed = bool(options.get("mixed_precision", False))
     weights = [s["model"]["full_precision"] for s in states]
@@ -77,7 +78,7 @@ def merge(states: Sequence[Mapping[str, Any]], *, divided: bool = False) -> dict
     if "optimizer" in first:
         first["optimizer"] = {
             name: _joined(
-                [s["optimizer"][name] for s in states],
+                [s.get("optimizer", {}).get(name, {}) for s in states],
                 dict.fromkeys(DIVIDED_STATES, shapes[name]) if name in shapes else {},
                 f"state of {name!r}:",
             )
@@ -106,11 +107,13 @@ def _joined(
 ) -> dict[str, Array]:
     """Entries with a shape are joined and get it; the others must be the same everywhere."""
     whole: dict[str, Array] = {}
+    if any(part.keys() != parts[0].keys() for part in parts):
+        raise CheckpointError(f"Not every checkpoint has the {what} that the first one has.")
     for key, value in parts[0].items():
         arrays = [np.asarray(part[key]) for part in parts]
         if key in shapes:
             flat = np.concatenate([a.reshape(-1) for a in arrays])
-            if flat.size != np.prod(shapes[key], dtype=int):
+            if flat.size != math.prod(shapes[key]):
                 raise CheckpointError(
                     f"The {what} {key!r} has {flat.size} numbers in all checkpoints together, "
                     f"and its shape is {shapes[key]}: a checkpoint is missing, or one too many."

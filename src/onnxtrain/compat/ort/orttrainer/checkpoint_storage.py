@@ -98,10 +98,35 @@ def _described(metadata: Mapping[str, str], where: str) -> tuple[dict[str, Any],
         texts = []
     if not texts or not all(isinstance(t, dict) for t in texts):
         raise CheckpointError(f"{where!r} is damaged: its description is not JSON objects.")
-    for key in ("trainer_options", "train_step_info"):
-        if not isinstance(texts[0].get(key, {}), dict):
-            raise CheckpointError(f"{where!r} is damaged: {key!r} is not a JSON object.")
+    _check_description(texts[0], where)
     return texts[0], texts[1]
+
+
+NUMBERS = {
+    "trainer_options": (
+        "zero_stage", "world_rank", "world_size", "data_parallel_size", "horizontal_parallel_size",
+        "mixed_precision",
+    ),
+    "train_step_info": ("optimization_step", "step"),
+}  # fmt: skip
+
+
+def _check_description(state: Mapping[str, Any], where: str) -> None:
+    """Raise unless numbers are numbers and shapes are shapes."""
+    for section in (*NUMBERS, "partition_info"):
+        if not isinstance(state.get(section, {}), dict):
+            raise CheckpointError(f"{where!r} is damaged: {section!r} is not a JSON object.")
+    for section, keys in NUMBERS.items():
+        for key in keys:
+            value = state.get(section, {}).get(key, 0)
+            if not isinstance(value, int):
+                raise CheckpointError(f"{where!r} is damaged: its {key} is {value!r}.")
+    for name, entry in state.get("partition_info", {}).items():
+        shape = entry.get("original_dim") if isinstance(entry, dict) else None
+        if not isinstance(shape, (list, np.ndarray)) or not all(
+            isinstance(n, (int, np.integer)) and n >= 0 for n in shape
+        ):
+            raise CheckpointError(f"{where!r} is damaged: {name!r} has no original_dim.")
 
 
 def _load_hdf5(path: PathLike) -> dict[str, Any]:
@@ -124,6 +149,7 @@ def _load_hdf5(path: PathLike) -> dict[str, Any]:
     if "full_precision" not in state.get("model", {}):
         raise CheckpointError(f"{os.fspath(path)!r} holds no weights of an ORTTrainer.")
     state.pop("user_dict", None)
+    _check_description(state, os.fspath(path))
     return state
 
 
