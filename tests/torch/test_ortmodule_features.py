@@ -894,6 +894,6 @@ def test_a_long_preparation_is_told(
 def test_a_failed_export_names_the_module() -> None:
     ours = ORTModule(nn.AdaptiveMaxPool1d(3), exporter=TS)
     with pytest.raises(
-        ORTModuleTorchModelException, match="^AdaptiveMaxPool1d cannot be exported to ONNX"
+        ORTModuleTorchModelException, match=r"^AdaptiveMaxPool1d cannot be exported to ONNX"
     ):
         ours(torch.randn(2, 3, 8))
