@@ -21,13 +21,13 @@ from ..runtime.session.devices import session_options
 from . import progress, report
 from .charts import curves
 from .history import Step, read_steps, write_history, write_text
-from .match import Dataset, Task, match
+from .match import Dataset, Task, match, target_column
 from .output import Output, UserError, count
 from .plan import Plan, make_plan
 from .recipes import loss_block, make_optimizer, make_scheduler, metric_name
 from .run_folder import check_resume, choose_folder, fingerprint, staged, write_about
 from .settings import Settings, read_recompute
-from .sources import read
+from .sources import Columns, read
 
 
 @dataclass
@@ -226,7 +226,11 @@ def loss_picture(run: Run) -> Any:
 
 def _data(source: str, task: Task, output: Output) -> Dataset:
     """Read data and fit them to the model; say what was left out."""
-    data = match(read(source), task)
+    found = read(source)
+    data = match(found, task)
+    if isinstance(found, Columns) and task.target is None:
+        column = target_column(found, task)
+        output.say(f"{source}: the target is the column {column!r}; --target chooses another.")
     if data.left_out:
         rows = count(data.left_out, "row")
         output.say(f"{source}: {rows} left out, with no other label than {task.ignore_index}.")
