@@ -17,7 +17,7 @@ from ...graph import parameters as params
 from ...graph.contract import RANDOM_INPUT
 from ...graph.labels import ClassLabels
 from ...optim import ClipNorm, ClipValue, Optimizer
-from ...optim.optimizer import norm_coefficient
+from ...optim.clipping import norm_coefficient
 from ...passes import clean_up
 from ...runtime.state.buffers import Part
 from .parameters import ParameterError, TrainingParameters
