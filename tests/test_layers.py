@@ -14,15 +14,15 @@ ROOT = Path(__file__).parent.parent / "src" / "onnxtrain"
 
 STAGES = {"errors", "graph", "normalize", "autodiff", "passes"}
 COMPILER = {*STAGES, "optim", "compile"}
-OFFLINE = {*COMPILER, "losses", "onnxblock", "artifacts", "check", "summary"}
+OFFLINE = {*COMPILER, "losses", "onnxblock", "artifacts", "gradient_check", "summary"}
 DEVICE = {"errors", "runtime", "api"}
 EVERYWHERE = {"errors", "hyper", "operators"}
 """What went wrong, which numbers make sense, facts about operators: these import nothing else."""
 
 ALLOWED = {
     "__init__": {
-        "api", "artifacts", "check", "compile", "errors", "extend", "losses", "onnxblock", "optim",
-        "schedulers", "summary", "training",
+        "api", "artifacts", "compile", "errors", "extend", "gradient_check", "losses", "onnxblock",
+        "optim", "schedulers", "summary", "training",
     },
     "__main__": {"cli"},
     "errors": set(),
@@ -35,7 +35,7 @@ ALLOWED = {
     "optim": {"errors", "graph", "passes"},
     "compile": {*STAGES, "optim"},
     "extend": {"autodiff", "graph", "errors"},
-    "check": {*COMPILER, "runtime"},
+    "gradient_check": {*COMPILER, "runtime"},
     "summary": COMPILER,
     "runtime": {"errors", "compat.ort", "distributed"},
     "api": {"errors", "runtime"},
@@ -77,7 +77,7 @@ OUTSIDE = {
     "losses": ONNX,
     "compile": ONNX,
     "extend": set(),
-    "check": {*ONNX, "onnxruntime"},
+    "gradient_check": {*ONNX, "onnxruntime"},
     "summary": ONNX,
     "runtime": {"numpy", "onnxruntime", "flatbuffers", "numba"},  # the third comes with onnxruntime
     "api": set(),

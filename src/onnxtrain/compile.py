@@ -52,7 +52,8 @@ class Plan:
         outputs: names of the outputs to keep, the loss first; by default all of the model's own.
         trainable, frozen: initializers that become inputs; of the first gradients are taken.
         among: of these initializers those are trained too that are by default, see
-            `trainable_by_default`. None: nothing is chosen.
+            `trainable_by_default`. "all" is all, with weights that only the normalized model has
+            (the coefficients of a LinearRegressor, say). None: nothing is chosen.
         inputs: graph inputs whose gradients are wanted too.
         of: the outputs whose gradients are taken: by default the first, with `vjp` every one that
             has a gradient. Several without `vjp` are added up.
@@ -80,7 +81,7 @@ class Plan:
     outputs: Sequence[str] = ()
     trainable: Sequence[str] = ()
     frozen: Sequence[str] = ()
-    among: Collection[str] | None = None
+    among: Collection[str] | Literal["all"] | None = None
     inputs: Sequence[str] = ()
     of: Sequence[str] = ()
     vjp: bool = False
@@ -103,11 +104,12 @@ class Plan:
     @model_errors("Reading the model")
     def __post_init__(self) -> None:
         check_recompute(self.recompute)
-        self._base = base = load(self.model, base_dir=self.base_dir)
+        self._base = load(self.model, base_dir=self.base_dir)
         self._normal: ir.Model | None = None
-        self.outputs = list(self.outputs) or [o.name or "" for o in base.graph.outputs]
+        self.outputs = list(self.outputs) or [o.name or "" for o in self._base.graph.outputs]
         if self.among is not None:
             self._choose_among(self.among)
+        base = self._base
         modes.apply_training_mode(base, self.training_mode, set(self.trainable))
         known = list(base.graph.initializers)
         for name in (*self.trainable, *self.frozen):
@@ -133,8 +135,10 @@ class Plan:
         """Find what is trained by default; the normalized model that this takes is used again."""
         model = _normalized(clone(self._base), self.trace)
         of = self.of or ([] if self.vjp else self.outputs[:1])
-        found = trainable_by_default(model, of, self.no_gradient)
-        chosen = {*self.trainable, *(n for n in found if n in set(names))}.difference(self.frozen)
+        if names == "all":
+            self._base, names = clone(model), list(model.graph.initializers)
+        found = set(trainable_by_default(model, of, self.no_gradient)).intersection(names)
+        chosen = found.union(self.trainable).difference(self.frozen)
         self.trainable = [n for n in self._base.graph.initializers if n in chosen]
         self.everything_is_input = self.everything_is_input and not self.trainable
         if self.training_mode == "preserve":  # otherwise nodes are about to change
@@ -235,7 +239,7 @@ def differentiate(
     plan = Plan(
         loaded,
         trainable=[n for n in wrt or () if n in initializers],
-        among=initializers if wrt is None else None,
+        among="all" if wrt is None else None,
         inputs=[n for n in wrt or () if n not in initializers],
         of=_targets(loaded, of, vjp),
         vjp=vjp,

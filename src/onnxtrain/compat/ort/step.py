@@ -17,8 +17,8 @@ from ...graph import parameters as params
 from ...graph.contract import RANDOM_INPUT
 from ...graph.labels import ClassLabels
 from ...optim import ClipNorm, ClipValue, Optimizer
-from ...optim.optimizer import norm_coefficient
-from ...passes import optimize
+from ...optim.clipping import norm_coefficient
+from ...passes import clean_up
 from ...runtime.state.buffers import Part
 from .parameters import ParameterError, TrainingParameters
 
@@ -469,7 +469,7 @@ class _Build:
         graph.outputs.extend([*self.outputs, *hidden, *self.states.values()])
         outputs = [v.name or "" for v in self.outputs]  # a rewrite may put other values there
         states = {name: value.name or "" for name, value in self.states.items()}
-        self.model = optimize(self.model)
+        self.model = clean_up(self.model)
         kept = [v for v in graph.inputs if v not in self.inputs and v is not self.factor]
         graph.inputs.clear()
         graph.inputs.extend([*self.inputs, *kept, *self.new_inputs])
