@@ -901,6 +901,17 @@ def test_a_failed_export_names_the_module() -> None:
 
 # --- equal values ---------------------------------------------------------------------------------
 
+
+class without_gradient:
+    """The tensor, whose methods are called without a gradient."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+    def __getattr__(self, name: str) -> Any:
+        return torch.no_grad()(getattr(self.tensor, name))
+
+
 EXTREMES = {
     "max": lambda x: torch.max(x, dim=1)[0],
     "min": lambda x: x.min(-1, keepdim=True).values,
@@ -908,6 +919,8 @@ EXTREMES = {
     "all": lambda x: x.max() * x.min(),
     "two": lambda x: torch.max(x, x.flip(0)),
     "amax": lambda x: x.amax(1),
+    "constant": lambda x: x - without_gradient(x).max(1, keepdim=True).values,
+    "largest": lambda x: x - without_gradient(x).topk(2).values.sum(),
 }
 
 

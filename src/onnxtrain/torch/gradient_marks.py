@@ -59,8 +59,9 @@ class GradientMarks(TorchFunctionMode):
             if isinstance(result, torch.Tensor):
                 in_place = any(result is value for value in args)
                 return result if in_place else self.stop(result)
-            if type(result) is tuple:
-                return tuple(self.stop(r) if isinstance(r, torch.Tensor) else r for r in result)
+            if isinstance(result, tuple):
+                parts = [self.stop(r) if isinstance(r, torch.Tensor) else r for r in result]
+                return type(result)(parts)  # a tuple, or one of torch.return_types
         return result
 
     def stop(self, value: torch.Tensor) -> torch.Tensor:
