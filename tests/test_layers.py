@@ -44,10 +44,11 @@ ALLOWED = {
     "onnxblock": {*COMPILER, "losses", "runtime"},
     "artifacts": {*COMPILER, "losses", "onnxblock", "runtime"},
     "data": set(),
+    "drawing": set(),
     "training": {"compat.ort"},
     "compat": {"errors", "compat.ort"},
     "compat.ort": {*OFFLINE, *DEVICE, "compat", "extend", "torch"},
-    "compat.onnxcustom": {*OFFLINE, *DEVICE, "compat", "compat.ort", "sklearn", "cli"},
+    "compat.onnxcustom": {*OFFLINE, *DEVICE, "compat", "compat.ort", "sklearn", "drawing"},
     "torch": {*OFFLINE, *DEVICE, "compat", "compat.ort"},
     "sklearn": {*OFFLINE, *DEVICE, "compat", "compat.ort", "compat.onnxcustom"},
     "distributed": DEVICE,
@@ -55,7 +56,7 @@ ALLOWED = {
     "serve": {*OFFLINE, *DEVICE, "data"},
     "cli": {
         *OFFLINE, *DEVICE, "__init__", "compat", "compat.ort", "data", "distributed", "serve",
-        "extend",
+        "extend", "drawing",
     },
 }  # fmt: skip
 """Package → packages of onnxtrain that it may import (its own is always allowed)."""
@@ -87,7 +88,8 @@ OUTSIDE = {
     "training": set(),
     "compat": {"onnxruntime"},
     "compat.ort": {*ONNX, "onnxruntime", "torch", "h5py"},
-    "compat.onnxcustom": {*ONNX, "onnxruntime", "sklearn", "PIL", "tqdm"},
+    "compat.onnxcustom": {*ONNX, "onnxruntime", "sklearn", "tqdm"},
+    "drawing": {"numpy", "onnx", "PIL"},
     "torch": {*ONNX, "onnxruntime", "torch"},
     "sklearn": {*ONNX, "onnxruntime", "sklearn"},
     "distributed": {"numpy", "mpi4py", "torch"},

@@ -319,6 +319,33 @@ def test_going_on_gives_the_same_as_one_run(run):
         assert Path("whole", file).read_text() == Path("parts", file).read_text()
 
 
+def test_the_newest_run_is_taken_and_named(run):
+    classifier()
+    write_npz()
+    common = ("train", "model.onnx", "--data", "train.npz", *LOSS, "--epochs", "1")
+    for folder in ("runs/model", "runs/model-2"):
+        assert run(*common).code == 0
+        assert Path(folder, "model.onnx").is_file()
+    result = run(*common, "--overwrite")
+    assert "Overwriting the run in runs/model-2, the newest of 2" in result.err
+    assert sorted(p.name for p in Path("runs").iterdir()) == ["model", "model-2"]
+    result = run(*common[:-1], "2", "--resume")
+    assert "Going on with the run in runs/model-2, the newest of 2" in result.err
+    assert "other data" not in result.err
+
+
+def test_other_data_are_told(run):
+    classifier()
+    write_npz()
+    common = ("train", "model.onnx", *LOSS, "--output", "out")
+    assert run(*common, "--data", "train.npz", "--epochs", "1").code == 0
+    x, labels = blobs(seed=1)
+    np.savez("other.npz", x=x, labels=labels)
+    result = run(*common, "--data", "other.npz", "--epochs", "2", "--resume")
+    assert result.code == 0
+    assert "started with other data than other.npz" in result.err
+
+
 SIGNAL_IN_STEP_9 = """
 import os, sys
 from onnxtrain.runtime.loop.trainer import Trainer

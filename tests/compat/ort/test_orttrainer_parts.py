@@ -100,9 +100,12 @@ def test_strict_loading_covers_the_optimizer() -> None:
     made.train_step(X, Y)
     state = made.state_dict()
     del state["optimizer"]["weight"]["Moment_2"]
+    state["train_step_info"]["step"] = 7
     with pytest.raises(StateMismatchError, match=r"'optimizer/weight' are missing \['Moment_2'\]"):
         made.load_state_dict(state)
+    assert made._train_step_info.step == 1, "nothing is taken over of a state that does not fit"
     made.load_state_dict(state, strict=False)
+    assert made._train_step_info.step == 7
     del state["optimizer"]
     with pytest.warns(UserWarning, match="Missing key: optimizer in state_dict"):
         made.load_state_dict(state)

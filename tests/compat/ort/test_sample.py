@@ -232,7 +232,7 @@ def test_several_processes_need_a_process_group(model: Any) -> None:
         losses(second(model, options), list(batches())[:1])
 
 
-def test_one_process_of_a_distributed_script(model: Any) -> None:
+def test_one_process_of_a_distributed_script(tmp_path: Path, model: Any) -> None:
     one = {"world_rank": 0, "world_size": 1, "local_rank": 0, "data_parallel_size": 1}
     options = {"distributed": {**one, "deepspeed_zero_optimization": {"stage": 1}}}
     data = list(batches())[:3]
@@ -240,3 +240,7 @@ def test_one_process_of_a_distributed_script(model: Any) -> None:
     trainer = second(model, options)
     assert losses(trainer, data) == losses(alone, data)
     assert trainer.state_dict()["partition_info"] == {}
+    trainer.save_checkpoint(tmp_path / "c")
+    again = second(Bigrams(), options)
+    again.load_checkpoint(tmp_path / "c")
+    assert losses(again, data) == losses(alone, data)

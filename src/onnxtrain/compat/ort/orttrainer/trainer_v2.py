@@ -302,11 +302,11 @@ class ORTTrainerV2(ORTTrainer):
         """
         sections = _sections(state_dict)
         self._check_optimizer(sections)
-        self._load_progress(sections)
         if self._training_session is None:
             self._load_state_dict = partial(self._load_tensors, state_dict, strict)
         else:
             self._load_tensors(state_dict, strict)
+        self._load_progress(sections)  # at once: the schedule asks for it before the first batch
 
     def _load_tensors(self, state_dict: Mapping[str, Any], strict: bool) -> None:
         sections = _sections(state_dict)
