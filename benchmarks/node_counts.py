@@ -15,7 +15,7 @@ import onnx
 import onnxtrain
 from onnxtrain.graph import load
 from onnxtrain.normalize import normalize
-from onnxtrain.passes import optimize
+from onnxtrain.passes import clean_up
 from onnxtrain.passes.cleanup import duplicate_key
 
 from .prepare import prepare
@@ -37,7 +37,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             prepare(name, Path(folder))
             model = onnx.load(Path(folder) / "model.onnx")
-        normal = optimize(normalize(load(model)))
+        normal = clean_up(normalize(load(model)))
         gradient = onnxtrain.differentiate(model, vjp=True)
         dead, duplicate = dead_and_duplicate(gradient)
         counts = [len(model.graph.node), normal.graph.num_nodes(), len(gradient.graph.node)]

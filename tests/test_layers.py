@@ -14,15 +14,15 @@ ROOT = Path(__file__).parent.parent / "src" / "onnxtrain"
 
 STAGES = {"errors", "graph", "normalize", "autodiff", "passes"}
 COMPILER = {*STAGES, "optim", "compile"}
-OFFLINE = {*COMPILER, "losses", "onnxblock", "artifacts", "check", "summary"}
+OFFLINE = {*COMPILER, "losses", "onnxblock", "artifacts", "gradient_check", "summary"}
 DEVICE = {"errors", "runtime", "api"}
 EVERYWHERE = {"errors", "hyper", "operators"}
 """What went wrong, which numbers make sense, facts about operators: these import nothing else."""
 
 ALLOWED = {
     "__init__": {
-        "api", "artifacts", "check", "compile", "errors", "extend", "losses", "onnxblock", "optim",
-        "schedulers", "summary", "training",
+        "api", "artifacts", "compile", "errors", "extend", "gradient_check", "losses", "onnxblock",
+        "optim", "schedulers", "summary", "training",
     },
     "__main__": {"cli"},
     "errors": set(),
@@ -35,7 +35,7 @@ ALLOWED = {
     "optim": {"errors", "graph", "passes"},
     "compile": {*STAGES, "optim"},
     "extend": {"autodiff", "graph", "errors"},
-    "check": {*COMPILER, "runtime"},
+    "gradient_check": {*COMPILER, "runtime"},
     "summary": COMPILER,
     "runtime": {"errors", "compat.ort", "distributed"},
     "api": {"errors", "runtime"},
@@ -44,10 +44,11 @@ ALLOWED = {
     "onnxblock": {*COMPILER, "losses", "runtime"},
     "artifacts": {*COMPILER, "losses", "onnxblock", "runtime"},
     "data": set(),
+    "drawing": set(),
     "training": {"compat.ort"},
     "compat": {"errors", "compat.ort"},
     "compat.ort": {*OFFLINE, *DEVICE, "compat", "extend", "torch"},
-    "compat.onnxcustom": {*OFFLINE, *DEVICE, "compat", "compat.ort", "sklearn", "cli"},
+    "compat.onnxcustom": {*OFFLINE, *DEVICE, "compat", "compat.ort", "sklearn", "drawing"},
     "torch": {*OFFLINE, *DEVICE, "compat", "compat.ort"},
     "sklearn": {*OFFLINE, *DEVICE, "compat", "compat.ort", "compat.onnxcustom"},
     "distributed": DEVICE,
@@ -55,7 +56,7 @@ ALLOWED = {
     "serve": {*OFFLINE, *DEVICE, "data"},
     "cli": {
         *OFFLINE, *DEVICE, "__init__", "compat", "compat.ort", "data", "distributed", "serve",
-        "extend",
+        "extend", "drawing",
     },
 }  # fmt: skip
 """Package → packages of onnxtrain that it may import (its own is always allowed)."""
@@ -76,7 +77,7 @@ OUTSIDE = {
     "losses": ONNX,
     "compile": ONNX,
     "extend": set(),
-    "check": {*ONNX, "onnxruntime"},
+    "gradient_check": {*ONNX, "onnxruntime"},
     "summary": ONNX,
     "runtime": {"numpy", "onnxruntime", "flatbuffers", "numba"},  # the third comes with onnxruntime
     "api": set(),
@@ -87,7 +88,8 @@ OUTSIDE = {
     "training": set(),
     "compat": {"onnxruntime"},
     "compat.ort": {*ONNX, "onnxruntime", "torch", "h5py"},
-    "compat.onnxcustom": {*ONNX, "onnxruntime", "sklearn", "PIL", "tqdm"},
+    "compat.onnxcustom": {*ONNX, "onnxruntime", "sklearn", "tqdm"},
+    "drawing": {"numpy", "onnx", "PIL"},
     "torch": {*ONNX, "onnxruntime", "torch"},
     "sklearn": {*ONNX, "onnxruntime", "sklearn"},
     "distributed": {"numpy", "mpi4py", "torch"},

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from onnxtrain.cli.scene import Box, Line, Scene, Text
+from onnxtrain.drawing.scene import Box, Line, Scene, Text
 
 TARGET = Path(__file__).parent.parent / "docs" / "images" / "architecture.svg"
 WIDTH, HEIGHT, MARGIN = 1080, 592, 20

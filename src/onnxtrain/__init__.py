@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from .api import Optimizer as Optimizer
     from .api import Trainer as Trainer
     from .artifacts import generate_artifacts as generate_artifacts
-    from .check import check_gradient as check_gradient
     from .compile import differentiate as differentiate
+    from .gradient_check import check_gradient as check_gradient
     from .summary import summarize as summarize
     from .training import GradientGraphBuilder as GradientGraphBuilder
     from .training import GraphInfo as GraphInfo
@@ -58,7 +58,7 @@ _MODULES = (
     "api", "artifacts", "errors", "extend", "losses", "onnxblock", "optim", "schedulers",
 )  # fmt: skip
 _HOMES = {
-    "check_gradient": "check",
+    "check_gradient": "gradient_check",
     "differentiate": "compile",
     "generate_artifacts": "artifacts",
     "summarize": "summary",

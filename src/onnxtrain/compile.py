@@ -49,9 +49,11 @@ class Plan:
     Attributes:
         model: the model with its loss, weights as initializers. It is loaded once and not changed.
         base_dir: folder of its external data, where the model is a message in memory.
-        is_normal: the model has been normalized already.
         outputs: names of the outputs to keep, the loss first; by default all of the model's own.
         trainable, frozen: initializers that become inputs; of the first gradients are taken.
+        among: of these initializers those are trained too that are by default, see
+            `trainable_by_default`. "all" is all, with weights that only the normalized model has
+            (the coefficients of a LinearRegressor, say). None: nothing is chosen.
         inputs: graph inputs whose gradients are wanted too.
         of: the outputs whose gradients are taken: by default the first, with `vjp` every one that
             has a gradient. Several without `vjp` are added up.
@@ -76,10 +78,10 @@ class Plan:
 
     model: ModelLike
     base_dir: str = ""
-    is_normal: bool = False
     outputs: Sequence[str] = ()
     trainable: Sequence[str] = ()
     frozen: Sequence[str] = ()
+    among: Collection[str] | Literal["all"] | None = None
     inputs: Sequence[str] = ()
     of: Sequence[str] = ()
     vjp: bool = False
@@ -102,9 +104,13 @@ class Plan:
     @model_errors("Reading the model")
     def __post_init__(self) -> None:
         check_recompute(self.recompute)
-        base = load(self.model, base_dir=self.base_dir)
+        self._base = load(self.model, base_dir=self.base_dir)
+        self._normal: ir.Model | None = None
+        self.outputs = list(self.outputs) or [o.name or "" for o in self._base.graph.outputs]
+        if self.among is not None:
+            self._choose_among(self.among)
+        base = self._base
         modes.apply_training_mode(base, self.training_mode, set(self.trainable))
-        self._base = base
         known = list(base.graph.initializers)
         for name in (*self.trainable, *self.frozen):
             if name not in known:
@@ -117,7 +123,6 @@ class Plan:
         self.parameters = [n for n in known if n in chosen]
         self.trainable = [n for n in self.parameters if n in set(self.trainable)]
         self.frozen = [n for n in self.parameters if n not in self.trainable]
-        self.outputs = list(self.outputs) or [o.name or "" for o in base.graph.outputs]
         initializers = set(known)
         self.user_inputs = [
             i.name for i in base.graph.inputs if i.name and i.name not in initializers
@@ -126,9 +131,33 @@ class Plan:
             self.user_inputs += self.frozen
             self.frozen = []
 
+    def _choose_among(self, names: Collection[str]) -> None:
+        """Find what is trained by default; the normalized model that this takes is used again."""
+        model = _normalized(clone(self._base), self.trace)
+        of = self.of or ([] if self.vjp else self.outputs[:1])
+        if names == "all":
+            self._base, names = clone(model), list(model.graph.initializers)
+        found = set(trainable_by_default(model, of, self.no_gradient)).intersection(names)
+        chosen = found.union(self.trainable).difference(self.frozen)
+        self.trainable = [n for n in self._base.graph.initializers if n in chosen]
+        self.everything_is_input = self.everything_is_input and not self.trainable
+        if self.training_mode == "preserve":  # otherwise nodes are about to change
+            self._normal = model
+
     def load(self) -> ir.Model:
         """A copy of the model, to be changed."""
         return clone(self._base)
+
+    def load_normal(self) -> ir.Model:
+        """A copy of the model, normalized, with parameters as inputs."""
+        known = () if self._normal is None else self._normal.graph.initializers
+        if self._normal is not None and all(n in known for n in self.parameters):
+            model = clone(self._normal)
+            params.to_inputs(model, self.parameters)
+            return model
+        model = self.load()
+        params.to_inputs(model, self.parameters)
+        return _normalized(model, self.trace)
 
     def labels_of(self, model: ir.Model) -> list[ClassLabels]:
         """What has to be checked of the user's inputs of a model."""
@@ -179,7 +208,8 @@ def differentiate(
     Args:
         model: path, bytes, ModelProto or `onnx_ir.Model`. It is not changed.
         wrt: parameters (initializers) or inputs to differentiate with respect to; by default
-            every float initializer that the loss depends on.
+            every float initializer that the loss depends on, but for running statistics of
+            BatchNormalization and single numbers (which are constants of a formula more often).
         of: the scalar to differentiate, by default the first output; with `vjp` any outputs, by
             default all of them.
         vjp: the vector–Jacobian form: the gradient of each output in `of` becomes an input
@@ -205,28 +235,22 @@ def differentiate(
         ['loss', 'x_grad']
     """
     loaded = load(model)
-    targets = _targets(loaded, of, vjp)
-    by_default = wrt is None
-    trace = trace if trace is not None else Trace()
-    if wrt is None:
-        loaded = _normalized(loaded, trace)
-        wrt = trainable_by_default(loaded, targets, no_gradient)
-    initializers = set(loaded.graph.initializers)
+    initializers = list(loaded.graph.initializers)
     plan = Plan(
         loaded,
-        is_normal=by_default,
-        trainable=[n for n in wrt if n in initializers],
-        inputs=[n for n in wrt if n not in initializers],
-        of=targets,
+        trainable=[n for n in wrt or () if n in initializers],
+        among="all" if wrt is None else None,
+        inputs=[n for n in wrt or () if n not in initializers],
+        of=_targets(loaded, of, vjp),
         vjp=vjp,
         unused="zeros" if allow_unused else "error",
         no_gradient=no_gradient,
         update_statistics=False,
         recompute=recompute,
-        trace=trace,
+        trace=trace if trace is not None else Trace(),
     )
     built = gradients(plan)
-    names = {n: built.gradients[n] for n in wrt}
+    names = {n: built.gradients[n] for n in (plan.trainable if wrt is None else wrt)}
     set_outputs(built.model, [*plan.outputs, *names.values()])
     params.to_initializers(built.model)
     built.model.metadata_props["onnxtrain.gradients"] = json.dumps(names)
@@ -280,10 +304,7 @@ def _build_gradients(plan: Plan) -> Gradients:
 
 def forward(plan: Plan) -> tuple[ir.Model, dict[str, str]]:
     """The plan's model, parameters as inputs, normalized; and its updated running statistics."""
-    model = plan.load()
-    params.to_inputs(model, plan.parameters)
-    if not plan.is_normal:
-        model = _normalized(model, plan.trace)
+    model = plan.load_normal()
     own = {o.name for o in model.graph.outputs}
     set_outputs(model, plan.outputs)
     states: dict[str, str] = {}
@@ -449,18 +470,58 @@ def trainable_by_default(
 ) -> list[str]:
     """What is trained when nobody says: the float initializers that the outputs depend on.
 
-    What no gradient reaches (scales of Resize, say), running statistics, and numbers that are part
-    of a formula stay constants.
+    What no gradient reaches (scales of Resize, say), running statistics, single numbers and what is
+    part of a formula stay constants; see `untrained_by_default`. Whoever wants one of them trained
+    names it.
 
     Args:
         model: a normalized model.
         of: outputs, by default all.
         no_gradient: names of nodes, or operators, whose outputs count as constants.
     """
-    statistics = set(modes.running_statistics(model))
-    candidates = [n for n in params.float_initializers(model) if n not in statistics]
+    reasons = untrained_by_default(model, of, no_gradient)
+    return [n for n in model.graph.initializers if n not in reasons]
+
+
+def weights_of(model: ModelLike, of: Sequence[str]) -> list[str]:
+    """`trainable_by_default` for a model as it came, which is not changed."""
+    return trainable_by_default(normalize(clone(load(model))), of)
+
+
+NO_FLOATS = "no floating-point numbers"
+OF_A_FORMULA = "part of a formula"
+STATISTICS = "running statistics of BatchNormalization"
+UNREACHABLE = "no differentiable path to an output"
+SINGLE = "a single number, taken for a constant"
+
+
+def untrained_by_default(
+    model: ir.Model, of: Sequence[str], no_gradient: Collection[str] = ()
+) -> dict[str, str]:
+    """The initializers that stay constants when nobody says, and why; see `trainable_by_default`.
+
+    A tensor without dimensions is the ε, the scale or the exponent of a formula more often than a
+    parameter: exporters write those as initializers too.
+    """
+    statistics = modes.all_statistics(model)
+    floats = params.float_initializers(model)
     targets = list(of) or [o.name or "" for o in model.graph.outputs if o.dtype in FLOATS]
-    return reachable(model, candidates, targets, no_gradient)
+    reached = reachable(model, [n for n in floats if n not in statistics], targets, no_gradient)
+    is_float, is_reached = set(floats), set(reached)
+    reasons = {}
+    for name, value in model.graph.initializers.items():
+        tensor = value.const_value
+        if tensor is None or tensor.dtype not in FLOATS:
+            reasons[name] = NO_FLOATS
+        elif name not in is_float:
+            reasons[name] = OF_A_FORMULA
+        elif name in statistics:
+            reasons[name] = STATISTICS
+        elif name not in is_reached:
+            reasons[name] = UNREACHABLE
+        elif not tensor.shape.numpy():
+            reasons[name] = SINGLE
+    return reasons
 
 
 # -- small steps of the spine ----------------------------------------------------------------------

@@ -53,13 +53,17 @@ PRODUCTS = frozenset(
 
 POOLS = frozenset({"AveragePool", "LpPool", "MaxPool"})
 
-KEEPS_RANK = UNARY | POOLS | {
-    "BatchNormalization", "Cast", "Clip", "Concat", "Conv", "ConvTranspose", "CumSum", "DFT",
-    "Dropout", "GlobalAveragePool", "GlobalLpPool", "GlobalMaxPool", "GroupNormalization",
-    "Hardmax", "InstanceNormalization", "LRN", "LayerNormalization", "LogSoftmax",
-    "LpNormalization", "MaxUnpool", "MeanVarianceNormalization", "Pad", "Resize",
-    "ReverseSequence", "ScatterElements", "ScatterND", "Slice", "Softmax", "Tile", "TopK", "Trilu",
-    "Upsample",
+KEEPS_SHAPE = UNARY | {
+    "BatchNormalization", "Cast", "CastLike", "Clip", "CumSum", "DequantizeLinear", "Dropout",
+    "GroupNormalization", "Hardmax", "InstanceNormalization", "IsInf", "IsNaN", "LRN",
+    "LayerNormalization", "LogSoftmax", "LpNormalization", "MeanVarianceNormalization",
+    "QuantizeLinear", "ReverseSequence", "ScatterElements", "ScatterND", "Softmax", "Trilu",
+}  # fmt: skip
+"""The first result has the shape of the first operand."""
+
+KEEPS_RANK = KEEPS_SHAPE | POOLS | {
+    "Concat", "Conv", "ConvTranspose", "DFT", "GlobalAveragePool", "GlobalLpPool", "GlobalMaxPool",
+    "MaxUnpool", "Pad", "Resize", "Slice", "Tile", "TopK", "Upsample",
 }  # fmt: skip
 """The first result has as many dimensions as the first operand."""
 

@@ -10,8 +10,10 @@ from typing import Any
 
 import onnx_ir as ir
 
-from .autodiff import reachable, walk_between
+from .autodiff import walk_between
 from .autodiff.registry import lookup
+from .compile import NO_FLOATS, SINGLE, untrained_by_default
+from .compile import UNREACHABLE as UNREACHABLE
 from .errors import Blocker, OnnxTrainError, model_errors
 from .graph import FLOATS, ModelLike, load
 from .graph.endings import Ending, ending, producer_in
@@ -20,7 +22,6 @@ from .normalize import normalize
 from .passes import with_rules
 
 Dim = int | str | None
-UNREACHABLE = "no differentiable path to an output"
 BLOCKED = "its gradient is blocked"
 
 
@@ -140,12 +141,11 @@ def summarize(
     own = [o.name for o in loaded.graph.outputs]
     loaded = _with_outputs(loaded, outputs)
     normalized, problem = _normalized(loaded)
-    found, blockers = _reached(normalized, outputs) if normalized is not None else (set(), ())
-    statistics = _statistics(loaded)
-    blocked = {n for b in blockers for n in b.parameters}
+    reasons, blockers = _untrained(normalized, outputs) if normalized is not None else ({}, ())
+    present = () if normalized is None else normalized.graph.initializers
     parameters = tuple(
-        _parameter(v, found, blocked, statistics)
-        for v in loaded.graph.initializers.values()
+        _parameter(v, reasons.get(n, "" if n in present else UNREACHABLE))
+        for n, v in loaded.graph.initializers.items()
         if v.const_value is not None
     )
     typed = _typed_outputs(loaded, normalized)
@@ -196,51 +196,29 @@ def _normalized(model: ir.Model) -> tuple[ir.Model | None, str]:
         return None, str(error)
 
 
-def _reached(model: ir.Model, outputs: list[str]) -> tuple[set[str], tuple[Blocker, ...]]:
-    """Initializers with a differentiable path to the outputs, and nodes without a gradient."""
-    names = [
-        n
-        for n, v in model.graph.initializers.items()
-        if v.const_value is not None and v.const_value.dtype in FLOATS
-    ]
+def _untrained(model: ir.Model, outputs: list[str]) -> tuple[dict[str, str], tuple[Blocker, ...]]:
+    """Why initializers are not trained by default, and nodes without a gradient."""
     present = {o.name: o for o in model.graph.outputs}
     wanted = [n for n in outputs if n in present and present[n].dtype in FLOATS]
-    found = reachable(model, names, wanted)
-    model = with_rules(model.clone(), found, wanted, ())
-    walk, targets = walk_between(model, list(found), wanted)
+    reasons = untrained_by_default(model, wanted)
+    reached = [n for n in model.graph.initializers if reasons.get(n, SINGLE) == SINGLE]
+    model = with_rules(model.clone(), reached, wanted, ())
+    walk, targets = walk_between(model, reached, wanted)
     blockers = walk.blockers(targets, dict(model.opset_imports))
-    return set(found), tuple(blockers)
+    for name in {n for b in blockers for n in b.parameters}:
+        reasons.setdefault(name, BLOCKED)
+    return reasons, tuple(blockers)
 
 
-def _statistics(model: ir.Model) -> set[str]:
-    """Running means and variances."""
-    return {
-        v.name or ""
-        for node in model.graph.all_nodes()
-        if node.op_type == "BatchNormalization"
-        for v in node.inputs[3:5]
-        if v is not None
-    }
-
-
-def _parameter(
-    value: ir.Value, found: set[str], blocked: set[str], statistics: set[str]
-) -> ParameterSummary:
+def _parameter(value: ir.Value, reason: str) -> ParameterSummary:
     tensor = value.const_value
     assert tensor is not None
-    name, shape = value.name or "", tuple(tensor.shape.numpy())
-    reason = ""
     if tensor.dtype not in FLOATS:
-        reason = "no floating-point numbers"
-    elif name in statistics:
-        reason = "running statistics of BatchNormalization"
-    elif name not in found:
-        reason = UNREACHABLE
-    elif name in blocked:
-        reason = BLOCKED
-    elif not shape:
-        reason = "a single number, taken for a constant"
-    return ParameterSummary(name, _type(tensor.dtype), shape, tensor.nbytes, not reason, reason)
+        reason = NO_FLOATS
+    shape = tuple(tensor.shape.numpy())
+    return ParameterSummary(
+        value.name or "", _type(tensor.dtype), shape, tensor.nbytes, not reason, reason
+    )
 
 
 def _value(value: ir.Value) -> ValueSummary:

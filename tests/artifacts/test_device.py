@@ -16,7 +16,7 @@ from onnxtrain import optim
 from onnxtrain.api import CheckpointState, Module, Optimizer
 from onnxtrain.artifacts import LossType, generate_artifacts
 from onnxtrain.artifacts.device import device_file
-from onnxtrain.artifacts.pieces import assembled
+from onnxtrain.artifacts.spans import assembled
 from onnxtrain.runtime.files.onnxfile import ModelFile
 from onnxtrain.runtime.step.artifact import drop_accumulation, load_artifact
 

@@ -18,11 +18,11 @@ import pytest
 
 from onnxtrain.cli.app import COMMANDS
 from onnxtrain.cli.measure import _read_profile
-from onnxtrain.cli.recipes import LOSSES, OPTIMIZERS, SCHEDULES
+from onnxtrain.cli.recipes import LOSSES, SCHEDULES, optimizer_names
 from onnxtrain.cli.settings import read_recompute
 from onnxtrain.passes import AFTER, BEFORE
 
-from .models import blobs, classifier, regressor, save, write_npz
+from .models import blobs, classifier, regressor, save, write_csv, write_npz
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -353,7 +353,7 @@ def test_every_loss_trains(run, loss):
     assert losses[-1] < losses[0]
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("optimizer", optimizer_names())
 @pytest.mark.parametrize("schedule", ["constant", "cosine"])
 def test_every_optimizer_trains(run, optimizer, schedule):
     classifier()
@@ -402,3 +402,31 @@ def test_differentiate_recomputes(run):
     result = run("differentiate", "model.onnx", "-o", "out.onnx", "--wrt", "w0", "--recompute", "0")
     assert result.code != 0
     assert "recompute=0" in result.err
+
+
+def test_the_help_of_train_lists_the_names(run):
+    said = " ".join(run("train", "--help").out.split())
+    for names in ("adamw", "cosine", "perplexity", "cross_entropy"):
+        assert names in said
+    assert "--learning-rate" in said
+
+
+def test_the_target_that_was_taken_is_told(run):
+    regressor("model.onnx")
+    write_csv("t.csv", {"a": [1, 2], "b": [3, 4], "c": [5, 6], "price": [7, 8]})
+    said = run("train", "model.onnx", "--data", "t.csv", "--loss", "mse", "--epochs", "1").err
+    assert "the target is the column 'price'; --target chooses another" in said
+
+
+def test_the_rate_that_is_told_was_used(run):
+    """A cosine ends at zero, after the last step."""
+    classifier()
+    write_npz()
+    run("train", "model.onnx", "--data", "train.npz", "--loss", "cross_entropy",
+        "--schedule", "cosine", "--epochs", "2", "--output", "out")  # fmt: skip
+    rates = [
+        float(line.split(",")[2]) for line in Path("out/steps.csv").read_text().splitlines()[1:]
+    ]
+    assert rates[0] == pytest.approx(1e-3)
+    assert rates == sorted(rates, reverse=True)
+    assert rates[-1] > 0

@@ -26,6 +26,10 @@ def test_demo(run):
     assert "true \\ predicted" in result.out
     for name in ("model.onnx", "checkpoint", "report.html", "loss.svg", "confusion.svg"):
         assert Path("out", name).is_file()
+    again = run("demo", "--output", "out", "--epochs", "1")
+    assert again.code == 1
+    assert "--overwrite" in again.err
+    assert "--resume" not in again.err
 
 
 def test_split_keeps_rows_apart_and_classes_alike():

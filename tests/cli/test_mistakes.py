@@ -54,6 +54,18 @@ def table(columns: dict[str, list[object]], model: Callable[..., object] = regre
     return prepare
 
 
+def pictures(*names: str) -> Callable[[], object]:
+    """A classifier, and files that are called images."""
+
+    def prepare() -> None:
+        classifier()
+        for name in names:
+            Path(name).parent.mkdir(parents=True, exist_ok=True)
+            Path(name).touch()
+
+    return prepare
+
+
 def quantised() -> None:
     model = onnx.parser.parse_model(
         HEAD + "g (int32[N, 4] x) => (int32[N, 3] y) <int32[4, 3] w ="
@@ -117,6 +129,21 @@ MISTAKES = {
     ),
     "numbers as classes": Mistake(
         both(labels=LABELS + 0.5), TRAIN, ("holds 0.5", "class numbers", "--loss mse")
+    ),
+    "one class of images": Mistake(
+        pictures("imgs/cat/1.png"),
+        ("train", "model.onnx", "--data", "imgs/cat", "--loss", "cross_entropy"),
+        ("images of one class", "give its parent, 'imgs'"),
+    ),
+    "too many folders": Mistake(
+        pictures(*(f"imgs/c{i}/1.png" for i in range(5))),
+        ("train", "model.onnx", "--data", "imgs", "--loss", "cross_entropy"),
+        ("5 classes", "the model has 3", "fewer folders"),
+    ),
+    "the user's own function fails": Mistake(
+        lambda: (classifier(), Path("mydata.py").write_text("def f():\n    return 1 / 0\n")),
+        ("train", "model.onnx", "--data", "mydata:f", "--loss", "cross_entropy"),
+        ("raised ZeroDivisionError in mydata.py, line 2", "your own code"),
     ),
     "ragged csv": Mistake(
         lambda: (regressor("model.onnx"), Path("data.csv").write_text("a,b,c,d\n1,2,3,4\n1,2\n")),

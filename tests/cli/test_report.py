@@ -12,7 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from onnxtrain.cli.scene import nice_steps, png_bytes, thin
+from onnxtrain.cli import report
+from onnxtrain.cli.charts import curves
+from onnxtrain.drawing.scene import nice_steps, png_bytes, thin
 
 from .models import classifier, regressor, write_csv, write_npz
 
@@ -141,7 +143,18 @@ def test_png(shape):
 
 
 @pytest.mark.parametrize(
-    ("low", "high"), [(0, 1), (-3, 17), (1e-9, 2e-9), (5, 5), (0, 0), (-1e6, 1e-3), (0.9, 0.91)]
+    ("low", "high"),
+    [
+        (0, 1),
+        (-3, 17),
+        (1e-9, 2e-9),
+        (5, 5),
+        (0, 0),
+        (-1e6, 1e-3),
+        (0.9, 0.91),
+        (0.001, 0.001 + 3e-19),
+        (-1, -1 + 1e-15),
+    ],
 )
 def test_steps_of_an_axis(low, high):
     steps = nice_steps(low, high)
@@ -149,6 +162,26 @@ def test_steps_of_an_axis(low, high):
     assert steps[-1] >= high
     assert 2 <= len(steps) <= 9
     assert np.all(np.diff(steps) > 0)
+
+
+def test_a_constant_rate_over_many_steps():
+    """Means of equal numbers differ in their last bits."""
+    drawn = curves("Learning rate", {"lr": [(float(i), 0.001) for i in range(28_125)]}, "step")
+    assert "nan" not in drawn.svg()
+
+
+def test_a_drawing_problem_does_not_fail_a_run(run, monkeypatch):
+    def broken(run):
+        raise ZeroDivisionError("float division by zero")
+
+    monkeypatch.setattr(report, "page", broken)
+    classifier()
+    write_npz()
+    result = run("train", "model.onnx", "--data", "train.npz", "--loss", "cross_entropy")
+    assert result.code == 0
+    assert "could not be drawn (ZeroDivisionError" in result.err
+    assert Path("runs/model/model.onnx").is_file()
+    assert not Path("runs/model/report.html").exists()
 
 
 def test_thinning_keeps_the_mean():

@@ -280,6 +280,22 @@ def test_fixed_batch(run):
     assert len(Path("out/steps.csv").read_text().splitlines()) == 1 + 12
 
 
+@pytest.mark.parametrize("other", ["g (float[N, 4] x) => (float[N, 1] y, float s)",
+                                   "g (float[N, 4] x) => (float s, float[N, 1] y)"])  # fmt: skip
+def test_an_output_that_is_a_single_number(run, other):
+    save(
+        f"{other} <float[4, 1] w = {{1, 1, 1, 1}}>"
+        "{ y = MatMul(x, w) s = ReduceMean<keepdims=0>(y) }"
+    )
+    np.savez("train.npz", x=blobs()[0], target=np.ones((120, 1), np.float32))
+    result = run(
+        "train", "model.onnx", "--data", "train.npz", "--loss", "mse", "--loss-output", "y",
+        "--val", "0.2", "--epochs", "1", "--output", "out",
+    )  # fmt: skip
+    assert result.code == 0, result.err
+    assert Path("out/report.html").is_file()
+
+
 def test_quiet_says_results_only(run):
     classifier()
     write_npz()
@@ -301,6 +317,33 @@ def test_going_on_gives_the_same_as_one_run(run):
         np.testing.assert_array_equal(value, parts[name])
     for file in ("history.csv", "steps.csv"):
         assert Path("whole", file).read_text() == Path("parts", file).read_text()
+
+
+def test_the_newest_run_is_taken_and_named(run):
+    classifier()
+    write_npz()
+    common = ("train", "model.onnx", "--data", "train.npz", *LOSS, "--epochs", "1")
+    for folder in ("runs/model", "runs/model-2"):
+        assert run(*common).code == 0
+        assert Path(folder, "model.onnx").is_file()
+    result = run(*common, "--overwrite")
+    assert "Overwriting the run in runs/model-2, the newest of 2" in result.err
+    assert sorted(p.name for p in Path("runs").iterdir()) == ["model", "model-2"]
+    result = run(*common[:-1], "2", "--resume")
+    assert "Going on with the run in runs/model-2, the newest of 2" in result.err
+    assert "other data" not in result.err
+
+
+def test_other_data_are_told(run):
+    classifier()
+    write_npz()
+    common = ("train", "model.onnx", *LOSS, "--output", "out")
+    assert run(*common, "--data", "train.npz", "--epochs", "1").code == 0
+    x, labels = blobs(seed=1)
+    np.savez("other.npz", x=x, labels=labels)
+    result = run(*common, "--data", "other.npz", "--epochs", "2", "--resume")
+    assert result.code == 0
+    assert "started with other data than other.npz" in result.err
 
 
 SIGNAL_IN_STEP_9 = """

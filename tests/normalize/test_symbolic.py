@@ -12,7 +12,7 @@ from onnxtrain.graph import load, to_proto
 from onnxtrain.graph.tensor import dims_of
 from onnxtrain.normalize import normalize
 from onnxtrain.normalize.polynomial import Poly, UnknownError
-from onnxtrain.passes import optimize
+from onnxtrain.passes import clean_up
 
 
 def parse(text: str) -> onnx.ModelProto:
@@ -70,7 +70,7 @@ def test_dimensions_survive_shape_arithmetic() -> None:
 
 def test_one_symbolic_dimension_becomes_minus_one() -> None:
     model = parse(RESHAPED.replace("float[N,S,12]", "float[N,5,12]"))
-    normal = optimize(normalize(load(model)))
+    normal = clean_up(normalize(load(model)))
     assert [n.op_type for n in normal.graph] == [
         "Reshape",
         "Transpose",
@@ -113,7 +113,7 @@ def test_sequences_that_are_only_indexed_become_a_split() -> None:
         <int64 two = {2}, int64 i = {0}, int64 k = {-1}>
         { q = SplitToSequence<axis=1, keepdims=1>(x, two)
           p = SequenceAt(q, i) a = Neg(p) c = SequenceAt(q, k) }""")
-    normal = optimize(normalize(load(model)))
+    normal = clean_up(normalize(load(model)))
     assert [n.op_type for n in normal.graph] == ["Split", "Neg"]
     x = np.arange(12, dtype=np.float32).reshape(2, 6)
     session = ort.InferenceSession(to_proto(normal).SerializeToString())

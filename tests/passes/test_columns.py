@@ -19,7 +19,7 @@ from onnxtrain.autodiff import differentiate_model
 from onnxtrain.graph import load, to_proto
 from onnxtrain.graph.parameters import to_initializers, to_inputs
 from onnxtrain.normalize import normalize
-from onnxtrain.passes import layers_in_columns, optimize
+from onnxtrain.passes import clean_up, layers_in_columns
 
 WIDE = 256
 WEIGHTS = ["w1", "b1", "w2", "b2", "w3", "b3"]
@@ -180,7 +180,7 @@ def test_gradients() -> None:
         if turn:
             loaded = layers_in_columns(loaded)
         loaded, _ = differentiate_model(loaded, WEIGHTS, ["l"])
-        loaded = optimize(loaded)
+        loaded = clean_up(loaded)
         to_initializers(loaded)
         results.append(to_proto(loaded))
     flags = [

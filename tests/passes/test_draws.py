@@ -17,7 +17,7 @@ from onnxtrain.errors import ModelError
 from onnxtrain.graph import load, to_proto
 from onnxtrain.graph.contract import RANDOM_INPUT
 from onnxtrain.normalize import normalize
-from onnxtrain.passes import optimize
+from onnxtrain.passes import clean_up
 from onnxtrain.passes.bits import number
 from onnxtrain.passes.draws import draw_from_counter, draws_from_counter
 
@@ -31,7 +31,7 @@ class Drawn:
         source = model or onnx.parser.parse_model(
             f'<ir_version: 8, opset_import: ["": 18]> g {text}'
         )
-        loaded = optimize(draw_from_counter(normalize(load(source))))
+        loaded = clean_up(draw_from_counter(normalize(load(source))))
         self.proto = to_proto(loaded)
         if model is None:
             onnx.checker.check_model(self.proto, full_check=True)

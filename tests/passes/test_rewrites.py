@@ -11,7 +11,7 @@ import pytest
 from onnxtrain.graph import load, to_proto
 from onnxtrain.graph.parameters import to_inputs
 from onnxtrain.normalize import normalize
-from onnxtrain.passes import optimize
+from onnxtrain.passes import clean_up
 
 PRODUCT = (
     "a = Unsqueeze(x, i0) b = Transpose<perm=[1,2,0]>(a) c = Unsqueeze(x, i1) d = MatMul(b, c) "
@@ -69,7 +69,7 @@ def model_of(body: str) -> onnx.ModelProto:
 @pytest.mark.parametrize(("body", "expected"), CASES, ids=[c[0] for c in CASES])
 def test_rewrite(body: str, expected: list[str]) -> None:
     model = model_of(body)
-    result = optimize(normalize(load(model)))
+    result = clean_up(normalize(load(model)))
     assert [n.op_type for n in result.graph] == expected
     x = np.random.default_rng(0).normal(size=(2, 3)).astype(np.float32)
     before, after = (
@@ -95,7 +95,7 @@ def test_a_tall_weight_gradient_is_computed_wide(
         f"g (float[{rows},{columns}] a, float[{rows},4] b) => (float[{columns},4] y)"
         " { y = Gemm<transA=1>(a, b) }"
     )
-    result = optimize(normalize(load(model)))
+    result = clean_up(normalize(load(model)))
     assert [n.op_type for n in result.graph] == expected
     rng = np.random.default_rng(0)
     a, b = (rng.normal(size=(rows, n)).astype(np.float32) for n in (columns, 4))
@@ -107,7 +107,7 @@ def test_a_tall_weight_gradient_is_computed_wide(
 def test_parameters_are_not_neutral(body: str) -> None:
     model = normalize(load(model_of(body)))
     to_inputs(model, ["one", "zero"])
-    assert [n.op_type for n in optimize(model).graph] == [body[4:7]]
+    assert [n.op_type for n in clean_up(model).graph] == [body[4:7]]
 
 
 def test_dead_control_flow_lets_go_of_outer_values() -> None:
@@ -119,7 +119,7 @@ def test_dead_control_flow_lets_go_of_outer_values() -> None:
                          else_branch = e () => (float[3] q) { q = Abs(a) }>
           y = Tanh(x)
         }""")
-    assert [n.op_type for n in optimize(normalize(load(model))).graph] == ["Tanh"]
+    assert [n.op_type for n in clean_up(normalize(load(model))).graph] == ["Tanh"]
 
 
 def test_a_transpose_may_be_moved_past_a_pad() -> None:
@@ -130,7 +130,7 @@ def test_a_transpose_may_be_moved_past_a_pad() -> None:
         "{ a = Transpose<perm=[0,2,1]>(x) b = Pad(a, pads, , axis) "
         "c = Transpose<perm=[0,2,1]>(b) y = Exp(c) }"
     )
-    result = optimize(normalize(load(model)))
+    result = clean_up(normalize(load(model)))
     assert all(len(n.inputs) <= 3 for n in result.graph if n.op_type == "Pad")
     x = np.random.default_rng(0).normal(size=(2, 3, 4)).astype(np.float32)
     session = ort.InferenceSession(to_proto(result).SerializeToString())

@@ -397,7 +397,8 @@ def test_devices() -> None:
     session = onnxruntime.InferenceSession(linear().SerializeToString())
     assert ort_device_to_string(get_ort_device_from_session(session)) == "cpu"
     value = numpy_to_ort_value(np.arange(8.0))
-    assert str_ortvalue(value) == "cpu float64 [8] [0, 1, 2, 3, 4, 5, …]"
+    shown = "value=[0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]"
+    assert str_ortvalue(value) == f"device=cpu dtype=dtype('float64') shape=(8,) {shown}"
 
 
 # -- pictures --------------------------------------------------------------------------------------
@@ -474,6 +475,7 @@ class Axis:
 def test_drawing_on_axes() -> None:
     axis = Axis()
     assert plot_onnxs(linear(), linear(), ax=axis) is axis
-    assert axis.calls.count("text") == 2 * (1 + 6)
+    assert axis.calls.count("text") == 2 * (1 + 2 * 6)
+    assert axis.calls.count("fill") == 2 * 6
     with pytest.raises(OnnxTrainError, match="axes"):
         plot_onnxs(linear(), linear(), linear(), ax=[Axis(), Axis()])

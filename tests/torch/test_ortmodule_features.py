@@ -889,3 +889,57 @@ def test_a_long_preparation_is_told(
     caplog.clear()
     ours(torch.randn(2, 6))
     assert not caplog.text
+
+
+def test_a_failed_export_names_the_module() -> None:
+    ours = ORTModule(nn.AdaptiveMaxPool1d(3), exporter=TS)
+    with pytest.raises(
+        ORTModuleTorchModelException, match=r"^AdaptiveMaxPool1d cannot be exported to ONNX"
+    ):
+        ours(torch.randn(2, 3, 8))
+
+
+# --- equal values ---------------------------------------------------------------------------------
+
+
+class without_gradient:
+    """The tensor, whose methods are called without a gradient."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+    def __getattr__(self, name: str) -> Any:
+        return torch.no_grad()(getattr(self.tensor, name))
+
+
+EXTREMES = {
+    "max": lambda x: torch.max(x, dim=1)[0],
+    "min": lambda x: x.min(-1, keepdim=True).values,
+    "places": lambda x: torch.max(input=x, dim=0).values * x.argmax(0),
+    "all": lambda x: x.max() * x.min(),
+    "two": lambda x: torch.max(x, x.flip(0)),
+    "amax": lambda x: x.amax(1),
+    "constant": lambda x: x - without_gradient(x).max(1, keepdim=True).values,
+    "largest": lambda x: x - without_gradient(x).topk(2).values.sum(),
+}
+
+
+class Extreme(nn.Module):
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return EXTREMES[self.name](x)
+
+
+@pytest.mark.parametrize("name", EXTREMES)
+def test_equal_values_share_a_gradient_as_in_torch(name: str) -> None:
+    x = torch.randint(0, 3, (4, 6)).float().requires_grad_()
+    grads = []
+    for module in pair(Extreme(name)):
+        y = module(x)
+        (y * torch.arange(1, y.numel() + 1).view(y.shape)).sum().backward()
+        grads.append(x.grad)
+        x.grad = None
+    torch.testing.assert_close(grads[0], grads[1])

@@ -32,7 +32,7 @@ from ..runtime.step.export import add_output_types, to_inference
 from ..runtime.step.update import OptimizerFile, load_optimizer
 from . import updates
 from .choose import ArtifactError
-from .pieces import Hole, Piece, pieces_of
+from .spans import Hole, Span, spans_of
 
 log = logging.getLogger(__name__)
 FILE = "device.json"
@@ -96,7 +96,7 @@ def write_device_file(folder: Path, prefix: str = "") -> None:
 
 
 def _model(
-    pieces: list[Piece],
+    spans: list[Span],
     feeds: Mapping[str, str],
     updates: Mapping[str, str],
     *,
@@ -109,10 +109,10 @@ def _model(
     """A model as device.json has it.
 
     Args:
-        pieces: of its bytes.
+        spans: of its bytes.
         feeds: inputs that come from the state, by key.
         updates: outputs that go there.
-        file: the artifact that the pieces point at.
+        file: the artifact that the spans point at.
         inputs: what the user gives.
         outputs: what the user gets.
         labels: what has to be checked of the inputs.
@@ -123,7 +123,7 @@ def _model(
     forced = {"preferredLayout": "NCHW", "forceCpuNodeNames": list(on_host)} if on_host else {}
     return {
         "file": file,
-        "pieces": pieces,
+        "pieces": spans,
         "inputs": [_info(v) for v in inputs],
         "outputs": list(outputs),
         "labels": [asdict(one) for one in labels],
@@ -170,7 +170,7 @@ def _training(artifact: Artifact, source: bytes) -> dict[str, Any]:
         # only the run can tell that a label is too large: the processor does, WebGPU does not
         on_host += [n.name for n in model.nodes if n.op_type == "GatherElements"]
     described = _model(
-        pieces_of(model, source), _parameters(parameters), {**gradients, **states},
+        spans_of(model, source), _parameters(parameters), {**gradients, **states},
         file=TRAINING, inputs=inputs, outputs=artifact.user_outputs, labels=artifact.labels,
         on_host=on_host,
     )  # fmt: skip
@@ -213,7 +213,7 @@ def _evaluation(source: bytes, specs: Mapping[str, TensorSpec]) -> dict[str, Any
     users = [v for v in infos.values() if v.name not in specs]
     present = [n for n in infos if n in specs]
     models["predict"] = _model(
-        pieces_of(model, source), _parameters(present), {}, file=EVAL, inputs=users, outputs=outputs
+        spans_of(model, source), _parameters(present), {}, file=EVAL, inputs=users, outputs=outputs
     )
     add_output_types(model)
     model.set_metadata({k: v for k, v in model.metadata.items() if not k.startswith("onnxtrain.")})
@@ -222,7 +222,7 @@ def _evaluation(source: bytes, specs: Mapping[str, TensorSpec]) -> dict[str, Any
     for name in present:  # their data are what the device has learned
         spec, hole = specs[name], Hole(specs[name].nbytes, {"value": name})
         model.add_initializer(name, spec.type.onnx, spec.shape, cast(Any, hole))
-    models["export"] = _model(pieces_of(model, source), {}, {}, file=EVAL)
+    models["export"] = _model(spans_of(model, source), {}, {}, file=EVAL)
     return models
 
 

@@ -17,14 +17,14 @@ import onnx
 import onnx_ir as ir
 
 from .. import losses, onnxblock, optim
-from ..compile import Plan, trainable_by_default
+from ..compile import Plan
 from ..compile import step_model as build_step_model
-from ..graph import load, to_proto
+from ..graph import to_proto
 from ..graph.accessor import ModelAccessor
 from ..graph.block import Block
 from ..graph.io import read_proto, save
 from ..losses.labels import IGNORED
-from ..normalize import MIN_OPSET, normalize
+from ..normalize import MIN_OPSET
 from ..onnxblock.checkpoint_utils import save_checkpoint
 from ..onnxblock.optim import OptimizerBlock
 from ..onnxblock.optim.optim import shapes_of
@@ -110,8 +110,8 @@ def generate_artifacts(
             stay on disk.
         requires_grad: what is trained: names, patterns (``"encoder.*"``), or a function of the
             name. By default what `differentiate` takes gradients of: every float initializer of
-            the model that the loss depends on, without `frozen_params`. Initializers in neither
-            list stay constants inside the graph.
+            the model that the loss depends on, but for running statistics and single numbers, and
+            without `frozen_params`. Initializers in neither list stay constants inside the graph.
         frozen_params: parameters that are not trained but stay exchangeable, likewise.
             When both are empty lists, all initializers become inputs and the checkpoint is empty.
         loss: a `LossType`, a loss block, or None when the first output of the model is the loss.
@@ -202,8 +202,6 @@ class _Training(onnxblock.TrainingBlock):
     """The user's loss, with the outputs that are wanted besides."""
 
     _accumulating = False
-    _candidates: Collection[str] = ()
-    """Initializers that are trained by default: those of them that the loss depends on."""
 
     def __init__(
         self,
@@ -224,7 +222,7 @@ class _Training(onnxblock.TrainingBlock):
         frozen = choose(model, frozen_params, "frozen_params")
         check_apart(trainable, frozen)
         if requires_grad is None and has_loss:
-            self._candidates = {t.name for t in model.graph.initializer}.difference(frozen)
+            self._among = {t.name for t in model.graph.initializer}.difference(frozen)
         for name in trainable:
             self.requires_grad(name)
         for name in frozen:
@@ -242,14 +240,11 @@ class _Training(onnxblock.TrainingBlock):
         outputs: Sequence[str],
         model_outputs: Sequence[str],
     ) -> Plan:
-        if self._candidates:
-            model = normalize(load(accessor.model, base_dir=accessor.base_dir))
-            names = trainable_by_default(model, outputs[:1], self._no_gradient)
-            trained = [n for n in names if n in self._candidates]
-            for name in trained:
-                self.requires_grad(name)
-            log.info("Trained, as requires_grad is not given: %s", ", ".join(trained) or "nothing")
-        return super()._make_plan(accessor, outputs, model_outputs)
+        plan = super()._make_plan(accessor, outputs, model_outputs)
+        if self._among is not None:
+            trained = ", ".join(plan.trainable) or "nothing"
+            log.info("Trained, as requires_grad is not given: %s", trained)
+        return plan
 
 
 def _ends_in_a_scalar(model: onnx.ModelProto) -> bool:

@@ -38,9 +38,9 @@ class _Merge:
         for node in self.back.op.nodes:
             if self._multiply(node) or self._concat(node):
                 continue
-            self._settle(bodies.used_values([node]))
+            self._apply(bodies.used_values([node]))
             self.nodes.append(node)
-        self._settle([r.value for r in self.back.results()])
+        self._apply([r.value for r in self.back.results()])
         results = [r.value for r in self.back.results()]
         self.back.op.nodes[:] = bodies.live_nodes(self.nodes, results)
 
@@ -63,7 +63,7 @@ class _Merge:
             whole.value.type = stack.whole.value.type
             self.scaled[output] = (before[0], Stack(whole, stack.rank, stack.backwards, shape))
         else:
-            self._settle([a])
+            self._apply([a])
             first, second = node.inputs  # settling may have renamed one of them
             base = second if first is s else first
             assert base is not None
@@ -113,7 +113,7 @@ class _Merge:
         base, stack = self.scaled[value]
         return stack.shape is not None and known_dims(base) == stack.shape
 
-    def _settle(self, values: Sequence[ir.Value] | dict[ir.Value, None]) -> None:
+    def _apply(self, values: Sequence[ir.Value] | dict[ir.Value, None]) -> None:
         """Emit the scaling that was put off, for values that something needs as they are."""
         for value in list(values):
             if value not in self.scaled:

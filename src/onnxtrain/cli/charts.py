@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .scene import Box, Line, Point, Scene, Text, nice_steps, thin
+from ..drawing.scene import Box, Line, Point, Scene, Text, nice_steps, thin
 
 Array = npt.NDArray[Any]
 

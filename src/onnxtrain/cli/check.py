@@ -39,7 +39,7 @@ def command(
     as_json: bool,
 ) -> int:
     """Check the gradient of MODEL against finite differences, per parameter."""
-    from ..check import check_gradient
+    from ..gradient_check import check_gradient
 
     report = check_gradient(
         model,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from .app import common
-from .output import Output, current
+from .output import Output, UserError, current
 
 if TYPE_CHECKING:
     from .match import Dataset
@@ -30,8 +30,9 @@ Handwritten Digits" (E. Alpaydin and C. Kaynak, UCI, CC BY 4.0), as scikit-learn
 @click.option("--output", default=None, help="Folder for the results; by default runs/digits.")
 @click.option("--epochs", default=15, show_default=True, help="Passes over the training data.")
 @click.option("--seed", default=0, show_default=True, help="Of the weights, split and order.")
+@click.option("--overwrite", is_flag=True, help="Throw away a run that is in the folder.")
 @common
-def command(output: str | None, epochs: int, seed: int) -> None:
+def command(output: str | None, epochs: int, seed: int, overwrite: bool) -> None:
     """Train a small convolutional digits classifier end to end.
 
     Builds the model, trains it on bundled data, shows loss curve, accuracy and confusion matrix,
@@ -43,6 +44,10 @@ def command(output: str | None, epochs: int, seed: int) -> None:
     from .run import train_on
     from .settings import Settings
 
+    if output is not None and Path(output, "run.json").exists() and not overwrite:
+        raise UserError(
+            f"{output} holds a run already. Throw it away (--overwrite) or choose another --output."
+        )
     screen = current()
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
@@ -50,7 +55,7 @@ def command(output: str | None, epochs: int, seed: int) -> None:
         onnx.save(digits_network(seed), model)
         settings = Settings(
             str(model), "bundled digits", "cross_entropy", epochs=epochs, seed=seed, lr=2e-3,
-            batch_size=32, schedule="cosine", output=output,
+            batch_size=32, schedule="cosine", output=output, overwrite=overwrite,
         )  # fmt: skip
         settings.check()
         from .match import Task

@@ -14,7 +14,7 @@ from .output import UserError, current
 if TYPE_CHECKING:
     import onnx
 
-    from .layout import Drawing
+    from ..drawing import Drawing
 
 EPILOG = """\b
 Examples:
@@ -38,7 +38,7 @@ def command(model: str, output: str | None, gradient: bool, of: str | None, max_
     Nodes of the forward half are blue, those of the backward half orange. Models without a scalar
     output are differentiated in the vector–Jacobian form.
     """
-    from .layout import arrange
+    from ..drawing import arrange
 
     proto, forward = _load(model, gradient, of)
     if len(proto.graph.node) > max_nodes:

@@ -120,7 +120,7 @@ def _assign(source: Source, task: Task) -> tuple[dict[str, Array], Array]:
             raise UserError(
                 f"The model takes {_names(task.fed)}, and a folder of images gives one input."
             )
-        _remember(task, source.classes)
+        _remember(task, source.classes, "Use a model with as many outputs, or fewer folders.")
         return {task.fed[0].name: load_pictures(source, task.fed[0])}, source.labels
     if isinstance(source, Ordered):
         wanted = [v.name for v in task.fed]
@@ -152,9 +152,14 @@ def _from_names(source: Named, task: Task) -> tuple[dict[str, Array], Array]:
     return {v.name: arrays[v.name] for v in task.fed}, arrays[target]
 
 
+def target_column(source: Columns, task: Task) -> str:
+    """The column that is the target: the one named, one of the usual names, or the last."""
+    return _target_name(task, source.columns, source.where, last=True)
+
+
 def _from_columns(source: Columns, task: Task) -> tuple[dict[str, Array], Array]:
     columns = source.columns
-    target = _target_name(task, columns, source.where, last=True)
+    target = target_column(source, task)
     rest = [n for n in columns if n != target]
     for name in task.features:
         if name not in columns:
@@ -416,7 +421,7 @@ def _encode(task: Task, array: Array, name: str) -> Array:
     return codes.reshape(array.shape)
 
 
-def _remember(task: Task, classes: list[str]) -> None:
+def _remember(task: Task, classes: list[str], fix: str = "") -> None:
     if task.classes and task.classes != classes:
         raise UserError(
             f"The classes differ between training and validation data: {', '.join(task.classes)} "
@@ -427,7 +432,7 @@ def _remember(task: Task, classes: list[str]) -> None:
     if isinstance(known, int) and len(classes) > known:
         raise UserError(
             f"The data have {len(classes)} classes ({', '.join(classes[:6])} …), and the model has "
-            f"{known}. Is the target the right column? Choose it with --target."
+            f"{known}. {fix or 'Is the target the right column? Choose it with --target.'}"
         )
     task.classes = classes
 

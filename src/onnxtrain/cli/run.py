@@ -3,12 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import re
-import shutil
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,8 +14,6 @@ from ..artifacts import generate_artifacts
 from ..distributed.connect import connect
 from ..distributed.start import once
 from ..errors import CheckpointError, NonFiniteError, RunError, StateError
-from ..runtime.files.atomic import is_alive
-from ..runtime.files.readfile import read_regular
 from ..runtime.loop.callbacks import SaveCheckpoint
 from ..runtime.loop.metrics import Accuracy, Metric
 from ..runtime.loop.trainer import History, Trainer
@@ -29,18 +21,13 @@ from ..runtime.session.devices import session_options
 from . import progress, report
 from .charts import curves
 from .history import Step, read_steps, write_history, write_text
-from .match import Dataset, Task, match
+from .match import Dataset, Task, match, target_column
 from .output import Output, UserError, count
 from .plan import Plan, make_plan
 from .recipes import loss_block, make_optimizer, make_scheduler, metric_name
-from .settings import FIELDS, Settings, read_recompute
-from .sources import read
-
-FIXED = (
-    "loss", "optimizer", "freeze", "train", "weight_decay", "momentum", "clip_norm", "loss_output",
-    "ignore_index", "training_mode", "batch_size", "accumulate", "seed",
-)  # fmt: skip
-"""Settings that a resumed run must share with the one it goes on with."""
+from .run_folder import check_resume, choose_folder, fingerprint, staged, write_about
+from .settings import Settings, read_recompute
+from .sources import Columns, read
 
 
 @dataclass
@@ -96,15 +83,15 @@ def train_on(
     group = connect("auto")  # the processes that mpirun or torchrun started, if it did
 
     def prepare() -> str:
-        folder = _folder(settings)
+        folder = choose_folder(settings, output)
+        data = fingerprint(training.arrays)
         if settings.resume:
-            _check_resume(folder, settings, plan)
+            check_resume(folder, settings, plan.digest, data)
             return str(folder)
-        with _staged(folder, settings.overwrite) as staging:
+        with staged(folder, settings) as staging:
             _make_artifacts(settings, plan, optimizer, staging / "artifacts")
             _try_a_batch(staging / "artifacts", settings, training)
-            about = {"model_sha256": plan.digest, "settings": settings.to_dict()}
-            write_text(staging / "run.json", json.dumps(about, indent=2) + "\n")
+            write_about(staging, settings, plan.digest, data)
         return str(folder)
 
     folder = Path(prepare() if group is None else once(group, prepare))
@@ -112,7 +99,7 @@ def train_on(
     run = Run(folder, settings, plan, task, trainer.history, [], training, validation, trainer)
     _fit(run, output, drop_last)
     if trainer.group.is_main:
-        _finish(run)
+        _finish(run, output)
     return run
 
 
@@ -197,18 +184,31 @@ def _refused(error: NonFiniteError, run: Run) -> str:
     )
 
 
-def _finish(run: Run) -> None:
+def _finish(run: Run, output: Output) -> None:
     folder = run.folder
     run.trainer.export(folder / "model.onnx")
     write_history(folder, run.history, run.steps)
-    pictures = loss_picture(run).write(folder / "loss")
-    write_text(folder / "report.html", report.page(run))
-    names = ("model.onnx", "checkpoint", "report.html", "history.csv", "history.json")
-    run.files = [*(folder / n for n in names), *pictures]
+    run.files = [folder / n for n in ("model.onnx", "checkpoint", "history.csv", "history.json")]
     if run.task.classes:
         names_file = folder / "classes.json"
         write_text(names_file, json.dumps(run.task.classes, indent=2) + "\n")
         run.files.append(names_file)
+    try:
+        _picture(run)
+    except OSError:
+        raise  # a full disk is told as one
+    except Exception as error:  # the model is trained and written: no picture may take that away
+        output.say(
+            f"Warning: the report could not be drawn ({type(error).__name__}: {error}). The model, "
+            f"the checkpoint and the history are complete in {folder}.",
+            style="yellow",
+        )
+
+
+def _picture(run: Run) -> None:
+    """The report, and the curve as a picture of its own."""
+    write_text(run.folder / "report.html", report.page(run))
+    run.files += [run.folder / "report.html", *loss_picture(run).write(run.folder / "loss")]
 
 
 def loss_picture(run: Run) -> Any:
@@ -226,7 +226,11 @@ def loss_picture(run: Run) -> Any:
 
 def _data(source: str, task: Task, output: Output) -> Dataset:
     """Read data and fit them to the model; say what was left out."""
-    data = match(read(source), task)
+    found = read(source)
+    data = match(found, task)
+    if isinstance(found, Columns) and task.target is None:
+        column = target_column(found, task)
+        output.say(f"{source}: the target is the column {column!r}; --target chooses another.")
     if data.left_out:
         rows = count(data.left_out, "row")
         output.say(f"{source}: {rows} left out, with no other label than {task.ignore_index}.")
@@ -346,130 +350,3 @@ def _try_a_batch(artifacts: Path, settings: Settings, training: Dataset) -> None
             f"The model fails on the first rows of {training.where}: {error} Do the data fit the "
             "model, its sizes and ranges? onnxtrain inspect shows what it takes."
         ) from error
-
-
-# --- the folder of the run ------------------------------------------------------------------------
-
-
-def _folder(settings: Settings) -> Path:
-    if settings.output is not None:
-        return Path(settings.output)
-    base = Path("runs") / Path(settings.model).stem
-    candidates = [base, *(base.with_name(f"{base.name}-{i}") for i in range(2, 10_000))]
-    taken = [c for c in candidates if c.exists()]
-    if settings.resume:
-        return taken[-1] if taken else base
-    return next(c for c in candidates if not c.exists())
-
-
-@contextmanager
-def _staged(folder: Path, overwrite: bool) -> Iterator[Path]:
-    """A folder to prepare the run in; it becomes `folder` at the end, or nothing is left."""
-    if (folder / "run.json").exists() and not overwrite:
-        raise UserError(
-            f"{folder} holds a run already. Go on with it (--resume), throw it away (--overwrite) "
-            "or choose another --output."
-        )
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"--output {folder} is a file; give the name of a folder.")
-    if folder.is_dir() and any(folder.iterdir()) and not (folder / "run.json").exists():
-        raise UserError(f"{folder} is not empty and no run: choose another --output.")
-    made = _make_parents(folder.parent)
-    _remove_abandoned(folder)
-    try:
-        prefix = f".{folder.name}-{os.getpid()}-"
-        staging = Path(tempfile.mkdtemp(prefix=prefix, dir=folder.parent))
-    except OSError as error:
-        raise UserError(
-            f"--output {folder}: the folder {folder.parent} is not writable ({error.strerror}). "
-            "Choose another --output."
-        ) from error
-    try:
-        yield staging
-        staging.chmod(0o755)
-        if folder.exists():  # at no moment is there neither the old run nor the new one
-            old = Path(tempfile.mkdtemp(prefix=prefix, dir=folder.parent))
-            folder.rename(old / folder.name)
-            staging.rename(folder)
-            shutil.rmtree(old)
-        else:
-            staging.rename(folder)
-    except BaseException:
-        shutil.rmtree(staging, ignore_errors=True)
-        for parent in made:
-            parent.rmdir()
-        raise
-
-
-def _remove_abandoned(folder: Path) -> None:
-    """Remove what killed processes left when they prepared the same run."""
-    pattern = re.compile(rf"\.{re.escape(folder.name)}-([0-9]+)-\w+")
-    for path in folder.parent.iterdir():
-        match = pattern.fullmatch(path.name)
-        if match and path.is_dir() and not path.is_symlink() and not is_alive(int(match[1])):
-            shutil.rmtree(path, ignore_errors=True)
-
-
-def _make_parents(folder: Path) -> list[Path]:
-    """Create missing folders; gives them, the innermost first."""
-    missing = [p for p in (folder, *folder.parents) if not p.exists()]
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(
-            f"--output: the folder {folder} cannot be made ({error.strerror}). Choose another."
-        ) from error
-    return missing
-
-
-def _check_resume(folder: Path, settings: Settings, plan: Plan) -> None:
-    about_file = folder / "run.json"
-    if not about_file.is_file() or not (folder / "checkpoint").is_file():
-        raise UserError(
-            f"There is nothing to resume in {folder}: no run was saved there. Leave --resume out, "
-            "or name the folder of the run with --output."
-        )
-    _refuse_links(folder)
-    digest, started_with = _read_about(about_file)
-    if digest != plan.digest:
-        raise UserError(
-            f"The run in {folder} trained another model: {settings.model} is not the file it was "
-            f"started with ({started_with.get('model')}). Give that model, or start a new run "
-            "without --resume."
-        )
-    now = settings.to_dict()
-    for name in FIXED:
-        before = started_with.get(name, FIELDS[name].default)
-        if before != now[name]:
-            option = "--" + name.replace("_", "-")
-            raise UserError(
-                f"The run in {folder} was started with {option} {before}, and now it is "
-                f"{now[name]}. Resume with the same settings, or start a new run without --resume."
-            )
-
-
-def _refuse_links(folder: Path) -> None:
-    """A run that somebody else made could lead writes to any file of the user."""
-    inside = folder.resolve()
-    for path in folder.iterdir():
-        if path.is_symlink() and inside not in path.resolve().parents:
-            raise UserError(
-                f"{path} is a link that leads out of the folder of the run, and going on would "
-                "write there. Put the file itself into the folder."
-            )
-
-
-def _read_about(path: Path) -> tuple[str, dict[str, Any]]:
-    """The model's digest and the settings that a run was started with."""
-    try:
-        about = json.loads(read_regular(path, UserError))
-    except (ValueError, RecursionError):
-        about = None
-    digest = about.get("model_sha256") if isinstance(about, dict) else None
-    settings = about.get("settings") if isinstance(about, dict) else None
-    if not isinstance(digest, str) or not isinstance(settings, dict):
-        raise UserError(
-            f"{path} is damaged: it does not say what the run was started with. Start a new run "
-            "without --resume; the checkpoint beside it can still be exported."
-        )
-    return digest, settings

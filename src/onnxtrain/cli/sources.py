@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -113,6 +114,12 @@ def _pictures(folder: Path) -> Pictures:
         found = sorted(f for f in (folder / name).rglob("*") if f.suffix.lower() in PICTURES)
         files += found
         labels += [number] * len(found)
+    if not files and any(f.suffix.lower() in PICTURES for f in folder.iterdir()):
+        parent = folder.resolve().parent
+        raise UserError(
+            f"The folder {str(folder)!r} holds images of one class: give its parent, "
+            f"{parent.name!r}, which has a folder for each."
+        )
     if not files:
         raise UserError(
             f"The folder {str(folder)!r} holds no images. It needs one folder per class with "
@@ -142,7 +149,12 @@ def _from_function(module: str, function: str, where: str) -> Source:
         ) from error
     except AttributeError:
         raise UserError(f"--data {where}: the module {module} has no {function!r}.") from None
-    data = found() if callable(found) else found
+    except Exception as error:
+        raise _of_the_user(where, error) from error
+    try:
+        data = found() if callable(found) else found
+    except Exception as error:
+        raise _of_the_user(where, error) from error
     if isinstance(data, Mapping):
         return Named({str(k): np.asarray(v) for k, v in data.items()}, where)
     if isinstance(data, tuple):
@@ -153,3 +165,14 @@ def _from_function(module: str, function: str, where: str) -> Source:
             "arrays (inputs, then targets), a dict of arrays, or something that gives batches."
         )
     return Batches(data, where)
+
+
+def _of_the_user(where: str, error: Exception) -> UserError:
+    """An error that the user's own code raised, with the last place in it."""
+    places = traceback.extract_tb(error.__traceback__)
+    own = [p for p in places if not p.filename.startswith("<frozen")] or list(places)
+    place = f" in {Path(own[-1].filename).name}, line {own[-1].lineno}" if own else ""
+    return UserError(
+        f"--data {where} raised {type(error).__name__}{place}: {error}. That is your own code; "
+        "--debug shows the traceback."
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 from click.core import ParameterSource
@@ -42,11 +42,20 @@ weights.
 """
 
 
+F = TypeVar("F", bound=Callable[..., Any])
+Names = Iterable[str] | Callable[[], Iterable[str]]
+
+
 class _Listed(click.ParamType):  # type: ignore[type-arg, unused-ignore]
     """A name that completes in the shell; a wrong one is told later, with the way out."""
 
-    def __init__(self, names: Iterable[str] | Callable[[], Iterable[str]]) -> None:
-        self.name, self.names = "name", names
+    def __init__(self, names: Names) -> None:
+        self.name, self._names = "name", names
+
+    @property
+    def names(self) -> Iterable[str]:
+        """Those that are known."""
+        return self._names() if callable(self._names) else self._names
 
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
@@ -54,16 +63,31 @@ class _Listed(click.ParamType):  # type: ignore[type-arg, unused-ignore]
         """The names that begin like that."""
         from click.shell_completion import CompletionItem
 
-        names = self.names() if callable(self.names) else self.names
-        return [CompletionItem(n) for n in names if n.startswith(incomplete)]
+        return [CompletionItem(n) for n in self.names if n.startswith(incomplete)]
+
+
+class _NamesOption(click.Option):
+    """Its help lists the names, which may take an import to know."""
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        """As usual, with the names."""
+        assert isinstance(self.type, _Listed)
+        self.help = f"One of {', '.join(self.type.names)}."
+        return super().get_help_record(ctx)
+
+
+def _listed(option: str, names: Names, **settings: Any) -> Callable[[F], F]:
+    return click.option(option, type=_Listed(names), cls=_NamesOption, **settings)
 
 
 @click.command(epilog=EPILOG)
 @click.argument("model", type=click.Path())
 @click.option("--data", type=click.Path(), help="Training data; see below.")
-@click.option("--loss", type=_Listed(LOSSES), help=f"One of {', '.join(LOSSES)}.")
-@click.option("--optimizer", type=_Listed(optimizer_names), default="adamw", show_default=True)
-@click.option("--lr", type=float, default=1e-3, show_default=True, help="Learning rate.")
+@_listed("--loss", LOSSES)
+@_listed("--optimizer", optimizer_names, default="adamw", show_default=True)
+@click.option(
+    "--lr", "--learning-rate", type=float, default=1e-3, show_default=True, help="Learning rate."
+)
 @click.option("--epochs", type=int, default=5, show_default=True, help="Passes over the data.")
 @click.option("--batch-size", type=int, default=32, show_default=True, help="Rows per step.")
 @click.option(
@@ -78,12 +102,12 @@ class _Listed(click.ParamType):  # type: ignore[type-arg, unused-ignore]
 @click.option("--features", help="Columns of a table that are the input, separated by commas.")
 @click.option("--freeze", multiple=True, help="Parameters not to train, e.g. 'encoder.*'.")
 @click.option("--train", multiple=True, help="Parameters to train, instead of all.")
-@click.option("--schedule", type=_Listed(SCHEDULES), default="constant", show_default=True)
+@_listed("--schedule", SCHEDULES, default="constant", show_default=True)
 @click.option("--warmup", type=float, default=0.0, help="Share of the steps, or their number.")
 @click.option("--clip-norm", type=float, help="Limit of the gradient's global norm.")
 @click.option("--weight-decay", type=float, help="Of the optimizer, where it has one.")
 @click.option("--momentum", type=float, help="Of sgd and rmsprop.")
-@click.option("--metric", type=_Listed(METRICS), default="auto", show_default=True)
+@_listed("--metric", METRICS, default="auto", show_default=True)
 @click.option(
     "--loss-output",
     help="Output, or value inside the model, that the loss compares; by default the first output.",

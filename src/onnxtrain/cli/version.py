@@ -15,7 +15,7 @@ PACKAGES = {
     "onnx": "needed",
     "onnx-ir": "needed",
     "onnxruntime": "needed",
-    "numba": "extra 'fast'",
+    "numba": "faster updates",
     "torch": "extra 'torch'",
     "scikit-learn": "extra 'sklearn'",
     "pillow": "extra 'images'",

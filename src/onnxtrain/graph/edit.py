@@ -12,7 +12,7 @@ from .nodes import identity
 from .tensor import Dim
 
 GATE = "onnxtrain.recompute"
-"""How the names of nodes begin that delay what reads them; `optimize` leaves them alone."""
+"""How the names of nodes begin that delay what reads them; `clean_up` leaves them alone."""
 
 
 def copy_node(node: ir.Node, inputs: Sequence[ir.Value | None], names: Names) -> ir.Node:

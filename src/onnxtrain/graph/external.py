@@ -22,7 +22,7 @@ from ..runtime.files.external import (
 )
 
 
-def settled(
+def resolved(
     proto: onnx.ModelProto,
     folder: str | os.PathLike[str] | None,
     what: str,
@@ -146,23 +146,23 @@ def weights(model: ir.Model) -> Iterator[ir.Value]:
         yield from (*graph.initializers.values(), *graph.inputs)
 
 
-def settle_tensors(model: ir.Model, what: str) -> None:
+def resolve_tensors(model: ir.Model, what: str) -> None:
     """The same checks for a model that is not a file any more; its tensors know their folder."""
     for value in weights(model):
         if isinstance(value.const_value, ir.ExternalTensor):
-            value.const_value = settled_tensor(value.const_value, what)
+            value.const_value = resolved_tensor(value.const_value, what)
     graphs: list[ir.Graph | ir.Function] = [model.graph, *model.functions.values()]
     for graph in graphs:
         for node in ir.traversal.RecursiveGraphIterator(graph):
             for attribute in list(node.attributes.values()):
                 if attribute.type in _TENSOR_ATTRIBUTES and not attribute.is_ref():
-                    node.attributes.add(_settled_attribute(attribute, what))
+                    node.attributes.add(_resolved_attribute(attribute, what))
 
 
 _TENSOR_ATTRIBUTES = {ir.AttributeType.TENSOR, ir.AttributeType.TENSORS}
 
 
-def _settled_attribute(attribute: ir.Attr, what: str) -> ir.Attr:
+def _resolved_attribute(attribute: ir.Attr, what: str) -> ir.Attr:
     is_one = attribute.type == ir.AttributeType.TENSOR
     values = [attribute.value] if is_one else list(attribute.value)
     if not any(isinstance(t, ir.ExternalTensor) for t in values):
@@ -171,7 +171,7 @@ def _settled_attribute(attribute: ir.Attr, what: str) -> ir.Attr:
     return ir.Attr(attribute.name, attribute.type, read[0] if is_one else read)
 
 
-def settled_tensor(tensor: ir.ExternalTensor, what: str) -> ir.ExternalTensor:
+def resolved_tensor(tensor: ir.ExternalTensor, what: str) -> ir.ExternalTensor:
     """The tensor with its location checked and without links."""
     name, folder = tensor.name or "", os.fspath(tensor.base_dir) or None
     reference = Reference(name, os.fspath(tensor.location), tensor.offset or 0, tensor.length)
@@ -183,5 +183,5 @@ def settled_tensor(tensor: ir.ExternalTensor, what: str) -> ir.ExternalTensor:
 
 
 def _in_memory(tensor: ir.ExternalTensor, what: str) -> ir.Tensor[Any]:
-    mapped = settled_tensor(tensor, what)
+    mapped = resolved_tensor(tensor, what)
     return ir.Tensor(mapped.numpy(), dtype=tensor.dtype, name=tensor.name)

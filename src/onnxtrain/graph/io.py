@@ -14,7 +14,7 @@ import onnx_ir as ir
 from ..errors import MissingFileError, ModelError, model_errors
 from ..runtime.files.atomic import write_atomically
 from ..runtime.files.readfile import PROTOBUF_LIMIT, open_regular
-from .external import settle_tensors, settled, settled_tensor, weights
+from .external import resolve_tensors, resolved, resolved_tensor, weights
 from .representable import representable
 from .sound import check_sound
 
@@ -43,7 +43,7 @@ def load(model: ModelLike, *, base_dir: str | os.PathLike[str] = "") -> ir.Model
     folder = Path(base_dir) if base_dir else None
     if isinstance(model, ir.Model):
         copied = clone(model)
-        settle_tensors(copied, "This onnx_ir.Model")
+        resolve_tensors(copied, "This onnx_ir.Model")
         return copied
     if isinstance(model, onnx.ModelProto):
         return _from_proto(model, "This ModelProto", folder)
@@ -85,7 +85,7 @@ def checked(
     """
     if not check_sound(proto, what):
         return proto, ""
-    return settled(proto, folder, what, embed_up_to=embed_up_to)
+    return resolved(proto, folder, what, embed_up_to=embed_up_to)
 
 
 def read_proto(path: str | os.PathLike[str]) -> onnx.ModelProto:
@@ -176,7 +176,7 @@ def save(
     for value in model.graph.initializers.values():
         tensor = value.const_value
         if isinstance(tensor, ir.ExternalTensor):
-            tensor = settled_tensor(tensor, f"The model for {str(path)!r}")
+            tensor = resolved_tensor(tensor, f"The model for {str(path)!r}")
             if Path(tensor.path).parent == folder:
                 value.const_value = _beside(tensor, folder)
                 beside.add(Path(tensor.path).name)

@@ -35,7 +35,7 @@ def lower_opset(model: ir.Model, to: int) -> ir.Model:
         model = infer_with_custom(lift_constants(model))
     for node in all_nodes(model):
         if not standard(node.domain) and onnx.defs.has(node.op_type, version):
-            _settle_attributes(node, to)
+            _drop_new_attributes(node, to)
     _cast_around(model, to)
     _refuse_types(model, to)
     model.opset_imports[""] = to
@@ -64,7 +64,7 @@ def _inline_newer(model: ir.Model, version: int, to: int) -> bool:
     return bool(bodies)
 
 
-def _settle_attributes(node: ir.Node, to: int) -> None:
+def _drop_new_attributes(node: ir.Node, to: int) -> None:
     """Drop attributes that 21 does not have when they say what 21 does anyway."""
     known = onnx.defs.get_schema(node.op_type, to).attributes
     for name, attribute in list(node.attributes.items()):

@@ -8,7 +8,6 @@ from ..errors import model_errors
 from ..graph.infer import infer_shapes
 from ..graph.schema import MAX_IR, MAX_OPSET, MIN_OPSET
 from .branches import decide_branches
-from .check import check
 from .constants import lift_constants
 from .contrib import CONTRIB
 from .custom_types import infer_with_custom
@@ -22,6 +21,7 @@ from .rewrite import rewrite_typed, standard
 from .simplify import simplify
 from .stored_shapes import infer_anew
 from .symbolic import infer_symbolic
+from .validate import validate
 
 
 @model_errors("Normalizing the model")
@@ -74,7 +74,7 @@ def tidy_imports(model: ir.Model) -> ir.Model:
 
 
 STEPS = (
-    check,
+    validate,
     drop_zipmaps,
     inline_functions,
     lift_constants,

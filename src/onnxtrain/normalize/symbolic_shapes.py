@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import onnx_ir as ir
 
+from ..operators import BROADCASTING, KEEPS_SHAPE
 from .polynomial import Poly
 from .symbolic_facts import Array, Facts, SymDim, product
 
@@ -236,22 +237,11 @@ def _float_constant(value: ir.Value | None) -> Array | None:
     return np.concatenate(known) if known and len(known) == len(parts) else None
 
 
-UNARY = """
-    Abs Neg Exp Log Sqrt Reciprocal Tanh Sigmoid Relu LeakyRelu Elu Selu Celu Softplus Softsign
-    HardSigmoid HardSwish Mish Gelu Erf Sin Cos Tan Floor Ceil Round Sign Clip Cast Identity Not
-    Softmax LogSoftmax LayerNormalization Dropout CumSum Trilu InstanceNormalization Hardmax
-    GroupNormalization LpNormalization MeanVarianceNormalization QuantizeLinear IsNaN IsInf
-    DequantizeLinear CastLike ScatterND ScatterElements ThresholdedRelu Shrink
-"""
-BROADCAST = """
-    Add Sub Mul Div Pow Max Min Sum Mean Where Equal Less LessOrEqual Greater GreaterOrEqual And
-    Or Xor Mod PRelu
-"""
 REDUCE = "Sum Mean Max Min Prod L1 L2 LogSum LogSumExp SumSquare"
 
 SHAPES: dict[str, Callable[[Facts, ir.Node], Shapes]] = {
-    **dict.fromkeys(UNARY.split(), _same),
-    **dict.fromkeys(BROADCAST.split(), _broadcast),
+    **dict.fromkeys(KEEPS_SHAPE, _same),
+    **dict.fromkeys(BROADCASTING | {"PRelu"}, _broadcast),
     **dict.fromkeys((f"Reduce{kind}" for kind in REDUCE.split()), _reduce),
     **dict.fromkeys(["Conv", "MaxPool", "AveragePool", "ConvTranspose"], _batch_and_rest),
     "Resize": _resize,

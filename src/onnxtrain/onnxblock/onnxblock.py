@@ -104,6 +104,8 @@ class TrainingBlock(Block):
     _accumulating = True
     _training_mode = "preserve"
     _no_gradient: Collection[str] = ()
+    _among: Collection[str] | None = None
+    """Of these initializers those are trained that are by default; None: only what is named."""
     recompute: Recompute = None
     _all_outputs_are_losses = False
     built: Built | None = None
@@ -171,6 +173,7 @@ class TrainingBlock(Block):
             outputs=outputs,
             trainable=trainable,
             frozen=frozen,
+            among=self._among,
             inputs=inputs,
             model_outputs=model_outputs,
             of=outputs if self._all_outputs_are_losses else outputs[:1],

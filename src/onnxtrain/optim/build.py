@@ -12,9 +12,10 @@ import onnx_ir as ir
 
 from ..errors import ModelError
 from ..graph import Constants, Inputs, Names, OpBuilder, Tensor
-from ..passes import optimize
+from ..passes import clean_up
+from .clipping import norm_coefficient
 from .linear import Scalar, times
-from .optimizer import ClipNorm, ClipValue, Optimizer, OptimizerError, Segment, norm_coefficient
+from .optimizer import ClipNorm, ClipValue, Optimizer, OptimizerError, Segment
 
 FLOAT, INT64, BOOL = ir.DataType.FLOAT, ir.DataType.INT64, ir.DataType.BOOL
 METADATA = "onnxtrain.optimizer"
@@ -73,7 +74,7 @@ class _Graph:
             name=name,
         )
         model = ir.Model(graph, ir_version=ir_version, producer_name="onnxtrain")
-        return optimize(model)
+        return clean_up(model)
 
 
 def flat_model(

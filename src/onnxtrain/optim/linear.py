@@ -78,7 +78,7 @@ class Linear:
         value = self.value()
         return Linear([(1.0, value * value)])
 
-    def settled(self) -> Linear:
+    def evaluated(self) -> Linear:
         """The same with several terms computed into one, so that it can be used repeatedly."""
         return self if len(self.terms) == 1 else Linear([(1.0, self.value())])
 

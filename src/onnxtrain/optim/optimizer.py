@@ -9,9 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-import onnx_ir as ir
-
 from ..errors import ModelError, OnnxTrainError
 from ..graph import OpBuilder, Tensor
 from ..hyper import check_amount, check_limit, check_rate
@@ -239,51 +236,6 @@ def chain(
     return Optimizer(name, transforms, dict(hyper or {}), weight_decay, clip, tuple(groups))
 
 
-def norm_coefficient(op: OpBuilder, gradients: Sequence[Tensor], max_norm: float) -> Tensor:
-    """The factor that brings the common norm of several gradients down to `max_norm`.
-
-    A square overflows where its root is far from it, in single precision at 1.8e19. Only when the
-    sum is infinite it is computed again, inside an If, from gradients made smaller by a power of
-    two: that costs a microsecond, and nothing per element.
-    """
-    gradients = [op.Cast(g, to=ir.DataType.FLOAT) if g.dtype in HALVES else g for g in gradients]
-    total = _squares(op, gradients)
-    ratio = op.const(np.array(max_norm), total.dtype) / (op.Sqrt(total) + 1e-6)
-    rare, usual = (OpBuilder(op.names, op.constants, op.opset) for _ in range(2))
-    rare.scope = usual.scope = op.scope
-    shrink = SHRINK[total.dtype]
-    smaller = [rare.tensor(g.value) * shrink for g in gradients]
-    limit = rare.const(np.array(max_norm * shrink), total.dtype)
-    again = limit / rare.Sqrt(_squares(rare, smaller))
-    same = usual.Identity(usual.tensor(ratio.value))
-    largest = op.const(np.array(np.finfo(total.dtype.numpy()).max), total.dtype)
-    right = op.If(
-        total > largest,
-        then_branch=_branch(rare, again, total.dtype),
-        else_branch=_branch(usual, same, total.dtype),
-    )
-    right.value.type, right.value.shape = ir.TensorType(total.dtype), ir.Shape([])
-    return op.Min(right, 1.0)
-
-
-HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
-SHRINK = {ir.DataType.FLOAT: 2.0**-80, ir.DataType.DOUBLE: 2.0**-560}
-"""With this factor 10⁹ squares of the largest number of the type add up to a finite one."""
-
-
-def _squares(op: OpBuilder, tensors: Sequence[Tensor]) -> Tensor:
-    squares = [op.ReduceSumSquare(x, keepdims=0) for x in tensors]
-    total = squares[0] if len(squares) == 1 else op.Sum(*squares)
-    total.value.shape = ir.Shape([])
-    return total
-
-
-def _branch(op: OpBuilder, result: Tensor, dtype: ir.DataType) -> ir.Graph:
-    result.value.type, result.value.shape = ir.TensorType(dtype), ir.Shape([])
-    name = op.names.fresh(f"{op.scope}/branch" if op.scope else "branch")
-    return ir.Graph([], [result.value], nodes=op.nodes, name=name)
-
-
 def check_unit(name: str, value: float) -> None:
     """Raise unless a rate lies in [0, 1)."""
     if not 0.0 <= value < 1.0:
@@ -305,5 +257,5 @@ def _check_no_nan(transform: Transform) -> None:
 
 __all__ = [
     "ClipNorm", "ClipValue", "Group", "ModelError", "Optimizer", "OptimizerError", "Segment",
-    "chain", "check_not_negative", "check_unit", "norm_coefficient", "times",
+    "chain", "check_not_negative", "check_unit", "times",
 ]  # fmt: skip

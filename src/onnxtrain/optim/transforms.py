@@ -27,7 +27,7 @@ def with_square(update: Linear, share: float = 1.0) -> tuple[Linear, Linear]:
     Of c·t with a factor c that is known at run time only, because gradients are clipped say, the
     square is that of √share·c·t: c²·t² would overflow where c·t does not, and costs as much.
     """
-    update = update.settled()
+    update = update.evaluated()
     coefficient, tensor = update.terms[0]
     if not isinstance(coefficient, Tensor) or not share:
         return update, update.square() * share
@@ -116,7 +116,7 @@ class trace:  # noqa: N801
     def __call__(self, ctx: Context, update: Linear) -> Linear:
         """The next update."""
         if self.nesterov:
-            update = update.settled()
+            update = update.evaluated()
         fresh: Scalar = 1.0 - self.dampening
         if self.dampening:
             first = ctx.op.Equal(ctx.step, 1)
@@ -184,7 +184,7 @@ class scale_by_sign_of_momentum:  # noqa: N801
 
     def __call__(self, ctx: Context, update: Linear) -> Linear:
         """The next update."""
-        update = update.settled()
+        update = update.evaluated()
         m = ctx.states[FIRST]
         mixed = Linear([(self.b1, m)]) + update * (1.0 - self.b1)
         average(ctx, FIRST, self.b2, update)

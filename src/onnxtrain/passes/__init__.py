@@ -17,7 +17,7 @@ from .base import Pass as Pass
 from .base import Record as Record
 from .base import Trace as Trace
 from .batch_norm import split_batch_norms
-from .cleanup import optimize as optimize
+from .cleanup import clean_up as clean_up
 from .columns import layers_in_columns as layers_in_columns
 from .cross_entropy import split_cross_entropies
 from .draws import draw_from_counter
@@ -79,7 +79,7 @@ AFTER = (
     Pass(
         "cleanup",
         "no dead, duplicate or pointless node; nodes in the order that keeps least alive (ADR 8)",
-        lambda model, _: optimize(model),
+        lambda model, _: clean_up(model),
     ),
     Pass(
         "dropout guard",

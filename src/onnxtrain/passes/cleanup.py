@@ -22,7 +22,7 @@ INTEGERS = frozenset({ir.DataType.INT32, ir.DataType.INT64})
 
 
 @model_errors("Optimizing the model")
-def optimize(model: ir.Model) -> ir.Model:
+def clean_up(model: ir.Model) -> ir.Model:
     """Run all passes on the graph and its subgraphs."""
     for run in PASSES:
         for graph in [*model.graph.subgraphs(), model.graph]:

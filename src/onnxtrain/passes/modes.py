@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -143,14 +143,17 @@ def _reads_mask(node: ir.Node) -> bool:
 
 def running_statistics(model: ir.Model) -> list[str]:
     """Initializers that training-mode BatchNormalization nodes update, in the model's order."""
-    found = {
-        v.name
-        for node in nodes_of(model, "BatchNormalization")
-        if is_training(node)
-        for v in node.inputs[3:5]
-        if v is not None
-    }
-    return [name for name in model.graph.initializers if name in found]
+    updated = _statistics(n for n in nodes_of(model, "BatchNormalization") if is_training(n))
+    return [name for name in model.graph.initializers if name in updated]
+
+
+def all_statistics(model: ir.Model) -> set[str]:
+    """Means and variances of BatchNormalization, whether it trains or not."""
+    return _statistics(nodes_of(model, "BatchNormalization"))
+
+
+def _statistics(nodes: Iterable[ir.Node]) -> set[str]:
+    return {v.name or "" for node in nodes for v in node.inputs[3:5] if v is not None}
 
 
 def expose_statistics(

@@ -63,8 +63,8 @@ from ..compat.onnxcustom.sgd_learning_rate import BaseLearningRate as BaseLearni
 from ..compat.onnxcustom.sgd_learning_rate import LearningRateAdam as LearningRateAdam
 from ..compat.onnxcustom.sgd_learning_rate import LearningRateSGD as LearningRateSGD
 from ..compat.onnxcustom.sgd_learning_rate import LearningRateSGDNesterov as LearningRateSGDNesterov
-from .estimators import OnnxClassifier as OnnxClassifier
-from .estimators import OnnxRegressor as OnnxRegressor
+from .classifier import OnnxClassifier as OnnxClassifier
+from .regressor import OnnxRegressor as OnnxRegressor
 
 also_at(
     __name__,

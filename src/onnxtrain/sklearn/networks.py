@@ -14,6 +14,7 @@ from .. import losses
 from ..autodiff import reachable
 from ..compat.onnxcustom.base import SelectionError
 from ..compat.onnxcustom.formulas import penalty, sigmoid_log, softmax_log
+from ..compile import trainable_by_default
 from ..errors import ModelError, UnknownNameError
 from ..graph import FLOATS, ModelLike, OpBuilder, Tensor, load, to_proto
 from ..graph import parameters as params
@@ -124,7 +125,8 @@ def network(
             raise UnknownNameError("float initializer", name, known)
     graph.outputs.clear()
     graph.outputs.append(chosen)
-    trained = reachable(loaded, list(weights or known), [chosen.name or ""])
+    of = [chosen.name or ""]
+    trained = reachable(loaded, weights, of) if weights else trainable_by_default(loaded, of)
     lost = [n for n in weights or () if n not in trained]
     if lost:
         raise ModelError(f"The prediction {chosen.name!r} does not depend on {lost[0]!r}.")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 
 def validated(
     estimator: Any, X: Any, *, reset: bool, dtype: Any, nd: bool = False, **y: Any
@@ -24,3 +26,11 @@ def validated(
     except ImportError:  # before scikit-learn 1.6
         return estimator._validate_data(X, **options)
     return validate_data(estimator, X, **options)
+
+
+def is_single(X: Any) -> bool:
+    """Whether features are float32, in an array or in all columns of a table."""
+    kinds = getattr(X, "dtypes", None)
+    if kinds is not None and hasattr(kinds, "__iter__"):
+        return all(k == np.float32 for k in kinds)
+    return bool(getattr(X, "dtype", None) == np.float32)

@@ -246,8 +246,7 @@ def trace(
 
 def _like(tensor: torch.Tensor) -> torch.Tensor:
     """A copy that may be changed, and has a gradient if the original has."""
-    copied = tensor.detach().clone()
-    return copied.requires_grad_().clone() if tensor.requires_grad else copied
+    return tensor.detach().requires_grad_(tensor.requires_grad).clone()
 
 
 def _check_options(given: Mapping[str, Any]) -> None:

@@ -173,15 +173,13 @@ def export(
             continue
         note = "; ".join(reasons)
         if note:
-            log.info("%s is exported with %s. %s", type(module).__name__, kind, note)
+            log.info("%s is exported with %s. %s", probe.name, kind, note)
         if kind == TORCHSCRIPT and probe.reads and choice == "warn":
             warn(probe.name, probe.reads)
         exported = _finish(proto, flat, names, output_names, axes, kind, note, training)
         exported.fits = fits
         return exported
-    raise ExportError(
-        f"{type(module).__name__} cannot be exported to ONNX. " + " | ".join(reasons)
-    ) from cause
+    raise ExportError(f"{probe.name} cannot be exported to ONNX. " + " | ".join(reasons)) from cause
 
 
 def _order(exporter: str | None) -> list[str]:

@@ -59,8 +59,9 @@ class GradientMarks(TorchFunctionMode):
             if isinstance(result, torch.Tensor):
                 in_place = any(result is value for value in args)
                 return result if in_place else self.stop(result)
-            if type(result) is tuple:
-                return tuple(self.stop(r) if isinstance(r, torch.Tensor) else r for r in result)
+            if isinstance(result, tuple):
+                parts = [self.stop(r) if isinstance(r, torch.Tensor) else r for r in result]
+                return type(result)(parts)  # a tuple, or one of torch.return_types
         return result
 
     def stop(self, value: torch.Tensor) -> torch.Tensor:
@@ -233,6 +234,29 @@ def _ignoring(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tens
     return another
 
 
+# --- extremes -------------------------------------------------------------------------------------
+
+
+def _selecting(function: Callable[..., Any], argument: Callable[..., torch.Tensor]) -> Any:
+    """`max` or `min` along an axis: the gradient goes to the element that was taken.
+
+    Exporters write the reduction of `amax`, whose gradient is shared by all that are equal.
+    """
+    kind = torch.return_types.max if argument is torch.argmax else torch.return_types.min
+
+    def another(marks: GradientMarks, *args: Any, **kwargs: Any) -> Any:
+        named = {**dict(zip(("input", "dim", "keepdim"), args)), **kwargs}
+        rows, dim, keep = named["input"], named.get("dim"), named.get("keepdim", False)
+        if not isinstance(dim, int) or rows.dim() == 0 or not rows.is_floating_point():
+            return function(*args, **kwargs)
+        marks.count += 1
+        places = argument(rows, dim, keepdim=True)
+        values = rows.gather(dim, places)
+        return kind((values, places) if keep else (values.squeeze(dim), places.squeeze(dim)))
+
+    return another
+
+
 # --- pooling --------------------------------------------------------------------------------------
 
 
@@ -288,6 +312,8 @@ SPATIAL: dict[Any, int] = {
 """Pooling functions, and over how many axes they go."""
 
 ANOTHER_FORM: dict[Any, Callable[..., Any]] = {
+    **{function: _selecting(function, torch.argmax) for function in (torch.max, torch.Tensor.max)},
+    **{function: _selecting(function, torch.argmin) for function in (torch.min, torch.Tensor.min)},
     **{function: _adaptive_average(function) for function in SPATIAL},
     functional.cross_entropy: _ignoring(functional.cross_entropy),
     functional.nll_loss: _ignoring(functional.nll_loss),

@@ -219,7 +219,7 @@ def test_immutable_weights() -> None:
             y = Mul(h, w)
             loss = ReduceSum<keepdims=0>(y)
         }""",
-        {"eight": np.float32(8), "w": np.float32(1)},
+        {"eight": np.array([8], np.float32), "w": np.array([1], np.float32)},
     )
     for given in ({"Div": [(1, 8.0)]}, {"Div": {1: 8.0}}):
         session = TrainingSession(model.SerializeToString(), parameters(immutable_weights=given))

@@ -176,16 +176,11 @@ def add_rows(
     # The last sum has seen them all; an infinity in it alone is right where it is.
     final = op.ReduceSum(op.Slice(total, [-1], [np.iinfo(np.int64).max], [0]), keepdims=0)
 
-    def scatter(inner: OpBuilder) -> Tensor:
-        start = zeros(inner, inner.tensor(shape.value), dy.dtype)
-        where = inner.Unsqueeze(inner.tensor(target.value), [1])
-        return inner.ScatterND(start, where, inner.Cast(inner.tensor(total.value), to=dy.dtype))
+    def scatter() -> Tensor:
+        start = zeros(op, shape, dy.dtype)
+        return op.ScatterND(start, op.Unsqueeze(target, [1]), op.Cast(total, to=dy.dtype))
 
-    def add(inner: OpBuilder) -> Tensor:
-        given = (inner.tensor(t.value) for t in (shape, rows, dy))
-        return _add_one_by_one(inner, *given)
-
-    return _choose(op, op.IsNaN(final), add, scatter, dy.dtype)
+    return _choose(op, op.IsNaN(final), lambda: _add_one_by_one(op, shape, rows, dy), scatter)
 
 
 def _add_one_by_one(op: OpBuilder, shape: Tensor, rows: Tensor, dy: Tensor) -> Tensor:
@@ -194,22 +189,13 @@ def _add_one_by_one(op: OpBuilder, shape: Tensor, rows: Tensor, dy: Tensor) -> T
 
 
 def _choose(
-    op: OpBuilder,
-    condition: Tensor,
-    yes: Callable[[OpBuilder], Tensor],
-    no: Callable[[OpBuilder], Tensor],
-    dtype: ir.DataType,
+    op: OpBuilder, condition: Tensor, yes: Callable[[], Tensor], no: Callable[[], Tensor]
 ) -> Tensor:
     """An If with one result; only the branch that is taken is computed."""
-    branches = []
-    for name, build in (("then", yes), ("else", no)):
-        inner = OpBuilder(op.names, op.constants, op.opset)
-        inner.scope = f"{op.scope}/{name}"
-        result = build(inner).value
-        result.type = ir.TensorType(dtype)
-        branches.append(ir.Graph([], [result], nodes=inner.nodes, name=op.names.fresh(name)))
-    (chosen,) = op.many(
-        "If", condition, outputs=1, then_branch=branches[0], else_branch=branches[1]
-    )
-    chosen.value.type = ir.TensorType(dtype)
+    branches = {
+        "then_branch": op.body(op.names.fresh("then"), [], lambda: [yes()]),
+        "else_branch": op.body(op.names.fresh("else"), [], lambda: [no()]),
+    }
+    (chosen,) = op.many("If", condition, outputs=1, **branches)
+    chosen.value.type = branches["then_branch"].outputs[0].type
     return chosen

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import onnxruntime
 from onnxruntime.capi._pybind_state import OrtDevice, OrtValue
 
 from ...errors import DeviceError
-from ...runtime.session.devices import PROVIDER_OF, ort_device, parse_name
+from ...runtime.session.devices import PROVIDER_OF, Device, ort_device, parse_name
 from .exceptions import ProviderError
 
 CPU, CUDA = PROVIDER_OF["cpu"], PROVIDER_OF["cuda"]
@@ -60,15 +59,10 @@ def ort_device_to_string(device: OrtDevice) -> str:
 
 def device_to_providers(device: str | OrtDevice) -> list[Any]:
     """Execution providers for a device, for `onnxruntime.InferenceSession`."""
-    device = get_ort_device(device)
-    if device.device_type() == OrtDevice.cpu():
-        return [CPU]
-    if CUDA not in onnxruntime.get_available_providers():
-        raise ProviderError(
-            f"Device {ort_device_to_string(device)!r} needs {CUDA}, which this onnxruntime does "
-            "not have. Install onnxruntime-gpu, or use device='cpu'."
-        )
-    return [(CUDA, {"device_id": device.device_id()}), CPU]
+    try:
+        return list(Device(ort_device_to_string(get_ort_device(device))).providers)
+    except DeviceError as error:
+        raise ProviderError(str(error)) from None
 
 
 def provider_to_device(provider: str) -> str:
@@ -103,10 +97,16 @@ def numpy_to_ort_value(array: Any, device: str | OrtDevice | None = None) -> Ort
 
 
 def str_ortvalue(value: Any) -> str:
-    """A short description: device, type, shape and the first elements."""
+    """A short description: device, type, shape and the first and last elements.
+
+    Example:
+        >>> str_ortvalue(numpy_to_ort_value(np.arange(12.0)))
+        "device=cpu dtype=dtype('float64') shape=(12,) value=[0.0, 1.0, ..., 10.0, 11.0]"
+    """
     raw = getattr(value, "_ortvalue", value)
     array = np.asarray(raw.numpy())
-    flat = array.ravel()
-    shown = ", ".join(f"{x:g}" if array.dtype.kind == "f" else str(x) for x in flat[:6])
-    more = ", …" if flat.size > 6 else ""
-    return f"{raw.device_name().lower()} {array.dtype} {list(array.shape)} [{shown}{more}]"
+    shown = [repr(x) for x in array.ravel().tolist()]
+    if len(shown) > 10:
+        shown = [*shown[:2], "...", *shown[-2:]]
+    where = f"device={raw.device_name().lower()} dtype={array.dtype!r} shape={array.shape!r}"
+    return f"{where} value=[{', '.join(shown)}]"

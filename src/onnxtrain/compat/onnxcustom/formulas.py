@@ -18,7 +18,7 @@ from ...compile import Plan, gradients
 from ...graph import OpBuilder, Tensor, to_proto
 from ...graph.edit import values_by_name
 from ...graph.infer import infer_shapes
-from ...passes import optimize
+from ...passes import clean_up
 
 VALUE = "value"
 Inputs = Mapping[str, Tensor]
@@ -105,13 +105,14 @@ def _finished(model: ir.Model, op: OpBuilder, outputs: dict[str, Tensor]) -> onn
     """The model with these outputs; shapes are forgotten, since element by element any will do."""
     named = []
     for name, tensor in outputs.items():
-        named.append(op.Identity(tensor).value)
+        made_here = tensor.value.producer() is not None
+        named.append(tensor.value if made_here else op.Identity(tensor).value)
         named[-1].name = name
     op.attach(model.graph)
     model.graph.outputs.clear()
     model.graph.outputs.extend(named)
     model.graph.sort()
-    optimize(model)
+    clean_up(model)
     for node in model.graph:  # where the seed is smaller than what it broadcasts to, others are too
         for value in node.outputs:
             value.shape = None

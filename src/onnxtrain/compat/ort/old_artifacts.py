@@ -27,13 +27,13 @@ from ...graph.io import save
 from ...graph.labels import class_labels, guard_labels
 from ...graph.nodes import identity
 from ...normalize import MAX_OPSET
-from ...normalize.check import check
 from ...normalize.constants import lift_constants
 from ...normalize.contrib import MS
 from ...normalize.custom_types import infer_with_custom
 from ...normalize.normalize import one_opset, tidy_imports
 from ...normalize.rewrite import describe, rewrite_typed, standard
-from ...passes import optimize
+from ...normalize.validate import validate
+from ...passes import clean_up
 from ...passes.accumulation import RESET, accumulate
 from ...passes.modes import random_nodes
 from ...runtime.state.checkpoint_state import CheckpointState
@@ -114,11 +114,11 @@ def standard_operators(model: ir.Model) -> ir.Model:
     """
     _own_domain(model)
     _refuse_unknown(model)
-    model = one_opset(infer_with_custom(lift_constants(check(model))))
+    model = one_opset(infer_with_custom(lift_constants(validate(model))))
     version = model.opset_imports[""]
     for table in (FIRST, TABLE):
         model = rewrite_typed(model, table, version)
-    model = optimize(infer_shapes(tidy_imports(lift_constants(model))))
+    model = clean_up(infer_shapes(tidy_imports(lift_constants(model))))
     for node in model.graph.all_nodes():
         node.name = node.name or ""
     return model

@@ -58,7 +58,8 @@ class TrainingParameters(Fields):
 
     Attributes:
         loss_output_name: the output that is minimised; the first output when empty.
-        weights_to_train: initializers to train; all float initializers when empty.
+        weights_to_train: initializers to train; when empty, what is trained by default: float
+            initializers that the loss depends on, without running statistics and single numbers.
         weights_not_to_train: initializers that stay as they are.
         immutable_weights: constants that are no weights although they are float initializers:
             operator → pairs of input position and value, ``{"Div": [(1, 8.0)]}``.

@@ -10,17 +10,15 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from ...autodiff import reachable
-from ...compile import Plan, forward, gradients
+from ...compile import Plan, forward, gradients, weights_of
 from ...errors import ModelError, UnknownNameError
 from ...graph import FLOATS, OpBuilder, Tensor
 from ...graph import parameters as params
 from ...graph.contract import RANDOM_INPUT
 from ...graph.labels import ClassLabels
-from ...normalize import normalize
 from ...optim import ClipNorm, ClipValue, Optimizer
-from ...optim.optimizer import norm_coefficient
-from ...passes import modes, optimize
+from ...optim.clipping import norm_coefficient
+from ...passes import clean_up
 from ...runtime.state.buffers import Part
 from .parameters import ParameterError, TrainingParameters
 
@@ -471,7 +469,7 @@ class _Build:
         graph.outputs.extend([*self.outputs, *hidden, *self.states.values()])
         outputs = [v.name or "" for v in self.outputs]  # a rewrite may put other values there
         states = {name: value.name or "" for name, value in self.states.items()}
-        self.model = optimize(self.model)
+        self.model = clean_up(self.model)
         kept = [v for v in graph.inputs if v not in self.inputs and v is not self.factor]
         graph.inputs.clear()
         graph.inputs.extend([*self.inputs, *kept, *self.new_inputs])
@@ -531,7 +529,7 @@ def loss_name(model: onnx.ModelProto, parameters: TrainingParameters) -> str:
 def trained_weights(model: ir.Model, parameters: TrainingParameters, loss: str) -> list[str]:
     """The weights that the parameters choose, in the model's order.
 
-    Without a choice these are all float initializers that the loss depends on.
+    Without a choice it is what `trainable_by_default` says.
     """
     known = list(model.graph.initializers)
     for name in (*parameters.weights_to_train, *parameters.weights_not_to_train):
@@ -544,10 +542,9 @@ def trained_weights(model: ir.Model, parameters: TrainingParameters, loss: str) 
         )
     chosen = set(parameters.weights_to_train)
     if not chosen:
-        chosen = set(params.float_initializers(model)) - set(modes.running_statistics(model))
+        chosen = set(weights_of(model, [loss]))
         chosen -= _immutable(model, parameters)
         chosen -= set(parameters.weights_not_to_train)
-        chosen = set(_reaching(model, [n for n in known if n in chosen], loss))
     floats = [n for n in known if n in chosen and _is_float(model, n)]
     others = chosen - set(floats)
     if others:
@@ -557,12 +554,6 @@ def trained_weights(model: ir.Model, parameters: TrainingParameters, loss: str) 
             "There is no weight to train: the loss depends on no float initializer."
         )
     return floats
-
-
-def _reaching(model: ir.Model, names: Sequence[str], loss: str) -> list[str]:
-    normalized = model.clone()
-    params.to_inputs(normalized, names)
-    return reachable(normalize(normalized), names, [loss])
 
 
 def _is_float(model: ir.Model, name: str) -> bool:

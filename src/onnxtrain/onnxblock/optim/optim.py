@@ -12,7 +12,8 @@ from ... import optim as _optim
 from ...graph import OpBuilder, Tensor
 from ...graph.accessor import current
 from ...graph.block import Block, BlockError
-from ...hyper import LARGEST, check_limit
+from ...hyper import check_limit
+from ...optim.clipping import norm_ratio
 from ...optim.optimizers import ADAMW_PRESETS
 from ..onnxblock import ForwardBlock
 
@@ -40,19 +41,12 @@ class ClipGradNorm(Block):
         op = self._builder
         op.require(17, "ClipGradNorm on a sequence (SequenceMap)")
         gradients = op.operand(gradients_name)
-        total = _sum_of_squares(op, gradients)
-        ratio = self.max_norm / (op.Sqrt(total) + 1e-6)
-        branches = {
-            "then_branch": op.body("rare", [], lambda: [self._ratio_of_smaller(op, gradients)]),
-            "else_branch": op.body("usual", [], lambda: [op.Identity(ratio)]),
-        }
-        factor = op.Min(op.If(total > LARGEST, **branches), op.const(1.0))
-        return op.append(_map(op, gradients, "Mul", factor))
 
-    def _ratio_of_smaller(self, op: OpBuilder, gradients: Tensor) -> Tensor:
-        """For gradients whose squares overflow: the same from gradients made smaller."""
-        smaller = _map(op, gradients, "Mul", op.const(SHRINK))
-        return self.max_norm * SHRINK / op.Sqrt(_sum_of_squares(op, smaller))
+        def squares(factor: float) -> Tensor:
+            return _sum_of_squares(op, gradients, factor)
+
+        ratio = norm_ratio(op, squares, op.const(float(self.max_norm)))
+        return op.append(_map(op, gradients, "Mul", op.Min(ratio, op.const(1.0))))
 
 
 class ClipGradValue(Block):
@@ -74,11 +68,9 @@ class ClipGradValue(Block):
         return op.append(_map(op, op.operand(gradients_name), "Clip", low, high))
 
 
-SHRINK = 2.0**-80
-"""With this factor 10⁹ squares of the largest float32 add up to a finite number."""
-
-
-def _sum_of_squares(op: OpBuilder, sequence: Tensor) -> Tensor:
+def _sum_of_squares(op: OpBuilder, sequence: Tensor, factor: float) -> Tensor:
+    if factor != 1.0:
+        sequence = _map(op, sequence, "Mul", op.const(factor))
     squares = _map(op, sequence, "ReduceSumSquare", keepdims=0)
     stacked = op.ConcatFromSequence(squares, axis=0, new_axis=1)
     stacked.value.type = ir.TensorType(ir.DataType.FLOAT)

@@ -55,11 +55,11 @@ def find_gates(op: OpBuilder, layer: Layer, d: int) -> Gates:
 
 def _original(value: ir.Value, size: int) -> tuple[ir.Value, str] | None:
     """What a weight was made of by moving blocks of rows, and the order of the gates there."""
-    pieces = _pieces(value)
-    if pieces is None:
+    ranges = _row_ranges(value)
+    if ranges is None:
         return None
-    sources = {source for source, _, _ in pieces}
-    blocks = [b for _, start, end in pieces for b in range(start, end, size)]
+    sources = {source for source, _, _ in ranges}
+    blocks = [b for _, start, end in ranges for b in range(start, end, size)]
     if len(sources) != 1 or sorted(blocks) != [0, size, 2 * size, 3 * size]:
         return None
     source = sources.pop()
@@ -69,11 +69,11 @@ def _original(value: ir.Value, size: int) -> tuple[ir.Value, str] | None:
     return source, "".join(ONNX[blocks.index(k * size)] for k in range(4))
 
 
-def _pieces(value: ir.Value) -> list[Rows] | None:
+def _row_ranges(value: ir.Value) -> list[Rows] | None:
     """The ranges of rows that a value joins."""
     node = value.producer()
     if node is not None and node.op_type == "Concat" and node.attributes.get_int("axis", 1) == 0:
-        parts = [None if v is None else _pieces(v) for v in node.inputs]
+        parts = [None if v is None else _row_ranges(v) for v in node.inputs]
         return None if None in parts else [p for part in parts for p in part or ()]
     if node is not None and node.op_type == "Split" and node.attributes.get_int("axis", 0) == 0:
         return _piece_of_split(node, value)
@@ -85,7 +85,7 @@ def _pieces(value: ir.Value) -> list[Rows] | None:
 
 def _piece_of_split(node: ir.Node, value: ir.Value) -> list[Rows] | None:
     source, place = node.inputs[0], list(node.outputs).index(value)
-    inner = _pieces(source) if source is not None else None
+    inner = _row_ranges(source) if source is not None else None
     if inner is None:
         return None
     rows, count = sum(end - start for _, start, end in inner), len(node.outputs)
@@ -95,10 +95,10 @@ def _piece_of_split(node: ir.Node, value: ir.Value) -> list[Rows] | None:
     return _cut(inner, sum(sizes[:place]), sum(sizes[: place + 1]))
 
 
-def _cut(pieces: list[Rows], first: int, last: int) -> list[Rows]:
-    """The rows from `first` to before `last` of joined pieces."""
+def _cut(ranges: list[Rows], first: int, last: int) -> list[Rows]:
+    """The rows from `first` to before `last` of joined ranges."""
     found, done = [], 0
-    for source, start, end in pieces:
+    for source, start, end in ranges:
         low, high = max(first - done, 0), min(last - done, end - start)
         if low < high:
             found.append((source, start + low, start + high))

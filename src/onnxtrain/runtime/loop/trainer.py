@@ -276,6 +276,7 @@ class Trainer(OneProcess):
             data, names, batch_size, shuffle=shuffle, seed=self._seed, drop_last=drop_last
         )
         self.batches, self.stop = source.size, False
+        self._used_rate = self.optimizer.get_learning_rate()
         self._engine.forget()
         self._hooks = hooks
         self._votes = any(_may_stop_between_steps(h) for h in hooks)
@@ -319,7 +320,7 @@ class Trainer(OneProcess):
         total, rows = self._sums
         if not rows:
             raise InputError("The data gave no batch.")
-        logs = {"loss": total / rows, "lr": self.optimizer.get_learning_rate()}
+        logs = {"loss": total / rows, "lr": self._used_rate}
         if validation_data is not None:
             found = self.evaluate(validation_data, batch_size)
             logs.update({f"val_{name}": value for name, value in found.items()})
@@ -369,11 +370,12 @@ class Trainer(OneProcess):
         return self._refused
 
     def _schedule(self) -> None:
+        self._used_rate = self.optimizer.get_learning_rate()
         if self.scheduler is not None and not self._by_epoch():
             self.scheduler.step()
 
     def _after_update(self, loss: float) -> None:
-        logs = {"loss": loss, "lr": self.optimizer.get_learning_rate()}
+        logs = {"loss": loss, "lr": self._used_rate}
         for hook in self._hooks:
             hook.on_step_end(self, logs)
 
@@ -408,7 +410,10 @@ class Trainer(OneProcess):
 
     @exclusive
     def predict(self, data: Any, batch_size: int = 32) -> Any:
-        """The model's outputs on inputs without targets: one array, or a tuple of several."""
+        """The model's outputs on inputs without targets: one array, or a tuple of several.
+
+        Batches are put together row by row; an output that is a single number has one per batch.
+        """
         evaluator = self._evaluator(with_loss=False)
         wanted = len(evaluator.user.input_names)
         if isinstance(data, tuple) and len(data) > wanted:

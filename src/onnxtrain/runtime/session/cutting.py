@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...errors import ModelFileError
+from ...operators import RANDOM
 from ..files.onnxfile import ModelFile, tensor_type, uses
 from ..files.wire import Message
 
@@ -29,8 +30,6 @@ MANY_NODES = 12_000
 """A longer model is cut into pieces: the time to create a session grows faster than its nodes."""
 
 NODES_OF_A_PIECE = 2_500
-
-RANDOM = {"Bernoulli", "Dropout", "Multinomial", "RandomNormalLike", "RandomUniformLike"}
 
 
 def is_long(model: ModelFile) -> bool:

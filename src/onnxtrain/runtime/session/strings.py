@@ -21,10 +21,7 @@ STRING = 8
 def string_value(array: npt.NDArray[Any]) -> Any:
     """An OrtValue, as `Binding.feed` takes it, with the strings of an array."""
     session = Device().session(_constant(array), session_options())
-    binding = session.io_binding()
-    binding.bind_output("y")
-    session.run_with_iobinding(binding)
-    return raw_ortvalue(binding.get_outputs()[0])
+    return raw_ortvalue(session.run_with_ort_values(["y"], {})[0])
 
 
 def _constant(array: npt.NDArray[Any]) -> bytes:

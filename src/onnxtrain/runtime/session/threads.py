@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..step.artifact import Artifact, specs_of, weights_change
+from . import cutting
 from .devices import Device, session_options
 from .sharing import GlobalLock
 
@@ -57,6 +58,7 @@ class SmallSteps:
             and device.provider == "CPUExecutionProvider"
             and not artifact.random_nodes  # two sessions would be two streams of random numbers
             and is_small(self._weights, 1)
+            and not cutting.is_long(artifact.model)  # its sessions take long to make, twice longer
             and not any(node.op_type in HEAVY for node in artifact.model.nodes)
         )
 

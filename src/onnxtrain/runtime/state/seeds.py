@@ -18,17 +18,11 @@ from collections.abc import Collection
 
 import numpy as np
 
+from ...operators import RANDOM
 from ..files.onnxfile import ModelFile
 from .training_state import RandomState, TrainingState
 
-_FLOAT_SEEDS = {
-    "RandomNormal",
-    "RandomNormalLike",
-    "RandomUniform",
-    "RandomUniformLike",
-    "Multinomial",
-    "Bernoulli",
-}
+_FLOAT_SEEDS = RANDOM - {"Dropout"}
 
 
 class Draws:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...errors import CheckpointError, ModelFileError
+from ...operators import LABEL_LOSSES
 from ..files.dtypes import BY_ONNX
 from ..files.onnxfile import ModelFile, Source, ValueInfo, check_names
 from ..files.predecessor import converted_training, kind_of
@@ -16,7 +17,6 @@ from ..state.training_state import TrainingState
 
 KEY = "onnxtrain.artifact"
 ACCUMULATION = "onnxtrain.accumulate/"
-LOSSES = {"SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss"}
 RESET = "lazy_reset_grad"
 
 
@@ -112,7 +112,9 @@ def _guess_eval(model: ModelFile, state: TrainingState) -> Artifact:
     present = [v.name for v in model.inputs]
     users = [n for n in present if n not in {*trainable, *frozen}]
     losses = [
-        n for n in model.nodes if n.op_type in LOSSES and n.inputs[1:2] and n.inputs[1] in users
+        n
+        for n in model.nodes
+        if n.op_type in LABEL_LOSSES and n.inputs[1:2] and n.inputs[1] in users
     ]
     return Artifact(
         model,

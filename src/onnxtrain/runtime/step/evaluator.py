@@ -107,5 +107,5 @@ def _rows(prediction: Array, target: Array, counts: Array) -> tuple[Array, Array
 
 
 def join(parts: Sequence[Sequence[Array]]) -> list[Array]:
-    """Outputs of several batches, put together row by row."""
-    return [np.concatenate([p[i] for p in parts]) for i in range(len(parts[0]))]
+    """Outputs of several batches, put together row by row; single numbers, one per batch."""
+    return [np.concatenate([np.atleast_1d(p[i]) for p in parts]) for i in range(len(parts[0]))]

@@ -155,8 +155,7 @@ class GradientStep(Spinner, Step):
         """Check and bind the user's inputs; tells whether they are OrtValues."""
         arrays = self.user.check.arrays(values)
         if self.pieces is None:
-            small = self.small.has(arrays) and not self.is_long
-            self.now = self._single() if small else self.usual
+            self.now = self._single() if self.small.has(arrays) else self.usual
         self.binding().feed(self.user.inputs, arrays)
         return all_ortvalues(values)
 

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import math
-
-import numpy as np
-
-from ...errors import CheckpointError, InputError, NonFiniteError
+from ...errors import CheckpointError, InputError
 from ...hyper import check_limit, check_rate
 from ..files.dtypes import F32
 from ..files.onnxfile import Source
 from ..session.sharing import OneProcess, exclusive
 from ..state.buffers import TensorSpec, TensorStore
 from ..state.training_state import OptimizerState, TrainingState
-from .finite import HUGE, Snapshot, clip_factor, first_not_finite, global_norm, refused
 from .module import Module
 from .update import OptimizerFile, SequenceUpdate, Update, load_optimizer, make_update
+from .watched import Watch
 
 
 class Optimizer(OneProcess):
@@ -49,6 +45,7 @@ class Optimizer(OneProcess):
         self._reset = reset
         self._step = module.gradient_step
         self._state = self._step.state
+        self._watch = Watch(self._state, self._step.discard)
         self._share(self._state.lock)
         self._file = load_optimizer(optimizer_uri)
         self._clip_norm: float | None = None
@@ -74,7 +71,11 @@ class Optimizer(OneProcess):
                 state.write_back()
             memory = state.optimizer or self._memory
             if self._limit is not None or self._step.check_finite:
-                self._apply_watched(update, memory, scale)
+                checks = self._step.check_finite
+                rate = memory.learning_rate
+                self._watch.apply(update, rate, scale, limit=self._limit, check_finite=checks)
+                if checks:
+                    self._step.updated()
             else:
                 update.run(memory.step + 1, memory.learning_rate, scale)
             memory.step += 1
@@ -86,11 +87,7 @@ class Optimizer(OneProcess):
         `step` does the same when the module was made with `check_finite`. Between batches whose
         gradients are added up it tells which of them was no good.
         """
-        norm = self._norm()
-        if not math.isfinite(norm):
-            bad = first_not_finite(self._state.need_gradients())
-            raise self._refused(f"The gradient of {bad!r}")
-        return norm
+        return self._watch.check_gradients()
 
     @exclusive
     def set_learning_rate(self, learning_rate: float) -> None:
@@ -157,51 +154,6 @@ class Optimizer(OneProcess):
         if self._update.is_session:
             step.stop_spinning()
         return self._update
-
-    def _apply_watched(
-        self, update: Update | SequenceUpdate, memory: OptimizerState, scale: float
-    ) -> None:
-        """Update with clipped gradients, or not at all if the module checks and they are no good.
-
-        One norm serves both.
-        """
-        checks = self._step.check_finite
-        norm = abs(scale) * (self.check_gradients() if checks else self._norm())
-        if self._limit is not None:
-            factor = clip_factor(norm, self._limit)
-            scale, norm = scale * factor, norm * factor
-        numbers = (memory.step + 1, memory.learning_rate, scale)
-        if not checks:
-            update.run(*numbers)
-            return
-        if update.is_foreign or max(norm, memory.learning_rate) > HUGE:
-            self._try(update, memory, numbers)
-        else:
-            update.run(*numbers)
-        self._step.updated()
-
-    def _norm(self) -> float:
-        return global_norm(self._state.need_gradients())
-
-    def _try(
-        self,
-        update: Update | SequenceUpdate,
-        memory: OptimizerState,
-        numbers: tuple[int, float, float],
-    ) -> None:
-        """Update, and take it back if the result is not finite."""
-        stores = [self._state.trainable, *memory.states.values()]
-        before = Snapshot(stores)
-        with np.errstate(over="ignore", invalid="ignore"):  # that is what is looked for
-            update.run(*numbers)
-        name = next(filter(None, map(first_not_finite, stores)), None)
-        if name is not None:
-            before.restore()
-            raise self._refused(f"What update {numbers[0]} would make of {name!r}")
-
-    def _refused(self, what: str) -> NonFiniteError:
-        self._step.discard()
-        return refused(f"{what} is NaN or infinite, in update {self.step_count + 1}")
 
 
 def attach(state: TrainingState, file: OptimizerFile, reset: bool = False) -> OptimizerState:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from ...errors import ModelFileError
 from ...hyper import check_amount, check_limit, check_rate
+from ...operators import ELEMENTWISE
 from ..describe import check_optimizer
 from ..files.dtypes import F32
 from ..files.onnxfile import ModelFile, Source, uses
@@ -30,12 +31,6 @@ Array = npt.NDArray[Any]
 KEY = "onnxtrain.optimizer"
 PIECE = 262_144
 """Elements per run: small enough to stay in the cache between operators (measured)."""
-
-ELEMENTWISE = {
-    "Abs", "Add", "And", "Cast", "Clip", "Div", "Equal", "Exp", "Greater", "Identity", "Less",
-    "Log", "Max", "Min", "Mul", "Neg", "Not", "Or", "Pow", "Reciprocal", "Sign", "Sqrt", "Sub",
-    "Sum", "Where",
-}  # fmt: skip
 
 
 @dataclass

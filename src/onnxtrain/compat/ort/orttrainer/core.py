@@ -16,9 +16,8 @@ import onnx.numpy_helper
 import torch
 
 from .... import optim
+from ....compile import weights_of
 from ....errors import DeviceError, InputError, NonFiniteError, StateError, UnknownNameError
-from ....graph import load
-from ....graph import parameters as params
 from ....hyper import check_rate
 from ....passes import Recompute, check_recompute
 from ....runtime.session.devices import Device
@@ -328,7 +327,7 @@ class Core:
             raise
 
     def _start_onnx(self, model: onnx.ModelProto) -> Engine:
-        found = params.float_initializers(load(model))
+        found = weights_of(model, [self.loss])
         self._names = {i.name: i.name for i in model.graph.initializer}
         return self._new_engine(model, found)
 

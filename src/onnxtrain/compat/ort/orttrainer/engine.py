@@ -8,7 +8,6 @@ same buffers. Everything runs in stock onnxruntime.
 from __future__ import annotations
 
 import json
-import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -24,7 +23,7 @@ import torch
 
 from .... import optim
 from ....compile import Plan, eval_model, step_model, training_model
-from ....errors import ModelError, NonFiniteError, StateError, UnreachableError
+from ....errors import ModelError, StateError, UnreachableError
 from ....graph.contract import METADATA
 from ....graph.io import to_proto
 from ....passes import Recompute
@@ -33,22 +32,14 @@ from ....runtime.session.binding import Binding
 from ....runtime.session.devices import Device, session_options
 from ....runtime.state.buffers import TensorStore
 from ....runtime.state.checkpoint_state import CheckpointState
-from ....runtime.state.training_state import OptimizerState, RandomState, TrainingState
+from ....runtime.state.training_state import RandomState, TrainingState
 from ....runtime.step.evaluator import Evaluator
 from ....runtime.step.export import export as write_inference
-from ....runtime.step.finite import (
-    HUGE,
-    Snapshot,
-    clip_factor,
-    first_not_finite,
-    global_norm,
-    is_finite,
-    refused,
-)
 from ....runtime.step.module import Module
 from ....runtime.step.one_graph import OneGraphStep
 from ....runtime.step.optimizer import attach
 from ....runtime.step.update import OptimizerFile, load_optimizer
+from ....runtime.step.watched import Watch
 from ....torch.gradient_marks import remove_barriers
 
 Array = npt.NDArray[Any]
@@ -375,12 +366,18 @@ class Engine:
 
 
 class Update:
-    """The optimizer alone, in place over the buffers of a state."""
+    """The optimizer alone, in place over the buffers of a state.
+
+    Its groups may differ in more than learning rate and weight decay, so it is a graph over named
+    tensors and not the flat one of `runtime.step.update`.
+    """
+
+    is_foreign = False
 
     def __init__(
         self, optimizer: optim.Optimizer, state: TrainingState, device: Device, options: Any
     ) -> None:
-        self.state = state
+        self.state, self._watch = state, Watch(state)
         names = [(n, s.shape) for n, s in state.trainable.specs.items()]
         # Clipping needs the norm over the flat buffer only, cheaper than one per tensor
         clip = optimizer.clip
@@ -412,42 +409,20 @@ class Update:
         memory = state.need_optimizer()
         if state.write_back is not None:
             state.write_back()
-        norm = self._clip(check_finite)
-        self.rate[0], self.number[0] = rate, memory.step + 1
-        if check_finite and max(norm, rate) > HUGE:
-            self._try(memory)
+        if self.max_norm is not None or check_finite:
+            self._watch.apply(self, rate, 1.0, limit=self.max_norm, check_finite=check_finite)
         else:
-            self.binding.run()
+            self.run(memory.step + 1, rate, 1.0)
         memory.step += 1
         memory.learning_rate = rate
 
-    def _clip(self, check_finite: bool) -> float:
-        """Clip the gradients; gives their norm then, where that is of interest."""
-        gradients = self.state.need_gradients()
-        if self.max_norm is None and not check_finite:
-            return 0.0
-        norm = global_norm(gradients)
-        if check_finite and not math.isfinite(norm):
-            raise self._refused(f"The gradient of {first_not_finite(gradients)!r}")
-        if self.max_norm is None:
-            return norm
-        factor = clip_factor(norm, self.max_norm)
-        if factor != 1.0:
-            for buffer in gradients.buffers.values():
-                buffer.data *= np.float32(factor)
-        return norm * factor
-
-    def _try(self, memory: OptimizerState) -> None:
-        stores = [self.state.trainable, *memory.states.values()]
-        before = Snapshot(stores)
+    def run(self, step: int, rate: float, scale: float) -> None:
+        """One update with the given number, learning rate and gradient scale."""
+        self.rate[0], self.number[0] = rate, step
+        if scale != 1.0:
+            for buffer in self.state.need_gradients().buffers.values():
+                buffer.data *= np.float32(scale)
         self.binding.run()
-        if not all(map(is_finite, stores)):
-            before.restore()
-            raise self._refused("What the update would make of the weights or moments")
-
-    def _refused(self, what: str) -> NonFiniteError:
-        number = self.state.need_optimizer().step + 1
-        return refused(f"{what} is NaN or infinite, in update {number}")
 
 
 def as_array(value: Any) -> Any:

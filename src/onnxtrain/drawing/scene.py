@@ -6,7 +6,7 @@ import base64
 import struct
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from xml.sax import saxutils
@@ -85,20 +85,53 @@ class Scene:
         """Write ``<path>.svg`` and, if Pillow is installed, ``<path>.png``."""
         svg = path.with_suffix(".svg")
         svg.write_text(self.svg(), encoding="utf-8")
-        written = [svg]
+        png = path.with_suffix(".png")
         try:
-            from PIL import Image, ImageDraw
+            self.write_png(png)
         except ImportError:
-            return written
+            return [svg]
+        return [svg, png]
+
+    def write_png(self, path: Path) -> None:
+        """Write the picture as PNG.
+
+        Raises:
+            ImportError: Pillow is not installed.
+        """
+        from PIL import Image, ImageDraw
+
         scale = 2
         extent = (round(self.width * scale), round(self.height * scale))
         image = Image.new("RGB", extent, "white")
         draw = ImageDraw.Draw(image)
         for shape in self.shapes:
             _paint(draw, shape, scale)
-        png = path.with_suffix(".png")
-        image.save(png)
-        return [*written, png]
+        image.save(path)
+
+    def moved(self, right: float, down: float) -> list[Line | Box | Text]:
+        """The shapes, somewhere else."""
+        return [_moved(shape, right, down) for shape in self.shapes]
+
+
+def beside(scenes: Sequence[Scene], title: str = "") -> Scene:
+    """Pictures side by side, below a headline."""
+    top = 30.0 if title else 0.0
+    width = sum(scene.width for scene in scenes)
+    whole = Scene(width, max(scene.height for scene in scenes) + top, title)
+    whole.add(Box(0, 0, whole.width, whole.height, "#ffffff"))
+    if title:
+        whole.add(Text(24, 22, title, 18))
+    left = 0.0
+    for scene in scenes:
+        whole.add(*scene.moved(left, top))
+        left += scene.width
+    return whole
+
+
+def _moved(shape: Line | Box | Text, right: float, down: float) -> Line | Box | Text:
+    if isinstance(shape, Line):
+        return replace(shape, points=tuple((x + right, y + down) for x, y in shape.points))
+    return replace(shape, x=shape.x + right, y=shape.y + down)
 
 
 def escape(text: str) -> str:
@@ -171,8 +204,8 @@ def png_address(pixels: Array) -> str:
 
 
 def nice_steps(low: float, high: float, wanted: int = 5) -> list[float]:
-    """Round numbers that cover an interval."""
-    if not high > low:
+    """Round numbers that cover an interval, at least two, which differ."""
+    if not high - low > 1e-6 * max(abs(low), abs(high)):  # equal but for rounding
         high = low + (abs(low) or 1.0)
     rough = (high - low) / wanted
     power = 10.0 ** np.floor(np.log10(rough))

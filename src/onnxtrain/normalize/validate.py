@@ -15,12 +15,12 @@ LAYOUT_DOMAINS = {
 }
 
 
-def check(model: ir.Model) -> ir.Model:
+def validate(model: ir.Model) -> ir.Model:
     """Refuse what cannot be handled, put nodes into an order that can be run."""
     _check_versions(model)
     _check_domains(model)
     _check_operands(model)
-    _settle_dimensions(model)
+    _fix_dimensions(model)
     try:
         model.graph.sort()
     except ValueError as error:
@@ -93,7 +93,7 @@ def _check_operands(model: ir.Model) -> None:
                 raise ModelError(f"Nothing computes the graph output {value.name!r}.")
 
 
-def _settle_dimensions(model: ir.Model) -> None:
+def _fix_dimensions(model: ir.Model) -> None:
     """Some exporters (Paddle) write -1 for a dimension that is not fixed."""
     for graph in all_graphs(model):
         inputs = set(graph.inputs)

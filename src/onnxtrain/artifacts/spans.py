@@ -1,4 +1,4 @@
-"""A model as pieces: what a device without a protobuf library has to put one after the other."""
+"""A model as spans: what a device without a protobuf library has to put one after the other."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from ..runtime.files.onnxfile import ModelFile
 from ..runtime.files.wire import Message
 
-Piece: TypeAlias = "list[int] | str | dict[str, Any]"
+Span: TypeAlias = "list[int] | str | dict[str, Any]"
 """Bytes of the source from … to, other bytes (base64), or what the device itself fills in."""
 
 GRAPH = 7
@@ -25,21 +25,21 @@ class Hole:
         return self.size
 
 
-def pieces_of(model: ModelFile, source: bytes) -> list[Piece]:
-    """The pieces of an edited model; what is as in the file that it came from is only pointed at.
+def spans_of(model: ModelFile, source: bytes) -> list[Span]:
+    """The spans of an edited model; what is as in the file that it came from is only pointed at.
 
     A graph keeps most of its nodes and constants when it is edited, and keeps them byte for byte,
-    so the pieces are small even if the file is not.
+    so the spans are small even if the file is not.
     """
     where = dict(_located(source))
-    found: list[Piece] = []
+    found: list[Span] = []
     literal = bytearray()
 
-    def add(piece: Piece) -> None:
+    def add(span: Span) -> None:
         if literal:
             found.append(base64.b64encode(literal).decode("ascii"))
             literal.clear()
-        found.append(piece)
+        found.append(span)
 
     for content in _contents(model.message):
         if isinstance(content, Hole):
@@ -58,14 +58,14 @@ def pieces_of(model: ModelFile, source: bytes) -> list[Piece]:
     return found
 
 
-def assembled(pieces: list[Piece], source: bytes, fill: Any = None) -> bytes:
-    """What a device makes of pieces; `fill` gives the bytes of a hole."""
+def assembled(spans: list[Span], source: bytes, fill: Any = None) -> bytes:
+    """What a device makes of spans; `fill` gives the bytes of a hole."""
     parts = []
-    for piece in pieces:
-        if isinstance(piece, str):
-            parts.append(base64.b64decode(piece))
+    for span in spans:
+        if isinstance(span, str):
+            parts.append(base64.b64decode(span))
         else:
-            parts.append(fill(piece) if isinstance(piece, dict) else source[slice(*piece)])
+            parts.append(fill(span) if isinstance(span, dict) else source[slice(*span)])
     return b"".join(parts)
 
 

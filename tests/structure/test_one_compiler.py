@@ -1,0 +1,201 @@
+"""The same model has the same gradient nodes, and the same weights, through every way in."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import onnxtrain
+from onnxtrain import compile as compiler
+from onnxtrain.artifacts import generate_artifacts
+from onnxtrain.training import TrainingParameters, TrainingSession
+
+torch = pytest.importorskip("torch")
+
+from onnxtrain.torch import ORTModule, ORTTrainer, optim  # noqa: E402
+
+RNG = np.random.default_rng(0)
+
+
+def _model(
+    nodes: list[Any], x: list[Any], y: list[Any], weights: dict[str, Any]
+) -> onnx.ModelProto:
+    """Nodes from x to y, with a mean squared error; `scale`, a single number, is no weight."""
+    nodes = [
+        *nodes,
+        helper.make_node("Mul", ["y", "scale"], ["scaled"], name="scaling"),
+        helper.make_node("Sub", ["scaled", "target"], ["d"], name="difference"),
+        helper.make_node("Mul", ["d", "d"], ["square"], name="square"),
+        helper.make_node("ReduceMean", ["square"], ["loss"], name="mean", keepdims=0),
+    ]
+    tensors = {n: np.asarray(w, np.float32) for n, w in {**weights, "scale": 0.5}.items()}
+    graph = helper.make_graph(
+        nodes, "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, x),
+         helper.make_tensor_value_info("target", TensorProto.FLOAT, y)],
+        [helper.make_tensor_value_info("loss", TensorProto.FLOAT, [])],
+        [numpy_helper.from_array(w, n) for n, w in tensors.items()],
+    )  # fmt: skip
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+
+
+def mlp() -> onnx.ModelProto:
+    nodes = [
+        helper.make_node("Gemm", ["x", "w1", "b1"], ["h"], name="first", transB=1),
+        helper.make_node("Relu", ["h"], ["r"], name="relu"),
+        helper.make_node("Gemm", ["r", "w2", "b2"], ["y"], name="second", transB=1),
+    ]
+    sizes = {"w1": (5, 4), "b1": (5,), "w2": (3, 5), "b2": (3,)}
+    weights = {n: RNG.normal(size=s) for n, s in sizes.items()}
+    return _model(nodes, ["batch", 4], ["batch", 3], weights)
+
+
+def conv() -> onnx.ModelProto:
+    norm = ["c", "gamma", "beta", "mean", "var"]
+    nodes = [
+        helper.make_node("Conv", ["x", "k", "b"], ["c"], name="conv", pads=[1, 1, 1, 1]),
+        helper.make_node("BatchNormalization", norm, ["n"], name="norm"),
+        helper.make_node("Relu", ["n"], ["r"], name="relu"),
+        helper.make_node("MaxPool", ["r"], ["y"], name="pool", kernel_shape=[2, 2], strides=[2, 2]),
+    ]
+    sizes = {"k": (2, 1, 3, 3), "b": (2,), "gamma": (2,), "beta": (2,), "mean": (2,), "var": (2,)}
+    weights = {n: np.abs(RNG.normal(size=s)) + 0.1 for n, s in sizes.items()}
+    return _model(nodes, ["batch", 1, 4, 4], ["batch", 2, 2, 2], weights)
+
+
+MODELS = {"mlp": (mlp, ["w1", "b1", "w2", "b2"]), "conv": (conv, ["k", "b", "gamma", "beta"])}
+
+
+def structure(model: onnx.ModelProto, trained: list[str]) -> dict[str, int]:
+    """What computes each gradient, down to the inputs, whatever values in between are called."""
+    graph = model.graph
+    makers = {o: node for node in graph.node for o in node.output}
+    known: dict[str, Any] = {
+        t.name: (t.data_type, tuple(t.dims), numpy_helper.to_array(t).tobytes())
+        for t in graph.initializer
+        if t.name not in trained
+    }
+
+    def shape_of(name: str) -> int:
+        if name not in known and name in makers:
+            node = makers[name]
+            attributes = sorted(a.SerializeToString() for a in node.attribute)
+            operands = tuple(shape_of(i) for i in node.input)
+            place = list(node.output).index(name)
+            known[name] = (node.op_type, tuple(attributes), operands, place)
+        return hash(known.get(name, name))
+
+    return {name: shape_of(f"{name}_grad") for name in trained}
+
+
+@pytest.fixture
+def built(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, onnx.ModelProto]]:
+    """The plans that were made, and the models with gradients that became of them."""
+    seen: list[tuple[Any, onnx.ModelProto]] = []
+    build = compiler._build_gradients
+
+    def spy(plan: compiler.Plan) -> compiler.Gradients:
+        result = build(plan)
+        seen.append((plan, compiler.to_proto(result.copy().model)))
+        return result
+
+    monkeypatch.setattr(compiler, "_build_gradients", spy)
+    return seen
+
+
+def through_artifacts(model: onnx.ModelProto, folder: Path, _: Any) -> onnx.ModelProto:
+    generate_artifacts(model, artifact_directory=folder)
+    return onnx.load(folder / "training_model.onnx")
+
+
+def through_training_session(model: onnx.ModelProto, folder: Path, _: Any) -> onnx.ModelProto:
+    parameters = TrainingParameters()
+    parameters.loss_output_name = "loss"
+    parameters.training_optimizer_name = "SGDOptimizer"
+    parameters.model_with_gradient_graph_path = str(folder / "gradients.onnx")
+    TrainingSession(model.SerializeToString(), parameters)
+    return onnx.load(folder / "gradients.onnx")
+
+
+def through_ort_trainer(model: onnx.ModelProto, _: Path, built: Any) -> onnx.ModelProto:
+    dims = [[d.dim_param or d.dim_value for d in i.type.tensor_type.shape.dim]
+            for i in model.graph.input]  # fmt: skip
+    description = {
+        "inputs": [(i.name, d) for i, d in zip(model.graph.input, dims)],
+        "outputs": [("loss", [], True)],
+    }
+    trainer = ORTTrainer(model, description, optim.SGDConfig(lr=0.1))
+    batch = [torch.zeros([2, *(int(s) for s in d[1:])]) for d in dims]
+    trainer.train_step(*batch)
+    return built[-1][1]  # type: ignore[no-any-return]
+
+
+WAYS: dict[str, Callable[[onnx.ModelProto, Path, Any], onnx.ModelProto]] = {
+    "generate_artifacts": through_artifacts,
+    "TrainingSession": through_training_session,
+    "ORTTrainer": through_ort_trainer,
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", MODELS)
+def test_gradients_are_those_of_differentiate(
+    name: str, way: str, tmp_path: Path, built: list[tuple[Any, onnx.ModelProto]]
+) -> None:
+    make, trained = MODELS[name]
+    model = make()
+    wanted = structure(onnxtrain.differentiate(model), trained)
+    assert len(set(wanted.values())) == len(trained)
+    found = WAYS[way](model, tmp_path, built)
+    assert structure(found, trained) == wanted
+
+
+@pytest.mark.parametrize(
+    ("module", "size"),
+    [
+        (lambda: torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.ReLU()), (2, 4)),
+        (lambda: torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.Tanh()), (2, 1, 4, 4)),
+    ],
+)
+def test_ort_module_differentiates_as_differentiate_does(
+    module: Callable[[], Any], size: tuple[int, ...], built: list[tuple[Any, onnx.ModelProto]]
+) -> None:
+    ORTModule(module())(torch.randn(size)).sum().backward()
+    plan, found = built[-1]
+    wrt = [*plan.trainable, *plan.inputs]
+    other = onnxtrain.differentiate(plan.load(), wrt, list(plan.of) or None, vjp=True)
+    assert Counter(n.op_type for n in found.graph.node) == Counter(
+        n.op_type for n in other.graph.node
+    )
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_one_answer_to_what_is_trained(
+    name: str, tmp_path: Path, built: list[tuple[Any, onnx.ModelProto]]
+) -> None:
+    """Neither single numbers nor running statistics, whoever is asked."""
+    make, trained = MODELS[name]
+    model = make()
+    assert onnxtrain.summarize(model).trainable == trained
+    onnxtrain.differentiate(model)
+    for way in WAYS.values():
+        way(model, tmp_path, built)
+    assert len(built) >= 4
+    assert [list(plan.trainable) for plan, _ in built] == [trained] * len(built)
+
+
+def test_artifacts_normalize_the_model_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+    normalize = compiler.normalize
+    monkeypatch.setattr(compiler, "normalize", lambda model: (calls.append(1), normalize(model))[1])
+    generate_artifacts(mlp(), artifact_directory=tmp_path)
+    assert len(calls) == 1
