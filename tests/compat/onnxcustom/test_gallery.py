@@ -208,7 +208,7 @@ def test_neural_network_forward_backward_with_and_without_sorted_names() -> None
 
 
 def test_a_rate_that_is_too_large_is_an_error_that_the_page_is_ready_for() -> None:
-    """The page tries unsorted names at a rate that it never meant to use, and catches ValueError."""
+    """The page tries unsorted names at a rate it never meant to use, and catches ValueError."""
     from onnxcustom.training.optimizers_partial import OrtGradientForwardBackwardOptimizer
 
     with pytest.raises(ValueError, match="Lower the learning rate"):
