@@ -36,7 +36,7 @@ FAST = (
     "tests/cli/test_mistakes.py", "tests/compat/ort/test_session.py", "tests/compat/test_moving.py",
     "tests/torch/test_ortmodule.py", "tests/sklearn/test_learning.py",
     "tests/distributed/test_parts.py", "tests/flower/test_local.py", "tests/js/test_server.py",
-    "tests/finite/test_clipping.py",
+    "tests/finite/test_clipping.py", "tests/conformance/test_page.py",
 )  # fmt: skip
 """What ``test --fast`` runs, but for tests marked slow: all stages, and some of each front end."""
 PYTHON = VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
@@ -94,7 +94,7 @@ def api(arguments: list[str]) -> int:
 def docs(arguments: list[str]) -> int:
     """Write the generated pages again."""
     set_up_tests()
-    return run("tools/gen_ops.py", *arguments)
+    return run("tools/gen_ops.py", *arguments) or run("tools/gen_conformance.py", *arguments)
 
 
 def python(arguments: list[str]) -> int:

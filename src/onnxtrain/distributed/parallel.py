@@ -75,11 +75,10 @@ class DataParallel(Group):
 
     def session_options(self, given: Any) -> Any:
         """Processes of one machine share its cores instead of each taking all."""
-        if given is not None or self.backend.local_size == 1:
+        if self.backend.local_size == 1:
             return given
-        options = session_options(weights_change=True, pattern=False)
-        options.intra_op_num_threads = max(1, (os.cpu_count() or 1) // self.backend.local_size)
-        return options
+        threads = max(1, (os.cpu_count() or 1) // self.backend.local_size)
+        return session_options(given, weights_change=True, pattern=False, threads=threads)
 
     def engine(self, *arguments: Any) -> ParallelEngine:
         """Module, optimizer and the exchange between the processes."""

@@ -18,7 +18,8 @@ import numpy as np
 import onnx_ir as ir
 
 from ..operators import LABEL_LOSSES, REARRANGING
-from .nodes import initializer
+from .builder import Constants, Names, OpBuilder
+from .tensor import Tensor
 
 INTEGERS = frozenset(
     {ir.DataType.INT8, ir.DataType.INT16, ir.DataType.INT32, ir.DataType.INT64,
@@ -92,10 +93,14 @@ def guard_labels(model: ir.Model, checked: Collection[str] = ()) -> ir.Model:
         if _source(model, node.inputs[1]) in checked:
             node.meta[_CHECKED] = True
         elif not _has_guard(node):
-            _Guard(node, opset, is_in_function=False).put()
+            _Guard(node, OpBuilder.on(model), is_in_function=False).put()
     for function in model.functions.values():
         for node in _losses(function.graph):
-            _Guard(node, function.opset_imports.get("", opset), is_in_function=True).put()
+            names = Names(v.name for v in function.inputs if v.name)
+            for name in (o.name for n in function.graph.all_nodes() for o in n.outputs):
+                names.reserve(name or "")
+            op = OpBuilder(names, Constants(names), function.opset_imports.get("", opset))
+            _Guard(node, op, is_in_function=True).put()
     return model
 
 
@@ -150,64 +155,49 @@ class _Guard:
     With the sign bit cleared, −1 is 2⁶³ − 1, and the label to ignore is the number that it becomes.
     """
 
-    def __init__(self, loss: ir.Node, opset: int, *, is_in_function: bool) -> None:
-        self.loss, self.opset, self.is_in_function = loss, opset, is_in_function
-        self.stem = f"{loss.outputs[0].name}/labels"
+    def __init__(self, loss: ir.Node, op: OpBuilder, *, is_in_function: bool) -> None:
+        self.loss, self.op, self.is_in_function = loss, op, is_in_function
+        graph = loss.graph
+        assert graph is not None
+        self.graph = graph
+        self.op.scope = f"{loss.outputs[0].name}/labels"
 
     def put(self) -> None:
         """Insert the nodes."""
-        labels = self.loss.inputs[1]
-        assert labels is not None
-        kind = labels.dtype
-        if kind not in (ir.DataType.INT32, ir.DataType.INT64):  # it is not known
-            kind = ir.DataType.INT64
-            labels = self._node("Cast", kind, labels, to=kind)
-        assert kind is not None
-        largest = int(np.iinfo(kind.numpy()).max)
+        given = self.loss.inputs[1]
+        assert given is not None
+        labels = self.op.tensor(given)
+        if given.dtype not in (ir.DataType.INT32, ir.DataType.INT64):  # it is not known
+            labels = self.op.Cast(labels, to=ir.DataType.INT64)
+        largest = int(np.iinfo(labels.dtype.numpy()).max)
         ignored = _ignored(self.loss)
         if ignored is not None and ignored < 0:
             self.loss.attributes["ignore_index"] = ir.AttrInt64("ignore_index", ignored & largest)
-        self.loss.replace_input_with(1, self._without_sign(labels, kind, largest))
+        guarded = self._without_sign(labels, largest)
+        for node in self.op.place(self.graph, before=self.loss):
+            node.outputs[0].shape = None if given.shape is None else given.shape.copy()
+        self._place_constants()
+        self.loss.replace_input_with(1, guarded.value)
 
-    def _without_sign(self, labels: ir.Value, kind: ir.DataType, largest: int) -> ir.Value:
+    def _without_sign(self, labels: Tensor, largest: int) -> Tensor:
+        op = self.op
         # within these bounds no number becomes one that means something else: the smallest of all,
         # which NaN turns into, has no bit but its sign and would be class 0
-        low, high = (self._number(n, kind) for n in (-(largest // 2), largest // 2))
-        bounded = self._node("Clip", kind, labels, low, high)
-        if self.opset >= 18:
-            return self._node("BitwiseAnd", kind, bounded, self._number(largest, kind))
-        negative = self._node("Less", ir.DataType.BOOL, labels, self._number(0, kind))
-        one_more = self._node("Add", kind, bounded, self._number(1, kind))
-        positive = self._node("Add", kind, one_more, self._number(largest, kind))
-        return self._node("Where", kind, negative, positive, bounded)
+        bounded = op.Clip(labels, -(largest // 2), largest // 2)
+        if op.opset >= 18:
+            return op.BitwiseAnd(bounded, largest)
+        return op.Where(op.Less(labels, 0), bounded + 1 + largest, bounded)
 
-    def _node(
-        self, op_type: str, kind: ir.DataType, *inputs: ir.Value, **attributes: Any
-    ) -> ir.Value:
-        made = [ir.convenience.convert_attribute(k, v) for k, v in attributes.items()]
-        return self._insert(ir.Node("", op_type, list(inputs), made), op_type, kind, inputs[0])
-
-    def _insert(
-        self, node: ir.Node, suffix: str, kind: ir.DataType, like: ir.Value | None = None
-    ) -> ir.Value:
-        graph, result = self.loss.graph, node.outputs[0]
-        assert graph is not None
-        taken = {o.name for n in graph for o in n.outputs}
-        name = f"{self.stem}/{suffix}"
-        while name in taken:
-            name += "_"
-        node.name = result.name = name
-        result.type = ir.TensorType(kind)
-        result.shape = None if like is None or like.shape is None else like.shape.copy()
-        graph.insert_before(self.loss, node)
-        return result
-
-    def _number(self, number: int, kind: ir.DataType) -> ir.Value:
-        array = np.array(number, kind.numpy())
-        graph = self.loss.graph
-        assert isinstance(graph, ir.Graph)
+    def _place_constants(self) -> None:
         if not self.is_in_function:
-            name = f"{self.stem}/{number}"
-            return graph.initializers.get(name) or initializer(graph, name, array)
-        node = ir.Node("", "Constant", [], [ir.AttrTensor("value", ir.tensor(array))])
-        return self._insert(node, str(number), kind)
+            assert isinstance(self.graph, ir.Graph)
+            self.op.register_constants(self.graph)
+            return
+        for constant in self.op.constants.values():  # a function has no initializers
+            tensor = constant.const_value
+            assert tensor is not None
+            node = ir.Node("", "Constant", [], [ir.AttrTensor("value", tensor)])
+            node.name = node.outputs[0].name = constant.name
+            node.outputs[0].type = constant.type
+            constant.replace_all_uses_with(node.outputs[0])
+            self.graph.insert_before(self.graph[0], node)

@@ -15,7 +15,7 @@ from onnxruntime.capi._pybind_state import OrtValueVector as OrtValueVector
 from ...errors import ExecutionError, InputError, ModelError, UnknownNameError
 from ...graph.contract import RANDOM_INPUT
 from ...passes.partition import Partition
-from ...runtime.session.devices import open_session
+from ...runtime.session.devices import open_session, session_options
 from ...runtime.session.native import core_of, raw_device, raw_ortvalue
 from ...runtime.session.sharing import OneProcess, keep_from_parent
 from ...runtime.step.halves import BackwardHalf, ForwardHalf, vector_of
@@ -270,9 +270,8 @@ def _sessions(session: Any, *models: onnx.ModelProto) -> list[Any]:
     core = core_of(session)
     options = core.get_provider_options()
     providers = [(name, options.get(name, {})) for name in core.get_providers()]
-    return [
-        open_session(model.SerializeToString(), core.session_options, providers) for model in models
-    ]
+    chosen = session_options(core.session_options)
+    return [open_session(model.SerializeToString(), chosen, providers) for model in models]
 
 
 def _words(random: tuple[int, int]) -> OrtValue:

@@ -104,9 +104,8 @@ class TrainingSession(OneProcess, onnxruntime.InferenceSession):  # type: ignore
         device = Device.of_providers(providers, provider_options)
         self._weights, self._optimizers = weights, optimizers
         arrays = _initial_arrays(loaded, step)
-        if sess_options is None:
-            small = is_small(sum(arrays[w].size for w in weights))
-            sess_options = session_options(pattern=False, threads=1 if small else 0)
+        small = is_small(sum(arrays[w].size for w in weights))
+        sess_options = session_options(sess_options, pattern=False, threads=1 if small else 0)
         with model_errors("Loading the step into onnxruntime"):
             self.sessions = {
                 updates: open_session(

@@ -69,7 +69,7 @@ class Trainer(OneProcess):
         accumulate: micro-batches per update; their gradients are averaged.
         clip_norm: limit of the global gradient norm, instead of the optimizer model's own.
         device: where to run, see `Module`.
-        session_options: onnxruntime's options, used as they are.
+        session_options: onnxruntime's options; what they leave alone, onnxtrain chooses.
         providers: execution providers, see `Module`.
         check_finite: stop with a `NonFiniteError` when a loss or a gradient is NaN or infinite. The
             batch changes nothing: weights, moments, step count and running statistics stay, and

@@ -18,6 +18,7 @@ from onnxruntime.capi import _pybind_state as ort
 from ...errors import DeviceError, ModelFileError
 from .cut_session import cut_if_long
 from .native import core_of
+from .options import BUSY, FOLDER, SPINNING, UserOptions, may_spin, ready
 from .sharing import note_session
 
 Array = npt.NDArray[Any]
@@ -215,12 +216,13 @@ def create_session(
         providers: execution providers, with or without their options; by default the CPU's.
         provider_options: their options, where the providers are names.
     """
-    session = onnxruntime.InferenceSession(
-        model,
-        options if options is not None else session_options(),
-        providers=[CPU] if providers is None else list(providers),
-        provider_options=provider_options,
-    )
+    with ready(options if options is not None else session_options()) as chosen:
+        session = onnxruntime.InferenceSession(
+            model,
+            chosen,
+            providers=[CPU] if providers is None else list(providers),
+            provider_options=provider_options,
+        )
     note_session(core_of(session))
     return session
 
@@ -235,7 +237,7 @@ def session_options(
     threads: int = 0,
     entries: Mapping[str, str] | None = None,
 ) -> Any:
-    """Options for one of several sessions in a process; `given` ones are used as they are.
+    """Options for one of several sessions in a process; what is `given` holds, the rest is ours.
 
     Idle worker threads of one session spin and take the cores away from the next (Module,
     Optimizer and eval model alternate), so spinning stops when a run ends, unless no other session
@@ -250,20 +252,28 @@ def session_options(
     How many `threads` (0: as many as there are cores) is for `threads.is_small` to say. `entries`
     are onnxruntime's own settings by name, and go before those that follow from the rest.
     """
-    options = given
-    if options is None:
-        options = onnxruntime.SessionOptions()
-        settings = {} if spin else {"session.force_spinning_stop": "1"}
-        for key, value in {**settings, **(entries or {})}.items():
-            options.add_session_config_entry(key, value)
-        options.log_severity_level = 3
-        options.enable_mem_pattern = pattern
-        options.intra_op_num_threads = threads
-        if weights_change:
-            extended = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
-            options.graph_optimization_level = extended
+    attributes = {
+        "log_severity_level": 3,
+        "enable_mem_pattern": pattern,
+        "intra_op_num_threads": threads,
+    }
+    if weights_change:
+        extended = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+        attributes["graph_optimization_level"] = extended
+    settings = {} if spin else {SPINNING: "1"}
+    settings.update(entries or {})
     if folder:
-        options.add_session_config_entry(
-            "session.model_external_initializers_file_folder_path", folder
-        )
+        settings[FOLDER] = folder
+    if given is not None:
+        return UserOptions(given, attributes, settings if may_spin(given) else _less(settings))
+    options = onnxruntime.SessionOptions()
+    for name, value in attributes.items():
+        setattr(options, name, value)
+    for key, text in settings.items():
+        options.add_session_config_entry(key, text)
     return options
+
+
+def _less(settings: Mapping[str, str]) -> dict[str, str]:
+    """Without ours on idle threads, of which the user has said something."""
+    return {key: text for key, text in settings.items() if key not in BUSY}

@@ -19,6 +19,7 @@ from typing import Any
 from ..step.artifact import Artifact, specs_of, weights_change
 from . import cutting
 from .devices import Device, session_options
+from .options import is_left_alone, may_be_exchanged
 from .sharing import GlobalLock
 
 LIMIT = 1_000_000
@@ -47,14 +48,15 @@ class SmallSteps:
     Args:
         artifact: the model.
         device: where it runs; only the host's processor is concerned.
-        given: the user's session options, which are never overruled.
+        given: the user's session options; a number of threads in them is never overruled.
     """
 
     def __init__(self, artifact: Artifact, device: Device, given: Any) -> None:
         self._weights = sum(s.size for s in specs_of(artifact).values())
-        self._folder = artifact.folder
+        self._folder, self._given = artifact.folder, given
         self._possible = (
-            given is None
+            is_left_alone(given, "intra_op_num_threads")
+            and may_be_exchanged(given)
             and device.provider == "CPUExecutionProvider"
             and not artifact.random_nodes  # two sessions would be two streams of random numbers
             and is_small(self._weights, 1)
@@ -71,7 +73,7 @@ class SmallSteps:
 
     def options(self) -> Any:
         """Session options with one thread."""
-        return session_options(folder=self._folder, weights_change=True, threads=1)
+        return session_options(self._given, folder=self._folder, weights_change=True, threads=1)
 
 
 def applications(shape: Sequence[int], *, indices: bool) -> int:

@@ -12,6 +12,7 @@ from ..session.binding import Binding, all_ortvalues, user_side
 from ..session.cut_session import share_arena
 from ..session.device_ops import DeviceOps
 from ..session.devices import Device
+from ..session.options import may_be_exchanged, may_spin
 from ..session.threads import SmallSteps, Spinner, is_alone, training_options
 from ..state.buffers import TensorStore
 from ..state.seeds import Draws, reseed
@@ -78,7 +79,8 @@ class GradientStep(Spinner, Step):
         self.spins = (
             is_alone(self)
             and can_be_cut
-            and given is None
+            and may_spin(given)
+            and may_be_exchanged(given)
             and not self.is_long
             and kernels.runs_alone(state.trainable.size)
         )
@@ -127,7 +129,7 @@ class GradientStep(Spinner, Step):
         if self._usual is None:
             options = self.options
             if self.spins:
-                options = training_options(self.artifact, None, spin=True)
+                options = training_options(self.artifact, self.given_options, spin=True)
             self._usual = Passes(self, self._session(options))
         return self._usual
 

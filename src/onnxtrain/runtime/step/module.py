@@ -41,7 +41,7 @@ class Module(OneProcess):
         eval_model_uri: path or bytes of the eval model, for `eval()` and for export.
         device: ``cpu``, ``cuda[:id]``, … or the name of an execution provider. Anything but the CPU
             keeps the state in the device's memory. That path has not been run on such hardware.
-        session_options: onnxruntime's options, used as they are.
+        session_options: onnxruntime's options; what they leave alone, onnxtrain chooses.
         providers: execution providers with their options, instead of those of `device`.
         check_finite: raise `NonFiniteError` when a training loss is NaN or infinite, or, in
             `Optimizer.step`, when a gradient is. Nothing is changed then: parameters, moments, step

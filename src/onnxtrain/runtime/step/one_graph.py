@@ -20,6 +20,7 @@ from ..files.onnxfile import Source
 from ..session.binding import Binding, all_ortvalues, user_side
 from ..session.device_ops import DeviceOps
 from ..session.devices import Device
+from ..session.options import may_be_exchanged, may_spin
 from ..session.sharing import OneProcess
 from ..session.threads import SmallSteps, Spinner, is_alone, training_options
 from ..state.buffers import TensorStore
@@ -80,7 +81,8 @@ class OneGraphStep(Spinner, OneProcess, Step):
         states.place(device)
         moments = {kind: store.like() for kind, store in self.memory.states.items()}
         self._second = (state.trainable.like(), states, moments)
-        self.spins = is_alone(self) and options is None
+        self._given = options
+        self.spins = is_alone(self) and may_spin(options) and may_be_exchanged(options)
         self._usual = self._now = self._both(training_options(artifact, options, spin=self.spins))
         self._single: list[Binding] | None = None
         self._vectors: dict[int, list[Array]] = {}
@@ -114,7 +116,7 @@ class OneGraphStep(Spinner, OneProcess, Step):
         if not self.spins:
             return
         self.spins, before = False, self._usual
-        self._usual = self._both(training_options(self.artifact, None))
+        self._usual = self._both(training_options(self.artifact, self._given))
         if self._now is before:
             self._now = self._usual
 

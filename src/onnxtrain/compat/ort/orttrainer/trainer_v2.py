@@ -379,13 +379,15 @@ class ORTTrainerV2(ORTTrainer):
     def save_as_onnx(self, path: str | os.PathLike[str]) -> None:
         """Write the model with its loss and current weights, in inference mode."""
         self._core.need_engine("save_as_onnx()").save_onnx(path)
-        self.__dict__.pop("_onnx_model", None)
+        if "_onnx_model" in self.__dict__:  # who has looked at it sees what was saved
+            self._onnx_model = onnx.load(path)
 
     @cached_property
     def _onnx_model(self) -> onnx.ModelProto | None:
-        """The model as `save_as_onnx` wrote it last, or would write it when it is first asked for.
+        """The model as `save_as_onnx` would write it when it is first asked for.
 
-        Before the first batch that is the model that was given in ONNX, or None.
+        From then on it changes when the model is saved. Before the first batch it is the model that
+        was given in ONNX, or None.
         """
         engine = self._core.engine
         if engine is None:

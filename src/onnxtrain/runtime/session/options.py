@@ -1,0 +1,131 @@
+"""Options of sessions: ours, or a user's with what he left alone filled in.
+
+What somebody sets, holds; what he leaves alone is what onnxtrain would have chosen, or his step
+would be several times slower for having set something else (two sessions whose idle threads spin
+take the cores away from each other). onnxruntime cannot copy its options, so ours are put into the
+user's object while a session is made, and taken out again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import onnxruntime
+
+from .sharing import GlobalLock
+
+SPINNING = "session.force_spinning_stop"
+FOLDER = "session.model_external_initializers_file_folder_path"
+ALLOCATORS = "session.use_env_allocators"
+NEUTRAL = {SPINNING: "0", FOLDER: "", ALLOCATORS: "0"}
+"""What onnxruntime takes for our settings where there are none; it cannot forget one."""
+BUSY = (SPINNING, "session.intra_op.allow_spinning", "session.inter_op.allow_spinning")
+"""Settings that say whether idle threads spin."""
+
+_lock = GlobalLock()
+_borrowed: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
+"""Settings that an object of the user's has only because it was lent."""
+
+
+class UserOptions:
+    """The options of a user, completed.
+
+    Args:
+        given: his; it looks the same to him before and after.
+        attributes: what we would choose, by the name of the attribute.
+        entries: the same, by the key of a configuration entry.
+    """
+
+    def __init__(
+        self, given: Any, attributes: Mapping[str, Any], entries: Mapping[str, str]
+    ) -> None:
+        attributes = {n: v for n, v in attributes.items() if is_left_alone(given, n)}
+        entries = {k: v for k, v in entries.items() if entry_of(given, k) is None}
+        if isinstance(given, UserOptions):  # completed by another part already
+            attributes, entries = given.ours(attributes, entries)
+            given = given.given
+        self.given: Any = given
+        self._attributes, self._entries = dict(attributes), dict(entries)
+
+    def ours(
+        self, attributes: Mapping[str, Any], entries: Mapping[str, str]
+    ) -> tuple[Mapping[str, Any], Mapping[str, str]]:
+        """What is not the user's, and more of it."""
+        return {**attributes, **self._attributes}, {**entries, **self._entries}
+
+    def __getattr__(self, name: str) -> Any:
+        own = self.__dict__["_attributes"]
+        return own[name] if name in own else getattr(self.__dict__["given"], name)
+
+    def get_session_config_entry(self, key: str) -> str:
+        """As onnxruntime's: an error if there is none."""
+        if key in self._entries:
+            return self._entries[key]
+        value: str = self.given.get_session_config_entry(key)
+        return value
+
+    def add_session_config_entry(self, key: str, value: str) -> None:
+        """For the sessions that are made with these options, not in the user's object."""
+        self._entries[key] = value
+
+    @contextlib.contextmanager
+    def lent(self) -> Iterator[Any]:
+        """The user's object with ours in it."""
+        given = self.given
+        with _lock:
+            attributes = {n: getattr(given, n) for n in self._attributes}
+            entries = {k: entry_of(given, k) for k in self._entries}
+            try:
+                for name, value in self._attributes.items():
+                    setattr(given, name, value)
+                for key, value in self._entries.items():
+                    given.add_session_config_entry(key, value)
+                yield given
+            finally:
+                for name, value in attributes.items():
+                    setattr(given, name, value)
+                for key, before in entries.items():
+                    if before is None:
+                        _borrowed.setdefault(given, set()).add(key)
+                    given.add_session_config_entry(
+                        key, NEUTRAL.get(key, "") if before is None else before
+                    )
+
+
+@contextlib.contextmanager
+def ready(options: Any) -> Iterator[Any]:
+    """Options as onnxruntime takes them, for as long as a session is being made."""
+    if isinstance(options, UserOptions):
+        with options.lent() as given:
+            yield given
+    else:
+        yield options
+
+
+def is_left_alone(given: Any, attribute: str) -> bool:
+    """Whether an attribute has the value that it has by itself, or no options were given."""
+    if given is None:
+        return True
+    return bool(getattr(given, attribute) == getattr(onnxruntime.SessionOptions(), attribute))
+
+
+def entry_of(given: Any, key: str) -> str | None:
+    """What a user set, None if nothing."""
+    try:
+        value: str = given.get_session_config_entry(key)
+    except RuntimeError:
+        return None
+    return None if key in _borrowed.get(given, ()) and value == NEUTRAL.get(key, "") else value
+
+
+def may_spin(given: Any) -> bool:
+    """Whether a user leaves it to us what idle threads do."""
+    return given is None or all(entry_of(given, key) is None for key in BUSY)
+
+
+def may_be_exchanged(given: Any) -> bool:
+    """Whether a session may give way to another one: not if the user wants a profile of it."""
+    return given is None or not given.enable_profiling
