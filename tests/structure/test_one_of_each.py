@@ -41,6 +41,29 @@ PATTERNS: dict[str, tuple[str, dict[str, str]]] = {
         r"\bInferenceSession\(",
         {"runtime/session/devices.py": "the place"},
     ),
+    "bindings of onnxruntime": (
+        r"\bSessionIOBinding\(|\.bind_output\(",
+        {
+            "runtime/session/binding.py": "the place",
+            "runtime/session/native.py": "makes them for it",
+            "runtime/session/cut_session.py": "one for each piece of a long model",
+            "compat/ort/session.py": "outputs that a user asks of his own binding",
+        },
+    ),
+    "how many threads": (
+        r"intra_op_num_threads['\"]?(\]| *=|: *\w)",
+        {
+            "runtime/session/devices.py": "the place",
+            "torch/_ortmodule_cache.py": "a setting that a user's own goes before",
+        },
+    ),
+    "devices of onnxruntime": (
+        r"\bOrtDevice\(",
+        {
+            "runtime/session/devices.py": "the place",
+            "runtime/session/cut_session.py": "the host, for which the place needs this file",
+        },
+    ),
     "the moments of Adam": (
         r"class scale_by_adam|1(\.0)? - (beta|b)_?2",
         {
