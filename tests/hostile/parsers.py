@@ -319,9 +319,9 @@ def config(path: Path) -> object:
 
 
 def run_file(path: Path) -> object:
-    from onnxtrain.cli.run import _read_about
+    from onnxtrain.cli.run_folder import read_about
 
-    return _read_about(path)
+    return read_about(path)
 
 
 def steps(path: Path) -> object:
