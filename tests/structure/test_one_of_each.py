@@ -73,6 +73,17 @@ PATTERNS: dict[str, tuple[str, dict[str, str]]] = {
             "predecessor's class has it, in what it hands to the kernel",
         },
     ),
+    "defaults of the predecessor's optimizers": (
+        r"['\"]do_bias_correction['\"]: ?[01]|1e-0?6, 0\.0\)",
+        {
+            "optim/recipes.py": "the place",
+            "optim/optimizers.py": "the presets of AdamW, which blocks and FusedAdam take over",
+        },
+    ),
+    "formulas of schedules": (
+        r"math\.cos\(|\*\* ?(self\.)?power",
+        {"runtime/loop/schedulers.py": "the place"},
+    ),
     "cross entropy in primitives": (
         r"\bLogSoftmax\(",
         {
