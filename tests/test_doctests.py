@@ -40,7 +40,7 @@ def test_docstring_examples(name, tmp_path, monkeypatch):
 def test_there_are_examples_to_run():
     found = 0
     finder = doctest.DocTestFinder()
-    for name in ("compile", "onnxblock.block", "onnxblock.onnxblock", "artifacts.generate"):
+    for name in ("compile", "graph.block", "onnxblock.onnxblock", "artifacts.generate"):
         module = importlib.import_module(f"onnxtrain.{name}")
         found += sum(bool(t.examples) for t in finder.find(module))
     assert found >= 4

@@ -501,7 +501,8 @@ def untrained_by_default(
     """The initializers that stay constants when nobody says, and why; see `trainable_by_default`.
 
     A tensor without dimensions is the ε, the scale or the exponent of a formula more often than a
-    parameter: exporters write those as initializers too.
+    parameter: exporters write those as initializers too. In a model that has nothing else they are
+    the parameters.
     """
     statistics = modes.all_statistics(model)
     floats = params.float_initializers(model)
@@ -521,6 +522,8 @@ def untrained_by_default(
             reasons[name] = UNREACHABLE
         elif not tensor.shape.numpy():
             reasons[name] = SINGLE
+    if len(reasons) == len(model.graph.initializers):
+        return {name: reason for name, reason in reasons.items() if reason != SINGLE}
     return reasons
 
 

@@ -108,16 +108,20 @@ def test_a_link_stays_a_link(tmp_path, exists):
     if exists:
         real.write_bytes(OLD)
     link.symlink_to(real)
-    atomic.write_atomically(link, NEW)
+    atomic.write_atomically(link, NEW, follow_links=True)
     assert link.is_symlink()
     assert real.read_bytes() == WHOLE
+    atomic.write_atomically(link, [OLD])
+    assert not link.is_symlink()
+    assert link.read_bytes() == OLD
+    assert real.read_bytes() == WHOLE, "somebody else may have put the link there"
 
 
 @posix
-def test_a_link_to_itself(tmp_path):
+def test_a_link_to_itself_is_replaced(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "link")
-    with pytest.raises(OSError, match="leads to itself"):
-        atomic.write_atomically(tmp_path / "link", NEW)
+    atomic.write_atomically(tmp_path / "link", NEW, follow_links=True)
+    assert (tmp_path / "link").read_bytes() == WHOLE
 
 
 @posix
@@ -125,7 +129,7 @@ def test_dev_null_stays_a_device(tmp_path):
     atomic.write_atomically(os.devnull, NEW)
     assert stat.S_ISCHR(os.stat(os.devnull).st_mode)
     (tmp_path / "link").symlink_to(os.devnull)
-    atomic.write_atomically(tmp_path / "link", NEW)
+    atomic.write_atomically(tmp_path / "link", NEW, follow_links=True)
     assert stat.S_ISCHR(os.stat(os.devnull).st_mode)
 
 

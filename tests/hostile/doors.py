@@ -77,14 +77,16 @@ def evaluate(folder: Path) -> object:
 def export(folder: Path) -> object:
     from onnxtrain.runtime.step.export import export as write
 
-    return write(folder / "eval_model.onnx", state_of(folder), folder / "out.onnx", ["y"])
+    return write(
+        folder / "eval_model.onnx", state_of(folder).training_state, folder / "out.onnx", ["y"]
+    )
 
 
 def export_external(folder: Path) -> object:
     from onnxtrain.runtime.step.export import export as write
 
     source, target = folder / "eval_model.onnx", folder / "out.onnx"
-    return write(source, state_of(folder), target, ["y"], external_data=True)
+    return write(source, state_of(folder).training_state, target, ["y"], external_data=True)
 
 
 def flower(folder: Path) -> object:

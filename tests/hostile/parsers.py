@@ -127,6 +127,16 @@ def load(path: Path) -> object:
     return normalize(read(path))
 
 
+def ort_models(folder: Path) -> list[bytes]:
+    """An artifact in onnxruntime's own format."""
+    from onnxtrain.artifacts import generate_artifacts
+
+    target = folder / "ort"
+    target.mkdir(exist_ok=True)
+    generate_artifacts(models.forward(), ["w"], artifact_directory=target, ort_format=True)
+    return [(target / "training_model.ort").read_bytes()]
+
+
 def differentiate(path: Path) -> object:
     import onnxtrain
 
@@ -156,7 +166,7 @@ def export(path: Path) -> object:
     from onnxtrain.runtime.step.export import export as write
 
     state = CheckpointState.load_checkpoint(path.parent / "sound" / "checkpoint")
-    return write(path, state, path.parent / "out.onnx", ["y"])
+    return write(path, state.training_state, path.parent / "out.onnx", ["y"])
 
 
 def optimizer(path: Path) -> object:
@@ -309,9 +319,9 @@ def config(path: Path) -> object:
 
 
 def run_file(path: Path) -> object:
-    from onnxtrain.cli.run import _read_about
+    from onnxtrain.cli.run_folder import read_about
 
-    return _read_about(path)
+    return read_about(path)
 
 
 def steps(path: Path) -> object:
@@ -403,6 +413,7 @@ PARSERS: dict[str, Parser] = {
     "generate_artifacts": Parser("m.onnx", "model", forward_models, generate, 100),
     "inspect": Parser("m.onnx", "model", forward_models, inspect, 50),
     "module": Parser("m.onnx", "model", content_of("sound/training_model.onnx"), module, 20),
+    "module in ort format": Parser("m.ort", "flatbuffers", ort_models, module, 50),
     "export": Parser("m.onnx", "model", content_of("sound/eval_model.onnx"), export, 4),
     "optimizer": Parser("m.onnx", "model", content_of("sound/optimizer_model.onnx"), optimizer, 20),
     "old artifact": Parser("m.onnx", "protobuf", old_models, old_model, 200),

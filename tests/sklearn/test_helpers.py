@@ -398,7 +398,7 @@ def test_devices() -> None:
     assert ort_device_to_string(get_ort_device_from_session(session)) == "cpu"
     value = numpy_to_ort_value(np.arange(8.0))
     shown = "value=[0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]"
-    assert str_ortvalue(value) == f"device=cpu dtype=dtype('float64') shape=(8,) {shown}"
+    assert str_ortvalue(value) == f"device=Cpu dtype=dtype('float64') shape=(8,) {shown}"
 
 
 # -- pictures --------------------------------------------------------------------------------------

@@ -199,3 +199,11 @@ def test_artifacts_normalize_the_model_once(
     monkeypatch.setattr(compiler, "normalize", lambda model: (calls.append(1), normalize(model))[1])
     generate_artifacts(mlp(), artifact_directory=tmp_path)
     assert len(calls) == 1
+
+
+def test_a_model_of_single_numbers_trains_them() -> None:
+    nodes = [helper.make_node("Identity", ["x"], ["y"], name="same")]
+    model = _model(nodes, ["batch"], ["batch"], {})
+    gradient = onnxtrain.differentiate(model)
+    assert [o.name for o in gradient.graph.output] == ["loss", "scale_grad"]
+    assert onnxtrain.summarize(model).trainable == ["scale"]

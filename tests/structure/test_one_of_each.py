@@ -41,6 +41,29 @@ PATTERNS: dict[str, tuple[str, dict[str, str]]] = {
         r"\bInferenceSession\(",
         {"runtime/session/devices.py": "the place"},
     ),
+    "bindings of onnxruntime": (
+        r"\bSessionIOBinding\(|\.bind_output\(",
+        {
+            "runtime/session/binding.py": "the place",
+            "runtime/session/native.py": "makes them for it",
+            "runtime/session/cut_session.py": "one for each piece of a long model",
+            "compat/ort/session.py": "outputs that a user asks of his own binding",
+        },
+    ),
+    "how many threads": (
+        r"intra_op_num_threads['\"]?(\]| *=|: *\w)",
+        {
+            "runtime/session/devices.py": "the place",
+            "torch/_ortmodule_cache.py": "a setting that a user's own goes before",
+        },
+    ),
+    "devices of onnxruntime": (
+        r"\bOrtDevice\(",
+        {
+            "runtime/session/devices.py": "the place",
+            "runtime/session/cut_session.py": "the host, for which the place needs this file",
+        },
+    ),
     "the moments of Adam": (
         r"class scale_by_adam|1(\.0)? - (beta|b)_?2",
         {
@@ -49,6 +72,17 @@ PATTERNS: dict[str, tuple[str, dict[str, str]]] = {
             "compat/ort/orttrainer/fused_adam.py": "the correction of the bias, as the "
             "predecessor's class has it, in what it hands to the kernel",
         },
+    ),
+    "defaults of the predecessor's optimizers": (
+        r"['\"]do_bias_correction['\"]: ?[01]|1e-0?6, 0\.0\)",
+        {
+            "optim/recipes.py": "the place",
+            "optim/optimizers.py": "the presets of AdamW, which blocks and FusedAdam take over",
+        },
+    ),
+    "formulas of schedules": (
+        r"math\.cos\(|\*\* ?(self\.)?power",
+        {"runtime/loop/schedulers.py": "the place"},
     ),
     "cross entropy in primitives": (
         r"\bLogSoftmax\(",

@@ -129,7 +129,7 @@ def check_resume(folder: Path, settings: Settings, digest: str, data: str) -> No
             "or name the folder of the run with --output."
         )
     _refuse_links(folder)
-    about = _read_about(about_file)
+    about = read_about(about_file)
     started_with = about["settings"]
     if about["model_sha256"] != digest:
         raise UserError(
@@ -166,7 +166,7 @@ def _refuse_links(folder: Path) -> None:
             )
 
 
-def _read_about(path: Path) -> dict[str, Any]:
+def read_about(path: Path) -> dict[str, Any]:
     """What a run was started with."""
     try:
         about = json.loads(read_regular(path, UserError))

@@ -207,6 +207,14 @@ def test_neural_network_forward_backward_with_and_without_sorted_names() -> None
     assert losses[0][-1] < losses[0][0]
 
 
+def test_a_rate_that_is_too_large_is_an_error_that_the_page_is_ready_for() -> None:
+    """The page tries unsorted names at a rate it never meant to use, and catches ValueError."""
+    from onnxcustom.training.optimizers_partial import OrtGradientForwardBackwardOptimizer
+
+    with pytest.raises(ValueError, match="Lower the learning rate"):
+        OrtGradientForwardBackwardOptimizer(network(), learning_rate=1e5).fit(X, 100 * Y)
+
+
 def test_nesterov_with_a_penalty_and_all_graphs_on_disk(tmp_path: Path) -> None:
     from onnxcustom.training.optimizers_partial import OrtGradientForwardBackwardOptimizer
     from onnxcustom.training.sgd_learning_penalty import ElasticLearningPenalty

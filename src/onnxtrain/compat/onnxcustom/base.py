@@ -37,9 +37,7 @@ def select_class(kind: str, name: str, classes: dict[type[T], tuple[str, ...]]) 
 
 def small_session(model: onnx.ModelProto, providers: Any = None) -> onnxruntime.InferenceSession:
     """A session for a graph of a few nodes: one thread, since handing work over costs more."""
-    options = session_options()
-    options.intra_op_num_threads = 1
-    return create_session(model.SerializeToString(), options, providers)
+    return create_session(model.SerializeToString(), session_options(threads=1), providers)
 
 
 class Locked:

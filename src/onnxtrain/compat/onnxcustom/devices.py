@@ -97,16 +97,16 @@ def numpy_to_ort_value(array: Any, device: str | OrtDevice | None = None) -> Ort
 
 
 def str_ortvalue(value: Any) -> str:
-    """A short description: device, type, shape and the first and last elements.
+    """A short description: device, type, shape and elements, of many the first and last five.
 
     Example:
-        >>> str_ortvalue(numpy_to_ort_value(np.arange(12.0)))
-        "device=cpu dtype=dtype('float64') shape=(12,) value=[0.0, 1.0, ..., 10.0, 11.0]"
+        >>> str_ortvalue(numpy_to_ort_value(np.arange(2.0)))
+        "device=Cpu dtype=dtype('float64') shape=(2,) value=[0.0, 1.0]"
     """
     raw = getattr(value, "_ortvalue", value)
     array = np.asarray(raw.numpy())
-    shown = [repr(x) for x in array.ravel().tolist()]
-    if len(shown) > 10:
-        shown = [*shown[:2], "...", *shown[-2:]]
-    where = f"device={raw.device_name().lower()} dtype={array.dtype!r} shape={array.shape!r}"
-    return f"{where} value=[{', '.join(shown)}]"
+    elements: list[Any] = array.ravel().tolist()
+    if len(elements) > 10:
+        elements = [*elements[:5], "...", *elements[-5:]]
+    where = f"device={raw.device_name()} dtype={array.dtype!r} shape={array.shape!r}"
+    return f"{where} value={elements!r}"

@@ -7,8 +7,12 @@ import math
 from ...errors import DeviceError, NonFiniteError, OnnxTrainError, UnknownNameError
 
 
-class ConvergenceError(OnnxTrainError, RuntimeError):
-    """The loss became NaN or infinite."""
+class ConvergenceError(OnnxTrainError, RuntimeError, ValueError):
+    """The loss became NaN or infinite.
+
+    A ValueError too: where weights in another than alphabetical order were one, they are trained,
+    and a script that tries them is ready for nothing else if the rate it chose is too large.
+    """
 
 
 class ConvergenceWarning(UserWarning):

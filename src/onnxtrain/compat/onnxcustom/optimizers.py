@@ -202,22 +202,41 @@ class OrtGradientOptimizer(TrainerBase):
         return {n: self.rng_.standard_normal(a.shape).astype(a.dtype) for n, a in weights.items()}
 
     def _make_session(self, model: onnx.ModelProto, check_finite: bool) -> None:
+        self.train_session_ = self._create_training_session(
+            model,
+            list(self._weights(model)),
+            self.loss_output_name,
+            self.learning_rate_.optimizer(),
+            self.device,
+            check_finite,  # `BoundStep` looks for itself
+        )
+        self.train_session_.load_state(self._state)
+        self._steps: dict[int, BoundStep] | None = {}
+        self._validation: Any = None
+
+    def _create_training_session(
+        self,
+        training_onnx: onnx.ModelProto,
+        weights_to_train: Sequence[str],
+        loss_output_name: str = "loss",
+        training_optimizer_name: Any = "SGDOptimizer",
+        device: Any = "cpu",
+        check_finite: bool = False,
+    ) -> TrainingSession:
+        """A `TrainingSession` for a model with its loss."""
         parameters = TrainingParameters()
-        parameters.check_finite = check_finite  # `BoundStep` looks for itself
-        parameters.loss_output_name = self.loss_output_name
-        parameters.weights_to_train = list(self._weights(model))
-        parameters.training_optimizer_name = self.learning_rate_.optimizer()
+        parameters.check_finite = check_finite
+        parameters.loss_output_name = loss_output_name
+        parameters.weights_to_train = list(weights_to_train)
+        parameters.training_optimizer_name = training_optimizer_name
         parameters.lr_params_feed_name = RATE
         parameters.enable_grad_norm_clip = False
         if self.saved_gradient:
             parameters.model_with_gradient_graph_path = str(self.saved_gradient)
             parameters.model_with_training_graph_path = f"{self.saved_gradient}.training.onnx"
-        self.train_session_ = TrainingSession(
-            model.SerializeToString(), parameters, providers=device_to_providers(self.device)
+        return TrainingSession(
+            training_onnx.SerializeToString(), parameters, providers=device_to_providers(device)
         )
-        self.train_session_.load_state(self._state)
-        self._steps: dict[int, BoundStep] | None = {}
-        self._validation: Any = None
 
     def _iteration(self, loader: OrtDataLoader, step: Any) -> float:
         total, data = 0.0, loader.epoch()

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnxruntime.capi._pybind_state import OrtDevice, OrtValue
+from onnxruntime.capi._pybind_state import OrtValue
 from onnxruntime.capi._pybind_state import OrtValueVector as OrtValueVector
 
 from ...errors import ExecutionError, InputError, ModelError, UnknownNameError
 from ...graph.contract import RANDOM_INPUT
 from ...passes.partition import Partition
-from ...runtime.session.devices import open_session, session_options
+from ...runtime.session.devices import open_session, ort_device, session_options
 from ...runtime.session.native import core_of, raw_device, raw_ortvalue
 from ...runtime.session.sharing import OneProcess, keep_from_parent
 from ...runtime.step.halves import BackwardHalf, ForwardHalf, vector_of
@@ -276,8 +276,7 @@ def _sessions(session: Any, *models: onnx.ModelProto) -> list[Any]:
 
 def _words(random: tuple[int, int]) -> OrtValue:
     """Seed and counter in memory of their own: a backward pass that is due later may read them."""
-    host = OrtDevice(OrtDevice.cpu(), OrtDevice.default_memory(), 0)
-    value = OrtValue.ortvalue_from_shape_and_type([2], np.int64, host)
+    value = OrtValue.ortvalue_from_shape_and_type([2], np.int64, ort_device("cpu"))
     value.update_inplace(np.array(random, np.int64))
     return value
 

@@ -20,7 +20,13 @@ _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
 Chunks = Iterable[bytes | memoryview]
 
 
-def write_atomically(path: str | os.PathLike[str], chunks: Chunks, *, durable: bool = True) -> None:
+def write_atomically(
+    path: str | os.PathLike[str],
+    chunks: Chunks,
+    *,
+    durable: bool = True,
+    follow_links: bool = False,
+) -> None:
     """Write `chunks` to a temporary file beside `path`, then rename it over `path`.
 
     The data reach the disk before the rename and the rename before the return (`durable`), so a
@@ -28,11 +34,12 @@ def write_atomically(path: str | os.PathLike[str], chunks: Chunks, *, durable: b
     writing fails the temporary file is removed and `path` is as it was; what killed processes
     left is removed by the next one that writes the same file.
 
-    A link stays a link: the file it leads to is replaced. Into a device such as ``/dev/null``, and
-    into a named pipe that somebody reads, the data are written as they come.
+    A link is replaced, because somebody else may have put it there (ADR 15); with `follow_links` it
+    stays, and the file it leads to is replaced. Into a device such as ``/dev/null``, and into a
+    named pipe that somebody reads, the data are written as they come.
     """
-    target = Path(os.path.realpath(path))
-    mode = _mode(target)
+    target = Path(os.path.realpath(path) if follow_links else path)
+    mode = 0 if target.is_symlink() and not target.is_dir() else _mode(target)
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(f"{str(path)!r} is a directory; give the path of a file.")
     if mode and not stat.S_ISREG(mode):
@@ -64,10 +71,6 @@ def _mode(target: Path) -> int:
         return target.stat().st_mode
     except FileNotFoundError:
         return 0
-    except OSError as error:
-        if error.errno == errno.ELOOP:
-            raise OSError(error.errno, f"{str(target)!r} is a link that leads to itself") from None
-        raise
 
 
 def _create(temporary: Path, shown: str) -> int:

@@ -228,7 +228,7 @@ def save(
     writer.builder.Finish(root, file_identifier=IDENTIFIER)
     if external is not None:
         write_atomically(f"{os.fspath(path)}.data", external.chunks)
-    write_atomically(path, [bytes(writer.builder.Output())])
+    write_atomically(path, [bytes(writer.builder.Output())], follow_links=True)
 
 
 class _External:

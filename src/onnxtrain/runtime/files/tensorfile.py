@@ -60,7 +60,7 @@ def write(
         metadata: strings.
         types: element types that numpy cannot express (bfloat16 kept as uint16), by name.
     """
-    write_atomically(path, encode(tensors, metadata, types))
+    write_atomically(path, encode(tensors, metadata, types), follow_links=True)
 
 
 def encode(

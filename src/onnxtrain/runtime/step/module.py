@@ -14,6 +14,7 @@ from onnxruntime.capi import _pybind_state as ort
 
 from ...errors import InputError, StateError
 from ..files.onnxfile import Source
+from ..session.binding import HOST
 from ..session.collector import paused_collector
 from ..session.devices import Device, Provider
 from ..session.native import raw_ortvalue
@@ -207,7 +208,7 @@ class Module(OneProcess):
         if vector is None:
             views = [self._values.store_of(n).view(n).reshape(-1) for n in names]
             vector = np.concatenate(views) if views else np.empty(0, np.float32)
-        value = ort.OrtValue.ortvalue_from_numpy(vector, _host())
+        value = ort.OrtValue.ortvalue_from_numpy(vector, HOST.ort_device)
         # The value points into the array and does not hold it, nor does its `.numpy()` hold the
         # value: the array lives as long as the value does, and at least until the next call.
         weakref.finalize(value, _keep, vector)
@@ -323,7 +324,3 @@ class Module(OneProcess):
 def _keep(array: Array) -> None:
     """Let go of an array whose memory is no longer used."""
     del array
-
-
-def _host() -> Any:
-    return ort.OrtDevice(ort.OrtDevice.cpu(), ort.OrtDevice.default_memory(), 0)
