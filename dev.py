@@ -36,7 +36,8 @@ FAST = (
     "tests/cli/test_mistakes.py", "tests/compat/ort/test_session.py", "tests/compat/test_moving.py",
     "tests/torch/test_ortmodule.py", "tests/sklearn/test_learning.py",
     "tests/distributed/test_parts.py", "tests/flower/test_local.py", "tests/js/test_server.py",
-    "tests/finite/test_clipping.py", "tests/conformance/test_page.py",
+    "tests/finite/test_clipping.py", "tests/conformance/test_page.py", "tests/losses",
+    "tests/structure/test_one_of_each.py", "tests/faults/test_atomic.py",
 )  # fmt: skip
 """What ``test --fast`` runs, but for tests marked slow: all stages, and some of each front end."""
 PYTHON = VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")

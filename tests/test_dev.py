@@ -53,7 +53,7 @@ def test_the_fast_list_has_some_of_every_part(dev) -> None:
         assert (ROOT / path).exists(), path
     parts = {Path(p).parts[1] for p in dev.FAST if len(Path(p).parts) > 1}
     folders = {p.name for p in (ROOT / "tests").iterdir() if (p / "__init__.py").is_file()}
-    minutes = {"bench", "conformance", "docs", "end_to_end", "examples", "hostile"}
+    minutes = {"bench", "docs", "end_to_end", "examples", "hostile"}
     assert folders - parts == minutes
 
 
