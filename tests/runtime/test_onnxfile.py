@@ -91,7 +91,7 @@ def test_settling_lets_go_of_the_file(model):
     assert "large" in file.initializer_names
     with pytest.raises(BufferError):
         data.clear()  # views of it are held
-    encoded = file.settle()
+    encoded = file.consolidate()
     data.clear()
     assert encoded == file.encode()
     file.keep_inputs(lambda name: name != "unused")

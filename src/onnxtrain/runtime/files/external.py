@@ -388,7 +388,7 @@ def refer(tensor: Message, location: str, offset: int, length: int) -> None:
     tensor.replace(14, [EXTERNAL])
 
 
-def settle(model: Message, folder: str | os.PathLike[str] | None, where: str) -> str | None:
+def resolve(model: Message, folder: str | os.PathLike[str] | None, where: str) -> str | None:
     """Check all external data of a model and write down where they are.
 
     Afterwards the locations have no links and are relative to the folder that is returned, which is
@@ -443,7 +443,7 @@ def refuse(content: bytes, where: str) -> None:
     """Raise if a model that goes to onnxruntime without a folder names files."""
     model = Message.parse(content)
     if may_be_external(model):
-        settle(model, None, where)
+        resolve(model, None, where)
 
 
 def size_of(tensor: Message, where: str) -> int | None:

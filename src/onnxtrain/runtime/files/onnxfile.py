@@ -144,7 +144,7 @@ class ModelFile:
             check_model(message, where)
             folder = None
             if external.may_be_external(message):
-                folder = external.settle(message, folder_of(source), where)
+                folder = external.resolve(message, folder_of(source), where)
             return cls(message, where, folder)
         except (ExternalDataError, MissingFileError):
             raise
@@ -337,7 +337,7 @@ class ModelFile:
         """The model as bytes."""
         return self.message.encode()
 
-    def settle(self) -> bytes:
+    def consolidate(self) -> bytes:
         """The model as bytes, which from now on it is a view of.
 
         Before, large constants are views of the file it came from: memory for both would stay.

@@ -121,7 +121,7 @@ class GradientStep(Spinner, Step):
         self.now = pieces if pieces is not None else self.usual
 
     def _session(self, options: Any) -> Any:
-        return self.device.session(self.artifact.model.settle(), options)
+        return self.device.session(self.artifact.model.consolidate(), options)
 
     @property
     def usual(self) -> Passes:

@@ -74,7 +74,7 @@ class OneGraphStep(Spinner, OneProcess, Step):
         reseed(artifact.model, artifact.random_nodes, state.random)
         self.draws = Draws(state) if artifact.random_input else None
         self.small = SmallSteps(artifact, device, options)
-        self.model = artifact.model.settle()
+        self.model = artifact.model.consolidate()
         self.rate, self.number = np.zeros(1, np.float32), np.zeros(1, np.int64)
         self._ops = DeviceOps(device)
         states = TensorStore(state.frozen.specs[s] for s in artifact.states)
