@@ -20,6 +20,7 @@ from onnxtrain.cli.app import COMMANDS
 from onnxtrain.cli.measure import _read_profile
 from onnxtrain.cli.recipes import LOSSES, SCHEDULES, optimizer_names
 from onnxtrain.cli.settings import read_recompute
+from onnxtrain.cli.train import USUAL
 from onnxtrain.passes import AFTER, BEFORE
 
 from .models import blobs, classifier, regressor, save, write_csv, write_npz
@@ -409,6 +410,7 @@ def test_the_help_of_train_lists_the_names(run):
     for names in ("adamw", "cosine", "perplexity", "cross_entropy"):
         assert names in said
     assert "--learning-rate" in said
+    assert set(USUAL.split(", ")) <= set(optimizer_names())
 
 
 def test_the_target_that_was_taken_is_told(run):

@@ -12,7 +12,7 @@ import onnx.numpy_helper
 import pytest
 from onnx import TensorProto, helper
 
-from onnxtrain.cli.inert import inert
+from onnxtrain.drawing.inert import inert
 
 TAGS = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>"
 CODES = "\x1b]0;owned\x07\x1b[2J\x9b31m\r\x08\u202e"

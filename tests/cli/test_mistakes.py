@@ -141,9 +141,9 @@ MISTAKES = {
         ("5 classes", "the model has 3", "fewer folders"),
     ),
     "the user's own function fails": Mistake(
-        lambda: (classifier(), Path("mydata.py").write_text("def f():\n    return 1 / 0\n")),
-        ("train", "model.onnx", "--data", "mydata:f", "--loss", "cross_entropy"),
-        ("raised ZeroDivisionError in mydata.py, line 2", "your own code"),
+        lambda: (classifier(), Path("broken_data.py").write_text("def f():\n    return 1 / 0\n")),
+        ("train", "model.onnx", "--data", "broken_data:f", "--loss", "cross_entropy"),
+        ("raised ZeroDivisionError in broken_data.py, line 2", "your own code"),
     ),
     "ragged csv": Mistake(
         lambda: (regressor("model.onnx"), Path("data.csv").write_text("a,b,c,d\n1,2,3,4\n1,2\n")),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from onnxtrain.artifacts.device import write_device_file
 from onnxtrain.runtime.files import tensorfile
 from tests.js import tools
 
@@ -13,6 +14,7 @@ from . import models
 @pytest.mark.parametrize("backend", ["node", "wasm"])
 def test_javascript(tmp_path, backend):
     models.write(tmp_path, models.OPTIMIZERS["adamw"])
+    write_device_file(tmp_path)
     batches = {f"good {seed}": models.good(seed) for seed in range(3)}
     batches |= {name: make() for name, make in models.BAD.items()}
     tensors = {f"{n}/{i}": a for n, b in batches.items() for i, a in enumerate(b)}

@@ -16,8 +16,8 @@ from typing import Any, NoReturn, TypeVar
 
 import click
 
+from ..drawing.inert import inert
 from ..errors import NoGradientError, OnnxTrainError, OnnxTrainWarning
-from .inert import inert
 from .output import Output
 
 COMMANDS = {

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ..drawing.inert import inert
 from .app import common
-from .inert import inert
 from .output import UserError, current
 
 if TYPE_CHECKING:
     import onnx
 
-    from ..drawing import Drawing
+    from ..drawing.layout import Drawing
 
 EPILOG = """\b
 Examples:
@@ -38,7 +38,7 @@ def command(model: str, output: str | None, gradient: bool, of: str | None, max_
     Nodes of the forward half are blue, those of the backward half orange. Models without a scalar
     output are differentiated in the vector–Jacobian form.
     """
-    from ..drawing import arrange
+    from ..drawing.layout import arrange
 
     proto, forward = _load(model, gradient, of)
     if len(proto.graph.node) > max_nodes:

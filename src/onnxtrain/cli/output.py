@@ -11,8 +11,8 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from ..drawing.inert import inert
 from ..errors import OnnxTrainError
-from .inert import inert
 
 WIDTH_WITHOUT_TERMINAL = 120
 

@@ -12,10 +12,10 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from ..drawing.inert import inert
 from ..runtime.loop.callbacks import Callback
 from .app import Terminated
 from .history import Step, write_history
-from .inert import inert
 from .output import Output
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from ..drawing.inert import inert
 from ..drawing.scene import png_address
 from .charts import confusion, curves
-from .inert import inert
 from .inspect import shown
 from .output import count, size
 

@@ -66,25 +66,25 @@ class _Listed(click.ParamType):  # type: ignore[type-arg, unused-ignore]
         return [CompletionItem(n) for n in self.names if n.startswith(incomplete)]
 
 
-class _NamesOption(click.Option):
-    """Its help lists the names, which may take an import to know."""
-
-    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
-        """As usual, with the names."""
-        assert isinstance(self.type, _Listed)
-        self.help = f"One of {', '.join(self.type.names)}."
-        return super().get_help_record(ctx)
+def _listed(option: str, names: Iterable[str], **settings: Any) -> Callable[[F], F]:
+    return click.option(option, type=_Listed(names), help=f"One of {', '.join(names)}.", **settings)
 
 
-def _listed(option: str, names: Names, **settings: Any) -> Callable[[F], F]:
-    return click.option(option, type=_Listed(names), cls=_NamesOption, **settings)
+USUAL = "adamw, adam, sgd, rmsprop, lamb"
+"""Optimizers that the help names; to know them all takes an import of seconds."""
 
 
 @click.command(epilog=EPILOG)
 @click.argument("model", type=click.Path())
 @click.option("--data", type=click.Path(), help="Training data; see below.")
 @_listed("--loss", LOSSES)
-@_listed("--optimizer", optimizer_names, default="adamw", show_default=True)
+@click.option(
+    "--optimizer",
+    type=_Listed(optimizer_names),
+    default="adamw",
+    show_default=True,
+    help=f"{USUAL} …; a wrong name lists all.",
+)
 @click.option(
     "--lr", "--learning-rate", type=float, default=1e-3, show_default=True, help="Learning rate."
 )

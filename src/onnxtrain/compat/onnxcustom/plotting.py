@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import onnx
 
-from ...drawing import Box, Line, Scene, Text, beside
 from ...drawing.layout import arrange_with_types
+from ...drawing.scene import Box, Line, Scene, Text, beside
 from ...errors import OnnxTrainError
 from .onnx_helper import as_proto
 
