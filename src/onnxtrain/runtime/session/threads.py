@@ -28,6 +28,9 @@ LIMIT = 1_000_000
 TYPICAL_ROWS = 32
 """What is taken for the size of a batch where a session is made before the first one is seen."""
 
+FEW_NODES = 2000
+"""Of a model that gets a second session: of more it takes seconds to make, and gains little."""
+
 HEAVY = {"Conv", "ConvTranspose", "DeformConv", "GRU", "LSTM", "Loop", "RNN", "Scan"}
 """Operators whose work does not follow from the number of weights and rows."""
 
@@ -60,7 +63,7 @@ class SmallSteps:
             and device.provider == "CPUExecutionProvider"
             and not artifact.random_nodes  # two sessions would be two streams of random numbers
             and is_small(self._weights, 1)
-            and not cutting.is_long(artifact.model)  # its sessions take long to make, twice longer
+            and len(artifact.model.nodes) <= min(FEW_NODES, cutting.MANY_NODES)
             and not any(node.op_type in HEAVY for node in artifact.model.nodes)
         )
 
