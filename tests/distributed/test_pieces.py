@@ -13,8 +13,9 @@ from onnxtrain.api import CheckpointState, Module, Optimizer
 from onnxtrain.errors import ModelFileError
 from onnxtrain.runtime.files.onnxfile import ModelFile, tensor_type
 from onnxtrain.runtime.session import cutting
-from onnxtrain.runtime.session.cut_session import SHARED, share_arena
+from onnxtrain.runtime.session.cut_session import share_arena
 from onnxtrain.runtime.session.cutting import Template, cut, cut_by_nodes, type_proto
+from onnxtrain.runtime.session.options import ALLOCATORS
 from onnxtrain.runtime.step.pieces import Pieces
 from tests.runtime import test_real_artifacts as convolutional
 
@@ -242,16 +243,16 @@ def test_pieces_share_their_memory(tmp_path):
     tied(tmp_path)
     train = module(tmp_path, limit=1).gradient_step
     for session in train.pieces.session.sessions:
-        assert session.get_session_options().get_session_config_entry(SHARED) == "1"
+        assert session.get_session_options().get_session_config_entry(ALLOCATORS) == "1"
     options = onnxruntime.SessionOptions()
-    options.add_session_config_entry(SHARED, "0")
+    options.add_session_config_entry(ALLOCATORS, "0")
     share_arena(options)
-    assert options.get_session_config_entry(SHARED) == "0", "as the user said"
+    assert options.get_session_config_entry(ALLOCATORS) == "0", "as the user said"
     options = onnxruntime.SessionOptions()
     options.enable_cpu_mem_arena = False
     share_arena(options)
-    with pytest.raises(RuntimeError, match=SHARED):
-        options.get_session_config_entry(SHARED)
+    with pytest.raises(RuntimeError, match=ALLOCATORS):
+        options.get_session_config_entry(ALLOCATORS)
 
 
 def test_back_to_the_whole(tmp_path):

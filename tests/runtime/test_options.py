@@ -8,8 +8,9 @@ import pytest
 from onnxtrain import optim
 from onnxtrain.api import CheckpointState, Module, Optimizer
 from onnxtrain.runtime.loop.trainer import Trainer
+from onnxtrain.runtime.session.cut_session import share_arena
 from onnxtrain.runtime.session.devices import Device, create_session, session_options
-from onnxtrain.runtime.session.options import SPINNING, entry_of, may_spin
+from onnxtrain.runtime.session.options import ALLOCATORS, SPINNING, entry_of, may_spin
 
 from . import handmade
 
@@ -90,6 +91,18 @@ def test_a_second_completion_keeps_the_first():
     assert (used.intra_op_num_threads, used.enable_mem_pattern) == (1, False)
     assert used.log_severity_level == 4
     assert (given.intra_op_num_threads, given.enable_mem_pattern) == (0, True)
+
+
+def test_what_was_lent_once_is_not_taken_for_the_users():
+    """A second session with the same object shares the arena as the first did."""
+    given = ort.SessionOptions()
+    for _ in range(2):
+        options = session_options(given)
+        share_arena(options)
+        session = create_session(identity(), options)
+        assert entry(session, ALLOCATORS) == "1"
+    with pytest.raises(RuntimeError, match=ALLOCATORS):
+        session_options(given).get_session_config_entry(ALLOCATORS)
 
 
 def test_a_failure_gives_the_object_back():

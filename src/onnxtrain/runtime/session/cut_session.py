@@ -22,8 +22,8 @@ from ..files.wire import Message
 from . import cutting
 from .cutting import ELEMENTS, OWN, Piece, Template, cut_by_nodes, type_proto
 from .native import core_of, raw_ortvalue
+from .options import ALLOCATORS, entry_of
 
-SHARED = "session.use_env_allocators"
 HOST = ort.OrtDevice(ort.OrtDevice.cpu(), ort.OrtDevice.default_memory(), 0)
 Create = Callable[[bytes], onnxruntime.InferenceSession]
 
@@ -34,12 +34,9 @@ def share_arena(options: Any) -> None:
     What one session has let go the next can then use. With an arena each, four pieces of an encoder
     needed 443 MB where the whole model needs 320; with one, 323. It lives until the process ends.
     """
-    try:
-        options.get_session_config_entry(SHARED)
-    except RuntimeError:  # nobody has said anything about it
-        if options.enable_cpu_mem_arena:
-            _register_arena()
-            options.add_session_config_entry(SHARED, "1")
+    if entry_of(options, ALLOCATORS) is None and options.enable_cpu_mem_arena:
+        _register_arena()
+        options.add_session_config_entry(ALLOCATORS, "1")
 
 
 @functools.cache

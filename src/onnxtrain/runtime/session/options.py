@@ -62,9 +62,9 @@ class UserOptions:
 
     def get_session_config_entry(self, key: str) -> str:
         """As onnxruntime's: an error if there is none."""
-        if key in self._entries:
-            return self._entries[key]
-        value: str = self.given.get_session_config_entry(key)
+        value = self._entries.get(key, entry_of(self.given, key))
+        if value is None:
+            raise RuntimeError(f"There is no configuration entry {key!r}.")
         return value
 
     def add_session_config_entry(self, key: str, value: str) -> None:
