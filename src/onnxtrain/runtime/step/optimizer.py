@@ -189,6 +189,8 @@ def attach(state: TrainingState, file: OptimizerFile, reset: bool = False) -> Op
             raise CheckpointError(
                 f"The checkpoint's {kind!r} do not have the shapes this optimizer needs."
             )
-        memory.states[kind] = found if found is not None else TensorStore(wanted.values())
+        if found is None:
+            found = TensorStore(wanted.values(), layout=trainable.layout)
+        memory.states[kind] = found
     state.optimizer = memory
     return memory

@@ -186,10 +186,9 @@ class Core:
         arrays = {n: as_array(v) for n, v in values.items()}
         engine = self._engine_for(arrays, values)
         feeds = [arrays[n] for n in engine.inputs]
-        settings = self.settings
         if not engine.trainable:
             return Result(self._tensors(engine.evaluate(arrays, wanted)), updated=False)
-        if settings.accumulate == 1 and not settings.scaled and settings.world_size == 1:
+        if engine.is_one_graph:
             outputs = engine.step(feeds, rate, wanted)
             self.batches += 1
             return Result(self._tensors(outputs))
@@ -236,11 +235,7 @@ class Core:
                 self._check_together(world)
         if self.settings.scaled and not all(map(all_finite, vectors)):
             return False
-        factor = np.float32(1.0 / (scale * self.settings.accumulate * world))
-        if factor != 1.0:
-            for vector in vectors:
-                np.multiply(vector, factor, out=vector)
-        engine.update(rate)
+        engine.update(rate, 1.0 / (scale * self.settings.accumulate * world))
         return True
 
     def _check_together(self, world: int) -> None:
@@ -441,6 +436,7 @@ class Core:
             recompute=self.settings.recompute,
             check_finite=self.settings.check_finite,
             alone=self.settings.world_size == 1,
+            may_be_one_graph=self.settings.accumulate == 1,
             barriers=barriers,
         )
         if first is not None:
