@@ -12,17 +12,15 @@ import argparse
 import sys
 from pathlib import Path
 
-from .environment import packages, python_of
+from .environment import lists, python_of
 from .results import path_of
 from .run import Limits, run
-
-LISTS = Path(__file__).parent / "lists"
 
 
 def main() -> int:
     """Try the cases of one list."""
     options = arguments()
-    python = options.python or python_of(options.list, packages(LISTS / f"{options.list}.py"))
+    python = options.python or python_of(options.list, lists()[options.list])
     limits = Limits(options.seconds, options.memory, options.total)
     results = Path(options.results) if options.results else path_of(options.list)
     return run(options.list, python, results, limits, only=options.only, again=options.again)
@@ -30,11 +28,10 @@ def main() -> int:
 
 def arguments() -> argparse.Namespace:
     """What the command line says."""
-    known = sorted(p.stem for p in LISTS.glob("*.py") if p.stem != "__init__")
     head, _, rest = (__doc__ or "").partition("\n")
     parser = argparse.ArgumentParser(prog="conformance", description=head, epilog=rest)
     add = parser.add_argument
-    add("list", choices=known, help="which list")
+    add("list", choices=list(lists()), help="which list")
     add("--only", metavar="GLOB", default="*", help="only cases whose name fits")
     add("--again", action="store_true", help="also cases that have a row already")
     add("--seconds", type=float, default=300.0, help="time for one case (300)")
