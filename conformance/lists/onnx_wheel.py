@@ -33,7 +33,7 @@ def case(name: str) -> OnnxCase:
     return OnnxCase(
         model,
         {value.name: _feed(value, folder, i) for i, value in enumerate(inputs)},
-        family=name.split(os.sep)[0],
+        family=name.split(os.sep, maxsplit=1)[0],
         exporter="",
     )
 
