@@ -94,17 +94,17 @@ def _detach(graph: ir.Graph) -> None:
 
 def captured_values(node: ir.Node) -> list[ir.Value]:
     """Values of outer graphs that the node's subgraphs use."""
-    found: dict[ir.Value, None] = {}
+    captured: dict[ir.Value, None] = {}
     for attribute in node.attributes.values():
         if attribute.type == ir.AttributeType.GRAPH:
-            _captured_by_graph(attribute.as_graph(), found)
+            _captured_by_graph(attribute.as_graph(), captured)
         elif attribute.type == ir.AttributeType.GRAPHS:
             for graph in attribute.as_graphs():
-                _captured_by_graph(graph, found)
-    return list(found)
+                _captured_by_graph(graph, captured)
+    return list(captured)
 
 
-def _captured_by_graph(graph: ir.Graph, found: dict[ir.Value, None]) -> None:
+def _captured_by_graph(graph: ir.Graph, captured: dict[ir.Value, None]) -> None:
     local: set[ir.Value] = {*graph.inputs, *graph.initializers.values()}
     used: dict[ir.Value, None] = {}
     for node in graph:
@@ -112,7 +112,7 @@ def _captured_by_graph(graph: ir.Graph, found: dict[ir.Value, None]) -> None:
         used.update((v, None) for v in captured_values(node))
         local.update(node.outputs)
     used.update((v, None) for v in graph.outputs)
-    found.update((v, None) for v in used if v not in local)
+    captured.update((v, None) for v in used if v not in local)
 
 
 def values_by_name(graph: ir.Graph) -> dict[str, ir.Value]:

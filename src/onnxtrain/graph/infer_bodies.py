@@ -59,10 +59,10 @@ def _lend(model: onnx.ModelProto) -> None:
 def _take_back(model: onnx.ModelProto) -> None:
     outer = {t.name for t in model.graph.initializer}
     for body in _bodies(model.graph):
-        kept = [t for t in body.initializer if t.name not in outer]
-        if len(kept) != len(body.initializer):
+        own = [t for t in body.initializer if t.name not in outer]
+        if len(own) != len(body.initializer):
             del body.initializer[:]
-            body.initializer.extend(kept)
+            body.initializer.extend(own)
 
 
 # --- what a Loop carries -----------------------------------------------------------------------
@@ -72,7 +72,7 @@ class Loops:
     """Assumes that what a Loop carries keeps its shape, and takes back what proves wrong."""
 
     def __init__(self) -> None:
-        self._given_up: set[tuple[str, int]] = set()
+        self._refuted: set[tuple[str, int]] = set()
 
     def refine(
         self, graph: onnx.GraphProto, outer: Mapping[str, onnx.ValueInfoProto | None]
@@ -105,7 +105,7 @@ class Loops:
         for i, first in enumerate(node.input[2:]):
             carried, result = body.input[i + 2], inner.get(body.output[i + 1].name)
             key = (node.output[0], i)
-            if key in self._given_up or not _is_tensor(carried):
+            if key in self._refuted or not _is_tensor(carried):
                 continue
             if _shape(carried) is None:
                 start = types.get(first)
@@ -118,7 +118,7 @@ class Loops:
             assert before is not None
             if after is None or len(before.dim) != len(after.dim):
                 carried.type.tensor_type.ClearField("shape")
-                self._given_up.add(key)
+                self._refuted.add(key)
                 wrong = True
             elif _weaken(before, after):
                 wrong = True
@@ -130,13 +130,13 @@ class Loops:
 
 
 def _types(graph: onnx.GraphProto) -> dict[str, onnx.ValueInfoProto]:
-    found = {v.name: v for v in (*graph.input, *graph.value_info, *graph.output)}
+    types = {v.name: v for v in (*graph.input, *graph.value_info, *graph.output)}
     for tensor in graph.initializer:
-        if tensor.name not in found:
-            found[tensor.name] = onnx.helper.make_tensor_value_info(
+        if tensor.name not in types:
+            types[tensor.name] = onnx.helper.make_tensor_value_info(
                 tensor.name, tensor.data_type, list(tensor.dims)
             )
-    return found
+    return types
 
 
 def _is_tensor(value: onnx.ValueInfoProto) -> bool:
