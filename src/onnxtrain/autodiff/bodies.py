@@ -63,10 +63,10 @@ def body_walk(
 
 def values_of(body: ir.Graph) -> set[ir.Value]:
     """Values that live in a graph: its inputs, initializers and the outputs of its nodes."""
-    found = {*body.inputs, *body.initializers.values()}
+    values = {*body.inputs, *body.initializers.values()}
     for node in body:
-        found.update(node.outputs)
-    return found
+        values.update(node.outputs)
+    return values
 
 
 def used_values(nodes: Iterable[ir.Node]) -> dict[ir.Value, None]:
@@ -80,12 +80,12 @@ def used_values(nodes: Iterable[ir.Node]) -> dict[ir.Value, None]:
 
 def live_nodes(nodes: Sequence[ir.Node], results: Iterable[ir.Value]) -> list[ir.Node]:
     """Nodes on which one of the results depends, in their order."""
-    wanted, live = set(results), []
+    needed, live = set(results), []
     for node in reversed(nodes):
-        if wanted.isdisjoint(node.outputs):
+        if needed.isdisjoint(node.outputs):
             continue
         live.append(node)
-        wanted.update(used_values([node]))
+        needed.update(used_values([node]))
     return live[::-1]
 
 
@@ -104,13 +104,13 @@ def rewire(nodes: Iterable[ir.Node], new: Mapping[ir.Value, ir.Value]) -> None:
 
 def subgraphs(node: ir.Node) -> list[ir.Graph]:
     """The graphs among a node's attributes."""
-    found: list[ir.Graph] = []
+    graphs: list[ir.Graph] = []
     for attribute in node.attributes.values():
         if attribute.type == ir.AttributeType.GRAPH:
-            found.append(attribute.as_graph())
+            graphs.append(attribute.as_graph())
         elif attribute.type == ir.AttributeType.GRAPHS:
-            found.extend(attribute.as_graphs())
-    return found
+            graphs.extend(attribute.as_graphs())
+    return graphs
 
 
 def shapes_to_forward(
@@ -121,7 +121,7 @@ def shapes_to_forward(
     A gradient often needs no more than the shape of a value: then that is handed over, not the
     value itself.
     """
-    kept = []
+    backward = []
     for node in list(live):
         source = node.inputs[0] if node.op_type == "Shape" else None
         if source is not None and source in local:
@@ -133,8 +133,8 @@ def shapes_to_forward(
                 node.outputs[0].shape = ir.Shape([len(picked)])
             local.add(node.outputs[0])
         else:
-            kept.append(node)
-    return kept
+            backward.append(node)
+    return backward
 
 
 def sequences_to_forward(
@@ -150,12 +150,12 @@ def sequences_to_forward(
         if any(_is_local_sequence(v, local, moved) for v in node.inputs):
             needed = _forward_only(node, backward, local)
             moved.update(dict.fromkeys(needed or ()))
-    kept = [n for n in live if n not in moved]
+    staying = [n for n in live if n not in moved]
     for node in [n for n in live if n in moved]:
         op.nodes.remove(node)
         body.append(node)
         local.update(node.outputs)
-    return kept
+    return staying
 
 
 def _is_local_sequence(
@@ -290,8 +290,8 @@ def scan(
     for state in states if state_shape is not None else ():
         state.value.shape = ir.Shape(list(state_shape or ()))
     slices = {name: _slice(body, stack) for name, stack in stacks.items()}
-    after, given = step(body, states, slices)
-    outputs = body_outputs(body, [*after, *given.values()])
+    after, stacked = step(body, states, slices)
+    outputs = body_outputs(body, [*after, *stacked.values()])
     graph = ir.Graph(
         [t.value for t in (*states, *slices.values())],
         outputs,
@@ -306,9 +306,9 @@ def scan(
         body=graph,
         num_scan_inputs=len(stacks),
         scan_input_directions=[int(backwards)] * len(stacks),
-        scan_output_directions=[int(backwards)] * len(given),
+        scan_output_directions=[int(backwards)] * len(stacked),
     )
-    return results[: len(starts)], dict(zip(given, results[len(starts) :]))
+    return results[: len(starts)], dict(zip(stacked, results[len(starts) :]))
 
 
 def _slice(body: OpBuilder, stack: Tensor) -> Tensor:

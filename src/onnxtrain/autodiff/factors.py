@@ -143,8 +143,8 @@ class _Merge:
 
 def _uses(back: Backward) -> list[ir.Value]:
     """Every use of a value in the backward body, once per use."""
-    found = [r.value for r in back.results()]
+    uses = [r.value for r in back.results()]
     for node in back.op.nodes:
-        found.extend(v for v in node.inputs if v is not None)
-        found.extend(v for v in bodies.used_values([node]) if v not in node.inputs)
-    return found
+        uses.extend(v for v in node.inputs if v is not None)
+        uses.extend(v for v in bodies.used_values([node]) if v not in node.inputs)
+    return uses

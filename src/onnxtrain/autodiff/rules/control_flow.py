@@ -37,26 +37,26 @@ def if_(walk: Walk, node: ir.Node, dys: Sequence[Tensor | None]) -> Gradients:
     # captured values, zeros for those it does not use.
     op = walk.op
     branches = [node.attributes[k].as_graph() for k in ("then_branch", "else_branch")]
-    found = [_branch(walk, node, graph, dys) for graph in branches]
-    captured = [v for v in captured_values(node) if any(v in grads for _, grads in found)]
+    backward = [_branch(walk, node, graph, dys) for graph in branches]
+    captured = [v for v in captured_values(node) if any(v in grads for _, grads in backward)]
     if not captured:
         return []
     graphs = []
-    for forward, (inner, grads) in zip(branches, found):
+    for forward, (inner, grads) in zip(branches, backward):
         results = [grads[v] if v in grads else inner.zeros_like(inner.tensor(v)) for v in captured]
         results = _hand_over_branch(op, node, forward, inner, results)
         outputs = bodies.body_outputs(inner, results)
         graphs.append(ir.Graph([], outputs, nodes=inner.nodes, name=f"{forward.name}_grad"))
     condition = node.inputs[0]
     assert condition is not None
-    found_results = op.many(
+    gradients = op.many(
         "If",
         op.tensor(condition),
         outputs=len(captured),
         then_branch=graphs[0],
         else_branch=graphs[1],
     )
-    return [(v, loops.typed(r, v)) for v, r in zip(captured, found_results)]
+    return [(v, loops.typed(r, v)) for v, r in zip(captured, gradients)]
 
 
 def _branch(

@@ -139,30 +139,32 @@ def sequence_map(
     _refuse_random(node, body)
     inner_op = bodies.inside(op)
     inner = _map_walk(walk, inner_op, node)
-    given: list[tuple[Tensor, Tensor]] = []
+    seeds: list[tuple[Tensor, Tensor]] = []
     for output, dy in zip(body.outputs, dys):
         if dy is not None and output in inner.active:
             seed = bodies.body_input(inner_op, f"{output.name}_grad", output)
             inner.add(output, seed)
-            given.append((dy, seed))
+            seeds.append((dy, seed))
     inner.run()
     outer_of = {i: v for v, i in zip(node.inputs, body.inputs) if v is not None}
     targets = [*(i for i in body.inputs if i in inner.wrt), *captured_values(node)]
-    found = [(t, g) for t in targets if t in inner.wrt and (g := inner.take(t)) is not None]
-    elements, results = _with_forward(inner_op, body, [g for _, g in found])
+    inner_gradients = [
+        (t, g) for t in targets if t in inner.wrt and (g := inner.take(t)) is not None
+    ]
+    elements, results = _with_forward(inner_op, body, [g for _, g in inner_gradients])
     outputs = bodies.body_outputs(inner_op, results)
-    for value, (target, _) in zip(outputs, found):
+    for value, (target, _) in zip(outputs, inner_gradients):
         value.type = ir.TensorType(target.dtype or ir.DataType.FLOAT)
     graph = ir.Graph(
-        [*elements, *(s.value for _, s in given)],
+        [*elements, *(s.value for _, s in seeds)],
         outputs,
         nodes=inner_op.nodes,
         name=op.names.fresh(f"{body.name}_grad"),
     )
-    operands = [op.tensor(outer_of[i]) for i in body.inputs] + [dy for dy, _ in given]
+    operands = [op.tensor(outer_of[i]) for i in body.inputs] + [dy for dy, _ in seeds]
     mapped = op.emit("SequenceMap", operands, len(outputs), body=graph)
     gradients = []
-    for (target, _), result in zip(found, mapped):
+    for (target, _), result in zip(inner_gradients, mapped):
         result.value.type = ir.SequenceType(ir.TensorType(target.dtype or ir.DataType.FLOAT))
         outer = outer_of.get(target, target)
         if not sequences.is_sequence(outer):
