@@ -89,11 +89,11 @@ def _reads(node: ir.Node) -> list[ir.Value]:
 
 
 def _depending_on(graph: ir.Graph, seeds: Iterable[ir.Value]) -> set[ir.Value]:
-    found = set(seeds)
+    dependent = set(seeds)
     for node in graph:
-        if any(v in found for v in _reads(node)):
-            found.update(node.outputs)
-    return found
+        if any(v in dependent for v in _reads(node)):
+            dependent.update(node.outputs)
+    return dependent
 
 
 def _ancestors(
@@ -121,13 +121,13 @@ def _cut(
     """The cheapest set of forward values from which the backward half can be computed."""
     in_forward = _ancestors(graph, outputs)
     free = {*graph.inputs, *graph.initializers.values()}
-    wanted: dict[ir.Value, None] = {g: None for g in gradients if g not in late}
+    crossing_candidates: dict[ir.Value, None] = {g: None for g in gradients if g not in late}
     for node in graph:
         if any(o in late for o in node.outputs):
-            wanted.update((v, None) for v in _reads(node) if v not in late)
-    forced = {v for v in wanted if v not in free and not _may_repeat(v, in_forward)}
+            crossing_candidates.update((v, None) for v in _reads(node) if v not in late)
+    forced = {v for v in crossing_candidates if v not in free and not _may_repeat(v, in_forward)}
     free |= forced  # what is kept anyway can be read without further cost
-    todo = [v for v in wanted if v not in free]
+    todo = [v for v in crossing_candidates if v not in free]
     flow, reached = _Flow(), set[ir.Value]()
     for value in todo:
         flow.edge("backward", (value, "after"), FOREVER)
@@ -251,10 +251,10 @@ def _backward(
     graph = half.graph
     values = values_by_name(graph)
     _set_outputs(graph, [values[g] for g in gradients])
-    kept = [_becomes_input(values[name]) for name in saved]
+    saved_inputs = [_becomes_input(values[name]) for name in saved]
     _prune(graph)
     rest = [v for v in graph.inputs if v.name not in seeds and v.uses()]
-    _keep_inputs(graph, [*kept, *rest, *(values[s] for s in seeds)])
+    _keep_inputs(graph, [*saved_inputs, *rest, *(values[s] for s in seeds)])
     return half
 
 
