@@ -165,16 +165,16 @@ def _embedding_bag(
         def reduce(rows: torch.Tensor, how: str) -> torch.Tensor:
             return _reduced_by_number(rows, how, bags, count)
 
-    kept = counted.unsqueeze(-1)
+    mask = counted.unsqueeze(-1)
     if mode == "max":
-        largest = reduce(torch.where(kept, rows, -torch.inf), "amax")
+        largest = reduce(torch.where(mask, rows, -torch.inf), "amax")
         return torch.where(torch.isinf(largest), 0.0, largest)
     if per_sample_weights is not None:
         rows = rows * per_sample_weights.unsqueeze(-1)
-    total = reduce(torch.where(kept, rows, 0.0), "sum")
+    total = reduce(torch.where(mask, rows, 0.0), "sum")
     if mode == "sum":
         return total
-    return total / reduce(kept.to(rows.dtype), "sum").clamp(min=1.0)
+    return total / reduce(mask.to(rows.dtype), "sum").clamp(min=1.0)
 
 
 def _reduced_by_axis(rows: torch.Tensor, how: str) -> torch.Tensor:

@@ -34,10 +34,10 @@ def state_name(name: str) -> str:
 def aliases(flat: torch.nn.Module) -> dict[str, str]:
     """From every state_dict name to the first name of the same tensor."""
     first: dict[int, str] = {}
-    found = {}
+    first_names = {}
     for name, tensor in tensors_by_name(flat).items():
-        found[state_name(name)] = first.setdefault(id(tensor), state_name(name))
-    return found
+        first_names[state_name(name)] = first.setdefault(id(tensor), state_name(name))
+    return first_names
 
 
 def canonical_names(
@@ -109,13 +109,13 @@ def rename(proto: onnx.ModelProto, names: Mapping[str, str]) -> None:
 
 
 def _value_names(graph: onnx.GraphProto) -> set[str]:
-    found = {i.name for i in graph.initializer} | {i.name for i in graph.input}
+    names = {i.name for i in graph.initializer} | {i.name for i in graph.input}
     for node in graph.node:
-        found.update(node.output)
+        names.update(node.output)
         for attribute in node.attribute:
             if attribute.HasField("g"):
-                found |= _value_names(attribute.g)
-    return found
+                names |= _value_names(attribute.g)
+    return names
 
 
 def _fresh(stem: str, taken: set[str]) -> str:

@@ -92,9 +92,9 @@ def _rename(nodes: Collection[onnx.NodeProto], names: Mapping[str, str]) -> None
 
 def _forget_types(graph: onnx.GraphProto, narrow: Collection[int]) -> None:
     """Drop what is said about values inside, here and in subgraphs, that are float32 now."""
-    kept = [v for v in graph.value_info if v.type.tensor_type.elem_type not in narrow]
+    remaining = [v for v in graph.value_info if v.type.tensor_type.elem_type not in narrow]
     del graph.value_info[:]
-    graph.value_info.extend(kept)
+    graph.value_info.extend(remaining)
     for node in _all_nodes(graph.node):
         for attribute in node.attribute:
             for value in (*attribute.g.input, *attribute.g.output, *attribute.g.value_info):

@@ -55,12 +55,12 @@ def export_gradient_graph(
 def _parameters_to_inputs(proto: onnx.ModelProto, names: Iterable[str]) -> None:
     graph = proto.graph
     weights = {t.name: t for t in graph.initializer}
-    wanted = [n for n in names if n in weights]
-    for name in wanted:
+    moved = [n for n in names if n in weights]
+    for name in moved:
         tensor = weights[name]
         graph.input.append(
             onnx.helper.make_tensor_value_info(name, tensor.data_type, list(tensor.dims))
         )
-    kept = [t for t in graph.initializer if t.name not in set(wanted)]
+    remaining = [t for t in graph.initializer if t.name not in set(moved)]
     del graph.initializer[:]
-    graph.initializer.extend(kept)
+    graph.initializer.extend(remaining)

@@ -45,7 +45,7 @@ def export_gradient_graph(
         The model that was written.
     """
     axes = {"input": {0: "batch"}, "labels": {0: "batch"}}
-    found = export(
+    exported = export(
         model,
         [example_input, example_labels],
         loss_fn=loss_fn,
@@ -56,8 +56,10 @@ def export_gradient_graph(
         opset=opset_version,
         exporter=exporter,
     )
-    trained = [n for n, p in model.named_parameters() if p.requires_grad and n in found.names]
-    loaded = load(differentiate(found.model, wrt=trained, of="loss", no_gradient=found.barriers))
+    trained = [n for n, p in model.named_parameters() if p.requires_grad and n in exported.names]
+    loaded = load(
+        differentiate(exported.model, wrt=trained, of="loss", no_gradient=exported.barriers)
+    )
     params.to_inputs(loaded, trained)
     graph = loaded.graph
     inputs = {v.name: v for v in graph.inputs}
