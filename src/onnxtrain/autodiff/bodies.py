@@ -13,8 +13,9 @@ from typing import TypeAlias
 import onnx_ir as ir
 
 from ..graph import Dim, OpBuilder, Tensor
-from ..graph.edit import captured_values, copy_node
+from ..graph.edit import copy_node
 from ..graph.nodes import identity
+from ..graph.subgraphs import captured_values, subgraphs, used_values
 from ..operators import RANDOM
 from .walk import Walk, is_differentiable
 
@@ -69,26 +70,6 @@ def values_of(body: ir.Graph) -> set[ir.Value]:
     return values
 
 
-def used_values(nodes: Iterable[ir.Node]) -> dict[ir.Value, None]:
-    """Values the nodes read, those read by their subgraphs included, in order."""
-    used: dict[ir.Value, None] = {}
-    for node in nodes:
-        used.update((v, None) for v in node.inputs if v is not None)
-        used.update((v, None) for v in captured_values(node))
-    return used
-
-
-def live_nodes(nodes: Sequence[ir.Node], results: Iterable[ir.Value]) -> list[ir.Node]:
-    """Nodes on which one of the results depends, in their order."""
-    needed, live = set(results), []
-    for node in reversed(nodes):
-        if needed.isdisjoint(node.outputs):
-            continue
-        live.append(node)
-        needed.update(used_values([node]))
-    return live[::-1]
-
-
 def rewire(nodes: Iterable[ir.Node], new: Mapping[ir.Value, ir.Value]) -> None:
     """Let nodes, and their subgraphs, read other values."""
     for node in nodes:
@@ -100,17 +81,6 @@ def rewire(nodes: Iterable[ir.Node], new: Mapping[ir.Value, ir.Value]) -> None:
             for i, value in enumerate(graph.outputs):
                 if value in new:
                     graph.outputs[i] = new[value]
-
-
-def subgraphs(node: ir.Node) -> list[ir.Graph]:
-    """The graphs among a node's attributes."""
-    graphs: list[ir.Graph] = []
-    for attribute in node.attributes.values():
-        if attribute.type == ir.AttributeType.GRAPH:
-            graphs.append(attribute.as_graph())
-        elif attribute.type == ir.AttributeType.GRAPHS:
-            graphs.extend(attribute.as_graphs())
-    return graphs
 
 
 def shapes_to_forward(

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import onnx_ir as ir
 
 from ..graph import Dim, OpBuilder, Tensor
+from ..graph.subgraphs import live_nodes, subgraphs, used_values
 from ..graph.tensor import dims_of
 from ..operators import ELEMENTWISE
 from . import bodies
@@ -69,7 +70,7 @@ def out_of_the_loop(op: OpBuilder, back: Backward, inputs: Iterable[ir.Value] = 
     changing.update((*back.locals, *inputs))
     inside = []
     for node in back.op.nodes:
-        if bodies.subgraphs(node) or any(v in changing for v in bodies.used_values([node])):
+        if subgraphs(node) or any(v in changing for v in used_values([node])):
             inside.append(node)
         else:
             changing.difference_update(node.outputs)
@@ -91,7 +92,7 @@ def before_the_loop(op: OpBuilder, back: Backward) -> None:
             inside.append(node)
         else:
             moved[node.outputs[0]] = stack
-    used = bodies.used_values(inside)
+    used = used_values(inside)
     used.update((r.value, None) for r in back.results())
     back.op.nodes[:] = inside
     for value, stack in moved.items():
@@ -183,7 +184,7 @@ def after_the_loop(back: Backward) -> After:
     if after.terms:
         back.sums = left
         results = [*back.results(), *after.stacked]
-        back.op.nodes[:] = bodies.live_nodes(back.op.nodes, [r.value for r in results])
+        back.op.nodes[:] = live_nodes(back.op.nodes, [r.value for r in results])
     return after
 
 

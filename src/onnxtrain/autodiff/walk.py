@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from ..errors import Blocker, GradientRuleError, NoGradientError, OnnxTrainError
 from ..graph import FLOATS, OpBuilder, Tensor
-from ..graph.edit import captured_values
+from ..graph.subgraphs import captured_values
 from ..graph.tensor import dims_of
 from . import sequences
 from .composites import Composite, find_composites

@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from .infer_bodies import infer_with_bodies
 from .onnx_inference import infer_shapes_of
+from .subgraphs import graph_protos, subgraphs
 
 SMALL = 1024
 
@@ -36,7 +37,11 @@ def infer_nodes(nodes: Sequence[ir.Node], opset: int) -> None:
         graph, opset_imports=[onnx.helper.make_opsetid("", opset)], ir_version=10
     )
 
-    inferred = _by_name([infer_with_bodies(model, infer_shapes_of).graph])
+    inferred = {
+        info.name: info
+        for below in graph_protos(infer_with_bodies(model, infer_shapes_of).graph)
+        for info in (*below.value_info, *below.input, *below.output)
+    }
     for value in (*results, *inside):
         info = inferred.get(value.name or "")
         if info is not None:
@@ -47,30 +52,17 @@ def _all(nodes: Iterable[ir.Node]) -> list[ir.Node]:
     flat: list[ir.Node] = []
     for node in nodes:
         flat.append(node)
-        for graph in _graphs(node):
+        for graph in subgraphs(node):
             flat.extend(_all(graph))
     return flat
-
-
-def _graphs(node: ir.Node) -> list[ir.Graph]:
-    return [a.as_graph() for a in node.attributes.values() if a.type == ir.AttributeType.GRAPH]
 
 
 def _inside(node: ir.Node) -> list[ir.Value]:
     """Values that live in the subgraphs of a node."""
     values: list[ir.Value] = []
-    for graph in _graphs(node):
+    for graph in subgraphs(node):
         values.extend(graph.inputs)
         for inner in graph:
             values.extend(inner.outputs)
             values.extend(_inside(inner))
     return values
-
-
-def _by_name(graphs: Iterable[onnx.GraphProto]) -> dict[str, onnx.ValueInfoProto]:
-    infos: dict[str, onnx.ValueInfoProto] = {}
-    for graph in graphs:
-        infos.update((v.name, v) for v in (*graph.value_info, *graph.input, *graph.output))
-        for node in graph.node:
-            infos.update(_by_name(a.g for a in node.attribute if a.HasField("g")))
-    return infos

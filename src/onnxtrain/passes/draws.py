@@ -22,6 +22,7 @@ from ..graph import Constants, Names, OpBuilder, Tensor
 from ..graph.contract import RANDOM_INPUT
 from ..graph.dropout import dropout_scale, never_drops, ratio_of, training_mode_of
 from ..graph.edit import remove_nodes, replace_value, take_over
+from ..graph.subgraphs import subgraphs
 from ..operators import RANDOM
 from .bits import INT32, INT64, Area, Bits
 
@@ -62,9 +63,8 @@ def _places(graph: ir.Graph, loops: Sequence[ir.Node] = ()) -> Iterator[_Place]:
             yield _Place(node, list(loops))
         if node.op_type in ("If", "Loop", "Scan"):
             around = loops if node.op_type == "If" else [*loops, node]
-            for attribute in node.attributes.values():
-                if attribute.type == ir.AttributeType.GRAPH:
-                    yield from _places(attribute.as_graph(), around)
+            for inner in subgraphs(node):
+                yield from _places(inner, around)
 
 
 def draws(node: ir.Node) -> bool:
@@ -173,10 +173,8 @@ def _all_names(graph: ir.Graph) -> Iterator[str]:
     for node in graph.all_nodes():
         yield node.name or ""
         values.extend(node.outputs)
-        for attribute in node.attributes.values():
-            if attribute.type == ir.AttributeType.GRAPH:
-                body = attribute.as_graph()
-                values += [*body.inputs, *body.initializers.values()]
+        for body in subgraphs(node):
+            values += [*body.inputs, *body.initializers.values()]
     yield from (v.name for v in values if v.name)
 
 

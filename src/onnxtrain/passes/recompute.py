@@ -19,10 +19,11 @@ from collections.abc import Collection
 import numpy as np
 import onnx_ir as ir
 
-from ..autodiff.bodies import rewire, subgraphs, used_values
+from ..autodiff.bodies import rewire
 from ..errors import model_errors
 from ..graph import FLOATS, Constants, Names, OpBuilder, Tensor
 from ..graph.edit import GATE, all_names, copy_node
+from ..graph.subgraphs import live_nodes, subgraphs, used_values
 from ..graph.tensor import dims_of
 from ..operators import PRODUCTS, RANDOM, VIEWS
 from .segments import Recompute, assign, check_recompute, named_values, weight
@@ -66,7 +67,7 @@ class _Recomputation:
         self.results = [o for o in graph.outputs if o.name not in gradients]
         self.gradients = [o for o in graph.outputs if o.name in gradients]
         nodes = list(graph)
-        ancestors = _ancestors(nodes, self.results)
+        ancestors = set(live_nodes(nodes, self.results))
         self.forward = [n for n in nodes if n in ancestors]
         self.backward = [n for n in nodes if n not in ancestors]
         self._make_masks()
@@ -353,15 +354,6 @@ class _Recomputation:
 
 
 # -- small pieces ----------------------------------------------------------------------------------
-
-
-def _ancestors(nodes: list[ir.Node], targets: Collection[ir.Value]) -> set[ir.Node]:
-    needed, ancestors = set(targets), set[ir.Node]()
-    for node in reversed(nodes):
-        if not needed.isdisjoint(node.outputs):
-            ancestors.add(node)
-            needed.update(used_values([node]))
-    return ancestors
 
 
 def _ratio(node: ir.Node) -> float | None:

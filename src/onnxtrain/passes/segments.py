@@ -16,8 +16,8 @@ from typing import TypeAlias
 
 import onnx_ir as ir
 
-from ..autodiff.bodies import used_values
 from ..errors import ModelError, UnknownNameError
+from ..graph.subgraphs import used_values
 from ..operators import VIEWS
 
 Recompute: TypeAlias = "int | str | Sequence[str] | None"

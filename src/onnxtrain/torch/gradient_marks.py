@@ -8,7 +8,7 @@ differentiated as a constant.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import onnx
@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from ..graph.edit import remove_nodes, replace_value
 from ..graph.nodes import same_shape
+from ..graph.subgraphs import node_protos
 
 BARRIER = "onnxtrain_barrier_"
 """How the names of the zeros begin, and of the nodes that add them."""
@@ -330,19 +331,11 @@ ANOTHER_FORM: dict[Any, Callable[..., Any]] = {
 def name_barriers(proto: onnx.ModelProto) -> list[str]:
     """Name the nodes that no gradient passes, so that they can be told to the differentiation."""
     names = []
-    for number, node in enumerate(_all_nodes(proto.graph)):
+    for number, node in enumerate(node_protos(proto.graph.node)):
         if any(name.startswith(BARRIER) for name in node.input):
             node.name = f"{BARRIER}{number}"
             names.append(node.name)
     return names
-
-
-def _all_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    for node in graph.node:
-        yield node
-        for attribute in node.attribute:
-            if attribute.HasField("g"):
-                yield from _all_nodes(attribute.g)
 
 
 def remove_barriers(model: ir.Model, names: Collection[str]) -> None:

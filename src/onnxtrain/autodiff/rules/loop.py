@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from ...errors import GradientRuleError
 from ...graph import OpBuilder, Tensor
-from ...graph.edit import captured_values
+from ...graph.subgraphs import captured_values
 from .. import bodies, hoist, loops
 from ..registry import graph_gradient
 from ..walk import Walk

@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from ...errors import GradientRuleError
 from ...graph import Constants, Names, OpBuilder, Tensor
-from ...graph.edit import captured_values
+from ...graph.subgraphs import captured_values, live_nodes
 from ...operators import RANDOM
 from .. import bodies, sequences
 from ..registry import gradient, graph_gradient, zero_gradient
@@ -200,8 +200,8 @@ def _with_forward(
     copied.remove(nodes)
     for value in new.values():
         value.name = op.names.fresh(f"{value.name}_again")
-    live = bodies.live_nodes(op.nodes, [g.value for g in gradients])
+    live = live_nodes(op.nodes, [g.value for g in gradients])
     bodies.rewire(live, new)
     results = [op.tensor(new.get(g.value, g.value)) for g in gradients]
-    op.nodes[:] = bodies.live_nodes([*nodes, *live], [r.value for r in results])
+    op.nodes[:] = live_nodes([*nodes, *live], [r.value for r in results])
     return elements, results

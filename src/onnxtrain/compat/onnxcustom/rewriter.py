@@ -6,6 +6,7 @@ import onnx
 
 from ...errors import ModelError, UnknownNameError
 from ...graph import load, to_proto
+from ...graph.subgraphs import graph_protos, subgraph_protos
 from .onnx_helper import as_proto
 
 _UNREDUCED = {
@@ -114,12 +115,11 @@ class _Fresh:
 
 
 def _all_names(graph: onnx.GraphProto) -> set[str]:
-    names = {v.name for v in (*graph.input, *graph.initializer)}
-    for node in graph.node:
-        names.update([node.name, *node.output])
-        for attribute in node.attribute:
-            if attribute.type == onnx.AttributeProto.GRAPH:
-                names |= _all_names(attribute.g)
+    names: set[str] = set()
+    for each in graph_protos(graph):
+        names.update(v.name for v in (*each.input, *each.initializer))
+        for node in each.node:
+            names.update([node.name, *node.output])
     return names
 
 
@@ -129,9 +129,8 @@ def _rewrite(
     nodes = []
     for node in graph.node:
         if recursive:
-            for attribute in node.attribute:
-                if attribute.type == onnx.AttributeProto.GRAPH:
-                    _rewrite(attribute.g, op_type, sub, fresh, recursive)
+            for inner in subgraph_protos(node):
+                _rewrite(inner, op_type, sub, fresh, recursive)
         if node.op_type != op_type:
             nodes.append(node)
             continue

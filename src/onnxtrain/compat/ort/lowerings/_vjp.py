@@ -15,6 +15,7 @@ from ....compile import vector_jacobian
 from ....errors import UnknownRankError
 from ....graph import Constants, Names, OpBuilder, Tensor
 from ....graph.infer import infer_shapes
+from ....graph.subgraphs import subgraphs
 
 Forward: TypeAlias = "Callable[..., Tensor | tuple[Tensor, ...]]"
 
@@ -128,12 +129,10 @@ def _rename(op: OpBuilder, nodes: Sequence[ir.Node]) -> None:
         for output in node.outputs:
             if output.name:
                 output.name = op.names.fresh(f"{op.scope}/{output.name}")
-        for attribute in node.attributes.values():
-            if attribute.type == ir.AttributeType.GRAPH:
-                body = attribute.as_graph()
-                for value in (*body.inputs, *body.initializers.values()):
-                    value.name = op.names.fresh(f"{op.scope}/{value.name}")
-                _rename(op, list(body))
+        for body in subgraphs(node):
+            for value in (*body.inputs, *body.initializers.values()):
+                value.name = op.names.fresh(f"{op.scope}/{value.name}")
+            _rename(op, list(body))
 
 
 def unknown_rank(name: str) -> UnknownRankError:

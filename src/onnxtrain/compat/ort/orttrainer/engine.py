@@ -26,6 +26,7 @@ from ....compile import Plan, eval_model, step_model, training_model
 from ....errors import ModelError, StateError, UnreachableError
 from ....graph.contract import METADATA
 from ....graph.io import to_proto
+from ....graph.subgraphs import subgraph_protos
 from ....passes import Recompute
 from ....passes.draws import draws_from_counter
 from ....runtime.session.binding import Binding
@@ -440,9 +441,8 @@ def _bytes(model: ir.Model) -> bytes:
 def _reads(node: onnx.NodeProto) -> list[str]:
     """Everything a node depends on, what its subgraphs take from outside included."""
     names = list(node.input)
-    for attribute in node.attribute:
-        if attribute.HasField("g"):
-            names += [name for inner in attribute.g.node for name in _reads(inner)]
+    for graph in subgraph_protos(node):
+        names += [name for inner in graph.node for name in _reads(inner)]
     return names
 
 
