@@ -101,10 +101,10 @@ def test_groups_side_by_side_are_one_run_each() -> None:
     """The order in memory is free: names, values and results are the same."""
     file = flat_file(adam_with_groups())
     alternating, update = by_flat_update(file, 2)
-    assert len(update.pieces) == 4
+    assert len(update.chunks) == 4
     layout = ["w1", "w2", "b1", "b2"]
     contiguous, update = by_flat_update(file, 2, layout)
-    assert len(update.pieces) == 2
+    assert len(update.chunks) == 2
     assert list(update.params) == list(SHAPES)
     assert update.params.layout == update.states[0].layout == update.gradients.layout == layout
     for key, value in alternating.items():

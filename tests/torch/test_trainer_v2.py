@@ -159,7 +159,7 @@ def test_a_group_is_one_run_over_the_flat_buffer(monkeypatch: pytest.MonkeyPatch
     made = trainer(Net(), optim.AdamConfig(params=GROUP))
     losses(made, batches(1))
     engine = made._core.engine
-    assert [piece.group for piece in engine._update.pieces] == [0, 1]
+    assert [chunk.group for chunk in engine._update.chunks] == [0, 1]
     names = ["fc1.weight", "fc1.bias", "norm.weight", "norm.bias", "fc2.weight", "fc2.bias"]
     assert list(engine.state.trainable) == names
     assert engine.state.trainable.layout[:2] == GROUP[0]["params"]
