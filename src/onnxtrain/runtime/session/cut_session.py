@@ -115,16 +115,6 @@ class CutSession:
         return self._outputs
 
     @property
-    def inputs_meta(self) -> list[Argument]:
-        """The same under the name that it has at the C level."""
-        return self._inputs
-
-    @property
-    def outputs_meta(self) -> list[Argument]:
-        """The same under the name that it has at the C level."""
-        return self._outputs
-
-    @property
     def model_meta(self) -> Any:
         """The metadata of the model, which the first piece carries."""
         return self.cores[0].model_meta
