@@ -205,23 +205,23 @@ def _beside(tensor: ir.ExternalTensor, folder: Path) -> ir.ExternalTensor:
 
 def _move(values: Sequence[ir.Value], folder: Path, name: str) -> None:
     """Write weights to a new file, one after the other, and let the values refer to it."""
-    places: list[tuple[ir.Value, ir.TensorProtocol, int]] = []
+    moves: list[tuple[ir.Value, ir.TensorProtocol, int]] = []
     end = 0
     for value in values:
         if value.const_value is not None:
             start = end + -end % (PAGE if value.const_value.nbytes >= LARGE else ALIGNMENT)
-            places.append((value, value.const_value, start))
+            moves.append((value, value.const_value, start))
             end = start + value.const_value.nbytes
 
     def chunks() -> Iterator[bytes]:
         at = 0
-        for _, tensor, start in places:
+        for _, tensor, start in moves:
             yield bytes(start - at)
             yield tensor.tobytes()
             at = start + tensor.nbytes
 
     write_atomically(folder / name, chunks())
-    for value, tensor, start in places:
+    for value, tensor, start in moves:
         shape = ir.Shape(tensor.shape.numpy())
         value.const_value = ir.ExternalTensor(
             name, start, tensor.nbytes, tensor.dtype,

@@ -56,7 +56,7 @@ class _Recomputation:
     Attributes:
         segment: forward node → its segment.
         last: the number of the last segment, which stays as it is.
-        kept: forward values that stay alive until the backward half has read them.
+        stored: forward values that stay alive until the backward half has read them.
         level: backward node → the segment it belongs to, `last` for those that need no copy.
     """
 

@@ -129,9 +129,11 @@ def _swapped(
         dilations=[a.stride for a in axes],
         pads=[*(a.begin for a in axes), *(a.end for a in axes)],
     )
-    places = list(range(2, spatial + 2))  # a rest behind the last window gives further positions
-    product = op.Slice(product, [0] * spatial, [a.kernel for a in axes], places)
-    return op.transpose(product, 1, 0, *places)
+    spatial_axes = list(
+        range(2, spatial + 2)
+    )  # a rest behind the last window gives further positions
+    product = op.Slice(product, [0] * spatial, [a.kernel for a in axes], spatial_axes)
+    return op.transpose(product, 1, 0, *spatial_axes)
 
 
 def _depthwise(op: OpBuilder, image: Tensor, signal: Tensor, axes: Sequence[Axis]) -> Tensor:
