@@ -883,7 +883,7 @@ def test_a_long_preparation_is_told(
     from onnxtrain.torch import _ortmodule_cache
 
     ours, _ = pair(mlp())
-    monkeypatch.setattr(_ortmodule_cache, "LONG", 0.0)
+    monkeypatch.setattr(_ortmodule_cache, "SILENT_SECONDS", 0.0)
     ours(torch.randn(2, 6))
     assert "Sequential was prepared for onnxruntime in" in caplog.text
     caplog.clear()

@@ -19,7 +19,7 @@ from .representable import representable
 from .sound import check_sound
 
 ModelLike: TypeAlias = "str | os.PathLike[str] | bytes | onnx.ModelProto | ir.Model"
-ALIGNMENT, PAGE, LARGE = 64, 4096, 2**20
+ALIGNMENT, PAGE, PAGE_ALIGNED_BYTES = 64, 4096, 2**20
 """Where weights begin in a data file; large ones at a page, so that they can be mapped."""
 
 
@@ -209,7 +209,9 @@ def _move(values: Sequence[ir.Value], folder: Path, name: str) -> None:
     end = 0
     for value in values:
         if value.const_value is not None:
-            start = end + -end % (PAGE if value.const_value.nbytes >= LARGE else ALIGNMENT)
+            start = end + -end % (
+                PAGE if value.const_value.nbytes >= PAGE_ALIGNED_BYTES else ALIGNMENT
+            )
             moves.append((value, value.const_value, start))
             end = start + value.const_value.nbytes
 

@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 _all, _values = itertools.chain.from_iterable, dict.values
 _training, _requires_grad = operator.attrgetter("training"), operator.attrgetter("requires_grad")
 OPSET_VARIABLE = "ORTMODULE_ONNX_OPSET_VERSION"
-LONG = 2.0
+SILENT_SECONDS = 2.0
 """Seconds after which a call that makes graphs says that this is what took so long."""
 MAX_GRAPHS = 64
 """Kinds of calls whose graphs are kept; beyond that all are made anew."""
@@ -260,7 +260,7 @@ class Cache:
             kind = Kind(traced, kind.graphs, self.names, later)
         log.info("%s runs on %s.", type(self.module).__name__, device)
         ready = time.perf_counter()
-        if ready - start > LONG:
+        if ready - start > SILENT_SECONDS:
             log.warning(
                 "%s was prepared for onnxruntime in %.1f s (export %.1f s). Further calls of this "
                 "kind start at once.",

@@ -24,7 +24,7 @@ from .native import core_of, new_io, raw_ortvalue
 from .strings import string_value
 
 Array = npt.NDArray[Any]
-SMALL = 64
+OWN_BUFFER_ELEMENTS = 64
 """Outputs of known size up to this many elements get a buffer of their own, bound once."""
 
 STAGED = 32768
@@ -334,7 +334,7 @@ def small_shape(info: ValueInfo) -> tuple[int, ...] | None:
     if info.shape is None:
         return None
     sizes = tuple(d for d in info.shape if isinstance(d, int))
-    known = len(sizes) == len(info.shape) and math.prod(sizes) <= SMALL
+    known = len(sizes) == len(info.shape) and math.prod(sizes) <= OWN_BUFFER_ELEMENTS
     return sizes if known else None
 
 
