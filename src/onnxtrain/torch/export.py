@@ -23,6 +23,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ..errors import OnnxTrainError
+from ..preparing import preparing
 from ..runtime.session.sharing import GlobalLock
 from . import repair, translations
 from .autograd_functions import custom_functions, without_checkpoints
@@ -95,6 +96,7 @@ def default_exporter() -> str:
     return DYNAMO if (major, minor) >= (2, 9) else TORCHSCRIPT
 
 
+@preparing("exporting the module with torch")
 def export(
     module: torch.nn.Module,
     args: Sequence[Any],

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ...preparing import preparing
 from ..session.sharing import GlobalLock
 
 Array = npt.NDArray[Any]
@@ -122,7 +123,8 @@ def available() -> bool:
 
 @functools.cache
 def _compiled(name: str, parallel: bool) -> Update:
-    kernel = _form(name, parallel)
+    with preparing("compiling the update with numba"):
+        kernel = _form(name, parallel)
     return _one_at_a_time(kernel) if parallel else kernel
 
 
