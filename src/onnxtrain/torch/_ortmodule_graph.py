@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import inspect
 import itertools
@@ -24,6 +25,7 @@ from ..passes.draws import draws
 from ..runtime.session.labels import ClassLabels
 from ._ortmodule_structure import Structure, leaf_names, put_together, take_apart
 from .export import ExportError, Probe, called, export
+from .export_cache import Request, cached
 from .fallback import (
     ORTModuleIOError,
     ORTModuleONNXModelException,
@@ -90,6 +92,7 @@ class _Probed:
         arguments: numbers of the tensors that it changed in place.
         returned: from places in the result to the changed argument that stands there itself.
         probe: what else there was to see.
+        count: of the tensors in the result, and of changed arguments.
     """
 
     result: Structure
@@ -98,6 +101,7 @@ class _Probed:
     arguments: list[int]
     returned: dict[int, int]
     probe: Probe
+    count: int
 
 
 @dataclass
@@ -191,19 +195,27 @@ def trace(
         numbered = [f"input_{i}" for i in range(len(plain))]
         axes = {n: {a: f"{n}_{a}" for a in range(t.ndim)} for n, t in zip(numbered, plain)}
         with torch.enable_grad(), _momentum_one(module, averaged):
+            run = functools.partial(
+                export,
+                call,
+                plain,
+                input_names=numbered,
+                dynamic_axes=axes,
+                training=None,
+                opset=opset,
+                exporter=exporter,
+                fixed_values=fixed_values,
+                probe=probed.probe,
+                export_options=export_options,
+            )
+            more = (opset, exporter, autocast(), probed.probe.marked, dict(export_options or {}))
             try:
-                found = export(
-                    call,
-                    plain,
-                    input_names=numbered,
-                    dynamic_axes=axes,
-                    training=None,
-                    opset=opset,
-                    exporter=exporter,
-                    fixed_values=fixed_values,
-                    probe=probed.probe,
-                    export_options=export_options,
-                )
+                if probed.probe.reads:  # the graph may depend on values
+                    found = run()
+                else:
+                    count = probed.count + len(probed.buffers)
+                    named = dict(zip(numbered, plain))
+                    found = cached(Request(type(module).__name__, call, named, count, more), run)
             except ExportError as error:
                 raise ORTModuleTorchModelException(str(error)) from error
     seen = call.seen.structure  # None where torch read the code instead of running it
@@ -321,6 +333,7 @@ def _probe(
         arguments,
         {k: i for k, leaf in enumerate(leaves) for i in arguments if leaf is tensors[i]},
         probe,
+        len(leaves) + len(arguments),
     )
 
 
