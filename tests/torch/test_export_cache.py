@@ -91,8 +91,8 @@ def check_step(net: nn.Module, rows: int = 5) -> None:
     assert x.grad is not None
     assert torch.allclose(x.grad, y.grad, atol=2e-3)
     pairs = zip(plain.named_parameters(), wrapped.named_parameters())
-    for (name, expected), (_, found) in pairs:
-        assert torch.allclose(expected.grad, found.grad, atol=2e-3), name
+    for (name, expected), (_, actual) in pairs:
+        assert torch.allclose(expected.grad, actual.grad, atol=2e-3), name
     assert torch.allclose(plain.norm.running_mean, wrapped.norm.running_mean, atol=1e-6)
 
 

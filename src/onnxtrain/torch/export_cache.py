@@ -104,10 +104,10 @@ def cached(request: Request, make: Callable[[], Exported]) -> Exported:
 
 def _folder() -> Path | None:
     """The folder for exports, if there is one that can be trusted."""
-    given = os.environ.get(CACHE_VARIABLE)
-    if not given:
+    name = os.environ.get(CACHE_VARIABLE)
+    if not name:
         return None
-    folder = Path(given)
+    folder = Path(name)
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = folder.stat()
@@ -202,8 +202,8 @@ def _check(exported: Exported, request: Request) -> None:
         raise ValueError("its inputs are not those that it tells")
     for name, kind in inputs.items():
         tensor = request.inputs.get(name)
-        wanted = None if tensor is None else ONNX_TYPES[tensor.dtype]
-        if tensor is None or kind.elem_type != wanted or len(kind.shape.dim) != tensor.ndim:
+        element_type = None if tensor is None else ONNX_TYPES[tensor.dtype]
+        if tensor is None or kind.elem_type != element_type or len(kind.shape.dim) != tensor.ndim:
             raise ValueError(f"its input {name!r} is none of the module's")
     if [v.name for v in graph.output] != exported.outputs:
         raise ValueError("its outputs are not those that it tells")
