@@ -81,7 +81,8 @@ def render() -> str:
 
 def section(name: str, record: Mapping[str, Any]) -> str:
     """What a suite leaves failing."""
-    title = f'\n## <a id="{name}"></a>{record["suite"]}\n\n`python3 -m conformance.suites run {name}` (`{record["script"]}`). '
+    command = f"`python3 -m conformance.suites run {name}` (`{record['script']}`)"
+    title = f'\n## <a id="{name}"></a>{record["suite"]}\n\n{command}. '
     if not record["failing"]:
         return title + "Nothing fails.\n"
     by_reason: dict[str, list[str]] = {}
