@@ -48,7 +48,7 @@ def load(model: ModelLike, *, base_dir: str | os.PathLike[str] = "") -> ir.Model
     if isinstance(model, onnx.ModelProto):
         return _from_proto(model, "This ModelProto", folder)
     if isinstance(model, (bytes, bytearray, memoryview)):
-        return _from_proto(_parsed(bytes(model), "These bytes"), "These bytes", folder)
+        return _from_proto(parsed(bytes(model), "These bytes"), "These bytes", folder)
     if not isinstance(model, (str, os.PathLike)):
         raise ModelError(
             f"A model is a path, bytes, an onnx.ModelProto or an onnx_ir.Model, "
@@ -106,10 +106,11 @@ def read_proto(path: str | os.PathLike[str]) -> onnx.ModelProto:
         raise MissingFileError(f"There is no model file {what}.") from None
     if not data:
         raise ModelError(f"{what} is an empty file, not an ONNX model.")
-    return _parsed(data, what)
+    return parsed(data, what)
 
 
-def _parsed(data: bytes, what: str) -> onnx.ModelProto:
+def parsed(data: bytes, what: str) -> onnx.ModelProto:
+    """The model in these bytes; `what` they are is said in the error."""
     proto = onnx.ModelProto()
     try:
         proto.ParseFromString(data)
