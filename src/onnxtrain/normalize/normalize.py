@@ -17,6 +17,7 @@ from .lower_opset import lower_opset
 from .ml import ML, drop_zipmaps
 from .pools import count_windows
 from .raise_opset import raise_opset
+from .ranges import scalar_ranges
 from .rewrite import rewrite_typed, standard
 from .simplify import simplify
 from .stored_shapes import infer_anew
@@ -86,6 +87,7 @@ STEPS = (
     tidy_imports,
     infer_shapes,
     infer_symbolic,
+    scalar_ranges,
     fold_integers,
     decide_branches,
     simplify,
