@@ -14,14 +14,24 @@ PACKAGES = ["timm", "torchvision"]
 BATCH = 6
 """How many cases share a process."""
 
-SMALLEST: dict[str, str] = {}
+SMALLEST = {
+    "byoanet": "lambda_resnet26t", "cait": "cait_xxs24_224", "metaformer": "poolformer_s12",
+    "efficientformer_v2": "efficientformerv2_s0", "mlp_mixer": "mixer_s32_224",
+}  # fmt: skip
 """Of a module, its model with the fewest parameters; where the name does not tell."""
+
+FEWER_LAYERS = {
+    "beit": {"depth": 3}, "cait": {"depth": 3}, 
+    "deepseek_vit": {"depth": 2, "embed_dim": 64, "num_heads": 4}, "gemma4_vit": {"depth": 2},
+    "naflexvit": {"depth": 3}, "mobilenetv5": {},
+}  # fmt: skip
+"""Arguments for modules that have no small model."""
 
 SIZE_WORDS = (
     "test", "atto", "femto", "pico", "nano", "tiny", "xxtiny", "xxs", "xs", "mobile", "micro",
     "small", "s", "050", "035", "18", "base",
 )  # fmt: skip
-SIZES = (32, 64, 96, 128, 160, 224)
+SIZES = (64, 96, 128, 160, 224, 240, 256)
 
 
 def names() -> list[str]:
@@ -35,33 +45,34 @@ def names() -> list[str]:
 def case(name: str) -> TorchCase:
     """The smallest model of this module."""
     import_torchvision()
-    module, image = smallest_image(SMALLEST.get(name) or _smallest(name))
+    options = FEWER_LAYERS.get(name, {})
+    module, image = smallest_image(SMALLEST.get(name) or _smallest(name), options)
     return TorchCase(module, (image,), family=name, exporters=("dynamo", "torchscript"))
 
 
-def smallest_image(model: str, sizes: tuple[int, ...] = SIZES) -> tuple[Any, torch.Tensor]:
+def smallest_image(model: str, options: dict[str, Any]) -> tuple[Any, torch.Tensor]:
     """The model for the smallest image that it takes, and such an image."""
     error: Exception | None = None
-    for size in sizes:
+    for size in SIZES:
         torch.manual_seed(0)
         try:
-            return _with_size(model, size)
+            return _with_size(model, size, options)
         except Exception as reason:
             error = reason
     assert error is not None
     raise error
 
 
-def _with_size(model: str, size: int) -> tuple[Any, torch.Tensor]:
+def _with_size(model: str, size: int, options: dict[str, Any]) -> tuple[Any, torch.Tensor]:
     import timm
 
     make = timm.create_model
     try:
-        module = make(model, pretrained=False, num_classes=10, img_size=size)
+        module = make(model, pretrained=False, num_classes=10, img_size=size, **options)
     except TypeError as reason:  # a convolutional network takes what it gets
         if "img_size" not in str(reason):
             raise
-        module = make(model, pretrained=False, num_classes=10)
+        module = make(model, pretrained=False, num_classes=10, **options)
     module = module.eval()
     image = torch.randn(2, module.pretrained_cfg["input_size"][0], size, size)
     with torch.no_grad():
