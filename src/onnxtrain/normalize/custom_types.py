@@ -13,7 +13,8 @@ SAME_SHAPE = frozenset(
     {
         "Gelu", "FastGelu", "QuickGelu", "BiasGelu", "BiasSoftmax", "SkipLayerNormalization",
         "SkipSimplifiedLayerNormalization", "SimplifiedLayerNormalization", "LayerNormalization",
-        "RotaryEmbedding", "Scaler", "Normalizer", "Imputer", "Binarizer", "Trilu",
+        "RotaryEmbedding", "MoE", "QMoE", "CausalConvWithState", "Scaler",
+        "Normalizer", "Imputer", "Binarizer", "Trilu",
     }
 )  # fmt: skip
 """Operators whose first output has the shape of their first input."""

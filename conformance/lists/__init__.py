@@ -1,0 +1,1 @@
+"""The public lists: one module each."""
