@@ -260,3 +260,25 @@ def test_a_rule_for_a_function_is_checked_in_float64():
         assert not onnxtrain.check_gradient(model, wrt=["x"]).ok
     finally:
         onnxtrain.extend.unregister("Twice", domain="my.ops")
+
+
+def test_names_of_nodes_stay_unique_when_differentiated_again() -> None:
+    """Two gradients are one value here, so that one of the outputs is a copy."""
+    model = parse(
+        "g (float[2,3] x, float[3,2] w, float[2] a, float[2] b) => (float y) { h = MatMul(x, w) "
+        "s = Add(h, a) t = Add(s, b) q = Mul(t, t) y = ReduceSum<keepdims=0>(q) }"
+    )
+    once = onnxtrain.differentiate(model, wrt=["a", "b"])
+    for name in ("a", "b"):
+        once.graph.node.append(
+            onnx.helper.make_node("ReduceSum", [f"{name}_grad"], [f"sum_{name}"], keepdims=0)
+        )
+    once.graph.node.append(onnx.helper.make_node("Add", ["sum_a", "sum_b"], ["z"]))
+    once.graph.output.append(onnx.helper.make_tensor_value_info("z", onnx.TensorProto.FLOAT, []))
+    twice = onnxtrain.differentiate(once, wrt=["a", "b"], of="z")
+    names = [node.name for node in twice.graph.node]
+    assert len(names) == len(set(names))
+    point = {"x": np.ones((2, 3), "f"), "w": np.ones((3, 2), "f"), "a": np.ones(2, "f")}
+    result = run(twice, **point, b=np.ones(2, "f"))
+    for output in twice.graph.output[-2:]:
+        np.testing.assert_allclose(result[output.name], [8.0, 8.0])

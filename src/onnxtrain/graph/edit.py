@@ -60,7 +60,8 @@ def replace_value(graph: ir.Graph, old: ir.Value, new: ir.Value) -> None:
         take_over(old, new)
         new.type, new.shape = old.type or new.type, old.shape or new.shape
         return
-    copy = identity(new, f"{producer.name}/Identity")
+    taken = Names(node.name for node in graph if node.name)
+    copy = identity(new, taken.fresh(f"{producer.name}/Identity"))
     copy.outputs[0].type, copy.outputs[0].shape = old.type, old.shape
     graph.insert_after(producer, copy)
     old.replace_all_uses_with(copy.outputs[0], replace_graph_outputs=True)
