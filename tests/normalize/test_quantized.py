@@ -176,6 +176,8 @@ def test_an_lstm_with_integer_weights(per_channel: bool) -> None:
     (before,), (after,) = run_ort(model, {"x": x}), run_ort(normalized(model), {"x": x})
     np.testing.assert_allclose(after, before, atol=0.02)
     onnxtrain.check_gradient(model, {"x": x}, wrt=["x", "b", "ws", "rs"]).raise_if_wrong()
+    chosen = {t.name for t in onnxtrain.differentiate(model, vjp=True).graph.output}
+    assert chosen == {"y", *(f"{n}_grad" for n in ("b", "h", "c", "ws", "rs"))}, "no integers"
 
 
 def test_products_with_floats_outside() -> None:

@@ -20,7 +20,7 @@ from .quantized import QUANTIZED
 from .raise_opset import raise_opset
 from .rewrite import rewrite_typed, standard
 from .simplify import simplify
-from .stored_shapes import infer_anew
+from .stored_shapes import infer_anew, use_declared_outputs
 from .symbolic import infer_symbolic
 from .validate import validate
 
@@ -87,6 +87,7 @@ STEPS = (
     tidy_imports,
     infer_shapes,
     infer_symbolic,
+    use_declared_outputs,
     fold_integers,
     decide_branches,
     simplify,
