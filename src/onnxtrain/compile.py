@@ -137,8 +137,8 @@ class Plan:
         of = self.of or ([] if self.vjp else self.outputs[:1])
         if names == "all":
             self._base, names = clone(model), list(model.graph.initializers)
-        found = set(trainable_by_default(model, of, self.no_gradient)).intersection(names)
-        chosen = found.union(self.trainable).difference(self.frozen)
+        default = set(trainable_by_default(model, of, self.no_gradient)).intersection(names)
+        chosen = default.union(self.trainable).difference(self.frozen)
         self.trainable = [n for n in self._base.graph.initializers if n in chosen]
         self.everything_is_input = self.everything_is_input and not self.trainable
         if self.training_mode == "preserve":  # otherwise nodes are about to change
@@ -279,7 +279,7 @@ def _build_gradients(plan: Plan) -> Gradients:
     model, states = forward(plan)
     plan.no_gradient = _stopped(plan, model)
     of = _differentiated(plan, model)
-    wrt = _wanted(plan, model, of)
+    wrt = _gradient_names(plan, model, of)
     if len(of) > 1 and not plan.vjp:
         model, of = _sum_of(model, of)
     before = {v.name for v in model.graph.inputs}
@@ -574,7 +574,7 @@ def _present(plan: Plan, model: ir.Model) -> list[str]:
     return names if plan.unused == "error" else [n for n in names if n in known]
 
 
-def _wanted(plan: Plan, model: ir.Model, of: Sequence[str]) -> list[str]:
+def _gradient_names(plan: Plan, model: ir.Model, of: Sequence[str]) -> list[str]:
     """The names whose gradients are taken."""
     names = _present(plan, model)
     if plan.unused == "leave out":

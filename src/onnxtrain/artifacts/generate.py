@@ -291,8 +291,8 @@ def _loss_block(loss: Any, ignore_index: int | None) -> Block:
         log.info("No loss: the first output of the model is taken as the loss.")
         return onnxblock.blocks.PassThrough()
     if isinstance(loss, LossType):
-        made: Block = getattr(losses, loss.name)()
-        return made
+        block: Block = getattr(losses, loss.name)()
+        return block
     if isinstance(loss, Block):
         return loss
     raise ArtifactError(
@@ -304,8 +304,8 @@ def _optimizer_block(optimizer: Any) -> Block | None:
     if optimizer is None:
         return None
     if isinstance(optimizer, OptimType):
-        made: Block = getattr(onnxblock.optim, optimizer.name)()
-        return made
+        block: Block = getattr(onnxblock.optim, optimizer.name)()
+        return block
     if isinstance(optimizer, optim.Optimizer):
         return OptimizerBlock(optimizer)
     if isinstance(optimizer, Block):
@@ -353,14 +353,14 @@ def _step_model(optimizer: Block | None, block: onnxblock.TrainingBlock) -> ir.M
 def _convert_to_ort(folder: Path, custom_op_library: str | os.PathLike[str] | None) -> None:
     from onnxruntime.tools import convert_onnx_models_to_ort as converter
 
-    said = io.StringIO()
-    with _quiet, warnings.catch_warnings(), contextlib.redirect_stdout(said):
+    printed = io.StringIO()
+    with _quiet, warnings.catch_warnings(), contextlib.redirect_stdout(printed):
         warnings.simplefilter("ignore", ResourceWarning)  # the tool leaves its files to the gc
         converter.convert_onnx_models_to_ort(
             folder,
             optimization_styles=[converter.OptimizationStyle.Fixed],
             custom_op_library_path=None if custom_op_library is None else Path(custom_op_library),
         )
-    log.debug("%s", said.getvalue())
+    log.debug("%s", printed.getvalue())
     for extra in folder.glob("*.config"):
         extra.unlink()  # the list of operators for custom builds

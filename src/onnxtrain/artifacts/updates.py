@@ -17,18 +17,18 @@ from ..runtime.step.update import OptimizerFile
 FLOAT, INT64 = ir.DataType.FLOAT, ir.DataType.INT64
 OPSET, IR_VERSION = 18, 8
 
-Made: TypeAlias = "tuple[bytes, dict[str, str], dict[str, str]]"
+StateModel: TypeAlias = "tuple[bytes, dict[str, str], dict[str, str]]"
 """A model, which inputs come from the state (by key), and which outputs go there."""
 
 
-def copy() -> Made:
+def copy() -> StateModel:
     """y = a: brings a tensor into the device's memory."""
     graph = _Graph(OPSET)
     graph.output("y", graph.op.Identity(graph.input("a")))
     return graph.encoded(), {}, {}
 
 
-def accumulation(trainable: Sequence[str]) -> Made:
+def accumulation(trainable: Sequence[str]) -> StateModel:
     """Add the gradients so far to those of the newest step."""
     graph = _Graph(OPSET)
     feeds: dict[str, str] = {}
@@ -40,7 +40,9 @@ def accumulation(trainable: Sequence[str]) -> Made:
     return graph.encoded(), feeds, updated
 
 
-def update(optimizer: OptimizerFile, trainable: Sequence[str], *, doubles: bool = True) -> Made:
+def update(
+    optimizer: OptimizerFile, trainable: Sequence[str], *, doubles: bool = True
+) -> StateModel:
     """Global-norm clipping, then the flat update of each parameter.
 
     Inputs besides the tensors: ``learning_rate``, ``step``, ``scale`` (of the gradients) and
@@ -118,8 +120,10 @@ class _Graph:
     ) -> None:
         """Call a function; its outputs are outputs of the model, with an ending to their names."""
         step = self.input("step", INT64, [1])
-        given = [operands.get(n, step if n == "step" else None) for n in function.input]
-        results = self.op.emit(function.name, given, len(function.output), domain=function.domain)
+        arguments = [operands.get(n, step if n == "step" else None) for n in function.input]
+        results = self.op.emit(
+            function.name, arguments, len(function.output), domain=function.domain
+        )
         for name, result in zip(function.output, results):
             self.output(f"{name}{ending}", result)
 

@@ -89,8 +89,8 @@ def _plain(cell: Any) -> str:
 def current() -> Output:
     """The output of the command that is running."""
     context = click.get_current_context(silent=True)
-    found = context.find_object(Output) if context is not None else None
-    return found if found is not None else Output()
+    output = context.find_object(Output) if context is not None else None
+    return output if output is not None else Output()
 
 
 def count(number: int, what: str) -> str:

@@ -106,8 +106,8 @@ class TrainMetric(Callback):
 
     def on_epoch_end(self, trainer: Trainer, epoch: int, logs: Logs) -> None:
         """Evaluate."""
-        found = trainer.evaluate(self.data, self.batch_size)
-        trainer.history.add({f"train_{m.name}": found[m.name] for m in trainer.metrics})
+        scores = trainer.evaluate(self.data, self.batch_size)
+        trainer.history.add({f"train_{m.name}": scores[m.name] for m in trainer.metrics})
 
 
 class Bar(Callback):

@@ -63,9 +63,9 @@ class Drawing:
         lines = []
         for box in self.boxes:
             names = [*(self.boxes[i].outputs[0] for i in box.inputs), *box.constants]
-            given, results = ", ".join(names), ", ".join(box.outputs)
+            operands, results = ", ".join(names), ", ".join(box.outputs)
             mark = "◀" if box.backward else "▶" if box.kind == "forward" else " "
-            text = f"{mark} {results} = {box.label}({given})" if box.kind != "input" else (
+            text = f"{mark} {results} = {box.label}({operands})" if box.kind != "input" else (
                 f"  {results}: {box.label}"
             )  # fmt: skip
             lines.append((text, box.backward))

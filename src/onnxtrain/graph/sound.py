@@ -12,6 +12,7 @@ from ..errors import ModelError, ModelFileError
 from ..runtime.files.external import EXTERNAL, MAX_NESTING, bits_of
 from ..runtime.files.sound import Body, Key, check_functions, check_tensor, key_of, refuse_second
 from .external import tensors_of
+from .subgraphs import subgraph_protos
 
 RAW = "raw_data"
 LARGE = 2**20
@@ -104,8 +105,5 @@ def _operators(nodes: Iterable[onnx.NodeProto], depth: int) -> Iterator[Key]:
         raise ModelFileError(f"graphs are nested more than {MAX_NESTING} deep")
     for node in nodes:
         yield key_of(node.domain, node.op_type, getattr(node, "overload", ""))
-        for attribute in node.attribute:
-            if attribute.HasField("g"):
-                yield from _operators(attribute.g.node, depth + 1)
-            for graph in attribute.graphs:
-                yield from _operators(graph.node, depth + 1)
+        for graph in subgraph_protos(node):
+            yield from _operators(graph.node, depth + 1)

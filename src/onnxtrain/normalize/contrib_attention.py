@@ -133,9 +133,9 @@ def _projected(
                    for t in (q, k, v)]  # fmt: skip
         sizes = op.Concat(*lengths, axis=0)
         parts = op.many("Split", bias, sizes, axis=0, outputs=3)
-        given = (True, key is None or key.rank != 4, value is None or value.rank != 4)
+        needs_bias = (True, key is None or key.rank != 4, value is None or value.rank != 4)
         shaped = [op.Reshape(p, [1, heads, 1, -1]) for p in parts]
-        q, k, v = (t + p if g else t for t, p, g in zip((q, k, v), shaped, given))
+        q, k, v = (t + p if g else t for t, p, g in zip((q, k, v), shaped, needs_bias))
     for t in (q, k, v):
         if t.value.shape is None:
             t.value.shape = FOUR.copy()

@@ -121,8 +121,8 @@ class Optimizer:
     @property
     def states(self) -> tuple[str, ...]:
         """Names of the states kept per parameter, in the chain's order."""
-        found = dict.fromkeys(name for t in self.transforms for name in t.states)
-        return tuple(found)
+        names = dict.fromkeys(name for t in self.transforms for name in t.states)
+        return tuple(names)
 
     @property
     def layout(self) -> str:

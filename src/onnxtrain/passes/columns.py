@@ -122,8 +122,8 @@ def _layer(node: ir.Node, x_columns: ir.Value | None) -> ir.Value:
 
 def _like(node: ir.Node, x_columns: ir.Value) -> ir.Value:
     attributes = {name: attribute.value for name, attribute in node.attributes.items()}
-    made = insert(node, node.op_type, [x_columns, *node.inputs[1:]], "columns", **attributes)
-    return _described(made, node)
+    result = insert(node, node.op_type, [x_columns, *node.inputs[1:]], "columns", **attributes)
+    return _described(result, node)
 
 
 def _described(value: ir.Value, node: ir.Node) -> ir.Value:

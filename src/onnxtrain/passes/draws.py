@@ -20,8 +20,9 @@ import onnx_ir as ir
 from ..errors import ModelError
 from ..graph import Constants, Names, OpBuilder, Tensor
 from ..graph.contract import RANDOM_INPUT
-from ..graph.dropout import never_drops, ratio_of, scale_of_kept, training_mode_of
+from ..graph.dropout import dropout_scale, never_drops, ratio_of, training_mode_of
 from ..graph.edit import remove_nodes, replace_value, take_over
+from ..graph.subgraphs import subgraphs
 from ..operators import RANDOM
 from .bits import INT32, INT64, Area, Bits
 
@@ -62,9 +63,8 @@ def _places(graph: ir.Graph, loops: Sequence[ir.Node] = ()) -> Iterator[_Place]:
             yield _Place(node, list(loops))
         if node.op_type in ("If", "Loop", "Scan"):
             around = loops if node.op_type == "If" else [*loops, node]
-            for attribute in node.attributes.values():
-                if attribute.type == ir.AttributeType.GRAPH:
-                    yield from _places(attribute.as_graph(), around)
+            for inner in subgraphs(node):
+                yield from _places(inner, around)
 
 
 def draws(node: ir.Node) -> bool:
@@ -173,10 +173,8 @@ def _all_names(graph: ir.Graph) -> Iterator[str]:
     for node in graph.all_nodes():
         yield node.name or ""
         values.extend(node.outputs)
-        for attribute in node.attributes.values():
-            if attribute.type == ir.AttributeType.GRAPH:
-                body = attribute.as_graph()
-                values += [*body.inputs, *body.initializers.values()]
+        for body in subgraphs(node):
+            values += [*body.inputs, *body.initializers.values()]
     yield from (v.name for v in values if v.name)
 
 
@@ -199,14 +197,14 @@ class _Draw:
 
     def attribute(self, name: str, default: Any) -> Any:
         """An attribute's value."""
-        found = self.node.attributes.get(name)
-        return default if found is None else found.value
+        attribute = self.node.attributes.get(name)
+        return default if attribute is None else attribute.value
 
     def dtype(self, like: Tensor | None = None) -> ir.DataType:
         """The type asked for, by default that of `like`, or float."""
-        given = self.attribute("dtype", None)
-        if given is not None:
-            return ir.DataType(given)
+        number = self.attribute("dtype", None)
+        if number is not None:
+            return ir.DataType(number)
         return FLOAT if like is None else like.dtype
 
     def like(self, x: Tensor) -> Tensor:
@@ -235,16 +233,16 @@ def _dropout(draw: _Draw) -> list[Tensor]:
     mask.value.shape = x.value.shape
     # By way of uint8, which is no slower: the gradient casts the mask itself, and one cast for
     # both would be kept in place of the mask, at four bytes an element.
-    kept = op.Cast(op.Cast(mask, to=ir.DataType.UINT8), to=x.dtype)
-    return [x * (kept * scale_of_kept(op, node, x)), mask]
+    factor = op.Cast(op.Cast(mask, to=ir.DataType.UINT8), to=x.dtype)
+    return [x * (factor * dropout_scale(op, node, x)), mask]
 
 
 def _limit(op: OpBuilder, node: ir.Node) -> Tensor:
     """The largest integer that is kept; all are when nothing is dropped."""
     ratio, training = ratio_of(node), training_mode_of(node)
     if isinstance(ratio, ir.Value):
-        kept = 1.0 - op.Cast(op.tensor(ratio), to=DOUBLE)
-        last = op.Floor(kept * 2.0**32) + float(LOWEST - 1)
+        keep_ratio = 1.0 - op.Cast(op.tensor(ratio), to=DOUBLE)
+        last = op.Floor(keep_ratio * 2.0**32) + float(LOWEST - 1)
         limit = op.Cast(op.Clip(last, float(LOWEST), float(HIGHEST)), to=INT32)
     else:
         number = math.floor((1.0 - ratio) * 2.0**32) + LOWEST - 1

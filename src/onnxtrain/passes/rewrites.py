@@ -209,10 +209,10 @@ def double_negation(node: ir.Node) -> ir.Value | None:
 def add_of_negation(node: ir.Node) -> ir.Value | None:
     """a + (−b) is a − b."""
     left, right = node.inputs
-    for kept, negated in ((left, right), (right, left)):
+    for positive, negated in ((left, right), (right, left)):
         inner = negated.producer() if negated is not None else None
         if inner is not None and inner.op_type == "Neg" and len(negated.uses()) == 1:  # type: ignore[union-attr]
-            return insert(node, "Sub", [kept, inner.inputs[0]])
+            return insert(node, "Sub", [positive, inner.inputs[0]])
     return None
 
 

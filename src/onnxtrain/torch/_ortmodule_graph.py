@@ -71,8 +71,8 @@ class _Call(torch.nn.Module):
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         changed = {i: tensors[i].clone() for i in self.arguments_changed}
-        given = [changed.get(i, tensor) for i, tensor in enumerate(tensors)]
-        args, kwargs = put_together(self.structure, given)
+        arguments = [changed.get(i, tensor) for i, tensor in enumerate(tensors)]
+        args, kwargs = put_together(self.structure, arguments)
         leaves: list[torch.Tensor] = []
         self.seen.structure = take_apart(self.inner(*args, **kwargs), leaves)
         buffers = dict(self.inner.named_buffers())
@@ -192,7 +192,7 @@ def trace(
         axes = {n: {a: f"{n}_{a}" for a in range(t.ndim)} for n, t in zip(numbered, plain)}
         with torch.enable_grad(), _momentum_one(module, averaged):
             try:
-                found = export(
+                exported = export(
                     call,
                     plain,
                     input_names=numbered,
@@ -213,30 +213,30 @@ def trace(
             f"was {probed.result} and is {seen}. A graph returns tensors only."
         )
     names = _input_names(module, structure)
-    mine = [name for n, name in found.names.items() if n.startswith(INNER)]
-    present = {i.name for i in found.model.graph.input}
+    mine = [name for n, name in exported.names.items() if n.startswith(INNER)]
+    present = {i.name for i in exported.model.graph.input}
     rename(
-        found.model,
+        exported.model,
         {name: name.removeprefix(INNER) for name in mine}
         | {old: new for old, new in zip(numbered, names) if old != new and old in present},
     )
     if all(t.device.type == "cpu" for t in (*plain, *module.parameters())):
-        widen(found.model, narrow_types(autocast()))
-    count = len(found.outputs) - len(probed.buffers)
-    note = f" ({found.note})" if found.note else ""
+        widen(exported.model, narrow_types(autocast()))
+    count = len(exported.outputs) - len(probed.buffers)
+    note = f" ({exported.note})" if exported.note else ""
     return Traced(
-        found.model,
+        exported.model,
         probed.result,
-        found.outputs[:count],
+        exported.outputs[:count],
         names,
         leaf_names(structure),
         [n in present for n in numbered],
-        dict(zip(found.outputs[count:], probed.buffers)),
+        dict(zip(exported.outputs[count:], probed.buffers)),
         {name: count for mean, var, count in averaged.values() for name in (mean, var)},
         probed.statistics,
-        found.barriers,
-        found.fits,
-        found.exporter + note,
+        exported.barriers,
+        exported.fits,
+        exported.exporter + note,
         probed.arguments,
         probed.returned,
         structure,
@@ -249,9 +249,9 @@ def _like(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().requires_grad_(tensor.requires_grad).clone()
 
 
-def _check_options(given: Mapping[str, Any]) -> None:
+def _check_options(options: Mapping[str, Any]) -> None:
     """Refuse options of torch's exporter that are decided here."""
-    refused = set(given) & OURS
+    refused = set(options) & OURS
     if refused:
         raise ORTModuleONNXModelException(
             f"The following PyTorch exporter arguments cannot be specified: '{refused}'."
@@ -331,27 +331,27 @@ def _put_back(module: torch.nn.Module, name: str, buffer: torch.Tensor) -> None:
 
 def _statistics(module: torch.nn.Module) -> set[str]:
     """Names of all running statistics."""
-    found = set()
+    names = set()
     for name, part in module.named_modules():
         if isinstance(part, torch.nn.modules.batchnorm._NormBase):
             stem = f"{name}." if name else ""
-            found |= {f"{stem}running_mean", f"{stem}running_var"}
-    return found
+            names |= {f"{stem}running_mean", f"{stem}running_var"}
+    return names
 
 
 def _averaging(module: torch.nn.Module) -> dict[str, tuple[str, str, str]]:
     """BatchNorm modules that train and average over all batches: names of their buffers."""
-    found = {}
+    buffers = {}
     for name, part in module.named_modules():
         norm = isinstance(part, torch.nn.modules.batchnorm._BatchNorm) and part.training
         if norm and part.momentum is None and part.running_mean is not None:
             stem = f"{name}." if name else ""
-            found[name] = (
+            buffers[name] = (
                 f"{stem}running_mean",
                 f"{stem}running_var",
                 f"{stem}num_batches_tracked",
             )
-    return found
+    return buffers
 
 
 @contextlib.contextmanager
@@ -372,7 +372,7 @@ def _momentum_one(module: torch.nn.Module, averaged: dict[str, Any]) -> Iterator
 def build(
     traced: Traced,
     tensors: Sequence[str],
-    wanted: Sequence[str],
+    trained: Sequence[str],
     shapes: Sequence[Sequence[int]] | None,
     gradients: bool,
     *,
@@ -383,13 +383,13 @@ def build(
     Args:
         traced: the exported module.
         tensors: names of the module's parameters and buffers that the caller feeds.
-        wanted: names of inputs and parameters whose gradients are wanted.
+        trained: names of inputs and parameters whose gradients are wanted.
         shapes: sizes of the inputs, when the graph shall be made for these only.
         gradients: whether a backward graph is needed.
         recompute: what it computes again instead of reading it.
     """
     try:
-        return _build(traced, tensors, wanted, shapes, gradients, recompute)
+        return _build(traced, tensors, trained, shapes, gradients, recompute)
     except (OnnxTrainError, onnx.checker.ValidationError) as error:
         raise ORTModuleONNXModelException(
             f"The exported module cannot be {'differentiated' if gradients else 'prepared'}: "
@@ -400,7 +400,7 @@ def build(
 def _build(
     traced: Traced,
     tensors: Sequence[str],
-    wanted: Sequence[str],
+    trained: Sequence[str],
     shapes: Sequence[Sequence[int]] | None,
     gradients: bool,
     recompute: Recompute,
@@ -409,13 +409,13 @@ def _build(
     present = set(model.graph.initializers)
     known = [n for n in tensors if n in present]
     inputs = {v.name for v in model.graph.inputs}
-    chosen = set(wanted) if gradients else set()
+    chosen = set(trained) if gradients else set()
     plan = Plan(
         model,
         outputs=[*traced.outputs, *traced.buffers],
         trainable=[n for n in known if n in chosen],
         frozen=[n for n in known if n not in chosen],
-        inputs=[n for n in wanted if n in inputs and n in chosen],
+        inputs=[n for n in trained if n in inputs and n in chosen],
         of=traced.outputs,
         vjp=True,
         unused="leave out",
@@ -449,12 +449,12 @@ def _build(
     )
 
 
-def _labels(found: Sequence[Expected], traced: Traced) -> dict[str, ClassLabels]:
+def _labels(expected: Sequence[Expected], traced: Traced) -> dict[str, ClassLabels]:
     """Inputs that hold class labels, under the names that the caller knows."""
     called = dict(zip(traced.inputs, traced.arguments))
     return {
         one.input: ClassLabels(called[one.input], one.classes, one.ignore_index)
-        for one in found
+        for one in expected
         if one.input in called
     }
 

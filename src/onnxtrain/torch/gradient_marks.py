@@ -8,7 +8,7 @@ differentiated as a constant.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import onnx
@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from ..graph.edit import remove_nodes, replace_value
 from ..graph.nodes import same_shape
+from ..graph.subgraphs import node_protos
 
 BARRIER = "onnxtrain_barrier_"
 """How the names of the zeros begin, and of the nodes that add them."""
@@ -165,16 +166,16 @@ def _embedding_bag(
         def reduce(rows: torch.Tensor, how: str) -> torch.Tensor:
             return _reduced_by_number(rows, how, bags, count)
 
-    kept = counted.unsqueeze(-1)
+    mask = counted.unsqueeze(-1)
     if mode == "max":
-        largest = reduce(torch.where(kept, rows, -torch.inf), "amax")
+        largest = reduce(torch.where(mask, rows, -torch.inf), "amax")
         return torch.where(torch.isinf(largest), 0.0, largest)
     if per_sample_weights is not None:
         rows = rows * per_sample_weights.unsqueeze(-1)
-    total = reduce(torch.where(kept, rows, 0.0), "sum")
+    total = reduce(torch.where(mask, rows, 0.0), "sum")
     if mode == "sum":
         return total
-    return total / reduce(kept.to(rows.dtype), "sum").clamp(min=1.0)
+    return total / reduce(mask.to(rows.dtype), "sum").clamp(min=1.0)
 
 
 def _reduced_by_axis(rows: torch.Tensor, how: str) -> torch.Tensor:
@@ -330,19 +331,11 @@ ANOTHER_FORM: dict[Any, Callable[..., Any]] = {
 def name_barriers(proto: onnx.ModelProto) -> list[str]:
     """Name the nodes that no gradient passes, so that they can be told to the differentiation."""
     names = []
-    for number, node in enumerate(_all_nodes(proto.graph)):
+    for number, node in enumerate(node_protos(proto.graph.node)):
         if any(name.startswith(BARRIER) for name in node.input):
             node.name = f"{BARRIER}{number}"
             names.append(node.name)
     return names
-
-
-def _all_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    for node in graph.node:
-        yield node
-        for attribute in node.attribute:
-            if attribute.HasField("g"):
-                yield from _all_nodes(attribute.g)
 
 
 def remove_barriers(model: ir.Model, names: Collection[str]) -> None:

@@ -30,7 +30,7 @@ def any_sizes(shapes: Shapes) -> bool:
 def only(shapes: Shapes) -> Fits:
     """The rule of an export that holds for these sizes and may hold for others."""
     sizes = [tuple(shape) for shape in shapes]
-    return lambda given: [tuple(shape) for shape in given] == sizes
+    return lambda others: [tuple(shape) for shape in others] == sizes
 
 
 # --- dynamo: the exporter knows what it assumed ---------------------------------------------------

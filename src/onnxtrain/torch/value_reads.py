@@ -96,7 +96,7 @@ class ValueReads(TorchFunctionMode):
         self._changing = WeakIdKeyDictionary()
         for tensor in (*tensors, *module.parameters(), *module.buffers()):
             self._changing[tensor] = True
-        self.found: list[Read] = []
+        self.reads: list[Read] = []
 
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
@@ -124,8 +124,8 @@ class ValueReads(TorchFunctionMode):
             return
         path, line = frame.f_code.co_filename, frame.f_lineno
         read = Read(self._module_of(frame), path, line)
-        if read not in self.found and not only_raises(path, line):
-            self.found.append(read)
+        if read not in self.reads and not only_raises(path, line):
+            self.reads.append(read)
 
     def _module_of(self, frame: types.FrameType | None) -> str:
         """The innermost part of the module whose method is being run."""
@@ -149,11 +149,11 @@ def _tensors(values: Any) -> Iterable[torch.Tensor]:
         yield from _tensors(tuple(values.values()))
 
 
-def check_choice(given: str | None) -> FixedValues | None:
+def check_choice(choice: str | None) -> FixedValues | None:
     """What to do about fixed values, as given or in the environment; None if nothing is said."""
-    chosen = given if given is not None else os.environ.get(FIXED_VALUES_VARIABLE) or None
+    chosen = choice if choice is not None else os.environ.get(FIXED_VALUES_VARIABLE) or None
     if chosen is not None and chosen not in CHOICES:
-        where = "fixed_values" if given is not None else FIXED_VALUES_VARIABLE
+        where = "fixed_values" if choice is not None else FIXED_VALUES_VARIABLE
         raise FixedValuesError(f"{where} is one of {', '.join(CHOICES)}, not {chosen!r}.")
     return chosen
 

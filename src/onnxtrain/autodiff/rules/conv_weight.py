@@ -46,17 +46,17 @@ def weight_gradient(
     many = len(counts) == len(axes) and math.prod(counts) >= MANY_WINDOWS
     kernel, width = math.prod(a.kernel for a in axes), dim(op, w, 1)
     if group == 1:
-        pieces = _per_offset(op, image, signal, w, axes, per_image=many)
+        products = _per_offset(op, image, signal, w, axes, per_image=many)
         order, shape = [1, 2, 0], vector(op, kernel, -1, width)
     else:
-        pieces = _per_offset_grouped(op, image, signal, w, axes, group)
+        products = _per_offset_grouped(op, image, signal, w, axes, group)
         order, shape = [1, 2, 3, 0], vector(op, kernel, group, -1, width)
-    stacked = op.Reshape(_joined(op, pieces), shape)
+    stacked = op.Reshape(_joined(op, products), shape)
     return op.Reshape(op.transpose(stacked, *order), _shape(op, w, axes))
 
 
-def _joined(op: OpBuilder, pieces: Sequence[Tensor]) -> Tensor:
-    return pieces[0] if len(pieces) == 1 else op.Concat(*pieces, axis=0)
+def _joined(op: OpBuilder, products: Sequence[Tensor]) -> Tensor:
+    return products[0] if len(products) == 1 else op.Concat(*products, axis=0)
 
 
 def _suits_swapping(image: Tensor, w: Tensor, axes: Sequence[Axis], group: int) -> bool:
@@ -160,15 +160,15 @@ def _per_offset(
     channels = dim(op, w, 1)
     padded = pad_image(op, op.transpose(image, 0, *range(2, len(axes) + 2), 1), axes, 1)
     rows = op.Reshape(signal, [0, 0, -1]) if per_image else _signal_rows(op, signal, axes)
-    pieces = []
+    products = []
     for offset in offsets_of(axes):
         cells = at_offset(op, padded, axes, offset, 1)
         if per_image:
             product = op.MatMul(rows, op.Reshape(cells, vector(op, 0, -1, channels)))
-            pieces.append(op.ReduceSum(product, [0], keepdims=0))
+            products.append(op.ReduceSum(product, [0], keepdims=0))
         else:
-            pieces.append(op.MatMul(rows, op.Reshape(cells, vector(op, -1, channels))))
-    return pieces
+            products.append(op.MatMul(rows, op.Reshape(cells, vector(op, -1, channels))))
+    return products
 
 
 def _per_offset_grouped(
@@ -181,8 +181,8 @@ def _per_offset_grouped(
     padded = pad_image(op, op.transpose(split, 1, 0, *range(3, spatial + 3), 2), axes, 2)
     swapped = op.transpose(signal, 1, 0, *range(2, spatial + 2))
     rows = op.Reshape(swapped, vector(op, group, height, -1))
-    pieces = []
+    products = []
     for offset in offsets_of(axes):
         cells = at_offset(op, padded, axes, offset, 2)
-        pieces.append(op.MatMul(rows, op.Reshape(cells, vector(op, group, -1, width))))
-    return pieces
+        products.append(op.MatMul(rows, op.Reshape(cells, vector(op, group, -1, width))))
+    return products

@@ -158,12 +158,12 @@ def _slice_pads(
     if starts.const is not None and ends.const is not None:
         sizes = [d for d in dims if isinstance(d, int)]
         if len(sizes) == len(dims):
-            taken = [
+            ranges = [
                 range(d)[int(s) : int(e) : step]
                 for d, s, e, step in zip(sizes, starts.const, ends.const, strides)
             ]
-            first = np.array([min(r) if len(r) else 0 for r in taken], np.int64)
-            last = sizes - first - np.array([len(r) for r in taken]) * width
+            first = np.array([min(r) if len(r) else 0 for r in ranges], np.int64)
+            last = sizes - first - np.array([len(r) for r in ranges]) * width
             return op.const(np.concatenate([first, last]).astype(np.int64))
     size = op.Gather(op.shape_of(x), op.const(axes), axis=0)
     length = op.Gather(op.shape_of(y), op.const(axes), axis=0)
@@ -186,8 +186,8 @@ def _spread(op: OpBuilder, dy: Tensor, y: Tensor, axis: int, step: int) -> Tenso
     """Put `step - 1` zeros behind every element along an axis; later axes are still those of y."""
     wide = op.Pad(op.Unsqueeze(dy, [axis + 1]), [0, step - 1], None, op.const([axis + 1]))
     behind = [dim(op, y, a) for a in range(axis + 1, y.rank)]
-    kept = [0] * axis  # in Reshape, 0 keeps a dimension
-    return op.Reshape(wide, vector(op, *kept, dim(op, y, axis) * step, *behind))
+    unchanged = [0] * axis  # in Reshape, 0 keeps a dimension
+    return op.Reshape(wide, vector(op, *unchanged, dim(op, y, axis) * step, *behind))
 
 
 # --- padding -----------------------------------------------------------------------------------

@@ -78,8 +78,8 @@ def _unchanged(
         return True
     if sizes is None or attributes.get("keep_aspect_ratio_policy", "stretch") != "stretch":
         return False
-    asked = elements(sizes)
-    return asked is not None and asked[place] == (x.value, axis)
+    target = elements(sizes)
+    return target is not None and target[place] == (x.value, axis)
 
 
 # --- whole-number enlargement ------------------------------------------------------------------
@@ -139,18 +139,18 @@ def _matrix(
     attributes: dict[str, Any],
 ) -> Tensor:
     """The interpolation matrix (outputs, inputs) of one axis: an identity matrix, resized."""
-    axis, kept = axes[place], dict(attributes)
-    kept.pop("extrapolation_value", None)  # a constant: it has no gradient
+    axis, options = axes[place], dict(attributes)
+    options.pop("extrapolation_value", None)  # a constant: it has no gradient
     before = dim(op, x, axis)
     square = op.full(vector(op, before, before), 0, ir.DataType.FLOAT)
     image = op.Reshape(op.EyeLike(square), vector(op, 1, before, 1, before))
     if scales is not None:
         one = op.const(np.ones(3, np.float32))
         scale = op.Concat(one, _pick(op, scales, place), axis=0)
-        wide = op.Resize(image, _span(op, roi, axes, place, attributes), scale, None, **kept)
-    elif kept.pop("keep_aspect_ratio_policy", "stretch") == "stretch":
+        wide = op.Resize(image, _span(op, roi, axes, place, attributes), scale, None, **options)
+    elif options.pop("keep_aspect_ratio_policy", "stretch") == "stretch":
         target = vector(op, 1, before, 1, dim(op, y, axis))
-        wide = op.Resize(image, _span(op, roi, axes, place, attributes), None, target, **kept)
+        wide = op.Resize(image, _span(op, roi, axes, place, attributes), None, target, **options)
     else:
         assert sizes is not None
         wide = _keeping_aspect(op, x, image, axes, place, sizes, attributes)

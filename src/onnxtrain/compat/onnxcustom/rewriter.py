@@ -6,6 +6,7 @@ import onnx
 
 from ...errors import ModelError, UnknownNameError
 from ...graph import load, to_proto
+from ...graph.subgraphs import graph_protos, subgraph_protos
 from .onnx_helper import as_proto
 
 _UNREDUCED = {
@@ -31,10 +32,10 @@ def unreduced_onnx_loss(onx: onnx.ModelProto, output_name: str = "score") -> onn
     graph = model.graph
     if output_name not in {o.name for o in graph.output}:
         raise UnknownNameError("output", output_name, [o.name for o in graph.output])
-    made_by = {name: node for node in graph.node for name in node.output}
-    node = made_by[output_name]
+    producers = {name: node for node in graph.node for name in node.output}
+    node = producers[output_name]
     while node.op_type not in _UNREDUCED:
-        sources = [made_by[i] for i in node.input if i in made_by]
+        sources = [producers[i] for i in node.input if i in producers]
         reducing = [n for n in sources if n.op_type in {*_UNREDUCED, *_THROUGH}]
         if node.op_type not in _THROUGH or not reducing:
             raise ModelError(
@@ -59,13 +60,13 @@ def unreduced_onnx_loss(onx: onnx.ModelProto, output_name: str = "score") -> onn
 def without_unused(model: onnx.ModelProto) -> onnx.ModelProto:
     """Drop the nodes that no output needs."""
     needed = {o.name for o in model.graph.output}
-    kept = []
+    live = []
     for node in reversed(model.graph.node):
         if needed.intersection(node.output):
             needed.update(node.input)
-            kept.append(node)
+            live.append(node)
     del model.graph.node[:]
-    model.graph.node.extend(reversed(kept))
+    model.graph.node.extend(reversed(live))
     constants = [i for i in model.graph.initializer if i.name in needed]
     del model.graph.initializer[:]
     model.graph.initializer.extend(constants)
@@ -114,12 +115,11 @@ class _Fresh:
 
 
 def _all_names(graph: onnx.GraphProto) -> set[str]:
-    names = {v.name for v in (*graph.input, *graph.initializer)}
-    for node in graph.node:
-        names.update([node.name, *node.output])
-        for attribute in node.attribute:
-            if attribute.type == onnx.AttributeProto.GRAPH:
-                names |= _all_names(attribute.g)
+    names: set[str] = set()
+    for each in graph_protos(graph):
+        names.update(v.name for v in (*each.input, *each.initializer))
+        for node in each.node:
+            names.update([node.name, *node.output])
     return names
 
 
@@ -129,9 +129,8 @@ def _rewrite(
     nodes = []
     for node in graph.node:
         if recursive:
-            for attribute in node.attribute:
-                if attribute.type == onnx.AttributeProto.GRAPH:
-                    _rewrite(attribute.g, op_type, sub, fresh, recursive)
+            for inner in subgraph_protos(node):
+                _rewrite(inner, op_type, sub, fresh, recursive)
         if node.op_type != op_type:
             nodes.append(node)
             continue

@@ -153,9 +153,9 @@ class StepBinding(SessionIOBinding):  # type: ignore[misc]
 
     def _outputs(self) -> list[Any]:
         key = self._last if self._last in self._sides else self._current()
-        made = self._side(key).io.get_outputs()
+        values = self._side(key).io.get_outputs()
         place = self._places[key]
-        return [made[place[name]] for kind, name in self._calls if kind == "output"]
+        return [values[place[name]] for kind, name in self._calls if kind == "output"]
 
     def get_outputs(self) -> Any:
         """The outputs that the user bound, in the order of binding."""

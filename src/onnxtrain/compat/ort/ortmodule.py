@@ -182,8 +182,8 @@ class TransitionManager:
     def _exported_model_info(self) -> ModelInfo:
         inside = self._module.view(self._training)
         args, kwargs = inside.arguments if inside.arguments is not None else ((), ())
-        wanted = [n for n in inside.inputs if n in inside.differentiated]
-        return ModelInfo(inside.exported, args, kwargs, inside.inputs, wanted)
+        with_gradient = [n for n in inside.inputs if n in inside.differentiated]
+        return ModelInfo(inside.exported, args, kwargs, inside.inputs, with_gradient)
 
     @property
     def _model_info_for_export(self) -> ModelInfo:
@@ -242,15 +242,15 @@ def set_random_states(states: tuple[Any, Any, torch.Tensor]) -> None:
 
 def defined_from_envvar(name: str, default: Any, *, warn: bool = True) -> Any:
     """An environment variable as a value of the default's type; the default where it is none."""
-    given = os.environ.get(name)
-    if given is None:
+    text = os.environ.get(name)
+    if text is None:
         return default
     try:
-        return type(default)(given)
+        return type(default)(text)
     except (TypeError, ValueError) as error:
         if warn:
             warnings.warn(
-                f"Unable to overwrite constant {name!r} with {given!r}: {error}.", stacklevel=2
+                f"Unable to overwrite constant {name!r} with {text!r}: {error}.", stacklevel=2
             )
         return default
 
@@ -290,10 +290,10 @@ def _node(node: GradientNode) -> GradientNodeDefinition:
     )
 
 
-def _attribute(name: str, given: dict[str, Any]) -> GradientNodeAttributeDefinition:
-    value, is_tensor = given["value"], bool(given.get("is_tensor", False))
+def _attribute(name: str, entry: dict[str, Any]) -> GradientNodeAttributeDefinition:
+    value, is_tensor = entry["value"], bool(entry.get("is_tensor", False))
     return GradientNodeAttributeDefinition(
-        name, json.dumps(value), given.get("dtype", "float"), is_tensor
+        name, json.dumps(value), entry.get("dtype", "float"), is_tensor
     )
 
 

@@ -172,10 +172,10 @@ class TrainingSession(OneProcess, onnxruntime.InferenceSession):  # type: ignore
             self._refuse(input_feed)
         if self._rate_name:
             check_fed_rate(input_feed[self._rate_name], self._rate_name)
-        wanted = tuple(output_names) if output_names else ()
+        outputs = tuple(output_names) if output_names else ()
         with self._lock:
             key = self.runner.key()
-            binding = self._own.get((key, wanted)) or self._bind(key, wanted)
+            binding = self._own.get((key, outputs)) or self._bind(key, outputs)
             if not binding.feed_again(values):
                 binding.feed(self._input_infos, self._check.arrays(values))
             binding.run(RUN_OPTIONS if run_options is None else run_options)
@@ -186,14 +186,14 @@ class TrainingSession(OneProcess, onnxruntime.InferenceSession):  # type: ignore
         """A binding of the engine for steps of one kind; `runner.bind` binds the state to it."""
         return Binding(self.sessions[key[0]], self.runner.device)
 
-    def _bind(self, key: Key, wanted: tuple[str, ...]) -> Binding:
-        for name in wanted:
+    def _bind(self, key: Key, outputs: tuple[str, ...]) -> Binding:
+        for name in outputs:
             self._position(name)
         binding = self.new_binding(key)
-        binding.user_outputs([self._output_infos[n] for n in wanted or self._output_names])
+        binding.user_outputs([self._output_infos[n] for n in outputs or self._output_names])
         binding.labels = self._check.labels
         self.runner.bind(key, binding)
-        self._own[key, wanted] = binding
+        self._own[key, outputs] = binding
         return binding
 
     def _position(self, name: str) -> int:

@@ -292,12 +292,12 @@ def _name_problem(location: str) -> str:
     return ""
 
 
-def _file_problem(found: os.stat_result) -> str:
-    if not stat.S_ISREG(found.st_mode):
+def _file_problem(status: os.stat_result) -> str:
+    if not stat.S_ISREG(status.st_mode):
         return "not a regular file (a folder, a pipe or a device)"
-    if found.st_nlink > 1:
+    if status.st_nlink > 1:
         return (
-            f"a file with {found.st_nlink} names (hard links), so it may be a file of somewhere "
+            f"a file with {status.st_nlink} names (hard links), so it may be a file of somewhere "
             "else"
         )
     return ""

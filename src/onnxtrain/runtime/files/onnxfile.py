@@ -83,10 +83,10 @@ class Node:
 
     def subgraphs(self) -> list[Message]:
         """The graphs among the attributes (branches, loop bodies)."""
-        found: list[Message] = []
+        graphs: list[Message] = []
         for attribute in self.message.messages(5):
-            found += attribute.messages(6) + attribute.messages(11)
-        return found
+            graphs += attribute.messages(6) + attribute.messages(11)
+        return graphs
 
     def integer(self, name: str, default: D) -> int | D:
         """An integer attribute."""
@@ -251,10 +251,10 @@ class ModelFile:
             if not name or name not in produced:
                 raise UnknownNameError("value in the graph", name, sorted(filter(None, produced)))
             info = known.get((like or {}).get(name, name))
-            kept = info.message(2) if info is not None else None
+            kind = info.message(2) if info is not None else None
             output = Message().add(1, name)
-            if kept is not None:
-                output.add(2, kept)
+            if kind is not None:
+                output.add(2, kind)
             outputs.append(output)
         self._known_values.pop(12, None)
         self.graph.replace(12, outputs)
@@ -289,17 +289,17 @@ class ModelFile:
     def prune(self) -> None:
         """Drop nodes and constants that no output depends on; inputs stay."""
         needed = {v.name for v in self.outputs}
-        kept: list[Node] = []
+        live: list[Node] = []
         for node in reversed(self.nodes):
             if needed.intersection(filter(None, node.outputs)):
-                kept.append(node)
+                live.append(node)
                 needed.update(uses(node))
-        self.graph.replace(1, [n.message for n in reversed(kept)])
+        self.graph.replace(1, [n.message for n in reversed(live)])
         self.graph.replace(5, [t for t in self.graph.messages(5) if t.string(8) in needed])
         sparse = self.graph.messages(15)
         self.graph.replace(15, [s for s in sparse if (s.message(1) or s).string(8) in needed])
-        made = {o for n in kept for o in n.outputs}
-        self.graph.replace(13, [m for m in self.graph.messages(13) if m.string(1) in made])
+        produced = {o for n in live for o in n.outputs}
+        self.graph.replace(13, [m for m in self.graph.messages(13) if m.string(1) in produced])
 
     def used_names(self) -> set[str]:
         """Names that a node reads or that are outputs."""

@@ -66,24 +66,24 @@ class Message:
 
     def messages(self, number: int) -> list[Message]:
         """Every submessage with this field number, opened in place: changes to it are kept."""
-        found: list[Message] = []
+        submessages: list[Message] = []
         for index, (field, wire, value) in enumerate(self.fields):
             if field != number:
                 continue
             if isinstance(value, Message):
-                found.append(value)
+                submessages.append(value)
                 continue
             if isinstance(value, int) or wire != BYTES:
                 raise ModelFileError(f"damaged protobuf data: field {number} is not a message")
             opened = Message.parse(value)
             self.fields[index] = (field, wire, opened)
-            found.append(opened)
-        return found
+            submessages.append(opened)
+        return submessages
 
     def message(self, number: int) -> Message | None:
         """The last submessage with this number (the protobuf rule), or None."""
-        found = self.messages(number)
-        return found[-1] if found else None
+        submessages = self.messages(number)
+        return submessages[-1] if submessages else None
 
     def strings(self, number: int) -> list[str]:
         """Every string with this field number."""
@@ -91,8 +91,8 @@ class Message:
 
     def string(self, number: int, default: str = "") -> str:
         """The last string with this number."""
-        found = self.strings(number)
-        return found[-1] if found else default
+        strings = self.strings(number)
+        return strings[-1] if strings else default
 
     def integer(self, number: int, default: int = 0) -> int:
         """The last integer with this number, as a signed 64-bit value."""

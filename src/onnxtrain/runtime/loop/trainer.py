@@ -322,8 +322,8 @@ class Trainer(OneProcess):
             raise InputError("The data gave no batch.")
         logs = {"loss": total / rows, "lr": self._used_rate}
         if validation_data is not None:
-            found = self.evaluate(validation_data, batch_size)
-            logs.update({f"val_{name}": value for name, value in found.items()})
+            scores = self.evaluate(validation_data, batch_size)
+            logs.update({f"val_{name}": value for name, value in scores.items()})
         with self._lock:  # a `save` in another thread sees all of this or nothing
             if self.scheduler is not None and self._by_epoch():
                 self.scheduler.step(logs.get("val_loss", logs["loss"]))
@@ -415,11 +415,11 @@ class Trainer(OneProcess):
         Batches are put together row by row; an output that is a single number has one per batch.
         """
         evaluator = self._evaluator(with_loss=False)
-        wanted = len(evaluator.user.input_names)
-        if isinstance(data, tuple) and len(data) > wanted:
-            data = data[:wanted]
+        count = len(evaluator.user.input_names)
+        if isinstance(data, tuple) and len(data) > count:
+            data = data[:count]
         batches = make_batches(data, evaluator.user.input_names, batch_size)
-        parts = [evaluator(values[:wanted]) for values in batches.epoch(0)]
+        parts = [evaluator(values[:count]) for values in batches.epoch(0)]
         if not parts:
             raise InputError("The data gave no batch.")
         outputs = join(parts)

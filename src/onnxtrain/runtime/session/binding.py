@@ -75,7 +75,7 @@ class Binding:
                 self.output(info.name, kind, shape, address(buffer))
             else:
                 self._large.append((index, info.name))
-                self.made_output(info.name)
+                self.allocated_output(info.name)
 
     def input(self, name: str, kind: ElementType, shape: Sequence[int], pointer: int) -> None:
         """Bind memory where the state lives."""
@@ -95,7 +95,7 @@ class Binding:
         element = array.dtype.type
         self.io.bind_output(name, HOST.ort_device, element, array.shape, address(array))
 
-    def made_output(self, name: str) -> None:
+    def allocated_output(self, name: str) -> None:
         """Let a run make a result, in memory of the host; to be said again before the next run."""
         self.io.bind_output(name, HOST.ort_device)
 
@@ -218,7 +218,7 @@ class Binding:
         self._staged.clear()
         self._again, self._watched = [], []
         for _, name in self._large:
-            self.made_output(name)
+            self.allocated_output(name)
         return RunError(text)
 
     def _suspicion(self, error: Exception) -> str:
@@ -256,11 +256,11 @@ class Binding:
     def _take_large(self) -> dict[str, Any]:
         if not self._large:
             return {}
-        made = self.io.get_outputs()
-        found = {name: made[index] for index, name in self._large}
+        outputs = self.io.get_outputs()
+        large = {name: outputs[index] for index, name in self._large}
         for _, name in self._large:  # otherwise the next run would write over what was given out
-            self.made_output(name)
-        return found
+            self.allocated_output(name)
+        return large
 
 
 class UserSide:

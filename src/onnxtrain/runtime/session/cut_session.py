@@ -166,8 +166,8 @@ class CutSession:
         """Run the pieces that the results asked for depend on; the results are appended."""
         values = {name: feeds[i] for i, name in enumerate(feed_names)}
         device_of = dict(zip(fetch_names, devices))
-        wanted = self._wanted(fetch_names)
-        for index, names in wanted.items():
+        needed = self._needed(fetch_names)
+        for index, names in needed.items():
             vector, results = ort.OrtValueVector(), ort.OrtValueVector()
             for name in self.reads[index]:
                 vector.push_back(values[name])
@@ -214,7 +214,7 @@ class CutSession:
         """Values that no piece after this one reads."""
         return self._last[index]
 
-    def _wanted(self, names: Collection[str]) -> dict[int, list[str]]:
+    def _needed(self, names: Collection[str]) -> dict[int, list[str]]:
         """Pieces to run, in order, with the results that are needed of each."""
         needed: dict[int, dict[str, None]] = {}
         taken: set[str] = set()
@@ -318,7 +318,7 @@ class CutBinding:
                 part.bind_ortvalue_input(name, values[name])
             try:
                 self._session.cores[index].run_with_iobinding(part, options)
-                values |= self._given(index, piece.gives)
+                values |= self._outputs_of(index, piece.gives)
             finally:
                 for name in self._crossing[index]:
                     part.bind_output(name, HOST)
@@ -329,7 +329,7 @@ class CutBinding:
             if self.after is not None:
                 self.after(index)
 
-    def _given(self, index: int, names: Sequence[str]) -> dict[str, Any]:
+    def _outputs_of(self, index: int, names: Sequence[str]) -> dict[str, Any]:
         results = self._parts[index].get_outputs() if names else []
         positions = self._positions[index]
         return {name: results[positions[name]] for name in names}
@@ -352,14 +352,14 @@ def _sessions(
         yield session
 
 
-def _arguments(infos: Sequence[ValueInfo], of_pieces: Sequence[Sequence[Any]]) -> list[Argument]:
+def _arguments(infos: Sequence[ValueInfo], by_piece: Sequence[Sequence[Any]]) -> list[Argument]:
     """Inputs or outputs of the whole, described as the pieces' sessions describe them."""
-    known = {v.name.removesuffix(OWN): v for values in of_pieces for v in values}
+    known = {v.name.removesuffix(OWN): v for values in by_piece for v in values}
     arguments = []
     for info in infos:
-        found = known.get(info.name)
-        if found is not None:
-            arguments.append(Argument(info.name, found.type, list(found.shape)))
+        described = known.get(info.name)
+        if described is not None:
+            arguments.append(Argument(info.name, described.type, list(described.shape)))
         else:  # an input that no piece reads
             kind = f"tensor({_NAMES.get(info.elem_type or 0, 'float')})"
             arguments.append(Argument(info.name, kind, list(info.shape or ())))

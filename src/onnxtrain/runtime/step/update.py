@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 KEY = "onnxtrain.optimizer"
-PIECE = 262_144
+CHUNK = 262_144
 """Elements per run: small enough to stay in the cache between operators (measured)."""
 
 
@@ -71,13 +71,13 @@ class OptimizerFile:
     def state_shape(self, kind: str, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Shape of a parameter's state; that of the parameter unless described otherwise."""
         shapes = self.description.get("state_shapes") or {}
-        found = tuple((shapes.get(kind) or {}).get(name, shape))
-        if math.prod(found) > max(math.prod(shape), 1):
+        own = tuple((shapes.get(kind) or {}).get(name, shape))
+        if math.prod(own) > max(math.prod(shape), 1):
             raise ModelFileError(
-                f"The optimizer says that {kind!r} of {name!r} has the shape {list(found)}, more "
+                f"The optimizer says that {kind!r} of {name!r} has the shape {list(own)}, more "
                 f"than the parameter itself ({list(shape)}). Generate the artifacts again."
             )
-        return found
+        return own
 
 
 def load_optimizer(source: Source) -> OptimizerFile:
@@ -180,7 +180,7 @@ def make_update(
 
 
 @dataclass(frozen=True)
-class Piece:
+class Chunk:
     """A contiguous run of elements, or one tensor, that is updated in one call."""
 
     group: int
@@ -190,14 +190,14 @@ class Piece:
 
 
 class Update:
-    """The flat update, run in place over pieces of the flat buffers.
+    """The flat update, run in place over chunks of the flat buffers.
 
     Args:
         file: the optimizer.
         state: whose parameters, gradients and moments are bound.
         device: where they live.
         options: the user's session options.
-        piece: elements per run.
+        chunk_size: elements per run.
     """
 
     is_foreign = False
@@ -209,14 +209,14 @@ class Update:
         state: TrainingState,
         device: Device,
         options: Any = None,
-        piece: int = PIECE,
+        chunk_size: int = CHUNK,
     ) -> None:
         self.file, self.device, self.options = file, device, options
         self._ops = DeviceOps(device)
         self.params, self.gradients = state.trainable, state.need_gradients()
         self.states = [state.need_optimizer().states[n] for n in file.states]
         self.groups = _groups(file, list(self.params))
-        self.pieces = list(_pieces(self.params, self.groups, file.layout, piece))
+        self.chunks = list(_chunks(self.params, self.groups, file.layout, chunk_size))
         self.rates = [np.zeros(1, np.float32) for _ in self.groups]
         self.decays = [np.array([g.weight_decay], np.float32) for g in self.groups]
         self.step, self.scale = np.zeros(1, np.int64), np.ones(1, np.float32)
@@ -271,32 +271,32 @@ class Update:
             for binding in self._bindings:
                 binding.run()
             return
-        for piece, binding in zip(self.pieces, self._bindings):
+        for chunk, binding in zip(self.chunks, self._bindings):
             binding.run()
-            self._copy_back(piece)
+            self._copy_back(chunk)
 
     def _bind(self) -> list[Binding]:
         device = self.device
         session = device.session(self.file.model, session_options(self.options))
         stores = dict(zip(["params", *self.file.states], [self.params, *self.states]))
-        longest = max((p.stop - p.start for p in self.pieces), default=0)
+        longest = max((p.stop - p.start for p in self.chunks), default=0)
         for name in self.file.unsafe:
             self._scratch[name] = _scratch(longest, stores[name], device)
         try:
-            return [self._bind_piece(session, device, piece, stores) for piece in self.pieces]
+            return [self._bind_chunk(session, device, chunk, stores) for chunk in self.chunks]
         except RuntimeError as error:  # onnxruntime's own
             raise ModelFileError(
                 f"The optimizer model cannot be fed with vectors: {error}. Use the file that was "
                 "generated with the training model."
             ) from error
 
-    def _bind_piece(
-        self, session: Any, device: Device, piece: Piece, stores: Mapping[str, TensorStore]
+    def _bind_chunk(
+        self, session: Any, device: Device, chunk: Chunk, stores: Mapping[str, TensorStore]
     ) -> Binding:
         binding = Binding(session, device)
         scalars: dict[str, Array] = {
-            "learning_rate": self.rates[piece.group],
-            "weight_decay": self.decays[piece.group],
+            "learning_rate": self.rates[chunk.group],
+            "weight_decay": self.decays[chunk.group],
             "step": self.step,
             "grad_scale": self.scale,
         }
@@ -304,7 +304,7 @@ class Update:
             if name in self.file.inputs:
                 binding.host_input(name, array)
         for name, store in {**stores, "gradients": self.gradients}.items():
-            shape, pointer = _place(store, piece)
+            shape, pointer = _place(store, chunk)
             binding.input(name, F32, shape, pointer)
             if name == "gradients":
                 continue
@@ -313,10 +313,10 @@ class Update:
             binding.output(f"{name}.updated", F32, shape, pointer)
         return binding
 
-    def _copy_back(self, piece: Piece) -> None:
+    def _copy_back(self, chunk: Chunk) -> None:
         stores = dict(zip(["params", *self.file.states], [self.params, *self.states]))
         for name, scratch in self._scratch.items():
-            self._ops.copy_piece(stores[name], piece.start, piece.stop, piece.tensor, scratch)
+            self._ops.copy_chunk(stores[name], chunk.start, chunk.stop, chunk.tensor, scratch)
 
 
 class SequenceUpdate:
@@ -356,9 +356,9 @@ class SequenceUpdate:
             ],
             **{kind: [s.view(n) for n in names] for kind, s in self.stores.items()},
         }
-        wanted = [f"{kind}.updated" for kind in self.stores]
+        outputs = [f"{kind}.updated" for kind in self.stores]
         feeds = {n: v for n, v in feeds.items() if n in self.file.inputs}
-        results = self.session.run(wanted, feeds)
+        results = self.session.run(outputs, feeds)
         for store, values in zip(self.stores.values(), results):
             for name, value in zip(names, values):
                 store.view(name)[...] = value
@@ -408,24 +408,24 @@ def _runs(params: TensorStore, groups: Sequence[Group]) -> Iterator[tuple[int, i
     yield start, buffer.data.size, current
 
 
-def _pieces(
-    params: TensorStore, groups: Sequence[Group], layout: str, piece: int
-) -> Iterator[Piece]:
+def _chunks(
+    params: TensorStore, groups: Sequence[Group], layout: str, chunk_size: int
+) -> Iterator[Chunk]:
     if layout == "tensor":
         group_of = {n: i for i, g in enumerate(groups) for n in g.params}
         for name, spec in params.specs.items():
             if spec.size:
-                yield Piece(group_of[name], 0, spec.size, name)
+                yield Chunk(group_of[name], 0, spec.size, name)
         return
     for start, stop, group in _runs(params, groups):
-        for at in range(start, stop, piece):
-            yield Piece(group, at, min(at + piece, stop))
+        for at in range(start, stop, chunk_size):
+            yield Chunk(group, at, min(at + chunk_size, stop))
 
 
-def _place(store: TensorStore, piece: Piece) -> tuple[tuple[int, ...], int]:
-    if piece.tensor is not None:
-        return store.specs[piece.tensor].shape, store.pointer(piece.tensor)
-    return (piece.stop - piece.start,), store.buffers["F32"].pointer(piece.start)
+def _place(store: TensorStore, chunk: Chunk) -> tuple[tuple[int, ...], int]:
+    if chunk.tensor is not None:
+        return store.specs[chunk.tensor].shape, store.pointer(chunk.tensor)
+    return (chunk.stop - chunk.start,), store.buffers["F32"].pointer(chunk.start)
 
 
 def _scratch(size: int, like: TensorStore, device: Device) -> TensorStore:

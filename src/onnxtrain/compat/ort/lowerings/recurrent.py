@@ -60,15 +60,15 @@ def _grad(
         raise ModelError(f"{describe(node)}: the {kind}Training that kept the gates is not there.")
     operands = [None if v is None else op.tensor(v) for v in layer.inputs]
     settings = {name: a.value for name, a in layer.attributes.items()}
-    wanted = [i for i, o in enumerate(node.outputs) if o.name and i in places]
-    present = [i for i in wanted if places[i] < len(operands) and operands[places[i]] is not None]
+    used = [i for i, o in enumerate(node.outputs) if o.name and i in places]
+    present = [i for i in used if places[i] < len(operands) and operands[places[i]] is not None]
 
     def forward(op: OpBuilder, *inputs: Tensor | None) -> tuple[Tensor, ...]:
         return op.many(kind, *inputs, outputs=len(dys), **settings)
 
-    found = vjp(op, forward, operands, dys, [places[i] for i in present])
+    gradients = vjp(op, forward, operands, dys, [places[i] for i in present])
     results: list[Tensor | None] = [None] * len(node.outputs)
-    for i, gradient in zip(present, found):
+    for i, gradient in zip(present, gradients):
         results[i] = gradient
     return results
 

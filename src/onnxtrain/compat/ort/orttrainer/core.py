@@ -182,33 +182,33 @@ class Core:
     ) -> Result:
         """Train on one batch."""
         rate = check_rate(rate)
-        wanted = self._wanted(fetches)
+        names = self._fetch_names(fetches)
         arrays = {n: as_array(v) for n, v in values.items()}
         engine = self._engine_for(arrays, values)
         feeds = [arrays[n] for n in engine.inputs]
         settings = self.settings
         if not engine.trainable:
-            return Result(self._tensors(engine.evaluate(arrays, wanted)), updated=False)
+            return Result(self._tensors(engine.evaluate(arrays, names)), updated=False)
         if settings.accumulate == 1 and not settings.scaled and settings.world_size == 1:
-            outputs = engine.step(feeds, rate, wanted)
+            outputs = engine.step(feeds, rate, names)
             self.batches += 1
             return Result(self._tensors(outputs))
         try:
-            return self._train_apart(engine, feeds, rate, wanted, scale)
+            return self._train_apart(engine, feeds, rate, names, scale)
         except NonFiniteError:
             self._discard()
             raise
 
     def _train_apart(
-        self, engine: Engine, feeds: list[Any], rate: float, wanted: Sequence[str], scale: float
+        self, engine: Engine, feeds: list[Any], rate: float, fetches: Sequence[str], scale: float
     ) -> Result:
         """Gradients first, and the update when all of them are there."""
         if engine not in self._used:
             self._used.append(engine)
         outputs = engine.gradients(feeds, add=self.pending > 0, scale=scale)
-        found = dict(zip(engine.outputs, outputs))
-        self._is_bad |= not np.isfinite(found[self.loss]).all()
-        result = Result(self._tensors([found[n] for n in wanted]), updated=False)
+        by_name = dict(zip(engine.outputs, outputs))
+        self._is_bad |= not np.isfinite(by_name[self.loss]).all()
+        result = Result(self._tensors([by_name[n] for n in fetches]), updated=False)
         self.pending += 1
         self.batches += 1
         if self.pending == self.settings.accumulate:
@@ -258,14 +258,14 @@ class Core:
         arrays = {n: as_array(v) for n, v in values.items()}
         engine = self._engine_for(arrays, values)
         known = [n for n in self.output_names if n != self.loss or not missing]
-        wanted = self._wanted(fetches) if fetches is not None else known
-        needed = engine.eval_inputs(self.loss in wanted)
+        names = self._fetch_names(fetches) if fetches is not None else known
+        needed = engine.eval_inputs(self.loss in names)
         lacking = [n for n in needed if n not in arrays]
         if lacking:
-            raise InputError(f"Missing input(s) {lacking} for the output(s) {list(wanted)}.")
-        return self._tensors(engine.evaluate(arrays, wanted))
+            raise InputError(f"Missing input(s) {lacking} for the output(s) {list(names)}.")
+        return self._tensors(engine.evaluate(arrays, names))
 
-    def _wanted(self, fetches: Sequence[str] | None) -> list[str]:
+    def _fetch_names(self, fetches: Sequence[str] | None) -> list[str]:
         if fetches is None:
             return self.output_names
         if isinstance(fetches, str) or not fetches:
@@ -327,9 +327,9 @@ class Core:
             raise
 
     def _start_onnx(self, model: onnx.ModelProto) -> Engine:
-        found = weights_of(model, [self.loss])
+        weights = weights_of(model, [self.loss])
         self._names = {i.name: i.name for i in model.graph.initializer}
-        return self._new_engine(model, found)
+        return self._new_engine(model, weights)
 
     def _start_torch(
         self,
@@ -474,10 +474,10 @@ class Core:
                 expected = outputs[self.output_names.index(self.loss)]
             else:
                 expected = self.loss_fn(twin(*args[:-1], **kwargs), args[-1])
-        (found,) = engine.evaluate({n: as_array(v) for n, v in values.items()}, [self.loss])
-        if not np.allclose(found, as_array(expected), rtol=1e-3, atol=1e-5):
+        (loss,) = engine.evaluate({n: as_array(v) for n, v in values.items()}, [self.loss])
+        if not np.allclose(loss, as_array(expected), rtol=1e-3, atol=1e-5):
             raise ExportError(
-                f"The exported model's loss is {found}, torch's {expected.item()}. Try the other "
+                f"The exported model's loss is {loss}, torch's {expected.item()}. Try the other "
                 f"exporter than {self.exporter!r}."
             )
 
@@ -494,10 +494,10 @@ class Core:
 
     def weights(self) -> dict[str, Array]:
         """All weights and buffers under torch's names; what the graph does not use included."""
-        found = state.read(self.need_engine("state_dict"), self.model, self._names)
+        weights = state.read(self.need_engine("state_dict"), self.model, self._names)
         for name in _counters(self.model):
-            found[name] = found[name] + self.batches
-        return found
+            weights[name] = weights[name] + self.batches
+        return weights
 
     def trained(self) -> list[str]:
         """Names of the weights that are trained."""
@@ -522,10 +522,10 @@ def _counters(model: torch.nn.Module | onnx.ModelProto) -> list[str]:
     if not isinstance(model, torch.nn.Module):
         return []
     norms = torch.nn.modules.batchnorm._NormBase
-    found = {n: m for n, m in model.named_modules() if isinstance(m, norms)}
+    norms_by_name = {n: m for n, m in model.named_modules() if isinstance(m, norms)}
     return [
         f"{name}.num_batches_tracked".lstrip(".")
-        for name, part in found.items()
+        for name, part in norms_by_name.items()
         if part.num_batches_tracked is not None
     ]
 

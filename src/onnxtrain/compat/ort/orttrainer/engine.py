@@ -26,6 +26,7 @@ from ....compile import Plan, eval_model, step_model, training_model
 from ....errors import ModelError, StateError, UnreachableError
 from ....graph.contract import METADATA
 from ....graph.io import to_proto
+from ....graph.subgraphs import subgraph_protos
 from ....passes import Recompute
 from ....passes.draws import draws_from_counter
 from ....runtime.session.binding import Binding
@@ -175,17 +176,17 @@ class Engine:
 
     def step(self, values: Sequence[Any], rate: float, fetches: Sequence[str]) -> list[Array]:
         """Loss, gradients and update in one run; gives the outputs asked for."""
-        wanted = list(fetches)
-        if self.check_finite and self.loss in wanted:
-            wanted.remove(self.loss)
+        others = list(fetches)
+        if self.check_finite and self.loss in others:
+            others.remove(self.loss)
         # whether the step is good shows in the loss, which comes first then
-        graph = self._step_for((self.loss, *wanted) if self.check_finite else tuple(fetches))
+        graph = self._step_for((self.loss, *others) if self.check_finite else tuple(fetches))
         graph.memory.learning_rate = rate
         outputs = graph(values)
         if not self.check_finite:
             return outputs
-        found = dict(zip([self.loss, *wanted], outputs))
-        return [found[name] for name in fetches]
+        by_name = dict(zip([self.loss, *others], outputs))
+        return [by_name[name] for name in fetches]
 
     def _step_for(self, fetches: tuple[str, ...]) -> OneGraphStep:
         graph = self._steps.get(fetches)
@@ -265,8 +266,8 @@ class Engine:
             )
         evaluator = self._evaluators[with_loss]
         feeds = [values[n] for n in evaluator.user.input_names]
-        found = dict(zip(evaluator.user.output_names, evaluator(feeds)))
-        return [found[n] for n in fetches]
+        by_name = dict(zip(evaluator.user.output_names, evaluator(feeds)))
+        return [by_name[n] for n in fetches]
 
     def eval_inputs(self, with_loss: bool) -> list[str]:
         """Inputs that the predictions, or the loss too, depend on."""
@@ -307,10 +308,10 @@ class Engine:
             "model_with_training_graph_path": lambda: step,
             "model_with_training_graph_after_optimization_path": lambda: step,
         }
-        for name, given in paths.items():
-            if not given:
+        for name, target in paths.items():
+            if not target:
                 continue
-            path = Path(given)
+            path = Path(target)
             if path.is_dir():
                 path /= f"{name.removesuffix('_path')}.onnx"
             path.write_bytes(makers[name]())
@@ -440,9 +441,8 @@ def _bytes(model: ir.Model) -> bytes:
 def _reads(node: onnx.NodeProto) -> list[str]:
     """Everything a node depends on, what its subgraphs take from outside included."""
     names = list(node.input)
-    for attribute in node.attribute:
-        if attribute.HasField("g"):
-            names += [name for inner in attribute.g.node for name in _reads(inner)]
+    for graph in subgraph_protos(node):
+        names += [name for inner in graph.node for name in _reads(inner)]
     return names
 
 
@@ -466,9 +466,9 @@ def _with_outputs(step: bytes, outputs: Sequence[str]) -> bytes:
     if described["user_outputs"] == list(outputs):
         return step
     dropped = set(described["user_outputs"]) - set(outputs)
-    kept = {o.name: o for o in model.graph.output if o.name not in dropped}
-    rest = [o for n, o in kept.items() if n not in outputs]
-    ordered = [kept[n] for n in outputs] + rest
+    remaining = {o.name: o for o in model.graph.output if o.name not in dropped}
+    rest = [o for n, o in remaining.items() if n not in outputs]
+    ordered = [remaining[n] for n in outputs] + rest
     del model.graph.output[:]
     model.graph.output.extend(ordered)
     described["user_outputs"] = list(outputs)

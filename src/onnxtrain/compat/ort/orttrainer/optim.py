@@ -88,15 +88,15 @@ def check_name(name: str) -> None:
         raise UnknownNameError("optimizer", str(name), list(OPERATORS))
 
 
-def _complete(name: str, weight: str, given: Hyper) -> dict[str, Any]:
+def _complete(name: str, weight: str, attributes: Hyper) -> dict[str, Any]:
     defaults = OPERATORS[name]
-    unknown = sorted(set(given) - set(defaults))
+    unknown = sorted(set(attributes) - set(defaults))
     if unknown:
         raise ConfigError(
             f"{name} has no attribute {', '.join(map(repr, unknown))} (asked for the weight "
             f"{weight!r}); it has {', '.join(defaults)}."
         )
-    for key, value in given.items():
+    for key, value in attributes.items():
         if value is None and defaults[key] is None:
             continue
         if not isinstance(value, (int, float)):
@@ -106,7 +106,7 @@ def _complete(name: str, weight: str, given: Hyper) -> dict[str, Any]:
             check_limit(value, what, ConfigError, infinite=True)
         elif key not in {"ratio_min", "ratio_max"}:
             check_amount(value, what, ConfigError)
-    return {**defaults, **given}
+    return {**defaults, **attributes}
 
 
 # --- configurations -------------------------------------------------------------------------------
