@@ -31,7 +31,7 @@ from .graph.contract import RANDOM_INPUT, describe, order_inputs
 from .graph.infer import infer_shapes
 from .graph.io import clone, save
 from .graph.labels import ClassLabels, class_labels, guard_labels
-from .normalize import MAX_IR, MAX_OPSET, normalize
+from .normalize import MAX_IR, MAX_OPSET, lift_constants, normalize
 from .optim import Optimizer, append_update
 from .passes import AFTER, BEFORE, Context, Recompute, Trace, check_recompute, modes, with_rules
 from .passes.accumulation import accumulate
@@ -235,7 +235,7 @@ def differentiate(
         >>> [o.name for o in onnxtrain.differentiate(model, wrt=["x"]).graph.output]
         ['loss', 'x_grad']
     """
-    loaded = load(model)
+    loaded = _with_constants_lifted(load(model), wrt or ())
     initializers = list(loaded.graph.initializers)
     plan = Plan(
         loaded,
@@ -259,6 +259,12 @@ def differentiate(
         save(built.model, output)
         return onnx.load(output, load_external_data=False)
     return to_proto(built.model)
+
+
+def _with_constants_lifted(model: ir.Model, wrt: Sequence[str]) -> ir.Model:
+    """The model, with Constant nodes and tensors of branches as initializers if `wrt` names one."""
+    known = {*model.graph.initializers, *(v.name for v in model.graph.inputs)}
+    return model if known.issuperset(wrt) else lift_constants(clone(model))
 
 
 @model_errors("Building the gradients")

@@ -15,6 +15,7 @@ from ..errors import MissingFileError, ModelError, model_errors
 from ..runtime.files.atomic import write_atomically
 from ..runtime.files.readfile import PROTOBUF_LIMIT, open_regular
 from .external import resolve_tensors, resolved, resolved_tensor, weights
+from .lent import lend_tensors
 from .representable import representable
 from .sound import check_sound
 
@@ -46,7 +47,9 @@ def load(model: ModelLike, *, base_dir: str | os.PathLike[str] = "") -> ir.Model
         resolve_tensors(copied, "This onnx_ir.Model")
         return copied
     if isinstance(model, onnx.ModelProto):
-        return _from_proto(model, "This ModelProto", folder)
+        loaded = _from_proto(model, "This ModelProto", folder)
+        lend_tensors(loaded)
+        return loaded
     if isinstance(model, (bytes, bytearray, memoryview)):
         return _from_proto(parsed(bytes(model), "These bytes"), "These bytes", folder)
     if not isinstance(model, (str, os.PathLike)):

@@ -38,7 +38,8 @@ def squeeze(op: OpBuilder, dy: Tensor, y: Tensor, x: Tensor, axes: Tensor | None
 
 @gradient("Unsqueeze", stops=(1,), straight_through=True)
 def unsqueeze(op: OpBuilder, dy: Tensor, y: Tensor, x: Tensor, axes: Tensor) -> Any:
-    return op.Squeeze(dy, axes)
+    # onnxruntime takes a single axis without brackets here, but not in Squeeze.
+    return op.Squeeze(dy, axes if axes.rank else op.Reshape(axes, [1]))
 
 
 @gradient("Transpose", straight_through=True)

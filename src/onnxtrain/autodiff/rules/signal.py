@@ -155,13 +155,20 @@ def stft(
     *,
     onesided: int = 1,
 ) -> Any:
+    whole = signal
+    if signal.rank == 2:  # onnxruntime takes real signals without the axis of parts, too
+        signal = op.Unsqueeze(signal, [2])
+        assert whole.value.shape is not None
+        signal.value.shape = ir.Shape([*whole.value.shape.dims, 1])
     count = _number(op, frame_length, 0 if window is None else dim(op, window, 0))
     dframes = _adjoint(op, dy, y, 2, count, inverse=0, onesided=onesided)
     dframes = _parts(op, dframes, signal)
     first = op.Unsqueeze(line(op, _length(op, y, 1)) * as_int64(op, frame_step), [1])
     where = first + line(op, count)  # [frame, position in it]
+    weighed = dframes if window is None else dframes * op.Unsqueeze(window, [1])
+    dsignal = add_along(op, signal, where, weighed, 1)
+    dsignal = dsignal if whole.rank == 3 else op.Squeeze(dsignal, [2])
     if window is None:
-        return add_along(op, signal, where, dframes, 1)
+        return dsignal
     dwindow = op.ReduceSum(dframes * op.Gather(signal, where, axis=1), [0, 1, 3], keepdims=0)
-    dsignal = add_along(op, signal, where, dframes * op.Unsqueeze(window, [1]), 1)
     return dsignal, None, dwindow
