@@ -229,9 +229,9 @@ def test_a_small_step_is_for_one_thread_and_a_large_one_draws_on(showing, plain)
     """Two sessions, one stream."""
     module = module_of(showing)
     small = module(X[:20], Y[:20])[1:]
-    assert module.gradient_step.now is module.gradient_step.single
+    assert module.gradient_step.sessions.current is module.gradient_step.sessions.single
     large = module(np.tile(X, (600, 1)), np.tile(Y, 600))[1:]
-    assert module.gradient_step.now is module.gradient_step.usual
+    assert module.gradient_step.sessions.current is module.gradient_step.sessions.usual
     again = module(X[:20], Y[:20])[1:]
     expected = plain[0]
     for found, wanted in zip((*small, *(m[:20] for m in large), *again), expected, strict=True):

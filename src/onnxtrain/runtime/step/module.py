@@ -134,8 +134,8 @@ class Module(OneProcess):
         """
         with self._lock:
             train = self.gradient_step
-            if train.must_rest:
-                train.rest()
+            if train.sessions.must_rest:
+                train.sessions.rest()
             part: GradientStep | EvalStep = train if self.training else self._need_eval()
             quick = None if named_inputs else part.again(user_inputs)
             if quick is not None:

@@ -152,7 +152,7 @@ class Optimizer(OneProcess):
         names = step.artifact.trainable
         self._update = make_update(self._file, state, step.device, step.user_options, names)
         if self._update.is_session:
-            step.stop_spinning()
+            step.sessions.stop_spinning()
         return self._update
 
 
