@@ -37,11 +37,11 @@ def run(
     name: str, python: str, path: Path, limits: Limits, *, only: str = "*", again: bool = False
 ) -> int:
     """Try the cases of a list that have no row yet (or all of them `again`)."""
-    started = time.monotonic()
     done = set() if again else {row["name"] for row in results.read(path)}
     wanted, batch = _names(name, python)
     todo = [n for n in wanted if fnmatch.fnmatchcase(n, only) and n not in done]
     print(f"{name}: {len(todo)} of {len(wanted)} cases", flush=True)
+    started = time.monotonic()
     worker: Worker | None = None
     try:
         for number, case in enumerate(todo):
@@ -59,6 +59,7 @@ def run(
     finally:
         if worker is not None:
             worker.end()
+    results.compact(path)
     return 0
 
 
