@@ -31,7 +31,6 @@ def main() -> int:
     module = importlib.import_module(f"conformance.lists.{options.list}")
     if options.names:
         say({"names": module.names(), "batch": getattr(module, "BATCH", 1)})
-        return 0
     _limit_memory(options.memory)
     for line in sys.stdin:
         attempt(line.rstrip("\n"), module.case, say)
