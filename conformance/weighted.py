@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -81,9 +81,14 @@ def weight_of(loss: str, output: str) -> str:
     return f"{loss}.{output}.weight"
 
 
-def differentiate(model: onnx.ModelProto, wrt: Iterable[str], of: str) -> onnx.ModelProto:
+def differentiate(
+    model: onnx.ModelProto, wrt: Iterable[str], of: str, no_gradient: Collection[str] = ()
+) -> onnx.ModelProto:
     """The gradients of one output; zeros for what it does not depend on."""
-    return onnxtrain.differentiate(model, wrt=list(dict.fromkeys(wrt)), of=of, allow_unused=True)
+    names = list(dict.fromkeys(wrt))
+    return onnxtrain.differentiate(
+        model, wrt=names, of=of, allow_unused=True, no_gradient=no_gradient
+    )
 
 
 def gradient_names(model: onnx.ModelProto) -> dict[str, str]:

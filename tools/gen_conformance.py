@@ -23,6 +23,8 @@ RECORDS = ROOT / "conformance" / "predecessors"
 RESULTS = ROOT / "conformance" / "results"
 LISTS = ROOT / "conformance" / "lists"
 TARGET = ROOT / "docs" / "conformance.md"
+FEW = 3
+"""Parameter sets of a test that are listed one by one."""
 FIELDS = {
     "suite": str, "script": str, "revision": str, "date": str, "passed": int, "skipped": int,
     "total": int, "failing": list,
@@ -72,8 +74,9 @@ package that no longer installs, or asks which graphics card there is, a small s
 listed with the reason. A private name of a predecessor has a real thing behind it here, or is
 listed.
 
-`tests/conformance/test_predecessors.py` runs them again where the clones are, and fails when a
-score falls.
+`python3 -m conformance.suites run SUITE` runs one again, in an environment that it makes, where the
+clones are; `tests/conformance/test_predecessors.py` runs them all, and fails when a score falls or
+a test fails that is not listed here.
 
 | suite | revision | date | passed | skipped | of |
 |---|---|---|---|---|---|
@@ -260,17 +263,30 @@ def _table(rows: Sequence[Row], what: str) -> str:
 
 def section(name: str, record: Mapping[str, Any]) -> str:
     """What a suite leaves failing."""
-    head = f'\n### <a id="{name}"></a>{record["suite"]}\n\nRun by `{record["script"]}`. '
+    command = f"`python3 -m conformance.suites run {name}` (`{record['script']}`)"
+    head = f'\n### <a id="{name}"></a>{record["suite"]}\n\n{command}. '
     if not record["failing"]:
         return head + "Nothing fails.\n"
     by_reason: dict[str, list[str]] = {}
     for entry in record["failing"]:
         by_reason.setdefault(entry["reason"], []).append(entry["test"])
     rows = [
-        f"| {_cell('<br>'.join(_code(t) for t in tests))} | {_cell(reason)} |\n"
+        f"| {_cell('<br>'.join(_shown(tests)))} | {_cell(reason)} |\n"
         for reason, tests in by_reason.items()
     ]
     return f"{head}Failing:\n\n| test | why |\n|---|---|\n" + "".join(rows)
+
+
+def _shown(tests: Sequence[str]) -> list[str]:
+    """The tests; a function of which many parameter sets fail is named once."""
+    by_function: dict[str, list[str]] = {}
+    for test in tests:
+        by_function.setdefault(test.partition("[")[0], []).append(test)
+    shown: list[str] = []
+    for function, sets in by_function.items():
+        many = len(sets) > FEW
+        shown += [f"{_code(function)}, {len(sets)} sets"] if many else [_code(t) for t in sets]
+    return shown
 
 
 def _code(text: str) -> str:

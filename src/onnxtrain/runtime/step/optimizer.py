@@ -189,6 +189,8 @@ def attach(state: TrainingState, file: OptimizerFile, reset: bool = False) -> Op
             raise CheckpointError(
                 f"The checkpoint's {kind!r} do not have the shapes this optimizer needs."
             )
-        memory.states[kind] = store if store is not None else TensorStore(specs.values())
+        if store is None:
+            store = TensorStore(specs.values(), layout=trainable.layout)
+        memory.states[kind] = store
     state.optimizer = memory
     return memory
