@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from ...graph import OpBuilder, Tensor
 from ._index import Size, dim, vector
-from .axis_maps import places
+from .axis_maps import cell_positions
 from .windows import Axis, at_offset, columns, offsets_of, pad_image, quotient
 
 FEW_CHANNELS = 4
@@ -221,7 +221,7 @@ def _by_kernel_row(
         padded = op.transpose(split, 0, 1, rank - 1, *range(2, rank - 1))
         first = 3
     for i, axis in enumerate(outer):
-        cells = places(op, replace(axis, begin=0))
+        cells = cell_positions(op, replace(axis, begin=0))
         padded = op.Gather(padded, op.transpose(cells, 1, 0), axis=first + 2 * i)
     if len(outer) > 1:
         kernel = [first + 2 * i for i in range(len(outer))]
