@@ -50,7 +50,7 @@ def attempt(name: str, make: Callable[[str], Any], say: Say) -> None:
         say({"row": {"name": name, "exporter": "", "outcome": "not exported",
                      "reason": " ".join(reason.split())[:300]}})  # fmt: skip
     else:
-        for row in check(name, case, say):
+        for row in check(name, case, say) if case is not None else ():
             say({"row": row})
     say({"done": name})
 
