@@ -21,7 +21,7 @@ SMALLEST = {
 """Of a module, its model with the fewest parameters; where the name does not tell."""
 
 FEWER_LAYERS = {
-    "beit": {"depth": 3}, "cait": {"depth": 3}, 
+    "beit": {"depth": 3}, "cait": {"depth": 3},
     "deepseek_vit": {"depth": 2, "embed_dim": 64, "num_heads": 4}, "gemma4_vit": {"depth": 2},
     "naflexvit": {"depth": 3}, "mobilenetv5": {},
 }  # fmt: skip
