@@ -191,10 +191,20 @@ class GradientStep(Step):
         """Drop the batches since the last update: the next step starts the gradients anew."""
         self.overwrite = True
         self.restore_states()
+        if self.draws is not None:
+            self.draws.take_back()
 
     def updated(self) -> None:
-        """The batches so far count: the states of before them will not come back."""
+        """The batches so far count: states and random numbers of before will not come back."""
         self.can_restore = False
+        if self.draws is not None:
+            self.draws.accept()
+
+    def start_anew(self) -> None:
+        """Let the next step overwrite the gradients; its batch is the first of an update."""
+        self.overwrite = True
+        if self.draws is not None:
+            self.draws.accept()
 
     def again(self, values: Sequence[Any]) -> list[Array] | None:
         """A step like the one before, on small arrays; None if there is more to be done."""

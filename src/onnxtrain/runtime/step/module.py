@@ -170,7 +170,7 @@ class Module(OneProcess):
     def lazy_reset_grad(self) -> None:
         """Let the next training step overwrite the gradients; until then they stay readable."""
         with self._lock:  # the end of another thread's step would take it back
-            self.gradient_step.overwrite = True
+            self.gradient_step.start_anew()
 
     def discard_step(self) -> None:
         """Drop the batches since the last update, because one of them is no good.
@@ -289,7 +289,7 @@ class Module(OneProcess):
         if step.user.nothing_counts(values):
             return  # the mean of no labels is no number, and no mistake
         if step.overwrite:  # batches before this one were given up without an update, and stay
-            step.updated()
+            step.can_restore = False
         self.discard_step()
         memory = self._values.optimizer
         where = f", in update {memory.step + 1}" if memory is not None else ""

@@ -155,10 +155,10 @@ class OneGraphStep(OneProcess, Step):
             if results is None:
                 self.feed(values)
                 results = self.run().results()
-            if self.draws is not None:
-                self.draws.count()
             if self.check_finite:
                 self._check(results[0], values)
+            if self.draws is not None:
+                self.draws.count()
             self._turn = 1 - self._turn
             memory.step += 1
             if not self.device.is_host:
