@@ -46,6 +46,8 @@ def with_loss(
             )
         terms.append(total)
     graph.node.append(helper.make_node("Sum", terms, [loss], name=loss))
+    if not any(o.domain in ("", "ai.onnx") for o in changed.opset_import):
+        changed.opset_import.append(helper.make_opsetid("", 18))
     outputs = list(graph.output)
     del graph.output[:]
     graph.output.append(helper.make_tensor_value_info(loss, onnx.TensorProto.FLOAT, []))

@@ -11,7 +11,7 @@ import numpy as np
 from ..cases import OnnxCase
 
 PACKAGES = ["ml_dtypes", "pillow"]
-BATCH = 150
+BATCH = 300
 
 
 def names() -> list[str]:

@@ -10,6 +10,7 @@ from collections.abc import Collection, Sequence
 
 import onnx_ir as ir
 
+from ..graph.edit import name_apart
 from ..graph.labels import guard_labels
 from . import modes as modes
 from .base import Context as Context
@@ -95,6 +96,11 @@ AFTER = (
         "small maps",
         "frozen convolutions on maps of a few pixels are matrix products (ADR 14)",
         lambda model, _: small_maps_as_products(model),
+    ),
+    Pass(
+        "names",
+        "no two nodes or values have one name, as in a graph that is differentiated again",
+        lambda model, _: name_apart(model),
     ),
 )
 """What runs on the differentiated model."""
