@@ -24,6 +24,8 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
+from ..errors import OnnxTrainError
+
 LIMIT = 200_000
 """Values that are looked at before a module is given up as too large to tell."""
 INSTALLED = frozenset({"site-packages", "dist-packages"})
@@ -46,7 +48,7 @@ BOOKKEEPING = frozenset(
 """Attributes of a class that its behaviour does not depend on."""
 
 
-class NoFingerprintError(Exception):
+class NoFingerprintError(OnnxTrainError, TypeError):
     """There is something that cannot be told from something else; the text says what."""
 
 
