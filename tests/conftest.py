@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.defects import defect_of
+
 MISSING = ("not installed", "set ONNXTRAIN", "could not import")
 """Reasons that an installation would remove; all others belong to the cases."""
 
@@ -22,6 +24,10 @@ def pytest_collection_modifyitems(items):
         is_long = not folders.isdisjoint(item.path.parents) or item.get_closest_marker("slow")
         if is_long and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(LONG))
+        defect = defect_of(item.nodeid)
+        if defect is not None:
+            reason = f"{defect.package} before {defect.before}: {defect.reason}"
+            item.add_marker(pytest.mark.skip(reason=reason))
 
 
 def pytest_terminal_summary(terminalreporter):

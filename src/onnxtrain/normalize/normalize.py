@@ -15,6 +15,7 @@ from .fold import fold_integers
 from .functions import inline_functions
 from .lower_opset import lower_opset
 from .ml import ML, drop_zipmaps
+from .old_runtimes import suit_old_runtimes
 from .pools import count_windows
 from .raise_opset import raise_opset
 from .rewrite import rewrite_typed, standard
@@ -87,6 +88,7 @@ STEPS = (
     infer_shapes,
     infer_symbolic,
     fold_integers,
+    suit_old_runtimes,
     decide_branches,
     simplify,
 )
