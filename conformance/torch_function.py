@@ -150,4 +150,4 @@ def random_weights(outputs: Sequence[torch.Tensor], seed: int = 0) -> list[Array
 
 def arrays(point: Mapping[str, torch.Tensor]) -> dict[str, Array]:
     """As numpy arrays."""
-    return {n: t.detach().cpu().numpy() for n, t in point.items()}
+    return {n: t.detach().cpu().numpy(force=True) for n, t in point.items()}
