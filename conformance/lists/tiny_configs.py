@@ -89,6 +89,8 @@ RULES: list[Rule] = [
 ]  # fmt: skip
 
 OVERRIDES: dict[str, dict[str, Any]] = {
+    "longformer": {"onnx_export": True},
+    "led": {"onnx_export": True},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
     "nemotron": {"num_key_value_heads": 2},
     "ministral": {"head_dim": 8},

@@ -108,6 +108,10 @@ DIFFERENT: dict[str, tuple[Callable[[], nn.Module], Callable[[], nn.Module]]] = 
     ),
     "closure": (lambda: local(2), lambda: local(3)),
     "function": (lambda: Net(a=shifted(1)), lambda: Net(a=shifted(2))),
+    "function with a cache": (
+        lambda: Net(a=functools.lru_cache(shifted(1))),
+        lambda: Net(a=functools.lru_cache(shifted(2))),
+    ),
     "attribute of the class": (Net, OtherScale),
     "hook": (lambda: hooked(1.0), lambda: hooked(2.0)),
     "activation": (lambda: nn.Sequential(nn.ReLU()), lambda: nn.Sequential(nn.GELU())),
@@ -139,6 +143,19 @@ def test_code_and_values_that_the_module_calls_by_name(monkeypatch: pytest.Monke
     monkeypatch.setattr(helpers, "shift", shifted(1.0), raising=False)
     monkeypatch.setitem(globals(), "FACTOR", 3.0)
     assert fingerprint(Net()) != before
+
+
+def test_code_in_a_module_of_a_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    package = types.ModuleType("package_of_a_user")
+    package.helpers = helpers  # type: ignore[attr-defined]
+    helpers.package = package  # type: ignore[attr-defined]
+
+    by_global = types.FunctionType(
+        compile("package.helpers.shift", "x", "eval"), {"package": package}
+    )
+    before = fingerprint(Net(a=by_global))
+    monkeypatch.setattr(helpers, "shift", shifted(2.0))
+    assert fingerprint(Net(a=by_global)) != before
 
 
 def test_what_else_is_given_counts() -> None:

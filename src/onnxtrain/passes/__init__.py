@@ -23,6 +23,7 @@ from .columns import layers_in_columns as layers_in_columns
 from .cross_entropy import split_cross_entropies
 from .draws import draw_from_counter
 from .expand import expand_functions
+from .fast_forms import use_fast_forms
 from .recompute import recompute_activations as recompute_activations
 from .recurrent import recurrent_layers_as_scans
 from .segments import Recompute as Recompute
@@ -33,6 +34,11 @@ from .selection import select_early
 from .small_maps import small_maps_as_products as small_maps_as_products
 
 BEFORE = (
+    Pass(
+        "fast forms",
+        "operators with slow kernels are written with operators that have fast ones",
+        lambda model, c: use_fast_forms(model, c.wrt, c.of, c.no_gradient),
+    ),
     Pass(
         "columns",
         "layers of a known batch size are written so that their weights are not copied (ADR 13)",

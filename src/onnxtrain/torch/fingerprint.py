@@ -122,9 +122,9 @@ def package_version(name: str) -> str:
 def installed(module_name: str) -> bool:
     """Whether a module is Python's own, or of a package that was installed by its version."""
     top = module_name.partition(".")[0]
-    if top in sys.stdlib_module_names or top in sys.builtin_module_names:
-        return True
-    if top == __name__.partition(".")[0]:
+    if top == "__main__":  # a user's program, wherever it is
+        return False
+    if top in sys.stdlib_module_names or top == __name__.partition(".")[0]:
         return True
     file = getattr(sys.modules.get(module_name) or sys.modules.get(top), "__file__", None)
     return file is not None and not INSTALLED.isdisjoint(Path(file).parts)
@@ -299,7 +299,8 @@ class _Walk:
             for name in names:
                 if name in vars(value):
                     self.note("of module", name)
-                    self._global(vars(value)[name], [], f"{value.__name__}.{name}")
+                    rest = [n for n in names if n != name]
+                    self._global(vars(value)[name], rest, f"{value.__name__}.{name}")
 
     def _code(self, code: types.CodeType, where: str) -> None:
         if _imports(code):
@@ -328,7 +329,7 @@ class _Walk:
         except Exception as error:
             raise NoFingerprintError(f"{where} cannot be read: {error}") from error
         if isinstance(reduced, str):
-            self._named(f"{type(value).__module__}.{reduced}", "name")
+            self._by_name(value, reduced, where)
             return
         function, arguments, *rest = reduced
         self._each("object", [type(value), function, arguments], where)
@@ -336,6 +337,15 @@ class _Walk:
         self.add(state, where)
         self._each("items", items or (), where)
         self._each("pairs", (part for pair in pairs or () for part in pair), where)
+
+    def _by_name(self, value: Any, name: str, where: str) -> None:
+        """An object that pickle would only name: by what it wraps, or by its package."""
+        owner = getattr(value, "__module__", None) or type(value).__module__
+        self._named(f"{owner}.{name}", "name")
+        if hasattr(value, "__wrapped__"):  # a function with a cache, say
+            self.add(value.__wrapped__, where)
+        elif not installed(owner):
+            raise NoFingerprintError(f"{where} is known by its name only")
 
     methods: ClassVar[Mapping[type, Callable[[_Walk, Any, str], None]]] = {
         torch.nn.Module: _part,

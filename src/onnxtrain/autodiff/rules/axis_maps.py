@@ -24,6 +24,11 @@ def back_along(op: OpBuilder, dy: Tensor, matrix: Tensor, axis: int, rank: int) 
     return op.transpose(op.MatMul(op.transpose(dy, *order), matrix), *inverse)
 
 
+def along(op: OpBuilder, x: Tensor, matrix: Tensor, axis: int, rank: int) -> Tensor:
+    """``A·x`` along one axis of `x`, which has `rank` axes."""
+    return back_along(op, x, op.transpose(matrix, 1, 0), axis, rank)
+
+
 def cell_positions(op: OpBuilder, axis: Axis) -> Tensor:
     """Where the elements of each window lie in the image: INT64 (windows, kernel)."""
     within = np.arange(axis.kernel, dtype=np.int64)[None] * axis.dilation

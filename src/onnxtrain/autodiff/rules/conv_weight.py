@@ -47,8 +47,8 @@ def weight_gradient(
     counts = [a.windows for a in axes if isinstance(a.windows, int)]
     many = len(counts) == len(axes) and math.prod(counts) >= MANY_WINDOWS
     kernel, width = math.prod(a.kernel for a in axes), dim(op, w, 1)
-    pieces = _per_offset(op, image, signal, w, axes, per_image=many)
-    joined = pieces[0] if len(pieces) == 1 else op.Concat(*pieces, axis=0)
+    products = _per_offset(op, image, signal, w, axes, per_image=many)
+    joined = products[0] if len(products) == 1 else op.Concat(*products, axis=0)
     stacked = op.Reshape(joined, vector(op, kernel, -1, width))
     return op.Reshape(op.transpose(stacked, 1, 2, 0), _shape(op, w, axes))
 
@@ -117,8 +117,9 @@ def _swapped(op: OpBuilder, image: Tensor, signal: Tensor, axes: Sequence[Axis])
         dilations=[a.stride for a in axes],
         pads=[*(a.begin for a in axes), *(a.end for a in axes)],
     )
-    places = list(range(2, spatial + 2))  # a rest behind the last window gives further positions
-    product = op.Slice(product, [0] * spatial, [a.kernel for a in axes], places)
+    # a rest behind the last window gives further positions
+    spatial_axes = list(range(2, spatial + 2))
+    product = op.Slice(product, [0] * spatial, [a.kernel for a in axes], spatial_axes)
     return op.transpose(product, *swapped)
 
 
@@ -135,15 +136,15 @@ def _per_offset(
     channels = dim(op, w, 1)
     padded = pad_image(op, op.transpose(image, 0, *range(2, len(axes) + 2), 1), axes, 1)
     rows = op.Reshape(signal, [0, 0, -1]) if per_image else _signal_rows(op, signal, axes)
-    pieces = []
+    products = []
     for offset in offsets_of(axes):
         cells = at_offset(op, padded, axes, offset, 1)
         if per_image:
             product = op.MatMul(rows, op.Reshape(cells, vector(op, 0, -1, channels)))
-            pieces.append(op.ReduceSum(product, [0], keepdims=0))
+            products.append(op.ReduceSum(product, [0], keepdims=0))
         else:
-            pieces.append(op.MatMul(rows, op.Reshape(cells, vector(op, -1, channels))))
-    return pieces
+            products.append(op.MatMul(rows, op.Reshape(cells, vector(op, -1, channels))))
+    return products
 
 
 def _shifted(

@@ -19,7 +19,7 @@ from ...graph import OpBuilder, Tensor
 from ...graph.provenance import elements, numbers
 from ..registry import gradient
 from ._index import dim, vector
-from .axis_maps import back_along
+from .axis_maps import along, back_along
 
 
 @gradient("Resize", stops=(1, 2, 3))
@@ -44,6 +44,27 @@ def resize(
             matrix = _matrix(op, x, y, axes, index, roi, scales, sizes, attributes)
             dy = back_along(op, dy, matrix, axis, rank)
     return dy
+
+
+def as_products(
+    op: OpBuilder,
+    x: Tensor,
+    y: Tensor,
+    roi: Tensor | None,
+    scales: Tensor | None,
+    sizes: Tensor | None,
+    attributes: dict[str, Any],
+) -> Tensor:
+    """What Resize computes, as a product with an interpolation matrix per axis."""
+    rank = x.rank
+    axes = [a % rank for a in attributes.pop("axes", None) or range(rank)]
+    scales = _known(op, scales)
+    result = x
+    for place, axis in enumerate(axes):
+        if not _unchanged(x, y, axis, place, scales, sizes, attributes):
+            matrix = _matrix(op, x, y, axes, place, roi, scales, sizes, attributes)
+            result = along(op, result, matrix, axis, rank)
+    return op.Identity(x) if result is x else result
 
 
 def _known(op: OpBuilder, scales: Tensor | None) -> Tensor | None:
