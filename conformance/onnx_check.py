@@ -6,7 +6,6 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
 
 import numpy as np
 import onnx
@@ -22,6 +21,7 @@ from .cases import Array, OnnxCase
 from .check import EndOfCase, Stages
 from .results import Row
 from .sessions import Session, cpu_times
+from .twin import widened
 from .verdicts import STEPS, Verdict, distance, judge_alone, largest_of, worst
 from .weighted import LOSS, differentiate, gradient_names, weight_of, with_loss
 
@@ -154,7 +154,7 @@ class OnnxTrial:
 
         def evaluate(moved: Mapping[str, Array]) -> float:
             point = {**values, **self.feeds, **moved}
-            feeds = {n: _wide(a) for n, a in point.items() if n in inputs}
+            feeds = {n: widened(a) for n, a in point.items() if n in inputs}
             with np.errstate(all="ignore"):
                 return self._total(dict(zip(self.values, session.run(list(self.values), feeds))))
 
@@ -192,8 +192,3 @@ class OnnxTrial:
         )
         row["step_ms"] = ours * 1e3
         row["to_forward"] = ours / theirs if theirs else None
-
-
-def _wide(value: Any) -> Any:
-    floating = isinstance(value, np.ndarray) and value.dtype in FLOATS
-    return value.astype(np.float64) if floating else value

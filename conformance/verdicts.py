@@ -16,8 +16,8 @@ import numpy as np
 
 Array = np.ndarray[Any, Any]
 Function = Callable[[Array], float]
-Word = Literal["right", "wrong", "kink", "torch wrong", "undecided"]
-WORST_LAST: tuple[Word, ...] = ("right", "kink", "torch wrong", "undecided", "wrong")
+Word = Literal["right", "rounding", "kink", "torch wrong", "undecided", "wrong"]
+WORST_LAST: tuple[Word, ...] = ("right", "rounding", "kink", "torch wrong", "undecided", "wrong")
 
 STEPS = (1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7)
 KINK_STEP = 1e-4
@@ -29,6 +29,8 @@ WORSE_THAN_TORCH = 10.0
 OUTSIDE = 0.05
 """How far, in parts of their distance, a slope may lie outside of two one-sided differences: the
 kink is not exactly where they begin."""
+FORMULA = 1e-6
+"""What a formula that is right may be off in float64."""
 COORDINATES = 6
 """Axes that are looked at one by one, those with the largest difference first."""
 APART = "one-sided differences differ"
@@ -88,6 +90,15 @@ def judge(
             return Verdict("kink", error, APART)
         return Verdict("torch wrong", error, "differences agree with ours, not with autograd")
     return Verdict(decided.word, error, decided.note)
+
+
+def or_rounding(verdict: Verdict, ours64: Array | None, exact: Array, largest: float) -> Verdict:
+    """A wrong gradient whose formula is right in float64 is off by rounding alone."""
+    if verdict.word not in ("wrong", "undecided") or ours64 is None:
+        return verdict
+    if ours64.shape != exact.shape or distance(ours64, exact, largest) > FORMULA:
+        return verdict
+    return Verdict("rounding", verdict.error, f"in float32 alone: {verdict.note}")
 
 
 def judge_alone(
