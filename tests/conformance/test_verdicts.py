@@ -135,4 +135,4 @@ def test_what_is_infinite_is_not_moved() -> None:
 
     gradient = np.where(np.isfinite(at), smooth_gradient(np.where(np.isfinite(at), at, 0)), 0.0)
     assert judge_alone(gradient, function, at, largest=3.0).word == "right"
-    assert judge_alone(gradient + [0, 0, 0.1], function, at, largest=3.0).word == "wrong"
+    assert judge_alone(np.add(gradient, [0, 0, 0.1]), function, at, largest=3.0).word == "wrong"
