@@ -122,6 +122,36 @@ def judge_alone(
     return worst(_along(u, ours, function, at, largest, tolerance, steps) for u in ways)
 
 
+def judge_together(
+    ours: Mapping[str, Array],
+    function: Callable[[Mapping[str, Array]], float],
+    at: Mapping[str, Array],
+    *,
+    tolerance: float,
+    steps: Sequence[float],
+    seed: int = 0,
+) -> Verdict:
+    """Compare all gradients of a model at once, where differences of each would take too long.
+
+    In the direction of the gradients themselves, each with a length of one so that none of them is
+    lost beside a larger one, and in a random direction.
+    """
+    names, rng = list(ours), np.random.default_rng(seed)
+    ends = np.cumsum([ours[n].size for n in names])[:-1]
+
+    def flat(arrays: Mapping[str, Array]) -> Array:
+        return np.concatenate([np.asarray(arrays[n], np.float64).ravel() for n in names])
+
+    def moved(vector: Array) -> float:
+        parts = zip(names, np.split(vector, ends))
+        return function({n: part.reshape(at[n].shape) for n, part in parts})
+
+    aligned = flat({n: direction_of(g) for n, g in ours.items()})
+    ways = [direction_of(aligned), direction_of(rng.standard_normal(aligned.size))]
+    largest = largest_of(ours)
+    return worst(_along(u, flat(ours), moved, flat(at), largest, tolerance, steps) for u in ways)
+
+
 def distance(one: Array, other: Array, largest: float) -> float:
     """The largest difference, relative to the largest entry; NaN equals NaN."""
     if not one.size:

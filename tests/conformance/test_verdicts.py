@@ -11,6 +11,7 @@ from conformance.verdicts import (
     distance,
     judge,
     judge_alone,
+    judge_together,
     or_rounding,
     worst,
 )
@@ -136,3 +137,17 @@ def test_what_is_infinite_is_not_moved() -> None:
     gradient = np.where(np.isfinite(at), smooth_gradient(np.where(np.isfinite(at), at, 0)), 0.0)
     assert judge_alone(gradient, function, at, largest=3.0).word == "right"
     assert judge_alone(np.add(gradient, [0, 0, 0.1]), function, at, largest=3.0).word == "wrong"
+
+
+def test_gradients_are_compared_together() -> None:
+    """Also a small one beside a large one."""
+    at = {"a": AT, "b": AT * 2}
+
+    def function(moved):
+        return smooth({**at, **moved}["a"]) + 1e-3 * smooth({**at, **moved}["b"])
+
+    right = {"a": smooth_gradient(AT), "b": 1e-3 * smooth_gradient(AT * 2)}
+    options = {"tolerance": 1e-3, "steps": (1e-3, 1e-4, 1e-5)}
+    assert judge_together(right, function, at, **options).word == "right"
+    wrong = {**right, "a": right["a"] * [1, 1, 1.1]}
+    assert judge_together(wrong, function, at, **options).word == "wrong"
