@@ -24,6 +24,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
 from ..errors import OnnxTrainError
+from ..preparing import preparing
 from ..runtime.session.sharing import GlobalLock
 from . import repair, translations
 from .autograd_functions import custom_functions, without_checkpoints
@@ -96,6 +97,7 @@ def default_exporter() -> str:
     return DYNAMO if (major, minor) >= (2, 9) else TORCHSCRIPT
 
 
+@preparing("exporting the module with torch")
 def export(
     module: torch.nn.Module,
     args: Sequence[Any],
