@@ -77,6 +77,8 @@ def of_type(name: str, class_name: str) -> TorchCase:
     transformers.logging.set_verbosity_error()
     torch.manual_seed(0)
     config = tiny(transformers.CONFIG_MAPPING[name], name)
+    if getattr(config, "pad_token_id", 0) is None:
+        config.pad_token_id = 1  # classifiers of sequences look for it
     model = getattr(transformers, class_name)(config).eval()
     _prefer_exportable_experts(model)
     inputs = inputs_of(model)
