@@ -76,8 +76,8 @@ class OnnxTrial:
         rng = np.random.default_rng(0)
         self.loss_model = with_loss(self.model, self.values)
         for output, value in self.values.items():
-            weight = np.asarray(rng.uniform(-1, 1, value.shape)).astype(value.dtype)
-            self.feeds[weight_of(LOSS, output)] = weight
+            weight = np.where(np.isfinite(value), rng.uniform(-1, 1, value.shape), 0.0)
+            self.feeds[weight_of(LOSS, output)] = weight.astype(value.dtype)
         started = time.process_time()
         self.wrt = list(self.case.wrt) if self.case.wrt is not None else self._everything()
         if not self.wrt:
@@ -156,7 +156,7 @@ class OnnxTrial:
             point = {**values, **self.feeds, **moved}
             feeds = {n: _wide(a) for n, a in point.items() if n in inputs}
             with np.errstate(all="ignore"):
-                return float(np.asarray(session.run([LOSS], feeds)[0]))
+                return self._total(dict(zip(self.values, session.run(list(self.values), feeds))))
 
         return evaluate
 
@@ -173,13 +173,18 @@ class OnnxTrial:
         def evaluate(moved: Mapping[str, Array]) -> float:
             point = {**values, **self.feeds}
             point |= {n: a.astype(point[n].dtype) for n, a in moved.items()}
-            got = session.run(point)
-            products = [
-                got[n].astype(np.float64) * self.feeds[weight_of(LOSS, n)] for n in self.values
-            ]
-            return float(sum(p.sum() for p in products))
+            return self._total(session.run(point))
 
         return evaluate
+
+    def _total(self, outputs: Mapping[str, Array]) -> float:
+        """The loss, without what is not finite."""
+        with np.errstate(all="ignore"):
+            products = [
+                np.asarray(outputs[n], np.float64) * self.feeds[weight_of(LOSS, n)]
+                for n in self.values
+            ]
+        return float(sum(p[np.isfinite(p)].sum() for p in products))
 
     def _timing(self, row: Row) -> None:
         ours, theirs = cpu_times(

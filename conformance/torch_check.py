@@ -119,7 +119,9 @@ class TorchTrial:
         for (output, value), weight in zip(self.values.items(), weights):
             self.feeds[weight_of(LOSS, output)] = weight.astype(value.dtype)
         started = time.process_time()
-        self.gradient_model = differentiate(self.model, list(self.wrt.values()), LOSS)
+        self.gradient_model = differentiate(
+            self.model, list(self.wrt.values()), LOSS, self.exported.barriers
+        )
         row["build_s"] = time.process_time() - started
         row["nodes"] = len(self.exported.model.graph.node)
         row["nodes_after"] = len(self.gradient_model.graph.node)
@@ -174,7 +176,7 @@ class TorchTrial:
         feeds |= {weight_of(SECOND, output): array for output, array in values.items()}
         try:
             first = with_loss(self.gradient_model, values, SECOND)
-            model = differentiate(first, list(self.wrt.values()), SECOND)
+            model = differentiate(first, list(self.wrt.values()), SECOND, self.exported.barriers)
         except OnnxTrainError as error:
             row["second"] = f"refused: {str(error).splitlines()[0][:120]}"
             return
@@ -208,7 +210,10 @@ class TorchTrial:
         if self.verdicts[0].word != "right":
             row["steps"] = "not compared: gradients differ from torch's"
             return
-        verdict = compare_steps(self.model, self.feeds, self.parameters, self.function, self.case)
+        verdict = compare_steps(
+            self.model, self.feeds, self.parameters, self.function, self.case,
+            self.exported.barriers,
+        )  # fmt: skip
         row["steps"] = verdict.word
         self.verdicts.append(verdict)
 

@@ -135,10 +135,13 @@ def _zeros_for_none(point: Point, found: Sequence[torch.Tensor | None]) -> Point
 
 
 def random_weights(outputs: Sequence[torch.Tensor], seed: int = 0) -> list[Array]:
-    """For each output that has a gradient an array of its shape; an empty one for the others."""
+    """For each output that has a gradient an array of its shape; an empty one for the others.
+
+    What is not finite counts nothing.
+    """
     rng = np.random.default_rng(seed)
     return [
-        rng.uniform(-1, 1, tuple(o.shape)).astype(np.float32)
+        np.where(torch.isfinite(o), rng.uniform(-1, 1, tuple(o.shape)), 0.0).astype(np.float32)
         if o.requires_grad and o.is_floating_point()
         else np.zeros(0, np.float32)
         for o in outputs

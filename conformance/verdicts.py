@@ -154,7 +154,10 @@ def _along(
     tolerance: float,
     steps: Sequence[float] = STEPS,
 ) -> Verdict:
+    u = np.where(np.isfinite(at), u, 0.0)  # what is infinite cannot be moved
     moving = u != 0
+    if not moving.any():
+        return Verdict("right")
     claimed = float(np.sum(ours[moving].astype(np.float64) * u[moving]))
     differences = Differences.of(function, at, u, steps)
     size = max(abs(claimed), float(np.abs(ours).max()) * float(np.abs(u).max()), 1e-30)

@@ -16,19 +16,21 @@ CALLS = 3
 
 
 def names() -> list[str]:
-    """One per module and call."""
-    return [f"{name}#{i}" for name in _modules() for i in range(CALLS)]
+    """One per module and call, the first calls of all modules first."""
+    return [f"{name}#{i}" for i in range(CALLS) for name in _modules()]
 
 
-def case(name: str) -> TorchCase:
-    """The module made and called as the table says."""
+def case(name: str) -> TorchCase | None:
+    """The module made and called as the table says; None if it has fewer calls."""
     module_name, _, number = name.rpartition("#")
     info = _modules()[module_name]
     torch.manual_seed(0)
     samples = info.module_inputs_func(
         info, device="cpu", dtype=torch.float32, requires_grad=True, training=False
     )
-    sample = samples[int(number)] if int(number) < len(samples) else samples[-1]
+    if int(number) >= len(samples):
+        return None
+    sample = samples[int(number)]
     made = sample.constructor_input
     module = info.module_cls(*made.args, **made.kwargs).eval()
     call = sample.forward_input

@@ -11,7 +11,7 @@ import numpy as np
 from ..cases import OnnxCase
 
 PACKAGES = ["ml_dtypes", "pillow"]
-BATCH = 150
+BATCH = 300
 
 
 def names() -> list[str]:
@@ -26,7 +26,7 @@ def case(name: str) -> OnnxCase:
     graph = test.model.graph
     return OnnxCase(
         test.model,
-        {i.name: value for i, value in zip(graph.input, inputs) if value is not None},
+        {i.name: _feed(v) for i, v in zip(graph.input, inputs) if v is not None},
         family="expanded" if name.endswith(("_expanded", "_expanded_ver18")) else "operator",
         exporter="",
         wrt=[i.name for i, value in zip(graph.input, inputs) if _has_gradient(value)],
@@ -49,5 +49,9 @@ def _is_float(test: Any) -> bool:
     return any(map(_has_gradient, inputs)) and any(map(_has_gradient, outputs))
 
 
+def _feed(value: Any) -> Any:
+    return np.asarray(value) if isinstance(value, np.generic) else value
+
+
 def _has_gradient(value: Any) -> bool:
-    return isinstance(value, np.ndarray) and value.dtype in (np.float32, np.float64)
+    return isinstance(value, (np.ndarray, np.generic)) and value.dtype in (np.float32, np.float64)

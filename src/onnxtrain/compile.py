@@ -38,6 +38,7 @@ from .passes.accumulation import accumulate
 from .passes.draws import draws_from_counter
 from .passes.partition import Partition, partition
 from .passes.schedule import schedule
+from .preparing import preparing
 
 Unused = Literal["error", "zeros", "leave out"]
 
@@ -282,6 +283,7 @@ def gradients(plan: Plan) -> Gradients:
     return plan.built.copy()
 
 
+@preparing("differentiating the model")
 def _build_gradients(plan: Plan) -> Gradients:
     """Normalize, differentiate and run the passes: outputs of the plan, gradients, states."""
     model, states = forward(plan)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,8 @@ from onnxtrain.training import TrainingParameters, TrainingSession
 torch = pytest.importorskip("torch")
 
 from onnxtrain.torch import ORTModule, ORTTrainer, optim  # noqa: E402
+
+from .gradients import structure  # noqa: E402
 
 RNG = np.random.default_rng(0)
 
@@ -71,28 +72,6 @@ def conv() -> onnx.ModelProto:
 
 
 MODELS = {"mlp": (mlp, ["w1", "b1", "w2", "b2"]), "conv": (conv, ["k", "b", "gamma", "beta"])}
-
-
-def structure(model: onnx.ModelProto, trained: list[str]) -> dict[str, int]:
-    """What computes each gradient, down to the inputs, whatever values in between are called."""
-    graph = model.graph
-    makers = {o: node for node in graph.node for o in node.output}
-    known: dict[str, Any] = {
-        t.name: (t.data_type, tuple(t.dims), numpy_helper.to_array(t).tobytes())
-        for t in graph.initializer
-        if t.name not in trained
-    }
-
-    def shape_of(name: str) -> int:
-        if name not in known and name in makers:
-            node = makers[name]
-            attributes = sorted(a.SerializeToString() for a in node.attribute)
-            operands = tuple(shape_of(i) for i in node.input)
-            place = list(node.output).index(name)
-            known[name] = (node.op_type, tuple(attributes), operands, place)
-        return hash(known.get(name, name))
-
-    return {name: shape_of(f"{name}_grad") for name in trained}
 
 
 @pytest.fixture
@@ -157,23 +136,58 @@ def test_gradients_are_those_of_differentiate(
     assert structure(found, trained) == wanted
 
 
-@pytest.mark.parametrize(
-    ("module", "size"),
-    [
-        (lambda: torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.ReLU()), (2, 4)),
-        (lambda: torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.Tanh()), (2, 1, 4, 4)),
-    ],
-)
-def test_ort_module_differentiates_as_differentiate_does(
-    module: Callable[[], Any], size: tuple[int, ...], built: list[tuple[Any, onnx.ModelProto]]
+def conv_and_norm() -> Any:
+    nn = torch.nn
+    return nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Tanh(), nn.MaxPool2d(2))
+
+
+MODULES: dict[str, tuple[Callable[[], Any], tuple[int, ...]]] = {
+    "linear": (lambda: torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.ReLU()), (2, 4)),
+    "conv": (conv_and_norm, (2, 1, 6, 6)),
+    "attention": (lambda: torch.nn.TransformerEncoderLayer(4, 2, 8, 0.0), (3, 2, 4)),
+}
+
+
+@pytest.mark.parametrize("exporter", ["dynamo", "torchscript"])
+@pytest.mark.parametrize("name", MODULES)
+def test_gradients_of_ort_module_are_those_of_differentiate(
+    name: str, exporter: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ORTModule(module())(torch.randn(size)).sum().backward()
-    plan, found = built[-1]
+    """Node by node: what is differentiated is the export, with the gradients of its outputs fed."""
+    results: list[tuple[compiler.Plan, compiler.Gradients]] = []
+    build = compiler._build_gradients
+
+    def spy(plan: compiler.Plan) -> compiler.Gradients:
+        result = build(plan)
+        results.append((plan, result.copy()))
+        return result
+
+    monkeypatch.setattr(compiler, "_build_gradients", spy)
+    make, size = MODULES[name]
+    ORTModule(make(), exporter=exporter)(torch.randn(size)).sum().backward()
+    plan, gradients = results[-1]
     wrt = [*plan.trainable, *plan.inputs]
+    assert len(wrt) > 1
+    found = structure(compiler.to_proto(gradients.model), wrt, gradients.gradients)
     other = onnxtrain.differentiate(plan.load(), wrt, list(plan.of) or None, vjp=True)
-    assert Counter(n.op_type for n in found.graph.node) == Counter(
-        n.op_type for n in other.graph.node
-    )
+    assert found == structure(other, wrt)
+    assert len(set(found.values())) == len(wrt)
+
+
+def test_structure_sees_one_other_node() -> None:
+    """The comparison itself: names of values do not matter, operators and constants do."""
+    model = onnxtrain.differentiate(mlp())
+    trained = MODELS["mlp"][1]
+    wanted = structure(model, trained)
+    renamed, changed = onnx.ModelProto(), onnx.ModelProto()
+    for copy in (renamed, changed):
+        copy.CopyFrom(model)
+    for node in renamed.graph.node:
+        for names in (node.input, node.output):
+            names[:] = ["hidden" if n == "r" else n for n in names]
+    assert structure(renamed, trained) == wanted
+    next(n for n in changed.graph.node if n.op_type == "Relu").op_type = "Tanh"
+    assert structure(changed, trained) != wanted
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -22,6 +22,7 @@ from torch import nn  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 
+from onnxtrain import preparing  # noqa: E402
 from onnxtrain.autodiff import registry  # noqa: E402
 from onnxtrain.errors import OnnxTrainError  # noqa: E402
 from onnxtrain.torch import DebugOptions, FallbackPolicy, LogLevel, ORTModule  # noqa: E402
@@ -877,15 +878,25 @@ def test_gradients_pass_what_torch_would_checkpoint(reentrant: bool, exporter: s
     assert checkpoint(nn.Linear(2, 2), x, use_reentrant=True).requires_grad
 
 
+class AtOnce:
+    """A timer that does not wait."""
+
+    def __init__(self, seconds: float, function) -> None:
+        self.start = function
+
+    def cancel(self) -> None:
+        pass
+
+
 def test_a_long_preparation_is_told(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from onnxtrain.torch import _ortmodule_cache
-
     ours, _ = pair(mlp())
-    monkeypatch.setattr(_ortmodule_cache, "LONG", 0.0)
+    monkeypatch.setenv("ONNXTRAIN_QUIET", "0")
+    monkeypatch.setattr(preparing, "Timer", AtOnce)
     ours(torch.randn(2, 6))
-    assert "Sequential was prepared for onnxruntime in" in caplog.text
+    assert "Preparing Sequential for onnxruntime. This takes more than" in caplog.text
+    assert "Preparing Sequential for onnxruntime: done after" in caplog.text
     caplog.clear()
     ours(torch.randn(2, 6))
     assert not caplog.text
@@ -943,3 +954,48 @@ def test_equal_values_share_a_gradient_as_in_torch(name: str) -> None:
         grads.append(x.grad)
         x.grad = None
     torch.testing.assert_close(grads[0], grads[1])
+
+
+class Draws(nn.Module):
+    def forward(self, weights: torch.Tensor) -> torch.Tensor:
+        return torch.multinomial(weights, 400, True)
+
+
+@pytest.mark.parametrize(("exporter", "shape"), [(TS, (1, 4)), ("dynamo", (4,))])
+def test_multinomial_draws_by_weight_and_again_after_the_same_seed(
+    exporter: str, shape: tuple[int, ...]
+) -> None:
+    module, weights = ORTModule(Draws(), exporter=exporter), torch.tensor([0.1, 0.0, 0.2, 0.7])
+    draws = []
+    for seed in (3, 3, 4):
+        torch.manual_seed(seed)
+        draws.append(module(weights.reshape(shape)).flatten())
+    assert torch.equal(draws[0], draws[1])
+    assert not torch.equal(draws[0], draws[2])
+    frequencies = torch.bincount(draws[0], minlength=4) / 400
+    assert frequencies[1] == 0
+    assert torch.allclose(frequencies, weights, atol=0.1)
+
+
+class Einsum(nn.Module):
+    def __init__(self, equation: str) -> None:
+        super().__init__()
+        self.equation = equation
+
+    def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return torch.einsum(self.equation, a, b)
+
+
+@pytest.mark.parametrize("equation", ["sec,sm->ecm", "sec,ecm->sm", "ks,ksm->sm", "ij,jk->ki"])
+def test_einsum_as_in_torch(equation: str) -> None:
+    sizes = {"s": 3, "e": 2, "c": 4, "m": 5, "k": 2, "i": 3, "j": 4}
+    left, right = equation.partition("->")[0].split(",")
+    operands = [torch.randn([sizes[n] for n in names]) for names in (left, right)]
+    results = []
+    for module in (Einsum(equation), ORTModule(Einsum(equation), exporter=TS)):
+        given = [t.clone().requires_grad_() for t in operands]
+        result = module(*given)
+        (result * torch.arange(result.numel()).reshape(result.shape)).sum().backward()
+        results.append([result, *(t.grad for t in given)])
+    for expected, actual in zip(*results):
+        assert torch.allclose(expected, actual, atol=1e-4)

@@ -29,6 +29,7 @@ from ..onnxblock.checkpoint_utils import save_checkpoint
 from ..onnxblock.optim import OptimizerBlock
 from ..onnxblock.optim.optim import shapes_of
 from ..passes import Recompute
+from ..preparing import preparing
 from ..runtime.session.sharing import GlobalLock
 from .choose import ArtifactError, Choice, check_apart, choose
 from .device import write_device_file
@@ -77,6 +78,7 @@ class OptimizerTypeError(ArtifactError, TypeError):
     """The optimizer is of a type that cannot be used."""
 
 
+@preparing("generating training artifacts")
 def generate_artifacts(
     model: onnx.ModelProto | str | os.PathLike[str],
     requires_grad: Choice = None,

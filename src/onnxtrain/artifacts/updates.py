@@ -53,9 +53,11 @@ def update(
         trainable: the parameters.
         doubles: whether a device has double; onnxruntime's WebGPU build has no kernels for it.
     """
-    function = _function(onnx.load_from_string(optimizer.model))
-    if not doubles:
-        _drop_doubles(function)
+    function = _function(optimizer, doubles=doubles)
+    functions = {
+        number: _function(rule, f"Update{number}", doubles=doubles)
+        for number, rule in optimizer.rules.items()
+    }
     graph = _Graph(next(o.version for o in function.opset_import if not o.domain))
     op = graph.op
     rate, scale, clip_norm = (
@@ -67,11 +69,16 @@ def update(
         scale=scale, branches=doubles,
     )  # fmt: skip
     shared = {"grad_scale": op.Min(ratio, 1.0) * scale}
-    groups = {name: group for group in optimizer.groups for name in group["params"]}
+    groups = {
+        name: (group, functions.get(number, function))
+        for number, group in enumerate(optimizer.groups)
+        for name in group["params"]
+    }
+    rest = ({"lr_scale": 1.0, "weight_decay": optimizer.weight_decay}, function)
     feeds: dict[str, str] = {}
     updated: dict[str, str] = {}
     for i, name in enumerate(trainable):
-        group = groups.get(name, {"lr_scale": 1.0, "weight_decay": optimizer.weight_decay})
+        group, called = groups.get(name, rest)
         own = {
             "learning_rate": rate * _number(op, group["lr_scale"]),
             "weight_decay": _number(op, group["weight_decay"]),
@@ -82,8 +89,8 @@ def update(
         for kind, key in keys.items():
             feeds[f"{kind}/{i}"] = updated[f"{kind}.updated/{i}"] = key
             own[kind] = graph.input(f"{kind}/{i}")
-        graph.call(function, {**shared, **own}, f"/{i}")
-    return graph.encoded(function), feeds, updated
+        graph.call(called, {**shared, **own}, f"/{i}")
+    return graph.encoded(function, *functions.values()), feeds, updated
 
 
 def _number(op: OpBuilder, value: float) -> Tensor:
@@ -104,10 +111,7 @@ class _Graph:
     ) -> Tensor:
         """An input; the same one for the same name."""
         if name not in self.inputs:
-            self.op.names.reserve(name)
-            dims = None if shape is None else ir.Shape(shape)
-            value = ir.Value(name=name, type=ir.TensorType(dtype), shape=dims)
-            self.inputs[name] = self.op.tensor(value)
+            self.inputs[name] = self.op.graph_input(name, dtype, shape)
         return self.inputs[name]
 
     def output(self, name: str, tensor: Tensor) -> None:
@@ -127,10 +131,10 @@ class _Graph:
         for name, result in zip(function.output, results):
             self.output(f"{name}{ending}", result)
 
-    def encoded(self, function: onnx.FunctionProto | None = None) -> bytes:
+    def encoded(self, *functions: onnx.FunctionProto) -> bytes:
         """The bytes of the model; without the types of values inside, to be small."""
         imports = {"": self.op.opset}
-        if function is not None:
+        for function in functions:
             imports |= {o.domain: o.version for o in function.opset_import}
             imports[function.domain] = 1
         values = [[t.value for t in ts] for ts in (self.inputs.values(), self.outputs)]
@@ -138,20 +142,25 @@ class _Graph:
         self.op.attach(graph)
         proto = ir.to_proto(ir.Model(graph, ir_version=IR_VERSION))
         del proto.graph.value_info[:]
-        if function is not None:
-            proto.functions.append(function)
+        proto.functions.extend(functions)
         encoded: bytes = proto.SerializeToString()
         return encoded
 
 
-def _function(flat: onnx.ModelProto) -> onnx.FunctionProto:
+def _function(
+    optimizer: OptimizerFile, name: str = "Update", *, doubles: bool
+) -> onnx.FunctionProto:
     """The flat update as a function, so that a file has its nodes once for all parameters."""
+    flat = onnx.load_from_string(optimizer.model)
     graph = flat.graph
     constants = [helper.make_node("Constant", [], [t.name], value=t) for t in graph.initializer]
-    return helper.make_function(
-        "onnxtrain", "Update", [i.name for i in graph.input], [o.name for o in graph.output],
+    function = helper.make_function(
+        "onnxtrain", name, [i.name for i in graph.input], [o.name for o in graph.output],
         [*constants, *graph.node], flat.opset_import,
     )  # fmt: skip
+    if not doubles:
+        _drop_doubles(function)
+    return function
 
 
 def _drop_doubles(function: onnx.FunctionProto) -> None:

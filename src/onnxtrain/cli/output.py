@@ -35,6 +35,8 @@ class Output:
 
     quiet: bool = False
     debug: bool = False
+    live: Console | None = None
+    """What a progress bar is drawn on: lines go there too, and appear above it."""
 
     @property
     def out(self) -> Console:
@@ -44,7 +46,7 @@ class Output:
     @property
     def err(self) -> Console:
         """Progress, and everything that is not a result."""
-        return _console(sys.stderr)
+        return self.live or _console(sys.stderr)
 
     def say(self, text: str, style: str | None = None) -> None:
         """One line about what happens; nothing with ``--quiet``."""

@@ -20,8 +20,8 @@ class LentTensor(TensorProtoTensor):
         super().__init__(proto)
         self._name: str | None = proto.name
 
-    @property
-    def name(self) -> str | None:  # type: ignore[override]
+    @property  # type: ignore[override, unused-ignore]
+    def name(self) -> str | None:  # type: ignore[override, unused-ignore]
         """The name that it has here."""
         return self._name
 

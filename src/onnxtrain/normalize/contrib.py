@@ -249,7 +249,7 @@ def simplified_layer_normalization(
 
 
 def embed_layer_normalization(
-    op: OpBuilder, ids: Tensor, segments: Tensor | None, words: Tensor, places: Tensor,
+    op: OpBuilder, ids: Tensor, segments: Tensor | None, words: Tensor, position_table: Tensor,
     segment_table: Tensor | None, gamma: Tensor, beta: Tensor, mask: Tensor | None,
     position_ids: Tensor | None, *, epsilon: float = 1e-12, mask_index_type: int | None = None,
 ) -> Any:  # fmt: skip
@@ -257,9 +257,9 @@ def embed_layer_normalization(
     total = op.Gather(words, ids, axis=0)
     if position_ids is None:
         length = op.Slice(op.Shape(ids), [1], [2])
-        total = total + op.Slice(places, op.const(np.array([0])), length, [0])
+        total = total + op.Slice(position_table, op.const(np.array([0])), length, [0])
     else:
-        total = total + op.Gather(places, position_ids, axis=0)
+        total = total + op.Gather(position_table, position_ids, axis=0)
     if segments is not None and segment_table is not None:
         total = total + op.Gather(segment_table, segments, axis=0)
     y = op.LayerNormalization(total, gamma, beta, axis=-1, epsilon=epsilon)

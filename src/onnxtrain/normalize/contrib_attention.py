@@ -231,12 +231,12 @@ def _cached(op: OpBuilder, past: Tensor, new: Tensor, lengths: Tensor, total: Te
     room, count = op.Slice(op.Shape(past), [2], [3]), op.dim_of(new, 2)
     size = op.Max(room, op.Reshape(op.Cast(total, to=ir.DataType.INT64), [1]))
     zero, one = op.const(np.array(0)), op.const(np.array(1))
-    place = op.Unsqueeze(op.Range(zero, op.Squeeze(size, [0]), one), [0])
-    ahead = op.Min(op.Max(place - lengths, op.const(np.array([0]))), count - 1)
-    source = op.Where(place < lengths, place, ahead + room)  # [batch, place]
+    position = op.Unsqueeze(op.Range(zero, op.Squeeze(size, [0]), one), [0])
+    ahead = op.Min(op.Max(position - lengths, op.const(np.array([0]))), count - 1)
+    source = op.Where(position < lengths, position, ahead + room)  # [batch, position]
     both = op.Transpose(op.Concat(past, new, axis=2), perm=[0, 2, 1, 3])
     picked = op.GatherND(both, op.Unsqueeze(source, [2]), batch_dims=1)
-    filled = op.Unsqueeze(place < lengths + count, [2, 3])
+    filled = op.Unsqueeze(position < lengths + count, [2, 3])
     row = op.Transpose(op.Where(filled, picked, op.like(0.0, new)), perm=[0, 2, 1, 3])
     row.value.shape = FOUR.copy()
     return row

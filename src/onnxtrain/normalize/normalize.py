@@ -18,6 +18,7 @@ from .ml import ML, drop_zipmaps
 from .pools import count_windows
 from .quantized import QUANTIZED
 from .raise_opset import raise_opset
+from .ranges import scalar_ranges
 from .rewrite import rewrite_typed, standard
 from .simplify import simplify
 from .stored_shapes import infer_anew, use_declared_outputs
@@ -87,6 +88,7 @@ STEPS = (
     tidy_imports,
     infer_shapes,
     infer_symbolic,
+    scalar_ranges,
     use_declared_outputs,
     fold_integers,
     decide_branches,

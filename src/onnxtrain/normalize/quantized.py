@@ -106,7 +106,8 @@ def qlinear_concat(
     op: OpBuilder, y_scale: Tensor, y_zero: Tensor, *parts: Tensor, axis: int
 ) -> Tensor:
     """Concat of tensors with a scale and a zero point each."""
-    plain = [_real(op, *parts[i : i + 3]) for i in range(0, len(parts), 3)]
+    triples = zip(parts[::3], parts[1::3], parts[2::3])
+    plain = [_real(op, codes, scale, zero) for codes, scale, zero in triples]
     return _codes(op, op.Concat(*plain, axis=axis), y_scale, y_zero)
 
 

@@ -7,7 +7,6 @@ import logging
 import operator
 import os
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import torch
 
 from ..passes import Recompute
+from ..preparing import preparing
 from ..runtime.session.sharing import keep_from_parent, note
 from ._ortmodule_graph import Halves, Traced, build, trace
 from ._ortmodule_run import (
@@ -40,8 +40,6 @@ log = logging.getLogger(__name__)
 _all, _values = itertools.chain.from_iterable, dict.values
 _training, _requires_grad = operator.attrgetter("training"), operator.attrgetter("requires_grad")
 OPSET_VARIABLE = "ORTMODULE_ONNX_OPSET_VERSION"
-LONG = 2.0
-"""Seconds after which a call that makes graphs says that this is what took so long."""
 MAX_GRAPHS = 64
 """Kinds of calls whose graphs are kept; beyond that all are made anew."""
 MAX_SIGNATURES = 1024
@@ -240,13 +238,17 @@ class Cache:
         self, structure: Structure, inputs: list[torch.Tensor], graded: bool, settings: Settings
     ) -> Kind:
         """The graphs for a call; made if there are none that fit."""
+        with preparing(f"preparing {type(self.module).__name__} for onnxruntime", logger=log):
+            return self._make(structure, inputs, graded, settings)
+
+    def _make(
+        self, structure: Structure, inputs: list[torch.Tensor], graded: bool, settings: Settings
+    ) -> Kind:
         device = _device([*inputs, *self.tensors])
         if len(self._kinds) >= MAX_GRAPHS:
             log.info("%d kinds of calls: graphs are made anew.", len(self._kinds))
             self.forget()
-        start = time.perf_counter()
         traced = self._trace(structure, inputs, settings)
-        exported = time.perf_counter()
         trained = [n for n, t in zip(self.names, self.tensors) if t.requires_grad]
         trained += [n for n, t in zip(traced.inputs, inputs) if t.requires_grad]
         with_gradients = graded and bool(trained)
@@ -259,15 +261,6 @@ class Cache:
 
             kind = Kind(traced, kind.graphs, self.names, later)
         log.info("%s runs on %s.", type(self.module).__name__, device)
-        ready = time.perf_counter()
-        if ready - start > LONG:
-            log.warning(
-                "%s was prepared for onnxruntime in %.1f s (export %.1f s). Further calls of this "
-                "kind start at once.",
-                type(self.module).__name__,
-                ready - start,
-                exported - start,
-            )
         self.stale = False
         return kind
 

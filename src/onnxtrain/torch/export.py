@@ -20,9 +20,11 @@ from typing import Any
 
 import onnx
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
 from ..errors import OnnxTrainError
+from ..preparing import preparing
 from ..runtime.session.sharing import GlobalLock
 from . import repair, translations
 from .autograd_functions import custom_functions, without_checkpoints
@@ -95,6 +97,7 @@ def default_exporter() -> str:
     return DYNAMO if (major, minor) >= (2, 9) else TORCHSCRIPT
 
 
+@preparing("exporting the module with torch")
 def export(
     module: torch.nn.Module,
     args: Sequence[Any],
@@ -350,7 +353,10 @@ def _dynamo(flat: _Flat, asked: _Request) -> tuple[onnx.ModelProto, Fits]:
     flat.other_forms = True
     auto = torch.export.Dim.AUTO
     shapes = tuple(dict.fromkeys(asked.dynamic.get(n, {}), auto) or None for n in asked.names)
-    with _assumptions() as rules, translations.read_once():
+    # The fused kernels of attention give other strides than what torch decomposes it into later,
+    # and a `view` that one layout allows fails on the other.
+    plain = sdpa_kernel(SDPBackend.MATH)
+    with _assumptions() as rules, translations.read_once(), plain:
         program = torch.onnx.export(
             flat,
             flat.tensors,

@@ -48,10 +48,10 @@ def dft(
 def _with_axis_1(op: OpBuilder, t: Tensor, x: Tensor, axis: Tensor) -> Tensor:
     """A tensor as [before the axis, the axis, behind it, parts], the axis known at run time."""
     sizes = op.shape_of(x)
-    place = op.Mod(op.Reshape(as_int64(op, axis), [1]), op.Shape(sizes))
-    before = op.ReduceProd(op.Concat([1], op.Slice(sizes, [0], place), axis=0), [0])
-    behind = op.ReduceProd(op.Concat([1], op.Slice(sizes, place + 1, [-1]), axis=0), [0])
-    own = op.Gather(op.shape_of(t), op.Concat(place, [-1], axis=0))
+    position = op.Mod(op.Reshape(as_int64(op, axis), [1]), op.Shape(sizes))
+    before = op.ReduceProd(op.Concat([1], op.Slice(sizes, [0], position), axis=0), [0])
+    behind = op.ReduceProd(op.Concat([1], op.Slice(sizes, position + 1, [-1]), axis=0), [0])
+    own = op.Gather(op.shape_of(t), op.Concat(position, [-1], axis=0))
     length, parts = op.many("Split", own, op.const([1, 1]), outputs=2, axis=0)
     seen: Tensor = op.Reshape(t, op.Concat(before, length, behind, parts, axis=0))
     seen.value.shape = ir.Shape([None, None, None, t.dim(-1)])

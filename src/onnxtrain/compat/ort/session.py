@@ -18,6 +18,7 @@ from ...graph.external import data_folder
 from ...graph.io import save
 from ...hyper import LARGEST, check_rate
 from ...optim.transforms import FIRST, SECOND
+from ...preparing import preparing
 from ...runtime.files.onnxfile import ValueInfo
 from ...runtime.session.binding import Binding
 from ...runtime.session.devices import RUN_OPTIONS, Device, open_session, session_options
@@ -75,6 +76,7 @@ class TrainingSession(OneProcess, onnxruntime.InferenceSession):  # type: ignore
 
     _instead = "Hand over the model and get_state(), and load_state() into a new session there."
 
+    @preparing("preparing a TrainingSession")
     def __init__(
         self,
         path_or_bytes: str | os.PathLike[str] | bytes,

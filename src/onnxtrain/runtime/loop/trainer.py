@@ -19,8 +19,7 @@ from ..session.devices import Device, Provider
 from ..session.sharing import OneProcess, exclusive
 from ..state.checkpoint_state import CheckpointState
 from ..state.training_state import TrainingState
-from ..step import kernels
-from ..step.engines import OneGraphEngine, TwoPartEngine
+from ..step.engines import OneGraphEngine, TwoPartEngine, one_graph_pays
 from ..step.evaluator import Evaluator, join
 from ..step.module import Module
 from ..step.one_graph import OneGraphStep
@@ -539,10 +538,8 @@ class Trainer(OneProcess):
         plain = self.accumulate == 1 and clip_norm is None
         # clipped by value, an infinite gradient leaves no trace in what the one graph gives
         plain = plain and not (self.check_finite and "value" in (file.clip or {}))
-        compiled = self._device.is_host and kernels.find(
-            file.description, self._values.trainable.size
-        )
-        if step_model is not None and plain and not compiled:
+        sizes = [spec.size for spec in self._values.trainable.specs.values()]
+        if step_model is not None and plain and one_graph_pays(file, sizes, self._device):
             return OneGraphEngine(
                 OneGraphStep(
                     step_model,

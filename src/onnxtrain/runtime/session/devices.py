@@ -16,6 +16,8 @@ import onnxruntime
 from onnxruntime.capi import _pybind_state as ort
 
 from ...errors import DeviceError, ModelFileError
+from ...preparing import preparing
+from ..files.onnxfile import ModelFile
 from .cut_session import cut_if_long
 from .native import core_of
 from .options import BUSY, FOLDER, SPINNING, UserOptions, may_spin, ready
@@ -198,10 +200,11 @@ def open_session(
         return create_session(content, options, providers, provider_options)
 
     on_host = all(p in (CPU, (CPU, {})) for p in providers or [CPU])
-    cut_session = (
-        cut_if_long(model, options, create) if isinstance(model, bytes) and on_host else None
-    )
-    return create(model) if cut_session is None else cut_session
+    with preparing("making a session of onnxruntime", lambda: len(ModelFile.load(model).nodes)):
+        cut_session = (
+            cut_if_long(model, options, create) if isinstance(model, bytes) and on_host else None
+        )
+        return create(model) if cut_session is None else cut_session
 
 
 def create_session(

@@ -20,6 +20,7 @@ from ....compile import weights_of
 from ....errors import DeviceError, InputError, NonFiniteError, StateError, UnknownNameError
 from ....hyper import check_rate
 from ....passes import Recompute, check_recompute
+from ....preparing import preparing
 from ....runtime.session.devices import Device
 from ....runtime.step.finite import all_finite, refused
 from ....torch.export import ExportError, LossFunction, export
@@ -143,6 +144,7 @@ class Core:
         self.input_names = [i.name for i in inputs]
         self.output_names = [o.name for o in outputs]
         self.pending = self.batches = 0
+        self._has_trained = False
         self._used: list[Engine] = []
         self._is_bad = False
         self.exporter, self.note = "", ""
@@ -181,15 +183,28 @@ class Core:
         scale: float = 1.0,
     ) -> Result:
         """Train on one batch."""
+        if self._has_trained:
+            return self._train(values, rate, fetches, scale)
+        with preparing("ORTTrainer prepares its first step"):
+            result = self._train(values, rate, fetches, scale)
+        self._has_trained = True
+        return result
+
+    def _train(
+        self,
+        values: Mapping[str, Any],
+        rate: float,
+        fetches: Sequence[str] | None,
+        scale: float,
+    ) -> Result:
         rate = check_rate(rate)
         names = self._fetch_names(fetches)
         arrays = {n: as_array(v) for n, v in values.items()}
         engine = self._engine_for(arrays, values)
         feeds = [arrays[n] for n in engine.inputs]
-        settings = self.settings
         if not engine.trainable:
             return Result(self._tensors(engine.evaluate(arrays, names)), updated=False)
-        if settings.accumulate == 1 and not settings.scaled and settings.world_size == 1:
+        if engine.is_one_graph:
             outputs = engine.step(feeds, rate, names)
             self.batches += 1
             return Result(self._tensors(outputs))
@@ -236,11 +251,7 @@ class Core:
                 self._check_together(world)
         if self.settings.scaled and not all(map(all_finite, vectors)):
             return False
-        factor = np.float32(1.0 / (scale * self.settings.accumulate * world))
-        if factor != 1.0:
-            for vector in vectors:
-                np.multiply(vector, factor, out=vector)
-        engine.update(rate)
+        engine.update(rate, 1.0 / (scale * self.settings.accumulate * world))
         return True
 
     def _check_together(self, world: int) -> None:
@@ -303,6 +314,12 @@ class Core:
         for ready in self._ready:
             if ready.takes(shapes):
                 return ready.engine
+        with preparing("ORTTrainer prepares its model for batches of these shapes"):
+            return self._make_engine(shapes, values)
+
+    def _make_engine(
+        self, shapes: Mapping[str, tuple[int, ...]], values: Mapping[str, Any]
+    ) -> Engine:
         missing = [n for n in self.input_names if n not in values]
         if missing:
             raise InputError(
@@ -441,6 +458,7 @@ class Core:
             recompute=self.settings.recompute,
             check_finite=self.settings.check_finite,
             alone=self.settings.world_size == 1,
+            may_be_one_graph=self.settings.accumulate == 1,
             barriers=barriers,
         )
         if first is not None:
@@ -532,8 +550,8 @@ def _counters(model: torch.nn.Module | onnx.ModelProto) -> list[str]:
 
 def _order_inputs(model: onnx.ModelProto, names: Sequence[str]) -> None:
     """Bring the inputs into the order of the description: an export has those by name last."""
-    place = {name: i for i, name in enumerate(names)}
-    inputs = sorted(model.graph.input, key=lambda i: place.get(i.name, len(place)))
+    rank = {name: i for i, name in enumerate(names)}
+    inputs = sorted(model.graph.input, key=lambda i: rank.get(i.name, len(rank)))
     del model.graph.input[:]
     model.graph.input.extend(inputs)
 
