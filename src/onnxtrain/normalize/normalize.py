@@ -10,6 +10,7 @@ from ..graph.schema import MAX_IR, MAX_OPSET, MIN_OPSET
 from .branches import decide_branches
 from .constants import lift_constants
 from .contrib import CONTRIB
+from .crops import open_crops
 from .custom_types import infer_with_custom
 from .fold import fold_integers
 from .functions import inline_functions
@@ -85,6 +86,7 @@ STEPS = (
     infer_anew,
     one_opset,
     standard_operators,
+    open_crops,
     lift_constants,
     tidy_imports,
     infer_shapes,
