@@ -9,11 +9,12 @@
     python3 dev.py api                  write tests/api/snapshot.txt again
     python3 dev.py docs                 write the generated pages again
     python3 dev.py bench                measure against the peers
+    python3 dev.py conformance LIST     try a public list of networks or operators
     python3 dev.py python -m ruff ...   any program of the environment (pre-commit uses it)
 
 Sets up ``.venv`` beside this file the first time (and again when pyproject.toml or the
-requirements change), then runs the command in it. The benchmark has environments of its own, see
-``benchmarks/environments.py``.
+requirements change), then runs the command in it. The benchmark and the lists have environments of
+their own, see ``benchmarks/environments.py``.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def main() -> int:
     """Run one command; the exit code is the first one that is not zero."""
     commands = {
         "demo": demo, "test": test, "fuzz": fuzz, "api": api, "docs": docs, "bench": bench,
-        "python": python,
+        "conformance": conformance, "python": python,
     }  # fmt: skip
     if len(sys.argv) < 2 or sys.argv[1] not in commands:
         print(f"usage: python3 dev.py {'|'.join(commands)} [arguments]", file=sys.stderr)
@@ -107,6 +108,11 @@ def python(arguments: list[str]) -> int:
 def bench(arguments: list[str]) -> int:
     """Measure all workloads against the peers (``--quick NAME`` tries it out, ``--help``)."""
     return subprocess.call([sys.executable, "-m", "benchmarks.run", *arguments], cwd=ROOT)
+
+
+def conformance(arguments: list[str]) -> int:
+    """Try a public list of networks or operators (``--help`` says which there are)."""
+    return subprocess.call([sys.executable, "-m", "conformance", *arguments], cwd=ROOT)
 
 
 def fuzz(arguments: list[str]) -> int:

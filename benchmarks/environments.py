@@ -33,7 +33,7 @@ OLD_VERSIONS = ((3, 11), (3, 10))
 def main_python(given: str = "") -> str:
     """Python of the environment with everything but the predecessor; made when not given."""
     given = given or os.environ.get("ONNXTRAIN_BENCH_PYTHON", "")
-    return given or _made("main", sys.executable, MAIN)
+    return given or environment("main", sys.executable, MAIN)
 
 
 def old_python(given: str = "") -> tuple[str, str]:
@@ -45,7 +45,7 @@ def old_python(given: str = "") -> tuple[str, str]:
     if not base:
         return "", "no Python 3.10 or 3.11 found, which onnxruntime-training 1.19.2 needs"
     try:
-        return _made("old", base, OLD), ""
+        return environment("old", base, OLD), ""
     except subprocess.CalledProcessError:
         return "", "onnxruntime-training 1.19.2 could not be installed here"
 
@@ -66,8 +66,8 @@ def _version(python: str) -> tuple[int, ...]:
     return tuple(map(int, done.stdout.split())) if done.returncode == 0 else ()
 
 
-def _made(name: str, base: str, packages: list[str]) -> str:
-    """The environment's Python; made again when what it should hold has changed."""
+def environment(name: str, base: str, packages: list[str]) -> str:
+    """Python of an environment under `FOLDER`; made again when what it should hold has changed."""
     folder = FOLDER / name
     python = folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
     wanted = "\n".join([*packages, (ROOT / "pyproject.toml").read_text()])

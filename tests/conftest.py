@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from pathlib import Path
 
 import pytest
+
+os.environ.setdefault("ONNXTRAIN_QUIET", "1")  # on a busy machine much takes two seconds
 
 MISSING = ("not installed", "set ONNXTRAIN", "could not import")
 """Reasons that an installation would remove; all others belong to the cases."""

@@ -260,3 +260,63 @@ def test_a_rule_for_a_function_is_checked_in_float64():
         assert not onnxtrain.check_gradient(model, wrt=["x"]).ok
     finally:
         onnxtrain.extend.unregister("Twice", domain="my.ops")
+
+
+def test_names_of_nodes_stay_unique_when_differentiated_again() -> None:
+    """Two gradients are one value here, so that one of the outputs is a copy."""
+    model = parse(
+        "g (float[2,3] x, float[3,2] w, float[2] a, float[2] b) => (float y) { h = MatMul(x, w) "
+        "s = Add(h, a) t = Add(s, b) q = Mul(t, t) y = ReduceSum<keepdims=0>(q) }"
+    )
+    once = onnxtrain.differentiate(model, wrt=["a", "b"])
+    for name in ("a", "b"):
+        once.graph.node.append(
+            onnx.helper.make_node("ReduceSum", [f"{name}_grad"], [f"sum_{name}"], keepdims=0)
+        )
+    once.graph.node.append(onnx.helper.make_node("Add", ["sum_a", "sum_b"], ["z"]))
+    once.graph.output.append(onnx.helper.make_tensor_value_info("z", onnx.TensorProto.FLOAT, []))
+    twice = onnxtrain.differentiate(once, wrt=["a", "b"], of="z")
+    names = [node.name for node in twice.graph.node]
+    assert len(names) == len(set(names))
+    point = {"x": np.ones((2, 3), "f"), "w": np.ones((3, 2), "f"), "a": np.ones(2, "f")}
+    result = run(twice, **point, b=np.ones(2, "f"))
+    for output in twice.graph.output[-2:]:
+        np.testing.assert_allclose(result[output.name], [8.0, 8.0])
+
+
+def test_a_weight_inside_a_branch_or_a_constant_node_can_be_named() -> None:
+    model = parse("""
+        g (float[2] x, bool on) => (float loss) {
+            v = Constant <value = float[2] {1, 2}> ()
+            z = If (on) <
+                then_branch = then () => (float[2] a) <float[2] w = {3, 4}> { a = Mul(x, w) },
+                else_branch = other () => (float[2] b) { b = Neg(x) }
+            >
+            y = Mul(z, v)
+            loss = ReduceSum<keepdims=0>(y)
+        }""")
+    result = onnxtrain.differentiate(model, wrt=["w", "v"], of="loss")
+    x = np.array([5, 6], np.float32)
+    got = run(result, x=x, on=np.array(True))
+    np.testing.assert_array_equal(got["w_grad"], [5, 12])
+    np.testing.assert_array_equal(got["v_grad"], [15, 24])
+    np.testing.assert_array_equal(run(result, x=x, on=np.array(False))["w_grad"], [0, 0])
+
+
+def test_the_model_that_was_passed_stays_as_it_is() -> None:
+    """Names that two branches share are told apart in a copy."""
+    model = parse("""
+        g (float[2] x, bool on) => (float loss) {
+            v = Constant <value = float[2] {1, 2}> ()
+            z = If (on) <
+                then_branch = then () => (float[2] a) <float[2] w = {3, 4}> { a = Mul(x, w) },
+                else_branch = other () => (float[2] b) <float[2] w = {5, 6}> {
+                    k = Constant <value = float[2] {1, 2}> () c = Mul(x, k) b = Mul(c, w) }
+            >
+            y = Mul(z, v)
+            loss = ReduceSum<keepdims=0>(y)
+        }""")
+    before = model.SerializeToString(deterministic=True)
+    first = onnxtrain.differentiate(model, vjp=True)
+    assert model.SerializeToString(deterministic=True) == before
+    assert onnxtrain.differentiate(model, vjp=True) == first

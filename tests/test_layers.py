@@ -16,8 +16,9 @@ STAGES = {"errors", "graph", "normalize", "autodiff", "passes"}
 COMPILER = {*STAGES, "optim", "compile"}
 OFFLINE = {*COMPILER, "losses", "onnxblock", "artifacts", "gradient_check", "summary"}
 DEVICE = {"errors", "runtime", "api"}
-EVERYWHERE = {"errors", "hyper", "operators"}
-"""What went wrong, which numbers make sense, facts about operators: these import nothing else."""
+EVERYWHERE = {"errors", "hyper", "operators", "preparing"}
+"""What went wrong, which numbers make sense, facts about operators, what takes long: these import
+nothing else."""
 
 ALLOWED = {
     "__init__": {
@@ -28,6 +29,7 @@ ALLOWED = {
     "errors": set(),
     "hyper": {"errors"},
     "operators": set(),
+    "preparing": set(),
     "graph": {"errors", "runtime"},  # of the latter files only: see below
     "normalize": {"errors", "graph", "autodiff"},
     "autodiff": {"errors", "graph"},
@@ -69,6 +71,7 @@ OUTSIDE = {
     "errors": set(),
     "hyper": set(),
     "operators": set(),
+    "preparing": set(),
     "graph": {*ONNX, "google"},
     "normalize": ONNX,
     "autodiff": {"numpy", "onnx_ir"},

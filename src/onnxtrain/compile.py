@@ -31,13 +31,14 @@ from .graph.contract import RANDOM_INPUT, describe, order_inputs
 from .graph.infer import infer_shapes
 from .graph.io import clone, save
 from .graph.labels import ClassLabels, class_labels, guard_labels
-from .normalize import MAX_IR, MAX_OPSET, normalize
+from .normalize import MAX_IR, MAX_OPSET, lift_constants, normalize
 from .optim import Optimizer, append_update
 from .passes import AFTER, BEFORE, Context, Recompute, Trace, check_recompute, modes, with_rules
 from .passes.accumulation import accumulate
 from .passes.draws import draws_from_counter
 from .passes.partition import Partition, partition
 from .passes.schedule import schedule
+from .preparing import preparing
 
 Unused = Literal["error", "zeros", "leave out"]
 
@@ -137,8 +138,8 @@ class Plan:
         of = self.of or ([] if self.vjp else self.outputs[:1])
         if names == "all":
             self._base, names = clone(model), list(model.graph.initializers)
-        found = set(trainable_by_default(model, of, self.no_gradient)).intersection(names)
-        chosen = found.union(self.trainable).difference(self.frozen)
+        default = set(trainable_by_default(model, of, self.no_gradient)).intersection(names)
+        chosen = default.union(self.trainable).difference(self.frozen)
         self.trainable = [n for n in self._base.graph.initializers if n in chosen]
         self.everything_is_input = self.everything_is_input and not self.trainable
         if self.training_mode == "preserve":  # otherwise nodes are about to change
@@ -234,7 +235,7 @@ def differentiate(
         >>> [o.name for o in onnxtrain.differentiate(model, wrt=["x"]).graph.output]
         ['loss', 'x_grad']
     """
-    loaded = load(model)
+    loaded = _with_constants_lifted(load(model), wrt or ())
     initializers = list(loaded.graph.initializers)
     plan = Plan(
         loaded,
@@ -260,6 +261,12 @@ def differentiate(
     return to_proto(built.model)
 
 
+def _with_constants_lifted(model: ir.Model, wrt: Sequence[str]) -> ir.Model:
+    """The model, with Constant nodes and tensors of branches as initializers if `wrt` names one."""
+    known = {*model.graph.initializers, *(v.name for v in model.graph.inputs)}
+    return model if known.issuperset(wrt) else lift_constants(clone(model))
+
+
 @model_errors("Building the gradients")
 def gradients(plan: Plan) -> Gradients:
     """The model with gradients as outputs; it is built once per plan, and copied."""
@@ -268,12 +275,13 @@ def gradients(plan: Plan) -> Gradients:
     return plan.built.copy()
 
 
+@preparing("differentiating the model")
 def _build_gradients(plan: Plan) -> Gradients:
     """Normalize, differentiate and run the passes: outputs of the plan, gradients, states."""
     model, states = forward(plan)
     plan.no_gradient = _stopped(plan, model)
     of = _differentiated(plan, model)
-    wrt = _wanted(plan, model, of)
+    wrt = _gradient_names(plan, model, of)
     if len(of) > 1 and not plan.vjp:
         model, of = _sum_of(model, of)
     before = {v.name for v in model.graph.inputs}
@@ -568,7 +576,7 @@ def _present(plan: Plan, model: ir.Model) -> list[str]:
     return names if plan.unused == "error" else [n for n in names if n in known]
 
 
-def _wanted(plan: Plan, model: ir.Model, of: Sequence[str]) -> list[str]:
+def _gradient_names(plan: Plan, model: ir.Model, of: Sequence[str]) -> list[str]:
     """The names whose gradients are taken."""
     names = _present(plan, model)
     if plan.unused == "leave out":

@@ -35,9 +35,9 @@ def model_errors(stage: str) -> Iterator[None]:
         root: BaseException = error
         while root.__cause__ is not None:
             root = root.__cause__
-        said = " ".join(str(root).split())[:300]
+        message = " ".join(str(root).split())[:300]
         raise ModelError(
-            f"{stage} failed ({type(root).__name__}: {said}). Most likely the model contradicts "
+            f"{stage} failed ({type(root).__name__}: {message}). Most likely the model contradicts "
             "itself: onnx.checker.check_model(model, full_check=True) tells where. If that "
             "accepts it, please report it with the model."
         ) from error

@@ -174,8 +174,8 @@ def _outputs(model: ir.Model, of: str | Sequence[str] | None) -> list[str]:
 
 def _endings(model: ir.Model) -> tuple[Ending, ...]:
     producer = producer_in(model.graph)
-    found = [ending(o.name or "", producer) for o in model.graph.outputs]
-    return tuple(e for e in found if e is not None)
+    endings = [ending(o.name or "", producer) for o in model.graph.outputs]
+    return tuple(e for e in endings if e is not None)
 
 
 def _with_outputs(model: ir.Model, names: Sequence[str]) -> ir.Model:
@@ -199,11 +199,11 @@ def _normalized(model: ir.Model) -> tuple[ir.Model | None, str]:
 def _untrained(model: ir.Model, outputs: list[str]) -> tuple[dict[str, str], tuple[Blocker, ...]]:
     """Why initializers are not trained by default, and nodes without a gradient."""
     present = {o.name: o for o in model.graph.outputs}
-    wanted = [n for n in outputs if n in present and present[n].dtype in FLOATS]
-    reasons = untrained_by_default(model, wanted)
+    float_outputs = [n for n in outputs if n in present and present[n].dtype in FLOATS]
+    reasons = untrained_by_default(model, float_outputs)
     reached = [n for n in model.graph.initializers if reasons.get(n, SINGLE) == SINGLE]
-    model = with_rules(model.clone(), reached, wanted, ())
-    walk, targets = walk_between(model, reached, wanted)
+    model = with_rules(model.clone(), reached, float_outputs, ())
+    walk, targets = walk_between(model, reached, float_outputs)
     blockers = walk.blockers(targets, dict(model.opset_imports))
     for name in {n for b in blockers for n in b.parameters}:
         reasons.setdefault(name, BLOCKED)

@@ -299,7 +299,7 @@ class Told(Backend):
 def decide(choice, plain, overlapped, exchange, batches=1, rows=8):
     """Feed a choice with updates until it has decided; gives the ways that were taken."""
     ways = []
-    while choice.answer is None:
+    while choice.overlaps is None:
         way = choice.next()
         ways.append(way)
         choice.note(way, batches, rows, overlapped if way else plain, exchange)
@@ -318,7 +318,7 @@ def decide(choice, plain, overlapped, exchange, batches=1, rows=8):
 def test_the_faster_way_is_kept(plain, overlapped, exchange, answer):
     choice = Choice(Told([1.0]))
     ways = decide(choice, plain, overlapped, exchange)
-    assert choice.answer is answer
+    assert choice.overlaps is answer
     if exchange < SHARE * plain:
         assert not any(ways), "not even tried"
     else:
@@ -330,31 +330,31 @@ def test_the_slowest_rank_counts():
     for factors in ([1.0, 3.0], [3.0, 1.0]):
         choice = Choice(Told(factors))
         decide(choice, 1.0, 0.9, 0.5)
-        assert choice.answer is True
+        assert choice.overlaps is True
         assert choice.backend.asked == 3
     choice = Choice(Told([1.0, 0.01]))  # rank 1 hardly waits: the exchange itself is fast
     decide(choice, 1.0, 0.5, 0.5)
-    assert choice.answer is False
+    assert choice.overlaps is False
 
 
 def test_updates_that_differ_are_not_compared():
     choice = Choice(Told([1.0]))
     for number in range(PATIENCE):
-        assert choice.answer is None
+        assert choice.overlaps is None
         choice.note(choice.next(), 1, number, 1.0, 0.5)
-    assert choice.answer is False
+    assert choice.overlaps is False
 
 
 def test_both_ways_see_equally_many_batches():
     """So the masks of Dropout after the decision do not depend on it."""
     choice, seen, pattern = Choice(Told([1.0])), [0, 0], [4, 2]  # an epoch of 6, 4 gathered
     turn = 0
-    while choice.answer is None:
+    while choice.overlaps is None:
         way, batches = choice.next(), pattern[turn % 2]
         seen[way] += batches
         choice.note(way, batches, 8 * batches, 0.5 if way else 1.0, 0.3)
         turn += 1
-    assert choice.answer is True
+    assert choice.overlaps is True
     assert seen[0] == seen[1]
 
 

@@ -616,7 +616,7 @@ def nobody_else(monkeypatch):
     """No other training session in the process, no torch, and an update on one thread."""
     monkeypatch.setattr(threads, "_training", weakref.WeakSet())
     monkeypatch.delitem(sys.modules, "torch", raising=False)
-    monkeypatch.setattr(kernels, "LARGE", 1)
+    monkeypatch.setattr(kernels, "COMPILED_PARAMETERS", 1)
     monkeypatch.setattr(kernels, "available", lambda: True)
     monkeypatch.setattr(kernels, "find", lambda *_: None)
 

@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import nn
 
+from onnxtrain.compat.ort import torch_parts
 from onnxtrain.compat.ort.orttrainer.experimental import export_gradient_graph
 from onnxtrain.compat.ort.orttrainer.fused_adam import AdamWMode, FP16_Optimizer, FusedAdam
 from onnxtrain.compat.ort.orttrainer.utils.data import (
@@ -114,20 +115,21 @@ def test_overflow_checks(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_gradient_graph(tmp_path: Path) -> None:
+    assert torch_parts.export_gradient_graph is export_gradient_graph
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
     model[0].bias.requires_grad_(False)
     loss_fn = nn.CrossEntropyLoss()
     x, labels = torch.randn(5, 3), torch.randint(0, 2, (5,))
     path = tmp_path / "gradients.onnx"
     export_gradient_graph(model, loss_fn, x, labels, path, exporter="torchscript")
-    trained = ["0.weight", "2.weight", "2.bias"]
+    names, trained = [n for n, _ in model.named_parameters()], ["0.weight", "2.weight", "2.bias"]
     graph = onnx.load(path).graph
-    assert [i.name for i in graph.input] == ["input", "labels", *trained]
+    assert [i.name for i in graph.input] == ["input", "labels", *names]
     assert [o.name for o in graph.output] == ["output", "loss", *(f"{n}_grad" for n in trained)]
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     x, labels = torch.randn(7, 3), torch.randint(0, 2, (7,))
     feeds = {"input": x.numpy(), "labels": labels.numpy()}
-    feeds.update({n: model.get_parameter(n).detach().numpy() for n in trained})
+    feeds.update({n: model.get_parameter(n).detach().numpy() for n in names})
     output, loss, *gradients = session.run(None, feeds)
     expected = loss_fn(model(x), labels)
     expected.backward()

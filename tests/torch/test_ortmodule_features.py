@@ -22,6 +22,7 @@ from torch import nn  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 
+from onnxtrain import preparing  # noqa: E402
 from onnxtrain.autodiff import registry  # noqa: E402
 from onnxtrain.errors import OnnxTrainError  # noqa: E402
 from onnxtrain.torch import DebugOptions, FallbackPolicy, LogLevel, ORTModule  # noqa: E402
@@ -877,15 +878,25 @@ def test_gradients_pass_what_torch_would_checkpoint(reentrant: bool, exporter: s
     assert checkpoint(nn.Linear(2, 2), x, use_reentrant=True).requires_grad
 
 
+class AtOnce:
+    """A timer that does not wait."""
+
+    def __init__(self, seconds: float, function) -> None:
+        self.start = function
+
+    def cancel(self) -> None:
+        pass
+
+
 def test_a_long_preparation_is_told(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from onnxtrain.torch import _ortmodule_cache
-
     ours, _ = pair(mlp())
-    monkeypatch.setattr(_ortmodule_cache, "LONG", 0.0)
+    monkeypatch.setenv("ONNXTRAIN_QUIET", "0")
+    monkeypatch.setattr(preparing, "Timer", AtOnce)
     ours(torch.randn(2, 6))
-    assert "Sequential was prepared for onnxruntime in" in caplog.text
+    assert "Preparing Sequential for onnxruntime. This takes more than" in caplog.text
+    assert "Preparing Sequential for onnxruntime: done after" in caplog.text
     caplog.clear()
     ours(torch.randn(2, 6))
     assert not caplog.text

@@ -13,6 +13,7 @@ from torch import nn
 
 from onnxtrain.compat.ort.orttrainer import amp, optim
 from onnxtrain.errors import CheckpointError, InputError, StateError, UnknownNameError
+from onnxtrain.runtime.step import engines
 from onnxtrain.torch import (
     ORTTrainer,
     ORTTrainerOptions,
@@ -108,6 +109,60 @@ def test_groups_and_the_ratio_limits_of_lamb() -> None:
     assert moved == ["fc1.bias", "norm.bias"]
     with pytest.raises(UnknownNameError, match="fc9"):
         losses(trainer(model, optim.AdamConfig(params=[{"params": ["fc9"]}])), batches(1))
+
+
+GROUP = [{"params": ["fc1.bias", "norm.bias"], "alpha": 0.5, "lambda_coef": 0.0}]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        lambda: optim.SGDConfig(lr=0.1, max_norm_clip=0.5),
+        lambda: optim.AdamConfig(lr=0.01, lambda_coef=0.1, params=GROUP),
+        lambda: optim.LambConfig(lr=0.01, lambda_coef=0.1, params=GROUP),
+    ],
+    ids=["sgd", "adam", "lamb"],
+)
+def test_one_graph_and_the_flat_update_train_alike(
+    config, tmp_path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Few weights are updated in the graph of the step, many as a vector; groups in both."""
+    model = Net()
+    one = trainer(copy.deepcopy(model), config())
+    first = losses(one, batches(3))
+    monkeypatch.setattr(engines, "FEW_NODES", {"elementwise": 0, "tensor": 0})
+    flat = trainer(model, config())
+    np.testing.assert_allclose(losses(flat, batches(3)), first, rtol=1e-5)
+    ways = [made._core.engine.is_one_graph for made in (one, flat)]
+    assert ways == [True, False]
+    wanted, found = one.state_dict(), flat.state_dict()
+    assert str(wanted.keys()) == str(found.keys())
+    for section in ("model", "optimizer"):
+        assert_close(found[section], wanted[section])
+    one.save_checkpoint(str(tmp_path / "c"))
+    flat.load_checkpoint(str(tmp_path / "c"))
+    np.testing.assert_allclose(losses(flat, batches(2)), losses(one, batches(2)), rtol=1e-5)
+
+
+def assert_close(found, wanted) -> None:
+    """The same names in the same order, and values to rounding."""
+    if isinstance(wanted, dict):
+        assert list(found) == list(wanted)
+        for name, value in wanted.items():
+            assert_close(found[name], value)
+    else:
+        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_a_group_is_one_run_over_the_flat_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engines, "FEW_NODES", {"elementwise": 0, "tensor": 0})
+    made = trainer(Net(), optim.AdamConfig(params=GROUP))
+    losses(made, batches(1))
+    engine = made._core.engine
+    assert [chunk.group for chunk in engine._update.chunks] == [0, 1]
+    names = ["fc1.weight", "fc1.bias", "norm.weight", "norm.bias", "fc2.weight", "fc2.bias"]
+    assert list(engine.state.trainable) == names
+    assert engine.state.trainable.layout[:2] == GROUP[0]["params"]
 
 
 def test_accumulation_scheduler_and_frozen_weights() -> None:

@@ -60,9 +60,9 @@ def device_file(folder: Path, prefix: str = "") -> bytes:
         source = _content(evaluation)
         files[EVAL] = len(source)
         models |= _evaluation(source, specs)
-    models["copy"] = _made(*updates.copy())
+    models["copy"] = _embedded_model(*updates.copy())
     if trainable:
-        models["accumulate"] = _made(*updates.accumulation(trainable))
+        models["accumulate"] = _embedded_model(*updates.accumulation(trainable))
     optimizer = _optimizer(folder / f"{prefix}{OPTIMIZER}")
     if trainable and optimizer is not None:
         facts["optimizer"] = {
@@ -70,8 +70,10 @@ def device_file(folder: Path, prefix: str = "") -> bytes:
             "clip_norm": (optimizer.clip or {}).get("norm"),
             "moments": _moments(optimizer, [specs[n] for n in trainable]),
         }
-        models["update"] = _made(*updates.update(optimizer, trainable))
-        models["update_float32"] = _made(*updates.update(optimizer, trainable, doubles=False))
+        models["update"] = _embedded_model(*updates.update(optimizer, trainable))
+        models["update_float32"] = _embedded_model(
+            *updates.update(optimizer, trainable, doubles=False)
+        )
     return json.dumps({**facts, "models": models}, separators=(",", ":")).encode()
 
 
@@ -119,7 +121,7 @@ def _model(
         on_host: nodes that WebGPU claims and cannot run, or not safely.
     """
     # what goes to the state stays on the device; what the user gets comes to the host
-    kept: Any = dict.fromkeys(updates, "gpu-buffer") if outputs else "gpu-buffer"
+    location: Any = dict.fromkeys(updates, "gpu-buffer") if outputs else "gpu-buffer"
     forced = {"preferredLayout": "NCHW", "forceCpuNodeNames": list(on_host)} if on_host else {}
     return {
         "file": file,
@@ -129,7 +131,7 @@ def _model(
         "labels": [asdict(one) for one in labels],
         "feeds": dict(feeds),
         "updates": dict(updates),
-        "webgpu": {"session": {"preferredOutputLocation": kept}, "provider": forced},
+        "webgpu": {"session": {"preferredOutputLocation": location}, "provider": forced},
     }
 
 
@@ -138,7 +140,9 @@ def _info(value: ValueInfo) -> dict[str, Any]:
     return {"name": value.name, "type": type_name(value.elem_type), "shape": shape}
 
 
-def _made(content: bytes, feeds: Mapping[str, str], updated: Mapping[str, str]) -> dict[str, Any]:
+def _embedded_model(
+    content: bytes, feeds: Mapping[str, str], updated: Mapping[str, str]
+) -> dict[str, Any]:
     """A model that is in device.json as a whole."""
     return _model([base64.b64encode(content).decode("ascii")], feeds, updated)
 
@@ -231,8 +235,8 @@ def _evaluation(source: bytes, specs: Mapping[str, TensorSpec]) -> dict[str, Any
 
 def _optimizer(path: Path) -> OptimizerFile | None:
     """The optimizer; None if there is none, or only one over sequences, which JavaScript lacks."""
-    found = load_optimizer(path) if path.is_file() else None
-    return None if found is None or found.is_sequence else found
+    optimizer = load_optimizer(path) if path.is_file() else None
+    return None if optimizer is None or optimizer.is_sequence else optimizer
 
 
 def _moments(optimizer: OptimizerFile, specs: Sequence[TensorSpec]) -> dict[str, list[int]]:

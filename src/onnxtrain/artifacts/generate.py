@@ -29,6 +29,7 @@ from ..onnxblock.checkpoint_utils import save_checkpoint
 from ..onnxblock.optim import OptimizerBlock
 from ..onnxblock.optim.optim import shapes_of
 from ..passes import Recompute
+from ..preparing import preparing
 from ..runtime.session.sharing import GlobalLock
 from .choose import ArtifactError, Choice, check_apart, choose
 from .device import write_device_file
@@ -77,6 +78,7 @@ class OptimizerTypeError(ArtifactError, TypeError):
     """The optimizer is of a type that cannot be used."""
 
 
+@preparing("generating training artifacts")
 def generate_artifacts(
     model: onnx.ModelProto | str | os.PathLike[str],
     requires_grad: Choice = None,
@@ -291,8 +293,8 @@ def _loss_block(loss: Any, ignore_index: int | None) -> Block:
         log.info("No loss: the first output of the model is taken as the loss.")
         return onnxblock.blocks.PassThrough()
     if isinstance(loss, LossType):
-        made: Block = getattr(losses, loss.name)()
-        return made
+        block: Block = getattr(losses, loss.name)()
+        return block
     if isinstance(loss, Block):
         return loss
     raise ArtifactError(
@@ -304,8 +306,8 @@ def _optimizer_block(optimizer: Any) -> Block | None:
     if optimizer is None:
         return None
     if isinstance(optimizer, OptimType):
-        made: Block = getattr(onnxblock.optim, optimizer.name)()
-        return made
+        block: Block = getattr(onnxblock.optim, optimizer.name)()
+        return block
     if isinstance(optimizer, optim.Optimizer):
         return OptimizerBlock(optimizer)
     if isinstance(optimizer, Block):
@@ -353,14 +355,14 @@ def _step_model(optimizer: Block | None, block: onnxblock.TrainingBlock) -> ir.M
 def _convert_to_ort(folder: Path, custom_op_library: str | os.PathLike[str] | None) -> None:
     from onnxruntime.tools import convert_onnx_models_to_ort as converter
 
-    said = io.StringIO()
-    with _quiet, warnings.catch_warnings(), contextlib.redirect_stdout(said):
+    printed = io.StringIO()
+    with _quiet, warnings.catch_warnings(), contextlib.redirect_stdout(printed):
         warnings.simplefilter("ignore", ResourceWarning)  # the tool leaves its files to the gc
         converter.convert_onnx_models_to_ort(
             folder,
             optimization_styles=[converter.OptimizationStyle.Fixed],
             custom_op_library_path=None if custom_op_library is None else Path(custom_op_library),
         )
-    log.debug("%s", said.getvalue())
+    log.debug("%s", printed.getvalue())
     for extra in folder.glob("*.config"):
         extra.unlink()  # the list of operators for custom builds

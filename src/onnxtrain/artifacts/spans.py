@@ -32,20 +32,20 @@ def spans_of(model: ModelFile, source: bytes) -> list[Span]:
     so the spans are small even if the file is not.
     """
     where = dict(_located(source))
-    found: list[Span] = []
+    spans: list[Span] = []
     literal = bytearray()
 
     def add(span: Span) -> None:
         if literal:
-            found.append(base64.b64encode(literal).decode("ascii"))
+            spans.append(base64.b64encode(literal).decode("ascii"))
             literal.clear()
-        found.append(span)
+        spans.append(span)
 
     for content in _contents(model.message):
         if isinstance(content, Hole):
             add(content.content)
             continue
-        last = found[-1] if found and not literal else None
+        last = spans[-1] if spans and not literal else None
         start = where.get(memoryview(content))
         if isinstance(last, list) and source.startswith(content, last[1]):
             last[1] += len(content)
@@ -54,8 +54,8 @@ def spans_of(model: ModelFile, source: bytes) -> list[Span]:
         else:
             add([start, start + len(content)])
     if literal:
-        found.append(base64.b64encode(literal).decode("ascii"))
-    return found
+        spans.append(base64.b64encode(literal).decode("ascii"))
+    return spans
 
 
 def assembled(spans: list[Span], source: bytes, fill: Any = None) -> bytes:

@@ -17,18 +17,18 @@ from ..runtime.step.update import OptimizerFile
 FLOAT, INT64 = ir.DataType.FLOAT, ir.DataType.INT64
 OPSET, IR_VERSION = 18, 8
 
-Made: TypeAlias = "tuple[bytes, dict[str, str], dict[str, str]]"
+StateModel: TypeAlias = "tuple[bytes, dict[str, str], dict[str, str]]"
 """A model, which inputs come from the state (by key), and which outputs go there."""
 
 
-def copy() -> Made:
+def copy() -> StateModel:
     """y = a: brings a tensor into the device's memory."""
     graph = _Graph(OPSET)
     graph.output("y", graph.op.Identity(graph.input("a")))
     return graph.encoded(), {}, {}
 
 
-def accumulation(trainable: Sequence[str]) -> Made:
+def accumulation(trainable: Sequence[str]) -> StateModel:
     """Add the gradients so far to those of the newest step."""
     graph = _Graph(OPSET)
     feeds: dict[str, str] = {}
@@ -40,7 +40,9 @@ def accumulation(trainable: Sequence[str]) -> Made:
     return graph.encoded(), feeds, updated
 
 
-def update(optimizer: OptimizerFile, trainable: Sequence[str], *, doubles: bool = True) -> Made:
+def update(
+    optimizer: OptimizerFile, trainable: Sequence[str], *, doubles: bool = True
+) -> StateModel:
     """Global-norm clipping, then the flat update of each parameter.
 
     Inputs besides the tensors: ``learning_rate``, ``step``, ``scale`` (of the gradients) and
@@ -51,9 +53,11 @@ def update(optimizer: OptimizerFile, trainable: Sequence[str], *, doubles: bool 
         trainable: the parameters.
         doubles: whether a device has double; onnxruntime's WebGPU build has no kernels for it.
     """
-    function = _function(onnx.load_from_string(optimizer.model))
-    if not doubles:
-        _drop_doubles(function)
+    function = _function(optimizer, doubles=doubles)
+    functions = {
+        number: _function(rule, f"Update{number}", doubles=doubles)
+        for number, rule in optimizer.rules.items()
+    }
     graph = _Graph(next(o.version for o in function.opset_import if not o.domain))
     op = graph.op
     rate, scale, clip_norm = (
@@ -65,11 +69,16 @@ def update(optimizer: OptimizerFile, trainable: Sequence[str], *, doubles: bool 
         scale=scale, branches=doubles,
     )  # fmt: skip
     shared = {"grad_scale": op.Min(ratio, 1.0) * scale}
-    groups = {name: group for group in optimizer.groups for name in group["params"]}
+    groups = {
+        name: (group, functions.get(number, function))
+        for number, group in enumerate(optimizer.groups)
+        for name in group["params"]
+    }
+    rest = ({"lr_scale": 1.0, "weight_decay": optimizer.weight_decay}, function)
     feeds: dict[str, str] = {}
     updated: dict[str, str] = {}
     for i, name in enumerate(trainable):
-        group = groups.get(name, {"lr_scale": 1.0, "weight_decay": optimizer.weight_decay})
+        group, called = groups.get(name, rest)
         own = {
             "learning_rate": rate * _number(op, group["lr_scale"]),
             "weight_decay": _number(op, group["weight_decay"]),
@@ -80,8 +89,8 @@ def update(optimizer: OptimizerFile, trainable: Sequence[str], *, doubles: bool 
         for kind, key in keys.items():
             feeds[f"{kind}/{i}"] = updated[f"{kind}.updated/{i}"] = key
             own[kind] = graph.input(f"{kind}/{i}")
-        graph.call(function, {**shared, **own}, f"/{i}")
-    return graph.encoded(function), feeds, updated
+        graph.call(called, {**shared, **own}, f"/{i}")
+    return graph.encoded(function, *functions.values()), feeds, updated
 
 
 def _number(op: OpBuilder, value: float) -> Tensor:
@@ -102,10 +111,7 @@ class _Graph:
     ) -> Tensor:
         """An input; the same one for the same name."""
         if name not in self.inputs:
-            self.op.names.reserve(name)
-            dims = None if shape is None else ir.Shape(shape)
-            value = ir.Value(name=name, type=ir.TensorType(dtype), shape=dims)
-            self.inputs[name] = self.op.tensor(value)
+            self.inputs[name] = self.op.graph_input(name, dtype, shape)
         return self.inputs[name]
 
     def output(self, name: str, tensor: Tensor) -> None:
@@ -118,15 +124,17 @@ class _Graph:
     ) -> None:
         """Call a function; its outputs are outputs of the model, with an ending to their names."""
         step = self.input("step", INT64, [1])
-        given = [operands.get(n, step if n == "step" else None) for n in function.input]
-        results = self.op.emit(function.name, given, len(function.output), domain=function.domain)
+        arguments = [operands.get(n, step if n == "step" else None) for n in function.input]
+        results = self.op.emit(
+            function.name, arguments, len(function.output), domain=function.domain
+        )
         for name, result in zip(function.output, results):
             self.output(f"{name}{ending}", result)
 
-    def encoded(self, function: onnx.FunctionProto | None = None) -> bytes:
+    def encoded(self, *functions: onnx.FunctionProto) -> bytes:
         """The bytes of the model; without the types of values inside, to be small."""
         imports = {"": self.op.opset}
-        if function is not None:
+        for function in functions:
             imports |= {o.domain: o.version for o in function.opset_import}
             imports[function.domain] = 1
         values = [[t.value for t in ts] for ts in (self.inputs.values(), self.outputs)]
@@ -134,20 +142,25 @@ class _Graph:
         self.op.attach(graph)
         proto = ir.to_proto(ir.Model(graph, ir_version=IR_VERSION))
         del proto.graph.value_info[:]
-        if function is not None:
-            proto.functions.append(function)
+        proto.functions.extend(functions)
         encoded: bytes = proto.SerializeToString()
         return encoded
 
 
-def _function(flat: onnx.ModelProto) -> onnx.FunctionProto:
+def _function(
+    optimizer: OptimizerFile, name: str = "Update", *, doubles: bool
+) -> onnx.FunctionProto:
     """The flat update as a function, so that a file has its nodes once for all parameters."""
+    flat = onnx.load_from_string(optimizer.model)
     graph = flat.graph
     constants = [helper.make_node("Constant", [], [t.name], value=t) for t in graph.initializer]
-    return helper.make_function(
-        "onnxtrain", "Update", [i.name for i in graph.input], [o.name for o in graph.output],
+    function = helper.make_function(
+        "onnxtrain", name, [i.name for i in graph.input], [o.name for o in graph.output],
         [*constants, *graph.node], flat.opset_import,
     )  # fmt: skip
+    if not doubles:
+        _drop_doubles(function)
+    return function
 
 
 def _drop_doubles(function: onnx.FunctionProto) -> None:

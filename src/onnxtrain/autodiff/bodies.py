@@ -13,8 +13,9 @@ from typing import TypeAlias
 import onnx_ir as ir
 
 from ..graph import Dim, OpBuilder, Tensor
-from ..graph.edit import captured_values, copy_node
+from ..graph.edit import copy_node
 from ..graph.nodes import identity
+from ..graph.subgraphs import captured_values, subgraphs, used_values
 from ..operators import RANDOM
 from .walk import Walk, is_differentiable
 
@@ -63,30 +64,10 @@ def body_walk(
 
 def values_of(body: ir.Graph) -> set[ir.Value]:
     """Values that live in a graph: its inputs, initializers and the outputs of its nodes."""
-    found = {*body.inputs, *body.initializers.values()}
+    values = {*body.inputs, *body.initializers.values()}
     for node in body:
-        found.update(node.outputs)
-    return found
-
-
-def used_values(nodes: Iterable[ir.Node]) -> dict[ir.Value, None]:
-    """Values the nodes read, those read by their subgraphs included, in order."""
-    used: dict[ir.Value, None] = {}
-    for node in nodes:
-        used.update((v, None) for v in node.inputs if v is not None)
-        used.update((v, None) for v in captured_values(node))
-    return used
-
-
-def live_nodes(nodes: Sequence[ir.Node], results: Iterable[ir.Value]) -> list[ir.Node]:
-    """Nodes on which one of the results depends, in their order."""
-    wanted, live = set(results), []
-    for node in reversed(nodes):
-        if wanted.isdisjoint(node.outputs):
-            continue
-        live.append(node)
-        wanted.update(used_values([node]))
-    return live[::-1]
+        values.update(node.outputs)
+    return values
 
 
 def rewire(nodes: Iterable[ir.Node], new: Mapping[ir.Value, ir.Value]) -> None:
@@ -102,17 +83,6 @@ def rewire(nodes: Iterable[ir.Node], new: Mapping[ir.Value, ir.Value]) -> None:
                     graph.outputs[i] = new[value]
 
 
-def subgraphs(node: ir.Node) -> list[ir.Graph]:
-    """The graphs among a node's attributes."""
-    found: list[ir.Graph] = []
-    for attribute in node.attributes.values():
-        if attribute.type == ir.AttributeType.GRAPH:
-            found.append(attribute.as_graph())
-        elif attribute.type == ir.AttributeType.GRAPHS:
-            found.extend(attribute.as_graphs())
-    return found
-
-
 def shapes_to_forward(
     op: OpBuilder, body: ir.Graph, local: set[ir.Value], live: Sequence[ir.Node]
 ) -> list[ir.Node]:
@@ -121,7 +91,7 @@ def shapes_to_forward(
     A gradient often needs no more than the shape of a value: then that is handed over, not the
     value itself.
     """
-    kept = []
+    backward = []
     for node in list(live):
         source = node.inputs[0] if node.op_type == "Shape" else None
         if source is not None and source in local:
@@ -133,8 +103,8 @@ def shapes_to_forward(
                 node.outputs[0].shape = ir.Shape([len(picked)])
             local.add(node.outputs[0])
         else:
-            kept.append(node)
-    return kept
+            backward.append(node)
+    return backward
 
 
 def sequences_to_forward(
@@ -150,12 +120,12 @@ def sequences_to_forward(
         if any(_is_local_sequence(v, local, moved) for v in node.inputs):
             needed = _forward_only(node, backward, local)
             moved.update(dict.fromkeys(needed or ()))
-    kept = [n for n in live if n not in moved]
+    staying = [n for n in live if n not in moved]
     for node in [n for n in live if n in moved]:
         op.nodes.remove(node)
         body.append(node)
         local.update(node.outputs)
-    return kept
+    return staying
 
 
 def _is_local_sequence(
@@ -290,8 +260,8 @@ def scan(
     for state in states if state_shape is not None else ():
         state.value.shape = ir.Shape(list(state_shape or ()))
     slices = {name: _slice(body, stack) for name, stack in stacks.items()}
-    after, given = step(body, states, slices)
-    outputs = body_outputs(body, [*after, *given.values()])
+    after, stacked = step(body, states, slices)
+    outputs = body_outputs(body, [*after, *stacked.values()])
     graph = ir.Graph(
         [t.value for t in (*states, *slices.values())],
         outputs,
@@ -306,9 +276,9 @@ def scan(
         body=graph,
         num_scan_inputs=len(stacks),
         scan_input_directions=[int(backwards)] * len(stacks),
-        scan_output_directions=[int(backwards)] * len(given),
+        scan_output_directions=[int(backwards)] * len(stacked),
     )
-    return results[: len(starts)], dict(zip(given, results[len(starts) :]))
+    return results[: len(starts)], dict(zip(stacked, results[len(starts) :]))
 
 
 def _slice(body: OpBuilder, stack: Tensor) -> Tensor:

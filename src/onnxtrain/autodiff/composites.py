@@ -58,16 +58,16 @@ def declare(composite: Composite) -> None:
 
 def find_composites(nodes: Iterable[ir.Node]) -> dict[ir.Node, Composite]:
     """Composites by their last node: those that were declared, and those with a known form."""
-    found = {}
+    composites = {}
     for node in nodes:
         declared = node.meta.get(DECLARED)
         if declared is not None and declared.last is node:  # a copy of a node has others around it
-            found[node] = declared
+            composites[node] = declared
         form = FORMS.get(node.op_type) if not node.domain else None
         formula = form(node) if form is not None else None
         if formula is not None and not any(v.is_graph_output() for v in formula.inner):
-            found[formula.last] = formula
-    return found
+            composites[formula.last] = formula
+    return composites
 
 
 def as_operator(op_type: str, nodes: Sequence[ir.Node], x: ir.Value) -> Composite:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from ..graph import OpBuilder
-from . import bodies
+from ..graph.subgraphs import live_nodes, used_values
 from .hoist import Stack, known_dims, stacks_of
 from .loops import Backward, Port
 
@@ -38,11 +38,11 @@ class _Merge:
         for node in self.back.op.nodes:
             if self._multiply(node) or self._concat(node):
                 continue
-            self._apply(bodies.used_values([node]))
+            self._apply(used_values([node]))
             self.nodes.append(node)
         self._apply([r.value for r in self.back.results()])
         results = [r.value for r in self.back.results()]
-        self.back.op.nodes[:] = bodies.live_nodes(self.nodes, results)
+        self.back.op.nodes[:] = live_nodes(self.nodes, results)
 
     def _multiply(self, node: ir.Node) -> bool:
         """Put off ``a·S``; merge it with what was put off for `a`."""
@@ -143,8 +143,8 @@ class _Merge:
 
 def _uses(back: Backward) -> list[ir.Value]:
     """Every use of a value in the backward body, once per use."""
-    found = [r.value for r in back.results()]
+    uses = [r.value for r in back.results()]
     for node in back.op.nodes:
-        found.extend(v for v in node.inputs if v is not None)
-        found.extend(v for v in bodies.used_values([node]) if v not in node.inputs)
-    return found
+        uses.extend(v for v in node.inputs if v is not None)
+        uses.extend(v for v in used_values([node]) if v not in node.inputs)
+    return uses

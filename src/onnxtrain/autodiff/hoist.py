@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import onnx_ir as ir
 
 from ..graph import Dim, OpBuilder, Tensor
+from ..graph.subgraphs import live_nodes, subgraphs, used_values
 from ..graph.tensor import dims_of
 from ..operators import ELEMENTWISE
 from . import bodies
@@ -67,14 +68,14 @@ def out_of_the_loop(op: OpBuilder, back: Backward, inputs: Iterable[ir.Value] = 
     changing.update(b.value for _, b, _ in back.states)
     changing.update(p.inner for p in back.reads)
     changing.update((*back.locals, *inputs))
-    kept = []
+    inside = []
     for node in back.op.nodes:
-        if bodies.subgraphs(node) or any(v in changing for v in bodies.used_values([node])):
-            kept.append(node)
+        if subgraphs(node) or any(v in changing for v in used_values([node])):
+            inside.append(node)
         else:
             changing.difference_update(node.outputs)
             op.nodes.append(node)
-    back.op.nodes[:] = kept
+    back.op.nodes[:] = inside
 
 
 def before_the_loop(op: OpBuilder, back: Backward) -> None:
@@ -84,16 +85,16 @@ def before_the_loop(op: OpBuilder, back: Backward) -> None:
     local.update(b.value for _, b, _ in back.states)
     local.update(p.inner for p in back.reads)
     moved: dict[ir.Value, Stack] = {}
-    kept: list[ir.Node] = []
+    inside: list[ir.Node] = []
     for node in back.op.nodes:
         stack = _moved(op, node, {**stacks, **moved}, local)
         if stack is None:
-            kept.append(node)
+            inside.append(node)
         else:
             moved[node.outputs[0]] = stack
-    used = bodies.used_values(kept)
+    used = used_values(inside)
     used.update((r.value, None) for r in back.results())
-    back.op.nodes[:] = kept
+    back.op.nodes[:] = inside
     for value, stack in moved.items():
         if value in used:
             inner = bodies.body_input(back.op, f"{value.name}_then", value)
@@ -146,12 +147,12 @@ class After:
         self, op: OpBuilder, written: Sequence[Tensor], before: int
     ) -> list[tuple[ir.Value, Tensor]]:
         """The gradients, from the stacks that the loop wrote, `before` of them for others."""
-        found = []
+        gradients = []
         for value, node, factors in self.terms:
             whole = [written[before + f] if isinstance(f, int) else op.tensor(f) for f in factors]
             op.scope = f"{value.name}_grad"
-            found.append((value, _sum_over_time(op, node, whole)))
-        return found
+            gradients.append((value, _sum_over_time(op, node, whole)))
+        return gradients
 
 
 def _sum_over_time(op: OpBuilder, node: ir.Node, whole: list[Tensor]) -> Tensor:
@@ -169,21 +170,21 @@ def _sum_over_time(op: OpBuilder, node: ir.Node, whole: list[Tensor]) -> Tensor:
 def after_the_loop(back: Backward) -> After:
     """Find sums over iterations of products or of reductions, and take them out of the body."""
     after = After()
-    made = {o: n for n in back.op.nodes for o in n.outputs}
+    producers = {o: n for n in back.op.nodes for o in n.outputs}
     existing: dict[ir.Value, ir.Value | int] = {
         p.inner: p.outer for p in back.reads if p.axis == 0 and p.backwards and p.outer is not None
     }
-    for place, (port, gradient) in enumerate(back.slices):
+    for index, (port, gradient) in enumerate(back.slices):
         if port.axis == 0 and not port.backwards:  # a stack that the loop writes anyway
-            existing.setdefault(gradient.value, place - len(back.slices))
+            existing.setdefault(gradient.value, index - len(back.slices))
     left: list[tuple[ir.Value, Tensor]] = []
     for value, gradient in back.sums:
-        rest = _split(after, back.op, value, gradient.value, made, existing)
+        rest = _split(after, back.op, value, gradient.value, producers, existing)
         left.extend((value, back.op.tensor(r)) for r in rest)
     if after.terms:
         back.sums = left
         results = [*back.results(), *after.stacked]
-        back.op.nodes[:] = bodies.live_nodes(back.op.nodes, [r.value for r in results])
+        back.op.nodes[:] = live_nodes(back.op.nodes, [r.value for r in results])
     return after
 
 
@@ -192,35 +193,35 @@ def _split(
     op: OpBuilder,
     value: ir.Value,
     gradient: ir.Value,
-    made: dict[ir.Value, ir.Node],
+    producers: dict[ir.Value, ir.Node],
     existing: dict[ir.Value, ir.Value | int],
 ) -> list[ir.Value]:
     """Take out what can be of a gradient, term by term; returns the terms that stay."""
-    node = made.get(gradient)
+    node = producers.get(gradient)
     if node is not None and node.op_type in ("Add", "Sum") and len(node.inputs) > 1:
         parts = [v for v in node.inputs if v is not None]
-        if all(v in made for v in parts):
-            return [r for v in parts for r in _split(after, op, value, v, made, existing)]
-    factors = None if node is None else _factors(node, made)
+        if all(v in producers for v in parts):
+            return [r for v in parts for r in _split(after, op, value, v, producers, existing)]
+    factors = None if node is None else _factors(node, producers)
     if node is None or factors is None:
         return [gradient]
     if len(factors) == 1 and node.op_type == "MatMul" and len(value.shape or ()) != 1:
         return [gradient]
-    places: list[ir.Value | int] = []
+    sources: list[ir.Value | int] = []
     for factor in factors:
         if factor in existing:
-            places.append(existing[factor])
+            sources.append(existing[factor])
             continue
         known = [t.value for t in after.stacked]
         if factor not in known:
             after.stacked.append(op.tensor(factor))
             known.append(factor)
-        places.append(known.index(factor))
-    after.terms.append((value, node, places))
+        sources.append(known.index(factor))
+    after.terms.append((value, node, sources))
     return []
 
 
-def _factors(node: ir.Node, made: dict[ir.Value, ir.Node]) -> list[ir.Value] | None:
+def _factors(node: ir.Node, producers: dict[ir.Value, ir.Node]) -> list[ir.Value] | None:
     """The values to stack, when the node is one of the forms that are taken out."""
     first = node.inputs[0]
     if first is None:
@@ -228,7 +229,7 @@ def _factors(node: ir.Node, made: dict[ir.Value, ir.Node]) -> list[ir.Value] | N
     if node.op_type == "ReduceSum" and _axes(node) is not None:
         return [first]
     if node.op_type == "MatMul":
-        turned, second = made.get(first), node.inputs[1]
+        turned, second = producers.get(first), node.inputs[1]
         if second is not None and _is_ones(first, turned):
             return [second]
         if turned is None or turned.op_type != "Transpose" or second is None:

@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from ..errors import GradientRuleError
 from ..graph import OpBuilder, Tensor
-from ..graph.edit import captured_values
+from ..graph.subgraphs import captured_values, live_nodes, used_values
 from . import bodies, sequences
 from .walk import Walk, is_differentiable
 
@@ -127,7 +127,7 @@ class Backward:
         slices: gradients of the slices, by their port.
         reads: stacks that the backward body reads.
         locals: values of the forward body.
-        invariants: copies of forward nodes that do not change between iterations.
+        firsts: the outer values whose gradients the states become, in their order.
     """
 
     op: OpBuilder
@@ -209,12 +209,12 @@ def _taken(inner: Walk, value: ir.Value) -> Tensor | None:
 def _trim(back: Backward, form: Repeat) -> None:
     """Drop nodes that no result needs, and take loop-invariant values from copies."""
     op = back.op
-    live = bodies.live_nodes(op.nodes, [r.value for r in back.results()])
+    live = live_nodes(op.nodes, [r.value for r in back.results()])
     op.nodes[:] = live
     op.nodes[:] = bodies.shapes_to_forward(op, form.body, back.locals, live)
     op.nodes[:] = bodies.sequences_to_forward(op, form.body, back.locals, op.nodes)
     invariants = bodies.Invariants(op, back.locals)
-    used = [*bodies.used_values(op.nodes), *(r.value for r in back.results())]
+    used = [*used_values(op.nodes), *(r.value for r in back.results())]
     new = {v: invariants.copy(v) for v in used if v in back.locals and invariants.holds(v)}
     back.rewire(new)
     op.nodes[:0] = invariants.nodes
@@ -226,7 +226,7 @@ def _renamed(tensor: Tensor, new: Mapping[ir.Value, ir.Value]) -> Tensor:
 
 def needed_forward_values(back: Backward) -> list[ir.Value]:
     """Values of the forward body that the backward body reads."""
-    used = dict(bodies.used_values(back.op.nodes))
+    used = dict(used_values(back.op.nodes))
     used.update((r.value, None) for r in back.results())
     return [v for v in used if v in back.locals]
 

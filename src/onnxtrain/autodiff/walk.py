@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from ..errors import Blocker, GradientRuleError, NoGradientError, OnnxTrainError
 from ..graph import FLOATS, OpBuilder, Tensor
-from ..graph.edit import captured_values
+from ..graph.subgraphs import captured_values
 from ..graph.tensor import dims_of
 from . import sequences
 from .composites import Composite, find_composites
@@ -46,7 +46,7 @@ class Walk:
     ) -> None:
         self.op, self.wrt, self.stop = op, tuple(wrt), frozenset(stop)
         self.nodes = list(graph)
-        self._wanted = set(self.wrt)
+        self._targets = set(self.wrt)
         self.active = self._forward_active()
         self.composites = find_composites(self.nodes)
         self._grads: dict[ir.Value, list[Tensor]] = {}
@@ -81,10 +81,11 @@ class Walk:
         """Inputs and captured values through which a gradient may flow."""
         rule = lookup(node.domain, node.op_type)
         stops = rule.stops if rule is not None else frozenset[int]()
+        takes_codes = rule is not None and rule.takes_codes
         direct = [
             v
             for i, v in enumerate(node.inputs)
-            if v is not None and i not in stops and self._carries(node, v)
+            if v is not None and i not in stops and (takes_codes or self._carries(node, v))
         ]
         return direct + [v for v in captured_values(node) if is_differentiable(v)]
 
@@ -235,8 +236,8 @@ class Walk:
 
     def _in_one_go(self, whole: Composite) -> bool:
         """Whether nobody asked for a gradient in the middle, or to stop there."""
-        asked = any(v in self._wanted or v in self._grads for v in whole.inner)
-        return not asked and not any(self._stops_at(n) for n in whole.nodes)
+        needed = any(v in self._targets or v in self._grads for v in whole.inner)
+        return not needed and not any(self._stops_at(n) for n in whole.nodes)
 
     def _apply_composite(self, whole: Composite, dys: tuple[Tensor | None, ...]) -> None:
         op, last = self.op, whole.last
@@ -303,11 +304,11 @@ def _positional(rule: Rule) -> int:
     return max(0, code.co_argcount - 3)
 
 
-def attributes_of(node: ir.Node, wanted: frozenset[str] | None) -> dict[str, Any]:
-    """Attributes as plain Python values; only those in `wanted` unless it is None."""
+def attributes_of(node: ir.Node, names: frozenset[str] | None) -> dict[str, Any]:
+    """Attributes as plain Python values; only those in `names` unless it is None."""
     return {
         name: attribute.value
         for name, attribute in node.attributes.items()
-        if (wanted is None or name in wanted)
+        if (names is None or name in names)
         and attribute.type not in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
     }

@@ -19,6 +19,7 @@ import click
 from ..drawing.inert import inert
 from ..errors import NoGradientError, OnnxTrainError, OnnxTrainWarning
 from .output import Output
+from .waiting import preparations_shown
 
 COMMANDS = {
     "demo": "demo",
@@ -147,7 +148,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     output = Output()
     try:
-        with _terminable(), _told_warnings(output):
+        with _terminable(), _warnings_as_sentences(output), preparations_shown(output):
             code = cli.main(
                 args=None if arguments is None else list(arguments),
                 prog_name="onnxtrain",
@@ -171,7 +172,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 @contextlib.contextmanager
-def _told_warnings(output: Output) -> Iterator[None]:
+def _warnings_as_sentences(output: Output) -> Iterator[None]:
     """Say our own warnings as a sentence; Python would add a place in a file."""
     with warnings.catch_warnings():
         warnings.simplefilter("always", OnnxTrainWarning)

@@ -80,7 +80,7 @@ def command(
     )  # fmt: skip
     settings.check()
     plan = make_plan(settings)
-    made = make_optimizer(
+    recipe = make_optimizer(
         optimizer, weight_decay=weight_decay, momentum=momentum, clip_norm=clip_norm
     )
     folder = Path(output)
@@ -95,7 +95,7 @@ def command(
             requires_grad=plan.trainable,
             frozen_params=[n for n in plan.frozen if matches(n, freeze)] or None,
             loss=loss_block(loss, ignore_index),
-            optimizer=made,
+            optimizer=recipe,
             artifact_directory=folder,
             prefix=prefix,
             ort_format=ort_format,

@@ -54,11 +54,11 @@ def command(
         settings.loss = "cross_entropy"
         plan = make_plan(settings)
     with tempfile.TemporaryDirectory() as folder:
-        found = measure(settings, plan, steps, _sizes(dim), Path(folder))
+        figures = measure(settings, plan, steps, _sizes(dim), Path(folder))
     if as_json:
-        click.echo(json.dumps(found, indent=2))
+        click.echo(json.dumps(figures, indent=2))
     else:
-        _show(model, settings.loss, found)
+        _show(model, settings.loss, figures)
 
 
 def _sizes(dims: tuple[str, ...]) -> dict[str, int]:
@@ -71,27 +71,27 @@ def _sizes(dims: tuple[str, ...]) -> dict[str, int]:
     return sizes
 
 
-def _show(model: str, loss: str, found: dict[str, Any]) -> None:
+def _show(model: str, loss: str, figures: dict[str, Any]) -> None:
     screen = current()
     screen.show(
-        f"{model}: {loss}, {found['optimizer']}, batch {found['batch_size']}, "
-        f"{found['threads']} threads\n"
+        f"{model}: {loss}, {figures['optimizer']}, batch {figures['batch_size']}, "
+        f"{figures['threads']} threads\n"
     )
     rows = [
         (name, f"{t['median_ms']:.3f}", f"{t['best_ms']:.3f}", f"{t['samples_per_second']:,.0f}")
-        for name, t in found["times"].items()
+        for name, t in figures["times"].items()
     ]
     head = ("", "median ms", "best ms", "samples/s")
     screen.table("Training step", head, rows, "median ms,best ms,samples/s")
-    if found["torch"]:
-        screen.show(f"PyTorch: {found['torch']}")
-    if any(t["median_ms"] > 2 * t["best_ms"] for t in found["times"].values()):
+    if figures["torch"]:
+        screen.show(f"PyTorch: {figures['torch']}")
+    if any(t["median_ms"] > 2 * t["best_ms"] for t in figures["times"].values()):
         screen.show("The times vary a lot, so the machine is busy: trust the best ones more.")
-    memory = ", ".join(f"{k} {size(v)}" for k, v in found["memory"].items())
+    memory = ", ".join(f"{k} {size(v)}" for k, v in figures["memory"].items())
     screen.show(f"\nMemory: {memory}\n")
     operators = [
         (o["operator"], o["nodes"], f"{o['ms_per_step']:.3f}", f"{o['share']:.1%}")
-        for o in found["operators"]
+        for o in figures["operators"]
     ]
     columns = ("operator", "nodes", "ms per step", "share")
     screen.table("Where the time goes", columns, operators[:20], "nodes,ms per step,share")

@@ -95,9 +95,9 @@ def _show(run: Run, seconds: float, screen: Output) -> None:
     from .charts import confusion, sparkline
     from .report import confusion_matrix
 
-    found = confusion_matrix(run)
-    assert found is not None
-    matrix, names = found
+    confusions = confusion_matrix(run)
+    assert confusions is not None
+    matrix, names = confusions
     run.files += confusion(matrix, names, "Digits: true and predicted").write(
         run.folder / "confusion"
     )

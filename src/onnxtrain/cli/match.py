@@ -73,8 +73,8 @@ def match(source: Source, task: Task) -> Dataset:
     """Arrays in the names, types and shapes of the model."""
     if isinstance(source, Batches):
         return Dataset(batches=source.source, where=source.where)
-    found, target = _assign(source, task)
-    arrays = {v.name: _input(v, found[v.name], source.where) for v in task.fed}
+    inputs, target = _assign(source, task)
+    arrays = {v.name: _input(v, inputs[v.name], source.where) for v in task.fed}
     arrays[task.loss.target] = _target(task, target, source.where)
     lengths = {name: len(a) if a.ndim else 0 for name, a in arrays.items()}
     if len(set(lengths.values())) > 1:
@@ -123,13 +123,13 @@ def _assign(source: Source, task: Task) -> tuple[dict[str, Array], Array]:
         _remember(task, source.classes, "Use a model with as many outputs, or fewer folders.")
         return {task.fed[0].name: load_pictures(source, task.fed[0])}, source.labels
     if isinstance(source, Ordered):
-        wanted = [v.name for v in task.fed]
-        if len(source.arrays) != len(wanted) + 1:
+        names = [v.name for v in task.fed]
+        if len(source.arrays) != len(names) + 1:
             raise UserError(
                 f"{source.where} has {len(source.arrays)} arrays; the model needs "
-                f"{len(wanted) + 1}: {', '.join(wanted)} and then the targets."
+                f"{len(names) + 1}: {', '.join(names)} and then the targets."
             )
-        return dict(zip(wanted, source.arrays)), source.arrays[-1]
+        return dict(zip(names, source.arrays)), source.arrays[-1]
     if isinstance(source, Columns):
         return _from_columns(source, task)
     assert isinstance(source, Named)
@@ -256,22 +256,22 @@ def _input(value: ValueSummary, array: Array, where: str) -> Array:
 def convert(array: Array, dtype: str, name: str) -> Array:
     """An array in the model's type; an error when numbers would change."""
     try:
-        wanted = np.dtype(dtype)
+        expected = np.dtype(dtype)
     except TypeError:
         raise UserError(f"{name} is of type {dtype}, which data files cannot hold.") from None
-    if array.dtype == wanted:
+    if array.dtype == expected:
         return np.ascontiguousarray(array)
-    if wanted.kind in "iub" and array.dtype.kind == "f":
-        rounded = array.astype(wanted)
+    if expected.kind in "iub" and array.dtype.kind == "f":
+        rounded = array.astype(expected)
         if not np.array_equal(rounded, array):
             raise UserError(
                 f"{name} holds {array.dtype} with fractions or NaN, and the model takes {dtype}. "
                 "Round or encode the values first."
             )
         return rounded
-    if wanted.kind == "u" and array.size and array.min() < 0:
+    if expected.kind == "u" and array.size and array.min() < 0:
         raise UserError(f"{name} holds negative numbers, and the model takes {dtype}.")
-    return np.ascontiguousarray(array.astype(wanted))
+    return np.ascontiguousarray(array.astype(expected))
 
 
 def _check_finite(array: Array, name: str) -> None:

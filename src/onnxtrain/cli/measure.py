@@ -75,15 +75,15 @@ def measure(
 def _time(step: Callable[[], object], steps: int, rows: int) -> dict[str, float]:
     for _ in range(3):
         step()
-    found = []
+    seconds = []
     for _ in range(steps):
         start = time.perf_counter()
         step()
-        found.append(time.perf_counter() - start)
-    median = statistics.median(found)
+        seconds.append(time.perf_counter() - start)
+    median = statistics.median(seconds)
     return {
         "median_ms": median * 1e3,
-        "best_ms": min(found) * 1e3,
+        "best_ms": min(seconds) * 1e3,
         "samples_per_second": rows / median,
     }
 
@@ -252,9 +252,9 @@ def _torch(
         optimizer.step()
 
     threads = torch.get_num_threads()
-    found = [_time(step, steps, settings.batch_size)]
+    times = [_time(step, steps, settings.batch_size)]
     if threads > 1:  # small models, and busy machines, run faster on one
         torch.set_num_threads(1)
-        found.append(_time(step, steps, settings.batch_size))
+        times.append(_time(step, steps, settings.batch_size))
         torch.set_num_threads(threads)
-    return min(found, key=lambda t: t["median_ms"]), ""
+    return min(times, key=lambda t: t["median_ms"]), ""

@@ -35,6 +35,8 @@ class Output:
 
     quiet: bool = False
     debug: bool = False
+    live: Console | None = None
+    """What a progress bar is drawn on: lines go there too, and appear above it."""
 
     @property
     def out(self) -> Console:
@@ -44,7 +46,7 @@ class Output:
     @property
     def err(self) -> Console:
         """Progress, and everything that is not a result."""
-        return _console(sys.stderr)
+        return self.live or _console(sys.stderr)
 
     def say(self, text: str, style: str | None = None) -> None:
         """One line about what happens; nothing with ``--quiet``."""
@@ -89,8 +91,8 @@ def _plain(cell: Any) -> str:
 def current() -> Output:
     """The output of the command that is running."""
     context = click.get_current_context(silent=True)
-    found = context.find_object(Output) if context is not None else None
-    return found if found is not None else Output()
+    output = context.find_object(Output) if context is not None else None
+    return output if output is not None else Output()
 
 
 def count(number: int, what: str) -> str:

@@ -106,8 +106,8 @@ class TrainMetric(Callback):
 
     def on_epoch_end(self, trainer: Trainer, epoch: int, logs: Logs) -> None:
         """Evaluate."""
-        found = trainer.evaluate(self.data, self.batch_size)
-        trainer.history.add({f"train_{m.name}": found[m.name] for m in trainer.metrics})
+        scores = trainer.evaluate(self.data, self.batch_size)
+        trainer.history.add({f"train_{m.name}": scores[m.name] for m in trainer.metrics})
 
 
 class Bar(Callback):
@@ -146,6 +146,7 @@ class Bar(Callback):
         done = 0 if trainer.batches is None else trainer.batches * trainer.epoch + trainer.batch
         self._task = self._bar.add_task("training", total=total, completed=done, values="")
         self._bar.start()
+        self.output.live = console
 
     def on_epoch_begin(self, trainer: Trainer, epoch: int) -> None:
         """Start the epoch's clock."""
@@ -185,7 +186,7 @@ class Bar(Callback):
         """Take the bar away."""
         if self._bar is not None:
             self._bar.stop()
-            self._bar = None
+            self._bar = self.output.live = None
 
 
 class TensorBoard(Callback):

@@ -69,8 +69,8 @@ def make_optimizer(
     from .. import optim
 
     maker = optim.RECIPES[one_of(name, optim.RECIPES, "--optimizer")].make
-    given = {"weight_decay": weight_decay, "momentum": momentum}
-    options: dict[str, Any] = {k: v for k, v in given.items() if v is not None}
+    all_options = {"weight_decay": weight_decay, "momentum": momentum}
+    options: dict[str, Any] = {k: v for k, v in all_options.items() if v is not None}
     taken = inspect.signature(maker).parameters
     for option in options:
         if option not in taken:
@@ -111,7 +111,7 @@ def make_scheduler(
 
     def make(optimizer: Any) -> LRScheduler:
         rate = optimizer.get_learning_rate()
-        made: dict[str, Callable[[], LRScheduler]] = {
+        makers: dict[str, Callable[[], LRScheduler]] = {
             "constant": lambda: known.ConstantLR(optimizer, 1.0, 0),
             "cosine": lambda: known.CosineAnnealingLR(optimizer, rest),
             "linear": lambda: known.PolynomialLR(optimizer, rest, 1.0),
@@ -120,7 +120,7 @@ def make_scheduler(
             "onecycle": lambda: known.OneCycleLR(optimizer, rate, rest + 1),
             "plateau": lambda: known.ReduceLROnPlateau(optimizer, patience=2),
         }
-        inner = made[name]()
+        inner = makers[name]()
         return known.WarmUp(inner, warm) if warm else inner
 
     return make

@@ -149,11 +149,11 @@ def predictions(run: Run, rows: int | None = None) -> tuple[Array, Array] | None
         inputs, target = {k: v[:whole] for k, v in inputs.items()}, target[:whole]
         if not whole:
             return None
-    found = run.trainer.predict(inputs, size_)
-    if isinstance(found, tuple):
+    predicted = run.trainer.predict(inputs, size_)
+    if isinstance(predicted, tuple):
         name = run.plan.output.name
-        found = found[outputs.index(name) if name in outputs else 0]
-    return found, target
+        predicted = predicted[outputs.index(name) if name in outputs else 0]
+    return predicted, target
 
 
 def confusion_matrix(run: Run) -> tuple[Array, list[str]] | None:
@@ -162,36 +162,36 @@ def confusion_matrix(run: Run) -> tuple[Array, list[str]] | None:
     shape = run.plan.output.shape or ()
     if run.plan.loss.kind != "class" or len(shape) != 2 or not 2 <= len(names) <= MOST_CLASSES:
         return None
-    found = predictions(run)
-    if found is None:
+    predicted = predictions(run)
+    if predicted is None:
         return None
-    scores, target = found
+    scores, target = predicted
     matrix = np.zeros((len(names), len(names)), np.int64)
     np.add.at(matrix, (target, scores.argmax(axis=1)), 1)
     return matrix, names
 
 
 def _matrix(run: Run) -> list[str]:
-    found = confusion_matrix(run)
-    if found is None:
+    matrix = confusion_matrix(run)
+    if matrix is None:
         return []
-    drawn = confusion(*found).svg()
+    drawn = confusion(*matrix).svg()
     return [f'<h2>Confusion matrix</h2><div class="charts"><div class="chart">{drawn}</div></div>']
 
 
 def _samples(run: Run) -> str:
-    found = predictions(run, LOOKED_AT)
-    if found is None:
+    predicted = predictions(run, LOOKED_AT)
+    if predicted is None:
         return "<p>There are no rows to show: the data are batches, or fewer than one batch.</p>"
-    scores, target = found
+    scores, target = predicted
     data = run.validation if run.validation is not None else run.training
     first = next(v for k, v in data.arrays.items() if k != run.plan.loss.target)
     verdicts = [_verdict(run, score, true) for score, true in zip(scores, target)]
     cells = []
     for i in _interesting([is_right for _, is_right in verdicts]):
-        said, is_right = verdicts[i]
+        text, is_right = verdicts[i]
         tone = "" if is_right is None else ' class="right"' if is_right else ' class="wrong"'
-        cells.append(f'<div class="sample">{_input(first[i])}<div{tone}>{said}</div></div>')
+        cells.append(f'<div class="sample">{_input(first[i])}<div{tone}>{text}</div></div>')
     return f'<div class="samples">{"".join(cells)}</div>'
 
 
@@ -227,10 +227,10 @@ def _pixels(row: Array) -> Array | None:
 def _verdict(run: Run, score: Array, target: Array) -> tuple[str, bool | None]:
     if run.plan.loss.kind == "class" and score.ndim == 1:
         names = class_names(run)
-        said, true = int(score.argmax()), int(target)
-        label = [names[i] if i < len(names) else str(i) for i in (said, true)]
-        text = f"predicted {escape(label[0])}{_share(run, score, said)}<br>true {escape(label[1])}"
-        return text, said == true
+        best, true = int(score.argmax()), int(target)
+        label = [names[i] if i < len(names) else str(i) for i in (best, true)]
+        text = f"predicted {escape(label[0])}{_share(run, score, best)}<br>true {escape(label[1])}"
+        return text, best == true
     shown_ = [", ".join(f"{float(v):.4g}" for v in a.reshape(-1)[:4]) for a in (score, target)]
     return f"predicted {escape(shown_[0])}<br>true {escape(shown_[1])}", None
 

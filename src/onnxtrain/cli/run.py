@@ -131,8 +131,8 @@ def _fit(run: Run, output: Output, drop_last: bool) -> None:
     if run.validation is None and run.training.rows and trainer.metrics:
         sample = run.training.part(slice(0, 2000))
         hooks.insert(0, progress.TrainMetric(sample.arrays, settings.batch_size))
-    wanted = settings.tensorboard and main
-    events = progress.tensorboard(folder / "tensorboard") if wanted else None
+    logs_events = settings.tensorboard and main
+    events = progress.tensorboard(folder / "tensorboard") if logs_events else None
     if events is not None:
         hooks.append(events)
     hooks += [SaveCheckpoint(folder / "checkpoint"), interrupt]
@@ -226,10 +226,10 @@ def loss_picture(run: Run) -> Any:
 
 def _data(source: str, task: Task, output: Output) -> Dataset:
     """Read data and fit them to the model; say what was left out."""
-    found = read(source)
-    data = match(found, task)
-    if isinstance(found, Columns) and task.target is None:
-        column = target_column(found, task)
+    contents = read(source)
+    data = match(contents, task)
+    if isinstance(contents, Columns) and task.target is None:
+        column = target_column(contents, task)
         output.say(f"{source}: the target is the column {column!r}; --target chooses another.")
     if data.left_out:
         rows = count(data.left_out, "row")

@@ -59,7 +59,7 @@ def staged(folder: Path, settings: Settings) -> Iterator[Path]:
         raise UserError(f"--output {folder} is a file; give the name of a folder.")
     if folder.is_dir() and any(folder.iterdir()) and not (folder / "run.json").exists():
         raise UserError(f"{folder} is not empty and no run: choose another --output.")
-    made = _make_parents(folder.parent)
+    new_parents = _make_parents(folder.parent)
     _remove_abandoned(folder)
     try:
         prefix = f".{folder.name}-{os.getpid()}-"
@@ -81,7 +81,7 @@ def staged(folder: Path, settings: Settings) -> Iterator[Path]:
             staging.rename(folder)
     except BaseException:
         shutil.rmtree(staging, ignore_errors=True)
-        for parent in made:
+        for parent in new_parents:
             parent.rmdir()
         raise
 

@@ -100,10 +100,10 @@ def read_config(path: str) -> dict[str, Any]:
     readers = {".toml": _toml, ".yaml": _yaml, ".yml": _yaml}
     if file.suffix.lower() not in readers:
         raise UserError(f"A configuration file ends in .toml, .yaml or .yml, not {file.name!r}.")
-    found = readers[file.suffix.lower()](file)
-    if not isinstance(found, dict):
+    settings = readers[file.suffix.lower()](file)
+    if not isinstance(settings, dict):
         raise UserError(f"{path!r} must hold 'name: value' pairs, one per option.")
-    return {_key(str(k)[:200], path): _plain(v, path) for k, v in found.items()}
+    return {_key(str(k)[:200], path): _plain(v, path) for k, v in settings.items()}
 
 
 MAX_CONFIG, MAX_LIST = 2**20, 10_000
@@ -197,9 +197,9 @@ def typed(name: str, value: Any, path: str) -> Any:
             return ",".join(map(str, value))
         return str(value)
     except (TypeError, ValueError, OverflowError):
-        wanted = kind.split(" ", maxsplit=1)[0]
+        expected = kind.split(" ", maxsplit=1)[0]
         raise UserError(
-            f"{path!r}: {name} is {value!r}, and it must be of type {wanted}."
+            f"{path!r}: {name} is {value!r}, and it must be of type {expected}."
         ) from None
 
 

@@ -111,9 +111,9 @@ def _pictures(folder: Path) -> Pictures:
     files: list[Path] = []
     labels: list[int] = []
     for number, name in enumerate(classes):
-        found = sorted(f for f in (folder / name).rglob("*") if f.suffix.lower() in PICTURES)
-        files += found
-        labels += [number] * len(found)
+        images = sorted(f for f in (folder / name).rglob("*") if f.suffix.lower() in PICTURES)
+        files += images
+        labels += [number] * len(images)
     if not files and any(f.suffix.lower() in PICTURES for f in folder.iterdir()):
         parent = folder.resolve().parent
         raise UserError(
@@ -141,7 +141,7 @@ def _from_function(module: str, function: str, where: str) -> Source:
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
-        found = getattr(importlib.import_module(module), function)
+        source = getattr(importlib.import_module(module), function)
     except ModuleNotFoundError as error:
         raise UserError(
             f"--data {where}: {error}. It is neither a file nor a module that can be imported from "
@@ -152,7 +152,7 @@ def _from_function(module: str, function: str, where: str) -> Source:
     except Exception as error:
         raise _of_the_user(where, error) from error
     try:
-        data = found() if callable(found) else found
+        data = source() if callable(source) else source
     except Exception as error:
         raise _of_the_user(where, error) from error
     if isinstance(data, Mapping):
@@ -169,10 +169,10 @@ def _from_function(module: str, function: str, where: str) -> Source:
 
 def _of_the_user(where: str, error: Exception) -> UserError:
     """An error that the user's own code raised, with the last place in it."""
-    places = traceback.extract_tb(error.__traceback__)
-    own = [p for p in places if not p.filename.startswith("<frozen")] or list(places)
-    place = f" in {Path(own[-1].filename).name}, line {own[-1].lineno}" if own else ""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [p for p in frames if not p.filename.startswith("<frozen")] or list(frames)
+    line = f" in {Path(own[-1].filename).name}, line {own[-1].lineno}" if own else ""
     return UserError(
-        f"--data {where} raised {type(error).__name__}{place}: {error}. That is your own code; "
+        f"--data {where} raised {type(error).__name__}{line}: {error}. That is your own code; "
         "--debug shows the traceback."
     )

@@ -52,8 +52,8 @@ class Twin:
         """One output."""
         values = {**self.values, **inputs}
         for function, names, result, attributes in self.nodes:
-            given = [values[n] if n else None for n in names]
-            values[result] = function(attributes, *given)
+            operands = [values[n] if n else None for n in names]
+            values[result] = function(attributes, *operands)
         return values[output]
 
 
@@ -112,8 +112,8 @@ def _layer_norm(a: Attributes, x: Any, s: Any, b: Any = None) -> Any:
 
 
 def _reshape(a: Attributes, x: Any, shape: Any) -> Any:
-    wanted = [x.shape[i] if d == 0 else d for i, d in enumerate(shape.tolist())]
-    return x.reshape(wanted)
+    sizes = [x.shape[i] if d == 0 else d for i, d in enumerate(shape.tolist())]
+    return x.reshape(sizes)
 
 
 def _reduce_mean(a: Attributes, x: Any, axes: Any = None) -> Any:
@@ -141,22 +141,22 @@ def _slice(
 ) -> Any:
     chosen = _axes(a, axes) if axes is not None else list(range(len(starts)))
     strides = steps.tolist() if steps is not None else [1] * len(starts)
-    place = [slice(None)] * x.dim()
+    slices = [slice(None)] * x.dim()
     for axis, start, end, stride in zip(chosen, starts.tolist(), ends.tolist(), strides):
         if stride < 0:
             raise NoTwinError("a Slice that runs backwards")
         size = x.shape[axis]
         first, last = (min(max(i, -size), size) for i in (start, end))
-        place[axis] = slice(first, last, min(stride, size) or 1)
-    return x[tuple(place)]
+        slices[axis] = slice(first, last, min(stride, size) or 1)
+    return x[tuple(slices)]
 
 
 def _gather(a: Attributes, x: Any, indices: Any) -> Any:
     axis = a.get("axis", 0) % x.dim()
     if axis == 0 and x.dim() == 2 and x.is_floating_point():
         return F.embedding(indices, x)
-    found = x.index_select(axis, indices.reshape(-1))
-    return found.reshape(*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :])
+    rows = x.index_select(axis, indices.reshape(-1))
+    return rows.reshape(*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :])
 
 
 def _softmax(run: Callable[..., Any]) -> Callable[..., Any]:
@@ -203,5 +203,5 @@ TABLE: dict[str, Callable[..., Any]] = {
 def same(twin: Twin, feeds: Mapping[str, Array], output: str, expected: Array) -> bool:
     """Whether the twin computes what onnxruntime does."""
     with torch.no_grad():
-        found = twin({k: torch.from_numpy(v) for k, v in feeds.items()}, output).numpy()
-    return found.shape == expected.shape and bool(np.allclose(found, expected, 1e-3, 1e-3))
+        actual = twin({k: torch.from_numpy(v) for k, v in feeds.items()}, output).numpy()
+    return actual.shape == expected.shape and bool(np.allclose(actual, expected, 1e-3, 1e-3))

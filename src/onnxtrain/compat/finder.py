@@ -48,9 +48,9 @@ def _named(module: str, name: str) -> Any:
         return getattr(importlib.import_module(module), name)
     package = importlib.import_module(module.removesuffix(".*"))
     for info in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
-        found = getattr(importlib.import_module(info.name), name, None)
-        if found is not None:
-            return found
+        value = getattr(importlib.import_module(info.name), name, None)
+        if value is not None:
+            return value
     raise AttributeError(name)
 
 

@@ -78,15 +78,15 @@ def _open(name: str, timeout: float) -> Backend:
 def _seconds(timeout: float | None) -> float:
     if timeout is not None:
         return timeout
-    given = os.environ.get("ONNXTRAIN_TIMEOUT", "")
-    if not given:
+    setting = os.environ.get("ONNXTRAIN_TIMEOUT", "")
+    if not setting:
         return TIMEOUT
     try:
-        seconds = float(given)
+        seconds = float(setting)
     except ValueError:
         seconds = -1.0
     if not seconds > 0:
-        raise InputError(f"ONNXTRAIN_TIMEOUT must be a positive number, not {given!r}.")
+        raise InputError(f"ONNXTRAIN_TIMEOUT must be a positive number, not {setting!r}.")
     return seconds
 
 

@@ -42,11 +42,11 @@ class Sender:
 
     def __init__(self) -> None:
         self._calls: SimpleQueue[Call | None] = SimpleQueue()
-        self._answers: SimpleQueue[BaseException | None] = SimpleQueue()
+        self._outcomes: SimpleQueue[BaseException | None] = SimpleQueue()
         self._open = 0
         # a daemon: an interpreter that ends because of an error must not wait for lost ranks
         threading.Thread(
-            target=_work, args=(self._calls, self._answers), name="onnxtrain-exchange", daemon=True
+            target=_work, args=(self._calls, self._outcomes), name="onnxtrain-exchange", daemon=True
         ).start()
         weakref.finalize(self, self._calls.put, None)
 
@@ -58,13 +58,13 @@ class Sender:
     def wait(self) -> None:
         """Wait for all calls; raises what the first one that failed has raised."""
         while self._open:
-            error = self._answers.get()
+            error = self._outcomes.get()
             self._open -= 1
             if error is not None:
                 raise error
 
 
-def _work(calls: SimpleQueue[Call | None], answers: SimpleQueue[BaseException | None]) -> None:
+def _work(calls: SimpleQueue[Call | None], outcomes: SimpleQueue[BaseException | None]) -> None:
     error: BaseException | None = None
     while (call := calls.get()) is not None:
         if error is None:  # after an error the ranks no longer agree: nothing more is sent
@@ -72,7 +72,7 @@ def _work(calls: SimpleQueue[Call | None], answers: SimpleQueue[BaseException | 
                 call()
             except BaseException as problem:  # raised where the results are waited for
                 error = problem
-        answers.put(error)
+        outcomes.put(error)
         del call
 
 
@@ -86,7 +86,7 @@ class Choice:
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
-        self.answer: bool | None = None
+        self.overlaps: bool | None = None
         self._tries = False
         self._updates = 0
         self._batches = [0, 0]
@@ -117,14 +117,14 @@ class Choice:
                 self._shares.append(sent / seconds)
         enough = [len(times) > ROUNDS for times in self._times]
         if self._updates >= PATIENCE:
-            self.answer = False
+            self.overlaps = False
         elif not self._tries and enough[0]:
             # of the rank that waits least for the others
             self._tries = float(self._ranks(self._shares).min()) >= SHARE
-            self.answer = None if self._tries else False
+            self.overlaps = None if self._tries else False
         elif all(enough) and self._batches[0] == self._batches[1]:
             plain, other = (float(self._ranks(times).max()) for times in self._times)
-            self.answer = other < GAIN * plain
+            self.overlaps = other < GAIN * plain
 
     def _ranks(self, values: list[float]) -> Array:
         """The middle value of every rank, without its first, which made buffers."""
@@ -199,9 +199,9 @@ class Overlap:
         choice = self._choice
         if choice is not None:
             choice.note(self.on, batches, rows, seconds, sent)
-            if choice.answer is not None:
+            if choice.overlaps is not None:
                 self._choice = None
-                self._switch(choice.answer)
+                self._switch(choice.overlaps)
 
     def prepare(self, last: bool, factor: float) -> None:
         """Before a micro-batch: is it the update's last, and how much do its gradients weigh?"""

@@ -42,15 +42,15 @@ def window(store: TensorStore, start: int, stop: int, data: Array | None = None)
     Every tensor keeps its name; what lies outside has no elements.
     """
     whole = store.buffers["F32"]
-    part, found = TensorStore([]), FlatBuffer(F32, [])
-    found.data = whole.data[start:stop] if data is None else data
+    part, buffer = TensorStore([]), FlatBuffer(F32, [])
+    buffer.data = whole.data[start:stop] if data is None else data
     for name, slot in whole.slots.items():
         first = min(max(slot.start, start), stop)
         last = min(max(slot.stop, first), stop)
         spec = TensorSpec(name, F32, (last - first,))
-        found.slots[name] = Slot(spec, first - start)
+        buffer.slots[name] = Slot(spec, first - start)
         part.specs[name] = spec
-    part.buffers["F32"] = found
+    part.buffers["F32"] = buffer
     return part
 
 
@@ -99,7 +99,7 @@ class ShardedOptimizer:
             gradients=self._gradients,
             optimizer=OptimizerState(memory.name, states=self.moments),
         )
-        options = self._step.given_options
+        options = self._step.user_options
         self._update = Update(file, part, device, options) if stop > start else None
 
     @property
@@ -161,7 +161,7 @@ class ShardedOptimizer:
 
     def collected(self) -> dict[str, TensorStore]:
         """The whole moments on rank 0, for a checkpoint; nothing elsewhere. All ranks call it."""
-        backend, found = self._backend, {}
+        backend, moments = self._backend, {}
         own = self.bounds[backend.rank]
         longest = max(b - a for a, b in self.bounds)
         scratch = np.empty(0 if backend.is_main else longest, np.float32)
@@ -179,5 +179,5 @@ class ShardedOptimizer:
                 if stop > start:
                     backend.broadcast(part, root)
             if whole is not None:
-                found[kind] = whole
-        return found
+                moments[kind] = whole
+        return moments

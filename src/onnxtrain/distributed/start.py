@@ -26,38 +26,38 @@ def shared_state(
 
     A state that was handed in as an object keeps its buffers where the layout is the same.
     """
-    found: list[CheckpointState] = [state] if isinstance(state, CheckpointState) else []
+    loaded: list[CheckpointState] = [state] if isinstance(state, CheckpointState) else []
 
     def described_here() -> dict[str, Any]:
         if not isinstance(state, CheckpointState):
-            found.append(CheckpointState.load_checkpoint(state))
-        return _described(found[0].training_state)
+            loaded.append(CheckpointState.load_checkpoint(state))
+        return _described(loaded[0].training_state)
 
     described = once(backend, described_here)
-    shared = _made(described, found[0].training_state if found else None)
+    shared = _rebuilt(described, loaded[0].training_state if loaded else None)
     shared.sync()
     for store in shared.stores():
         for buffer in store.buffers.values():
             backend.broadcast(buffer.data)
         store.push()
-    return found[0] if found else CheckpointState.view(shared)
+    return loaded[0] if loaded else CheckpointState.view(shared)
 
 
 def once(backend: Backend, work: Callable[[], Any]) -> Any:
     """Let rank 0 do something and give its (JSON-ready) result to all; an error reaches all too."""
-    found: Any = None
+    outcome: Any = None
     error: Exception | None = None
     if backend.is_main:
         try:
-            found = {"result": work()}
+            outcome = {"result": work()}
         except Exception as problem:  # told to the others, so that nobody waits for this rank
-            error, found = problem, {"error": str(problem)}
-    told = backend.share_json(found)
+            error, outcome = problem, {"error": str(problem)}
+    shared = backend.share_json(outcome)
     if error is not None:
         raise error
-    if "error" in told:
-        raise InputError(f"Rank 0 stopped: {told['error']}")
-    return told["result"]
+    if "error" in shared:
+        raise InputError(f"Rank 0 stopped: {shared['error']}")
+    return shared["result"]
 
 
 def _described(state: TrainingState) -> dict[str, Any]:
@@ -84,29 +84,32 @@ def _layout(store: TensorStore) -> list[Any]:
     return [[s.name, s.type.code, list(s.shape)] for s in store.specs.values()]
 
 
-def _store(layout: list[Any], found: TensorStore | None) -> TensorStore:
-    if found is not None and _layout(found) == layout:
-        return found
+def _store(layout: list[Any], existing: TensorStore | None) -> TensorStore:
+    if existing is not None and _layout(existing) == layout:
+        return existing
     return TensorStore(TensorSpec(n, BY_CODE[code], tuple(shape)) for n, code, shape in layout)
 
 
-def _made(described: dict[str, Any], found: TrainingState | None) -> TrainingState:
-    """A state as described, on the buffers of `found` where they fit."""
-    state = found if found is not None else TrainingState(TensorStore([]))
+def _rebuilt(described: dict[str, Any], existing: TrainingState | None) -> TrainingState:
+    """A state as described, on the buffers of `existing` where they fit."""
+    state = existing if existing is not None else TrainingState(TensorStore([]))
     state.trainable = _store(described["trainable"], state.trainable)
     state.frozen = _store(described["frozen"], state.frozen)
     nominal = described["nominal"]
     state.nominal = (nominal[0], nominal[1]) if nominal else None
-    told, old = described["optimizer"], state.optimizer
-    if told is None:
+    optimizer, old = described["optimizer"], state.optimizer
+    if optimizer is None:
         state.optimizer = None
     else:
         stores = old.states if old is not None else {}
         state.optimizer = OptimizerState(
-            told["name"],
-            told["step"],
-            told["learning_rate"],
-            {kind: _store(layout, stores.get(kind)) for kind, layout in told["states"].items()},
+            optimizer["name"],
+            optimizer["step"],
+            optimizer["learning_rate"],
+            {
+                kind: _store(layout, stores.get(kind))
+                for kind, layout in optimizer["states"].items()
+            },
         )
     state.scheduler, state.trainer = described["scheduler"], described["trainer"]
     state.random = RandomState(*described["random"])

@@ -149,10 +149,10 @@ def _svg(shape: Line | Box | Text) -> str:
     if isinstance(shape, Box):
         edge = f' stroke="{shape.edge}"' if shape.edge else ""
         radius = f' rx="{shape.radius:g}"' if shape.radius else ""
-        place = f'x="{shape.x:.1f}" y="{shape.y:.1f}"'
+        corner = f'x="{shape.x:.1f}" y="{shape.y:.1f}"'
         extent = f'width="{shape.width:.1f}" height="{shape.height:.1f}"'
         note = f"<title>{escape(shape.note)}</title>" if shape.note else ""
-        return f'<rect {place} {extent}{radius} fill="{shape.fill}"{edge}>{note}</rect>'
+        return f'<rect {corner} {extent}{radius} fill="{shape.fill}"{edge}>{note}</rect>'
     bold = ' font-weight="bold"' if shape.bold else ""
     return (
         f'<text x="{shape.x:.1f}" y="{shape.y:.1f}" font-size="{shape.size:g}" '
@@ -178,8 +178,8 @@ def _paint(draw: Any, shape: Line | Box | Text, scale: int) -> None:
     else:
         anchor = {"start": "ls", "middle": "ms", "end": "rs"}[shape.anchor]
         font = ImageFont.load_default(shape.size * scale)
-        place = (shape.x * scale, shape.y * scale)
-        draw.text(place, shape.text, fill=shape.colour, font=font, anchor=anchor)
+        corner = (shape.x * scale, shape.y * scale)
+        draw.text(corner, shape.text, fill=shape.colour, font=font, anchor=anchor)
 
 
 def png_bytes(pixels: Array) -> bytes:
@@ -203,11 +203,11 @@ def png_address(pixels: Array) -> str:
     return "data:image/png;base64," + base64.b64encode(png_bytes(pixels)).decode()
 
 
-def nice_steps(low: float, high: float, wanted: int = 5) -> list[float]:
+def nice_steps(low: float, high: float, about: int = 5) -> list[float]:
     """Round numbers that cover an interval, at least two, which differ."""
     if not high - low > 1e-6 * max(abs(low), abs(high)):  # equal but for rounding
         high = low + (abs(low) or 1.0)
-    rough = (high - low) / wanted
+    rough = (high - low) / about
     power = 10.0 ** np.floor(np.log10(rough))
     step = float(min((m * power for m in (1, 2, 5, 10) if m * power >= rough), default=power))
     first = np.floor(low / step)
@@ -219,5 +219,5 @@ def thin(points: Sequence[Point], most: int = 1500) -> list[Point]:
     """At most so many points: means of equal runs."""
     if len(points) <= most:
         return list(points)
-    pieces = np.array_split(np.asarray(points, np.float64), most)
-    return [(float(p[:, 0].mean()), float(p[:, 1].mean())) for p in pieces]
+    runs = np.array_split(np.asarray(points, np.float64), most)
+    return [(float(p[:, 0].mean()), float(p[:, 1].mean())) for p in runs]

@@ -64,11 +64,11 @@ def client_app(
     key = (str(artifacts), prefix, tuple(metrics), named)
 
     def train(message: Message, context: Context) -> Message:
-        from .secure import answer, question
+        from .secure import fit_reply, fit_request
 
         model = _model(*key, os.getpid())
         with model.state.lock:  # clients that share a process take turns
-            arrays, config = question(message, model)
+            arrays, config = fit_request(message, model)
             model.set_arrays(arrays)
             training, _ = data(context)
             node = int(context.node_config.get("partition-id", 0))
@@ -82,7 +82,7 @@ def client_app(
                 ),
                 seed=seed + 1_000_003 * _count(config, "server-round", 0, least=0) + node,
             )
-            return answer(message, model, {"loss": loss, "num-examples": _rows(training)})
+            return fit_reply(message, model, {"loss": loss, "num-examples": _rows(training)})
 
     def evaluate(message: Message, context: Context) -> Message:
         model = _model(*key, os.getpid())
@@ -90,8 +90,8 @@ def client_app(
             model.set_arrays(from_record(sent_arrays(message), model.arrays()))
             training, validation = data(context)
             chosen = training if validation is None else validation
-            found: dict[str, Any] = {**model.evaluate(chosen), "num-examples": _rows(chosen)}
-        return Message(RecordDict({"metrics": MetricRecord(found)}), reply_to=message)
+            results: dict[str, Any] = {**model.evaluate(chosen), "num-examples": _rows(chosen)}
+        return Message(RecordDict({"metrics": MetricRecord(results)}), reply_to=message)
 
     app.train()(train)
     app.evaluate()(evaluate)

@@ -80,10 +80,10 @@ class LocalModel(OneProcess):
         statistics = {n: frozen.view(n) for n in self._statistics}
         if self.named:
             return {n: v.copy() for n, v in {**_views(store), **statistics}.items()}
-        found = {PARAMETERS: _flat(_views(store))}
+        arrays = {PARAMETERS: _flat(_views(store))}
         if statistics:
-            found[STATISTICS] = _flat(statistics)
-        return found
+            arrays[STATISTICS] = _flat(statistics)
+        return arrays
 
     @exclusive
     def set_arrays(self, arrays: Mapping[str, Array]) -> None:

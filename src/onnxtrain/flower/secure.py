@@ -26,30 +26,30 @@ Array = npt.NDArray[Any]
 OLD_KEY = "fitins.parameters"
 
 
-def question(message: Message, model: LocalModel) -> tuple[dict[str, Array], dict[str, Any]]:
+def fit_request(message: Message, model: LocalModel) -> tuple[dict[str, Array], dict[str, Any]]:
     """Arrays and configuration of a training message, in either format."""
     content = message.content
     if OLD_KEY not in content.array_records:
         arrays = from_record(sent_arrays(message), model.arrays())
         return arrays, dict(content.config_records.get("config", {}))
-    told = compat.recorddict_to_fitins(content, keep_input=True)
+    instructions = compat.recorddict_to_fitins(content, keep_input=True)
     like = model.arrays()
-    sent = dict(zip(like, compat.parameters_to_arrayrecord(told.parameters, True).values()))
-    return from_record(sent, like), dict(told.config)
+    sent = dict(zip(like, compat.parameters_to_arrayrecord(instructions.parameters, True).values()))
+    return from_record(sent, like), dict(instructions.config)
 
 
-def answer(message: Message, model: LocalModel, metrics: dict[str, Any]) -> Message:
-    """The trained arrays, in the format of the question."""
+def fit_reply(message: Message, model: LocalModel, metrics: dict[str, Any]) -> Message:
+    """The trained arrays, in the format of the request."""
     if OLD_KEY not in message.content.array_records:
         record = RecordDict({"arrays": to_record(model.arrays()), "metrics": MetricRecord(metrics)})
         return Message(record, reply_to=message)
-    told = FitRes(
+    result = FitRes(
         Status(Code.OK, ""),
         ndarrays_to_parameters(list(model.arrays().values())),
         int(metrics["num-examples"]),
         {"loss": float(metrics["loss"])},
     )
-    return Message(compat.fitres_to_recorddict(told, keep_input=False), reply_to=message)
+    return Message(compat.fitres_to_recorddict(result, keep_input=False), reply_to=message)
 
 
 def secure_server_app(

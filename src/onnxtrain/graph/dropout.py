@@ -32,13 +32,13 @@ def never_drops(node: ir.Node) -> bool:
     return training_mode_of(node) is False or ratio_of(node) == 0.0
 
 
-def scale_of_kept(op: OpBuilder, node: ir.Node, like: Tensor) -> Tensor:
+def dropout_scale(op: OpBuilder, node: ir.Node, like: Tensor) -> Tensor:
     """1/(1 − ratio) while training (0 when all is dropped), else 1; a scalar."""
     ratio, training = ratio_of(node), training_mode_of(node)
     if isinstance(ratio, ir.Value):
         share = op.tensor(ratio)
-        kept = 1.0 - (share if share.dtype == like.dtype else op.Cast(share, to=like.dtype))
-        scale = op.Where(kept > 0, op.Reciprocal(op.Where(kept > 0, kept, 1)), 0)
+        keep_ratio = 1.0 - (share if share.dtype == like.dtype else op.Cast(share, to=like.dtype))
+        scale = op.Where(keep_ratio > 0, op.Reciprocal(op.Where(keep_ratio > 0, keep_ratio, 1)), 0)
     else:
         scale = op.like(1.0 / (1.0 - ratio) if ratio < 1 else 0.0, like)
     if isinstance(training, ir.Value):

@@ -9,6 +9,7 @@ import onnx_ir as ir
 from ..errors import ModelError, UnknownNameError
 from .builder import Names
 from .nodes import identity
+from .subgraphs import subgraphs
 from .tensor import Dim
 
 GATE = "onnxtrain.recompute"
@@ -60,7 +61,8 @@ def replace_value(graph: ir.Graph, old: ir.Value, new: ir.Value) -> None:
         take_over(old, new)
         new.type, new.shape = old.type or new.type, old.shape or new.shape
         return
-    copy = identity(new, f"{producer.name}/Identity")
+    taken = Names(node.name for node in graph if node.name)
+    copy = identity(new, taken.fresh(f"{producer.name}/Identity"))
     copy.outputs[0].type, copy.outputs[0].shape = old.type, old.shape
     graph.insert_after(producer, copy)
     old.replace_all_uses_with(copy.outputs[0], replace_graph_outputs=True)
@@ -78,41 +80,10 @@ def take_over(old: ir.Value, new: ir.Value) -> None:
 def remove_nodes(graph: ir.Graph, nodes: Collection[ir.Node]) -> None:
     """Remove nodes; those inside their subgraphs no longer read outer values either."""
     for node in nodes:  # first: a value that only a removed body reads may go in the same call
-        for attribute in node.attributes.values():
-            if attribute.type == ir.AttributeType.GRAPH:
-                _detach(attribute.as_graph())
-            elif attribute.type == ir.AttributeType.GRAPHS:
-                for inner in attribute.as_graphs():
-                    _detach(inner)
+        for inner in subgraphs(node):
+            inner.outputs.clear()
+            remove_nodes(inner, list(inner))
     graph.remove(nodes, safe=True)
-
-
-def _detach(graph: ir.Graph) -> None:
-    graph.outputs.clear()
-    remove_nodes(graph, list(graph))
-
-
-def captured_values(node: ir.Node) -> list[ir.Value]:
-    """Values of outer graphs that the node's subgraphs use."""
-    found: dict[ir.Value, None] = {}
-    for attribute in node.attributes.values():
-        if attribute.type == ir.AttributeType.GRAPH:
-            _captured_by_graph(attribute.as_graph(), found)
-        elif attribute.type == ir.AttributeType.GRAPHS:
-            for graph in attribute.as_graphs():
-                _captured_by_graph(graph, found)
-    return list(found)
-
-
-def _captured_by_graph(graph: ir.Graph, found: dict[ir.Value, None]) -> None:
-    local: set[ir.Value] = {*graph.inputs, *graph.initializers.values()}
-    used: dict[ir.Value, None] = {}
-    for node in graph:
-        used.update((v, None) for v in node.inputs if v is not None)
-        used.update((v, None) for v in captured_values(node))
-        local.update(node.outputs)
-    used.update((v, None) for v in graph.outputs)
-    found.update((v, None) for v in used if v not in local)
 
 
 def values_by_name(graph: ir.Graph) -> dict[str, ir.Value]:

@@ -40,10 +40,10 @@ def ending(value: str, producer: Producer) -> Ending | None:
     name, is_logarithm, seen = value, False, set[str]()
     while name not in seen:
         seen.add(name)
-        made = producer(name)
-        if made is None:
+        produced = producer(name)
+        if produced is None:
             return None
-        op_type, operand = made
+        op_type, operand = produced
         if op_type in {"Softmax", "LogSoftmax", "Sigmoid"}:
             if not is_logarithm:
                 return Ending(value, op_type, operand)

@@ -73,9 +73,9 @@ def _restore(
         if name in inputs:
             inputs[name].const_value = weights[name].const_value
             graph.initializers[name] = inputs[name]
-    for kept, tensor in remembered.items():
-        if kept in inputs:
-            inputs[kept].const_value = tensor
+    for input_name, tensor in remembered.items():
+        if input_name in inputs:
+            inputs[input_name].const_value = tensor
     for name, value in graph.initializers.items():
         if name in weights:  # the very same tensor: it knows which file it is in
             value.const_value = weights[name].const_value
@@ -84,10 +84,10 @@ def _restore(
 
 def _drop_inputs(graph: ir.Graph, names: set[str]) -> None:
     """Remove inputs by name, all at once: one by one is quadratic."""
-    kept = [v for v in graph.inputs if v.name not in names]
-    if len(kept) != len(graph.inputs):
+    remaining = [v for v in graph.inputs if v.name not in names]
+    if len(remaining) != len(graph.inputs):
         graph.inputs.clear()
-        graph.inputs.extend(kept)
+        graph.inputs.extend(remaining)
 
 
 def _reorder(graph: ir.Graph, order: list[str]) -> None:

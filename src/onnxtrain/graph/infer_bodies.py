@@ -8,9 +8,12 @@ them: here each is first assumed to stay, and that is then checked, dimension by
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import itertools
+from collections.abc import Callable, Mapping
 
 import onnx
+
+from .subgraphs import graph_protos, subgraph_protos
 
 Infer = Callable[[onnx.ModelProto], onnx.ModelProto]
 
@@ -20,7 +23,7 @@ ROUNDS = 30
 
 def infer_with_bodies(model: onnx.ModelProto, infer: Infer) -> onnx.ModelProto:
     """Run shape inference; see the module's description."""
-    if not any(True for _ in _bodies(model.graph)):
+    if not any(True for node in model.graph.node for _ in subgraph_protos(node)):
         return infer(model)
     _lend(model)
     model = infer(model)
@@ -36,33 +39,24 @@ def infer_with_bodies(model: onnx.ModelProto, infer: Infer) -> onnx.ModelProto:
 # --- constants ---------------------------------------------------------------------------------
 
 
-def _bodies(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    """All graphs below a graph."""
-    for node in graph.node:
-        for attribute in node.attribute:
-            for body in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
-                yield body
-                yield from _bodies(body)
-
-
 def _lend(model: onnx.ModelProto) -> None:
     small = {
         t.name: t
         for t in model.graph.initializer
         if t.ByteSize() <= LENT_BYTES and t.data_location != onnx.TensorProto.EXTERNAL
     }
-    for body in _bodies(model.graph):
+    for body in itertools.islice(graph_protos(model.graph), 1, None):
         used = dict.fromkeys(name for node in body.node for name in node.input if name in small)
         body.initializer.extend(small[name] for name in used)
 
 
 def _take_back(model: onnx.ModelProto) -> None:
     outer = {t.name for t in model.graph.initializer}
-    for body in _bodies(model.graph):
-        kept = [t for t in body.initializer if t.name not in outer]
-        if len(kept) != len(body.initializer):
+    for body in itertools.islice(graph_protos(model.graph), 1, None):
+        own = [t for t in body.initializer if t.name not in outer]
+        if len(own) != len(body.initializer):
             del body.initializer[:]
-            body.initializer.extend(kept)
+            body.initializer.extend(own)
 
 
 # --- what a Loop carries -----------------------------------------------------------------------
@@ -72,7 +66,7 @@ class Loops:
     """Assumes that what a Loop carries keeps its shape, and takes back what proves wrong."""
 
     def __init__(self) -> None:
-        self._given_up: set[tuple[str, int]] = set()
+        self._refuted: set[tuple[str, int]] = set()
 
     def refine(
         self, graph: onnx.GraphProto, outer: Mapping[str, onnx.ValueInfoProto | None]
@@ -81,16 +75,12 @@ class Loops:
         types: dict[str, onnx.ValueInfoProto | None] = {**outer, **_types(graph)}
         changed = False
         for node in graph.node:
-            for attribute in node.attribute:
-                for body in (
-                    *([attribute.g] if attribute.HasField("g") else []),
-                    *attribute.graphs,
+            for body in subgraph_protos(node):
+                # An assumption can be judged only when none changes inside the body.
+                if self.refine(body, types) or (
+                    node.op_type == "Loop" and self._loop(graph, node, body, types)
                 ):
-                    # An assumption can be judged only when all is settled inside the body.
-                    if self.refine(body, types) or (
-                        node.op_type == "Loop" and self._loop(graph, node, body, types)
-                    ):
-                        changed = True
+                    changed = True
         return changed
 
     def _loop(
@@ -105,7 +95,7 @@ class Loops:
         for i, first in enumerate(node.input[2:]):
             carried, result = body.input[i + 2], inner.get(body.output[i + 1].name)
             key = (node.output[0], i)
-            if key in self._given_up or not _is_tensor(carried):
+            if key in self._refuted or not _is_tensor(carried):
                 continue
             if _shape(carried) is None:
                 start = types.get(first)
@@ -118,7 +108,7 @@ class Loops:
             assert before is not None
             if after is None or len(before.dim) != len(after.dim):
                 carried.type.tensor_type.ClearField("shape")
-                self._given_up.add(key)
+                self._refuted.add(key)
                 wrong = True
             elif _weaken(before, after):
                 wrong = True
@@ -130,13 +120,13 @@ class Loops:
 
 
 def _types(graph: onnx.GraphProto) -> dict[str, onnx.ValueInfoProto]:
-    found = {v.name: v for v in (*graph.input, *graph.value_info, *graph.output)}
+    types = {v.name: v for v in (*graph.input, *graph.value_info, *graph.output)}
     for tensor in graph.initializer:
-        if tensor.name not in found:
-            found[tensor.name] = onnx.helper.make_tensor_value_info(
+        if tensor.name not in types:
+            types[tensor.name] = onnx.helper.make_tensor_value_info(
                 tensor.name, tensor.data_type, list(tensor.dims)
             )
-    return found
+    return types
 
 
 def _is_tensor(value: onnx.ValueInfoProto) -> bool:
@@ -176,7 +166,7 @@ def _describe(graph: onnx.GraphProto, name: str, like: onnx.ValueInfoProto) -> b
 
 def _forget(body: onnx.GraphProto) -> None:
     """Drop what was inferred from an assumption that proved wrong."""
-    for graph in (body, *_bodies(body)):
+    for graph in graph_protos(body):
         del graph.value_info[:]
         for output in graph.output:
             if _is_tensor(output):

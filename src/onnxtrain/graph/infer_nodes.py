@@ -9,8 +9,10 @@ import onnx_ir as ir
 
 from .infer_bodies import infer_with_bodies
 from .onnx_inference import infer_shapes_of
+from .subgraphs import graph_protos, subgraphs
 
-SMALL = 1024
+CONSTANT_BYTES = 1024
+"""Constants up to this size go along with their values: shapes, axes, scales."""
 
 
 def infer_nodes(nodes: Sequence[ir.Node], opset: int) -> None:
@@ -18,14 +20,14 @@ def infer_nodes(nodes: Sequence[ir.Node], opset: int) -> None:
 
     Names must be unique across all subgraphs, as the builder makes them.
     """
-    made = {o for node in nodes for o in node.outputs}
+    results = {o for node in nodes for o in node.outputs}
     inside = [v for node in nodes for v in _inside(node)]
     read = {v: None for node in _all(nodes) for v in node.inputs if v is not None}
-    outer = [v for v in read if v not in made and v not in set(inside)]
+    outer = [v for v in read if v not in results and v not in set(inside)]
     inputs, constants = [], []
     for value in outer:
         tensor = value.const_value
-        if tensor is not None and not value.is_graph_input() and tensor.nbytes <= SMALL:
+        if tensor is not None and not value.is_graph_input() and tensor.nbytes <= CONSTANT_BYTES:
             constants.append(ir.to_proto(ir.tensor(tensor.numpy(), tensor.dtype, name=value.name)))
         else:
             inputs.append(ir.serde.serialize_value(value))
@@ -36,41 +38,32 @@ def infer_nodes(nodes: Sequence[ir.Node], opset: int) -> None:
         graph, opset_imports=[onnx.helper.make_opsetid("", opset)], ir_version=10
     )
 
-    found = _by_name([infer_with_bodies(model, infer_shapes_of).graph])
-    for value in (*made, *inside):
-        info = found.get(value.name or "")
+    inferred = {
+        info.name: info
+        for below in graph_protos(infer_with_bodies(model, infer_shapes_of).graph)
+        for info in (*below.value_info, *below.input, *below.output)
+    }
+    for value in (*results, *inside):
+        info = inferred.get(value.name or "")
         if info is not None:
             ir.serde.deserialize_value_info_proto(info, value)
 
 
 def _all(nodes: Iterable[ir.Node]) -> list[ir.Node]:
-    found: list[ir.Node] = []
+    flat: list[ir.Node] = []
     for node in nodes:
-        found.append(node)
-        for graph in _graphs(node):
-            found.extend(_all(graph))
-    return found
-
-
-def _graphs(node: ir.Node) -> list[ir.Graph]:
-    return [a.as_graph() for a in node.attributes.values() if a.type == ir.AttributeType.GRAPH]
+        flat.append(node)
+        for graph in subgraphs(node):
+            flat.extend(_all(graph))
+    return flat
 
 
 def _inside(node: ir.Node) -> list[ir.Value]:
     """Values that live in the subgraphs of a node."""
-    found: list[ir.Value] = []
-    for graph in _graphs(node):
-        found.extend(graph.inputs)
+    values: list[ir.Value] = []
+    for graph in subgraphs(node):
+        values.extend(graph.inputs)
         for inner in graph:
-            found.extend(inner.outputs)
-            found.extend(_inside(inner))
-    return found
-
-
-def _by_name(graphs: Iterable[onnx.GraphProto]) -> dict[str, onnx.ValueInfoProto]:
-    found: dict[str, onnx.ValueInfoProto] = {}
-    for graph in graphs:
-        found.update((v.name, v) for v in (*graph.value_info, *graph.input, *graph.output))
-        for node in graph.node:
-            found.update(_by_name(a.g for a in node.attribute if a.HasField("g")))
-    return found
+            values.extend(inner.outputs)
+            values.extend(_inside(inner))
+    return values

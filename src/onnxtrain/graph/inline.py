@@ -95,11 +95,11 @@ def _named(proto: onnx.FunctionProto, node: ir.Node, schema: Any, limit: int) ->
 
 def _complete(proto: onnx.FunctionProto) -> None:
     """A body that depends on its call leaves out what makes the outputs nobody asked for."""
-    made = {*proto.input, *(o for n in proto.node for o in n.output)}
-    while proto.output and proto.output[-1] not in made:
+    defined = {*proto.input, *(o for n in proto.node for o in n.output)}
+    while proto.output and proto.output[-1] not in defined:
         proto.output.pop()
     for name in proto.output:
-        if name not in made:
+        if name not in defined:
             proto.node.append(onnx.helper.make_node("Constant", [], [name], value_float=0.0))
 
 

@@ -53,18 +53,18 @@ class ClassLabels:
 
 def class_labels(model: ir.Model) -> list[ClassLabels]:
     """The inputs of the graph that hold class labels as they are."""
-    found: dict[ClassLabels, None] = {}
+    labels: dict[ClassLabels, None] = {}
     for node in _losses(model.graph):
         name = _source(model, node.inputs[1])
         if name is not None:
-            found[ClassLabels(name, _classes(node), _ignored(node))] = None
+            labels[ClassLabels(name, _classes(node), _ignored(node))] = None
     values = {v.name: v for v in model.graph.inputs}
     values |= {o.name: o for node in model.graph for o in node.outputs}
     for entry in declared(model.metadata_props.get(DECLARED)):
         name = _source(model, values.get(entry["value"]))
         if name is not None:
-            found[ClassLabels(name, entry["classes"], entry["ignore_index"])] = None
-    return list(found)
+            labels[ClassLabels(name, entry["classes"], entry["ignore_index"])] = None
+    return list(labels)
 
 
 def declare(
@@ -164,10 +164,10 @@ class _Guard:
 
     def put(self) -> None:
         """Insert the nodes."""
-        given = self.loss.inputs[1]
-        assert given is not None
-        labels = self.op.tensor(given)
-        if given.dtype not in (ir.DataType.INT32, ir.DataType.INT64):  # it is not known
+        raw = self.loss.inputs[1]
+        assert raw is not None
+        labels = self.op.tensor(raw)
+        if raw.dtype not in (ir.DataType.INT32, ir.DataType.INT64):  # it is not known
             labels = self.op.Cast(labels, to=ir.DataType.INT64)
         largest = int(np.iinfo(labels.dtype.numpy()).max)
         ignored = _ignored(self.loss)
@@ -175,7 +175,7 @@ class _Guard:
             self.loss.attributes["ignore_index"] = ir.AttrInt64("ignore_index", ignored & largest)
         guarded = self._without_sign(labels, largest)
         for node in self.op.place(self.graph, before=self.loss):
-            node.outputs[0].shape = None if given.shape is None else given.shape.copy()
+            node.outputs[0].shape = None if raw.shape is None else raw.shape.copy()
         self._place_constants()
         self.loss.replace_input_with(1, guarded.value)
 

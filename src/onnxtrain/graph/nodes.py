@@ -88,8 +88,8 @@ def insert(
 ) -> ir.Value:
     """A new node in front of `node`, with an output described like its output."""
     suffix = suffix or op_type
-    made = [ir.convenience.convert_attribute(k, v) for k, v in attributes.items()]
-    new = ir.Node("", op_type, inputs, made, name=f"{node.name}/{suffix}")
+    converted = [ir.convenience.convert_attribute(k, v) for k, v in attributes.items()]
+    new = ir.Node("", op_type, inputs, converted, name=f"{node.name}/{suffix}")
     result, old = new.outputs[0], node.outputs[0]
     result.name, result.type, result.shape = f"{old.name}/{suffix}", old.type, old.shape
     assert node.graph is not None

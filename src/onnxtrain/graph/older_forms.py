@@ -100,8 +100,8 @@ def where(op: OpBuilder, _: str, inputs: list[Any], attributes: dict[str, Any]) 
     condition: Tensor
     condition, yes, no = inputs
     dtype = next(v.dtype for v in (yes, no) if isinstance(v, Tensor))
-    wanted, other = (op.Cast(c, to=dtype) for c in (condition, op.Not(condition)))
-    return op.Add(wanted * yes, other * no)
+    mask, inverse = (op.Cast(c, to=dtype) for c in (condition, op.Not(condition)))
+    return op.Add(mask * yes, inverse * no)
 
 
 def _cast(op: OpBuilder, value: Operand, dtype: ir.DataType) -> Tensor:

@@ -16,7 +16,7 @@ HUGE = 2**40
 """Bytes of a value that no machine holds."""
 MAX_EVALUATED = 2**24
 """Elements that constants may have, all together, that are computed to infer shapes."""
-LONG = 4096
+SHAPE_ELEMENTS = 4096
 """Elements of a vector from which on it is not the shape of anything."""
 ARITHMETIC_OF_SHAPES = frozenset(
     {"Add", "Cast", "Concat", "Constant", "Div", "Gather", "Identity", "Mul", "Slice", "Squeeze",
@@ -42,9 +42,9 @@ def infer_shapes_of(proto: onnx.ModelProto, **options: Any) -> onnx.ModelProto:
     if _is_complete(plain.graph):
         return plain
     if _has_long_vectors(plain.graph):
-        found = _infer_from_constants(proto, _sizes(plain.graph), options)
-        if _is_complete(found.graph):
-            return found
+        inferred = _infer_from_constants(proto, _sizes(plain.graph), options)
+        if _is_complete(inferred.graph):
+            return inferred
     return onnx.shape_inference.infer_shapes(proto, data_prop=True, **options)
 
 
@@ -64,7 +64,9 @@ def _refuse_huge(graph: onnx.GraphProto) -> None:
 def _has_long_vectors(graph: onnx.GraphProto) -> bool:
     values = (*graph.input, *graph.value_info)
     dims = [[d.dim_value for d in v.type.tensor_type.shape.dim] for v in values]
-    return any(len(d) == 1 and d[0] > LONG for d in (*dims, *(t.dims for t in graph.initializer)))
+    return any(
+        len(d) == 1 and d[0] > SHAPE_ELEMENTS for d in (*dims, *(t.dims for t in graph.initializer))
+    )
 
 
 def _sizes(graph: onnx.GraphProto) -> dict[str, int]:
@@ -84,12 +86,12 @@ def _infer_from_constants(
     constant = _constant_nodes(proto.graph, sizes)
     light = onnx.ModelProto()
     light.CopyFrom(proto)
-    made = _values(proto, constant) if constant else None
-    if made is not None:
-        left = [n for n in proto.graph.node if not made.keys() & set(n.output)]
+    folded = _values(proto, constant) if constant else None
+    if folded is not None:
+        left = [n for n in proto.graph.node if not folded.keys() & set(n.output)]
         del light.graph.node[:]
         light.graph.node.extend(left)
-        light.graph.initializer.extend(made.values())
+        light.graph.initializer.extend(folded.values())
     light = onnx.shape_inference.infer_shapes(light, data_prop=False, **options)
     infos = [
         onnx.helper.make_tensor_value_info(t.name, t.data_type, t.dims)
@@ -109,7 +111,7 @@ def _constant_nodes(graph: onnx.GraphProto, sizes: dict[str, int]) -> list[onnx.
     """
     inputs, outputs = {v.name for v in graph.input}, {v.name for v in graph.output}
     known = {t.name for t in graph.initializer} - inputs
-    found = []
+    constant = []
     total = 0
     for node in graph.node:
         if node.domain or node.op_type not in ARITHMETIC_OF_SHAPES:
@@ -120,17 +122,17 @@ def _constant_nodes(graph: onnx.GraphProto, sizes: dict[str, int]) -> list[onnx.
                 continue
             total += size
             sizes.update(dict.fromkeys(node.output, size))
-            found.append(node)
+            constant.append(node)
             known.update(node.output)
-    return found
+    return constant
 
 
 def _bound(node: onnx.NodeProto, sizes: dict[str, int]) -> int:
     """Elements that a node's result has at most, whatever its inputs are."""
-    given = [sizes.get(name, 1) for name in node.input]
+    input_sizes = [sizes.get(name, 1) for name in node.input]
     if node.op_type in ("Add", "Div", "Gather", "Mul", "Sub"):  # broadcasting; one row per index
-        return math.prod(given)
-    return sum(given)
+        return math.prod(input_sizes)
+    return sum(input_sizes)
 
 
 def _values(

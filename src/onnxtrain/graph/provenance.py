@@ -24,9 +24,9 @@ def elements(vector: Tensor) -> list[Element] | None:
 
 def numbers(vector: Tensor) -> list[float] | None:
     """The elements when all of them are known numbers."""
-    found = elements(vector)
-    known = [e for e in found or [] if isinstance(e, (int, float))]
-    return known if found is not None and len(known) == len(found) else None
+    contents = elements(vector)
+    known = [e for e in contents or [] if isinstance(e, (int, float))]
+    return known if contents is not None and len(known) == len(contents) else None
 
 
 def _elements(value: ir.Value | None) -> list[Element] | None:
@@ -58,16 +58,16 @@ def _dimensions(node: ir.Node) -> list[Element] | None:
         return None
     start = node.attributes["start"].as_int() if "start" in node.attributes else None
     end = node.attributes["end"].as_int() if "end" in node.attributes else None
-    found: list[Element] = [d if isinstance(d, int) else (source, i) for i, d in enumerate(dims)]
-    return found[start:end]
+    sizes: list[Element] = [d if isinstance(d, int) else (source, i) for i, d in enumerate(dims)]
+    return sizes[start:end]
 
 
 def _picked(node: ir.Node) -> list[Element] | None:
     source = _elements(node.inputs[0])
     whole: list[list[int]] = []
-    for given in map(_elements, node.inputs[1:]):
-        indices = [int(i) for i in given or [] if isinstance(i, int)]
-        if given is None or len(indices) != len(given):
+    for contents in map(_elements, node.inputs[1:]):
+        indices = [int(i) for i in contents or [] if isinstance(i, int)]
+        if contents is None or len(indices) != len(contents):
             return None
         whole.append(indices)
     if source is None:

@@ -11,6 +11,7 @@ from onnx import numpy_helper
 
 from ..errors import ModelError
 from ..runtime.files.external import bits_of
+from .subgraphs import graph_protos
 
 DENSE_BYTES = 2**28
 """What the sparse tensors of a model may have when they are written out: far more than any has."""
@@ -24,15 +25,15 @@ def representable(proto: onnx.ModelProto) -> onnx.ModelProto:
     """
     if not any(
         _has_map(v.type) for v in (*proto.graph.output, *proto.graph.value_info)
-    ) and not any(_has_sparse(g) for g in _graphs(proto.graph)):
+    ) and not any(_has_sparse(g) for g in graph_protos(proto.graph)):
         return proto
-    _check_sizes(t for g in _graphs(proto.graph) for t in _sparse_of(g))
+    _check_sizes(t for g in graph_protos(proto.graph) for t in _sparse_of(g))
     copy = onnx.ModelProto()
     copy.CopyFrom(proto)
     for info in (*copy.graph.output, *copy.graph.value_info):
         if _has_map(info.type):
             info.ClearField("type")
-    for graph in _graphs(copy.graph):
+    for graph in graph_protos(copy.graph):
         graph.initializer.extend(dense(t, t.values.name) for t in graph.sparse_initializer)
         del graph.sparse_initializer[:]
         for node in graph.node:
@@ -81,16 +82,6 @@ def _sparse_of(graph: onnx.GraphProto) -> Iterator[onnx.SparseTensorProto]:
         for attribute in node.attribute:
             if attribute.type == onnx.AttributeProto.SPARSE_TENSOR:
                 yield attribute.sparse_tensor
-
-
-def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    yield graph
-    for node in graph.node:
-        for attribute in node.attribute:
-            if attribute.type == onnx.AttributeProto.GRAPH:
-                yield from _graphs(attribute.g)
-            for inner in attribute.graphs:
-                yield from _graphs(inner)
 
 
 def _has_map(kind: onnx.TypeProto) -> bool:

@@ -12,9 +12,11 @@ from ..errors import ModelError, ModelFileError
 from ..runtime.files.external import EXTERNAL, MAX_NESTING, bits_of
 from ..runtime.files.sound import Body, Key, check_functions, check_tensor, key_of, refuse_second
 from .external import tensors_of
+from .subgraphs import subgraph_protos
 
 RAW = "raw_data"
-LARGE = 2**20
+EXACT_BYTES = 2**20
+"""Tensors up to this size are copied to see how long their raw data are."""
 _TYPED = {
     "float_data": {1: 1, 14: 2},
     "int32_data": dict.fromkeys((2, 3, 4, 5, 6, 9, 10, 16, 17, 18, 19, 20, 24), 1),
@@ -63,10 +65,10 @@ def _raw_length(tensor: onnx.TensorProto) -> int:
     if not tensor.HasField(RAW):
         return 0
     size, bits = int(tensor.ByteSize()), bits_of(tensor.data_type)
-    if size <= LARGE or bits is None:
+    if size <= EXACT_BYTES or bits is None:
         return len(tensor.raw_data)
     expected = (math.prod(tensor.dims) * bits + 7) // 8
-    return expected if 0 <= size - expected <= LARGE else size
+    return expected if 0 <= size - expected <= EXACT_BYTES else size
 
 
 def _expected(tensor: onnx.TensorProto, data: dict[str, int]) -> int | None:
@@ -104,8 +106,5 @@ def _operators(nodes: Iterable[onnx.NodeProto], depth: int) -> Iterator[Key]:
         raise ModelFileError(f"graphs are nested more than {MAX_NESTING} deep")
     for node in nodes:
         yield key_of(node.domain, node.op_type, getattr(node, "overload", ""))
-        for attribute in node.attribute:
-            if attribute.HasField("g"):
-                yield from _operators(attribute.g.node, depth + 1)
-            for graph in attribute.graphs:
-                yield from _operators(graph.node, depth + 1)
+        for graph in subgraph_protos(node):
+            yield from _operators(graph.node, depth + 1)

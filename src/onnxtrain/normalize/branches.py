@@ -44,14 +44,14 @@ def _put(model: ir.Model, node: ir.Node, branch: ir.Graph) -> None:
     names = names_in(model)
     results = list(branch.outputs)
     inner = list(branch)
-    made = {o for n in inner for o in n.outputs}
+    produced = {o for n in inner for o in n.outputs}
     branch.outputs.clear()
     branch.remove(inner)
     _avoid_clashes(graph, inner, names)
     new_nodes = list(inner)
     new_values: list[ir.Value] = []
     for value in results:
-        if value not in made or any(value is v for v in new_values):
+        if value not in produced or any(value is v for v in new_values):
             copy = identity(value, names.fresh(f"{node.name}/Identity"))
             new_nodes.append(copy)
             value = copy.outputs[0]  # noqa: PLW2901

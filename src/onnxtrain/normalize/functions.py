@@ -29,8 +29,8 @@ def inline_functions(model: ir.Model) -> ir.Model:
     for function in model.functions.values():
         _same_spelling(function)
     if not all(_agrees(f, version) for f in model.functions.values() if inlined(f)):
-        kept = [(f.domain, f.name) for f in model.functions.values() if not inlined(f)]
-        model = _inline_converting(model, kept)
+        with_rules = [(f.domain, f.name) for f in model.functions.values() if not inlined(f)]
+        model = _inline_converting(model, with_rules)
     for function in model.functions.values():
         if inlined(function) and "" in function.opset_imports:
             function.opset_imports[""] = version
@@ -60,13 +60,13 @@ def _agrees(function: ir.Function, version: int) -> bool:
     return True
 
 
-def _inline_converting(model: ir.Model, kept: list[tuple[str, str]]) -> ir.Model:
+def _inline_converting(model: ir.Model, excluded: list[tuple[str, str]]) -> ir.Model:
     """Bodies of another opset are converted by onnx while it inlines them."""
 
     def inline(proto: onnx.ModelProto) -> onnx.ModelProto:
         try:
-            if kept:
-                return onnx.inliner.inline_selected_functions(proto, kept, exclude=True)
+            if excluded:
+                return onnx.inliner.inline_selected_functions(proto, excluded, exclude=True)
             return onnx.inliner.inline_local_functions(proto, convert_version=True)
         except Exception as error:
             raise ModelError(

@@ -16,10 +16,12 @@ from .functions import inline_functions
 from .lower_opset import lower_opset
 from .ml import ML, drop_zipmaps
 from .pools import count_windows
+from .quantized import QUANTIZED
 from .raise_opset import raise_opset
+from .ranges import scalar_ranges
 from .rewrite import rewrite_typed, standard
 from .simplify import simplify
-from .stored_shapes import infer_anew
+from .stored_shapes import infer_anew, use_declared_outputs
 from .symbolic import infer_symbolic
 from .validate import validate
 
@@ -54,8 +56,8 @@ def one_opset(model: ir.Model) -> ir.Model:
 
 
 def standard_operators(model: ir.Model) -> ir.Model:
-    """Replace contrib and ai.onnx.ml operators by standard ones."""
-    table = {**CONTRIB, **ML}
+    """Replace contrib, ai.onnx.ml and integer operators by standard ones on floats."""
+    table = {**CONTRIB, **ML, **QUANTIZED}
     used = {(standard(n.domain), n.op_type) for n in model.graph.all_nodes()}
     if not used.isdisjoint(table):
         model = rewrite_typed(infer_with_custom(model), table, model.opset_imports[""])
@@ -86,6 +88,8 @@ STEPS = (
     tidy_imports,
     infer_shapes,
     infer_symbolic,
+    scalar_ranges,
+    use_declared_outputs,
     fold_integers,
     decide_branches,
     simplify,

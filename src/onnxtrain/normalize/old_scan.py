@@ -26,20 +26,20 @@ def old_scan(
     All sequences run to the end. Behind its own length one keeps its states and gives zeros, and
     what is read from the back is reversed within its length before.
     """
-    given, states = list(operands), len(operands) - num_scan_inputs
+    scanned, states = list(operands), len(operands) - num_scan_inputs
     count = num_scan_inputs
     if lengths is not None:
         for i, backwards in enumerate(directions):
             if backwards:
-                given[states + i] = op.ReverseSequence(
-                    given[states + i], lengths, batch_axis=0, time_axis=1
+                scanned[states + i] = op.ReverseSequence(
+                    scanned[states + i], lengths, batch_axis=0, time_axis=1
                 )
-        given.append(_is_inside(op, lengths, given[states]))
+        scanned.append(_is_inside(op, lengths, scanned[states]))
         _stop_at_end(op, body, states)
         directions, count = (), count + 1
     inner = OpBuilder(op.names, op.constants, op.opset)
     inner.scope = f"{op.scope}/sequence"
-    slices = [_slice(op, tensor) for tensor in given]
+    slices = [_slice(op, tensor) for tensor in scanned]
     results = inner.many(
         "Scan",
         *(inner.tensor(value) for value in slices),
@@ -53,7 +53,7 @@ def old_scan(
     graph = ir.Graph(
         slices, [r.value for r in results], nodes=inner.nodes, name=op.names.fresh("batch")
     )
-    return op.many("Scan", *given, outputs=len(results), body=graph, num_scan_inputs=len(given))
+    return op.many("Scan", *scanned, outputs=len(results), body=graph, num_scan_inputs=len(scanned))
 
 
 def _is_inside(op: OpBuilder, lengths: Tensor, sequence: Tensor) -> Tensor:

@@ -37,11 +37,11 @@ def standard(domain: str) -> str:
 
 def all_graphs(model: ir.Model) -> list[ir.Graph]:
     """The main graph and every subgraph in it (not the bodies of functions)."""
-    found: dict[ir.Graph, None] = {model.graph: None}
+    graphs: dict[ir.Graph, None] = {model.graph: None}
     for node in model.graph.all_nodes():
         if isinstance(node.graph, ir.Graph):
-            found[node.graph] = None
-    return list(found)
+            graphs[node.graph] = None
+    return list(graphs)
 
 
 def all_nodes(model: ir.Model) -> Iterator[ir.Node]:
@@ -124,15 +124,15 @@ def _replace(
         raise ModelError(
             f"{describe(node)} cannot be rewritten: {type(error).__name__}: {error}"
         ) from error
-    wanted = [i for i, o in enumerate(node.outputs) if o.uses() or o.is_graph_output()]
-    missing = [i for i in wanted if i >= len(results) or results[i] is None]
+    used = [i for i, o in enumerate(node.outputs) if o.uses() or o.is_graph_output()]
+    missing = [i for i in used if i >= len(results) or results[i] is None]
     if missing:
         raise ModelError(
             f"{describe(node)}: output {missing[0]} is used, and it cannot be expressed with "
             "standard operators. Remove what uses it."
         )
-    old = [node.outputs[i] for i in wanted]
-    new = _own_values(op, [results[i] for i in wanted])
+    old = [node.outputs[i] for i in used]
+    new = _own_values(op, [results[i] for i in used])
     _drop_unused(op, {t.value for t in new})
     graph = node.graph
     assert graph is not None
@@ -172,10 +172,10 @@ def weight(
 
 def _own_values(op: OpBuilder, results: Sequence[Tensor]) -> list[Tensor]:
     """Outputs must be distinct and made by the new nodes: everything else is copied."""
-    made = {o for n in op.nodes for o in n.outputs}
+    produced = {o for n in op.nodes for o in n.outputs}
     own: list[Tensor] = []
     for result in results:
-        if result.value not in made or any(result.value is t.value for t in own):
+        if result.value not in produced or any(result.value is t.value for t in own):
             result = op.Identity(result)  # noqa: PLW2901
         own.append(result)
     return own

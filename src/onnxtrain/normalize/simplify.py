@@ -15,21 +15,21 @@ from ..graph.tensor import dims_of
 def simplify(model: ir.Model) -> ir.Model:
     """Replace a sequence that is only split and indexed, or slices side by side, by a Split."""
     graph = model.graph
-    cut: dict[tuple[ir.Value, int], list[_Piece]] = {}
+    cut: dict[tuple[ir.Value, int], list[_Part]] = {}
     for node in list(graph):
         if node.op_type == "SplitToSequence" and not node.domain:
             _as_split(graph, node)
         elif node.op_type == "Slice" and not node.domain:
-            piece = _piece(node)
-            if piece is not None:
-                cut.setdefault((piece.source, piece.axis), []).append(piece)
-    for pieces in cut.values():
-        _slices_as_split(graph, sorted(pieces, key=lambda p: p.start))
+            part = _part(node)
+            if part is not None:
+                cut.setdefault((part.source, part.axis), []).append(part)
+    for parts in cut.values():
+        _slices_as_split(graph, sorted(parts, key=lambda p: p.start))
     return model
 
 
 @dataclass(frozen=True)
-class _Piece:
+class _Part:
     """A Slice with constant bounds along one axis of known size."""
 
     node: ir.Node
@@ -40,41 +40,41 @@ class _Piece:
     total: int
 
 
-def _piece(node: ir.Node) -> _Piece | None:
+def _part(node: ir.Node) -> _Part | None:
     source = node.inputs[0]
     dims = None if source is None else dims_of(source)
-    given = [_constant(v) for v in node.inputs[1:]]
-    if source is None or dims is None or len(given) < 3 or None in given[:3]:
+    bounds = [_constant(v) for v in node.inputs[1:]]
+    if source is None or dims is None or len(bounds) < 3 or None in bounds[:3]:
         return None
-    start, end, axis = (int(g) for g in given[:3] if g is not None)
-    if len(given) > 3 and given[3] != 1:
+    start, end, axis = (int(g) for g in bounds[:3] if g is not None)
+    if len(bounds) > 3 and bounds[3] != 1:
         return None
     total = dims[axis]
     if not isinstance(total, int):
         return None
     start, end, _ = slice(start, end).indices(total)
-    return _Piece(node, source, axis % len(dims), start, end, total)
+    return _Part(node, source, axis % len(dims), start, end, total)
 
 
-def _slices_as_split(graph: ir.Graph, pieces: list[_Piece]) -> None:
+def _slices_as_split(graph: ir.Graph, parts: list[_Part]) -> None:
     """Slices that together are all of a value are a Split.
 
     Its gradient is one Concat; that of the slices is as many tensors of the whole size, and their
     sum. Exporters write the gates of recurrent weights in another order like that.
     """
-    ends = [0, *(p.end for p in pieces)]
-    joined = all(p.start == end < p.end for p, end in zip(pieces, ends))
-    if len(pieces) < 2 or not joined or ends[-1] != pieces[0].total:
+    ends = [0, *(p.end for p in parts)]
+    joined = all(p.start == end < p.end for p, end in zip(parts, ends))
+    if len(parts) < 2 or not joined or ends[-1] != parts[0].total:
         return
-    first = next(n for n in graph if any(n is p.node for p in pieces))
-    sizes = [p.end - p.start for p in pieces]
+    first = next(n for n in graph if any(n is p.node for p in parts))
+    sizes = [p.end - p.start for p in parts]
     # Read from the node: the source may have become a part of a Split meanwhile
-    new = _split(graph, first, pieces[0].node.inputs[0], sizes, pieces[0].axis)
-    for piece, part in zip(pieces, new.outputs):
-        old = piece.node.outputs[0]
-        part.name, part.type, part.shape = f"{old.name}_part", old.type, old.shape
-        replace_value(graph, old, part)
-        graph.remove(piece.node, safe=True)
+    new = _split(graph, first, parts[0].node.inputs[0], sizes, parts[0].axis)
+    for part, output in zip(parts, new.outputs):
+        old = part.node.outputs[0]
+        output.name, output.type, output.shape = f"{old.name}_part", old.type, old.shape
+        replace_value(graph, old, output)
+        graph.remove(part.node, safe=True)
 
 
 def _split(
@@ -121,8 +121,8 @@ def _axis(node: ir.Node) -> int:
 def _constant(value: ir.Value | None) -> int | None:
     if value is None or value.const_value is None or value.is_graph_input():
         return None
-    found = value.const_value.numpy()
-    return int(found.reshape(())) if found.size == 1 else None
+    content = value.const_value.numpy()
+    return int(content.reshape(())) if content.size == 1 else None
 
 
 def _sizes(node: ir.Node) -> list[int] | None:

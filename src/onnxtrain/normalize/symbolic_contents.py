@@ -33,10 +33,10 @@ def _objects(items: list[Any]) -> Array:
 
 
 def _operands(p: Facts, node: ir.Node) -> list[Array]:
-    found = [p.content(v) for v in node.inputs]
-    if any(c is None for c in found):
+    contents = [p.content(v) for v in node.inputs]
+    if any(c is None for c in contents):
         raise UnknownError
-    return [c for c in found if c is not None]
+    return [c for c in contents if c is not None]
 
 
 def _arithmetic(function: Callable[..., Any]) -> Callable[[Facts, ir.Node], Array | None]:

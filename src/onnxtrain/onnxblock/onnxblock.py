@@ -189,12 +189,12 @@ class TrainingBlock(Block):
         """Trainable, frozen, and graph inputs whose gradient is wanted."""
         initializers = {t.name for t in base.graph.initializer}
         inputs = {i.name for i in base.graph.input} - initializers
-        wanted = [n for n, value in self._marks.items() if value]
+        marked = [n for n, value in self._marks.items() if value]
         frozen = [n for n, value in self._marks.items() if not value and n not in inputs]
         return (
-            [n for n in wanted if n not in inputs],
+            [n for n in marked if n not in inputs],
             frozen,
-            [n for n in wanted if n in inputs],
+            [n for n in marked if n in inputs],
         )
 
 

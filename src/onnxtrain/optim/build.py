@@ -33,14 +33,9 @@ class _Graph:
         self.outputs: list[ir.Value] = []
 
     def input(self, name: str, dtype: ir.DataType, shape: Sequence[int | str] | None) -> Tensor:
-        self.names.reserve(name)
-        value = ir.Value(
-            name=name,
-            type=ir.TensorType(dtype),
-            shape=None if shape is None else ir.Shape(list(shape)),
-        )
-        self.inputs.append(value)
-        return self.op.tensor(value)
+        tensor = self.op.graph_input(name, dtype, shape)
+        self.inputs.append(tensor.value)
+        return tensor
 
     def sequence(self, name: str) -> Tensor:
         self.names.reserve(name)
@@ -82,6 +77,9 @@ def flat_model(
 ) -> ir.Model:
     """The update over flat vectors: one graph, whatever the number of parameters.
 
+    Groups may have another learning rate and decay, which are fed; a group with a chain of its own
+    has a graph of its own, in the description.
+
     Inputs: ``learning_rate`` FLOAT[1], ``step`` INT64[1], ``grad_scale`` FLOAT[1],
     ``weight_decay`` FLOAT[1] if the optimizer decays, ``params``, ``gradients`` and the states.
     Outputs: ``params.updated`` and ``<state>.updated``. With layout "elementwise" the vectors have
@@ -93,10 +91,6 @@ def flat_model(
         opset: ai.onnx version to emit.
         params: name and shape of each trainable parameter, for the description in the metadata.
     """
-    if any(group.transforms is not None for group in optimizer.groups):
-        raise OptimizerError(
-            "A parameter group with a chain of its own cannot be updated as part of one vector."
-        )
     described = describe(optimizer, params)
     g = _Graph(opset)
     shape = ["n"] if optimizer.layout == "elementwise" else None
@@ -354,7 +348,7 @@ def describe(
         "layout": optimizer.layout,
         "hyper": {"weight_decay": optimizer.weight_decay, **optimizer.hyper},
         "clip": clip,
-        "groups": [_group(s) for s in optimizer.resolve(names)]
+        "groups": [_group(optimizer, s) for s in optimizer.resolve(names)]
         if optimizer.groups and names
         else [],
     }
@@ -370,14 +364,21 @@ def describe(
     if shapes:
         described["state_shapes"] = shapes
     if flat:
-        content = ir.to_proto(flat_model(optimizer)).SerializeToString()
-        described["flat"] = base64.b64encode(content).decode("ascii")
+        described["flat"] = _encoded(flat_model(optimizer))
     return described
 
 
-def _group(segment: Segment) -> dict[str, Any]:
-    return {
+def _encoded(model: ir.Model) -> str:
+    return base64.b64encode(ir.to_proto(model).SerializeToString()).decode("ascii")
+
+
+def _group(optimizer: Optimizer, segment: Segment) -> dict[str, Any]:
+    described: dict[str, Any] = {
         "params": list(segment.params),
         "lr_scale": segment.lr_scale,
         "weight_decay": segment.weight_decay,
     }
+    if segment.transforms is not None:
+        own = optimizer.for_segment(segment).replace(weight_decay=segment.weight_decay, groups=())
+        described["flat"] = _encoded(flat_model(own))
+    return described

@@ -53,8 +53,8 @@ class Group:
         params: a name, a list of names and patterns (``"*.bias"``), or a function of the name.
         lr_scale: factor on the learning rate.
         weight_decay: decay of these parameters; None takes the optimizer's.
-        transforms: a chain of their own, with the same states; None takes the optimizer's. Only
-            where the update is a graph over named tensors (`tensor_model`, step models).
+        transforms: a chain of their own, with the same states; None takes the optimizer's.
+        hyper: the hyperparameters of that chain, for the record.
 
     Example:
         >>> from onnxtrain import optim
@@ -68,6 +68,7 @@ Segment(params=('a.weight',), lr_scale=1.0, weight_decay=0.01)]
     lr_scale: float = 1.0
     weight_decay: float | None = None
     transforms: tuple[Transform, ...] | None = None
+    hyper: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         check_rate(self.lr_scale, "lr_scale", OptimizerError)
@@ -89,6 +90,7 @@ class Segment:
     lr_scale: float
     weight_decay: float
     transforms: tuple[Transform, ...] | None = field(default=None, repr=False)
+    hyper: Mapping[str, Any] | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)
@@ -121,8 +123,8 @@ class Optimizer:
     @property
     def states(self) -> tuple[str, ...]:
         """Names of the states kept per parameter, in the chain's order."""
-        found = dict.fromkeys(name for t in self.transforms for name in t.states)
-        return tuple(found)
+        names = dict.fromkeys(name for t in self.transforms for name in t.states)
+        return tuple(names)
 
     @property
     def layout(self) -> str:
@@ -157,7 +159,10 @@ class Optimizer:
                     f"parameters, or earlier groups claim them all: {', '.join(names[:12])}."
                 )
             decay = self.weight_decay if group.weight_decay is None else group.weight_decay
-            segments.append(Segment(tuple(claimed[i]), group.lr_scale, decay, group.transforms))
+            names_of_group = tuple(claimed[i])
+            segments.append(
+                Segment(names_of_group, group.lr_scale, decay, group.transforms, group.hyper)
+            )
         if rest:
             segments.append(Segment(tuple(rest), 1.0, self.weight_decay))
         return segments
@@ -166,7 +171,7 @@ class Optimizer:
         """The optimizer with the chain that a group has for itself, if it has one."""
         if segment.transforms is None:
             return self
-        own = self.replace(transforms=segment.transforms)
+        own = self.replace(transforms=segment.transforms, hyper=segment.hyper or {})
         if set(own.states) != set(self.states):
             raise OptimizerError(
                 f"The parameter group of {segment.params[0]!r} keeps the states {own.states}, the "

@@ -83,8 +83,8 @@ class shrink_updated_weights:  # noqa: N801
     def __call__(self, ctx: Context, update: Linear) -> Linear:
         """The next update."""
         decay = times(ctx.learning_rate, ctx.weight_decay)
-        kept = plus(1.0, times(decay, -1.0))
-        return update * kept + Linear([(times(decay, -1.0), ctx.param)])
+        shrinkage = plus(1.0, times(decay, -1.0))
+        return update * shrinkage + Linear([(times(decay, -1.0), ctx.param)])
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from .recurrent import recurrent_layers_as_scans
 from .segments import Recompute as Recompute
 from .segments import RecomputeError as RecomputeError
 from .segments import check_recompute as check_recompute
-from .segments import kept_by_name
+from .segments import stored_by_name
 from .selection import select_early
 from .small_maps import small_maps_as_products as small_maps_as_products
 
@@ -41,7 +41,7 @@ BEFORE = (
     Pass(
         "columns",
         "layers of a known batch size are written so that their weights are not copied (ADR 13)",
-        lambda model, c: layers_in_columns(model, keep=kept_by_name(c.recompute)),
+        lambda model, c: layers_in_columns(model, keep=stored_by_name(c.recompute)),
     ),
     Pass(
         "function bodies",

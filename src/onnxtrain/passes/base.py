@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
+from ..preparing import preparing
 from .segments import Recompute
 
 
@@ -83,7 +84,8 @@ class Trace:
         """Time what happens inside."""
         record = Record(name, gains, count_nodes(model))
         started = time.perf_counter()
-        yield record
+        with preparing(f"running {name!r}", record.nodes_before):
+            yield record
         record.seconds = time.perf_counter() - started
         self.records.append(record)
 

@@ -20,8 +20,9 @@ import onnx_ir as ir
 from ..errors import ModelError
 from ..graph import Constants, Names, OpBuilder, Tensor
 from ..graph.contract import RANDOM_INPUT
-from ..graph.dropout import never_drops, ratio_of, scale_of_kept, training_mode_of
+from ..graph.dropout import dropout_scale, never_drops, ratio_of, training_mode_of
 from ..graph.edit import remove_nodes, replace_value, take_over
+from ..graph.subgraphs import subgraphs
 from ..operators import RANDOM
 from .bits import INT32, INT64, Area, Bits
 
@@ -35,9 +36,9 @@ def draw_from_counter(model: ir.Model) -> ir.Model:
     Those inside If, Loop and Scan are rewritten too, with a new draw in every iteration. What is
     inside other operators with bodies keeps its kernel.
     """
-    places = list(_places(model.graph))
-    if places:
-        _Rewriting(model, places).run()
+    random_nodes = list(_draws_in(model.graph))
+    if random_nodes:
+        _Rewriting(model, random_nodes).run()
     return model
 
 
@@ -47,24 +48,23 @@ def draws_from_counter(model: ir.Model) -> bool:
 
 
 @dataclass
-class _Place:
+class _RandomNode:
     """A random node, and the loops around it."""
 
     node: ir.Node
     loops: list[ir.Node] = field(default_factory=list)
 
 
-def _places(graph: ir.Graph, loops: Sequence[ir.Node] = ()) -> Iterator[_Place]:
+def _draws_in(graph: ir.Graph, loops: Sequence[ir.Node] = ()) -> Iterator[_RandomNode]:
     for node in graph:
         if node.domain:
             continue
         if draws(node):
-            yield _Place(node, list(loops))
+            yield _RandomNode(node, list(loops))
         if node.op_type in ("If", "Loop", "Scan"):
             around = loops if node.op_type == "If" else [*loops, node]
-            for attribute in node.attributes.values():
-                if attribute.type == ir.AttributeType.GRAPH:
-                    yield from _places(attribute.as_graph(), around)
+            for inner in subgraphs(node):
+                yield from _draws_in(inner, around)
 
 
 def draws(node: ir.Node) -> bool:
@@ -77,11 +77,11 @@ def draws(node: ir.Node) -> bool:
 class _Rewriting:
     """One application to one model."""
 
-    def __init__(self, model: ir.Model, places: Sequence[_Place]) -> None:
-        self.graph, self.places = model.graph, places
+    def __init__(self, model: ir.Model, random_nodes: Sequence[_RandomNode]) -> None:
+        self.graph, self.random_nodes = model.graph, random_nodes
         names = Names(_all_names(model.graph))
         self.op = OpBuilder(names, Constants(names), model.opset_imports[""])
-        streams = [s for p in places for s in _streams(p.node)]
+        streams = [s for p in random_nodes for s in _streams(p.node)]
         unique = [s if s not in streams[:i] else f"{s}#{i}" for i, s in enumerate(streams)]
         self._streams = iter(range(len(unique)))
         self.bits = Bits(self.op, self.op.tensor(self._add_input()), unique)
@@ -96,8 +96,8 @@ class _Rewriting:
 
     def run(self) -> None:
         """Rewrite all places, then add what they share."""
-        for place in self.places:
-            self._rewrite(place)
+        for random_node in self.random_nodes:
+            self._rewrite(random_node)
         start = next(iter(self.graph), None)
         if start is None:
             self.graph.extend(self.bits.first)
@@ -105,12 +105,12 @@ class _Rewriting:
             self.graph.insert_before(start, self.bits.first)
         self.op.register_constants(self.graph)
 
-    def _rewrite(self, place: _Place) -> None:
-        node, op = place.node, self.op
+    def _rewrite(self, random_node: _RandomNode) -> None:
+        node, op = random_node.node, self.op
         graph = node.graph
         assert isinstance(graph, ir.Graph)
         op.nodes, op.scope, op.node = [], f"{node.name or node.op_type}/draw", node
-        iterations = [self._iteration(loop) for loop in place.loops]
+        iterations = [self._iteration(loop) for loop in random_node.loops]
 
         def integers(area: Area) -> Tensor:
             return self.bits.integers(next(self._streams), area, graph, iterations)
@@ -173,10 +173,8 @@ def _all_names(graph: ir.Graph) -> Iterator[str]:
     for node in graph.all_nodes():
         yield node.name or ""
         values.extend(node.outputs)
-        for attribute in node.attributes.values():
-            if attribute.type == ir.AttributeType.GRAPH:
-                body = attribute.as_graph()
-                values += [*body.inputs, *body.initializers.values()]
+        for body in subgraphs(node):
+            values += [*body.inputs, *body.initializers.values()]
     yield from (v.name for v in values if v.name)
 
 
@@ -199,14 +197,14 @@ class _Draw:
 
     def attribute(self, name: str, default: Any) -> Any:
         """An attribute's value."""
-        found = self.node.attributes.get(name)
-        return default if found is None else found.value
+        attribute = self.node.attributes.get(name)
+        return default if attribute is None else attribute.value
 
     def dtype(self, like: Tensor | None = None) -> ir.DataType:
         """The type asked for, by default that of `like`, or float."""
-        given = self.attribute("dtype", None)
-        if given is not None:
-            return ir.DataType(given)
+        number = self.attribute("dtype", None)
+        if number is not None:
+            return ir.DataType(number)
         return FLOAT if like is None else like.dtype
 
     def like(self, x: Tensor) -> Tensor:
@@ -235,16 +233,16 @@ def _dropout(draw: _Draw) -> list[Tensor]:
     mask.value.shape = x.value.shape
     # By way of uint8, which is no slower: the gradient casts the mask itself, and one cast for
     # both would be kept in place of the mask, at four bytes an element.
-    kept = op.Cast(op.Cast(mask, to=ir.DataType.UINT8), to=x.dtype)
-    return [x * (kept * scale_of_kept(op, node, x)), mask]
+    factor = op.Cast(op.Cast(mask, to=ir.DataType.UINT8), to=x.dtype)
+    return [x * (factor * dropout_scale(op, node, x)), mask]
 
 
 def _limit(op: OpBuilder, node: ir.Node) -> Tensor:
     """The largest integer that is kept; all are when nothing is dropped."""
     ratio, training = ratio_of(node), training_mode_of(node)
     if isinstance(ratio, ir.Value):
-        kept = 1.0 - op.Cast(op.tensor(ratio), to=DOUBLE)
-        last = op.Floor(kept * 2.0**32) + float(LOWEST - 1)
+        keep_ratio = 1.0 - op.Cast(op.tensor(ratio), to=DOUBLE)
+        last = op.Floor(keep_ratio * 2.0**32) + float(LOWEST - 1)
         limit = op.Cast(op.Clip(last, float(LOWEST), float(HIGHEST)), to=INT32)
     else:
         number = math.floor((1.0 - ratio) * 2.0**32) + LOWEST - 1

@@ -11,6 +11,7 @@ from ..autodiff.registry import lookup
 from ..graph.infer import infer_shapes
 from ..graph.inline import inline_bodies, schema_body
 from ..graph.parameters import mark_constant
+from ..graph.subgraphs import subgraphs
 
 
 def expand_functions(
@@ -44,18 +45,9 @@ def _without_rule(
     for node in walk.on_path(targets):
         if lookup(node.domain, node.op_type) is None:
             yield node
-        for inner in _nodes_inside(node):
+        for inner in (n for graph in subgraphs(node) for n in graph.all_nodes()):
             if lookup(inner.domain, inner.op_type) is None:
                 yield inner
-
-
-def _nodes_inside(node: ir.Node) -> Iterator[ir.Node]:
-    for attribute in node.attributes.values():
-        if attribute.type == ir.AttributeType.GRAPH:
-            yield from attribute.as_graph().all_nodes()
-        elif attribute.type == ir.AttributeType.GRAPHS:
-            for graph in attribute.as_graphs():
-                yield from graph.all_nodes()
 
 
 def _lift(model: ir.Model, known: set[ir.Node]) -> None:

@@ -193,8 +193,8 @@ def expose_statistics(
             value.type, value.shape = before.type, before.shape
             latest[name] = value
     for node in nodes:
-        kept = any(o.uses() or o.is_graph_output() or o in latest.values() for o in node.outputs)
-        if not kept:
+        is_read = any(o.uses() or o.is_graph_output() or o in latest.values() for o in node.outputs)
+        if not is_read:
             model.graph.remove(node, safe=True)
     for name, value in latest.items():
         value.name = f"{name}.updated"

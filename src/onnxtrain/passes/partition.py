@@ -18,8 +18,9 @@ import onnx_ir as ir
 
 from ..errors import ModelError, UnknownNameError
 from ..graph import ModelLike, load, to_proto
-from ..graph.edit import captured_values, remove_nodes, values_by_name
+from ..graph.edit import remove_nodes, values_by_name
 from ..graph.infer import infer_shapes
+from ..graph.subgraphs import live_nodes, subgraphs, used_values
 from ..operators import AT_THE_SPEED_OF_MEMORY, RANDOM, VIEWS
 
 SYMBOLIC = 64
@@ -84,29 +85,12 @@ def partition(model: ModelLike, seeds: Sequence[str], gradients: Sequence[str]) 
     return Partition(to_proto(forward), to_proto(backward), names, outputs)
 
 
-def _reads(node: ir.Node) -> list[ir.Value]:
-    return [v for v in node.inputs if v is not None] + captured_values(node)
-
-
 def _depending_on(graph: ir.Graph, seeds: Iterable[ir.Value]) -> set[ir.Value]:
-    found = set(seeds)
+    dependent = set(seeds)
     for node in graph:
-        if any(v in found for v in _reads(node)):
-            found.update(node.outputs)
-    return found
-
-
-def _ancestors(
-    graph: ir.Graph, targets: Iterable[ir.Value], stop: Collection[ir.Value] = ()
-) -> set[ir.Node]:
-    """Nodes that are needed for the targets, not looking behind values of `stop`."""
-    needed = {t for t in targets if t not in stop}
-    nodes: set[ir.Node] = set()
-    for node in reversed(graph):
-        if any(o in needed for o in node.outputs):
-            nodes.add(node)
-            needed.update(v for v in _reads(node) if v not in stop)
-    return nodes
+        if any(v in dependent for v in used_values([node])):
+            dependent.update(node.outputs)
+    return dependent
 
 
 # -- the cut ---------------------------------------------------------------------------------------
@@ -119,15 +103,15 @@ def _cut(
     gradients: Sequence[ir.Value],
 ) -> list[ir.Value]:
     """The cheapest set of forward values from which the backward half can be computed."""
-    in_forward = _ancestors(graph, outputs)
+    in_forward = set(live_nodes(graph, outputs))
     free = {*graph.inputs, *graph.initializers.values()}
-    wanted: dict[ir.Value, None] = {g: None for g in gradients if g not in late}
+    crossing_candidates: dict[ir.Value, None] = {g: None for g in gradients if g not in late}
     for node in graph:
         if any(o in late for o in node.outputs):
-            wanted.update((v, None) for v in _reads(node) if v not in late)
-    forced = {v for v in wanted if v not in free and not _may_repeat(v, in_forward)}
+            crossing_candidates.update((v, None) for v in used_values([node]) if v not in late)
+    forced = {v for v in crossing_candidates if v not in free and not _may_repeat(v, in_forward)}
     free |= forced  # what is kept anyway can be read without further cost
-    todo = [v for v in wanted if v not in free]
+    todo = [v for v in crossing_candidates if v not in free]
     flow, reached = _Flow(), set[ir.Value]()
     for value in todo:
         flow.edge("backward", (value, "after"), FOREVER)
@@ -145,7 +129,7 @@ def _cut(
             continue
         producer = value.producer()
         assert producer is not None
-        for read in _reads(producer):
+        for read in used_values([producer]):
             if read not in free:
                 flow.edge((value, "before"), (read, "after"), FOREVER)
                 todo.append(read)
@@ -162,19 +146,11 @@ def _may_repeat(value: ir.Value, in_forward: Collection[ir.Node]) -> bool:
     node = value.producer()
     assert node is not None
     random = node.op_type in RANDOM or any(
-        inner.op_type in RANDOM for graph in _subgraphs(node) for inner in graph.all_nodes()
+        inner.op_type in RANDOM for graph in subgraphs(node) for inner in graph.all_nodes()
     )
     return not random and (
         node not in in_forward or (node.op_type in AT_THE_SPEED_OF_MEMORY and not node.domain)
     )
-
-
-def _subgraphs(node: ir.Node) -> Iterable[ir.Graph]:
-    for attribute in node.attributes.values():
-        if attribute.type == ir.AttributeType.GRAPH:
-            yield attribute.as_graph()
-        elif attribute.type == ir.AttributeType.GRAPHS:
-            yield from attribute.as_graphs()
 
 
 def _weight(value: ir.Value) -> float:
@@ -251,10 +227,10 @@ def _backward(
     graph = half.graph
     values = values_by_name(graph)
     _set_outputs(graph, [values[g] for g in gradients])
-    kept = [_becomes_input(values[name]) for name in saved]
+    saved_inputs = [_becomes_input(values[name]) for name in saved]
     _prune(graph)
     rest = [v for v in graph.inputs if v.name not in seeds and v.uses()]
-    _keep_inputs(graph, [*kept, *rest, *(values[s] for s in seeds)])
+    _keep_inputs(graph, [*saved_inputs, *rest, *(values[s] for s in seeds)])
     return half
 
 
@@ -271,7 +247,7 @@ def _becomes_input(value: ir.Value) -> ir.Value:
 
 def _prune(graph: ir.Graph) -> None:
     """Remove the nodes and initializers that no output needs."""
-    needed = _ancestors(graph, graph.outputs)
+    needed = set(live_nodes(graph, graph.outputs))
     remove_nodes(graph, [n for n in graph if n not in needed])
     for name, value in list(graph.initializers.items()):
         if not value.uses() and not value.is_graph_output():

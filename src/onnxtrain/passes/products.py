@@ -68,9 +68,9 @@ def transposed_product(node: ir.Node) -> ir.Value | None:
     flipped = insert(
         node, "Gemm", [b, a], transA=1 - flags["transB"], transB=1 - flags["transA"], alpha=alpha
     )
-    made = flipped.producer()
-    assert made is not None
-    return tall_product(made) or flipped
+    gemm = flipped.producer()
+    assert gemm is not None
+    return tall_product(gemm) or flipped
 
 
 def tall_product(node: ir.Node) -> ir.Value | None:
@@ -101,8 +101,8 @@ def tall_product(node: ir.Node) -> ir.Value | None:
 
 def _rows(matrix: ir.Value | None) -> int:
     """How many rows, with a guess of 32 for each unknown dimension that they are made of."""
-    made = matrix.producer() if matrix is not None else None
-    if made is not None and made.op_type == "Reshape" and not made.domain:
-        matrix = made.inputs[0]
+    reshape = matrix.producer() if matrix is not None else None
+    if reshape is not None and reshape.op_type == "Reshape" and not reshape.domain:
+        matrix = reshape.inputs[0]
     dims = dims_of(matrix) if matrix is not None else None
     return math.prod(d if isinstance(d, int) else 32 for d in dims[:-1]) if dims else 0

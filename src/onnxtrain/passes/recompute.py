@@ -19,15 +19,16 @@ from collections.abc import Collection
 import numpy as np
 import onnx_ir as ir
 
-from ..autodiff.bodies import rewire, subgraphs, used_values
+from ..autodiff.bodies import rewire
 from ..errors import model_errors
 from ..graph import FLOATS, Constants, Names, OpBuilder, Tensor
 from ..graph.edit import GATE, all_names, copy_node
+from ..graph.subgraphs import live_nodes, subgraphs, used_values
 from ..graph.tensor import dims_of
 from ..operators import PRODUCTS, RANDOM, VIEWS
 from .segments import Recompute, assign, check_recompute, named_values, weight
 
-SMALL = 1 << 14
+STORED_BYTES = 1 << 14
 """Values below this many bytes are kept: to compute them again would gain nothing."""
 
 
@@ -55,7 +56,7 @@ class _Recomputation:
     Attributes:
         segment: forward node → its segment.
         last: the number of the last segment, which stays as it is.
-        kept: forward values that stay alive until the backward half has read them.
+        stored: forward values that stay alive until the backward half has read them.
         level: backward node → the segment it belongs to, `last` for those that need no copy.
     """
 
@@ -66,14 +67,14 @@ class _Recomputation:
         self.results = [o for o in graph.outputs if o.name not in gradients]
         self.gradients = [o for o in graph.outputs if o.name in gradients]
         nodes = list(graph)
-        ancestors = _ancestors(nodes, self.results)
+        ancestors = set(live_nodes(nodes, self.results))
         self.forward = [n for n in nodes if n in ancestors]
         self.backward = [n for n in nodes if n not in ancestors]
         self._make_masks()
-        self.kept = self._always_kept(how)
+        self.stored = self._always_stored(how)
         read = {v for node in self.backward for v in used_values([node])}
-        needed = {v for n in self.forward for v in n.outputs if v in read and v not in self.kept}
-        self.segment = assign(how, self.forward, needed, self.kept)
+        needed = {v for n in self.forward for v in n.outputs if v in read and v not in self.stored}
+        self.segment = assign(how, self.forward, needed, self.stored)
         self.last = max(self.segment.values(), default=0)
         self._keep_what_crosses()
         self.fixed: set[ir.Node] = set()
@@ -95,7 +96,7 @@ class _Recomputation:
         self.op.attach(self.graph)
         self.graph.sort()
 
-    # -- what is kept ----------------------------------------------------------------------------
+    # -- what is stored ----------------------------------------------------------------------------
 
     def _make_masks(self) -> None:
         """Ask every Dropout for its mask."""
@@ -107,26 +108,26 @@ class _Recomputation:
                     mask.shape = x.shape.copy()
         self.op.node = None
 
-    def _always_kept(self, how: Recompute) -> set[ir.Value]:
+    def _always_stored(self, how: Recompute) -> set[ir.Value]:
         """Values that are alive anyway, tiny, or must not be computed twice."""
-        kept = set(self.results)
+        stored = set(self.results)
         if not isinstance(how, (int, str)) and how is not None:
-            kept.update(named_values(how, self.forward))
+            stored.update(named_values(how, self.forward))
         constants: set[ir.Value] = set()
         for node in self.forward:
             if all(v in constants or _is_constant(v) for v in used_values([node])):
                 constants.update(node.outputs)  # of parameters alone: transposed weights, say
-                kept.update(node.outputs)
+                stored.update(node.outputs)
             if _can_reapply(node):
-                kept.add(node.outputs[1])
+                stored.add(node.outputs[1])
             elif (
                 node.op_type in RANDOM
                 or subgraphs(node)
                 or (how == "cheap" and node.op_type in PRODUCTS)
             ):
-                kept.update(node.outputs)
-            kept.update(o for o in node.outputs if weight(o) < SMALL)
-        return kept
+                stored.update(node.outputs)
+            stored.update(o for o in node.outputs if weight(o) < STORED_BYTES)
+        return stored
 
     def _keep_what_crosses(self) -> None:
         """What a later segment reads is kept; only so can each be repeated on its own."""
@@ -134,18 +135,18 @@ class _Recomputation:
             for value in used_values([node]):
                 producer = value.producer()
                 if producer is not None and self.segment[producer] < self.segment[node]:
-                    self.kept.add(value)
+                    self.stored.add(value)
         for node in self.forward:
             if node.op_type in VIEWS and self._is_there(node.inputs[0]):
-                self.kept.update(node.outputs)  # shares the memory
+                self.stored.update(node.outputs)  # shares the memory
 
     def _is_there(self, value: ir.Value | None) -> bool:
-        return value is not None and (value.producer() is None or value in self.kept)
+        return value is not None and (value.producer() is None or value in self.stored)
 
     def _is_dropped(self, value: ir.Value) -> bool:
         """Whether a value is one that the backward half must compute again."""
         segment = self.segment.get(value.producer())  # type: ignore[arg-type]
-        return segment is not None and segment < self.last and value not in self.kept
+        return segment is not None and segment < self.last and value not in self.stored
 
     # -- when the backward nodes run ---------------------------------------------------------------
 
@@ -201,15 +202,15 @@ class _Recomputation:
         Those that its own gradients start from, and those of the parameters used after it: they
         read what is to be freed.
         """
-        found: dict[ir.Value, None] = {}
+        candidates: dict[ir.Value, None] = {}
         for node in self.backward:
             if node in self.fixed or self.level[node] > segment:
                 continue
-            found.update((v, None) for v in used_values([node]) if self._is_after(v, segment))
+            candidates.update((v, None) for v in used_values([node]) if self._is_after(v, segment))
         next_levels = [v for v in self.gradients if self._is_after(v, segment)]
         done = {v for v in next_levels if self._is_after(v, segment + 1)}
-        found.update((v, None) for v in next_levels if v not in done)
-        waits = [v for v in found if v.dtype in FLOATS]
+        candidates.update((v, None) for v in next_levels if v not in done)
+        waits = [v for v in candidates if v.dtype in FLOATS]
         return waits or [v for v in self.results if v.dtype in FLOATS and v.producer()][:1]
 
     def _is_after(self, value: ir.Value, segment: int) -> bool:
@@ -295,10 +296,10 @@ class _Recomputation:
         tensor = op.tensor(x)
         mask = op.tensor(self._gate(node.outputs[1], self.segment[node]))
         again = tensor * op.Cast(mask, to=tensor.dtype) / op.like(keep, tensor)  # it divides
-        made = again.value.producer()
-        assert made is not None
+        division = again.value.producer()
+        assert division is not None
         again.value.type, again.value.shape = node.outputs[0].type, node.outputs[0].shape
-        return made
+        return division
 
     def _gate(self, value: ir.Value, segment: int) -> ir.Value:
         """The same value, later: when the gradients of the next segment are there."""
@@ -341,27 +342,18 @@ class _Recomputation:
             op.scope = f"{GATE}/{segment}/{value.name}"
             tensor, zero = op.tensor(value), self._zeros[segment]
             if value.dtype == ir.DataType.BOOL:
-                made = op.Or(tensor, op.Cast(zero, to=ir.DataType.BOOL))
+                guarded = op.Or(tensor, op.Cast(zero, to=ir.DataType.BOOL))
             elif value.dtype in FLOATS:
-                made = op.Mul(tensor, op.Cast(op.Add(zero, 1), to=value.dtype))
+                guarded = op.Mul(tensor, op.Cast(op.Add(zero, 1), to=value.dtype))
             else:
-                made = op.Add(tensor, op.Cast(zero, to=value.dtype))
-            made.value.type, made.value.shape = gate.type, gate.shape
+                guarded = op.Add(tensor, op.Cast(zero, to=value.dtype))
+            guarded.value.type, guarded.value.shape = gate.type, gate.shape
             old = gate.producer()
-            gate.replace_all_uses_with(made.value)
+            gate.replace_all_uses_with(guarded.value)
             op.nodes.remove(old)  # type: ignore[arg-type]
 
 
 # -- small pieces ----------------------------------------------------------------------------------
-
-
-def _ancestors(nodes: list[ir.Node], targets: Collection[ir.Value]) -> set[ir.Node]:
-    wanted, found = set(targets), set[ir.Node]()
-    for node in reversed(nodes):
-        if not wanted.isdisjoint(node.outputs):
-            found.add(node)
-            wanted.update(used_values([node]))
-    return found
 
 
 def _ratio(node: ir.Node) -> float | None:
@@ -389,7 +381,7 @@ def _is_constant(value: ir.Value) -> bool:
 
 
 def _is_small(node: ir.Node) -> bool:
-    return all(weight(o) < SMALL for o in node.outputs)
+    return all(weight(o) < STORED_BYTES for o in node.outputs)
 
 
 def _first_input(node: ir.Node) -> int:

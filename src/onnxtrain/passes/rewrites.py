@@ -173,8 +173,8 @@ def pads_of_all_axes(node: ir.Node) -> ir.Value | None:
     if rank is None or axes is None or pads is None:
         return None
     count = len(axes)
-    places = {axis % rank: place for place, axis in enumerate(axes)}
-    begins = [places.get(axis) for axis in range(rank)]
+    index_of = {axis % rank: index for index, axis in enumerate(axes)}
+    begins = [index_of.get(axis) for axis in range(rank)]
     order = [*begins, *(None if p is None else p + count for p in begins)]
     known = ints(pads)
     if known is not None:
@@ -209,10 +209,10 @@ def double_negation(node: ir.Node) -> ir.Value | None:
 def add_of_negation(node: ir.Node) -> ir.Value | None:
     """a + (−b) is a − b."""
     left, right = node.inputs
-    for kept, negated in ((left, right), (right, left)):
+    for positive, negated in ((left, right), (right, left)):
         inner = negated.producer() if negated is not None else None
         if inner is not None and inner.op_type == "Neg" and len(negated.uses()) == 1:  # type: ignore[union-attr]
-            return insert(node, "Sub", [kept, inner.inputs[0]])
+            return insert(node, "Sub", [positive, inner.inputs[0]])
     return None
 
 

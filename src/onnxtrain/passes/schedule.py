@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from ..graph.edit import captured_values
+from ..graph.subgraphs import captured_values
 
 
 def schedule(graph: ir.Graph) -> None:

@@ -16,8 +16,8 @@ from typing import TypeAlias
 
 import onnx_ir as ir
 
-from ..autodiff.bodies import used_values
 from ..errors import ModelError, UnknownNameError
+from ..graph.subgraphs import used_values
 from ..operators import VIEWS
 
 Recompute: TypeAlias = "int | str | Sequence[str] | None"
@@ -48,7 +48,7 @@ def check_recompute(how: Recompute) -> None:
     )
 
 
-def kept_by_name(how: Recompute) -> frozenset[str]:
+def stored_by_name(how: Recompute) -> frozenset[str]:
     """The names of values in `how`, if it has any."""
     return frozenset() if how is None or isinstance(how, (int, str)) else frozenset(how)
 
@@ -65,7 +65,7 @@ def assign(
     how: Recompute,
     forward: Sequence[ir.Node],
     needed: Collection[ir.Value],
-    kept: Collection[ir.Value] = (),
+    stored: Collection[ir.Value] = (),
 ) -> dict[ir.Node, int]:
     """The segment of every forward node, counted from 0; the last one is never recomputed.
 
@@ -73,10 +73,10 @@ def assign(
         how: see `check_recompute`.
         forward: nodes of the forward half, in an order in which they can run.
         needed: values of them that the backward half reads and that need not be kept.
-        kept: values of them that are kept in any case: a cut there costs nothing.
+        stored: values of them that are kept in any case: a cut there costs nothing.
     """
     if isinstance(how, (int, str)):
-        return _by_size(how, forward, needed, kept)
+        return _by_size(how, forward, needed, stored)
     assert how is not None
     return _by_name(how, forward)
 
@@ -113,9 +113,9 @@ def _by_size(
     how: int | str,
     forward: Sequence[ir.Node],
     needed: Collection[ir.Value],
-    kept: Collection[ir.Value],
+    stored: Collection[ir.Value],
 ) -> dict[ir.Node, int]:
-    alive = _alive_after(forward, kept)
+    alive = _alive_after(forward, stored)
     saved = _saved_by(forward, needed)
     if isinstance(how, int):
         cuts = _cuts(how, alive, saved)
@@ -139,14 +139,14 @@ def _counts(nodes: int) -> list[int]:
     return counts
 
 
-def _alive_after(forward: Sequence[ir.Node], kept: Collection[ir.Value]) -> list[float]:
+def _alive_after(forward: Sequence[ir.Node], stored: Collection[ir.Value]) -> list[float]:
     """Bytes that forward nodes still read, after each node."""
     position = {node: i for i, node in enumerate(forward)}
     change = [0.0] * (len(forward) + 1)
     last = _last_reads(forward, position)
     for value, end in last.items():
         producer = value.producer()
-        if producer is not None and producer in position and value not in kept:
+        if producer is not None and producer in position and value not in stored:
             change[position[producer]] += weight(value)
             change[end] -= weight(value)
     return list(accumulate(change[:-1]))
@@ -190,8 +190,8 @@ def _cuts(count: int, alive: Sequence[float], saved: Sequence[float]) -> list[in
 
 def _peak(cuts: Sequence[int], alive: Sequence[float], saved: Sequence[float]) -> float:
     """Bytes at the worst moment: what the cuts so far keep, and one segment."""
-    kept = peak = start = 0.0
+    stored = peak = start = 0.0
     for cut in cuts:
-        peak = max(peak, kept + saved[cut] - start)
-        kept, start = kept + alive[cut], saved[cut]
-    return max(peak, kept + (saved[-1] if saved else 0.0) - start)
+        peak = max(peak, stored + saved[cut] - start)
+        stored, start = stored + alive[cut], saved[cut]
+    return max(peak, stored + (saved[-1] if saved else 0.0) - start)

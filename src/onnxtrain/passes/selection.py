@@ -76,19 +76,19 @@ class _Moving:
     def __init__(self, graph: ir.Graph, names: Names, keep: frozenset[str]) -> None:
         self.graph, self.names, self.keep = graph, names, keep
         self.constants: dict[tuple[int, ...], ir.Value] = {}
-        self.made: list[Selection] = []
+        self.selections: list[Selection] = []
 
     def move(self, node: ir.Node) -> None:
         """Let a selection pass the operators before it, one after the other."""
         waiting = [node]
         while waiting:
-            found = selection(waiting.pop())
-            if found is not None and found.node.graph is self.graph:
-                waiting.extend(self._pass(found))
+            candidate = selection(waiting.pop())
+            if candidate is not None and candidate.node.graph is self.graph:
+                waiting.extend(self._pass(candidate))
 
-    def _pass(self, found: Selection) -> list[ir.Node]:
+    def _pass(self, moving: Selection) -> list[ir.Node]:
         """Let a selection pass one operator; the selections before it that this makes."""
-        source = found.source
+        source = moving.source
         maker = source.producer()
         if maker is None or maker.graph is not self.graph or source is not maker.outputs[0]:
             return []
@@ -97,23 +97,23 @@ class _Moving:
         ):
             return []
         same = [selection(user) for user, _ in source.uses()]
-        if not all(found.is_like(s) for s in same):
+        if not all(moving.is_like(s) for s in same):
             return []
         results = [user.outputs[0] for user, _ in source.uses()]
         if any(v.name in self.keep and not v.is_graph_output() for v in results):
             return []
-        operands = _operands(maker, found.axis)
+        operands = _operands(maker, moving.axis)
         if operands is None:
             return []
-        made = [self._select(maker, i, axis, found.index) for i, axis in operands]
+        earlier = [self._select(maker, i, axis, moving.index) for i, axis in operands]
         if maker.op_type == "Reshape":
-            self._keep_front(maker, found.axis)
+            self._keep_front(maker, moving.axis)
         for output in maker.outputs:
-            _set_dim(output, found.axis)
-        for taken in same:
-            assert taken is not None
-            self._take_over(taken, source)
-        return made
+            _set_dim(output, moving.axis)
+        for passed in same:
+            assert passed is not None
+            self._take_over(passed, source)
+        return earlier
 
     def _is_needed(self, value: ir.Value) -> bool:
         return value.is_graph_output() or value.name in self.keep
@@ -123,17 +123,17 @@ class _Moving:
         source = node.inputs[operand]
         assert source is not None
         name = self.names.fresh(f"{source.name}/select")
-        made = ir.Node(
+        gather = ir.Node(
             "", "Gather", [source, self._constant([index])], [ir.AttrInt64("axis", axis)], name=name
         )
-        result = made.outputs[0]
+        result = gather.outputs[0]
         result.name, result.type = self.names.fresh(f"{name}_out"), source.type
         result.shape = None if source.shape is None else ir.Shape(source.shape.dims)
         _set_dim(result, axis)
-        self.graph.insert_before(node, made)
+        self.graph.insert_before(node, gather)
         node.replace_input_with(operand, result)
-        self.made.append(Selection(made, axis, index, drops_axis=False))
-        return made
+        self.selections.append(Selection(gather, axis, index, drops_axis=False))
+        return gather
 
     def _take_over(self, taken: Selection, selected: ir.Value) -> None:
         """Let what read a selection read the value that is selected now."""
@@ -148,10 +148,10 @@ class _Moving:
     def _with_axes(self, kind: str, source: ir.Value, axis: int, instead: ir.Node) -> ir.Value:
         """A Squeeze or Unsqueeze of a value, to be read instead of a node's result."""
         name = self.names.fresh(f"{instead.name}/{kind.lower()}")
-        made = ir.Node("", kind, [source, self._constant([axis])], name=name)
-        new, result = made.outputs[0], instead.outputs[0]
+        reshaping = ir.Node("", kind, [source, self._constant([axis])], name=name)
+        new, result = reshaping.outputs[0], instead.outputs[0]
         new.name, new.type, new.shape = f"{name}_out", result.type, result.shape
-        self.graph.insert_before(instead, made)
+        self.graph.insert_before(instead, reshaping)
         return new
 
     def _keep_front(self, reshape: ir.Node, axis: int) -> None:
@@ -173,9 +173,9 @@ class _Moving:
 
         Then the gradient comes in at the end of the layer, and not as a sequence of zeros.
         """
-        found = selection(node)
-        layer = _layer_that_ends(found) if found is not None else None
-        if found is None or layer is None or node.outputs[0].name in self.keep:
+        last = selection(node)
+        layer = _layer_that_ends(last) if last is not None else None
+        if last is None or layer is None or node.outputs[0].name in self.keep:
             return
         if len(layer.outputs) < 2:
             layer.resize_outputs(2)
@@ -184,30 +184,30 @@ class _Moving:
             state.name, state.type = self.names.fresh(f"{layer.name}_h"), result.type
             dims = dims_of(layer.outputs[0])
             state.shape = None if dims is None else ir.Shape(dims[1:])
-        has_directions = found.source.producer() is layer
-        if found.drops_axis == has_directions:
+        has_directions = last.source.producer() is layer
+        if last.drops_axis == has_directions:
             new = state
         else:
-            kind = "Squeeze" if found.drops_axis else "Unsqueeze"
+            kind = "Squeeze" if last.drops_axis else "Unsqueeze"
             new = self._with_axes(kind, state, 0, node)
         replace_value(self.graph, result, new)
         remove_nodes(self.graph, [node])
 
     def merge(self) -> None:
         """Of the selections that went no further, those of the same are one."""
-        place = {node: i for i, node in enumerate(self.graph)}
+        order = {node: i for i, node in enumerate(self.graph)}
         first: dict[tuple[ir.Value, int, int], ir.Node] = {}
-        left = [s for s in self.made if s.node.graph is self.graph]
-        for one in sorted(left, key=lambda s: place[s.node]):
+        left = [s for s in self.selections if s.node.graph is self.graph]
+        for one in sorted(left, key=lambda s: order[s.node]):
             node = first.setdefault((one.source, one.axis, one.index), one.node)
             if node is not one.node:
                 one.node.outputs[0].replace_all_uses_with(node.outputs[0])
                 remove_nodes(self.graph, [one.node])
 
 
-def _layer_that_ends(found: Selection) -> ir.Node | None:
+def _layer_that_ends(last_step: Selection) -> ir.Node | None:
     """The recurrent layer of which a selection takes the step that was computed last."""
-    node, axis = found.source.producer(), found.axis
+    node, axis = last_step.source.producer(), last_step.axis
     if node is not None and node.op_type == "Squeeze" and len(node.inputs) > 1:
         axes = ints(node.inputs[1])
         above = node.inputs[0]
@@ -219,7 +219,7 @@ def _layer_that_ends(found: Selection) -> ir.Node | None:
     if has_lengths or by_batch:
         return None
     steps = (dims_of(node.outputs[0]) or (None,))[0]
-    index = found.index
+    index = last_step.index
     if index < 0 and isinstance(steps, int):
         index += steps
     last = {"forward": steps - 1 if isinstance(steps, int) else -1, "reverse": 0}
@@ -288,7 +288,7 @@ def _broadcast(
         axis: of the result.
         behind: how many last axes are not broadcast, as in a product.
     """
-    found = []
+    operands = []
     for i, value in enumerate(inputs):
         shape = dims_of(value) if value is not None else ()
         if shape is None:
@@ -298,8 +298,8 @@ def _broadcast(
             continue
         if shape[own] is None or shape[own] != dims[axis]:
             return None  # it may be repeated or not
-        found.append((i, own))
-    return found
+        operands.append((i, own))
+    return operands
 
 
 def _product(node: ir.Node, dims: Sequence[Dim], axis: int) -> list[tuple[int, int]] | None:

@@ -150,16 +150,16 @@ class _Window:
 
     def taps(self) -> npt.NDArray[np.int64]:
         """Which element of the kernel lies between an input and an output pixel; −1 is none."""
-        found = np.zeros((1, 1), np.int64)
+        table = np.zeros((1, 1), np.int64)
         for axis, kernel in enumerate(self.kernel):
             starts = np.arange(self.outputs[axis]) * self.strides[axis] - self.begins[axis]
             distance = np.arange(self.sizes[axis])[:, None] - starts
             tap, rest = np.divmod(distance, self.dilations[axis])
             tap[(rest != 0) | (tap < 0) | (tap >= kernel)] = -1
-            before, here = found[:, None, :, None], tap[None, :, None, :]
+            before, here = table[:, None, :, None], tap[None, :, None, :]
             both = np.where((before < 0) | (here < 0), -1, before * kernel + here)
-            found = both.reshape(found.shape[0] * len(tap), -1)
-        return found
+            table = both.reshape(table.shape[0] * len(tap), -1)
+        return table
 
 
 def _window(conv: ir.Node) -> _Window | None:
@@ -202,8 +202,8 @@ def _bias_of(conv: ir.Node) -> Array:
     """The bias of a Conv with constant weights, zeros if it has none."""
     weights = _value(conv.inputs[1])
     assert weights is not None
-    given = _value(conv.inputs[2]) if len(conv.inputs) > 2 else None
-    return np.zeros(len(weights), weights.dtype) if given is None else given
+    bias = _value(conv.inputs[2]) if len(conv.inputs) > 2 else None
+    return np.zeros(len(weights), weights.dtype) if bias is None else bias
 
 
 def _frozen_normalization(conv: ir.Node) -> ir.Node | None:

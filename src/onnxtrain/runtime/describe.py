@@ -62,6 +62,7 @@ def _is_group(group: Any) -> bool:
         and all(isinstance(n, str) for n in group.get("params") or [])
         and _is_number(group.get("lr_scale", 1.0))
         and (group.get("weight_decay") is None or _is_number(group["weight_decay"]))
+        and isinstance(group.get("flat", ""), str)
     )
 
 

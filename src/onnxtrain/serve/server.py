@@ -113,12 +113,12 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     server: _HTTPServer
 
     def do_GET(self) -> None:
-        self._answer(body=True)
+        self._respond(body=True)
 
     def do_HEAD(self) -> None:
-        self._answer(body=False)
+        self._respond(body=False)
 
-    def _answer(self, *, body: bool) -> None:
+    def _respond(self, *, body: bool) -> None:
         if not self.server.accepts(self.headers.get("Host", "")):
             self._send(403, File(b"This server answers to its own address only.\n", "text/plain"))
             return

@@ -138,13 +138,13 @@ class Site:
 def _package_files() -> dict[str, Path]:
     """URL path → file of this package; a compressed file goes by the name of its content."""
     root = Path(str(resources.files(__package__).joinpath("static")))
-    found = {
+    files = {
         f"/{path.relative_to(root).as_posix().removesuffix('.gz')}": path
         for path in root.rglob("*")
         if path.is_file()
     }
     data = resources.files("onnxtrain.data").joinpath("digits.npz")
-    return {**found, "/data/digits.npz": Path(str(data))}
+    return {**files, "/data/digits.npz": Path(str(data))}
 
 
 def _inside(folder: Path, name: str) -> bytes | None:

@@ -250,8 +250,8 @@ class OnnxEstimator(Locked, EstimatorParameters):
         self._weights = {n: self._state[n] for n in self._weights}
         self.loss_ = self.loss_curve_[-1]
         self._prediction_onnx = replace_initializers_into_onnx(self._prediction_onnx, self._weights)
-        given = get_train_initializer(self._net_proto)
-        whole = set(self._weights) <= set(given)
+        initializers = get_train_initializer(self._net_proto)
+        whole = set(self._weights) <= set(initializers)
         source = self._net_proto if whole else self._prediction_onnx
         self.onnx_model_ = replace_initializers_into_onnx(source, self._weights)
         self._predictor = self._new_predictor()

@@ -7,7 +7,6 @@ import logging
 import operator
 import os
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import torch
 
 from ..passes import Recompute
+from ..preparing import preparing
 from ..runtime.session.sharing import keep_from_parent, note
 from ._ortmodule_graph import Halves, Traced, build, trace
 from ._ortmodule_run import (
@@ -40,11 +40,9 @@ log = logging.getLogger(__name__)
 _all, _values = itertools.chain.from_iterable, dict.values
 _training, _requires_grad = operator.attrgetter("training"), operator.attrgetter("requires_grad")
 OPSET_VARIABLE = "ORTMODULE_ONNX_OPSET_VERSION"
-LONG = 2.0
-"""Seconds after which a call that makes graphs says that this is what took so long."""
-KEPT_GRAPHS = 64
+MAX_GRAPHS = 64
 """Kinds of calls whose graphs are kept; beyond that all are made anew."""
-KEPT_SIGNATURES = 1024
+MAX_SIGNATURES = 1024
 """Exact sizes of arguments that are found without looking further."""
 
 
@@ -109,15 +107,15 @@ class Kind:
         if self.later is not None:
             results = self._later(inputs, cache, bound.of, drawn, feeds, self.later)
         elif graphs.differentiable:
-            given = [*[inputs[i] for i in graphs.from_inputs], *bound.tensors, *drawn]
-            call = Call(feeds, given)
-            results = run_now(graphs, call, *[given[i] for i in graphs.wrt])
+            tensors = [*[inputs[i] for i in graphs.from_inputs], *bound.tensors, *drawn]
+            call = Call(feeds, tensors)
+            results = run_now(graphs, call, *[tensors[i] for i in graphs.wrt])
             if graphs.updated:
-                graphs.update(call.made, bound.of, self.counts)
+                graphs.update(call.outputs, bound.of, self.counts)
         else:
-            made = graphs.run_forward(feeds, save=False)
-            results = [to_torch(made, i) for i in range(graphs.count)]
-            graphs.update(made, bound.of, self.counts)
+            outputs = graphs.run_forward(feeds, save=False)
+            results = [to_torch(outputs, i) for i in range(graphs.count)]
+            graphs.update(outputs, bound.of, self.counts)
         return results
 
     def result(self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> Any:
@@ -141,17 +139,17 @@ class Kind:
         """Inference now; the graphs with gradients are made if torch asks for gradients."""
         names = [*self.traced.inputs, *cache.names]
         everything = [*inputs, *tensors]
-        wanted = [i for i, t in enumerate(everything) if t.requires_grad]
+        trained = [i for i, t in enumerate(everything) if t.requires_grad]
 
         def graphs_and_feeds() -> tuple[Graphs, list[Any], list[str]]:
             with cache.lock:
                 graphs = make()
                 bound = Bound(tensors, graphs.from_tensors, cache.weights)
                 again = graphs.feeds(inputs, bound, drawn)
-            return graphs, again, [names[i] for i in wanted]
+            return graphs, again, [names[i] for i in trained]
 
         call = Call(feeds, everything, graphs_and_feeds)
-        wrt = [everything[i] for i in wanted]
+        wrt = [everything[i] for i in trained]
         return RunAgainForBackward.apply(self.graphs, call, *wrt)  # type: ignore[no-untyped-call]
 
 
@@ -221,16 +219,16 @@ class Cache:
         # Held, so that no other object gets the same id
         self._held = [module, *(v for d in self._dicts for v in d.values())]
         self._ids = _identities(self._dicts)
-        found = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-        self.names, self.tensors = list(found), list(found.values())
+        by_name = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+        self.names, self.tensors = list(by_name), list(by_name.values())
         self.weights = Weights(self.names)
-        now = [(n, t.shape, t.dtype, t.device) for n, t in found.items()]
+        now = [(n, t.shape, t.dtype, t.device) for n, t in by_name.items()]
         if before and (now != before or [type(p) for p in self._parts] != parts_before):
             self.forget()
 
     def remember(self, key: Any, kind: Kind) -> None:
         """Next time a call of exactly this kind is found at once."""
-        if len(self.known) >= KEPT_SIGNATURES:
+        if len(self.known) >= MAX_SIGNATURES:
             self.known.clear()
         self.known[key] = kind
 
@@ -240,34 +238,29 @@ class Cache:
         self, structure: Structure, inputs: list[torch.Tensor], graded: bool, settings: Settings
     ) -> Kind:
         """The graphs for a call; made if there are none that fit."""
+        with preparing(f"preparing {type(self.module).__name__} for onnxruntime", logger=log):
+            return self._make(structure, inputs, graded, settings)
+
+    def _make(
+        self, structure: Structure, inputs: list[torch.Tensor], graded: bool, settings: Settings
+    ) -> Kind:
         device = _device([*inputs, *self.tensors])
-        if len(self._kinds) >= KEPT_GRAPHS:
+        if len(self._kinds) >= MAX_GRAPHS:
             log.info("%d kinds of calls: graphs are made anew.", len(self._kinds))
             self.forget()
-        start = time.perf_counter()
         traced = self._trace(structure, inputs, settings)
-        exported = time.perf_counter()
-        wanted = [n for n, t in zip(self.names, self.tensors) if t.requires_grad]
-        wanted += [n for n, t in zip(traced.inputs, inputs) if t.requires_grad]
-        with_gradients = graded and bool(wanted)
+        trained = [n for n, t in zip(self.names, self.tensors) if t.requires_grad]
+        trained += [n for n, t in zip(traced.inputs, inputs) if t.requires_grad]
+        with_gradients = graded and bool(trained)
         training = self.module.training
-        kind = self._kind(traced, inputs, wanted if with_gradients and training else [], settings)
+        kind = self._kind(traced, inputs, trained if with_gradients and training else [], settings)
         if with_gradients and not training:
 
             def later() -> Graphs:
-                return self._kind(traced, inputs, wanted, settings).graphs
+                return self._kind(traced, inputs, trained, settings).graphs
 
             kind = Kind(traced, kind.graphs, self.names, later)
         log.info("%s runs on %s.", type(self.module).__name__, device)
-        ready = time.perf_counter()
-        if ready - start > LONG:
-            log.warning(
-                "%s was prepared for onnxruntime in %.1f s (export %.1f s). Further calls of this "
-                "kind start at once.",
-                type(self.module).__name__,
-                ready - start,
-                exported - start,
-            )
         self.stale = False
         return kind
 
@@ -302,11 +295,11 @@ class Cache:
         return traced
 
     def _kind(
-        self, traced: Traced, inputs: Sequence[torch.Tensor], wanted: list[str], settings: Settings
+        self, traced: Traced, inputs: Sequence[torch.Tensor], trained: list[str], settings: Settings
     ) -> Kind:
         """Graphs for exactly these sizes the first time, for all sizes from the second on."""
         exact = [tuple(t.shape) for t in inputs]
-        general = (id(traced), tuple(wanted))
+        general = (id(traced), tuple(trained))
         for sizes in (tuple(exact), None):
             known = self._kinds.get((*general, sizes))
             if known is not None:
@@ -315,7 +308,7 @@ class Cache:
         shapes = exact if first else None
         key = (*general, tuple(exact) if first else None)
         halves = build(
-            traced, self.names, wanted, shapes, bool(wanted), recompute=settings.recompute
+            traced, self.names, trained, shapes, bool(trained), recompute=settings.recompute
         )
         device = _device([*inputs, *self.tensors])
         options = settings.options

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import inspect
 import itertools
@@ -23,7 +24,8 @@ from ..passes import Recompute
 from ..passes.draws import draws
 from ..runtime.session.labels import ClassLabels
 from ._ortmodule_structure import Structure, leaf_names, put_together, take_apart
-from .export import ExportError, Probe, called, export
+from .export import Exported, ExportError, Probe, called, export
+from .export_cache import Request, cached
 from .fallback import (
     ORTModuleIOError,
     ORTModuleONNXModelException,
@@ -71,8 +73,8 @@ class _Call(torch.nn.Module):
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         changed = {i: tensors[i].clone() for i in self.arguments_changed}
-        given = [changed.get(i, tensor) for i, tensor in enumerate(tensors)]
-        args, kwargs = put_together(self.structure, given)
+        arguments = [changed.get(i, tensor) for i, tensor in enumerate(tensors)]
+        args, kwargs = put_together(self.structure, arguments)
         leaves: list[torch.Tensor] = []
         self.seen.structure = take_apart(self.inner(*args, **kwargs), leaves)
         buffers = dict(self.inner.named_buffers())
@@ -90,6 +92,7 @@ class _Probed:
         arguments: numbers of the tensors that it changed in place.
         returned: from places in the result to the changed argument that stands there itself.
         probe: what else there was to see.
+        count: of the tensors in the result, and of changed arguments.
     """
 
     result: Structure
@@ -98,6 +101,7 @@ class _Probed:
     arguments: list[int]
     returned: dict[int, int]
     probe: Probe
+    count: int
 
 
 @dataclass
@@ -189,20 +193,16 @@ def trace(
             probed = _probe(module, structure, [_like(t) for t in tensors])
         call = _Call(module, structure, probed)
         numbered = [f"input_{i}" for i in range(len(plain))]
-        axes = {n: {a: f"{n}_{a}" for a in range(t.ndim)} for n, t in zip(numbered, plain)}
         with torch.enable_grad(), _momentum_one(module, averaged):
             try:
-                found = export(
+                exported = _exported(
                     call,
-                    plain,
-                    input_names=numbered,
-                    dynamic_axes=axes,
-                    training=None,
+                    dict(zip(numbered, plain)),
+                    probed,
                     opset=opset,
                     exporter=exporter,
                     fixed_values=fixed_values,
-                    probe=probed.probe,
-                    export_options=export_options,
+                    export_options=export_options or {},
                 )
             except ExportError as error:
                 raise ORTModuleTorchModelException(str(error)) from error
@@ -213,30 +213,30 @@ def trace(
             f"was {probed.result} and is {seen}. A graph returns tensors only."
         )
     names = _input_names(module, structure)
-    mine = [name for n, name in found.names.items() if n.startswith(INNER)]
-    present = {i.name for i in found.model.graph.input}
+    mine = [name for n, name in exported.names.items() if n.startswith(INNER)]
+    present = {i.name for i in exported.model.graph.input}
     rename(
-        found.model,
+        exported.model,
         {name: name.removeprefix(INNER) for name in mine}
         | {old: new for old, new in zip(numbered, names) if old != new and old in present},
     )
     if all(t.device.type == "cpu" for t in (*plain, *module.parameters())):
-        widen(found.model, narrow_types(autocast()))
-    count = len(found.outputs) - len(probed.buffers)
-    note = f" ({found.note})" if found.note else ""
+        widen(exported.model, narrow_types(autocast()))
+    count = len(exported.outputs) - len(probed.buffers)
+    note = f" ({exported.note})" if exported.note else ""
     return Traced(
-        found.model,
+        exported.model,
         probed.result,
-        found.outputs[:count],
+        exported.outputs[:count],
         names,
         leaf_names(structure),
         [n in present for n in numbered],
-        dict(zip(found.outputs[count:], probed.buffers)),
+        dict(zip(exported.outputs[count:], probed.buffers)),
         {name: count for mean, var, count in averaged.values() for name in (mean, var)},
         probed.statistics,
-        found.barriers,
-        found.fits,
-        found.exporter + note,
+        exported.barriers,
+        exported.fits,
+        exported.exporter + note,
         probed.arguments,
         probed.returned,
         structure,
@@ -244,14 +244,45 @@ def trace(
     )
 
 
+def _exported(
+    call: _Call,
+    inputs: Mapping[str, torch.Tensor],
+    probed: _Probed,
+    *,
+    opset: int,
+    exporter: str | None,
+    fixed_values: FixedValues | None,
+    export_options: Mapping[str, Any],
+) -> Exported:
+    """The call as a graph, read from the folder for exports if that has it."""
+    run = functools.partial(
+        export,
+        call,
+        list(inputs.values()),
+        input_names=list(inputs),
+        dynamic_axes={n: {a: f"{n}_{a}" for a in range(t.ndim)} for n, t in inputs.items()},
+        training=None,
+        opset=opset,
+        exporter=exporter,
+        fixed_values=fixed_values,
+        probe=probed.probe,
+        export_options=export_options,
+    )
+    if probed.probe.reads:  # the graph may depend on values
+        return run()
+    more = (opset, exporter, autocast(), probed.probe.marked, dict(export_options))
+    outputs = probed.count + len(probed.buffers)
+    return cached(Request(type(call.inner).__name__, call, inputs, outputs, more), run)
+
+
 def _like(tensor: torch.Tensor) -> torch.Tensor:
     """A copy that may be changed, and has a gradient if the original has."""
     return tensor.detach().requires_grad_(tensor.requires_grad).clone()
 
 
-def _check_options(given: Mapping[str, Any]) -> None:
+def _check_options(options: Mapping[str, Any]) -> None:
     """Refuse options of torch's exporter that are decided here."""
-    refused = set(given) & OURS
+    refused = set(options) & OURS
     if refused:
         raise ORTModuleONNXModelException(
             f"The following PyTorch exporter arguments cannot be specified: '{refused}'."
@@ -321,6 +352,7 @@ def _probe(
         arguments,
         {k: i for k, leaf in enumerate(leaves) for i in arguments if leaf is tensors[i]},
         probe,
+        len(leaves) + len(arguments),
     )
 
 
@@ -331,27 +363,27 @@ def _put_back(module: torch.nn.Module, name: str, buffer: torch.Tensor) -> None:
 
 def _statistics(module: torch.nn.Module) -> set[str]:
     """Names of all running statistics."""
-    found = set()
+    names = set()
     for name, part in module.named_modules():
         if isinstance(part, torch.nn.modules.batchnorm._NormBase):
             stem = f"{name}." if name else ""
-            found |= {f"{stem}running_mean", f"{stem}running_var"}
-    return found
+            names |= {f"{stem}running_mean", f"{stem}running_var"}
+    return names
 
 
 def _averaging(module: torch.nn.Module) -> dict[str, tuple[str, str, str]]:
     """BatchNorm modules that train and average over all batches: names of their buffers."""
-    found = {}
+    buffers = {}
     for name, part in module.named_modules():
         norm = isinstance(part, torch.nn.modules.batchnorm._BatchNorm) and part.training
         if norm and part.momentum is None and part.running_mean is not None:
             stem = f"{name}." if name else ""
-            found[name] = (
+            buffers[name] = (
                 f"{stem}running_mean",
                 f"{stem}running_var",
                 f"{stem}num_batches_tracked",
             )
-    return found
+    return buffers
 
 
 @contextlib.contextmanager
@@ -372,7 +404,7 @@ def _momentum_one(module: torch.nn.Module, averaged: dict[str, Any]) -> Iterator
 def build(
     traced: Traced,
     tensors: Sequence[str],
-    wanted: Sequence[str],
+    trained: Sequence[str],
     shapes: Sequence[Sequence[int]] | None,
     gradients: bool,
     *,
@@ -383,13 +415,13 @@ def build(
     Args:
         traced: the exported module.
         tensors: names of the module's parameters and buffers that the caller feeds.
-        wanted: names of inputs and parameters whose gradients are wanted.
+        trained: names of inputs and parameters whose gradients are wanted.
         shapes: sizes of the inputs, when the graph shall be made for these only.
         gradients: whether a backward graph is needed.
         recompute: what it computes again instead of reading it.
     """
     try:
-        return _build(traced, tensors, wanted, shapes, gradients, recompute)
+        return _build(traced, tensors, trained, shapes, gradients, recompute)
     except (OnnxTrainError, onnx.checker.ValidationError) as error:
         raise ORTModuleONNXModelException(
             f"The exported module cannot be {'differentiated' if gradients else 'prepared'}: "
@@ -400,7 +432,7 @@ def build(
 def _build(
     traced: Traced,
     tensors: Sequence[str],
-    wanted: Sequence[str],
+    trained: Sequence[str],
     shapes: Sequence[Sequence[int]] | None,
     gradients: bool,
     recompute: Recompute,
@@ -409,13 +441,13 @@ def _build(
     present = set(model.graph.initializers)
     known = [n for n in tensors if n in present]
     inputs = {v.name for v in model.graph.inputs}
-    chosen = set(wanted) if gradients else set()
+    chosen = set(trained) if gradients else set()
     plan = Plan(
         model,
         outputs=[*traced.outputs, *traced.buffers],
         trainable=[n for n in known if n in chosen],
         frozen=[n for n in known if n not in chosen],
-        inputs=[n for n in wanted if n in inputs and n in chosen],
+        inputs=[n for n in trained if n in inputs and n in chosen],
         of=traced.outputs,
         vjp=True,
         unused="leave out",
@@ -449,12 +481,12 @@ def _build(
     )
 
 
-def _labels(found: Sequence[Expected], traced: Traced) -> dict[str, ClassLabels]:
+def _labels(expected: Sequence[Expected], traced: Traced) -> dict[str, ClassLabels]:
     """Inputs that hold class labels, under the names that the caller knows."""
     called = dict(zip(traced.inputs, traced.arguments))
     return {
         one.input: ClassLabels(called[one.input], one.classes, one.ignore_index)
-        for one in found
+        for one in expected
         if one.input in called
     }
 

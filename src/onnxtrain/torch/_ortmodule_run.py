@@ -30,7 +30,7 @@ from .refusals import explain
 
 _to_dlpack, _from_dlpack = torch._C._to_dlpack, torch._C._from_dlpack
 _from_torch = ort.OrtValue.from_dlpack
-_place, _shape = torch.Tensor.data_ptr, operator.attrgetter("shape")
+_address, _shape = torch.Tensor.data_ptr, operator.attrgetter("shape")
 
 SECOND = (
     b"The gradients of an ORTModule are computed in onnxruntime and have no derivative in torch."
@@ -72,12 +72,12 @@ def device_for(device: torch.device) -> Device:
 
 def providers_for(device: torch.device) -> list[Any]:
     """Execution providers for tensors on a device."""
-    found = device_for(device)
-    if found.is_host:
-        return found.providers
+    target = device_for(device)
+    if target.is_host:
+        return target.providers
     stream = str(torch.cuda.current_stream(device).cuda_stream)
-    options = {"device_id": str(found.id), "user_compute_stream": stream}
-    return [(found.provider, options), CPU]
+    options = {"device_id": str(target.id), "user_compute_stream": stream}
+    return [(target.provider, options), CPU]
 
 
 def is_small(forward: onnx.ModelProto, arguments: Collection[str]) -> bool:
@@ -134,7 +134,9 @@ class Weights:
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = list(names)
-        self._kept: list[tuple[int, torch.Size, Any]] = [(-1, torch.Size(), None)] * len(self.names)
+        self._bound: list[tuple[int, torch.Size, Any]] = [(-1, torch.Size(), None)] * len(
+            self.names
+        )
 
     def values(self, tensors: Sequence[torch.Tensor], indices: Sequence[int]) -> list[Any]:
         """OrtValues of the tensors with these numbers.
@@ -142,16 +144,16 @@ class Weights:
         What was handed to onnxruntime stays alive here, so memory with the same address is the
         same memory.
         """
-        kept, found = self._kept, []
+        bound, values = self._bound, []
         for i in indices:
             tensor = tensors[i]
-            place, shape, value = kept[i]
-            if place != tensor.data_ptr() or shape != tensor.shape:
+            address, shape, value = bound[i]
+            if address != tensor.data_ptr() or shape != tensor.shape:
                 value = to_ort(tensor)
                 same = tensor.is_contiguous()
-                kept[i] = (tensor.data_ptr() if same else -1, tensor.shape, value)
-            found.append(value)
-        return found
+                bound[i] = (tensor.data_ptr() if same else -1, tensor.shape, value)
+            values.append(value)
+        return values
 
 
 class Bound:
@@ -165,18 +167,18 @@ class Bound:
     def __init__(self, of: list[torch.Tensor], indices: Sequence[int], weights: Weights) -> None:
         self.of, self._indices, self._weights = of, indices, weights
         self.tensors = [of[i] for i in indices]
-        self._places: list[int] = []
+        self._addresses: list[int] = []
         self._shapes: list[torch.Size] = []
         self._values: list[Any] = []
 
     def values(self) -> list[Any]:
         """OrtValues of the tensors."""
-        places = list(map(_place, self.tensors))
+        addresses = list(map(_address, self.tensors))
         shapes = list(map(_shape, self.tensors))
-        if places != self._places or shapes != self._shapes:
+        if addresses != self._addresses or shapes != self._shapes:
             self._values = self._weights.values(self.of, self._indices)
             same = all(t.is_contiguous() for t in self.tensors)  # else copies, made every time
-            self._places, self._shapes = places if same else [], shapes
+            self._addresses, self._shapes = addresses if same else [], shapes
         return self._values
 
 
@@ -238,7 +240,7 @@ class Graphs:
             self.backward_session,
             self._forward,
             saved=[n for n in reads if n in halves.saved],
-            given=[n for n in reads if n in feeds and n not in halves.saved],
+            inputs=[n for n in reads if n in feeds and n not in halves.saved],
             seeds=[n for n in halves.seeds if n is not None],
             gradients=list(halves.gradients.values()),
             device=device_for(device).ort_device,
@@ -246,7 +248,7 @@ class Graphs:
         self.seeded = [i for i, n in enumerate(halves.seeds) if n is not None]
         self.not_seeded = [i for i, n in enumerate(halves.seeds) if n is None]
         self.saved_outputs = [i for i in self._backward.saved_at if i < self.count]
-        self.feed_at, self.kept = self._backward.given_at, self._backward.keep
+        self.feed_at, self.for_backward = self._backward.inputs_at, self._backward.keep
         # What has a gradient, as positions among the feeds
         self.wrt_names = list(halves.gradients)
         self.wrt = [feeds.index(n) for n in halves.gradients]
@@ -263,8 +265,8 @@ class Graphs:
         self, inputs: Sequence[torch.Tensor], bound: Bound, drawn: Sequence[torch.Tensor]
     ) -> list[Any]:
         """OrtValues for the forward graph, in its order."""
-        given = [to_ort(inputs[i]) for i in self.from_inputs]
-        return [*given, *bound.values(), *map(to_ort, drawn)]
+        from_user = [to_ort(inputs[i]) for i in self.from_inputs]
+        return [*from_user, *bound.values(), *map(to_ort, drawn)]
 
     def _free_cores(self) -> None:
         """Free the cores, where freeing them takes less time than it saves."""
@@ -293,21 +295,23 @@ class Graphs:
         self._free_cores()
         return list(self._backward.run(vector).to_dlpacks(_from_dlpack))
 
-    def with_seeds(self, kept: Any, grads: Sequence[torch.Tensor], *, again: bool) -> Any:
+    def with_seeds(self, saved: Any, grads: Sequence[torch.Tensor], *, again: bool) -> Any:
         """All that the backward graph reads; `again` leaves what was kept as it is."""
         if again:
-            kept = vector_of([kept[i] for i in range(len(kept))])
+            saved = vector_of([saved[i] for i in range(len(saved))])
         for i in self.seeded:
-            kept.push_back(to_ort(grads[i]))
-        return kept
+            saved.push_back(to_ort(grads[i]))
+        return saved
 
-    def update(self, made: Any, tensors: Sequence[torch.Tensor], counts: Mapping[int, int]) -> None:
+    def update(
+        self, outputs: Any, tensors: Sequence[torch.Tensor], counts: Mapping[int, int]
+    ) -> None:
         """Write new values of buffers where the module keeps them."""
         if not self.updated:
             return
         with torch.no_grad():
             old = [tensors[i] for i in self.updated]
-            new = [to_torch(made, self.count + k) for k in range(len(old))]
+            new = [to_torch(outputs, self.count + k) for k in range(len(old))]
             for k, i in enumerate(self.updated):
                 if i in counts:  # the average over all batches so far
                     new[k] = old[k] + (new[k] - old[k]) / (tensors[counts[i]].item() + 1)
@@ -322,36 +326,36 @@ class _ORTModuleFunction(torch.autograd.Function):
         ctx: Any, graphs: Graphs, call: Call, *wrt: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
         feeds, tensors = call.feeds, call.tensors
-        call.made = made = graphs.run_forward(feeds, save=True)
-        results = tuple([to_torch(made, i) for i in range(graphs.count)])
+        call.outputs = outputs = graphs.run_forward(feeds, save=True)
+        results = tuple([to_torch(outputs, i) for i in range(graphs.count)])
         if graphs.not_seeded:
             ctx.mark_non_differentiable(*[results[i] for i in graphs.not_seeded])
         # torch is told what is kept so that it notices when someone changes it before backward
         ctx.save_for_backward(
             *[tensors[i] for i in graphs.feed_at], *[results[i] for i in graphs.saved_outputs]
         )
-        ctx.kept = graphs, graphs.kept(made, feeds)
+        ctx.saved = graphs, graphs.for_backward(outputs, feeds)
         return results
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         _ = ctx.saved_tensors  # raises if they were changed, or released by an earlier backward
-        graphs, kept = ctx.kept
+        graphs, saved = ctx.saved
         if torch.is_grad_enabled():  # create_graph=True
             with torch.no_grad():
-                found = graphs.run_backward(graphs.with_seeds(kept, grads, again=True))
-            return _refuse_second((None, None, *found))
+                gradients = graphs.run_backward(graphs.with_seeds(saved, grads, again=True))
+            return _refuse_second((None, None, *gradients))
         again = _keep_graph()
         if not again:
-            ctx.kept = None
-        return None, None, *graphs.run_backward(graphs.with_seeds(kept, grads, again=again))
+            ctx.saved = None
+        return None, None, *graphs.run_backward(graphs.with_seeds(saved, grads, again=again))
 
 
-def _refuse_second(found: Sequence[torch.Tensor | None]) -> Any:
+def _refuse_second(gradients: Sequence[torch.Tensor | None]) -> Any:
     """Gradients that raise when they are differentiated, where constants would be wrong."""
-    refuse = torch._C._functions.DelayedError(SECOND, sum(t is not None for t in found))
-    marked = iter(refuse(*[t.requires_grad_() for t in found if t is not None]))
-    return tuple(None if t is None else next(marked) for t in found)
+    refuse = torch._C._functions.DelayedError(SECOND, sum(t is not None for t in gradients))
+    marked = iter(refuse(*[t.requires_grad_() for t in gradients if t is not None]))
+    return tuple(None if t is None else next(marked) for t in gradients)
 
 
 # torch's own `apply` looks through all arguments for functorch's wrappers first, in Python
@@ -369,8 +373,8 @@ class RunAgainForBackward(torch.autograd.Function):
     def forward(
         ctx: Any, graphs: Graphs, call: Call, *wrt: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
-        call.made = made = graphs.run_forward(call.feeds, save=False)
-        results = tuple([to_torch(made, i) for i in range(graphs.count)])
+        call.outputs = outputs = graphs.run_forward(call.feeds, save=False)
+        results = tuple([to_torch(outputs, i) for i in range(graphs.count)])
         ctx.call = call
         ctx.mark_non_differentiable(*[r for r in results if not r.is_floating_point()])
         ctx.save_for_backward(*call.tensors)
@@ -380,8 +384,8 @@ class RunAgainForBackward(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         if torch.is_grad_enabled():
             with torch.no_grad():
-                found = RunAgainForBackward._gradients(ctx, grads)
-            return _refuse_second(found)
+                gradients = RunAgainForBackward._gradients(ctx, grads)
+            return _refuse_second(gradients)
         return RunAgainForBackward._gradients(ctx, grads)
 
     @staticmethod
@@ -392,10 +396,10 @@ class RunAgainForBackward(torch.autograd.Function):
         graphs, feeds, names = call.later()
         if not graphs.differentiable:
             return None, None, *(None for _ in names)
-        kept = graphs.kept(graphs.run_forward(feeds, save=True), feeds)
-        vector = graphs.with_seeds(kept, grads, again=False)
-        found = dict(zip(graphs.wrt_names, graphs.run_backward(vector)))
-        return None, None, *(found.get(n) for n in names)
+        saved = graphs.for_backward(graphs.run_forward(feeds, save=True), feeds)
+        vector = graphs.with_seeds(saved, grads, again=False)
+        gradients = dict(zip(graphs.wrt_names, graphs.run_backward(vector)))
+        return None, None, *(gradients.get(n) for n in names)
 
 
 def _keep_graph() -> bool:
@@ -411,10 +415,10 @@ class Call:
         tensors: the torch tensors that they share memory with.
         later: makes graphs for the backward pass, what to feed them, and the names of what has
             gradients.
-        made: all that the forward graph gave.
+        outputs: all that the forward graph gave.
     """
 
-    __slots__ = ("feeds", "later", "made", "tensors")
+    __slots__ = ("feeds", "later", "outputs", "tensors")
 
     def __init__(
         self,
@@ -423,4 +427,4 @@ class Call:
         later: Callable[[], tuple[Graphs, list[Any], list[str]]] | None = None,
     ) -> None:
         self.feeds, self.tensors, self.later = feeds, tensors, later
-        self.made: Any = None
+        self.outputs: Any = None

@@ -86,19 +86,19 @@ def _make(structure: Structure, take: Callable[[], Any]) -> Any:
     kind, cls, info, parts = structure
     if kind == "constant":
         return info
-    made = [_make(part, take) for part in parts]
+    rebuilt = [_make(part, take) for part in parts]
     if kind == "sequence":
-        return cls(*made) if hasattr(cls, "_fields") else cls(made)
+        return cls(*rebuilt) if hasattr(cls, "_fields") else cls(rebuilt)
     if kind == "mapping":
-        items = dict(zip(info, made))
+        items = dict(zip(info, rebuilt))
         return items if cls is dict else cls(items)
-    return _dataclass(cls, dict(zip(info, made)))
+    return _dataclass(cls, dict(zip(info, rebuilt)))
 
 
 def _dataclass(cls: type, values: Mapping[str, Any]) -> Any:
-    given = {f.name for f in dataclasses.fields(cls) if f.init}
-    made = cls(**{n: v for n, v in values.items() if n in given})
+    arguments = {f.name for f in dataclasses.fields(cls) if f.init}
+    instance = cls(**{n: v for n, v in values.items() if n in arguments})
     for name, value in values.items():
-        if name not in given:
-            object.__setattr__(made, name, value)
-    return made
+        if name not in arguments:
+            object.__setattr__(instance, name, value)
+    return instance

@@ -153,10 +153,10 @@ class DebugOptions:
         return SaveOptions(self.save_onnx, self.onnx_prefix, self.save_path)
 
 
-def _level(given: LogLevel) -> LogLevel:
+def _level(default: LogLevel) -> LogLevel:
     name = os.environ.get(LOG_LEVEL_VARIABLE, "")
     if not name:
-        return given
+        return default
     if name.upper() not in LogLevel.__members__:
         raise OptionValueError(
             f"{LOG_LEVEL_VARIABLE} is {name!r} and must be one of {', '.join(LogLevel.__members__)}"
@@ -164,8 +164,8 @@ def _level(given: LogLevel) -> LogLevel:
     return LogLevel[name.upper()]
 
 
-def _folder(given: str | os.PathLike[str]) -> Path:
-    folder = Path(given or os.environ.get(SAVE_PATH_VARIABLE, "") or Path.cwd())
+def _folder(path: str | os.PathLike[str]) -> Path:
+    folder = Path(path or os.environ.get(SAVE_PATH_VARIABLE, "") or Path.cwd())
     if not folder.is_dir():
         raise SavePathError(
             f"Directory {folder} is not writable. It does not exist; create it, or give another as "

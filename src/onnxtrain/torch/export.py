@@ -20,9 +20,11 @@ from typing import Any
 
 import onnx
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
 from ..errors import OnnxTrainError
+from ..preparing import preparing
 from ..runtime.session.sharing import GlobalLock
 from . import repair, translations
 from .autograd_functions import custom_functions, without_checkpoints
@@ -95,6 +97,7 @@ def default_exporter() -> str:
     return DYNAMO if (major, minor) >= (2, 9) else TORCHSCRIPT
 
 
+@preparing("exporting the module with torch")
 def export(
     module: torch.nn.Module,
     args: Sequence[Any],
@@ -228,8 +231,8 @@ class _Flat(torch.nn.Module):
 
     def call(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Loss and outputs."""
-        given = iter(tensors)
-        leaves = [next(given) if t else c for t, c in zip(self.is_tensor, self.constants)]
+        remaining = iter(tensors)
+        leaves = [next(remaining) if t else c for t, c in zip(self.is_tensor, self.constants)]
         args, kwargs = pytree.tree_unflatten(leaves, self.spec)
         loss: tuple[torch.Tensor, ...] = ()
         if self.loss_fn is None:
@@ -279,8 +282,8 @@ class _Result:
         return [leaf for leaf, t in zip(leaves, self.is_tensor) if t]
 
     def rebuild(self, values: Sequence[Any]) -> Any:
-        given = iter(values)
-        leaves = [next(given) if t else leaf for leaf, t in zip(self.leaves, self.is_tensor)]
+        remaining = iter(values)
+        leaves = [next(remaining) if t else leaf for leaf, t in zip(self.leaves, self.is_tensor)]
         return pytree.tree_unflatten(leaves, self.spec)
 
 
@@ -318,7 +321,7 @@ def called(
             f"{type(module).__name__} changes {', '.join((marks.refused + changed)[:4])} while it "
             "runs, and a graph cannot. Do that outside of `forward`, after an update."
         )
-    return result, Probe(type(module).__name__, marks.count > 0, reads.found)
+    return result, Probe(type(module).__name__, marks.count > 0, reads.reads)
 
 
 def _probe(flat: _Flat) -> Probe:
@@ -350,7 +353,10 @@ def _dynamo(flat: _Flat, asked: _Request) -> tuple[onnx.ModelProto, Fits]:
     flat.other_forms = True
     auto = torch.export.Dim.AUTO
     shapes = tuple(dict.fromkeys(asked.dynamic.get(n, {}), auto) or None for n in asked.names)
-    with _assumptions() as rules, translations.read_once():
+    # The fused kernels of attention give other strides than what torch decomposes it into later,
+    # and a `view` that one layout allows fails on the other.
+    plain = sdpa_kernel(SDPBackend.MATH)
+    with _assumptions() as rules, translations.read_once(), plain:
         program = torch.onnx.export(
             flat,
             flat.tensors,
@@ -414,7 +420,7 @@ def _torchscript(flat: _Flat, asked: _Request) -> tuple[onnx.ModelProto, Fits]:
 def _undisturbed(flat: _Flat, module: torch.nn.Module, training: bool | None) -> Iterator[None]:
     """Modes, buffers and random state as before; tracing runs the module for real."""
     modes = [(m, m.training) for m in module.modules()]
-    kept = [(b, b.detach().clone()) for b in flat.buffers()]
+    buffers = [(b, b.detach().clone()) for b in flat.buffers()]
     try:
         if training is not None:
             module.train(training)
@@ -424,7 +430,7 @@ def _undisturbed(flat: _Flat, module: torch.nn.Module, training: bool | None) ->
         for submodule, mode in modes:
             submodule.training = mode
         with torch.no_grad():
-            for buffer, value in kept:
+            for buffer, value in buffers:
                 buffer.copy_(value)
 
 
@@ -478,12 +484,12 @@ def _finish(
         repair.training_statistics(proto, flat.module, training)
     present = {i.name for i in graph.initializer}
     marks = set(zeros())
-    found = {n: first for n, first in aliases.items() if first in present and n not in marks}
+    tied = {n: first for n, first in aliases.items() if first in present and n not in marks}
     return Exported(
         proto,
         [n for n in names if n in {i.name for i in graph.input}],
         outputs,
-        found,
+        tied,
         exporter,
         note,
         barriers,
@@ -491,14 +497,14 @@ def _finish(
     )
 
 
-def _output_names(given: Sequence[str] | None, count: int, with_loss: bool) -> list[str]:
-    if given is None:
+def _output_names(names: Sequence[str] | None, count: int, with_loss: bool) -> list[str]:
+    if names is None:
         plain = count - with_loss
         rest = ["output", *(f"output_{i}" for i in range(1, plain))][:plain]
         return [*(["loss"] if with_loss else []), *rest]
-    if len(given) != count:
+    if len(names) != count:
         what = "loss and outputs" if with_loss else "outputs"
         raise ExportError(
-            f"The module has {count} {what}, and {len(given)} are described: {list(given)}."
+            f"The module has {count} {what}, and {len(names)} are described: {list(names)}."
         )
-    return list(given)
+    return list(names)

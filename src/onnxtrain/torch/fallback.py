@@ -79,24 +79,24 @@ class PolicyError(OnnxTrainError, ValueError):
     """A fallback policy that does not exist."""
 
 
-def read_policy(given: FallbackPolicy | str | bool | None) -> FallbackPolicy:
+def read_policy(choice: FallbackPolicy | str | bool | None) -> FallbackPolicy:
     """The policy: as given, else from the environment, else none.
 
     Args:
-        given: a policy, names joined by ``|``, True for every reason, False for none.
+        choice: a policy, names joined by ``|``, True for every reason, False for none.
     """
-    if given is None:
-        given = os.environ.get(POLICY_VARIABLE, "")
-    if isinstance(given, bool):
-        return ANY_REASON if given else FallbackPolicy.FALLBACK_DISABLE
-    if isinstance(given, str):
+    if choice is None:
+        choice = os.environ.get(POLICY_VARIABLE, "")
+    if isinstance(choice, bool):
+        return ANY_REASON if choice else FallbackPolicy.FALLBACK_DISABLE
+    if isinstance(choice, str):
         policy = FallbackPolicy(0)
-        for name in given.replace(",", "|").split("|"):
+        for name in choice.replace(",", "|").split("|"):
             policy |= _by_name(name.strip()) if name.strip() else FallbackPolicy(0)
-        given = policy or FallbackPolicy.FALLBACK_DISABLE
-    if not isinstance(given, int):
-        raise PolicyError(f"A fallback policy is a FallbackPolicy or names, not {given!r}.")
-    policy = FallbackPolicy(given)
+        choice = policy or FallbackPolicy.FALLBACK_DISABLE
+    if not isinstance(choice, int):
+        raise PolicyError(f"A fallback policy is a FallbackPolicy or names, not {choice!r}.")
+    policy = FallbackPolicy(choice)
     if policy & FallbackPolicy.FALLBACK_DISABLE and policy != FallbackPolicy.FALLBACK_DISABLE:
         raise PolicyError("FALLBACK_DISABLE cannot be combined with other fallback policies.")
     return policy

@@ -8,7 +8,7 @@ differentiated as a constant.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import onnx
@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from ..graph.edit import remove_nodes, replace_value
 from ..graph.nodes import same_shape
+from ..graph.subgraphs import node_protos
 
 BARRIER = "onnxtrain_barrier_"
 """How the names of the zeros begin, and of the nodes that add them."""
@@ -165,16 +166,16 @@ def _embedding_bag(
         def reduce(rows: torch.Tensor, how: str) -> torch.Tensor:
             return _reduced_by_number(rows, how, bags, count)
 
-    kept = counted.unsqueeze(-1)
+    mask = counted.unsqueeze(-1)
     if mode == "max":
-        largest = reduce(torch.where(kept, rows, -torch.inf), "amax")
+        largest = reduce(torch.where(mask, rows, -torch.inf), "amax")
         return torch.where(torch.isinf(largest), 0.0, largest)
     if per_sample_weights is not None:
         rows = rows * per_sample_weights.unsqueeze(-1)
-    total = reduce(torch.where(kept, rows, 0.0), "sum")
+    total = reduce(torch.where(mask, rows, 0.0), "sum")
     if mode == "sum":
         return total
-    return total / reduce(kept.to(rows.dtype), "sum").clamp(min=1.0)
+    return total / reduce(mask.to(rows.dtype), "sum").clamp(min=1.0)
 
 
 def _reduced_by_axis(rows: torch.Tensor, how: str) -> torch.Tensor:
@@ -196,12 +197,12 @@ def _bags(
 def _reduced_by_number(
     rows: torch.Tensor, how: str, bags: torch.Tensor, count: int
 ) -> torch.Tensor:
-    places = bags.unsqueeze(1).expand(-1, rows.shape[1])
+    indices = bags.unsqueeze(1).expand(-1, rows.shape[1])
     start = torch.full((count, rows.shape[1]), -torch.inf if how == "amax" else 0.0)
     start = start.to(rows.dtype)
     if how == "amax":
-        return start.scatter_reduce(0, places, rows, "amax")
-    return start.scatter_add(0, places, rows)
+        return start.scatter_reduce(0, indices, rows, "amax")
+    return start.scatter_add(0, indices, rows)
 
 
 # --- losses ---------------------------------------------------------------------------------------
@@ -250,9 +251,9 @@ def _selecting(function: Callable[..., Any], argument: Callable[..., torch.Tenso
         if not isinstance(dim, int) or rows.dim() == 0 or not rows.is_floating_point():
             return function(*args, **kwargs)
         marks.count += 1
-        places = argument(rows, dim, keepdim=True)
-        values = rows.gather(dim, places)
-        return kind((values, places) if keep else (values.squeeze(dim), places.squeeze(dim)))
+        indices = argument(rows, dim, keepdim=True)
+        values = rows.gather(dim, indices)
+        return kind((values, indices) if keep else (values.squeeze(dim), indices.squeeze(dim)))
 
     return another
 
@@ -297,10 +298,10 @@ def _averaged(rows: torch.Tensor, axis: int, size: int) -> torch.Tensor:
 
 def _windows(length: int, count: int, dtype: torch.dtype) -> torch.Tensor:
     """A matrix that averages over windows: window i is floor(i·n/m) … ceil((i+1)·n/m)."""
-    number, place = torch.arange(count), torch.arange(length)
+    number, position = torch.arange(count), torch.arange(length)
     starts = (number * length).div(count, rounding_mode="floor").unsqueeze(1)
     ends = ((number + 1) * length + count - 1).div(count, rounding_mode="floor").unsqueeze(1)
-    inside = (place >= starts) & (place < ends)
+    inside = (position >= starts) & (position < ends)
     return inside.to(dtype) / (ends - starts).to(dtype)
 
 
@@ -330,19 +331,11 @@ ANOTHER_FORM: dict[Any, Callable[..., Any]] = {
 def name_barriers(proto: onnx.ModelProto) -> list[str]:
     """Name the nodes that no gradient passes, so that they can be told to the differentiation."""
     names = []
-    for number, node in enumerate(_all_nodes(proto.graph)):
+    for number, node in enumerate(node_protos(proto.graph.node)):
         if any(name.startswith(BARRIER) for name in node.input):
             node.name = f"{BARRIER}{number}"
             names.append(node.name)
     return names
-
-
-def _all_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    for node in graph.node:
-        yield node
-        for attribute in node.attribute:
-            if attribute.HasField("g"):
-                yield from _all_nodes(attribute.g)
 
 
 def remove_barriers(model: ir.Model, names: Collection[str]) -> None:

@@ -212,9 +212,9 @@ class ORTModule(torch.nn.Module):
                 kind = cache.find(structure, inputs, graded, settings)
                 cache.remember(key, kind)
             cache.used[kind.training] = kind
-            given = protected(kind.traced, inputs) if kind.changes_arguments else inputs
-            prepared = kind.prepare(given, cache)
-        outputs = kind(given, cache, *prepared)
+            protected_inputs = protected(kind.traced, inputs) if kind.changes_arguments else inputs
+            prepared = kind.prepare(protected_inputs, cache)
+        outputs = kind(protected_inputs, cache, *prepared)
         return outputs[0] if kind.is_tensor else kind.result(outputs, inputs)
 
     def _settings(self) -> Settings:
@@ -242,10 +242,10 @@ class ORTModule(torch.nn.Module):
 
     def _fixed_values(self) -> FixedValues | None:
         """What is done about values that tracing fixes: torch takes over, where it may."""
-        given: FixedValues | None = self._options.fixed_values
-        if given is None and self._policy & FallbackPolicy.FALLBACK_UNSUPPORTED_TORCH_MODEL:
+        choice: FixedValues | None = self._options.fixed_values
+        if choice is None and self._policy & FallbackPolicy.FALLBACK_UNSUPPORTED_TORCH_MODEL:
             return "error"
-        return given
+        return choice
 
     def reset(self) -> None:
         """Forget all graphs; the next call exports again."""
@@ -330,13 +330,13 @@ class ORTModule(torch.nn.Module):
         self._adopt(*(state[n] for n in _OWN if n in state))
 
     def __deepcopy__(self: T, memo: dict[int, Any]) -> T:
-        made = type(self).__new__(type(self))
-        memo[id(self)] = made
-        made.__setstate__(copy.deepcopy(self.__getstate__(), memo))
+        twin = type(self).__new__(type(self))
+        memo[id(self)] = twin
+        twin.__setstate__(copy.deepcopy(self.__getstate__(), memo))
         with self._graphs.lock:
             # graphs do not hold the values of parameters
-            made._graphs.share(self._graphs)  # noqa: SLF001  # of this class
-        return made
+            twin._graphs.share(self._graphs)  # noqa: SLF001  # of this class
+        return twin
 
     # --- not possible ----------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ Functions take the outermost module of an export, whose tensors have the names t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,9 @@ import onnx
 import onnx.helper
 import onnx.numpy_helper
 import torch
+
+from ..graph import Names
+from ..graph.subgraphs import graph_protos, node_protos
 
 DynamicAxes = Mapping[str, Mapping[int, str]]
 
@@ -34,10 +37,10 @@ def state_name(name: str) -> str:
 def aliases(flat: torch.nn.Module) -> dict[str, str]:
     """From every state_dict name to the first name of the same tensor."""
     first: dict[int, str] = {}
-    found = {}
+    first_names = {}
     for name, tensor in tensors_by_name(flat).items():
-        found[state_name(name)] = first.setdefault(id(tensor), state_name(name))
-    return found
+        first_names[state_name(name)] = first.setdefault(id(tensor), state_name(name))
+    return first_names
 
 
 def canonical_names(
@@ -79,7 +82,7 @@ def separate_outputs(proto: onnx.ModelProto) -> None:
     names = _value_names(graph)
     for output in graph.output:
         if output.name in taken:
-            own = _fresh(f"{output.name}_returned", names)
+            own = Names(names).fresh(f"{output.name}_returned")
             graph.node.add(op_type="Identity", input=[output.name], output=[own])
             output.name = own
             names.add(own)
@@ -104,37 +107,25 @@ def rename(proto: onnx.ModelProto, names: Mapping[str, str]) -> None:
     taken = _value_names(proto.graph)
     for new in list(names.values()):
         if new in taken and new not in names:
-            names[new] = _fresh(f"{new}_inner", taken | set(names.values()))
+            names[new] = Names(taken | set(names.values())).fresh(f"{new}_inner")
     _rename_graph(proto.graph, names)
 
 
 def _value_names(graph: onnx.GraphProto) -> set[str]:
-    found = {i.name for i in graph.initializer} | {i.name for i in graph.input}
-    for node in graph.node:
-        found.update(node.output)
-        for attribute in node.attribute:
-            if attribute.HasField("g"):
-                found |= _value_names(attribute.g)
-    return found
-
-
-def _fresh(stem: str, taken: set[str]) -> str:
-    name, count = stem, 0
-    while name in taken:
-        count += 1
-        name = f"{stem}_{count}"
-    return name
+    names: set[str] = set()
+    for each in graph_protos(graph):
+        names.update(v.name for v in (*each.initializer, *each.input))
+        names.update(o for node in each.node for o in node.output)
+    return names
 
 
 def _rename_graph(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
-    for node in graph.node:
-        node.input[:] = [names.get(n, n) for n in node.input]
-        node.output[:] = [names.get(n, n) for n in node.output]
-        for attribute in node.attribute:
-            if attribute.HasField("g"):
-                _rename_graph(attribute.g, names)
-    for value in (*graph.initializer, *graph.input, *graph.output, *graph.value_info):
-        value.name = names.get(value.name, value.name)
+    for each in graph_protos(graph):
+        for node in each.node:
+            node.input[:] = [names.get(n, n) for n in node.input]
+            node.output[:] = [names.get(n, n) for n in node.output]
+        for value in (*each.initializer, *each.input, *each.output, *each.value_info):
+            value.name = names.get(value.name, value.name)
 
 
 def name_dimensions(proto: onnx.ModelProto, dynamic: DynamicAxes) -> None:
@@ -178,21 +169,15 @@ def activate_dropout(proto: onnx.ModelProto) -> None:
     in eval mode are left out by both, so there are no others.
     """
     name = "onnxtrain.training_mode"
-    nodes = [n for n in _all_nodes(proto.graph) if n.op_type == "Dropout" and len(n.input) == 2]
+    nodes = [
+        n for n in node_protos(proto.graph.node) if n.op_type == "Dropout" and len(n.input) == 2
+    ]
     if not nodes:
         return
     if all(i.name != name for i in proto.graph.initializer):
         proto.graph.initializer.append(onnx.numpy_helper.from_array(np.array(True), name))
     for node in nodes:
         node.input.append(name)
-
-
-def _all_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    for node in graph.node:
-        yield node
-        for attribute in node.attribute:
-            if attribute.HasField("g"):
-                yield from _all_nodes(attribute.g)
 
 
 def to_array(tensor: torch.Tensor) -> np.ndarray[Any, Any]:

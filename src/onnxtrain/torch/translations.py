@@ -36,7 +36,7 @@ def read_once() -> Iterator[None]:
         if key not in _tables:
             _tables[key] = read.__func__(cls, *args, **kwargs)
         table = copy.copy(_tables[key])
-        table.functions = {target: list(found) for target, found in table.functions.items()}
+        table.functions = {target: list(functions) for target, functions in table.functions.items()}
         return table
 
     setattr(ONNXRegistry, "from_torchlib", classmethod(remembered))  # noqa: B010 - a method to mypy

@@ -87,7 +87,7 @@ class ValueReads(TorchFunctionMode):
         tensors: its arguments.
 
     Attributes:
-        found: the places, in the order in which they were first met.
+        reads: the places, in the order in which they were first met.
     """
 
     def __init__(self, module: torch.nn.Module, tensors: Iterable[torch.Tensor]) -> None:
@@ -96,7 +96,7 @@ class ValueReads(TorchFunctionMode):
         self._changing = WeakIdKeyDictionary()
         for tensor in (*tensors, *module.parameters(), *module.buffers()):
             self._changing[tensor] = True
-        self.found: list[Read] = []
+        self.reads: list[Read] = []
 
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
@@ -124,8 +124,8 @@ class ValueReads(TorchFunctionMode):
             return
         path, line = frame.f_code.co_filename, frame.f_lineno
         read = Read(self._module_of(frame), path, line)
-        if read not in self.found and not only_raises(path, line):
-            self.found.append(read)
+        if read not in self.reads and not only_raises(path, line):
+            self.reads.append(read)
 
     def _module_of(self, frame: types.FrameType | None) -> str:
         """The innermost part of the module whose method is being run."""
@@ -149,22 +149,22 @@ def _tensors(values: Any) -> Iterable[torch.Tensor]:
         yield from _tensors(tuple(values.values()))
 
 
-def check_choice(given: str | None) -> FixedValues | None:
+def check_choice(choice: str | None) -> FixedValues | None:
     """What to do about fixed values, as given or in the environment; None if nothing is said."""
-    chosen = given if given is not None else os.environ.get(FIXED_VALUES_VARIABLE) or None
+    chosen = choice if choice is not None else os.environ.get(FIXED_VALUES_VARIABLE) or None
     if chosen is not None and chosen not in CHOICES:
-        where = "fixed_values" if given is not None else FIXED_VALUES_VARIABLE
+        where = "fixed_values" if choice is not None else FIXED_VALUES_VARIABLE
         raise FixedValuesError(f"{where} is one of {', '.join(CHOICES)}, not {chosen!r}.")
     return chosen
 
 
 def describe(name: str, reads: Sequence[Read]) -> str:
     """What is wrong, where, and what to do about it."""
-    places = "".join(f"\n  {read}" for read in reads)
+    listed = "".join(f"\n  {read}" for read in reads)
     return (
         f"{name} reads values of tensors in Python, and the exported graph has "
         "them fixed as they were in this call: with other values it computes the same branch, "
-        f"which may be the wrong one.{places}\n"
+        f"which may be the wrong one.{listed}\n"
         "What to do: write the choice with torch.where or torch.cond, or let torch do the work "
         "(ORTModule(..., fallback=True)). To make this an error or to be quiet: "
         f'fixed_values="error" or "ignore", or {FIXED_VALUES_VARIABLE} in the environment.'

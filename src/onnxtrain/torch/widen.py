@@ -6,12 +6,14 @@ exact than what torch computes, and rounded once, at the end.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 
 import onnx
 import onnx.helper
 import onnx.numpy_helper
 import torch
+
+from ..graph.subgraphs import node_protos
 
 FLOAT, FLOAT16, BFLOAT16 = (
     onnx.TensorProto.FLOAT,
@@ -46,7 +48,7 @@ def widen(model: onnx.ModelProto, narrow: Collection[int]) -> None:
         if v.type.tensor_type.elem_type in narrow
     }
     for nodes in (graph.node, *(function.node for function in model.functions)):
-        for node in _all_nodes(nodes):
+        for node in node_protos(nodes):
             _widen_attributes(node, narrow)
     renamed = {name: name + SUFFIX for name in (*inputs, *outputs)}
     _rename(graph.node, renamed)
@@ -64,14 +66,6 @@ def widen(model: onnx.ModelProto, narrow: Collection[int]) -> None:
     _forget_types(graph, narrow)
 
 
-def _all_nodes(nodes: Collection[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
-    for node in nodes:
-        yield node
-        for attribute in node.attribute:
-            if attribute.HasField("g"):
-                yield from _all_nodes(attribute.g.node)
-
-
 def _widen_attributes(node: onnx.NodeProto, narrow: Collection[int]) -> None:
     for attribute in node.attribute:
         if attribute.name in ("to", "dtype") and attribute.i in narrow:
@@ -82,7 +76,7 @@ def _widen_attributes(node: onnx.NodeProto, narrow: Collection[int]) -> None:
 
 
 def _rename(nodes: Collection[onnx.NodeProto], names: Mapping[str, str]) -> None:
-    for node in _all_nodes(nodes):
+    for node in node_protos(nodes):
         node.input[:] = [names.get(n, n) for n in node.input]
         node.output[:] = [names.get(n, n) for n in node.output]
         for attribute in node.attribute:
@@ -92,10 +86,10 @@ def _rename(nodes: Collection[onnx.NodeProto], names: Mapping[str, str]) -> None
 
 def _forget_types(graph: onnx.GraphProto, narrow: Collection[int]) -> None:
     """Drop what is said about values inside, here and in subgraphs, that are float32 now."""
-    kept = [v for v in graph.value_info if v.type.tensor_type.elem_type not in narrow]
+    remaining = [v for v in graph.value_info if v.type.tensor_type.elem_type not in narrow]
     del graph.value_info[:]
-    graph.value_info.extend(kept)
-    for node in _all_nodes(graph.node):
+    graph.value_info.extend(remaining)
+    for node in node_protos(graph.node):
         for attribute in node.attribute:
             for value in (*attribute.g.input, *attribute.g.output, *attribute.g.value_info):
                 if value.type.tensor_type.elem_type in narrow:

@@ -44,19 +44,19 @@ def size(op: OpBuilder, x: Tensor, axes: Iterable[int] | None = None) -> Size:
 
 def vector(op: OpBuilder, *parts: Size) -> Tensor:
     """A 1-D INT64 tensor out of numbers and [1]-shaped tensors; a constant when all are known."""
-    pieces: list[Tensor] = []
+    tensors: list[Tensor] = []
     known: list[int] = []
     for part in parts:
         if isinstance(part, int):
             known.append(part)
             continue
         if known:
-            pieces.append(op.const(np.array(known, np.int64)))
+            tensors.append(op.const(np.array(known, np.int64)))
             known = []
-        pieces.append(part)
-    if known or not pieces:
-        pieces.append(op.const(np.array(known, np.int64)))
-    return pieces[0] if len(pieces) == 1 else op.Concat(*pieces, axis=0)
+        tensors.append(part)
+    if known or not tensors:
+        tensors.append(op.const(np.array(known, np.int64)))
+    return tensors[0] if len(tensors) == 1 else op.Concat(*tensors, axis=0)
 
 
 def scalar(op: OpBuilder, number: Size) -> Tensor:

@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from ...errors import GradientRuleError
 from ...graph import Constants, Names, OpBuilder, Tensor
-from ...graph.edit import captured_values
+from ...graph.subgraphs import captured_values, live_nodes, subgraphs, used_values
 from .. import bodies, loops
 from ..registry import graph_gradient
 from ..walk import Walk
@@ -22,7 +22,7 @@ def inner_walks(walk: Walk, node: ir.Node) -> list[tuple[Walk, list[ir.Value]]]:
     names = Names()
     op = OpBuilder(names, Constants(names), walk.op.opset)
     if node.op_type == "If":
-        graphs = bodies.subgraphs(node)
+        graphs = subgraphs(node)
         return [(bodies.body_walk(walk, op, g, node), list(g.outputs)) for g in graphs]
     form = loops.scan_form(node) if node.op_type == "Scan" else loops.loop_form(node)
     return [(form.walk(walk, op), list(form.body.outputs))]
@@ -37,26 +37,26 @@ def if_(walk: Walk, node: ir.Node, dys: Sequence[Tensor | None]) -> Gradients:
     # captured values, zeros for those it does not use.
     op = walk.op
     branches = [node.attributes[k].as_graph() for k in ("then_branch", "else_branch")]
-    found = [_branch(walk, node, graph, dys) for graph in branches]
-    captured = [v for v in captured_values(node) if any(v in grads for _, grads in found)]
+    backward = [_branch(walk, node, graph, dys) for graph in branches]
+    captured = [v for v in captured_values(node) if any(v in grads for _, grads in backward)]
     if not captured:
         return []
     graphs = []
-    for forward, (inner, grads) in zip(branches, found):
+    for forward, (inner, grads) in zip(branches, backward):
         results = [grads[v] if v in grads else inner.zeros_like(inner.tensor(v)) for v in captured]
         results = _hand_over_branch(op, node, forward, inner, results)
         outputs = bodies.body_outputs(inner, results)
         graphs.append(ir.Graph([], outputs, nodes=inner.nodes, name=f"{forward.name}_grad"))
     condition = node.inputs[0]
     assert condition is not None
-    found_results = op.many(
+    gradients = op.many(
         "If",
         op.tensor(condition),
         outputs=len(captured),
         then_branch=graphs[0],
         else_branch=graphs[1],
     )
-    return [(v, loops.typed(r, v)) for v, r in zip(captured, found_results)]
+    return [(v, loops.typed(r, v)) for v, r in zip(captured, gradients)]
 
 
 def _branch(
@@ -88,9 +88,9 @@ def _hand_over_branch(
 ) -> list[Tensor]:
     """Make what the backward branch reads of the forward branch outputs of the forward If."""
     local = bodies.values_of(forward)
-    inner.nodes[:] = bodies.live_nodes(inner.nodes, [r.value for r in results])
+    inner.nodes[:] = live_nodes(inner.nodes, [r.value for r in results])
     inner.nodes[:] = bodies.shapes_to_forward(inner, forward, local, inner.nodes)
-    used = [*bodies.used_values(inner.nodes), *(r.value for r in results)]
+    used = [*used_values(inner.nodes), *(r.value for r in results)]
     visible = {}
     for value in dict.fromkeys(v for v in used if v in local):
         if value in forward.outputs:
@@ -98,7 +98,7 @@ def _hand_over_branch(
             continue
         outer = bodies.add_node_output(op, node, f"{value.name}_of_{node.name}")
         outer.type = value.type
-        for graph in bodies.subgraphs(node):
+        for graph in subgraphs(node):
             if graph is forward:
                 bodies.add_body_output(op, graph, value)
             else:

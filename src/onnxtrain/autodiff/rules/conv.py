@@ -126,9 +126,14 @@ def input_gradient(
     if few and group == 1 and dy.dtype.name == "FLOAT" and all(a.static for a in axes):
         return _folded(op, dy, w, axes)
     points = all(a.kernel == 1 for a in axes)
-    taken, given = w.dim(0), w.dim(1)
+    channels_out, channels_in = w.dim(0), w.dim(1)
     many = len(counts) == len(axes) and math.prod(counts) >= FLIP_WINDOWS
-    thin = many and isinstance(taken, int) and isinstance(given, int) and taken <= given
+    thin = (
+        many
+        and isinstance(channels_out, int)
+        and isinstance(channels_in, int)
+        and channels_out <= channels_in
+    )
     if (points or thin or group > 1) and all(_mirrors(a) for a in axes):
         return _flipped(op, dy, w, axes, group)
     return _transposed(op, dy, w, axes, group)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from ...graph import OpBuilder, Tensor
 from ._index import Size, dim, vector
-from .axis_maps import places
+from .axis_maps import cell_positions
 from .windows import Axis, at_offset, columns, offsets_of, pad_image, quotient
 
 FEW_CHANNELS = 4
@@ -47,8 +47,8 @@ def weight_gradient(
     counts = [a.windows for a in axes if isinstance(a.windows, int)]
     many = len(counts) == len(axes) and math.prod(counts) >= MANY_WINDOWS
     kernel, width = math.prod(a.kernel for a in axes), dim(op, w, 1)
-    pieces = _per_offset(op, image, signal, w, axes, per_image=many)
-    joined = pieces[0] if len(pieces) == 1 else op.Concat(*pieces, axis=0)
+    products = _per_offset(op, image, signal, w, axes, per_image=many)
+    joined = products[0] if len(products) == 1 else op.Concat(*products, axis=0)
     stacked = op.Reshape(joined, vector(op, kernel, -1, width))
     return op.Reshape(op.transpose(stacked, 1, 2, 0), _shape(op, w, axes))
 
@@ -135,15 +135,15 @@ def _per_offset(
     channels = dim(op, w, 1)
     padded = pad_image(op, op.transpose(image, 0, *range(2, len(axes) + 2), 1), axes, 1)
     rows = op.Reshape(signal, [0, 0, -1]) if per_image else _signal_rows(op, signal, axes)
-    pieces = []
+    products = []
     for offset in offsets_of(axes):
         cells = at_offset(op, padded, axes, offset, 1)
         if per_image:
             product = op.MatMul(rows, op.Reshape(cells, vector(op, 0, -1, channels)))
-            pieces.append(op.ReduceSum(product, [0], keepdims=0))
+            products.append(op.ReduceSum(product, [0], keepdims=0))
         else:
-            pieces.append(op.MatMul(rows, op.Reshape(cells, vector(op, -1, channels))))
-    return pieces
+            products.append(op.MatMul(rows, op.Reshape(cells, vector(op, -1, channels))))
+    return products
 
 
 def _shifted(
@@ -221,7 +221,7 @@ def _by_kernel_row(
         padded = op.transpose(split, 0, 1, rank - 1, *range(2, rank - 1))
         first = 3
     for i, axis in enumerate(outer):
-        cells = places(op, replace(axis, begin=0))
+        cells = cell_positions(op, replace(axis, begin=0))
         padded = op.Gather(padded, op.transpose(cells, 1, 0), axis=first + 2 * i)
     if len(outer) > 1:
         kernel = [first + 2 * i for i in range(len(outer))]

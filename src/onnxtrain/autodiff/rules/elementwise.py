@@ -270,9 +270,10 @@ def where(op: OpBuilder, dy: Tensor, y: Tensor, condition: Tensor, a: Tensor, b:
     return None, op.Where(condition, dy, 0), op.Where(condition, 0, dy)
 
 
-@gradient("Cast", note="between float types")
+@gradient("Cast", takes_codes=True, note="between float types")
 def cast(op: OpBuilder, dy: Tensor, y: Tensor, x: Tensor) -> Any:
-    return as_type(op, dy, x.dtype)
+    # What integer arithmetic gives has a gradient of the float type that it is cast to.
+    return as_type(op, dy, x.dtype) if x.is_float else dy
 
 
 @gradient("CastLike", stops=(1,), note="between float types")

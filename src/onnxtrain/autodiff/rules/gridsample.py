@@ -29,11 +29,11 @@ def grid_sample(
     rank = x.rank - 2
     taps, slopes = [], []
     for axis in range(rank):  # the grid names the last axis first
-        place = rank - 1 - axis
-        normal = op.Reshape(op.Slice(grid, [place], [place + 1], [-1]), [0, -1])
+        coordinate = rank - 1 - axis
+        normal = op.Reshape(op.Slice(grid, [coordinate], [coordinate + 1], [-1]), [0, -1])
         size = dim(op, x, axis + 2)
-        found, slope = _axis_taps(op, normal, size, bool(align_corners), mode, padding_mode)
-        taps.append(found)
+        axis_taps, slope = _axis_taps(op, normal, size, bool(align_corners), mode, padding_mode)
+        taps.append(axis_taps)
         slopes.append(slope)
     reader = Reader(op, x, taps)
     flat = op.Reshape(dy, [0, 0, -1])

@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from ...errors import GradientRuleError
 from ...graph import OpBuilder, Tensor
-from ...graph.edit import captured_values
+from ...graph.subgraphs import captured_values
 from .. import bodies, hoist, loops
 from ..registry import graph_gradient
 from ..walk import Walk
@@ -22,7 +22,7 @@ def loop(walk: Walk, node: ir.Node, dys: Sequence[Tensor | None]) -> Gradients:
     dys = [*dys, *[None] * (len(node.outputs) - len(dys))]
     back = loops.differentiate_body(walk, form, dys)
     needed = [v for v in loops.needed_forward_values(back) if v not in form.body.inputs[:2]]
-    kept, count = _keep(op, form, needed)
+    stacks, count = _keep(op, form, needed)
     number = ir.Value(
         name=op.names.fresh("iteration"), type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape([])
     )
@@ -32,7 +32,7 @@ def loop(walk: Walk, node: ir.Node, dys: Sequence[Tensor | None]) -> Gradients:
     head = bodies.inside(op)
     then = head.Sub(head.Sub(head.tensor(count.value), 1), head.tensor(number))
     then.value.shape = ir.Shape([])
-    for value, stack in kept.items():
+    for value, stack in stacks.items():
         if isinstance(stack.type, ir.SequenceType):
             pick = loops.typed(head.SequenceAt(head.tensor(stack), then), value)
         else:
@@ -125,23 +125,23 @@ def _keep_sequences(op: OpBuilder, node: ir.Node, values: Sequence[ir.Value]) ->
     inside.place(body)
     before.place(graph, before=node)
     node.resize_inputs(2 + states + len(starts))
-    for place, start in enumerate(starts, start=2 + states):
-        node.replace_input_with(place, start)
-    kept = _outputs_after_states(node, states, len(values))
-    for value, sequence in zip(values, kept):
+    for index, start in enumerate(starts, start=2 + states):
+        node.replace_input_with(index, start)
+    collected = _outputs_after_states(node, states, len(values))
+    for value, sequence in zip(values, collected):
         assert isinstance(value.type, ir.TensorType)
         sequence.name = op.names.fresh(f"{value.name}_sequence")
         sequence.type = ir.SequenceType(ir.TensorType(value.type.dtype))
         sequence.shape = None
-    return kept
+    return collected
 
 
 def _outputs_after_states(node: ir.Node, states: int, count: int) -> list[ir.Value]:
     """New outputs of a Loop in front of its scan outputs, which move on with names and readers."""
     old = node.outputs
     node.resize_outputs(len(old) + count)
-    for place in reversed(range(states, len(old))):
-        source, target = old[place], node.outputs[place + count]
+    for index in reversed(range(states, len(old))):
+        source, target = old[index], node.outputs[index + count]
         name, target.type, target.shape = source.name, source.type, source.shape
         source.replace_all_uses_with(target, replace_graph_outputs=True)
         source.name, target.name = None, name
@@ -154,14 +154,14 @@ def _keep(
     """Keep values of every iteration; also tells how many iterations really ran."""
     stable = _outer_symbols(form)
     varying = [v for v in needed if not _has_fixed_shape(v, stable)]
-    kept: dict[ir.Value, ir.Value] = {}
+    stacks: dict[ir.Value, ir.Value] = {}
     if varying:
-        kept.update(zip(varying, _keep_sequences(op, form.node, varying)))
+        stacks.update(zip(varying, _keep_sequences(op, form.node, varying)))
         form = loops.loop_form(form.node)
-    kept.update((v, _keep_stack(op, form, v)) for v in needed if v not in kept)
+    stacks.update((v, _keep_stack(op, form, v)) for v in needed if v not in stacks)
     if varying:
-        return kept, op.SequenceLength(op.tensor(kept[varying[0]]))
+        return stacks, op.SequenceLength(op.tensor(stacks[varying[0]]))
     stack = next((p.outer for p in form.stacked if p.outer is not None), None)
     if stack is None:
         stack = _keep_stack(op, form, form.body.inputs[0])
-    return kept, op.Squeeze(op.Shape(op.tensor(stack), start=0, end=1), [0])
+    return stacks, op.Squeeze(op.Shape(op.tensor(stack), start=0, end=1), [0])

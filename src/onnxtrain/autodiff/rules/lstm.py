@@ -40,7 +40,7 @@ class LstmLoop:
         weights: those of input and state side by side.
         x: the inputs of all steps, [time, input size, batch].
         h0, c0: the first states, [hidden size, batch].
-        kept: what the steps gave, by name, stacked.
+        stacks: what the steps gave, by name, stacked.
         backwards: whether it starts at the last step.
     """
 
@@ -52,7 +52,7 @@ class LstmLoop:
     x: Tensor
     h0: Tensor
     c0: Tensor
-    kept: Mapping[str, Tensor]
+    stacks: Mapping[str, Tensor]
     backwards: bool
 
     def gradients(
@@ -70,7 +70,7 @@ class LstmLoop:
             r_turned = op.transpose(self.r, 1, 0)
         dz, dh0, dc0 = self._backward(op, r_turned, dy, dh, dc)
         columns = _side_by_side(op, dz)
-        both = op.Gemm(columns, _side_by_side(op, self.kept["xh"]), transB=1)
+        both = op.Gemm(columns, _side_by_side(op, self.stacks["xh"]), transB=1)
         dw, dr = op.many("Split", both, widths, outputs=2, axis=1)
         pairs = [(self.w, dw), (self.r, dr), (self.h0, dh0), (self.c0, dc0)]
         if of_x:
@@ -89,7 +89,7 @@ class LstmLoop:
         dc: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """From the last step to the first: gradients of the gates and of the first states."""
-        stacks = _factors(op, self.kept)
+        stacks = _factors(op, self.stacks)
         if dy is not None:
             stacks["dy"] = dy
 
@@ -111,16 +111,16 @@ class LstmLoop:
 
 def declare_loop(loop: LstmLoop) -> None:
     """Let a loop that is built be differentiated in this way."""
-    node = loop.kept["h"].value.producer()
+    node = loop.stacks["h"].value.producer()
     assert node is not None
-    assert node.outputs[2] is loop.kept["h"].value
+    assert node.outputs[2] is loop.stacks["h"].value
     declare(Composite(node, (loop.weights.value, *node.outputs[3:]), loop.gradients))
 
 
-def _factors(op: OpBuilder, kept: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _factors(op: OpBuilder, stacks: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """What the gradients of a step are multiplied with, for all steps."""
-    i, f, o, g, ig, fc = (kept[k] for k in ("i", "f", "o", "g", "ig", "fc"))
-    h, tanh_c = kept["h"], kept["tanh c"]
+    i, f, o, g, ig, fc = (stacks[k] for k in ("i", "f", "o", "g", "ig", "fc"))
+    h, tanh_c = stacks["h"], stacks["tanh c"]
     return {
         "f": f,
         "c": op.Sub(o, op.Mul(h, tanh_c)),

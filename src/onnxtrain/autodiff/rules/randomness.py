@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...graph import OpBuilder, Tensor
-from ...graph.dropout import never_drops, scale_of_kept
+from ...graph.dropout import dropout_scale, never_drops
 from ..registry import gradient, zero_gradient
 
 
@@ -21,8 +21,8 @@ def dropout(
     assert op.node is not None
     if never_drops(op.node):
         return dy
-    kept = op.Cast(op.output(1), to=dy.dtype)
-    return dy * (kept * scale_of_kept(op, op.node, dy))
+    mask = op.Cast(op.output(1), to=dy.dtype)
+    return dy * (mask * dropout_scale(op, op.node, dy))
 
 
 zero_gradient("Bernoulli", "Multinomial", "RandomNormalLike", "RandomUniformLike", note="a draw")

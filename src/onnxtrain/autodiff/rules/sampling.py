@@ -143,11 +143,11 @@ class Reader:
         """The pixels (N, C, L) that are read, not weighted yet, and their taps."""
         op = self.op
         flat = op.Reshape(self.image, [0, 0, -1])
-        found = []
+        pixels = []
         for index, combination in self.combinations():
             shape = op.Concat(vector(op, *self.shape[:2]), op.Shape(index, start=2), axis=0)
-            found.append((op.GatherElements(flat, op.Expand(index, shape), axis=2), combination))
-        return found
+            pixels.append((op.GatherElements(flat, op.Expand(index, shape), axis=2), combination))
+        return pixels
 
     def value(self, pixels: Sequence[tuple[Tensor, tuple[Tap, ...]]]) -> Tensor:
         """What was read (N, C, L)."""

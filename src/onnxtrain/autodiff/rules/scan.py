@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from ...graph import OpBuilder, Tensor
+from ...graph.subgraphs import used_values
 from .. import bodies, factors, hoist, loops
 from ..registry import graph_gradient
 from ..walk import Walk
@@ -33,7 +34,7 @@ def scan(walk: Walk, node: ir.Node, dys: Sequence[Tensor | None]) -> Gradients:
     stacks = [(p.axis, int(not p.backwards), g) for p, g in back.slices]
     stacks += [(0, 1, g) for g in later.stacked]
     outputs = bodies.body_outputs(back.op, [*(r for _, _, r in states), *(g for *_, g in stacks)])
-    used = bodies.used_values(back.op.nodes)
+    used = used_values(back.op.nodes)
     reads = [p for p in back.reads if p.inner in used]
     if not reads:  # something has to tell how many iterations there are
         reads = [_length_port(back.op, form)]

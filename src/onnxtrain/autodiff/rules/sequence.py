@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from ...errors import GradientRuleError
 from ...graph import Constants, Names, OpBuilder, Tensor
-from ...graph.edit import captured_values
+from ...graph.subgraphs import captured_values, live_nodes
 from ...operators import RANDOM
 from .. import bodies, sequences
 from ..registry import gradient, graph_gradient, zero_gradient
@@ -49,28 +49,28 @@ def sequence_at(
         return []
     so_far = walk.withdraw(seq.value)
     start = sequences.zeros_like(op, seq) if so_far is None else so_far
-    place = _position(op, pos, start)
+    position = _position(op, pos, start)
     if so_far is not None:
-        dy = dy + _at(op, so_far, place, dy)
-    others = sequences.typed_like(op.SequenceErase(start, place), seq.value)
-    return [(seq.value, sequences.typed_like(op.SequenceInsert(others, dy, place), seq.value))]
+        dy = dy + _at(op, so_far, position, dy)
+    others = sequences.typed_like(op.SequenceErase(start, position), seq.value)
+    return [(seq.value, sequences.typed_like(op.SequenceInsert(others, dy, position), seq.value))]
 
 
 @gradient("SequenceInsert", stops=(2,))
 def sequence_insert(
     op: OpBuilder, dy: Tensor, y: Tensor, seq: Tensor, x: Tensor, pos: Tensor | None
 ) -> Any:
-    place = None if pos is None else _position(op, pos, dy, longer=-1)
-    rest = sequences.typed_like(op.SequenceErase(dy, place), seq.value)
-    return rest, _at(op, dy, op.const(-1) if place is None else place, x)
+    position = None if pos is None else _position(op, pos, dy, longer=-1)
+    rest = sequences.typed_like(op.SequenceErase(dy, position), seq.value)
+    return rest, _at(op, dy, op.const(-1) if position is None else position, x)
 
 
 @gradient("SequenceErase", stops=(1,))
 def sequence_erase(op: OpBuilder, dy: Tensor, y: Tensor, seq: Tensor, pos: Tensor | None) -> Any:
     gone = op.SequenceAt(seq, op.const(-1) if pos is None else pos)
     gone.value.type = ir.TensorType(seq.dtype)
-    place = None if pos is None else _position(op, pos, dy, longer=1)
-    return sequences.typed_like(op.SequenceInsert(dy, op.zeros_like(gone), place), seq.value)
+    position = None if pos is None else _position(op, pos, dy, longer=1)
+    return sequences.typed_like(op.SequenceInsert(dy, op.zeros_like(gone), position), seq.value)
 
 
 @gradient("SplitToSequence", stops=(1,))
@@ -139,30 +139,32 @@ def sequence_map(
     _refuse_random(node, body)
     inner_op = bodies.inside(op)
     inner = _map_walk(walk, inner_op, node)
-    given: list[tuple[Tensor, Tensor]] = []
+    seeds: list[tuple[Tensor, Tensor]] = []
     for output, dy in zip(body.outputs, dys):
         if dy is not None and output in inner.active:
             seed = bodies.body_input(inner_op, f"{output.name}_grad", output)
             inner.add(output, seed)
-            given.append((dy, seed))
+            seeds.append((dy, seed))
     inner.run()
     outer_of = {i: v for v, i in zip(node.inputs, body.inputs) if v is not None}
     targets = [*(i for i in body.inputs if i in inner.wrt), *captured_values(node)]
-    found = [(t, g) for t in targets if t in inner.wrt and (g := inner.take(t)) is not None]
-    elements, results = _with_forward(inner_op, body, [g for _, g in found])
+    inner_gradients = [
+        (t, g) for t in targets if t in inner.wrt and (g := inner.take(t)) is not None
+    ]
+    elements, results = _with_forward(inner_op, body, [g for _, g in inner_gradients])
     outputs = bodies.body_outputs(inner_op, results)
-    for value, (target, _) in zip(outputs, found):
+    for value, (target, _) in zip(outputs, inner_gradients):
         value.type = ir.TensorType(target.dtype or ir.DataType.FLOAT)
     graph = ir.Graph(
-        [*elements, *(s.value for _, s in given)],
+        [*elements, *(s.value for _, s in seeds)],
         outputs,
         nodes=inner_op.nodes,
         name=op.names.fresh(f"{body.name}_grad"),
     )
-    operands = [op.tensor(outer_of[i]) for i in body.inputs] + [dy for dy, _ in given]
+    operands = [op.tensor(outer_of[i]) for i in body.inputs] + [dy for dy, _ in seeds]
     mapped = op.emit("SequenceMap", operands, len(outputs), body=graph)
     gradients = []
-    for (target, _), result in zip(found, mapped):
+    for (target, _), result in zip(inner_gradients, mapped):
         result.value.type = ir.SequenceType(ir.TensorType(target.dtype or ir.DataType.FLOAT))
         outer = outer_of.get(target, target)
         if not sequences.is_sequence(outer):
@@ -198,8 +200,8 @@ def _with_forward(
     copied.remove(nodes)
     for value in new.values():
         value.name = op.names.fresh(f"{value.name}_again")
-    live = bodies.live_nodes(op.nodes, [g.value for g in gradients])
+    live = live_nodes(op.nodes, [g.value for g in gradients])
     bodies.rewire(live, new)
     results = [op.tensor(new.get(g.value, g.value)) for g in gradients]
-    op.nodes[:] = bodies.live_nodes([*nodes, *live], [r.value for r in results])
+    op.nodes[:] = live_nodes([*nodes, *live], [r.value for r in results])
     return elements, results

@@ -25,16 +25,16 @@ from .sgd_learning_rate import BaseLearningRate, LearningRateAdam
 OPTIMIZERS = ("SGDOptimizer", "AdamOptimizer")
 
 
-def rate_for(optimizer: str, given: Any) -> Any:
+def rate_for(optimizer: str, rate: Any) -> Any:
     """The parameter `learning_rate`, where an optimizer gives a name or a number another meaning.
 
     With Adam a number is its constant rate, and ``"SGD"``, the default, Adam's own default.
     """
-    if optimizer != "AdamOptimizer" or isinstance(given, bool):
-        return given
-    if isinstance(given, (int, float, np.floating)):
-        return LearningRateAdam(float(given))
-    return LearningRateAdam() if given == "SGD" else given
+    if optimizer != "AdamOptimizer" or isinstance(rate, bool):
+        return rate
+    if isinstance(rate, (int, float, np.floating)):
+        return LearningRateAdam(float(rate))
+    return LearningRateAdam() if rate == "SGD" else rate
 
 
 class DeviceParameter:

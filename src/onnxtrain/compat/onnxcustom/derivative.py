@@ -130,19 +130,19 @@ def _vjp(
 ) -> onnx.ModelProto:
     outputs = [o.name for o in model.graph.output]
     before = {i.name for i in model.graph.input}
-    made = differentiate(model, wrt=[*inputs, *weights], vjp=True, allow_unused=True)
+    derivative = differentiate(model, wrt=[*inputs, *weights], vjp=True, allow_unused=True)
     if options & DerivativeOptions.FillGrad:
-        made = _filled(made, before, outputs)
+        derivative = _filled(derivative, before, outputs)
     if not options & DerivativeOptions.KeepOutputs:
-        kept = [o for o in made.graph.output if o.name not in outputs]
-        del made.graph.output[:]
-        made.graph.output.extend(kept)
-    return made
+        gradients = [o for o in derivative.graph.output if o.name not in outputs]
+        del derivative.graph.output[:]
+        derivative.graph.output.extend(gradients)
+    return derivative
 
 
-def _filled(made: onnx.ModelProto, before: set[str], outputs: list[str]) -> onnx.ModelProto:
+def _filled(derivative: onnx.ModelProto, before: set[str], outputs: list[str]) -> onnx.ModelProto:
     """Ones in place of the gradients of the outputs."""
-    model = load(made)
+    model = load(derivative)
     graph = model.graph
     op: OpBuilder = OpBuilder.on(model)
     op.scope = "ones"
@@ -190,12 +190,12 @@ def _of_loss(
         name = "loss"
         whole = _append(model, loss, label or "label")
     wrt = [*inputs_, *weights_]
-    made = differentiate(whole, wrt=wrt, of=name, allow_unused=True)
+    derivative = differentiate(whole, wrt=wrt, of=name, allow_unused=True)
     if not options & DerivativeOptions.KeepOutputs:
-        kept = [o for o in made.graph.output if o.name == name or o.name not in outputs]
-        del made.graph.output[:]
-        made.graph.output.extend(kept)
-    return made
+        results = [o for o in derivative.graph.output if o.name == name or o.name not in outputs]
+        del derivative.graph.output[:]
+        derivative.graph.output.extend(results)
+    return derivative
 
 
 def _append(model: onnx.ModelProto, text: str | None, label: str) -> onnx.ModelProto:

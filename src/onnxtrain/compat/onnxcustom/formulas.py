@@ -105,8 +105,8 @@ def _finished(model: ir.Model, op: OpBuilder, outputs: dict[str, Tensor]) -> onn
     """The model with these outputs; shapes are forgotten, since element by element any will do."""
     named = []
     for name, tensor in outputs.items():
-        made_here = tensor.value.producer() is not None
-        named.append(tensor.value if made_here else op.Identity(tensor).value)
+        has_producer = tensor.value.producer() is not None
+        named.append(tensor.value if has_producer else op.Identity(tensor).value)
         named[-1].name = name
     op.attach(model.graph)
     model.graph.outputs.clear()

@@ -200,8 +200,8 @@ class Side:
         self.of, self.rows = of, rows
         self.fed = _store(device, {FEATURES: (x.shape, x.dtype)})
         write(self.fed, FEATURES, x)
-        made = self._made_by_forward()
-        predicted, _ = made[of.parts.outputs[0]]
+        forward_results = self._forward_results()
+        predicted, _ = forward_results[of.parts.outputs[0]]
         if not predicted or predicted[0] != rows:
             raise ModelError(
                 f"The model's output {of.parts.outputs[0]!r} has the shape "
@@ -222,10 +222,10 @@ class Side:
         )
         write(self.fed, ROWS, rows)
         write(self.fed, SCALE, 1.0 / rows)
-        self.crossing = _store(device, {**made, SEED: (predicted, dtype)})
+        self.crossing = _store(device, {**forward_results, SEED: (predicted, dtype)})
         self.results = _store(device, {LOSS: ((), dtype)})
         bindings = [
-            self._forward(made),
+            self._forward(forward_results),
             self._loss(),
             self._backward(),
             *([self._penalty()] if of.penalty_onnx_ is not None else []),
@@ -282,12 +282,12 @@ class Side:
 
     # -- bindings ----------------------------------------------------------------------------------
 
-    def _made_by_forward(self) -> dict[str, tuple[tuple[int, ...], Any]]:
+    def _forward_results(self) -> dict[str, tuple[tuple[int, ...], Any]]:
         """Shapes and types of what the forward graph returns, from a first run."""
         binding = self._begin("forward")
         names = [o.name for o in self.of.forward_onnx_.graph.output]
         for name in names:
-            binding.made_output(name)
+            binding.allocated_output(name)
         binding.run()
         values = binding.io.get_outputs()
         return {
@@ -389,9 +389,9 @@ def _only(backward: onnx.ModelProto, names: set[str]) -> onnx.ModelProto:
     """The backward half without the gradients of the features, which nobody reads here."""
     model = onnx.ModelProto()
     model.CopyFrom(backward)
-    kept = [o for o in model.graph.output if o.name in names]
+    outputs = [o for o in model.graph.output if o.name in names]
     del model.graph.output[:]
-    model.graph.output.extend(kept)
+    model.graph.output.extend(outputs)
     return without_unused(model)
 
 

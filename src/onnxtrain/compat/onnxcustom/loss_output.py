@@ -103,10 +103,9 @@ class _LossBuilder:
         self.inputs: list[ir.Value] = []
 
     def input(self, name: str, dtype: ir.DataType, shape: Any) -> Tensor:
-        self.op.names.reserve(name)
-        value = ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(shape))
-        self.inputs.append(value)
-        return self.op.tensor(value)
+        tensor = self.op.graph_input(name, dtype, shape)
+        self.inputs.append(tensor.value)
+        return tensor
 
     def prediction(self, index: int | str | None) -> Tensor:
         outputs = list(self.model.graph.outputs)
@@ -183,11 +182,11 @@ class _LossBuilder:
         known = {v.name: v for v in self.model.graph.inputs if v.const_value is not None}
         if name not in known:
             raise UnknownNameError("weight", name, [n or "" for n in known])
-        given = factors if isinstance(factors, Mapping) else {"l2": factors}
-        unknown = set(given) - {"l1", "l2"}
+        by_kind = factors if isinstance(factors, Mapping) else {"l2": factors}
+        unknown = set(by_kind) - {"l1", "l2"}
         if unknown:
             raise UnknownNameError("penalty", sorted(unknown)[0], ["l1", "l2"])
-        l1, l2 = (float(given.get(kind) or 0) for kind in ("l1", "l2"))
+        l1, l2 = (float(by_kind.get(kind) or 0) for kind in ("l1", "l2"))
         if not (l1 or l2):
             raise ModelError(f"The penalty of {name!r} has neither l1 nor l2.")
         return formulas.penalty(self.op, self.op.tensor(known[name]), l1, l2)

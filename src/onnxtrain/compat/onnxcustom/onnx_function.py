@@ -81,10 +81,10 @@ def function_onnx_graph(
             f"it has {', '.join(sorted(accepted)) or 'none'}."
         )
     opset = DEFAULT_OPSET if target_opset is None else target_opset
-    made = build(**kwargs)
-    if isinstance(made, str):
-        return _parsed(name, made, kind, opset)
-    model = made(ir.DataType(TYPES[kind][1]), opset)
+    source = build(**kwargs)
+    if isinstance(source, str):
+        return _parsed(name, source, kind, opset)
+    model = source(ir.DataType(TYPES[kind][1]), opset)
     model.graph.name = name
     return model
 

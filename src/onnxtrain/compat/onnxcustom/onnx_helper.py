@@ -68,11 +68,11 @@ def get_train_initializer(onx: onnx.ModelProto) -> OrderedDict[str, tuple[Array,
     Returns:
         Name → (array, TensorProto), in the order of the graph.
     """
-    found: OrderedDict[str, tuple[Array, Any]] = OrderedDict()
+    trainable: OrderedDict[str, tuple[Array, Any]] = OrderedDict()
     for tensor in onx.graph.initializer:
         if tensor.data_type in FLOATS:
-            found[tensor.name] = (onnx.numpy_helper.to_array(tensor), tensor)
-    return found
+            trainable[tensor.name] = (onnx.numpy_helper.to_array(tensor), tensor)
+    return trainable
 
 
 def replace_initializers_into_onnx(

@@ -254,7 +254,7 @@ class OrtGradientOptimizer(TrainerBase):
         return step.run(data, starts, rate)
 
     def _numpy_steps(self, data: Batch, rows: int, starts: range, rate: float) -> float:
-        total, wanted = 0.0, [self.loss_output_name]
+        total, outputs = 0.0, [self.loss_output_name]
         ranks = {i.name: len(i.shape) for i in self.train_session_.get_inputs()}
         data = tuple(a.reshape(-1) if ranks[n] == 1 else a for n, a in zip(self.input_names_, data))
         for start in starts:
@@ -262,10 +262,10 @@ class OrtGradientOptimizer(TrainerBase):
             feeds = dict(zip(self.input_names_, batch))
             feeds[RATE] = np.array([rate], np.float32)
             try:
-                total += self.train_session_.run(wanted, feeds)[0].item()
+                total += self.train_session_.run(outputs, feeds)[0].item()
             except NonFiniteError as error:
-                place = f"in the batch of rows {start} to {start + rows - 1}"
-                raise BatchError(f"{error.reason} {place}") from error
+                where = f"in the batch of rows {start} to {start + rows - 1}"
+                raise BatchError(f"{error.reason} {where}") from error
         return total
 
     def _validate(self, X: Any, y: Any) -> float:

@@ -156,10 +156,10 @@ class OrtGradientForwardBackwardOptimizer(TrainerBase):
         if self.loss_output_name in names:
             return self.loss_output_name
         floats = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE)
-        found = [n for n, kind in names.items() if kind in floats]
-        if not found:
+        candidates = [n for n, kind in names.items() if kind in floats]
+        if not candidates:
             raise ModelError(f"None of the outputs {', '.join(names)} is a float tensor.")
-        return str(found[0])
+        return str(candidates[0])
 
     def _weights(self, model: onnx.ModelProto) -> list[str]:
         known = list(get_train_initializer(model))

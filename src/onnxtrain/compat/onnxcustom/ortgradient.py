@@ -263,22 +263,22 @@ def in_shapes(values: Any, shapes: Mapping[str, Shape | None], what: str) -> Any
         shapes: the shapes by the name of what they belong to, in the order of the values.
         what: what the values are, for the message.
     """
-    given = [tuple(values[i].shape()) for i in range(len(values))]
-    pairs = list(zip(given, shapes.items()))
-    if all(wanted is None or shape == wanted for shape, (_, wanted) in pairs):
+    actual = [tuple(values[i].shape()) for i in range(len(values))]
+    pairs = list(zip(actual, shapes.items()))
+    if all(expected is None or shape == expected for shape, (_, expected) in pairs):
         return values
     adapted = OrtValueVector()
-    for i, (shape, (name, wanted)) in enumerate(pairs):
-        if wanted is None or shape == wanted:
+    for i, (shape, (name, expected)) in enumerate(pairs):
+        if expected is None or shape == expected:
             adapted.push_back(values[i])
             continue
-        if math.prod(shape) != math.prod(wanted):
+        if math.prod(shape) != math.prod(expected):
             raise InputError(
-                f"{name!r} has the shape {list(wanted)}, and the {what} it that was given "
+                f"{name!r} has the shape {list(expected)}, and the {what} it that was given "
                 f"{list(shape)}."
             )
         device = values[i].device_name().lower()
-        adapted.push_back(numpy_to_ort_value(values[i].numpy().reshape(wanted), device))
+        adapted.push_back(numpy_to_ort_value(values[i].numpy().reshape(expected), device))
     return adapted
 
 

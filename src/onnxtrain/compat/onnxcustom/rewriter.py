@@ -5,7 +5,8 @@ from __future__ import annotations
 import onnx
 
 from ...errors import ModelError, UnknownNameError
-from ...graph import load, to_proto
+from ...graph import Names, load, to_proto
+from ...graph.subgraphs import graph_protos, subgraph_protos
 from .onnx_helper import as_proto
 
 _UNREDUCED = {
@@ -31,10 +32,10 @@ def unreduced_onnx_loss(onx: onnx.ModelProto, output_name: str = "score") -> onn
     graph = model.graph
     if output_name not in {o.name for o in graph.output}:
         raise UnknownNameError("output", output_name, [o.name for o in graph.output])
-    made_by = {name: node for node in graph.node for name in node.output}
-    node = made_by[output_name]
+    producers = {name: node for node in graph.node for name in node.output}
+    node = producers[output_name]
     while node.op_type not in _UNREDUCED:
-        sources = [made_by[i] for i in node.input if i in made_by]
+        sources = [producers[i] for i in node.input if i in producers]
         reducing = [n for n in sources if n.op_type in {*_UNREDUCED, *_THROUGH}]
         if node.op_type not in _THROUGH or not reducing:
             raise ModelError(
@@ -59,13 +60,13 @@ def unreduced_onnx_loss(onx: onnx.ModelProto, output_name: str = "score") -> onn
 def without_unused(model: onnx.ModelProto) -> onnx.ModelProto:
     """Drop the nodes that no output needs."""
     needed = {o.name for o in model.graph.output}
-    kept = []
+    live = []
     for node in reversed(model.graph.node):
         if needed.intersection(node.output):
             needed.update(node.input)
-            kept.append(node)
+            live.append(node)
     del model.graph.node[:]
-    model.graph.node.extend(reversed(kept))
+    model.graph.node.extend(reversed(live))
     constants = [i for i in model.graph.initializer if i.name in needed]
     del model.graph.initializer[:]
     model.graph.initializer.extend(constants)
@@ -86,7 +87,7 @@ def onnx_rewrite_operator(
     if not any(op_type == n.op_type for n in load(onx).graph.all_nodes()):
         return as_proto(onx)
     model = as_proto(onx)
-    names = _Fresh(_all_names(model.graph))
+    names = Names(_all_names(model.graph))
     _rewrite(model.graph, op_type, sub_onx.graph, names, recursive)
     ours = {o.domain: o for o in model.opset_import}
     for opset in sub_onx.opset_import:
@@ -100,38 +101,23 @@ def onnx_rewrite_operator(
     return to_proto(load(model))
 
 
-class _Fresh:
-    def __init__(self, taken: set[str]) -> None:
-        self._taken = taken
-
-    def __call__(self, stem: str) -> str:
-        name, number = stem, 0
-        while name in self._taken:
-            number += 1
-            name = f"{stem}_{number}"
-        self._taken.add(name)
-        return name
-
-
 def _all_names(graph: onnx.GraphProto) -> set[str]:
-    names = {v.name for v in (*graph.input, *graph.initializer)}
-    for node in graph.node:
-        names.update([node.name, *node.output])
-        for attribute in node.attribute:
-            if attribute.type == onnx.AttributeProto.GRAPH:
-                names |= _all_names(attribute.g)
+    names: set[str] = set()
+    for each in graph_protos(graph):
+        names.update(v.name for v in (*each.input, *each.initializer))
+        for node in each.node:
+            names.update([node.name, *node.output])
     return names
 
 
 def _rewrite(
-    graph: onnx.GraphProto, op_type: str, sub: onnx.GraphProto, fresh: _Fresh, recursive: bool
+    graph: onnx.GraphProto, op_type: str, sub: onnx.GraphProto, names: Names, recursive: bool
 ) -> None:
     nodes = []
     for node in graph.node:
         if recursive:
-            for attribute in node.attribute:
-                if attribute.type == onnx.AttributeProto.GRAPH:
-                    _rewrite(attribute.g, op_type, sub, fresh, recursive)
+            for inner in subgraph_protos(node):
+                _rewrite(inner, op_type, sub, names, recursive)
         if node.op_type != op_type:
             nodes.append(node)
             continue
@@ -141,28 +127,28 @@ def _rewrite(
                 f"{len(node.output)} outputs, the replacement {len(sub.input)} and "
                 f"{len(sub.output)}."
             )
-        nodes.extend(_inlined(graph, node, sub, fresh))
+        nodes.extend(_inlined(graph, node, sub, names))
     del graph.node[:]
     graph.node.extend(nodes)
 
 
 def _inlined(
-    graph: onnx.GraphProto, node: onnx.NodeProto, sub: onnx.GraphProto, fresh: _Fresh
+    graph: onnx.GraphProto, node: onnx.NodeProto, sub: onnx.GraphProto, names: Names
 ) -> list[onnx.NodeProto]:
     mapped = dict(zip([i.name for i in sub.input], node.input))
     mapped.update(zip([o.name for o in sub.output], node.output))
     for tensor in sub.initializer:
-        mapped[tensor.name] = fresh(tensor.name)
+        mapped[tensor.name] = names.fresh(tensor.name)
         graph.initializer.add().CopyFrom(tensor)
         graph.initializer[-1].name = mapped[tensor.name]
     nodes = []
     for inner in sub.node:
         for name in inner.output:
             if name and name not in mapped:
-                mapped[name] = fresh(name)
+                mapped[name] = names.fresh(name)
         copy = onnx.NodeProto()
         copy.CopyFrom(inner)
-        copy.name = fresh(f"{node.name or node.op_type}/{inner.name or inner.op_type}")
+        copy.name = names.fresh(f"{node.name or node.op_type}/{inner.name or inner.op_type}")
         for field in (copy.input, copy.output):
             renamed = [mapped.get(n, n) for n in field]
             del field[:]

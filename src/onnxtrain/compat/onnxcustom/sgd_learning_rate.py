@@ -117,11 +117,11 @@ class BaseLearningRate(BaseOnnx):
         else:
             if velocity is None:
                 raise SelectionError(f"{type(self).__name__} needs a velocity.")
-            kept = to_array(velocity)
+            moving = to_array(velocity)
             beta = np.array([self.momentum], weight.dtype)  # type: ignore[attr-defined]
-            feeds = {"X1": gradient, "X2": weight, "G": kept, "alpha": alpha, "beta": beta}
+            feeds = {"X1": gradient, "X2": weight, "G": moving, "alpha": alpha, "beta": beta}
             new, moved = session.run(None, feeds)
-            kept[...] = moved
+            moving[...] = moved
         weight[...] = new
         return statei
 

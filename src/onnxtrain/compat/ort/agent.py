@@ -126,14 +126,14 @@ class TrainingAgent(OneProcess):
         devices = [*map(raw_device, fw_outputs_device_info)]
         devices += devices[:1] * (len(results) - len(devices))
         self._saved = [n for n in reads if n in parts.saved]
-        self._given = [n for n in reads if n in known]
-        self._seeds = reads[len(self._saved) + len(self._given) :]
+        self._read_inputs = [n for n in reads if n in known]
+        self._seeds = reads[len(self._saved) + len(self._read_inputs) :]
         self._forward: Any = ForwardHalf(forward, feeds, results, devices)
         self._backward: Any = BackwardHalf(
             backward,
             self._forward,
             saved=self._saved,
-            given=self._given,
+            inputs=self._read_inputs,
             seeds=self._seeds,
             gradients=bw_fetches_names,
             device=[*map(raw_device, bw_outputs_device_info)],
@@ -191,16 +191,16 @@ class TrainingAgent(OneProcess):
             fetches: OrtValueVector to which the gradients are appended.
             state: the state of the forward pass.
         """
-        given = [feeds[i] for i in range(len(feeds))]  # iterating a vector is slow
-        if len(given) == self._outputs != len(self._seeds):
-            given = [given[i] for i in self._differentiable]
-        if len(given) != len(self._seeds):
+        seeds = [feeds[i] for i in range(len(feeds))]  # iterating a vector is slow
+        if len(seeds) == self._outputs != len(self._seeds):
+            seeds = [seeds[i] for i in self._differentiable]
+        if len(seeds) != len(self._seeds):
             raise ExecutionError(
                 f"{BACKWARD}it takes {len(self._seeds)} gradients of outputs "
-                f"({', '.join(self._seeds)}), {len(given)} were given."
+                f"({', '.join(self._seeds)}), {len(seeds)} were given."
             )
         needed = self._taken(state)
-        for value in given:
+        for value in seeds:
             needed.push_back(raw_ortvalue(value))
         run = self._backward.run
         try:
@@ -224,7 +224,7 @@ class TrainingAgent(OneProcess):
 
     def get_serialized_ortmodule_memory_stat(self, *unused: Any) -> str:
         """What the backward half needs from the forward half, as JSON."""
-        return json.dumps({"saved": self._saved, "inputs": self._given})
+        return json.dumps({"saved": self._saved, "inputs": self._read_inputs})
 
 
 def _check_names(

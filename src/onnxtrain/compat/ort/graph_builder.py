@@ -204,12 +204,12 @@ class OrtModuleGraphBuilder:
 
     def _plan(self, model: ir.Model) -> Plan:
         trained = set(self._config.initializer_names_to_train)
-        wanted = set(self._config.input_names_require_grad)
+        with_gradient = set(self._config.input_names_require_grad)
         return Plan(
             model,
             trainable=self._info.initializer_names_to_train,
             frozen=[n for n in self._info.initializer_names if n not in trained],
-            inputs=[n for n in self._info.user_input_names if n in wanted],
+            inputs=[n for n in self._info.user_input_names if n in with_gradient],
             vjp=True,
             unused="zeros",
             update_statistics=False,
@@ -421,9 +421,9 @@ def _add_yield_function(proto: onnx.ModelProto) -> None:
     (node,) = (n for n in proto.graph.node if n.op_type == "YieldOp" and n.domain == MICROSOFT)
     skipped = {i for a in node.attribute if a.name == "non_differentiable_outputs" for i in a.ints}
     inputs = [f"output_{i}" for i in range(len(node.input))]
-    kept = [name for i, name in enumerate(inputs) if i not in skipped]
-    results = [f"{name}_grad" for name in kept]
-    body = [onnx.helper.make_node("Identity", [a], [b]) for a, b in zip(kept, results)]
+    differentiable = [name for i, name in enumerate(inputs) if i not in skipped]
+    results = [f"{name}_grad" for name in differentiable]
+    body = [onnx.helper.make_node("Identity", [a], [b]) for a, b in zip(differentiable, results)]
     opset = next(o for o in proto.opset_import if o.domain in {"", "ai.onnx"})
     proto.functions.append(
         onnx.helper.make_function(

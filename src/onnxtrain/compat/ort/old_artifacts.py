@@ -15,7 +15,6 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-import onnx
 import onnx_ir as ir
 
 from ... import optim
@@ -52,12 +51,6 @@ class OldArtifactError(ModelError):
 # --- the training model -------------------------------------------------------------------------
 
 
-def is_old(model: onnx.ModelProto) -> bool:
-    """Whether a model has operators that only the training builds of onnxruntime had."""
-    private = PRIVATE | OPTIMIZERS | {ACCUMULATOR, "InplaceClipGradNorm"}
-    return any(n.op_type in private for n in model.graph.node)
-
-
 @model_errors("Converting the training model")
 def convert_training_model(model: ModelLike, frozen: Collection[str] = ()) -> ir.Model:
     """Rewrite a training model with standard operators, in the form that `Module` reads.
@@ -79,9 +72,9 @@ def convert_training_model(model: ModelLike, frozen: Collection[str] = ()) -> ir
     outputs = {o.name: o for o in loaded.graph.outputs}
     trainable = list(gradients)
     extra, accumulated = accumulate(loaded, gradients, trainable)
-    kept = [outputs[n] for n in user_outputs]
-    kept += [*accumulated, *(outputs[n] for n in states.values())]
-    _set(loaded.graph.outputs, kept)
+    results = [outputs[n] for n in user_outputs]
+    results += [*accumulated, *(outputs[n] for n in states.values())]
+    _set(loaded.graph.outputs, results)
     names = [v.name or "" for v in loaded.graph.inputs]
     inputs = {v.name: v for v in loaded.graph.inputs}
     order = [n for n in names if n not in extra] + extra
@@ -155,28 +148,28 @@ def _drop_accumulation(model: ir.Model) -> dict[str, str]:
     """Take the accumulators away; the gradients of this step become outputs `<p>_grad`."""
     graph = model.graph
     values = {v.name: v for v in graph.inputs}
-    found: dict[str, ir.Value] = {}
+    by_parameter: dict[str, ir.Value] = {}
     for node in [n for n in graph if n.op_type == ACCUMULATOR]:
         buffer, gradient = node.inputs[0], node.inputs[1]
         name = (buffer.name or "").removesuffix(BUFFER) if buffer is not None else ""
         if gradient is None or name not in values:
             raise OldArtifactError(f"{describe(node)} accumulates into an unknown buffer.")
-        found[name] = gradient
+        by_parameter[name] = gradient
     _set(graph.outputs, [o for o in graph.outputs if not (o.name or "").endswith(OUT)])
     for node in [n for n in graph if n.op_type == ACCUMULATOR]:
         graph.remove(node, safe=True)
-    kept = [v for v in graph.inputs if v.name != RESET and not (v.name or "").endswith(BUFFER)]
-    _set(graph.inputs, kept)
-    order = [v.name or "" for v in kept if v.name in found]
+    remaining = [v for v in graph.inputs if v.name != RESET and not (v.name or "").endswith(BUFFER)]
+    _set(graph.inputs, remaining)
+    order = [v.name or "" for v in remaining if v.name in by_parameter]
     for name in order:
-        graph.outputs.append(_gradient_output(graph, name, found[name]))
+        graph.outputs.append(_gradient_output(graph, name, by_parameter[name]))
     return {n: f"{n}_grad" for n in order}
 
 
 def _gradient_output(graph: ir.Graph, name: str, gradient: ir.Value) -> ir.Value:
     parameter = next(v for v in graph.inputs if v.name == name)
-    made = gradient.producer() is not None and not gradient.is_graph_output()
-    if gradient.name != f"{name}_grad" or not made:
+    is_inner = gradient.producer() is not None and not gradient.is_graph_output()
+    if gradient.name != f"{name}_grad" or not is_inner:
         node = identity(gradient, f"{name}_grad/Identity", f"{name}_grad")
         graph.append(node)
         gradient = node.outputs[0]
@@ -334,13 +327,13 @@ def convert_artifacts(
 
 def _shapes(model: ir.Model, names: Sequence[str]) -> list[tuple[str, list[int]]]:
     inputs = {v.name: v for v in model.graph.inputs}
-    found = []
+    shapes = []
     for name in names:
         shape = inputs[name].shape
         if shape is None or not all(isinstance(d, int) for d in shape.dims):
             raise OldArtifactError(f"The training model gives no shape for parameter {name!r}.")
-        found.append((name, [int(d) for d in shape.numpy()]))
-    return found
+        shapes.append((name, [int(d) for d in shape.numpy()]))
+    return shapes
 
 
 def _convert_eval(path: Path, folder: Path, described: dict[str, Any]) -> None:

@@ -23,6 +23,7 @@ import torch
 from ...errors import InputError
 from ...torch import ortmodule as current
 from ...torch.debug_options import DebugOptions, file_name
+from ...torch.element_types import ONNX_TYPES
 from ...torch.fallback import FallbackPolicy, read_policy
 from .capi import (
     GradientNodeAttributeDefinition,
@@ -182,8 +183,8 @@ class TransitionManager:
     def _exported_model_info(self) -> ModelInfo:
         inside = self._module.view(self._training)
         args, kwargs = inside.arguments if inside.arguments is not None else ((), ())
-        wanted = [n for n in inside.inputs if n in inside.differentiated]
-        return ModelInfo(inside.exported, args, kwargs, inside.inputs, wanted)
+        with_gradient = [n for n in inside.inputs if n in inside.differentiated]
+        return ModelInfo(inside.exported, args, kwargs, inside.inputs, with_gradient)
 
     @property
     def _model_info_for_export(self) -> ModelInfo:
@@ -242,15 +243,15 @@ def set_random_states(states: tuple[Any, Any, torch.Tensor]) -> None:
 
 def defined_from_envvar(name: str, default: Any, *, warn: bool = True) -> Any:
     """An environment variable as a value of the default's type; the default where it is none."""
-    given = os.environ.get(name)
-    if given is None:
+    text = os.environ.get(name)
+    if text is None:
         return default
     try:
-        return type(default)(given)
+        return type(default)(text)
     except (TypeError, ValueError) as error:
         if warn:
             warnings.warn(
-                f"Unable to overwrite constant {name!r} with {given!r}: {error}.", stacklevel=2
+                f"Unable to overwrite constant {name!r} with {text!r}: {error}.", stacklevel=2
             )
         return default
 
@@ -290,41 +291,26 @@ def _node(node: GradientNode) -> GradientNodeDefinition:
     )
 
 
-def _attribute(name: str, given: dict[str, Any]) -> GradientNodeAttributeDefinition:
-    value, is_tensor = given["value"], bool(given.get("is_tensor", False))
+def _attribute(name: str, entry: dict[str, Any]) -> GradientNodeAttributeDefinition:
+    value, is_tensor = entry["value"], bool(entry.get("is_tensor", False))
     return GradientNodeAttributeDefinition(
-        name, json.dumps(value), given.get("dtype", "float"), is_tensor
+        name, json.dumps(value), entry.get("dtype", "float"), is_tensor
     )
 
 
 # --- types ----------------------------------------------------------------------------------------
 
-_TYPES = {
-    torch.float32: onnx.TensorProto.FLOAT,
-    torch.float64: onnx.TensorProto.DOUBLE,
-    torch.float16: onnx.TensorProto.FLOAT16,
-    torch.bfloat16: onnx.TensorProto.BFLOAT16,
-    torch.int8: onnx.TensorProto.INT8,
-    torch.int16: onnx.TensorProto.INT16,
-    torch.int32: onnx.TensorProto.INT32,
-    torch.int64: onnx.TensorProto.INT64,
-    torch.uint8: onnx.TensorProto.UINT8,
-    torch.bool: onnx.TensorProto.BOOL,
-    torch.complex64: onnx.TensorProto.COMPLEX64,
-    torch.complex128: onnx.TensorProto.COMPLEX128,
-}
-
 
 def pytorch_type_to_onnx_dtype(dtype: torch.dtype) -> int:
     """ONNX's number of a torch type."""
-    if dtype not in _TYPES:
+    if dtype not in ONNX_TYPES:
         raise InputError(f"ONNX has no type {dtype}.")
-    return int(_TYPES[dtype])
+    return int(ONNX_TYPES[dtype])
 
 
 def onnx_dtype_to_pytorch_dtype(number: int) -> torch.dtype:
     """The torch type with this number in ONNX."""
-    for dtype, known in _TYPES.items():
+    for dtype, known in ONNX_TYPES.items():
         if known == number:
             return dtype
     raise InputError(f"torch has no type for ONNX's number {number}.")

@@ -25,8 +25,11 @@ def optimizers_for(
         raise ParameterError(
             f"training_optimizer_name is one of {', '.join(OPERATORS)}, not {name!r}."
         )
-    for given in (parameters.optimizer_attributes_map, parameters.optimizer_int_attributes_map):
-        for weight in given:
+    for attributes in (
+        parameters.optimizer_attributes_map,
+        parameters.optimizer_int_attributes_map,
+    ):
+        for weight in attributes:
             if weight not in weights:
                 raise UnknownNameError("trained weight (in an attribute map)", weight, weights)
     return {
@@ -36,11 +39,11 @@ def optimizers_for(
 
 def _attributes(parameters: TrainingParameters, name: str, weight: str) -> dict[str, Any]:
     known = OPERATORS[name]
-    given: dict[str, Any] = {
+    attributes: dict[str, Any] = {
         **parameters.optimizer_attributes_map.get(weight, {}),
         **parameters.optimizer_int_attributes_map.get(weight, {}),
     }
-    for attribute in given:
+    for attribute in attributes:
         if attribute not in known:
             close = difflib.get_close_matches(attribute, known, 1, 0.5)
             hint = f" Did you mean {close[0]!r}?" if close else ""
@@ -49,5 +52,5 @@ def _attributes(parameters: TrainingParameters, name: str, weight: str) -> dict[
                 f"{', '.join(known) or 'none'}.{hint}"
             )
     if not parameters.enable_grad_norm_clip:
-        given["max_norm_clip"] = None
-    return given
+        attributes["max_norm_clip"] = None
+    return attributes

@@ -18,6 +18,7 @@ from ...graph.external import data_folder
 from ...graph.io import save
 from ...hyper import LARGEST, check_rate
 from ...optim.transforms import FIRST, SECOND
+from ...preparing import preparing
 from ...runtime.files.onnxfile import ValueInfo
 from ...runtime.session.binding import Binding
 from ...runtime.session.devices import RUN_OPTIONS, Device, open_session, session_options
@@ -75,6 +76,7 @@ class TrainingSession(OneProcess, onnxruntime.InferenceSession):  # type: ignore
 
     _instead = "Hand over the model and get_state(), and load_state() into a new session there."
 
+    @preparing("preparing a TrainingSession")
     def __init__(
         self,
         path_or_bytes: str | os.PathLike[str] | bytes,
@@ -172,10 +174,10 @@ class TrainingSession(OneProcess, onnxruntime.InferenceSession):  # type: ignore
             self._refuse(input_feed)
         if self._rate_name:
             check_fed_rate(input_feed[self._rate_name], self._rate_name)
-        wanted = tuple(output_names) if output_names else ()
+        outputs = tuple(output_names) if output_names else ()
         with self._lock:
             key = self.runner.key()
-            binding = self._own.get((key, wanted)) or self._bind(key, wanted)
+            binding = self._own.get((key, outputs)) or self._bind(key, outputs)
             if not binding.feed_again(values):
                 binding.feed(self._input_infos, self._check.arrays(values))
             binding.run(RUN_OPTIONS if run_options is None else run_options)
@@ -186,14 +188,14 @@ class TrainingSession(OneProcess, onnxruntime.InferenceSession):  # type: ignore
         """A binding of the engine for steps of one kind; `runner.bind` binds the state to it."""
         return Binding(self.sessions[key[0]], self.runner.device)
 
-    def _bind(self, key: Key, wanted: tuple[str, ...]) -> Binding:
-        for name in wanted:
+    def _bind(self, key: Key, outputs: tuple[str, ...]) -> Binding:
+        for name in outputs:
             self._position(name)
         binding = self.new_binding(key)
-        binding.user_outputs([self._output_infos[n] for n in wanted or self._output_names])
+        binding.user_outputs([self._output_infos[n] for n in outputs or self._output_names])
         binding.labels = self._check.labels
         self.runner.bind(key, binding)
-        self._own[key, wanted] = binding
+        self._own[key, outputs] = binding
         return binding
 
     def _position(self, name: str) -> int:

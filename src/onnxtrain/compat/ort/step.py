@@ -223,9 +223,8 @@ class _Build:
                 f"The name {name!r} is taken in the model, and the training graph needs it. "
                 "Rename the value (for the learning rate: set lr_params_feed_name)."
             )
-        self.op.names.reserve(name)
         assert dtype is not None
-        return ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(list(shape)))
+        return self.op.graph_input(name, dtype, shape).value
 
     def scalar_input(self, name: str) -> Tensor:
         """A user input FLOAT[1], as a scalar."""
@@ -391,7 +390,7 @@ class _Build:
     def _update_together(self, step: Tensor, rate: Tensor) -> None:
         op, optimizer = self.op, next(iter(self.of.optimizers.values()))
         dtype = next(iter(self.params.values())).dtype
-        end, pieces = 0, []
+        end, flattened = 0, []
         for name, gradient in self.gradients.items():
             op.scope = f"together/{name}"
             shape = self.params[name].static_shape or ()
@@ -400,13 +399,13 @@ class _Build:
             for state in optimizer.states:
                 self.parts[f"{name}.{state}"] = Part(f"{TOGETHER_NAME}.{state}", end, shape)
             padding = -size % ALIGNED
-            pieces.append(op.Reshape(gradient, op.const(np.array([-1], np.int64))))
+            flattened.append(op.Reshape(gradient, op.const(np.array([-1], np.int64))))
             if padding:
-                pieces.append(op.const(np.zeros(padding), dtype))
+                flattened.append(op.const(np.zeros(padding), dtype))
             end += size + padding
         op.scope = "together"
         weights = self.state(TOGETHER_NAME, dtype, [end])
-        gradients = op.Concat(*pieces, axis=0)
+        gradients = op.Concat(*flattened, axis=0)
         self.params = {TOGETHER_NAME: weights}
         self.gradients = {TOGETHER_NAME: gradients}
         self._update_one(TOGETHER_NAME, optimizer, step, rate)
@@ -470,10 +469,10 @@ class _Build:
         outputs = [v.name or "" for v in self.outputs]  # a rewrite may put other values there
         states = {name: value.name or "" for name, value in self.states.items()}
         self.model = clean_up(self.model)
-        kept = [v for v in graph.inputs if v not in self.inputs and v is not self.factor]
+        state_inputs = [v for v in graph.inputs if v not in self.inputs and v is not self.factor]
         graph.inputs.clear()
-        graph.inputs.extend([*self.inputs, *kept, *self.new_inputs])
-        for value in (*kept, *self.new_inputs):
+        graph.inputs.extend([*self.inputs, *state_inputs, *self.new_inputs])
+        for value in (*state_inputs, *self.new_inputs):
             value.const_value = None
         return Step(
             self.model,
@@ -497,8 +496,8 @@ def _product_plus(op: OpBuilder, gradient: Tensor, param: Tensor) -> Tensor | No
     if left is None or right is None or node.domain:
         return None
     if node.op_type == "Gemm" and len(node.inputs) == 2:
-        given = {n: a.value for n, a in node.attributes.items() if n != "beta"}
-        return op.Gemm(op.tensor(left), op.tensor(right), param, **given)
+        attributes = {n: a.value for n, a in node.attributes.items() if n != "beta"}
+        return op.Gemm(op.tensor(left), op.tensor(right), param, **attributes)
     if node.op_type != "MatMul":
         return None
     a, trans_a = _untransposed(left)
@@ -563,14 +562,14 @@ def _is_float(model: ir.Model, name: str) -> bool:
 
 def _immutable(model: ir.Model, parameters: TrainingParameters) -> set[str]:
     """Initializers that `immutable_weights` describes by operator, position and value."""
-    found = set()
+    names = set()
     for node in model.graph:
-        given = parameters.immutable_weights.get(node.op_type, ())
-        pairs = given.items() if isinstance(given, Mapping) else given
+        described = parameters.immutable_weights.get(node.op_type, ())
+        pairs = described.items() if isinstance(described, Mapping) else described
         for index, number in pairs:
             value = node.inputs[index] if index < len(node.inputs) else None
             if value is None or value.const_value is None or value.const_value.size != 1:
                 continue
             if np.isclose(float(value.const_value.numpy().reshape(())), number, rtol=1e-6):
-                found.add(value.name or "")
-    return found
+                names.add(value.name or "")
+    return names

@@ -20,7 +20,7 @@ from ...graph import OpBuilder, Tensor
 from .gates import Gates, find_gates
 from .layer import Layer
 
-FEW = 16
+FEWEST_SEQUENCES = 16
 """With fewer sequences than the columns of a product's tile, rows of sequences are faster."""
 
 
@@ -34,15 +34,15 @@ def is_plain(node: ir.Node) -> bool:
     if x is None or x.shape is None:
         return False
     batch = x.shape[0 if node.attributes.get_int("layout", 0) else 1]
-    return not isinstance(batch, int) or batch >= FEW
+    return not isinstance(batch, int) or batch >= FEWEST_SEQUENCES
 
 
 def _has_usual_activations(node: ir.Node) -> bool:
     """Those that are meant where none are named; some exporters name them."""
     named = node.attributes.get("activations")
     usual = ("sigmoid", "tanh", "tanh")
-    given = () if named is None else [name.lower() for name in named.as_strings()]
-    return all(name == usual[i % 3] for i, name in enumerate(given))
+    activations = () if named is None else [name.lower() for name in named.as_strings()]
+    return all(name == usual[i % 3] for i, name in enumerate(activations))
 
 
 def _has(node: ir.Node, operand: int) -> bool:
@@ -90,12 +90,12 @@ def _loop(
         c = fc + ig
         tanh_c = op.Tanh(c)
         h = o * tanh_c
-        kept = {"h": h, "xh": xh, "i": i, "f": f, "o": o, "g": g, "ig": ig, "fc": fc}
-        return [h, c], {**kept, "tanh c": tanh_c}
+        stacks = {"h": h, "xh": xh, "i": i, "f": f, "o": o, "g": g, "ig": ig, "fc": fc}
+        return [h, c], {**stacks, "tanh c": tanh_c}
 
-    (h, c), kept = scan(op, states, {"x": x}, step, backwards)
+    (h, c), stacks = scan(op, states, {"x": x}, step, backwards)
     h0, c0 = states
     declare_loop(
-        LstmLoop(gates.w, gates.r, gates.bias, gates.order, weights, x, h0, c0, kept, backwards)
+        LstmLoop(gates.w, gates.r, gates.bias, gates.order, weights, x, h0, c0, stacks, backwards)
     )
-    return kept["h"], h, c
+    return stacks["h"], h, c

@@ -44,11 +44,11 @@ def find_gates(op: OpBuilder, layer: Layer, d: int) -> Gates:
     """The weights of direction `d`, as the model has them where that can be seen."""
     part = layer.weights(d)
     operands = [part.w, part.r] + [b for b in (part.wb, part.rb) if b is not None]
-    found = [_original(operand.value, layer.size) for operand in operands]
-    orders = {None if f is None else f[1] for f in found}
+    originals = [_original(operand.value, layer.size) for operand in operands]
+    orders = {None if f is None else f[1] for f in originals}
     order = orders.pop() if len(orders) == 1 else None
     if order is not None:
-        operands = [op.tensor(f[0]) for f in found if f is not None]
+        operands = [op.tensor(f[0]) for f in originals if f is not None]
     w, r, *biases = operands
     return Gates(w, r, op.Add(*biases) if biases else None, order or ONNX)
 
@@ -76,15 +76,15 @@ def _row_ranges(value: ir.Value) -> list[Rows] | None:
         parts = [None if v is None else _row_ranges(v) for v in node.inputs]
         return None if None in parts else [p for part in parts for p in part or ()]
     if node is not None and node.op_type == "Split" and node.attributes.get_int("axis", 0) == 0:
-        return _piece_of_split(node, value)
+        return _rows_of_split(node, value)
     dims = dims_of(value)
     if dims is None or not isinstance(dims[0], int):
         return None
     return [(value, 0, dims[0])]
 
 
-def _piece_of_split(node: ir.Node, value: ir.Value) -> list[Rows] | None:
-    source, place = node.inputs[0], list(node.outputs).index(value)
+def _rows_of_split(node: ir.Node, value: ir.Value) -> list[Rows] | None:
+    source, index = node.inputs[0], list(node.outputs).index(value)
     inner = _row_ranges(source) if source is not None else None
     if inner is None:
         return None
@@ -92,15 +92,15 @@ def _piece_of_split(node: ir.Node, value: ir.Value) -> list[Rows] | None:
     sizes = ints(node.inputs[1]) if len(node.inputs) > 1 else [rows // count] * count
     if sizes is None or sum(sizes) != rows:
         return None
-    return _cut(inner, sum(sizes[:place]), sum(sizes[: place + 1]))
+    return _cut(inner, sum(sizes[:index]), sum(sizes[: index + 1]))
 
 
 def _cut(ranges: list[Rows], first: int, last: int) -> list[Rows]:
     """The rows from `first` to before `last` of joined ranges."""
-    found, done = [], 0
+    rows, done = [], 0
     for source, start, end in ranges:
         low, high = max(first - done, 0), min(last - done, end - start)
         if low < high:
-            found.append((source, start + low, start + high))
+            rows.append((source, start + low, start + high))
         done += end - start
-    return found
+    return rows

@@ -95,13 +95,13 @@ class Layer:
 
     def starts(self, d: int) -> list[Tensor]:
         """The states before the first step: h and, for an LSTM, c."""
-        given = [self.h0] if self.node.op_type != "LSTM" else [self.h0, self.c0]
-        return [self._start(g, d) for g in given]
+        initial = [self.h0] if self.node.op_type != "LSTM" else [self.h0, self.c0]
+        return [self._start(g, d) for g in initial]
 
-    def _start(self, given: Tensor | None, d: int) -> Tensor:
+    def _start(self, initial: Tensor | None, d: int) -> Tensor:
         op = self.op
-        if given is not None:
-            start = self._part(given, d, 1 if self.by_batch else 0)
+        if initial is not None:
+            start = self._part(initial, d, 1 if self.by_batch else 0)
             assert start is not None
             return start
         shape = op.Concat(op.dim_of(self.x, 1), op.const([self.size]), axis=0)

@@ -251,17 +251,17 @@ class _Metadata:
         return value
 
     def names(self, key: str) -> list[str]:
-        found = self.get(key, list, [])
-        if not all(isinstance(n, str) for n in found):
+        entries = self.get(key, list, [])
+        if not all(isinstance(n, str) for n in entries):
             raise CheckpointError(f"{self.where} is damaged: {key!r} are not names.")
-        return list(found)
+        return list(entries)
 
     def random(self) -> RandomState:
-        found = self.get("random", dict, {})
-        numbers = [found.get(name) or 0 for name in RANDOM]
+        fields = self.get("random", dict, {})
+        numbers = [fields.get(name) or 0 for name in RANDOM]
         limits = (1 << 64, 1 << 64, 1 << 63)
         if not all(isinstance(n, int) and 0 <= n < end for n, end in zip(numbers, limits)):
-            raise CheckpointError(f"{self.where} is damaged: random state {found!r}.")
+            raise CheckpointError(f"{self.where} is damaged: random state {fields!r}.")
         return RandomState(*numbers)
 
     def set_property(self, state: TrainingState, name: str, value: Any) -> None:

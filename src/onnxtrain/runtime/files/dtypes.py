@@ -55,7 +55,6 @@ BY_CODE = {t.code: t for t in _TABLE}
 BY_ONNX = {t.onnx: t for t in _TABLE}
 BY_NUMPY = {t.numpy: t for t in reversed(_TABLE) if not t.opaque}
 F32 = BY_CODE["F32"]
-FLOAT_CODES = ("F64", "F32", "F16", "BF16")
 STRING = 8
 
 
@@ -64,12 +63,12 @@ _FOREIGN = {"bfloat16": "BF16", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E
 
 def of_array(array: npt.NDArray[Any], name: str = "the array") -> ElementType:
     """Element type of a numpy array; an error names what cannot be held."""
-    found = BY_NUMPY.get(array.dtype)
-    if found is None and array.dtype.name in _FOREIGN:
+    kind = BY_NUMPY.get(array.dtype)
+    if kind is None and array.dtype.name in _FOREIGN:
         return BY_CODE[_FOREIGN[array.dtype.name]]
-    if found is None:
+    if kind is None:
         raise InputError(f"{name} has the type {array.dtype}, which no tensor of a model can have.")
-    return found
+    return kind
 
 
 def stored(array: npt.NDArray[Any], kind: ElementType) -> npt.NDArray[Any]:

@@ -292,12 +292,12 @@ def _name_problem(location: str) -> str:
     return ""
 
 
-def _file_problem(found: os.stat_result) -> str:
-    if not stat.S_ISREG(found.st_mode):
+def _file_problem(status: os.stat_result) -> str:
+    if not stat.S_ISREG(status.st_mode):
         return "not a regular file (a folder, a pipe or a device)"
-    if found.st_nlink > 1:
+    if status.st_nlink > 1:
         return (
-            f"a file with {found.st_nlink} names (hard links), so it may be a file of somewhere "
+            f"a file with {status.st_nlink} names (hard links), so it may be a file of somewhere "
             "else"
         )
     return ""
@@ -397,8 +397,8 @@ def resolve(model: Message, folder: str | os.PathLike[str] | None, where: str) -
     data = DataFolder(folder, where)
     has_any = False
     for tensor in external_tensors(model):
-        place = data.locate(reference_of(tensor, where), size_of(tensor, where))
-        refer(tensor, place.location, place.offset, place.length)
+        location = data.locate(reference_of(tensor, where), size_of(tensor, where))
+        refer(tensor, location.location, location.offset, location.length)
         has_any = True
     return data.root if has_any else None
 

@@ -159,13 +159,13 @@ class _Reader:
                 f"{self.where} keeps its data in {name!r} beside it: not found."
             )
         try:
-            place = DataFolder(self.path.parent, self.where).locate(Reference("data", name))
+            file = DataFolder(self.path.parent, self.where).locate(Reference("data", name))
         except ModelFileError as error:
             raise CheckpointError(str(error)) from None
-        if place.length == 0:
+        if file.length == 0:
             return np.empty(0, np.uint8)
-        self.left += place.length
-        return np.memmap(place.path, np.uint8, mode="r")
+        self.left += file.length
+        return np.memmap(file.path, np.uint8, mode="r")
 
     def _optimizer(self, groups: Sequence[Any], trainable: TensorStore) -> OptimizerState:
         states = [
@@ -180,7 +180,7 @@ class _Reader:
                 moments.setdefault(MOMENTS[index], {})[name] = self._tensor(name, tensor)
         what = f"{self.where} is damaged: the learning rate"
         rate = check_rate(groups[0].InitialLearningRate(), what, CheckpointError)
-        found = OptimizerState("", int(groups[0].Step()), rate)
+        optimizer = OptimizerState("", int(groups[0].Step()), rate)
         for kind, tensors in moments.items():
             if set(tensors) != set(trainable):
                 raise CheckpointError(
@@ -189,8 +189,8 @@ class _Reader:
             store = TensorStore(tensors[n][0] for n in trainable)
             for name, (_, values) in tensors.items():
                 store.view(name)[...] = values
-            found.states[kind] = store
-        return found
+            optimizer.states[kind] = store
+        return optimizer
 
     def _properties(self, bag: Any, state: TrainingState) -> None:
         if bag is None:

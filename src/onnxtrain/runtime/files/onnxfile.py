@@ -83,10 +83,10 @@ class Node:
 
     def subgraphs(self) -> list[Message]:
         """The graphs among the attributes (branches, loop bodies)."""
-        found: list[Message] = []
+        graphs: list[Message] = []
         for attribute in self.message.messages(5):
-            found += attribute.messages(6) + attribute.messages(11)
-        return found
+            graphs += attribute.messages(6) + attribute.messages(11)
+        return graphs
 
     def integer(self, name: str, default: D) -> int | D:
         """An integer attribute."""
@@ -186,11 +186,6 @@ class ModelFile:
         return dense + [v.string(8) for v in values if v is not None]
 
     @property
-    def has_external_data(self) -> bool:
-        """Whether constants lie in a file beside the model; `folder` then says where."""
-        return self.folder is not None
-
-    @property
     def metadata(self) -> dict[str, str]:
         """The model's metadata_props."""
         return {m.string(1): m.string(2) for m in self.message.messages(14)}
@@ -233,11 +228,6 @@ class ModelFile:
         self._known_values.pop(11, None)
         self.graph.replace(11, [m for m in self.graph.messages(11) if keep(m.string(1))])
 
-    def add_input(self, name: str, kind: Message) -> None:
-        """Add a graph input of a type (a TypeProto)."""
-        self._known_values.pop(11, None)
-        self.graph.add(11, Message().add(1, name).add(2, kind))
-
     def set_outputs(self, names: Sequence[str], like: Mapping[str, str] | None = None) -> None:
         """Make exactly `names` the outputs; `like` names a value that has the same type.
 
@@ -251,10 +241,10 @@ class ModelFile:
             if not name or name not in produced:
                 raise UnknownNameError("value in the graph", name, sorted(filter(None, produced)))
             info = known.get((like or {}).get(name, name))
-            kept = info.message(2) if info is not None else None
+            kind = info.message(2) if info is not None else None
             output = Message().add(1, name)
-            if kept is not None:
-                output.add(2, kept)
+            if kind is not None:
+                output.add(2, kind)
             outputs.append(output)
         self._known_values.pop(12, None)
         self.graph.replace(12, outputs)
@@ -289,17 +279,17 @@ class ModelFile:
     def prune(self) -> None:
         """Drop nodes and constants that no output depends on; inputs stay."""
         needed = {v.name for v in self.outputs}
-        kept: list[Node] = []
+        live: list[Node] = []
         for node in reversed(self.nodes):
             if needed.intersection(filter(None, node.outputs)):
-                kept.append(node)
+                live.append(node)
                 needed.update(uses(node))
-        self.graph.replace(1, [n.message for n in reversed(kept)])
+        self.graph.replace(1, [n.message for n in reversed(live)])
         self.graph.replace(5, [t for t in self.graph.messages(5) if t.string(8) in needed])
         sparse = self.graph.messages(15)
         self.graph.replace(15, [s for s in sparse if (s.message(1) or s).string(8) in needed])
-        made = {o for n in kept for o in n.outputs}
-        self.graph.replace(13, [m for m in self.graph.messages(13) if m.string(1) in made])
+        produced = {o for n in live for o in n.outputs}
+        self.graph.replace(13, [m for m in self.graph.messages(13) if m.string(1) in produced])
 
     def used_names(self) -> set[str]:
         """Names that a node reads or that are outputs."""

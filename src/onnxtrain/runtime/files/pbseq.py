@@ -103,14 +103,14 @@ def _optimizer(folder: Path, trainable: TensorStore, where: str) -> OptimizerSta
         return None
     if len(groups) > 1:
         raise CheckpointError(f"{where} has the optimizer groups {groups}; one can be read.")
-    found = OptimizerState("")
+    optimizer = OptimizerState("")
     settings = folder / f"optim_{groups[0]}_properties.pbseq"
     values = _sequence(settings, where) if settings.exists() else {}
     for name, value in values.items():  # 1.15 writes "builtin.step", 1.13 "step_"
         if "step" in name:
-            found.step = int(_number(name, value, where))
+            optimizer.step = int(_number(name, value, where))
         elif "learning_rate" in name:
-            found.learning_rate = check_rate(
+            optimizer.learning_rate = check_rate(
                 _number(name, value, where),
                 f"{where} is damaged: the learning rate",
                 CheckpointError,
@@ -124,8 +124,8 @@ def _optimizer(folder: Path, trainable: TensorStore, where: str) -> OptimizerSta
             raise CheckpointError(
                 f"{where}: {file.name} does not cover exactly the trainable parameters."
             )
-        found.states[MOMENTS[index]] = _store({n: moments[n] for n in trainable}, where)
-    return found
+        optimizer.states[MOMENTS[index]] = _store({n: moments[n] for n in trainable}, where)
+    return optimizer
 
 
 def _sequence(file: Path, where: str) -> dict[str, Any]:
@@ -133,18 +133,18 @@ def _sequence(file: Path, where: str) -> dict[str, Any]:
     data = read_regular(file, CheckpointError)
     try:
         count, at = _varint(data, 0)
-        found: dict[str, Any] = {}
+        tensors: dict[str, Any] = {}
         for _ in range(count):
             size, at = _varint(data, at)
             content, at = _take(data, at, size)
             tensor = Message.parse(content)
             name = tensor.string(8)
-            if name in found:
+            if name in tensors:
                 raise ModelFileError(f"the name {name!r} occurs twice")
-            found[name] = _value(tensor, name)
+            tensors[name] = _value(tensor, name)
     except ModelFileError as error:
         raise CheckpointError(f"{where}: {file.name} is damaged: {error}.") from None
-    return found
+    return tensors
 
 
 def _value(tensor: Message, name: str) -> Array | str:

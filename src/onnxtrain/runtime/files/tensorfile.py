@@ -147,10 +147,10 @@ def open_checkpoint(path: str | os.PathLike[str]) -> BinaryIO:
 
 def _parse(text: bytes, data_size: int, data_start: int, where: str) -> Header:
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) != len(pairs):
+        entries_by_name = dict(pairs)
+        if len(entries_by_name) != len(pairs):
             raise CheckpointError(f"{where} is damaged: a name occurs twice in the header.")
-        return found
+        return entries_by_name
 
     try:
         header = json.loads(text.decode(), object_pairs_hook=unique, parse_constant=_refuse)

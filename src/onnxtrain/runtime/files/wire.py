@@ -15,7 +15,8 @@ from typing import TypeAlias
 from ...errors import ModelFileError
 
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
-SMALL = 4096
+COPIED_BYTES = 4096
+"""Fields up to this size are copied; larger ones are views of what was read."""
 
 Chunk: TypeAlias = "bytes | memoryview"
 Value: TypeAlias = "int | bytes | memoryview | Message"
@@ -38,7 +39,9 @@ class Message:
             data: its bytes.
             limit: the most fields that it may have.
         """
-        view: Chunk = data if isinstance(data, bytes) and len(data) <= SMALL else memoryview(data)
+        view: Chunk = (
+            data if isinstance(data, bytes) and len(data) <= COPIED_BYTES else memoryview(data)
+        )
         fields: list[tuple[int, int, Value]] = []
         at, end = 0, len(view)
         most = end if limit is None else limit
@@ -66,24 +69,24 @@ class Message:
 
     def messages(self, number: int) -> list[Message]:
         """Every submessage with this field number, opened in place: changes to it are kept."""
-        found: list[Message] = []
+        submessages: list[Message] = []
         for index, (field, wire, value) in enumerate(self.fields):
             if field != number:
                 continue
             if isinstance(value, Message):
-                found.append(value)
+                submessages.append(value)
                 continue
             if isinstance(value, int) or wire != BYTES:
                 raise ModelFileError(f"damaged protobuf data: field {number} is not a message")
             opened = Message.parse(value)
             self.fields[index] = (field, wire, opened)
-            found.append(opened)
-        return found
+            submessages.append(opened)
+        return submessages
 
     def message(self, number: int) -> Message | None:
         """The last submessage with this number (the protobuf rule), or None."""
-        found = self.messages(number)
-        return found[-1] if found else None
+        submessages = self.messages(number)
+        return submessages[-1] if submessages else None
 
     def strings(self, number: int) -> list[str]:
         """Every string with this field number."""
@@ -91,8 +94,8 @@ class Message:
 
     def string(self, number: int, default: str = "") -> str:
         """The last string with this number."""
-        found = self.strings(number)
-        return found[-1] if found else default
+        strings = self.strings(number)
+        return strings[-1] if strings else default
 
     def integer(self, number: int, default: int = 0) -> int:
         """The last integer with this number, as a signed 64-bit value."""
@@ -208,7 +211,7 @@ def _take(view: Chunk, at: int, size: int) -> tuple[Chunk, int]:
             f"truncated protobuf data: a field of {size} bytes where {len(view) - at} are left"
         )
     part = view[at : at + size]
-    return (bytes(part) if size <= SMALL else part), at + size
+    return (bytes(part) if size <= COPIED_BYTES else part), at + size
 
 
 def _encode(value: int) -> bytes:

@@ -82,7 +82,7 @@ class EarlyStopping(Callback):
         self.best: float | None = None
         self.waited = 0
         self.stopped_epoch: int | None = None
-        self._kept: Any = None
+        self._snapshot: Any = None
 
     def on_epoch_end(self, trainer: Trainer, epoch: int, logs: Logs) -> None:
         """Compare with the best."""
@@ -91,7 +91,7 @@ class EarlyStopping(Callback):
         if is_better(value, self.best, name, self.mode, self.min_delta):
             self.best, self.waited = value, 0
             if self.restore_best:
-                self._kept = trainer.snapshot()
+                self._snapshot = trainer.snapshot()
             return
         self.waited += 1
         if self.waited > self.patience:
@@ -99,8 +99,8 @@ class EarlyStopping(Callback):
 
     def on_train_end(self, trainer: Trainer) -> None:
         """Put the best parameters back."""
-        if self.restore_best and self._kept is not None:
-            trainer.restore(self._kept)
+        if self.restore_best and self._snapshot is not None:
+            trainer.restore(self._snapshot)
 
     def state_dict(self) -> dict[str, Any]:
         """The best value so far. The best parameters are not kept: see `SaveCheckpoint`."""

@@ -225,17 +225,17 @@ BY_NAME = {
 
 def resolve(metrics: Sequence[str | Metric]) -> list[Metric]:
     """Metrics from names (``"accuracy"``, ``"top3"`` …) or objects."""
-    found: list[Metric] = []
+    resolved: list[Metric] = []
     for metric in metrics:
         if isinstance(metric, Metric):
-            found.append(metric)
+            resolved.append(metric)
         elif metric in BY_NAME:
-            found.append(BY_NAME[metric]())
+            resolved.append(BY_NAME[metric]())
         elif isinstance(metric, str) and metric[:3] == "top" and metric[3:].isdigit():
-            found.append(TopK(int(metric[3:])))
+            resolved.append(TopK(int(metric[3:])))
         else:
             raise ValueError(f"Unknown metric {metric!r}; known: {', '.join(BY_NAME)}, top<k>.")
-    return found
+    return resolved
 
 
 def _labels(prediction: Array, target: Array) -> Array:

@@ -19,8 +19,7 @@ from ..session.devices import Device, Provider
 from ..session.sharing import OneProcess, exclusive
 from ..state.checkpoint_state import CheckpointState
 from ..state.training_state import TrainingState
-from ..step import kernels
-from ..step.engines import OneGraphEngine, TwoPartEngine
+from ..step.engines import OneGraphEngine, TwoPartEngine, one_graph_pays
 from ..step.evaluator import Evaluator, join
 from ..step.module import Module
 from ..step.one_graph import OneGraphStep
@@ -322,8 +321,8 @@ class Trainer(OneProcess):
             raise InputError("The data gave no batch.")
         logs = {"loss": total / rows, "lr": self._used_rate}
         if validation_data is not None:
-            found = self.evaluate(validation_data, batch_size)
-            logs.update({f"val_{name}": value for name, value in found.items()})
+            scores = self.evaluate(validation_data, batch_size)
+            logs.update({f"val_{name}": value for name, value in scores.items()})
         with self._lock:  # a `save` in another thread sees all of this or nothing
             if self.scheduler is not None and self._by_epoch():
                 self.scheduler.step(logs.get("val_loss", logs["loss"]))
@@ -415,11 +414,11 @@ class Trainer(OneProcess):
         Batches are put together row by row; an output that is a single number has one per batch.
         """
         evaluator = self._evaluator(with_loss=False)
-        wanted = len(evaluator.user.input_names)
-        if isinstance(data, tuple) and len(data) > wanted:
-            data = data[:wanted]
+        count = len(evaluator.user.input_names)
+        if isinstance(data, tuple) and len(data) > count:
+            data = data[:count]
         batches = make_batches(data, evaluator.user.input_names, batch_size)
-        parts = [evaluator(values[:wanted]) for values in batches.epoch(0)]
+        parts = [evaluator(values[:count]) for values in batches.epoch(0)]
         if not parts:
             raise InputError("The data gave no batch.")
         outputs = join(parts)
@@ -539,10 +538,8 @@ class Trainer(OneProcess):
         plain = self.accumulate == 1 and clip_norm is None
         # clipped by value, an infinite gradient leaves no trace in what the one graph gives
         plain = plain and not (self.check_finite and "value" in (file.clip or {}))
-        compiled = self._device.is_host and kernels.find(
-            file.description, self._values.trainable.size
-        )
-        if step_model is not None and plain and not compiled:
+        sizes = [spec.size for spec in self._values.trainable.specs.values()]
+        if step_model is not None and plain and one_graph_pays(file, sizes, self._device):
             return OneGraphEngine(
                 OneGraphStep(
                     step_model,

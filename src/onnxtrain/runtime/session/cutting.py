@@ -74,12 +74,12 @@ def cut(
     total = sum(gradients.values())
     count = max(1, math.ceil(total / limit))
     rank = {index: at for at, index in enumerate(graph.order)}
-    place = {g: rank.get(graph.maker[g], 0) for g in gradients}
+    order_of = {g: rank.get(graph.maker[g], 0) for g in gradients}
     ends: dict[int, int] = {}
     at = 0.0
-    for name in sorted(gradients, key=place.__getitem__):
+    for name in sorted(gradients, key=order_of.__getitem__):
         bucket = min(int((at + gradients[name] / 2) * count / total), count - 1) if total else 0
-        ends[bucket] = place[name] + 1
+        ends[bucket] = order_of[name] + 1
         at += gradients[name]
     stops = [stop for stop in ends.values() if stop > graph.first]
     return graph.pieces([0, *stops[:-1], len(graph.order)], results, list(gradients))
@@ -150,37 +150,37 @@ class _Graph:
     ) -> list[Piece]:
         """The order cut at these places, and what goes from one piece to the other."""
         parts = [frozenset(self.order[a:b]) for a, b in itertools.pairwise(stops)]
-        place = {i: p for p, part in enumerate(parts) for i in part}
+        piece_of = {i: p for p, part in enumerate(parts) for i in part}
 
         def takes(p: int) -> set[str]:
             read = set().union(*(self.reads[i] for i in parts[p])) & self.maker.keys()
-            return {n for n in read if place.get(self.maker[n], p) != p}
+            return {n for n in read if piece_of.get(self.maker[n], p) != p}
 
-        def made_by(names: Iterable[str], p: int) -> tuple[str, ...]:
-            return tuple(n for n in names if place.get(self.maker.get(n, -1), 0) == p)
+        def produced_by(names: Iterable[str], p: int) -> tuple[str, ...]:
+            return tuple(n for n in names if piece_of.get(self.maker.get(n, -1), 0) == p)
 
-        taken = [tuple(sorted(takes(p))) for p in range(len(parts))]
-        passed = sorted(set().union(*taken))
+        inputs = [tuple(sorted(takes(p))) for p in range(len(parts))]
+        passed = sorted(set().union(*inputs))
         return [
             Piece(
                 part | self.fixed,
-                made_by(gradients, p),
-                made_by(results, p),
-                taken[p],
-                made_by(passed, p),
+                produced_by(gradients, p),
+                produced_by(results, p),
+                inputs[p],
+                produced_by(passed, p),
             )
             for p, part in enumerate(parts)
         ]
 
     def _constants(self, values: set[str]) -> frozenset[int]:
         """Nodes that give the same in every run: each piece has its own, for ORT to fold."""
-        found: set[int] = set()
+        constant: set[int] = set()
         for i, node in enumerate(self.nodes):
-            known = all(n in values or self.maker.get(n, -1) in found for n in self.reads[i])
+            known = all(n in values or self.maker.get(n, -1) in constant for n in self.reads[i])
             drawn = node.op_type in RANDOM or (not self.reads[i] and node.op_type != "Constant")
             if known and not drawn and not node.subgraphs():
-                found.add(i)
-        return frozenset(found)
+                constant.add(i)
+        return frozenset(constant)
 
 
 class Template:
@@ -205,7 +205,7 @@ class Template:
         for sparse in graph.messages(15):
             self._constants[(sparse.message(1) or sparse).string(8)] = (15, sparse)
 
-    def piece(self, piece: Piece, given: Mapping[str, Message]) -> bytes:
+    def piece(self, piece: Piece, types: Mapping[str, Message]) -> bytes:
         """The model of one piece, with types of what earlier pieces gave."""
         chosen = sorted(piece.nodes)
         copied = {f"{g}{OWN}": g for g in piece.gradients if g in self._own and g in piece.gives}
@@ -223,25 +223,25 @@ class Template:
             if name in read:
                 graph.add(11, info)
         for name in piece.takes:
-            graph.add(11, Message().add(1, name).add(2, given[name]))
+            graph.add(11, Message().add(1, name).add(2, types[name]))
         for name in names:
             kind = self._types.get(copied.get(name, name))
             output = Message().add(1, name)
             graph.add(12, output if kind is None else output.add(2, kind))
-        made = {o for i in chosen for o in self.nodes[i].outputs} - set(names)
-        for name in sorted(made & self._types.keys()):
+        inner = {o for i in chosen for o in self.nodes[i].outputs} - set(names)
+        for name in sorted(inner & self._types.keys()):
             graph.add(13, Message().add(1, name).add(2, self._types[name]))
         fields = self._bare if piece.takes else self._model
         return Message([*fields, (7, 2, graph)]).encode()
 
     def _needed(self, chosen: Sequence[int], names: set[str]) -> list[int]:
         """Those nodes that something depends on."""
-        found, needed = list[int](), set(names)
+        live, needed = list[int](), set(names)
         for i in reversed(chosen):
             if not needed.isdisjoint(self.nodes[i].outputs):
-                found.append(i)
+                live.append(i)
                 needed |= self.reads[i]
-        return found[::-1]
+        return live[::-1]
 
 
 METADATA = 14

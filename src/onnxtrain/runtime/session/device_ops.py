@@ -49,7 +49,7 @@ class DeviceOps:
                 self._run("Identity", spec.type, spec.size, [pointer], into.pointer(name))
         into.written()
 
-    def copy_piece(
+    def copy_chunk(
         self, into: TensorStore, start: int, stop: int, tensor: str | None, scratch: TensorStore
     ) -> None:
         """Copy the beginning of a scratch vector to a tensor, or to part of the flat buffer."""

@@ -16,6 +16,8 @@ import onnxruntime
 from onnxruntime.capi import _pybind_state as ort
 
 from ...errors import DeviceError, ModelFileError
+from ...preparing import preparing
+from ..files.onnxfile import ModelFile
 from .cut_session import cut_if_long
 from .native import core_of
 from .options import BUSY, FOLDER, SPINNING, UserOptions, may_spin, ready
@@ -198,8 +200,11 @@ def open_session(
         return create_session(content, options, providers, provider_options)
 
     on_host = all(p in (CPU, (CPU, {})) for p in providers or [CPU])
-    pieces = cut_if_long(model, options, create) if isinstance(model, bytes) and on_host else None
-    return create(model) if pieces is None else pieces
+    with preparing("making a session of onnxruntime", lambda: len(ModelFile.load(model).nodes)):
+        cut_session = (
+            cut_if_long(model, options, create) if isinstance(model, bytes) and on_host else None
+        )
+        return create(model) if cut_session is None else cut_session
 
 
 def create_session(
@@ -228,7 +233,7 @@ def create_session(
 
 
 def session_options(
-    given: Any = None,
+    user_options: Any = None,
     *,
     folder: str | None = None,
     weights_change: bool = False,
@@ -237,7 +242,7 @@ def session_options(
     threads: int = 0,
     entries: Mapping[str, str] | None = None,
 ) -> Any:
-    """Options for one of several sessions in a process; what is `given` holds, the rest is ours.
+    """Options for one of several sessions in a process; what a user set holds, the rest is ours.
 
     Idle worker threads of one session spin and take the cores away from the next (Module,
     Optimizer and eval model alternate), so spinning stops when a run ends, unless no other session
@@ -264,8 +269,10 @@ def session_options(
     settings.update(entries or {})
     if folder:
         settings[FOLDER] = folder
-    if given is not None:
-        return UserOptions(given, attributes, settings if may_spin(given) else _less(settings))
+    if user_options is not None:
+        return UserOptions(
+            user_options, attributes, settings if may_spin(user_options) else _less(settings)
+        )
     options = onnxruntime.SessionOptions()
     for name, value in attributes.items():
         setattr(options, name, value)

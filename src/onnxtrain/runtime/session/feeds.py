@@ -43,18 +43,18 @@ class FeedCheck:
             raise InputError(
                 f"The model takes {len(self.infos)} input(s) ({names}); {len(values)} given."
             )
-        found = [self._array(info, value) for info, value in zip(self.infos, values)]
-        signature = tuple([_signature(v) for v in found])
+        arrays = [self._array(info, value) for info, value in zip(self.infos, values)]
+        signature = tuple([_signature(v) for v in arrays])
         if signature not in self._good:
             self._check(signature)
             if len(self._good) > 256:  # every length of a sequence may be a signature of its own
                 self._good.clear()
             self._good.add(signature)
         for index, labels in self.labels_at:
-            array = on_host(found[index])
+            array = on_host(arrays[index])
             if array is not None:
                 labels.check(array)
-        return found
+        return arrays
 
     def _array(self, info: ValueInfo, value: Any) -> Any:
         if type(value) is np.ndarray and value.flags.c_contiguous:
@@ -72,10 +72,10 @@ class FeedCheck:
 
     def _check(self, signature: Sequence[Signature | None]) -> None:
         symbols: dict[str, tuple[int, str]] = {}
-        for info, given in zip(self.infos, signature):
-            if given is None:
+        for info, described in zip(self.infos, signature):
+            if described is None:
                 continue
-            kind, shape = given
+            kind, shape = described
             _check_type(info, kind)
             _check_shape(info, shape, symbols)
 
@@ -119,20 +119,20 @@ def _check_type(info: ValueInfo, kind: Any) -> None:
     if info.elem_type is None:
         return
     if isinstance(kind, str):  # of an OrtValue
-        found, shown = ORT_TYPES.get(kind), kind
+        actual, shown = ORT_TYPES.get(kind), kind
     elif kind.kind in "OUS":
-        found, shown = STRING, str(kind)
+        actual, shown = STRING, str(kind)
     else:
         known = BY_NUMPY.get(kind)
-        found, shown = known.onnx if known else None, str(kind)
+        actual, shown = known.onnx if known else None, str(kind)
     declared = BY_ONNX.get(info.elem_type)
     if declared is not None and declared.opaque and kind == declared.numpy:
         return
-    if found != info.elem_type:
-        wanted = type_name(info.elem_type)
+    if actual != info.elem_type:
+        expected = type_name(info.elem_type)
         raise InputError(
-            f"Input {info.name!r} needs {wanted}, got {shown}. Convert it, e.g. "
-            f"array.astype({wanted!r})."
+            f"Input {info.name!r} needs {expected}, got {shown}. Convert it, e.g. "
+            f"array.astype({expected!r})."
         )
 
 

@@ -19,8 +19,8 @@ def core_of(session: Any) -> Any:
 
 def whole_session(session: Any) -> Any:
     """An `onnxruntime.InferenceSession`, also from a `CutSession`: its first piece's."""
-    pieces = getattr(session, "sessions", None)
-    return session if pieces is None else pieces[0]
+    sessions = getattr(session, "sessions", None)
+    return session if sessions is None else sessions[0]
 
 
 def new_io(session: Any) -> Any:

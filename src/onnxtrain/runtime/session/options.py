@@ -34,20 +34,20 @@ class UserOptions:
     """The options of a user, completed.
 
     Args:
-        given: his; it looks the same to him before and after.
+        options: his; the object looks the same to him before and after.
         attributes: what we would choose, by the name of the attribute.
         entries: the same, by the key of a configuration entry.
     """
 
     def __init__(
-        self, given: Any, attributes: Mapping[str, Any], entries: Mapping[str, str]
+        self, options: Any, attributes: Mapping[str, Any], entries: Mapping[str, str]
     ) -> None:
-        attributes = {n: v for n, v in attributes.items() if is_left_alone(given, n)}
-        entries = {k: v for k, v in entries.items() if entry_of(given, k) is None}
-        if isinstance(given, UserOptions):  # completed by another part already
-            attributes, entries = given.ours(attributes, entries)
-            given = given.given
-        self.given: Any = given
+        attributes = {n: v for n, v in attributes.items() if is_left_alone(options, n)}
+        entries = {k: v for k, v in entries.items() if entry_of(options, k) is None}
+        if isinstance(options, UserOptions):  # completed by another part already
+            attributes, entries = options.ours(attributes, entries)
+            options = options.options
+        self.options: Any = options
         self._attributes, self._entries = dict(attributes), dict(entries)
 
     def ours(
@@ -58,11 +58,11 @@ class UserOptions:
 
     def __getattr__(self, name: str) -> Any:
         own = self.__dict__["_attributes"]
-        return own[name] if name in own else getattr(self.__dict__["given"], name)
+        return own[name] if name in own else getattr(self.__dict__["options"], name)
 
     def get_session_config_entry(self, key: str) -> str:
         """As onnxruntime's: an error if there is none."""
-        value = self._entries.get(key, entry_of(self.given, key))
+        value = self._entries.get(key, entry_of(self.options, key))
         if value is None:
             raise RuntimeError(f"There is no configuration entry {key!r}.")
         return value
@@ -74,23 +74,23 @@ class UserOptions:
     @contextlib.contextmanager
     def lent(self) -> Iterator[Any]:
         """The user's object with ours in it."""
-        given = self.given
+        options = self.options
         with _lock:
-            attributes = {n: getattr(given, n) for n in self._attributes}
-            entries = {k: entry_of(given, k) for k in self._entries}
+            attributes = {n: getattr(options, n) for n in self._attributes}
+            entries = {k: entry_of(options, k) for k in self._entries}
             try:
                 for name, value in self._attributes.items():
-                    setattr(given, name, value)
+                    setattr(options, name, value)
                 for key, value in self._entries.items():
-                    given.add_session_config_entry(key, value)
-                yield given
+                    options.add_session_config_entry(key, value)
+                yield options
             finally:
                 for name, value in attributes.items():
-                    setattr(given, name, value)
+                    setattr(options, name, value)
                 for key, before in entries.items():
                     if before is None:
-                        _borrowed.setdefault(given, set()).add(key)
-                    given.add_session_config_entry(
+                        _borrowed.setdefault(options, set()).add(key)
+                    options.add_session_config_entry(
                         key, NEUTRAL.get(key, "") if before is None else before
                     )
 
@@ -99,33 +99,33 @@ class UserOptions:
 def ready(options: Any) -> Iterator[Any]:
     """Options as onnxruntime takes them, for as long as a session is being made."""
     if isinstance(options, UserOptions):
-        with options.lent() as given:
-            yield given
+        with options.lent() as completed:
+            yield completed
     else:
         yield options
 
 
-def is_left_alone(given: Any, attribute: str) -> bool:
+def is_left_alone(options: Any, attribute: str) -> bool:
     """Whether an attribute has the value that it has by itself, or no options were given."""
-    if given is None:
+    if options is None:
         return True
-    return bool(getattr(given, attribute) == getattr(onnxruntime.SessionOptions(), attribute))
+    return bool(getattr(options, attribute) == getattr(onnxruntime.SessionOptions(), attribute))
 
 
-def entry_of(given: Any, key: str) -> str | None:
+def entry_of(options: Any, key: str) -> str | None:
     """What a user set, None if nothing."""
     try:
-        value: str = given.get_session_config_entry(key)
+        value: str = options.get_session_config_entry(key)
     except RuntimeError:
         return None
-    return None if key in _borrowed.get(given, ()) and value == NEUTRAL.get(key, "") else value
+    return None if key in _borrowed.get(options, ()) and value == NEUTRAL.get(key, "") else value
 
 
-def may_spin(given: Any) -> bool:
+def may_spin(options: Any) -> bool:
     """Whether a user leaves it to us what idle threads do."""
-    return given is None or all(entry_of(given, key) is None for key in BUSY)
+    return options is None or all(entry_of(options, key) is None for key in BUSY)
 
 
-def may_be_exchanged(given: Any) -> bool:
+def may_be_exchanged(options: Any) -> bool:
     """Whether a session may give way to another one: not if the user wants a profile of it."""
-    return given is None or not given.enable_profiling
+    return options is None or not options.enable_profiling

@@ -51,15 +51,15 @@ class SmallSteps:
     Args:
         artifact: the model.
         device: where it runs; only the host's processor is concerned.
-        given: the user's session options; a number of threads in them is never overruled.
+        options: the user's session options; a number of threads in them is never overruled.
     """
 
-    def __init__(self, artifact: Artifact, device: Device, given: Any) -> None:
+    def __init__(self, artifact: Artifact, device: Device, options: Any) -> None:
         self._weights = sum(s.size for s in specs_of(artifact).values())
-        self._folder, self._given = artifact.folder, given
+        self._folder, self._options = artifact.folder, options
         self._possible = (
-            is_left_alone(given, "intra_op_num_threads")
-            and may_be_exchanged(given)
+            is_left_alone(options, "intra_op_num_threads")
+            and may_be_exchanged(options)
             and device.provider == "CPUExecutionProvider"
             and not artifact.random_nodes  # two sessions would be two streams of random numbers
             and is_small(self._weights, 1)
@@ -76,7 +76,7 @@ class SmallSteps:
 
     def options(self) -> Any:
         """Session options with one thread."""
-        return session_options(self._given, folder=self._folder, weights_change=True, threads=1)
+        return session_options(self._options, folder=self._folder, weights_change=True, threads=1)
 
 
 def applications(shape: Sequence[int], *, indices: bool) -> int:
@@ -94,10 +94,10 @@ class Spinner:
         self.must_rest = True
 
 
-def training_options(artifact: Artifact, given: Any, *, spin: bool = False) -> Any:
+def training_options(artifact: Artifact, options: Any, *, spin: bool = False) -> Any:
     """Options for the session of a training or step model."""
     return session_options(
-        given,
+        options,
         folder=artifact.folder,
         weights_change=weights_change(artifact),
         pattern=False,

@@ -117,6 +117,7 @@ class TensorStore:
     Args:
         specs: the tensors that have memory of their own.
         parts: tensors that lie inside them.
+        layout: names in the order of their places in memory, if it is not that of `specs`.
 
     Example:
         >>> store = TensorStore.from_arrays({"w": np.ones((2, 2), np.float32)})
@@ -125,14 +126,17 @@ class TensorStore:
     """
 
     def __init__(
-        self, specs: Iterable[TensorSpec], parts: Mapping[str, Part] | None = None
+        self,
+        specs: Iterable[TensorSpec],
+        parts: Mapping[str, Part] | None = None,
+        layout: Iterable[str] | None = None,
     ) -> None:
         self.specs = {s.name: s for s in specs}
         self.parts = dict(parts or {})
-        kinds = dict.fromkeys(s.type for s in self.specs.values())
+        ordered = [self.specs[name] for name in (self.specs if layout is None else layout)]
+        kinds = dict.fromkeys(s.type for s in ordered)
         self.buffers = {
-            kind.code: FlatBuffer(kind, [s for s in self.specs.values() if s.type == kind])
-            for kind in kinds
+            kind.code: FlatBuffer(kind, [s for s in ordered if s.type == kind]) for kind in kinds
         }
         for name, part in self.parts.items():
             whole = self.buffer_of(part.whole)
@@ -140,20 +144,28 @@ class TensorStore:
             whole.slots[name] = Slot(spec, whole.slots[part.whole].start + part.start)
 
     @classmethod
-    def from_arrays(cls, arrays: Mapping[str, Array]) -> TensorStore:
+    def from_arrays(
+        cls, arrays: Mapping[str, Array], layout: Iterable[str] | None = None
+    ) -> TensorStore:
         """A store with copies of the arrays."""
-        store = cls(
+        specs = [
             TensorSpec(n, dtypes.of_array(a, f"Parameter {n!r}"), a.shape)
             for n, a in arrays.items()
-        )
+        ]
+        store = cls(specs, layout=layout)
         for name, array in arrays.items():
             store.view(name)[...] = dtypes.stored(array, store.specs[name].type)
         return store
 
+    @property
+    def layout(self) -> list[str]:
+        """Names of the tensors with memory of their own, in the order of their places."""
+        return [n for b in self.buffers.values() for n in b.slots if n not in self.parts]
+
     def like(self) -> TensorStore:
         """A new store of zeros with the same layout, on the same device."""
         own = [spec for name, spec in self.specs.items() if name not in self.parts]
-        new = TensorStore(own, self.parts)
+        new = TensorStore(own, self.parts, self.layout)
         for code, buffer in self.buffers.items():
             if buffer.mirror is not None:
                 new.buffers[code].mirror = buffer.mirror.twin(new.buffers[code].data)

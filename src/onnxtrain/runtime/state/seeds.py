@@ -65,13 +65,13 @@ def seed_of(random: RandomState, name: str) -> int:
 
 def reseed(model: ModelFile, names: Collection[str], random: RandomState) -> int:
     """Start a new generation and write the seeds of the named nodes; gives how many."""
-    wanted = set(names)
-    if not wanted:
+    chosen = set(names)
+    if not chosen:
         return 0
     random.generation += 1
     changed = 0
     for node in model.all_nodes():
-        if node.name in wanted:
+        if node.name in chosen:
             seed = seed_of(random, node.name)
             node.set_attribute("seed", float(seed) if node.op_type in _FLOAT_SEEDS else seed)
             changed += 1

@@ -129,7 +129,7 @@ def _guess_eval(model: ModelFile, state: TrainingState) -> Artifact:
 
 def specs_of(artifact: Artifact) -> dict[str, TensorSpec]:
     """Parameters as the graph declares them; an open dimension counts as unknown."""
-    found: dict[str, TensorSpec] = {}
+    specs: dict[str, TensorSpec] = {}
     for info in artifact.infos(artifact.parameters):
         kind = BY_ONNX.get(info.elem_type or 0)
         if kind is None or info.shape is None:
@@ -141,8 +141,8 @@ def specs_of(artifact: Artifact) -> dict[str, TensorSpec]:
             raise ModelFileError(
                 f"{artifact.model.where}: parameter {info.name!r} has the shape {info.shape}."
             )
-        found[info.name] = TensorSpec(info.name, kind, sizes)
-    return found
+        specs[info.name] = TensorSpec(info.name, kind, sizes)
+    return specs
 
 
 def check_state(artifact: Artifact, state: TrainingState) -> None:
@@ -169,11 +169,11 @@ def check_state(artifact: Artifact, state: TrainingState) -> None:
             )
     state.allocate(specs)
     for name, spec in specs.items():
-        found = state.store_of(name).specs[name]
-        if found != spec:
+        stored = state.store_of(name).specs[name]
+        if stored != spec:
             raise CheckpointError(
                 f"The checkpoint does not fit {artifact.model.where}: parameter {name!r} is "
-                f"{found.type.code}{list(found.shape)} there and {spec.type.code}"
+                f"{stored.type.code}{list(stored.shape)} there and {spec.type.code}"
                 f"{list(spec.shape)} in the model."
             )
 
@@ -218,23 +218,23 @@ def weights_change(artifact: Artifact) -> bool:
 
 
 def _names(model: ModelFile, described: dict[str, Any], key: str) -> list[str]:
-    found = described.get(key, [])
-    if not isinstance(found, list) or not all(isinstance(n, str) for n in found):
-        raise ModelFileError(f"{model.where}: {KEY} says {key!r} = {found!r}; names are needed.")
-    return list(found)
+    listed = described.get(key, [])
+    if not isinstance(listed, list) or not all(isinstance(n, str) for n in listed):
+        raise ModelFileError(f"{model.where}: {KEY} says {key!r} = {listed!r}; names are needed.")
+    return list(listed)
 
 
 def _labels(model: ModelFile, described: dict[str, Any]) -> list[ClassLabels]:
-    found = described.get("labels", [])
+    listed = described.get("labels", [])
     try:
-        labels = [ClassLabels(e["input"], e["classes"], e["ignore_index"]) for e in found]
+        labels = [ClassLabels(e["input"], e["classes"], e["ignore_index"]) for e in listed]
         numbers = [n for e in labels for n in (e.classes, e.ignore_index)]
         if all(isinstance(e.input, str) for e in labels) and all(map(_is_number, numbers)):
             return labels
     except (TypeError, KeyError):
         pass
     raise ModelFileError(
-        f"{model.where}: {KEY} says 'labels' = {found!r}; a list of inputs with their classes and "
+        f"{model.where}: {KEY} says 'labels' = {listed!r}; a list of inputs with their classes and "
         "the label to ignore is needed."
     )
 
@@ -254,7 +254,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _mapping(model: ModelFile, described: dict[str, Any], key: str) -> dict[str, str]:
-    found = described.get(key, {})
-    if not isinstance(found, dict) or not all(isinstance(v, str) for v in found.values()):
-        raise ModelFileError(f"{model.where}: {KEY} says {key!r} = {found!r}; names are needed.")
-    return dict(found)
+    listed = described.get(key, {})
+    if not isinstance(listed, dict) or not all(isinstance(v, str) for v in listed.values()):
+        raise ModelFileError(f"{model.where}: {KEY} says {key!r} = {listed!r}; names are needed.")
+    return dict(listed)

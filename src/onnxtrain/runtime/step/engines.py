@@ -8,12 +8,38 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..session.devices import Device
+from . import kernels
 from .module import Module
 from .one_graph import OneGraphStep
 from .optimizer import Optimizer
 from .step import Engine
+from .update import OptimizerFile
 
 Array = npt.NDArray[Any]
+
+FEW_NODES = {"elementwise": 300, "tensor": 2000}
+"""Nodes of the updates of all parameters up to which they are part of one graph, by layout.
+
+Layers of 8 x 8 took the same time both ways with 12 to 16 parameters and Adam (25 nodes each), and
+with 64 and SGD (4 nodes): one flat update is a call of its own, but no longer for more of them.
+What is updated tensor by tensor has no such limit, but onnxruntime takes seconds for its session.
+"""
+
+
+def one_graph_pays(optimizer: OptimizerFile, sizes: Sequence[int], device: Device) -> bool:
+    """Whether loss, gradients and update in one run are faster than gradients and then the update.
+
+    Args:
+        optimizer: its update is run over the flat buffers otherwise, by a kernel if it has one.
+        sizes: of the parameters, in elements.
+        device: where they live.
+    """
+    if optimizer.is_sequence:
+        return True
+    if device.is_host and kernels.find(optimizer.description, sum(sizes)):
+        return False
+    return optimizer.node_count * len(sizes) <= FEW_NODES[optimizer.layout]
 
 
 def measured(outputs: Sequence[Array], values: Sequence[Any]) -> tuple[float, int]:

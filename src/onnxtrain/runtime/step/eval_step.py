@@ -25,13 +25,13 @@ class EvalStep(Step):
         source: path or bytes of the eval model.
         state: whose parameters are bound.
         device: where to run.
-        given: the user's session options.
+        options: the user's session options.
     """
 
     def __init__(
-        self, source: Source, state: TrainingState, device: Device, given: Any = None
+        self, source: Source, state: TrainingState, device: Device, options: Any = None
     ) -> None:
-        self.state, self.device, self.given_options = state, device, given
+        self.state, self.device, self.user_options = state, device, options
         self.source = repaired_eval(source)
         self.artifact = load_artifact(self.source, "eval", state)
         self.artifact.model.forget_values()  # a session reads the source again
@@ -56,7 +56,7 @@ class EvalStep(Step):
         state.need_values()
         check_state(self.artifact, state)
         model = ModelFile.load(self.source)  # checked again: the file may be another one by now
-        options = session_options(self.given_options, folder=model.folder)
+        options = session_options(self.user_options, folder=model.folder)
         binding = Binding(device.session(model.encode(), options), device)
         binding.user_outputs(self.user.outputs)
         binding.labels = self.user.labels

@@ -117,10 +117,10 @@ def add_output_types(model: ModelFile) -> None:
     session = HOST.session(model.encode(), session_options())
     inferred = {o.name: o for o in session.get_outputs()}
     for message in bare:
-        found = inferred[message.string(1)]
-        number = ORT_TYPES.get(found.type)
+        output = inferred[message.string(1)]
+        number = ORT_TYPES.get(output.type)
         if number is not None:
-            message.add(2, tensor_type(number, found.shape))
+            message.add(2, tensor_type(number, output.shape))
 
 
 def _write_external(
@@ -153,10 +153,10 @@ def _write_external(
         start = place(values.view(np.uint8).data)
         model.add_external_initializer(name, spec.type.onnx, spec.shape, file, start, spec.nbytes)
 
-    def pieces() -> Iterator[bytes | memoryview]:
+    def padded() -> Iterator[bytes | memoryview]:
         for padding, data in chunks:
             yield bytes(padding)
             yield data
 
-    write_atomically(target.with_name(file), pieces())
+    write_atomically(target.with_name(file), padded())
     model.write(target)

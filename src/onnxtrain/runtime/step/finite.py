@@ -2,7 +2,7 @@
 
 A sum of squares is finite only if every element is, and BLAS computes it about as fast as
 memory can be read. The reverse does not hold in single precision: from 1.8e19 on a square
-overflows. Then, and only then, a piece is looked at again in double precision.
+overflows. Then, and only then, a chunk is looked at again in double precision.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ...errors import NonFiniteError
 from ..state.buffers import FlatBuffer, TensorStore
 
 Array = npt.NDArray[Any]
-PIECE = 1 << 16
+CHUNK = 1 << 16
 """Elements per sum in single precision, so that rounding stays small."""
 
 HUGE = 1e15
@@ -35,8 +35,8 @@ def square_sum(data: Array) -> float:
     """
     total = 0.0
     with np.errstate(over="ignore", invalid="ignore"):
-        for start in range(0, data.size, PIECE):
-            part = data[start : start + PIECE]
+        for start in range(0, data.size, CHUNK):
+            part = data[start : start + CHUNK]
             square = float(part.dot(part))
             if not math.isfinite(square) and part.dtype.itemsize < 8:
                 wide = part.astype(np.float64)
@@ -90,8 +90,8 @@ def all_finite(data: Array) -> bool:
     if data.dtype.itemsize < 4:  # a square of half precision overflows at 256
         return bool(np.isfinite(data).all())
     with np.errstate(over="ignore", invalid="ignore"):
-        for start in range(0, data.size, PIECE):
-            part = data[start : start + PIECE]
+        for start in range(0, data.size, CHUNK):
+            part = data[start : start + CHUNK]
             if not math.isfinite(part.dot(part)) and not np.isfinite(part).all():
                 return False
     return True

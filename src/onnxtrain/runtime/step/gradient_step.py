@@ -32,7 +32,7 @@ class GradientStep(Spinner, Step):
         artifact: the training model, checked against the state.
         state: whose parameters and gradients are bound; it lives on `device`.
         device: where to run.
-        given: the user's session options.
+        user_options: the user's session options.
         fold: hand frozen parameters to onnxruntime as constants.
         check_finite: remember running statistics, so that a step that is no good changes none.
 
@@ -45,12 +45,12 @@ class GradientStep(Spinner, Step):
         artifact: Artifact,
         state: TrainingState,
         device: Device,
-        given: Any = None,
+        user_options: Any = None,
         *,
         fold: bool = False,
         check_finite: bool = False,
     ) -> None:
-        self.state, self.device, self.given_options = state, device, given
+        self.state, self.device, self.user_options = state, device, user_options
         self.check_finite, self.overwrite = check_finite, True
         self.ops = DeviceOps(device)
         self.artifact, self.user = artifact, user_side(artifact)
@@ -64,13 +64,13 @@ class GradientStep(Spinner, Step):
         """Whether they are saved even without `check_finite`: for who checks by other means."""
         reseed(artifact.model, artifact.random_nodes, state.random)
         self.draws = Draws(state) if artifact.random_input else None
-        self.small = SmallSteps(artifact, device, given)
+        self.small = SmallSteps(artifact, device, user_options)
         folded = set(fold_frozen(artifact, state)) if fold else set()
         self.bound = [n for n in artifact.parameters if n not in folded]
         self.gradient_names = {
             p: artifact.gradients.get(p, f"{p}_grad") for p in artifact.trainable
         }
-        self.options = training_options(artifact, given)
+        self.options = training_options(artifact, user_options)
         self.gradients = state.need_gradients()
         self.scratch: TensorStore | None = None
         drop_accumulation(artifact)
@@ -79,8 +79,8 @@ class GradientStep(Spinner, Step):
         self.spins = (
             is_alone(self)
             and can_be_cut
-            and may_spin(given)
-            and may_be_exchanged(given)
+            and may_spin(user_options)
+            and may_be_exchanged(user_options)
             and not self.is_long
             and kernels.runs_alone(state.trainable.size)
         )
@@ -129,7 +129,7 @@ class GradientStep(Spinner, Step):
         if self._usual is None:
             options = self.options
             if self.spins:
-                options = training_options(self.artifact, self.given_options, spin=True)
+                options = training_options(self.artifact, self.user_options, spin=True)
             self._usual = Passes(self, self._session(options))
         return self._usual
 

@@ -52,7 +52,7 @@ class BackwardHalf:
         session: what `open_session` gives.
         forward: the other half.
         saved: outputs of the forward half that this one reads.
-        given: inputs of the forward half that it reads.
+        inputs: inputs of the forward half that it reads.
         seeds: gradients of outputs, which come last.
         gradients: what it computes, in order.
         device: where the gradients shall be, or one device for each of them.
@@ -64,7 +64,7 @@ class BackwardHalf:
         forward: ForwardHalf,
         *,
         saved: Sequence[str],
-        given: Sequence[str],
+        inputs: Sequence[str],
         seeds: Sequence[str],
         gradients: Sequence[str],
         device: Any,
@@ -73,9 +73,9 @@ class BackwardHalf:
         self.seeds, self.gradients = list(seeds), list(gradients)
         self.saved_at = [forward.fetches.index(name) for name in saved]
         """Where the forward half gives what this one reads."""
-        self.given_at = [forward.feeds.index(name) for name in given]
+        self.inputs_at = [forward.feeds.index(name) for name in inputs]
         """Where it was given what this one reads."""
-        self._feeds = [*saved, *given, *seeds]
+        self._feeds = [*saved, *inputs, *seeds]
         count = len(self.gradients)
         self._devices = list(device) if isinstance(device, list) else [device] * count
         self._run = core_of(session).run_with_ortvaluevector
@@ -86,14 +86,14 @@ class BackwardHalf:
         push = vector.push_back
         for i in self.saved_at:
             push(results[i])
-        for i in self.given_at:
+        for i in self.inputs_at:
             push(values[i])
         return vector
 
-    def run(self, kept: Any, gradients: Any = None) -> Any:
+    def run(self, feeds: Any, gradients: Any = None) -> Any:
         """The gradients, in a new vector or in an empty one of the caller."""
         results = Vector() if gradients is None else gradients
-        self._run(RUN_OPTIONS, self._feeds, kept, self.gradients, results, self._devices)
+        self._run(RUN_OPTIONS, self._feeds, feeds, self.gradients, results, self._devices)
         return results
 
 

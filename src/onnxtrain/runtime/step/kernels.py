@@ -19,11 +19,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ...preparing import preparing
 from ..session.sharing import GlobalLock
 
 Array = npt.NDArray[Any]
 Update = Callable[..., None]
-LARGE = 100_000
+COMPILED_PARAMETERS = 100_000
 """Number of parameters from which compiling pays."""
 
 PARALLEL = 4_000_000
@@ -32,7 +33,7 @@ elements take one thread, whose caches are warm from the backward pass."""
 
 
 class Kernel:
-    """The update of one optimizer over a piece of the flat buffers."""
+    """The update of one optimizer over a chunk of the flat buffers."""
 
     def __init__(self, name: str, hyper: Mapping[str, Any], clip: float | None) -> None:
         self.name, self.hyper = name, hyper
@@ -63,11 +64,11 @@ class Kernel:
         l2 = decay32 if self.name == "Adam" else f(0.0)
         shrink = f(rate32 * decay32) if self.name == "AdamW" else f(0.0)
         size = f(-rate32 * factor)
-        kept = f(f(1.0) - shrink)
+        keep = f(f(1.0) - shrink)
         if late:
-            size = f(size * kept)
+            size = f(size * keep)
         adam = _compiled("adam", params.size >= PARALLEL)
-        adam(params, gradients, *states, f(b1), f(1.0 - b1), f(b2), f(1.0 - b2), shift, size, kept,
+        adam(params, gradients, *states, f(b1), f(1.0 - b1), f(b2), f(1.0 - b2), shift, size, keep,
              l2, scale32, self.limit)  # fmt: skip
 
     def _sgd(
@@ -97,7 +98,7 @@ def find(description: Mapping[str, Any], size: int) -> Kernel | None:
     name, hyper = description.get("name"), description.get("hyper")
     if name not in {"AdamW", "Adam", "SGD"} or not isinstance(hyper, Mapping):
         return None
-    if size < LARGE or not available():
+    if size < COMPILED_PARAMETERS or not available():
         return None
     needed = {"SGD": ("momentum", "dampening", "nesterov")}.get(name, ("betas", "eps"))
     states = description.get("states") or []
@@ -110,7 +111,7 @@ def find(description: Mapping[str, Any], size: int) -> Kernel | None:
 
 def runs_alone(size: int) -> bool:
     """Whether updates of so many parameters take one thread, if their optimizer has a kernel."""
-    return LARGE <= size < PARALLEL and available()
+    return COMPILED_PARAMETERS <= size < PARALLEL and available()
 
 
 def available() -> bool:
@@ -122,7 +123,8 @@ def available() -> bool:
 
 @functools.cache
 def _compiled(name: str, parallel: bool) -> Update:
-    kernel = _form(name, parallel)
+    with preparing("compiling the update with numba"):
+        kernel = _form(name, parallel)
     return _one_at_a_time(kernel) if parallel else kernel
 
 
@@ -165,7 +167,7 @@ prange: Any = range
 # back from memory, because the compiler cannot know that the arrays do not overlap.
 
 
-def _adam(p, g, m, v, b1, c1, b2, c2, shift, size, kept, l2, scale, limit):  # type: ignore[no-untyped-def]
+def _adam(p, g, m, v, b1, c1, b2, c2, shift, size, keep, l2, scale, limit):  # type: ignore[no-untyped-def]
     for i in prange(p.size):
         w = p[i]
         u = min(max(g[i] * scale, -limit), limit) + l2 * w
@@ -173,7 +175,7 @@ def _adam(p, g, m, v, b1, c1, b2, c2, shift, size, kept, l2, scale, limit):  # t
         second = b2 * v[i] + c2 * (u * u)
         m[i] = first
         v[i] = second
-        p[i] = kept * w + size * (first / (np.sqrt(second) + shift))
+        p[i] = keep * w + size * (first / (np.sqrt(second) + shift))
 
 
 def _sgd(p, g, rate, decay, scale, limit):  # type: ignore[no-untyped-def]

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from onnxruntime.capi import _pybind_state as ort
 
 from ...errors import InputError, StateError
+from ...preparing import preparing
 from ..files.onnxfile import Source
 from ..session.binding import HOST
 from ..session.collector import paused_collector
@@ -63,6 +64,7 @@ class Module(OneProcess):
         "Hand over the CheckpointState, and make a new Module from it and the model files there."
     )
 
+    @preparing("preparing the training model")
     @paused_collector()
     def __init__(
         self,

@@ -81,7 +81,7 @@ class OneGraphStep(Spinner, OneProcess, Step):
         states.place(device)
         moments = {kind: store.like() for kind, store in self.memory.states.items()}
         self._second = (state.trainable.like(), states, moments)
-        self._given = options
+        self._options = options
         self.spins = is_alone(self) and may_spin(options) and may_be_exchanged(options)
         self._usual = self._now = self._both(training_options(artifact, options, spin=self.spins))
         self._single: list[Binding] | None = None
@@ -116,7 +116,7 @@ class OneGraphStep(Spinner, OneProcess, Step):
         if not self.spins:
             return
         self.spins, before = False, self._usual
-        self._usual = self._both(training_options(self.artifact, self._given))
+        self._usual = self._both(training_options(self.artifact, self._options))
         if self._now is before:
             self._now = self._usual
 

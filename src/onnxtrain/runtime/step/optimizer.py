@@ -150,7 +150,7 @@ class Optimizer(OneProcess):
         if self._pending_rate is not None:
             memory.learning_rate = self._pending_rate
         names = step.artifact.trainable
-        self._update = make_update(self._file, state, step.device, step.given_options, names)
+        self._update = make_update(self._file, state, step.device, step.user_options, names)
         if self._update.is_session:
             step.stop_spinning()
         return self._update
@@ -175,20 +175,22 @@ def attach(state: TrainingState, file: OptimizerFile, reset: bool = False) -> Op
     if old is not None:
         memory.step, memory.learning_rate = old.step, old.learning_rate
     for kind in file.states:
-        wanted = {
+        specs = {
             n: TensorSpec(n, s.type, file.state_shape(kind, n, s.shape))
             for n, s in trainable.specs.items()
         }
-        found = old.states.get(kind) if old is not None else None
-        if found is None and old is not None and old.states:
+        store = old.states.get(kind) if old is not None else None
+        if store is None and old is not None and old.states:
             raise CheckpointError(
                 f"The checkpoint's optimizer state has no {kind!r}, only "
                 f"{', '.join(old.states)}. Give reset=True to start with fresh moments."
             )
-        if found is not None and found.specs != wanted:
+        if store is not None and store.specs != specs:
             raise CheckpointError(
                 f"The checkpoint's {kind!r} do not have the shapes this optimizer needs."
             )
-        memory.states[kind] = found if found is not None else TensorStore(wanted.values())
+        if store is None:
+            store = TensorStore(specs.values(), layout=trainable.layout)
+        memory.states[kind] = store
     state.optimizer = memory
     return memory

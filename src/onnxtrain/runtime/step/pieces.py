@@ -82,11 +82,11 @@ class Pieces(Passes):
 
     def _ranges(self, index: int) -> list[tuple[int, int]]:
         buffer = self.step.gradients.buffers["F32"]
-        wanted, ranges = set(self.parameters(index)), list[tuple[int, int]]()
+        parameters, ranges = set(self.parameters(index)), list[tuple[int, int]]()
         slots = list(buffer.slots.items())
         ends = [slot.start for _, slot in slots[1:]] + [buffer.data.size]
         for (name, slot), end in zip(slots, ends):
-            if name not in wanted:
+            if name not in parameters:
                 continue
             if ranges and ranges[-1][1] == slot.start:
                 ranges[-1] = (ranges[-1][0], end)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 KEY = "onnxtrain.optimizer"
-PIECE = 262_144
+CHUNK = 262_144
 """Elements per run: small enough to stay in the cache between operators (measured)."""
 
 
@@ -45,8 +45,11 @@ class OptimizerFile:
     is_sequence: bool
     inputs: list[str]
     outputs: list[str]
+    node_count: int = 0
     unsafe: set[str] = field(default_factory=set)
     """States whose buffer is still read when the new value is written."""
+    rules: dict[int, OptimizerFile] = field(default_factory=dict)
+    """Groups, by number, that have an update of their own."""
 
     @property
     def clip(self) -> dict[str, float] | None:
@@ -71,13 +74,13 @@ class OptimizerFile:
     def state_shape(self, kind: str, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Shape of a parameter's state; that of the parameter unless described otherwise."""
         shapes = self.description.get("state_shapes") or {}
-        found = tuple((shapes.get(kind) or {}).get(name, shape))
-        if math.prod(found) > max(math.prod(shape), 1):
+        own = tuple((shapes.get(kind) or {}).get(name, shape))
+        if math.prod(own) > max(math.prod(shape), 1):
             raise ModelFileError(
-                f"The optimizer says that {kind!r} of {name!r} has the shape {list(found)}, more "
+                f"The optimizer says that {kind!r} of {name!r} has the shape {list(own)}, more "
                 f"than the parameter itself ({list(shape)}). Generate the artifacts again."
             )
-        return found
+        return own
 
 
 def load_optimizer(source: Source) -> OptimizerFile:
@@ -90,11 +93,38 @@ def load_optimizer(source: Source) -> OptimizerFile:
     if description is None:
         return _own_model(model)
     if "flat" in description:
-        try:
-            content = base64.b64decode(description["flat"], validate=True)
-        except (TypeError, ValueError):
-            raise ModelFileError(f"{model.where}: the flat update in it is damaged.") from None
-        model = ModelFile.load(content)
+        model = _decoded(description["flat"], model.where)
+    file = _flat_file(model, description)
+    for number, group in enumerate(file.groups):
+        if "flat" in group:
+            file.rules[number] = _rule_of_group(group["flat"], file, model.where)
+    return file
+
+
+def _decoded(text: Any, where: str) -> ModelFile:
+    try:
+        content = base64.b64decode(text, validate=True)
+    except (TypeError, ValueError):
+        raise ModelFileError(f"{where}: the flat update in it is damaged.") from None
+    return ModelFile.load(content)
+
+
+def _rule_of_group(text: Any, file: OptimizerFile, where: str) -> OptimizerFile:
+    """The update of a group: it has the states and the layout of the others."""
+    model = _decoded(text, where)
+    description = model.described(KEY)
+    if description is None:
+        raise ModelFileError(f"{where}: the update of a parameter group has no description.")
+    rule = _flat_file(model, description)
+    if (rule.states, rule.layout) != (file.states, file.layout):
+        raise ModelFileError(
+            f"{where}: a parameter group has the states {rule.states} ({rule.layout}), the "
+            f"optimizer {file.states} ({file.layout}). Generate the artifacts again."
+        )
+    return rule
+
+
+def _flat_file(model: ModelFile, description: dict[str, Any]) -> OptimizerFile:
     check_optimizer(description, model.where)
     states, layout = description["states"], description["layout"]
     _check_numbers(description, model.where)
@@ -107,7 +137,7 @@ def load_optimizer(source: Source) -> OptimizerFile:
     unsafe = {n for n in ("params", *states) if not safe_in_place(model, n, f"{n}.updated")}
     return OptimizerFile(
         model.encode(), str(description.get("name", "")), states, layout, description, False,
-        inputs, outputs, unsafe,
+        inputs, outputs, len(model.nodes), unsafe,
     )  # fmt: skip
 
 
@@ -180,7 +210,7 @@ def make_update(
 
 
 @dataclass(frozen=True)
-class Piece:
+class Chunk:
     """A contiguous run of elements, or one tensor, that is updated in one call."""
 
     group: int
@@ -190,14 +220,14 @@ class Piece:
 
 
 class Update:
-    """The flat update, run in place over pieces of the flat buffers.
+    """The flat update, run in place over chunks of the flat buffers.
 
     Args:
         file: the optimizer.
         state: whose parameters, gradients and moments are bound.
         device: where they live.
         options: the user's session options.
-        piece: elements per run.
+        chunk_size: elements per run.
     """
 
     is_foreign = False
@@ -209,14 +239,14 @@ class Update:
         state: TrainingState,
         device: Device,
         options: Any = None,
-        piece: int = PIECE,
+        chunk_size: int = CHUNK,
     ) -> None:
         self.file, self.device, self.options = file, device, options
         self._ops = DeviceOps(device)
         self.params, self.gradients = state.trainable, state.need_gradients()
         self.states = [state.need_optimizer().states[n] for n in file.states]
         self.groups = _groups(file, list(self.params))
-        self.pieces = list(_pieces(self.params, self.groups, file.layout, piece))
+        self.chunks = list(_chunks(self.params, self.groups, file.layout, chunk_size))
         self.rates = [np.zeros(1, np.float32) for _ in self.groups]
         self.decays = [np.array([g.weight_decay], np.float32) for g in self.groups]
         self.step, self.scale = np.zeros(1, np.int64), np.ones(1, np.float32)
@@ -225,18 +255,21 @@ class Update:
         self._bindings: list[Binding] | None = None
         self._views: list[tuple[int, list[Array]]] | None = None
         self._scratch: dict[str, TensorStore] = {}
-        self._kernel = self._find_kernel()
+        self._kernels = self._find_kernels()
 
     @property
     def is_session(self) -> bool:
         """Whether onnxruntime runs it, with threads of its own."""
-        return self._kernel is None
+        return self._kernels is None
 
-    def _find_kernel(self) -> kernels.Kernel | None:
+    def _find_kernels(self) -> list[kernels.Kernel] | None:
+        """The kernel of each group; None if one has none."""
         if not self.device.is_host or self.file.layout != "elementwise":
             return None
         size = sum(b.data.size for b in self.params.buffers.values())
-        return kernels.find(self.file.description, size)
+        of_groups = [kernels.find(group.rule.description, size) for group in self.groups]
+        some = [kernel for kernel in of_groups if kernel is not None]
+        return some if len(some) == len(self.groups) else None
 
     def run(self, step: int, rate: float, scale: float) -> None:
         """One update with the given number, learning rate and gradient scale."""
@@ -244,8 +277,8 @@ class Update:
             self._rate = rate
             for group, slot in zip(self.groups, self.rates):
                 slot[0] = rate * group.lr_scale
-        if self._kernel is not None:
-            self._run_kernel(self._kernel, step, scale)
+        if self._kernels is not None:
+            self._run_kernels(self._kernels, step, scale)
             return
         self.step[0] = step
         if scale != self._scale:
@@ -255,14 +288,15 @@ class Update:
             for store in (self.params, *self.states):
                 store.written()
 
-    def _run_kernel(self, kernel: kernels.Kernel, step: int, scale: float) -> None:
+    def _run_kernels(self, of_groups: list[kernels.Kernel], step: int, scale: float) -> None:
         if self._views is None:
             stores = (self.params, self.gradients, *self.states)
             buffers = [store.buffers["F32"].data for store in stores]
             runs = _runs(self.params, self.groups)
             self._views = [(group, [b[a:z] for b in buffers]) for a, z, group in runs]
         for group, views in self._views:
-            kernel(step, self.rates[group][0], self.decays[group][0], scale, *views)
+            rate, decay = self.rates[group][0], self.decays[group][0]
+            of_groups[group](step, rate, decay, scale, *views)
 
     def _run_graph(self) -> None:
         if self._bindings is None:
@@ -271,40 +305,42 @@ class Update:
             for binding in self._bindings:
                 binding.run()
             return
-        for piece, binding in zip(self.pieces, self._bindings):
+        for chunk, binding in zip(self.chunks, self._bindings):
             binding.run()
-            self._copy_back(piece)
+            self._copy_back(chunk)
 
     def _bind(self) -> list[Binding]:
         device = self.device
-        session = device.session(self.file.model, session_options(self.options))
+        rules = {group.rule.model: group.rule for group in self.groups}
+        sessions = {m: device.session(m, session_options(self.options)) for m in rules}
         stores = dict(zip(["params", *self.file.states], [self.params, *self.states]))
-        longest = max((p.stop - p.start for p in self.pieces), default=0)
-        for name in self.file.unsafe:
+        longest = max((p.stop - p.start for p in self.chunks), default=0)
+        for name in set().union(*(rule.unsafe for rule in rules.values())):
             self._scratch[name] = _scratch(longest, stores[name], device)
         try:
-            return [self._bind_piece(session, device, piece, stores) for piece in self.pieces]
+            return [self._bind_chunk(sessions, chunk, stores) for chunk in self.chunks]
         except RuntimeError as error:  # onnxruntime's own
             raise ModelFileError(
                 f"The optimizer model cannot be fed with vectors: {error}. Use the file that was "
                 "generated with the training model."
             ) from error
 
-    def _bind_piece(
-        self, session: Any, device: Device, piece: Piece, stores: Mapping[str, TensorStore]
+    def _bind_chunk(
+        self, sessions: Mapping[bytes, Any], chunk: Chunk, stores: Mapping[str, TensorStore]
     ) -> Binding:
-        binding = Binding(session, device)
+        rule = self.groups[chunk.group].rule
+        binding = Binding(sessions[rule.model], self.device)
         scalars: dict[str, Array] = {
-            "learning_rate": self.rates[piece.group],
-            "weight_decay": self.decays[piece.group],
+            "learning_rate": self.rates[chunk.group],
+            "weight_decay": self.decays[chunk.group],
             "step": self.step,
             "grad_scale": self.scale,
         }
         for name, array in scalars.items():
-            if name in self.file.inputs:
+            if name in rule.inputs:
                 binding.host_input(name, array)
         for name, store in {**stores, "gradients": self.gradients}.items():
-            shape, pointer = _place(store, piece)
+            shape, pointer = _shape_and_pointer(store, chunk)
             binding.input(name, F32, shape, pointer)
             if name == "gradients":
                 continue
@@ -313,10 +349,10 @@ class Update:
             binding.output(f"{name}.updated", F32, shape, pointer)
         return binding
 
-    def _copy_back(self, piece: Piece) -> None:
+    def _copy_back(self, chunk: Chunk) -> None:
         stores = dict(zip(["params", *self.file.states], [self.params, *self.states]))
         for name, scratch in self._scratch.items():
-            self._ops.copy_piece(stores[name], piece.start, piece.stop, piece.tensor, scratch)
+            self._ops.copy_chunk(stores[name], chunk.start, chunk.stop, chunk.tensor, scratch)
 
 
 class SequenceUpdate:
@@ -356,9 +392,9 @@ class SequenceUpdate:
             ],
             **{kind: [s.view(n) for n in names] for kind, s in self.stores.items()},
         }
-        wanted = [f"{kind}.updated" for kind in self.stores]
+        outputs = [f"{kind}.updated" for kind in self.stores]
         feeds = {n: v for n, v in feeds.items() if n in self.file.inputs}
-        results = self.session.run(wanted, feeds)
+        results = self.session.run(outputs, feeds)
         for store, values in zip(self.stores.values(), results):
             for name, value in zip(names, values):
                 store.view(name)[...] = value
@@ -367,17 +403,18 @@ class SequenceUpdate:
 
 @dataclass(frozen=True)
 class Group:
-    """Parameters that share a learning-rate factor and a weight decay."""
+    """Parameters that share an update, a learning-rate factor and a weight decay."""
 
     params: frozenset[str]
     lr_scale: float
     weight_decay: float
+    rule: OptimizerFile
 
 
 def _groups(file: OptimizerFile, trainable: Sequence[str]) -> list[Group]:
     groups: list[Group] = []
     rest = set(trainable)
-    for described in file.groups:
+    for number, described in enumerate(file.groups):
         names = frozenset(described.get("params") or [])
         unknown = sorted(names - set(trainable))
         if unknown:
@@ -386,10 +423,11 @@ def _groups(file: OptimizerFile, trainable: Sequence[str]) -> list[Group]:
             )
         scale, decay = described.get("lr_scale", 1.0), described.get("weight_decay")
         decay = file.weight_decay if decay is None else decay
-        groups.append(Group(names, float(scale), float(decay)))
+        rule = file.rules.get(number, file)
+        groups.append(Group(names, float(scale), float(decay), rule))
         rest -= names
     if rest or not groups:
-        groups.append(Group(frozenset(rest), 1.0, file.weight_decay))
+        groups.append(Group(frozenset(rest), 1.0, file.weight_decay, file))
     return groups
 
 
@@ -408,24 +446,24 @@ def _runs(params: TensorStore, groups: Sequence[Group]) -> Iterator[tuple[int, i
     yield start, buffer.data.size, current
 
 
-def _pieces(
-    params: TensorStore, groups: Sequence[Group], layout: str, piece: int
-) -> Iterator[Piece]:
+def _chunks(
+    params: TensorStore, groups: Sequence[Group], layout: str, chunk_size: int
+) -> Iterator[Chunk]:
     if layout == "tensor":
         group_of = {n: i for i, g in enumerate(groups) for n in g.params}
         for name, spec in params.specs.items():
             if spec.size:
-                yield Piece(group_of[name], 0, spec.size, name)
+                yield Chunk(group_of[name], 0, spec.size, name)
         return
     for start, stop, group in _runs(params, groups):
-        for at in range(start, stop, piece):
-            yield Piece(group, at, min(at + piece, stop))
+        for at in range(start, stop, chunk_size):
+            yield Chunk(group, at, min(at + chunk_size, stop))
 
 
-def _place(store: TensorStore, piece: Piece) -> tuple[tuple[int, ...], int]:
-    if piece.tensor is not None:
-        return store.specs[piece.tensor].shape, store.pointer(piece.tensor)
-    return (piece.stop - piece.start,), store.buffers["F32"].pointer(piece.start)
+def _shape_and_pointer(store: TensorStore, chunk: Chunk) -> tuple[tuple[int, ...], int]:
+    if chunk.tensor is not None:
+        return store.specs[chunk.tensor].shape, store.pointer(chunk.tensor)
+    return (chunk.stop - chunk.start,), store.buffers["F32"].pointer(chunk.start)
 
 
 def _scratch(size: int, like: TensorStore, device: Device) -> TensorStore:

@@ -15,6 +15,7 @@ from ....compile import vector_jacobian
 from ....errors import UnknownRankError
 from ....graph import Constants, Names, OpBuilder, Tensor
 from ....graph.infer import infer_shapes
+from ....graph.subgraphs import subgraphs
 
 Forward: TypeAlias = "Callable[..., Tensor | tuple[Tensor, ...]]"
 
@@ -37,10 +38,10 @@ def vjp(
     """
     model, holders, names = _forward_model(op, forward, inputs, dys)
     model = infer_shapes(model)
-    wanted = [names[i] for i in wrt]
+    differentiated = [names[i] for i in wrt]
     targets = [f"y{i}" for i, dy in enumerate(dys) if dy is not None]
-    model, gradients = vector_jacobian(model, wanted, targets)
-    return _inline(op, model, holders, dys, [gradients[n] for n in wanted])
+    model, gradients = vector_jacobian(model, differentiated, targets)
+    return _inline(op, model, holders, dys, [gradients[n] for n in differentiated])
 
 
 def _forward_model(
@@ -60,18 +61,14 @@ def _forward_model(
         if outer is None:
             operands.append(None)
             continue
-        names.reserve(f"x{i}")
         _ = outer.rank  # raises when unknown: the lowering then waits for shape inference
-        value = ir.Value(
-            name=f"x{i}",
-            type=ir.TensorType(outer.dtype),
-            shape=ir.Shape(list(outer.shape or ())),
-        )
+        operand = inner.graph_input(f"x{i}", outer.dtype, outer.shape or ())
+        value = operand.value
         if outer.const is not None:
             value.const_value = outer.value.const_value
             initializers.append(value)
         holders[f"x{i}"] = outer
-        operands.append(inner.tensor(value))
+        operands.append(operand)
     results = forward(inner, *operands)
     results = (results,) if isinstance(results, Tensor) else tuple(results)
     outputs = []
@@ -97,14 +94,14 @@ def _inline(
     model: ir.Model,
     holders: dict[str, Tensor],
     dys: Sequence[Tensor | None],
-    wanted: Sequence[str],
+    gradients: Sequence[str],
 ) -> list[Tensor]:
     """Move the nodes of `model` into the builder, with its inputs replaced."""
     graph = model.graph
     outer: dict[str, Tensor] = dict(holders)
     outer.update((f"y{i}_grad", dy) for i, dy in enumerate(dys) if dy is not None)
     outputs = {o.name: o for o in graph.outputs}
-    results = [outputs[name] for name in wanted]
+    results = [outputs[name] for name in gradients]
     while graph.outputs:
         graph.outputs.pop()
     for value in list(graph.inputs):
@@ -128,12 +125,10 @@ def _rename(op: OpBuilder, nodes: Sequence[ir.Node]) -> None:
         for output in node.outputs:
             if output.name:
                 output.name = op.names.fresh(f"{op.scope}/{output.name}")
-        for attribute in node.attributes.values():
-            if attribute.type == ir.AttributeType.GRAPH:
-                body = attribute.as_graph()
-                for value in (*body.inputs, *body.initializers.values()):
-                    value.name = op.names.fresh(f"{op.scope}/{value.name}")
-                _rename(op, list(body))
+        for body in subgraphs(node):
+            for value in (*body.inputs, *body.initializers.values()):
+                value.name = op.names.fresh(f"{op.scope}/{value.name}")
+            _rename(op, list(body))
 
 
 def unknown_rank(name: str) -> UnknownRankError:
@@ -143,5 +138,5 @@ def unknown_rank(name: str) -> UnknownRankError:
 
 def one(results: Any) -> Tensor:
     """The first of several results."""
-    found: Tensor = results[0] if isinstance(results, (tuple, list)) else results
-    return found
+    first: Tensor = results[0] if isinstance(results, (tuple, list)) else results
+    return first

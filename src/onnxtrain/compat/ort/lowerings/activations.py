@@ -79,9 +79,9 @@ def log_softmax_grad_13(op: OpBuilder, dy: Tensor, y: Tensor, *, axis: int = -1)
 
 def div_grad(op: OpBuilder, dy: Tensor, a: Tensor, b: Tensor, *, outputs: tuple[bool, ...]) -> Any:
     """Both gradients of a quotient, summed over what was broadcast."""
-    wanted = [i for i, present in enumerate(outputs) if present]
-    found = dict(zip(wanted, vjp(op, lambda op, a, b: a / b, [a, b], [dy], wanted)))
-    return [found.get(i) for i in range(2)]
+    present_at = [i for i, present in enumerate(outputs) if present]
+    gradients = dict(zip(present_at, vjp(op, lambda op, a, b: a / b, [a, b], [dy], present_at)))
+    return [gradients.get(i) for i in range(2)]
 
 
 def scale(op: OpBuilder, x: Tensor, factor: Tensor, *, scale_down: int = 0) -> Tensor:
@@ -95,10 +95,10 @@ def dropout_grad(
 ) -> Tensor:
     """dY / (1 - ratio) where the mask is set."""
     rate: Tensor | float = 0.5 if ratio is None else op.Cast(ratio, to=dy.dtype)
-    kept = op.Where(mask, dy / (op.like(1, dy) - rate), op.like(0, dy))
+    scaled = op.Where(mask, dy / (op.like(1, dy) - rate), op.like(0, dy))
     if training is None or (training.const is not None and training.const.all()):
-        return kept
-    return op.Where(training, kept, dy)
+        return scaled
+    return op.Where(training, scaled, dy)
 
 
 def batch_scale(op: OpBuilder, x: Tensor, *, scale0: float, scale1: float, scale2: float) -> Any:

@@ -30,13 +30,13 @@ def conv_transpose_grad(
 def _conv_grad(
     op: OpBuilder, forward: Forward, dy: Tensor, x: Tensor, w: Tensor, outputs: tuple[bool, ...]
 ) -> list[Tensor | None]:
-    wanted = [i for i, present in enumerate(outputs[:2]) if present]
-    found: dict[int, Tensor] = {}
-    if wanted:
-        found = dict(zip(wanted, vjp(op, forward, [x, w], [dy], wanted)))
+    needed = [i for i, present in enumerate(outputs[:2]) if present]
+    gradients: dict[int, Tensor] = {}
+    if needed:
+        gradients = dict(zip(needed, vjp(op, forward, [x, w], [dy], needed)))
     if len(outputs) > 2 and outputs[2]:
-        found[2] = op.ReduceSum(dy, [0, *range(2, x.rank)], keepdims=0)
-    return [found.get(i) for i in range(3)]
+        gradients[2] = op.ReduceSum(dy, [0, *range(2, x.rank)], keepdims=0)
+    return [gradients.get(i) for i in range(3)]
 
 
 def max_pool_grad(

@@ -20,6 +20,7 @@ from ....compile import weights_of
 from ....errors import DeviceError, InputError, NonFiniteError, StateError, UnknownNameError
 from ....hyper import check_rate
 from ....passes import Recompute, check_recompute
+from ....preparing import preparing
 from ....runtime.session.devices import Device
 from ....runtime.step.finite import all_finite, refused
 from ....torch.export import ExportError, LossFunction, export
@@ -143,6 +144,7 @@ class Core:
         self.input_names = [i.name for i in inputs]
         self.output_names = [o.name for o in outputs]
         self.pending = self.batches = 0
+        self._has_trained = False
         self._used: list[Engine] = []
         self._is_bad = False
         self.exporter, self.note = "", ""
@@ -181,34 +183,47 @@ class Core:
         scale: float = 1.0,
     ) -> Result:
         """Train on one batch."""
+        if self._has_trained:
+            return self._train(values, rate, fetches, scale)
+        with preparing("ORTTrainer prepares its first step"):
+            result = self._train(values, rate, fetches, scale)
+        self._has_trained = True
+        return result
+
+    def _train(
+        self,
+        values: Mapping[str, Any],
+        rate: float,
+        fetches: Sequence[str] | None,
+        scale: float,
+    ) -> Result:
         rate = check_rate(rate)
-        wanted = self._wanted(fetches)
+        names = self._fetch_names(fetches)
         arrays = {n: as_array(v) for n, v in values.items()}
         engine = self._engine_for(arrays, values)
         feeds = [arrays[n] for n in engine.inputs]
-        settings = self.settings
         if not engine.trainable:
-            return Result(self._tensors(engine.evaluate(arrays, wanted)), updated=False)
-        if settings.accumulate == 1 and not settings.scaled and settings.world_size == 1:
-            outputs = engine.step(feeds, rate, wanted)
+            return Result(self._tensors(engine.evaluate(arrays, names)), updated=False)
+        if engine.is_one_graph:
+            outputs = engine.step(feeds, rate, names)
             self.batches += 1
             return Result(self._tensors(outputs))
         try:
-            return self._train_apart(engine, feeds, rate, wanted, scale)
+            return self._train_apart(engine, feeds, rate, names, scale)
         except NonFiniteError:
             self._discard()
             raise
 
     def _train_apart(
-        self, engine: Engine, feeds: list[Any], rate: float, wanted: Sequence[str], scale: float
+        self, engine: Engine, feeds: list[Any], rate: float, fetches: Sequence[str], scale: float
     ) -> Result:
         """Gradients first, and the update when all of them are there."""
         if engine not in self._used:
             self._used.append(engine)
         outputs = engine.gradients(feeds, add=self.pending > 0, scale=scale)
-        found = dict(zip(engine.outputs, outputs))
-        self._is_bad |= not np.isfinite(found[self.loss]).all()
-        result = Result(self._tensors([found[n] for n in wanted]), updated=False)
+        by_name = dict(zip(engine.outputs, outputs))
+        self._is_bad |= not np.isfinite(by_name[self.loss]).all()
+        result = Result(self._tensors([by_name[n] for n in fetches]), updated=False)
         self.pending += 1
         self.batches += 1
         if self.pending == self.settings.accumulate:
@@ -236,11 +251,7 @@ class Core:
                 self._check_together(world)
         if self.settings.scaled and not all(map(all_finite, vectors)):
             return False
-        factor = np.float32(1.0 / (scale * self.settings.accumulate * world))
-        if factor != 1.0:
-            for vector in vectors:
-                np.multiply(vector, factor, out=vector)
-        engine.update(rate)
+        engine.update(rate, 1.0 / (scale * self.settings.accumulate * world))
         return True
 
     def _check_together(self, world: int) -> None:
@@ -258,14 +269,14 @@ class Core:
         arrays = {n: as_array(v) for n, v in values.items()}
         engine = self._engine_for(arrays, values)
         known = [n for n in self.output_names if n != self.loss or not missing]
-        wanted = self._wanted(fetches) if fetches is not None else known
-        needed = engine.eval_inputs(self.loss in wanted)
+        names = self._fetch_names(fetches) if fetches is not None else known
+        needed = engine.eval_inputs(self.loss in names)
         lacking = [n for n in needed if n not in arrays]
         if lacking:
-            raise InputError(f"Missing input(s) {lacking} for the output(s) {list(wanted)}.")
-        return self._tensors(engine.evaluate(arrays, wanted))
+            raise InputError(f"Missing input(s) {lacking} for the output(s) {list(names)}.")
+        return self._tensors(engine.evaluate(arrays, names))
 
-    def _wanted(self, fetches: Sequence[str] | None) -> list[str]:
+    def _fetch_names(self, fetches: Sequence[str] | None) -> list[str]:
         if fetches is None:
             return self.output_names
         if isinstance(fetches, str) or not fetches:
@@ -303,6 +314,12 @@ class Core:
         for ready in self._ready:
             if ready.takes(shapes):
                 return ready.engine
+        with preparing("ORTTrainer prepares its model for batches of these shapes"):
+            return self._make_engine(shapes, values)
+
+    def _make_engine(
+        self, shapes: Mapping[str, tuple[int, ...]], values: Mapping[str, Any]
+    ) -> Engine:
         missing = [n for n in self.input_names if n not in values]
         if missing:
             raise InputError(
@@ -327,9 +344,9 @@ class Core:
             raise
 
     def _start_onnx(self, model: onnx.ModelProto) -> Engine:
-        found = weights_of(model, [self.loss])
+        weights = weights_of(model, [self.loss])
         self._names = {i.name: i.name for i in model.graph.initializer}
-        return self._new_engine(model, found)
+        return self._new_engine(model, weights)
 
     def _start_torch(
         self,
@@ -441,6 +458,7 @@ class Core:
             recompute=self.settings.recompute,
             check_finite=self.settings.check_finite,
             alone=self.settings.world_size == 1,
+            may_be_one_graph=self.settings.accumulate == 1,
             barriers=barriers,
         )
         if first is not None:
@@ -474,10 +492,10 @@ class Core:
                 expected = outputs[self.output_names.index(self.loss)]
             else:
                 expected = self.loss_fn(twin(*args[:-1], **kwargs), args[-1])
-        (found,) = engine.evaluate({n: as_array(v) for n, v in values.items()}, [self.loss])
-        if not np.allclose(found, as_array(expected), rtol=1e-3, atol=1e-5):
+        (loss,) = engine.evaluate({n: as_array(v) for n, v in values.items()}, [self.loss])
+        if not np.allclose(loss, as_array(expected), rtol=1e-3, atol=1e-5):
             raise ExportError(
-                f"The exported model's loss is {found}, torch's {expected.item()}. Try the other "
+                f"The exported model's loss is {loss}, torch's {expected.item()}. Try the other "
                 f"exporter than {self.exporter!r}."
             )
 
@@ -494,10 +512,10 @@ class Core:
 
     def weights(self) -> dict[str, Array]:
         """All weights and buffers under torch's names; what the graph does not use included."""
-        found = state.read(self.need_engine("state_dict"), self.model, self._names)
+        weights = state.read(self.need_engine("state_dict"), self.model, self._names)
         for name in _counters(self.model):
-            found[name] = found[name] + self.batches
-        return found
+            weights[name] = weights[name] + self.batches
+        return weights
 
     def trained(self) -> list[str]:
         """Names of the weights that are trained."""
@@ -522,18 +540,18 @@ def _counters(model: torch.nn.Module | onnx.ModelProto) -> list[str]:
     if not isinstance(model, torch.nn.Module):
         return []
     norms = torch.nn.modules.batchnorm._NormBase
-    found = {n: m for n, m in model.named_modules() if isinstance(m, norms)}
+    norms_by_name = {n: m for n, m in model.named_modules() if isinstance(m, norms)}
     return [
         f"{name}.num_batches_tracked".lstrip(".")
-        for name, part in found.items()
+        for name, part in norms_by_name.items()
         if part.num_batches_tracked is not None
     ]
 
 
 def _order_inputs(model: onnx.ModelProto, names: Sequence[str]) -> None:
     """Bring the inputs into the order of the description: an export has those by name last."""
-    place = {name: i for i, name in enumerate(names)}
-    inputs = sorted(model.graph.input, key=lambda i: place.get(i.name, len(place)))
+    rank = {name: i for i, name in enumerate(names)}
+    inputs = sorted(model.graph.input, key=lambda i: rank.get(i.name, len(rank)))
     del model.graph.input[:]
     model.graph.input.extend(inputs)
 

@@ -103,9 +103,9 @@ def from_dict(desc: Any) -> tuple[list[Described], list[Described], str | None]:
         elif not isinstance(desc[key], (list, tuple)) or not desc[key]:
             errors[key] = ["must be of list type"] if desc[key] else ["min length is 1"]
         else:
-            found = _wrong_entries(desc[key], outputs=key == "outputs")
-            if found:
-                errors[key] = [found]
+            wrong = _wrong_entries(desc[key], outputs=key == "outputs")
+            if wrong:
+                errors[key] = [wrong]
     for key in desc:
         if key not in ("inputs", "outputs"):
             errors[key] = ["unknown field"]

@@ -1,13 +1,14 @@
 """The graphs of a trainer and the state they share.
 
-A plain step is one graph (loss, gradients, clipping, update). When several batches make up one
-update, or a loss scale may make the step void, gradients and update are two graphs over the
-same buffers. Everything runs in stock onnxruntime.
+A step is gradients (`Module`) and the flat update (`runtime.step.update`), over the same buffers.
+If each batch makes an update and there are few weights, it is one graph instead: loss, gradients,
+clipping and update in one run (`OneGraphStep`).
 """
 
 from __future__ import annotations
 
 import json
+import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -26,19 +27,26 @@ from ....compile import Plan, eval_model, step_model, training_model
 from ....errors import ModelError, StateError, UnreachableError
 from ....graph.contract import METADATA
 from ....graph.io import to_proto
+from ....graph.subgraphs import subgraph_protos
 from ....passes import Recompute
 from ....passes.draws import draws_from_counter
-from ....runtime.session.binding import Binding
-from ....runtime.session.devices import Device, session_options
+from ....runtime.session.devices import Device
 from ....runtime.state.buffers import TensorStore
 from ....runtime.state.checkpoint_state import CheckpointState
 from ....runtime.state.training_state import RandomState, TrainingState
+from ....runtime.step.engines import one_graph_pays
 from ....runtime.step.evaluator import Evaluator
 from ....runtime.step.export import export as write_inference
 from ....runtime.step.module import Module
 from ....runtime.step.one_graph import OneGraphStep
 from ....runtime.step.optimizer import attach
-from ....runtime.step.update import OptimizerFile, load_optimizer
+from ....runtime.step.update import (
+    OptimizerFile,
+    SequenceUpdate,
+    Update,
+    load_optimizer,
+    make_update,
+)
 from ....runtime.step.watched import Watch
 from ....torch.gradient_marks import remove_barriers
 
@@ -67,6 +75,7 @@ class Engine:
         check_finite: raise `NonFiniteError`, and change nothing, when a loss or a gradient is NaN
             or infinite. Whoever trains together with other processes checks the loss for himself.
         alone: whether there are no other processes.
+        may_be_one_graph: whether every batch makes an update, so that one graph can do it all.
         barriers: names of the nodes that no gradient passes, see `gradient_marks`.
     """
 
@@ -88,10 +97,12 @@ class Engine:
         recompute: Recompute = None,
         check_finite: bool = False,
         alone: bool = True,
+        may_be_one_graph: bool = True,
         barriers: Sequence[str] = (),
     ) -> None:
         self.base, self.loss, self.scaled = base, loss, scaled
         self.check_finite, self._alone = check_finite, alone
+        self._may_be_one_graph = may_be_one_graph and alone and not scaled
         self._from_torch, self._recompute = from_torch, recompute
         self._barriers = list(barriers)
         self._make_optimizer, self._options = make_optimizer, options
@@ -100,13 +111,12 @@ class Engine:
         self.trainable = list(trainable)
         self._steps: dict[tuple[str, ...], OneGraphStep] = {}
         self._evaluators: dict[bool, Evaluator] = {}
-        self._step_bytes = self._eval_bytes = b""
+        self._training = self._step_bytes = self._eval_bytes = b""
         self._module: Module | None = None
-        self._update: Update | None = None
+        self._update: Update | SequenceUpdate | None = None
         self._build()
-        flat = optim.flat_model(self.optimizer.replace(groups=()))
-        self.file: OptimizerFile = load_optimizer(ir.to_proto(flat).SerializeToString())
         self.state: TrainingState = like.state if like is not None else self._new_state(seed, rank)
+        self._watch = Watch(self.state)
 
     # --- making ----------------------------------------------------------------------------------
 
@@ -129,7 +139,7 @@ class Engine:
                 labels_are_checked=True,
                 no_gradient=self._barriers,
             )
-            self.optimizer = self._make_optimizer(list(self.plan.trainable))
+            self._choose_update()
             if not self.trainable:
                 warnings.warn(
                     "The model has no weight to train: steps compute its outputs, in inference "
@@ -140,9 +150,9 @@ class Engine:
                 break
             try:
                 model = (
-                    training_model(self.plan)
-                    if self.scaled
-                    else step_model(self.plan, self.optimizer)
+                    step_model(self.plan, self.optimizer)
+                    if self.is_one_graph
+                    else training_model(self.plan)
                 )
                 break
             except UnreachableError as error:
@@ -151,11 +161,21 @@ class Engine:
                     raise
         self.draws = draws_from_counter(model)
         self._training, self._step_bytes = b"", b""
-        if self.scaled:
-            self._training = _bytes(model)
-        else:
+        if self.is_one_graph:
             self._step_bytes = _bytes(model)
+        else:
+            self._training = _bytes(model)
         self.inputs = [n for n in self.plan.user_inputs if n != SCALE_INPUT]
+
+    def _choose_update(self) -> None:
+        """Make the optimizer of the weights that are trained, and decide how it is run."""
+        names = list(self.plan.trainable)
+        self.optimizer = self._make_optimizer(names)
+        dims = {i.name: list(i.dims) for i in self.base.graph.initializer}
+        flat = optim.flat_model(self.optimizer, params=[(n, dims[n]) for n in names])
+        self.file: OptimizerFile = load_optimizer(ir.to_proto(flat).SerializeToString())
+        sizes = [math.prod(dims[n]) for n in names]
+        self.is_one_graph = self._may_be_one_graph and one_graph_pays(self.file, sizes, self.device)
 
     def _new_state(self, seed: int, rank: int) -> TrainingState:
         values = {i.name: i for i in self.base.graph.initializer}
@@ -163,8 +183,11 @@ class Engine:
             n: onnx.numpy_helper.to_array(values[n])
             for n in (*self.plan.trainable, *self.plan.frozen)
         }
+        # the weights of a group side by side: its update then is one run over the vector
+        groups = self.optimizer.resolve(self.plan.trainable)
+        trainable = {n: arrays[n] for n in self.plan.trainable}
         state = TrainingState(
-            TensorStore.from_arrays({n: arrays[n] for n in self.plan.trainable}),
+            TensorStore.from_arrays(trainable, [n for group in groups for n in group.params]),
             TensorStore.from_arrays({n: arrays[n] for n in self.plan.frozen}),
             random=RandomState(seed, rank=rank),
         )
@@ -175,17 +198,17 @@ class Engine:
 
     def step(self, values: Sequence[Any], rate: float, fetches: Sequence[str]) -> list[Array]:
         """Loss, gradients and update in one run; gives the outputs asked for."""
-        wanted = list(fetches)
-        if self.check_finite and self.loss in wanted:
-            wanted.remove(self.loss)
+        others = list(fetches)
+        if self.check_finite and self.loss in others:
+            others.remove(self.loss)
         # whether the step is good shows in the loss, which comes first then
-        graph = self._step_for((self.loss, *wanted) if self.check_finite else tuple(fetches))
+        graph = self._step_for((self.loss, *others) if self.check_finite else tuple(fetches))
         graph.memory.learning_rate = rate
         outputs = graph(values)
         if not self.check_finite:
             return outputs
-        found = dict(zip([self.loss, *wanted], outputs))
-        return [found[name] for name in fetches]
+        by_name = dict(zip([self.loss, *others], outputs))
+        return [by_name[name] for name in fetches]
 
     def _step_for(self, fetches: tuple[str, ...]) -> OneGraphStep:
         graph = self._steps.get(fetches)
@@ -238,11 +261,21 @@ class Engine:
             raise StateError("There are no gradients yet.")
         return [buffer.data for buffer in store.buffers.values()]
 
-    def update(self, rate: float) -> None:
-        """Update every weight, in place, from the gradients there are."""
+    def update(self, rate: float, scale: float = 1.0) -> None:
+        """Update every weight, in place, from the gradients there are times `scale`."""
+        state, limit = self.state, self.file.clip_norm
+        if state.write_back is not None:
+            state.write_back()
         if self._update is None:
-            self._update = Update(self.optimizer, self.state, self.device, self._options)
-        self._update(rate, check_finite=self.check_finite)
+            self._update = make_update(self.file, state, self.device, self._options)
+        memory = state.need_optimizer()
+        if limit is not None or self.check_finite:
+            checks = self.check_finite
+            self._watch.apply(self._update, rate, scale, limit=limit, check_finite=checks)
+        else:
+            self._update.run(memory.step + 1, rate, scale)
+        memory.step += 1
+        memory.learning_rate = rate
 
     def updated(self) -> None:
         """An update was made: the batches before it count."""
@@ -265,8 +298,8 @@ class Engine:
             )
         evaluator = self._evaluators[with_loss]
         feeds = [values[n] for n in evaluator.user.input_names]
-        found = dict(zip(evaluator.user.output_names, evaluator(feeds)))
-        return [found[n] for n in fetches]
+        by_name = dict(zip(evaluator.user.output_names, evaluator(feeds)))
+        return [by_name[n] for n in fetches]
 
     def eval_inputs(self, with_loss: bool) -> list[str]:
         """Inputs that the predictions, or the loss too, depend on."""
@@ -300,20 +333,25 @@ class Engine:
 
         In a folder a graph gets the name of its option.
         """
-        step = self._step_bytes or self._training
         makers: dict[str, Callable[[], bytes]] = {
             "model_after_graph_transforms_path": self._eval,
             "model_with_gradient_graph_path": lambda: _bytes(training_model(self.plan)),
-            "model_with_training_graph_path": lambda: step,
-            "model_with_training_graph_after_optimization_path": lambda: step,
+            "model_with_training_graph_path": self._whole_step,
+            "model_with_training_graph_after_optimization_path": self._whole_step,
         }
-        for name, given in paths.items():
-            if not given:
+        for name, target in paths.items():
+            if not target:
                 continue
-            path = Path(given)
+            path = Path(target)
             if path.is_dir():
                 path /= f"{name.removesuffix('_path')}.onnx"
             path.write_bytes(makers[name]())
+
+    def _whole_step(self) -> bytes:
+        """Loss, gradients and update as one graph, whether or not that is what runs."""
+        if self.scaled or not self.trainable:
+            return self._training
+        return self._step_bytes or _bytes(step_model(self.plan, self.optimizer))
 
     # --- values ----------------------------------------------------------------------------------
 
@@ -365,66 +403,6 @@ class Engine:
             self._build()
 
 
-class Update:
-    """The optimizer alone, in place over the buffers of a state.
-
-    Its groups may differ in more than learning rate and weight decay, so it is a graph over named
-    tensors and not the flat one of `runtime.step.update`.
-    """
-
-    is_foreign = False
-
-    def __init__(
-        self, optimizer: optim.Optimizer, state: TrainingState, device: Device, options: Any
-    ) -> None:
-        self.state, self._watch = state, Watch(state)
-        names = [(n, s.shape) for n, s in state.trainable.specs.items()]
-        # Clipping needs the norm over the flat buffer only, cheaper than one per tensor
-        clip = optimizer.clip
-        self.max_norm = clip.max_norm if isinstance(clip, optim.ClipNorm) else None
-        plain = optimizer.replace(clip=None) if self.max_norm is not None else optimizer
-        session = device.session(
-            to_proto(optim.tensor_model(plain, names)).SerializeToString(),
-            session_options(options),
-        )
-        self.rate, self.number = np.zeros(1, np.float32), np.zeros(1, np.int64)
-        binding = self.binding = Binding(session, device)
-        inputs = {i.name for i in session.get_inputs()}
-        for name, array in (("learning_rate", self.rate), ("step", self.number)):
-            if name in inputs:
-                binding.host_input(name, array)
-        moments = state.need_optimizer().states
-        for name, _ in names:
-            binding.input_tensor(f"{name}_grad", state.need_gradients(), name)
-            for stem, store in (
-                (name, state.trainable),
-                *((f"{name}.{kind}", store) for kind, store in moments.items()),
-            ):
-                binding.input_tensor(stem, store, name)
-                binding.output_tensor(f"{stem}.updated", store, name)
-
-    def __call__(self, rate: float, *, check_finite: bool = False) -> None:
-        """Clip and update; with `check_finite` only if all that comes of it is finite."""
-        state = self.state
-        memory = state.need_optimizer()
-        if state.write_back is not None:
-            state.write_back()
-        if self.max_norm is not None or check_finite:
-            self._watch.apply(self, rate, 1.0, limit=self.max_norm, check_finite=check_finite)
-        else:
-            self.run(memory.step + 1, rate, 1.0)
-        memory.step += 1
-        memory.learning_rate = rate
-
-    def run(self, step: int, rate: float, scale: float) -> None:
-        """One update with the given number, learning rate and gradient scale."""
-        self.rate[0], self.number[0] = rate, step
-        if scale != 1.0:
-            for buffer in self.state.need_gradients().buffers.values():
-                buffer.data *= np.float32(scale)
-        self.binding.run()
-
-
 def as_array(value: Any) -> Any:
     """A tensor as an array that shares its memory; anything else as it is."""
     if isinstance(value, torch.Tensor):
@@ -440,9 +418,8 @@ def _bytes(model: ir.Model) -> bytes:
 def _reads(node: onnx.NodeProto) -> list[str]:
     """Everything a node depends on, what its subgraphs take from outside included."""
     names = list(node.input)
-    for attribute in node.attribute:
-        if attribute.HasField("g"):
-            names += [name for inner in attribute.g.node for name in _reads(inner)]
+    for graph in subgraph_protos(node):
+        names += [name for inner in graph.node for name in _reads(inner)]
     return names
 
 
@@ -466,9 +443,9 @@ def _with_outputs(step: bytes, outputs: Sequence[str]) -> bytes:
     if described["user_outputs"] == list(outputs):
         return step
     dropped = set(described["user_outputs"]) - set(outputs)
-    kept = {o.name: o for o in model.graph.output if o.name not in dropped}
-    rest = [o for n, o in kept.items() if n not in outputs]
-    ordered = [kept[n] for n in outputs] + rest
+    remaining = {o.name: o for o in model.graph.output if o.name not in dropped}
+    rest = [o for n, o in remaining.items() if n not in outputs]
+    ordered = [remaining[n] for n in outputs] + rest
     del model.graph.output[:]
     model.graph.output.extend(ordered)
     described["user_outputs"] = list(outputs)

@@ -21,53 +21,57 @@ def export_gradient_graph(
     loss_fn: Callable[[Any, Any], Any],
     example_input: torch.Tensor,
     example_labels: torch.Tensor,
-    path: str | os.PathLike[str],
+    gradient_graph_path: str | os.PathLike[str],
     opset_version: int = OPSET,
     *,
     exporter: str | None = None,
+    training: bool | None = True,
 ) -> onnx.ModelProto:
     """Write a graph from an input, labels and parameters to output, loss and gradients.
 
-    Inputs are ``input``, ``labels`` and every trainable parameter under its name; outputs are
-    ``output``, ``loss`` and ``<parameter>_grad``. The first dimension of input and labels is
-    open. Values of the parameters are not in the file.
+    Inputs are ``input``, ``labels`` and every parameter under its name; outputs are ``output``,
+    ``loss`` and, for parameters that are trained, ``<parameter>_grad``. The first dimension of
+    input and labels is open. Values of the parameters are not in the file.
 
     Args:
         model: the module; its result is one tensor.
         loss_fn: called with the module's result and the labels.
         example_input: an input.
         example_labels: labels that go with it.
-        path: where to write.
+        gradient_graph_path: where to write.
         opset_version: version of ai.onnx; 18 is the least.
         exporter: ``"dynamo"`` or ``"torchscript"``, see `onnxtrain.torch.export.export`.
+        training: the mode of the module in the graph, see there too.
 
     Returns:
         The model that was written.
     """
-    axes = {"input": {0: "batch"}, "labels": {0: "batch"}}
-    found = export(
+    exported = export(
         model,
         [example_input, example_labels],
         loss_fn=loss_fn,
         input_names=["input", "labels"],
         output_names=["loss", "output"],
-        dynamic_axes=axes,
-        training=None,
+        dynamic_axes={"input": {0: "batch"}, "labels": {0: "batch"}},
+        training=training,
         opset=opset_version,
         exporter=exporter,
     )
-    trained = [n for n, p in model.named_parameters() if p.requires_grad and n in found.names]
-    loaded = load(differentiate(found.model, wrt=trained, of="loss", no_gradient=found.barriers))
-    params.to_inputs(loaded, trained)
+    present = {n: p for n, p in model.named_parameters() if n in exported.names}
+    trained = [n for n, p in present.items() if p.requires_grad]
+    loaded = load(
+        differentiate(exported.model, wrt=trained, of="loss", no_gradient=exported.barriers)
+    )
     graph = loaded.graph
+    params.to_inputs(loaded, [n for n in present if n in graph.initializers])
     inputs = {v.name: v for v in graph.inputs}
-    order = [n for n in ("input", "labels", *trained) if n in inputs]
+    order = [n for n in ("input", "labels", *present) if n in inputs]
     graph.inputs.clear()
     graph.inputs.extend(inputs[n] for n in order)
-    for name in trained:
-        inputs[name].const_value = None
+    for value in graph.inputs:
+        value.const_value = None
     outputs = {v.name: v for v in graph.outputs}
     graph.outputs.clear()
     graph.outputs.extend(outputs[n] for n in ("output", "loss", *(f"{n}_grad" for n in trained)))
-    save(loaded, path)
+    save(loaded, gradient_graph_path)
     return to_proto(loaded)

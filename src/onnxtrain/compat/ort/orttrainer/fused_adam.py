@@ -154,10 +154,10 @@ class FusedAdam(torch.optim.Optimizer):
 
 def any_not_finite(tensors: Iterable[torch.Tensor | None]) -> bool:
     """Whether an element of any tensor is NaN or infinite; one kernel over all of them."""
-    given = [t for t in tensors if t is not None and t.numel()]
-    if not given:
+    nonempty = [t for t in tensors if t is not None and t.numel()]
+    if not nonempty:
         return False
-    largest = torch._foreach_norm(given, math.inf)
+    largest = torch._foreach_norm(nonempty, math.inf)
     return not bool(torch.stack([n.float() for n in largest]).isfinite().all())
 
 

@@ -75,6 +75,7 @@ def make(
             frozenset(alike[kind]).__contains__,
             weight_decay=optimizer.weight_decay,
             transforms=optimizer.transforms,
+            hyper=optimizer.hyper,
         )
         for kind, optimizer in zip(kinds[1:], optimizers[1:])
     ]
@@ -88,15 +89,15 @@ def check_name(name: str) -> None:
         raise UnknownNameError("optimizer", str(name), list(OPERATORS))
 
 
-def _complete(name: str, weight: str, given: Hyper) -> dict[str, Any]:
+def _complete(name: str, weight: str, attributes: Hyper) -> dict[str, Any]:
     defaults = OPERATORS[name]
-    unknown = sorted(set(given) - set(defaults))
+    unknown = sorted(set(attributes) - set(defaults))
     if unknown:
         raise ConfigError(
             f"{name} has no attribute {', '.join(map(repr, unknown))} (asked for the weight "
             f"{weight!r}); it has {', '.join(defaults)}."
         )
-    for key, value in given.items():
+    for key, value in attributes.items():
         if value is None and defaults[key] is None:
             continue
         if not isinstance(value, (int, float)):
@@ -106,7 +107,7 @@ def _complete(name: str, weight: str, given: Hyper) -> dict[str, Any]:
             check_limit(value, what, ConfigError, infinite=True)
         elif key not in {"ratio_min", "ratio_max"}:
             check_amount(value, what, ConfigError)
-    return {**defaults, **given}
+    return {**defaults, **attributes}
 
 
 # --- configurations -------------------------------------------------------------------------------
@@ -164,10 +165,18 @@ class _OptimizerConfig:
     def build(self, weights: Sequence[str], *, clip: bool = True) -> chains.Optimizer:
         """The optimizer for these weights."""
         named = [n for g in self.params for n in g["params"]]
-        unknown = [n for n in named if n not in weights]
+        known = set(weights)
+        unknown = [n for n in named if n not in known]
         if unknown:
             raise UnknownNameError("trainable weight", unknown[0], list(weights))
-        return make(self.name, weights, self.hyper_of, clip=clip)
+        hyper = self._hyper_of_all(weights)
+        return make(self.name, weights, hyper.__getitem__, clip=clip)
+
+    def _hyper_of_all(self, weights: Sequence[str]) -> dict[str, dict[str, Any]]:
+        """`hyper_of` of many weights: those that are in no group share it."""
+        grouped = {n for g in self.params for n in g["params"]}
+        others = self.hyper_of("")
+        return {w: self.hyper_of(w) if w in grouped else others for w in weights}
 
 
 class SGDConfig(_OptimizerConfig):

@@ -205,15 +205,15 @@ class ORTTrainerOptions:
     """
 
     def __init__(self, options: Mapping[str, Any] | None = None) -> None:
-        given = {} if options is None else options
-        if not isinstance(given, Mapping):
+        settings = {} if options is None else options
+        if not isinstance(settings, Mapping):
             raise OptionsError(
-                f"Invalid options: a dictionary is needed, not {type(given).__name__}."
+                f"Invalid options: a dictionary is needed, not {type(settings).__name__}."
             )
-        values, errors = _complete(SCHEMA, given)
+        values, errors = _complete(SCHEMA, settings)
         if errors:
             raise OptionsError(f"Invalid options: {errors}")
-        self._original_opts = dict(given)
+        self._original_opts = dict(settings)
         self._validated_opts = _without_new(SCHEMA, values)
         for name, value in values.items():
             setattr(self, name, Section(value) if isinstance(value, _Nested) else value)
@@ -234,21 +234,21 @@ def _without_new(schema: Schema, values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _complete(schema: Schema, given: Mapping[str, Any]) -> tuple[_Nested, dict[str, Any]]:
+def _complete(schema: Schema, settings: Mapping[str, Any]) -> tuple[_Nested, dict[str, Any]]:
     """Values with defaults, and what is wrong, nested like the schema."""
     values, errors = _Nested(), dict[str, Any]()
-    for key in given:
+    for key in settings:
         if key not in schema:
             errors[key] = ["unknown field"]
     for key, option in schema.items():
         if isinstance(option, Option):
-            value = given.get(key, option.default)
-            problem = option.problem(value) if key in given else None
+            value = settings.get(key, option.default)
+            problem = option.problem(value) if key in settings else None
             if problem is not None:
                 errors[key] = [problem]
             values[key] = copy(value) if isinstance(value, (list, dict)) else value
             continue
-        inner = given.get(key, {})
+        inner = settings.get(key, {})
         if not isinstance(inner, Mapping):
             errors[key] = ["must be of dict type"]
             continue

@@ -101,30 +101,30 @@ def _check_names(known: Collection[str], weights: Collection[str]) -> None:
         )
 
 
-def check_keys(known: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+def check_keys(known: Mapping[str, Any], loaded: Mapping[str, Any]) -> None:
     """Raise unless the sections that both states have, have the same names.
 
     Args:
         known: the trainer's own state dictionary.
-        given: one that is to be loaded.
+        loaded: one that is to be loaded.
     """
     for section in ("model", "optimizer"):
-        if section in known and section in given:
-            _check_nested(known[section], given[section], section)
+        if section in known and section in loaded:
+            _check_nested(known[section], loaded[section], section)
 
 
-def _check_nested(known: Any, given: Any, where: str) -> None:
-    if not isinstance(known, Mapping) or not isinstance(given, Mapping):
+def _check_nested(known: Any, loaded: Any, where: str) -> None:
+    if not isinstance(known, Mapping) or not isinstance(loaded, Mapping):
         return
-    missing = [n for n in known if n not in given]
-    extra = [n for n in given if n not in known]
+    missing = [n for n in known if n not in loaded]
+    extra = [n for n in loaded if n not in known]
     if missing or extra:
         raise StateMismatchError(
             f"The state does not fit the model: under {where!r} are missing {missing} and "
             f"unexpected {extra}."
         )
     for name in known:
-        _check_nested(known[name], given[name], f"{where}/{name}")
+        _check_nested(known[name], loaded[name], f"{where}/{name}")
 
 
 def random_of(saved: Any) -> tuple[int, int]:

@@ -101,9 +101,9 @@ class LoadBalancingDistributedSampler(Sampler[int]):
         ordered: list[int] = []
         for start in range(0, len(indices), group):
             ordered += sorted(indices[start : start + group], key=complexity.__getitem__)
-        size, wanted = self.world_size, self.num_samples * self.world_size
-        ordered = (ordered * -(-wanted // len(ordered)))[:wanted]
-        chunks = [ordered[i : i + size] for i in range(0, wanted, size)]
+        size, total = self.world_size, self.num_samples * self.world_size
+        ordered = (ordered * -(-total // len(ordered)))[:total]
+        chunks = [ordered[i : i + size] for i in range(0, total, size)]
         if self.shuffle:
             draw.shuffle(chunks)
         return chunks
@@ -142,9 +142,9 @@ class LoadBalancingDistributedBatchSampler(Sampler[list[int]]):
             for rank in range(self.sampler.world_size)
         ]
         counts = [len(batches) for batches in of_all]
-        wanted = min(counts) if self.drop_last else max(counts)
+        count = min(counts) if self.drop_last else max(counts)
         mine = of_all[self.sampler.rank]
-        return (mine * -(-wanted // max(len(mine), 1)))[:wanted]
+        return (mine * -(-count // max(len(mine), 1)))[:count]
 
     def __len__(self) -> int:
         return len(self._batches())

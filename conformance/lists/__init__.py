@@ -1,0 +1,6 @@
+"""The lists.
+
+A module here has `PACKAGES` (a literal list: what pip installs beyond torch), `names()`, and
+`case(name)`, which gives a `TorchCase` or an `OnnxCase`. `BATCH` says how many cases may share a
+process, one by default: give more where importing costs more than a case.
+"""

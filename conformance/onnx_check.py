@@ -1,0 +1,194 @@
+"""An ONNX model against float64 differences of itself."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+import onnx
+
+from onnxtrain.compile import weights_of
+from onnxtrain.graph import load, to_proto
+from onnxtrain.graph import parameters as params
+from onnxtrain.graph.evaluate import evaluator
+from onnxtrain.graph.retype import to_float64
+from onnxtrain.normalize import normalize
+
+from .cases import Array, OnnxCase
+from .check import EndOfCase, Stages
+from .results import Row
+from .sessions import Session, cpu_times
+from .verdicts import STEPS, Verdict, distance, judge_alone, largest_of, worst
+from .weighted import LOSS, differentiate, gradient_names, weight_of, with_loss
+
+FLOATS = (np.float16, np.float32, np.float64)
+FORWARD_TOLERANCE = 2e-3
+WIDE_STEPS = (3e-2, 1e-2, 3e-3)
+WIDE_TOLERANCE = 3e-2
+SECONDS = 60.0
+"""What differences may take; then fewer of them are made."""
+Evaluate = Callable[[Mapping[str, Array]], float]
+
+
+class OnnxTrial:
+    """One model, stage by stage; figures go into the row."""
+
+    def __init__(self, case: OnnxCase) -> None:
+        self.case = case
+        model = case.model
+        self.model = onnx.load(model) if isinstance(model, (str, os.PathLike)) else model
+        self.feeds: dict[str, Array] = dict(case.feeds)
+
+    def run(self, stages: Stages, row: Row) -> None:
+        """All stages; raises `EndOfCase` where one ends the case."""
+        stages.run("forward", "not run forward", partial(self._forward, row))
+        stages.run("differentiate", "crash", partial(self._differentiate, row))
+        ours = stages.run("gradients", "crash", partial(self._run, row))
+        found = stages.run("differences", "crash", partial(self._judge, row, ours))
+        if self.case.timing:
+            stages.run("timing", "crash", partial(self._timing, row))
+        final = worst(found)
+        row["gradients"] = final.word
+        row["gradients_error"] = max((v.error for v in found if np.isfinite(v.error)), default=0.0)
+        row["outcome"] = "right" if final.word in ("right", "kink") else "wrong"
+        row["reason"] = "" if final.word == "right" else f"{final.word}: {final.note}"
+
+    def _forward(self, row: Row) -> None:
+        self.forward = Session(self.model, whole=True)
+        row["forward_session_s"] = self.forward.seconds
+        got = self.forward.run(self.feeds)
+        self.values = {
+            n: v for n, v in got.items() if isinstance(v, np.ndarray) and v.dtype in FLOATS
+        }
+        known = {n: v for n, v in self.case.expected.items() if n in self.values}
+        error = max((distance(self.values[n], v, 0.0) for n, v in known.items()), default=0.0)
+        row["forward"] = error
+        if error > FORWARD_TOLERANCE:
+            raise EndOfCase("not run forward", f"onnxruntime's outputs differ by {error:.2g}")
+        if not self.values:
+            raise EndOfCase("no gradient", "no output of the model is a float tensor")
+
+    def _differentiate(self, row: Row) -> None:
+        rng = np.random.default_rng(0)
+        self.loss_model = with_loss(self.model, self.values)
+        for output, value in self.values.items():
+            weight = np.asarray(rng.uniform(-1, 1, value.shape)).astype(value.dtype)
+            self.feeds[weight_of(LOSS, output)] = weight
+        started = time.process_time()
+        self.wrt = list(self.case.wrt) if self.case.wrt is not None else self._everything()
+        if not self.wrt:
+            raise EndOfCase("no gradient", "no float input or initializer to differentiate")
+        self.gradient_model = differentiate(self.loss_model, self.wrt, LOSS)
+        row["build_s"] = time.process_time() - started
+        row["nodes"] = len(self.model.graph.node)
+        row["nodes_after"] = len(self.gradient_model.graph.node)
+
+    def _everything(self) -> list[str]:
+        stored = {i.name for i in self.model.graph.initializer}
+        weights = [n for n in weights_of(self.loss_model, [LOSS]) if n in stored]
+        inputs = [n for n, v in self.case.feeds.items() if getattr(v, "dtype", None) in FLOATS]
+        return [*weights, *inputs]
+
+    def _run(self, row: Row) -> dict[str, Array]:
+        self.session = Session(self.gradient_model)
+        row["session_s"] = self.session.seconds
+        got = self.session.run(self.feeds)
+        names = gradient_names(self.gradient_model)
+        return {n: got[names[n]] for n in self.wrt}
+
+    def _judge(self, row: Row, ours: dict[str, Array]) -> list[Verdict]:
+        start = self._start()
+        evaluate, steps, tolerance = self._evaluator(row)
+        started = time.perf_counter()
+        evaluate({})
+        each = 4 * (2 * len(steps) + 1) * (time.perf_counter() - started)
+        limit = max(int(SECONDS / max(each, 1e-9)), 1)
+        largest = largest_of(ours)
+        chosen = self.wrt if len(self.wrt) <= limit else self.wrt[:: len(self.wrt) // limit + 1]
+        row["compared"] = None if len(chosen) == len(self.wrt) else f"{len(chosen)}/{len(ours)}"
+        found = []
+        for name in chosen:
+
+            def function(moved: Array, name: str = name) -> float:
+                return evaluate({name: moved})
+
+            verdict = judge_alone(
+                ours[name], function, start[name], largest=largest, tolerance=tolerance, steps=steps
+            )
+            found.append(Verdict(verdict.word, verdict.error, f"{name}: {verdict.note}"))
+        return found
+
+    def _start(self) -> dict[str, Array]:
+        stored = {i.name: i for i in self.model.graph.initializer}
+        return {
+            n: self.feeds[n] if n in self.feeds else onnx.numpy_helper.to_array(stored[n])
+            for n in self.wrt
+        }
+
+    def _evaluator(self, row: Row) -> tuple[Evaluate, tuple[float, ...], float]:
+        """What computes the loss, if need be on onnxruntime in float32 with wide steps."""
+        if self.case.differences_on == "float64":
+            try:
+                evaluate = self._in_float64()
+                exact, there = evaluate({}), self._in_float32()({})
+                if abs(exact - there) <= 1e-2 * max(abs(there), 1.0) or not np.isfinite(there):
+                    return evaluate, STEPS, self.case.tolerance
+                row["differences"] = "float32: the float64 twin differs"
+            except Exception as error:  # onnx's evaluator does not know every operator
+                row["differences"] = f"float32: {type(error).__name__} in float64"
+        else:
+            row["differences"] = "float32"
+        return self._in_float32(), WIDE_STEPS, max(self.case.tolerance, WIDE_TOLERANCE)
+
+    def _in_float64(self) -> Evaluate:
+        exact = to_float64(normalize(load(self.loss_model)))
+        stored = [n for n in self.wrt if n in exact.graph.initializers]
+        values = {n: a for n, a in self._start().items() if n in stored}
+        params.to_inputs(exact, stored)
+        session = evaluator(to_proto(exact))
+        inputs = {v.name for v in exact.graph.inputs}
+
+        def evaluate(moved: Mapping[str, Array]) -> float:
+            point = {**values, **self.feeds, **moved}
+            feeds = {n: _wide(a) for n, a in point.items() if n in inputs}
+            with np.errstate(all="ignore"):
+                return float(np.asarray(session.run([LOSS], feeds)[0]))
+
+        return evaluate
+
+    def _in_float32(self) -> Evaluate:
+        model = load(self.loss_model)
+        stored = [n for n in self.wrt if n in model.graph.initializers]
+        values = {n: a for n, a in self._start().items() if n in stored}
+        params.to_inputs(model, stored)
+        proto = to_proto(model)
+        del proto.graph.output[1:]
+        proto.graph.output.extend(o for o in self.loss_model.graph.output if o.name in self.values)
+        session = Session(proto, whole=True)
+
+        def evaluate(moved: Mapping[str, Array]) -> float:
+            point = {**values, **self.feeds}
+            point |= {n: a.astype(point[n].dtype) for n, a in moved.items()}
+            got = session.run(point)
+            products = [
+                got[n].astype(np.float64) * self.feeds[weight_of(LOSS, n)] for n in self.values
+            ]
+            return float(sum(p.sum() for p in products))
+
+        return evaluate
+
+    def _timing(self, row: Row) -> None:
+        ours, theirs = cpu_times(
+            lambda: self.session.run(self.feeds), lambda: self.forward.run(self.feeds)
+        )
+        row["step_ms"] = ours * 1e3
+        row["to_forward"] = ours / theirs if theirs else None
+
+
+def _wide(value: Any) -> Any:
+    floating = isinstance(value, np.ndarray) and value.dtype in FLOATS
+    return value.astype(np.float64) if floating else value

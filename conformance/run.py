@@ -1,0 +1,158 @@
+"""Starts workers, hands them cases, and writes what they say; a worker that dies is a row."""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+import json
+import os
+import queue
+import signal
+import subprocess
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from . import results
+from .results import Row
+
+ROOT = Path(__file__).resolve().parent.parent
+NAMES_SECONDS = 600.0
+STOPPED_IN = {"export": "not exported", "case": "not exported", "forward": "not run forward"}
+"""What a crash or a hang means in the stages before onnxtrain has its turn."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Of a case: seconds and gigabytes; of the whole run: seconds, 0 for none."""
+
+    seconds: float = 300.0
+    memory: float = 8.0
+    total: float = 0.0
+
+
+def run(
+    name: str, python: str, path: Path, limits: Limits, *, only: str = "*", again: bool = False
+) -> int:
+    """Try the cases of a list that have no row yet (or all of them `again`)."""
+    done = set() if again else {row["name"] for row in results.read(path)}
+    wanted, batch = _names(name, python)
+    todo = [n for n in wanted if fnmatch.fnmatchcase(n, only) and n not in done]
+    print(f"{name}: {len(todo)} of {len(wanted)} cases", flush=True)
+    started = time.monotonic()
+    worker: Worker | None = None
+    try:
+        for number, case in enumerate(todo):
+            if limits.total and time.monotonic() - started > limits.total:
+                print(f"{len(todo) - number} cases are left for the next run", flush=True)
+                break
+            if worker is None or not worker.alive or worker.cases >= batch:
+                if worker is not None:
+                    worker.end()
+                worker = Worker(name, python, limits)
+            for row in worker.attempt(case):
+                results.append(path, row)
+                label = f"{row['name']} [{row.get('exporter', '')}]"
+                print(f"{label:60} {row['outcome']:16} {row.get('reason', '')[:80]}", flush=True)
+    finally:
+        if worker is not None:
+            worker.end()
+    results.compact(path)
+    return 0
+
+
+def _names(name: str, python: str) -> tuple[list[str], int]:
+    """The cases of a list, and how many of them may share a process."""
+    worker = subprocess.run(
+        _command(python, name, "--names"), check=True, cwd=ROOT, timeout=NAMES_SECONDS,
+        stdout=subprocess.PIPE,
+    )  # fmt: skip
+    said = json.loads(worker.stdout.decode().splitlines()[-1])
+    return list(said["names"]), int(said["batch"])
+
+
+def _command(python: str, name: str, *more: str) -> list[str]:
+    return [python, "-m", "conformance.worker", name, *more]
+
+
+class Worker:
+    """A process that tries cases, one after the other, and says which stage it is in."""
+
+    def __init__(self, name: str, python: str, limits: Limits) -> None:
+        self.limits = limits
+        self.cases = 0
+        self._process = subprocess.Popen(
+            _command(python, name, "--memory", str(limits.memory)), cwd=ROOT,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True,
+        )  # fmt: skip
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._orders = self._process.stdin
+        self._said: queue.Queue[Row | None] = queue.Queue()
+        self._listener = threading.Thread(
+            target=_listen, args=(self._process.stdout, self._said), daemon=True
+        )
+        self._listener.start()
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can take another case."""
+        return self._process.poll() is None
+
+    def attempt(self, case: str) -> list[Row]:
+        """The rows of a case, one of a crash or a hang included."""
+        self.cases += 1
+        rows: list[Row] = []
+        stage: Row = {"stage": "case"}
+        ends = time.monotonic() + self.limits.seconds
+        with contextlib.suppress(BrokenPipeError):  # the queue says that it ended
+            self._orders.write(f"{case}\n".encode())
+            self._orders.flush()
+        while True:
+            try:
+                said = self._said.get(timeout=max(ends - time.monotonic(), 0.01))
+            except queue.Empty:
+                self.end()
+                return [*rows, _stopped(case, stage, "timeout", f"{self.limits.seconds:.0f} s")]
+            if said is None:
+                return [*rows, _stopped(case, stage, "crash", self._how_it_ended())]
+            if "stage" in said:
+                stage = said
+            elif "row" in said:
+                rows.append(said["row"])
+            else:
+                return rows
+
+    def end(self) -> None:
+        """End the process and all that it started."""
+        if self.alive:
+            try:
+                os.killpg(self._process.pid, signal.SIGKILL)
+            except (ProcessLookupError, PermissionError):
+                self._process.kill()
+        self._process.wait()
+        self._listener.join()
+        with contextlib.suppress(BrokenPipeError):
+            self._orders.close()
+
+    def _how_it_ended(self) -> str:
+        code = self._process.wait()
+        return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+
+def _listen(stream: IO[bytes], said: queue.Queue[Row | None]) -> None:
+    with stream:
+        for line in stream:
+            if line.startswith(b"{"):
+                said.put(json.loads(line))
+    said.put(None)
+
+
+def _stopped(case: str, stage: Row, outcome: str, how: str) -> Row:
+    where = stage["stage"]
+    return {
+        "name": case, "family": stage.get("family", ""), "exporter": stage.get("exporter", ""),
+        "outcome": STOPPED_IN.get(where, outcome), "reason": f"{outcome} in {where}: {how}",
+    }  # fmt: skip

@@ -1,0 +1,232 @@
+"""A torch module, exported, against autograd."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import cached_property, partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from onnxtrain.errors import OnnxTrainError
+from onnxtrain.torch.export import Exported
+
+from .cases import Array, TorchCase
+from .check import EndOfCase, Stages
+from .exporters import EXPORTERS
+from .results import Row
+from .sessions import Session, cpu_times
+from .steps import compare_steps
+from .torch_function import TorchFunction, arrays, random_weights
+from .verdicts import Verdict, distance, judge, largest_of, worst
+from .weighted import LOSS, differentiate, gradient_names, weight_of, with_loss
+
+FORWARD_TOLERANCE = 2e-3
+SECOND = "conformance_second"
+FINE = ("right", "kink", "torch wrong")
+
+
+class TorchTrial:
+    """One module and one exporter, stage by stage; figures go into the row."""
+
+    def __init__(self, case: TorchCase, exporter: str | Callable[[TorchCase], Exported]) -> None:
+        torch.set_num_threads(1)
+        self.case = case
+        self._export = EXPORTERS[exporter] if isinstance(exporter, str) else exporter
+        self.function = TorchFunction(case)
+        self.verdicts: list[Verdict] = []
+
+    def run(self, stages: Stages, row: Row) -> None:
+        """All stages; raises `EndOfCase` where one ends the case."""
+        stages.run("torch", "not exported", self._call_torch)
+        self.exported = stages.run("export", "not exported", self._exported)
+        stages.run("forward", "not run forward", partial(self._forward, row))
+        stages.run("differentiate", "crash", partial(self._differentiate, row))
+        stages.run("gradients", "crash", partial(self._gradients, row))
+        if self.case.second_order:
+            stages.run("second order", "crash", partial(self._second_order, row))
+        if self.case.steps and self.parameters:
+            stages.run("steps", "crash", partial(self._steps, row))
+        if self.case.timing:
+            stages.run("timing", "crash", partial(self._timing, row))
+        final = worst(self.verdicts)
+        row["outcome"] = "right" if final.word in FINE else "wrong"
+        row["reason"] = "" if final.word == "right" else f"{final.word}: {final.note}"
+
+    # --- the module in torch ----------------------------------------------------------------------
+
+    def _call_torch(self) -> None:
+        outputs = self.function.outputs(self.function.point())
+        self.function.weights = random_weights(outputs)
+        self.expected = [o.detach().numpy() for o in outputs]
+        if not any(w.size for w in self.function.weights):
+            raise EndOfCase("no gradient", "no output of the module has a gradient in torch")
+        self.gradients32 = arrays(self.function.gradients(self.function.point()))
+
+    @cached_property
+    def exact(self) -> TorchFunction:
+        """The module in float64."""
+        function = TorchFunction(self.case, torch.float64)
+        function.weights = self.function.weights
+        return function
+
+    @cached_property
+    def gradients64(self) -> dict[str, Array]:
+        """Autograd's, in float64."""
+        return arrays(self.exact.gradients(self.exact.point()))
+
+    # --- the model --------------------------------------------------------------------------------
+
+    def _exported(self) -> Exported:
+        try:
+            return self._export(self.case)
+        except OnnxTrainError as error:
+            theirs = "cannot be exported to ONNX" in str(error)
+            raise EndOfCase("not exported" if theirs else "refused", error) from error
+
+    def _forward(self, row: Row) -> None:
+        session = Session(self.exported.model, whole=True)
+        row["forward_session_s"] = session.seconds
+        self.feeds: dict[str, Array] = arrays(self.function.inputs)
+        got = session.run(self.feeds)
+        values = [got[n] for n in self.exported.outputs]
+        if len(values) != len(self.expected):
+            raise EndOfCase(
+                "not run forward", f"{len(values)} outputs, torch has {len(self.expected)}"
+            )
+        error = max(_apart(v, e) for v, e in zip(values, self.expected))
+        row["forward"] = error
+        if error > FORWARD_TOLERANCE:
+            raise EndOfCase(
+                "not run forward", f"onnxruntime's outputs differ from torch's: {error:.2g}"
+            )
+        counted = [bool(w.size) for w in self.function.weights]
+        self.values = {n: got[n] for n, c in zip(self.exported.outputs, counted) if c}
+
+    def _differentiate(self, row: Row) -> None:
+        inputs = {i.name for i in self.exported.model.graph.input}
+        self.parameters = {
+            n: self.exported.names[n] for n in self.function.point() if n in self.exported.names
+        }
+        floats = {n: n for n in self.function.point() if n in self.function.inputs and n in inputs}
+        self.wrt = {**self.parameters, **floats}
+        if not self.wrt:
+            raise EndOfCase("no gradient", "the graph has no float input and no parameter")
+        self.model = with_loss(self.exported.model, self.values)
+        weights = [w for w in self.function.weights if w.size]
+        for (output, value), weight in zip(self.values.items(), weights):
+            self.feeds[weight_of(LOSS, output)] = weight.astype(value.dtype)
+        started = time.process_time()
+        self.gradient_model = differentiate(
+            self.model, list(self.wrt.values()), LOSS, self.exported.barriers
+        )
+        row["build_s"] = time.process_time() - started
+        row["nodes"] = len(self.exported.model.graph.node)
+        row["nodes_after"] = len(self.gradient_model.graph.node)
+
+    def _gradients(self, row: Row) -> None:
+        self.session = Session(self.gradient_model)
+        row["session_s"] = self.session.seconds
+        got = self.session.run(self.feeds)
+        names = gradient_names(self.gradient_model)
+        ours = {n: got[names[v]] for n, v in self.wrt.items()}
+        largest = largest_of(self.gradients32)
+        found = [self._judge(n, ours[n], largest) for n in self.wrt]
+        found += [
+            Verdict("wrong", 1.0, f"{n} is not in the graph, and torch has a gradient")
+            for n, g in self.gradients32.items()
+            if n not in self.wrt and np.abs(g).max(initial=0) > 1e-6 * largest
+        ]
+        self._note(row, "gradients", found)
+
+    def _judge(self, name: str, ours: Array, largest: float) -> Verdict:
+        verdict = judge(
+            ours,
+            self.gradients32[name],
+            lambda: self.gradients64[name],
+            lambda moved: self.exact.value({name: moved}),
+            arrays(self.function.point())[name],
+            largest=largest,
+            tolerance=self.case.tolerance,
+        )
+        return Verdict(verdict.word, verdict.error, f"{name}: {verdict.note}")
+
+    def _note(self, row: Row, what: str, found: list[Verdict]) -> None:
+        decided = worst(found)
+        row[what] = decided.word
+        row[f"{what}_error"] = max((v.error for v in found if np.isfinite(v.error)), default=0.0)
+        self.verdicts.append(decided)
+
+    # --- the gradient of the gradient -------------------------------------------------------------
+
+    def _second_order(self, row: Row) -> None:
+        rng = np.random.default_rng(1)
+        point = self.function.point()
+        along = {n: rng.uniform(-1, 1, tuple(point[n].shape)).astype(np.float32) for n in self.wrt}
+        try:
+            expected = arrays(self.function.second_gradients(point, along))
+        except (RuntimeError, NotImplementedError) as error:
+            row["second"] = f"torch has none: {str(error).splitlines()[0][:60]}"
+            return
+        feeds = dict(self.feeds)
+        outputs = gradient_names(self.gradient_model)
+        values = {outputs[v]: along[n] for n, v in self.wrt.items()}
+        feeds |= {weight_of(SECOND, output): array for output, array in values.items()}
+        try:
+            first = with_loss(self.gradient_model, values, SECOND)
+            model = differentiate(first, list(self.wrt.values()), SECOND, self.exported.barriers)
+        except OnnxTrainError as error:
+            row["second"] = f"refused: {str(error).splitlines()[0][:120]}"
+            return
+        got = Session(model).run(feeds)
+        names = gradient_names(model)
+        largest = max(largest_of(expected), largest_of(self.gradients32) * 1e-3)
+        found = [
+            self._judge_second(n, got[names[v]], expected[n], along, largest)
+            for n, v in self.wrt.items()
+        ]
+        self._note(row, "second", found)
+
+    def _judge_second(
+        self, name: str, ours: Array, expected: Array, along: dict[str, Array], largest: float
+    ) -> Verdict:
+        def exact() -> Array:
+            return arrays(self.exact.second_gradients(self.exact.point(), along))[name]
+
+        def function(moved: Array) -> float:
+            return self.exact.second_value({name: moved}, along)
+
+        at = arrays(self.function.point())[name]
+        verdict = judge(
+            ours, expected, exact, function, at, largest=largest, tolerance=self.case.tolerance
+        )
+        return Verdict(verdict.word, verdict.error, f"second order, {name}: {verdict.note}")
+
+    # --- training and time ------------------------------------------------------------------------
+
+    def _steps(self, row: Row) -> None:
+        if self.verdicts[0].word != "right":
+            row["steps"] = "not compared: gradients differ from torch's"
+            return
+        verdict = compare_steps(
+            self.model, self.feeds, self.parameters, self.function, self.case,
+            self.exported.barriers,
+        )  # fmt: skip
+        row["steps"] = verdict.word
+        self.verdicts.append(verdict)
+
+    def _timing(self, row: Row) -> None:
+        ours, theirs = cpu_times(lambda: self.session.run(self.feeds), self.function.eager_step)
+        row["step_ms"] = ours * 1e3
+        row["to_eager"] = ours / theirs if theirs else None
+
+
+def _apart(got: Any, expected: Array) -> float:
+    got = np.asarray(got)
+    if got.shape != expected.shape:
+        return np.inf
+    if expected.dtype.kind not in "fc":
+        return 0.0 if np.array_equal(got, expected) else np.inf
+    return distance(got, expected, 0.0)

@@ -1,0 +1,257 @@
+"""Who is right where two gradients differ: float64 differences of the function decide.
+
+Along a direction u the function f(x + h·u) is looked at for several steps h, on both sides. Where
+the central differences settle on a value, that is the derivative. Where the two one-sided
+differences stay apart however small the step, x is at a kink (or within rounding of one), and
+every number between them is a derivative there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+Function = Callable[[Array], float]
+Word = Literal["right", "wrong", "kink", "torch wrong", "undecided"]
+WORST_LAST: tuple[Word, ...] = ("right", "kink", "torch wrong", "undecided", "wrong")
+
+STEPS = (1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7)
+KINK_STEP = 1e-4
+"""One-sided differences at larger steps also differ where a function merely bends."""
+ROUNDING = 1e-6
+"""Of the largest gradient of a model: what float32 leaves of one that is zero."""
+WORSE_THAN_TORCH = 10.0
+"""Where torch's own float32 gradient is off float64, ours may be that many times as far off."""
+OUTSIDE = 0.05
+"""How far, in parts of their distance, a slope may lie outside of two one-sided differences: the
+kink is not exactly where they begin."""
+COORDINATES = 6
+"""Axes that are looked at one by one, those with the largest difference first."""
+APART = "one-sided differences differ"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """About one gradient: a word, its error relative to the largest entry, and why."""
+
+    word: Word
+    error: float = 0.0
+    note: str = ""
+
+
+def worst(verdicts: Iterable[Verdict]) -> Verdict:
+    """The one that counts for a whole model."""
+    ranked = sorted(verdicts, key=lambda v: (WORST_LAST.index(v.word), v.error))
+    return ranked[-1] if ranked else Verdict("right")
+
+
+def judge(
+    ours: Array,
+    torch32: Array,
+    torch64: Callable[[], Array],
+    function: Function,
+    at: Array,
+    *,
+    largest: float,
+    tolerance: float = 1e-3,
+) -> Verdict:
+    """Compare a gradient with torch's in float32, then in float64, then with differences.
+
+    Args:
+        ours: the gradient in question.
+        torch32: autograd's, in float32.
+        torch64: gives autograd's in float64.
+        function: what is differentiated, in float64.
+        at: where.
+        largest: the largest entry of all gradients of the model.
+        tolerance: relative to the largest entry of this gradient.
+    """
+    if ours.shape != torch32.shape:
+        return Verdict("wrong", np.inf, f"shape {ours.shape}, not {torch32.shape}")
+    error = distance(ours, torch32, largest)
+    if error <= tolerance:
+        return Verdict("right", error)
+    exact = torch64()
+    error = distance(ours, exact, largest)
+    allowed = max(tolerance, WORSE_THAN_TORCH * distance(torch32, exact, largest))
+    if error <= allowed < 0.1:
+        return Verdict("right", error, "torch's float32 is as far from float64")
+    ways = [direction_of(ours - exact), *coordinates(ours - exact)]
+    found = [_along(u, ours, function, at, largest, tolerance) for u in ways]
+    decided = worst(found)
+    if decided.word == "right":
+        if any(one.note == APART for one in found):
+            return Verdict("kink", error, APART)
+        return Verdict("torch wrong", error, "differences agree with ours, not with autograd")
+    return Verdict(decided.word, error, decided.note)
+
+
+def judge_alone(
+    ours: Array,
+    function: Function,
+    at: Array,
+    *,
+    largest: float,
+    tolerance: float = 2e-3,
+    seed: int = 0,
+    steps: Sequence[float] = STEPS,
+) -> Verdict:
+    """Compare a gradient with differences alone: in random directions, and where it is largest."""
+    if ours.shape != at.shape:
+        return Verdict("wrong", np.inf, f"shape {ours.shape}, not {at.shape}")
+    if not ours.size:
+        return Verdict("right")
+    rng = np.random.default_rng(seed)
+    ways = [direction_of(rng.standard_normal(at.shape)) for _ in range(2)]
+    ways += coordinates(ours, 2)
+    return worst(_along(u, ours, function, at, largest, tolerance, steps) for u in ways)
+
+
+def distance(one: Array, other: Array, largest: float) -> float:
+    """The largest difference, relative to the largest entry; NaN equals NaN."""
+    if not one.size:
+        return 0.0
+    a, b = one.astype(np.float64), other.astype(np.float64)
+    finite = np.isfinite(a) & np.isfinite(b)
+    same = (np.isnan(a) & np.isnan(b)) | (a == b)
+    if not (finite | same).all():
+        return np.inf
+    gap = float(np.abs(a - b, where=finite, out=np.zeros_like(a)).max())
+    scale = float(np.abs(b, where=finite, out=np.zeros_like(b)).max())
+    floor = ROUNDING * largest if np.isfinite(largest) else 0.0
+    return max(gap - floor, 0.0) / scale if scale else (0.0 if gap <= floor else np.inf)
+
+
+def direction_of(difference: Array) -> Array:
+    """A unit vector; where entries are not finite, along those."""
+    vector = np.asarray(difference, np.float64)
+    if not np.isfinite(vector).all():
+        vector = (~np.isfinite(vector)).astype(np.float64)
+    return vector / max(float(np.linalg.norm(vector)), 1e-300)
+
+
+def coordinates(difference: Array, count: int = COORDINATES) -> list[Array]:
+    """The axes along which it is largest."""
+    size = np.nan_to_num(np.abs(difference), nan=np.inf).ravel()
+    axes = []
+    for place in np.argsort(size, kind="stable")[::-1][:count]:
+        axis = np.zeros(difference.size)
+        axis[place] = 1.0
+        axes.append(axis.reshape(difference.shape))
+    return axes
+
+
+def _along(
+    u: Array,
+    ours: Array,
+    function: Function,
+    at: Array,
+    largest: float,
+    tolerance: float,
+    steps: Sequence[float] = STEPS,
+) -> Verdict:
+    moving = u != 0
+    claimed = float(np.sum(ours[moving].astype(np.float64) * u[moving]))
+    differences = Differences.of(function, at, u, steps)
+    size = max(abs(claimed), float(np.abs(ours).max()) * float(np.abs(u).max()), 1e-30)
+    allowed = tolerance * size + ROUNDING * (largest if np.isfinite(largest) else 0.0)
+    if not np.isfinite(claimed) and not differences.settled(tolerance):
+        return Verdict("kink", np.inf, "no derivative there")
+    gap = abs(claimed - differences.slope)
+    error = gap / size
+    if gap <= allowed + min(differences.doubt, 10 * allowed):
+        return Verdict("right", error, APART if differences.kink(claimed, allowed) else "")
+    if differences.kink(claimed, allowed):
+        return Verdict("kink", error, APART)
+    note = f"{claimed:.6g}, by differences {differences.slope:.6g} ± {differences.doubt:.1g}"
+    if not np.isfinite(differences.slope) or differences.doubt > 0.3 * gap:
+        return Verdict("undecided", error, note)
+    return Verdict("wrong", error, note)
+
+
+@dataclass(frozen=True)
+class Differences:
+    """One-sided differences at several steps (relative to the size of x), the largest first."""
+
+    steps: Sequence[float]
+    forward: Array
+    backward: Array
+
+    @classmethod
+    def of(
+        cls, function: Function, at: Array, u: Array, steps: Sequence[float] = STEPS
+    ) -> Differences:
+        """Of a function at a place, along a direction."""
+        base = at.astype(np.float64)
+        moved = np.abs(base[u != 0])
+        scale = max(1.0, float(moved.max())) if moved.size else 1.0
+        h = np.array(steps) * scale
+        middle = function(base)
+        ahead = np.array([function(base + step * u) for step in h])
+        behind = np.array([function(base - step * u) for step in h])
+        with np.errstate(all="ignore"):
+            return cls(steps, (ahead - middle) / h, (middle - behind) / h)
+
+    @property
+    def central(self) -> Array:
+        """Central differences."""
+        return (self.forward + self.backward) / 2
+
+    def _best(self) -> tuple[float, float]:
+        """The central difference that changes least with the step, and by how much."""
+        with np.errstate(all="ignore"):
+            changes = np.abs(np.diff(self.central))
+        if not np.isfinite(changes).any():
+            return np.nan, np.inf
+        best = int(np.nanargmin(np.where(np.isfinite(changes), changes, np.inf)))
+        return float(self.central[best + 1]), float(changes[best])
+
+    @property
+    def slope(self) -> float:
+        """The derivative."""
+        return self._best()[0]
+
+    @property
+    def doubt(self) -> float:
+        """How far it may be off."""
+        return self._best()[1]
+
+    def settled(self, tolerance: float) -> bool:
+        """Whether both sides have one and the same derivative."""
+        slope, doubt = self._best()
+        return bool(np.isfinite(slope) and doubt <= tolerance * max(abs(slope), 1.0)) and not any(
+            self._apart(k, tolerance * max(abs(slope), 1.0)) for k in range(1, len(self.steps))
+        )
+
+    def kink(self, claimed: float, allowed: float) -> bool:
+        """Whether a claim lies between one-sided differences that do not approach each other."""
+        for k in range(1, len(self.steps)):
+            if not self._apart(k, allowed):
+                continue
+            sides = (float(self.forward[k]), float(self.backward[k]))
+            if not np.isfinite(sides).all():
+                return True
+            slack = allowed + OUTSIDE * abs(sides[0] - sides[1])
+            if min(sides) - slack <= claimed <= max(sides) + slack:
+                return True
+        return False
+
+    def _apart(self, k: int, allowed: float) -> bool:
+        """Whether the sides differ at a small step, and not as a function that bends."""
+        if self.steps[k] > KINK_STEP:
+            return False
+        with np.errstate(all="ignore"):
+            gap = np.abs(self.forward - self.backward)
+        if not np.isfinite(gap[k]):
+            return True
+        return bool(gap[k] > allowed and gap[k] > 0.3 * gap[k - 1])
+
+
+def largest_of(gradients: Mapping[str, Array]) -> float:
+    """The largest finite entry of several arrays."""
+    sizes = [np.abs(g[np.isfinite(g)]).max(initial=0.0) for g in gradients.values()]
+    return float(max(sizes, default=0.0))

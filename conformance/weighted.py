@@ -1,0 +1,97 @@
+"""A loss on top of any model: the sum of some outputs times arrays that are fed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper
+
+import onnxtrain
+
+Array = np.ndarray[Any, Any]
+LOSS = "conformance_loss"
+LARGE = 100_000_000
+"""Bytes of a model above which shapes are not inferred here."""
+
+
+def with_loss(
+    model: onnx.ModelProto, values: Mapping[str, Array], loss: str = LOSS
+) -> onnx.ModelProto:
+    """The model with one more output, the first.
+
+    Args:
+        model: any model.
+        values: the outputs that count, with what they are at the point in question.
+        loss: name of the new output; the weights are inputs `weight_of(loss, output)`.
+    """
+    inferred = _inferred(model)
+    changed = onnx.ModelProto()
+    changed.CopyFrom(model)
+    graph, terms = changed.graph, []
+    for output, value in values.items():
+        weight, term, total = weight_of(loss, output), f"{loss}.{output}.mul", f"{loss}.{output}"
+        kind = helper.np_dtype_to_tensor_dtype(value.dtype)
+        shape = _open_where_wrong(weight, value.shape, inferred.get(output, []))
+        graph.input.append(helper.make_tensor_value_info(weight, kind, shape))
+        graph.node.append(helper.make_node("Mul", [output, weight], [term], name=term))
+        graph.node.append(helper.make_node("ReduceSum", [term], [total], name=total, keepdims=0))
+        if kind != onnx.TensorProto.FLOAT:
+            cast, total = total, f"{total}.float"
+            graph.node.append(
+                helper.make_node("Cast", [cast], [total], name=total, to=onnx.TensorProto.FLOAT)
+            )
+        terms.append(total)
+    graph.node.append(helper.make_node("Sum", terms, [loss], name=loss))
+    outputs = list(graph.output)
+    del graph.output[:]
+    graph.output.append(helper.make_tensor_value_info(loss, onnx.TensorProto.FLOAT, []))
+    graph.output.extend(outputs)
+    return changed
+
+
+def _inferred(model: onnx.ModelProto) -> dict[str, list[int]]:
+    """What inference says of the sizes of outputs, 0 where it says nothing."""
+    if model.ByteSize() > LARGE:
+        return {}
+    try:
+        outputs = onnx.shape_inference.infer_shapes(model).graph.output
+    except (onnx.shape_inference.InferenceError, RuntimeError):
+        return {}
+    return {o.name: [d.dim_value for d in o.type.tensor_type.shape.dim] for o in outputs}
+
+
+def _open_where_wrong(
+    name: str, shape: tuple[int, ...], inferred: Sequence[int]
+) -> list[int | str]:
+    """A shape with symbols where inference contradicts what onnxruntime computes.
+
+    It does for pools with `ceil_mode` below opset 22.
+    """
+    if len(inferred) != len(shape):
+        return list(shape)
+    return [f"{name}.{i}" if d and d != n else n for i, (n, d) in enumerate(zip(shape, inferred))]
+
+
+def weight_of(loss: str, output: str) -> str:
+    """Name of the input that an output is multiplied with."""
+    return f"{loss}.{output}.weight"
+
+
+def differentiate(
+    model: onnx.ModelProto, wrt: Iterable[str], of: str, no_gradient: Collection[str] = ()
+) -> onnx.ModelProto:
+    """The gradients of one output; zeros for what it does not depend on."""
+    names = list(dict.fromkeys(wrt))
+    return onnxtrain.differentiate(
+        model, wrt=names, of=of, allow_unused=True, no_gradient=no_gradient
+    )
+
+
+def gradient_names(model: onnx.ModelProto) -> dict[str, str]:
+    """From what was differentiated to the outputs that are its gradients."""
+    meta = {p.key: p.value for p in model.metadata_props}
+    return dict(json.loads(meta["onnxtrain.gradients"]))

@@ -1,0 +1,130 @@
+"""A case from export to steps; with a wrong rule it is called wrong."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+import torch
+
+import onnxtrain
+from conformance import steps, weighted
+from conformance.cases import OnnxCase, TorchCase
+from conformance.check import check
+
+
+class Small(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = torch.nn.Linear(4, 5)
+        self.last = torch.nn.Linear(5, 2)
+
+    def forward(self, x):
+        hidden = torch.tanh(self.first(x))
+        return self.last(hidden), hidden
+
+
+def torch_case(**more) -> TorchCase:
+    torch.manual_seed(0)
+    return TorchCase(Small(), (torch.randn(3, 4),), exporters=("torchscript",), **more)
+
+
+def onnx_case(**more) -> OnnxCase:
+    model = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["": 18]>
+        g (float[N,2] x) => (float[N,2] y) <float[2,2] w = {1, 2, -3, 4}>
+        { h = MatMul(x, w) y = Tanh(h) }
+    """)
+    return OnnxCase(model, {"x": np.array([[0.1, -0.2], [0.3, 0.2]], np.float32)}, **more)
+
+
+def row_of(case):
+    (row,) = check("case", case)
+    return row
+
+
+@pytest.fixture
+def wrong_rule(monkeypatch):
+    """Every gradient comes out by 3 % too large in one entry."""
+    right = onnxtrain.differentiate
+
+    def wrong(*args, **kwargs):
+        model = right(*args, **kwargs)
+        name = next(iter(weighted.gradient_names(model).values()))
+        for node in model.graph.node:
+            node.output[:] = [f"{o}.right" if o == name else o for o in node.output]
+        model.graph.node.append(onnx.helper.make_node("Mul", [f"{name}.right", "by"], [name]))
+        by = onnx.numpy_helper.from_array(np.array(1.03, np.float32), "by")
+        model.graph.initializer.append(by)
+        return model
+
+    monkeypatch.setattr(onnxtrain, "differentiate", wrong)
+
+
+def test_a_module_is_right() -> None:
+    row = row_of(torch_case(second_order=True))
+    assert row["outcome"] == "right", row
+    assert (row["gradients"], row["second"], row["steps"]) == ("right", "right", "right")
+    assert row["nodes_after"] > row["nodes"] > 0
+    assert row["to_eager"] > 0
+
+
+def test_a_model_is_right() -> None:
+    row = row_of(onnx_case())
+    assert (row["outcome"], row["gradients"]) == ("right", "right"), row
+    assert row_of(onnx_case(differences_on="float32"))["outcome"] == "right"
+
+
+@pytest.mark.usefixtures("wrong_rule")
+def test_a_wrong_gradient_is_called_wrong() -> None:
+    row = row_of(torch_case(timing=False))
+    assert (row["outcome"], row["gradients"]) == ("wrong", "wrong"), row
+    assert "first.weight" in row["reason"]
+    assert row_of(onnx_case(timing=False))["outcome"] == "wrong"
+
+
+def test_wrong_steps_are_called_wrong(monkeypatch) -> None:
+    monkeypatch.setattr(steps, "DECAY", 0.5)
+    right = steps.our_steps
+
+    def undecayed(model, feeds, names, eps, count):
+        return right(model, feeds, names, 2 * eps, count)
+
+    monkeypatch.setattr(steps, "our_steps", undecayed)
+    row = row_of(torch_case(timing=False))
+    assert (row["outcome"], row["steps"]) == ("wrong", "wrong"), row
+
+
+def test_a_refusal_has_its_reason() -> None:
+    case = onnx_case()
+    case.model.graph.node[1].op_type = "Elsewhere"
+    case.model.graph.node[1].domain = "custom"
+    case.model.opset_import.append(onnx.helper.make_opsetid("custom", 1))
+    assert row_of(case)["outcome"] == "not run forward"
+
+    class Cut(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, dy):
+            return dy * 3
+
+    class Own(Small):
+        def forward(self, x):
+            return Cut.apply(self.first(x))
+
+    row = row_of(TorchCase(Own(), (torch.randn(2, 4),), exporters=("torchscript",)))
+    assert row["outcome"] == "refused", row["reason"]
+    assert "backward of its own" in row["reason"]
+
+
+def test_without_a_gradient_in_torch_nothing_is_compared() -> None:
+    class Whole(torch.nn.Module):
+        def forward(self, x):
+            return x.argmax(-1)
+
+    row = row_of(TorchCase(Whole(), (torch.randn(2, 3),), exporters=("torchscript",)))
+    assert row["outcome"] == "no gradient"

@@ -1,0 +1,76 @@
+"""Crashes and hangs are rows, and a list is taken up where it stopped."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from conformance import results, run
+from conformance.environment import lists, packages
+from conformance.run import Limits
+
+WORKER = """
+import json, os, sys, time
+if "--names" in sys.argv:
+    print(json.dumps({"names": ["fine", "crash", "hang", "early", "after"], "batch": 9}))
+for line in sys.stdin if "--names" not in sys.argv else []:
+    name = line.strip()
+    say = lambda m: print(json.dumps(m), flush=True)
+    say({"stage": "export", "exporter": "dynamo", "family": "f"})
+    if name == "early":
+        os.abort()
+    say({"stage": "differentiate", "exporter": "dynamo", "family": "f"})
+    if name == "crash":
+        os._exit(3)
+    if name == "hang":
+        time.sleep(60)
+    say({"row": {"name": name, "exporter": "dynamo", "outcome": "right", "pid": os.getpid()}})
+    say({"done": name})
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path, monkeypatch) -> Path:
+    script = tmp_path / "worker.py"
+    script.write_text(WORKER)
+    monkeypatch.setattr(run, "_command", lambda _p, _n, *more: [sys.executable, script, *more])
+    return tmp_path / "rows.jsonl"
+
+
+def test_a_crash_and_a_hang_are_rows(path: Path) -> None:
+    run.run("list", sys.executable, path, Limits(seconds=2.0))
+    rows = {r["name"]: r for r in results.read(path)}
+    assert [r["outcome"] for r in rows.values()] == [
+        "right", "crash", "timeout", "not exported", "right",
+    ]  # fmt: skip
+    assert rows["crash"]["reason"] == "crash in differentiate: exit code 3"
+    assert rows["hang"]["reason"] == "timeout in differentiate: 2 s"
+    assert "SIGABRT" in rows["early"]["reason"]
+    assert rows["crash"]["exporter"] == "dynamo"
+
+
+def test_cases_with_a_row_are_not_tried_again(path: Path, capsys) -> None:
+    results.append(path, {"name": "hang", "exporter": "dynamo", "outcome": "right"})
+    run.run("list", sys.executable, path, Limits(seconds=2.0), only="[fh]*")
+    assert [r["name"] for r in results.read(path)] == ["hang", "fine"]
+    run.run("list", sys.executable, path, Limits(seconds=2.0), only="fine", again=True)
+    assert "1 of 5 cases" in capsys.readouterr().out
+    assert [r["name"] for r in results.read(path)] == ["hang", "fine"]
+
+
+def test_a_line_cut_short_is_left_out(path: Path) -> None:
+    results.append(path, {"name": "a", "outcome": "right", "reason": "", "step_ms": 1.23456})
+    with path.open("a") as file:
+        file.write('{"name": "b", "outc')
+    assert results.read(path) == [{"name": "a", "outcome": "right", "step_ms": 1.23}]
+
+
+def test_a_list_says_what_it_needs(tmp_path: Path) -> None:
+    assert "scipy" in lists()["opinfo"]
+    helper = tmp_path / "helper.py"
+    helper.write_text("VALUE = 1\n")
+    assert packages(helper) is None
+    helper.write_text("PACKAGES: list[str] = []\n")
+    assert packages(helper) == []

@@ -1,0 +1,110 @@
+"""The judge: wrong is called wrong, a kink a kink, and torch's faults torch's."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from conformance.verdicts import Differences, Verdict, distance, judge, judge_alone, worst
+
+AT = np.array([0.3, -1.2, 0.8])
+
+
+def smooth(x):
+    return float(np.sum(np.sin(x) * [1.0, 2.0, 3.0]))
+
+
+def smooth_gradient(x):
+    return np.cos(x) * [1.0, 2.0, 3.0]
+
+
+def kinked(x):
+    """|x₀| at zero, smooth elsewhere."""
+    return float(np.abs(x[0]) + x[1] ** 2 + x[2])
+
+
+def verdict(ours, torch32, torch64, function=smooth, at=AT):
+    return judge(
+        np.asarray(ours),
+        np.asarray(torch32),
+        lambda: np.asarray(torch64),
+        function,
+        at,
+        largest=3.0,
+    )
+
+
+def test_equal_gradients_are_right_and_need_no_differences() -> None:
+    def never(_):
+        raise AssertionError
+
+    right = smooth_gradient(AT)
+    assert verdict(right * (1 + 1e-5), right, right, never).word == "right"
+
+
+def test_float64_decides_first() -> None:
+    right = smooth_gradient(AT)
+    assert verdict(right, right * 1.01, right).word == "right"
+
+
+@pytest.mark.parametrize("change", [[0, 0, 0.01], [0.01, 0, 0], [-2, 0.5, 1], [np.nan, 0, 0]])
+def test_a_wrong_gradient_is_wrong(change) -> None:
+    right = smooth_gradient(AT)
+    assert verdict(right + change, right, right).word in {"wrong", "undecided"}
+    assert judge_alone(right + change, smooth, AT, largest=3.0).word in {"wrong", "undecided"}
+
+
+def test_torch_can_be_wrong() -> None:
+    right = smooth_gradient(AT)
+    assert verdict(right, right * 1.5, right * 1.5).word == "torch wrong"
+
+
+@pytest.mark.parametrize("slope", [-1.0, -0.3, 0.0, 0.5, 1.0])
+def test_any_slope_between_the_sides_is_a_kink(slope) -> None:
+    at = np.array([0.0, 0.4, 1.0])
+    theirs = np.array([1.0 if slope <= 0 else -1.0, 0.8, 1.0])
+    ours = np.array([slope, 0.8, 1.0])
+    assert verdict(ours, theirs, theirs, kinked, at).word == "kink"
+    assert verdict(np.add(ours, [2.5, 0, 0]), theirs, theirs, kinked, at).word == "wrong"
+    assert verdict(np.add(ours, [0, 0.1, 0]), theirs, theirs, kinked, at).word == "wrong"
+
+
+def test_a_kink_within_rounding_of_the_place_is_one() -> None:
+    at = np.array([3e-7, 0.4, 1.0])
+    theirs, ours = np.array([1.0, 0.8, 1.0]), np.array([-1.0, 0.8, 1.0])
+    assert verdict(ours, theirs, theirs, kinked, at).word == "kink"
+    assert verdict(ours, theirs, theirs, kinked, np.array([0.1, 0.4, 1.0])).word == "wrong"
+
+
+def test_a_function_that_bends_is_no_kink() -> None:
+    differences = Differences.of(lambda x: float(1e3 * x[0] ** 2), np.zeros(1), np.ones(1))
+    assert not differences.kink(0.5, 1e-3)
+    assert abs(differences.slope) < 1e-6
+
+
+def test_noise_leaves_it_undecided() -> None:
+    rng = np.random.default_rng(0)
+    right = smooth_gradient(AT)
+
+    def noisy(x):
+        return smooth(x) + float(rng.normal(0, 1e-1))
+
+    assert verdict(right * 1.002, right, right, noisy).word in {"undecided", "kink"}
+
+
+def test_a_gradient_of_nothing_but_rounding_is_right() -> None:
+    assert distance(np.array([3e-9]), np.array([0.0]), 1.0) == 0
+    assert distance(np.array([3e-3]), np.array([0.0]), 1.0) == np.inf
+    assert distance(np.array([np.nan, 1.0]), np.array([np.nan, 1.0]), 1.0) == 0
+    assert distance(np.array([np.nan]), np.array([1.0]), 1.0) == np.inf
+
+
+def test_the_worst_counts() -> None:
+    words = ["right", "kink", "wrong", "torch wrong"]
+    assert worst(Verdict(w) for w in words).word == "wrong"
+    assert worst([]).word == "right"
+
+
+def test_another_shape_is_wrong() -> None:
+    assert verdict([1.0], AT, AT).word == "wrong"
+    assert judge_alone(np.ones(2), smooth, AT, largest=1.0).word == "wrong"
