@@ -5,6 +5,8 @@
     python3 dev.py test                 ruff, mypy --strict and all tests (arguments go to pytest)
     python3 dev.py test --fast          the same with the fast tests: some of every part
     python3 dev.py test --coverage      the same with a table of what the tests execute
+    python3 dev.py test --lowest        the tests with the lowest versions that we claim
+    python3 dev.py test --newest        the tests with the newest versions that there are
     python3 dev.py fuzz                 throw damaged files at every parser, for hours if asked
     python3 dev.py api                  write tests/api/snapshot.txt again
     python3 dev.py docs                 write the generated pages again
@@ -13,8 +15,9 @@
     python3 dev.py python -m ruff ...   any program of the environment (pre-commit uses it)
 
 Sets up ``.venv`` beside this file the first time (and again when pyproject.toml or the
-requirements change), then runs the command in it. The benchmark and the lists have environments of
-their own, see ``benchmarks/environments.py``.
+requirements change), then runs the command in it. The lowest and the newest versions are in
+``.venv-lowest`` and ``.venv-newest``. The benchmark and the lists have environments of their own,
+see ``benchmarks/environments.py``.
 """
 
 from __future__ import annotations
@@ -41,7 +44,8 @@ FAST = (
     "tests/structure/test_one_of_each.py", "tests/faults/test_atomic.py",
 )  # fmt: skip
 """What ``test --fast`` runs, but for tests marked slow: all stages, and some of each front end."""
-PYTHON = VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+VERSIONS = {"--lowest": "lowest", "--newest": "newest"}
+"""Options of ``test`` that take other versions than requirements-test.txt."""
 
 
 def main() -> int:
@@ -67,17 +71,20 @@ def demo(arguments: list[str]) -> int:
 
 def test(arguments: list[str]) -> int:
     """Lint, types and tests."""
-    set_up_tests()
-    chosen = [a for a in arguments if a not in {"--fast", "--coverage"}]
+    chosen = [a for a in arguments if a not in {"--fast", "--coverage", *VERSIONS}]
     if "--fast" in arguments:
         chosen += ["-m", "not slow", *(FAST if all(a.startswith("-") for a in chosen) else ())]
     if "--coverage" in arguments:
         chosen += ["--cov", "--cov-report", "term:skip-covered", "--cov-report", "html"]
+    tests = ("-m", "pytest", "-n", "2", "--dist", "worksteal", *chosen)
+    for option in VERSIONS.keys() & arguments:
+        return test_with(VERSIONS[option], tests)
+    set_up_tests()
     steps = [
         ("-m", "ruff", "format", "--check", "."),
         ("-m", "ruff", "check", "."),
         ("-m", "mypy"),
-        ("-m", "pytest", "-n", "2", "--dist", "worksteal", *chosen),
+        tests,
     ]
     for step in steps:
         print("+ python", " ".join(step), flush=True)
@@ -85,6 +92,22 @@ def test(arguments: list[str]) -> int:
         if code:
             return code
     return 0
+
+
+def test_with(versions: str, tests: tuple[str, ...]) -> int:
+    """Run tests with the lowest or the newest versions that pyproject.toml claims."""
+    if versions == "lowest" and sys.version_info >= (3, 13):
+        print("The lowest versions have packages for Python 3.10 to 3.12 only.", file=sys.stderr)
+        return 2
+    environment = ROOT / f".venv-{versions}"
+    create(environment)
+    install(environment, ["packaging", "tomli"])
+    floors = [str(python_of(environment)), "tools/floors.py", versions]
+    requirements = environment / "requirements.txt"
+    requirements.write_bytes(subprocess.check_output(floors, cwd=ROOT))
+    set_up("test", ["-r", str(requirements)], environment)
+    print("+ python", *tests, flush=True)
+    return subprocess.call([str(python_of(environment)), *tests], cwd=ROOT)
 
 
 def api(arguments: list[str]) -> int:
@@ -123,7 +146,7 @@ def fuzz(arguments: list[str]) -> int:
 
 def run(*arguments: str) -> int:
     """Run Python of the environment."""
-    return subprocess.call([str(PYTHON), *arguments], cwd=ROOT)
+    return subprocess.call([str(python_of(VENV)), *arguments], cwd=ROOT)
 
 
 def set_up_tests() -> None:
@@ -131,19 +154,35 @@ def set_up_tests() -> None:
     set_up("test", ["-r", "requirements-test.txt"])
 
 
-def set_up(name: str, requirements: list[str]) -> None:
-    """Create the environment and install the package, unless that has been done already."""
+def set_up(name: str, requirements: list[str], environment: Path = VENV) -> None:
+    """Create an environment and install the package, unless that has been done already."""
     wanted = [ROOT / "pyproject.toml", *(ROOT / r for r in requirements if r != "-r")]
     digest = hashlib.sha256(b"".join(p.read_bytes() for p in wanted)).hexdigest()
-    stamp = VENV / f".{name}"
+    stamp = environment / f".{name}"
     if stamp.is_file() and stamp.read_text() == digest:
         return
-    if not PYTHON.is_file():
-        print(f"setting up {VENV} …", flush=True)
-        venv.create(VENV, with_pip=True)
-    install = [str(PYTHON), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    subprocess.check_call([*install, *requirements, "-e", "."], cwd=ROOT)
+    create(environment)
+    install(environment, [*requirements, "-e", "."])
     stamp.write_text(digest)
+
+
+def create(environment: Path) -> None:
+    """Create an environment, unless there is one."""
+    if not python_of(environment).is_file():
+        print(f"setting up {environment} …", flush=True)
+        venv.create(environment, with_pip=True)
+
+
+def install(environment: Path, packages: list[str]) -> None:
+    """Install packages by pip."""
+    pip = [str(python_of(environment)), "-m", "pip", "install"]
+    options = ["--quiet", "--disable-pip-version-check"]
+    subprocess.check_call([*pip, *options, *packages], cwd=ROOT)
+
+
+def python_of(environment: Path) -> Path:
+    """Python of an environment."""
+    return environment / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 
 
 if __name__ == "__main__":

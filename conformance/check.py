@@ -12,6 +12,14 @@ from .cases import Case, OnnxCase, TorchCase
 from .results import Row
 
 Say = Callable[[Row], None]
+FIGURES = (
+    "forward_session_s",
+    "session_s",
+    "build_s",
+    "forward",
+    "gradients_error",
+    "second_error",
+)
 
 
 class EndOfCase(Exception):  # noqa: N818 - not always an error
@@ -68,8 +76,11 @@ def _row(name: str, family: str, exporter: str, trial: Any, say: Say) -> Row:
     except Exception as error:
         traceback.print_exc()
         row.update(outcome="crash", reason=f"in the check itself: {shortened(error)}")
-    row["seconds"] = time.perf_counter() - started
-    row["peak_mb"] = peak_megabytes()
+    if trial.case.timing:
+        row["seconds"] = time.perf_counter() - started
+        row["peak_mb"] = peak_megabytes()
+    else:  # of a single operator nobody wants to know
+        row = {k: v for k, v in row.items() if k not in FIGURES}
     return row
 
 

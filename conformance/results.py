@@ -40,6 +40,17 @@ def append(path: Path, row: Row) -> None:
         file.write(json.dumps(tidy(row), ensure_ascii=False) + "\n")
 
 
+def compact(path: Path) -> None:
+    """Write the file again without rows that later ones replace."""
+    rows = read(path)
+    if rows:
+        fresh = path.with_suffix(".tmp")
+        fresh.unlink(missing_ok=True)
+        for row in rows:
+            append(fresh, row)
+        fresh.replace(path)
+
+
 def tidy(row: Row) -> Row:
     """Without what is empty, and numbers with three digits."""
     return {k: _short(v) for k, v in row.items() if v not in ("", None)}

@@ -37,39 +37,28 @@ def run(
     name: str, python: str, path: Path, limits: Limits, *, only: str = "*", again: bool = False
 ) -> int:
     """Try the cases of a list that have no row yet (or all of them `again`)."""
-    started = time.monotonic()
     done = set() if again else {row["name"] for row in results.read(path)}
-    wanted, batch = _names(name, python)
-    todo = [n for n in wanted if fnmatch.fnmatchcase(n, only) and n not in done]
-    print(f"{name}: {len(todo)} of {len(wanted)} cases", flush=True)
-    worker: Worker | None = None
+    worker = Worker(name, python, limits, tells_names=True)
     try:
+        wanted, batch = worker.names()
+        todo = [n for n in wanted if fnmatch.fnmatchcase(n, only) and n not in done]
+        print(f"{name}: {len(todo)} of {len(wanted)} cases", flush=True)
+        started = time.monotonic()
         for number, case in enumerate(todo):
             if limits.total and time.monotonic() - started > limits.total:
                 print(f"{len(todo) - number} cases are left for the next run", flush=True)
                 break
-            if worker is None or not worker.alive or worker.cases >= batch:
-                if worker is not None:
-                    worker.end()
+            if not worker.alive or worker.cases >= batch:
+                worker.end()
                 worker = Worker(name, python, limits)
             for row in worker.attempt(case):
                 results.append(path, row)
                 label = f"{row['name']} [{row.get('exporter', '')}]"
                 print(f"{label:60} {row['outcome']:16} {row.get('reason', '')[:80]}", flush=True)
     finally:
-        if worker is not None:
-            worker.end()
+        worker.end()
+    results.compact(path)
     return 0
-
-
-def _names(name: str, python: str) -> tuple[list[str], int]:
-    """The cases of a list, and how many of them may share a process."""
-    worker = subprocess.run(
-        _command(python, name, "--names"), check=True, cwd=ROOT, timeout=NAMES_SECONDS,
-        stdout=subprocess.PIPE,
-    )  # fmt: skip
-    said = json.loads(worker.stdout.decode().splitlines()[-1])
-    return list(said["names"]), int(said["batch"])
 
 
 def _command(python: str, name: str, *more: str) -> list[str]:
@@ -77,13 +66,23 @@ def _command(python: str, name: str, *more: str) -> list[str]:
 
 
 class Worker:
-    """A process that tries cases, one after the other, and says which stage it is in."""
+    """A process that tries cases, one after the other, and says which stage it is in.
 
-    def __init__(self, name: str, python: str, limits: Limits) -> None:
+    Args:
+        name: of the list.
+        python: of its environment.
+        limits: of a case.
+        tells_names: whether it begins with the names of all cases.
+    """
+
+    def __init__(
+        self, name: str, python: str, limits: Limits, *, tells_names: bool = False
+    ) -> None:
         self.limits = limits
         self.cases = 0
+        more = ["--names"] if tells_names else []
         self._process = subprocess.Popen(
-            _command(python, name, "--memory", str(limits.memory)), cwd=ROOT,
+            _command(python, name, "--memory", str(limits.memory), *more), cwd=ROOT,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True,
         )  # fmt: skip
         assert self._process.stdin is not None
@@ -99,6 +98,13 @@ class Worker:
     def alive(self) -> bool:
         """Whether it can take another case."""
         return self._process.poll() is None
+
+    def names(self) -> tuple[list[str], int]:
+        """The cases of the list, and how many of them may share a process."""
+        said = self._said.get(timeout=NAMES_SECONDS)
+        if said is None:
+            raise RuntimeError(f"The list cannot be loaded: {self._how_it_ended()}, see above.")
+        return list(said["names"]), int(said["batch"])
 
     def attempt(self, case: str) -> list[Row]:
         """The rows of a case, one of a crash or a hang included."""

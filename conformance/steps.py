@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,7 @@ def compare_steps(
     parameters: Mapping[str, str],
     function: TorchFunction,
     case: TorchCase,
+    no_gradient: Collection[str] = (),
 ) -> Verdict:
     """Train both, and compare the parameters.
 
@@ -41,11 +42,13 @@ def compare_steps(
         parameters: from torch's names to the initializers.
         function: the module, in float32.
         case: what it is of.
+        no_gradient: names of nodes that no gradient passes.
     """
     size = largest_of(arrays(function.gradients(function.point())))
     eps = 10.0 ** round(math.log10(max(size * ABOVE_ROUNDING, 1e-8)))
     expected = torch_steps(function, list(parameters), eps, case.steps)
-    ours = our_steps(model, feeds, list(dict.fromkeys(parameters.values())), eps, case.steps)
+    names = list(dict.fromkeys(parameters.values()))
+    ours = our_steps(model, feeds, names, eps, case.steps, no_gradient)
     gap = max(_apart(ours[v], expected[n]) for n, v in parameters.items())
     if gap <= TOLERANCE:
         return Verdict("right", gap)
@@ -74,12 +77,17 @@ def torch_steps(
 
 
 def our_steps(
-    model: onnx.ModelProto, feeds: Mapping[str, Array], names: list[str], eps: float, count: int
+    model: onnx.ModelProto,
+    feeds: Mapping[str, Array],
+    names: list[str],
+    eps: float,
+    count: int,
+    no_gradient: Collection[str] = (),
 ) -> dict[str, Array]:
     """The same through artifacts, Module and Optimizer."""
     with tempfile.TemporaryDirectory() as folder:
         onnxtrain.generate_artifacts(
-            model, requires_grad=names, artifact_directory=folder,
+            model, requires_grad=names, artifact_directory=folder, no_gradient=no_gradient,
             optimizer=optim.adamw(preset="torch", eps=eps, weight_decay=DECAY),
         )  # fmt: skip
         state = CheckpointState.load_checkpoint(f"{folder}/checkpoint")

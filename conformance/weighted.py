@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,8 @@ import onnxtrain
 
 Array = np.ndarray[Any, Any]
 LOSS = "conformance_loss"
+LARGE = 100_000_000
+"""Bytes of a model above which shapes are not inferred here."""
 
 
 def with_loss(
@@ -26,13 +28,15 @@ def with_loss(
         values: the outputs that count, with what they are at the point in question.
         loss: name of the new output; the weights are inputs `weight_of(loss, output)`.
     """
+    inferred = _inferred(model)
     changed = onnx.ModelProto()
     changed.CopyFrom(model)
     graph, terms = changed.graph, []
     for output, value in values.items():
         weight, term, total = weight_of(loss, output), f"{loss}.{output}.mul", f"{loss}.{output}"
         kind = helper.np_dtype_to_tensor_dtype(value.dtype)
-        graph.input.append(helper.make_tensor_value_info(weight, kind, value.shape))
+        shape = _open_where_wrong(weight, value.shape, inferred.get(output, []))
+        graph.input.append(helper.make_tensor_value_info(weight, kind, shape))
         graph.node.append(helper.make_node("Mul", [output, weight], [term], name=term))
         graph.node.append(helper.make_node("ReduceSum", [term], [total], name=total, keepdims=0))
         if kind != onnx.TensorProto.FLOAT:
@@ -42,6 +46,8 @@ def with_loss(
             )
         terms.append(total)
     graph.node.append(helper.make_node("Sum", terms, [loss], name=loss))
+    if not any(o.domain in ("", "ai.onnx") for o in changed.opset_import):
+        changed.opset_import.append(helper.make_opsetid("", 18))
     outputs = list(graph.output)
     del graph.output[:]
     graph.output.append(helper.make_tensor_value_info(loss, onnx.TensorProto.FLOAT, []))
@@ -49,14 +55,42 @@ def with_loss(
     return changed
 
 
+def _inferred(model: onnx.ModelProto) -> dict[str, list[int]]:
+    """What inference says of the sizes of outputs, 0 where it says nothing."""
+    if model.ByteSize() > LARGE:
+        return {}
+    try:
+        outputs = onnx.shape_inference.infer_shapes(model).graph.output
+    except (onnx.shape_inference.InferenceError, RuntimeError):
+        return {}
+    return {o.name: [d.dim_value for d in o.type.tensor_type.shape.dim] for o in outputs}
+
+
+def _open_where_wrong(
+    name: str, shape: tuple[int, ...], inferred: Sequence[int]
+) -> list[int | str]:
+    """A shape with symbols where inference contradicts what onnxruntime computes.
+
+    It does for pools with `ceil_mode` below opset 22.
+    """
+    if len(inferred) != len(shape):
+        return list(shape)
+    return [f"{name}.{i}" if d and d != n else n for i, (n, d) in enumerate(zip(shape, inferred))]
+
+
 def weight_of(loss: str, output: str) -> str:
     """Name of the input that an output is multiplied with."""
     return f"{loss}.{output}.weight"
 
 
-def differentiate(model: onnx.ModelProto, wrt: Iterable[str], of: str) -> onnx.ModelProto:
+def differentiate(
+    model: onnx.ModelProto, wrt: Iterable[str], of: str, no_gradient: Collection[str] = ()
+) -> onnx.ModelProto:
     """The gradients of one output; zeros for what it does not depend on."""
-    return onnxtrain.differentiate(model, wrt=list(dict.fromkeys(wrt)), of=of, allow_unused=True)
+    names = list(dict.fromkeys(wrt))
+    return onnxtrain.differentiate(
+        model, wrt=names, of=of, allow_unused=True, no_gradient=no_gradient
+    )
 
 
 def gradient_names(model: onnx.ModelProto) -> dict[str, str]:

@@ -31,7 +31,6 @@ def main() -> int:
     module = importlib.import_module(f"conformance.lists.{options.list}")
     if options.names:
         say({"names": module.names(), "batch": getattr(module, "BATCH", 1)})
-        return 0
     _limit_memory(options.memory)
     for line in sys.stdin:
         attempt(line.rstrip("\n"), module.case, say)
@@ -51,7 +50,7 @@ def attempt(name: str, make: Callable[[str], Any], say: Say) -> None:
         say({"row": {"name": name, "exporter": "", "outcome": "not exported",
                      "reason": " ".join(reason.split())[:300]}})  # fmt: skip
     else:
-        for row in check(name, case, say):
+        for row in check(name, case, say) if case is not None else ():
             say({"row": row})
     say({"done": name})
 

@@ -282,3 +282,41 @@ def test_names_of_nodes_stay_unique_when_differentiated_again() -> None:
     result = run(twice, **point, b=np.ones(2, "f"))
     for output in twice.graph.output[-2:]:
         np.testing.assert_allclose(result[output.name], [8.0, 8.0])
+
+
+def test_a_weight_inside_a_branch_or_a_constant_node_can_be_named() -> None:
+    model = parse("""
+        g (float[2] x, bool on) => (float loss) {
+            v = Constant <value = float[2] {1, 2}> ()
+            z = If (on) <
+                then_branch = then () => (float[2] a) <float[2] w = {3, 4}> { a = Mul(x, w) },
+                else_branch = other () => (float[2] b) { b = Neg(x) }
+            >
+            y = Mul(z, v)
+            loss = ReduceSum<keepdims=0>(y)
+        }""")
+    result = onnxtrain.differentiate(model, wrt=["w", "v"], of="loss")
+    x = np.array([5, 6], np.float32)
+    got = run(result, x=x, on=np.array(True))
+    np.testing.assert_array_equal(got["w_grad"], [5, 12])
+    np.testing.assert_array_equal(got["v_grad"], [15, 24])
+    np.testing.assert_array_equal(run(result, x=x, on=np.array(False))["w_grad"], [0, 0])
+
+
+def test_the_model_that_was_passed_stays_as_it_is() -> None:
+    """Names that two branches share are told apart in a copy."""
+    model = parse("""
+        g (float[2] x, bool on) => (float loss) {
+            v = Constant <value = float[2] {1, 2}> ()
+            z = If (on) <
+                then_branch = then () => (float[2] a) <float[2] w = {3, 4}> { a = Mul(x, w) },
+                else_branch = other () => (float[2] b) <float[2] w = {5, 6}> {
+                    k = Constant <value = float[2] {1, 2}> () c = Mul(x, k) b = Mul(c, w) }
+            >
+            y = Mul(z, v)
+            loss = ReduceSum<keepdims=0>(y)
+        }""")
+    before = model.SerializeToString(deterministic=True)
+    first = onnxtrain.differentiate(model, vjp=True)
+    assert model.SerializeToString(deterministic=True) == before
+    assert onnxtrain.differentiate(model, vjp=True) == first

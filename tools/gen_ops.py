@@ -23,6 +23,7 @@ from onnxtrain.normalize import MAX_OPSET  # noqa: E402
 from onnxtrain.normalize.contrib import CONTRIB  # noqa: E402
 from onnxtrain.normalize.ml import ML  # noqa: E402
 from onnxtrain.normalize.newer import NEWER  # noqa: E402
+from onnxtrain.normalize.quantized import QUANTIZED  # noqa: E402
 from onnxtrain.passes.recurrent.cells import CELLS  # noqa: E402
 
 TARGET = ROOT / "docs" / "ops.md"
@@ -135,7 +136,7 @@ def other_rows() -> list[Row]:
     """Operators of other domains: rewritten ones and rules."""
     rows = [
         Row(op, domain or "ai.onnx", "1", REWRITTEN, "", "")
-        for domain, op in {**CONTRIB, **ML}
+        for domain, op in {**CONTRIB, **ML, **QUANTIZED}
         if domain
     ]
     rows += [

@@ -11,12 +11,13 @@ import numpy as np
 from ..cases import OnnxCase
 
 PACKAGES = ["ml_dtypes", "pillow"]
-BATCH = 150
+BATCH = 300
 
 
 def names() -> list[str]:
-    """Tests that have a float among their inputs and among their outputs."""
-    return [name for name, test in _tests().items() if _is_float(test)]
+    """Tests that have a float among their inputs and among their outputs, expanded ones last."""
+    floats = [name for name, test in _tests().items() if _is_float(test)]
+    return sorted(floats, key=lambda name: "_expanded" in name)
 
 
 def case(name: str) -> OnnxCase:
@@ -26,7 +27,7 @@ def case(name: str) -> OnnxCase:
     graph = test.model.graph
     return OnnxCase(
         test.model,
-        {i.name: value for i, value in zip(graph.input, inputs) if value is not None},
+        {i.name: _feed(v) for i, v in zip(graph.input, inputs) if v is not None},
         family="expanded" if name.endswith(("_expanded", "_expanded_ver18")) else "operator",
         exporter="",
         wrt=[i.name for i, value in zip(graph.input, inputs) if _has_gradient(value)],
@@ -49,5 +50,9 @@ def _is_float(test: Any) -> bool:
     return any(map(_has_gradient, inputs)) and any(map(_has_gradient, outputs))
 
 
+def _feed(value: Any) -> Any:
+    return np.asarray(value) if isinstance(value, np.generic) else value
+
+
 def _has_gradient(value: Any) -> bool:
-    return isinstance(value, np.ndarray) and value.dtype in (np.float32, np.float64)
+    return isinstance(value, (np.ndarray, np.generic)) and value.dtype in (np.float32, np.float64)

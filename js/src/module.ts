@@ -57,6 +57,8 @@ export class Module {
   /** With `checkFinite`: running statistics from before the batches since the last update. */
   private readonly before = new Map<string, Value | Tensor>();
   private overwrite = true;
+  /** Training passes since the last update that have drawn random numbers. */
+  private passes = 0n;
   private readonly sessions = new Map<string, Promise<InferenceSession>>();
   private readonly providers = (this.options.executionProviders ?? []).map((provider) =>
     typeof provider === "string" ? { name: provider } : provider,
@@ -118,17 +120,20 @@ export class Module {
     this.overwrite = true;
   }
 
-  /** Drop the batches since the last update, and, with `checkFinite`, what they did to statistics. */
+  /** Drop the batches since the last update: they drew nothing, and leave no statistics behind. */
   discardStep(): void {
     for (const [key, value] of this.before) this.state.replace(key, value);
     this.before.clear();
     this.overwrite = true;
+    this.state.random.counter -= this.passes;
+    this.passes = 0n;
   }
 
   /** The batches so far count: the optimizer has made its update. */
   acceptStep(): void {
     for (const value of this.before.values()) if ("dispose" in value) value.dispose();
     this.before.clear();
+    this.passes = 0n;
   }
 
   /** What `trainStep` takes, or `predict`: the inputs that the original outputs depend on. */
@@ -246,7 +251,6 @@ export class Module {
     const results = await this.compute(model, tensors).catch((error: Error) => {
       throw explained(error, labels, tensors);
     });
-    if (random) this.state.random.counter += 1n;
     const outputs = wanted.map((name) => results[name] as Tensor);
     const [loss] = (await outputs[0]?.getData()) as Data;
     try {
@@ -256,6 +260,10 @@ export class Module {
       throw error;
     }
     this.keep(model, results);
+    if (random) {
+      this.state.random.counter += 1n;
+      this.passes += 1n;
+    }
     return { loss: Number(loss), outputs };
   }
 

@@ -31,7 +31,7 @@ from .graph.contract import RANDOM_INPUT, describe, order_inputs
 from .graph.infer import infer_shapes
 from .graph.io import clone, save
 from .graph.labels import ClassLabels, class_labels, guard_labels
-from .normalize import MAX_IR, MAX_OPSET, normalize
+from .normalize import MAX_IR, MAX_OPSET, lift_constants, normalize
 from .optim import Optimizer, append_update
 from .passes import AFTER, BEFORE, Context, Recompute, Trace, check_recompute, modes, with_rules
 from .passes.accumulation import accumulate
@@ -235,7 +235,7 @@ def differentiate(
         >>> [o.name for o in onnxtrain.differentiate(model, wrt=["x"]).graph.output]
         ['loss', 'x_grad']
     """
-    loaded = load(model)
+    loaded = _with_constants_lifted(load(model), wrt or ())
     initializers = list(loaded.graph.initializers)
     plan = Plan(
         loaded,
@@ -259,6 +259,20 @@ def differentiate(
         save(built.model, output)
         return onnx.load(output, load_external_data=False)
     return to_proto(built.model)
+
+
+def _with_constants_lifted(model: ir.Model, wrt: Sequence[str]) -> ir.Model:
+    """The model, in a form in which all that `wrt` names is an input or an initializer.
+
+    Constant nodes and tensors of branches become initializers; coefficients that are attributes of
+    ai.onnx.ml operators get their names when the model is normalized.
+    """
+    for prepare in (None, lift_constants, normalize):
+        prepared = model if prepare is None else prepare(clone(model))
+        known = {*prepared.graph.initializers, *(v.name for v in prepared.graph.inputs)}
+        if known.issuperset(wrt):
+            return prepared
+    return model
 
 
 @model_errors("Building the gradients")
@@ -363,7 +377,7 @@ def eval_model(plan: Plan) -> ir.Model:
     """The forward half with the loss, Dropout and BatchNormalization in inference mode.
 
     It keeps the opset of the base, because models for inference are made from it again, unless
-    that is newer than every onnxruntime from 1.20 on runs, or has operators outside the standard.
+    that is newer than every onnxruntime from 1.21 on runs, or has operators outside the standard.
     """
     model = plan.load()
     modes.switch_off_training(model)
@@ -561,7 +575,9 @@ def _differentiated(plan: Plan, model: ir.Model) -> list[str]:
     if plan.unused == "error" or (plan.of and plan.unused == "zeros"):
         return chosen
     wrt = _present(plan, model)
-    return [n for n in chosen if n in floats and reachable(model, wrt, [n], plan.no_gradient)]
+    reached = [n for n in chosen if n in floats and reachable(model, wrt, [n], plan.no_gradient)]
+    # Somebody who asked for zeros gets them also where nothing depends on anything.
+    return reached or (chosen if plan.unused == "zeros" else [])
 
 
 def _present(plan: Plan, model: ir.Model) -> list[str]:

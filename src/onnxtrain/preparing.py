@@ -34,7 +34,7 @@ class _Task:
     log: logging.Logger
     stages: list[tuple[str, Nodes]]
     began: float
-    is_told: bool = False
+    was_said: bool = False
 
     def tell(self) -> None:
         """Say what goes on. A timer calls this, so another thread."""
@@ -45,7 +45,7 @@ class _Task:
         text = _described(*outer)
         if inner is not outer:
             text += f": {_described(*inner)}"
-        self.is_told = True
+        self.was_said = True
         self.log.warning(
             "%s. This takes more than %g seconds and happens once; later steps do not wait for it. "
             "(ONNXTRAIN_QUIET=1 turns this message off.)",
@@ -56,7 +56,7 @@ class _Task:
 
     def finish(self) -> None:
         """Say that it is over, if anything was said."""
-        if self.is_told:
+        if self.was_said:
             what, seconds = _sentence(self.stages[0][0]), clock() - self.began
             self.log.warning("%s: done after %.1f s.", what, seconds, extra={"preparing": ""})
 

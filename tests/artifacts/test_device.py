@@ -183,6 +183,6 @@ def test_constants_beside_the_model_are_for_python_only(tmp_path, caplog):
             source / "m.onnx", ["w", "b"], loss=LossType.MSELoss, artifact_directory=tmp_path,
             browser=True,
         )  # fmt: skip
-    assert ModelFile.load(tmp_path / "training_model.onnx").has_external_data
+    assert ModelFile.load(tmp_path / "training_model.onnx").folder is not None
     assert "it trains in Python only" in caplog.text
     assert not (tmp_path / "device.json").exists()

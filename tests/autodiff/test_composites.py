@@ -1,4 +1,4 @@
-"""Gelu spelled with five operators is differentiated as one function."""
+"""Gelu spelled with five operators, and SiLU with two, are differentiated as one function."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from onnxtrain import differentiate
 SPELLINGS = {
     "half last": "s = Div(x, root) e = Erf(s) a = Add(e, one) m = Mul(x, a) y = Mul(m, half)",
     "half first": "s = Mul(x, inverse) e = Erf(s) a = Add(one, e) h = Mul(half, x) y = Mul(h, a)",
+    "half inside": "s = Div(x, root) e = Erf(s) a = Add(e, one) h = Mul(half, a) y = Mul(x, h)",
+    "silu": "s = Sigmoid(x) y = Mul(s, x)",
+    "sigmoid read": "s = Sigmoid(x) m = Mul(x, s) y = Add(m, s)",
     "no gelu": "s = Div(x, root) e = Erf(s) a = Add(e, half) m = Mul(x, a) y = Mul(m, half)",
     "inner value read": "s = Div(x, root) e = Erf(s) a = Add(e, one) m = Mul(x, a) "
     "z = Mul(m, half) y = Add(z, e)",
@@ -48,7 +51,13 @@ def test_gradient_of_every_spelling(spelling):
 
 
 @pytest.mark.parametrize(
-    ("spelling", "whole"), [("half last", True), ("half first", True), ("inner value read", False)]
+    ("spelling", "whole"),
+    [
+        ("half last", True),
+        ("half first", True),
+        ("half inside", True),
+        ("inner value read", False),
+    ],
 )
 def test_only_the_input_is_kept(spelling, whole):
     _, graded = gradient_of(SPELLINGS[spelling])

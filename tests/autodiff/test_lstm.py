@@ -105,7 +105,7 @@ def test_few_sequences_keep_their_rows() -> None:
     model = model_of(PLAIN)
     node = next(n for n in onnxtrain.graph.load(model).graph if n.op_type == "LSTM")
     assert columns.is_plain(node)
-    model.graph.input[0].type.tensor_type.shape.dim[1].dim_value = columns.FEW - 1
+    model.graph.input[0].type.tensor_type.shape.dim[1].dim_value = columns.FEWEST_SEQUENCES - 1
     node = next(n for n in onnxtrain.graph.load(model).graph if n.op_type == "LSTM")
     assert not columns.is_plain(node)
 

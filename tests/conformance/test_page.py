@@ -1,4 +1,4 @@
-"""docs/conformance.md tells what conformance/predecessors says now."""
+"""docs/conformance.md tells what conformance/predecessors and conformance/results say now."""
 
 from __future__ import annotations
 
@@ -51,3 +51,38 @@ def test_a_section_lists_every_failing_test_with_its_reason(tool: ModuleType) ->
 def test_a_record_that_does_not_add_up_is_refused(tool: ModuleType, changes: Any) -> None:
     with pytest.raises(ValueError, match=r"a\.json"):
         tool.checked(record(**changes), "a.json")
+
+
+ROWS = [
+    {"name": "a", "family": "f", "exporter": "dynamo", "outcome": "right", "gradients": "right",
+     "nodes": 2, "nodes_after": 8, "to_eager": 0.5},
+    {"name": "b", "family": "f", "exporter": "dynamo", "outcome": "right", "gradients": "kink",
+     "reason": "kink: x: one-sided differences differ", "nodes": 2, "nodes_after": 4,
+     "second": "refused: no rule"},
+    {"name": "c|d", "family": "g", "exporter": "dynamo", "outcome": "refused", "reason": "no rule"},
+    {"name": "e", "family": "g", "exporter": "dynamo", "outcome": "not exported",
+     "reason": "No ONNX function found for aten::x"},
+]  # fmt: skip
+
+
+def test_a_list_has_its_score_its_refusals_and_its_figures(tool: ModuleType) -> None:
+    assert tool.score(ROWS) == "| 4 | 1 | 0 | 0 | 3 | 2 | 1 | 0 | 0 | 0 | 66.7 |"
+    text = tool.list_section("a list", ROWS)
+    assert "| f, dynamo | 2 | 0 | 0 | 0 | 2 | 2 |" in text
+    assert "| `c\\|d` | refused | no rule |" in text
+    assert "| `b` | second order | no rule |" in text
+    assert "one-sided differences differ" in text
+    assert "Gradients: 1 right, 1 kink." in text
+    assert "Nodes after ÷ before: 3 in the middle, 4 at most." in text
+    assert "| not exported | No ONNX function found | 1 |" in text
+
+
+def test_an_outcome_that_nobody_knows_is_refused(tool: ModuleType) -> None:
+    with pytest.raises(ValueError, match="fine"):
+        tool.score([{"outcome": "fine"}])
+
+
+def test_every_list_is_described_by_its_module(tool: ModuleType) -> None:
+    for name in tool.lists():
+        assert (tool.LISTS / f"{name}.py").is_file()
+    assert tool.title("opinfo").startswith("PyTorch's own table of operators")

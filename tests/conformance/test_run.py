@@ -14,8 +14,9 @@ from conformance.run import Limits
 WORKER = """
 import json, os, sys, time
 if "--names" in sys.argv:
-    print(json.dumps({"names": ["fine", "crash", "hang", "early", "after"], "batch": 9}))
-for line in sys.stdin if "--names" not in sys.argv else []:
+    names = ["fine", "crash", "hang", "early", "after"]
+    print(json.dumps({"names": names, "batch": 9}), flush=True)
+for line in sys.stdin:
     name = line.strip()
     say = lambda m: print(json.dumps(m), flush=True)
     say({"stage": "export", "exporter": "dynamo", "family": "f"})

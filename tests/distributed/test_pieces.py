@@ -193,7 +193,7 @@ def test_a_long_model_is_cut_by_itself(tmp_path, monkeypatch):
     for one, other in zip(*losses, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
     same(gradients(whole), gradients(long))
-    assert long.gradient_step.now is long.gradient_step.usual
+    assert long.gradient_step.sessions.current is long.gradient_step.sessions.usual
 
 
 def test_gradients_near_the_loss_come_first_whatever_the_order_of_nodes(tmp_path):

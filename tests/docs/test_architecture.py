@@ -47,6 +47,30 @@ def test_every_folder_is_in_the_table() -> None:
     assert folders - named == {"data"}  # the digits of the demo
 
 
+def test_every_module_beside_the_folders_is_named() -> None:
+    modules = {p.name for p in SRC.glob("*.py") if not p.name.startswith("__")}
+    assert not {name for name in modules if f"`{name}`" not in PAGE}
+
+
+def test_classes_of_the_engine_are_where_the_table_says() -> None:
+    section = PAGE.partition("## The engine")[2].partition("\n## ")[0]
+    cells = re.findall(r"((?:`\w+`(?:, )?)+) \(`([\w/]+\.py)`\)", section)
+    named = [(n, path) for names, path in cells for n in re.findall(r"\w+", names)]
+    assert len(named) > 10
+    for name, path in named:
+        module = importlib.import_module(f"onnxtrain.{path.removesuffix('.py').replace('/', '.')}")
+        assert hasattr(module, name), f"{path} has no {name}"
+
+
+def test_the_map_of_contributing_names_every_folder() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    section = text.partition("## The map")[2].partition("\n## ")[0]
+    named = set(re.findall(r"`(?:src/onnxtrain/)?(\w+)/`", section))
+    folders = {p.name for p in SRC.iterdir() if p.is_dir() and (p / "__init__.py").exists()}
+    assert folders - named == {"data"}
+    assert named <= folders
+
+
 def entered(call: Callable[[], Any]) -> list[str]:
     """Files of the package whose functions a call enters, in order; no file twice in a row."""
     order: list[str] = []
@@ -182,3 +206,12 @@ def test_the_picture_is_what_the_script_draws() -> None:
     for folder in re.findall(r">([a-z]+)/(?: ·|<)", text):
         places = [SRC / folder, SRC / "runtime" / folder, ROOT / folder]
         assert any(p.is_dir() for p in places), f"the picture shows {folder}/"
+    pytest.importorskip("torch")
+    pytest.importorskip("sklearn")
+    shown = [(box, name.rstrip("…, ")) for box, names in script.FRONT_ENDS for name in names]
+    for box, names in ((b, n) for b, n in shown if b != "cli/"):
+        homes = ["onnxtrain", "onnxtrain.training", "onnxtrain.torch"]
+        homes += [f"onnxtrain.{folder}" for folder in re.findall(r"(\w+)/", box)]
+        modules = [importlib.import_module(home) for home in homes]
+        for name in names.split(", "):
+            assert any(hasattr(m, name) for m in modules), f"the picture shows {name} in {box}"

@@ -28,5 +28,5 @@ def update(request, monkeypatch):
         monkeypatch.setenv("ONNXTRAIN_NO_NUMBA", "1")
     else:
         pytest.importorskip("numba")
-        monkeypatch.setattr(kernels, "LARGE", 1)
+        monkeypatch.setattr(kernels, "COMPILED_PARAMETERS", 1)
     return request.param

@@ -40,7 +40,7 @@ def test_as_if_the_batch_had_not_been(folders, monkeypatch, way, name, bad):
 @pytest.mark.parametrize("name", models.OPTIMIZERS)
 def test_with_compiled_kernels(folders, monkeypatch, name, bad):
     pytest.importorskip("numba")
-    monkeypatch.setattr("onnxtrain.runtime.step.kernels.LARGE", 1)
+    monkeypatch.setattr("onnxtrain.runtime.step.kernels.COMPILED_PARAMETERS", 1)
     check_way(folders(name), "parts", name, bad)
 
 

@@ -51,6 +51,24 @@ CASES = {
         model("float[a, b, c] x", "q = Squeeze(p) y = Concat<axis = 0>(q, q)"),
         {"x": random(3, 1, 4)},
     ),
+    "Squeeze without axes, Unsqueeze, MatMul whose result is known": (
+        model(
+            "float[a, b, c] x, float[d, e] z",
+            "q = Squeeze(p) u = Unsqueeze(q, one) m = MatMul(u, z) "
+            "y = Transpose<perm = [2, 0, 1]>(m)",
+            ", int64[1] one = {1}",
+        ),
+        {"x": random(3, 1, 4), "z": random(4, 2)},
+    ),
+    "Range of vectors with one element": (
+        model(
+            "float[a] x, int64[1] z",
+            "n = Add(z, one) r = Range(nought, n, one) f = Cast<to = 1>(r) u = Unsqueeze(f, one) "
+            "y = Mul(u, p)",
+            ", int64[1] one = {1}, int64 nought = {0}",
+        ),
+        {"x": random(3), "z": np.array([2])},
+    ),
     "If, the branch with fewer dimensions is not taken": (
         model(
             "float[a, b, c] x, bool k",

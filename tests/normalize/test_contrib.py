@@ -73,6 +73,31 @@ def packed(n: int, k: int, block: int, bits: int) -> tuple[np.ndarray, ...]:
 B4, S4, Z4 = packed(6, 32, 16, 4)
 B8, S8, Z8 = packed(6, 32, 16, 8)
 
+
+def bytes_of(*shape: int) -> np.ndarray:
+    return RNG.integers(0, 256, shape).astype(np.uint8)
+
+
+def experts(inner: int, first: int, last: bool = True) -> tuple:
+    """Tokens, scores, and four experts' two layers."""
+    return (f(2, 3, 8), f(6, 4, low=-3, high=3), f(4, first, 8), f(4, first), f(4, 8, inner),
+            f(4, 8) if last else None)  # fmt: skip
+
+
+def few_bits(bits: int, block: int) -> tuple:
+    """Tokens, scores, and four experts with integer weights: (…, 32) to 32 to (…, 32)."""
+    scale = (32 // block,) if block else ()
+    pack = 8 // bits
+    return (f(6, 32), f(6, 4, low=-3, high=3), bytes_of(4, 64, 32 // pack),
+            f(4, 64, *scale, low=0.01, high=0.05), f(4, 64), bytes_of(4, 32, 32 // pack),
+            f(4, 32, *scale, low=0.01, high=0.05), f(4, 32))  # fmt: skip
+
+
+GLU = {"activation_type": "swiglu", "swiglu_fusion": 1, "k": 2}
+GROUPS = {"num_heads": 4, "kv_num_heads": 2}
+PROMPT = (f(B, S, 32), f(B, S, 16), f(B, S, 16), None, None, np.full(B, S - 1, np.int32),
+          np.array(S, np.int32), None, None, None)  # fmt: skip
+
 CASES = [
     contrib("Gelu", f(2, 3, low=-3, high=3)),
     contrib("FastGelu", f(2, 3, low=-3, high=3)),
@@ -161,6 +186,30 @@ CASES = [
         )
         for attributes in ({}, {"do_rotary": 1}, {"local_window_size": 2})
     ),
+    contrib("GroupQueryAttention", *PROMPT, None, f(4), _outputs=3, _label="sink", **GROUPS),
+    contrib("GroupQueryAttention", *PROMPT, f(B, 1, S, S), _outputs=3, _label="bias", **GROUPS),
+    contrib("GroupQueryAttention", *PROMPT, _outputs=3, smooth_softmax=1, **GROUPS),
+    contrib("GroupQueryAttention", *PROMPT, _outputs=3, causal=0, **GROUPS),
+    contrib("CausalConvWithState", f(2, 3, 5), f(3, 1, 4), _outputs=2, _keep=(0, 1),
+            _constants=(1,)),
+    contrib("CausalConvWithState", f(2, 3, 5), f(3, 1, 4), f(3), f(2, 3, 3), activation="silu",
+            _outputs=2, _keep=(0, 1), _constants=(1,)),
+    contrib("GatherBlockQuantized", bytes_of(6, 16), ints(2, 3), f(6, 2, low=0.1), bits=4,
+            block_size=16, _constants=(0, 2)),
+    contrib("GatherBlockQuantized", bytes_of(6, 16), ints(2, 3), f(6, 2, low=0.1), bytes_of(6, 1),
+            bits=4, block_size=16, _constants=(0, 2, 3)),
+    contrib("GatherBlockQuantized", bytes_of(6, 32), ints(3), f(6, 2, low=0.1), bits=8,
+            block_size=16, _constants=(0, 2)),
+    contrib("MoE", *experts(5, 5), k=1, activation_type="relu", _constants=(2, 3, 4, 5)),
+    contrib("MoE", *experts(5, 5), k=2, activation_type="silu", normalize_routing_weights=1,
+            _constants=(2, 3, 4, 5)),
+    contrib("MoE", *experts(5, 5, False), k=3, activation_type="gelu", _constants=(2, 3, 4)),
+    contrib("MoE", *experts(5, 10), activation_alpha=1.702, activation_beta=1.0, swiglu_limit=0.7,
+            _constants=(2, 3, 4, 5), **GLU),
+    contrib("QMoE", *few_bits(4, 0), expert_weight_bits=4, _constants=(2, 3, 4, 5, 6, 7), **GLU),
+    contrib("QMoE", *few_bits(8, 0), expert_weight_bits=8, _constants=(2, 3, 4, 5, 6, 7), **GLU),
+    contrib("QMoE", *few_bits(4, 32), expert_weight_bits=4, block_size=32,
+            _constants=(2, 3, 4, 5, 6, 7), **GLU),
     contrib("RotaryEmbedding", f(B, N, S, 4), IDS, f(9, 2), f(9, 2)),
     contrib("RotaryEmbedding", f(B, N, S, 4), IDS, f(9, 2), f(9, 2), interleaved=1),
     contrib("RotaryEmbedding", HIDDEN, IDS, f(9, 2), f(9, 2), num_heads=2, _label="3d"),

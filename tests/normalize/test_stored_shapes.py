@@ -126,3 +126,19 @@ def test_types_that_contradict_are_an_error() -> None:
     given.graph.value_info.append(helper.make_tensor_value_info("h", TensorProto.INT64, [1, 11]))
     with pytest.raises(ShapeInferenceError):
         onnxtrain.differentiate(given, wrt=["w"])
+
+
+def test_a_declared_output_of_another_rank_that_only_a_newer_opset_tells() -> None:
+    proto = onnx.parser.parse_model("""
+        <ir_version: 7, opset_import: ["": 12]>
+        g (float[1,N] x) => (float[1,seqlen] y) <int64 one = {1}, int64[1] minus = {-1}> {
+            s = Shape(x)
+            n = Gather(s, one)
+            a = Unsqueeze<axes=[0]>(n)
+            b = Unsqueeze<axes=[0]>(one)
+            c = Concat<axis=0>(b, a, minus)
+            y = Reshape(x, c)
+        }""")
+    assert dims_of(normalize(load(proto)).graph.outputs[0]) == (1, "N", 1)
+    result = onnxtrain.differentiate(proto, wrt=["x"], vjp=True)
+    assert [o.name for o in result.graph.output] == ["y", "x_grad"]

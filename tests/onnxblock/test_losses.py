@@ -268,3 +268,22 @@ def test_wrong_arguments(make, part):
 def test_wrong_number_of_class_weights():
     with pytest.raises(RuntimeError, match="4 classes"):
         build(L.CrossEntropyLoss, {"weight": W4[:3]}, [X], ["labels"])
+
+
+def test_cross_entropy_is_one_operator_in_the_model_for_evaluation():
+    """What is run to evaluate is what scripts look for; the training model has it taken apart."""
+
+    class Trained(onnxblock.TrainingBlock):
+        def build(self, scores):
+            return onnxblock.loss.CrossEntropyLoss()(scores)
+
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17]> g (float[N, 3] x) => (float[N, 2] y)'
+        "<float[3, 2] w = {1, 2, 3, 4, 5, 6}> { y = MatMul(x, w) }"
+    )
+    block = Trained()
+    block.requires_grad("w")
+    with onnxblock.base(model):
+        block("y")
+    _, evaluation = block.to_model_proto()
+    assert [n.op_type for n in evaluation.graph.node] == ["MatMul", "SoftmaxCrossEntropyLoss"]

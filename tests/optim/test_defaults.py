@@ -199,5 +199,9 @@ def test_kernels_are_for_rows_of_the_table(monkeypatch: pytest.MonkeyPatch) -> N
     """That a kernel computes what the graph does is shown in tests/runtime/test_optimizer.py."""
     monkeypatch.setattr(kernels, "available", lambda: True)
     descriptions = {name: optim.describe(r.make()) for name, r in optim.RECIPES.items()}
-    fast = {n for n, d in descriptions.items() if kernels.find(d, kernels.LARGE) is not None}
+    fast = {
+        n
+        for n, d in descriptions.items()
+        if kernels.find(d, kernels.COMPILED_PARAMETERS) is not None
+    }
     assert fast == {"adam", "adamw", "sgd"}

@@ -73,6 +73,57 @@ def test_few_checked_labels_are_compared_with_all_classes() -> None:
         np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
 
 
+def trusted(body: str, given: dict[str, Any]) -> list[Any]:
+    """Loss and gradient for labels that were checked."""
+    plan = Plan(model_of(body), inputs=["x"], labels_are_checked=True)
+    return run_ort(to_proto(gradients(plan).model), given)
+
+
+@pytest.mark.parametrize("ignored", [-100, -1, 2, 255, 10**6])
+def test_any_label_can_be_ignored(ignored: int) -> None:
+    given = {**feeds(), "t": np.array([1, 3, ignored, 0, 1, ignored])}
+    x = torch.tensor(given["x"], requires_grad=True)
+    loss = F.cross_entropy(x, torch.tensor(given["t"]), ignore_index=ignored)
+    loss.backward()
+    assert x.grad is not None
+    found = trusted(plain().replace("=-1", f"={ignored}"), given)
+    np.testing.assert_allclose(found[0], loss.item(), rtol=1e-6)
+    np.testing.assert_allclose(found[1], x.grad.numpy(), rtol=1e-5, atol=1e-7)
+
+
+def test_a_class_that_is_ruled_out() -> None:
+    """Its score is −∞, and where it is not the label its probability is 0, not NaN."""
+    given = feeds()
+    given["x"][:, 3] = -np.inf
+    given["t"] = np.array([1, 2, -1, 0, 2, -1])
+    loss, dx = trusted(plain(), given)
+    left = F.cross_entropy(torch.tensor(given["x"]), torch.tensor(given["t"]), ignore_index=-1)
+    np.testing.assert_allclose(loss, left.item(), rtol=1e-6)
+    assert np.isfinite(dx).all()
+    assert not dx[:, 3].any()
+
+
+@pytest.mark.parametrize("body", [plain(), "y = MatMul(x, e) " + plain().replace("(x", "(y")])
+def test_if_all_are_ignored_nothing_is_learnt(body: str) -> None:
+    eye = "e = EyeLike<dtype=1>(s) " if "MatMul" in body else ""
+    shape = "s = Constant<value=float[4,4]{0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0}>() " if eye else ""
+    loss, dx = trusted(shape + eye + body, {**feeds(), "t": np.full(6, -1)})
+    assert np.isnan(loss)
+    assert not dx.any()
+
+
+def test_no_more_operators_than_without_a_label_to_ignore() -> None:
+    """The default costs a step of microseconds nothing: one look into a table says it all."""
+    head = "y = Gemm(x, k) " + plain().replace("(x", "(y")
+    values = ", ".join("0" * 16)
+    counts = []
+    for body in (head, head.replace("ignore_index=-1", 'reduction="mean"')):
+        model = model_of(f"k = Constant<value=float[4,4]{{{values}}}>() {body}")
+        plan = Plan(model, inputs=["x"], labels_are_checked=True)
+        counts.append(len(list(gradients(plan).model.graph)))
+    assert counts[0] <= counts[1]
+
+
 def test_that_labels_are_checked_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where another operator is replaced by its function body in between."""
     monkeypatch.delitem(registry._RULES, ("", "Mish"))

@@ -19,6 +19,7 @@ CASES = [
     case("Squeeze", x(2, 1, 3, 1), _dynamic=False),
     case("Unsqueeze", x(2, 3), const([0, -1])),
     case("Unsqueeze", x(2, 3), const([3, 1])),
+    case("Unsqueeze", x(2, 3), const(1), _reference=False),
     case("Transpose", x(2, 3, 4)),
     case("Transpose", x(2, 3, 4), perm=[2, 0, 1]),
     case("Expand", x(3, 1), const([2, 3, 4])),

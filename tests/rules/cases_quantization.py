@@ -4,6 +4,10 @@ from .harness import Case
 
 CASES: list[Case] = []
 
-TESTED_ELSEWHERE = dict.fromkeys(
-    ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"), "test_quantization.py"
-)
+TESTED_ELSEWHERE = {
+    "QuantizeLinear": "test_quantization.py",
+    "DequantizeLinear": "test_quantization.py",
+    "DynamicQuantizeLinear": "test_quantization.py",
+    "MatMulInteger": "../normalize/test_quantized.py",
+    "ConvInteger": "../normalize/test_quantized.py",
+}

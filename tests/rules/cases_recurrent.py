@@ -1,6 +1,6 @@
 """Cases of passes/recurrent and rules/lstm.py: 4 time steps, 3 features, hidden size 5.
 
-Two sequences, or as many as the loop in columns wants (`columns.FEW`).
+Two sequences, or as many as the loop in columns wants (`columns.FEWEST_SEQUENCES`).
 """
 
 from typing import Any

@@ -31,4 +31,5 @@ CASES = [
     case("STFT", x(2, 10, 1), const(2), None, const(5), onesided=1),
     case("STFT", x(2, 10, 1), const(2), x(4), onesided=1),
     case("STFT", x(2, 10, 1), fixed(2), x(4), onesided=1),
+    case("STFT", x(2, 10), const(2), x(4), const(4), onesided=1, _reference=False),
 ]

@@ -209,12 +209,27 @@ def test_dynamic_quantization_clips_nothing() -> None:
     np.testing.assert_allclose(run_ort(result, {"x": x, "r": r})[1], r, rtol=1e-5)
 
 
-def test_integers_elsewhere_stop_the_gradient() -> None:
+def test_codes_that_are_cast_to_floats_pass_the_gradient() -> None:
     model = onnx.parser.parse_model("""
         <ir_version: 8, opset_import: ["": 18]>
         g (float[N] x) => (float loss) <float s = {0.1}, int8 z = {0}> {
             q = QuantizeLinear(x, s, z)
             y = Cast <to=1> (q)
+            loss = ReduceSum <keepdims=0> (y)
+        }
+    """)
+    result = onnxtrain.differentiate(model, wrt=["x"], of="loss")
+    x = np.array([0.3, -20.0], np.float32)
+    np.testing.assert_allclose(run_ort(result, {"x": x})[1], [10.0, 0.0], rtol=1e-5)
+
+
+def test_integers_elsewhere_stop_the_gradient() -> None:
+    model = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["": 18]>
+        g (float[N] x) => (float loss) <float s = {0.1}, int8 z = {0}> {
+            q = QuantizeLinear(x, s, z)
+            i = Cast <to=7> (q)
+            y = Cast <to=1> (i)
             loss = ReduceSum <keepdims=0> (y)
         }
     """)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 
 import numpy as np
 import onnx
@@ -13,7 +14,7 @@ import pytest
 import onnxtrain.passes as building
 from onnxtrain import artifacts, optim
 from onnxtrain.api import Callback, CheckpointState, Module, Optimizer, Trainer
-from onnxtrain.errors import CheckpointError, ModelFileError, OnnxTrainError
+from onnxtrain.errors import CheckpointError, ModelFileError, NonFiniteError, OnnxTrainError
 from onnxtrain.runtime.files import tensorfile
 from onnxtrain.runtime.files.onnxfile import ModelFile
 from onnxtrain.runtime.session import cutting
@@ -229,9 +230,9 @@ def test_a_small_step_is_for_one_thread_and_a_large_one_draws_on(showing, plain)
     """Two sessions, one stream."""
     module = module_of(showing)
     small = module(X[:20], Y[:20])[1:]
-    assert module.gradient_step.now is module.gradient_step.single
+    assert module.gradient_step.sessions.current is module.gradient_step.sessions.single
     large = module(np.tile(X, (600, 1)), np.tile(Y, 600))[1:]
-    assert module.gradient_step.now is module.gradient_step.usual
+    assert module.gradient_step.sessions.current is module.gradient_step.sessions.usual
     again = module(X[:20], Y[:20])[1:]
     expected = plain[0]
     for found, wanted in zip((*small, *(m[:20] for m in large), *again), expected, strict=True):
@@ -308,6 +309,37 @@ def test_a_failed_pass_is_not_counted(folder):
     assert module.state.training_state.random.counter == 0
     module(X, Y)
     assert module.state.training_state.random.counter == 1
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_refused_batch_draws_nothing(folder, way):
+    """Nor do those that were gathered for the same update, and are dropped with it."""
+    good = [(X[i : i + 15], Y[i : i + 15]) for i in range(0, 90, 15)]
+    bad = (np.full_like(good[0][0], np.nan), good[0][1])
+
+    def trained(*runs):
+        trainer = Trainer.from_directory(folder, check_finite=True, **WAYS[way])
+        for batches in runs:
+            is_good = not any(np.isnan(x).any() for x, _ in batches)
+            with nullcontext() if is_good else pytest.raises(NonFiniteError):
+                trainer.fit(batches, progress=False)
+        return everything(trainer)[:3]
+
+    refused = [*good[3:5], bad] if way == "accumulation" else [bad]
+    assert_equal(trained(good[:3], refused, good[3:]), trained(good[:3], good[3:]))
+
+
+def test_batches_that_were_given_up_have_drawn(folder):
+    module = module_of(folder, check_finite=True)
+    random = module.state.training_state.random
+    module(X, Y)
+    module.lazy_reset_grad()
+    with pytest.raises(NonFiniteError):
+        module(X * np.float32(np.nan), Y)
+    assert random.counter == 1
+    module(X, Y)
+    module.discard_step()
+    assert random.counter == 1
 
 
 def test_the_seed_counts_at_once(showing, plain):

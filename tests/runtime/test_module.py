@@ -596,11 +596,11 @@ def test_small_batches_run_on_one_thread_and_large_ones_on_all(module):
         values = {n: module.state.parameters[n].data.copy() for n in handmade.values()}
         module.lazy_reset_grad()
         loss, _ = module(x, y)
-        assert (train.now is train.single) == single
+        assert (train.sessions.current is train.sessions.single) == single
         expected, _, gradients = reference(values, x, y)
         assert np.isclose(loss, expected, rtol=1e-5)
         assert np.allclose(module.state.parameters["W1"].grad, gradients["W1"], atol=1e-5)
-    assert train.single.session.get_session_options().intra_op_num_threads == 1
+    assert train.sessions.single.session.get_session_options().intra_op_num_threads == 1
 
 
 def test_own_session_options_keep_their_threads(artifacts):
@@ -608,7 +608,7 @@ def test_own_session_options_keep_their_threads(artifacts):
     options.intra_op_num_threads = 2
     module = Module(artifacts.train, artifacts.state(), session_options=options)
     module(X, Y)
-    assert module.gradient_step.now is module.gradient_step.usual
+    assert module.gradient_step.sessions.current is module.gradient_step.sessions.usual
 
 
 @pytest.fixture
@@ -616,7 +616,7 @@ def nobody_else(monkeypatch):
     """No other training session in the process, no torch, and an update on one thread."""
     monkeypatch.setattr(threads, "_training", weakref.WeakSet())
     monkeypatch.delitem(sys.modules, "torch", raising=False)
-    monkeypatch.setattr(kernels, "LARGE", 1)
+    monkeypatch.setattr(kernels, "COMPILED_PARAMETERS", 1)
     monkeypatch.setattr(kernels, "available", lambda: True)
     monkeypatch.setattr(kernels, "find", lambda *_: None)
 

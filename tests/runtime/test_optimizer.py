@@ -270,7 +270,7 @@ KERNELS = [n for n, o in OPTIMIZERS.items() if o.name in {"AdamW", "Adam", "SGD"
 def test_kernel_equals_graph(artifacts, monkeypatch, name):
     data = sequence_bytes(OPTIMIZERS[name])
     expected = train(artifacts, data)
-    monkeypatch.setattr(kernels, "LARGE", 0)
+    monkeypatch.setattr(kernels, "COMPILED_PARAMETERS", 0)
     calls = []
     original = kernels.Kernel.__call__
     monkeypatch.setattr(kernels.Kernel, "__call__", lambda *a: (calls.append(1), original(*a))[1])
@@ -295,11 +295,11 @@ def test_kernel_equals_graph(artifacts, monkeypatch, name):
 def test_kernels_are_for_large_models_and_can_be_turned_off(monkeypatch):
     description = build.describe(OPTIMIZERS["adamw"])
     monkeypatch.setattr(kernels.importlib.util, "find_spec", lambda _name: object())
-    assert kernels.find(description, kernels.LARGE) is not None
-    assert kernels.find(description, kernels.LARGE - 1) is None
-    assert kernels.find(build.describe(OPTIMIZERS["lion"]), kernels.LARGE) is None
+    assert kernels.find(description, kernels.COMPILED_PARAMETERS) is not None
+    assert kernels.find(description, kernels.COMPILED_PARAMETERS - 1) is None
+    assert kernels.find(build.describe(OPTIMIZERS["lion"]), kernels.COMPILED_PARAMETERS) is None
     monkeypatch.setitem(os.environ, "ONNXTRAIN_NO_NUMBA", "1")
-    assert kernels.find(description, kernels.LARGE) is None
+    assert kernels.find(description, kernels.COMPILED_PARAMETERS) is None
 
 
 def test_small_models_do_not_import_numba(artifacts):

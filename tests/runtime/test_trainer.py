@@ -229,7 +229,7 @@ def test_rest_of_an_epoch_is_not_lost(artifacts):
 
 def test_compiled_update_goes_before_one_graph(artifacts, monkeypatch):
     assert type(make(artifacts)._engine).__name__ == "OneGraphEngine"
-    monkeypatch.setattr(kernels, "LARGE", 0)
+    monkeypatch.setattr(kernels, "COMPILED_PARAMETERS", 0)
     monkeypatch.setattr(kernels, "available", lambda: True)
     assert type(make(artifacts)._engine).__name__ == "TwoPartEngine"
 

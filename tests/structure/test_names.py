@@ -70,6 +70,17 @@ def test_exceptions_are_still_there() -> None:
         assert name in {n for n, _ in NAMES[file]}, f"{file} has no {name} any more"
 
 
+def test_thresholds_say_of_what() -> None:
+    """``SMALL`` is small for some reader of one file; ``STORED_BYTES`` says what is compared."""
+    bare = [
+        f"{file}:{line}: {name}"
+        for file, names in NAMES.items()
+        for name, line in names
+        if name.strip("_") in {"SMALL", "LARGE", "BIG", "FEW", "MANY", "LONG"}
+    ]
+    assert not bare, "a unit is missing in " + ", ".join(bare)
+
+
 def test_a_piece_is_a_part_of_a_long_model() -> None:
     elsewhere = [
         f"{file}:{line}: {name}"
@@ -78,6 +89,13 @@ def test_a_piece_is_a_part_of_a_long_model() -> None:
         if words(name) & {"piece", "pieces"} and file not in PIECES
     ]
     assert not elsewhere, "another word than piece for " + ", ".join(elsewhere)
+
+
+def test_no_two_folders_sound_alike() -> None:
+    """Updates are in `optim`, what changes graphs in `passes`, what trains in `runtime`."""
+    folders = {file.split("/")[0] for file in FILES if "/" in file}
+    assert {"optim", "passes", "runtime"} <= folders
+    assert not folders & {"optimize", "optimizer", "training", "pass", "utils", "common", "helpers"}
 
 
 @pytest.mark.parametrize(

@@ -195,3 +195,26 @@ def test_errors_name_both_reasons() -> None:
         export(Net(), (torch.ones(2, 5),), exporter="other")
     with pytest.raises(ExportError, match="1 outputs, and 2 are described"):
         export(Net(), (torch.ones(2, 5),), output_names=["a", "b"])
+
+
+class BiasedAttention(nn.Module):
+    """Attention with a learned bias by distance, whose heads are put together by a view."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(8, 24)
+        self.bias = nn.Embedding(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        heads = self.project(x).view(2, 4, 3, 2, 4).permute(2, 0, 3, 1, 4)
+        steps = torch.arange(4)
+        bias = self.bias((steps[:, None] - steps).abs()).permute(2, 0, 1)[None]
+        mixed = nn.functional.scaled_dot_product_attention(*heads, attn_mask=bias)
+        return mixed.transpose(1, 2).contiguous().view(2, 4, 8)
+
+
+@pytest.mark.parametrize("exporter", EXPORTERS)
+def test_attention_with_a_learned_bias(exporter: str) -> None:
+    """The layout that torch traces is the one that it decomposes attention into."""
+    exported = export(BiasedAttention(), [torch.randn(2, 4, 8)], exporter=exporter)
+    assert "bias.weight" in exported.names

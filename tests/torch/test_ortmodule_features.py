@@ -954,3 +954,48 @@ def test_equal_values_share_a_gradient_as_in_torch(name: str) -> None:
         grads.append(x.grad)
         x.grad = None
     torch.testing.assert_close(grads[0], grads[1])
+
+
+class Draws(nn.Module):
+    def forward(self, weights: torch.Tensor) -> torch.Tensor:
+        return torch.multinomial(weights, 400, True)
+
+
+@pytest.mark.parametrize(("exporter", "shape"), [(TS, (1, 4)), ("dynamo", (4,))])
+def test_multinomial_draws_by_weight_and_again_after_the_same_seed(
+    exporter: str, shape: tuple[int, ...]
+) -> None:
+    module, weights = ORTModule(Draws(), exporter=exporter), torch.tensor([0.1, 0.0, 0.2, 0.7])
+    draws = []
+    for seed in (3, 3, 4):
+        torch.manual_seed(seed)
+        draws.append(module(weights.reshape(shape)).flatten())
+    assert torch.equal(draws[0], draws[1])
+    assert not torch.equal(draws[0], draws[2])
+    frequencies = torch.bincount(draws[0], minlength=4) / 400
+    assert frequencies[1] == 0
+    assert torch.allclose(frequencies, weights, atol=0.1)
+
+
+class Einsum(nn.Module):
+    def __init__(self, equation: str) -> None:
+        super().__init__()
+        self.equation = equation
+
+    def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return torch.einsum(self.equation, a, b)
+
+
+@pytest.mark.parametrize("equation", ["sec,sm->ecm", "sec,ecm->sm", "ks,ksm->sm", "ij,jk->ki"])
+def test_einsum_as_in_torch(equation: str) -> None:
+    sizes = {"s": 3, "e": 2, "c": 4, "m": 5, "k": 2, "i": 3, "j": 4}
+    left, right = equation.partition("->")[0].split(",")
+    operands = [torch.randn([sizes[n] for n in names]) for names in (left, right)]
+    results = []
+    for module in (Einsum(equation), ORTModule(Einsum(equation), exporter=TS)):
+        given = [t.clone().requires_grad_() for t in operands]
+        result = module(*given)
+        (result * torch.arange(result.numel()).reshape(result.shape)).sum().backward()
+        results.append([result, *(t.grad for t in given)])
+    for expected, actual in zip(*results):
+        assert torch.allclose(expected, actual, atol=1e-4)

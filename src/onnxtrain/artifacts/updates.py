@@ -111,10 +111,7 @@ class _Graph:
     ) -> Tensor:
         """An input; the same one for the same name."""
         if name not in self.inputs:
-            self.op.names.reserve(name)
-            dims = None if shape is None else ir.Shape(shape)
-            value = ir.Value(name=name, type=ir.TensorType(dtype), shape=dims)
-            self.inputs[name] = self.op.tensor(value)
+            self.inputs[name] = self.op.graph_input(name, dtype, shape)
         return self.inputs[name]
 
     def output(self, name: str, tensor: Tensor) -> None:

@@ -9,6 +9,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from ..runtime.files.atomic import sync_directory
+
 
 @contextlib.contextmanager
 def all_or_nothing(directory: Path) -> Iterator[Path]:
@@ -32,16 +34,6 @@ def all_or_nothing(directory: Path) -> Iterator[Path]:
                 os.fsync(handle.fileno())
         for file in files:
             os.replace(file, directory / file.name)
-        _sync_directory(directory)
+        sync_directory(directory)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
-
-
-def _sync_directory(directory: Path) -> None:
-    if os.name != "posix":  # elsewhere a directory cannot be opened for syncing
-        return
-    handle = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

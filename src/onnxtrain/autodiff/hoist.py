@@ -174,9 +174,9 @@ def after_the_loop(back: Backward) -> After:
     existing: dict[ir.Value, ir.Value | int] = {
         p.inner: p.outer for p in back.reads if p.axis == 0 and p.backwards and p.outer is not None
     }
-    for place, (port, gradient) in enumerate(back.slices):
+    for index, (port, gradient) in enumerate(back.slices):
         if port.axis == 0 and not port.backwards:  # a stack that the loop writes anyway
-            existing.setdefault(gradient.value, place - len(back.slices))
+            existing.setdefault(gradient.value, index - len(back.slices))
     left: list[tuple[ir.Value, Tensor]] = []
     for value, gradient in back.sums:
         rest = _split(after, back.op, value, gradient.value, producers, existing)
@@ -207,17 +207,17 @@ def _split(
         return [gradient]
     if len(factors) == 1 and node.op_type == "MatMul" and len(value.shape or ()) != 1:
         return [gradient]
-    places: list[ir.Value | int] = []
+    sources: list[ir.Value | int] = []
     for factor in factors:
         if factor in existing:
-            places.append(existing[factor])
+            sources.append(existing[factor])
             continue
         known = [t.value for t in after.stacked]
         if factor not in known:
             after.stacked.append(op.tensor(factor))
             known.append(factor)
-        places.append(known.index(factor))
-    after.terms.append((value, node, places))
+        sources.append(known.index(factor))
+    after.terms.append((value, node, sources))
     return []
 
 

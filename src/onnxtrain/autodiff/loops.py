@@ -127,7 +127,7 @@ class Backward:
         slices: gradients of the slices, by their port.
         reads: stacks that the backward body reads.
         locals: values of the forward body.
-        invariants: copies of forward nodes that do not change between iterations.
+        firsts: the outer values whose gradients the states become, in their order.
     """
 
     op: OpBuilder

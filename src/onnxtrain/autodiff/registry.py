@@ -35,6 +35,8 @@ class Rule:
         note: one line for docs/ops.md.
         straight_through: integer operands carry a gradient here, in the float type of the value
             they stand for: the quantizers, and the operators that only move data between them.
+        takes_codes: an integer input carries its gradient on, if it has one: a cast of what integer
+            arithmetic gives to a float type. Unlike `straight_through` it gives none to outputs.
         inner: for kind "graph": gives the walks over the subgraphs and the values they start from.
     """
 
@@ -46,6 +48,7 @@ class Rule:
     stops: frozenset[int]
     note: str
     straight_through: bool = False
+    takes_codes: bool = False
     inner: RuleFunction | None = None
 
 
@@ -62,6 +65,7 @@ def register(
     note: str = "",
     replace: bool = False,
     straight_through: bool = False,
+    takes_codes: bool = False,
     inner: RuleFunction | None = None,
 ) -> None:
     """Add one rule for one or more operators."""
@@ -78,8 +82,9 @@ def register(
                 "pass replace=True to put another in its place."
             )
         _RULES[key] = Rule(
-            function, op_type, domain, kind, names, frozenset(stops), note, straight_through, inner
-        )
+            function, op_type, domain, kind, names, frozenset(stops), note, straight_through,
+            takes_codes, inner,
+        )  # fmt: skip
 
 
 def unregister(op_type: str, domain: str = "") -> None:

@@ -14,12 +14,6 @@ def is_sequence(value: ir.Value) -> bool:
     return isinstance(value.type, ir.SequenceType)
 
 
-def element_type(value: ir.Value) -> ir.TypeProtocol:
-    """Type of the elements of a sequence."""
-    assert isinstance(value.type, ir.SequenceType)
-    return value.type.elem_type
-
-
 def typed_like(result: Tensor, sequence: ir.Value) -> Tensor:
     """Say that a new value is a sequence like another."""
     result.value.type = ir.SequenceType(ir.TensorType(sequence.dtype or ir.DataType.FLOAT))

@@ -81,10 +81,11 @@ class Walk:
         """Inputs and captured values through which a gradient may flow."""
         rule = lookup(node.domain, node.op_type)
         stops = rule.stops if rule is not None else frozenset[int]()
+        takes_codes = rule is not None and rule.takes_codes
         direct = [
             v
             for i, v in enumerate(node.inputs)
-            if v is not None and i not in stops and self._carries(node, v)
+            if v is not None and i not in stops and (takes_codes or self._carries(node, v))
         ]
         return direct + [v for v in captured_values(node) if is_differentiable(v)]
 

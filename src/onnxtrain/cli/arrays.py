@@ -19,7 +19,7 @@ from .output import UserError
 
 Array = npt.NDArray[Any]
 PathLike: TypeAlias = "str | os.PathLike[str]"
-GROWTH, SMALL = 200, 2**28
+GROWTH, ALLOWED_BYTES = 200, 2**28
 """A compressed file may grow this many times when it is unpacked, or to this many bytes. Data that
 people train with grow two to fifty times; a bomb grows a thousand times."""
 
@@ -71,7 +71,7 @@ def read_npz(path: PathLike) -> dict[str, Array]:
 def refuse_growth(path: PathLike, unpacked: int, remedy: str) -> None:
     """Refuse a file that grows beyond all proportion when it is unpacked."""
     size = os.path.getsize(path)
-    if unpacked > max(GROWTH * size, SMALL):
+    if unpacked > max(GROWTH * size, ALLOWED_BYTES):
         raise UserError(
             f"{os.fspath(path)!r} has {size} bytes and says that it holds {unpacked}, "
             f"{unpacked // max(size, 1)} times as many: that is how bombs are made. If you trust "

@@ -49,11 +49,11 @@ def curves(title: str, series: Mapping[str, Sequence[Point]], x_label: str) -> S
     scene.add(Text((left + width - right) / 2, height - 10, x_label, 12, "middle", GREY))
     for i, (name, points) in enumerate(clean.items()):
         colour = COLOURS[i % len(COLOURS)]
-        places = tuple(place(p) for p in points)
-        if len(places) > 1:
-            scene.add(Line(places, colour, 1.0 if len(places) > 100 else 2.0))
-        if len(places) <= 40:
-            scene.add(*(Box(x - 2.5, y - 2.5, 5, 5, colour, radius=2.5) for x, y in places))
+        line = tuple(place(p) for p in points)
+        if len(line) > 1:
+            scene.add(Line(line, colour, 1.0 if len(line) > 100 else 2.0))
+        if len(line) <= 40:
+            scene.add(*(Box(x - 2.5, y - 2.5, 5, 5, colour, radius=2.5) for x, y in line))
         y = top + 14 + 18 * i
         start = width - right - 130
         scene.add(Line(((start, y - 4), (start + 18, y - 4)), colour, 3))

@@ -169,10 +169,10 @@ def _from_function(module: str, function: str, where: str) -> Source:
 
 def _of_the_user(where: str, error: Exception) -> UserError:
     """An error that the user's own code raised, with the last place in it."""
-    places = traceback.extract_tb(error.__traceback__)
-    own = [p for p in places if not p.filename.startswith("<frozen")] or list(places)
-    place = f" in {Path(own[-1].filename).name}, line {own[-1].lineno}" if own else ""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [p for p in frames if not p.filename.startswith("<frozen")] or list(frames)
+    line = f" in {Path(own[-1].filename).name}, line {own[-1].lineno}" if own else ""
     return UserError(
-        f"--data {where} raised {type(error).__name__}{place}: {error}. That is your own code; "
+        f"--data {where} raised {type(error).__name__}{line}: {error}. That is your own code; "
         "--debug shows the traceback."
     )

@@ -141,14 +141,14 @@ def _slice(
 ) -> Any:
     chosen = _axes(a, axes) if axes is not None else list(range(len(starts)))
     strides = steps.tolist() if steps is not None else [1] * len(starts)
-    place = [slice(None)] * x.dim()
+    slices = [slice(None)] * x.dim()
     for axis, start, end, stride in zip(chosen, starts.tolist(), ends.tolist(), strides):
         if stride < 0:
             raise NoTwinError("a Slice that runs backwards")
         size = x.shape[axis]
         first, last = (min(max(i, -size), size) for i in (start, end))
-        place[axis] = slice(first, last, min(stride, size) or 1)
-    return x[tuple(place)]
+        slices[axis] = slice(first, last, min(stride, size) or 1)
+    return x[tuple(slices)]
 
 
 def _gather(a: Attributes, x: Any, indices: Any) -> Any:

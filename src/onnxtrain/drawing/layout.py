@@ -98,20 +98,20 @@ class Drawing:
             scene.add(*self._shapes(box))
         return scene
 
-    def _place(self, box: NodeBox) -> tuple[float, float]:
+    def _position(self, box: NodeBox) -> tuple[float, float]:
         x = MARGIN + box.column * (self.width + GAP_X)
         return x, MARGIN + HEAD + box.layer * (HEIGHT + GAP_Y)
 
     def _edge(self, source: NodeBox, target: NodeBox) -> Line:
-        x0, y0 = self._place(source)
-        x1, y1 = self._place(target)
+        x0, y0 = self._position(source)
+        x1, y1 = self._position(target)
         start, end = (x0 + self.width / 2, y0 + HEIGHT), (x1 + self.width / 2, y1)
         middle = ((start[0], start[1] + GAP_Y / 3), (end[0], end[1] - GAP_Y / 3))
         colour = EDGES[BACKWARD] if target.backward else EDGES[VALUE]
         return Line((start, *middle, end), colour, 1.0)
 
     def _shapes(self, box: NodeBox) -> tuple[Box, Text, Text]:
-        x, y = self._place(box)
+        x, y = self._position(box)
         middle, letters = x + self.width / 2, int(self.width / 6.8)
         note = f"{box.label} {box.name}\n{', '.join(box.outputs)}"
         small = box.detail or (box.outputs[0] if box.outputs else "")

@@ -149,10 +149,10 @@ def _svg(shape: Line | Box | Text) -> str:
     if isinstance(shape, Box):
         edge = f' stroke="{shape.edge}"' if shape.edge else ""
         radius = f' rx="{shape.radius:g}"' if shape.radius else ""
-        place = f'x="{shape.x:.1f}" y="{shape.y:.1f}"'
+        corner = f'x="{shape.x:.1f}" y="{shape.y:.1f}"'
         extent = f'width="{shape.width:.1f}" height="{shape.height:.1f}"'
         note = f"<title>{escape(shape.note)}</title>" if shape.note else ""
-        return f'<rect {place} {extent}{radius} fill="{shape.fill}"{edge}>{note}</rect>'
+        return f'<rect {corner} {extent}{radius} fill="{shape.fill}"{edge}>{note}</rect>'
     bold = ' font-weight="bold"' if shape.bold else ""
     return (
         f'<text x="{shape.x:.1f}" y="{shape.y:.1f}" font-size="{shape.size:g}" '
@@ -178,8 +178,8 @@ def _paint(draw: Any, shape: Line | Box | Text, scale: int) -> None:
     else:
         anchor = {"start": "ls", "middle": "ms", "end": "rs"}[shape.anchor]
         font = ImageFont.load_default(shape.size * scale)
-        place = (shape.x * scale, shape.y * scale)
-        draw.text(place, shape.text, fill=shape.colour, font=font, anchor=anchor)
+        corner = (shape.x * scale, shape.y * scale)
+        draw.text(corner, shape.text, fill=shape.colour, font=font, anchor=anchor)
 
 
 def png_bytes(pixels: Array) -> bytes:

@@ -222,10 +222,13 @@ class OpBuilder:
 
     def body_input(self, stem: str, dtype: ir.DataType, dims: Sequence[Dim] | None) -> Tensor:
         """An input for a body."""
-        shape = None if dims is None else ir.Shape(dims)
-        return self.tensor(
-            ir.Value(name=self.names.fresh(stem), type=ir.TensorType(dtype), shape=shape)
-        )
+        return self.graph_input(self.names.fresh(stem), dtype, dims)
+
+    def graph_input(self, name: str, dtype: ir.DataType, dims: Sequence[Dim] | None) -> Tensor:
+        """An input with just this name; it is for the caller to put it into a graph."""
+        self.names.reserve(name)
+        shape = None if dims is None else ir.Shape(list(dims))
+        return self.tensor(ir.Value(name=name, type=ir.TensorType(dtype), shape=shape))
 
     def _operand(
         self, sig: Any, index: int, operand: Operand, known: Sequence[ir.DataType | None]

@@ -61,8 +61,7 @@ def replace_value(graph: ir.Graph, old: ir.Value, new: ir.Value) -> None:
         take_over(old, new)
         new.type, new.shape = old.type or new.type, old.shape or new.shape
         return
-    taken = Names(node.name for node in graph if node.name)
-    copy = identity(new, taken.fresh(f"{producer.name}/Identity"))
+    copy = identity(new, f"{producer.name}/Identity")
     copy.outputs[0].type, copy.outputs[0].shape = old.type, old.shape
     graph.insert_after(producer, copy)
     old.replace_all_uses_with(copy.outputs[0], replace_graph_outputs=True)
@@ -75,6 +74,24 @@ def take_over(old: ir.Value, new: ir.Value) -> None:
     name = old.name
     old.replace_all_uses_with(new, replace_graph_outputs=True)
     old.name, new.name = f"{name}/replaced", name
+
+
+def name_apart(model: ir.Model) -> ir.Model:
+    """Give a node or value whose name another one has a name of its own: two are refused.
+
+    Inputs, outputs and weights of the model keep theirs.
+    """
+    graph = model.graph
+    fixed = [*graph.inputs, *graph.initializers.values(), *graph.outputs]
+    nodes, values = Names([]), Names(v.name for v in fixed if v.name)
+    known = {id(v) for v in fixed}
+    for node in graph.all_nodes():
+        if node.name:
+            node.name = nodes.fresh(node.name)
+        for output in node.outputs:
+            if output.name and id(output) not in known:
+                output.name = values.fresh(output.name)
+    return model
 
 
 def remove_nodes(graph: ir.Graph, nodes: Collection[ir.Node]) -> None:

@@ -18,9 +18,9 @@ class GatherElements(OpRun):
 
     def _run(self, data: Array, indices: Array, axis: int = 0) -> tuple[Array]:
         axis %= data.ndim
-        places: list[Array] = list(np.indices(indices.shape, sparse=True))
-        places[axis] = indices
-        return (data[tuple(places)],)
+        coordinates: list[Array] = list(np.indices(indices.shape, sparse=True))
+        coordinates[axis] = indices
+        return (data[tuple(coordinates)],)
 
 
 class AffineGrid(OpRun):

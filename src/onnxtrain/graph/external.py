@@ -94,11 +94,11 @@ def _size(tensor: onnx.TensorProto, what: str) -> int | None:
     return size_in_bytes(tensor.name, tensor.dims, tensor.data_type, what)
 
 
-def _refer(tensor: onnx.TensorProto, place: Place) -> None:
+def _refer(tensor: onnx.TensorProto, location: Place) -> None:
     _clear(tensor)
     tensor.data_location = onnx.TensorProto.EXTERNAL
     for key, value in (
-        ("location", place.location), ("offset", place.offset), ("length", place.length),
+        ("location", location.location), ("offset", location.offset), ("length", location.length),
     ):  # fmt: skip
         tensor.external_data.add(key=key, value=str(value))
 
@@ -121,11 +121,11 @@ def read_tensor(
     if tensor.data_location != EXTERNAL:
         return ir.serde.deserialize_tensor(tensor)
     what = f"The tensor {tensor.name!r}"
-    place = DataFolder(folder, what).locate(reference_of(tensor, what), _size(tensor, what))
+    location = DataFolder(folder, what).locate(reference_of(tensor, what), _size(tensor, what))
     copy = onnx.TensorProto()
     copy.CopyFrom(tensor)
-    _refer(copy, place)
-    return ir.serde.deserialize_tensor(copy, place.root)
+    _refer(copy, location)
+    return ir.serde.deserialize_tensor(copy, location.root)
 
 
 def external_tensors(model: ir.Model) -> Iterator[ir.ExternalTensor]:
@@ -175,10 +175,10 @@ def resolved_tensor(tensor: ir.ExternalTensor, what: str) -> ir.ExternalTensor:
     """The tensor with its location checked and without links."""
     name, folder = tensor.name or "", os.fspath(tensor.base_dir) or None
     reference = Reference(name, os.fspath(tensor.location), tensor.offset or 0, tensor.length)
-    place = DataFolder(folder, what).locate(reference, tensor.nbytes)
+    location = DataFolder(folder, what).locate(reference, tensor.nbytes)
     return ir.ExternalTensor(
-        place.location, place.offset, place.length, tensor.dtype,
-        shape=tensor.shape, name=name, doc_string=tensor.doc_string, base_dir=place.root,
+        location.location, location.offset, location.length, tensor.dtype,
+        shape=tensor.shape, name=name, doc_string=tensor.doc_string, base_dir=location.root,
     )  # fmt: skip
 
 

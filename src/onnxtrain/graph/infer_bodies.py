@@ -33,6 +33,7 @@ def infer_with_bodies(model: onnx.ModelProto, infer: Infer) -> onnx.ModelProto:
             break
         model = infer(model)
     _take_back(model)
+    _describe_handed_on(model)
     return model
 
 
@@ -57,6 +58,15 @@ def _take_back(model: onnx.ModelProto) -> None:
         if len(own) != len(body.initializer):
             del body.initializer[:]
             body.initializer.extend(own)
+
+
+def _describe_handed_on(model: onnx.ModelProto) -> None:
+    """An output of a body that is its input has the input's type and shape."""
+    for body in itertools.islice(graph_protos(model.graph), 1, None):
+        inputs = {v.name: v for v in body.input}
+        for output in body.output:
+            if output.name in inputs:
+                output.type.CopyFrom(inputs[output.name].type)
 
 
 # --- what a Loop carries -----------------------------------------------------------------------
@@ -120,7 +130,8 @@ class Loops:
 
 
 def _types(graph: onnx.GraphProto) -> dict[str, onnx.ValueInfoProto]:
-    types = {v.name: v for v in (*graph.input, *graph.value_info, *graph.output)}
+    # An output may be an input that a body hands on: what is known of it stands there.
+    types = {v.name: v for v in (*graph.value_info, *graph.output, *graph.input)}
     for tensor in graph.initializer:
         if tensor.name not in types:
             types[tensor.name] = onnx.helper.make_tensor_value_info(

@@ -11,7 +11,8 @@ from .infer_bodies import infer_with_bodies
 from .onnx_inference import infer_shapes_of
 from .subgraphs import graph_protos, subgraphs
 
-SMALL = 1024
+CONSTANT_BYTES = 1024
+"""Constants up to this size go along with their values: shapes, axes, scales."""
 
 
 def infer_nodes(nodes: Sequence[ir.Node], opset: int) -> None:
@@ -26,7 +27,7 @@ def infer_nodes(nodes: Sequence[ir.Node], opset: int) -> None:
     inputs, constants = [], []
     for value in outer:
         tensor = value.const_value
-        if tensor is not None and not value.is_graph_input() and tensor.nbytes <= SMALL:
+        if tensor is not None and not value.is_graph_input() and tensor.nbytes <= CONSTANT_BYTES:
             constants.append(ir.to_proto(ir.tensor(tensor.numpy(), tensor.dtype, name=value.name)))
         else:
             inputs.append(ir.serde.serialize_value(value))

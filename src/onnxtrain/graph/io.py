@@ -15,11 +15,12 @@ from ..errors import MissingFileError, ModelError, model_errors
 from ..runtime.files.atomic import write_atomically
 from ..runtime.files.readfile import PROTOBUF_LIMIT, open_regular
 from .external import resolve_tensors, resolved, resolved_tensor, weights
+from .lent import lend_tensors
 from .representable import representable
 from .sound import check_sound
 
 ModelLike: TypeAlias = "str | os.PathLike[str] | bytes | onnx.ModelProto | ir.Model"
-ALIGNMENT, PAGE, LARGE = 64, 4096, 2**20
+ALIGNMENT, PAGE, PAGE_ALIGNED_BYTES = 64, 4096, 2**20
 """Where weights begin in a data file; large ones at a page, so that they can be mapped."""
 
 
@@ -46,9 +47,11 @@ def load(model: ModelLike, *, base_dir: str | os.PathLike[str] = "") -> ir.Model
         resolve_tensors(copied, "This onnx_ir.Model")
         return copied
     if isinstance(model, onnx.ModelProto):
-        return _from_proto(model, "This ModelProto", folder)
+        loaded = _from_proto(model, "This ModelProto", folder)
+        lend_tensors(loaded)
+        return loaded
     if isinstance(model, (bytes, bytearray, memoryview)):
-        return _from_proto(_parsed(bytes(model), "These bytes"), "These bytes", folder)
+        return _from_proto(parsed(bytes(model), "These bytes"), "These bytes", folder)
     if not isinstance(model, (str, os.PathLike)):
         raise ModelError(
             f"A model is a path, bytes, an onnx.ModelProto or an onnx_ir.Model, "
@@ -106,10 +109,11 @@ def read_proto(path: str | os.PathLike[str]) -> onnx.ModelProto:
         raise MissingFileError(f"There is no model file {what}.") from None
     if not data:
         raise ModelError(f"{what} is an empty file, not an ONNX model.")
-    return _parsed(data, what)
+    return parsed(data, what)
 
 
-def _parsed(data: bytes, what: str) -> onnx.ModelProto:
+def parsed(data: bytes, what: str) -> onnx.ModelProto:
+    """The model in these bytes; `what` they are is said in the error."""
     proto = onnx.ModelProto()
     try:
         proto.ParseFromString(data)
@@ -205,23 +209,25 @@ def _beside(tensor: ir.ExternalTensor, folder: Path) -> ir.ExternalTensor:
 
 def _move(values: Sequence[ir.Value], folder: Path, name: str) -> None:
     """Write weights to a new file, one after the other, and let the values refer to it."""
-    places: list[tuple[ir.Value, ir.TensorProtocol, int]] = []
+    moves: list[tuple[ir.Value, ir.TensorProtocol, int]] = []
     end = 0
     for value in values:
         if value.const_value is not None:
-            start = end + -end % (PAGE if value.const_value.nbytes >= LARGE else ALIGNMENT)
-            places.append((value, value.const_value, start))
+            start = end + -end % (
+                PAGE if value.const_value.nbytes >= PAGE_ALIGNED_BYTES else ALIGNMENT
+            )
+            moves.append((value, value.const_value, start))
             end = start + value.const_value.nbytes
 
     def chunks() -> Iterator[bytes]:
         at = 0
-        for _, tensor, start in places:
+        for _, tensor, start in moves:
             yield bytes(start - at)
             yield tensor.tobytes()
             at = start + tensor.nbytes
 
     write_atomically(folder / name, chunks())
-    for value, tensor, start in places:
+    for value, tensor, start in moves:
         shape = ir.Shape(tensor.shape.numpy())
         value.const_value = ir.ExternalTensor(
             name, start, tensor.nbytes, tensor.dtype,

@@ -16,7 +16,7 @@ HUGE = 2**40
 """Bytes of a value that no machine holds."""
 MAX_EVALUATED = 2**24
 """Elements that constants may have, all together, that are computed to infer shapes."""
-LONG = 4096
+SHAPE_ELEMENTS = 4096
 """Elements of a vector from which on it is not the shape of anything."""
 ARITHMETIC_OF_SHAPES = frozenset(
     {"Add", "Cast", "Concat", "Constant", "Div", "Gather", "Identity", "Mul", "Slice", "Squeeze",
@@ -64,7 +64,9 @@ def _refuse_huge(graph: onnx.GraphProto) -> None:
 def _has_long_vectors(graph: onnx.GraphProto) -> bool:
     values = (*graph.input, *graph.value_info)
     dims = [[d.dim_value for d in v.type.tensor_type.shape.dim] for v in values]
-    return any(len(d) == 1 and d[0] > LONG for d in (*dims, *(t.dims for t in graph.initializer)))
+    return any(
+        len(d) == 1 and d[0] > SHAPE_ELEMENTS for d in (*dims, *(t.dims for t in graph.initializer))
+    )
 
 
 def _sizes(graph: onnx.GraphProto) -> dict[str, int]:

@@ -63,6 +63,8 @@ def _of_one_rank(node: ir.Node) -> list[tuple[int, list[ir.Value | None]]]:
     groups = [(rank, [operands[i]]) for i, rank in fixed.items() if i < len(operands)]
     if kind == "Transpose" and "perm" in node.attributes:
         return [(len(node.attributes["perm"].as_ints()), [operands[0], node.outputs[0]])]
+    if kind in ("MatMul", "Unsqueeze"):
+        return _of_matmul(node) if kind == "MatMul" else _of_unsqueeze(node)
     if kind == "Concat":
         alike = [*operands, node.outputs[0]]
     elif kind == "Split":
@@ -75,6 +77,28 @@ def _of_one_rank(node: ir.Node) -> list[tuple[int, list[ir.Value | None]]]:
     if not ranks and "kernel_shape" in node.attributes:
         ranks = [2 + len(node.attributes["kernel_shape"].as_ints())]
     return [*groups, *([(ranks[0], alike)] if ranks else [])]
+
+
+def _of_matmul(node: ir.Node) -> list[tuple[int, list[ir.Value | None]]]:
+    """The operand with more dimensions has as many as the result."""
+    result, (a, b) = _rank(node.outputs[0]), node.inputs[:2]
+    if result is None:
+        return []
+    pairs = [(one, _rank(other)) for one, other in ((a, b), (b, a))]
+    return [(result, [one]) for one, rank in pairs if rank is not None and 2 <= rank < result]
+
+
+def _of_unsqueeze(node: ir.Node) -> list[tuple[int, list[ir.Value | None]]]:
+    axes = node.inputs[1].shape if len(node.inputs) > 1 and node.inputs[1] is not None else None
+    rank = _rank(node.outputs[0])
+    if axes is None or rank is None or len(axes) > 1:
+        return []
+    count = axes[0] if len(axes) else 1  # onnxruntime takes a single number for one axis
+    return [(rank - count, [node.inputs[0]])] if isinstance(count, int) and rank >= count else []
+
+
+def _rank(value: ir.Value | None) -> int | None:
+    return None if value is None or value.shape is None else len(value.shape)
 
 
 FIXED_RANKS: dict[str, dict[int, int]] = {

@@ -14,7 +14,7 @@ FLOATS = frozenset(
     {ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16}
 )
 MIN_OPSET, MAX_OPSET, MAX_IR = 18, 21, 10
-"""What is emitted: the range that every onnxruntime from 1.20 on runs, in browsers too."""
+"""What is emitted: the range that every onnxruntime from 1.21 on runs, in browsers too."""
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,6 @@ class Signature:
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    variadic_input: bool
-    variadic_output: bool
     allowed: Mapping[str, tuple[str, ...]]
 
     def input(self, index: int) -> str:
@@ -48,13 +46,10 @@ def signature(op_type: str, opset: int, domain: str = "") -> Signature:
     except onnx.defs.SchemaError:
         if domain in ("", "ai.onnx"):
             raise
-        return Signature(("T",), ("T",), True, True, {"T": ("tensor(float)",)})
-    variadic = onnx.defs.OpSchema.FormalParameterOption.Variadic
+        return Signature(("T",), ("T",), {"T": ("tensor(float)",)})
     return Signature(
         tuple(p.type_str for p in schema.inputs),
         tuple(p.type_str for p in schema.outputs),
-        bool(schema.inputs) and schema.inputs[-1].option == variadic,
-        bool(schema.outputs) and schema.outputs[-1].option == variadic,
         {c.type_param_str: tuple(c.allowed_type_strs) for c in schema.type_constraints},
     )
 

@@ -15,7 +15,8 @@ from .external import tensors_of
 from .subgraphs import subgraph_protos
 
 RAW = "raw_data"
-LARGE = 2**20
+EXACT_BYTES = 2**20
+"""Tensors up to this size are copied to see how long their raw data are."""
 _TYPED = {
     "float_data": {1: 1, 14: 2},
     "int32_data": dict.fromkeys((2, 3, 4, 5, 6, 9, 10, 16, 17, 18, 19, 20, 24), 1),
@@ -64,10 +65,10 @@ def _raw_length(tensor: onnx.TensorProto) -> int:
     if not tensor.HasField(RAW):
         return 0
     size, bits = int(tensor.ByteSize()), bits_of(tensor.data_type)
-    if size <= LARGE or bits is None:
+    if size <= EXACT_BYTES or bits is None:
         return len(tensor.raw_data)
     expected = (math.prod(tensor.dims) * bits + 7) // 8
-    return expected if 0 <= size - expected <= LARGE else size
+    return expected if 0 <= size - expected <= EXACT_BYTES else size
 
 
 def _expected(tensor: onnx.TensorProto, data: dict[str, int]) -> int | None:

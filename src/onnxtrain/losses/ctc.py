@@ -107,8 +107,8 @@ class CTCLoss(Loss):
         """Targets, blank behind their number; a negative one as a number that is no index."""
         target = op.Where(op.Less(target, 0), op.const(largest(INT64)), target)
         size = op.Squeeze(op.Slice(op.Shape(target), [1], [2], [0]), [0])
-        places = op.Range(0, size, 1)
-        inside = op.Less(op.Unsqueeze(places, [0]), op.Unsqueeze(labels, [1]))
+        positions = op.Range(0, size, 1)
+        inside = op.Less(op.Unsqueeze(positions, [0]), op.Unsqueeze(labels, [1]))
         return op.Where(inside, target, op.const(self._blank))
 
     def _scan(

@@ -67,6 +67,7 @@ def attend(
     allowed: Sequence[Tensor] = (),
     dead_rows: bool = False,
     softcap: float = 0.0,
+    sink: Tensor | None = None,
     precision: ir.DataType | None = None,
 ) -> Attended:
     """softmax(cap(q·kᵀ·scale) + bias)·v over 4-D operands.
@@ -81,6 +82,7 @@ def attend(
         allowed: boolean tensors; a position must be true in all of them to be attended.
         dead_rows: whether a row may have no position at all; such a row gives zeros.
         softcap: soft limit of the scores, 0 for none.
+        sink: score of one more key, whose value is zero: a scalar, or [1, heads, 1, 1].
         precision: type the softmax is computed in.
     """
     raw = (q * scale) @ op.Transpose(k, perm=[0, 1, 3, 2])
@@ -94,7 +96,9 @@ def attend(
         biased = capped + op.Where(alive, mask, op.like(0.0, q))
     else:
         biased = capped if mask is None else capped + mask
-    if precision is not None and precision != q.dtype:
+    if sink is not None:
+        weights = _softmax_with_sink(op, biased, sink)
+    elif precision is not None and precision != q.dtype:
         weights = op.Cast(op.Softmax(op.Cast(biased, to=precision), axis=-1), to=q.dtype)
     else:
         weights = op.Softmax(biased, axis=-1)
@@ -109,6 +113,14 @@ def attend(
         capped + mask if mask is not None else capped,
         op.Where(alive, weights, zero),
     )
+
+
+def _softmax_with_sink(op: OpBuilder, scores: Tensor, sink: Tensor) -> Tensor:
+    """Softmax over the last axis and one more score, which is left out of the result."""
+    length = op.Shape(scores, start=-1)
+    column = op.Concat(op.Shape(scores, end=-1), op.const(np.array([1])), axis=0)
+    more = op.Concat(scores, op.Expand(sink, column), axis=-1)
+    return op.Slice(op.Softmax(more, axis=-1), [0], length, [-1])
 
 
 def _combine(

@@ -14,8 +14,10 @@ import onnx_ir as ir
 
 from ..errors import ModelError
 from ..graph import OpBuilder, Tensor
+from .bits import unpack
 from .contrib_attention import attention, group_query_attention, multi_head_attention, rotary
-from .newer import rms
+from .experts import moe, qmoe
+from .newer import causal_conv_with_state, rms
 from .rewrite import Lowering
 
 # --- activations ---------------------------------------------------------------------------------
@@ -159,14 +161,14 @@ def matmul_nbits(
     if bits not in (2, 4, 8) or weight_prepacked:
         raise ModelError(f"MatMulNBits with bits={bits} or prepacked weights is not supported.")
     blocks = -(-K // block_size)
-    codes = _unpack(op, op.Reshape(b, [N, blocks, -1]), bits, [N, blocks, block_size])
+    codes = unpack(op, op.Reshape(b, [N, blocks, -1]), bits, [N, blocks, block_size])
     codes = op.Cast(codes, to=a.dtype)
     if zeros is None:
         centred = codes - float(2 ** (bits - 1))
     else:
         if zeros.dtype == ir.DataType.UINT8:
             rows = op.Reshape(zeros, [N, -1])
-            zeros = op.Slice(_unpack(op, rows, bits, [N, -1]), [0], [blocks], [1])
+            zeros = op.Slice(unpack(op, rows, bits, [N, -1]), [0], [blocks], [1])
         centred = codes - op.Cast(op.Reshape(zeros, [N, blocks, 1]), to=a.dtype)
     factor = op.Reshape(scales, [N, blocks, 1])
     weight = op.Reshape(centred * factor, [N, blocks * block_size])
@@ -176,18 +178,44 @@ def matmul_nbits(
     return y if bias is None else y + bias
 
 
-def _unpack(op: OpBuilder, packed: Tensor, bits: int, shape: list[int]) -> Tensor:
-    """Small integers out of bytes, the lowest bits first."""
-    if bits == 8:
-        return op.Reshape(packed, shape)
-    low = op.const(np.array(2**bits - 1, np.uint8))
-    parts = []
-    for shift in range(0, 8, bits):
-        moved = packed
-        if shift:
-            moved = op.BitShift(packed, op.const(np.array(shift, np.uint8)), direction="RIGHT")
-        parts.append(op.Unsqueeze(op.BitwiseAnd(moved, low), [-1]))
-    return op.Reshape(op.Concat(*parts, axis=-1), shape)
+def gather_block_quantized(
+    op: OpBuilder, data: Tensor, indices: Tensor, scales: Tensor, zeros: Tensor | None,
+    *, bits: int = 4, block_size: int = 128, gather_axis: int = 0, quantize_axis: int = 1,
+) -> Tensor:  # fmt: skip
+    """Rows of a table that is stored in blocks of few-bit integers, a scale per block.
+
+    Rows are gathered before they are unpacked; the gradient flows to the scales.
+    """
+    rank = data.rank
+    if gather_axis % rank or quantize_axis % rank != rank - 1:
+        raise ModelError(
+            "GatherBlockQuantized is supported along the first axis, in blocks along the last."
+        )
+    packed = data.dtype == ir.DataType.UINT8
+    blocks, stored = scales.dim(rank - 1), data.dim(rank - 1)
+    if not isinstance(blocks, int) or not isinstance(stored, int):
+        raise ModelError("GatherBlockQuantized needs a table whose shape is known.")
+    width = stored * (8 // bits) if packed else stored
+    leading = [0] * (indices.rank + rank - 2)
+
+    def numbers(table: Tensor, count: int) -> Tensor:
+        if not packed:  # four-bit types: Gather does not know them
+            return op.Gather(op.Cast(table, to=scales.dtype), indices, axis=0)
+        rows = unpack(op, op.Gather(table, indices, axis=0), bits, [*leading, -1])
+        return op.Cast(op.Slice(rows, [0], [count], [-1]), to=scales.dtype)
+
+    codes = numbers(data, width)
+    missing = blocks * block_size - width
+    if missing:
+        codes = op.Pad(codes, [*[0] * (2 * len(leading) + 1), missing])
+    centred = op.Reshape(codes, [*leading, blocks, block_size])
+    if zeros is not None:
+        centred = centred - op.Unsqueeze(numbers(zeros, blocks), [-1])
+    elif packed:
+        centred = centred - float(2 ** (bits - 1))
+    factor = op.Unsqueeze(op.Gather(scales, indices, axis=0), [-1])
+    y = op.Reshape(centred * factor, [*leading, blocks * block_size])
+    return op.Slice(y, [0], [width], [-1]) if missing else y
 
 
 # --- normalizations ------------------------------------------------------------------------------
@@ -221,7 +249,7 @@ def simplified_layer_normalization(
 
 
 def embed_layer_normalization(
-    op: OpBuilder, ids: Tensor, segments: Tensor | None, words: Tensor, places: Tensor,
+    op: OpBuilder, ids: Tensor, segments: Tensor | None, words: Tensor, position_table: Tensor,
     segment_table: Tensor | None, gamma: Tensor, beta: Tensor, mask: Tensor | None,
     position_ids: Tensor | None, *, epsilon: float = 1e-12, mask_index_type: int | None = None,
 ) -> Any:  # fmt: skip
@@ -229,9 +257,9 @@ def embed_layer_normalization(
     total = op.Gather(words, ids, axis=0)
     if position_ids is None:
         length = op.Slice(op.Shape(ids), [1], [2])
-        total = total + op.Slice(places, op.const(np.array([0])), length, [0])
+        total = total + op.Slice(position_table, op.const(np.array([0])), length, [0])
     else:
-        total = total + op.Gather(places, position_ids, axis=0)
+        total = total + op.Gather(position_table, position_ids, axis=0)
     if segments is not None and segment_table is not None:
         total = total + op.Gather(segment_table, segments, axis=0)
     y = op.LayerNormalization(total, gamma, beta, axis=-1, epsilon=epsilon)
@@ -240,6 +268,16 @@ def embed_layer_normalization(
     else:
         count = op.ReduceSum(mask, [1], keepdims=0)
     return y, count, total
+
+
+def causal_conv(
+    op: OpBuilder, x: Tensor, weight: Tensor, bias: Tensor | None, past: Tensor | None,
+    *, activation: str = "none", ndim: int = 1, state_window: int = 0,
+) -> Any:  # fmt: skip
+    """The standard operator under its former domain, of one dimension."""
+    if ndim != 1 or state_window:
+        raise ModelError("CausalConvWithState with ndim above 1 or state_window is not supported.")
+    return causal_conv_with_state(op, x, weight, bias, past, activation=activation)
 
 
 def trilu(op: OpBuilder, x: Tensor, k: Tensor | None, *, upper: int = 1) -> Tensor:
@@ -264,6 +302,10 @@ CONTRIB: dict[tuple[str, str], Lowering] = {
     (MS, "FusedGemm"): fused_gemm,
     (MS, "FusedConv"): fused_conv,
     (MS, "MatMulNBits"): matmul_nbits,
+    (MS, "GatherBlockQuantized"): gather_block_quantized,
+    (MS, "MoE"): moe,
+    (MS, "QMoE"): qmoe,
+    (MS, "CausalConvWithState"): causal_conv,
     (MS, "SkipLayerNormalization"): skip_layer_normalization,
     (MS, "SkipSimplifiedLayerNormalization"): skip_rms_normalization,
     (MS, "SimplifiedLayerNormalization"): simplified_layer_normalization,

@@ -20,6 +20,7 @@ from .attention import (
     split_heads,
     window,
 )
+from .newer import rms
 
 FOUR = ir.Shape([None, None, None, None])
 
@@ -145,10 +146,13 @@ def group_query_attention(
     op: OpBuilder, query: Tensor, key: Tensor | None, value: Tensor | None,
     past_key: Tensor | None, past_value: Tensor | None, seqlens_k: Tensor, total: Tensor,
     cos: Tensor | None, sin: Tensor | None, position_ids: Tensor | None,
-    attention_bias: Tensor | None,
+    attention_bias: Tensor | None, head_sink: Tensor | None, k_scale: Tensor | None,
+    v_scale: Tensor | None, q_norm: Tensor | None, k_norm: Tensor | None,
     *, num_heads: int, kv_num_heads: int, scale: float = 0.0, softcap: float = 0.0,
     local_window_size: int = -1, do_rotary: int = 0, rotary_interleaved: int = 0,
-    smooth_softmax: int = 0,
+    smooth_softmax: int = 0, causal: int = 1, sliding_window_cache: int = 0,
+    k_quant_type: str = "NONE", v_quant_type: str = "NONE", kv_cache_bit_width: int = 0,
+    qk_norm_epsilon: float = 1e-6,
 ) -> Any:  # fmt: skip
     """Causal attention with fewer key than query heads, caches and rotary embedding.
 
@@ -156,8 +160,13 @@ def group_query_attention(
     already keeps padding away from what counts. In a cache every row has its own length, behind
     which its new keys and values go.
     """
-    if smooth_softmax:
-        raise ModelError("GroupQueryAttention with smooth_softmax is not supported.")
+    if k_scale is not None or v_scale is not None or {k_quant_type, v_quant_type} != {"NONE"}:
+        raise ModelError("GroupQueryAttention with a quantized cache is not supported.")
+    if sliding_window_cache:
+        raise ModelError(
+            "GroupQueryAttention with a cache of the window's length is not supported. Build the "
+            "model with a cache of full length (onnxruntime-genai: windowed_kv_cache=false)."
+        )
     if key is None or value is None:
         size = op.Div(op.Slice(op.Shape(query), [2], [3]),
                       op.const(np.array([num_heads + 2 * kv_num_heads])))  # fmt: skip
@@ -165,6 +174,10 @@ def group_query_attention(
         query, key, value = op.many("Split", query, op.Mul(size, counts), axis=2, outputs=3)
     q = _heads(op, query, num_heads)
     k, v = _heads(op, key, kv_num_heads), _heads(op, value, kv_num_heads)
+    if q_norm is not None and k_norm is not None:
+        q, k = (rms(op, t, w, axis=-1, epsilon=qk_norm_epsilon)[0]
+                for t, w in ((q, q_norm), (k, k_norm)))  # fmt: skip
+        q.value.shape = k.value.shape = FOUR.copy()
     offset = None
     if past_key is not None and past_value is not None:
         offset = _past_lengths(op, q, seqlens_k, total)
@@ -189,12 +202,20 @@ def group_query_attention(
         offset = op.Unsqueeze(offset, [1, 2])
     left = local_window_size - 1 if local_window_size > 0 else -1
     times = num_heads // kv_num_heads
+    seen = [window(op, q, k, offset, left=left, right=0)] if causal else []
     y = attend(
         op, q, repeat_heads(op, k, times), repeat_heads(op, v, times), scale=_scale(op, scale, q),
-        bias=attention_bias, allowed=[window(op, q, k, offset, left=left, right=0)],
-        softcap=softcap,
+        bias=attention_bias, allowed=seen, softcap=softcap,
+        sink=_sink(op, head_sink, smooth_softmax, q),
     ).y  # fmt: skip
     return merge_heads(op, y), k, v
+
+
+def _sink(op: OpBuilder, head_sink: Tensor | None, smooth: int, like: Tensor) -> Tensor | None:
+    """The score of the key that takes what no other key gets: one per head, or 0."""
+    if head_sink is not None:
+        return op.Reshape(head_sink, [1, -1, 1, 1])
+    return op.like(0.0, like) if smooth else None
 
 
 def _past_lengths(op: OpBuilder, q: Tensor, seqlens_k: Tensor, total: Tensor) -> Tensor:
@@ -210,12 +231,12 @@ def _cached(op: OpBuilder, past: Tensor, new: Tensor, lengths: Tensor, total: Te
     room, count = op.Slice(op.Shape(past), [2], [3]), op.dim_of(new, 2)
     size = op.Max(room, op.Reshape(op.Cast(total, to=ir.DataType.INT64), [1]))
     zero, one = op.const(np.array(0)), op.const(np.array(1))
-    place = op.Unsqueeze(op.Range(zero, op.Squeeze(size, [0]), one), [0])
-    ahead = op.Min(op.Max(place - lengths, op.const(np.array([0]))), count - 1)
-    source = op.Where(place < lengths, place, ahead + room)  # [batch, place]
+    position = op.Unsqueeze(op.Range(zero, op.Squeeze(size, [0]), one), [0])
+    ahead = op.Min(op.Max(position - lengths, op.const(np.array([0]))), count - 1)
+    source = op.Where(position < lengths, position, ahead + room)  # [batch, position]
     both = op.Transpose(op.Concat(past, new, axis=2), perm=[0, 2, 1, 3])
     picked = op.GatherND(both, op.Unsqueeze(source, [2]), batch_dims=1)
-    filled = op.Unsqueeze(place < lengths + count, [2, 3])
+    filled = op.Unsqueeze(position < lengths + count, [2, 3])
     row = op.Transpose(op.Where(filled, picked, op.like(0.0, new)), perm=[0, 2, 1, 3])
     row.value.shape = FOUR.copy()
     return row

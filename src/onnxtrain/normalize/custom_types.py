@@ -13,10 +13,17 @@ SAME_SHAPE = frozenset(
     {
         "Gelu", "FastGelu", "QuickGelu", "BiasGelu", "BiasSoftmax", "SkipLayerNormalization",
         "SkipSimplifiedLayerNormalization", "SimplifiedLayerNormalization", "LayerNormalization",
-        "RotaryEmbedding", "Scaler", "Normalizer", "Imputer", "Binarizer", "Trilu",
+        "RotaryEmbedding", "MoE", "QMoE", "CausalConvWithState", "Scaler",
+        "Normalizer", "Imputer", "Binarizer", "Trilu",
     }
 )  # fmt: skip
 """Operators whose first output has the shape of their first input."""
+TYPE_OF = {
+    "QLinearAdd": 0, "QLinearMul": 0, "QLinearSigmoid": 0, "QLinearLeakyRelu": 0,
+    "QLinearSoftmax": 0, "QLinearAveragePool": 0, "QLinearGlobalAveragePool": 0,
+    "QLinearConv": 7, "QLinearConcat": 1, "QGemm": 8,
+}  # fmt: skip
+"""Operators whose result has the type of an input, given by its place, also if that is no float."""
 DOMAINS = ("", "com.microsoft", "ai.onnx.ml")
 
 
@@ -46,7 +53,7 @@ def _guess(model: ir.Model) -> set[str | None]:
         if first is None or first.type is None:
             continue
         output = node.outputs[0]
-        dtype = next((v.dtype for v in node.inputs if v is not None and v.dtype in FLOATS), None)
+        dtype = _result_type(node)
         if dtype is None:
             continue
         output.type = ir.TensorType(dtype)
@@ -54,3 +61,11 @@ def _guess(model: ir.Model) -> set[str | None]:
             output.shape = ir.Shape(first.shape.dims)
         guessed.add(output.name)
     return guessed
+
+
+def _result_type(node: ir.Node) -> ir.DataType | None:
+    place = TYPE_OF.get(node.op_type)
+    if place is not None and place < len(node.inputs):
+        teller = node.inputs[place]
+        return None if teller is None else teller.dtype
+    return next((v.dtype for v in node.inputs if v is not None and v.dtype in FLOATS), None)

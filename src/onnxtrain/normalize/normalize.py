@@ -10,16 +10,20 @@ from ..graph.schema import MAX_IR, MAX_OPSET, MIN_OPSET
 from .branches import decide_branches
 from .constants import lift_constants
 from .contrib import CONTRIB
+from .crops import open_crops
 from .custom_types import infer_with_custom
 from .fold import fold_integers
 from .functions import inline_functions
 from .lower_opset import lower_opset
 from .ml import ML, drop_zipmaps
+from .old_runtimes import suit_old_runtimes
 from .pools import count_windows
+from .quantized import QUANTIZED
 from .raise_opset import raise_opset
+from .ranges import scalar_ranges
 from .rewrite import rewrite_typed, standard
 from .simplify import simplify
-from .stored_shapes import infer_anew
+from .stored_shapes import infer_anew, use_declared_outputs
 from .symbolic import infer_symbolic
 from .validate import validate
 
@@ -54,8 +58,8 @@ def one_opset(model: ir.Model) -> ir.Model:
 
 
 def standard_operators(model: ir.Model) -> ir.Model:
-    """Replace contrib and ai.onnx.ml operators by standard ones."""
-    table = {**CONTRIB, **ML}
+    """Replace contrib, ai.onnx.ml and integer operators by standard ones on floats."""
+    table = {**CONTRIB, **ML, **QUANTIZED}
     used = {(standard(n.domain), n.op_type) for n in model.graph.all_nodes()}
     if not used.isdisjoint(table):
         model = rewrite_typed(infer_with_custom(model), table, model.opset_imports[""])
@@ -82,11 +86,15 @@ STEPS = (
     infer_anew,
     one_opset,
     standard_operators,
+    open_crops,
     lift_constants,
     tidy_imports,
     infer_shapes,
     infer_symbolic,
+    scalar_ranges,
+    use_declared_outputs,
     fold_integers,
+    suit_old_runtimes,
     decide_branches,
     simplify,
 )

@@ -4,11 +4,13 @@ Tools change a model and leave the shapes of before: an input gets a symbolic ba
 behind it still says 1, or a declared output contradicts what its node gives. onnxruntime infers
 its own, warns and runs. So shapes are inferred without the file's, and what it says is used only
 where inference is at a loss: the rank, and dimensions too if whoever wrote them knew of the
-symbols that the inputs have now.
+symbols that the inputs have now. What it says of outputs, which is wrong most often, waits until
+the model is in an opset in which all is known that can be known.
 """
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from typing import TypeAlias
 
@@ -23,6 +25,7 @@ from .rewrite import all_graphs, standard
 from .symbolic import infer_symbolic
 
 Stored: TypeAlias = dict[str, tuple[Dim, ...]]
+DECLARED = "onnxtrain.declared_outputs"
 AXES_ARE_INPUTS = 18
 """First opset that symbolic inference reads; older models are raised before."""
 
@@ -36,6 +39,19 @@ def infer_anew(model: ir.Model) -> ir.Model:
     model = infer_with_custom(model)
     if model.opset_imports[""] >= AXES_ARE_INPUTS:
         model = infer_symbolic(model)
+    outputs = {v.name: stored.pop(v.name) for v in model.graph.outputs if v.name in stored}
+    model = _filled(model, stored)
+    model.metadata_props[DECLARED] = json.dumps(outputs)
+    return model
+
+
+def use_declared_outputs(model: ir.Model) -> ir.Model:
+    """Fill the gaps that are left with what the file says of the outputs."""
+    declared = json.loads(model.metadata_props.pop(DECLARED, "{}"))
+    return _filled(model, {name: tuple(dims) for name, dims in declared.items()})
+
+
+def _filled(model: ir.Model, stored: Stored) -> ir.Model:
     before = {v: v.shape for g in all_graphs(model) for n in g for v in n.outputs}
     filled = [_fill(value, stored[value.name]) for value in before if value.name in stored]
     if not any(filled):

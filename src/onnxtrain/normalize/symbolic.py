@@ -13,6 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ..graph.nodes import initializer
+from ..graph.parameters import mark_constant
 from ..graph.tensor import dims_of
 from .polynomial import Poly, UnknownError
 from .symbolic_contents import CONTENTS
@@ -108,7 +109,9 @@ class _Pass:
         node.attributes.pop("allowzero", None)
 
     def _constant(self, name: str, array: Array) -> ir.Value:
-        return initializer(self.graph, self._fresh(name), array)
+        value = initializer(self.graph, self._fresh(name), array)
+        mark_constant(value)  # also a float that integers were cast to is no weight
+        return value
 
     def _fresh(self, name: str) -> str:
         while name in self.taken:

@@ -109,9 +109,9 @@ def _unsqueeze(p: Facts, node: ir.Node) -> Shapes:
     if dims is None or axes is None:
         return [None]
     rank = len(dims) + axes.size
-    places = {int(a) % rank for a in np.atleast_1d(axes)}
+    inserted = {int(a) % rank for a in np.atleast_1d(axes)}
     rest = iter(dims)
-    return [[1 if i in places else next(rest) for i in range(rank)]]
+    return [[1 if i in inserted else next(rest) for i in range(rank)]]
 
 
 def _squeeze(p: Facts, node: ir.Node) -> Shapes:
@@ -119,8 +119,8 @@ def _squeeze(p: Facts, node: ir.Node) -> Shapes:
     axes = p.content(node.inputs[1]) if len(node.inputs) > 1 else None
     if dims is None or axes is None:
         return [None]
-    places = {int(a) % len(dims) for a in np.atleast_1d(axes)}
-    return [[d for i, d in enumerate(dims) if i not in places]]
+    squeezed = {int(a) % len(dims) for a in np.atleast_1d(axes)}
+    return [[d for i, d in enumerate(dims) if i not in squeezed]]
 
 
 def _reduce(p: Facts, node: ir.Node) -> Shapes:
@@ -131,10 +131,10 @@ def _reduce(p: Facts, node: ir.Node) -> Shapes:
     if axes is None or not axes.size:
         return [None]
     keep = node.attributes.get("keepdims")
-    places = {int(a) % len(dims) for a in np.atleast_1d(axes)}
+    reduced = {int(a) % len(dims) for a in np.atleast_1d(axes)}
     if keep is None or keep.as_int():
-        return [[1 if i in places else d for i, d in enumerate(dims)]]
-    return [[d for i, d in enumerate(dims) if i not in places]]
+        return [[1 if i in reduced else d for i, d in enumerate(dims)]]
+    return [[d for i, d in enumerate(dims) if i not in reduced]]
 
 
 def _gather(p: Facts, node: ir.Node) -> Shapes:
@@ -158,10 +158,10 @@ def _slice(p: Facts, node: ir.Node) -> Shapes:
         return [None]
     result = list(dims)
     for i, axis in enumerate(np.atleast_1d(axes)):
-        place, step = int(axis) % len(dims), 1 if steps is None else int(steps[i])
+        dim, step = int(axis) % len(dims), 1 if steps is None else int(steps[i])
         start = None if starts is None else starts[i]
         end = None if ends is None else ends[i]
-        result[place] = _sliced(dims[place], start, end, step)
+        result[dim] = _sliced(dims[dim], start, end, step)
     return [result]
 
 

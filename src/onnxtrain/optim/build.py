@@ -33,14 +33,9 @@ class _Graph:
         self.outputs: list[ir.Value] = []
 
     def input(self, name: str, dtype: ir.DataType, shape: Sequence[int | str] | None) -> Tensor:
-        self.names.reserve(name)
-        value = ir.Value(
-            name=name,
-            type=ir.TensorType(dtype),
-            shape=None if shape is None else ir.Shape(list(shape)),
-        )
-        self.inputs.append(value)
-        return self.op.tensor(value)
+        tensor = self.op.graph_input(name, dtype, shape)
+        self.inputs.append(tensor.value)
+        return tensor
 
     def sequence(self, name: str) -> Tensor:
         self.names.reserve(name)

@@ -10,6 +10,7 @@ from collections.abc import Collection, Sequence
 
 import onnx_ir as ir
 
+from ..graph.edit import name_apart
 from ..graph.labels import guard_labels
 from . import modes as modes
 from .base import Context as Context
@@ -22,6 +23,7 @@ from .columns import layers_in_columns as layers_in_columns
 from .cross_entropy import split_cross_entropies
 from .draws import draw_from_counter
 from .expand import expand_functions
+from .fast_forms import use_fast_forms
 from .recompute import recompute_activations as recompute_activations
 from .recurrent import recurrent_layers_as_scans
 from .segments import Recompute as Recompute
@@ -32,6 +34,11 @@ from .selection import select_early
 from .small_maps import small_maps_as_products as small_maps_as_products
 
 BEFORE = (
+    Pass(
+        "fast forms",
+        "operators with slow kernels are written with operators that have fast ones",
+        lambda model, c: use_fast_forms(model, c.wrt, c.of, c.no_gradient),
+    ),
     Pass(
         "columns",
         "layers of a known batch size are written so that their weights are not copied (ADR 13)",
@@ -95,6 +102,11 @@ AFTER = (
         "small maps",
         "frozen convolutions on maps of a few pixels are matrix products (ADR 14)",
         lambda model, _: small_maps_as_products(model),
+    ),
+    Pass(
+        "names",
+        "no two nodes or values have one name, as in a graph that is differentiated again",
+        lambda model, _: name_apart(model),
     ),
 )
 """What runs on the differentiated model."""

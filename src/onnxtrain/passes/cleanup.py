@@ -16,7 +16,7 @@ from ..operators import RANDOM
 from .rewrites import apply_rewrites
 from .schedule import schedule
 
-FEW = 16
+COMPARED_ELEMENTS = 16
 """Constant integers, up to this many, are compared by what they are."""
 INTEGERS = frozenset({ir.DataType.INT32, ir.DataType.INT64})
 
@@ -88,7 +88,7 @@ def _operand(value: ir.Value | None) -> Any:
     longer be part of a Gelu that onnxruntime fuses.
     """
     tensor = known(value)
-    if tensor is None or tensor.size > FEW or tensor.dtype not in INTEGERS:
+    if tensor is None or tensor.size > COMPARED_ELEMENTS or tensor.dtype not in INTEGERS:
         return value
     return (tensor.dtype, tuple(tensor.shape), tensor.tobytes())
 

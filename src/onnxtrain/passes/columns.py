@@ -24,7 +24,7 @@ from ..operators import UNARY
 
 FEWEST, MOST = 16, 512
 """Batch sizes that are laid out in columns; one that is not known stays in rows."""
-LARGE = 65_536
+FEWEST_WEIGHTS = 65_536
 """Weights of the largest layer from which on it pays."""
 
 
@@ -69,7 +69,7 @@ def _chosen(graph: ir.Graph, keep: frozenset[str]) -> set[ir.Node]:
             before[node.outputs[0]] = node
         elif source is not None and _is_elementwise(node):
             before[node.outputs[0]] = source
-    return {n for n, c in chains.items() if len(c) > 1 and max(map(_weights, c)) >= LARGE}
+    return {n for n, c in chains.items() if len(c) > 1 and max(map(_weights, c)) >= FEWEST_WEIGHTS}
 
 
 def _is_layer(node: ir.Node) -> bool:

@@ -33,6 +33,13 @@ from ..graph import OpBuilder, Tensor
 from ..graph.edit import remove_nodes, take_over
 from ..graph.infer_nodes import infer_nodes
 from ..graph.labels import are_checked
+from ..graph.nodes import known
+
+FARTHEST = 256
+"""How far from 0 a label to ignore may lie for a table with a row for it: 32 kB for 32 classes."""
+
+PRODUCTS = ("Gemm", "MatMul", "Conv")
+"""Operators whose results are finite if nothing overflows."""
 
 
 def split_cross_entropies(
@@ -109,13 +116,14 @@ class _Loss:
 
     @property
     def is_mean_of_few(self) -> bool:
-        """Whether comparing with all classes gives everything: see `mean_of_few`."""
+        """Whether a row of all classes per label gives everything: see `mean_of_few`."""
         classes = self.scores.dim(1)
         is_plain_mean = self.weights is None and self.reduction == "mean"
         is_matrix = self.scores.rank == 2 and self.scores.dtype in WIDE
         is_few = isinstance(classes, int) and classes <= FEW_CLASSES
         return (
             self.ignore_index is not None
+            and abs(self.ignore_index) <= FARTHEST
             and is_plain_mean
             and is_matrix
             and is_few
@@ -123,23 +131,22 @@ class _Loss:
         )
 
     def mean_of_few(self) -> tuple[Tensor, Gradient]:
-        """Loss and gradient from one comparison with all classes: an ignored row is zero there.
+        """Loss and gradient from one look into a table: an ignored label has a row of zeros there.
 
-        Its sum counts the targets, and its product with ones says of every score whether its row
-        counts, five times as fast as broadcasting a column. For labels that were checked: one that
-        is no class would not be noticed here.
+        The sum of the rows counts the targets, and their product with ones says of every score
+        whether its row counts, five times as fast as broadcasting a column. For labels that were
+        checked: what is no class has a row of NaN, or none.
         """
-        op, scores, classes, ignored = self.op, self.scores, self.scores.dim(1), self.ignore_index
+        op, scores, classes = self.op, self.scores, self.scores.dim(1)
         assert isinstance(classes, int)
-        assert ignored is not None
         log_prob = op.LogSoftmax(scores, axis=1)
-        label = op.Unsqueeze(self.target, [1])
-        if 0 <= ignored < classes:
-            label = op.Where(op.Equal(label, ignored), -1, label)
-        hit = op.Equal(label, op.const(np.arange(classes), label.dtype))
-        one_hot = op.Cast(hit, to=scores.dtype)
+        one_hot = self._rows(1.0, classes)
         count = op.ReduceSum(one_hot, keepdims=0)
-        total = op.ReduceL1(op.Where(hit, log_prob, 0), keepdims=0)  # logarithms are ≤ 0
+        if _is_finite(scores.value):
+            of_label = one_hot * log_prob
+        else:  # a class that is ruled out has −∞, and 0·∞ is no number
+            of_label = op.Max(log_prob, self._rows(-np.inf, classes))
+        total = op.ReduceL1(of_label, keepdims=0)  # logarithms are ≤ 0
 
         def gradient(walk: Walk, dys: Sequence[Tensor | None]) -> Iterable[tuple[ir.Value, Tensor]]:
             op, dy = walk.op, dys[0]
@@ -150,6 +157,19 @@ class _Loss:
             return [(scores.value, op.Sub(op.Exp(log_prob), one_hot) * share)]
 
         return total / count, gradient
+
+    def _rows(self, value: float, classes: int) -> Tensor:
+        """For every label a row with `value` at its class and 0 elsewhere; 0 if it is ignored.
+
+        One Gather takes half the time of a comparison with all classes and a cast.
+        """
+        assert self.ignore_index is not None
+        rows = classes + abs(self.ignore_index) + 1  # a negative index counts from the end
+        table = np.full((rows, classes), np.nan)
+        table[:classes] = 0.0
+        np.fill_diagonal(table, value)
+        table[self.ignore_index] = 0.0
+        return self.op.Gather(self.op.const(table, self.scores.dtype), self.target, axis=0)
 
     def in_parts(self) -> tuple[Tensor, Gradient]:
         """The log-probabilities, and the loss from them."""
@@ -190,3 +210,12 @@ class _Loss:
         if is_mean:
             total = total / op.ReduceSum(op.Cast(counted, to=wide), keepdims=0)
         return as_type(op, total, log_prob.dtype)
+
+
+def _is_finite(scores: ir.Value) -> bool:
+    """Whether scores come from a layer and not, say, from a mask that rules classes out."""
+    node = scores.producer()
+    if node is None or node.op_type not in PRODUCTS:
+        return False
+    bias = known(node.inputs[2]) if len(node.inputs) > 2 else None
+    return bias is None or bool(np.isfinite(bias.numpy()).all())

@@ -36,9 +36,9 @@ def draw_from_counter(model: ir.Model) -> ir.Model:
     Those inside If, Loop and Scan are rewritten too, with a new draw in every iteration. What is
     inside other operators with bodies keeps its kernel.
     """
-    places = list(_places(model.graph))
-    if places:
-        _Rewriting(model, places).run()
+    random_nodes = list(_draws_in(model.graph))
+    if random_nodes:
+        _Rewriting(model, random_nodes).run()
     return model
 
 
@@ -48,23 +48,23 @@ def draws_from_counter(model: ir.Model) -> bool:
 
 
 @dataclass
-class _Place:
+class _RandomNode:
     """A random node, and the loops around it."""
 
     node: ir.Node
     loops: list[ir.Node] = field(default_factory=list)
 
 
-def _places(graph: ir.Graph, loops: Sequence[ir.Node] = ()) -> Iterator[_Place]:
+def _draws_in(graph: ir.Graph, loops: Sequence[ir.Node] = ()) -> Iterator[_RandomNode]:
     for node in graph:
         if node.domain:
             continue
         if draws(node):
-            yield _Place(node, list(loops))
+            yield _RandomNode(node, list(loops))
         if node.op_type in ("If", "Loop", "Scan"):
             around = loops if node.op_type == "If" else [*loops, node]
             for inner in subgraphs(node):
-                yield from _places(inner, around)
+                yield from _draws_in(inner, around)
 
 
 def draws(node: ir.Node) -> bool:
@@ -77,11 +77,11 @@ def draws(node: ir.Node) -> bool:
 class _Rewriting:
     """One application to one model."""
 
-    def __init__(self, model: ir.Model, places: Sequence[_Place]) -> None:
-        self.graph, self.places = model.graph, places
+    def __init__(self, model: ir.Model, random_nodes: Sequence[_RandomNode]) -> None:
+        self.graph, self.random_nodes = model.graph, random_nodes
         names = Names(_all_names(model.graph))
         self.op = OpBuilder(names, Constants(names), model.opset_imports[""])
-        streams = [s for p in places for s in _streams(p.node)]
+        streams = [s for p in random_nodes for s in _streams(p.node)]
         unique = [s if s not in streams[:i] else f"{s}#{i}" for i, s in enumerate(streams)]
         self._streams = iter(range(len(unique)))
         self.bits = Bits(self.op, self.op.tensor(self._add_input()), unique)
@@ -96,8 +96,8 @@ class _Rewriting:
 
     def run(self) -> None:
         """Rewrite all places, then add what they share."""
-        for place in self.places:
-            self._rewrite(place)
+        for random_node in self.random_nodes:
+            self._rewrite(random_node)
         start = next(iter(self.graph), None)
         if start is None:
             self.graph.extend(self.bits.first)
@@ -105,12 +105,12 @@ class _Rewriting:
             self.graph.insert_before(start, self.bits.first)
         self.op.register_constants(self.graph)
 
-    def _rewrite(self, place: _Place) -> None:
-        node, op = place.node, self.op
+    def _rewrite(self, random_node: _RandomNode) -> None:
+        node, op = random_node.node, self.op
         graph = node.graph
         assert isinstance(graph, ir.Graph)
         op.nodes, op.scope, op.node = [], f"{node.name or node.op_type}/draw", node
-        iterations = [self._iteration(loop) for loop in place.loops]
+        iterations = [self._iteration(loop) for loop in random_node.loops]
 
         def integers(area: Area) -> Tensor:
             return self.bits.integers(next(self._streams), area, graph, iterations)

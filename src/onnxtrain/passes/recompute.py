@@ -28,7 +28,7 @@ from ..graph.tensor import dims_of
 from ..operators import PRODUCTS, RANDOM, VIEWS
 from .segments import Recompute, assign, check_recompute, named_values, weight
 
-SMALL = 1 << 14
+STORED_BYTES = 1 << 14
 """Values below this many bytes are kept: to compute them again would gain nothing."""
 
 
@@ -56,7 +56,7 @@ class _Recomputation:
     Attributes:
         segment: forward node → its segment.
         last: the number of the last segment, which stays as it is.
-        kept: forward values that stay alive until the backward half has read them.
+        stored: forward values that stay alive until the backward half has read them.
         level: backward node → the segment it belongs to, `last` for those that need no copy.
     """
 
@@ -126,7 +126,7 @@ class _Recomputation:
                 or (how == "cheap" and node.op_type in PRODUCTS)
             ):
                 stored.update(node.outputs)
-            stored.update(o for o in node.outputs if weight(o) < SMALL)
+            stored.update(o for o in node.outputs if weight(o) < STORED_BYTES)
         return stored
 
     def _keep_what_crosses(self) -> None:
@@ -381,7 +381,7 @@ def _is_constant(value: ir.Value) -> bool:
 
 
 def _is_small(node: ir.Node) -> bool:
-    return all(weight(o) < SMALL for o in node.outputs)
+    return all(weight(o) < STORED_BYTES for o in node.outputs)
 
 
 def _first_input(node: ir.Node) -> int:

@@ -173,8 +173,8 @@ def pads_of_all_axes(node: ir.Node) -> ir.Value | None:
     if rank is None or axes is None or pads is None:
         return None
     count = len(axes)
-    places = {axis % rank: place for place, axis in enumerate(axes)}
-    begins = [places.get(axis) for axis in range(rank)]
+    index_of = {axis % rank: index for index, axis in enumerate(axes)}
+    begins = [index_of.get(axis) for axis in range(rank)]
     order = [*begins, *(None if p is None else p + count for p in begins)]
     known = ints(pads)
     if known is not None:

@@ -195,10 +195,10 @@ class _Moving:
 
     def merge(self) -> None:
         """Of the selections that went no further, those of the same are one."""
-        place = {node: i for i, node in enumerate(self.graph)}
+        order = {node: i for i, node in enumerate(self.graph)}
         first: dict[tuple[ir.Value, int, int], ir.Node] = {}
         left = [s for s in self.selections if s.node.graph is self.graph]
-        for one in sorted(left, key=lambda s: place[s.node]):
+        for one in sorted(left, key=lambda s: order[s.node]):
             node = first.setdefault((one.source, one.axis, one.index), one.node)
             if node is not one.node:
                 one.node.outputs[0].replace_all_uses_with(node.outputs[0])

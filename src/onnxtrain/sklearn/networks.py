@@ -208,10 +208,9 @@ class _Loss:
         self.inputs: list[ir.Value] = []
 
     def input(self, name: str, dtype: ir.DataType, shape: Any) -> Tensor:
-        value = ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(shape))
-        self.op.names.reserve(name)
-        self.inputs.append(value)
-        return self.op.tensor(value)
+        tensor = self.op.graph_input(name, dtype, shape)
+        self.inputs.append(tensor.value)
+        return tensor
 
     def terms(self, loss: str) -> Tensor:
         """The loss of every row."""

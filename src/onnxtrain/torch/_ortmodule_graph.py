@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import inspect
 import itertools
@@ -23,7 +24,8 @@ from ..passes import Recompute
 from ..passes.draws import draws
 from ..runtime.session.labels import ClassLabels
 from ._ortmodule_structure import Structure, leaf_names, put_together, take_apart
-from .export import ExportError, Probe, called, export
+from .export import Exported, ExportError, Probe, called, export
+from .export_cache import Request, cached
 from .fallback import (
     ORTModuleIOError,
     ORTModuleONNXModelException,
@@ -90,6 +92,7 @@ class _Probed:
         arguments: numbers of the tensors that it changed in place.
         returned: from places in the result to the changed argument that stands there itself.
         probe: what else there was to see.
+        count: of the tensors in the result, and of changed arguments.
     """
 
     result: Structure
@@ -98,6 +101,7 @@ class _Probed:
     arguments: list[int]
     returned: dict[int, int]
     probe: Probe
+    count: int
 
 
 @dataclass
@@ -189,20 +193,16 @@ def trace(
             probed = _probe(module, structure, [_like(t) for t in tensors])
         call = _Call(module, structure, probed)
         numbered = [f"input_{i}" for i in range(len(plain))]
-        axes = {n: {a: f"{n}_{a}" for a in range(t.ndim)} for n, t in zip(numbered, plain)}
         with torch.enable_grad(), _momentum_one(module, averaged):
             try:
-                exported = export(
+                exported = _exported(
                     call,
-                    plain,
-                    input_names=numbered,
-                    dynamic_axes=axes,
-                    training=None,
+                    dict(zip(numbered, plain)),
+                    probed,
                     opset=opset,
                     exporter=exporter,
                     fixed_values=fixed_values,
-                    probe=probed.probe,
-                    export_options=export_options,
+                    export_options=export_options or {},
                 )
             except ExportError as error:
                 raise ORTModuleTorchModelException(str(error)) from error
@@ -242,6 +242,37 @@ def trace(
         structure,
         module.training,
     )
+
+
+def _exported(
+    call: _Call,
+    inputs: Mapping[str, torch.Tensor],
+    probed: _Probed,
+    *,
+    opset: int,
+    exporter: str | None,
+    fixed_values: FixedValues | None,
+    export_options: Mapping[str, Any],
+) -> Exported:
+    """The call as a graph, read from the folder for exports if that has it."""
+    run = functools.partial(
+        export,
+        call,
+        list(inputs.values()),
+        input_names=list(inputs),
+        dynamic_axes={n: {a: f"{n}_{a}" for a in range(t.ndim)} for n, t in inputs.items()},
+        training=None,
+        opset=opset,
+        exporter=exporter,
+        fixed_values=fixed_values,
+        probe=probed.probe,
+        export_options=export_options,
+    )
+    if probed.probe.reads:  # the graph may depend on values
+        return run()
+    more = (opset, exporter, autocast(), probed.probe.marked, dict(export_options))
+    outputs = probed.count + len(probed.buffers)
+    return cached(Request(type(call.inner).__name__, call, inputs, outputs, more), run)
 
 
 def _like(tensor: torch.Tensor) -> torch.Tensor:
@@ -321,6 +352,7 @@ def _probe(
         arguments,
         {k: i for k, leaf in enumerate(leaves) for i in arguments if leaf is tensors[i]},
         probe,
+        len(leaves) + len(arguments),
     )
 
 

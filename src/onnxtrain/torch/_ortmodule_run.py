@@ -30,7 +30,7 @@ from .refusals import explain
 
 _to_dlpack, _from_dlpack = torch._C._to_dlpack, torch._C._from_dlpack
 _from_torch = ort.OrtValue.from_dlpack
-_place, _shape = torch.Tensor.data_ptr, operator.attrgetter("shape")
+_address, _shape = torch.Tensor.data_ptr, operator.attrgetter("shape")
 
 SECOND = (
     b"The gradients of an ORTModule are computed in onnxruntime and have no derivative in torch."
@@ -147,8 +147,8 @@ class Weights:
         bound, values = self._bound, []
         for i in indices:
             tensor = tensors[i]
-            place, shape, value = bound[i]
-            if place != tensor.data_ptr() or shape != tensor.shape:
+            address, shape, value = bound[i]
+            if address != tensor.data_ptr() or shape != tensor.shape:
                 value = to_ort(tensor)
                 same = tensor.is_contiguous()
                 bound[i] = (tensor.data_ptr() if same else -1, tensor.shape, value)
@@ -167,18 +167,18 @@ class Bound:
     def __init__(self, of: list[torch.Tensor], indices: Sequence[int], weights: Weights) -> None:
         self.of, self._indices, self._weights = of, indices, weights
         self.tensors = [of[i] for i in indices]
-        self._places: list[int] = []
+        self._addresses: list[int] = []
         self._shapes: list[torch.Size] = []
         self._values: list[Any] = []
 
     def values(self) -> list[Any]:
         """OrtValues of the tensors."""
-        places = list(map(_place, self.tensors))
+        addresses = list(map(_address, self.tensors))
         shapes = list(map(_shape, self.tensors))
-        if places != self._places or shapes != self._shapes:
+        if addresses != self._addresses or shapes != self._shapes:
             self._values = self._weights.values(self.of, self._indices)
             same = all(t.is_contiguous() for t in self.tensors)  # else copies, made every time
-            self._places, self._shapes = places if same else [], shapes
+            self._addresses, self._shapes = addresses if same else [], shapes
         return self._values
 
 
@@ -415,7 +415,7 @@ class Call:
         tensors: the torch tensors that they share memory with.
         later: makes graphs for the backward pass, what to feed them, and the names of what has
             gradients.
-        made: all that the forward graph gave.
+        outputs: all that the forward graph gave.
     """
 
     __slots__ = ("feeds", "later", "outputs", "tensors")

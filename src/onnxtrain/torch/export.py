@@ -20,6 +20,7 @@ from typing import Any
 
 import onnx
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
 from ..errors import OnnxTrainError
@@ -352,7 +353,10 @@ def _dynamo(flat: _Flat, asked: _Request) -> tuple[onnx.ModelProto, Fits]:
     flat.other_forms = True
     auto = torch.export.Dim.AUTO
     shapes = tuple(dict.fromkeys(asked.dynamic.get(n, {}), auto) or None for n in asked.names)
-    with _assumptions() as rules, translations.read_once():
+    # The fused kernels of attention give other strides than what torch decomposes it into later,
+    # and a `view` that one layout allows fails on the other.
+    plain = sdpa_kernel(SDPBackend.MATH)
+    with _assumptions() as rules, translations.read_once(), plain:
         program = torch.onnx.export(
             flat,
             flat.tensors,

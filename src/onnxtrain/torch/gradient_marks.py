@@ -197,12 +197,12 @@ def _bags(
 def _reduced_by_number(
     rows: torch.Tensor, how: str, bags: torch.Tensor, count: int
 ) -> torch.Tensor:
-    places = bags.unsqueeze(1).expand(-1, rows.shape[1])
+    indices = bags.unsqueeze(1).expand(-1, rows.shape[1])
     start = torch.full((count, rows.shape[1]), -torch.inf if how == "amax" else 0.0)
     start = start.to(rows.dtype)
     if how == "amax":
-        return start.scatter_reduce(0, places, rows, "amax")
-    return start.scatter_add(0, places, rows)
+        return start.scatter_reduce(0, indices, rows, "amax")
+    return start.scatter_add(0, indices, rows)
 
 
 # --- losses ---------------------------------------------------------------------------------------
@@ -251,9 +251,9 @@ def _selecting(function: Callable[..., Any], argument: Callable[..., torch.Tenso
         if not isinstance(dim, int) or rows.dim() == 0 or not rows.is_floating_point():
             return function(*args, **kwargs)
         marks.count += 1
-        places = argument(rows, dim, keepdim=True)
-        values = rows.gather(dim, places)
-        return kind((values, places) if keep else (values.squeeze(dim), places.squeeze(dim)))
+        indices = argument(rows, dim, keepdim=True)
+        values = rows.gather(dim, indices)
+        return kind((values, indices) if keep else (values.squeeze(dim), indices.squeeze(dim)))
 
     return another
 
@@ -298,10 +298,10 @@ def _averaged(rows: torch.Tensor, axis: int, size: int) -> torch.Tensor:
 
 def _windows(length: int, count: int, dtype: torch.dtype) -> torch.Tensor:
     """A matrix that averages over windows: window i is floor(i·n/m) … ceil((i+1)·n/m)."""
-    number, place = torch.arange(count), torch.arange(length)
+    number, position = torch.arange(count), torch.arange(length)
     starts = (number * length).div(count, rounding_mode="floor").unsqueeze(1)
     ends = ((number + 1) * length + count - 1).div(count, rounding_mode="floor").unsqueeze(1)
-    inside = (place >= starts) & (place < ends)
+    inside = (position >= starts) & (position < ends)
     return inside.to(dtype) / (ends - starts).to(dtype)
 
 

@@ -15,6 +15,7 @@ import onnx.helper
 import onnx.numpy_helper
 import torch
 
+from ..graph import Names
 from ..graph.subgraphs import graph_protos, node_protos
 
 DynamicAxes = Mapping[str, Mapping[int, str]]
@@ -81,7 +82,7 @@ def separate_outputs(proto: onnx.ModelProto) -> None:
     names = _value_names(graph)
     for output in graph.output:
         if output.name in taken:
-            own = _fresh(f"{output.name}_returned", names)
+            own = Names(names).fresh(f"{output.name}_returned")
             graph.node.add(op_type="Identity", input=[output.name], output=[own])
             output.name = own
             names.add(own)
@@ -106,7 +107,7 @@ def rename(proto: onnx.ModelProto, names: Mapping[str, str]) -> None:
     taken = _value_names(proto.graph)
     for new in list(names.values()):
         if new in taken and new not in names:
-            names[new] = _fresh(f"{new}_inner", taken | set(names.values()))
+            names[new] = Names(taken | set(names.values())).fresh(f"{new}_inner")
     _rename_graph(proto.graph, names)
 
 
@@ -116,14 +117,6 @@ def _value_names(graph: onnx.GraphProto) -> set[str]:
         names.update(v.name for v in (*each.initializer, *each.input))
         names.update(o for node in each.node for o in node.output)
     return names
-
-
-def _fresh(stem: str, taken: set[str]) -> str:
-    name, count = stem, 0
-    while name in taken:
-        count += 1
-        name = f"{stem}_{count}"
-    return name
 
 
 def _rename_graph(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:

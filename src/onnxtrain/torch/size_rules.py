@@ -11,6 +11,7 @@ import linecache
 import os
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
@@ -27,33 +28,123 @@ def any_sizes(shapes: Shapes) -> bool:
     return True
 
 
-def only(shapes: Shapes) -> Fits:
+@dataclass(frozen=True)
+class Only:
     """The rule of an export that holds for these sizes and may hold for others."""
-    sizes = [tuple(shape) for shape in shapes]
-    return lambda others: [tuple(shape) for shape in others] == sizes
+
+    shapes: tuple[tuple[int, ...], ...]
+
+    def __call__(self, shapes: Shapes) -> bool:
+        """Whether the export holds for these."""
+        return tuple(tuple(shape) for shape in shapes) == self.shapes
+
+
+def only(shapes: Shapes) -> Only:
+    """The rule of an export that holds for these sizes and may hold for others."""
+    return Only(tuple(tuple(shape) for shape in shapes))
+
+
+@dataclass(frozen=True)
+class Assumed:
+    """The rule of an export that knows what it assumed of sizes.
+
+    Attributes:
+        dims: a symbol for each size of each input, in order; None where it is a number or an
+            expression.
+        ranges: the lowest and highest size of a symbol, None where there is no limit.
+        relations: conditions on the symbols that must hold.
+        simple: whether the sizes are told completely by `dims` and `ranges`.
+    """
+
+    dims: tuple[str | None, ...]
+    ranges: Mapping[str, tuple[int | None, int | None]]
+    relations: tuple[Any, ...] = ()
+    simple: bool = True
+
+    def __call__(self, shapes: Shapes) -> bool:
+        """Whether the export holds for these."""
+        sizes: dict[str, int] = {}
+        for dim, size in zip(self.dims, _flat(shapes)):
+            if dim is not None and sizes.setdefault(dim, size) != size:
+                return False
+        for symbol, size in sizes.items():
+            low, high = self.ranges.get(symbol, (None, None))
+            if (low is not None and size < low) or (high is not None and size > high):
+                return False
+        return all(_holds(relation, sizes) for relation in self.relations)
+
+
+# --- rules in files -------------------------------------------------------------------------------
+
+
+def to_json(fits: Fits, shapes: Shapes) -> Any:
+    """A rule as numbers and texts; one that cannot be written becomes `Only` these sizes."""
+    if fits is any_sizes:
+        return "any"
+    if isinstance(fits, Assumed) and fits.simple:
+        return {"dims": list(fits.dims), "ranges": {s: list(r) for s, r in fits.ranges.items()}}
+    return {"only": [list(shape) for shape in shapes]}
+
+
+def from_json(data: Any) -> Fits:
+    """The rule that `to_json` has written.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if data == "any":
+        return any_sizes
+    if isinstance(data, dict) and data.keys() == {"only"}:
+        return only([[_size(size) for size in shape] for shape in _list(data["only"])])
+    if isinstance(data, dict) and data.keys() == {"dims", "ranges"}:
+        dims = tuple(None if dim is None else str(dim) for dim in _list(data["dims"]))
+        ranges = {
+            str(symbol): (_limit(limits[0]), _limit(limits[1]))
+            for symbol, limits in dict(data["ranges"]).items()
+            if len(_list(limits)) == 2
+        }
+        return Assumed(dims, ranges)
+    raise ValueError(f"no rule for sizes: {str(data)[:80]}")
+
+
+def _list(data: Any) -> list[Any]:
+    if not isinstance(data, list):
+        raise ValueError(f"no list: {str(data)[:80]}")
+    return data
+
+
+def _size(data: Any) -> int:
+    if type(data) is not int or data < 0:
+        raise ValueError(f"no size: {str(data)[:80]}")
+    return data
+
+
+def _limit(data: Any) -> int | None:
+    return None if data is None else _size(data)
 
 
 # --- dynamo: the exporter knows what it assumed ---------------------------------------------------
 
 
-def assumed(program: torch.export.ExportedProgram) -> Fits:
+def assumed(program: torch.export.ExportedProgram) -> Assumed:
     """The rule of a program: ranges of its symbolic sizes, and the relations it asserts."""
     dims = _input_dims(program)
-    ranges = dict(program.range_constraints)
-    relations = list(_asserted(program))
+    relations = tuple(_asserted(program))
+    ranges = {
+        str(symbol): (_finite(known.lower), _finite(known.upper))
+        for symbol, known in program.range_constraints.items()
+    }
+    simple = not relations and all(dim is None or dim.is_Symbol for dim in dims)
+    symbols = tuple(str(dim) if dim is not None and dim.is_Symbol else None for dim in dims)
+    return Assumed(symbols, ranges, relations, simple)
 
-    def fits(shapes: Shapes) -> bool:
-        sizes: dict[Any, int] = {}
-        for dim, size in zip(dims, _flat(shapes)):
-            if dim is not None and dim.is_Symbol and sizes.setdefault(dim, size) != size:
-                return False
-        for symbol, size in sizes.items():
-            known = ranges.get(symbol)
-            if known is not None and not known.lower <= size <= known.upper:
-                return False
-        return all(_holds(relation, sizes) for relation in relations)
 
-    return fits
+def _finite(limit: Any) -> int | None:
+    """A limit of torch's as a number; None where there is none."""
+    try:
+        return max(int(limit), 0)
+    except (OverflowError, TypeError, ValueError, AttributeError):
+        return None
 
 
 def _flat(shapes: Shapes) -> Iterator[int]:
@@ -79,10 +170,11 @@ def _asserted(program: torch.export.ExportedProgram) -> Iterator[Any]:
                 yield value.node.expr
 
 
-def _holds(relation: Any, sizes: Mapping[Any, int]) -> bool:
-    if not relation.free_symbols <= set(sizes):
+def _holds(relation: Any, sizes: Mapping[str, int]) -> bool:
+    known = {symbol: sizes[str(symbol)] for symbol in relation.free_symbols if str(symbol) in sizes}
+    if len(known) < len(relation.free_symbols):
         return True  # of values, not of sizes
-    return bool(relation.subs(sizes))
+    return bool(relation.subs(known))
 
 
 # --- TorchScript: tracing warns where it fixes something ------------------------------------------

@@ -87,7 +87,7 @@ class ValueReads(TorchFunctionMode):
         tensors: its arguments.
 
     Attributes:
-        found: the places, in the order in which they were first met.
+        reads: the places, in the order in which they were first met.
     """
 
     def __init__(self, module: torch.nn.Module, tensors: Iterable[torch.Tensor]) -> None:
@@ -160,11 +160,11 @@ def check_choice(choice: str | None) -> FixedValues | None:
 
 def describe(name: str, reads: Sequence[Read]) -> str:
     """What is wrong, where, and what to do about it."""
-    places = "".join(f"\n  {read}" for read in reads)
+    listed = "".join(f"\n  {read}" for read in reads)
     return (
         f"{name} reads values of tensors in Python, and the exported graph has "
         "them fixed as they were in this call: with other values it computes the same branch, "
-        f"which may be the wrong one.{places}\n"
+        f"which may be the wrong one.{listed}\n"
         "What to do: write the choice with torch.where or torch.cond, or let torch do the work "
         "(ORTModule(..., fallback=True)). To make this an error or to be quiet: "
         f'fixed_values="error" or "ignore", or {FIXED_VALUES_VARIABLE} in the environment.'

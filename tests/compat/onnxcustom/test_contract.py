@@ -273,3 +273,25 @@ def test_small_facts() -> None:
     times = measure_time(lambda: None, repeat=2, number=3)
     assert (times["repeat"], times["number"]) == (2, 3)
     assert times["min_exec"] <= times["average"] <= times["max_exec"]
+
+
+def test_private_names_do_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What scripts replaced or called: the maker of sessions, the maker of graphs, the function."""
+    from onnxtrain.compat.onnxcustom.ortgradient import OrtGradientForwardBackwardFunction
+
+    calls: list[str] = []
+    for cls, name in (
+        (OrtGradientForwardBackwardOptimizer, "_create_training_session"),
+        (OrtGradientForwardBackward, "_create_onnx_graphs"),
+    ):
+        method = getattr(cls, name)
+
+        def counted(*args: Any, _method: Any = method, _name: str = name, **more: Any) -> Any:
+            calls.append(_name)
+            return _method(*args, **more)
+
+        monkeypatch.setattr(cls, name, counted)
+    optimizer = second().fit(X, Y)
+    assert set(calls) == {"_create_training_session", "_create_onnx_graphs"}
+    function = optimizer.train_session_.new_instance()
+    assert isinstance(function, OrtGradientForwardBackwardFunction)

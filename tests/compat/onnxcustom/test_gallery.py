@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import copy
+import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +13,16 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from sklearn.datasets import make_classification, make_regression
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LinearRegression, LogisticRegression
+from sklearn.neural_network import MLPRegressor
 
 from onnxtrain import compat
 
 X, Y = make_regression(60, n_features=2, bias=2.0, random_state=0)
 X, Y = X.astype(np.float32), (Y / 50).astype(np.float32)
 TARGET = LinearRegression().fit(X, Y)
+ITERATIONS = 5
 
 
 @pytest.fixture(autouse=True)
@@ -283,3 +288,76 @@ def test_what_skl2onnx_makes_of_a_logistic_regression(classes: int) -> None:
     # two classes are two sigmoids, divided by their sum; more of them are a softmax
     error = (expected - target) * (1 - expected if classes == 2 else 1)
     np.testing.assert_allclose(results["coef_grad"].numpy(), data.T @ error, atol=1e-3)
+
+
+# -- the benchmark pages: beside scikit-learn and torch --------------------------------------------
+
+
+def regressor(hidden: tuple[int, ...]) -> MLPRegressor:
+    """Plain gradient descent, as the pages set it up; it is not meant to converge."""
+    model = MLPRegressor(
+        hidden_layer_sizes=hidden, solver="sgd", learning_rate_init=1e-3, alpha=0,
+        max_iter=ITERATIONS, batch_size=10, n_iter_no_change=3 * ITERATIONS,
+        nesterovs_momentum=False, momentum=0, learning_rate="invscaling", random_state=0,
+    )  # fmt: skip
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        return model.fit(X, Y)
+
+
+def first_api(onx: onnx.ModelProto) -> Any:
+    from onnxcustom.training.optimizers import OrtGradientOptimizer
+    from onnxcustom.utils.orttraining_helper import add_loss_output, get_train_initializer
+
+    weights = [name for name in get_train_initializer(onx) if name != "shape_tensor"]
+    return OrtGradientOptimizer(
+        add_loss_output(onx), weights, device="cpu", learning_rate=1e-3, warm_start=False,
+        max_iter=ITERATIONS, batch_size=10, random_state=0,
+    )  # fmt: skip
+
+
+def second_api(onx: onnx.ModelProto) -> Any:
+    from onnxcustom.training.optimizers_partial import OrtGradientForwardBackwardOptimizer
+    from onnxcustom.utils.onnx_helper import onnx_rename_weights
+
+    return OrtGradientForwardBackwardOptimizer(
+        onnx_rename_weights(onx), device="cpu", learning_rate=1e-3, warm_start=False,
+        max_iter=ITERATIONS, batch_size=10,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("hidden", [(5, 3), ()], ids=["network", "linear"])
+@pytest.mark.parametrize("api", [first_api, second_api])
+def test_benchmark_beside_scikit_learn(api: Callable[[Any], Any], hidden: tuple[int, ...]) -> None:
+    """The page fits what scikit-learn has fitted, and then once more, under a profiler."""
+    model = regressor(hidden)
+    optimizer = api(converted(model, X[:1]))
+    losses = [list(optimizer.fit(X, Y).train_losses_) for _ in range(2)]
+    for curve in losses:
+        assert len(curve) == len(model.loss_curve_) == ITERATIONS
+        assert curve[-1] < curve[0]
+    if api is second_api:  # starts with the model's weights, the first with random ones
+        assert losses[1] == pytest.approx(losses[0], rel=0.2)
+
+
+def test_benchmark_beside_torch() -> None:
+    """As the page has it, data and targets ask for gradients too."""
+    torch = pytest.importorskip("torch")
+    from onnxruntime.training.ortmodule import ORTModule
+
+    torch.manual_seed(0)
+    plain = torch.nn.Sequential(torch.nn.Linear(2, 5), torch.nn.Sigmoid(), torch.nn.Linear(5, 1))
+    wrapped = ORTModule(copy.deepcopy(plain), exporter="torchscript")
+    x, y = (torch.from_numpy(data).requires_grad_() for data in (X, Y.reshape(-1, 1)))
+    curves = []
+    for module in (plain, wrapped):
+        optimizer, curve = torch.optim.SGD(module.parameters(), lr=1e-3), []
+        for _ in range(ITERATIONS):
+            loss = torch.nn.MSELoss(reduction="sum")(module(x), y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            curve.append(float(loss.detach()))
+        curves.append(curve)
+    assert curves[1] == pytest.approx(curves[0], rel=1e-5)
+    assert curves[1][-1] < curves[1][0]

@@ -52,7 +52,13 @@ def hard_sigmoid(op: OpBuilder, dy: Tensor, y: Tensor, x: Tensor, *, alpha: floa
 @gradient("HardSwish", note="0 at -3, 1 at 3")
 def hard_swish(op: OpBuilder, dy: Tensor, y: Tensor, x: Tensor) -> Any:
     # x/3 + 1/2 between -3 and 3, where it runs from -1/2 to 3/2; 0 below and 1 above
-    slope = op.Where(x < 3, x * (1 / 3) + 0.5, 1)
+    slope = x * (1 / 3) + 0.5
+    if x.dtype != ir.DataType.FLOAT:
+        return masked(op, dy * op.Where(x < 3, slope, 1), x > -3)
+    # The kernel of ThresholdedRelu takes an eighth of the time of Where's
+    slope = 1.0 - op.ThresholdedRelu(1.0 - slope, alpha=-0.5)
+    if is_contracted(dy):
+        return dy * op.ThresholdedRelu(slope, alpha=-0.5)
     return masked(op, dy * slope, x > -3)
 
 
@@ -112,12 +118,18 @@ def celu(op: OpBuilder, dy: Tensor, y: Tensor, x: Tensor, *, alpha: float = 1.0)
 
 @gradient("Mish")
 def mish(op: OpBuilder, dy: Tensor, y: Tensor, x: Tensor) -> Any:
-    # tanh(log(1 + e)) = n/(n + 2) with e = exp(x), n = e(e + 2): much cheaper than Softplus. Where
-    # x is cut off the quotient is 1 to the last bit.
+    t = tanh_of_softplus(op, x)
+    return dy * (t + x * ((1.0 - t * t) * op.Sigmoid(x)))
+
+
+def tanh_of_softplus(op: OpBuilder, x: Tensor) -> Tensor:
+    """tanh(log(1 + e)) = n/(n + 2) with e = exp(x), n = e(e + 2): much cheaper than Softplus.
+
+    Where x is cut off the quotient is 1 to the last bit.
+    """
     e = op.Exp(op.Min(x, 5.0 if x.dtype == ir.DataType.FLOAT16 else 20.0))
     n = e * (e + 2.0)
-    t = n / (n + 2.0)
-    return dy * (t + x * ((1.0 - t * t) * op.Sigmoid(x)))
+    return n / (n + 2.0)
 
 
 @gradient("Gelu")

@@ -24,7 +24,12 @@ def back_along(op: OpBuilder, dy: Tensor, matrix: Tensor, axis: int, rank: int) 
     return op.transpose(op.MatMul(op.transpose(dy, *order), matrix), *inverse)
 
 
-def places(op: OpBuilder, axis: Axis) -> Tensor:
+def along(op: OpBuilder, x: Tensor, matrix: Tensor, axis: int, rank: int) -> Tensor:
+    """``A·x`` along one axis of `x`, which has `rank` axes."""
+    return back_along(op, x, op.transpose(matrix, 1, 0), axis, rank)
+
+
+def cell_positions(op: OpBuilder, axis: Axis) -> Tensor:
     """Where the elements of each window lie in the image: INT64 (windows, kernel)."""
     within = np.arange(axis.kernel, dtype=np.int64)[None] * axis.dilation
     if isinstance(axis.windows, int) and isinstance(axis.begin, int):
@@ -36,7 +41,7 @@ def places(op: OpBuilder, axis: Axis) -> Tensor:
 
 def membership(op: OpBuilder, axis: Axis, like: Tensor) -> Tensor:
     """1 where an element of the image (second axis) belongs to a window (first axis)."""
-    cells = places(op, axis)
+    cells = cell_positions(op, axis)
     if cells.const is not None and isinstance(axis.image, int):
         ones = (cells.const[:, :, None] == np.arange(axis.image)).sum(1)
         return op.const(ones, like.dtype)
@@ -46,7 +51,7 @@ def membership(op: OpBuilder, axis: Axis, like: Tensor) -> Tensor:
 
 def counted(op: OpBuilder, axis: Axis, like: Tensor, *, padding: bool) -> Tensor:
     """How many elements of each window count; with `padding` those in the padding do, too."""
-    cells = places(op, axis)
+    cells = cell_positions(op, axis)
     low, limit = (-axis.begin, axis.image + axis.end) if padding else (0, axis.image)
     if cells.const is not None and isinstance(limit, int) and isinstance(low, int):
         inside = (cells.const >= low) & (cells.const < limit)

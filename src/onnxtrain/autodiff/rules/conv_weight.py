@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from ...graph import OpBuilder, Tensor
-from ._index import dim, vector
+from ._index import Size, dim, vector
+from .axis_maps import cell_positions
 from .windows import Axis, at_offset, columns, offsets_of, pad_image, quotient
 
 FEW_CHANNELS = 4
@@ -35,38 +37,29 @@ def weight_gradient(
     """
     if group == 1 and all(a.tiles for a in axes):
         return _tiles(op, image, signal, w, axes)
-    if all(a.static for a in axes) and _suits_swapping(image, w, axes, group):
-        return _swapped(op, image, signal, w, axes, group)
-    if group > 1 and w.dim(0) == group and w.dim(1) == 1:
-        return _depthwise(op, image, signal, axes)
+    if group > 1:
+        return _shifted(op, image, signal, w, axes, group)
+    if all(a.static for a in axes) and _suits_swapping(w, axes):
+        return _swapped(op, image, signal, axes)
     channels = image.dim(1)
-    if group == 1 and isinstance(channels, int) and channels <= FEW_CHANNELS:
+    if isinstance(channels, int) and channels <= FEW_CHANNELS:
         return _one_product(op, image, signal, axes)
     counts = [a.windows for a in axes if isinstance(a.windows, int)]
     many = len(counts) == len(axes) and math.prod(counts) >= MANY_WINDOWS
     kernel, width = math.prod(a.kernel for a in axes), dim(op, w, 1)
-    if group == 1:
-        products = _per_offset(op, image, signal, w, axes, per_image=many)
-        order, shape = [1, 2, 0], vector(op, kernel, -1, width)
-    else:
-        products = _per_offset_grouped(op, image, signal, w, axes, group)
-        order, shape = [1, 2, 3, 0], vector(op, kernel, group, -1, width)
-    stacked = op.Reshape(_joined(op, products), shape)
-    return op.Reshape(op.transpose(stacked, *order), _shape(op, w, axes))
+    products = _per_offset(op, image, signal, w, axes, per_image=many)
+    joined = products[0] if len(products) == 1 else op.Concat(*products, axis=0)
+    stacked = op.Reshape(joined, vector(op, kernel, -1, width))
+    return op.Reshape(op.transpose(stacked, 1, 2, 0), _shape(op, w, axes))
 
 
-def _joined(op: OpBuilder, products: Sequence[Tensor]) -> Tensor:
-    return products[0] if len(products) == 1 else op.Concat(*products, axis=0)
-
-
-def _suits_swapping(image: Tensor, w: Tensor, axes: Sequence[Axis], group: int) -> bool:
+def _suits_swapping(w: Tensor, axes: Sequence[Axis]) -> bool:
     """Where one Conv with the batch as channels is the fastest, or all else too large a graph."""
     kernel = math.prod(a.kernel for a in axes)
     strided = any(a.stride > 1 for a in axes)
     inputs = w.dim(1)
     few = isinstance(inputs, int) and inputs <= FEW_CHANNELS
-    large = kernel >= LARGE_KERNEL or group > 1
-    return kernel > MANY_OFFSETS or (strided and few and large)
+    return kernel > MANY_OFFSETS or (strided and few and kernel >= LARGE_KERNEL)
 
 
 def _shape(op: OpBuilder, w: Tensor, axes: Sequence[Axis]) -> Tensor:
@@ -111,40 +104,23 @@ def _width(image: Tensor, axes: Sequence[Axis]) -> int:
     return channels * math.prod(a.kernel for a in axes)
 
 
-def _swapped(
-    op: OpBuilder, image: Tensor, signal: Tensor, w: Tensor, axes: Sequence[Axis], group: int
-) -> Tensor:
+def _swapped(op: OpBuilder, image: Tensor, signal: Tensor, axes: Sequence[Axis]) -> Tensor:
     """Conv of the image with the signal as its kernel: the batch is contracted as channels."""
-    spatial, width = len(axes), dim(op, w, 1)
-    sizes = [a.image for a in axes]
-    split = op.Reshape(image, vector(op, 0, group, width, *sizes))
-    batch_inside = op.transpose(split, 2, 1, 0, *range(3, spatial + 3))
+    spatial = len(axes)
+    swapped = (1, 0, *range(2, spatial + 2))
     product = op.Conv(
-        op.Reshape(batch_inside, vector(op, width, -1, *sizes)),
-        op.transpose(signal, 1, 0, *range(2, spatial + 2)),
+        op.transpose(image, *swapped),
+        op.transpose(signal, *swapped),
         None,
-        group=group,
         kernel_shape=[a.windows for a in axes],
         strides=[a.dilation for a in axes],
         dilations=[a.stride for a in axes],
         pads=[*(a.begin for a in axes), *(a.end for a in axes)],
     )
-    places = list(range(2, spatial + 2))  # a rest behind the last window gives further positions
-    product = op.Slice(product, [0] * spatial, [a.kernel for a in axes], places)
-    return op.transpose(product, 1, 0, *places)
-
-
-def _depthwise(op: OpBuilder, image: Tensor, signal: Tensor, axes: Sequence[Axis]) -> Tensor:
-    """One channel each: a product and a sum per position in the kernel."""
-    padded = pad_image(op, image, axes, 2)
-    spatial = list(range(2, len(axes) + 2))
-    sums = []
-    for offset in offsets_of(axes):
-        product = op.Mul(signal, at_offset(op, padded, axes, offset, 2))
-        per_image = op.ReduceSum(product, spatial, keepdims=0)
-        sums.append(op.ReduceSum(per_image, [0], keepdims=1))
-    stacked = op.transpose(_joined(op, sums), 1, 0)  # (C, kernel)
-    return op.Reshape(stacked, [0, 1, *(a.kernel for a in axes)])
+    # a rest behind the last window gives further positions
+    spatial_axes = list(range(2, spatial + 2))
+    product = op.Slice(product, [0] * spatial, [a.kernel for a in axes], spatial_axes)
+    return op.transpose(product, *swapped)
 
 
 def _per_offset(
@@ -171,18 +147,103 @@ def _per_offset(
     return products
 
 
-def _per_offset_grouped(
+def _shifted(
     op: OpBuilder, image: Tensor, signal: Tensor, w: Tensor, axes: Sequence[Axis], group: int
-) -> list[Tensor]:
-    """One batched product (group, M/group, C/group) per position in the kernel."""
-    spatial = len(axes)
-    width, height = dim(op, w, 1), quotient(op, dim(op, w, 0), group)
-    split = op.Reshape(image, vector(op, 0, group, width, *(a.image for a in axes)))
-    padded = pad_image(op, op.transpose(split, 1, 0, *range(3, spatial + 3), 2), axes, 2)
-    swapped = op.transpose(signal, 1, 0, *range(2, spatial + 2))
-    rows = op.Reshape(swapped, vector(op, group, height, -1))
-    products = []
-    for offset in offsets_of(axes):
-        cells = at_offset(op, padded, axes, offset, 2)
-        products.append(op.MatMul(rows, op.Reshape(cells, vector(op, group, -1, width))))
-    return products
+) -> Tensor:
+    """Groups: as many nodes for a kernel of 49 elements as for one of three.
+
+    Seen as long lines, the image is repeated once per row of the kernel, each time a row further,
+    and the signal once per column, each time an element further:
+
+        dW[i, j] = Σₚ image[p + i·width]·signal[p - j]
+
+    All pairs (i, j) are one product per image and group. A depthwise 7×7 kernel on 56×56 takes a
+    fifth of the time that a sum per element of the kernel took, 3×3 on 32×32 nine tenths.
+    Tried, and slower: Conv with the signal as kernel, in a group per image and channel (1.3 to 6
+    times); products of all columns with all, whose diagonals are added up (1 to 3 times).
+    """
+    *outer, last = axes
+    line = _line(op, last)
+    heights = math.prod(a.kernel for a in outer)
+    length = math.prod((a.windows for a in outer), start=line.width)
+    inputs, outputs = dim(op, w, 1), quotient(op, dim(op, w, 0), group)
+    rows = op.Reshape(
+        _by_kernel_row(op, image, outer, last, line),
+        vector(op, 0, group, inputs * (heights * line.phases), length),
+    )
+    shifted = op.Reshape(
+        _by_kernel_column(op, signal, line, length),
+        vector(op, 0, group, outputs * line.shifts, length),
+    )
+    product = op.MatMul(rows, op.transpose(shifted, 0, 1, 3, 2))
+    total = op.ReduceSum(product, [0], keepdims=0)
+    parts = vector(op, group, inputs, line.phases, heights, outputs, line.shifts)
+    cells = op.transpose(op.Reshape(total, parts), 0, 4, 1, 3, 5, 2)
+    if line.phases > 1:
+        cells = op.Reshape(cells, vector(op, group, outputs, inputs, heights, -1))
+        cells = op.Slice(cells, [0], [last.span], [4], [last.dilation])
+    return op.Reshape(cells, _shape(op, w, axes))
+
+
+@dataclass(frozen=True)
+class _Line:
+    """One row of the image, its every `phases`-th element by itself.
+
+    Attributes:
+        width: elements of a row, of one phase.
+        phases: the stride; the elements at 0, stride, 2·stride, … are one phase.
+        shifts: how often the signal is repeated, each time `step` elements further.
+    """
+
+    width: Size
+    phases: int
+    shifts: int
+    step: int
+
+
+def _line(op: OpBuilder, axis: Axis) -> _Line:
+    if axis.stride == 1:
+        return _Line(axis.windows + (axis.span - 1), 1, axis.kernel, axis.dilation)
+    behind = (axis.span - 1) // axis.stride
+    return _Line(axis.windows + behind, axis.stride, behind + 1, 1)
+
+
+def _by_kernel_row(
+    op: OpBuilder, image: Tensor, outer: Sequence[Axis], last: Axis, line: _Line
+) -> Tensor:
+    """What each row of the kernel sees: (N, C, phases, kernel rows, windows, width)."""
+    end = line.width * line.phases - last.image - last.begin
+    padded = pad_image(op, image, [*outer, replace(last, end=end)], 2)
+    first = 2
+    if line.phases > 1:
+        heights = [a.image + a.begin + a.end for a in outer]
+        split = op.Reshape(padded, vector(op, 0, 0, *heights, line.width, line.phases))
+        rank = len(outer) + 4
+        padded = op.transpose(split, 0, 1, rank - 1, *range(2, rank - 1))
+        first = 3
+    for i, axis in enumerate(outer):
+        cells = cell_positions(op, replace(axis, begin=0))
+        padded = op.Gather(padded, op.transpose(cells, 1, 0), axis=first + 2 * i)
+    if len(outer) > 1:
+        kernel = [first + 2 * i for i in range(len(outer))]
+        order = [*range(first), *kernel, *(k + 1 for k in kernel), first + 2 * len(outer)]
+        padded = op.transpose(padded, *order)
+    return padded
+
+
+def _by_kernel_column(op: OpBuilder, signal: Tensor, line: _Line, length: Size) -> Tensor:
+    """The signal (N, M, shifts·length), once per shift; what leaves a row was zero.
+
+    Repeated with a period that is a step longer than the line, it moves on from line to line.
+    """
+    behind = line.step * (line.shifts - 1)
+    if behind:
+        last = signal.rank - 1
+        signal = op.Pad(signal, [0, behind], op.like(0, signal), op.const([last]))
+    flat = op.Reshape(signal, vector(op, 0, 0, 1, length))
+    if line.shifts == 1:
+        return flat
+    longer = op.Pad(flat, [0, line.step], op.like(0, signal), op.const([3]))
+    repeated = op.Expand(longer, [1, 1, line.shifts, 1])
+    together = op.Reshape(repeated, [0, 0, -1])
+    return op.Slice(together, [0], vector(op, length * line.shifts), [2])

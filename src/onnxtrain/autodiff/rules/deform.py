@@ -9,7 +9,7 @@ from typing import Any
 from ...graph import OpBuilder, Tensor
 from ..registry import gradient
 from ._index import Size, dim, vector
-from .axis_maps import places
+from .axis_maps import cell_positions
 from .conv import bias_gradient
 from .sampling import Reader, inside_only, linear_taps
 from .windows import Axis, axes_of, kernel_of, quotient
@@ -86,7 +86,7 @@ def _positions(
     positions = []
     for i, axis in enumerate(axes):
         moved = op.Squeeze(op.Slice(split, [i], [i + 1], [1 + rank]), [1 + rank])
-        grid = op.transpose(op.Cast(places(op, axis), to=offset.dtype), 1, 0)
+        grid = op.transpose(op.Cast(cell_positions(op, axis), to=offset.dtype), 1, 0)
         spread: list[Size] = [1 for _ in range(2 * rank)]
         spread[i], spread[rank + i] = axis.kernel, axis.windows
         positions.append(op.Reshape(moved + op.Reshape(grid, vector(op, *spread)), [0, -1]))

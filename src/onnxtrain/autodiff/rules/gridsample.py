@@ -29,8 +29,8 @@ def grid_sample(
     rank = x.rank - 2
     taps, slopes = [], []
     for axis in range(rank):  # the grid names the last axis first
-        place = rank - 1 - axis
-        normal = op.Reshape(op.Slice(grid, [place], [place + 1], [-1]), [0, -1])
+        coordinate = rank - 1 - axis
+        normal = op.Reshape(op.Slice(grid, [coordinate], [coordinate + 1], [-1]), [0, -1])
         size = dim(op, x, axis + 2)
         axis_taps, slope = _axis_taps(op, normal, size, bool(align_corners), mode, padding_mode)
         taps.append(axis_taps)

@@ -125,8 +125,8 @@ def _keep_sequences(op: OpBuilder, node: ir.Node, values: Sequence[ir.Value]) ->
     inside.place(body)
     before.place(graph, before=node)
     node.resize_inputs(2 + states + len(starts))
-    for place, start in enumerate(starts, start=2 + states):
-        node.replace_input_with(place, start)
+    for index, start in enumerate(starts, start=2 + states):
+        node.replace_input_with(index, start)
     collected = _outputs_after_states(node, states, len(values))
     for value, sequence in zip(values, collected):
         assert isinstance(value.type, ir.TensorType)
@@ -140,8 +140,8 @@ def _outputs_after_states(node: ir.Node, states: int, count: int) -> list[ir.Val
     """New outputs of a Loop in front of its scan outputs, which move on with names and readers."""
     old = node.outputs
     node.resize_outputs(len(old) + count)
-    for place in reversed(range(states, len(old))):
-        source, target = old[place], node.outputs[place + count]
+    for index in reversed(range(states, len(old))):
+        source, target = old[index], node.outputs[index + count]
         name, target.type, target.shape = source.name, source.type, source.shape
         source.replace_all_uses_with(target, replace_graph_outputs=True)
         source.name, target.name = None, name

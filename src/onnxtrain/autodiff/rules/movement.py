@@ -38,7 +38,8 @@ def squeeze(op: OpBuilder, dy: Tensor, y: Tensor, x: Tensor, axes: Tensor | None
 
 @gradient("Unsqueeze", stops=(1,), straight_through=True)
 def unsqueeze(op: OpBuilder, dy: Tensor, y: Tensor, x: Tensor, axes: Tensor) -> Any:
-    return op.Squeeze(dy, axes)
+    # onnxruntime takes a single axis without brackets here, but not in Squeeze.
+    return op.Squeeze(dy, axes if axes.rank else op.Reshape(axes, [1]))
 
 
 @gradient("Transpose", straight_through=True)
@@ -263,7 +264,7 @@ def _center(op: OpBuilder, dy: Tensor, axis: int, before: int, after: int) -> Te
     return _cut(op, dy, axis, before, -after if after else LAST)
 
 
-def _place(op: OpBuilder, part: Tensor, axis: int, before: Size, after: Size) -> Tensor:
+def _padded_to(op: OpBuilder, part: Tensor, axis: int, before: Size, after: Size) -> Tensor:
     return op.Pad(part, vector(op, before, after), None, op.const([axis]))
 
 
@@ -273,10 +274,10 @@ def _fold_edge(
     dx = _center(op, dy, axis, before, after)
     if before:
         left = op.ReduceSum(_cut(op, dy, axis, 0, before), [axis], keepdims=1)
-        dx = dx + _place(op, left, axis, 0, length - 1)
+        dx = dx + _padded_to(op, left, axis, 0, length - 1)
     if after:
         right = op.ReduceSum(_cut(op, dy, axis, -after, LAST), [axis], keepdims=1)
-        dx = dx + _place(op, right, axis, length - 1, 0)
+        dx = dx + _padded_to(op, right, axis, length - 1, 0)
     return dx
 
 
@@ -286,10 +287,10 @@ def _fold_reflect(
     dx = _center(op, dy, axis, before, after)
     if before:
         left = reverse(op, _cut(op, dy, axis, 0, before), [axis])
-        dx = dx + _place(op, left, axis, 1, length - (before + 1))
+        dx = dx + _padded_to(op, left, axis, 1, length - (before + 1))
     if after:
         right = reverse(op, _cut(op, dy, axis, -after, LAST), [axis])
-        dx = dx + _place(op, right, axis, length - (after + 1), 1)
+        dx = dx + _padded_to(op, right, axis, length - (after + 1), 1)
     return dx
 
 
@@ -298,9 +299,9 @@ def _fold_wrap(
 ) -> Tensor:
     dx = _center(op, dy, axis, before, after)
     if before:
-        dx = dx + _place(op, _cut(op, dy, axis, 0, before), axis, length - before, 0)
+        dx = dx + _padded_to(op, _cut(op, dy, axis, 0, before), axis, length - before, 0)
     if after:
-        dx = dx + _place(op, _cut(op, dy, axis, -after, LAST), axis, 0, length - after)
+        dx = dx + _padded_to(op, _cut(op, dy, axis, -after, LAST), axis, 0, length - after)
     return dx
 
 

@@ -8,6 +8,8 @@ rounding passed straight through, ∂y/∂s is q − z − x/s inside the range 
 clipped, as in PyTorch (``_fake_quantize_learnable_per_tensor_affine``). Zero points are integers
 and get none. Between the two operators the gradient belongs to an integer tensor and has
 the float type of the scale; `straight_through` tells the walk to let it pass.
+
+Integer products are exact: theirs is the gradient of the same product of floats.
 """
 
 from __future__ import annotations
@@ -18,13 +20,11 @@ from typing import Any
 import onnx_ir as ir
 
 from ...graph import OpBuilder, Tensor
-from ..registry import gradient, gradient_multi, zero_gradient
+from ..registry import gradient, gradient_multi
 from ._index import dim, vector
-
-zero_gradient(
-    "MatMulInteger", "ConvInteger", "QLinearMatMul", "QLinearConv",
-    note="integer arithmetic: train the QDQ form of the model instead",
-)  # fmt: skip
+from .conv import input_gradient
+from .linear import matmul
+from .windows import axes_of, kernel_of
 
 ESTIMATOR = "straight-through inside the representable range; scale: learned step size (LSQ)"
 DYNAMIC = "straight-through; none through the scale and zero point that it chooses"
@@ -77,6 +77,57 @@ def dynamic_quantize_linear(
 ) -> Any:
     # The scale is chosen so that every value is in range: nothing is clipped.
     return None if dys[0] is None else dys[0] / op.output(1)
+
+
+# --- integer products ---------------------------------------------------------------------------
+
+
+@gradient("MatMulInteger", stops=(2, 3), straight_through=True, note=DYNAMIC)
+def matmul_integer(
+    op: OpBuilder,
+    dy: Tensor,
+    y: Tensor,
+    a: Tensor,
+    b: Tensor,
+    a_zero: Tensor | None,
+    b_zero: Tensor | None,
+) -> Any:
+    if a_zero is not None and a_zero.rank == 1 and a_zero.static_shape != (1,):
+        a_zero = op.Unsqueeze(a_zero, [1])  # one per row
+    plain = _centred(op, a, a_zero, dy), _centred(op, b, b_zero, dy)
+    return matmul(op, dy, y, *plain)
+
+
+@gradient("ConvInteger", stops=(1, 2, 3), straight_through=True, note=DYNAMIC)
+def conv_integer(
+    op: OpBuilder,
+    dy: Tensor,
+    y: Tensor,
+    x: Tensor,
+    w: Tensor,
+    x_zero: Tensor | None,
+    w_zero: Tensor | None,
+    *,
+    auto_pad: str = "NOTSET",
+    dilations: Sequence[int] = (),
+    group: int = 1,
+    kernel_shape: Sequence[int] = (),
+    pads: Sequence[int] = (),
+    strides: Sequence[int] = (),
+) -> Any:
+    if w_zero is not None and w_zero.rank == 1:
+        w_zero = op.Reshape(w_zero, [-1, *[1] * (w.rank - 1)])  # one per output channel
+    axes = axes_of(op, x, y, kernel_of(kernel_shape, w), strides, dilations, pads, auto_pad)
+    return input_gradient(op, dy, _centred(op, w, w_zero, dy), axes, group)
+
+
+def _centred(op: OpBuilder, codes: Tensor, zero: Tensor | None, like: Tensor) -> Tensor:
+    """Integers minus their zero point, as floats."""
+    number = op.Cast(codes, to=like.dtype)
+    if zero is not None:
+        number = number - op.Cast(zero, to=like.dtype)
+    number.value.shape = None if codes.value.shape is None else codes.value.shape.copy()
+    return number
 
 
 def _range(dtype: ir.DataType) -> tuple[float, float]:

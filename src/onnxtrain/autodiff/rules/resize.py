@@ -19,7 +19,7 @@ from ...graph import OpBuilder, Tensor
 from ...graph.provenance import elements, numbers
 from ..registry import gradient
 from ._index import dim, vector
-from .axis_maps import back_along
+from .axis_maps import along, back_along
 
 
 @gradient("Resize", stops=(1, 2, 3))
@@ -39,11 +39,32 @@ def resize(
     factors = _repeats(op, x, y, axes, scales, attributes)
     if factors is not None:
         return _sum_of_blocks(op, dy, factors)
+    for index, axis in enumerate(axes):
+        if not _unchanged(x, y, axis, index, scales, sizes, attributes):
+            matrix = _matrix(op, x, y, axes, index, roi, scales, sizes, attributes)
+            dy = back_along(op, dy, matrix, axis, rank)
+    return dy
+
+
+def as_products(
+    op: OpBuilder,
+    x: Tensor,
+    y: Tensor,
+    roi: Tensor | None,
+    scales: Tensor | None,
+    sizes: Tensor | None,
+    attributes: dict[str, Any],
+) -> Tensor:
+    """What Resize computes, as a product with an interpolation matrix per axis."""
+    rank = x.rank
+    axes = [a % rank for a in attributes.pop("axes", None) or range(rank)]
+    scales = _known(op, scales)
+    result = x
     for place, axis in enumerate(axes):
         if not _unchanged(x, y, axis, place, scales, sizes, attributes):
             matrix = _matrix(op, x, y, axes, place, roi, scales, sizes, attributes)
-            dy = back_along(op, dy, matrix, axis, rank)
-    return dy
+            result = along(op, result, matrix, axis, rank)
+    return op.Identity(x) if result is x else result
 
 
 def _known(op: OpBuilder, scales: Tensor | None) -> Tensor | None:
@@ -64,7 +85,7 @@ def _unchanged(
     x: Tensor,
     y: Tensor,
     axis: int,
-    place: int,
+    index: int,
     scales: Tensor | None,
     sizes: Tensor | None,
     attributes: dict[str, Any],
@@ -73,13 +94,13 @@ def _unchanged(
     if _crops(attributes):
         return False
     if scales is not None:
-        return scales.const is not None and bool(scales.const[place] == 1)
+        return scales.const is not None and bool(scales.const[index] == 1)
     if x.dim(axis) is not None and x.dim(axis) == y.dim(axis):
         return True
     if sizes is None or attributes.get("keep_aspect_ratio_policy", "stretch") != "stretch":
         return False
     target = elements(sizes)
-    return target is not None and target[place] == (x.value, axis)
+    return target is not None and target[index] == (x.value, axis)
 
 
 # --- whole-number enlargement ------------------------------------------------------------------
@@ -104,10 +125,10 @@ def _repeats(
     if not (centred or (mode == "asymmetric" and rounding == "floor")) or x.rank not in (3, 4, 5):
         return None
     factors = [1.0] * x.rank
-    for place, axis in enumerate(axes):
+    for index, axis in enumerate(axes):
         before, after = x.dim(axis), y.dim(axis)
         if scales is not None and scales.const is not None:
-            factors[axis] = float(scales.const[place])
+            factors[axis] = float(scales.const[index])
         elif isinstance(before, int) and isinstance(after, int) and scales is None and before:
             factors[axis] = after / before
         elif before is None or before != after or scales is not None:
@@ -132,50 +153,50 @@ def _matrix(
     x: Tensor,
     y: Tensor,
     axes: Sequence[int],
-    place: int,
+    index: int,
     roi: Tensor | None,
     scales: Tensor | None,
     sizes: Tensor | None,
     attributes: dict[str, Any],
 ) -> Tensor:
     """The interpolation matrix (outputs, inputs) of one axis: an identity matrix, resized."""
-    axis, options = axes[place], dict(attributes)
+    axis, options = axes[index], dict(attributes)
     options.pop("extrapolation_value", None)  # a constant: it has no gradient
     before = dim(op, x, axis)
     square = op.full(vector(op, before, before), 0, ir.DataType.FLOAT)
     image = op.Reshape(op.EyeLike(square), vector(op, 1, before, 1, before))
     if scales is not None:
         one = op.const(np.ones(3, np.float32))
-        scale = op.Concat(one, _pick(op, scales, place), axis=0)
-        wide = op.Resize(image, _span(op, roi, axes, place, attributes), scale, None, **options)
+        scale = op.Concat(one, _pick(op, scales, index), axis=0)
+        wide = op.Resize(image, _span(op, roi, axes, index, attributes), scale, None, **options)
     elif options.pop("keep_aspect_ratio_policy", "stretch") == "stretch":
         target = vector(op, 1, before, 1, dim(op, y, axis))
-        wide = op.Resize(image, _span(op, roi, axes, place, attributes), None, target, **options)
+        wide = op.Resize(image, _span(op, roi, axes, index, attributes), None, target, **options)
     else:
         assert sizes is not None
-        wide = _keeping_aspect(op, x, image, axes, place, sizes, attributes)
+        wide = _keeping_aspect(op, x, image, axes, index, sizes, attributes)
     matrix = op.transpose(op.Reshape(wide, vector(op, before, -1)), 1, 0)
     return matrix if x.dtype == ir.DataType.FLOAT else op.Cast(matrix, to=x.dtype)
 
 
-def _pick(op: OpBuilder, values: Tensor, place: int) -> Tensor:
+def _pick(op: OpBuilder, values: Tensor, index: int) -> Tensor:
     """One element, as a tensor of shape [1]."""
     if values.const is not None:
-        return op.const(np.asarray(values.const)[place : place + 1])
-    return op.Slice(values, [place], [place + 1])
+        return op.const(np.asarray(values.const)[index : index + 1])
+    return op.Slice(values, [index], [index + 1])
 
 
 def _span(
     op: OpBuilder,
     roi: Tensor | None,
     axes: Sequence[int],
-    place: int,
+    index: int,
     attributes: dict[str, Any],
 ) -> Tensor | None:
     """The part of the axis that tf_crop_and_resize looks at, as `roi` of a 4-D image."""
     if roi is None or not _crops(attributes):
         return None
-    first, last = _pick(op, roi, place), _pick(op, roi, place + len(axes))
+    first, last = _pick(op, roi, index), _pick(op, roi, index + len(axes))
     zeros, ones = op.const(np.zeros(3), roi.dtype), op.const(np.ones(3), roi.dtype)
     return op.Concat(zeros, first, ones, last, axis=0)
 
@@ -185,7 +206,7 @@ def _keeping_aspect(
     x: Tensor,
     image: Tensor,
     axes: Sequence[int],
-    place: int,
+    index: int,
     sizes: Tensor,
     attributes: dict[str, Any],
 ) -> Tensor:
@@ -199,6 +220,6 @@ def _keeping_aspect(
     lines = op.transpose(image, 0, 1, 3, 2)  # (1, rows, this axis, 1)
     one = op.const(np.ones(3, np.int64))
     plane = op.Expand(lines, op.Concat(one, width, axis=0))
-    target = op.Concat(_pick(op, sizes, place), op.Gather(sizes, limit, axis=0), axis=0)
+    target = op.Concat(_pick(op, sizes, index), op.Gather(sizes, limit, axis=0), axis=0)
     large = op.Resize(plane, None, None, target, **{**attributes, "axes": [2, 3]})
     return op.Slice(large, [0], [1], [3])

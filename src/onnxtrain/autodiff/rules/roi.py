@@ -21,13 +21,13 @@ class Samples:
     """Where RoiAlign reads along one axis.
 
     Attributes:
-        place: positions (R, bins, samples), moved into the image.
+        position: positions (R, bins, samples), moved into the image.
         inside: whether a position was in the image; outside of it zero is read.
         taken: whether there is such a sample (their number may differ by region).
         count: samples per bin (R, 1, 1), at least one.
     """
 
-    place: Tensor
+    position: Tensor
     inside: Tensor
     taken: Tensor
     count: Tensor
@@ -92,11 +92,11 @@ def _samples(
     steps = op.Cast(line(op, number), to=rois.dtype)
     within = (steps + 0.5) / some
     bin_number = op.const(np.arange(bins).reshape(1, bins, 1), rois.dtype)
-    place = start + (bin_number + within) * width
+    position = start + (bin_number + within) * width
     limit = as_number(op, size, rois)
-    inside = op.And(place >= -1.0, place <= limit)
-    moved = op.Min(op.Max(place, op.like(0, rois)), limit - 1.0)
-    return Samples(moved, inside, op.Expand(steps < count, op.Shape(place)), some)
+    inside = op.And(position >= -1.0, position <= limit)
+    moved = op.Min(op.Max(position, op.like(0, rois)), limit - 1.0)
+    return Samples(moved, inside, op.Expand(steps < count, op.Shape(position)), some)
 
 
 # --- average -----------------------------------------------------------------------------------
@@ -104,10 +104,10 @@ def _samples(
 
 def _weights(op: OpBuilder, samples: Samples, size: Size) -> Tensor:
     """Share (R, bins, size) of each row or column in each bin: hats around the samples."""
-    place = op.Unsqueeze(samples.place, [3])
-    here = op.Cast(line(op, size), to=samples.place.dtype)
-    hat = op.Max(1.0 - op.Abs(place - here), op.like(0, samples.place))
-    valid = op.Cast(op.And(samples.inside, samples.taken), to=samples.place.dtype)
+    position = op.Unsqueeze(samples.position, [3])
+    here = op.Cast(line(op, size), to=samples.position.dtype)
+    hat = op.Max(1.0 - op.Abs(position - here), op.like(0, samples.position))
+    valid = op.Cast(op.And(samples.inside, samples.taken), to=samples.position.dtype)
     return op.ReduceSum(hat * op.Unsqueeze(valid, [3]), [2], keepdims=0) / samples.count
 
 
@@ -182,8 +182,8 @@ def _align_max(
 
 
 def _corners(op: OpBuilder, samples: Samples) -> tuple[Tensor, Tensor]:
-    low = op.Floor(samples.place)
-    return op.Cast(low, to=ir.DataType.INT64), samples.place - low
+    low = op.Floor(samples.position)
+    return op.Cast(low, to=ir.DataType.INT64), samples.position - low
 
 
 def _next(op: OpBuilder, low: Tensor, x: Tensor, axis: int) -> Tensor:

@@ -49,28 +49,28 @@ def sequence_at(
         return []
     so_far = walk.withdraw(seq.value)
     start = sequences.zeros_like(op, seq) if so_far is None else so_far
-    place = _position(op, pos, start)
+    position = _position(op, pos, start)
     if so_far is not None:
-        dy = dy + _at(op, so_far, place, dy)
-    others = sequences.typed_like(op.SequenceErase(start, place), seq.value)
-    return [(seq.value, sequences.typed_like(op.SequenceInsert(others, dy, place), seq.value))]
+        dy = dy + _at(op, so_far, position, dy)
+    others = sequences.typed_like(op.SequenceErase(start, position), seq.value)
+    return [(seq.value, sequences.typed_like(op.SequenceInsert(others, dy, position), seq.value))]
 
 
 @gradient("SequenceInsert", stops=(2,))
 def sequence_insert(
     op: OpBuilder, dy: Tensor, y: Tensor, seq: Tensor, x: Tensor, pos: Tensor | None
 ) -> Any:
-    place = None if pos is None else _position(op, pos, dy, longer=-1)
-    rest = sequences.typed_like(op.SequenceErase(dy, place), seq.value)
-    return rest, _at(op, dy, op.const(-1) if place is None else place, x)
+    position = None if pos is None else _position(op, pos, dy, longer=-1)
+    rest = sequences.typed_like(op.SequenceErase(dy, position), seq.value)
+    return rest, _at(op, dy, op.const(-1) if position is None else position, x)
 
 
 @gradient("SequenceErase", stops=(1,))
 def sequence_erase(op: OpBuilder, dy: Tensor, y: Tensor, seq: Tensor, pos: Tensor | None) -> Any:
     gone = op.SequenceAt(seq, op.const(-1) if pos is None else pos)
     gone.value.type = ir.TensorType(seq.dtype)
-    place = None if pos is None else _position(op, pos, dy, longer=1)
-    return sequences.typed_like(op.SequenceInsert(dy, op.zeros_like(gone), place), seq.value)
+    position = None if pos is None else _position(op, pos, dy, longer=1)
+    return sequences.typed_like(op.SequenceInsert(dy, op.zeros_like(gone), position), seq.value)
 
 
 @gradient("SplitToSequence", stops=(1,))

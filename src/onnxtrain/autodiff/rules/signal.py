@@ -48,10 +48,10 @@ def dft(
 def _with_axis_1(op: OpBuilder, t: Tensor, x: Tensor, axis: Tensor) -> Tensor:
     """A tensor as [before the axis, the axis, behind it, parts], the axis known at run time."""
     sizes = op.shape_of(x)
-    place = op.Mod(op.Reshape(as_int64(op, axis), [1]), op.Shape(sizes))
-    before = op.ReduceProd(op.Concat([1], op.Slice(sizes, [0], place), axis=0), [0])
-    behind = op.ReduceProd(op.Concat([1], op.Slice(sizes, place + 1, [-1]), axis=0), [0])
-    own = op.Gather(op.shape_of(t), op.Concat(place, [-1], axis=0))
+    position = op.Mod(op.Reshape(as_int64(op, axis), [1]), op.Shape(sizes))
+    before = op.ReduceProd(op.Concat([1], op.Slice(sizes, [0], position), axis=0), [0])
+    behind = op.ReduceProd(op.Concat([1], op.Slice(sizes, position + 1, [-1]), axis=0), [0])
+    own = op.Gather(op.shape_of(t), op.Concat(position, [-1], axis=0))
     length, parts = op.many("Split", own, op.const([1, 1]), outputs=2, axis=0)
     seen: Tensor = op.Reshape(t, op.Concat(before, length, behind, parts, axis=0))
     seen.value.shape = ir.Shape([None, None, None, t.dim(-1)])
@@ -155,13 +155,20 @@ def stft(
     *,
     onesided: int = 1,
 ) -> Any:
+    whole = signal
+    if signal.rank == 2:  # onnxruntime takes real signals without the axis of parts, too
+        signal = op.Unsqueeze(signal, [2])
+        assert whole.value.shape is not None
+        signal.value.shape = ir.Shape([*whole.value.shape.dims, 1])
     count = _number(op, frame_length, 0 if window is None else dim(op, window, 0))
     dframes = _adjoint(op, dy, y, 2, count, inverse=0, onesided=onesided)
     dframes = _parts(op, dframes, signal)
     first = op.Unsqueeze(line(op, _length(op, y, 1)) * as_int64(op, frame_step), [1])
     where = first + line(op, count)  # [frame, position in it]
+    weighed = dframes if window is None else dframes * op.Unsqueeze(window, [1])
+    dsignal = add_along(op, signal, where, weighed, 1)
+    dsignal = dsignal if whole.rank == 3 else op.Squeeze(dsignal, [2])
     if window is None:
-        return add_along(op, signal, where, dframes, 1)
+        return dsignal
     dwindow = op.ReduceSum(dframes * op.Gather(signal, where, axis=1), [0, 1, 3], keepdims=0)
-    dsignal = add_along(op, signal, where, dframes * op.Unsqueeze(window, [1]), 1)
     return dsignal, None, dwindow

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
+
+import onnx_ir as ir
 
 from ...graph import OpBuilder, Tensor
 from ..registry import gradient
@@ -10,7 +13,44 @@ from ..registry import gradient
 
 @gradient("Softmax")
 def softmax(op: OpBuilder, dy: Tensor, y: Tensor, x: Tensor, *, axis: int = -1) -> Any:
+    y = _without_replaced_rows(op, y, axis)
     return y * (dy - op.ReduceSum(dy * y, [axis]))
+
+
+def _without_replaced_rows(op: OpBuilder, y: Tensor, axis: int) -> Tensor:
+    """Zeros for rows that a Where behind the softmax puts something else in the place of.
+
+    That is how attention treats a row whose keys are all masked: its softmax is NaN. No gradient
+    arrives there, but 0 · NaN is NaN.
+    """
+    for node, index in _readers(y.value):
+        condition = node.inputs[0]
+        if node.op_type != "Where" or index == 0 or condition is None:
+            continue
+        if node.graph is y.value.graph and _by_row(condition, y, axis):
+            rows = op.tensor(condition)
+            return op.Where(rows, 0.0, y) if index == 2 else op.Where(rows, y, 0.0)
+    return y
+
+
+def _readers(value: ir.Value) -> Iterator[tuple[ir.Node, int]]:
+    """The nodes that read a value, also behind a Cast."""
+    for node, index in value.uses():
+        yield node, index
+        if node.op_type == "Cast" and not node.domain:
+            yield from _readers(node.outputs[0])
+
+
+def _by_row(condition: ir.Value, y: Tensor, axis: int) -> bool:
+    """Whether a condition holds for whole rows: it has none of the axis, or finds the NaN."""
+    node = condition.producer()
+    if node is not None and node.op_type == "IsNaN" and node.inputs[0] is y.value:
+        return True
+    if condition.shape is None:
+        return False
+    from_the_end = y.rank - axis % y.rank
+    rank = len(condition.shape)
+    return rank < from_the_end or condition.shape[rank - from_the_end] == 1
 
 
 @gradient("LogSoftmax")

@@ -46,7 +46,7 @@ def col2im(
     strides, dilations = strides or [1] * rank, dilations or [1] * rank
     pads = pads or [0] * 2 * rank
     known = block_shape.const
-    axes, places = [], []
+    axes, positions = [], []
     for i, (s, d) in enumerate(zip(strides, dilations)):
         size, begin, end = dim(op, y, i + 2), int(pads[i]), int(pads[i + rank])
         kernel: Size = op.Slice(block_shape, [i], [i + 1]) if known is None else int(known[i])
@@ -56,8 +56,8 @@ def col2im(
             axes.append(Axis(kernel, s, d, begin, end, size, steps + 1))
         else:
             inner = op.Unsqueeze(line(op, kernel) * d, [1])
-            places.append(inner + line(op, steps + 1) * s - begin)
-    blocks = columns(op, dy, axes) if axes else _read(op, dy, places)
+            positions.append(inner + line(op, steps + 1) * s - begin)
+    blocks = columns(op, dy, axes) if axes else _read(op, dy, positions)
     return op.reshape_like(blocks, x)
 
 
@@ -75,17 +75,17 @@ def _axis_count(
     )
 
 
-def _read(op: OpBuilder, image: Tensor, places: Sequence[Tensor]) -> Tensor:
+def _read(op: OpBuilder, image: Tensor, positions: Sequence[Tensor]) -> Tensor:
     """An image at the places [position in the block, block] of each axis, zeros outside of it."""
-    rank = len(places)
+    rank = len(positions)
     index: Tensor | None = None
     inside: Tensor | None = None
-    for i, place in enumerate(places):
+    for i, position in enumerate(positions):
         size = op.dim_of(image, i + 2)
         axes = [a for a in range(2 * rank) if a not in (i, rank + i)]
-        place = op.Unsqueeze(place, axes) if axes else place  # noqa: PLW2901
-        within = op.And(place >= 0, place < size)
-        index = place if index is None else index * size + place
+        position = op.Unsqueeze(position, axes) if axes else position  # noqa: PLW2901
+        within = op.And(position >= 0, position < size)
+        index = position if index is None else index * size + position
         inside = within if inside is None else op.And(inside, within)
     assert index is not None
     flat = op.Reshape(image, [0, 0, -1])

@@ -157,8 +157,8 @@ def at_offset(
     if all(a.trivial for a in axes):
         return padded
     starts = [a.dilation * position for a, position in zip(axes, offset)]
-    places, steps = list(range(first, first + len(axes))), [a.stride for a in axes]
-    return op.Slice(padded, starts, _stops(op, axes, starts), places, steps)
+    sliced, steps = list(range(first, first + len(axes))), [a.stride for a in axes]
+    return op.Slice(padded, starts, _stops(op, axes, starts), sliced, steps)
 
 
 def _stops(op: OpBuilder, axes: Sequence[Axis], starts: Sequence[int]) -> Tensor:

@@ -138,9 +138,9 @@ class OrtDataLoader:
             rows = min(size, len(self) - start)
             for name, array, value in zip(names, data, values):
                 base = array.ctypes.data if value is None else value.data_ptr()
-                place = base + start * array.strides[0]
+                address = base + start * array.strides[0]
                 shape = (rows, *array.shape[1:])
-                binding.bind_input(name, device, array.dtype.type, shape, place)
+                binding.bind_input(name, device, array.dtype.type, shape, address)
             yield rows
 
 

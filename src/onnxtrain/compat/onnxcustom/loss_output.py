@@ -103,10 +103,9 @@ class _LossBuilder:
         self.inputs: list[ir.Value] = []
 
     def input(self, name: str, dtype: ir.DataType, shape: Any) -> Tensor:
-        self.op.names.reserve(name)
-        value = ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(shape))
-        self.inputs.append(value)
-        return self.op.tensor(value)
+        tensor = self.op.graph_input(name, dtype, shape)
+        self.inputs.append(tensor.value)
+        return tensor
 
     def prediction(self, index: int | str | None) -> Tensor:
         outputs = list(self.model.graph.outputs)

@@ -265,8 +265,8 @@ class OrtGradientOptimizer(TrainerBase):
             try:
                 total += self.train_session_.run(outputs, feeds)[0].item()
             except NonFiniteError as error:
-                place = f"in the batch of rows {start} to {start + rows - 1}"
-                raise BatchError(f"{error.reason} {place}") from error
+                where = f"in the batch of rows {start} to {start + rows - 1}"
+                raise BatchError(f"{error.reason} {where}") from error
         return total
 
     def _validate(self, X: Any, y: Any) -> float:

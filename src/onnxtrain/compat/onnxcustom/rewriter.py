@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx
 
 from ...errors import ModelError, UnknownNameError
-from ...graph import load, to_proto
+from ...graph import Names, load, to_proto
 from ...graph.subgraphs import graph_protos, subgraph_protos
 from .onnx_helper import as_proto
 
@@ -87,7 +87,7 @@ def onnx_rewrite_operator(
     if not any(op_type == n.op_type for n in load(onx).graph.all_nodes()):
         return as_proto(onx)
     model = as_proto(onx)
-    names = _Fresh(_all_names(model.graph))
+    names = Names(_all_names(model.graph))
     _rewrite(model.graph, op_type, sub_onx.graph, names, recursive)
     ours = {o.domain: o for o in model.opset_import}
     for opset in sub_onx.opset_import:
@@ -101,19 +101,6 @@ def onnx_rewrite_operator(
     return to_proto(load(model))
 
 
-class _Fresh:
-    def __init__(self, taken: set[str]) -> None:
-        self._taken = taken
-
-    def __call__(self, stem: str) -> str:
-        name, number = stem, 0
-        while name in self._taken:
-            number += 1
-            name = f"{stem}_{number}"
-        self._taken.add(name)
-        return name
-
-
 def _all_names(graph: onnx.GraphProto) -> set[str]:
     names: set[str] = set()
     for each in graph_protos(graph):
@@ -124,13 +111,13 @@ def _all_names(graph: onnx.GraphProto) -> set[str]:
 
 
 def _rewrite(
-    graph: onnx.GraphProto, op_type: str, sub: onnx.GraphProto, fresh: _Fresh, recursive: bool
+    graph: onnx.GraphProto, op_type: str, sub: onnx.GraphProto, names: Names, recursive: bool
 ) -> None:
     nodes = []
     for node in graph.node:
         if recursive:
             for inner in subgraph_protos(node):
-                _rewrite(inner, op_type, sub, fresh, recursive)
+                _rewrite(inner, op_type, sub, names, recursive)
         if node.op_type != op_type:
             nodes.append(node)
             continue
@@ -140,28 +127,28 @@ def _rewrite(
                 f"{len(node.output)} outputs, the replacement {len(sub.input)} and "
                 f"{len(sub.output)}."
             )
-        nodes.extend(_inlined(graph, node, sub, fresh))
+        nodes.extend(_inlined(graph, node, sub, names))
     del graph.node[:]
     graph.node.extend(nodes)
 
 
 def _inlined(
-    graph: onnx.GraphProto, node: onnx.NodeProto, sub: onnx.GraphProto, fresh: _Fresh
+    graph: onnx.GraphProto, node: onnx.NodeProto, sub: onnx.GraphProto, names: Names
 ) -> list[onnx.NodeProto]:
     mapped = dict(zip([i.name for i in sub.input], node.input))
     mapped.update(zip([o.name for o in sub.output], node.output))
     for tensor in sub.initializer:
-        mapped[tensor.name] = fresh(tensor.name)
+        mapped[tensor.name] = names.fresh(tensor.name)
         graph.initializer.add().CopyFrom(tensor)
         graph.initializer[-1].name = mapped[tensor.name]
     nodes = []
     for inner in sub.node:
         for name in inner.output:
             if name and name not in mapped:
-                mapped[name] = fresh(name)
+                mapped[name] = names.fresh(name)
         copy = onnx.NodeProto()
         copy.CopyFrom(inner)
-        copy.name = fresh(f"{node.name or node.op_type}/{inner.name or inner.op_type}")
+        copy.name = names.fresh(f"{node.name or node.op_type}/{inner.name or inner.op_type}")
         for field in (copy.input, copy.output):
             renamed = [mapped.get(n, n) for n in field]
             del field[:]

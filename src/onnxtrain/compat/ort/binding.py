@@ -49,7 +49,7 @@ class StepBinding(SessionIOBinding):  # type: ignore[misc]
         self._calls: dict[tuple[str, str], Call] = {}
         self._sides: dict[Hashable, Binding] = {}
         self._stale: dict[Hashable, dict[tuple[str, str], None]] = {}
-        self._places: dict[Hashable, dict[str, int]] = {}
+        self._output_indices: dict[Hashable, dict[str, int]] = {}
         self._last: Hashable = None
 
     # -- what the user binds -----------------------------------------------------------------------
@@ -65,12 +65,12 @@ class StepBinding(SessionIOBinding):  # type: ignore[misc]
             if other != key:
                 stale[kind, name] = None
         if kind == "output":
-            self._place(key, name)
+            self._note_output(key, name)
 
-    def _place(self, key: Hashable, name: str) -> None:
+    def _note_output(self, key: Hashable, name: str) -> None:
         """Note the position of an output; binding it again keeps its place."""
-        places = self._places[key]
-        places.setdefault(name, len(places))
+        indices = self._output_indices[key]
+        indices.setdefault(name, len(indices))
 
     def bind_input(self, name: str, *args: Any) -> None:
         """Bind an input to an array, or to memory."""
@@ -100,7 +100,7 @@ class StepBinding(SessionIOBinding):  # type: ignore[misc]
         self._calls = {key: call for key, call in self._calls.items() if key[0] != kind}
         self._sides.clear()
         self._stale.clear()
-        self._places.clear()
+        self._output_indices.clear()
 
     # -- running -----------------------------------------------------------------------------------
 
@@ -108,11 +108,11 @@ class StepBinding(SessionIOBinding):  # type: ignore[misc]
         side = self._sides.get(key)
         if side is None:
             side = self._sides[key] = self._make(key)
-            self._places[key] = {}
+            self._output_indices[key] = {}
             self._stale[key] = dict.fromkeys(self._calls)
             self._refresh(key, side)  # the user's outputs first: they come first in the results
             for name in self._attach(key, side):
-                self._place(key, name)
+                self._note_output(key, name)
         return side
 
     def _refresh(self, key: Hashable, side: Binding) -> None:
@@ -120,7 +120,7 @@ class StepBinding(SessionIOBinding):  # type: ignore[misc]
             method, args = self._calls[kind, name]
             getattr(side.io, method)(*args)
             if kind == "output":
-                self._place(key, name)
+                self._note_output(key, name)
         self._stale[key].clear()
 
     def ready(self, key: Hashable) -> Any:
@@ -154,8 +154,8 @@ class StepBinding(SessionIOBinding):  # type: ignore[misc]
     def _outputs(self) -> list[Any]:
         key = self._last if self._last in self._sides else self._current()
         values = self._side(key).io.get_outputs()
-        place = self._places[key]
-        return [values[place[name]] for kind, name in self._calls if kind == "output"]
+        indices = self._output_indices[key]
+        return [values[indices[name]] for kind, name in self._calls if kind == "output"]
 
     def get_outputs(self) -> Any:
         """The outputs that the user bound, in the order of binding."""

@@ -15,7 +15,6 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-import onnx
 import onnx_ir as ir
 
 from ... import optim
@@ -50,12 +49,6 @@ class OldArtifactError(ModelError):
 
 
 # --- the training model -------------------------------------------------------------------------
-
-
-def is_old(model: onnx.ModelProto) -> bool:
-    """Whether a model has operators that only the training builds of onnxruntime had."""
-    private = PRIVATE | OPTIMIZERS | {ACCUMULATOR, "InplaceClipGradNorm"}
-    return any(n.op_type in private for n in model.graph.node)
 
 
 @model_errors("Converting the training model")

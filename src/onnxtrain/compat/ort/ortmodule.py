@@ -23,6 +23,7 @@ import torch
 from ...errors import InputError
 from ...torch import ortmodule as current
 from ...torch.debug_options import DebugOptions, file_name
+from ...torch.element_types import ONNX_TYPES
 from ...torch.fallback import FallbackPolicy, read_policy
 from .capi import (
     GradientNodeAttributeDefinition,
@@ -299,32 +300,17 @@ def _attribute(name: str, entry: dict[str, Any]) -> GradientNodeAttributeDefinit
 
 # --- types ----------------------------------------------------------------------------------------
 
-_TYPES = {
-    torch.float32: onnx.TensorProto.FLOAT,
-    torch.float64: onnx.TensorProto.DOUBLE,
-    torch.float16: onnx.TensorProto.FLOAT16,
-    torch.bfloat16: onnx.TensorProto.BFLOAT16,
-    torch.int8: onnx.TensorProto.INT8,
-    torch.int16: onnx.TensorProto.INT16,
-    torch.int32: onnx.TensorProto.INT32,
-    torch.int64: onnx.TensorProto.INT64,
-    torch.uint8: onnx.TensorProto.UINT8,
-    torch.bool: onnx.TensorProto.BOOL,
-    torch.complex64: onnx.TensorProto.COMPLEX64,
-    torch.complex128: onnx.TensorProto.COMPLEX128,
-}
-
 
 def pytorch_type_to_onnx_dtype(dtype: torch.dtype) -> int:
     """ONNX's number of a torch type."""
-    if dtype not in _TYPES:
+    if dtype not in ONNX_TYPES:
         raise InputError(f"ONNX has no type {dtype}.")
-    return int(_TYPES[dtype])
+    return int(ONNX_TYPES[dtype])
 
 
 def onnx_dtype_to_pytorch_dtype(number: int) -> torch.dtype:
     """The torch type with this number in ONNX."""
-    for dtype, known in _TYPES.items():
+    for dtype, known in ONNX_TYPES.items():
         if known == number:
             return dtype
     raise InputError(f"torch has no type for ONNX's number {number}.")

@@ -223,9 +223,8 @@ class _Build:
                 f"The name {name!r} is taken in the model, and the training graph needs it. "
                 "Rename the value (for the learning rate: set lr_params_feed_name)."
             )
-        self.op.names.reserve(name)
         assert dtype is not None
-        return ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(list(shape)))
+        return self.op.graph_input(name, dtype, shape).value
 
     def scalar_input(self, name: str) -> Tensor:
         """A user input FLOAT[1], as a scalar."""

@@ -20,7 +20,7 @@ from ...graph import OpBuilder, Tensor
 from .gates import Gates, find_gates
 from .layer import Layer
 
-FEW = 16
+FEWEST_SEQUENCES = 16
 """With fewer sequences than the columns of a product's tile, rows of sequences are faster."""
 
 
@@ -34,7 +34,7 @@ def is_plain(node: ir.Node) -> bool:
     if x is None or x.shape is None:
         return False
     batch = x.shape[0 if node.attributes.get_int("layout", 0) else 1]
-    return not isinstance(batch, int) or batch >= FEW
+    return not isinstance(batch, int) or batch >= FEWEST_SEQUENCES
 
 
 def _has_usual_activations(node: ir.Node) -> bool:

@@ -84,7 +84,7 @@ def _row_ranges(value: ir.Value) -> list[Rows] | None:
 
 
 def _rows_of_split(node: ir.Node, value: ir.Value) -> list[Rows] | None:
-    source, place = node.inputs[0], list(node.outputs).index(value)
+    source, index = node.inputs[0], list(node.outputs).index(value)
     inner = _row_ranges(source) if source is not None else None
     if inner is None:
         return None
@@ -92,7 +92,7 @@ def _rows_of_split(node: ir.Node, value: ir.Value) -> list[Rows] | None:
     sizes = ints(node.inputs[1]) if len(node.inputs) > 1 else [rows // count] * count
     if sizes is None or sum(sizes) != rows:
         return None
-    return _cut(inner, sum(sizes[:place]), sum(sizes[: place + 1]))
+    return _cut(inner, sum(sizes[:index]), sum(sizes[: index + 1]))
 
 
 def _cut(ranges: list[Rows], first: int, last: int) -> list[Rows]:

@@ -61,7 +61,7 @@ def write_atomically(
             temporary.unlink()
         raise
     if durable:
-        _sync_directory(target.parent)
+        sync_directory(target.parent)
     _remove_abandoned(target)
 
 
@@ -162,7 +162,7 @@ def _lock(descriptor: int) -> None:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-def _sync_directory(directory: Path) -> None:
+def sync_directory(directory: Path) -> None:
     """Make the rename itself durable, where the system can."""
     with contextlib.suppress(OSError):
         descriptor = os.open(directory, os.O_RDONLY)

@@ -55,7 +55,6 @@ BY_CODE = {t.code: t for t in _TABLE}
 BY_ONNX = {t.onnx: t for t in _TABLE}
 BY_NUMPY = {t.numpy: t for t in reversed(_TABLE) if not t.opaque}
 F32 = BY_CODE["F32"]
-FLOAT_CODES = ("F64", "F32", "F16", "BF16")
 STRING = 8
 
 

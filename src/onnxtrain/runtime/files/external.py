@@ -397,8 +397,8 @@ def resolve(model: Message, folder: str | os.PathLike[str] | None, where: str) -
     data = DataFolder(folder, where)
     has_any = False
     for tensor in external_tensors(model):
-        place = data.locate(reference_of(tensor, where), size_of(tensor, where))
-        refer(tensor, place.location, place.offset, place.length)
+        location = data.locate(reference_of(tensor, where), size_of(tensor, where))
+        refer(tensor, location.location, location.offset, location.length)
         has_any = True
     return data.root if has_any else None
 

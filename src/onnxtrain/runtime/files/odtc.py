@@ -159,13 +159,13 @@ class _Reader:
                 f"{self.where} keeps its data in {name!r} beside it: not found."
             )
         try:
-            place = DataFolder(self.path.parent, self.where).locate(Reference("data", name))
+            file = DataFolder(self.path.parent, self.where).locate(Reference("data", name))
         except ModelFileError as error:
             raise CheckpointError(str(error)) from None
-        if place.length == 0:
+        if file.length == 0:
             return np.empty(0, np.uint8)
-        self.left += place.length
-        return np.memmap(place.path, np.uint8, mode="r")
+        self.left += file.length
+        return np.memmap(file.path, np.uint8, mode="r")
 
     def _optimizer(self, groups: Sequence[Any], trainable: TensorStore) -> OptimizerState:
         states = [

@@ -186,11 +186,6 @@ class ModelFile:
         return dense + [v.string(8) for v in values if v is not None]
 
     @property
-    def has_external_data(self) -> bool:
-        """Whether constants lie in a file beside the model; `folder` then says where."""
-        return self.folder is not None
-
-    @property
     def metadata(self) -> dict[str, str]:
         """The model's metadata_props."""
         return {m.string(1): m.string(2) for m in self.message.messages(14)}
@@ -232,11 +227,6 @@ class ModelFile:
         """Drop the graph inputs whose name `keep` refuses."""
         self._known_values.pop(11, None)
         self.graph.replace(11, [m for m in self.graph.messages(11) if keep(m.string(1))])
-
-    def add_input(self, name: str, kind: Message) -> None:
-        """Add a graph input of a type (a TypeProto)."""
-        self._known_values.pop(11, None)
-        self.graph.add(11, Message().add(1, name).add(2, kind))
 
     def set_outputs(self, names: Sequence[str], like: Mapping[str, str] | None = None) -> None:
         """Make exactly `names` the outputs; `like` names a value that has the same type.

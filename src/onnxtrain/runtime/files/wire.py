@@ -15,7 +15,8 @@ from typing import TypeAlias
 from ...errors import ModelFileError
 
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
-SMALL = 4096
+COPIED_BYTES = 4096
+"""Fields up to this size are copied; larger ones are views of what was read."""
 
 Chunk: TypeAlias = "bytes | memoryview"
 Value: TypeAlias = "int | bytes | memoryview | Message"
@@ -38,7 +39,9 @@ class Message:
             data: its bytes.
             limit: the most fields that it may have.
         """
-        view: Chunk = data if isinstance(data, bytes) and len(data) <= SMALL else memoryview(data)
+        view: Chunk = (
+            data if isinstance(data, bytes) and len(data) <= COPIED_BYTES else memoryview(data)
+        )
         fields: list[tuple[int, int, Value]] = []
         at, end = 0, len(view)
         most = end if limit is None else limit
@@ -208,7 +211,7 @@ def _take(view: Chunk, at: int, size: int) -> tuple[Chunk, int]:
             f"truncated protobuf data: a field of {size} bytes where {len(view) - at} are left"
         )
     part = view[at : at + size]
-    return (bytes(part) if size <= SMALL else part), at + size
+    return (bytes(part) if size <= COPIED_BYTES else part), at + size
 
 
 def _encode(value: int) -> bytes:

@@ -24,7 +24,7 @@ from .native import core_of, new_io, raw_ortvalue
 from .strings import string_value
 
 Array = npt.NDArray[Any]
-SMALL = 64
+OWN_BUFFER_ELEMENTS = 64
 """Outputs of known size up to this many elements get a buffer of their own, bound once."""
 
 STAGED = 32768
@@ -150,10 +150,10 @@ class Binding:
         staged = self._again
         if len(values) != len(staged):
             return False
-        for value, (place, dtype, shape) in zip(values, staged):
+        for value, (staging, dtype, shape) in zip(values, staged):
             if type(value) is not ndarray or value.dtype is not dtype or value.shape != shape:
                 return False
-            place[...] = value
+            staging[...] = value
         for unsigned, last, bound, labels in self._watched:
             if unsigned.item(unsigned.argmax()) > last:
                 labels.look_closer(bound)
@@ -168,10 +168,10 @@ class Binding:
         staged = self._again
         if len(values) != len(staged):
             return None
-        for value, (place, dtype, shape) in zip(values, staged):
+        for value, (staging, dtype, shape) in zip(values, staged):
             if type(value) is not ndarray or value.dtype is not dtype or value.shape != shape:
                 return None
-            place[...] = value
+            staging[...] = value
         for unsigned, last, bound, labels in self._watched:
             if unsigned.item(unsigned.argmax()) > last:
                 labels.look_closer(bound)
@@ -190,13 +190,13 @@ class Binding:
         np.copyto(staged, value)
 
     def _feed_array(self, info: ValueInfo, value: Array) -> None:
-        place = (address(value), value.shape)
-        if self._bound.get(info.name) == place:
+        memory = (address(value), value.shape)
+        if self._bound.get(info.name) == memory:
             return
         kind = BY_ONNX.get(info.elem_type or 0)
         element = kind.binding if kind is not None else value.dtype.type
-        self.io.bind_input(info.name, HOST.ort_device, element, value.shape, place[0])
-        self._bound[info.name] = place
+        self.io.bind_input(info.name, HOST.ort_device, element, value.shape, memory[0])
+        self._bound[info.name] = memory
         self._staged.pop(info.name, None)
 
     def run(self, options: Any = RUN_OPTIONS) -> None:
@@ -334,7 +334,7 @@ def small_shape(info: ValueInfo) -> tuple[int, ...] | None:
     if info.shape is None:
         return None
     sizes = tuple(d for d in info.shape if isinstance(d, int))
-    known = len(sizes) == len(info.shape) and math.prod(sizes) <= SMALL
+    known = len(sizes) == len(info.shape) and math.prod(sizes) <= OWN_BUFFER_ELEMENTS
     return sizes if known else None
 
 

@@ -115,16 +115,6 @@ class CutSession:
         return self._outputs
 
     @property
-    def inputs_meta(self) -> list[Argument]:
-        """The same under the name that it has at the C level."""
-        return self._inputs
-
-    @property
-    def outputs_meta(self) -> list[Argument]:
-        """The same under the name that it has at the C level."""
-        return self._outputs
-
-    @property
     def model_meta(self) -> Any:
         """The metadata of the model, which the first piece carries."""
         return self.cores[0].model_meta
@@ -171,9 +161,9 @@ class CutSession:
             vector, results = ort.OrtValueVector(), ort.OrtValueVector()
             for name in self.reads[index]:
                 vector.push_back(values[name])
-            places = [device_of.get(name, HOST) for name in names]
+            fetch_devices = [device_of.get(name, HOST) for name in names]
             run = self.cores[index].run_with_ortvaluevector
-            run(options, self.reads[index], vector, names, results, places)
+            run(options, self.reads[index], vector, names, results, fetch_devices)
             values |= {name: results[i] for i, name in enumerate(names)}
             for name in self._last[index]:
                 if name not in device_of:
@@ -248,36 +238,36 @@ class CutBinding:
         self._crossing: list[set[str]] = [set(piece.gives) for piece in self._session.pieces]
         for index, piece in enumerate(self._session.pieces):
             for name in piece.gives:
-                self._place(index, name)
+                self._output_index(index, name)
                 self._parts[index].bind_output(name, HOST)
 
-    def _place(self, index: int, name: str) -> int:
+    def _output_index(self, index: int, name: str) -> int:
         """Where an output comes among the results of its piece; binding it again keeps that."""
         positions = self._positions[index]
         return positions.setdefault(name, len(positions))
 
-    def bind_input(self, name: str, *place: Any) -> None:
+    def bind_input(self, name: str, *buffer: Any) -> None:
         """Bind an array, or memory, in every piece that reads it."""
         for index in self._session.readers(name):
-            self._parts[index].bind_input(name, *place)
+            self._parts[index].bind_input(name, *buffer)
 
     def bind_ortvalue_input(self, name: str, value: Any) -> None:
         """Bind a value in every piece that reads it."""
         for index in self._session.readers(name):
             self._parts[index].bind_ortvalue_input(name, value)
 
-    def bind_output(self, name: str, *place: Any) -> None:
+    def bind_output(self, name: str, *buffer: Any) -> None:
         """Ask for an output on a device, or in memory of the caller."""
-        self._output(name, "bind_output", *place)
+        self._output(name, "bind_output", *buffer)
 
     def bind_ortvalue_output(self, name: str, value: Any) -> None:
         """Bind an output to a value."""
         self._output(name, "bind_ortvalue_output", value)
 
-    def _output(self, name: str, method: str, *place: Any) -> None:
+    def _output(self, name: str, method: str, *buffer: Any) -> None:
         index, there = self._session.maker(name)
-        getattr(self._parts[index], method)(there, *place)
-        self._bound[name] = index, self._place(index, there)
+        getattr(self._parts[index], method)(there, *buffer)
+        self._bound[name] = index, self._output_index(index, there)
         self._crossing[index].discard(there)  # whoever asked for it says when it is let go
 
     def clear_binding_inputs(self) -> None:

@@ -74,12 +74,12 @@ def cut(
     total = sum(gradients.values())
     count = max(1, math.ceil(total / limit))
     rank = {index: at for at, index in enumerate(graph.order)}
-    place = {g: rank.get(graph.maker[g], 0) for g in gradients}
+    order_of = {g: rank.get(graph.maker[g], 0) for g in gradients}
     ends: dict[int, int] = {}
     at = 0.0
-    for name in sorted(gradients, key=place.__getitem__):
+    for name in sorted(gradients, key=order_of.__getitem__):
         bucket = min(int((at + gradients[name] / 2) * count / total), count - 1) if total else 0
-        ends[bucket] = place[name] + 1
+        ends[bucket] = order_of[name] + 1
         at += gradients[name]
     stops = [stop for stop in ends.values() if stop > graph.first]
     return graph.pieces([0, *stops[:-1], len(graph.order)], results, list(gradients))
@@ -150,14 +150,14 @@ class _Graph:
     ) -> list[Piece]:
         """The order cut at these places, and what goes from one piece to the other."""
         parts = [frozenset(self.order[a:b]) for a, b in itertools.pairwise(stops)]
-        place = {i: p for p, part in enumerate(parts) for i in part}
+        piece_of = {i: p for p, part in enumerate(parts) for i in part}
 
         def takes(p: int) -> set[str]:
             read = set().union(*(self.reads[i] for i in parts[p])) & self.maker.keys()
-            return {n for n in read if place.get(self.maker[n], p) != p}
+            return {n for n in read if piece_of.get(self.maker[n], p) != p}
 
         def produced_by(names: Iterable[str], p: int) -> tuple[str, ...]:
-            return tuple(n for n in names if place.get(self.maker.get(n, -1), 0) == p)
+            return tuple(n for n in names if piece_of.get(self.maker.get(n, -1), 0) == p)
 
         inputs = [tuple(sorted(takes(p))) for p in range(len(parts))]
         passed = sorted(set().union(*inputs))

@@ -58,13 +58,13 @@ class ClassLabels:
             is_wrong &= labels != self.ignore_index
         count = int(np.count_nonzero(is_wrong))
         if count:
-            place = np.unravel_index(int(is_wrong.argmax()), labels.shape)
-            raise LabelError(self._text(labels, [int(i) for i in place], count))
+            position = np.unravel_index(int(is_wrong.argmax()), labels.shape)
+            raise LabelError(self._text(labels, [int(i) for i in position], count))
 
-    def _text(self, labels: Array, place: Sequence[int], count: int) -> str:
-        value = labels[tuple(place)].item()
-        row = f"row {place[0]}" if place else "it"
-        where = f" (at {list(place)})" if place and labels.size > len(labels) else ""
+    def _text(self, labels: Array, position: Sequence[int], count: int) -> str:
+        value = labels[tuple(position)].item()
+        row = f"row {position[0]}" if position else "it"
+        where = f" (at {list(position)})" if position and labels.size > len(labels) else ""
         most = "numbers from 0 on" if self.classes is None else f"classes 0 to {self.classes - 1}"
         besides = "" if self.ignore_index is None else f", or {self.ignore_index} to be left out"
         rest = f"; {count} of {labels.size} labels are wrong" if count > 1 else ""

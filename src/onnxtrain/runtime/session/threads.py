@@ -13,14 +13,16 @@ from __future__ import annotations
 import math
 import sys
 import weakref
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar
 
 from ..step.artifact import Artifact, specs_of, weights_change
 from . import cutting
 from .devices import Device, session_options
 from .options import is_left_alone, may_be_exchanged
 from .sharing import GlobalLock
+
+T = TypeVar("T")
 
 LIMIT = 1_000_000
 """Multiplications of a forward pass up to which one thread is used: about 0.1 ms of work."""
@@ -84,14 +86,73 @@ def applications(shape: Sequence[int], *, indices: bool) -> int:
     return max(1, int(math.prod(shape if indices else shape[:-1])))
 
 
-class Spinner:
-    """Owns a session whose threads may spin; looks at `must_rest` before every step."""
+class SessionChoice(Generic[T]):
+    """Which session runs a step: the one with all threads, or one with a single thread.
 
-    must_rest = False
+    Each is made when it is first needed. The threads of the first spin between steps until
+    somebody else wants the cores: then `must_rest` is set, by any thread, and the owner calls
+    `rest` before its next step.
+
+    Args:
+        make: a session with these options, and what the owner binds to it.
+        small: which batches are for a single thread.
+        options: of the session with all threads; takes whether they spin.
+        can_spin: whether threads may spin if there is no other training.
+
+    Attributes:
+        current: what runs the next step.
+        spins: whether the threads of `usual` spin.
+        must_rest: whether they were asked not to.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[Any], T],
+        small: SmallSteps,
+        options: Callable[[bool], Any],
+        can_spin: Callable[[], bool],
+    ) -> None:
+        self._make, self._small, self._options = make, small, options
+        self.must_rest = False
+        self.spins = is_alone(self) and can_spin()
+        self._usual: T | None = None
+        self._single: T | None = None
+        self.current: T = self.usual
+
+    @property
+    def usual(self) -> T:
+        """The one with all threads, or as many as the user's options say."""
+        if self._usual is None:
+            self._usual = self._make(self._options(self.spins))
+        return self._usual
+
+    @property
+    def single(self) -> T:
+        """The one with a single thread."""
+        if self._single is None:
+            self._single = self._make(self._small.options())
+        return self._single
+
+    def choose(self, arrays: Sequence[Any]) -> None:
+        """The one for a batch."""
+        self.current = self.single if self._small.has(arrays) else self.usual
+
+    def release(self) -> None:
+        """Let both go; what is `current` stays."""
+        self._usual = self._single = None
 
     def stop_spinning(self) -> None:
         """Ask for threads that sleep from the next step on; any thread may call this."""
         self.must_rest = True
+
+    def rest(self) -> None:
+        """Do what `stop_spinning` asked for, between two steps."""
+        before, spun = self._usual, self.spins
+        self.must_rest = self.spins = False
+        if spun and before is not None:
+            self._usual = None
+            if self.current is before:
+                self.current = self.usual
 
 
 def training_options(artifact: Artifact, options: Any, *, spin: bool = False) -> Any:
@@ -109,7 +170,7 @@ _training: weakref.WeakSet[Any] = weakref.WeakSet()
 _lock = GlobalLock()
 
 
-def is_alone(owner: Spinner) -> bool:
+def is_alone(owner: SessionChoice[Any]) -> bool:
     """Note who trains; whether nobody else does. If somebody does, none of them spins any more.
 
     Where torch is loaded its threads may want the cores as well.

@@ -34,6 +34,7 @@ class Draws:
 
     def __init__(self, state: TrainingState) -> None:
         self._state = state
+        self._passes = 0
         self.words = np.zeros(2, np.int64)
 
     def set(self) -> None:
@@ -44,6 +45,16 @@ class Draws:
     def count(self) -> None:
         """After a pass: the next one draws anew."""
         self._state.random.counter += 1
+        self._passes += 1
+
+    def accept(self) -> None:
+        """Let the passes so far count, whatever becomes of those to come."""
+        self._passes = 0
+
+    def take_back(self) -> None:
+        """Passes that were dropped have drawn nothing: the next one draws what the first drew."""
+        self._state.random.counter -= self._passes
+        self._passes = 0
 
 
 def key_of(random: RandomState) -> int:

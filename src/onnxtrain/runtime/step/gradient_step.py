@@ -13,19 +13,19 @@ from ..session.cut_session import share_arena
 from ..session.device_ops import DeviceOps
 from ..session.devices import Device
 from ..session.options import may_be_exchanged, may_spin
-from ..session.threads import SmallSteps, Spinner, is_alone, training_options
+from ..session.threads import SessionChoice, SmallSteps, training_options
 from ..state.buffers import TensorStore
 from ..state.seeds import Draws, reseed
 from ..state.training_state import TrainingState
 from . import kernels
 from .artifact import Artifact, drop_accumulation, fold_frozen
-from .pieces import Passes, Pieces
+from .pieces import GradientBindings, Pieces
 from .step import Step
 
 Array = npt.NDArray[Any]
 
 
-class GradientStep(Spinner, Step):
+class GradientStep(Step):
     """The training model: its session, and a second one with one thread for small batches.
 
     Args:
@@ -64,7 +64,7 @@ class GradientStep(Spinner, Step):
         """Whether they are saved even without `check_finite`: for who checks by other means."""
         reseed(artifact.model, artifact.random_nodes, state.random)
         self.draws = Draws(state) if artifact.random_input else None
-        self.small = SmallSteps(artifact, device, user_options)
+        small = SmallSteps(artifact, device, user_options)
         folded = set(fold_frozen(artifact, state)) if fold else set()
         self.bound = [n for n in artifact.parameters if n not in folded]
         self.gradient_names = {
@@ -76,18 +76,19 @@ class GradientStep(Spinner, Step):
         drop_accumulation(artifact)
         can_be_cut = device.is_host and self.gradients.buffers.keys() == {"F32"}
         self.is_long = device.is_host and cutting.is_long(artifact.model)
-        self.spins = (
-            is_alone(self)
-            and can_be_cut
-            and may_spin(user_options)
-            and may_be_exchanged(user_options)
-            and not self.is_long
-            and kernels.runs_alone(state.trainable.size)
-        )
-        self._usual: Passes | None = None
-        self.now: Passes = self.usual
-        self.single: Passes | None = None
         self.pieces: Pieces | None = None
+        self.sessions: SessionChoice[GradientBindings] = SessionChoice(
+            self._bindings,
+            small,
+            self._options,
+            lambda: (
+                can_be_cut
+                and may_spin(user_options)
+                and may_be_exchanged(user_options)
+                and not self.is_long
+                and kernels.runs_alone(state.trainable.size)
+            ),
+        )
 
     def bind(self, session: Any, gradients: TensorStore, names: Mapping[str, str]) -> Binding:
         """Bind all but the user's inputs; `names` tells the outputs that are gradients."""
@@ -110,54 +111,42 @@ class GradientStep(Spinner, Step):
     def share_arena(self) -> None:
         """Make the sessions again, in memory that those of pieces can use too."""
         share_arena(self.options)
-        self._usual = None
+        self.sessions.release()
         self.use(None)
 
     def use(self, pieces: Pieces | None, *, keep: bool = False) -> None:
         """Run in pieces from now on, or (None) whole again; the other way is let go or kept."""
         self.pieces = pieces
         if pieces is not None and not keep:
-            self._usual = self.single = None
-        self.now = pieces if pieces is not None else self.usual
+            self.sessions.release()
+        self.sessions.current = pieces if pieces is not None else self.sessions.usual
 
-    def _session(self, options: Any) -> Any:
-        return self.device.session(self.artifact.model.consolidate(), options)
+    def _bindings(self, options: Any) -> GradientBindings:
+        return GradientBindings(
+            self, self.device.session(self.artifact.model.consolidate(), options)
+        )
 
-    @property
-    def usual(self) -> Passes:
-        """The model with the user's options."""
-        if self._usual is None:
-            options = self.options
-            if self.spins:
-                options = training_options(self.artifact, self.user_options, spin=True)
-            self._usual = Passes(self, self._session(options))
-        return self._usual
-
-    def rest(self) -> None:
-        """Do what `stop_spinning` asked for, between two steps."""
-        before, spun = self._usual, self.spins
-        self.must_rest = self.spins = False
-        if spun and before is not None:
-            self._usual = None
-            if self.now is before:
-                self.now = self.usual
+    def _options(self, spin: bool) -> Any:
+        if not spin:
+            return self.options
+        return training_options(self.artifact, self.user_options, spin=True)
 
     @property
     def session(self) -> Any:
         """The session with the user's options."""
-        if self.must_rest:
-            self.rest()
-        return self.usual.session
+        if self.sessions.must_rest:
+            self.sessions.rest()
+        return self.sessions.usual.session
 
     def binding(self) -> Binding:
         """Where the next step's inputs go."""
-        return self.now.binding(self.overwrite)
+        return self.sessions.current.binding(self.overwrite)
 
     def feed(self, values: Sequence[Any]) -> bool:
         """Check and bind the user's inputs; tells whether they are OrtValues."""
         arrays = self.user.check.arrays(values)
         if self.pieces is None:
-            self.now = self._single() if self.small.has(arrays) else self.usual
+            self.sessions.choose(arrays)
         self.binding().feed(self.user.inputs, arrays)
         return all_ortvalues(values)
 
@@ -174,7 +163,7 @@ class GradientStep(Spinner, Step):
     def commit(self) -> None:
         """Let the step that has just run count: add its gradients, take over its states."""
         if not self.overwrite:
-            self.now.add()
+            self.sessions.current.add()
         if not self.device.is_host:
             self.gradients.written()
         if self.next_states.specs:
@@ -202,14 +191,24 @@ class GradientStep(Spinner, Step):
         """Drop the batches since the last update: the next step starts the gradients anew."""
         self.overwrite = True
         self.restore_states()
+        if self.draws is not None:
+            self.draws.take_back()
 
     def updated(self) -> None:
-        """The batches so far count: the states of before them will not come back."""
+        """The batches so far count: states and random numbers of before will not come back."""
         self.can_restore = False
+        if self.draws is not None:
+            self.draws.accept()
+
+    def start_anew(self) -> None:
+        """Let the next step overwrite the gradients; its batch is the first of an update."""
+        self.overwrite = True
+        if self.draws is not None:
+            self.draws.accept()
 
     def again(self, values: Sequence[Any]) -> list[Array] | None:
         """A step like the one before, on small arrays; None if there is more to be done."""
-        state, now = self.state, self.now
+        state = self.state
         if state.nominal is not None or state.write_back is not None or not self.is_simple:
             return None
         if not self.overwrite:
@@ -217,7 +216,7 @@ class GradientStep(Spinner, Step):
         draws = self.draws
         if draws is not None:
             draws.set()
-        results = now.overwrite.again(values)
+        results = self.sessions.current.overwrite.again(values)
         if results is not None:
             self.overwrite = False
             if draws is not None:
@@ -234,8 +233,3 @@ class GradientStep(Spinner, Step):
         if self.scratch is None:
             self.scratch = self.gradients.like()
         return self.scratch
-
-    def _single(self) -> Passes:
-        if self.single is None:
-            self.single = Passes(self, self._session(self.small.options()))
-        return self.single

@@ -24,7 +24,7 @@ from ..session.sharing import GlobalLock
 
 Array = npt.NDArray[Any]
 Update = Callable[..., None]
-LARGE = 100_000
+COMPILED_PARAMETERS = 100_000
 """Number of parameters from which compiling pays."""
 
 PARALLEL = 4_000_000
@@ -104,7 +104,7 @@ def find(description: Mapping[str, Any], size: int) -> Kernel | None:
     name, hyper = description.get("name"), description.get("hyper")
     if name not in {"AdamW", "Adam", "SGD"} or not isinstance(hyper, Mapping):
         return None
-    if size < LARGE or not available():
+    if size < COMPILED_PARAMETERS or not available():
         return None
     needed = {"SGD": ("momentum", "dampening", "nesterov")}.get(name, ("betas", "eps"))
     states = description.get("states") or []
@@ -117,7 +117,7 @@ def find(description: Mapping[str, Any], size: int) -> Kernel | None:
 
 def runs_alone(size: int) -> bool:
     """Whether updates of so many parameters take one thread, if their optimizer has a kernel."""
-    return LARGE <= size < PARALLEL and available()
+    return COMPILED_PARAMETERS <= size < PARALLEL and available()
 
 
 def available() -> bool:

@@ -134,8 +134,8 @@ class Module(OneProcess):
         """
         with self._lock:
             train = self.gradient_step
-            if train.must_rest:
-                train.rest()
+            if train.sessions.must_rest:
+                train.sessions.rest()
             part: GradientStep | EvalStep = train if self.training else self._need_eval()
             quick = None if named_inputs else part.again(user_inputs)
             if quick is not None:
@@ -170,7 +170,7 @@ class Module(OneProcess):
     def lazy_reset_grad(self) -> None:
         """Let the next training step overwrite the gradients; until then they stay readable."""
         with self._lock:  # the end of another thread's step would take it back
-            self.gradient_step.overwrite = True
+            self.gradient_step.start_anew()
 
     def discard_step(self) -> None:
         """Drop the batches since the last update, because one of them is no good.
@@ -289,7 +289,7 @@ class Module(OneProcess):
         if step.user.nothing_counts(values):
             return  # the mean of no labels is no number, and no mistake
         if step.overwrite:  # batches before this one were given up without an update, and stay
-            step.updated()
+            step.can_restore = False
         self.discard_step()
         memory = self._values.optimizer
         where = f", in update {memory.step + 1}" if memory is not None else ""

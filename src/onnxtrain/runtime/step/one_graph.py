@@ -20,7 +20,7 @@ from ..session.binding import Binding, all_ortvalues, user_side
 from ..session.devices import Device
 from ..session.options import may_be_exchanged, may_spin
 from ..session.sharing import OneProcess
-from ..session.threads import SmallSteps, Spinner, is_alone, training_options
+from ..session.threads import SessionChoice, SmallSteps, training_options
 from ..state.buffers import TensorStore
 from ..state.seeds import Draws, reseed
 from ..state.training_state import OptimizerState, TrainingState
@@ -36,7 +36,7 @@ TRAINABLE, FROZEN, STATISTICS = "trainable parameters", "frozen parameters", "ru
 """Stores of a set, besides the optimizer's states under their names."""
 
 
-class OneGraphStep(Spinner, OneProcess, Step):
+class OneGraphStep(OneProcess, Step):
     """Runs a step model.
 
     Args:
@@ -74,15 +74,17 @@ class OneGraphStep(Spinner, OneProcess, Step):
         state.place(device)
         reseed(artifact.model, artifact.random_nodes, state.random)
         self.draws = Draws(state) if artifact.random_input else None
-        self.small = SmallSteps(artifact, device, options)
+        small = SmallSteps(artifact, device, options)
         self.model = artifact.model.consolidate()
         self.rate, self.number = np.zeros(1, np.float32), np.zeros(1, np.int64)
         self._reads, self._writes = self._places()
         self.buffers = self._two_sets()
-        self._options = options
-        self.spins = is_alone(self) and may_spin(options) and may_be_exchanged(options)
-        self._usual = self._now = self._both(training_options(artifact, options, spin=self.spins))
-        self._single: list[Binding] | None = None
+        self.sessions: SessionChoice[list[Binding]] = SessionChoice(
+            self._both,
+            small,
+            lambda spin: training_options(artifact, options, spin=spin),
+            lambda: may_spin(options) and may_be_exchanged(options),
+        )
         state.write_back = self.write_back
 
     def _places(self) -> tuple[dict[str, Place], dict[str, Place]]:
@@ -116,9 +118,9 @@ class OneGraphStep(Spinner, OneProcess, Step):
     @property
     def session(self) -> InferenceSession:
         """The session with the user's options."""
-        if self.must_rest:
-            self.rest()
-        return self._usual[0].session
+        if self.sessions.must_rest:
+            self.sessions.rest()
+        return self.sessions.usual[0].session
 
     def _check_states(self, optimizer: OptimizerFile) -> None:
         inputs = {v.name for v in self.artifact.model.inputs}
@@ -129,16 +131,6 @@ class OneGraphStep(Spinner, OneProcess, Step):
                 f"{self.artifact.model.where} has no input {missing[0]!r}: it was made for "
                 f"another optimizer than {optimizer.name}."
             )
-
-    def rest(self) -> None:
-        """Do what `stop_spinning` asked for, between two steps."""
-        self.must_rest = False
-        if not self.spins:
-            return
-        self.spins, before = False, self._usual
-        self._usual = self._both(training_options(self.artifact, self._options))
-        if self._now is before:
-            self._now = self._usual
 
     def _both(self, options: Any) -> list[Binding]:
         """A session and its bindings in both directions."""
@@ -162,20 +154,20 @@ class OneGraphStep(Spinner, OneProcess, Step):
     def __call__(self, values: Sequence[Any]) -> list[Array]:
         """One training step; gives loss and additional outputs."""
         with self._lock:
-            if self.must_rest:
-                self.rest()
+            if self.sessions.must_rest:
+                self.sessions.rest()
             memory, buffers = self.memory, self.buffers
             self.rate[0], self.number[0] = memory.learning_rate, memory.step + 1
             if self.draws is not None:
                 self.draws.set()
-            results = self._now[buffers.turn].again(values)
+            results = self.sessions.current[buffers.turn].again(values)
             if results is None:
                 self.feed(values)
                 results = self.run().results()
-            if self.draws is not None:
-                self.draws.count()
             if self.check_finite:
                 self._check(results[0], values)
+            if self.draws is not None:
+                self.draws.count()
             buffers.swap()
             memory.step += 1
             buffers.noted()
@@ -183,17 +175,12 @@ class OneGraphStep(Spinner, OneProcess, Step):
 
     def binding(self) -> Binding:
         """Where the next inputs go."""
-        return self._now[self.buffers.turn]
+        return self.sessions.current[self.buffers.turn]
 
     def feed(self, values: Sequence[Any]) -> bool:
         """Check and bind the user's inputs; a small batch goes to a session with one thread."""
         arrays = self.user.check.arrays(values)
-        if not self.small.has(arrays):
-            self._now = self._usual
-        else:
-            if self._single is None:
-                self._single = self._both(self.small.options())
-            self._now = self._single
+        self.sessions.choose(arrays)
         self.binding().feed(self.user.inputs, arrays)
         return all_ortvalues(values)
 

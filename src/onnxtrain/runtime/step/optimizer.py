@@ -69,15 +69,15 @@ class Optimizer(OneProcess):
             update = self._update or self._prepare()
             if state.write_back is not None:
                 state.write_back()
-            memory = state.optimizer or self._memory
-            if self._limit is not None or self._step.check_finite:
-                checks = self._step.check_finite
+            memory, step = state.optimizer or self._memory, self._step
+            checks = step.check_finite
+            if self._limit is not None or checks:
                 rate = memory.learning_rate
                 self._watch.apply(update, rate, scale, limit=self._limit, check_finite=checks)
-                if checks:
-                    self._step.updated()
             else:
                 update.run(memory.step + 1, memory.learning_rate, scale)
+            if checks or step.draws is not None:
+                step.updated()
             memory.step += 1
 
     @exclusive
@@ -152,7 +152,7 @@ class Optimizer(OneProcess):
         names = step.artifact.trainable
         self._update = make_update(self._file, state, step.device, step.user_options, names)
         if self._update.is_session:
-            step.stop_spinning()
+            step.sessions.stop_spinning()
         return self._update
 
 

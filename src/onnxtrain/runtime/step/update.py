@@ -340,7 +340,7 @@ class Update:
             if name in rule.inputs:
                 binding.host_input(name, array)
         for name, store in {**stores, "gradients": self.gradients}.items():
-            shape, pointer = _place(store, chunk)
+            shape, pointer = _shape_and_pointer(store, chunk)
             binding.input(name, F32, shape, pointer)
             if name == "gradients":
                 continue
@@ -460,7 +460,7 @@ def _chunks(
             yield Chunk(group, at, min(at + chunk_size, stop))
 
 
-def _place(store: TensorStore, chunk: Chunk) -> tuple[tuple[int, ...], int]:
+def _shape_and_pointer(store: TensorStore, chunk: Chunk) -> tuple[tuple[int, ...], int]:
     if chunk.tensor is not None:
         return store.specs[chunk.tensor].shape, store.pointer(chunk.tensor)
     return (chunk.stop - chunk.start,), store.buffers["F32"].pointer(chunk.start)

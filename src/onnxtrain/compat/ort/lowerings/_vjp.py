@@ -61,18 +61,14 @@ def _forward_model(
         if outer is None:
             operands.append(None)
             continue
-        names.reserve(f"x{i}")
         _ = outer.rank  # raises when unknown: the lowering then waits for shape inference
-        value = ir.Value(
-            name=f"x{i}",
-            type=ir.TensorType(outer.dtype),
-            shape=ir.Shape(list(outer.shape or ())),
-        )
+        operand = inner.graph_input(f"x{i}", outer.dtype, outer.shape or ())
+        value = operand.value
         if outer.const is not None:
             value.const_value = outer.value.const_value
             initializers.append(value)
         holders[f"x{i}"] = outer
-        operands.append(inner.tensor(value))
+        operands.append(operand)
     results = forward(inner, *operands)
     results = (results,) if isinstance(results, Tensor) else tuple(results)
     outputs = []

@@ -33,8 +33,8 @@ def lstm_grad(
     dh: Tensor | None, dc: Tensor | None, *, node: ir.Node, **attributes: Any,
 ) -> Any:  # fmt: skip
     """dX, dW, dR, dB, dH0, dC0 and dP."""
-    places = {0: 0, 1: 1, 2: 2, 3: 3, 4: 5, 5: 6, 6: 7}
-    return _grad(op, "LSTM", gates, [dy, dh, dc], node, places)
+    operand_of = {0: 0, 1: 1, 2: 2, 3: 3, 4: 5, 5: 6, 6: 7}
+    return _grad(op, "LSTM", gates, [dy, dh, dc], node, operand_of)
 
 
 def gru_grad(
@@ -52,21 +52,23 @@ def _grad(
     gates: Tensor,
     dys: Sequence[Tensor | None],
     node: ir.Node,
-    places: dict[int, int],
+    operand_of: dict[int, int],
 ) -> list[Tensor | None]:
-    """The gradient of the layer that kept these gates; `places`: output → operand of the layer."""
+    """The gradient of the layer that kept these gates; `operand_of`: output → its operand."""
     layer = gates.value.producer()
     if layer is None or layer.op_type != f"{kind}Training":
         raise ModelError(f"{describe(node)}: the {kind}Training that kept the gates is not there.")
     operands = [None if v is None else op.tensor(v) for v in layer.inputs]
     settings = {name: a.value for name, a in layer.attributes.items()}
-    used = [i for i, o in enumerate(node.outputs) if o.name and i in places]
-    present = [i for i in used if places[i] < len(operands) and operands[places[i]] is not None]
+    used = [i for i, o in enumerate(node.outputs) if o.name and i in operand_of]
+    present = [
+        i for i in used if operand_of[i] < len(operands) and operands[operand_of[i]] is not None
+    ]
 
     def forward(op: OpBuilder, *inputs: Tensor | None) -> tuple[Tensor, ...]:
         return op.many(kind, *inputs, outputs=len(dys), **settings)
 
-    gradients = vjp(op, forward, operands, dys, [places[i] for i in present])
+    gradients = vjp(op, forward, operands, dys, [operand_of[i] for i in present])
     results: list[Tensor | None] = [None] * len(node.outputs)
     for i, gradient in zip(present, gradients):
         results[i] = gradient

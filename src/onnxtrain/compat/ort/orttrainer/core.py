@@ -550,8 +550,8 @@ def _counters(model: torch.nn.Module | onnx.ModelProto) -> list[str]:
 
 def _order_inputs(model: onnx.ModelProto, names: Sequence[str]) -> None:
     """Bring the inputs into the order of the description: an export has those by name last."""
-    place = {name: i for i, name in enumerate(names)}
-    inputs = sorted(model.graph.input, key=lambda i: place.get(i.name, len(place)))
+    rank = {name: i for i, name in enumerate(names)}
+    inputs = sorted(model.graph.input, key=lambda i: rank.get(i.name, len(rank)))
     del model.graph.input[:]
     model.graph.input.extend(inputs)
 

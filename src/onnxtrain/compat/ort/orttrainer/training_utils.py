@@ -69,8 +69,8 @@ def get_device_index_from_input(input: Any) -> int:  # noqa: A002 - the name it 
 
 def get_device_str(device: str | int | torch.device) -> str:
     """A device with its number: ``"cuda:0"`` for 0 and for ``"cuda"``."""
-    place = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
-    return f"{place.type}:{place.index or 0}"
+    torch_device = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+    return f"{torch_device.type}:{torch_device.index or 0}"
 
 
 def import_module_from_file(

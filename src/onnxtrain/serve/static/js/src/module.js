@@ -19,6 +19,8 @@ export class Module {
         /** With `checkFinite`: running statistics from before the batches since the last update. */
         this.before = new Map();
         this.overwrite = true;
+        /** Training passes since the last update that have drawn random numbers. */
+        this.passes = 0n;
         this.sessions = new Map();
         this.providers = (this.options.executionProviders ?? []).map((provider) => typeof provider === "string" ? { name: provider } : provider);
         /** Whether parameters, gradients and moments stay in the device's own buffers. */
@@ -68,12 +70,14 @@ export class Module {
     lazyResetGrad() {
         this.overwrite = true;
     }
-    /** Drop the batches since the last update, and, with `checkFinite`, what they did to statistics. */
+    /** Drop the batches since the last update: they drew nothing, and leave no statistics behind. */
     discardStep() {
         for (const [key, value] of this.before)
             this.state.replace(key, value);
         this.before.clear();
         this.overwrite = true;
+        this.state.random.counter -= this.passes;
+        this.passes = 0n;
     }
     /** The batches so far count: the optimizer has made its update. */
     acceptStep() {
@@ -81,6 +85,7 @@ export class Module {
             if ("dispose" in value)
                 value.dispose();
         this.before.clear();
+        this.passes = 0n;
     }
     /** What `trainStep` takes, or `predict`: the inputs that the original outputs depend on. */
     inputs(model = "train") {
@@ -185,8 +190,6 @@ export class Module {
         const results = await this.compute(model, tensors).catch((error) => {
             throw explained(error, labels, tensors);
         });
-        if (random)
-            this.state.random.counter += 1n;
         const outputs = wanted.map((name) => results[name]);
         const [loss] = (await outputs[0]?.getData());
         try {
@@ -197,6 +200,10 @@ export class Module {
             throw error;
         }
         this.keep(model, results);
+        if (random) {
+            this.state.random.counter += 1n;
+            this.passes += 1n;
+        }
         return { loss: Number(loss), outputs };
     }
     parameters(trainableOnly) {
