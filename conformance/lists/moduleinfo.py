@@ -45,10 +45,9 @@ def case(name: str) -> TorchCase | None:
     call = sample.forward_input
     if any(map(torch.nn.parameter.is_lazy, module.parameters())):
         module(*call.args, **call.kwargs)  # gives the parameters their shapes
-    return TorchCase(
-        module, tuple(call.args), dict(call.kwargs), family="module", second_order=True,
-        timing=False,
-    )  # fmt: skip
+    args, kwargs = pytree.tree_map(_in_float32, (tuple(call.args), dict(call.kwargs)))
+    family = "training" if training else "eval"
+    return TorchCase(module, args, kwargs, family=family, second_order=True, timing=False)
 
 
 def _in_float32(value: Any) -> Any:
