@@ -17,6 +17,7 @@ import numpy as np
 import onnx
 
 from ..cases import OnnxCase
+from ..rounding import behind_roundings
 
 PACKAGES: list[str] = []
 WHEELS = Path(__file__).resolve().parents[2] / ".cache" / "wheels"
@@ -119,7 +120,12 @@ def case(name: str) -> OnnxCase:
     """The model and random inputs of fitting sizes."""
     package, _, end = name.partition("/")
     model = onnx.load_from_string(_stored(package, end))
-    return OnnxCase(model, _feeds(model, FILES[package][end]), family=package.partition("=")[0])
+    return OnnxCase(
+        model,
+        _feeds(model, FILES[package][end]),
+        family=package.partition("=")[0],
+        wrt=behind_roundings(model),
+    )
 
 
 @functools.cache

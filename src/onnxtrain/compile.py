@@ -262,9 +262,17 @@ def differentiate(
 
 
 def _with_constants_lifted(model: ir.Model, wrt: Sequence[str]) -> ir.Model:
-    """The model, with Constant nodes and tensors of branches as initializers if `wrt` names one."""
-    known = {*model.graph.initializers, *(v.name for v in model.graph.inputs)}
-    return model if known.issuperset(wrt) else lift_constants(clone(model))
+    """The model, in a form in which all that `wrt` names is an input or an initializer.
+
+    Constant nodes and tensors of branches become initializers; coefficients that are attributes of
+    ai.onnx.ml operators get their names when the model is normalized.
+    """
+    for prepare in (None, lift_constants, normalize):
+        prepared = model if prepare is None else prepare(clone(model))
+        known = {*prepared.graph.initializers, *(v.name for v in prepared.graph.inputs)}
+        if known.issuperset(wrt):
+            return prepared
+    return model
 
 
 @model_errors("Building the gradients")
@@ -369,7 +377,7 @@ def eval_model(plan: Plan) -> ir.Model:
     """The forward half with the loss, Dropout and BatchNormalization in inference mode.
 
     It keeps the opset of the base, because models for inference are made from it again, unless
-    that is newer than every onnxruntime from 1.20 on runs, or has operators outside the standard.
+    that is newer than every onnxruntime from 1.21 on runs, or has operators outside the standard.
     """
     model = plan.load()
     modes.switch_off_training(model)
@@ -567,7 +575,9 @@ def _differentiated(plan: Plan, model: ir.Model) -> list[str]:
     if plan.unused == "error" or (plan.of and plan.unused == "zeros"):
         return chosen
     wrt = _present(plan, model)
-    return [n for n in chosen if n in floats and reachable(model, wrt, [n], plan.no_gradient)]
+    reached = [n for n in chosen if n in floats and reachable(model, wrt, [n], plan.no_gradient)]
+    # Somebody who asked for zeros gets them also where nothing depends on anything.
+    return reached or (chosen if plan.unused == "zeros" else [])
 
 
 def _present(plan: Plan, model: ir.Model) -> list[str]:
