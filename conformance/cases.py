@@ -23,7 +23,8 @@ class TorchCase:
         inputs, kwargs: of the call; tensors may be inside of lists and dictionaries.
         family: what kind of case it is, for the table.
         exporters: names of `exporters.EXPORTERS`, or functions that take this case.
-        inputs_have_gradients: whether those of float inputs are compared too.
+        inputs_have_gradients: whether those of float inputs are compared too: of the inputs that
+            require one, or of all if none does.
         dynamic_axes: as in `onnxtrain.torch.export`; inputs are named `input_0`, `input_1`, …
         second_order: whether the derivative of the gradients is compared too.
         steps: how many steps of AdamW are compared, 0 for none.

@@ -6,7 +6,6 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
 
 import numpy as np
 import onnx
@@ -22,7 +21,8 @@ from .cases import Array, OnnxCase
 from .check import EndOfCase, Stages
 from .results import Row
 from .sessions import Session, cpu_times
-from .verdicts import STEPS, Verdict, distance, judge_alone, largest_of, worst
+from .twin import widened
+from .verdicts import STEPS, Verdict, distance, judge_alone, judge_together, largest_of, worst
 from .weighted import LOSS, differentiate, gradient_names, weight_of, with_loss
 
 FLOATS = (np.float16, np.float32, np.float64)
@@ -30,7 +30,7 @@ FORWARD_TOLERANCE = 2e-3
 WIDE_STEPS = (3e-2, 1e-2, 3e-3)
 WIDE_TOLERANCE = 3e-2
 SECONDS = 60.0
-"""What differences may take; then fewer of them are made."""
+"""What differences of every gradient may take; otherwise all are compared together."""
 Evaluate = Callable[[Mapping[str, Array]], float]
 
 
@@ -106,12 +106,13 @@ class OnnxTrial:
         started = time.perf_counter()
         evaluate({})
         each = 4 * (2 * len(steps) + 1) * (time.perf_counter() - started)
-        limit = max(int(SECONDS / max(each, 1e-9)), 1)
+        if each * len(self.wrt) > SECONDS:
+            row["compared"] = "together"
+            steps = steps if each < SECONDS else steps[len(steps) // 2 :]
+            return [judge_together(ours, evaluate, start, tolerance=tolerance, steps=steps)]
         largest = largest_of(ours)
-        chosen = self.wrt if len(self.wrt) <= limit else self.wrt[:: len(self.wrt) // limit + 1]
-        row["compared"] = None if len(chosen) == len(self.wrt) else f"{len(chosen)}/{len(ours)}"
         found = []
-        for name in chosen:
+        for name in self.wrt:
 
             def function(moved: Array, name: str = name) -> float:
                 return evaluate({name: moved})
@@ -154,7 +155,7 @@ class OnnxTrial:
 
         def evaluate(moved: Mapping[str, Array]) -> float:
             point = {**values, **self.feeds, **moved}
-            feeds = {n: _wide(a) for n, a in point.items() if n in inputs}
+            feeds = {n: widened(a) for n, a in point.items() if n in inputs}
             with np.errstate(all="ignore"):
                 return self._total(dict(zip(self.values, session.run(list(self.values), feeds))))
 
@@ -192,8 +193,3 @@ class OnnxTrial:
         )
         row["step_ms"] = ours * 1e3
         row["to_forward"] = ours / theirs if theirs else None
-
-
-def _wide(value: Any) -> Any:
-    floating = isinstance(value, np.ndarray) and value.dtype in FLOATS
-    return value.astype(np.float64) if floating else value

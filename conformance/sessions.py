@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 
 from onnxtrain.runtime.session.devices import create_session, open_session, session_options
 
@@ -18,8 +19,12 @@ ROUNDS, SECONDS = 20, 1.5
 class Session:
     """A model that can be run; `seconds` is the processor time that making the session took."""
 
-    def __init__(self, model: onnx.ModelProto, *, whole: bool = False) -> None:
+    def __init__(
+        self, model: onnx.ModelProto, *, whole: bool = False, optimized: bool = True
+    ) -> None:
         content, options = model.SerializeToString(), session_options(threads=1)
+        if not optimized:
+            options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         started = time.process_time()
         self._session = (create_session if whole else open_session)(content, options)
         self.seconds = time.process_time() - started

@@ -32,11 +32,12 @@ class TorchFunction:
         leaves, self._spec = pytree.tree_flatten((case.inputs, case.kwargs))
         self._leaves = [self._convert(leaf) for leaf in leaves]
         self._places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
-        tensors = (self._leaves[i] for i in self._places)
+        tensors = [self._leaves[i] for i in self._places]
         self.inputs: Point = {f"input_{i}": tensor for i, tensor in enumerate(tensors)}
-        if case.inputs_have_gradients:
-            for tensor in self.inputs.values():
-                tensor.requires_grad_(tensor.is_floating_point())
+        marked = [leaves[i].requires_grad for i in self._places]
+        for tensor, is_marked in zip(tensors, marked):
+            wanted = case.inputs_have_gradients and (is_marked or not any(marked))
+            tensor.requires_grad_(wanted and tensor.is_floating_point())
         self.weights: list[Array] = []
 
     def _convert(self, leaf: Any) -> Any:
@@ -48,8 +49,7 @@ class TorchFunction:
     def point(self) -> Point:
         """Parameters and float inputs, as leaves of a new graph."""
         named = {n: p for n, p in self.module.named_parameters() if p.requires_grad}
-        if self.case.inputs_have_gradients:
-            named |= {n: t for n, t in self.inputs.items() if t.is_floating_point()}
+        named |= {n: t for n, t in self.inputs.items() if t.requires_grad}
         return {n: t.detach().clone().requires_grad_() for n, t in named.items()}
 
     def outputs(self, point: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
@@ -150,4 +150,4 @@ def random_weights(outputs: Sequence[torch.Tensor], seed: int = 0) -> list[Array
 
 def arrays(point: Mapping[str, torch.Tensor]) -> dict[str, Array]:
     """As numpy arrays."""
-    return {n: t.detach().cpu().numpy() for n, t in point.items()}
+    return {n: t.detach().cpu().numpy(force=True) for n, t in point.items()}

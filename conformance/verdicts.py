@@ -16,8 +16,8 @@ import numpy as np
 
 Array = np.ndarray[Any, Any]
 Function = Callable[[Array], float]
-Word = Literal["right", "wrong", "kink", "torch wrong", "undecided"]
-WORST_LAST: tuple[Word, ...] = ("right", "kink", "torch wrong", "undecided", "wrong")
+Word = Literal["right", "rounding", "kink", "torch wrong", "undecided", "wrong"]
+WORST_LAST: tuple[Word, ...] = ("right", "rounding", "kink", "torch wrong", "undecided", "wrong")
 
 STEPS = (1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7)
 KINK_STEP = 1e-4
@@ -29,6 +29,8 @@ WORSE_THAN_TORCH = 10.0
 OUTSIDE = 0.05
 """How far, in parts of their distance, a slope may lie outside of two one-sided differences: the
 kink is not exactly where they begin."""
+FORMULA = 1e-6
+"""What a formula that is right may be off in float64."""
 COORDINATES = 6
 """Axes that are looked at one by one, those with the largest difference first."""
 APART = "one-sided differences differ"
@@ -90,6 +92,15 @@ def judge(
     return Verdict(decided.word, error, decided.note)
 
 
+def or_rounding(verdict: Verdict, ours64: Array | None, exact: Array, largest: float) -> Verdict:
+    """A wrong gradient whose formula is right in float64 is off by rounding alone."""
+    if verdict.word not in ("wrong", "undecided") or ours64 is None:
+        return verdict
+    if ours64.shape != exact.shape or distance(ours64, exact, largest) > FORMULA:
+        return verdict
+    return Verdict("rounding", verdict.error, f"in float32 alone: {verdict.note}")
+
+
 def judge_alone(
     ours: Array,
     function: Function,
@@ -109,6 +120,36 @@ def judge_alone(
     ways = [direction_of(rng.standard_normal(at.shape)) for _ in range(2)]
     ways += coordinates(ours, 2)
     return worst(_along(u, ours, function, at, largest, tolerance, steps) for u in ways)
+
+
+def judge_together(
+    ours: Mapping[str, Array],
+    function: Callable[[Mapping[str, Array]], float],
+    at: Mapping[str, Array],
+    *,
+    tolerance: float,
+    steps: Sequence[float],
+    seed: int = 0,
+) -> Verdict:
+    """Compare all gradients of a model at once, where differences of each would take too long.
+
+    In the direction of the gradients themselves, each with a length of one so that none of them is
+    lost beside a larger one, and in a random direction.
+    """
+    names, rng = list(ours), np.random.default_rng(seed)
+    ends = np.cumsum([ours[n].size for n in names])[:-1]
+
+    def flat(arrays: Mapping[str, Array]) -> Array:
+        return np.concatenate([np.asarray(arrays[n], np.float64).ravel() for n in names])
+
+    def moved(vector: Array) -> float:
+        parts = zip(names, np.split(vector, ends))
+        return function({n: part.reshape(at[n].shape) for n, part in parts})
+
+    aligned = flat({n: direction_of(g) for n, g in ours.items()})
+    ways = [direction_of(aligned), direction_of(rng.standard_normal(aligned.size))]
+    largest = largest_of(ours)
+    return worst(_along(u, flat(ours), moved, flat(at), largest, tolerance, steps) for u in ways)
 
 
 def distance(one: Array, other: Array, largest: float) -> float:

@@ -54,9 +54,9 @@ and where they differ, in float64. Where they still differ, differences of the m
 decide, along the direction in which the two are furthest apart and along the axes with the largest
 differences: at several steps and on both sides. If the two sides stay apart however small the step,
 the point is a *kink*, and every slope between them is right. If the differences agree with ours and
-not with autograd, it is *torch* that is wrong. Parameters after three steps of AdamW, through the
-artifacts, must equal torch's. An ONNX model has no autograd to compare with: differences of a
-float64 twin decide.
+not with autograd, it is *torch* that is wrong. A formula that is right in float64 and not in
+float32 is off by *rounding*. Parameters after three steps of AdamW, through the artifacts, must
+equal torch's. An ONNX model has no autograd to compare with: differences of a float64 twin decide.
 
 What torch cannot export, what onnxruntime cannot run or runs to other results than torch, and what
 has no gradient in torch is not counted: *counted* are the cases that are left.

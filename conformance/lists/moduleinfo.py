@@ -14,26 +14,36 @@ BATCH = 40
 CALLS = 3
 """How many of a module's sample calls are tried."""
 
+TRAINING = ".train"
+
 
 def names() -> list[str]:
-    """One per module and call, the first calls of all modules first."""
-    return [f"{name}#{i}" for i in range(CALLS) for name in _modules()]
+    """One per module and call, the first calls of all modules first.
+
+    Modules that do something else while they train are tried in that mode too.
+    """
+    known = _modules()
+    modes = [*known, *(f"{n}{TRAINING}" for n, info in known.items() if info.train_and_eval_differ)]
+    return [f"{name}#{i}" for i in range(CALLS) for name in modes]
 
 
 def case(name: str) -> TorchCase | None:
     """The module made and called as the table says; None if it has fewer calls."""
     module_name, _, number = name.rpartition("#")
-    info = _modules()[module_name]
+    training = module_name.endswith(TRAINING)
+    info = _modules()[module_name.removesuffix(TRAINING)]
     torch.manual_seed(0)
     samples = info.module_inputs_func(
-        info, device="cpu", dtype=torch.float32, requires_grad=True, training=False
+        info, device="cpu", dtype=torch.float32, requires_grad=True, training=training
     )
     if int(number) >= len(samples):
         return None
     sample = samples[int(number)]
     made = sample.constructor_input
-    module = info.module_cls(*made.args, **made.kwargs).eval()
+    module = info.module_cls(*made.args, **made.kwargs).train(training)
     call = sample.forward_input
+    if any(map(torch.nn.parameter.is_lazy, module.parameters())):
+        module(*call.args, **call.kwargs)  # gives the parameters their shapes
     return TorchCase(
         module, tuple(call.args), dict(call.kwargs), family="module", second_order=True,
         timing=False,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
-from itertools import islice
+from itertools import islice, tee
 from typing import Any
 
 import torch
@@ -68,9 +68,10 @@ def _operators() -> dict[str, Any]:
 def _samples(info: Any) -> list[Any]:
     """Those with elements, if there are any: of an empty tensor there is little to compare."""
     torch.manual_seed(0)
-    samples = list(islice(info.sample_inputs("cpu", torch.float32, requires_grad=True), LOOKED_AT))
-    full = [s for s in samples if not _is_empty((s.input, s.args, s.kwargs))]
-    return full or samples
+    samples = info.sample_inputs("cpu", torch.float32, requires_grad=True)
+    first, samples = tee(samples)
+    full = (s for s in samples if not _is_empty((s.input, s.args, s.kwargs)))
+    return list(islice(full, LOOKED_AT)) or list(islice(first, LOOKED_AT))
 
 
 def _is_empty(values: Any) -> bool:

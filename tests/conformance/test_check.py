@@ -88,8 +88,8 @@ def test_wrong_steps_are_called_wrong(monkeypatch) -> None:
     monkeypatch.setattr(steps, "DECAY", 0.5)
     right = steps.our_steps
 
-    def undecayed(model, feeds, names, eps, count):
-        return right(model, feeds, names, 2 * eps, count)
+    def undecayed(model, feeds, names, eps, *rest):
+        return right(model, feeds, names, 2 * eps, *rest)
 
     monkeypatch.setattr(steps, "our_steps", undecayed)
     row = row_of(torch_case(timing=False))

@@ -5,7 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from conformance.verdicts import Differences, Verdict, distance, judge, judge_alone, worst
+from conformance.verdicts import (
+    Differences,
+    Verdict,
+    distance,
+    judge,
+    judge_alone,
+    judge_together,
+    or_rounding,
+    worst,
+)
 
 AT = np.array([0.3, -1.2, 0.8])
 
@@ -108,3 +117,37 @@ def test_the_worst_counts() -> None:
 def test_another_shape_is_wrong() -> None:
     assert verdict([1.0], AT, AT).word == "wrong"
     assert judge_alone(np.ones(2), smooth, AT, largest=1.0).word == "wrong"
+
+
+def test_a_formula_that_is_right_in_float64_is_off_by_rounding() -> None:
+    right = smooth_gradient(AT)
+    wrong = verdict(right + 1e-2, right, right)
+    assert or_rounding(wrong, right, right, 3.0).word == "rounding"
+    assert or_rounding(wrong, right + 1e-4, right, 3.0).word == "wrong"
+    assert or_rounding(wrong, None, right, 3.0).word == "wrong"
+    assert or_rounding(Verdict("kink"), right, right, 3.0).word == "kink"
+
+
+def test_what_is_infinite_is_not_moved() -> None:
+    at = np.array([-np.inf, -1.2, 0.8])
+
+    def function(x):
+        return smooth(np.where(np.isfinite(x), x, 0.0))
+
+    gradient = np.where(np.isfinite(at), smooth_gradient(np.where(np.isfinite(at), at, 0)), 0.0)
+    assert judge_alone(gradient, function, at, largest=3.0).word == "right"
+    assert judge_alone(np.add(gradient, [0, 0, 0.1]), function, at, largest=3.0).word == "wrong"
+
+
+def test_gradients_are_compared_together() -> None:
+    """Also a small one beside a large one."""
+    at = {"a": AT, "b": AT * 2}
+
+    def function(moved):
+        return smooth({**at, **moved}["a"]) + 1e-3 * smooth({**at, **moved}["b"])
+
+    right = {"a": smooth_gradient(AT), "b": 1e-3 * smooth_gradient(AT * 2)}
+    options = {"tolerance": 1e-3, "steps": (1e-3, 1e-4, 1e-5)}
+    assert judge_together(right, function, at, **options).word == "right"
+    wrong = {**right, "a": right["a"] * [1, 1, 1.1]}
+    assert judge_together(wrong, function, at, **options).word == "wrong"

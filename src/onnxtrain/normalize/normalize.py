@@ -16,6 +16,7 @@ from .fold import fold_integers
 from .functions import inline_functions
 from .lower_opset import lower_opset
 from .ml import ML, drop_zipmaps
+from .old_runtimes import suit_old_runtimes
 from .pools import count_windows
 from .quantized import QUANTIZED
 from .raise_opset import raise_opset
@@ -93,6 +94,7 @@ STEPS = (
     scalar_ranges,
     use_declared_outputs,
     fold_integers,
+    suit_old_runtimes,
     decide_branches,
     simplify,
 )
