@@ -77,6 +77,13 @@ VARIANTS: dict[str, tuple[str, list[str]]] = {
 }
 """Precision and options of the builder; `accuracy_level=1` computes with float32."""
 
+ALSO: dict[str, list[str]] = {
+    "gemma2": ["windowed_kv_cache=false"],
+    "gemma3": ["windowed_kv_cache=false"],
+    "gpt-oss": ["windowed_kv_cache=false"],
+}
+"""Options that an architecture needs: prompts begin with empty caches."""
+
 FEW = ("llama", "qwen3", "gemma2")
 """Architectures that are built in every variant."""
 
@@ -105,7 +112,7 @@ def case(name: str) -> OnnxCase:
         source, target = Path(folder, "source"), Path(folder, "target")
         _save(source, *ARCHITECTURES[architecture])
         precision, options = VARIANTS[variant]
-        _build(source, target, precision, [*options, *extra])
+        _build(source, target, precision, [*options, *ALSO.get(architecture, []), *extra])
         model = onnx.load(target / "model.onnx")
     sizes = SIZES | ARCHITECTURES[architecture][1]
     head_size = sizes["hidden_size"] // sizes["num_attention_heads"]
