@@ -19,8 +19,9 @@ import onnx
 from ..cases import OnnxCase
 
 PACKAGES = ["onnxruntime-genai==0.18.0", "transformers", "tokenizers"]
+BATCH = 10
 
-BATCH, LENGTH, VOCABULARY = 2, 6, 64
+PROMPTS, LENGTH, VOCABULARY = 2, 6, 64
 SIZES: dict[str, Any] = {
     "vocab_size": VOCABULARY, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64,
@@ -156,7 +157,7 @@ def _feeds(model: onnx.ModelProto, head_size: int) -> dict[str, np.ndarray[Any, 
     """Prompts of full length with empty caches, as generation starts and as training runs."""
     rng = np.random.default_rng(0)
     given = {
-        "batch_size": BATCH, "sequence_length": LENGTH, "total_sequence_length": LENGTH,
+        "batch_size": PROMPTS, "sequence_length": LENGTH, "total_sequence_length": LENGTH,
         "past_sequence_length": 0, "past_sliding_length": 0, "kv_cache_dim": head_size,
     }  # fmt: skip
     feeds: dict[str, np.ndarray[Any, Any]] = {}
