@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.defects import defect_of
+
 os.environ.setdefault("ONNXTRAIN_QUIET", "1")  # on a busy machine much takes two seconds
 
 MISSING = ("not installed", "set ONNXTRAIN", "could not import")
@@ -25,6 +27,10 @@ def pytest_collection_modifyitems(items):
         is_long = not folders.isdisjoint(item.path.parents) or item.get_closest_marker("slow")
         if is_long and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(LONG))
+        defect = defect_of(item.nodeid)
+        if defect is not None:
+            reason = f"{defect.package} before {defect.before}: {defect.reason}"
+            item.add_marker(pytest.mark.skip(reason=reason))
 
 
 def pytest_terminal_summary(terminalreporter):

@@ -17,8 +17,10 @@ import numpy as np
 import onnx
 
 from ..cases import OnnxCase
+from ..rounding import behind_roundings
 
 PACKAGES: list[str] = []
+BATCH = 8
 WHEELS = Path(__file__).resolve().parents[2] / ".cache" / "wheels"
 
 Array = np.ndarray[Any, Any]
@@ -119,7 +121,12 @@ def case(name: str) -> OnnxCase:
     """The model and random inputs of fitting sizes."""
     package, _, end = name.partition("/")
     model = onnx.load_from_string(_stored(package, end))
-    return OnnxCase(model, _feeds(model, FILES[package][end]), family=package.partition("=")[0])
+    return OnnxCase(
+        model,
+        _feeds(model, FILES[package][end]),
+        family=package.partition("=")[0],
+        wrt=behind_roundings(model),
+    )
 
 
 @functools.cache

@@ -1,7 +1,7 @@
 """The networks of PyTorch's own compiler benchmarks: all 18 names of timm, all 55 of Hugging Face.
 
 The names are those of `benchmarks/dynamo/timm_models_list.txt` and `huggingface_models_list.txt` in
-pytorch/pytorch. A network of timm has its own width and a smaller image, five of them fewer layers;
+pytorch/pytorch. A network of timm has a smaller image, nine of them fewer or narrower layers;
 one of Hugging Face has the sizes of the list of transformers. Weights are random.
 """
 
@@ -27,14 +27,18 @@ TIMM = [
     "visformer_small", "vit_base_patch14_dinov2.lvd142m", "vit_base_patch16_siglip_256",
 ]  # fmt: skip
 
-FEWER_LAYERS = {
-    "beit_base_patch16_224": {"depth": 4},
-    "deit_base_distilled_patch16_224": {"depth": 4},
+SMALLER = {
+    "beit_base_patch16_224": {"depth": 2},
+    "convnextv2_nano.fcmae_ft_in22k_in1k": {"depths": (1, 1, 2, 1)},
+    "deit_base_distilled_patch16_224": {"depth": 2},
+    "dm_nfnet_f0": {"depths": (1, 1, 2, 1), "channels": (256, 512, 512, 512)},
+    "nfnet_l0": {"depths": (1, 1, 2, 1), "channels": (256, 512, 512, 512)},
     "swin_base_patch4_window7_224": {"depths": (1, 1, 2, 1), "window_size": 4},
-    "vit_base_patch14_dinov2.lvd142m": {"depth": 4},
-    "vit_base_patch16_siglip_256": {"depth": 4},
+    "visformer_small": {"depth": (2, 1, 1)},
+    "vit_base_patch14_dinov2.lvd142m": {"depth": 2},
+    "vit_base_patch16_siglip_256": {"depth": 2},
 }
-"""Where 86 million parameters in float64 and with moments would not fit."""
+"""Arguments where tens of millions of parameters, in float64 and with moments, would not fit."""
 
 HUGGING_FACE = {
     "AlbertForMaskedLM": ("albert", ""),
@@ -105,7 +109,7 @@ def case(name: str) -> TorchCase:
     """The network of this name, scaled down."""
     import_torchvision()
     if name in TIMM:
-        module, image = timm_list.smallest_image(name, FEWER_LAYERS.get(name, {}))
+        module, image = timm_list.smallest_image(name, SMALLER.get(name, {}))
         return TorchCase(module, (image,), family="timm", exporters=("dynamo", "torchscript"))
     kind, class_name = HUGGING_FACE[name]
     torch.manual_seed(0)

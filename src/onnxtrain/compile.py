@@ -262,9 +262,17 @@ def differentiate(
 
 
 def _with_constants_lifted(model: ir.Model, wrt: Sequence[str]) -> ir.Model:
-    """The model, with Constant nodes and tensors of branches as initializers if `wrt` names one."""
-    known = {*model.graph.initializers, *(v.name for v in model.graph.inputs)}
-    return model if known.issuperset(wrt) else lift_constants(clone(model))
+    """The model, in a form in which all that `wrt` names is an input or an initializer.
+
+    Constant nodes and tensors of branches become initializers; coefficients that are attributes of
+    ai.onnx.ml operators get their names when the model is normalized.
+    """
+    for prepare in (None, lift_constants, normalize):
+        prepared = model if prepare is None else prepare(clone(model))
+        known = {*prepared.graph.initializers, *(v.name for v in prepared.graph.inputs)}
+        if known.issuperset(wrt):
+            return prepared
+    return model
 
 
 @model_errors("Building the gradients")
@@ -369,7 +377,7 @@ def eval_model(plan: Plan) -> ir.Model:
     """The forward half with the loss, Dropout and BatchNormalization in inference mode.
 
     It keeps the opset of the base, because models for inference are made from it again, unless
-    that is newer than every onnxruntime from 1.20 on runs, or has operators outside the standard.
+    that is newer than every onnxruntime from 1.21 on runs, or has operators outside the standard.
     """
     model = plan.load()
     modes.switch_off_training(model)
@@ -501,6 +509,7 @@ OF_A_FORMULA = "part of a formula"
 STATISTICS = "running statistics of BatchNormalization"
 UNREACHABLE = "no differentiable path to an output"
 SINGLE = "a single number, taken for a constant"
+ADAPTED = "part of the base that adapters are trained on"
 
 
 def untrained_by_default(
@@ -517,6 +526,7 @@ def untrained_by_default(
     targets = list(of) or [o.name or "" for o in model.graph.outputs if o.dtype in FLOATS]
     reached = reachable(model, [n for n in floats if n not in statistics], targets, no_gradient)
     is_float, is_reached = set(floats), set(reached)
+    adapters = params.adapter_parameters(model)
     reasons = {}
     for name, value in model.graph.initializers.items():
         tensor = value.const_value
@@ -528,6 +538,8 @@ def untrained_by_default(
             reasons[name] = STATISTICS
         elif name not in is_reached:
             reasons[name] = UNREACHABLE
+        elif adapters is not None and name not in adapters:
+            reasons[name] = ADAPTED
         elif not tensor.shape.numpy():
             reasons[name] = SINGLE
     if len(reasons) == len(model.graph.initializers):
@@ -567,7 +579,9 @@ def _differentiated(plan: Plan, model: ir.Model) -> list[str]:
     if plan.unused == "error" or (plan.of and plan.unused == "zeros"):
         return chosen
     wrt = _present(plan, model)
-    return [n for n in chosen if n in floats and reachable(model, wrt, [n], plan.no_gradient)]
+    reached = [n for n in chosen if n in floats and reachable(model, wrt, [n], plan.no_gradient)]
+    # Somebody who asked for zeros gets them also where nothing depends on anything.
+    return reached or (chosen if plan.unused == "zeros" else [])
 
 
 def _present(plan: Plan, model: ir.Model) -> list[str]:
@@ -591,10 +605,11 @@ def _stopped(plan: Plan, model: ir.Model) -> list[str]:
     and those are not meant.
     """
     chosen = set(plan.no_gradient)
-    nodes = list(model.graph.all_nodes()) if chosen else []
+    nodes = list(model.graph.all_nodes())
     count, names = Counter(n.name for n in nodes), []
     for index, node in enumerate(nodes):
-        if node.op_type not in chosen and node.name not in chosen:
+        is_chosen = node.op_type in chosen or node.name in chosen
+        if not is_chosen and not (node.name or "").startswith(params.STOP_GRADIENT):
             continue
         if not node.name or count[node.name] > 1:
             node.name = f"onnxtrain.stop_{index}"

@@ -370,7 +370,7 @@ def test_auto_trains_right_and_decides_alike(folder, monkeypatch, pays):
         assert overlap.decided
         assert overlap.on is pays
         assert (train.pieces is not None) is pays
-        assert train.sessions.is_released is pays, "the other way's session is let go"
+        assert (train.sessions._usual is None) is pays, "the other way's session is let go"
         np.testing.assert_allclose(losses, plain[rank][2], rtol=1e-5)
         for name, value in plain[rank][1].items():
             assert np.abs(weights[name] - value).max() < 1e-6, name

@@ -2,6 +2,7 @@
 
     python3 dev.py fuzz --inputs 1000000                 all doors, until so many inputs are read
     python3 dev.py fuzz --seconds 3600 --door module     one door for an hour
+    python3 dev.py fuzz --jobs 1                         one process at a time
     python3 dev.py fuzz --door csv --only 4711           one input again, with its traceback
 
 Every input follows from the name of its door and its number. An input may be read or be refused
@@ -20,7 +21,8 @@ import time
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -31,8 +33,18 @@ from .parsers import PARSERS, prepare
 
 MEMORY = 4096
 """Megabytes that a process may have; one input may take 500, and much is never given back."""
-CHUNK = 2000
-"""Inputs per process, of the cheapest kind."""
+CHUNK = 5000
+"""Inputs per process, of the cheapest kind; those that cost more are fewer."""
+LEAST = 250
+"""Inputs per process at least: to start one takes as long as some hundred inputs."""
+PRELOADED = (
+    "tests.hostile.parsers", "tests.hostile.mutate", "onnxtrain.normalize", "onnxtrain.artifacts",
+    "onnxtrain.summary", "onnxtrain.cli.sources", "onnxtrain.cli.settings", "onnxtrain.cli.match",
+    "onnxtrain.runtime.loop.trainer", "onnxtrain.runtime.step.export", "torch", "pyarrow.parquet",
+    "onnxtrain.compat.ort.old_artifacts", "onnxtrain.compat.ort.orttrainer.checkpoint",
+)  # fmt: skip
+"""Imported once, by the process that all others are forked from."""
+MEMORY_DISK = Path("/dev/shm")
 
 
 def content_of(door: str, number: int, seeds: Sequence[bytes]) -> bytes:
@@ -67,7 +79,7 @@ def _work(answer: Connection, door: str, first: int, count: int) -> None:
     import onnxruntime
 
     onnxruntime.set_default_logger_severity(4)
-    with tempfile.TemporaryDirectory(prefix="onnxtrain-fuzz-") as folder:
+    with working_folder() as folder:
         try:
             inputs = Inputs(door, Path(folder))
             limit_memory(MEMORY)
@@ -78,6 +90,12 @@ def _work(answer: Connection, door: str, first: int, count: int) -> None:
             answer.send((number, inputs.read(number)))
 
 
+def working_folder() -> tempfile.TemporaryDirectory[str]:
+    """A folder for the files, in memory where there is such a disk."""
+    place = MEMORY_DISK if os.access(MEMORY_DISK, os.W_OK) else None
+    return tempfile.TemporaryDirectory(prefix="onnxtrain-fuzz-", dir=place)
+
+
 @dataclass
 class Report:
     """What came of the inputs, by door."""
@@ -86,13 +104,14 @@ class Report:
     findings: list[tuple[str, int, Outcome]] = field(default_factory=list)
 
     def add(self, door: str, number: int, outcome: Outcome) -> None:
+        """Count one; each door has one writer at a time."""
         self.counts.setdefault(door, Counter())[outcome.kind] += 1
         if outcome.kind not in ("ok", "refused"):
             self.findings.append((door, number, outcome))
 
     @property
     def total(self) -> int:
-        return sum(sum(c.values()) for c in self.counts.values())
+        return sum(sum(c.values()) for c in list(self.counts.values()))
 
     def table(self) -> str:
         kinds = ("ok", "refused", "raw", "crash", "hangs")
@@ -111,7 +130,7 @@ class Report:
 def run(door: str, first: int, count: int, report: Report) -> None:
     """Read the inputs of a door from a number on; goes on behind one that ends the process."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.hostile.parsers"])
+    context.set_forkserver_preload(list(PRELOADED))
     number = first
     while number < first + count:
         mine, yours = context.Pipe(duplex=False)
@@ -140,9 +159,24 @@ def run(door: str, first: int, count: int, report: Report) -> None:
             mine.close()
 
 
+def _round(doors: Sequence[str], limit: int) -> Iterator[tuple[str, int]]:
+    """How many inputs each door gets next."""
+    for door in doors:
+        count = min(max(CHUNK // PARSERS[door].cost, LEAST), limit)
+        if count > 0:
+            yield door, count
+        limit -= count
+
+
+def _timed(end: float, door: str, first: int, count: int, report: Report) -> None:
+    """One part of a round, unless its time has come."""
+    if time.monotonic() < end:
+        run(door, first, count, report)
+
+
 def repeat(door: str, number: int) -> int:
     """Read one input here and now, and show what comes of it."""
-    with tempfile.TemporaryDirectory(prefix="onnxtrain-fuzz-") as folder:
+    with working_folder() as folder:
         outcome = Inputs(door, Path(folder)).read(number)
     print(outcome.kind, outcome.message, outcome.place, sep="\n")
     return outcome.kind not in ("ok", "refused")
@@ -155,6 +189,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=0.0, help="stop after so long")
     parser.add_argument("--door", choices=sorted(PARSERS), help="one only")
     parser.add_argument("--first", type=int, default=0, help="number of the first input")
+    jobs = os.cpu_count() or 1
+    parser.add_argument("--jobs", type=int, default=jobs, help=f"processes at a time ({jobs})")
     parser.add_argument("--only", type=int, help="one input, with its traceback; needs --door")
     options = parser.parse_args(arguments)
     if options.only is not None:
@@ -163,17 +199,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     end = time.monotonic() + (options.seconds or float("inf"))
     doors = [options.door] if options.door else list(PARSERS)
     report, next_number = Report(), dict.fromkeys(doors, options.first)
+    pool = ThreadPoolExecutor(options.jobs)
     try:
         while report.total < limit and time.monotonic() < end:
-            for door in doors:
-                count = min(max(CHUNK // PARSERS[door].cost, 10), limit - report.total)
-                if count <= 0 or time.monotonic() >= end:
-                    break
-                run(door, next_number[door], count, report)
+            parts = []
+            for door, count in _round(doors, limit - report.total):
+                parts.append(pool.submit(_timed, end, door, next_number[door], count, report))
                 next_number[door] += count
+            for part in parts:
+                part.result()
             found = len(report.findings)
             print(f"{report.total} inputs, {found} findings", file=sys.stderr, flush=True)
     except KeyboardInterrupt:
+        pool.shutdown(wait=False, cancel_futures=True)
         print("interrupted", file=sys.stderr)
     print(report.table())
     for door, number, outcome in report.findings[:50]:

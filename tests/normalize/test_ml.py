@@ -11,7 +11,7 @@ import pytest
 from onnx import helper
 
 import onnxtrain
-from onnxtrain.errors import ModelError
+from onnxtrain.errors import ModelError, UnreachableError
 
 from .compare import assert_same, normalized, op_model, operators, run_ort
 
@@ -24,6 +24,8 @@ from sklearn.linear_model import LinearRegression, LogisticRegression, Ridge
 from sklearn.neural_network import MLPClassifier, MLPRegressor
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import MinMaxScaler, Normalizer, StandardScaler
+from sklearn.svm import SVR
+from sklearn.tree import DecisionTreeRegressor
 
 ML = "ai.onnx.ml"
 XC, YC = make_classification(80, 6, n_informative=4, n_classes=3, random_state=0)
@@ -107,6 +109,27 @@ def test_coefficients_are_trainable_and_have_the_right_gradient() -> None:
     np.testing.assert_allclose(results[f"{node}.intercepts_grad"].ravel(), seed.sum(0), rtol=1e-4)
 
 
+def test_coefficients_can_be_named() -> None:
+    model = to_onnx(fitted(Ridge(), XR, YR), XR[:1], target_opset={"": 18, ML: 3})
+    name = f"{model.graph.node[0].name}.coefficients"
+    gradient = onnxtrain.differentiate(model, wrt=[name, "X"], vjp=True)
+    assert [o.name for o in gradient.graph.output][1:] == [f"{name}_grad", "X_grad"]
+
+
+@pytest.mark.parametrize("estimator", [DecisionTreeRegressor(max_depth=3), SVR()])
+def test_what_has_a_gradient_for_its_input(estimator: Any) -> None:
+    """A tree is a step function, a support vector machine is smooth."""
+    model = to_onnx(fitted(estimator, XR, YR[:, 0]), XR[:1], target_opset={"": 18, ML: 3})
+    x = XR[:2]
+    if isinstance(estimator, SVR):
+        onnxtrain.check_gradient(model, {"X": x}, wrt=["X"]).raise_if_wrong()
+        return
+    with pytest.raises(UnreachableError, match="X"):
+        onnxtrain.differentiate(model, wrt=["X"], vjp=True)
+    gradient = onnxtrain.differentiate(model, wrt=["X"], vjp=True, allow_unused=True)
+    assert not run_ort(gradient, {"X": x, "variable_grad": f(2, 1)})[-1].any()
+
+
 OPERATORS: list[tuple[str, list[np.ndarray], dict[str, Any], int]] = [
     ("LinearRegressor", [f(4, 3)], {"coefficients": [1.0, 2, 3], "intercepts": [0.5]}, 1),
     ("LinearRegressor", [f(4, 3)], {"coefficients": [1.0] * 6, "targets": 2}, 1),
@@ -119,6 +142,14 @@ OPERATORS: list[tuple[str, list[np.ndarray], dict[str, Any], int]] = [
     ("LinearClassifier", [f(4, 3)],
      {"coefficients": [1.0, -2, 3, 3, 1, 0], "intercepts": [0.1, 0.2],
       "classlabels_ints": [0, 1], "post_transform": "NONE"}, 2),
+    *(("SVMRegressor", [f(4, 3)],
+       {"coefficients": [0.5, -1.5], "kernel_params": [0.7, 0.2, 3.0], "kernel_type": kernel,
+        "n_supports": 2, "rho": [0.3], "support_vectors": [1.0, -2, 3, 0.5, 1, 0],
+        "one_class": one}, 1)
+      for kernel, one in (("LINEAR", 0), ("POLY", 0), ("RBF", 0), ("SIGMOID", 0), ("RBF", 1))),
+    ("SVMRegressor", [f(4, 3)],
+     {"coefficients": [0.5, -1.5, 1.0], "kernel_params": [0.0, 0.0, 3.0],
+      "kernel_type": "LINEAR", "rho": [0.3]}, 1),
     ("Scaler", [f(4, 3)], {"offset": [1.0, 2, 3], "scale": [2.0, 3, 4]}, 1),
     ("Scaler", [f(4, 3)], {"offset": [1.0], "scale": [2.0]}, 1),
     ("Scaler", [np.arange(6).reshape(2, 3)], {"offset": [1.0, 2, 3], "scale": [2.0, 3, 4]}, 1),

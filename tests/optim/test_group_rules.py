@@ -116,7 +116,7 @@ def test_kernels_know_the_rule_of_their_group(monkeypatch: pytest.MonkeyPatch) -
     file = flat_file(adam_with_groups())
     by_graph, update = by_flat_update(file, 2)
     assert update.is_session
-    monkeypatch.setattr(kernels, "LARGE", 0)
+    monkeypatch.setattr(kernels, "COMPILED_PARAMETERS", 0)
     by_kernel, update = by_flat_update(file, 2)
     assert not update.is_session
     for key, value in by_graph.items():
@@ -127,7 +127,7 @@ def test_without_hyperparameters_of_the_group_there_is_no_kernel(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The chain alone does not tell a kernel what to compute."""
-    monkeypatch.setattr(kernels, "LARGE", 0)
+    monkeypatch.setattr(kernels, "COMPILED_PARAMETERS", 0)
     optimizer = adam_with_groups()
     groups = tuple(
         optim.Group(g.params, g.lr_scale, g.weight_decay, g.transforms) for g in optimizer.groups

@@ -18,7 +18,8 @@ def parse(body: str, size: str = "N") -> onnx.ModelProto:
     return onnx.parser.parse_model(f"""
         <ir_version: 9, opset_import: ["": 18]>
         g (float[{size}] x) => (float[M] y)
-        <float one = {{1.0}}, float two = {{2.0}}, float limit = {{20.0}}, float low = {{3.0}}>
+        <float one = {{1.0}}, float two = {{2.0}}, float limit = {{20.0}}, float low = {{3.0}},
+         float half = {{0.5}}, float middle = {{1.5}}>
         {{ {body} }}""")
 
 
@@ -39,6 +40,7 @@ def sigmoid(x):
 SLOPES = {
     "Softplus": sigmoid,
     "Elu": lambda x: np.exp(np.minimum(x, 0)),
+    "Selu": lambda x: 1.0507010 * np.where(x > 0, 1, 1.6732632 * np.exp(np.minimum(x, 0))),
     "Mish": None,
 }
 
@@ -61,12 +63,12 @@ def test_values_and_slopes_at_the_ends(name):
 
 
 def test_hard_swish_beyond_and_at_its_corners():
-    x = np.array([-np.inf, -3e38, -4, -3, -2.9999998, 0, 2.9999998, 3, 4, 3e38], np.float32)
+    x = np.array([-np.inf, -3e38, -4, -3, -2.999, 0, 2.999, 3, 4, 3e38], np.float32)
     graded = differentiate(parse("y = HardSwish(x)"), wrt=["x"], vjp=True)
     slope = run(graded, x=x, y_grad=np.ones_like(x))["x_grad"]
     inside = np.abs(x) < 3
     expected = np.where(inside, np.where(inside, x, 0) / 3 + 0.5, x >= 3)
-    np.testing.assert_allclose(slope[1:], expected[1:], atol=1e-6)
+    np.testing.assert_allclose(slope, expected, atol=1e-6)
 
 
 SATURATED = {
@@ -95,6 +97,36 @@ def test_softplus_that_saturates(name):
     if name in SATURATED:
         factor = 2 if name == "with beta" else 1
         np.testing.assert_allclose(values["x_grad"], sigmoid(factor * x), rtol=1e-5, atol=2e-7)
+
+
+HUBER = {
+    "smooth L1": "a = Abs(x) c = Less(a, low) p = Pow(a, two) h = Mul(p, half) n = Div(h, low) "
+    "f = Sub(a, middle) y = Where(c, n, f)",
+    "Huber": "a = Abs(x) c = LessOrEqual(a, low) h = Mul(a, half) n = Mul(h, a) f = Sub(a, middle) "
+    "k = Mul(low, f) y = Where(c, n, k)",
+}
+NOT_HUBER = {
+    "not tangent": "a = Abs(x) c = Less(a, low) n = Mul(a, a) f = Sub(a, middle) "
+    "y = Where(c, n, f)",
+    "cubic": "a = Abs(x) c = Less(a, low) p = Mul(a, a) q = Mul(p, a) n = Mul(q, half) "
+    "f = Sub(a, middle) y = Where(c, n, f)",
+    "other size": "a = Abs(x) b = Exp(a) c = Less(a, low) p = Mul(b, b) h = Mul(p, half) "
+    "n = Div(h, low) f = Sub(a, middle) y = Where(c, n, f)",
+}
+
+
+@pytest.mark.parametrize("name", [*HUBER, *NOT_HUBER])
+def test_parabola_with_tangents(name):
+    text = parse({**HUBER, **NOT_HUBER}[name])
+    graded = differentiate(text, wrt=["x"], vjp=True)
+    assert ("Where" in types(graded)) == (name in NOT_HUBER)
+    x = np.array([0, 1e-8, -0.5, 2.9, -2.9, 3.0, -3.1, 1e4, -1e30, np.inf], np.float32)
+    values = run(graded, x=x, y_grad=np.ones_like(x))
+    if name in NOT_HUBER:
+        return
+    np.testing.assert_allclose(values["y"], run(text, x=x)["y"], rtol=1e-6, atol=1e-12)
+    slope = np.clip(x, -3, 3) / (3 if name == "smooth L1" else 1)
+    np.testing.assert_allclose(values["x_grad"], slope, rtol=1e-6)
 
 
 @pytest.mark.parametrize("mode", ["half_pixel", "align_corners", "asymmetric"])

@@ -8,6 +8,6 @@ TESTED_ELSEWHERE = {
     "QuantizeLinear": "test_quantization.py",
     "DequantizeLinear": "test_quantization.py",
     "DynamicQuantizeLinear": "test_quantization.py",
-    "MatMulInteger": "test_quantized.py",
-    "ConvInteger": "test_quantized.py",
+    "MatMulInteger": "../normalize/test_quantized.py",
+    "ConvInteger": "../normalize/test_quantized.py",
 }

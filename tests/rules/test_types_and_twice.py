@@ -6,6 +6,7 @@ import importlib
 
 import numpy as np
 import onnx
+import onnx.parser
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
@@ -161,3 +162,19 @@ def test_second_derivative(c: Case) -> None:
         values.append(float(run(once, feeds_of(c, moved, dtype))[0]))
     numeric = (values[0] - values[1]) / (2 * step)
     np.testing.assert_allclose(analytic, numeric, rtol=tolerance, atol=tolerance)
+
+
+def test_what_is_drawn_trains_what_reads_it() -> None:
+    """Multinomial passes no gradient on; the row that was drawn gets it."""
+    model = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["": 18]>
+        g (float[N,4] x) => (float[N,1] y) <float[4,1] table = {1, 2, 3, 4}, int64[1] one = {1}> {
+            drawn = Multinomial<sample_size = 1, dtype = 7>(x)
+            row = Squeeze(drawn, one)
+            y = Gather<axis = 0>(table, row)
+        }""")
+    gradient = onnxtrain.differentiate(model, wrt=["table", "x"], vjp=True, allow_unused=True)
+    x = np.zeros((50, 4), np.float32)
+    y, dtable, dx = run_ort(gradient, {"x": x, "y_grad": np.ones((50, 1), np.float32)})
+    np.testing.assert_array_equal(dtable[:, 0], [(y == k).sum() for k in (1, 2, 3, 4)])
+    assert not dx.any()

@@ -91,6 +91,13 @@ def test_a_piece_is_a_part_of_a_long_model() -> None:
     assert not elsewhere, "another word than piece for " + ", ".join(elsewhere)
 
 
+def test_no_two_folders_sound_alike() -> None:
+    """Updates are in `optim`, what changes graphs in `passes`, what trains in `runtime`."""
+    folders = {file.split("/")[0] for file in FILES if "/" in file}
+    assert {"optim", "passes", "runtime"} <= folders
+    assert not folders & {"optimize", "optimizer", "training", "pass", "utils", "common", "helpers"}
+
+
 @pytest.mark.parametrize(
     ("code", "name"),
     [

@@ -21,7 +21,12 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
-from onnxtrain.torch import DebugOptions, LogLevel, ORTModule  # noqa: E402
+from onnxtrain.torch import (  # noqa: E402
+    DebugOptions,
+    LogLevel,
+    ORTModule,
+    export_cache,
+)
 from onnxtrain.torch.export_cache import CACHE_VARIABLE, MAGIC  # noqa: E402
 from onnxtrain.torch.size_rules import from_json  # noqa: E402
 
@@ -129,6 +134,16 @@ def test_sizes_that_take_another_branch(folder: Path, exports: list[int], export
         assert torch.equal(ORTModule(BySize(), exporter=exporter)(x), BySize()(x))
     by_branch, by_size = 2, len(set(rows_of_calls))  # tracing cannot say what it assumed
     assert len(exports) == (by_branch if exporter == "dynamo" else by_size)
+
+
+def test_exact_sizes_are_found_among_many(
+    folder: Path, exports: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(export_cache, "ENTRIES", 1)
+    for _ in range(2):
+        for rows in (4, 5, 6):
+            ORTModule(BySize(), exporter="torchscript")(torch.randn(rows, 4))
+    assert len(exports) == 3
 
 
 def test_what_depends_on_values_is_not_kept(folder: Path) -> None:

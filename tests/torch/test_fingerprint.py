@@ -112,6 +112,12 @@ DIFFERENT: dict[str, tuple[Callable[[], nn.Module], Callable[[], nn.Module]]] = 
         lambda: Net(a=functools.lru_cache(shifted(1))),
         lambda: Net(a=functools.lru_cache(shifted(2))),
     ),
+    "function of torch": (
+        lambda: Net(a=nn.functional.gelu),
+        lambda: Net(a=nn.functional.relu),
+    ),
+    "compiled functions of torch": (lambda: Net(a=torch.exp), lambda: Net(a=torch.tanh)),
+    "method of a list": (lambda: Net(a=[1].index), lambda: Net(a=[2].index)),
     "attribute of the class": (Net, OtherScale),
     "hook": (lambda: hooked(1.0), lambda: hooked(2.0)),
     "activation": (lambda: nn.Sequential(nn.ReLU()), lambda: nn.Sequential(nn.GELU())),

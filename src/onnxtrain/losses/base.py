@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Mapping
+from types import FrameType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -93,11 +94,16 @@ Use one of mean, sum, none.
 
 
 def _outside_level() -> int:
-    """The `stacklevel` of the first caller outside this package."""
-    package, level, frame = __name__.split(".")[0], 1, sys._getframe(1)
-    while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith(package):
+    """The `stacklevel` of the first caller outside this package and its context managers."""
+    level, frame = 1, sys._getframe(1)
+    inside = {__name__.split(".")[0], "contextlib"}
+    while frame.f_back is not None and _package(frame) in inside:
         level, frame = level + 1, frame.f_back
     return level
+
+
+def _package(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__")).split(".")[0]
 
 
 def target_like(

@@ -92,6 +92,45 @@ def linear_classifier(
     return op.Gather(labels, chosen, axis=0), scores
 
 
+def svm_regressor(
+    op: OpBuilder, x: Tensor,
+    *, coefficients: Sequence[float], kernel_type: str = "LINEAR",
+    kernel_params: Sequence[float] = (0.0, 0.0, 3.0), n_supports: int = 0, one_class: int = 0,
+    post_transform: str = "NONE", rho: Sequence[float] = (0.0,),
+    support_vectors: Sequence[float] = (),
+) -> Tensor:  # fmt: skip
+    """Σᵢ cᵢ·K(x, sᵢ) + ρ over the support vectors, or x·c + ρ without any."""
+    x = _floats(op, x)
+    factors = weight(op, "coefficients", np.array(coefficients, np.float32).reshape(-1, 1))
+    shift = weight(op, "rho", np.array(rho, np.float32))
+    if n_supports:
+        rows = np.array(support_vectors, np.float32).reshape(n_supports, -1)
+        x = _kernel(op, x, weight(op, "support_vectors", rows), kernel_type, kernel_params)
+    score = op.MatMul(x, factors) + shift
+    if one_class:  # inside or outside: a step
+        return op.Where(score > 0.0, op.like(1.0, score), op.like(-1.0, score))
+    return _transform(op, score, post_transform)
+
+
+def _kernel(
+    op: OpBuilder, x: Tensor, vectors: Tensor, kind: str, parameters: Sequence[float]
+) -> Tensor:
+    """How close each row is to each support vector."""
+    gamma, offset, degree = parameters
+    products = op.Gemm(x, vectors, transB=1)
+    if kind == "LINEAR":
+        return products
+    if kind == "POLY":
+        return op.Pow(products * gamma + offset, op.like(degree, x))
+    if kind == "SIGMOID":
+        return op.Tanh(products * gamma + offset)
+    if kind == "RBF":
+        sizes = op.Transpose(op.ReduceSumSquare(vectors, [1], keepdims=1), perm=[1, 0])
+        distances = op.ReduceSumSquare(x, [1], keepdims=1) - products * 2.0 + sizes
+        return op.Exp(distances * -gamma)
+    raise ModelError(f"A support vector machine with kernel {kind!r} is not supported.")
+
+
 def scaler(
     op: OpBuilder, x: Tensor, *, offset: Sequence[float] = (), scale: Sequence[float] = ()
 ) -> Tensor:
@@ -181,6 +220,7 @@ def drop_zipmaps(model: ir.Model) -> ir.Model:
 ML: dict[tuple[str, str], Lowering] = {
     (DOMAIN, "LinearRegressor"): linear_regressor,
     (DOMAIN, "LinearClassifier"): linear_classifier,
+    (DOMAIN, "SVMRegressor"): svm_regressor,
     (DOMAIN, "Scaler"): scaler,
     (DOMAIN, "Normalizer"): normalizer,
     (DOMAIN, "Imputer"): imputer,

@@ -10,11 +10,13 @@ from ..graph.schema import MAX_IR, MAX_OPSET, MIN_OPSET
 from .branches import decide_branches
 from .constants import lift_constants
 from .contrib import CONTRIB
+from .crops import open_crops
 from .custom_types import infer_with_custom
 from .fold import fold_integers
 from .functions import inline_functions
 from .lower_opset import lower_opset
 from .ml import ML, drop_zipmaps
+from .old_runtimes import suit_old_runtimes
 from .pools import count_windows
 from .quantized import QUANTIZED
 from .raise_opset import raise_opset
@@ -86,6 +88,7 @@ STEPS = (
     infer_anew,
     one_opset,
     standard_operators,
+    open_crops,
     lift_constants,
     tidy_imports,
     infer_shapes,
@@ -93,6 +96,7 @@ STEPS = (
     scalar_ranges,
     use_declared_outputs,
     fold_integers,
+    suit_old_runtimes,
     decide_branches,
     simplify,
 )

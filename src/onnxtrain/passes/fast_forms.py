@@ -2,8 +2,9 @@
 
 Times are for a million numbers on one thread of the machine of docs/performance.md, onnxruntime
 1.31.1. Its Softplus takes 36 ms, since it computes exponential and logarithm number by number; the
-formula here takes 1.7. Mish is made of Softplus. Elu takes 1.9 ms and the formula 0.9. A cubic
-Resize takes 350 ms, and the products with its interpolation matrices two.
+formula here takes 2.8. Mish is made of Softplus. Elu and Selu take 1.9 ms, and the formulas 0.9 and
+1.3. A cubic Resize takes 350 ms, and the products with its interpolation matrices two. A Where
+takes up to 1.3 ms, as long as five products.
 
 Each form is as exact as the kernel it replaces, also for infinities. It is declared as one function
 (`autodiff.composites`), so that its gradient is the rule's.
@@ -18,13 +19,14 @@ import onnx_ir as ir
 
 from ..autodiff.composites import Composite, Gradient, as_operator, declare
 from ..autodiff.registry import is_rule
-from ..autodiff.rules import activations
+from ..autodiff.rules import activations, elementwise
 from ..autodiff.rules.resize import as_products
 from ..autodiff.walk import Walk, attributes_of
 from ..graph import OpBuilder, Tensor
 from ..graph.edit import remove_nodes, replace_value, take_over
 from ..graph.infer_nodes import infer_nodes
 from ..graph.nodes import known, scalar
+from .huber import huber_parts
 from .rewrites import neutral_operand
 
 ROUNDS_TO_ONE = 17.0
@@ -44,7 +46,7 @@ def use_fast_forms(
             _rewrite(model.graph, node)
         form = FORMS.get(node.op_type)
         if form is not None and node.outputs[0].dtype == ir.DataType.FLOAT:
-            _use(op, node, form)
+            _use(op, node, form, named)
     op.register_constants(model.graph, mark=True)
     return model
 
@@ -63,17 +65,14 @@ def _in_between(node: ir.Node, named: Collection[str]) -> bool:
     return any(v.name in named or v.is_graph_output() for v in values)
 
 
-def _use(op: OpBuilder, node: ir.Node, form: Form) -> None:
+def _use(op: OpBuilder, node: ir.Node, form: Form, named: Collection[str]) -> None:
     graph = node.graph
-    if graph is None or not form.applies(node):
+    if graph is None or not form.applies(node, named):
         return
     op.scope = node.name or node.op_type
     written = form.write(op, node)
     new = op.place(graph, before=node)
     op.scope = ""
-    if written is None:
-        remove_nodes(graph, new)
-        return
     infer_nodes(new, op.opset)
     old, result = node.outputs[0], written.result.value
     result.type, result.shape = old.type or result.type, old.shape or result.shape
@@ -181,10 +180,13 @@ class Written:
 
 @dataclass(frozen=True)
 class Form:
-    """How to write an operator: where it applies, and the nodes."""
+    """How to write an operator: where it applies, and the nodes.
 
-    applies: Callable[[ir.Node], bool]
-    write: Callable[[OpBuilder, ir.Node], Written | None]
+    What applies is told the names of the values that somebody asks for.
+    """
+
+    applies: Callable[[ir.Node, Collection[str]], bool]
+    write: Callable[[OpBuilder, ir.Node], Written]
 
 
 def softplus(op: OpBuilder, node: ir.Node) -> Written:
@@ -216,7 +218,51 @@ def elu(op: OpBuilder, node: ir.Node) -> Written:
     return Written(y, composite)
 
 
-def resize(op: OpBuilder, node: ir.Node) -> Written | None:
+def selu(op: OpBuilder, node: ir.Node) -> Written:
+    """γ·max(x, 0) + γα·(exp(min(x, 0)) - 1)."""
+    x = _input(op, node)
+    alpha = node.attributes.get_float("alpha", activations.SELU_ALPHA)
+    gamma = node.attributes.get_float("gamma", activations.SELU_GAMMA)
+    e = op.Exp(op.Min(x, 0.0))
+    y = op.Relu(x) * gamma + (e - 1.0) * (gamma * alpha)
+
+    def slope(op: OpBuilder) -> Tensor:  # γα·e, and γ where e is 1 because x is positive
+        above = op.HardSigmoid(op.tensor(x.value), alpha=3e38, beta=0.0)
+        return op.tensor(e.value) * (gamma * alpha) - above * (gamma * (alpha - 1))
+
+    return Written(y, lambda new: _composite(new, lambda op, dy: [(x.value, dy * slope(op))]))
+
+
+def huber(op: OpBuilder, node: ir.Node) -> Written:
+    """f·d² up to |d| = β, and tangents from there on: (|d| - c/2)·c·2f with c = min(|d|, β).
+
+    In place of a comparison, a Pow and three Where: 2.2 ms for a million numbers instead of 6.1.
+    """
+    parts = huber_parts(node)
+    assert parts is not None
+    size, d = op.tensor(parts.size), parts.d
+    c = op.Min(size, parts.limit)
+    y = _times((size - c * 0.5) * c, parts.curvature)
+    steepest = parts.curvature * parts.limit
+
+    def gradient(op: OpBuilder, dy: Tensor) -> Iterable[tuple[ir.Value, Tensor]]:
+        straight = _times(op.tensor(d), parts.curvature)
+        low, high = (op.like(bound, straight) for bound in (-steepest, steepest))
+        return [(d, dy * op.Clip(straight, low, high))]
+
+    return Written(y, lambda nodes: _composite(nodes, gradient))
+
+
+def _times(x: Tensor, factor: float) -> Tensor:
+    return x if factor == 1 else x * factor
+
+
+def _is_huber(node: ir.Node, named: Collection[str]) -> bool:
+    parts = huber_parts(node) if is_rule(elementwise.where, "Where") else None
+    return parts is not None and not any(v.name in named for v in parts.inner)
+
+
+def resize(op: OpBuilder, node: ir.Node) -> Written:
     """A product with an interpolation matrix per axis."""
     x, roi, scales, sizes = [
         None if v is None else op.tensor(v) for v in (*node.inputs, None, None, None)[:4]
@@ -246,16 +292,18 @@ def _input(op: OpBuilder, node: ir.Node) -> Tensor:
     return op.tensor(node.inputs[0])
 
 
-def _has_rule(rule: Callable[..., object], op_type: str) -> Callable[[ir.Node], bool]:
+def _has_rule(
+    rule: Callable[..., object], op_type: str
+) -> Callable[[ir.Node, Collection[str]], bool]:
     """Not where a user has registered another gradient."""
-    return lambda _: is_rule(rule, op_type)
+    return lambda *_: is_rule(rule, op_type)
 
 
-def _is_plain_elu(node: ir.Node) -> bool:
+def _is_plain_elu(node: ir.Node, named: Collection[str]) -> bool:
     return is_rule(activations.elu, "Elu") and node.attributes.get_float("alpha", 1.0) == 1
 
 
-def _is_cubic(node: ir.Node) -> bool:
+def _is_cubic(node: ir.Node, named: Collection[str]) -> bool:
     mode = node.attributes.get_string("coordinate_transformation_mode", "half_pixel")
     cubic = node.attributes.get_string("mode", "nearest") == "cubic"
     rank = None if node.outputs[0].shape is None else len(node.outputs[0].shape)
@@ -267,4 +315,6 @@ FORMS = {
     "Mish": Form(_has_rule(activations.mish, "Mish"), mish),
     "Elu": Form(_is_plain_elu, elu),
     "Resize": Form(_is_cubic, resize),
+    "Selu": Form(_has_rule(activations.selu, "Selu"), selu),
+    "Where": Form(_is_huber, huber),
 }

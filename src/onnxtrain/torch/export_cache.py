@@ -33,14 +33,14 @@ from . import repair
 from .element_types import ONNX_TYPES
 from .export import Exported
 from .fingerprint import NoFingerprintError, fingerprint
-from .size_rules import from_json, to_json
+from .size_rules import from_json, only, to_json
 
 log = logging.getLogger(__name__)
 CACHE_VARIABLE = "ORTMODULE_CACHE_DIR"
 MAGIC = b"onnxtrain export 1\n"
 SUFFIX = ".export"
 ENTRIES = 16
-"""Entries of one fingerprint, each for other sizes, that are looked at."""
+"""Entries of one fingerprint, each for other sizes, that are looked at; and the exact one."""
 FIELDS = {
     "inputs": list, "outputs": list, "names": dict, "exporter": str, "note": str, "barriers": list,
 }  # fmt: skip
@@ -92,7 +92,9 @@ def cached(request: Request, make: Callable[[], Exported]) -> Exported:
     except NoFingerprintError as reason:
         log.info("The export of %s is not kept in %s: %s.", request.name, folder, reason)
         return make()
-    for path in sorted(folder.glob(f"{key}*{SUFFIX}"))[:ENTRIES]:
+    exact = folder / _file_name(key, to_json(only(request.shapes), request.shapes))
+    others = sorted(set(folder.glob(f"{key}*{SUFFIX}")) - {exact})[:ENTRIES]
+    for path in (exact, *others):
         exported = _try(path, request)
         if exported is not None:
             log.info("The export of %s is read from %s.", request.name, path)
@@ -243,12 +245,17 @@ def _write(folder: Path, key: str, request: Request, exported: Exported) -> None
     head["sizes"] = to_json(exported.fits, request.shapes)
     text = json.dumps(head, sort_keys=True).encode()
     body = struct.pack("<I", len(text)) + text + model.SerializeToString()
-    sizes = hashlib.sha256(json.dumps(head["sizes"], sort_keys=True).encode()).hexdigest()[:16]
-    path = folder / f"{key}-{sizes}{SUFFIX}"
+    path = folder / _file_name(key, head["sizes"])
     try:
         write_atomically(path, [MAGIC, hashlib.sha256(body).digest(), body], durable=False)
     except OSError as error:
         log.warning("%s cannot be written (%s); the export is not kept.", path, error)
+
+
+def _file_name(key: str, sizes: Any) -> str:
+    """One file for each fingerprint and rule for sizes."""
+    rule = hashlib.sha256(json.dumps(sizes, sort_keys=True).encode()).hexdigest()[:16]
+    return f"{key}-{rule}{SUFFIX}"
 
 
 def _bytes(tensor: torch.Tensor) -> bytes:

@@ -24,6 +24,8 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
+from ..errors import OnnxTrainError
+
 LIMIT = 200_000
 """Values that are looked at before a module is given up as too large to tell."""
 INSTALLED = frozenset({"site-packages", "dist-packages"})
@@ -46,7 +48,7 @@ BOOKKEEPING = frozenset(
 """Attributes of a class that its behaviour does not depend on."""
 
 
-class NoFingerprintError(Exception):
+class NoFingerprintError(OnnxTrainError, TypeError):
     """There is something that cannot be told from something else; the text says what."""
 
 
@@ -126,7 +128,9 @@ def installed(module_name: str) -> bool:
         return False
     if top in sys.stdlib_module_names or top == __name__.partition(".")[0]:
         return True
-    file = getattr(sys.modules.get(module_name) or sys.modules.get(top), "__file__", None)
+    names = [module_name, top]  # a compiled part may have no file of its own
+    files = [getattr(sys.modules.get(name), "__file__", None) for name in names]
+    file = next(filter(None, files), None)
     return file is not None and not INSTALLED.isdisjoint(Path(file).parts)
 
 
@@ -317,12 +321,12 @@ class _Walk:
 
     def _reduced(self, value: Any, where: str) -> None:
         """An object as pickle would take it apart."""
-        if isinstance(value, (types.BuiltinFunctionType, types.WrapperDescriptorType)):
-            owner = getattr(value, "__module__", None)
-            owner = owner or type(getattr(value, "__self__", None)).__module__
+        if isinstance(value, types.BuiltinFunctionType):
+            owner = value.__module__ or type(value.__self__).__module__
             if not installed(owner):
                 raise NoFingerprintError(f"{where} is compiled code")
             self._named(f"{owner}.{value.__qualname__}", "builtin")
+            self.add(value.__self__, where)  # what a method is bound to, or the module
             return
         try:
             reduced = value.__reduce_ex__(4)

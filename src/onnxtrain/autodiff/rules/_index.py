@@ -144,6 +144,9 @@ def add_along(
     if (isinstance(inner, int) and inner == 0) or x.static_shape is None:
         flat = op.Concat(op.shape_of(rows), vector(op, inner), axis=0)
     dx = add_rows(op, count, inner, rows, op.Reshape(dy, flat), unique=unique)
+    if axis == 0 and x.rank == 2:
+        dx.value.shape = x.value.shape  # no Reshape, which copies what comes out of an If
+        return dx
     return op.reshape_like(dx, x)
 
 

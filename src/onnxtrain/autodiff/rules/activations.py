@@ -52,11 +52,13 @@ def hard_sigmoid(op: OpBuilder, dy: Tensor, y: Tensor, x: Tensor, *, alpha: floa
 @gradient("HardSwish", note="0 at -3, 1 at 3")
 def hard_swish(op: OpBuilder, dy: Tensor, y: Tensor, x: Tensor) -> Any:
     # x/3 + 1/2 between -3 and 3, where it runs from -1/2 to 3/2; 0 below and 1 above
-    if x.dtype == ir.DataType.FLOAT:
-        # h(x) + x·h'(x), without a Where: 1.5 ms for a million numbers instead of 2.9
-        inside = op.HardSigmoid(x * x, alpha=-1e37, beta=9e37)  # 1 if x² < 9, else 0
-        return dy * (op.HardSigmoid(x, alpha=1 / 6, beta=0.5) + x * inside * (1 / 6))
-    slope = op.Where(x < 3, x * (1 / 3) + 0.5, 1)
+    slope = x * (1 / 3) + 0.5
+    if x.dtype != ir.DataType.FLOAT:
+        return masked(op, dy * op.Where(x < 3, slope, 1), x > -3)
+    # The kernel of ThresholdedRelu takes an eighth of the time of Where's
+    slope = 1.0 - op.ThresholdedRelu(1.0 - slope, alpha=-0.5)
+    if is_contracted(dy):
+        return dy * op.ThresholdedRelu(slope, alpha=-0.5)
     return masked(op, dy * slope, x > -3)
 
 

@@ -202,13 +202,22 @@ def layer_normalization(
     d_x, d_scale, d_bias = [], None, None
     if dys[0] is not None:
         dy = dys[0]
-        if scale.rank == 1 and x.rank > 1:  # rows weighted by r and added up, in one product
-            d_scale = op.Reshape(rstd, [-1]) @ as_rows(op, dy * centred, scale)
-        else:
-            d_scale = op.sum_to(dy * centred * rstd, scale, x.shape, x)
         d_bias = None if bias is None else op.sum_to(dy, bias, x.shape, x)
-        g = dy * scale  # and r taken out of x̂, which is a number per row
-        along, across = op.ReduceMean(g, axes), op.ReduceMean(g * centred, axes) * (rstd * rstd)
+        g, weighted = dy * scale, dy * centred  # and r taken out of x̂, which is a number per row
+        if scale.rank == 1 and x.rank > 1:  # rows weighted by r and added up, in one product
+            d_scale = op.Reshape(rstd, [-1]) @ as_rows(op, weighted, scale)
+        else:
+            d_scale = op.sum_to(weighted * rstd, scale, x.shape, x)
+        width = scale.dim(0)
+        if scale.rank == 1 and x.rank > 1 and isinstance(width, int) and scale.const is None:
+            # The means of g and of g·(x - μ) over rows as products with a column: an eighth less
+            # of the whole than with ReduceMean, which needs g·(x - μ) in memory. A constant column
+            # onnxruntime lays out for products with matrices, and then they are slow.
+            share = op.Reshape(scale * (1 / width), [-1, 1])
+            along, across = dy @ share, weighted @ share * (rstd * rstd)
+        else:
+            along = op.ReduceMean(g, axes)
+            across = op.ReduceMean(g * centred, axes) * (rstd * rstd)
         d_x.append((g - (centred * across + along)) * rstd)
     if len(dys) > 1 and dys[1] is not None:
         d_mean = as_type(op, dys[1], x.dtype) * inverse_count(op, x, rstd)
@@ -237,6 +246,7 @@ def instance_normalization(
     *,
     epsilon: float = 1e-5,
 ) -> Any:
+    # The forward half written out, so that x̂ is computed once, is no faster: its kernel is good.
     axes = range(2, x.rank)
     normal, rstd = standardize(op, x, axes, epsilon)
     dx = project(op, dy, normal, rstd * per_channel(op, scale, x.rank), axes)

@@ -19,3 +19,11 @@ zero_gradient(
     note="text",
 )  # fmt: skip
 zero_gradient("ImageDecoder", note="encoded bytes")
+zero_gradient(
+    "TreeEnsemble", "TreeEnsembleClassifier", "TreeEnsembleRegressor", domain="ai.onnx.ml",
+    note="a step function of its input",
+)  # fmt: skip
+zero_gradient(
+    "CategoryMapper", "DictVectorizer", "LabelEncoder", "OneHotEncoder", domain="ai.onnx.ml",
+    note="looks up a class",
+)  # fmt: skip

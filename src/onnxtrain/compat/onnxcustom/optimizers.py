@@ -16,6 +16,7 @@ from ...runtime.session.sharing import exclusive
 from ...runtime.state.buffers import TensorStore
 from ...runtime.step.finite import first_not_finite, is_finite
 from ..ort import TrainingParameters, TrainingSession
+from ..ort.runner import STATE
 from .base import Array
 from .common import (
     TrainerBase,
@@ -380,12 +381,12 @@ class BoundStep:
     def _steps(self, data: Batch, starts: range, rate: float) -> float:
         session, rows, read = self._session, self._rows, self._loss.item
         self._rate[0] = rate
-        written = [_floats(store) for store in reversed(session.runner.sets)]
+        runner, buffers = session.runner, session.runner.buffers
+        written = [_floats(buffers.target(turn)[STATE]) for turn in (0, 1)]
         pairs = [
             (buffer, array.reshape(-1, *buffer.shape[1:]))
             for buffer, array in zip(self._inputs, data)
         ]
-        runner = session.runner
         host, copy, total = runner.device.is_host, np.copyto, 0.0
         steps = [binding.bare_run() for binding in self._bindings]
         with np.errstate(over="ignore", invalid="ignore"):
@@ -393,7 +394,7 @@ class BoundStep:
                 stop = start + rows
                 for buffer, array in pairs:
                     copy(buffer, array[start:stop])
-                turn = runner.turn
+                turn = buffers.turn
                 if not host:  # a device has its own copy of what was bound
                     self._bind_inputs(self._bindings[turn])
                 steps[turn]()
@@ -407,7 +408,7 @@ class BoundStep:
         return total
 
     def _check(self, loss: float, turn: int, start: int) -> None:
-        store = self._session.runner.sets[1 - turn]
+        store = self._session.runner.buffers.target(turn)[STATE]
         store.written()
         if math.isfinite(loss) and is_finite(store):
             return

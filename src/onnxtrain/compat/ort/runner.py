@@ -12,12 +12,15 @@ from ...runtime.files.dtypes import BY_ONNX
 from ...runtime.session.binding import Binding
 from ...runtime.session.devices import Device
 from ...runtime.state.buffers import TensorSpec, TensorStore
-from ...runtime.step.finite import all_finite, first_not_finite, is_finite, refused
+from ...runtime.step.finite import refused
+from ...runtime.step.two_sets import Place, TwoSets
 from .step import Step
 
 Array = npt.NDArray[Any]
 Key = tuple[bool, int]
 """Whether the step updates, and which of the two sets of buffers it reads."""
+STATE, SUMS = "state", "sums"
+"""Stores of a set: what the session keeps, and gradients that were added up."""
 
 
 class StepRunner:
@@ -32,8 +35,7 @@ class StepRunner:
         check_finite: refuse a step whose loss or results are not finite.
 
     Attributes:
-        sets: two sets of buffers; a step reads one and writes the other.
-        turn: which of them the next step reads.
+        buffers: the state, twice; a step reads one set and writes the other.
         sums: gradients that were added up for the next update.
         pending: steps since the last update.
     """
@@ -72,24 +74,29 @@ class StepRunner:
         second = first.like()
         second.copy_from(first)
         second.push()
-        self.sets = (first, second)
-        self.turn, self.pending = 0, 0
+        sums = {SUMS: self.sums}
+        self.buffers = TwoSets({STATE: first, **sums}, {STATE: second, **sums}, self.device)
+        self.pending = 0
+
+    def _place(self, name: str) -> Place:
+        return Place(SUMS if name in self.sums else STATE, name)
+
+    def _written(self, updates: bool) -> list[Place]:
+        return [self._place(name) for name in self.steps[updates].states]
 
     def key(self) -> Key:
         """What the next step does, and which buffers it reads."""
-        return self.pending + 1 == self.accumulation, self.turn
+        return self.pending + 1 == self.accumulation, self.buffers.turn
 
     def bind(self, key: Key, binding: Binding) -> Iterable[str]:
         """Bind the state that a step reads and writes; gives the names of the outputs."""
         updates, turn = key
-        step, source, target = self.steps[updates], self.sets[turn], self.sets[1 - turn]
+        step = self.steps[updates]
         read = {v.name for v in step.model.graph.inputs}
-        for store in (source, self.sums):
-            for name in store:
-                if name in read:
-                    binding.input_tensor(name, store, name)
-        for name, output in step.states.items():
-            binding.output_tensor(output, self.sums if name in self.sums else target, name)
+        names = [n for store in self.buffers.source().values() for n in store if n in read]
+        reads = {name: self._place(name) for name in names}
+        writes = {output: self._place(name) for name, output in step.states.items()}
+        self.buffers.bind(binding, turn, reads, writes)
         outputs = list(step.states.values())
         if step.check:
             binding.host_output(step.check, self._check_value)
@@ -100,22 +107,22 @@ class StepRunner:
         """Note that a step has run."""
         if self._check_finite:
             self._look_at_results(key)
-        updates, turn = key
+        updates, _ = key
         if updates and self._updates:
-            self.turn, self.pending = 1 - turn, 0
+            self.buffers.swap()
+            self.pending = 0
             if self.sums.specs:
                 self._drop_sums()
         else:
             self.pending = (self.pending + 1) % self.accumulation
-            self._keep_statistics(updates, turn)
-        if not self.device.is_host:
-            for store in (*self.sets, self.sums):
-                store.written()
+            # a run that does not update still moves running statistics
+            self.buffers.take_over(p for p in self._written(updates) if p.store == STATE)
+        self.buffers.noted()
 
     def _look_at_results(self, key: Key) -> None:
         """Raise before the sets change places: what was read is untouched and stays the state."""
         problem = "The loss" if np.isnan(self._check_value) else self._first_not_finite(key)
-        source = self.sets[key[1]]
+        source = self.buffers.source(key[1])[STATE]
         names = self.steps[key[0]].statistics if self.accumulation > 1 else []
         if names:
             source.pull()
@@ -132,22 +139,8 @@ class StepRunner:
 
     def _first_not_finite(self, key: Key) -> str:
         """What is not finite among the tensors that were just written; empty if all are."""
-        updates, turn = key
-        target, states = self.sets[1 - turn], self.steps[updates].states
-        for store in (target, self.sums):
-            written = [n for n in states if n in store and n not in store.parts]
-            if not written:
-                continue
-            store.written()
-            complete = store is self.sums or (updates and self._updates)
-            if complete and is_finite(store):
-                continue
-            name = first_not_finite(store, written)
-            if name is not None:
-                parts = [n for n, p in store.parts.items() if p.whole == name]
-                name = next((n for n in parts if not all_finite(store.view(n).ravel())), name)
-                return f"A gradient, or what it makes of {name!r},"
-        return ""
+        name = self.buffers.first_not_finite(self._written(key[0]), key[1])
+        return f"A gradient, or what it makes of {name!r}," if name else ""
 
     def _drop_sums(self) -> None:
         self.pending = 0
@@ -155,22 +148,8 @@ class StepRunner:
             buffer.data[...] = 0
         self.sums.push()
 
-    def _keep_statistics(self, updates: bool, turn: int) -> None:
-        """A run that does not update still moves the running statistics; bring them over."""
-        source, target = self.sets[turn], self.sets[1 - turn]
-        moved = [n for n in self.steps[updates].states if n not in self.sums]
-        if not moved:
-            return
-        if not self.device.is_host:
-            for store in (source, target):
-                store.written()
-                store.pull()
-        for name in moved:
-            source.view(name)[...] = target.view(name)
-        source.push()
-
     def current(self) -> TensorStore:
         """The set of buffers that holds the state, up to date in the host's memory."""
-        store = self.sets[self.turn]
+        store = self.buffers.source()[STATE]
         store.pull()
         return store

@@ -372,14 +372,14 @@ class TrainingSession(OneProcess, onnxruntime.InferenceSession):  # type: ignore
                     raise UnknownNameError(
                         f"optimizer state of {weight!r}",
                         kind,
-                        known if STEP in self.runner.sets[0] else [],
+                        known if STEP in self.runner.current() else [],
                     )
         if len(counts) > 1:
             raise InputError(
                 f"{COUNT} differs between weights ({sorted(counts)}); all weights of a session "
                 "are updated together and have one count."
             )
-        if counts and STEP in self.runner.sets[0]:
+        if counts and STEP in self.runner.current():
             values[STEP] = np.array([counts.pop()], np.int64)
         self._set(values)
 

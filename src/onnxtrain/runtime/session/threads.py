@@ -141,11 +141,6 @@ class SessionChoice(Generic[T]):
         """Let both go; what is `current` stays."""
         self._usual = self._single = None
 
-    @property
-    def is_released(self) -> bool:
-        """Whether there is no session with all threads."""
-        return self._usual is None
-
     def stop_spinning(self) -> None:
         """Ask for threads that sleep from the next step on; any thread may call this."""
         self.must_rest = True

@@ -19,7 +19,7 @@ from ..state.seeds import Draws, reseed
 from ..state.training_state import TrainingState
 from . import kernels
 from .artifact import Artifact, drop_accumulation, fold_frozen
-from .pieces import Passes, Pieces
+from .pieces import GradientBindings, Pieces
 from .step import Step
 
 Array = npt.NDArray[Any]
@@ -77,8 +77,8 @@ class GradientStep(Step):
         can_be_cut = device.is_host and self.gradients.buffers.keys() == {"F32"}
         self.is_long = device.is_host and cutting.is_long(artifact.model)
         self.pieces: Pieces | None = None
-        self.sessions: SessionChoice[Passes] = SessionChoice(
-            self._passes,
+        self.sessions: SessionChoice[GradientBindings] = SessionChoice(
+            self._bindings,
             small,
             self._options,
             lambda: (
@@ -121,8 +121,10 @@ class GradientStep(Step):
             self.sessions.release()
         self.sessions.current = pieces if pieces is not None else self.sessions.usual
 
-    def _passes(self, options: Any) -> Passes:
-        return Passes(self, self.device.session(self.artifact.model.consolidate(), options))
+    def _bindings(self, options: Any) -> GradientBindings:
+        return GradientBindings(
+            self, self.device.session(self.artifact.model.consolidate(), options)
+        )
 
     def _options(self, spin: bool) -> Any:
         if not spin:

@@ -1,8 +1,7 @@
 """The one-graph step: loss, gradients and update in a single run, over two sets of buffers.
 
-A graph cannot update in place what it still reads, so it reads one set and writes the other, and
-the next step goes the other way. Whoever looks at the state in between gets the first set,
-brought up to date (`write_back`).
+The first set is the state's own, see `TwoSets`. Whoever looks at the state between two steps gets
+it brought up to date (`write_back`).
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from onnxruntime import InferenceSession
 from ...errors import ModelFileError
 from ..files.onnxfile import Source
 from ..session.binding import Binding, all_ortvalues, user_side
-from ..session.device_ops import DeviceOps
 from ..session.devices import Device
 from ..session.options import may_be_exchanged, may_spin
 from ..session.sharing import OneProcess
@@ -27,12 +25,15 @@ from ..state.buffers import TensorStore
 from ..state.seeds import Draws, reseed
 from ..state.training_state import OptimizerState, TrainingState
 from .artifact import check_state, load_artifact
-from .finite import first_not_finite, quick_square_sum, refused
+from .finite import quick_square_sum, refused
 from .optimizer import attach
 from .step import Step
+from .two_sets import Place, TwoSets
 from .update import OptimizerFile
 
 Array = npt.NDArray[Any]
+TRAINABLE, FROZEN, STATISTICS = "trainable parameters", "frozen parameters", "running statistics"
+"""Stores of a set, besides the optimizer's states under their names."""
 
 
 class OneGraphStep(OneProcess, Step):
@@ -76,24 +77,43 @@ class OneGraphStep(OneProcess, Step):
         small = SmallSteps(artifact, device, options)
         self.model = artifact.model.consolidate()
         self.rate, self.number = np.zeros(1, np.float32), np.zeros(1, np.int64)
-        self._ops = DeviceOps(device)
-        states = TensorStore(state.frozen.specs[s] for s in artifact.states)
-        states.place(device)
-        moments = {kind: store.like() for kind, store in self.memory.states.items()}
-        self._second = (state.trainable.like(), states, moments)
+        self._reads, self._writes = self._places()
+        self.buffers = self._two_sets()
         self.sessions: SessionChoice[list[Binding]] = SessionChoice(
             self._both,
             small,
             lambda spin: training_options(artifact, options, spin=spin),
             lambda: may_spin(options) and may_be_exchanged(options),
         )
-        self._vectors: dict[int, list[Array]] = {}
-        self._turn = 0
         state.write_back = self.write_back
 
-    @property
-    def _first(self) -> _Set:
-        return self.state.trainable, self.state.frozen, self.memory.states
+    def _places(self) -> tuple[dict[str, Place], dict[str, Place]]:
+        """Where the graph's inputs come from, and where its outputs go."""
+        artifact = self.artifact
+        reads: dict[str, Place] = {}
+        writes: dict[str, Place] = {}
+        for name in artifact.trainable:
+            stores = {name: TRAINABLE, **{f"{name}.{kind}": kind for kind in self.memory.states}}
+            for value, store in stores.items():
+                reads[value] = writes[f"{value}.updated"] = Place(store, name)
+        for name in artifact.frozen:
+            reads[name] = Place(STATISTICS if name in artifact.states else FROZEN, name)
+        for name, updated in artifact.states.items():
+            writes[updated] = Place(STATISTICS, name)
+        return reads, writes
+
+    def _two_sets(self) -> TwoSets:
+        state, moments = self.state, self.memory.states
+        statistics = TensorStore(state.frozen.specs[s] for s in self.artifact.states)
+        statistics.place(self.device)
+        first = {TRAINABLE: state.trainable, STATISTICS: state.frozen, **moments}
+        second = {
+            TRAINABLE: state.trainable.like(),
+            STATISTICS: statistics,
+            **{kind: store.like() for kind, store in moments.items()},
+        }
+        same = {FROZEN: state.frozen}
+        return TwoSets({**first, **same}, {**second, **same}, self.device)
 
     @property
     def session(self) -> InferenceSession:
@@ -115,26 +135,15 @@ class OneGraphStep(OneProcess, Step):
     def _both(self, options: Any) -> list[Binding]:
         """A session and its bindings in both directions."""
         session = self.device.session(self.model, options)
-        first, second = self._first, self._second
-        return [self._bind(session, first, second), self._bind(session, second, first)]
+        return [self._bind(session, turn) for turn in (0, 1)]
 
-    def _bind(self, session: InferenceSession, source: _Set, target: _Set) -> Binding:
+    def _bind(self, session: InferenceSession, turn: int) -> Binding:
         artifact = self.artifact
         binding = Binding(session, self.device)
         binding.user_outputs(self.user.outputs)
         binding.labels = self.user.labels
         inputs = {v.name for v in artifact.model.inputs}
-        for name in artifact.trainable:
-            binding.input_tensor(name, source[0], name)
-            binding.output_tensor(f"{name}.updated", target[0], name)
-            for kind, store in source[2].items():
-                binding.input_tensor(f"{name}.{kind}", store, name)
-                binding.output_tensor(f"{name}.{kind}.updated", target[2][kind], name)
-        for name in artifact.frozen:
-            store = source[1] if name in artifact.states else self.state.frozen
-            binding.input_tensor(name, store, name)
-        for name, updated in artifact.states.items():
-            binding.output_tensor(updated, target[1], name)
+        self.buffers.bind(binding, turn, self._reads, self._writes)
         for name, array in (("learning_rate", self.rate), ("step", self.number)):
             if name in inputs:
                 binding.host_input(name, array)
@@ -147,11 +156,11 @@ class OneGraphStep(OneProcess, Step):
         with self._lock:
             if self.sessions.must_rest:
                 self.sessions.rest()
-            memory = self.memory
+            memory, buffers = self.memory, self.buffers
             self.rate[0], self.number[0] = memory.learning_rate, memory.step + 1
             if self.draws is not None:
                 self.draws.set()
-            results = self.sessions.current[self._turn].again(values)
+            results = self.sessions.current[buffers.turn].again(values)
             if results is None:
                 self.feed(values)
                 results = self.run().results()
@@ -159,16 +168,14 @@ class OneGraphStep(OneProcess, Step):
                 self._check(results[0], values)
             if self.draws is not None:
                 self.draws.count()
-            self._turn = 1 - self._turn
+            buffers.swap()
             memory.step += 1
-            if not self.device.is_host:
-                for store in self.state.stores():
-                    store.written()
+            buffers.noted()
             return results
 
     def binding(self) -> Binding:
         """Where the next inputs go."""
-        return self.sessions.current[self._turn]
+        return self.sessions.current[self.buffers.turn]
 
     def feed(self, values: Sequence[Any]) -> bool:
         """Check and bind the user's inputs; a small batch goes to a session with one thread."""
@@ -181,46 +188,20 @@ class OneGraphStep(OneProcess, Step):
         """Raise before the sets change places: what was read is untouched and stays the state."""
         is_good = math.isfinite(loss) if loss.size == 1 else bool(np.isfinite(loss).all())
         is_good = is_good or self.user.nothing_counts(values)
-        if is_good and self.device.is_host and math.isfinite(quick_square_sum(self._written())):
-            return
+        if is_good and self.device.is_host:
+            written = self.buffers.vectors(self._writes)
+            if math.isfinite(quick_square_sum(written)):
+                return
         reason = self._problem() if is_good else f"The loss is {loss}"
         if reason:
             raise refused(f"{reason}, in update {self.memory.step + 1}")
 
-    def _written(self) -> list[Array]:
-        """The float vectors that the step has written, in the host's memory."""
-        if self._turn not in self._vectors:
-            params, states, moments = self._first if self._turn else self._second
-            stores = [params, *moments.values()]
-            vectors = [b.data for store in stores for b in store.buffers.values()]
-            vectors += [states.view(name).reshape(-1) for name in self.artifact.states]
-            self._vectors[self._turn] = [v for v in vectors if v.dtype.kind == "f"]
-        return self._vectors[self._turn]
-
     def _problem(self) -> str:
         """What is wrong with the tensors just written; empty if all are finite."""
-        params, states, moments = self._first if self._turn else self._second
-        for store, names in (
-            *((store, None) for store in (params, *moments.values())),
-            (states, list(self.artifact.states)),
-        ):
-            store.written()
-            name = first_not_finite(store, names)
-            if name is not None:
-                # clipping by norm spreads what is wrong with one gradient over all of them
-                return f"A gradient, or what it makes of {name!r}, is NaN or infinite"
-        return ""
+        name = self.buffers.first_not_finite(self._writes.values())
+        # clipping by norm spreads what is wrong with one gradient over all of them
+        return f"A gradient, or what it makes of {name!r}, is NaN or infinite" if name else ""
 
     def write_back(self) -> None:
         """Bring the state's own buffers up to date."""
-        if self._turn == 0:
-            return
-        params, states, moments = self._second
-        self._ops.copy(self.state.trainable, params)
-        self._ops.copy(self.state.frozen, states)
-        for kind, store in moments.items():
-            self._ops.copy(self.memory.states[kind], store)
-        self._turn = 0
-
-
-_Set = tuple[TensorStore, TensorStore, dict[str, TensorStore]]
+        self.buffers.write_back()

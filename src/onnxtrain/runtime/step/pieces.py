@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .gradient_step import GradientStep
 
 
-class Passes:
+class GradientBindings:
     """A training session with one binding that overwrites gradients and one that adds to them."""
 
     def __init__(self, step: GradientStep, session: Any) -> None:
@@ -43,7 +43,7 @@ class Passes:
         self.step.ops.add(self.step.gradients, self.step.added())
 
 
-class Pieces(Passes):
+class Pieces(GradientBindings):
     """The same, cut so that some gradients are complete while others are still being computed.
 
     The first piece holds the forward pass and what the first gradients need, each further piece

@@ -1,0 +1,56 @@
+"""What releases of onnxruntime that we claim to run on compute wrongly, in a form that is right.
+
+Before 1.24 a reduction over no axes fails, or, where its axes are given and empty, leaves its
+operand as it is even if it is a norm or a logarithm. Up to 1.24 a Resize whose axes count from the
+end reads memory that is not its own.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from ..graph.nodes import known, rank_of
+from .rewrite import all_nodes, standard
+
+OF_ONE_ELEMENT = {
+    "ReduceSum": "Identity", "ReduceMean": "Identity", "ReduceProd": "Identity",
+    "ReduceMax": "Identity", "ReduceMin": "Identity", "ReduceLogSumExp": "Identity",
+    "ReduceL1": "Abs", "ReduceL2": "Abs", "ReduceLogSum": "Log", "ReduceSumSquare": "Mul",
+}  # fmt: skip
+"""What a reduction makes of a single element; the last one multiplies it with itself."""
+
+
+def suit_old_runtimes(model: ir.Model) -> ir.Model:
+    """Write reductions over no axes element by element, and count the axes of Resize from 0."""
+    for node in all_nodes(model):
+        if standard(node.domain):
+            continue
+        if node.op_type in OF_ONE_ELEMENT and _reduces_nothing(node):
+            _write_by_element(node)
+        elif node.op_type == "Resize":
+            _count_from_the_front(node)
+    return model
+
+
+def _reduces_nothing(node: ir.Node) -> bool:
+    if not node.attributes.get_int("noop_with_empty_axes", 0):
+        return False
+    axes = node.inputs[1] if len(node.inputs) > 1 else None
+    if axes is None:
+        return True
+    tensor = known(axes)
+    return tensor is not None and tensor.size == 0
+
+
+def _write_by_element(node: ir.Node) -> None:
+    node.op_type = OF_ONE_ELEMENT[node.op_type]
+    node.attributes.clear()
+    node.resize_inputs(2 if node.op_type == "Mul" else 1)
+    if node.op_type == "Mul":
+        node.replace_input_with(1, node.inputs[0])
+
+
+def _count_from_the_front(node: ir.Node) -> None:
+    axes, rank = node.attributes.get("axes"), rank_of(node.inputs[0])
+    if axes is not None and rank is not None:
+        node.attributes["axes"] = ir.AttrInt64s("axes", [axis % rank for axis in axes.as_ints()])

@@ -1,0 +1,82 @@
+"""Defects of old releases that we claim to run on: which tests they fail, and why.
+
+`python3 dev.py test --lowest` leaves these out, by name and with the reason; with releases that do
+not have a defect its tests run. None of them is wrong in silence for a user: what was is written
+in another form (`onnxtrain.normalize.old_runtimes`), what is left is an error of onnxruntime, or
+a mistake of the oracle that only tests ask. The table in docs/compatibility.md has the same rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import version
+
+from packaging.version import Version
+
+
+@dataclass(frozen=True)
+class Defect:
+    """Something that a package did wrong.
+
+    Attributes:
+        package: its name.
+        before: the first release that is known to be right.
+        tests: parts of the names of tests that show it.
+        reason: what is wrong.
+    """
+
+    package: str
+    before: str
+    tests: tuple[str, ...]
+    reason: str
+
+
+DEFECTS = (
+    Defect("onnxruntime", "1.25", ("test_gradient[DeformConv-",), "has no DeformConv"),
+    Defect(
+        "onnxruntime", "1.27", ("test_gradient[DFT-20", "inverse=1,onesided=1"),
+        "refuses an inverse DFT of half a spectrum",
+    ),
+    Defect(
+        "onnxruntime", "1.31", ("test_gradient[Slice-18(5x6,1,1,1)empty",),
+        "cannot multiply two tensors without elements",
+    ),
+    Defect(
+        "onnxruntime", "1.25", ("test_gradient[Resize-18(1x2x5x4,-,-,2;axes=[-2,-1])",),
+        "a Resize whose axes count from the end ends the process; normalized it is right",
+    ),
+    Defect(
+        "onnx", "1.23", ("test_gradient[ScatterElements-18", "reduction=mul"),
+        "its reference multiplies wrongly",
+    ),
+    Defect(
+        "onnx", "1.23", ("test_gradient[ScatterND-18", "reduction=m"),
+        "its reference multiplies wrongly, and fails for min and max",
+    ),
+    Defect(
+        "onnx", "1.23", ("test_gradient[OneHot-18(1x3,,2;axis=1)",),
+        "its reference takes an index that is too large for another",
+    ),
+    Defect(
+        "onnx", "1.23", ("test_gradient[Gather-18(40x9,0)sorted empty",),
+        "its shape inference refuses to multiply tensors without elements",
+    ),
+    Defect(
+        "onnx", "1.23", ("test_gradient[Resize-18(1x2x5x6,8,-,4;mode=nearest", "tf_crop"),
+        "its reference rounds wrongly outside of the image",
+    ),
+)  # fmt: skip
+
+
+def defect_of(test: str) -> Defect | None:
+    """The defect of an installed package that a test would show."""
+    for defect in DEFECTS:
+        if all(part in test for part in defect.tests) and _has(defect):
+            return defect
+    return None
+
+
+@cache
+def _has(defect: Defect) -> bool:
+    return Version(version(defect.package)) < Version(defect.before)
