@@ -34,6 +34,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "BayesianGaussianMixture": {"n_components": 2},
     "KMeans": {"n_clusters": 3, "n_init": 1},
     "MiniBatchKMeans": {"n_clusters": 3, "n_init": 1},
+    "GaussianProcessRegressor": {"optimizer": None, "alpha": 0.1},
     "LocalOutlierFactor": {"novelty": True},
     "GaussianRandomProjection": {"n_components": 3},
     "PLSRegression": {"n_components": 2},

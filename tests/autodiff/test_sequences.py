@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx.parser
+import onnxruntime as ort
 import pytest
+
+import onnxtrain
 
 from .loop_models import check
 
@@ -109,3 +113,17 @@ g (REAL[N] x) => (REAL loss) {
   e = Exp(v) s = ReduceSum<keepdims=0>(e) h = CastLike(has, s) loss = Mul(s, h)
 }"""
     check(text, {"x": real(3)}, ["x"])
+
+
+def test_the_gradient_of_an_output_that_is_a_sequence_is_fed_as_one() -> None:
+    model = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["": 18]>
+        g (float[2] x) => (seq(float[2]) s) {
+            a = Mul(x, x)
+            s = SequenceConstruct(a, x)
+        }""")
+    gradient = onnxtrain.differentiate(model, wrt=["x"], vjp=True)
+    session = ort.InferenceSession(gradient.SerializeToString())
+    x, seed = np.float32([1, 2]), [np.float32([1, 10]), np.float32([0.5, 0.25])]
+    (dx,) = session.run(["x_grad"], {"x": x, "s_grad": seed})
+    np.testing.assert_allclose(dx, [2.5, 40.25])
