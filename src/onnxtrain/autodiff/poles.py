@@ -8,17 +8,30 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from ..graph import OpBuilder, Tensor
-from ..operators import SELECTION, WITH_POLES
+from ..operators import ELEMENTWISE, SELECTION, WITH_POLES
+
+STEPS = 4
+"""How many operators may stand between the pole and the selection."""
 
 
 def is_guarded(node: ir.Node) -> bool:
-    """Whether a result may be infinite, and is only read by operators that select elements."""
-    if node.op_type not in WITH_POLES:
-        return False
-    result = node.outputs[0]
-    uses = result.uses()
-    selected = all(n.op_type in SELECTION and place > 0 for n, place in uses)
-    return bool(uses) and selected and not result.is_graph_output()
+    """Whether a result may be infinite, and is only read through what selects elements of it."""
+    return node.op_type in WITH_POLES and _is_selected(node.outputs[0], STEPS)
+
+
+def _is_selected(value: ir.Value, steps: int) -> bool:
+    """Whether everything that is computed from a value, element by element, is selected from."""
+    # Nodes of the backward half, which belong to no graph yet, read it too.
+    uses = [(n, place) for n, place in value.uses() if n.graph is not None]
+    return (
+        bool(uses)
+        and not value.is_graph_output()
+        and all(
+            (n.op_type in SELECTION and place > 0)
+            or (steps > 0 and n.op_type in ELEMENTWISE and _is_selected(n.outputs[0], steps - 1))
+            for n, place in uses
+        )
+    )
 
 
 def zero_where(op: OpBuilder, dy: Tensor, gradient: Tensor) -> Tensor:

@@ -1,0 +1,53 @@
+"""The benchmark of single operators: its cases, its rows, its page."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from benchmarks import operators
+
+torch = pytest.importorskip("torch")
+
+
+def row(name: str, ours: float, eager: float) -> operators.Row:
+    times = {"ours": ours, "eager": eager, "ours_cpu": ours, "eager_cpu": eager}
+    spread = {f"{s}_spread": [times[s]] * 3 for s in ("ours", "eager")}
+    return {"name": name, **times, **spread, "ours_first": 1.0, "difference": 0.0}
+
+
+def test_page_sorts_and_counts() -> None:
+    rows = [row("fast", 1, 4), row("slow", 4, 1), {"name": "broken", "error": "no result"}]
+    text = operators.page({"about": {"day": "today"}, "rows": rows})
+    assert text.index("| slow |") < text.index("| fast |") < text.index("broken: `no result`")
+    assert "2 cases, geometric mean **1.00**; 1 slower than torch, 1 of" in text
+
+
+def test_a_row_replaces_the_older_one(tmp_path: Path) -> None:
+    path = tmp_path / "rows.json"
+    for one in (row("a", 1, 1), row("b", 1, 1), row("a", 2, 1)):
+        operators.keep(path, one)
+    stored = json.loads(path.read_text())
+    assert [(r["name"], r["ours"]) for r in stored["rows"]] == [("b", 1), ("a", 2)]
+
+
+def test_sides_run_in_turns() -> None:
+    module = torch.nn.Linear(3, 2)
+    side = operators.Side(module, (torch.ones(4, 3, requires_grad=True),))
+    first = side.results()
+    assert operators.difference(first, side.results()) == 0
+    assert [tuple(t.shape) for t in first] == [(4, 2), (4, 3), (2, 3), (2,)]
+    walls, cpus = operators.in_turns([side.run, side.run], 0.01)
+    assert len(walls[0]) == len(cpus[1]) >= 7
+
+
+def test_a_case_that_fails_is_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_cases.py").write_text(
+        "def bad():\n    raise ValueError('no')\nCASES = {'x': bad}\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    assert list(operators.cases_of("own_cases:CASES")) == ["x"]
+    assert "no" in operators.run_apart("own_cases:CASES", "x", 0.1, 60)["error"]
