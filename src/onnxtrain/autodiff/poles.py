@@ -16,10 +16,10 @@ STEPS = 4
 
 def is_guarded(node: ir.Node) -> bool:
     """Whether a result may be infinite, and is only read through what selects elements of it."""
-    return node.op_type in WITH_POLES and _is_selected(node.outputs[0], STEPS)
+    return node.op_type in WITH_POLES and is_selected(node.outputs[0])
 
 
-def _is_selected(value: ir.Value, steps: int) -> bool:
+def is_selected(value: ir.Value, steps: int = STEPS) -> bool:
     """Whether everything that is computed from a value, element by element, is selected from."""
     # Nodes of the backward half, which belong to no graph yet, read it too.
     uses = [(n, place) for n, place in value.uses() if n.graph is not None]
@@ -28,7 +28,7 @@ def _is_selected(value: ir.Value, steps: int) -> bool:
         and not value.is_graph_output()
         and all(
             (n.op_type in SELECTION and place > 0)
-            or (steps > 0 and n.op_type in ELEMENTWISE and _is_selected(n.outputs[0], steps - 1))
+            or (steps > 0 and n.op_type in ELEMENTWISE and is_selected(n.outputs[0], steps - 1))
             for n, place in uses
         )
     )
