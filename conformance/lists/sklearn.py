@@ -24,6 +24,7 @@ SKIPPED = {
     "TargetEncoder", "PatchExtractor", "DictVectorizer", "ClassifierChain", "RegressorChain",
 }  # fmt: skip
 """Estimators of text, of classes or of other things than a matrix of floats."""
+WITHOUT_ZIPMAP = {"LinearSVC", "MultiOutputClassifier"}
 SETTINGS: dict[str, dict[str, Any]] = {
     "MLPClassifier": {"hidden_layer_sizes": (6,), "max_iter": 50},
     "MLPRegressor": {"hidden_layer_sizes": (6,), "max_iter": 50},
@@ -33,6 +34,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "BayesianGaussianMixture": {"n_components": 2},
     "KMeans": {"n_clusters": 3, "n_init": 1},
     "MiniBatchKMeans": {"n_clusters": 3, "n_init": 1},
+    "GaussianProcessRegressor": {"optimizer": None, "alpha": 0.1},
+    "LocalOutlierFactor": {"novelty": True},
+    "GaussianRandomProjection": {"n_components": 3},
     "PLSRegression": {"n_components": 2},
     "TruncatedSVD": {"n_components": 2},
     "PolynomialFeatures": {"degree": 2},
@@ -71,7 +75,8 @@ def case(name: str) -> OnnxCase:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         estimator.fit(x, _target(name, x, is_classifier(estimator)))
-        options = {id(estimator): {"zipmap": False}} if is_classifier(estimator) else None
+        plain = is_classifier(estimator) and name not in WITHOUT_ZIPMAP
+        options = {id(estimator): {"zipmap": False}} if plain else None
         model = to_onnx(estimator, x[:1], target_opset={"": 18, "ai.onnx.ml": 3}, options=options)
     feeds = {"X": rng.uniform(0.1, 2.0, (6, COLUMNS)).astype(np.float32)}
     return OnnxCase(model, feeds, family=_family(estimator), exporter="skl2onnx")
@@ -120,8 +125,11 @@ AROUND: dict[str, Callable[[Any], dict[str, Any]]] = {
 
 def _target(name: str, x: np.ndarray[Any, Any], classes: bool) -> np.ndarray[Any, Any]:
     score = x @ np.linspace(-1, 1, COLUMNS)
-    if classes or "Bin" in name or "Select" in name:
-        return np.digitize(score, np.quantile(score, [0.33, 0.66]))
+    labels = np.digitize(score, np.quantile(score, [0.33, 0.66]))
+    if name == "MultiOutputClassifier":
+        return np.stack([labels, labels[::-1]], axis=1)
+    if classes or "Bin" in name or "Select" in name or name == "NeighborhoodComponentsAnalysis":
+        return labels
     if name.startswith("MultiTask") or name in {"MultiOutputRegressor"}:
         return np.stack([score, np.sin(score)], axis=1)
     return score - score.min() + 1.0

@@ -77,3 +77,9 @@ RANDOM = frozenset(
 
 LABEL_LOSSES = frozenset({"NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss"})
 """Losses that are one operator, and use their second operand as indices of classes."""
+
+WITH_POLES = frozenset({"Log", "Pow", "Reciprocal", "Sqrt"})
+"""Element by element; infinite, or with an infinite slope, at some finite numbers. (Div, which sums
+its gradients itself, looks after its own poles.)"""
+SELECTION = frozenset({"Where"})
+"""Takes elements of its operands (not of the first, which decides) and drops the others."""

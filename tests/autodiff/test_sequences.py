@@ -116,6 +116,22 @@ g (REAL[N] x) => (REAL loss) {
     check(text, {"x": real(3)}, ["x"])
 
 
+def test_the_gradient_of_an_output_that_is_a_sequence_is_fed_as_one() -> None:
+    model = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["": 18]>
+        g (float[2] x) => (seq(float[2]) s) {
+            a = Mul(x, x)
+            s = SequenceConstruct(a, x)
+        }""")
+    gradient = onnxtrain.differentiate(model, wrt=["x"], vjp=True)
+    session = onnxruntime.InferenceSession(
+        gradient.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    x, seed = np.float32([1, 2]), [np.float32([1, 10]), np.float32([0.5, 0.25])]
+    (dx,) = session.run(["x_grad"], {"x": x, "s_grad": seed})
+    np.testing.assert_allclose(dx, [2.5, 40.25])
+
+
 def test_a_branch_inside_a_mapped_body_is_differentiated_twice() -> None:
     """As torch exports hstack; nodes that the first gradient dropped must not hold on to values."""
     model = onnx.parser.parse_model("""

@@ -142,3 +142,16 @@ def test_a_declared_output_of_another_rank_that_only_a_newer_opset_tells() -> No
     assert dims_of(normalize(load(proto)).graph.outputs[0]) == (1, "N", 1)
     result = onnxtrain.differentiate(proto, wrt=["x"], vjp=True)
     assert [o.name for o in result.graph.output] == ["y", "x_grad"]
+
+
+def test_symbols_of_onnx_in_the_file_are_not_those_of_a_new_inference() -> None:
+    """onnx numbers what it does not know; the file's unk__0 is another than ours."""
+    proto = model(
+        "h = MatMul(x, w) i = NonZero(h) f = Cast<to = 1>(i) s = ReduceMean<keepdims = 0>(f) "
+        "p = Sigmoid(h) t = Add(p, s) loss = ReduceSum<keepdims = 0>(t)",
+        {"h": ["N", "unk__0"], "p": ["N", "unk__0"]},
+    )
+    normal = normalize(load(proto))
+    values = {v.name: dims_of(v) for n in normal.graph for v in n.outputs}
+    assert values["h"] == ("N", 11)
+    assert values["i"][1] not in values["p"]

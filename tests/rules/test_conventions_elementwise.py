@@ -171,8 +171,12 @@ def test_infinite_exactly_where_torch_is(op: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "formula", ["Div(s, x)", "Log(x)", "Sqrt(x)", "Reciprocal(x)", "Pow(x, minus)"]
-)
+    "formula",
+    [
+        "q = Div(s, x)", "q = Log(x)", "q = Sqrt(x)", "q = Reciprocal(x)", "q = Pow(x, minus)",
+        "p = Pow(x, minus) r = Sub(p, one) q = Div(r, minus)",
+    ],
+)  # fmt: skip
 def test_a_pole_that_a_where_leaves_out(formula: str) -> None:
     """As sin(x)/x is written: what is not taken has no gradient, not 0 times infinity."""
     model = onnx.parser.parse_model(f"""
@@ -180,7 +184,7 @@ def test_a_pole_that_a_where_leaves_out(formula: str) -> None:
         g (float[4] x) => (float[4] y)
             <float zero = {{0}}, float one = {{1}}, float minus = {{-1}}> {{
             s = Sin(x)
-            q = {formula}
+            {formula}
             pole = Equal(x, zero)
             y = Where(pole, one, q)
         }}""")
@@ -191,3 +195,20 @@ def test_a_pole_that_a_where_leaves_out(formula: str) -> None:
     assert np.isfinite(dx).all()
     assert dx[1:].all()
     onnxtrain.check_gradient(model, {"x": x[1:].repeat(2)[:4]}, wrt=["x"]).raise_if_wrong()
+
+
+def test_a_division_by_a_broadcast_zero_that_a_where_leaves_out() -> None:
+    """As tf.math.divide_no_nan is written: the gradients of both operands keep their shapes."""
+    model = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["": 18]>
+        g (float[2,3] a, float[2,1] b) => (float[2,3] y) <float zero = {0}> {
+            pole = Equal(b, zero)
+            q = Div(a, b)
+            y = Where(pole, zero, q)
+        }""")
+    a = np.arange(1, 7, dtype=np.float32).reshape(2, 3)
+    gradient = onnxtrain.differentiate(model, wrt=["a", "b"], vjp=True)
+    feeds = {"a": a, "b": f32(0, 2).reshape(2, 1), "y_grad": np.ones((2, 3), np.float32)}
+    da, db = run_ort(gradient, feeds)[-2:]
+    np.testing.assert_allclose(da, [[0, 0, 0], [0.5, 0.5, 0.5]])
+    np.testing.assert_allclose(db, [[0], [-15 / 4]])

@@ -105,7 +105,7 @@ def _seed(op: OpBuilder, graph: ir.Graph, target: ir.Value, vjp: bool) -> Tensor
     if vjp:
         seed = ir.Value(
             name=op.names.fresh(f"{target.name}_grad"),
-            type=ir.TensorType(target.dtype),
+            type=target.type,  # that of a sequence is a sequence
             shape=None if target.shape is None else ir.Shape(target.shape.dims),
         )
         graph.inputs.append(seed)

@@ -37,12 +37,30 @@ def infer_with_custom(model: ir.Model) -> ir.Model:
     return model
 
 
+MATRICES = {"SVMClassifier": 1, "TreeEnsembleClassifier": 1, "TreeEnsembleRegressor": 0}
+"""Operators of ai.onnx.ml that onnx infers no shape for, and which of their results is a matrix."""
+
+
+def _describe_matrix(node: ir.Node) -> bool:
+    """Say that a result is a matrix, where nothing is known; whether that is new."""
+    place = MATRICES.get(node.op_type, len(node.outputs))
+    if node.domain != "ai.onnx.ml" or place >= len(node.outputs):
+        return False
+    value = node.outputs[place]
+    if value.shape is not None:
+        return False
+    value.shape = ir.Shape([None, None])
+    return True
+
+
 def _guess(model: ir.Model) -> set[str | None]:
     """Type the outputs of operators without a schema from their inputs; names of the outputs."""
     version = model.opset_imports[""]
     guessed: set[str | None] = set()
     for node in all_nodes(model):
         domain = standard(node.domain)
+        if _describe_matrix(node):
+            guessed.add(node.outputs[-1].name)
         if domain not in DOMAINS or not node.outputs or node.outputs[0].type is not None:
             continue
         if domain != "com.microsoft" and onnx.defs.has(

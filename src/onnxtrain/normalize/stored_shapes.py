@@ -94,6 +94,8 @@ def _reliable(graph: ir.Graph, stored: Stored) -> Stored:
     times = Counter(d for dims in stored.values() for d in dims)
 
     def reliable(name: str, dim: Dim) -> Dim:
+        if _is_open(dim) and dim not in symbols:  # a number that inference may give to another
+            return None
         if name in outputs:
             own = isinstance(dim, str) and dim not in symbols and times[dim] == 1
             return dim if own else None

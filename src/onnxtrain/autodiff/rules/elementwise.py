@@ -8,6 +8,7 @@ from typing import Any
 import onnx_ir as ir
 
 from ...graph import OpBuilder, Tensor
+from ..poles import is_selected, zero_where
 from ..registry import elementwise, gradient, zero_gradient
 
 # --- helpers -----------------------------------------------------------------------------------
@@ -75,8 +76,12 @@ def mul(op: OpBuilder, dy: Tensor, y: Tensor, a: Tensor, b: Tensor) -> Any:
 
 @gradient("Div")
 def div(op: OpBuilder, dy: Tensor, y: Tensor, a: Tensor, b: Tensor) -> Any:
+    selected = is_selected(y.value)
     da = dy / b
-    return op.sum_to(da, a, y.shape, y), -op.sum_to(da * y, b, y.shape, y)
+    db = da * y
+    if selected:
+        da, db = zero_where(op, dy, da), zero_where(op, dy, db)
+    return op.sum_to(da, a, y.shape, y), -op.sum_to(db, b, y.shape, y)
 
 
 @elementwise("Mod", note="float operands; integers have no gradient")
