@@ -3,7 +3,8 @@
 python -m benchmarks.ortmodule_speed [--threads 1] [--seconds 10] [--save file.json] [names…]
 
 CPU time is reported next to wall time: on a busy machine only that says something. `--save` adds
-the results to a file, and the table is that of all results in it.
+the results to a file, and the table is that of all results in it. With `--serve` the process makes
+all models once, and measures the one whose name it reads, line by line: for `benchmarks.versions`.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ import argparse
 import copy
 import json
 import statistics
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import onnxruntime
@@ -40,33 +42,47 @@ def step(module: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> None
     optimizer.step()
 
 
-def measure(name: str, seconds: float) -> dict[str, float]:
-    """Best and median wall times of a step, least CPU time, of both sides in milliseconds."""
-    torch.manual_seed(0)
-    module, x = CASES[name]()
-    sides = [ORTModule(module, exporter="torchscript"), copy.deepcopy(module)]
-    optimizers = [torch.optim.SGD(m.parameters(), lr=1e-5) for m in sides]
-    for side, optimizer in zip(sides, optimizers):
-        step(side, optimizer, x)
-    start = time.perf_counter()
-    step(sides[1], optimizers[1], x)
-    repeat = max(1, int(0.05 / (time.perf_counter() - start)))
-    wall: list[list[float]] = [[], []]
-    cpu: list[list[float]] = [[], []]
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end or len(wall[1]) < 5:
-        for i, (side, optimizer) in enumerate(zip(sides, optimizers)):
-            step(side, optimizer, x)  # the other side's data is still in the caches
-            used, start = time.process_time(), time.perf_counter()
-            for _ in range(repeat):
-                step(side, optimizer, x)
-            wall[i].append((time.perf_counter() - start) / repeat * 1e3)
-            cpu[i].append((time.process_time() - used) / repeat * 1e3)
-    found = {}
-    for side, of, used in zip(("ortmodule", "eager"), wall, cpu):
-        found[f"{side}_best"], found[f"{side}_median"] = min(of), statistics.median(of)
-        found[f"{side}_cpu"] = min(used)
-    return found
+class Pair:
+    """A model on both sides, ready to be measured."""
+
+    def __init__(self, name: str) -> None:
+        torch.manual_seed(0)
+        module, self.x = CASES[name]()
+        sides = [ORTModule(module, exporter="torchscript"), copy.deepcopy(module)]
+        self.sides = [(m, torch.optim.SGD(m.parameters(), lr=1e-5)) for m in sides]
+        for module, optimizer in self.sides:
+            step(module, optimizer, self.x)
+        start = time.perf_counter()
+        step(*self.sides[1], self.x)
+        self.repeat = max(1, int(0.05 / (time.perf_counter() - start)))
+
+    def measure(self, seconds: float, least: int = 5) -> dict[str, float]:
+        """Best and median wall times of a step, least CPU time, of both sides in milliseconds."""
+        x, repeat = self.x, self.repeat
+        wall: list[list[float]] = [[], []]
+        cpu: list[list[float]] = [[], []]
+        end = time.perf_counter() + seconds
+        while time.perf_counter() < end or len(wall[1]) < least:
+            for i, (module, optimizer) in enumerate(self.sides):
+                step(module, optimizer, x)  # the other side's data is still in the caches
+                used, start = time.process_time(), time.perf_counter()
+                for _ in range(repeat):
+                    step(module, optimizer, x)
+                wall[i].append((time.perf_counter() - start) / repeat * 1e3)
+                cpu[i].append((time.process_time() - used) / repeat * 1e3)
+        times = {}
+        for side, of, used_by in zip(("ortmodule", "eager"), wall, cpu):
+            times[f"{side}_best"], times[f"{side}_median"] = min(of), statistics.median(of)
+            times[f"{side}_cpu"] = min(used_by)
+        return times
+
+
+def serve(names: Sequence[str], seconds: float) -> None:
+    """Make the models, say so, and measure each as often as its name is read."""
+    pairs = {name: Pair(name) for name in names}
+    print(json.dumps(list(pairs)), flush=True)
+    for line in sys.stdin:
+        print(json.dumps(pairs[line.strip()].measure(seconds, least=2)), flush=True)
 
 
 def row(name: str, found: dict[str, float]) -> str:
@@ -84,14 +100,18 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=10)
     parser.add_argument("--save", type=Path, help="JSON file for the results")
+    parser.add_argument("--serve", action="store_true", help="measure what is asked for on stdin")
     options = parser.parse_args()
     if options.threads:
         torch.set_num_threads(options.threads)
+    if options.serve:
+        serve(options.names or list(CASES), options.seconds)
+        return
     results: dict[str, dict[str, float]] = {}
     if options.save and options.save.exists():
         results = json.loads(options.save.read_text())["milliseconds"]
     for name in options.names or CASES:
-        results[name] = measure(name, options.seconds)
+        results[name] = Pair(name).measure(options.seconds)
         if options.save:
             about = {
                 "threads": torch.get_num_threads(),

@@ -1,10 +1,10 @@
 """This tree against an earlier commit: `python3 -m benchmarks.versions COMMIT [NAME ...]`.
 
 Both trees run the same workloads with the same weights and batches, each in processes of its own,
-interleaved: `Trainer`, and Module + Optimizer. With `--ortmodule` also ORTModule, whose time is
-taken relative to PyTorch's in the same process. What counts is the ratio of the medians, time now ÷
-time before; below it stands the spread of the rounds. No peer is needed, but torch, which makes the
-models.
+interleaved: `Trainer`, and Module + Optimizer. With `--ortmodule` it is ORTModule (some three
+minutes on two idle cores), whose time is taken relative to PyTorch's in the same process. What
+counts is the ratio of the medians, time now ÷ time before; below it stands the spread of the
+rounds. No peer is needed, but torch, which makes the models.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from .environments import ROOT, main_python
 from .race import OURS, Contestant, run_rounds
@@ -86,25 +87,45 @@ def compare(name: str, python: str, sources: dict[str, Path], rounds: int) -> No
 
 def compare_ortmodule(python: str, sources: dict[str, Path], rounds: int) -> None:
     """ORTModule ÷ eager in one process, of each tree in turns."""
-    ratios: dict[str, dict[str, list[float]]] = {tree: {} for tree in sources}
-    for number in range(rounds):
-        for tree in list(sources)[:: 1 if number % 2 == 0 else -1]:
-            for name, measured in ortmodule_times(python, sources[tree]).items():
-                ratio = measured["ortmodule_median"] / measured["eager_median"]
-                ratios[tree].setdefault(name, []).append(ratio)
-    for name, now in ratios["now"].items():
-        show(name, "ORTModule ÷ eager", now, ratios["before"][name], unit=1.0)
+    servers: dict[str, subprocess.Popen[str]] = {}
+    try:
+        names: list[str] = []
+        for tree, source in sources.items():  # one after the other: making the models takes a core
+            servers[tree] = ortmodule_server(python, source)
+            names = answer(servers[tree])
+        for name in names:
+            ratios: dict[str, list[float]] = {tree: [] for tree in sources}
+            for number in range(rounds):
+                for tree in list(sources)[:: 1 if number % 2 == 0 else -1]:
+                    times = answer(servers[tree], name)
+                    ratios[tree].append(times["ortmodule_median"] / times["eager_median"])
+            show(name, "ORTModule ÷ eager", ratios["now"], ratios["before"], unit=1.0)
+    finally:
+        for server in servers.values():
+            server.kill()
+            server.communicate()
 
 
-def ortmodule_times(python: str, source: Path) -> dict[str, dict[str, float]]:
-    """What `benchmarks.ortmodule_speed` measures, by model."""
-    with tempfile.TemporaryDirectory() as text:
-        saved = Path(text) / "times.json"
-        command = [python, "-m", "benchmarks.ortmodule_speed", "--seconds", "3", "--save", saved]
-        env = {**os.environ, "PYTHONPATH": str(source), "PYTHONWARNINGS": "ignore"}
-        subprocess.run(command, check=True, cwd=ROOT, env=env, stdout=subprocess.DEVNULL)
-        found: dict[str, dict[str, float]] = json.loads(saved.read_text())["milliseconds"]
-    return found
+def ortmodule_server(python: str, source: Path) -> subprocess.Popen[str]:
+    """A process that measures models by name, see `benchmarks.ortmodule_speed`."""
+    command = [python, "-m", "benchmarks.ortmodule_speed", "--seconds", "0.5", "--serve"]
+    env = {
+        **os.environ, "PYTHONPATH": str(source), "PYTHONWARNINGS": "ignore", "ONNXTRAIN_QUIET": "1",
+    }  # fmt: skip
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    return subprocess.Popen(command, cwd=ROOT, env=env, text=True, **pipes)
+
+
+def answer(server: subprocess.Popen[str], question: str = "") -> Any:
+    """What a server says, to a question or by itself."""
+    assert server.stdin is not None
+    assert server.stdout is not None
+    if question:
+        print(question, file=server.stdin, flush=True)
+    line = server.stdout.readline()
+    if not line:
+        raise SystemExit("ORTModule could not be measured; its process has said why.")
+    return json.loads(line)
 
 
 def show(name: str, way: str, now: list[float], before: list[float], unit: float = 1e3) -> None:

@@ -162,13 +162,11 @@ class OnnxTrial:
         return evaluate
 
     def _in_float32(self) -> Evaluate:
-        model = load(self.loss_model)
+        model = load(self.model)
         stored = [n for n in self.wrt if n in model.graph.initializers]
         values = {n: a for n, a in self._start().items() if n in stored}
         params.to_inputs(model, stored)
         proto = to_proto(model)
-        del proto.graph.output[1:]
-        proto.graph.output.extend(o for o in self.loss_model.graph.output if o.name in self.values)
         session = Session(proto, whole=True)
 
         def evaluate(moved: Mapping[str, Array]) -> float:

@@ -272,7 +272,12 @@ class Differences:
         )
 
     def kink(self, claimed: float, allowed: float) -> bool:
-        """Whether a claim lies between one-sided differences that do not approach each other."""
+        """Whether a claim lies between one-sided differences that do not approach each other.
+
+        Where they grow as the step shrinks, the function jumps, and has no derivative.
+        """
+        if self._jumps():
+            return True
         for k in range(1, len(self.steps)):
             if not self._apart(k, allowed):
                 continue
@@ -283,6 +288,11 @@ class Differences:
             if min(sides) - slack <= claimed <= max(sides) + slack:
                 return True
         return False
+
+    def _jumps(self) -> bool:
+        """Whether a tenth of the step makes the difference ten times as large."""
+        sizes = np.abs(self.central)
+        return bool(np.all(sizes[1:] > 5 * sizes[:-1])) and len(sizes) > 2
 
     def _apart(self, k: int, allowed: float) -> bool:
         """Whether the sides differ at a small step, and not as a function that bends."""

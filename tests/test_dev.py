@@ -57,6 +57,30 @@ def test_the_fast_list_has_some_of_every_part(dev) -> None:
     assert folders - parts == minutes
 
 
+@pytest.mark.parametrize("versions", ["lowest", "newest"])
+def test_other_versions_have_an_environment_of_their_own(dev, monkeypatch, tmp_path, versions):
+    called: list[list[str]] = []
+    monkeypatch.setattr(dev, "create", lambda environment: None)
+    monkeypatch.setattr(dev, "install", lambda environment, packages: None)
+    monkeypatch.setattr(dev.subprocess, "check_output", lambda command, **_: b"numpy==1\n")
+    monkeypatch.setattr(dev.subprocess, "call", lambda command, **_: called.append(command) or 7)
+    monkeypatch.setattr(dev, "ROOT", tmp_path)
+    monkeypatch.setattr(dev.sys, "version_info", (3, 10))
+    (tmp_path / f".venv-{versions}").mkdir()
+    assert dev.test([f"--{versions}", "tests/graph"]) == 7
+    assert not dev.ran
+    ((python, *arguments),) = called
+    assert f".venv-{versions}" in python
+    assert arguments[:2] == ["-m", "pytest"]
+    assert arguments[-1] == "tests/graph"
+
+
+def test_the_lowest_versions_have_no_packages_for_new_pythons(dev, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(dev.sys, "version_info", (3, 13))
+    assert dev.test(["--lowest"]) == 2
+    assert "3.10 to 3.12" in capsys.readouterr().err
+
+
 def test_the_first_failure_ends_the_run(dev, monkeypatch) -> None:
     ran: list[str] = []
     monkeypatch.setattr(dev, "run", lambda *step: ran.append(step[1]) or 1)

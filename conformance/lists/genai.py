@@ -19,8 +19,9 @@ import onnx
 from ..cases import OnnxCase
 
 PACKAGES = ["onnxruntime-genai==0.18.0", "transformers", "tokenizers"]
+BATCH = 10
 
-BATCH, LENGTH, VOCABULARY = 2, 6, 64
+PROMPTS, LENGTH, VOCABULARY = 2, 6, 64
 SIZES: dict[str, Any] = {
     "vocab_size": VOCABULARY, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64,
@@ -77,6 +78,13 @@ VARIANTS: dict[str, tuple[str, list[str]]] = {
 }
 """Precision and options of the builder; `accuracy_level=1` computes with float32."""
 
+ALSO: dict[str, list[str]] = {
+    "gemma2": ["windowed_kv_cache=false"],
+    "gemma3": ["windowed_kv_cache=false"],
+    "gpt-oss": ["windowed_kv_cache=false"],
+}
+"""Options that an architecture needs: prompts begin with empty caches."""
+
 FEW = ("llama", "qwen3", "gemma2")
 """Architectures that are built in every variant."""
 
@@ -105,7 +113,7 @@ def case(name: str) -> OnnxCase:
         source, target = Path(folder, "source"), Path(folder, "target")
         _save(source, *ARCHITECTURES[architecture])
         precision, options = VARIANTS[variant]
-        _build(source, target, precision, [*options, *extra])
+        _build(source, target, precision, [*options, *ALSO.get(architecture, []), *extra])
         model = onnx.load(target / "model.onnx")
     sizes = SIZES | ARCHITECTURES[architecture][1]
     head_size = sizes["hidden_size"] // sizes["num_attention_heads"]
@@ -149,7 +157,7 @@ def _feeds(model: onnx.ModelProto, head_size: int) -> dict[str, np.ndarray[Any, 
     """Prompts of full length with empty caches, as generation starts and as training runs."""
     rng = np.random.default_rng(0)
     given = {
-        "batch_size": BATCH, "sequence_length": LENGTH, "total_sequence_length": LENGTH,
+        "batch_size": PROMPTS, "sequence_length": LENGTH, "total_sequence_length": LENGTH,
         "past_sequence_length": 0, "past_sliding_length": 0, "kv_cache_dim": head_size,
     }  # fmt: skip
     feeds: dict[str, np.ndarray[Any, Any]] = {}

@@ -20,6 +20,7 @@ from ..cases import OnnxCase
 from ..rounding import behind_roundings
 
 PACKAGES: list[str] = []
+BATCH = 8
 WHEELS = Path(__file__).resolve().parents[2] / ".cache" / "wheels"
 
 Array = np.ndarray[Any, Any]

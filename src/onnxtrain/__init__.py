@@ -6,6 +6,7 @@ The names to begin with are here:
     losses, optim, generate_artifacts             from a model to the files of a training
     Module, Optimizer, CheckpointState            one step at a time, on any device
     Trainer, schedulers                           the loop on top of them
+    lora                                          adapters for a model that is there already
 
 Each is imported when it is first used, so that a device that only trains needs numpy and
 onnxruntime alone.
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from . import artifacts as artifacts
     from . import errors as errors
     from . import extend as extend
+    from . import lora as lora
     from . import losses as losses
     from . import onnxblock as onnxblock
     from . import optim as optim
@@ -51,11 +53,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CheckpointState", "Module", "Optimizer", "Trainer", "__version__", "check_gradient",
-    "differentiate", "generate_artifacts", "losses", "optim", "schedulers", "summarize",
+    "differentiate", "generate_artifacts", "lora", "losses", "optim", "schedulers", "summarize",
 ]  # fmt: skip
 
 _MODULES = (
-    "api", "artifacts", "errors", "extend", "losses", "onnxblock", "optim", "schedulers",
+    "api", "artifacts", "errors", "extend", "lora", "losses", "onnxblock", "optim", "schedulers",
 )  # fmt: skip
 _HOMES = {
     "check_gradient": "gradient_check",

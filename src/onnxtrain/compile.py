@@ -509,6 +509,7 @@ OF_A_FORMULA = "part of a formula"
 STATISTICS = "running statistics of BatchNormalization"
 UNREACHABLE = "no differentiable path to an output"
 SINGLE = "a single number, taken for a constant"
+ADAPTED = "part of the base that adapters are trained on"
 
 
 def untrained_by_default(
@@ -525,6 +526,7 @@ def untrained_by_default(
     targets = list(of) or [o.name or "" for o in model.graph.outputs if o.dtype in FLOATS]
     reached = reachable(model, [n for n in floats if n not in statistics], targets, no_gradient)
     is_float, is_reached = set(floats), set(reached)
+    adapters = params.adapter_parameters(model)
     reasons = {}
     for name, value in model.graph.initializers.items():
         tensor = value.const_value
@@ -536,6 +538,8 @@ def untrained_by_default(
             reasons[name] = STATISTICS
         elif name not in is_reached:
             reasons[name] = UNREACHABLE
+        elif adapters is not None and name not in adapters:
+            reasons[name] = ADAPTED
         elif not tensor.shape.numpy():
             reasons[name] = SINGLE
     if len(reasons) == len(model.graph.initializers):
@@ -601,10 +605,11 @@ def _stopped(plan: Plan, model: ir.Model) -> list[str]:
     and those are not meant.
     """
     chosen = set(plan.no_gradient)
-    nodes = list(model.graph.all_nodes()) if chosen else []
+    nodes = list(model.graph.all_nodes())
     count, names = Counter(n.name for n in nodes), []
     for index, node in enumerate(nodes):
-        if node.op_type not in chosen and node.name not in chosen:
+        is_chosen = node.op_type in chosen or node.name in chosen
+        if not is_chosen and not (node.name or "").startswith(params.STOP_GRADIENT):
             continue
         if not node.name or count[node.name] > 1:
             node.name = f"onnxtrain.stop_{index}"

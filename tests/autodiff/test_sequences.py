@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
+import onnx.parser
+import onnxruntime
 import pytest
+
+import onnxtrain
 
 from .loop_models import check
 
@@ -109,3 +114,34 @@ g (REAL[N] x) => (REAL loss) {
   e = Exp(v) s = ReduceSum<keepdims=0>(e) h = CastLike(has, s) loss = Mul(s, h)
 }"""
     check(text, {"x": real(3)}, ["x"])
+
+
+def test_a_branch_inside_a_mapped_body_is_differentiated_twice() -> None:
+    """As torch exports hstack; nodes that the first gradient dropped must not hold on to values."""
+    model = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["": 18]>
+        g (float[2] x, float[2] k) => (float loss)
+        <int64 zero = {0}, int64 last = {1}, int64[1] one = {1}> {
+            s = SequenceConstruct(x, k)
+            m = SequenceMap(s) <body = each (t) => (u) {
+                shape = Shape(t) rank = Size(shape) nought = CastLike(zero, rank)
+                scalar = Equal(rank, nought)
+                u = If(scalar) <then_branch = a () => (p) { p = Reshape(t, one) },
+                                else_branch = b () => (q) { q = Identity(t) }>
+            }>
+            c = SequenceAt(m, zero) d = SequenceAt(m, last) y = Concat<axis = 0>(c, d)
+            yy = Mul(y, y) yyy = Mul(yy, y) loss = ReduceSum<keepdims = 0>(yyy) }
+    """)
+    once = onnxtrain.differentiate(model, wrt=["x", "k"])
+    for name in ("x", "k"):
+        node = onnx.helper.make_node("ReduceSum", [f"{name}_grad"], [f"z{name}"], keepdims=0)
+        once.graph.node.append(node)
+    once.graph.node.append(onnx.helper.make_node("Add", ["zx", "zk"], ["z"]))
+    once.graph.output.append(onnx.helper.make_tensor_value_info("z", onnx.TensorProto.FLOAT, []))
+    twice = onnxtrain.differentiate(once, wrt=["x", "k"], of="z")
+    x, k = np.array([0.5, -2.0], np.float32), np.array([1.0, 2.0], np.float32)
+    session = onnxruntime.InferenceSession(
+        twice.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    got = session.run(None, {"x": x, "k": k})[-2:]
+    np.testing.assert_allclose(np.concatenate(got), 6 * np.concatenate([x, k]), rtol=1e-5)

@@ -151,3 +151,13 @@ def test_gradients_are_compared_together() -> None:
     assert judge_together(right, function, at, **options).word == "right"
     wrong = {**right, "a": right["a"] * [1, 1, 1.1]}
     assert judge_together(wrong, function, at, **options).word == "wrong"
+
+
+def test_a_jump_has_no_derivative() -> None:
+    at = np.array([0.0, 0.4])
+
+    def function(x):
+        return float(np.sign(x[0]) + x[1])
+
+    assert judge_alone(np.array([0.0, 1.0]), function, at, largest=1.0).word == "kink"
+    assert judge_alone(np.array([0.0, 1.1]), function, at + 0.2, largest=1.0).word == "wrong"

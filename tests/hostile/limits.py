@@ -7,8 +7,9 @@ import os
 import resource
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -57,17 +58,21 @@ def limit_memory(megabytes: int) -> None:
     """Let this process have so much more address space than it has now."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     limit = pages * os.sysconf("SC_PAGE_SIZE") + megabytes * 2**20
-    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
 
 
-def _child(answer: Connection, function: Callable[..., object], arguments: tuple[Any, ...]) -> None:
+Call = tuple[Callable[..., object], tuple[Any, ...]]
+
+
+def _child(answer: Connection, calls: Sequence[Call]) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # onnxruntime's own log
     import onnxruntime
 
     onnxruntime.set_default_logger_severity(4)
     warm_up()
-    limit_memory(2 * MEGABYTES)  # address space; what counts is what is used of it
-    answer.send(outcome_of(lambda: function(*arguments)))
+    for function, arguments in calls:
+        limit_memory(2 * MEGABYTES)  # address space; what counts is what is used of it
+        answer.send(outcome_of(partial(function, *arguments)))
 
 
 def warm_up() -> None:
@@ -95,20 +100,36 @@ def _worked(pid: int) -> float:
 
 def call_limited(function: Callable[..., object], *arguments: Any) -> Outcome:
     """Call a function of a module, in another process."""
+    return call_all([(function, arguments)])[0]
+
+
+def call_all(calls: Sequence[Call]) -> list[Outcome]:
+    """Call functions of modules, in another process; behind one that ends it in a new one."""
+    outcomes: list[Outcome] = []
+    while len(outcomes) < len(calls):
+        outcomes += _call_some(calls[len(outcomes) :])
+    return outcomes
+
+
+def _call_some(calls: Sequence[Call]) -> list[Outcome]:
+    """The outcomes up to the first call that does not come back."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.hostile.doors"])
     mine, yours = context.Pipe(duplex=False)
-    process = context.Process(target=_child, args=(yours, function, arguments), daemon=True)
+    process = context.Process(target=_child, args=(yours, calls), daemon=True)
     process.start()
     yours.close()
+    outcomes: list[Outcome] = []
     try:
-        if not answers(mine, process):
-            return Outcome("hangs", f"no answer after {HANGS} s of work")
-        return mine.recv()
+        while len(outcomes) < len(calls):
+            if not answers(mine, process):
+                return [*outcomes, Outcome("hangs", f"no answer after {HANGS} s of work")]
+            outcomes.append(mine.recv())
     except EOFError:
         process.join(5)
-        return Outcome("crash", f"exit code {process.exitcode}")
+        outcomes.append(Outcome("crash", f"exit code {process.exitcode}"))
     finally:
         process.kill()
         process.join()
         mine.close()
+    return outcomes

@@ -284,6 +284,63 @@ def torch_checkpoints(folder: Path) -> list[bytes]:
     return [(folder / name).read_bytes() for name in ("whole", "divided")]
 
 
+# --- adapters -------------------------------------------------------------------------------------
+
+
+def _adapter(folder: Path):
+    from onnxtrain import lora
+
+    return lora.Adapter.of(lora.add(folder / "predict.onnx", rank=1))
+
+
+def onnx_adapters(folder: Path) -> list[bytes]:
+    """An adapter in onnxruntime's own format."""
+    from onnxtrain import lora
+
+    lora.save_onnx_adapter(_adapter(folder), folder / "sound.onnx_adapter")
+    return [(folder / "sound.onnx_adapter").read_bytes()]
+
+
+def onnx_adapter(path: Path) -> object:
+    from onnxtrain import lora
+
+    return lora.merge(path.parent / "predict.onnx", lora.load_onnx_adapter(path))
+
+
+def peft_weights(folder: Path) -> list[bytes]:
+    """The weights of an adapter as PEFT writes them."""
+    from onnxtrain import lora
+
+    lora.save_peft(_adapter(folder), folder / "peft")
+    return [(folder / "peft" / "adapter_model.safetensors").read_bytes()]
+
+
+def peft_settings(folder: Path) -> list[bytes]:
+    """Its settings."""
+    peft_weights(folder)
+    return [(folder / "peft" / "adapter_config.json").read_bytes()]
+
+
+def peft(path: Path) -> object:
+    from onnxtrain import lora
+
+    shutil.copy(path, path.parent / "peft" / path.name)
+    return lora.merge(path.parent / "predict.onnx", lora.load_peft(path.parent / "peft"))
+
+
+def adapted_models(folder: Path) -> list[bytes]:
+    """A model whose metadata tell of adapters."""
+    from onnxtrain import lora
+
+    return [lora.add(folder / "predict.onnx", rank=1).SerializeToString()]
+
+
+def adapted(path: Path) -> object:
+    from onnxtrain import lora
+
+    return lora.Adapter.of(path)
+
+
 # --- data and settings ----------------------------------------------------------------------------
 
 
@@ -417,6 +474,10 @@ PARSERS: dict[str, Parser] = {
     "export": Parser("m.onnx", "model", content_of("sound/eval_model.onnx"), export, 4),
     "optimizer": Parser("m.onnx", "model", content_of("sound/optimizer_model.onnx"), optimizer, 20),
     "old artifact": Parser("m.onnx", "protobuf", old_models, old_model, 200),
+    "onnx_adapter": Parser("a.onnx_adapter", "flatbuffers", onnx_adapters, onnx_adapter, 4),
+    "PEFT weights": Parser("adapter_model.safetensors", "safetensors", peft_weights, peft, 4),
+    "PEFT settings": Parser("adapter_config.json", "json", peft_settings, peft, 4),
+    "adapted model": Parser("m.onnx", "model", adapted_models, adapted, 4),
     "npz": Parser("d.npz", "npz", npz, data),
     "npy": Parser("d.npy", "npy", npy, array),
     "csv": Parser("d.csv", "text", csv, data),

@@ -316,3 +316,13 @@ def test_softmax_stays_one_node_where_the_meaning_is_the_same() -> None:
     for shape, axis in (((2, 3), 1), ((2, 3, 4), 2), ((2, 3, 1, 1), 1)):
         model, _ = op_model("Softmax", [f(*shape)], opset=9, axis=axis)
         assert operators(normalized(model)) == {"Softmax"}
+
+
+def test_a_small_weight_of_the_oldest_files_is_found() -> None:
+    """IR 3: weights are inputs too, and the onnx converter looks for them there."""
+    model = onnx.parser.parse_model("""
+        <ir_version: 3, opset_import: ["": 6]>
+        g (float[1,1,3,3] x, float[1,1,2,2] w) => (float[1,1,2,2] y)
+        <float[1,1,2,2] w = {1, 2, 3, 4}> { y = Conv(x, w) }
+    """)
+    assert normalized(model).opset_import[0].version == 18

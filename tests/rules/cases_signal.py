@@ -18,6 +18,8 @@ CASES = [
     case("DFT", x(2, 6, 3, 2), None, const(1), inverse=1, _opset=20),
     case("DFT", x(2, 6, 1), const(9), const(-2), onesided=1, _opset=20),
     case("DFT", x(2, 4, 2), None, const(1), inverse=1, onesided=1, _opset=20),
+    case("DFT", x(2, 4, 2), const(7), const(1), inverse=1, onesided=1, _opset=20),
+    case("DFT", x(2, 4, 3, 2), const(5), fixed(-3), inverse=1, onesided=1, _opset=20),
     # the axis is an input
     case("DFT", x(2, 6, 3, 2), None, fixed(1), _opset=20),
     case("DFT", x(5, 2, 3, 2), None, fixed(0), inverse=1, _opset=20),

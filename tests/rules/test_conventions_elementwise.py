@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx.parser
 import pytest
 import torch
 import torch.nn.functional as F
@@ -167,3 +168,26 @@ def test_infinite_exactly_where_torch_is(op: str) -> None:
     got, want = gradients(op, x)[0], torch_gradients(function, x)[0]
     assert not np.isnan(got).any()
     np.testing.assert_allclose(got, want, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "formula", ["Div(s, x)", "Log(x)", "Sqrt(x)", "Reciprocal(x)", "Pow(x, minus)"]
+)
+def test_a_pole_that_a_where_leaves_out(formula: str) -> None:
+    """As sin(x)/x is written: what is not taken has no gradient, not 0 times infinity."""
+    model = onnx.parser.parse_model(f"""
+        <ir_version: 8, opset_import: ["": 18]>
+        g (float[4] x) => (float[4] y)
+            <float zero = {{0}}, float one = {{1}}, float minus = {{-1}}> {{
+            s = Sin(x)
+            q = {formula}
+            pole = Equal(x, zero)
+            y = Where(pole, one, q)
+        }}""")
+    x = f32(0, 0.5, 1, 2)
+    gradient = onnxtrain.differentiate(model, wrt=["x"], vjp=True)
+    dx = run_ort(gradient, {"x": x, "y_grad": np.ones(4, np.float32)})[-1]
+    assert dx[0] == 0
+    assert np.isfinite(dx).all()
+    assert dx[1:].all()
+    onnxtrain.check_gradient(model, {"x": x[1:].repeat(2)[:4]}, wrt=["x"]).raise_if_wrong()

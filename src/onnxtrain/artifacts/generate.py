@@ -30,6 +30,7 @@ from ..onnxblock.optim import OptimizerBlock
 from ..onnxblock.optim.optim import shapes_of
 from ..passes import Recompute
 from ..preparing import preparing
+from ..runtime.files.readfile import PROTOBUF_LIMIT
 from ..runtime.session.sharing import GlobalLock
 from .choose import ArtifactError, Choice, check_apart, choose
 from .device import write_device_file
@@ -37,7 +38,6 @@ from .opset import at_opset
 from .write import all_or_nothing
 
 log = logging.getLogger(__name__)
-PROTOBUF_LIMIT = 2**31 - 1
 _quiet = GlobalLock()
 """Held while stdout and the filters of warnings, which all threads share, are others."""
 

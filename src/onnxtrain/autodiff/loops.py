@@ -14,7 +14,6 @@ from typing import Any
 
 import onnx_ir as ir
 
-from ..errors import GradientRuleError
 from ..graph import OpBuilder, Tensor
 from ..graph.subgraphs import captured_values, live_nodes, used_values
 from . import bodies, sequences
@@ -182,7 +181,9 @@ def differentiate_body(walk: Walk, form: Repeat, dys: Sequence[Tensor | None]) -
         dy = finals[state]
         start = sequences.zeros(walk.op, walk.op.tensor(final)) if dy is None else dy
         if gradient is None:
-            gradient = _no_gradient(op, form, seed)
+            # That of a state which the body replaces; the sequence before may have another length.
+            of = state if sequences.is_sequence(state) else seed.value
+            gradient = sequences.zeros(op, op.tensor(of))
         back.states.append((start, seed, gradient))
         back.firsts.append(first)
     back.sums = [(v, g) for v in captured_values(form.node) if (g := _taken(inner, v)) is not None]
@@ -190,16 +191,6 @@ def differentiate_body(walk: Walk, form: Repeat, dys: Sequence[Tensor | None]) -
     back.locals = bodies.values_of(form.body)
     _trim(back, form)
     return back
-
-
-def _no_gradient(op: OpBuilder, form: Repeat, seed: Tensor) -> Tensor:
-    """That of a state which the body replaces; a sequence may have had another length before."""
-    if sequences.is_sequence(seed.value):
-        raise GradientRuleError(
-            f"The Loop {form.node.name!r} replaces a sequence in every iteration, and a gradient "
-            "as long as the one before cannot be told. Construct the sequence after the loop."
-        )
-    return op.zeros_like(seed)
 
 
 def _taken(inner: Walk, value: ir.Value) -> Tensor | None:

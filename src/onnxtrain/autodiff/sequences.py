@@ -14,6 +14,11 @@ def is_sequence(value: ir.Value) -> bool:
     return isinstance(value.type, ir.SequenceType)
 
 
+def element_type(value: ir.Value) -> ir.TensorType:
+    """Type of the elements of a sequence."""
+    return ir.TensorType(value.dtype or ir.DataType.FLOAT)
+
+
 def typed_like(result: Tensor, sequence: ir.Value) -> Tensor:
     """Say that a new value is a sequence like another."""
     result.value.type = ir.SequenceType(ir.TensorType(sequence.dtype or ir.DataType.FLOAT))
@@ -82,3 +87,27 @@ def zeros_like(op: OpBuilder, sequence: Tensor) -> Tensor:
 def zeros(op: OpBuilder, value: Tensor) -> Tensor:
     """Zeros like a tensor, or like every tensor of a sequence."""
     return zeros_like(op, value) if is_sequence(value.value) else op.zeros_like(value)
+
+
+def extended(op: OpBuilder, start: Tensor, source: Tensor, first: Tensor, count: Tensor) -> Tensor:
+    """A sequence with `count` elements of another behind its own, from the position `first` on."""
+    element = element_type(source.value)
+    body = OpBuilder(op.names, op.constants, op.opset)
+    scalar = ir.Shape([])
+
+    def value(name: str, kind: ir.TypeProtocol, shape: ir.Shape | None = None) -> ir.Value:
+        return ir.Value(name=op.names.fresh(name), type=kind, shape=shape)
+
+    number = value("number", ir.TensorType(ir.DataType.INT64), scalar)
+    again = value("again", ir.TensorType(ir.DataType.BOOL), scalar)
+    so_far = value("so_far", ir.SequenceType(element))
+    picked = body.SequenceAt(source, body.Add(body.tensor(number), first))
+    picked.value.type = element
+    longer = typed_like(body.SequenceInsert(body.tensor(so_far), picked), so_far)
+    graph = ir.Graph(
+        [number, again, so_far],
+        [body.Identity(body.tensor(again)).value, longer.value],
+        nodes=body.nodes,
+        name=op.names.fresh("extend"),
+    )
+    return typed_like(op.many("Loop", count, None, start, outputs=1, body=graph)[0], source.value)

@@ -271,6 +271,7 @@ class Walk:
         inputs += [None] * (_positional(rule) - len(inputs))
         ys = tuple(op.tensor(o) for o in node.outputs)
         attributes = attributes_of(node, rule.attributes)
+        guarded = node.op_type in WITH_POLES and _is_guarded(node)  # before the rule uses `ys`
         if rule.kind == "multi":
             result = rule.function(op, dys, ys, *inputs, **attributes)
         elif dys[0] is None:
@@ -278,6 +279,8 @@ class Walk:
         else:
             result = rule.function(op, dys[0], ys[0], *inputs, **attributes)
         gradients = list(result) if isinstance(result, (tuple, list)) else [result]
+        if guarded and dys[0] is not None:
+            gradients = [None if g is None else _zero_where(op, dys[0], g) for g in gradients]
         if len(gradients) > len(inputs):
             raise GradientRuleError(
                 f"The gradient rule of {node.op_type} returned {len(gradients)} gradients for "
@@ -296,6 +299,21 @@ class Walk:
         if gradient is not None and value in self.active:
             self.describe(gradient, value)
             self.add(value, gradient)
+
+
+WITH_POLES = frozenset({"Div", "Log", "Pow", "Reciprocal", "Sqrt"})
+
+
+def _is_guarded(node: ir.Node) -> bool:
+    """Whether a Where decides which elements of a result count: those at a pole do not."""
+    uses = node.outputs[0].uses()
+    is_output = node.outputs[0].is_graph_output()
+    return bool(uses) and not is_output and all(n.op_type == "Where" and i > 0 for n, i in uses)
+
+
+def _zero_where(op: OpBuilder, dy: Tensor, gradient: Tensor) -> Tensor:
+    """A gradient without what 0 times infinity gives where nothing came in."""
+    return op.Where(op.Equal(dy, op.like(0.0, dy)), op.like(0.0, gradient), gradient)
 
 
 def _positional(rule: Rule) -> int:

@@ -25,6 +25,7 @@ COMMANDS = {
     "demo": "demo",
     "inspect": "inspect",
     "train": "train",
+    "lora": "lora",
     "export": "export",
     "artifacts": "artifacts",
     "check": "check",

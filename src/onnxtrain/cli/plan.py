@@ -7,8 +7,11 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
+import onnx
+
 from ..errors import ModelError, NoGradientError
 from ..summary import BLOCKED, UNREACHABLE, ModelSummary, ValueSummary, summarize
+from .adapting import adapted_model
 from .output import UserError, count, one_of
 from .recipes import LossRecipe, loss_recipe
 from .settings import Settings
@@ -22,9 +25,11 @@ class Plan:
     """A model that can be trained, and what of it is.
 
     Attributes:
+        model: the model itself: the file of the settings, or what adapters were added to.
         output: what the loss compares: an output of the model, or a value inside it.
     """
 
+    model: str | onnx.ModelProto
     summary: ModelSummary
     loss: LossRecipe
     output: ValueSummary
@@ -46,17 +51,18 @@ class Plan:
 def make_plan(settings: Settings) -> Plan:
     """Look at the model and decide what is trained; every refusal says what to do."""
     loss = loss_recipe(settings.loss)
-    summary = summarize(settings.model, settings.loss_output, batch=settings.batch_size)
+    model = adapted_model(settings)
+    summary = summarize(model, settings.loss_output, batch=settings.batch_size)
     if summary.problem:
         raise ModelError(f"{settings.model} cannot be trained: {summary.problem}")
     _check_inputs(settings.model, summary)
     output = _output(settings, summary)
     if settings.loss_output is None and len(summary.outputs) > 1:
-        summary = summarize(settings.model, output.name, batch=settings.batch_size)
+        summary = summarize(model, output.name, batch=settings.batch_size)
     trainable = _trainable(settings, summary, output)
     frozen = [n for n in _floats(summary) if n not in trainable]
     digest = hashlib.sha256(Path(settings.model).read_bytes()).hexdigest()
-    return Plan(summary, loss, output, trainable, frozen, digest)
+    return Plan(model, summary, loss, output, trainable, frozen, digest)
 
 
 def _floats(summary: ModelSummary) -> list[str]:

@@ -19,6 +19,7 @@ from ..runtime.loop.metrics import Accuracy, Metric
 from ..runtime.loop.trainer import History, Trainer
 from ..runtime.session.devices import session_options
 from . import progress, report
+from .adapting import write_adapter
 from .charts import curves
 from .history import Step, read_steps, write_history, write_text
 from .match import Dataset, Task, match, target_column
@@ -189,6 +190,8 @@ def _finish(run: Run, output: Output) -> None:
     run.trainer.export(folder / "model.onnx")
     write_history(folder, run.history, run.steps)
     run.files = [folder / n for n in ("model.onnx", "checkpoint", "history.csv", "history.json")]
+    if run.plan.model is not run.settings.model:
+        run.files += write_adapter(run.plan.model, run.settings.model, run.trainer.state, folder)
     if run.task.classes:
         names_file = folder / "classes.json"
         write_text(names_file, json.dumps(run.task.classes, indent=2) + "\n")
@@ -323,7 +326,7 @@ def _metrics(settings: Settings, plan: Plan) -> list[str | Metric]:
 def _make_artifacts(settings: Settings, plan: Plan, optimizer: Any, folder: Path) -> None:
     folder.mkdir()
     generate_artifacts(
-        settings.model,
+        plan.model,
         requires_grad=plan.trainable,
         loss=loss_block(settings.loss, settings.ignore_index),
         optimizer=optimizer,

@@ -49,6 +49,13 @@ class Settings:
     resume: bool = False
     overwrite: bool = False
     tensorboard: bool = False
+    rank: int = 0
+    alpha: float = 16.0
+    targets: str = "all-linear"
+    lora_dropout: float = 0.0
+    dora: bool = False
+    rslora: bool = False
+    adapter: str | None = None
 
     def check(self) -> None:
         """Numbers that make sense, before anything is read."""

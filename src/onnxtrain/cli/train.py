@@ -146,6 +146,11 @@ def command(ctx: click.Context, /, config: str | None, **options: Any) -> None:
 
     Options on the command line win over those of the configuration file.
     """
+    run_training(ctx, config, options)
+
+
+def run_training(ctx: click.Context, config: str | None, options: dict[str, Any]) -> None:
+    """Train with these options, and say what came of it."""
     from .output import one_of
     from .run import train
     from .settings import Settings, read_config, typed

@@ -145,6 +145,8 @@ def convert_version(model: ir.Model, opset: int) -> ir.Model:
     """Change the ai.onnx opset with the onnx converter."""
 
     def convert(proto: onnx.ModelProto) -> onnx.ModelProto:
+        # Before IR 4 initializers had to be inputs too, and there the converter looks for them.
+        proto.ir_version = max(proto.ir_version, 4)
         try:
             return onnx.version_converter.convert_version(proto, opset)
         except Exception as error:

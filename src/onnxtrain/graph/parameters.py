@@ -7,14 +7,36 @@ leave the initializers before the first pass and come back, if wanted there, aft
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 
 import onnx_ir as ir
 
+from ..errors import ModelError
 from .schema import FLOATS
 
 CONSTANT = "onnxtrain.constant"
 """Metadata key of initializers that are part of a formula, not weights."""
+
+
+ADAPTERS = "onnxtrain.lora"
+"""Metadata key of models with adapters: JSON, whose "parameters" are what is trained."""
+
+
+STOP_GRADIENT = "onnxtrain.stop_gradient"
+"""How the names of nodes begin whose results are constants to the gradient."""
+
+
+def adapter_parameters(model: ir.Model) -> set[str] | None:
+    """What is trained of a model with adapters, the rest being their base; None without any."""
+    try:
+        noted = json.loads(model.metadata_props.get(ADAPTERS, "null"))
+        return None if noted is None else set(map(str, noted["parameters"]))
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise ModelError(
+            f"The model's metadata {ADAPTERS!r} cannot be read ({error}). Add the adapter to the "
+            "base model again with onnxtrain.lora.add."
+        ) from error
 
 
 def mark_constant(value: ir.Value) -> None:

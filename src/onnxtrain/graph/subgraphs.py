@@ -56,6 +56,18 @@ def live_nodes(
     return live[::-1]
 
 
+def let_go(nodes: Iterable[ir.Node]) -> None:
+    """Nodes that no graph has any more, and what is inside of them, read nothing from now on.
+
+    Otherwise they count as readers of values that may be removed.
+    """
+    for node in nodes:
+        for index in range(len(node.inputs)):
+            node.replace_input_with(index, None)
+        for graph in subgraphs(node):
+            let_go(graph)
+
+
 def subgraph_protos(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
     """The graphs among the attributes of a node that is a protobuf."""
     for attribute in node.attribute:

@@ -6,8 +6,11 @@ the branches differ in rank: as long as such an If stays, nothing behind it has 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import onnx_ir as ir
 
+from ..errors import ShapeInferenceError
 from ..graph import Names
 from ..graph.infer import infer_shapes
 from ..graph.nodes import identity
@@ -17,14 +20,32 @@ from .symbolic import infer_symbolic
 
 def decide_branches(model: ir.Model) -> ir.Model:
     """Put the branch in the place of every If that is decided, until none is left."""
-    while _inline_decided(model):
-        model = infer_symbolic(infer_shapes(model))
+    while decided := _inline_decided(model):
+        try:
+            model = infer_shapes(model)
+        except ShapeInferenceError:  # what is behind was inferred from the other branch
+            _forget_behind(decided)
+            model = infer_shapes(model)
+        model = infer_symbolic(model)
     return model
 
 
-def _inline_decided(model: ir.Model) -> bool:
+def _forget_behind(values: Iterable[ir.Value]) -> None:
+    """Forget the shapes of some values and of all that is computed from them."""
+    todo = list(values)
+    seen = set(todo)
+    while todo:
+        value = todo.pop()
+        value.shape = None
+        following = {o for user, _ in value.uses() for o in user.outputs}
+        todo += following - seen
+        seen |= following
+
+
+def _inline_decided(model: ir.Model) -> list[ir.Value]:
+    """What the branches gave that were put in the place of an If."""
     decided = [n for n in all_nodes(model) if n.op_type == "If" and not standard(n.domain)]
-    changed = False
+    results: list[ir.Value] = []
     for node in decided:
         condition = node.inputs[0]
         if condition is None or condition.const_value is None or condition.is_graph_input():
@@ -33,12 +54,11 @@ def _inline_decided(model: ir.Model) -> bool:
             continue
         taken = bool(condition.const_value.numpy().reshape(-1)[0])
         branch = node.attributes["then_branch" if taken else "else_branch"].as_graph()
-        _put(model, node, branch)
-        changed = True
-    return changed
+        results += _put(model, node, branch)
+    return results
 
 
-def _put(model: ir.Model, node: ir.Node, branch: ir.Graph) -> None:
+def _put(model: ir.Model, node: ir.Node, branch: ir.Graph) -> list[ir.Value]:
     graph = node.graph
     assert graph is not None
     names = names_in(model)
@@ -62,6 +82,7 @@ def _put(model: ir.Model, node: ir.Node, branch: ir.Graph) -> None:
             before.type = after.type
         before.shape = after.shape
     ir.convenience.replace_nodes_and_values(graph, node, [node], new_nodes, old, new_values)
+    return new_values
 
 
 def _avoid_clashes(graph: ir.Graph | ir.Function, nodes: list[ir.Node], names: Names) -> None:

@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from ...errors import GradientRuleError
 from ...graph import Constants, Names, OpBuilder, Tensor
-from ...graph.subgraphs import captured_values, live_nodes
+from ...graph.subgraphs import captured_values, let_go, live_nodes
 from ...operators import RANDOM
 from .. import bodies, sequences
 from ..registry import gradient, graph_gradient, zero_gradient
@@ -203,5 +203,7 @@ def _with_forward(
     live = live_nodes(op.nodes, [g.value for g in gradients])
     bodies.rewire(live, new)
     results = [op.tensor(new.get(g.value, g.value)) for g in gradients]
-    op.nodes[:] = live_nodes([*nodes, *live], [r.value for r in results])
+    candidates = [*nodes, *live]
+    op.nodes[:] = live_nodes(candidates, [r.value for r in results])
+    let_go(set(candidates).difference(op.nodes))
     return elements, results

@@ -113,7 +113,7 @@ def _adjoint(
 def _halves(op: OpBuilder, count: Size, like: Tensor, behind: int) -> Tensor:
     """Weights of a half spectrum: inner points stand for two, all divided by the length."""
     total = op.const(np.array([count])) if isinstance(count, int) else count
-    twice = line(op, count + 2) if isinstance(count, int) else op.Range(0, scalar(op, count + 2), 1)
+    twice = line(op, count + 1) if isinstance(count, int) else op.Range(0, scalar(op, count + 1), 1)
     even = op.Slice(twice, [0], [np.iinfo(np.int64).max], [0], [2])  # 2k for k = 0 … N/2
     alone = op.Or(op.Equal(even, 0), op.Equal(even, total))
     one, two = op.like(1, like), op.like(2, like)

@@ -8,7 +8,8 @@ import numpy as np
 from onnxruntime.capi._pybind_state import OrtDevice, OrtValue
 
 from ...errors import DeviceError
-from ...runtime.session.devices import PROVIDER_OF, Device, ort_device, parse_name
+from ...runtime.session.devices import PROVIDER_OF, Device, parse_name
+from ...runtime.session.native import ort_device
 from .exceptions import ProviderError
 
 CPU, CUDA = PROVIDER_OF["cpu"], PROVIDER_OF["cuda"]

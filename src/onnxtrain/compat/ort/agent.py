@@ -15,8 +15,8 @@ from onnxruntime.capi._pybind_state import OrtValueVector as OrtValueVector
 from ...errors import ExecutionError, InputError, ModelError, UnknownNameError
 from ...graph.contract import RANDOM_INPUT
 from ...passes.partition import Partition
-from ...runtime.session.devices import open_session, ort_device, session_options
-from ...runtime.session.native import core_of, raw_device, raw_ortvalue
+from ...runtime.session.devices import open_session, session_options
+from ...runtime.session.native import core_of, ort_device, raw_device, raw_ortvalue
 from ...runtime.session.sharing import OneProcess, keep_from_parent
 from ...runtime.step.halves import BackwardHalf, ForwardHalf, vector_of
 from .graph_builder import embedded, split

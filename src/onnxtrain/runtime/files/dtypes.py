@@ -55,7 +55,10 @@ BY_CODE = {t.code: t for t in _TABLE}
 BY_ONNX = {t.onnx: t for t in _TABLE}
 BY_NUMPY = {t.numpy: t for t in reversed(_TABLE) if not t.opaque}
 F32 = BY_CODE["F32"]
+MAX_RANK = 64
+"""Dimensions of a tensor: numpy has no more."""
 STRING = 8
+"""ONNX's number for text, which has no buffer."""
 
 
 _FOREIGN = {"bfloat16": "BF16", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2"}

@@ -29,12 +29,11 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
 from ...errors import ExternalDataError, MissingFileError, ModelFileError
-from .dtypes import BY_ONNX
+from .dtypes import BY_ONNX, STRING
 from .wire import Message
 
 EXTERNAL = 1
 """The value of ``TensorProto.data_location`` for data in another file."""
-STRING = 8
 SHARED = 2**24
 """Tensors may share bytes of a file (tied weights). All together may have twice what their files
 have, and this much: a model of a few kilobytes must not grow to gigabytes."""

@@ -24,7 +24,7 @@ from ...errors import CheckpointError, ModelFileError
 from ...hyper import check_rate
 from ..state.buffers import TensorSpec, TensorStore
 from ..state.training_state import OptimizerState, TrainingState
-from .dtypes import BY_ONNX
+from .dtypes import BY_ONNX, MAX_RANK, STRING
 from .readfile import read_regular
 from .wire import Message, _take, _varint
 
@@ -34,7 +34,6 @@ TRAINABLE, FROZEN, PROPERTIES = (
     ("paramfrozen_tensors.pbseq",),
     "custom_properties.pbseq",
 )
-STRING, MAX_RANK = 8, 64
 MOMENTS = ("first_order_moments", "second_order_moments")
 _MOMENT_FILE = re.compile(r"optim_(?P<group>.+)_momentum(?P<index>\d+)_tensors\.pbseq")
 _TYPED_FIELD = {

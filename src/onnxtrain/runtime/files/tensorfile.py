@@ -20,12 +20,11 @@ import numpy.typing as npt
 from ...errors import CheckpointError
 from ..state.buffers import TensorSpec
 from .atomic import write_atomically
-from .dtypes import BY_CODE, ElementType, of_array
+from .dtypes import BY_CODE, MAX_RANK, ElementType, of_array
 from .readfile import open_regular
 
 Array = npt.NDArray[Any]
 MAX_HEADER = 100_000_000
-MAX_RANK = 64
 
 
 @dataclass(frozen=True)

@@ -21,10 +21,10 @@ from ..files.onnxfile import ModelFile, ValueInfo
 from ..files.wire import Message
 from . import cutting
 from .cutting import ELEMENTS, OWN, Piece, Template, cut_by_nodes, type_proto
-from .native import core_of, raw_ortvalue
+from .native import core_of, ort_device, raw_ortvalue
 from .options import ALLOCATORS, entry_of
 
-HOST = ort.OrtDevice(ort.OrtDevice.cpu(), ort.OrtDevice.default_memory(), 0)
+HOST = ort_device("cpu")
 Create = Callable[[bytes], onnxruntime.InferenceSession]
 
 

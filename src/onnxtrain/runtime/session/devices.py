@@ -19,7 +19,7 @@ from ...errors import DeviceError, ModelFileError
 from ...preparing import preparing
 from ..files.onnxfile import ModelFile
 from .cut_session import cut_if_long
-from .native import core_of
+from .native import core_of, ort_device
 from .options import BUSY, FOLDER, SPINNING, UserOptions, may_spin, ready
 from .sharing import note_session
 
@@ -57,12 +57,6 @@ def parse_name(name: str) -> tuple[str, int]:
     if kind == "cpu" and int(number or 0):
         raise DeviceError("There is only one device 'cpu'; leave the number out.")
     return kind, int(number or 0)
-
-
-def ort_device(memory: str, number: int = 0) -> Any:
-    """onnxruntime's device for a kind of memory."""
-    kind = getattr(ort.OrtDevice, memory)()
-    return ort.OrtDevice(kind, ort.OrtDevice.default_memory(), number)
 
 
 class Mirror:

@@ -12,6 +12,12 @@ import onnxruntime
 from onnxruntime.capi import _pybind_state as ort
 
 
+def ort_device(memory: str, number: int = 0) -> Any:
+    """onnxruntime's device for a kind of memory."""
+    kind = getattr(ort.OrtDevice, memory)()
+    return ort.OrtDevice(kind, ort.OrtDevice.default_memory(), number)
+
+
 def core_of(session: Any) -> Any:
     """The session under an `onnxruntime.InferenceSession`; one of the C level as it is."""
     return getattr(session, "_sess", session)

@@ -10,12 +10,11 @@ from typing import Any
 
 import numpy.typing as npt
 
+from ..files.dtypes import STRING
 from ..files.onnxfile import tensor_type
 from ..files.wire import Message
 from .devices import Device, session_options
 from .native import raw_ortvalue
-
-STRING = 8
 
 
 def string_value(array: npt.NDArray[Any]) -> Any:

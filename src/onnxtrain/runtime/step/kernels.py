@@ -56,9 +56,10 @@ class Kernel:
             self._sgd(step, rate32, decay32, scale32, params, gradients, states)
             return
         b1, b2 = (float(b) for b in self.hyper["betas"])
-        eps, corrected = float(self.hyper["eps"]), bool(self.hyper.get("correct_bias", True))
-        root = math.sqrt(1.0 - b2**step) if corrected else 1.0
-        factor = f(root / (1.0 - b1**step)) if corrected else f(1.0)
+        eps, root, factor = float(self.hyper["eps"]), 1.0, f(1.0)
+        if self.hyper.get("correct_bias", True):
+            first, root = corrections(b1, b2, step)
+            factor = f(root / first)
         late = self.name == "AdamW" and self.hyper.get("form") != "torch"
         shift = f(eps) if late else f(f(root) * f(eps))
         l2 = decay32 if self.name == "Adam" else f(0.0)
@@ -93,6 +94,11 @@ class Kernel:
         )
 
 
+def corrections(beta1: float, beta2: float, step: float) -> tuple[float, float]:
+    """1 − β₁ᵗ and √(1 − β₂ᵗ): the divisors of Adam's first moment and of its second one's root."""
+    return 1.0 - beta1**step, math.sqrt(1.0 - beta2**step)
+
+
 def find(description: Mapping[str, Any], size: int) -> Kernel | None:
     """The kernel for an optimizer, if there is one and it pays; None means: run the graph."""
     name, hyper = description.get("name"), description.get("hyper")
@@ -123,8 +129,11 @@ def available() -> bool:
 
 @functools.cache
 def _compiled(name: str, parallel: bool) -> Update:
+    vector, number = np.zeros(0, np.float32), np.float32(0.0)
+    vectors, numbers, flags = OPERANDS[name]
     with preparing("compiling the update with numba"):
         kernel = _form(name, parallel)
+        kernel(*[vector] * vectors, *[number] * numbers, *[False] * flags)
     return _one_at_a_time(kernel) if parallel else kernel
 
 
@@ -159,6 +168,9 @@ def _one_at_a_time(kernel: Update) -> Update:
 
     return run
 
+
+OPERANDS = {"adam": (4, 10, 0), "sgd": (2, 4, 0), "momentum": (3, 6, 1)}
+"""How many vectors, numbers and flags a kernel takes, in that order."""
 
 prange: Any = range
 

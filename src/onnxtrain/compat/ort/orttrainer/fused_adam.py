@@ -14,6 +14,7 @@ import torch
 from ....errors import OnnxTrainError
 from ....hyper import check_amount, check_rate
 from ....optim.optimizers import ADAMW_PRESETS
+from ....runtime.step.kernels import corrections
 
 log = logging.getLogger(__name__)
 CORRECTED = 1e9
@@ -127,7 +128,7 @@ class FusedAdam(torch.optim.Optimizer):
         if self._mode is AdamWMode.ADAM_L2_REGULARIZATION:
             kernel = torch._fused_adam_
         elif after:  # (√v + ε)/√c is what stands below the fraction there, √v/√c + ε here
-            eps /= math.sqrt(1.0 - beta2**step)
+            eps /= corrections(beta1, beta2, step)[1]
         device = weights[0].device
         steps = [torch.tensor(step, device=device)] * len(weights)
         kernel(

@@ -1,0 +1,61 @@
+"""``onnxtrain lora``: adapt a model by training small matrices beside its layers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from .train import command as train
+from .train import run_training
+
+EPILOG = """\b
+Examples:
+  onnxtrain lora model.onnx --data train.npz --loss cross_entropy --targets 'q_proj|v_proj'
+  onnxtrain lora model.onnx --data train.npz --loss mse --rank 16 --alpha 32 --rslora
+  onnxtrain lora model.onnx --data more.npz --loss mse --adapter runs/model/adapter
+
+\b
+The folder of the run gets what onnxtrain train writes, with these:
+  model.onnx             the base model with the adapter in its weights
+  adapter/               for PEFT: adapter_model.safetensors, adapter_config.json
+  adapter.onnx_adapter   for onnxruntime's LoraAdapter and onnxruntime-genai, not with --dora
+  base.onnx              the base model with inputs for such adapters
+All other options are those of onnxtrain train.
+"""
+OPTIONS = [
+    click.Option(["--rank"], type=int, default=8, show_default=True, help="Of the matrices."),
+    click.Option(
+        ["--alpha"], type=float, default=16.0, show_default=True, help="They count alpha ÷ rank."
+    ),
+    click.Option(
+        ["--targets"],
+        default="all-linear",
+        show_default=True,
+        help="Layers: an expression (q_proj|v_proj) or patterns with commas between them.",
+    ),
+    click.Option(
+        ["--lora-dropout"],
+        type=float,
+        default=0.0,
+        show_default=True,
+        help="Share of a layer's inputs that its adapter does not see.",
+    ),
+    click.Option(["--dora"], is_flag=True, help="Learn the norms of the weights too."),
+    click.Option(["--rslora"], is_flag=True, help="Count alpha ÷ √rank instead."),
+    click.Option(
+        ["--adapter"], type=click.Path(), help="Go on with this one: a PEFT folder, or a file."
+    ),
+]
+
+
+@click.command(epilog=EPILOG)
+@click.pass_context
+def command(ctx: click.Context, /, config: str | None, **options: Any) -> None:
+    """Adapt MODEL to data: only small matrices beside its layers are trained."""
+    if options["adapter"] is None and options["rank"] < 1:
+        raise click.UsageError("--rank must be at least 1.", ctx)
+    run_training(ctx, config, options)
+
+
+command.params = [train.params[0], *OPTIONS, *train.params[1:]]
