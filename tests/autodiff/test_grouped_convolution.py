@@ -14,7 +14,8 @@ def nodes(kernel: int, group: int, stride: int, batch: str) -> int:
     pads = [kernel // 2] * 4
     model = onnx.parser.parse_model(f"""
         <ir_version: 9, opset_import: ["": 18]>
-        g (float[{batch},8,16,16] x, float[8,{8 // group},{kernel},{kernel}] w) => (float[A,B,C,D] y)
+        g (float[{batch},8,16,16] x, float[8,{8 // group},{kernel},{kernel}] w)
+            => (float[A,B,C,D] y)
         {{ y = Conv<group={group}, pads={pads}, strides=[{stride},{stride}]>(x, w) }}""")
     return len(differentiate(model, wrt=["x", "w"], vjp=True).graph.node)
 
