@@ -77,3 +77,6 @@ RANDOM = frozenset(
 
 LABEL_LOSSES = frozenset({"NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss"})
 """Losses that are one operator, and use their second operand as indices of classes."""
+
+WITH_POLES = frozenset({"Div", "Log", "Pow", "Reciprocal", "Sqrt"})
+"""Operators whose gradient is infinite somewhere."""

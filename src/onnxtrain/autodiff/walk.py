@@ -16,6 +16,7 @@ from ..errors import Blocker, GradientRuleError, NoGradientError, OnnxTrainError
 from ..graph import FLOATS, OpBuilder, Tensor
 from ..graph.subgraphs import captured_values
 from ..graph.tensor import dims_of
+from ..operators import WITH_POLES
 from . import sequences
 from .composites import Composite, find_composites
 from .registry import Rule, lookup
@@ -299,9 +300,6 @@ class Walk:
         if gradient is not None and value in self.active:
             self.describe(gradient, value)
             self.add(value, gradient)
-
-
-WITH_POLES = frozenset({"Div", "Log", "Pow", "Reciprocal", "Sqrt"})
 
 
 def _is_guarded(node: ir.Node) -> bool:
