@@ -41,7 +41,7 @@ FAST = (
     "tests/torch/test_ortmodule.py", "tests/sklearn/test_learning.py",
     "tests/distributed/test_parts.py", "tests/flower/test_local.py", "tests/js/test_server.py",
     "tests/finite/test_clipping.py", "tests/conformance/test_page.py", "tests/losses",
-    "tests/structure/test_one_of_each.py", "tests/faults/test_atomic.py",
+    "tests/structure/test_one_of_each.py", "tests/faults/test_atomic.py", "tests/lora/test_lora.py",
 )  # fmt: skip
 """What ``test --fast`` runs, but for tests marked slow: all stages, and some of each front end."""
 VERSIONS = {"--lowest": "lowest", "--newest": "newest"}

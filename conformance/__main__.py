@@ -9,6 +9,7 @@ in a process with limits of time and memory; its rows are appended to
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from pathlib import Path
 
@@ -20,10 +21,15 @@ from .run import Limits, run
 def main() -> int:
     """Try the cases of one list."""
     options = arguments()
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     python = options.python or python_of(options.list, lists()[options.list])
     limits = Limits(options.seconds, options.memory, options.total)
     results = Path(options.results) if options.results else path_of(options.list)
-    return run(options.list, python, results, limits, only=options.only, again=options.again)
+    try:
+        return run(options.list, python, results, limits, only=options.only, again=options.again)
+    except KeyboardInterrupt:
+        print("interrupted; the same command goes on", file=sys.stderr)
+        return 130
 
 
 def arguments() -> argparse.Namespace:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).parent / "results"
+TOTALS = "totals.json"
 OUTCOMES = (
     "right", "wrong", "refused", "crash", "timeout", "not run forward", "not exported",
     "no gradient",
@@ -49,6 +50,15 @@ def compact(path: Path) -> None:
         for row in rows:
             append(fresh, row)
         fresh.replace(path)
+
+
+def note_total(path: Path, total: int) -> None:
+    """Remember how many cases a list has, beside its rows."""
+    totals = path.parent / TOTALS
+    known = json.loads(totals.read_text("utf-8")) if totals.is_file() else {}
+    known[path.stem] = total
+    path.parent.mkdir(parents=True, exist_ok=True)
+    totals.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n", "utf-8")
 
 
 def tidy(row: Row) -> Row:

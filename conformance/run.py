@@ -41,6 +41,7 @@ def run(
     worker = Worker(name, python, limits, tells_names=True)
     try:
         wanted, batch = worker.names()
+        results.note_total(path, len(wanted))
         todo = [n for n in wanted if fnmatch.fnmatchcase(n, only) and n not in done]
         print(f"{name}: {len(todo)} of {len(wanted)} cases", flush=True)
         started = time.monotonic()

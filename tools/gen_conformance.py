@@ -159,7 +159,16 @@ def score(rows: Sequence[Row]) -> str:
 def list_section(name: str, rows: Sequence[Row]) -> str:
     """Families, figures, and every counted case that is not right, with its reason."""
     head = f'\n### <a id="{name}"></a>{title(name)}\n\nRun by `python3 dev.py conformance {name}`.'
+    head += _how_many(name, rows)
     return "".join([head, _families(rows), _figures(rows), _not_right(rows), _before(rows)])
+
+
+def _how_many(name: str, rows: Sequence[Row]) -> str:
+    """How much of a list has been tried, where that is not all of it."""
+    path = RESULTS / "totals.json"
+    totals = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+    tried, total = len({row["name"] for row in rows}), totals.get(name, 0)
+    return f" {tried} of at most {total} cases have been tried so far." if tried < total else ""
 
 
 def _families(rows: Sequence[Row]) -> str:

@@ -40,6 +40,7 @@ def case(name: str) -> OnnxCase:
         family=name.split(os.sep, maxsplit=1)[0],
         exporter="",
         differences_on="float32" if is_light else "float64",
+        timing=is_light,
     )
 
 

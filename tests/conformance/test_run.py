@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -50,6 +51,7 @@ def test_a_crash_and_a_hang_are_rows(path: Path) -> None:
     assert rows["hang"]["reason"] == "timeout in differentiate: 2 s"
     assert "SIGABRT" in rows["early"]["reason"]
     assert rows["crash"]["exporter"] == "dynamo"
+    assert json.loads((path.parent / results.TOTALS).read_text()) == {"rows": 5}
 
 
 def test_cases_with_a_row_are_not_tried_again(path: Path, capsys) -> None:

@@ -22,6 +22,7 @@ from .quantized import QUANTIZED
 from .raise_opset import raise_opset
 from .ranges import scalar_ranges
 from .rewrite import rewrite_typed, standard
+from .sequence_maps import unroll_sequence_maps
 from .simplify import simplify
 from .stored_shapes import infer_anew, use_declared_outputs
 from .symbolic import infer_symbolic
@@ -81,6 +82,7 @@ STEPS = (
     validate,
     drop_zipmaps,
     inline_functions,
+    unroll_sequence_maps,
     lift_constants,
     count_windows,
     infer_anew,

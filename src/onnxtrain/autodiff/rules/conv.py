@@ -170,7 +170,9 @@ def _flipped(op: OpBuilder, dy: Tensor, w: Tensor, axes: Sequence[Axis], group: 
         turned = [i + 2 for i, k in enumerate(kernel) if k > 1]
         lowest = -(2**63)
         w = op.Slice(w, [-1] * len(turned), [lowest] * len(turned), turned, [-1] * len(turned))
-    if group == 1:
+    if rows == width == 1:  # one channel each: nothing to swap
+        swapped = w
+    elif group == 1:
         swapped = op.transpose(w, 1, 0, *range(2, spatial + 2))
     else:
         split = op.Reshape(w, vector(op, group, -1, width, *kernel))

@@ -177,6 +177,8 @@ def _shifted(
     )
     product = op.MatMul(rows, op.transpose(shifted, 0, 1, 3, 2))
     total = op.ReduceSum(product, [0], keepdims=0)
+    if inputs == outputs == line.phases == 1:  # (group, kernel rows, kernel columns) already
+        return op.Reshape(total, _shape(op, w, axes))
     parts = vector(op, group, inputs, line.phases, heights, outputs, line.shifts)
     cells = op.transpose(op.Reshape(total, parts), 0, 4, 1, 3, 5, 2)
     if line.phases > 1:
@@ -222,8 +224,10 @@ def _by_kernel_row(
         padded = op.transpose(split, 0, 1, rank - 1, *range(2, rank - 1))
         first = 3
     for i, axis in enumerate(outer):
-        cells = cell_positions(op, replace(axis, begin=0))
-        padded = op.Gather(padded, op.transpose(cells, 1, 0), axis=first + 2 * i)
+        cells = cell_positions(op, replace(axis, begin=0))  # (windows, kernel)
+        known = cells.const
+        by_row = op.transpose(cells, 1, 0) if known is None else op.const(known.T.copy())
+        padded = op.Gather(padded, by_row, axis=first + 2 * i)
     if len(outer) > 1:
         kernel = [first + 2 * i for i in range(len(outer))]
         order = [*range(first), *kernel, *(k + 1 for k in kernel), first + 2 * len(outer)]
