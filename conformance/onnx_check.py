@@ -172,7 +172,7 @@ class OnnxTrial:
 
         def evaluate(moved: Mapping[str, Array]) -> float:
             point = {**values, **self.feeds}
-            point |= {n: a.astype(point[n].dtype) for n, a in moved.items()}
+            point |= {n: np.asarray(a, point[n].dtype) for n, a in moved.items()}
             return self._total(session.run(point))
 
         return evaluate
