@@ -6,6 +6,7 @@ A part that needs one of its own derives it from these.
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -16,6 +17,19 @@ class OnnxTrainError(Exception):
 
 class ModelError(OnnxTrainError, ValueError):
     """The model that was handed in is not valid or not usable as it is."""
+
+
+def outside_level(*packages: str) -> int:
+    """The `stacklevel` with which a warning points to the first caller outside onnxtrain.
+
+    Args:
+        packages: others whose lines are not the user's either; contextlib's never are.
+    """
+    inside = {__name__.split(".")[0], "contextlib", *packages}
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).split(".")[0] in inside:
+        level, frame = level + 1, frame.f_back
+    return level
 
 
 @contextlib.contextmanager
@@ -112,6 +126,10 @@ class UnreachableError(OnnxTrainError, ValueError):
             f"no differentiable path leads from there to {of!r}. "
             "Remove the names from `wrt`, or ask for zeros with `allow_unused=True`."
         )
+
+
+class AdapterError(OnnxTrainError, ValueError):
+    """An adapter, or what is asked of one, does not fit the model."""
 
 
 class GradientRuleError(OnnxTrainError, RuntimeError):

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 import onnx
 import onnx_ir as ir
 
+from ..errors import AdapterError as AdapterError
 from ..errors import model_errors
 from ..graph import ModelLike, load, to_proto
 from ..graph.io import save
@@ -26,7 +27,6 @@ from ..normalize.constants import lift_constants
 from .adapter import Adapter as Adapter
 from .adapter import LayerAdapter as LayerAdapter
 from .add import add_adapters, start_values
-from .config import AdapterError as AdapterError
 from .config import Config as Config
 from .layers import Layer as Layer
 from .layers import find_layers

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from ..errors import model_errors
+from ..errors import AdapterError, model_errors
 from ..graph import ModelLike, load
 from ..runtime.state.checkpoint_state import CheckpointState
 from .add import Values, adapter_shapes
-from .config import AdapterError, Config, Description, description_of
+from .config import Config, Description, description_of
 from .layers import Layer
 from .values import Array
 

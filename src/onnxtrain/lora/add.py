@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from ..errors import UnknownNameError
+from ..errors import AdapterError, UnknownNameError
 from ..graph import OpBuilder, Tensor
 from ..graph.nodes import initializer
 from ..graph.parameters import ADAPTERS, STOP_GRADIENT
 from ..normalize import normalize
-from .config import AdapterError, Config, Description, Place
+from .config import Config, Description, Place
 from .layers import MS, Layer, find_layers
 from .targets import choose
 from .values import Array, fingerprint, weight_of

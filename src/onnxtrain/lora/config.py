@@ -10,15 +10,11 @@ from typing import Any
 
 import onnx_ir as ir
 
-from ..errors import OnnxTrainError
+from ..errors import AdapterError
 from ..graph.parameters import ADAPTERS
 from ..hyper import check_amount
 
 VERSION = 1
-
-
-class AdapterError(OnnxTrainError, ValueError):
-    """An adapter, or what is asked of one, does not fit the model."""
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,12 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime
 
+from ..errors import AdapterError
 from ..runtime.files.atomic import write_atomically
 from ..runtime.files.readfile import read_regular
 from .adapter import Adapter, LayerAdapter
 from .add import adapter_shapes, add_adapters, parameter_names
-from .config import AdapterError, Config
+from .config import Config
 from .layers import Layer
 from .values import Array
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import MissingFileError
+from ..errors import AdapterError, MissingFileError
 from ..runtime.files import tensorfile
 from ..runtime.files.atomic import write_atomically
 from ..runtime.files.readfile import open_regular
 from .adapter import Adapter, LayerAdapter
-from .config import AdapterError, Config
+from .config import Config
 from .values import Array
 
 PREFIX = "base_model.model."

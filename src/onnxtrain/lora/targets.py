@@ -9,7 +9,8 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from .config import AdapterError, Config
+from ..errors import AdapterError
+from .config import Config
 from .layers import Layer
 
 ALL = "all-linear"

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from .config import AdapterError
+from ..errors import AdapterError
 from .layers import MS, Layer, integer
 
 Array = npt.NDArray[Any]

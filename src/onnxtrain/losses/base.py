@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Mapping
-from types import FrameType
 from typing import Any, ClassVar
 
 import numpy as np
 import onnx_ir as ir
 
-from ..errors import LossInputWarning, ModelError
+from ..errors import LossInputWarning, ModelError, outside_level
 from ..graph import OpBuilder, Tensor
 from ..graph.block import Block, BlockError
 from ..graph.endings import ending, producer_in_proto
@@ -83,7 +81,7 @@ Use one of mean, sum, none.
                 loss=type(self).__name__, input=end.value, scores=end.scores,
                 how=f"loss_input_names=[{end.scores!r}], --loss-output {end.scores}",
             )  # fmt: skip
-            warnings.warn(text, LossInputWarning, stacklevel=_outside_level())
+            warnings.warn(text, LossInputWarning, stacklevel=outside_level())
 
     def _reduce(self, op: OpBuilder, x: Tensor) -> Tensor:
         if self._reduction == "none":
@@ -91,19 +89,6 @@ Use one of mean, sum, none.
         if self._reduction == "mean":
             return op.ReduceMean(x, keepdims=0)
         return op.ReduceSum(x, keepdims=0)
-
-
-def _outside_level() -> int:
-    """The `stacklevel` of the first caller outside this package and its context managers."""
-    level, frame = 1, sys._getframe(1)
-    inside = {__name__.split(".")[0], "contextlib"}
-    while frame.f_back is not None and _package(frame) in inside:
-        level, frame = level + 1, frame.f_back
-    return level
-
-
-def _package(frame: FrameType) -> str:
-    return str(frame.f_globals.get("__name__")).split(".")[0]
 
 
 def target_like(

@@ -19,7 +19,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
-from ..errors import OnnxTrainError
+from ..errors import OnnxTrainError, outside_level
 from .size_rules import only_raises
 
 FixedValues = Literal["warn", "error", "ignore"]
@@ -173,8 +173,5 @@ def describe(name: str, reads: Sequence[Read]) -> str:
 
 def warn(name: str, reads: Sequence[Read]) -> None:
     """Warn, in the name of the line that called onnxtrain."""
-    frame: types.FrameType | None = sys._getframe(1)
-    level = 2
-    while frame is not None and frame.f_code.co_filename.startswith((_TORCH, _HERE)):
-        frame, level = frame.f_back, level + 1
-    warnings.warn(describe(name, reads), FixedValueWarning, stacklevel=level)
+    text = describe(name, reads)
+    warnings.warn(text, FixedValueWarning, stacklevel=outside_level("torch"))
