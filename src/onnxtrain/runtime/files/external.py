@@ -30,7 +30,7 @@ from typing import Any
 
 from ...errors import ExternalDataError, MissingFileError, ModelFileError
 from .dtypes import BY_ONNX, STRING
-from .wire import Message
+from .wire import MAX_FIELDS, Message
 
 EXTERNAL = 1
 """The value of ``TensorProto.data_location`` for data in another file."""
@@ -440,7 +440,7 @@ def _mentions_a_location(message: Message, depth: int) -> bool:
 
 def refuse(content: bytes, where: str) -> None:
     """Raise if a model that goes to onnxruntime without a folder names files."""
-    model = Message.parse(content)
+    model = Message.parse(content, MAX_FIELDS)
     if may_be_external(model):
         resolve(model, None, where)
 

@@ -18,8 +18,8 @@ from ...errors import ExternalDataError, MissingFileError, ModelFileError, Unkno
 from . import external
 from .atomic import write_atomically
 from .readfile import read_regular
-from .sound import MAX_FIELDS, check_model
-from .wire import Message
+from .sound import check_model
+from .wire import MAX_FIELDS, Message
 
 D = TypeVar("D", int, None)
 

@@ -19,8 +19,6 @@ from .wire import Message
 MAX_NODES = 200_000
 """Nodes after all functions are put in the place of their calls: twenty times the largest seen."""
 MAX_CALL_DEPTH = 200
-MAX_FIELDS = 100_000
-"""Of a model beside its graph: operator sets, functions, metadata."""
 Key: TypeAlias = "tuple[str, str, str]"
 """A function: domain, name, overload."""
 _DEFAULT_DOMAINS = {"", "ai.onnx"}

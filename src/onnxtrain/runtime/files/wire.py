@@ -21,6 +21,8 @@ COPIED_BYTES = 4096
 Chunk: TypeAlias = "bytes | memoryview"
 Value: TypeAlias = "int | bytes | memoryview | Message"
 """An integer (VARINT), raw bytes (the others), or a message that has been opened."""
+MAX_FIELDS = 100_000
+"""Of a model beside its graph: operator sets, functions, metadata."""
 
 
 class Message:
