@@ -112,8 +112,9 @@ class _Writer:
             start = norms.astype(a.dtype) if magnitude is None else magnitude
             factor = self._direction(layer, left, right, self._parameter(names[2], start), norms)
             self.op.place(self.graph, before=layer.nodes[0])
-        results = [self._beside(layer, node, left, right, factor) for node in layer.nodes]
-        return Place(layer.name, *names[:2], names[2] if factor is not None else "", results)
+        for node in layer.nodes:
+            self._beside(layer, node, left, right, factor)
+        return Place(layer.name, *names[:2], names[2] if factor is not None else "")
 
     def _parameter(self, name: str, array: Array) -> Tensor:
         self.op.names.reserve(name)
@@ -121,12 +122,8 @@ class _Writer:
 
     def _beside(
         self, layer: Layer, node: ir.Node, a: Tensor, b: Tensor, factor: Tensor | None
-    ) -> tuple[str, str]:
-        """Add what the adapter gives to what a node gives.
-
-        Returns:
-            Names of what the node gives, and of what its readers read now.
-        """
+    ) -> None:
+        """Add what the adapter gives to what a node gives."""
         op, old = self.op, node.outputs[0]
         bias = _take_bias(node) if factor is not None else None
         x = self._typed(node.inputs[0], layer)
@@ -153,7 +150,6 @@ class _Writer:
         first.replace_input_with(0, old)
         if is_output:
             old.name, new.name = f"{name}.base", name
-        return old.name or "", new.name or ""
 
     def _scaled(self, low: Tensor) -> Tensor:
         """On the way between A and B, where there is least to multiply."""

@@ -59,14 +59,12 @@ class Place:
         layer: name of the layer.
         a, b: names of the parameters.
         magnitude: name of the norms that are learned; "" without `use_dora`.
-        results: for each node of the layer, its own output and the output that took its place.
     """
 
     layer: str
     a: str
     b: str
     magnitude: str = ""
-    results: Sequence[Sequence[str]] = ()
 
     @property
     def parameters(self) -> list[str]:
@@ -126,8 +124,5 @@ def description_of(metadata: Mapping[str, str]) -> Description | None:
 
 
 def _place(noted: Mapping[str, Any]) -> Place:
-    results = [[str(name) for name in pair] for pair in noted["results"]]
-    if any(len(pair) != 2 for pair in results):
-        raise ValueError("results are pairs of names")
     layer, a, b, magnitude = (str(noted[key]) for key in ("layer", "a", "b", "magnitude"))
-    return Place(layer, a, b, magnitude, results)
+    return Place(layer, a, b, magnitude)
