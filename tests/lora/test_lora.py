@@ -189,6 +189,15 @@ def run(model: onnx.ModelProto, feeds: dict[str, Any], options: Any = None) -> A
     return session.run(None, feeds, options)[0]
 
 
+def run_with(path: Path, model: onnx.ModelProto, feeds: dict[str, Any]) -> Any:
+    """Run with an adapter that onnxruntime loads; its options do not keep the adapter alive."""
+    loaded = onnxruntime.LoraAdapter()
+    loaded.Load(str(path))
+    options = onnxruntime.RunOptions()
+    options.add_active_adapter(loaded)
+    return run(model, feeds, options)
+
+
 def trained(adapter: lora.Adapter) -> lora.Adapter:
     """The adapter as if it had been trained: B and the norms are no longer what they began as."""
     rng = np.random.default_rng(5)
@@ -231,12 +240,9 @@ def test_onnxruntime_loads_the_adapter(form: str, tmp_path: Path) -> None:
     lora.save_onnx_adapter(adapter, path)
     with_inputs, x = lora.with_inputs(base, adapter), feed(base)
     np.testing.assert_allclose(run(with_inputs, x), run(base, x), rtol=1e-5, atol=1e-6)
-    loaded = onnxruntime.LoraAdapter()
-    loaded.Load(str(path))
-    options = onnxruntime.RunOptions()
-    options.add_active_adapter(loaded)
     expected = run(lora.attach(base, adapter), x)
-    np.testing.assert_allclose(run(with_inputs, x, options), expected, rtol=1e-5, atol=1e-5)
+    adapted = run_with(path, with_inputs, x)
+    np.testing.assert_allclose(adapted, expected, rtol=1e-5, atol=1e-5)
     back = lora.load_onnx_adapter(path)
     np.testing.assert_allclose(run(lora.merge(base, back), x), expected, rtol=1e-5, atol=1e-5)
 
@@ -249,12 +255,9 @@ def test_several_adapters_of_several_ranks_on_one_base(tmp_path: Path) -> None:
     for adapter in (one, two):
         path = tmp_path / "a.onnx_adapter"
         lora.save_onnx_adapter(adapter, path)
-        loaded = onnxruntime.LoraAdapter()
-        loaded.Load(str(path))
-        options = onnxruntime.RunOptions()
-        options.add_active_adapter(loaded)
         expected = run(lora.attach(base, adapter), x)
-        np.testing.assert_allclose(run(with_inputs, x, options), expected, rtol=1e-5, atol=1e-5)
+        adapted = run_with(path, with_inputs, x)
+        np.testing.assert_allclose(adapted, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("use_dora", [False, True], ids=["lora", "dora"])

@@ -187,10 +187,12 @@ def _refused(error: NonFiniteError, run: Run) -> str:
 
 def _finish(run: Run, output: Output) -> None:
     folder = run.folder
-    run.trainer.export(folder / "model.onnx")
+    is_adapted = run.plan.model is not run.settings.model
+    if not is_adapted:
+        run.trainer.export(folder / "model.onnx")
     write_history(folder, run.history, run.steps)
     run.files = [folder / n for n in ("model.onnx", "checkpoint", "history.csv", "history.json")]
-    if run.plan.model is not run.settings.model:
+    if is_adapted:
         run.files += write_adapter(run.plan.model, run.settings.model, run.trainer.state, folder)
     if run.task.classes:
         names_file = folder / "classes.json"

@@ -6,6 +6,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ..errors import UnknownNameError
+from ..graph.edit import take_over
 from ..graph.nodes import initializer
 from .adapter import Adapter
 from .layers import MS, Layer, find_layers
@@ -71,9 +72,8 @@ def _become_product(node: ir.Node, weight: ir.Value) -> None:
         last = ir.Node("", "Add", [new, bias], name=f"{node.name}/bias")
         graph.insert_after(product, last)
     value = last.outputs[0]
-    value.type, value.shape, name = result.type, result.shape, result.name
-    result.replace_all_uses_with(value, replace_graph_outputs=True)
-    result.name, value.name = None, name
+    value.type, value.shape = result.type, result.shape
+    take_over(result, value)
     graph.remove(node, safe=True)
 
 
