@@ -12,6 +12,7 @@ import onnx_ir as ir
 from ..errors import model_errors
 from ..graph.edit import remove_nodes, replace_value
 from ..graph.nodes import known
+from ..graph.subgraphs import subgraphs
 from ..operators import RANDOM
 from .rewrites import apply_rewrites
 from .schedule import schedule
@@ -28,8 +29,15 @@ def clean_up(model: ir.Model) -> ir.Model:
         for graph in [*model.graph.subgraphs(), model.graph]:
             run(graph)
     remove_unread_initializers(model.graph)
-    schedule(model.graph)
+    for graph in [*_branches(model.graph), model.graph]:
+        schedule(graph)
     return model
+
+
+def _branches(graph: ir.Graph) -> list[ir.Graph]:
+    """The branches of conditions; the order inside a loop is that of whoever wrote its body."""
+    nodes = [node for node in graph.all_nodes() if node.op_type == "If" and not node.domain]
+    return [branch for node in nodes for branch in subgraphs(node)]
 
 
 def remove_identities(graph: ir.Graph) -> None:
