@@ -21,7 +21,8 @@ from .run import Limits, run
 def main() -> int:
     """Try the cases of one list."""
     options = arguments()
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    for number in (signal.SIGINT, signal.SIGTERM):  # a shell starts what runs behind deaf to both
+        signal.signal(number, signal.default_int_handler)
     python = options.python or python_of(options.list, lists()[options.list])
     limits = Limits(options.seconds, options.memory, options.total)
     results = Path(options.results) if options.results else path_of(options.list)

@@ -16,6 +16,7 @@ from .fold import fold_integers
 from .functions import inline_functions
 from .lower_opset import lower_opset
 from .ml import ML, drop_zipmaps
+from .norms import smooth_norms
 from .old_runtimes import suit_old_runtimes
 from .pools import count_windows
 from .preview_training import PREVIEW
@@ -90,6 +91,7 @@ STEPS = (
     one_opset,
     standard_operators,
     open_crops,
+    smooth_norms,
     lift_constants,
     tidy_imports,
     infer_shapes,
