@@ -11,6 +11,7 @@ import torch
 
 from conformance.cases import TorchCase
 
+from .shrink import keep_layers, scatter_constants
 from .torchvision_build import import_torchvision
 
 PACKAGES = ["timm", "torchvision"]
@@ -145,32 +146,12 @@ def _with_size(make: Maker, size: int) -> tuple[Any, torch.Tensor]:
         if "img_size" not in str(reason):
             raise
         module = make(num_classes=10)
-    module = _with_fewer_layers(module).eval()
+    keep_layers(module.eval(), LAYERS.get(type(module).__name__, {}))
     scatter_constants(module)
     image = torch.randn(2, 3, size, size)
     with torch.no_grad():
         module(image)
     return module, image
-
-
-def _with_fewer_layers(module: torch.nn.Module) -> torch.nn.Module:
-    """Without the repetitions of a block that no argument leaves out."""
-    for part, places in LAYERS.get(type(module).__name__, {}).items():
-        layers = getattr(module, part)
-        setattr(module, part, torch.nn.Sequential(*(layers[place] for place in places)))
-    return module
-
-
-@torch.no_grad()
-def scatter_constants(module: torch.nn.Module) -> None:
-    """Parameters that begin as a constant get random values around it.
-
-    A branch whose last factor begins at zero, or at 1e-5, has gradients that vanish beside the
-    others, and would be compared in vain.
-    """
-    for parameter in module.parameters():
-        if parameter.numel() > 1 and parameter.min() == parameter.max():
-            parameter.add_(0.2 * torch.randn_like(parameter))
 
 
 def _smallest(module: str) -> str:
