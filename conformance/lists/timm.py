@@ -15,7 +15,7 @@ from .shrink import keep_layers, scatter_constants
 from .torchvision_build import import_torchvision
 
 PACKAGES = ["timm", "torchvision"]
-BATCH = 12
+BATCH = 30
 """How many cases share a process."""
 
 Maker = Callable[..., Any]

@@ -19,7 +19,7 @@ from .shrink import keep_layers, narrow, scatter_constants
 from .torchvision_build import import_torchvision
 
 PACKAGES = ["torchvision"]
-BATCH = 20
+BATCH = 39
 """How many cases share a process."""
 
 Make = Callable[..., torch.nn.Module]
