@@ -12,6 +12,7 @@ from .constants import lift_constants
 from .contrib import CONTRIB
 from .crops import open_crops
 from .custom_types import infer_with_custom
+from .few_bits import raise_for_four_bits
 from .fold import fold_integers
 from .functions import inline_functions
 from .lower_opset import lower_opset
@@ -89,6 +90,7 @@ STEPS = (
     count_windows,
     infer_anew,
     one_opset,
+    raise_for_four_bits,
     standard_operators,
     open_crops,
     smooth_norms,
