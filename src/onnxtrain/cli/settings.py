@@ -73,7 +73,7 @@ class Settings:
         ):
             if not 0 <= value <= LARGEST:
                 raise UserError(f"{option} is {value:g}; it must be 0 or a positive number.")
-        if self.ignore_index != IGNORED and loss_recipe(self.loss).kind != "class":
+        if self.ignore_index != IGNORED and not loss_recipe(self.loss).takes_labels:
             raise UserError(
                 f"--ignore-index {self.ignore_index} is for losses that take class numbers; "
                 f"{self.loss} takes none."
