@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,9 @@ from .arrays import reading
 from .output import UserError, count
 from .recipes import IGNORED, LossRecipe
 from .sources import Batches, Columns, Named, Ordered, Pictures, Source
+
+if TYPE_CHECKING:
+    from .language import LanguageTask
 
 Array = npt.NDArray[Any]
 USUAL_TARGETS = ("labels", "label", "target", "targets", "y", "Y", "class", "classes")
@@ -37,6 +40,8 @@ class Task:
     classes: list[str] = field(default_factory=list)
     """Names of the classes, once data with text labels were read."""
     ignore_index: int = IGNORED
+    language: LanguageTask | None = None
+    """What reads text, where the data are text."""
 
     @property
     def fed(self) -> list[ValueSummary]:

@@ -408,8 +408,8 @@ class Trainer(OneProcess):
         if not rows:
             raise InputError("The data gave no batch.")
         mean = total / rows
-        values = {m.name: m.result() if m in gathered else m.of_loss(mean) for m in self.metrics}
-        return {"loss": mean, **values}
+        scores = {m.name: m.result() if m in gathered else m.of_loss(mean) for m in self.metrics}
+        return {"loss": mean, **scores}
 
     @exclusive
     def predict(self, data: Any, batch_size: int = 32) -> Any:
