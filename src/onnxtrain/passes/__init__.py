@@ -70,7 +70,9 @@ BEFORE = (
     Pass(
         "recurrent layers",
         "LSTM, GRU and RNN as Scans return what their gradients need (ADR 7 and 12)",
-        lambda model, c: recurrent_layers_as_scans(model, c.wrt, c.of, c.no_gradient),
+        lambda model, c: recurrent_layers_as_scans(
+            model, c.wrt, c.of, c.no_gradient, open_batches=c.recompute is None
+        ),
     ),
     Pass(
         "batch statistics",

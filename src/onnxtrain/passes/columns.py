@@ -18,11 +18,12 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
-from ..graph import OpBuilder, Tensor
-from ..graph.edit import copy_node, remove_nodes, take_over
+from ..graph import OpBuilder
+from ..graph.edit import remove_nodes, take_over
 from ..graph.nodes import insert
 from ..graph.tensor import Dim, dims_of
 from ..operators import UNARY
+from .both_forms import BothForms, is_read_outside
 
 FEWEST, MOST = 16, 512
 """Batch sizes that are laid out in columns."""
@@ -54,12 +55,14 @@ def layers_in_columns(
     if not chains:
         return model
     op = OpBuilder.on(model)
-    conditions: dict[Dim, Tensor] = {}
+    forms = BothForms(op, model.graph, FEWEST, MOST)
     for chain in chains:
-        if chain.is_open:
-            _in_both_forms(op, model.graph, chain, conditions)
-        else:
-            _turn(op, model.graph, chain.nodes)
+        graph, nodes = model.graph, chain.nodes
+        x = nodes[0].inputs[0]
+        if x is not None and chain.is_open:
+            graph, _ = forms.split(nodes, x)
+            nodes = list(graph)
+        _turn(op, graph, nodes)
     op.register_constants(model.graph)
     return model
 
@@ -182,50 +185,6 @@ def _is_elementwise(node: ir.Node) -> bool:
     return node.op_type in UNARY and not node.domain and len(node.outputs) == 1
 
 
-# -- both forms ------------------------------------------------------------------------------------
-
-
-def _in_both_forms(
-    op: OpBuilder, graph: ir.Graph, chain: _Chain, conditions: dict[Dim, Tensor]
-) -> None:
-    """An If takes the place of the chain: columns for batch sizes that pay, rows for others."""
-    first, inside = chain.nodes[0], set(chain.nodes)
-    results = [n.outputs[0] for n in chain.nodes if _is_read_outside(n.outputs[0], inside)]
-    columns, rows = (_branch(op, chain, results, form) for form in ("columns", "rows"))
-    _turn(op, columns, list(columns))
-    op.scope = first.name or first.op_type
-    condition = _condition(op, first.inputs[0], chain.batch, conditions)
-    values = op.many("If", condition, outputs=len(results), then_branch=columns, else_branch=rows)
-    op.place(graph, before=first)
-    for old, new in zip(results, values):
-        new.value.type, new.value.shape = old.type, old.shape
-        take_over(old, new.value)
-    remove_nodes(graph, chain.nodes)
-
-
-def _branch(op: OpBuilder, chain: _Chain, results: list[ir.Value], form: str) -> ir.Graph:
-    """A copy of the chain."""
-    copies: dict[ir.Value | None, ir.Value] = {}
-    nodes = []
-    for node in chain.nodes:
-        copied = copy_node(node, [copies.get(v, v) for v in node.inputs], op.names, form)
-        copies[node.outputs[0]] = copied.outputs[0]
-        nodes.append(copied)
-    name = op.names.fresh(f"{chain.nodes[0].name}/{form}")
-    return ir.Graph([], [copies[v] for v in results], nodes=nodes, name=name)
-
-
-def _condition(
-    op: OpBuilder, x: ir.Value | None, batch: Dim, conditions: dict[Dim, Tensor]
-) -> Tensor:
-    """Whether the batch has a size that pays; chains of the same batch share the answer."""
-    if batch is None or batch not in conditions:
-        assert x is not None
-        count = op.Shape(op.tensor(x), start=0, end=1)
-        conditions[batch] = op.Equal(op.Clip(count, op.const(FEWEST), op.const(MOST)), count)
-    return conditions[batch]
-
-
 # -- columns ---------------------------------------------------------------------------------------
 
 
@@ -239,13 +198,9 @@ def _turn(op: OpBuilder, graph: ir.Graph, nodes: list[ir.Node]) -> None:
     inside = set(nodes)
     for node in reversed(nodes):
         old = node.outputs[0]
-        if _is_read_outside(old, inside):
+        if is_read_outside(old, inside):
             take_over(old, insert(node, "Transpose", [columns[old]], "rows", perm=[1, 0]))
         remove_nodes(graph, [node])
-
-
-def _is_read_outside(value: ir.Value, inside: set[ir.Node]) -> bool:
-    return value.is_graph_output() or any(user not in inside for user, _ in value.uses())
 
 
 def _layer(op: OpBuilder, node: ir.Node, x_columns: ir.Value | None) -> ir.Value:
