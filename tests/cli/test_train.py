@@ -299,6 +299,38 @@ def test_a_fixed_batch_that_does_not_divide(run, validation):
     assert fixed == {name: pytest.approx(values, rel=1e-5) for name, values in free.items()}
 
 
+OWN_LOADER = """
+import numpy as np
+
+class Loader:
+    def __iter__(self):
+        yield {"x": np.zeros((4, 4), np.float32), "labels": np.zeros(4, np.int64)}
+        raise KeyError("the second file")
+
+loader = Loader()
+
+def once():
+    yield {"x": np.zeros((4, 4), np.float32), "labels": np.zeros(4, np.int64)}
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("loader", "raised KeyError in own_loader.py, line 7: 'the second file'. That is your own"),
+        ("once", "gave a generator, which can be iterated once. Return a list"),
+    ],
+)
+def test_batches_that_the_users_code_cannot_make(run, monkeypatch, name, says):
+    classifier()
+    Path("own_loader.py").write_text(OWN_LOADER)
+    monkeypatch.syspath_prepend(".")
+    result = run("train", "model.onnx", "--data", f"own_loader:{name}", *LOSS, "--epochs", "2")
+    assert result.code == 1
+    assert says in result.err
+    sys.modules.pop("own_loader")
+
+
 def test_a_fixed_batch_of_numbers(run):
     save(
         "g (float[8, 3] x) => (float[8, 1] y) <float[3, 1] w = {0.1, 0.2, 0.3}>{ y = MatMul(x, w) }"
