@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from . import onnxblock as onnxblock
     from . import optim as optim
     from . import schedulers as schedulers
+    from . import training_info as training_info
     from .api import CheckpointState as CheckpointState
     from .api import Module as Module
     from .api import Optimizer as Optimizer
@@ -58,6 +59,7 @@ __all__ = [
 
 _MODULES = (
     "api", "artifacts", "errors", "extend", "lora", "losses", "onnxblock", "optim", "schedulers",
+    "training_info",
 )  # fmt: skip
 _HOMES = {
     "check_gradient": "gradient_check",

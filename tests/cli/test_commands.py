@@ -22,6 +22,7 @@ from onnxtrain.cli.recipes import LOSSES, SCHEDULES, optimizer_names
 from onnxtrain.cli.settings import read_recompute
 from onnxtrain.cli.train import USUAL
 from onnxtrain.passes import AFTER, BEFORE
+from onnxtrain.training_info import Training
 
 from .models import blobs, classifier, regressor, save, write_csv, write_npz
 
@@ -289,6 +290,21 @@ def test_export_of_a_run(run):
     result = run("export", "out", "-o", "again.onnx", "--outputs", "nothing")
     assert result.code == 1
     assert "'nothing'" in result.err
+
+
+def test_training_information_beside_the_artifacts(run):
+    classifier()
+    asked = ("artifacts", "model.onnx", "--loss", "cross_entropy", "--output", "art")
+    result = run(*asked, "--freeze", "enc_*", "--training-info", "--learning-rate", "0.05")
+    assert result.code == 0, result.err
+    training = Training("art/training_info.onnx")
+    assert not any(name.startswith("enc_") for name in training.algorithm.updates)
+    x, y = blobs(60)
+    losses = [training.step({"x": x, "labels": y})["loss"] for _ in range(30)]
+    assert losses[-1] < losses[0]
+    wrong = run(*asked, "--learning-rate", "0.05")
+    assert wrong.code != 0
+    assert "--training-info" in wrong.err
 
 
 def test_failed_artifacts_leave_nothing(run):

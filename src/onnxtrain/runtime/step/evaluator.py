@@ -14,7 +14,7 @@ from ..session.binding import Binding, UserSide
 from ..session.devices import Device, session_options
 from ..session.sharing import OneProcess, exclusive
 from ..state.training_state import TrainingState
-from .artifact import KEY, load_artifact
+from .artifact import load_artifact
 from .step import Step
 
 Array = npt.NDArray[Any]
@@ -45,10 +45,7 @@ class Evaluator(OneProcess, Step):
     ) -> None:
         artifact = load_artifact(source, "eval", state)
         model = artifact.model
-        described = model.described(KEY) or {}
-        self.model_outputs = [n for n in described.get("model_outputs") or [] if isinstance(n, str)]
-        if not self.model_outputs:
-            self.model_outputs = artifact.user_outputs[1:]
+        self.model_outputs = artifact.model_outputs
         loss = artifact.user_outputs[:1] if with_loss else []
         chosen = list(dict.fromkeys([*loss, *self.model_outputs]))
         if not chosen:
