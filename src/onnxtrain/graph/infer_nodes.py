@@ -43,11 +43,11 @@ def infer_nodes(nodes: Sequence[ir.Node], opset: int) -> None:
         for below in graph_protos(infer_with_bodies(model, infer_shapes_of).graph)
         for info in (*below.value_info, *below.input, *below.output)
     }
-    given = {d.dim_param for info in inputs for d in _dims(info)}
+    known_names = {d.dim_param for info in inputs for d in _dims(info)}
     for value in (*results, *inside):
         info = inferred.get(value.name or "")
         if info is not None:
-            _name_apart(info, given, nodes[0].name or "")
+            _name_apart(info, known_names, nodes[0].name or "")
             ir.serde.deserialize_value_info_proto(info, value)
 
 
@@ -56,10 +56,10 @@ def _dims(info: onnx.ValueInfoProto) -> Iterable[onnx.TensorShapeProto.Dimension
     return dims
 
 
-def _name_apart(info: onnx.ValueInfoProto, given: Collection[str], scope: str) -> None:
+def _name_apart(info: onnx.ValueInfoProto, known_names: Collection[str], scope: str) -> None:
     """Let a dimension that onnx has named not have the name of one from another inference."""
     for dim in _dims(info):
-        if dim.dim_param.startswith("unk__") and dim.dim_param not in given:
+        if dim.dim_param.startswith("unk__") and dim.dim_param not in known_names:
             dim.dim_param = f"{dim.dim_param}/{scope}"
 
 
