@@ -33,6 +33,8 @@ FORMULA = 1e-6
 """What a formula that is right may be off in float64."""
 COORDINATES = 6
 """Axes that are looked at one by one, those with the largest difference first."""
+AXES = 600
+"""Entries of a gradient that are looked at one by one where it seems wrong."""
 APART = "one-sided differences differ"
 
 
