@@ -70,6 +70,8 @@ class OnnxTrial:
         row["forward"] = error
         if error > FORWARD_TOLERANCE:
             raise EndOfCase("not run forward", f"onnxruntime's outputs differ by {error:.2g}")
+        if self.case.of is not None:
+            self.values = {n: v for n, v in self.values.items() if n in self.case.of}
         if not self.values:
             raise EndOfCase("no gradient", "no output of the model is a float tensor")
 

@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 from ..cases import TorchCase
 
 PACKAGES = ["expecttest", "numpy"]
-BATCH = 40
+BATCH = 400
 CALLS = 3
 """How many of a module's sample calls are tried."""
 

@@ -109,7 +109,7 @@ def batch_statistics(op: OpBuilder, x: Tensor, scale: Tensor) -> BatchStatistics
     return BatchStatistics(mu, centred, variance, share)
 
 
-@gradient_multi("BatchNormalization", note="training and inference")
+@gradient_multi("BatchNormalization", note="training and inference; statistics carry no gradient")
 def batch_normalization(
     op: OpBuilder,
     dys: tuple[Tensor | None, ...],
@@ -124,13 +124,10 @@ def batch_normalization(
     momentum: float = 0.9,
     training_mode: int = 0,
 ) -> Any:
-    if training_mode:
-        batch = batch_statistics(op, x, scale)
-        if all(dy is None for dy in dys[1:]) and dys[0] is not None:
-            return batch_gradient(op, dys[0], x, scale, bias, batch, epsilon)
-        return running_gradient(op, dys, x, scale, bias, batch, (mean, variance), epsilon, momentum)
     if dys[0] is None:
         return None
+    if training_mode:
+        return batch_gradient(op, dys[0], x, scale, bias, batch_statistics(op, x, scale), epsilon)
     centred = x - per_channel(op, as_type(op, mean, x.dtype), x.rank)
     slope, rstd, d_scale, d_bias = _per_channel(op, dys[0], x, scale, centred, variance, epsilon)
     return (
@@ -157,43 +154,10 @@ def batch_gradient(
     slope, rstd, d_scale, d_bias = _per_channel(op, dy, x, scale, centred, variance, epsilon)
     # slope·(dy - mean(dy) - x̂·mean(dy·x̂)), gathered per channel
     is_same = batch.share.dtype == x.dtype
-    share = -(op.tensor(batch.share.value) if is_same else inverse_count(op, x, scale))
-    tilt, shift = slope * rstd * d_scale * share, slope * d_bias * share
-    tilted = channel_affine(op, centred, rank, tilt, shift, scale)
-    dx = channel_affine(op, dy, rank, slope, None, scale) + tilted
+    share = slope * (op.tensor(batch.share.value) if is_same else inverse_count(op, x, scale))
+    mean = channel_affine(op, centred, rank, share * rstd * d_scale, share * d_bias, scale)
+    dx = channel_affine(op, dy, rank, slope, None, scale) - mean
     return dx, as_type(op, d_scale, scale.dtype), as_type(op, d_bias, bias.dtype)
-
-
-def running_gradient(
-    op: OpBuilder,
-    dys: tuple[Tensor | None, ...],
-    x: Tensor,
-    scale: Tensor,
-    bias: Tensor,
-    batch: BatchStatistics,
-    running: tuple[Tensor, Tensor],
-    epsilon: float,
-    momentum: float,
-) -> list[Tensor | None]:
-    """Gradients where a loss also reads the running statistics: m·old + (1 - m)·that of the batch.
-
-    The variance of the batch divides by its size, so its slope is 2·(x - μ) times that share.
-    """
-    gradients: list[Tensor | None] = [None] * 5
-    if dys[0] is not None:
-        gradients[:3] = batch_gradient(op, dys[0], x, scale, bias, batch, epsilon)
-    centred = op.tensor(batch.centred.value)
-    for i, (dy, old) in enumerate(zip(dys[1:], running)):
-        if dy is None:
-            continue
-        gradients[3 + i] = as_type(op, dy, old.dtype) * momentum
-        each = as_type(op, dy, batch.share.dtype) * batch.share * (1 - momentum)
-        row = per_channel(op, each, x.rank)
-        term = op.Expand(row, op.shape_of(x)) if i == 0 else centred * (row * 2.0)
-        so_far = gradients[0]
-        term = as_type(op, term, x.dtype)
-        gradients[0] = term if so_far is None else so_far + term
-    return gradients
 
 
 def _per_channel(
