@@ -121,7 +121,16 @@ def judge_alone(
     rng = np.random.default_rng(seed)
     ways = [direction_of(rng.standard_normal(at.shape)) for _ in range(2)]
     ways += coordinates(ours, 2)
-    return worst(_along(u, ours, function, at, largest, tolerance, steps, early=True) for u in ways)
+
+    def along(u: Array) -> Verdict:
+        return _along(u, ours, function, at, largest, tolerance, steps, early=True)
+
+    verdict = worst(map(along, ways))
+    if verdict.word in ("wrong", "undecided") and ours.size <= AXES:
+        # At several kinks at once a choice at each need not lie between the two sides of a slant.
+        each = worst(map(along, coordinates(ours, ours.size)))
+        verdict = each if each.word == "kink" else verdict
+    return verdict
 
 
 def judge_together(

@@ -180,7 +180,10 @@ def test_kinks_of_opposite_signs_are_looked_at_axis_by_axis() -> None:
     def saddle(x):
         return float(abs(x[0]) - abs(x[1]) + x[2])
 
-    at = np.array([0.0, 0.0, 0.8])
-    assert judge_alone(np.array([1.0, 1.0, 1.0]), saddle, at, largest=1.0).word == "kink"
-    assert judge_alone(np.array([1.5, 1.0, 1.0]), saddle, at, largest=1.0).word == "wrong"
-    assert judge_alone(np.array([1.0, 1.0, 1.2]), saddle, at, largest=1.0).word == "wrong"
+    def said(gradient, seed):
+        at = np.array([0.0, 0.0, 0.8])
+        return judge_alone(np.array(gradient), saddle, at, largest=1.0, seed=seed).word
+
+    assert {said([1.0, 1.0, 1.0], seed) for seed in range(8)} == {"kink"}
+    assert {said([1.5, 1.0, 1.0], seed) for seed in range(8)} == {"wrong"}
+    assert {said([1.0, 1.0, 1.2], seed) for seed in range(8)} == {"wrong"}
