@@ -83,6 +83,26 @@ def test_submodules_keep_their_mode(exporter: str) -> None:
     assert modes == {"bn1.weight": True, "bn2.weight": False}
 
 
+class BatchStatistics(nn.Module):
+    """The function, with statistics of the batch whatever the mode of the module."""
+
+    def forward(self, x, mean, variance):
+        return nn.functional.batch_norm(x, mean, variance, training=True)
+
+
+@pytest.mark.parametrize("exporter", EXPORTERS)
+def test_the_function_says_which_statistics_it_takes(exporter: str) -> None:
+    x, mean, variance = torch.randn(4, 5), torch.randn(5), torch.rand(5)
+    exported = export(
+        BatchStatistics().eval(), (x, mean.clone(), variance.clone()), training=None,
+        exporter=exporter,
+    )  # fmt: skip
+    names = [i.name for i in exported.model.graph.input]
+    got = run(exported, dict(zip(names, (x.numpy(), mean.numpy(), variance.numpy()))))
+    expected = BatchStatistics()(x, mean, variance)
+    np.testing.assert_allclose(got[0], expected.numpy(), rtol=1e-4, atol=1e-5)
+
+
 class Attention(nn.Module):
     def __init__(self) -> None:
         super().__init__()
