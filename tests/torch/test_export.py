@@ -150,6 +150,34 @@ def test_cross_entropy_of_maps_with_smoothing(exporter: str) -> None:
     np.testing.assert_allclose(got[0], module(scores, target).numpy(), rtol=1e-5)
 
 
+class Pool(nn.Module):
+    def __init__(self, function, *settings, **more) -> None:
+        super().__init__()
+        self.function, self.settings, self.more = function, settings, more
+
+    def forward(self, x):
+        return self.function(x, *self.settings, **self.more)
+
+
+@pytest.mark.parametrize("exporter", EXPORTERS)
+@pytest.mark.parametrize(
+    ("shape", "pool"),
+    [
+        ((1, 3, 9, 9), Pool(nn.functional.avg_pool2d, (4, 4), (2, 3), 1, True, False, 2)),
+        ((2, 2, 7, 8), Pool(nn.functional.avg_pool2d, 3, divisor_override=5, padding=1)),
+        (
+            (1, 2, 4, 5, 4),
+            Pool(nn.functional.avg_pool3d, 2, 3, ceil_mode=True, divisor_override=-2),
+        ),
+        ((1, 2, 6, 6), Pool(nn.functional.avg_pool2d, 2)),
+    ],
+)
+def test_the_divisor_of_an_average_pool(shape, pool, exporter) -> None:
+    x = torch.linspace(-1, 1, int(np.prod(shape))).reshape(shape).cos()
+    got = run(export(pool, (x,), exporter=exporter), {"x": x.numpy()})
+    np.testing.assert_allclose(got[0], pool(x).numpy(), rtol=1e-5, atol=1e-6)
+
+
 class Attention(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -21,6 +21,7 @@ from ..graph.edit import remove_nodes, replace_value
 from ..graph.nodes import same_shape
 from ..graph.subgraphs import node_protos
 from .loss_forms import cross_entropy, needs_another_form, reduction_of
+from .pool_forms import AXES, divided
 
 BARRIER = "onnxtrain_barrier_"
 """How the names of the zeros begin, and of the nodes that add them."""
@@ -329,6 +330,20 @@ def _windows(length: int, count: int, dtype: torch.dtype) -> torch.Tensor:
     return inside.to(dtype) / (ends - starts).to(dtype)
 
 
+def _divided_average(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    names = ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pad")
+
+    def another(marks: GradientMarks, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        settings = {**dict(zip((*names, "divisor_override"), args)), **kwargs}
+        divisor = settings.pop("divisor_override", None)
+        if divisor is None:
+            return function(x, *args, **kwargs)
+        marks.count += 1
+        return divided(function, x, divisor, **settings)
+
+    return another
+
+
 SPATIAL: dict[Any, int] = {
     functional.adaptive_avg_pool1d: 1,
     functional.adaptive_avg_pool2d: 2,
@@ -340,6 +355,7 @@ ANOTHER_FORM: dict[Any, Callable[..., Any]] = {
     **{function: _selecting(function, torch.argmax) for function in (torch.max, torch.Tensor.max)},
     **{function: _selecting(function, torch.argmin) for function in (torch.min, torch.Tensor.min)},
     **{function: _adaptive_average(function) for function in SPATIAL},
+    **{function: _divided_average(function) for function in AXES},
     functional.cross_entropy: _cross_entropy,
     functional.nll_loss: _ignoring(functional.nll_loss),
     functional.embedding: _embedding,
