@@ -33,6 +33,8 @@ FORMULA = 1e-6
 """What a formula that is right may be off in float64."""
 COORDINATES = 6
 """Axes that are looked at one by one, those with the largest difference first."""
+AXES = 600
+"""Entries of a gradient that are looked at one by one where it seems wrong."""
 APART = "one-sided differences differ"
 
 
@@ -148,7 +150,16 @@ def judge_alone(
     rng = np.random.default_rng(seed)
     ways = [direction_of(rng.standard_normal(at.shape)) for _ in range(2)]
     ways += coordinates(ours, 2)
-    return worst(_along(u, ours, function, at, largest, tolerance, steps, early=True) for u in ways)
+
+    def along(u: Array) -> Verdict:
+        return _along(u, ours, function, at, largest, tolerance, steps, early=True)
+
+    verdict = worst(map(along, ways))
+    if verdict.word in ("wrong", "undecided") and ours.size <= AXES:
+        # At several kinks at once a choice at each need not lie between the two sides of a slant.
+        each = worst(map(along, coordinates(ours, ours.size)))
+        verdict = each if each.word == "kink" else verdict
+    return verdict
 
 
 def judge_together(
