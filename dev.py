@@ -7,8 +7,8 @@
     python3 dev.py test --coverage      the same with a table of what the tests execute
     python3 dev.py test --lowest        the tests with the lowest versions that we claim
     python3 dev.py test --newest        the tests with the newest versions that there are
-    python3 dev.py matrix               the tests with every Python that is installed, and both of these
-    python3 dev.py build                wheel, sources and bill of materials, built twice and compared
+    python3 dev.py matrix               the tests with every installed Python, and both of these
+    python3 dev.py build                wheel, sources, bill of materials: built twice, compared
     python3 dev.py fuzz                 throw damaged files at every parser, for hours if asked
     python3 dev.py api                  write tests/api/snapshot.txt again
     python3 dev.py docs                 write the generated pages again
@@ -17,9 +17,9 @@
     python3 dev.py python -m ruff ...   any program of the environment (pre-commit uses it)
 
 Sets up ``.venv`` beside this file the first time (and again when pyproject.toml or the
-requirements change), then runs the command in it; ``ONNXTRAIN_VENV`` names another folder. The lowest and the newest versions are in
-``.venv-lowest`` and ``.venv-newest``. The benchmark and the lists have environments of their own,
-see ``benchmarks/environments.py``.
+requirements change), then runs the command in it; ``ONNXTRAIN_VENV`` names another folder. The
+lowest and the newest versions are in ``.venv-lowest`` and ``.venv-newest``. The benchmark and the
+lists have environments of their own, see ``benchmarks/environments.py``.
 """
 
 from __future__ import annotations
@@ -127,8 +127,7 @@ def matrix(arguments: list[str]) -> int:
         environment = {**os.environ, "ONNXTRAIN_VENV": f".venv-{version}"}
         call = [python_3, "dev.py", "test", *arguments]
         rows.append((f"Python {version}", said(subprocess.call(call, cwd=ROOT, env=environment))))
-    for option in VERSIONS:
-        rows.append((option.strip("-"), said(test([option, *arguments]))))
+    rows += [(option.strip("-"), said(test([option, *arguments]))) for option in VERSIONS]
     print(*(f"{name:14} {result}" for name, result in rows), sep="\n")
     return int(any(result == FAILED for _, result in rows))
 
