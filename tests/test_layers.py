@@ -23,7 +23,7 @@ nothing else."""
 ALLOWED = {
     "__init__": {
         "api", "artifacts", "compile", "errors", "extend", "gradient_check", "lora", "losses",
-        "onnxblock", "optim", "schedulers", "summary", "training",
+        "onnxblock", "optim", "quant", "schedulers", "summary", "training",
     },
     "__main__": {"cli"},
     "errors": set(),
@@ -46,6 +46,7 @@ ALLOWED = {
     "onnxblock": {*COMPILER, "losses", "runtime"},
     "artifacts": {*COMPILER, "losses", "onnxblock", "runtime"},
     "lora": {*STAGES, "runtime"},
+    "quant": {*STAGES, "lora"},
     "data": set(),
     "drawing": set(),
     "training": {"compat.ort"},
@@ -59,7 +60,7 @@ ALLOWED = {
     "serve": {*OFFLINE, *DEVICE, "data"},
     "cli": {
         *OFFLINE, *DEVICE, "__init__", "compat", "compat.ort", "data", "distributed", "serve",
-        "extend", "drawing", "lora",
+        "extend", "drawing", "lora", "quant",
     },
 }  # fmt: skip
 """Package → packages of onnxtrain that it may import (its own is always allowed)."""
@@ -89,6 +90,7 @@ OUTSIDE = {
     "onnxblock": ONNX,
     "artifacts": {*ONNX, "onnxruntime"},
     "lora": {*ONNX, "onnxruntime"},
+    "quant": {*ONNX, "onnxruntime"},
     "data": {"numpy"},
     "training": set(),
     "compat": {"onnxruntime"},
