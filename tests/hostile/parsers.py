@@ -535,7 +535,9 @@ PARSERS: dict[str, Parser] = {
     "jsonl": Parser("d.jsonl", "json", jsonl, documents),
     "parquet of text": Parser("d.parquet", "", text_table, documents, 2),
     "tokenizer.json": Parser("tokenizer.json", "json", tokenizers, tokenizer, 2),
-    "tokenizer_config.json": Parser("tokenizer_config.json", "json", tokenizer_settings, tokenizer_folder, 2),
+    "tokenizer_config.json": Parser(
+        "tokenizer_config.json", "json", tokenizer_settings, tokenizer_folder, 2
+    ),
     "toml": Parser("c.toml", "text", toml, config),
     "yaml": Parser("c.yaml", "text", yaml, config, 2),
     "run.json": Parser("run.json", "json", about, run_file),
