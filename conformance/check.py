@@ -52,8 +52,10 @@ class Stages:
             raise EndOfCase(outcome_of(error, outcome), error) from error
 
 
-def check(name: str, case: Case, say: Say = lambda _: None) -> Iterator[Row]:
-    """One row per exporter."""
+def check(
+    name: str, case: Case, say: Say = lambda _: None, only_exporter: str = ""
+) -> Iterator[Row]:
+    """One row per exporter, or of one alone."""
     if isinstance(case, OnnxCase):
         from .onnx_check import OnnxTrial
 
@@ -63,6 +65,8 @@ def check(name: str, case: Case, say: Say = lambda _: None) -> Iterator[Row]:
 
     for exporter in case.exporters:
         label = exporter if isinstance(exporter, str) else exporter.__name__
+        if only_exporter not in ("", label):
+            continue
         yield _row(name, case.family, label, TorchTrial(case, exporter), say)
 
 

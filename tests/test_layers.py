@@ -23,7 +23,7 @@ nothing else."""
 ALLOWED = {
     "__init__": {
         "api", "artifacts", "compile", "errors", "extend", "gradient_check", "lora", "losses",
-        "onnxblock", "optim", "schedulers", "summary", "text", "training",
+        "onnxblock", "optim", "schedulers", "summary", "text", "training", "training_info",
     },
     "__main__": {"cli"},
     "errors": set(),
@@ -46,6 +46,7 @@ ALLOWED = {
     "onnxblock": {*COMPILER, "losses", "runtime"},
     "artifacts": {*COMPILER, "losses", "onnxblock", "runtime"},
     "lora": {*STAGES, "runtime"},
+    "training_info": {*COMPILER, "losses", "onnxblock", "runtime"},
     "text": {"errors", "graph", "runtime"},
     "data": set(),
     "drawing": set(),
@@ -60,7 +61,7 @@ ALLOWED = {
     "serve": {*OFFLINE, *DEVICE, "data"},
     "cli": {
         *OFFLINE, *DEVICE, "__init__", "compat", "compat.ort", "data", "distributed", "serve",
-        "extend", "drawing", "lora", "text",
+        "extend", "drawing", "lora", "text", "training_info",
     },
 }  # fmt: skip
 """Package → packages of onnxtrain that it may import (its own is always allowed)."""
@@ -90,6 +91,7 @@ OUTSIDE = {
     "onnxblock": ONNX,
     "artifacts": {*ONNX, "onnxruntime"},
     "lora": {*ONNX, "onnxruntime"},
+    "training_info": ONNX,
     "text": {*ONNX, "tokenizers", "pyarrow"},
     "data": {"numpy"},
     "training": set(),

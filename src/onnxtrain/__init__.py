@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from . import optim as optim
     from . import schedulers as schedulers
     from . import text as text
+    from . import training_info as training_info
     from .api import CheckpointState as CheckpointState
     from .api import Module as Module
     from .api import Optimizer as Optimizer
@@ -61,7 +62,7 @@ __all__ = [
 
 _MODULES = (
     "api", "artifacts", "errors", "extend", "lora", "losses", "onnxblock", "optim", "schedulers",
-    "text",
+    "text", "training_info",
 )  # fmt: skip
 _HOMES = {
     "check_gradient": "gradient_check",

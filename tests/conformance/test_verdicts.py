@@ -161,3 +161,14 @@ def test_a_jump_has_no_derivative() -> None:
 
     assert judge_alone(np.array([0.0, 1.0]), function, at, largest=1.0).word == "kink"
     assert judge_alone(np.array([0.0, 1.1]), function, at + 0.2, largest=1.0).word == "wrong"
+
+
+def test_a_right_gradient_takes_two_central_differences_a_direction() -> None:
+    calls = []
+
+    def counted(x):
+        calls.append(x)
+        return smooth(x)
+
+    assert judge_alone(smooth_gradient(AT), counted, AT, largest=3.0).word == "right"
+    assert len(calls) == 4 * 4

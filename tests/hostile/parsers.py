@@ -341,6 +341,19 @@ def adapted(path: Path) -> object:
     return lora.Adapter.of(path)
 
 
+def training_infos(folder: Path) -> list[bytes]:
+    """A model that says how it is trained."""
+    from onnxtrain import losses, training_info
+
+    return [training_info.add(folder / "predict.onnx", losses.MSELoss()).SerializeToString()]
+
+
+def training_info(path: Path) -> object:
+    from onnxtrain.training_info import Training
+
+    return Training(path)
+
+
 # --- data and settings ----------------------------------------------------------------------------
 
 
@@ -526,6 +539,7 @@ PARSERS: dict[str, Parser] = {
     "PEFT weights": Parser("adapter_model.safetensors", "safetensors", peft_weights, peft, 4),
     "PEFT settings": Parser("adapter_config.json", "json", peft_settings, peft, 4),
     "adapted model": Parser("m.onnx", "model", adapted_models, adapted, 4),
+    "training info": Parser("m.onnx", "model", training_infos, training_info, 100),
     "npz": Parser("d.npz", "npz", npz, data),
     "npy": Parser("d.npy", "npy", npy, array),
     "csv": Parser("d.csv", "text", csv, data),

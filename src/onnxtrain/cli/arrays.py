@@ -78,27 +78,29 @@ def read_csv(path: PathLike) -> dict[str, Array]:
     shown = os.fspath(path)
     if not rows:
         raise UserError(f"{shown!r} is empty. It needs a line of column names and rows.")
-    names, rows = [n.strip() for n in rows[0]], rows[1:]
+    names, rows = [n.strip() for n in rows[0][1]], rows[1:]
     if all(_is_number(n) for n in names):
         raise UserError(
             f"The first line of {shown!r} holds numbers: {', '.join(names[:5])}. A csv file "
             "needs a first line with the names of its columns."
         )
-    for number, row in enumerate(rows, 2):
+    for number, row in rows:
         if len(row) != len(names):
             raise UserError(
                 f"Line {number} of {shown!r} has {len(row)} cells, and there are {len(names)} "
                 "columns: complete the line or remove it."
             )
-    cells = list(zip(*rows)) or [()] * len(names)
+    cells = list(zip(*(row for _, row in rows))) or [()] * len(names)
     return {n: _column(c) for n, c in zip(names, cells)}
 
 
-def _rows(text: io.TextIOWrapper) -> list[list[str]]:
+def _rows(text: io.TextIOWrapper) -> list[tuple[int, list[str]]]:
+    """The rows that are not empty, each with the number of its last line."""
     first = text.read(65536).split("\n", 1)[0]
     text.seek(0)
     separator = max(",;\t", key=first.count)
-    return [row for row in csv.reader(text, delimiter=separator) if row]
+    reader = csv.reader(text, delimiter=separator)
+    return [(reader.line_num, row) for row in reader if row]
 
 
 def _is_number(text: str) -> bool:

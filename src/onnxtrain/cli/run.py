@@ -76,7 +76,7 @@ def train_on(
     output: Output,
 ) -> Run:
     """Train on data that are there already."""
-    drop_last = _check_batches(settings, plan, training, validation)
+    drop_last = _check_batches(settings, plan, training, validation, output)
     optimizer = make_optimizer(
         settings.optimizer,
         weight_decay=settings.weight_decay,
@@ -278,12 +278,16 @@ def _validation(
 
 
 def _check_batches(
-    settings: Settings, plan: Plan, training: Dataset, validation: Dataset | None
+    settings: Settings,
+    plan: Plan,
+    training: Dataset,
+    validation: Dataset | None,
+    output: Output,
 ) -> bool:
     """A model with a fixed batch takes no other; gives whether a last, smaller one is dropped."""
     fixed = {v.shape[0] for v in plan.summary.inputs if v.shape and isinstance(v.shape[0], int)}
     if not fixed:
-        return False
+        return settings.drop_last
     size = min(fixed)
     if settings.batch_size != size:
         raise UserError(
@@ -296,15 +300,29 @@ def _check_batches(
             f"The model takes batches of exactly {size}, and there are only "
             f"{count(training.rows, 'row')}."
         )
-    if validation is not None and validation.rows:
-        whole = validation.rows // size * size
-        if not whole:
-            raise UserError(
-                f"The model takes batches of exactly {size}, and the validation data have only "
-                f"{count(validation.rows, 'row')}."
-            )
-        validation.arrays = validation.part(slice(0, whole)).arrays
+    rest = training.rows % size if training.rows is not None else 0
+    if rest and not settings.drop_last:
+        output.say(
+            f"The model takes batches of exactly {size}: {rest} of {training.rows} rows are left "
+            "out of each epoch, others each time."
+        )
+    if validation is not None and validation.rows and plan.loss.kind != "class":
+        _drop_rest(validation, size, output)
     return True
+
+
+def _drop_rest(validation: Dataset, size: int, output: Output) -> None:
+    """Leave out rows that make no batch; where labels can be ignored, `Trainer` fills one up."""
+    assert validation.rows is not None
+    rest = validation.rows % size
+    if rest == validation.rows:
+        raise UserError(
+            f"The model takes batches of exactly {size}, and the validation data have only "
+            f"{count(validation.rows, 'row')}."
+        )
+    if rest:
+        output.say(f"The last {count(rest, 'row')} of the validation data are left out.")
+        validation.arrays = validation.part(slice(0, -rest)).arrays
 
 
 def _scheduler(settings: Settings, training: Dataset, drop_last: bool) -> Any:

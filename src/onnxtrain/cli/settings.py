@@ -27,6 +27,7 @@ class Settings:
     lr: float = 1e-3
     epochs: int = 5
     batch_size: int = 32
+    drop_last: bool = False
     accumulate: int = 1
     val: str | None = None
     target: str | None = None

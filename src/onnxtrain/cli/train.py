@@ -93,6 +93,7 @@ USUAL = "adamw, adam, sgd, rmsprop, lamb"
 )
 @click.option("--epochs", type=int, default=5, show_default=True, help="Passes over the data.")
 @click.option("--batch-size", type=int, default=32, show_default=True, help="Rows per step.")
+@click.option("--drop-last", is_flag=True, help="Leave out a last, smaller batch of each epoch.")
 @click.option(
     "--accumulate",
     type=int,

@@ -24,6 +24,7 @@ from .cross_entropy import split_cross_entropies
 from .draws import draw_from_counter
 from .expand import expand_functions
 from .fast_forms import use_fast_forms
+from .late_weights import delay_weights as delay_weights
 from .recompute import recompute_activations as recompute_activations
 from .recurrent import recurrent_layers_as_scans
 from .segments import Recompute as Recompute
@@ -97,6 +98,11 @@ AFTER = (
         "recompute",
         "activations are computed again instead of kept, where asked for",
         lambda model, c: recompute_activations(model, c.recompute, c.gradients),
+    ),
+    Pass(
+        "late weights",
+        "large quantised weights are floats only while a product reads them",
+        lambda model, _: delay_weights(model),
     ),
     Pass(
         "small maps",

@@ -308,6 +308,11 @@ def called(
     with torch.enable_grad(), reads, marks, without_checkpoints():
         result = call()
     custom = custom_functions(result)
+    if "CompiledFunction" in custom:
+        raise ExportError(
+            f"{type(module).__name__} runs in torch.compile, and ORTModule cannot look into that. "
+            "Use one of the two: leave torch.compile (torch_compile=True of a trainer) out."
+        )
     if custom:
         raise ExportError(
             f"{type(module).__name__} has a backward of its own in {', '.join(custom)}, and an "

@@ -281,6 +281,15 @@ def optimizer_bytes(source: str | os.PathLike[str] | bytes) -> bytes:
 # --- a folder -----------------------------------------------------------------------------------
 
 
+def _refuse_own(path: Path) -> None:
+    """Artifacts that onnxtrain wrote describe themselves; the predecessor's do not."""
+    if METADATA in load(path).metadata_props:
+        raise OldArtifactError(
+            f"{str(path.parent)!r} holds artifacts that onnxtrain wrote: they are for the stock "
+            "onnxruntime already, use them as they are."
+        )
+
+
 def convert_artifacts(
     old_dir: str | os.PathLike[str],
     new_dir: str | os.PathLike[str],
@@ -311,6 +320,7 @@ def convert_artifacts(
             raise MissingFileError(f"There is no {prefix}{name} in {str(old)!r}.")
     if new.resolve() == old.resolve():
         raise OldArtifactError("The converted artifacts need a folder of their own.")
+    _refuse_own(old / f"{prefix}training_model.onnx")
     new.mkdir(parents=True, exist_ok=True)
     state = CheckpointState.load_checkpoint(old / f"{prefix}checkpoint")
     _, frozen = state.training_state.names()

@@ -48,6 +48,15 @@ class Artifact:
         known = {*self.trainable, *self.frozen}
         return [v.name for v in self.model.inputs if v.name in known]
 
+    @property
+    def model_outputs(self) -> list[str]:
+        """What the original model computed; of an eval model that does not say, all but the loss.
+
+        There may be none: artifacts of onnxruntime-training often have the loss only.
+        """
+        described = self.model.described(KEY) or {}
+        return _names(self.model, described, "model_outputs") or self.user_outputs[1:]
+
     def infos(self, names: Sequence[str], *, outputs: bool = False) -> list[ValueInfo]:
         """Types and shapes of inputs (or outputs) by name."""
         values = self.model.outputs if outputs else self.model.inputs
