@@ -48,6 +48,7 @@ ALLOWED = {
     "lora": {*STAGES, "runtime"},
     "training_info": {*COMPILER, "losses", "onnxblock", "runtime"},
     "text": {"errors", "graph", "runtime"},
+    "distillation": {"errors", "graph", "normalize"},
     "data": set(),
     "drawing": set(),
     "training": {"compat.ort"},
@@ -61,7 +62,7 @@ ALLOWED = {
     "serve": {*OFFLINE, *DEVICE, "data"},
     "cli": {
         *OFFLINE, *DEVICE, "__init__", "compat", "compat.ort", "data", "distributed", "serve",
-        "extend", "drawing", "lora", "text", "training_info",
+        "extend", "drawing", "lora", "text", "training_info", "distillation",
     },
 }  # fmt: skip
 """Package → packages of onnxtrain that it may import (its own is always allowed)."""
@@ -93,6 +94,7 @@ OUTSIDE = {
     "lora": {*ONNX, "onnxruntime"},
     "training_info": ONNX,
     "text": {*ONNX, "tokenizers", "pyarrow"},
+    "distillation": ONNX,
     "data": {"numpy"},
     "training": set(),
     "compat": {"onnxruntime"},
