@@ -50,6 +50,7 @@ ALLOWED = {
     "training_info": {*COMPILER, "losses", "onnxblock", "runtime"},
     "text": {"errors", "graph", "runtime"},
     "quant": {*STAGES, "lora"},
+    "distillation": {"errors", "graph", "normalize"},
     "data": set(),
     "drawing": set(),
     "training": {"compat.ort"},
@@ -63,7 +64,7 @@ ALLOWED = {
     "serve": {*OFFLINE, *DEVICE, "data"},
     "cli": {
         *OFFLINE, *DEVICE, "__init__", "compat", "compat.ort", "data", "distributed", "serve",
-        "extend", "drawing", "lora", "quant", "text", "training_info",
+        "distillation", "extend", "drawing", "lora", "quant", "text", "training_info",
     },
 }  # fmt: skip
 """Package → packages of onnxtrain that it may import (its own is always allowed)."""
@@ -96,6 +97,7 @@ OUTSIDE = {
     "training_info": ONNX,
     "text": {*ONNX, "tokenizers", "pyarrow"},
     "quant": {*ONNX, "onnxruntime"},
+    "distillation": ONNX,
     "data": {"numpy"},
     "training": set(),
     "compat": {"onnxruntime"},
