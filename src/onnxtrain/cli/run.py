@@ -15,11 +15,12 @@ from ..distributed.connect import connect
 from ..distributed.start import once
 from ..errors import CheckpointError, NonFiniteError, RunError, StateError
 from ..runtime.loop.callbacks import SaveCheckpoint
-from ..runtime.loop.metrics import Accuracy, Metric
+from ..runtime.loop.metrics import F1, Accuracy, Metric, Precision, Recall
 from ..runtime.loop.trainer import History, Trainer
 from ..runtime.session.devices import session_options
 from . import progress, report
 from .adapting import write_adapter
+from .best import Best
 from .charts import curves
 from .history import Step, read_steps, write_history, write_text
 from .match import Dataset, Task, match, target_column
@@ -44,6 +45,7 @@ class Run:
     training: Dataset
     validation: Dataset | None
     trainer: Trainer
+    best: Best | None = None
     files: list[Path] = field(default_factory=list)
 
 
@@ -81,6 +83,8 @@ def train_on(
     )
     scheduler = _scheduler(settings, training, drop_last)
     metrics = _metrics(settings, plan)
+    names = [m if isinstance(m, str) else m.name for m in metrics]
+    best = Best.of(settings, names, validates=validation is not None)
     group = connect("auto")  # the processes that mpirun or torchrun started, if it did
 
     def prepare() -> str:
@@ -97,7 +101,9 @@ def train_on(
 
     folder = Path(prepare() if group is None else once(group, prepare))
     trainer = _trainer(folder, settings, scheduler=scheduler, metrics=metrics, distributed=group)
-    run = Run(folder, settings, plan, task, trainer.history, [], training, validation, trainer)
+    run = Run(
+        folder, settings, plan, task, trainer.history, [], training, validation, trainer, best
+    )
     _fit(run, output, drop_last)
     if trainer.group.is_main:
         _finish(run, output)
@@ -136,6 +142,8 @@ def _fit(run: Run, output: Output, drop_last: bool) -> None:
     events = progress.tensorboard(folder / "tensorboard") if logs_events else None
     if events is not None:
         hooks.append(events)
+    if run.best is not None:
+        hooks += run.best.callbacks(folder)
     hooks += [SaveCheckpoint(folder / "checkpoint"), interrupt]
     try:
         with interrupt.listening():
@@ -187,6 +195,8 @@ def _refused(error: NonFiniteError, run: Run) -> str:
 
 def _finish(run: Run, output: Output) -> None:
     folder = run.folder
+    if run.best is not None:
+        run.best.put_back(run.trainer, folder, run.settings.epochs, output)
     is_adapted = run.plan.model is not run.settings.model
     if not is_adapted:
         run.trainer.export(folder / "model.onnx")
@@ -338,8 +348,9 @@ def _metrics(settings: Settings, plan: Plan) -> list[str | Metric]:
             f"--metric is computed from the first output, {plan.summary.outputs[0].name!r}, and "
             f"the loss from {plan.output.name!r}: leave --metric out."
         )
-    if name == "accuracy" and (settings.loss == "bce" or plan.link == "Sigmoid"):
-        return [Accuracy(threshold=0.5)]
+    with_threshold = {m.name: m for m in (Accuracy, F1, Precision, Recall)}
+    if name in with_threshold and (settings.loss == "bce" or plan.link == "Sigmoid"):
+        return [with_threshold[name](threshold=0.5)]
     return [name]
 
 

@@ -40,6 +40,9 @@ class Settings:
     weight_decay: float | None = None
     momentum: float | None = None
     metric: str = "auto"
+    early_stopping: int | None = None
+    keep: str = "last"
+    monitor: str | None = None
     loss_output: str | None = None
     ignore_index: int = IGNORED
     training_mode: str = "auto"
@@ -64,6 +67,8 @@ class Settings:
         _whole("--epochs", self.epochs)
         _whole("--batch-size", self.batch_size)
         _whole("--accumulate", self.accumulate)
+        if self.early_stopping is not None:
+            _whole("--early-stopping", self.early_stopping)
         if self.clip_norm is not None:
             _positive("--clip-norm", self.clip_norm, "a positive number such as 1.0, or nothing")
         for option, value in (

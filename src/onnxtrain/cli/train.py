@@ -10,7 +10,7 @@ from click.core import ParameterSource
 
 from .app import common
 from .output import current
-from .recipes import IGNORED, LOSSES, METRICS, SCHEDULES, optimizer_names
+from .recipes import IGNORED, KEEP, LOSSES, METRICS, SCHEDULES, optimizer_names
 
 EPILOG = """\b
 Data (--data, --val):
@@ -33,7 +33,8 @@ Examples:
 
 \b
 The folder of the run (--output) gets model.onnx (trained, for inference), checkpoint, report.html,
-history.csv, history.json, steps.csv, loss.svg (and loss.png with Pillow) and artifacts/.
+history.csv, history.json, steps.csv, loss.svg (and loss.png with Pillow) and artifacts/; with
+--keep best or --early-stopping also the checkpoint best.
 Ctrl-C saves and ends with exit code 130, SIGTERM (of kill, a scheduler, a container) with 143; the
 same command with --resume goes on.
 A loss or a gradient that is NaN or infinite saves the state before that batch and ends with exit
@@ -109,6 +110,17 @@ USUAL = "adamw, adam, sgd, rmsprop, lamb"
 @click.option("--weight-decay", type=float, help="Of the optimizer, where it has one.")
 @click.option("--momentum", type=float, help="Of sgd and rmsprop.")
 @_listed("--metric", METRICS, default="auto", show_default=True)
+@click.option(
+    "--early-stopping", type=int, help="Stop after so many epochs that bring no progress."
+)
+@click.option(
+    "--keep",
+    type=_Listed(KEEP),
+    default="last",
+    show_default=True,
+    help="Model that is written: last, or best by --monitor (with --early-stopping always best).",
+)
+@click.option("--monitor", help="What is watched: val_loss (or loss without --val), val_accuracy …")
 @click.option(
     "--loss-output",
     help="Output, or value inside the model, that the loss compares; by default the first output.",
