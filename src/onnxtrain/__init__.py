@@ -7,6 +7,7 @@ The names to begin with are here:
     Module, Optimizer, CheckpointState            one step at a time, on any device
     Trainer, schedulers                           the loop on top of them
     lora                                          adapters for a model that is there already
+    text                                          language models: tokens, rows, samples
 
 Each is imported when it is first used, so that a device that only trains needs numpy and
 onnxruntime alone.
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from . import onnxblock as onnxblock
     from . import optim as optim
     from . import schedulers as schedulers
+    from . import text as text
     from . import training_info as training_info
     from .api import CheckpointState as CheckpointState
     from .api import Module as Module
@@ -55,11 +57,12 @@ if TYPE_CHECKING:
 __all__ = [
     "CheckpointState", "Module", "Optimizer", "Trainer", "__version__", "check_gradient",
     "differentiate", "generate_artifacts", "lora", "losses", "optim", "schedulers", "summarize",
+    "text",
 ]  # fmt: skip
 
 _MODULES = (
     "api", "artifacts", "errors", "extend", "lora", "losses", "onnxblock", "optim", "schedulers",
-    "training_info",
+    "text", "training_info",
 )  # fmt: skip
 _HOMES = {
     "check_gradient": "gradient_check",

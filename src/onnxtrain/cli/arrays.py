@@ -14,14 +14,11 @@ from typing import Any, BinaryIO, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from ..runtime.files.readfile import open_regular
+from ..runtime.files.readfile import open_regular, refuse_growth
 from .output import UserError
 
 Array = npt.NDArray[Any]
 PathLike: TypeAlias = "str | os.PathLike[str]"
-GROWTH, ALLOWED_BYTES = 200, 2**28
-"""A compressed file may grow this many times when it is unpacked, or to this many bytes. Data that
-people train with grow two to fifty times; a bomb grows a thousand times."""
 
 
 @contextlib.contextmanager
@@ -62,21 +59,12 @@ def read_npz(path: PathLike) -> dict[str, Array]:
     with reading(path, "an npz file", remedy) as file:
         with zipfile.ZipFile(file) as archive:
             unpacked = sum(entry.file_size for entry in archive.infolist())
-        refuse_growth(path, unpacked, "Write it with numpy.savez, not numpy.savez_compressed.")
+        refuse_growth(
+            path, unpacked, "Write it with numpy.savez, not numpy.savez_compressed.", UserError
+        )
         file.seek(0)
         with np.load(file, allow_pickle=False) as arrays:
             return {name: arrays[name] for name in arrays.files}
-
-
-def refuse_growth(path: PathLike, unpacked: int, remedy: str) -> None:
-    """Refuse a file that grows beyond all proportion when it is unpacked."""
-    size = os.path.getsize(path)
-    if unpacked > max(GROWTH * size, ALLOWED_BYTES):
-        raise UserError(
-            f"{os.fspath(path)!r} has {size} bytes and says that it holds {unpacked}, "
-            f"{unpacked // max(size, 1)} times as many: that is how bombs are made. If you trust "
-            f"it: {remedy}"
-        )
 
 
 def read_csv(path: PathLike) -> dict[str, Array]:
@@ -146,7 +134,7 @@ def read_parquet(path: Path) -> dict[str, Array]:
             about.num_rows * about.num_columns,  # at least a byte each, however they are packed
             sum(group.total_byte_size for group in groups),
         )
-        refuse_growth(path, unpacked, "write them without compression.")
+        refuse_growth(path, unpacked, "write them without compression.", UserError)
         file.seek(0)
         table = parquet.read_table(file)
         return {n: _arrow(table.column(n)) for n in table.column_names}

@@ -131,9 +131,10 @@ def _feeds(settings: Settings, plan: Plan, sizes: Mapping[str, int]) -> dict[str
     if plan.loss.target in feeds:
         return feeds
     output = _forward(settings, plan, feeds)
-    if plan.loss.kind == "class":
-        shape = (output.shape[0], *output.shape[2:])
-        feeds[plan.loss.target] = rng.integers(0, output.shape[1], shape, np.int64)
+    if plan.loss.takes_labels:
+        axis = output.ndim - 1 if plan.loss.kind == "token" else 1
+        shape = (*output.shape[:axis], *output.shape[axis + 1 :])
+        feeds[plan.loss.target] = rng.integers(0, output.shape[axis], shape, np.int64)
     else:
         signs = plan.loss.kind == "sign"
         drawn = rng.integers(0, 2, output.shape) * 2 - 1 if signs else rng.random(output.shape)

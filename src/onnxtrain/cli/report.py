@@ -173,6 +173,11 @@ def _matrix(run: Run) -> list[str]:
 
 
 def _samples(run: Run) -> str:
+    language = run.task.language
+    if language is not None:
+        return _table(("", repr(language.prompt)), list(language.samples.items()))
+    if run.plan.loss.kind == "token":
+        return "<p>Scores of tokens are too many to show; --task causal-lm shows text.</p>"
     predicted = predictions(run, LOOKED_AT)
     if predicted is None:
         return "<p>There are no rows to show: the data are batches.</p>"

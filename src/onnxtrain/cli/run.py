@@ -18,11 +18,13 @@ from ..runtime.loop.callbacks import SaveCheckpoint
 from ..runtime.loop.metrics import F1, Accuracy, Metric, Precision, Recall
 from ..runtime.loop.trainer import History, Trainer
 from ..runtime.session.devices import session_options
+from ..text import with_weights
 from . import progress, report
 from .adapting import write_adapter
 from .best import Best
 from .charts import curves
 from .history import Step, read_steps, write_history, write_text
+from .language import LanguageTask, check_settings
 from .match import Dataset, Task, match, target_column
 from .output import Output, UserError, count
 from .plan import Plan, make_plan
@@ -52,11 +54,13 @@ class Run:
 def train(settings: Settings, output: Output) -> Run:
     """Read model and data, train, and write everything into the folder of the run."""
     settings.check()
+    check_settings(settings)
     plan = make_plan(settings)
     features = [f.strip() for f in (settings.features or "").split(",") if f.strip()]
     task = Task(
         plan.summary.inputs, plan.output, plan.loss, settings.target, features,
         ignore_index=settings.ignore_index,
+        language=LanguageTask.of(settings, plan) if settings.task else None,
     )  # fmt: skip
     training = _data(settings.data, task, output)
     validation = None
@@ -104,7 +108,11 @@ def train_on(
     run = Run(
         folder, settings, plan, task, trainer.history, [], training, validation, trainer, best
     )
+    if task.language is not None and not settings.resume:
+        task.language.sample(trainer, "before", output)
     _fit(run, output, drop_last)
+    if task.language is not None:
+        task.language.sample(trainer, "after", output)
     if trainer.group.is_main:
         _finish(run, output)
     return run
@@ -135,7 +143,8 @@ def _fit(run: Run, output: Output, drop_last: bool) -> None:
     bar = progress.Bar(output, settings.epochs, settings.batch_size)
     main = trainer.group.is_main
     hooks: list[Any] = [progress.Recorder(folder, run.steps), bar] if main else []
-    if run.validation is None and run.training.rows and trainer.metrics:
+    gathered = any(m.reads_prediction for m in trainer.metrics)
+    if run.validation is None and run.training.rows and gathered:
         sample = run.training.part(slice(0, 2000))
         hooks.insert(0, progress.TrainMetric(sample.arrays, settings.batch_size))
     logs_events = settings.tensorboard and main
@@ -197,8 +206,10 @@ def _finish(run: Run, output: Output) -> None:
     folder = run.folder
     if run.best is not None:
         run.best.put_back(run.trainer, folder, run.settings.epochs, output)
-    is_adapted = run.plan.model is not run.settings.model
-    if not is_adapted:
+    is_adapted = run.settings.is_adapted
+    if run.task.language is not None and not is_adapted:
+        with_weights(run.settings.model, run.trainer.state, folder / "model.onnx")
+    elif not is_adapted:
         run.trainer.export(folder / "model.onnx")
     write_history(folder, run.history, run.steps)
     run.files = [folder / n for n in ("model.onnx", "checkpoint", "history.csv", "history.json")]
@@ -208,6 +219,8 @@ def _finish(run: Run, output: Output) -> None:
         names_file = folder / "classes.json"
         write_text(names_file, json.dumps(run.task.classes, indent=2) + "\n")
         run.files.append(names_file)
+    if run.task.language is not None:
+        run.files += run.task.language.write(folder)
     try:
         _picture(run)
     except OSError:
@@ -241,6 +254,8 @@ def loss_picture(run: Run) -> Any:
 
 def _data(source: str, task: Task, output: Output) -> Dataset:
     """Read data and fit them to the model; say what was left out."""
+    if task.language is not None:
+        return task.language.read(source, output)
     contents = read(source)
     data = match(contents, task)
     if isinstance(contents, Columns) and task.target is None:
@@ -301,7 +316,7 @@ def _check_batches(
             f"The model takes batches of exactly {size}: {rest} of {training.rows} rows are left "
             "out of each epoch, others each time."
         )
-    if validation is not None and validation.rows and plan.loss.kind != "class":
+    if validation is not None and validation.rows and not plan.loss.takes_labels:
         _drop_rest(validation, size, output)
     return True
 

@@ -141,7 +141,7 @@ class Trainer(OneProcess):
         self._session_options = self.group.session_options(session_options)
         self._device = Device(device, providers)
         self._interval = scheduler_interval
-        self._evaluators: dict[bool, Evaluator] = {}
+        self._evaluators: dict[tuple[bool, bool], Evaluator] = {}
         self._resumable = dict(self._values.trainer)
         self._engine = self._make_engine(
             train_model, optimizer_model, step_model, device, providers, clip_norm
@@ -400,29 +400,33 @@ class Trainer(OneProcess):
         A model that takes batches of one size only gets a last, smaller batch with rows added whose
         labels are ignored; if its loss ignores no label, that batch is left out.
         """
-        evaluator = self._evaluator(with_loss=True)
-        for metric in self.metrics:
+        gathered = [m for m in self.metrics if m.reads_prediction]
+        evaluator = self._evaluator(with_loss=True, with_outputs=bool(gathered))
+        for metric in gathered:
             metric.reset()
         total, rows = 0.0, 0
         size = evaluator.fixed_batch or batch_size
         source = make_batches(data, evaluator.user.input_names, size)
-        for values in self.group.evaluated(source, self.metrics):
+        for values in self.group.evaluated(source, gathered):
             whole = evaluator.filled(values)
             if whole is None:
                 continue
             loss, *outputs = evaluator(whole)
             target = np.asarray(whole[evaluator.target_index])
-            prediction, target = evaluator.counted(outputs[0] if outputs else loss, target)
-            counted, mean = len(target) if target.ndim else 1, float(np.mean(loss))
-            if not counted:
+            weight, mean = evaluator.weight(target), float(np.mean(loss))
+            if not weight:
                 continue  # every label is ignored
-            total, rows = total + mean * counted, rows + counted
-            for metric in self.metrics:
+            total, rows = total + mean * weight, rows + weight
+            if gathered:
+                prediction, target = evaluator.counted(outputs[0] if outputs else loss, target)
+            for metric in gathered:
                 metric.update(prediction, target, mean)
-        total, rows = self.group.merge(total, rows, self.metrics)
+        total, rows = self.group.merge(total, rows, gathered)
         if not rows:
             raise InputError("The data gave no batch.")
-        return {"loss": total / rows, **{m.name: m.result() for m in self.metrics}}
+        mean = total / rows
+        scores = {m.name: m.result() if m in gathered else m.of_loss(mean) for m in self.metrics}
+        return {"loss": mean, **scores}
 
     @exclusive
     def predict(self, data: Any, batch_size: int = 32) -> Any:
@@ -442,18 +446,20 @@ class Trainer(OneProcess):
         outputs = join(parts)
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
-    def _evaluator(self, *, with_loss: bool) -> Evaluator:
+    def _evaluator(self, *, with_loss: bool, with_outputs: bool = True) -> Evaluator:
         if self._eval_model is None:
             raise StateError("Eval model was not provided. Give eval_model to Trainer.")
-        if with_loss not in self._evaluators:
-            self._evaluators[with_loss] = Evaluator(
+        key = (with_loss, with_outputs)
+        if key not in self._evaluators:
+            self._evaluators[key] = Evaluator(
                 self._eval_model,
                 self._values,
                 self._device,
                 with_loss=with_loss,
+                with_outputs=with_outputs,
                 options=self._session_options,
             )
-        return self._evaluators[with_loss]
+        return self._evaluators[key]
 
     # --- keeping ---------------------------------------------------------------------------------
 

@@ -29,6 +29,8 @@ class Evaluator(OneProcess, Step):
         device: where to run.
         with_loss: loss first, then the model's outputs; otherwise the latter only, and
             inputs that only the loss needs (the targets) are not asked for.
+        with_outputs: the model's outputs too; without them a language model's scores, which may
+            take gigabytes, need not be kept.
         options: onnxruntime's session options.
     """
 
@@ -41,13 +43,14 @@ class Evaluator(OneProcess, Step):
         device: Device,
         *,
         with_loss: bool,
+        with_outputs: bool = True,
         options: Any = None,
     ) -> None:
         artifact = load_artifact(source, "eval", state)
         model = artifact.model
         self.model_outputs = artifact.model_outputs
         loss = artifact.user_outputs[:1] if with_loss else []
-        chosen = list(dict.fromkeys([*loss, *self.model_outputs]))
+        chosen = list(dict.fromkeys([*loss, *(self.model_outputs if with_outputs else [])]))
         if not chosen:
             raise ModelFileError(f"{model.where} says of no output that it is a prediction.")
         model.set_outputs(chosen)
@@ -74,6 +77,14 @@ class Evaluator(OneProcess, Step):
     def binding(self) -> Binding:
         """Where the next inputs go."""
         return self._binding
+
+    def weight(self, target: Array) -> int:
+        """How many elements a batch's mean loss is the mean of: labels that count, or rows."""
+        name = self.user.input_names[self.target_index]
+        for labels in self.user.labels:
+            if labels.input == name:
+                return labels.counted(target)
+        return len(target) if target.ndim else 1
 
     def counted(self, prediction: Array, target: Array) -> tuple[Array, Array]:
         """Predictions and targets without the elements whose label is ignored.
