@@ -32,6 +32,8 @@ class Settings:
     val: str | None = None
     target: str | None = None
     features: str | None = None
+    categorical: str | None = None
+    standardize: str = "none"
     freeze: tuple[str, ...] = ()
     train: tuple[str, ...] = ()
     schedule: str = "constant"
@@ -222,7 +224,7 @@ def typed(name: str, value: Any, path: str) -> Any:
             return int(value)
         if kind.startswith("float"):
             return float(value)
-        if name in {"data", "features", "val"} and isinstance(value, list):
+        if name in {"data", "features", "val", "categorical"} and isinstance(value, list):
             return ",".join(map(str, value))
         return str(value)
     except (TypeError, ValueError, OverflowError):
