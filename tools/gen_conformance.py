@@ -212,6 +212,12 @@ def _figures(rows: Sequence[Row]) -> str:
         sentences.append(f"Nodes after ÷ before: {statistics.median(growth):.3g} in the middle, "
                          f"{max(growth):.3g} at most.")  # fmt: skip
     sentences += _sessions(tried)
+    for field, limit, what in OUTLIERS:
+        slow = [r for r in tried if float(r.get(field) or 0) > limit]
+        slow.sort(key=lambda r: -float(r[field]))
+        if slow:
+            named = ", ".join(f"`{r['name']}` ({r['exporter']}, {r[field]:.3g})" for r in slow)
+            sentences.append(f"{what}: {named}.")
     return f"\n{' '.join(sentences)}\n" if sentences else ""
 
 
@@ -262,6 +268,11 @@ MEASURED = {
     "session_s": "Seconds to make the session",
     "peak_mb": "Peak memory of the process with torch, MB",
 }
+OUTLIERS = [
+    ("to_eager", 2.0, "More than twice eager's time"),
+    ("session_s", 5.0, "More than five seconds to make the session"),
+]
+"""What is named besides medians: a figure, and above which value."""
 
 
 def _kind(reason: str) -> str:
