@@ -217,7 +217,20 @@ def _figures(rows: Sequence[Row]) -> str:
         if slow:
             named = ", ".join(f"`{r['name']}` ({r['exporter']}, {r[field]:.3g})" for r in slow)
             sentences.append(f"{what}: {named}.")
+    sentences += _sessions(tried)
     return f"\n{' '.join(sentences)}\n" if sentences else ""
+
+
+def _sessions(rows: Sequence[Row]) -> list[str]:
+    """How many sessions take longer to make than ten steps and five of the forward graph."""
+    fields = ("session_s", "forward_session_s", "step_ms")
+    timed = [[float(row[f]) for f in fields] for row in rows if all(f in row for f in fields)]
+    slow = [step for made, forward, step in timed if made > 5 * forward + step / 100]
+    if not timed:
+        return []
+    which = f" (their steps take {max(slow):.3g} ms at most)" if slow else ""
+    what = "Sessions that take longer to make than ten steps and five sessions of the forward graph"
+    return [f"{what}: {len(slow)} of {len(timed)}{which}."]
 
 
 def _not_right(rows: Sequence[Row]) -> str:
