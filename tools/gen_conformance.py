@@ -211,13 +211,13 @@ def _figures(rows: Sequence[Row]) -> str:
     if growth:
         sentences.append(f"Nodes after ÷ before: {statistics.median(growth):.3g} in the middle, "
                          f"{max(growth):.3g} at most.")  # fmt: skip
+    sentences += _sessions(tried)
     for field, limit, what in OUTLIERS:
         slow = [r for r in tried if float(r.get(field) or 0) > limit]
         slow.sort(key=lambda r: -float(r[field]))
         if slow:
             named = ", ".join(f"`{r['name']}` ({r['exporter']}, {r[field]:.3g})" for r in slow)
             sentences.append(f"{what}: {named}.")
-    sentences += _sessions(tried)
     return f"\n{' '.join(sentences)}\n" if sentences else ""
 
 
