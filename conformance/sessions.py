@@ -14,8 +14,8 @@ from onnxtrain.runtime.session.devices import create_session, open_session, sess
 
 Array = np.ndarray[Any, Any]
 ROUNDS, AT_LEAST, SECONDS = 20, 4, 0.8
-"""Of this thread: the first rounds of a process pay for memory that it has not had yet, and on a busy
-machine seconds of the clock would be over after them."""
+"""Of this thread: the first rounds of a process pay for memory that it has not had yet, and on a
+busy machine seconds of the clock would be over after them."""
 
 
 class Session:
