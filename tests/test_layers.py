@@ -23,7 +23,8 @@ nothing else."""
 ALLOWED = {
     "__init__": {
         "api", "artifacts", "compile", "errors", "extend", "gradient_check", "lora", "losses",
-        "onnxblock", "optim", "quant", "schedulers", "summary", "training",
+        "onnxblock", "optim", "quant", "schedulers", "summary", "text", "training",
+        "training_info",
     },
     "__main__": {"cli"},
     "errors": set(),
@@ -47,6 +48,8 @@ ALLOWED = {
     "artifacts": {*COMPILER, "losses", "onnxblock", "runtime"},
     "lora": {*STAGES, "runtime"},
     "quant": {*STAGES, "lora"},
+    "training_info": {*COMPILER, "losses", "onnxblock", "runtime"},
+    "text": {"errors", "graph", "runtime"},
     "data": set(),
     "drawing": set(),
     "training": {"compat.ort"},
@@ -60,7 +63,7 @@ ALLOWED = {
     "serve": {*OFFLINE, *DEVICE, "data"},
     "cli": {
         *OFFLINE, *DEVICE, "__init__", "compat", "compat.ort", "data", "distributed", "serve",
-        "extend", "drawing", "lora", "quant",
+        "extend", "drawing", "lora", "quant", "text", "training_info",
     },
 }  # fmt: skip
 """Package → packages of onnxtrain that it may import (its own is always allowed)."""
@@ -91,6 +94,8 @@ OUTSIDE = {
     "artifacts": {*ONNX, "onnxruntime"},
     "lora": {*ONNX, "onnxruntime"},
     "quant": {*ONNX, "onnxruntime"},
+    "training_info": ONNX,
+    "text": {*ONNX, "tokenizers", "pyarrow"},
     "data": {"numpy"},
     "training": set(),
     "compat": {"onnxruntime"},

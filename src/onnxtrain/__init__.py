@@ -6,8 +6,13 @@ The names to begin with are here:
     losses, optim, generate_artifacts             from a model to the files of a training
     Module, Optimizer, CheckpointState            one step at a time, on any device
     Trainer, schedulers                           the loop on top of them
+<<<<<<< HEAD
     lora, quant                                   adapters for a model that is there already, and
                                                   weights of a few bits under them
+=======
+    lora                                          adapters for a model that is there already
+    text                                          language models: tokens, rows, samples
+>>>>>>> main
 
 Each is imported when it is first used, so that a device that only trains needs numpy and
 onnxruntime alone.
@@ -28,6 +33,8 @@ if TYPE_CHECKING:
     from . import optim as optim
     from . import quant as quant
     from . import schedulers as schedulers
+    from . import text as text
+    from . import training_info as training_info
     from .api import CheckpointState as CheckpointState
     from .api import Module as Module
     from .api import Optimizer as Optimizer
@@ -55,6 +62,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CheckpointState", "Module", "Optimizer", "Trainer", "__version__", "check_gradient",
+<<<<<<< HEAD
     "differentiate", "generate_artifacts", "lora", "losses", "optim", "quant", "schedulers",
     "summarize",
 ]  # fmt: skip
@@ -62,6 +70,15 @@ __all__ = [
 _MODULES = (
     "api", "artifacts", "errors", "extend", "lora", "losses", "onnxblock", "optim", "quant",
     "schedulers",
+=======
+    "differentiate", "generate_artifacts", "lora", "losses", "optim", "schedulers", "summarize",
+    "text",
+]  # fmt: skip
+
+_MODULES = (
+    "api", "artifacts", "errors", "extend", "lora", "losses", "onnxblock", "optim", "schedulers",
+    "text", "training_info",
+>>>>>>> main
 )  # fmt: skip
 _HOMES = {
     "check_gradient": "gradient_check",

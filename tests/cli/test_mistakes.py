@@ -12,6 +12,9 @@ import numpy as np
 import onnx
 import pytest
 
+from onnxtrain import losses, optim
+from onnxtrain.artifacts import generate_artifacts
+
 from .models import HEAD, blobs, classifier, regressor, save, tree, write_csv, write_npz
 
 TRAIN = ("train", "model.onnx", "--data", "train.npz", "--loss", "cross_entropy", "--epochs", "1")
@@ -64,6 +67,14 @@ def pictures(*names: str) -> Callable[[], object]:
             Path(name).touch()
 
     return prepare
+
+
+def own_artifacts(folder: str) -> None:
+    model = classifier()
+    Path(folder).mkdir()
+    generate_artifacts(
+        model, loss=losses.CrossEntropyLoss(), optimizer=optim.sgd(), artifact_directory=folder
+    )
 
 
 def quantised() -> None:
@@ -180,6 +191,19 @@ MISTAKES = {
     "negative label": Mistake(both(labels=LABELS - 1), TRAIN, ("from -1", "--ignore-index -1")),
     "unequal lengths": Mistake(
         both(labels=LABELS[:100]), TRAIN, ("'x' has 120", "'labels' has 100", "Every row")
+    ),
+    "short line behind an empty one": Mistake(
+        lambda: (
+            classifier(),
+            Path("short.csv").write_text("a,b,c,d,y\n1,2,3,4,0\n\n1,2,3,4\n"),
+        ),
+        ("train", "model.onnx", "--data", "short.csv", "--loss", "cross_entropy"),
+        ("Line 4", "4 cells"),
+    ),
+    "own artifacts to convert": Mistake(
+        lambda: own_artifacts("art"),
+        ("convert", "art", "new"),
+        ("onnxtrain wrote", "use them as they are"),
     ),
     "fixed batch": Mistake(
         with_model(lambda: classifier(batch="8")), TRAIN, ("exactly 8", "--batch-size 8")

@@ -280,6 +280,71 @@ def test_fixed_batch(run):
     assert len(Path("out/steps.csv").read_text().splitlines()) == 1 + 12
 
 
+@pytest.mark.parametrize("validation", [(), ("--val", "val.npz")])
+def test_a_fixed_batch_that_does_not_divide(run, validation):
+    x, labels = blobs(21)
+    classifier(batch="8")
+    classifier("open.onnx")
+    np.savez("train.npz", x=x, labels=labels)
+    np.savez("val.npz", x=x[:11], labels=labels[:11])
+    arguments = ("--data", "train.npz", *LOSS, "--batch-size", "8", "--epochs", "1", *validation)
+    result = run("train", "model.onnx", *arguments, "--output", "fixed")
+    assert result.code == 0, result.err
+    assert "batches of exactly 8: 5 of 21 rows are left out" in result.err
+    other = run("train", "open.onnx", *arguments, "--drop-last", "--output", "open")
+    assert other.code == 0, other.err
+    fixed, free = (
+        json.loads(Path(f, "history.json").read_text()) for f in ("fixed", "open")
+    )  # the rows that fill the last batch do not count
+    assert fixed == {name: pytest.approx(values, rel=1e-5) for name, values in free.items()}
+
+
+OWN_LOADER = """
+import numpy as np
+
+class Loader:
+    def __iter__(self):
+        yield {"x": np.zeros((4, 4), np.float32), "labels": np.zeros(4, np.int64)}
+        raise KeyError("the second file")
+
+loader = Loader()
+
+def once():
+    yield {"x": np.zeros((4, 4), np.float32), "labels": np.zeros(4, np.int64)}
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("loader", "raised KeyError in own_loader.py, line 7: 'the second file'. That is your own"),
+        ("once", "gave a generator, which can be iterated once. Return a list"),
+    ],
+)
+def test_batches_that_the_users_code_cannot_make(run, monkeypatch, name, says):
+    classifier()
+    Path("own_loader.py").write_text(OWN_LOADER)
+    monkeypatch.syspath_prepend(".")
+    result = run("train", "model.onnx", "--data", f"own_loader:{name}", *LOSS, "--epochs", "2")
+    assert result.code == 1
+    assert says in result.err
+    sys.modules.pop("own_loader")
+
+
+def test_a_fixed_batch_of_numbers(run):
+    save(
+        "g (float[8, 3] x) => (float[8, 1] y) <float[3, 1] w = {0.1, 0.2, 0.3}>{ y = MatMul(x, w) }"
+    )
+    x = np.random.default_rng(0).standard_normal((21, 3)).astype(np.float32)
+    np.savez("train.npz", x=x, target=x.sum(axis=1, keepdims=True))
+    result = run(
+        "train", "model.onnx", "--data", "train.npz", "--loss", "mse", "--batch-size", "8",
+        "--val", "train.npz", "--epochs", "1", "--output", "out",
+    )  # fmt: skip
+    assert result.code == 0, result.err
+    assert "The last 5 rows of the validation data are left out" in result.err
+
+
 @pytest.mark.parametrize("other", ["g (float[N, 4] x) => (float[N, 1] y, float s)",
                                    "g (float[N, 4] x) => (float s, float[N, 1] y)"])  # fmt: skip
 def test_an_output_that_is_a_single_number(run, other):

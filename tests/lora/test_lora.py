@@ -389,7 +389,7 @@ MISTAKES: dict[str, tuple[Any, str]] = {
 @pytest.mark.parametrize("door", ["merge", "attach", "with_inputs"])
 @pytest.mark.parametrize("file", ["peft", "onnx_adapter"])
 def test_files_know_their_base(file: str, door: str, tmp_path: Path) -> None:
-    """By the numbers in it: another model of the same form, or one it is merged into, is refused."""
+    """By the numbers in it: another of the same form, or one it is merged into, is refused."""
     base = matmul()
     adapter = trained(lora.Adapter.of(lora.add(base, rank=2)))
     if file == "peft":

@@ -20,7 +20,7 @@ from onnxtrain.api import (
     Trainer,
     WarmUp,
 )
-from onnxtrain.errors import InputError, NonFiniteError, StateError
+from onnxtrain.errors import InputError, NonFiniteError, OnnxTrainWarning, StateError
 from onnxtrain.runtime.loop import metrics
 from onnxtrain.runtime.loop.batches import make_batches
 from onnxtrain.runtime.step import kernels
@@ -384,3 +384,32 @@ def test_dropout_resume_draws_new_masks(tmp_path):
         quiet(again, epochs=2, resume=True)
         runs.append(parameters(again))
     assert_equal(*runs)
+
+
+def fixed(artifacts, rows):
+    """The same files for batches of one size only."""
+    import onnx
+
+    changed = []
+    for source in (artifacts.train, artifacts.eval, artifacts.step):
+        model = onnx.load_from_string(source) if isinstance(source, bytes) else onnx.load(source)
+        for value in model.graph.input:
+            dims = value.type.tensor_type.shape.dim
+            if dims and dims[0].dim_param:
+                dims[0].dim_value = rows
+        changed.append(model.SerializeToString())
+    return Trainer(changed[0], artifacts.optimizer, artifacts.checkpoint, changed[1], changed[2])
+
+
+def test_a_fixed_batch_leaves_rows_out_and_says_so(artifacts):
+    trainer, free = fixed(artifacts, 8), make(artifacts)
+    with pytest.warns(OnnxTrainWarning, match="so 2 of 50 are left out") as told:
+        history = quiet(trainer)
+    assert told[0].filename == __file__
+    assert history == quiet(free, drop_last=True)
+    assert_equal(parameters(trainer), parameters(free))
+    assert np.array_equal(trainer.predict(X), free.predict(X))
+    with pytest.raises(InputError, match="exactly 8 rows, and here are 16"):
+        quiet(trainer, batch_size=16)
+    with pytest.raises(InputError, match="here are 5 in all"):
+        quiet(trainer, (X[:5], Y[:5]))

@@ -56,9 +56,10 @@ class LossType(Enum):
     BCELoss = 8
     KLDivLoss = 9
     HingeLoss = 10
+    CausalLMLoss = 11
 
 
-WITH_LABELS = (LossType.CrossEntropyLoss, LossType.NLLLoss)
+WITH_LABELS = (LossType.CrossEntropyLoss, LossType.NLLLoss, LossType.CausalLMLoss)
 
 
 class OptimType(Enum):
@@ -289,7 +290,7 @@ def _loss_block(loss: Any, ignore_index: int | None) -> Block:
     if ignore_index != IGNORED:
         raise ArtifactError(
             f"ignore_index={ignore_index} goes with a loss from labels by name, "
-            f"{' or '.join(f'LossType.{kind.name}' for kind in WITH_LABELS)}. Tell a loss block "
+            f"{', '.join(f'LossType.{kind.name}' for kind in WITH_LABELS)}. Tell a loss block "
             "when it is made: onnxblock.loss.CrossEntropyLoss(ignore_index=...)."
         )
     if loss is None:

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,9 @@ from .arrays import reading
 from .output import UserError, count
 from .recipes import IGNORED, LossRecipe
 from .sources import Batches, Columns, Named, Ordered, Pictures, Source
+
+if TYPE_CHECKING:
+    from .language import LanguageTask
 
 Array = npt.NDArray[Any]
 USUAL_TARGETS = ("labels", "label", "target", "targets", "y", "Y", "class", "classes")
@@ -37,6 +40,8 @@ class Task:
     classes: list[str] = field(default_factory=list)
     """Names of the classes, once data with text labels were read."""
     ignore_index: int = IGNORED
+    language: LanguageTask | None = None
+    """What reads text, where the data are text."""
 
     @property
     def fed(self) -> list[ValueSummary]:
@@ -90,7 +95,7 @@ def match(source: Source, task: Task) -> Dataset:
 
 def _with_labels(data: Dataset, task: Task) -> Dataset:
     """Only the rows that have something to learn: a batch of none of them would have no loss."""
-    if task.loss.kind != "class":
+    if not task.loss.takes_labels:
         return data
     labels = data.arrays[task.loss.target]
     counts = (labels != task.ignore_index).reshape(len(labels), -1).any(axis=1)
@@ -309,7 +314,7 @@ def check_shape(array: Array, shape: Sequence[int | str | None], name: str) -> N
 
 def _target(task: Task, array: Array, where: str) -> Array:
     name = f"{where}: the target"
-    if task.loss.kind == "class":
+    if task.loss.takes_labels:
         return _labels(task, array, name)
     if array.dtype.kind in "USO":
         raise UserError(
@@ -357,12 +362,13 @@ def _labels(task: Task, array: Array, name: str) -> Array:
     array = array.astype(np.int64)
     shape = task.output.shape
     if shape is not None and len(shape) > 1:
-        classes = shape[1]
+        axis = len(shape) - 1 if task.loss.kind == "token" else 1
+        classes = shape[axis]
         if array.ndim == 2 and array.shape[1] == 1 and len(shape) == 2:
             array = array[:, 0]
         if array.ndim == 2 and len(shape) == 2 and array.shape[1] == classes:
             array = _from_one_hot(array, name)
-        check_shape(array, (shape[0], *shape[2:]), name)
+        check_shape(array, (*shape[:axis], *shape[axis + 1 :]), name)
         _check_range(array, classes if isinstance(classes, int) else None, name, task.ignore_index)
     else:
         _check_range(array, None, name, task.ignore_index)

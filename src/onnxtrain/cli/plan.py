@@ -92,7 +92,8 @@ def _output(settings: Settings, summary: ModelSummary) -> ValueSummary:
             f"{', '.join(f'{v.name} is {v.dtype}' for v in summary.outputs)}. Make the scores "
             "before ArgMax or Cast an output of the model (onnx.utils.extract_model)."
         )
-    return floats[0]
+    named = [v for v in floats if v.name == "logits"] if settings.task else []
+    return (named or floats)[0]
 
 
 def _trainable(settings: Settings, summary: ModelSummary, output: ValueSummary) -> list[str]:

@@ -24,12 +24,19 @@ class LossRecipe:
     target: str
     """Name of the graph input that the targets become."""
     kind: str
-    """"class": class numbers; "number": like the output; "binary": that, from 0 to 1;
-    "sign": that, −1 or 1."""
+    """"class": class numbers; "token": numbers of the vocabulary; "number": like the output;
+    "binary": that, from 0 to 1; "sign": that, −1 or 1."""
+
+    @property
+    def takes_labels(self) -> bool:
+        """Whether the targets are numbers of classes."""
+        return self.kind in {"class", "token"}
 
 
 LOSSES = {
-    row.short: LossRecipe(row.name, "labels" if row.target == "class" else "target", row.target)
+    row.short: LossRecipe(
+        row.name, "labels" if row.target in {"class", "token"} else "target", row.target
+    )
     for row in losses.LOSSES
     if row.short
 }
@@ -47,7 +54,7 @@ def loss_recipe(name: str) -> LossRecipe:
 def loss_block(name: str, ignore_index: int = IGNORED) -> Any:
     """A new loss block; the label to ignore is for losses of classes."""
     recipe = loss_recipe(name)
-    options = {"ignore_index": ignore_index} if recipe.kind == "class" else {}
+    options = {"ignore_index": ignore_index} if recipe.takes_labels else {}
     return getattr(losses, recipe.block)(**options)
 
 
@@ -133,4 +140,4 @@ def metric_name(choice: str, kind: str) -> str | None:
         return None
     if choice != "auto":
         return choice
-    return "mae" if kind == "number" else "accuracy"
+    return {"number": "mae", "token": "perplexity"}.get(kind, "accuracy")

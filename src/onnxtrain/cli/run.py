@@ -18,10 +18,12 @@ from ..runtime.loop.callbacks import SaveCheckpoint
 from ..runtime.loop.metrics import Accuracy, Metric
 from ..runtime.loop.trainer import History, Trainer
 from ..runtime.session.devices import session_options
+from ..text import with_weights
 from . import progress, report
 from .adapting import write_adapter
 from .charts import curves
 from .history import Step, read_steps, write_history, write_text
+from .language import LanguageTask, check_settings
 from .match import Dataset, Task, match, target_column
 from .output import Output, UserError, count
 from .plan import Plan, make_plan
@@ -50,11 +52,13 @@ class Run:
 def train(settings: Settings, output: Output) -> Run:
     """Read model and data, train, and write everything into the folder of the run."""
     settings.check()
+    check_settings(settings)
     plan = make_plan(settings)
     features = [f.strip() for f in (settings.features or "").split(",") if f.strip()]
     task = Task(
         plan.summary.inputs, plan.output, plan.loss, settings.target, features,
         ignore_index=settings.ignore_index,
+        language=LanguageTask.of(settings, plan) if settings.task else None,
     )  # fmt: skip
     training = _data(settings.data, task, output)
     validation = None
@@ -72,7 +76,7 @@ def train_on(
     output: Output,
 ) -> Run:
     """Train on data that are there already."""
-    drop_last = _check_batches(settings, plan, training, validation)
+    drop_last = _check_batches(settings, plan, training, validation, output)
     optimizer = make_optimizer(
         settings.optimizer,
         weight_decay=settings.weight_decay,
@@ -98,7 +102,11 @@ def train_on(
     folder = Path(prepare() if group is None else once(group, prepare))
     trainer = _trainer(folder, settings, scheduler=scheduler, metrics=metrics, distributed=group)
     run = Run(folder, settings, plan, task, trainer.history, [], training, validation, trainer)
+    if task.language is not None and not settings.resume:
+        task.language.sample(trainer, "before", output)
     _fit(run, output, drop_last)
+    if task.language is not None:
+        task.language.sample(trainer, "after", output)
     if trainer.group.is_main:
         _finish(run, output)
     return run
@@ -129,7 +137,8 @@ def _fit(run: Run, output: Output, drop_last: bool) -> None:
     bar = progress.Bar(output, settings.epochs, settings.batch_size)
     main = trainer.group.is_main
     hooks: list[Any] = [progress.Recorder(folder, run.steps), bar] if main else []
-    if run.validation is None and run.training.rows and trainer.metrics:
+    gathered = any(m.reads_prediction for m in trainer.metrics)
+    if run.validation is None and run.training.rows and gathered:
         sample = run.training.part(slice(0, 2000))
         hooks.insert(0, progress.TrainMetric(sample.arrays, settings.batch_size))
     logs_events = settings.tensorboard and main
@@ -187,8 +196,10 @@ def _refused(error: NonFiniteError, run: Run) -> str:
 
 def _finish(run: Run, output: Output) -> None:
     folder = run.folder
-    is_adapted = run.plan.model is not run.settings.model
-    if not is_adapted:
+    is_adapted = run.settings.is_adapted
+    if run.task.language is not None and not is_adapted:
+        with_weights(run.settings.model, run.trainer.state, folder / "model.onnx")
+    elif not is_adapted:
         run.trainer.export(folder / "model.onnx")
     write_history(folder, run.history, run.steps)
     run.files = [folder / n for n in ("model.onnx", "checkpoint", "history.csv", "history.json")]
@@ -198,6 +209,8 @@ def _finish(run: Run, output: Output) -> None:
         names_file = folder / "classes.json"
         write_text(names_file, json.dumps(run.task.classes, indent=2) + "\n")
         run.files.append(names_file)
+    if run.task.language is not None:
+        run.files += run.task.language.write(folder)
     try:
         _picture(run)
     except OSError:
@@ -231,6 +244,8 @@ def loss_picture(run: Run) -> Any:
 
 def _data(source: str, task: Task, output: Output) -> Dataset:
     """Read data and fit them to the model; say what was left out."""
+    if task.language is not None:
+        return task.language.read(source, output)
     contents = read(source)
     data = match(contents, task)
     if isinstance(contents, Columns) and task.target is None:
@@ -263,12 +278,16 @@ def _validation(
 
 
 def _check_batches(
-    settings: Settings, plan: Plan, training: Dataset, validation: Dataset | None
+    settings: Settings,
+    plan: Plan,
+    training: Dataset,
+    validation: Dataset | None,
+    output: Output,
 ) -> bool:
     """A model with a fixed batch takes no other; gives whether a last, smaller one is dropped."""
     fixed = {v.shape[0] for v in plan.summary.inputs if v.shape and isinstance(v.shape[0], int)}
     if not fixed:
-        return False
+        return settings.drop_last
     size = min(fixed)
     if settings.batch_size != size:
         raise UserError(
@@ -281,15 +300,29 @@ def _check_batches(
             f"The model takes batches of exactly {size}, and there are only "
             f"{count(training.rows, 'row')}."
         )
-    if validation is not None and validation.rows:
-        whole = validation.rows // size * size
-        if not whole:
-            raise UserError(
-                f"The model takes batches of exactly {size}, and the validation data have only "
-                f"{count(validation.rows, 'row')}."
-            )
-        validation.arrays = validation.part(slice(0, whole)).arrays
+    rest = training.rows % size if training.rows is not None else 0
+    if rest and not settings.drop_last:
+        output.say(
+            f"The model takes batches of exactly {size}: {rest} of {training.rows} rows are left "
+            "out of each epoch, others each time."
+        )
+    if validation is not None and validation.rows and plan.loss.kind != "class":
+        _drop_rest(validation, size, output)
     return True
+
+
+def _drop_rest(validation: Dataset, size: int, output: Output) -> None:
+    """Leave out rows that make no batch; where labels can be ignored, `Trainer` fills one up."""
+    assert validation.rows is not None
+    rest = validation.rows % size
+    if rest == validation.rows:
+        raise UserError(
+            f"The model takes batches of exactly {size}, and the validation data have only "
+            f"{count(validation.rows, 'row')}."
+        )
+    if rest:
+        output.say(f"The last {count(rest, 'row')} of the validation data are left out.")
+        validation.arrays = validation.part(slice(0, -rest)).arrays
 
 
 def _scheduler(settings: Settings, training: Dataset, drop_last: bool) -> Any:

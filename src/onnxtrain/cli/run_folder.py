@@ -25,7 +25,7 @@ from .settings import FIELDS, Settings
 
 FIXED = (
     "loss", "optimizer", "freeze", "train", "weight_decay", "momentum", "clip_norm", "loss_output",
-    "ignore_index", "training_mode", "batch_size", "accumulate", "seed",
+    "ignore_index", "task", "training_mode", "batch_size", "drop_last", "accumulate", "seed",
 )  # fmt: skip
 """Settings that a resumed run must share with the one it goes on with."""
 

@@ -27,6 +27,7 @@ class Settings:
     lr: float = 1e-3
     epochs: int = 5
     batch_size: int = 32
+    drop_last: bool = False
     accumulate: int = 1
     val: str | None = None
     target: str | None = None
@@ -56,6 +57,14 @@ class Settings:
     dora: bool = False
     rslora: bool = False
     adapter: str | None = None
+    task: str | None = None
+    tokenizer: str | None = None
+    max_length: int = 256
+    packing: bool = True
+    padding_side: str = "right"
+    text_column: str = "text"
+    prompt: str | None = None
+    sample_tokens: int = 40
 
     def check(self) -> None:
         """Numbers that make sense, before anything is read."""
@@ -73,13 +82,21 @@ class Settings:
         ):
             if not 0 <= value <= LARGEST:
                 raise UserError(f"{option} is {value:g}; it must be 0 or a positive number.")
-        if self.ignore_index != IGNORED and loss_recipe(self.loss).kind != "class":
+        if self.ignore_index != IGNORED and not loss_recipe(self.loss).takes_labels:
             raise UserError(
                 f"--ignore-index {self.ignore_index} is for losses that take class numbers; "
                 f"{self.loss} takes none."
             )
+        _whole("--max-length", self.max_length)
+        if self.sample_tokens < 0:
+            raise UserError(f"--sample-tokens is {self.sample_tokens}; it must be 0 or more.")
         if self.resume and self.overwrite:
             raise UserError("--resume goes on with a run, --overwrite throws it away: choose one.")
+
+    @property
+    def is_adapted(self) -> bool:
+        """Whether adapters are trained instead of the model's own parameters."""
+        return bool(self.rank) or self.adapter is not None
 
     def to_dict(self) -> dict[str, Any]:
         """Ready for JSON."""

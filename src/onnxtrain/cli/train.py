@@ -20,6 +20,8 @@ Data (--data, --val):
   train.parquet        the same (pip install "onnxtrain[parquet]")
   images/              one folder of images per class (pip install "onnxtrain[images]")
   module:function      a tuple or dict of arrays, or anything that gives batches
+  text.jsonl           with --task causal-lm: one object per line, {"text": …} or {"prompt": …,
+                       "completion": …}; also .txt and .parquet (pip install "onnxtrain[text]")
 
 \b
 Examples:
@@ -29,6 +31,7 @@ Examples:
       --schedule cosine --warmup 0.1 --clip-norm 1.0
   onnxtrain train model.onnx --data train.npz --loss cross_entropy --epochs 10 --resume
   onnxtrain train model.onnx --config run.toml
+  onnxtrain train lm.onnx --data text.jsonl --tokenizer tokenizer.json --task causal-lm
   mpirun -n 4 onnxtrain train model.onnx --data train.npz --loss cross_entropy
 
 \b
@@ -90,6 +93,7 @@ USUAL = "adamw, adam, sgd, rmsprop, lamb"
 )
 @click.option("--epochs", type=int, default=5, show_default=True, help="Passes over the data.")
 @click.option("--batch-size", type=int, default=32, show_default=True, help="Rows per step.")
+@click.option("--drop-last", is_flag=True, help="Leave out a last, smaller batch of each epoch.")
 @click.option(
     "--accumulate",
     type=int,
@@ -118,6 +122,33 @@ USUAL = "adamw, adam, sgd, rmsprop, lamb"
     default=IGNORED,
     show_default=True,
     help="Label that does not count, beside the class numbers.",
+)
+@click.option(
+    "--task", type=_Listed(("causal-lm",)), help="causal-lm: a language model, on text; see below."
+)
+@click.option("--tokenizer", type=click.Path(), help="tokenizer.json of the model, or its folder.")
+@click.option(
+    "--max-length", type=int, default=256, show_default=True, help="Tokens per row of text."
+)
+@click.option(
+    "--packing/--no-packing",
+    default=True,
+    show_default=True,
+    help="Texts one after the other in full rows, or one per row.",
+)
+@click.option(
+    "--padding-side",
+    type=_Listed(("right", "left")),
+    default="right",
+    show_default=True,
+    help="Where short rows are filled up: right or left.",
+)
+@click.option(
+    "--text-column", default="text", show_default=True, help="Column that holds the text."
+)
+@click.option("--prompt", help="Beginning of the text that is written before and after training.")
+@click.option(
+    "--sample-tokens", type=int, default=40, show_default=True, help="Its tokens; 0 for none."
 )
 @click.option(
     "--training-mode",
@@ -159,6 +190,8 @@ def run_training(ctx: click.Context, config: str | None, options: dict[str, Any]
         for name, value in read_config(config).items():
             if name != "model" and ctx.get_parameter_source(name) == ParameterSource.DEFAULT:
                 options[name] = typed(name, value, config)
+    if options["task"] and not options["loss"]:
+        options["loss"] = "causal_lm"
     for name in ("data", "loss"):
         if not options[name]:
             raise click.UsageError(f"Missing option '--{name}' (or {name} in --config).", ctx)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .embedding import CosineEmbeddingLoss as CosineEmbeddingLoss
     from .embedding import HingeEmbeddingLoss as HingeEmbeddingLoss
     from .embedding import TripletMarginLoss as TripletMarginLoss
+    from .language import CausalLMLoss as CausalLMLoss
     from .regression import GaussianNLLLoss as GaussianNLLLoss
     from .regression import HuberLoss as HuberLoss
     from .regression import L1Loss as L1Loss
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from .regression import PoissonNLLLoss as PoissonNLLLoss
     from .regression import SmoothL1Loss as SmoothL1Loss
 
-Target = Literal["class", "number", "binary", "sign", ""]
+Target = Literal["class", "token", "number", "binary", "sign", ""]
 
 
 @dataclass(frozen=True)
@@ -44,8 +45,9 @@ class Row:
         name: of the class.
         module: where it is.
         short: its name on the command line; "" if it cannot be asked for there.
-        target: what is fed: "class" numbers; a "number" like the prediction; that from 0 to 1
-            ("binary"), or −1 and 1 ("sign"); "" where it is neither.
+        target: what is fed: "class" numbers, the classes being axis 1 of the scores; "token"
+            numbers, the vocabulary being the last axis; a "number" like the prediction; that from 0
+            to 1 ("binary"), or −1 and 1 ("sign"); "" where it is neither.
     """
 
     name: str
@@ -56,6 +58,7 @@ class Row:
 
 LOSSES = (
     Row("CrossEntropyLoss", "classification", "cross_entropy", "class"),
+    Row("CausalLMLoss", "language", "causal_lm", "token"),
     Row("NLLLoss", "classification", "nll", "class"),
     Row("MultiMarginLoss", "classification", "multi_margin", "class"),
     Row("BCEWithLogitsLoss", "classification", "bce_with_logits", "binary"),
@@ -76,7 +79,8 @@ LOSSES = (
 
 _HOMES = {**{row.name: row.module for row in LOSSES}, "Loss": "base"}
 __all__ = [
-    "LOSSES", "BCELoss", "BCEWithLogitsLoss", "CTCLoss", "CosineEmbeddingLoss", "CrossEntropyLoss",
+    "LOSSES", "BCELoss", "BCEWithLogitsLoss", "CTCLoss", "CausalLMLoss", "CosineEmbeddingLoss",
+    "CrossEntropyLoss",
     "GaussianNLLLoss", "HingeEmbeddingLoss", "HingeLoss", "HuberLoss", "KLDivLoss", "L1Loss",
     "Loss", "MSELoss", "MultiMarginLoss", "NLLLoss", "PoissonNLLLoss", "SmoothL1Loss",
     "TripletMarginLoss",

@@ -6,6 +6,7 @@ name exists already. These are the losses of `onnxtrain.losses`.
 
 from ...losses import BCELoss as BCELoss
 from ...losses import BCEWithLogitsLoss as BCEWithLogitsLoss
+from ...losses import CausalLMLoss as CausalLMLoss
 from ...losses import CosineEmbeddingLoss as CosineEmbeddingLoss
 from ...losses import CrossEntropyLoss as CrossEntropyLoss
 from ...losses import CTCLoss as CTCLoss

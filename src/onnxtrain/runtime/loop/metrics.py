@@ -18,6 +18,8 @@ class Metric:
     """Base class: `reset`, then `update` per batch, then `result`."""
 
     name = "metric"
+    reads_prediction = True
+    """False for one that follows from the mean loss: then `of_loss` is asked instead."""
 
     def reset(self) -> None:
         """Start anew."""
@@ -29,6 +31,10 @@ class Metric:
 
     def result(self) -> float:
         """The value over all batches since `reset`; NaN without any."""
+        raise NotImplementedError
+
+    def of_loss(self, loss: float) -> float:
+        """The value where the mean loss over all data is this; no batches are needed then."""
         raise NotImplementedError
 
     def state(self) -> Array | None:
@@ -199,9 +205,15 @@ class R2(Metric):
 
 
 class Perplexity(_Mean):
-    """exp of the mean loss (a cross-entropy)."""
+    """exp of the mean loss (a cross-entropy), over all labels that count.
+
+    Example:
+        >>> round(Perplexity().of_loss(math.log(20.0)), 6)
+        20.0
+    """
 
     name = "perplexity"
+    reads_prediction = False
 
     def update(self, prediction: Array, target: Array, loss: float) -> None:
         """Take one batch into account."""
@@ -209,8 +221,11 @@ class Perplexity(_Mean):
 
     def result(self) -> float:
         """The perplexity."""
-        mean = super().result()
-        return math.exp(mean) if mean < 700 else math.inf if mean > 0 else math.nan
+        return self.of_loss(super().result())
+
+    def of_loss(self, loss: float) -> float:
+        """exp, infinite where that overflows."""
+        return math.exp(loss) if loss < 700 else math.inf if loss > 0 else math.nan
 
 
 BY_NAME = {
