@@ -6,13 +6,13 @@ The names to begin with are here:
     losses, optim, generate_artifacts             from a model to the files of a training
     Module, Optimizer, CheckpointState            one step at a time, on any device
     Trainer, schedulers                           the loop on top of them
-<<<<<<< HEAD
-    lora, quant                                   adapters for a model that is there already, and
-                                                  weights of a few bits under them
-=======
-    lora                                          adapters for a model that is there already
-    text                                          language models: tokens, rows, samples
->>>>>>> main
+    "differentiate", "generate_artifacts", "lora", "losses", "optim", "quant", "schedulers",
+    "summarize", "text",
+]  # fmt: skip
+
+_MODULES = (
+    "api", "artifacts", "errors", "extend", "lora", "losses", "onnxblock", "optim", "quant",
+    "schedulers", "text", "training_info",
 
 Each is imported when it is first used, so that a device that only trains needs numpy and
 onnxruntime alone.
@@ -62,23 +62,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CheckpointState", "Module", "Optimizer", "Trainer", "__version__", "check_gradient",
-<<<<<<< HEAD
     "differentiate", "generate_artifacts", "lora", "losses", "optim", "quant", "schedulers",
-    "summarize",
+    "summarize", "text",
 ]  # fmt: skip
 
 _MODULES = (
     "api", "artifacts", "errors", "extend", "lora", "losses", "onnxblock", "optim", "quant",
-    "schedulers",
-=======
-    "differentiate", "generate_artifacts", "lora", "losses", "optim", "schedulers", "summarize",
-    "text",
-]  # fmt: skip
-
-_MODULES = (
-    "api", "artifacts", "errors", "extend", "lora", "losses", "onnxblock", "optim", "schedulers",
-    "text", "training_info",
->>>>>>> main
+    "schedulers", "text", "training_info",
 )  # fmt: skip
 _HOMES = {
     "check_gradient": "gradient_check",

@@ -25,13 +25,8 @@ def adapted_model(settings: Settings) -> str | onnx.ModelProto:
     if not settings.rank:
         return base if isinstance(base, str) else to_proto(load(base))
     return lora.add(
-<<<<<<< HEAD
-        settings.model,
-        targets_of(settings.targets),
-=======
         base,
-        _targets(settings.targets),
->>>>>>> main
+        targets_of(settings.targets),
         settings.rank,
         settings.alpha,
         settings.lora_dropout,

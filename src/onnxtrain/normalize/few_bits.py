@@ -109,13 +109,8 @@ def _as_rows(
     """
     n, blocks, size = shape
     stored, factors = known(b.value), known(scales.value)
-<<<<<<< HEAD
-    if stored is None or factors is None or 4 * n * blocks * size < LARGE:
-        return []
-=======
     if stored is None or factors is None or 4 * n * blocks * size < LARGE_BYTES:
-        return None
->>>>>>> main
+        return []
     if bits not in CODES or (bits == 4 and (op.opset < MAX_OPSET or size % 2)):
         return []
     if factors.dtype != ir.DataType.FLOAT and op.opset < 19:
