@@ -22,12 +22,14 @@ from ..text import with_weights
 from . import progress, report
 from .adapting import write_adapter
 from .charts import curves
+from .distilling import check_settings as check_teacher
+from .distilling import loss_of
 from .history import Step, read_steps, write_history, write_text
 from .language import LanguageTask, check_settings
 from .match import Dataset, Task, match, target_column
 from .output import Output, UserError, count
 from .plan import Plan, make_plan
-from .recipes import loss_block, make_optimizer, make_scheduler, metric_name
+from .recipes import make_optimizer, make_scheduler, metric_name
 from .run_folder import check_resume, choose_folder, fingerprint, staged, write_about
 from .settings import Settings, read_recompute
 from .sources import Columns, read
@@ -53,6 +55,7 @@ def train(settings: Settings, output: Output) -> Run:
     """Read model and data, train, and write everything into the folder of the run."""
     settings.check()
     check_settings(settings)
+    check_teacher(settings)
     plan = make_plan(settings)
     features = [f.strip() for f in (settings.features or "").split(",") if f.strip()]
     task = Task(
@@ -360,13 +363,14 @@ def _metrics(settings: Settings, plan: Plan) -> list[str | Metric]:
 
 def _make_artifacts(settings: Settings, plan: Plan, optimizer: Any, folder: Path) -> None:
     folder.mkdir()
+    loss, compared = loss_of(settings, plan)
     generate_artifacts(
         plan.model,
         requires_grad=plan.trainable,
-        loss=loss_block(settings.loss, settings.ignore_index),
+        loss=loss,
         optimizer=optimizer,
         artifact_directory=folder,
-        loss_input_names=[plan.output.name],
+        loss_input_names=compared,
         step_model=True,
         training_mode=settings.training_mode,
         recompute=read_recompute(settings.recompute),
@@ -387,4 +391,6 @@ def _try_a_batch(artifacts: Path, settings: Settings, training: Dataset) -> None
         raise UserError(
             f"The model fails on the first rows of {training.where}: {error} Do the data fit the "
             "model, its sizes and ranges? onnxtrain inspect shows what it takes."
+            + " If rows are longer than it takes: a smaller --max-length."
+            * bool(settings.task)
         ) from error
