@@ -24,15 +24,9 @@ from .output import Output, UserError
 from .settings import FIELDS, Settings
 
 FIXED = (
-<<<<<<< HEAD
     "loss", "optimizer", "freeze", "train", "weight_decay", "momentum", "clip_norm", "loss_output",
     "ignore_index", "task", "training_mode", "batch_size", "drop_last", "accumulate", "seed",
-    "categorical", "standardize",
-=======
-    "loss", "optimizer", "freeze", "train", "weight_decay", "momentum", "clip_norm",
-    "loss_output", "ignore_index", "task", "teacher", "temperature", "distill_alpha",
-    "training_mode", "batch_size", "drop_last", "accumulate", "seed",
->>>>>>> s9/lm
+    "categorical", "standardize", "teacher", "temperature", "distill_alpha",
 )  # fmt: skip
 """Settings that a resumed run must share with the one it goes on with."""
 
