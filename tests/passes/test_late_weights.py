@@ -111,7 +111,7 @@ def session_of(model: onnx.ModelProto, **options: Any) -> onnxruntime.InferenceS
 def float_bytes(model: onnx.ModelProto) -> int:
     """Bytes of the float constants that are as large as a weight."""
     sizes = [4 * int(np.prod(t.dims)) for t in model.graph.initializer if t.data_type == F]
-    return sum(size for size in sizes if size >= few_bits.LARGE)
+    return sum(size for size in sizes if size >= few_bits.LARGE_BYTES)
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-LARGE = 1 << 20
+LARGE_BYTES = 1 << 20
 """Bytes, counted as floats, from which on a weight stays in its few bits while a model runs.
 
 Measured with onnxruntime on two cores: to turn 1 MB of floats out of 4-bit integers takes some

@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from ..errors import ModelError
 from ..graph import OpBuilder, Tensor
-from ..graph.few_bits import LARGE, same_bytes
+from ..graph.few_bits import LARGE_BYTES, same_bytes
 from ..graph.nodes import known
 from ..graph.schema import MAX_OPSET
 from .bits import unpack
@@ -43,7 +43,7 @@ def _has_four_bits(node: ir.Node) -> bool:
         return False
     attributes = node.attributes
     floats = 4 * attributes.get_int("K", 0) * attributes.get_int("N", 0)
-    return attributes.get_int("bits", 4) == 4 and floats >= LARGE
+    return attributes.get_int("bits", 4) == 4 and floats >= LARGE_BYTES
 
 
 def matmul_nbits(
@@ -100,7 +100,7 @@ def _as_rows(
     """The weight as rows of integers; None for a small one, or where there is no such form."""
     n, blocks, size = shape
     stored, factors = known(b.value), known(scales.value)
-    if stored is None or factors is None or 4 * n * blocks * size < LARGE:
+    if stored is None or factors is None or 4 * n * blocks * size < LARGE_BYTES:
         return None
     if bits not in CODES or (bits == 4 and (op.opset < MAX_OPSET or size % 2)):
         return None

@@ -31,9 +31,9 @@ def smooth_norms(model: ir.Model) -> ir.Model:
 
 def _inner(node: ir.Node) -> tuple[ir.Node, ir.Value, float] | None:
     """Of a node that ends a norm: its sum, the vector, and the order."""
-    total = _made_by(node.inputs[0], "ReduceSum") if _is(node, "Pow") else None
-    power = _made_by(total.inputs[0], "Pow") if total is not None else None
-    size = _made_by(power.inputs[0], "Abs") if power is not None else None
+    total = _produced_by(node.inputs[0], "ReduceSum") if _is(node, "Pow") else None
+    power = _produced_by(total.inputs[0], "Pow") if total is not None else None
+    size = _produced_by(power.inputs[0], "Abs") if power is not None else None
     if total is None or power is None or size is None or size.inputs[0] is None:
         return None
     order, root = _number(power.inputs[1]), _number(node.inputs[1])
@@ -45,14 +45,14 @@ def _is(node: ir.Node, kind: str) -> bool:
     return not standard(node.domain) and node.op_type == kind
 
 
-def _made_by(value: ir.Value | None, kind: str) -> ir.Node | None:
+def _produced_by(value: ir.Value | None, kind: str) -> ir.Node | None:
     node = value.producer() if value is not None else None
     return node if node is not None and _is(node, kind) else None
 
 
 def _number(value: ir.Value | None) -> float | None:
     """A stored number, also behind casts."""
-    while value is not None and (_made_by(value, "Cast") or _made_by(value, "CastLike")):
+    while value is not None and (_produced_by(value, "Cast") or _produced_by(value, "CastLike")):
         producer = value.producer()
         assert producer is not None
         value = producer.inputs[0]

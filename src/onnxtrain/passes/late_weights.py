@@ -20,7 +20,7 @@ import onnx_ir as ir
 from ..errors import model_errors
 from ..graph import FLOATS, OpBuilder, Tensor
 from ..graph.edit import GATE, copy_node
-from ..graph.few_bits import LARGE
+from ..graph.few_bits import LARGE_BYTES
 from ..graph.nodes import known
 from ..operators import REARRANGING
 from .cleanup import remove_dead
@@ -56,7 +56,7 @@ def _float_weights(graph: ir.Graph) -> set[ir.Value]:
         result = node.outputs[0]
         if node.op_type == "DequantizeLinear":
             is_weight = all(v is None or known(v) is not None for v in node.inputs)
-            is_weight = is_weight and weight(result) >= LARGE
+            is_weight = is_weight and weight(result) >= LARGE_BYTES
         else:
             first, *others = node.inputs
             is_weight = first in floats and node.op_type in ON_THE_WAY

@@ -120,13 +120,13 @@ def activations_of(
 ) -> list[Any]:
     """The functions of a recurrent operator's attributes, direction after direction."""
     names = list(names or default * dirs)
-    alphas, betas, found = list(alphas or []), list(betas or []), []
+    alphas, betas, functions = list(alphas or []), list(betas or []), []
     for name in names:
         takes = TAKES.get(name, (0, 0))
         alpha = alphas.pop(0) if takes[0] and alphas else None
         beta = betas.pop(0) if takes[1] and betas else None
-        found.append(activation(name, alpha, beta))
-    return found
+        functions.append(activation(name, alpha, beta))
+    return functions
 
 
 class Recurrent(OpRun):
@@ -290,8 +290,8 @@ class SequenceMap(OpRun):
         for i in range(len(inputs[0])):
             each = [v[i] if isinstance(v, list) else v for v in inputs]
             feeds = {**(context or {}), **dict(zip(self.body.input_names, each))}
-            for found, output in zip(results, self.body.run(None, feeds)):
-                found.append(output)
+            for scanned, output in zip(results, self.body.run(None, feeds)):
+                scanned.append(output)
         return tuple(results)
 
 

@@ -64,13 +64,13 @@ class GridSample(OpRun):
     def _taps(v: Any, size: Any, mode: Any, padding: Any, low: Any, high: Any) -> Any:
         base = np.floor(v)
         if mode == "nearest":
-            found = [(v, np.ones_like(v))]
+            pixels = [(v, np.ones_like(v))]
         elif mode == "linear":
-            found = [(base, 1 - (v - base)), (base + 1, v - base)]
+            pixels = [(base, 1 - (v - base)), (base + 1, v - base)]
         else:
-            found = [(base + k, cubic(v - base - k)) for k in (-1, 0, 1, 2)]
+            pixels = [(base + k, cubic(v - base - k)) for k in (-1, 0, 1, 2)]
         taps = []
-        for pixel, weight in found:
+        for pixel, weight in pixels:
             share = weight * ((pixel >= 0) & (pixel < size)) if padding == "zeros" else weight
             place = reflect(pixel, low, high) if padding == "reflection" else pixel
             taps.append((np.clip(place, 0, size - 1).astype(int), share))
