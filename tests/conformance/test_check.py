@@ -128,3 +128,15 @@ def test_without_a_gradient_in_torch_nothing_is_compared() -> None:
 
     row = row_of(TorchCase(Whole(), (torch.randn(2, 3),), exporters=("torchscript",)))
     assert row["outcome"] == "no gradient"
+
+
+def test_the_next_exporter_is_tried_where_one_cannot_export() -> None:
+    def none(case):
+        raise onnxtrain.errors.ModelError("The module cannot be exported to ONNX.")
+
+    case = torch_case(first_that_exports=True, steps=0, timing=False)
+    case.exporters = (none, "torchscript", "dynamo")
+    row = row_of(case)
+    assert (row["exporter"], row["outcome"]) == ("torchscript", "right")
+    case.exporters = (none,)
+    assert row_of(case)["outcome"] == "not exported"

@@ -45,8 +45,8 @@ def _unpacked(op: OpBuilder, packed: Tensor, counts: Sequence[int]) -> Sequence[
         return op.many("Split", packed, sizes, axis=2, outputs=3)
     widths = [width // sum(counts) * count for count in counts]
     parts = op.many("Split", packed, widths, axis=2, outputs=3)
-    for part, size in zip(parts, widths):
-        part.value.shape = ir.Shape([packed.dim(0), packed.dim(1), size])
+    for part, part_width in zip(parts, widths):
+        part.value.shape = ir.Shape([packed.dim(0), packed.dim(1), part_width])
     return parts
 
 
