@@ -121,6 +121,7 @@ def _gelu(erf: ir.Node) -> Composite | None:
             return None
         return as_operator("Gelu", (scaling, erf, sum_, product, half), x)
     halved = _only_number(other, {"Mul": 0.5})
+    x: ir.Value | None
     if halved is None or halved[1] is not x:
         return None
     return as_operator("Gelu", (scaling, erf, sum_, halved[0], product), x)
@@ -144,6 +145,7 @@ def tanh_gelu(tanh: ir.Node) -> tuple[tuple[ir.Node, ...], ir.Value] | None:
     a, b = product.inputs
     other = b if a is sum_.outputs[0] else a
     halved = _only_number(other, {"Mul": 0.5})
+    x: ir.Value | None
     if halved is not None:  # (x/2)·(1 + tanh u)
         x, after = halved[1], (halved[0], sum_, product)
     else:

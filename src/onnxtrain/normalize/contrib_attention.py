@@ -40,8 +40,8 @@ def _unpacked(op: OpBuilder, packed: Tensor, counts: Sequence[int]) -> Sequence[
     """Queries, keys and values that lie side by side along the last axis."""
     width = packed.dim(2)
     if not isinstance(width, int):
-        size = op.Div(op.Slice(op.Shape(packed), [2], [3]), op.const(np.array([sum(counts)])))
-        sizes = op.Mul(size, op.const(np.array(counts)))
+        head = op.Div(op.Slice(op.Shape(packed), [2], [3]), op.const(np.array([sum(counts)])))
+        sizes = op.Mul(head, op.const(np.array(counts)))
         return op.many("Split", packed, sizes, axis=2, outputs=3)
     widths = [width // sum(counts) * count for count in counts]
     parts = op.many("Split", packed, widths, axis=2, outputs=3)
