@@ -121,7 +121,6 @@ def _gelu(erf: ir.Node) -> Composite | None:
             return None
         return as_operator("Gelu", (scaling, erf, sum_, product, half), x)
     halved = _only_number(other, {"Mul": 0.5})
-    x: ir.Value | None
     if halved is None or halved[1] is not x:
         return None
     return as_operator("Gelu", (scaling, erf, sum_, halved[0], product), x)

@@ -24,15 +24,27 @@ from .output import Output, UserError
 from .settings import FIELDS, Settings
 
 FIXED = (
-    "loss", "optimizer", "freeze", "train", "weight_decay", "momentum", "clip_norm", "loss_output",
-<<<<<<< HEAD
-    "ignore_index", "task", "training_mode", "batch_size", "drop_last", "accumulate", "seed",
-    "categorical", "standardize", "teacher", "temperature", "distill_alpha",
-=======
-    "ignore_index", "categorical", "standardize", "task", "training_mode", "batch_size",
-    "drop_last", "accumulate", "seed",
->>>>>>> s9/guest
-)  # fmt: skip
+    "accumulate",
+    "batch_size",
+    "categorical",
+    "clip_norm",
+    "distill_alpha",
+    "drop_last",
+    "freeze",
+    "ignore_index",
+    "loss",
+    "loss_output",
+    "momentum",
+    "optimizer",
+    "seed",
+    "standardize",
+    "task",
+    "teacher",
+    "temperature",
+    "train",
+    "training_mode",
+    "weight_decay",
+)
 """Settings that a resumed run must share with the one it goes on with."""
 
 
