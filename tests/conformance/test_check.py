@@ -96,6 +96,20 @@ def test_wrong_steps_are_called_wrong(monkeypatch) -> None:
     assert (row["outcome"], row["steps"]) == ("wrong", "wrong"), row
 
 
+def test_of_several_exporters_one_can_be_tried_alone() -> None:
+    case = torch_case(timing=False, steps=0)
+    case.exporters = ("dynamo", "torchscript")
+    rows = list(check("small", case, lambda _: None, "torchscript"))
+    assert [(r["exporter"], r["outcome"]) for r in rows] == [("torchscript", "right")]
+
+
+@pytest.mark.usefixtures("wrong_rule")
+def test_gradients_judged_together_are_called_wrong(monkeypatch) -> None:
+    monkeypatch.setattr("conformance.torch_check.BY_THEMSELVES", 0)
+    row = row_of(torch_case(timing=False, steps=0))
+    assert (row["outcome"], row["gradients"]) == ("wrong", "wrong"), row
+
+
 def test_a_refusal_has_its_reason() -> None:
     case = onnx_case()
     case.model.graph.node[1].op_type = "Elsewhere"
