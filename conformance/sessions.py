@@ -17,7 +17,7 @@ ROUNDS, SECONDS = 20, 1.5
 
 
 class Session:
-    """A model that can be run; `seconds` is the processor time that making the session took."""
+    """A model that can be run; making the session took `seconds` of this thread."""
 
     def __init__(
         self, model: onnx.ModelProto, *, whole: bool = False, optimized: bool = True
@@ -25,9 +25,9 @@ class Session:
         content, options = model.SerializeToString(), session_options(threads=1)
         if not optimized:
             options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-        started = time.process_time()
+        started = time.thread_time()
         self._session = (create_session if whole else open_session)(content, options)
-        self.seconds = time.process_time() - started
+        self.seconds = time.thread_time() - started
         self._names = [o.name for o in model.graph.output]
         self._inputs = {i.name for i in model.graph.input}
 
@@ -38,14 +38,17 @@ class Session:
 
 
 def cpu_times(*runs: Callable[[], Any]) -> list[float]:
-    """The best process times of several programs, taken in turn."""
+    """The best times of several programs of one thread, taken in turn.
+
+    Other threads of the process do not count: some compile, or wait in a loop.
+    """
     best = [float("inf")] * len(runs)
     ends = time.perf_counter() + SECONDS
     for round_number in range(ROUNDS):
         if round_number > 1 and time.perf_counter() > ends:
             break
         for number, run in enumerate(runs):
-            started = time.process_time()
+            started = time.thread_time()
             run()
-            best[number] = min(best[number], time.process_time() - started)
+            best[number] = min(best[number], time.thread_time() - started)
     return best

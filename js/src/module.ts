@@ -3,7 +3,7 @@ import type { CheckpointState } from "./checkpoint.js";
 import { check, CheckpointError, InputError, ModelFileError, notFinite } from "./errors.js";
 import { checkLabels, explained } from "./labels.js";
 import type { ClassLabels } from "./labels.js";
-import { hostValue, joined, sizeOf } from "./ort.js";
+import { hostValue, joined, sizeOf, widened } from "./ort.js";
 import type { Data, Ort, Tensor, Tensors, Value } from "./ort.js";
 import { checkModel } from "./sound.js";
 
@@ -238,7 +238,8 @@ export class Module {
     for (const [i, { name, type }] of inputs.entries()) {
       const input = given[i] as Input;
       try {
-        tensors[name] = "getData" in input ? input : this.tensor(type, input.data, input.dims);
+        tensors[name] =
+          "getData" in input ? input : this.tensor(type, widened(type, input.data), input.dims);
       } catch (error) {
         // onnxruntime checks data and dimensions itself, but does not say which input is wrong
         throw new InputError(`Input "${name}": ${(error as Error).message}`);

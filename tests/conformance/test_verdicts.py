@@ -161,3 +161,29 @@ def test_a_jump_has_no_derivative() -> None:
 
     assert judge_alone(np.array([0.0, 1.0]), function, at, largest=1.0).word == "kink"
     assert judge_alone(np.array([0.0, 1.1]), function, at + 0.2, largest=1.0).word == "wrong"
+
+
+def test_a_right_gradient_takes_two_central_differences_a_direction() -> None:
+    calls = []
+
+    def counted(x):
+        calls.append(x)
+        return smooth(x)
+
+    assert judge_alone(smooth_gradient(AT), counted, AT, largest=3.0).word == "right"
+    assert len(calls) == 4 * 4
+
+
+def test_kinks_of_opposite_signs_are_looked_at_axis_by_axis() -> None:
+    """|x₀| − |x₁| at zero is flat along (1, 1), and any two slopes within ±1 are a choice."""
+
+    def saddle(x):
+        return float(abs(x[0]) - abs(x[1]) + x[2])
+
+    def said(gradient, seed):
+        at = np.array([0.0, 0.0, 0.8])
+        return judge_alone(np.array(gradient), saddle, at, largest=1.0, seed=seed).word
+
+    assert {said([1.0, 1.0, 1.0], seed) for seed in range(8)} == {"kink"}
+    assert {said([1.5, 1.0, 1.0], seed) for seed in range(8)} == {"wrong"}
+    assert {said([1.0, 1.0, 1.2], seed) for seed in range(8)} == {"wrong"}

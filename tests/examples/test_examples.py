@@ -19,6 +19,7 @@ EXAMPLES = ROOT / "examples"
 OURS = (
     "digits_from_scratch",
     "fine_tune_head",
+    "language_model",
     "tabular_regression",
     "text_classification",
     "time_series_lstm",
@@ -137,6 +138,20 @@ def test_two_output_loss_trains_both_outputs(tmp_path):
     for name in ("weighted loss", "mse of output1", "mse of output2"):
         before = number(name + r": ([\d.]+)", printed)
         assert number(name + r": [\d.]+ → ([\d.]+)", printed) < 0.2 * before
+
+
+def test_language_model_learns_and_takes_on_a_style(tmp_path):
+    pytest.importorskip("tokenizers")
+    printed = run("language_model", tmp_path, "--quick")
+    for text in ("new text", "unseen log entries"):
+        before = number(rf"perplexity of {text}: ([\d.]+)", printed)
+        assert number(rf"perplexity of {text}: [\d.]+ → ([\d.]+)", printed) < 0.75 * before
+    assert "PyTorch was imported: False" in printed
+    base, style = (exported(tmp_path / "gpt" / f"{n}.onnx") for n in ("trained", "logbook"))
+    ids = np.arange(12)[None]
+    scores = [s.run(None, {"input_ids": ids})[0] for s in (base, style)]
+    assert np.abs(scores[0] - scores[1]).max() > 0.1
+    assert (tmp_path / "gpt" / "adapter" / "adapter_model.safetensors").is_file()
 
 
 def test_notebook_runs(tmp_path, monkeypatch):

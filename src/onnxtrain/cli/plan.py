@@ -44,6 +44,8 @@ class Plan:
         None if the two have nothing to do with each other.
         """
         first = self.summary.outputs[0].name
+        if self.output.name.startswith(f"{first}/standardized"):
+            return ""
         links = {e.scores: e.function for e in self.summary.endings if e.value == first}
         return "" if self.output.name == first else links.get(self.output.name)
 
@@ -92,7 +94,8 @@ def _output(settings: Settings, summary: ModelSummary) -> ValueSummary:
             f"{', '.join(f'{v.name} is {v.dtype}' for v in summary.outputs)}. Make the scores "
             "before ArgMax or Cast an output of the model (onnx.utils.extract_model)."
         )
-    return floats[0]
+    named = [v for v in floats if v.name == "logits"] if settings.task else []
+    return (named or floats)[0]
 
 
 def _trainable(settings: Settings, summary: ModelSummary, output: ValueSummary) -> list[str]:

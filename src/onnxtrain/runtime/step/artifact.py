@@ -236,11 +236,15 @@ def _names(model: ModelFile, described: dict[str, Any], key: str) -> list[str]:
 def _labels(model: ModelFile, described: dict[str, Any]) -> list[ClassLabels]:
     listed = described.get("labels", [])
     try:
-        labels = [ClassLabels(e["input"], e["classes"], e["ignore_index"]) for e in listed]
+        labels = [
+            ClassLabels(e["input"], e["classes"], e["ignore_index"], e.get("skip", 0))
+            for e in listed
+        ]
         numbers = [n for e in labels for n in (e.classes, e.ignore_index)]
-        if all(isinstance(e.input, str) for e in labels) and all(map(_is_number, numbers)):
+        sound = all(isinstance(e.input, str) and e.skip in {0, 1} for e in labels)
+        if sound and all(map(_is_number, numbers)):
             return labels
-    except (TypeError, KeyError):
+    except (TypeError, KeyError, AttributeError):
         pass
     raise ModelFileError(
         f"{model.where}: {KEY} says 'labels' = {listed!r}; a list of inputs with their classes and "

@@ -1,6 +1,6 @@
 import { check, CheckpointError, InputError, ModelFileError, notFinite } from "./errors.js";
 import { checkLabels, explained } from "./labels.js";
-import { hostValue, joined, sizeOf } from "./ort.js";
+import { hostValue, joined, sizeOf, widened } from "./ort.js";
 import { checkModel } from "./sound.js";
 /** The models that device.json describes: put together, and run on the values of the state. */
 export class Module {
@@ -174,7 +174,8 @@ export class Module {
         for (const [i, { name, type }] of inputs.entries()) {
             const input = given[i];
             try {
-                tensors[name] = "getData" in input ? input : this.tensor(type, input.data, input.dims);
+                tensors[name] =
+                    "getData" in input ? input : this.tensor(type, widened(type, input.data), input.dims);
             }
             catch (error) {
                 // onnxruntime checks data and dimensions itself, but does not say which input is wrong
