@@ -16,7 +16,7 @@ from onnxtrain import artifacts, lora, losses, optim, text
 from onnxtrain.api import Trainer
 from onnxtrain.schedulers import CosineAnnealingLR
 
-CONTEXT, BATCH = 64, 16
+CONTEXT, BATCH = 64, 8
 
 
 def make_tokenizer(texts: Sequence[str], vocabulary: int) -> text.Tokenizer:
@@ -66,7 +66,10 @@ def learn(
     trainer.fit(rows, epochs, BATCH, validation_data=held_out)
     end = trainer.evaluate(held_out)["perplexity"]
     print(f"perplexity of new text: {start:.1f} → {end:.1f}")
-    print("after:", repr(text.generate(trainer.predict, inputs, tokenizer, "The ", 24)))
+    sample = text.generate(
+        trainer.predict, inputs, tokenizer, "The ", 24, temperature=0.8, top_k=20
+    )
+    print("after:", repr(sample))
     text.with_weights(base, trainer.state, folder / "trained.onnx")
 
 
@@ -81,7 +84,10 @@ def adapt(tokenizer: text.Tokenizer, folder: Path, entries: int, epochs: int) ->
     trainer.fit(rows, epochs, BATCH)
     end = trainer.evaluate(unseen)["perplexity"]
     print(f"perplexity of unseen log entries: {start:.1f} → {end:.1f}")
-    print("a log entry:", repr(text.generate(trainer.predict, inputs, tokenizer, "Day 7.", 40)))
+    entry = text.generate(
+        trainer.predict, inputs, tokenizer, "Day 7.", 40, temperature=0.8, top_k=20
+    )
+    print("a log entry:", repr(entry))
     adapter = lora.Adapter.of(adapted, trainer.state)
     lora.merge(folder / "trained.onnx", adapter, output=folder / "logbook.onnx")
     lora.save_peft(adapter, folder / "adapter")
@@ -93,7 +99,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--text", help="train on this .txt, .jsonl or .parquet file instead")
     parser.add_argument("--epochs", type=int, default=4)
-    parser.add_argument("--vocabulary", type=int, default=2000)
+    parser.add_argument("--vocabulary", type=int, default=1000)
     parser.add_argument("--output", default="gpt")
     parser.add_argument("--quick", action="store_true", help="little text, a smaller model")
     options = parser.parse_args()
@@ -105,11 +111,11 @@ def main() -> None:
         train, valid = [t for i, t in enumerate(given) if i % 10], given[::10]
     size, epochs, vocabulary = 96, options.epochs, options.vocabulary
     if options.quick:
-        train, valid, size, epochs, vocabulary = train[:20], valid[:2], 48, 3, 400
+        train, valid, size, epochs, vocabulary = train[:20], valid[:2], 48, 2, 400
     tokenizer = make_tokenizer([*train, *logbook(50)], vocabulary)
     tokenizer.backend.save(str(folder / "tokenizer.json"))
     learn(gpt(tokenizer.size, size, context=CONTEXT), tokenizer, train, valid, folder, epochs)
-    adapt(tokenizer, folder, 200 if options.quick else 400, 6)
+    adapt(tokenizer, folder, 200 if options.quick else 400, 4 if options.quick else 12)
     print("PyTorch was imported:", "torch" in sys.modules)
 
 

@@ -47,9 +47,9 @@ def with_teacher(
     pupil, master = _one_opset(load(student), load(teacher))
     graph = pupil.graph
     _without_training(master)
-    given = {v.name: v for v in graph.inputs}
+    available = {v.name: v for v in graph.inputs}
     for value in [v for v in master.graph.inputs if not v.is_initializer()]:
-        _feed(value, given, (inputs or {}).get(value.name or "", value.name or ""))
+        _feed(value, available, (inputs or {}).get(value.name or "", value.name or ""))
     known = [o.name or "" for o in master.graph.outputs]
     for name in outputs or known:
         if name not in known:
@@ -93,12 +93,12 @@ def _without_training(teacher: ir.Model) -> None:
             del node.attributes["training_mode"]
 
 
-def _feed(value: ir.Value, given: Mapping[str | None, ir.Value], name: str) -> None:
-    source = given.get(name)
+def _feed(value: ir.Value, available: Mapping[str | None, ir.Value], name: str) -> None:
+    source = available.get(name)
     if source is None:
         raise ModelError(
             f"The teacher takes {value.name!r}, and the student has no input {name!r}: it has "
-            f"{', '.join(str(n) for n in given)}. Say which it is: inputs={{{value.name!r}: …}}."
+            f"{', '.join(map(str, available))}. Say which it is: inputs={{{value.name!r}: …}}."
         )
     if source.dtype is not None and value.dtype is not None and source.dtype != value.dtype:
         raise ModelError(

@@ -42,17 +42,9 @@ def houses(rows=200, seed=0, path="houses.csv"):
 
 
 TRAIN = (
-    "train",
-    "model.onnx",
-    "--output",
-    "out",
-    "--loss",
-    "mse",
-    "--lr",
-    "0.05",
-    "--epochs",
-    "40",
-)
+    "train", "model.onnx", "--output", "out", "--loss", "mse", "--lr", "0.1", "--schedule",
+    "linear", "--batch-size", "5", "--epochs", "4",
+)  # fmt: skip
 
 
 def test_standardised_inside_the_model(run):
@@ -71,11 +63,11 @@ def test_standardised_inside_the_model(run):
     trained = onnx.load("out/model.onnx")
     assert [v.name for v in trained.graph.input] == ["x"]
     assert [v.name for v in trained.graph.output] == ["y"]
-    again = run(*TRAIN[:-1], "42", "--data", "houses.csv", "--features", "area", "--val",
+    again = run(*TRAIN[:-1], "5", "--data", "houses.csv", "--features", "area", "--val",
                 "houses.csv", "--metric", "mae", "--standardize", "both", "--resume")  # fmt: skip
     assert again.code == 0, again.err
     houses(seed=5)
-    again = run(*TRAIN[:-1], "44", "--data", "houses.csv", "--features", "area", "--val",
+    again = run(*TRAIN[:-1], "6", "--data", "houses.csv", "--features", "area", "--val",
                 "houses.csv", "--metric", "mae", "--standardize", "both", "--resume")  # fmt: skip
     assert again.code == 1
     assert "other data" in again.err
@@ -110,7 +102,7 @@ def test_whole_numbers_as_categories(run):
     _, labels = blobs(60)
     write_csv("t.csv", {"kind": (labels * 7).tolist(), "size": [1.5] * 60, "y": labels.tolist()})
     arguments = ("--data", "t.csv", "--loss", "cross_entropy", "--output", "out", "--lr", "0.05")
-    result = run("train", "model.onnx", *arguments, "--categorical", "kind", "--epochs", "20")
+    result = run("train", "model.onnx", *arguments, "--categorical", "kind", "--batch-size", "4")
     assert result.code == 0, result.err
     columns = {"kind": labels[:, None] * 7, "size": np.full((60, 1), 1.5, np.float32)}
     (scores,) = session("out/table.onnx").run(None, columns)

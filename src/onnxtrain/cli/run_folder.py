@@ -25,8 +25,13 @@ from .settings import FIELDS, Settings
 
 FIXED = (
     "loss", "optimizer", "freeze", "train", "weight_decay", "momentum", "clip_norm", "loss_output",
+<<<<<<< HEAD
     "ignore_index", "task", "training_mode", "batch_size", "drop_last", "accumulate", "seed",
-    "categorical", "standardize",
+    "categorical", "standardize", "teacher", "temperature", "distill_alpha",
+=======
+    "ignore_index", "categorical", "standardize", "task", "training_mode", "batch_size",
+    "drop_last", "accumulate", "seed",
+>>>>>>> s9/guest
 )  # fmt: skip
 """Settings that a resumed run must share with the one it goes on with."""
 

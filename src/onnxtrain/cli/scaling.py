@@ -6,17 +6,13 @@ of its inputs in front and that of its output behind.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import onnx
-import onnx_ir as ir
 
-from ..graph import Names, load, to_proto
-from ..graph.edit import all_names
+from ..graph.scale import with_scaling
 from ..runtime.loop.metrics import Metric
 from .output import UserError, one_of
 
@@ -126,7 +122,9 @@ def standardize(
         for data in (training, *others):
             if data.arrays:
                 data.arrays[target] = scale.apply(data.arrays[target])
-    model, compared = with_scaling(plan.model, inputs, plan.output.name, scale)
+    numbers = {name: (s.mean, s.deviation) for name, s in inputs.items()}
+    units = None if scale is None else (scale.mean, scale.deviation)
+    model, compared = with_scaling(plan.model, numbers, plan.output.name, units)
     return replace(plan, model=model, output=replace(plan.output, name=compared))
 
 
@@ -166,69 +164,3 @@ def _input_scales(task: Task, training: Dataset) -> dict[str, Scale]:
         if scales[name].mean.size == numbers.size:
             scales[name] = scales[name].only(numbers.reshape(scales[name].mean.shape))
     return scales
-
-
-def with_scaling(
-    model: str | onnx.ModelProto, inputs: Mapping[str, Scale], output: str, scale: Scale | None
-) -> tuple[onnx.ModelProto, str]:
-    """A model that standardises its inputs and gives its output in the units of the data.
-
-    Args:
-        model: as it is.
-        inputs: scales of inputs, by name.
-        output: the output that a loss compares.
-        scale: of that output; None to leave it.
-
-    Returns:
-        The model, and the name of what a loss on scaled targets compares.
-    """
-    scaled = load(model)
-    graph = scaled.graph
-    names = Names(all_names(graph))
-    for value in graph.inputs:
-        scale_of_input = inputs.get(str(value.name))
-        if scale_of_input is not None:
-            _scale_input(graph, value, scale_of_input, names)
-    compared = output if scale is None else _scale_output(graph, output, scale, names)
-    return to_proto(scaled), compared
-
-
-def _scale_input(graph: ir.Graph, value: ir.Value, scale: Scale, names: Names) -> None:
-    readers = list(value.uses())
-    centred = _arithmetic("Sub", value, scale.mean, graph, names)
-    divided = _arithmetic("Div", centred.outputs[0], scale.deviation, graph, names)
-    for node, index in readers:
-        node.replace_input_with(index, divided.outputs[0])
-    first = graph[0]
-    graph.insert_before(first, [centred, divided])
-
-
-def _scale_output(graph: ir.Graph, output: str, scale: Scale, names: Names) -> str:
-    place = [v.name for v in graph.outputs].index(output)
-    value = graph.outputs[place]
-    widened = _arithmetic("Mul", value, scale.deviation, graph, names)
-    shifted = _arithmetic("Add", widened.outputs[0], scale.mean, graph, names)
-    graph.extend([widened, shifted])
-    graph.outputs[place] = shifted.outputs[0]
-    value.name, shifted.outputs[0].name = names.fresh(f"{output}/standardized"), output
-    return str(value.name)
-
-
-def _arithmetic(
-    op_type: str, value: ir.Value, numbers: Array, graph: ir.Graph, names: Names
-) -> ir.Node:
-    """A node of two operands, the second a constant in the type of the first."""
-    assert value.dtype is not None
-    tensor = numbers.reshape(numbers.shape[: _rank(value)]).astype(value.dtype.numpy())
-    name = names.fresh(f"{value.name}/{op_type.lower()}")
-    constant = ir.Value(
-        name=f"{name}/constant", const_value=ir.tensor(tensor, name=f"{name}/constant")
-    )
-    constant.type, constant.shape = value.type, ir.Shape(tensor.shape)
-    graph.register_initializer(constant)
-    result = ir.Value(name=name, type=value.type, shape=value.shape)
-    return ir.Node("", op_type, [value, constant], outputs=[result], name=name)
-
-
-def _rank(value: ir.Value) -> int | None:
-    return None if value.shape is None else value.shape.rank()

@@ -70,9 +70,9 @@ def sentence_encoder(
     names = [EMBEDDING] if texts == 1 else [f"{EMBEDDING}_{i}" for i in range(texts)]
     size = (dims_of(hidden) or [None])[-1]
     for name, result in zip(names, results):
-        given = op.Identity(result)
-        given.value.name = name
-        given.value.type, given.value.shape = hidden.type, ir.Shape(["rows", size])
+        named = op.Identity(result).value
+        named.name = name
+        named.type, named.shape = hidden.type, ir.Shape(["rows", size])
     outputs = [node.outputs[0] for node in op.nodes if node.outputs[0].name in names]
     op.attach(encoder.graph, mark=True)
     replace_outputs(encoder, outputs)
