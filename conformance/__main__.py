@@ -21,9 +21,10 @@ from .run import Limits, run
 def main() -> int:
     """Try the cases of one list."""
     options = arguments()
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    for number in (signal.SIGINT, signal.SIGTERM):  # a shell starts what runs behind deaf to both
+        signal.signal(number, signal.default_int_handler)
     python = options.python or python_of(options.list, lists()[options.list])
-    limits = Limits(options.seconds, options.memory, options.total)
+    limits = Limits(options.seconds, options.memory, options.total, options.exporter)
     results = Path(options.results) if options.results else path_of(options.list)
     try:
         return run(options.list, python, results, limits, only=options.only, again=options.again)
@@ -43,6 +44,7 @@ def arguments() -> argparse.Namespace:
     add("--seconds", type=float, default=300.0, help="time for one case (300)")
     add("--memory", type=float, default=8.0, help="gigabytes that a case may allocate (8)")
     add("--total", type=float, default=0.0, help="stop after about so many seconds")
+    add("--exporter", default="", help="of a module's exporters only this one")
     add("--python", default="", help="Python of an environment that exists already")
     add("--results", default="", help="write the rows to this file")
     return parser.parse_args()

@@ -52,8 +52,10 @@ class Stages:
             raise EndOfCase(outcome_of(error, outcome), error) from error
 
 
-def check(name: str, case: Case, say: Say = lambda _: None) -> Iterator[Row]:
-    """One row per exporter."""
+def check(
+    name: str, case: Case, say: Say = lambda _: None, only_exporter: str = ""
+) -> Iterator[Row]:
+    """One row per exporter, or of one alone."""
     if isinstance(case, OnnxCase):
         from .onnx_check import OnnxTrial
 
@@ -63,6 +65,8 @@ def check(name: str, case: Case, say: Say = lambda _: None) -> Iterator[Row]:
 
     for exporter in case.exporters:
         label = exporter if isinstance(exporter, str) else exporter.__name__
+        if only_exporter not in ("", label):
+            continue
         yield _row(name, case.family, label, TorchTrial(case, exporter), say)
 
 
@@ -97,7 +101,8 @@ def shortened(reason: object, length: int = 240) -> str:
     text = f"{type(reason).__name__}: {reason}" if isinstance(reason, Exception) else str(reason)
     text = re.sub(r"0x[0-9a-f]{6,}", "0x…", " ".join(text.split()))
     text = re.sub(r"(?:/[\w.+-]+){3,}/", "…/", text)
-    return text if len(text) <= length else f"{text[: length - 1]}…"
+    begin = length // 2  # the end says what is wrong, after onnxruntime's long signatures
+    return text if len(text) <= length else f"{text[:begin]}…{text[begin + 1 - length :]}"
 
 
 def peak_megabytes() -> float | None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from onnxtrain.torch.export import Exported, export
 
+from . import torch_tables
 from .cases import TorchCase
 
 Exporter = Callable[[TorchCase], Exported]
@@ -15,6 +16,7 @@ def _of_torch(name: str) -> Exporter:
     def run(case: TorchCase) -> Exported:
         from torch.utils import _pytree as pytree
 
+        torch_tables.remember()
         leaves = pytree.tree_leaves((case.inputs, case.kwargs))
         names = [f"input_{i}" for i in range(sum(hasattr(leaf, "shape") for leaf in leaves))]
         return export(

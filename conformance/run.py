@@ -26,18 +26,22 @@ STOPPED_IN = {"export": "not exported", "case": "not exported", "forward": "not 
 
 @dataclass(frozen=True)
 class Limits:
-    """Of a case: seconds and gigabytes; of the whole run: seconds, 0 for none."""
+    """Of a case: seconds and gigabytes; of the whole run: seconds, 0 for none.
+
+    With an `exporter` only that one is tried, of the modules that have several.
+    """
 
     seconds: float = 300.0
     memory: float = 8.0
     total: float = 0.0
+    exporter: str = ""
 
 
 def run(
     name: str, python: str, path: Path, limits: Limits, *, only: str = "*", again: bool = False
 ) -> int:
     """Try the cases of a list that have no row yet (or all of them `again`)."""
-    done = set() if again else {row["name"] for row in results.read(path)}
+    done = set() if again else _done(results.read(path), limits.exporter)
     worker = Worker(name, python, limits, tells_names=True)
     try:
         wanted, batch = worker.names()
@@ -62,6 +66,12 @@ def run(
     return 0
 
 
+def _done(rows: list[Row], exporter: str) -> set[str]:
+    """Cases that need not be tried again; one that could not be made has no exporter."""
+    tried = {exporter, ""}
+    return {r["name"] for r in rows if not exporter or r.get("exporter", "") in tried}
+
+
 def _command(python: str, name: str, *more: str) -> list[str]:
     return [python, "-m", "conformance.worker", name, *more]
 
@@ -82,6 +92,7 @@ class Worker:
         self.limits = limits
         self.cases = 0
         more = ["--names"] if tells_names else []
+        more += ["--exporter", limits.exporter] if limits.exporter else []
         self._process = subprocess.Popen(
             _command(python, name, "--memory", str(limits.memory), *more), cwd=ROOT,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True,

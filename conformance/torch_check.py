@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 import torch
+from torch.utils import _pytree as pytree
 
 from onnxtrain.errors import OnnxTrainError
 from onnxtrain.torch.export import Exported
@@ -19,13 +21,24 @@ from .exporters import EXPORTERS
 from .results import Row
 from .sessions import Session, cpu_times
 from .steps import compare_steps
-from .torch_function import TorchFunction, arrays, random_weights
+from .torch_function import TorchFunction, arrays, in_float32, random_weights
 from .twin import in_float64
-from .verdicts import Verdict, distance, judge, largest_of, or_rounding, worst
+from .verdicts import (
+    Verdict,
+    compare,
+    distance,
+    judge,
+    judge_by_differences,
+    largest_of,
+    or_rounding,
+    worst,
+)
 from .weighted import LOSS, differentiate, gradient_names, weight_of, with_loss
 
 FORWARD_TOLERANCE = 2e-3
 SECOND = "conformance_second"
+BY_THEMSELVES = 3
+"""How many gradients that differ from torch's are judged one by one."""
 FINE = ("right", "rounding", "kink", "torch wrong")
 
 
@@ -34,7 +47,9 @@ class TorchTrial:
 
     def __init__(self, case: TorchCase, exporter: str | Callable[[TorchCase], Exported]) -> None:
         torch.set_num_threads(1)
-        self.case = case
+        # Some samples are float64 whatever is asked for.
+        inputs, kwargs = pytree.tree_map(in_float32, (case.inputs, case.kwargs))
+        self.case = case = replace(case, inputs=inputs, kwargs=kwargs)
         self._export = EXPORTERS[exporter] if isinstance(exporter, str) else exporter
         self.function = TorchFunction(case)
         self.verdicts: list[Verdict] = []
@@ -125,11 +140,11 @@ class TorchTrial:
         weights = [w for w in self.function.weights if w.size]
         for (output, value), weight in zip(self.values.items(), weights):
             self.feeds[weight_of(LOSS, output)] = weight.astype(value.dtype)
-        started = time.process_time()
+        started = time.thread_time()
         self.gradient_model = differentiate(
             self.model, list(self.wrt.values()), LOSS, self.exported.barriers
         )
-        row["build_s"] = time.process_time() - started
+        row["build_s"] = time.thread_time() - started
         row["nodes"] = len(self.exported.model.graph.node)
         row["nodes_after"] = len(self.gradient_model.graph.node)
 
@@ -140,7 +155,7 @@ class TorchTrial:
         names = gradient_names(self.gradient_model)
         ours = {n: got[names[v]] for n, v in self.wrt.items()}
         largest = largest_of(self.gradients32)
-        found = [self._judge(n, ours[n], largest) for n in self.wrt]
+        found = self._judge_all(ours, largest)
         found += [
             Verdict("wrong", 1.0, f"{n} is not in the graph, and torch has a gradient")
             for n, g in self.gradients32.items()
@@ -150,21 +165,54 @@ class TorchTrial:
             found.append(Verdict("wrong", 1.0, "outputs of the graph with gradients are others"))
         self._note(row, "gradients", found)
 
-    def _judge(self, name: str, ours: Array, largest: float) -> Verdict:
-        verdict = judge(
-            ours,
-            self.gradients32[name],
-            lambda: self.gradients64[name],
-            lambda moved: self.exact.value({name: moved}),
-            arrays(self.function.point())[name],
-            largest=largest,
-            tolerance=self.case.tolerance,
-        )
-        if verdict.word in ("wrong", "undecided"):
-            twin = in_float64(self.gradient_model, self.feeds)
-            ours64 = twin.get(gradient_names(self.gradient_model)[self.wrt[name]])
-            verdict = or_rounding(verdict, ours64, self.gradients64[name], largest)
+    def _judge_all(self, ours: dict[str, Array], largest: float) -> list[Verdict]:
+        """All that differ from torch's are judged: the worst by themselves, the rest together.
+
+        At a kink the gradients of everything before it differ, and one would be looked at like
+        the other.
+        """
+        compared = {n: self._compare(n, ours[n], largest) for n in self.wrt}
+        differ = [n for n in self.wrt if compared[n].word == "undecided"]
+        differ.sort(key=lambda n: -compared[n].error)
+        groups = [[n] for n in differ[:BY_THEMSELVES]]
+        groups += [differ[BY_THEMSELVES:]] if len(differ) > BY_THEMSELVES else []
+        judged = [self._judge(names, ours, largest) for names in groups]
+        return [v for v in compared.values() if v.word != "undecided"] + judged
+
+    def _compare(self, name: str, ours: Array, largest: float) -> Verdict:
+        verdict = compare(
+            ours, self.gradients32[name], lambda: self.gradients64[name],
+            largest=largest, tolerance=self.case.tolerance,
+        )  # fmt: skip
         return Verdict(verdict.word, verdict.error, f"{name}: {verdict.note}")
+
+    def _judge(self, names: list[str], ours: dict[str, Array], largest: float) -> Verdict:
+        """About some gradients as if they were one."""
+        at = arrays(self.function.point())
+        ends = np.cumsum([at[n].size for n in names])[:-1]
+
+        def flat(values: Mapping[str, Array]) -> Array:
+            return np.concatenate([values[n].ravel() for n in names])
+
+        def function(moved: Array) -> float:
+            parts = zip(names, np.split(moved, ends))
+            return self.exact.value({n: part.reshape(at[n].shape) for n, part in parts})
+
+        exact = flat(self.gradients64)
+        verdict = judge_by_differences(
+            flat(ours), exact, function, flat(at), largest=largest, tolerance=self.case.tolerance
+        )
+        if verdict.word in ("wrong", "undecided") and self.twin is not None:
+            verdict = or_rounding(verdict, flat(self.twin), exact, largest)
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        return Verdict(verdict.word, verdict.error, f"{names[0]}{more}: {verdict.note}")
+
+    @cached_property
+    def twin(self) -> dict[str, Array] | None:
+        """The gradients that our graph has in float64; None where it cannot be computed so."""
+        outputs = in_float64(self.gradient_model, self.feeds)
+        names = gradient_names(self.gradient_model)
+        return {n: outputs[names[v]] for n, v in self.wrt.items()} if outputs else None
 
     def _note(self, row: Row, what: str, found: list[Verdict]) -> None:
         decided = worst(found)

@@ -25,6 +25,7 @@ def main() -> int:
     parser.add_argument("list")
     parser.add_argument("--names", action="store_true")
     parser.add_argument("--memory", type=float, default=0.0)
+    parser.add_argument("--exporter", default="")
     options = parser.parse_args()
     say = _channel()
     warnings.simplefilter("ignore")
@@ -33,12 +34,12 @@ def main() -> int:
         say({"names": module.names(), "batch": getattr(module, "BATCH", 1)})
     _limit_memory(options.memory)
     for line in sys.stdin:
-        attempt(line.rstrip("\n"), module.case, say)
+        attempt(line.rstrip("\n"), module.case, say, options.exporter)
     return 0
 
 
-def attempt(name: str, make: Callable[[str], Any], say: Say) -> None:
-    """Try one case; whatever it raises is a row."""
+def attempt(name: str, make: Callable[[str], Any], say: Say, exporter: str = "") -> None:
+    """Try one case, through one exporter or all; whatever it raises is a row."""
     from .check import check
 
     say({"stage": "case"})
@@ -50,7 +51,7 @@ def attempt(name: str, make: Callable[[str], Any], say: Say) -> None:
         say({"row": {"name": name, "exporter": "", "outcome": "not exported",
                      "reason": " ".join(reason.split())[:300]}})  # fmt: skip
     else:
-        for row in check(name, case, say) if case is not None else ():
+        for row in check(name, case, say, exporter) if case is not None else ():
             say({"row": row})
     say({"done": name})
 

@@ -7,6 +7,8 @@ one of Hugging Face has the sizes of the list of transformers. Weights are rando
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from conformance.cases import TorchCase
@@ -16,7 +18,7 @@ from . import transformers as transformers_list
 from .torchvision_build import import_torchvision
 
 PACKAGES = ["transformers>=5", "timm", "torchvision"]
-BATCH = 8
+BATCH = 20
 """How many cases share a process."""
 
 TIMM = [
@@ -27,7 +29,7 @@ TIMM = [
     "visformer_small", "vit_base_patch14_dinov2.lvd142m", "vit_base_patch16_siglip_256",
 ]  # fmt: skip
 
-SMALLER = {
+SMALLER: dict[str, dict[str, Any]] = {
     "beit_base_patch16_224": {"depth": 2},
     "convnextv2_nano.fcmae_ft_in22k_in1k": {"depths": (1, 1, 2, 1)},
     "deit_base_distilled_patch16_224": {"depth": 2},
@@ -109,7 +111,7 @@ def case(name: str) -> TorchCase:
     """The network of this name, scaled down."""
     import_torchvision()
     if name in TIMM:
-        module, image = timm_list.smallest_image(name, SMALLER.get(name, {}))
+        module, image = timm_list.smallest_image(timm_list.of_model(name, SMALLER.get(name, {})))
         return TorchCase(module, (image,), family="timm", exporters=("dynamo", "torchscript"))
     kind, class_name = HUGGING_FACE[name]
     torch.manual_seed(0)

@@ -227,7 +227,9 @@ class App {
 
   private use(name: string, arrays: ReadonlyMap<string, NdArray>, scale?: number): void {
     if (this.artifacts === undefined) throw new Error("The artifacts are not loaded.");
-    this.dataset = makeDataset(name, arrays, this.artifacts.module.inputs(), scale);
+    const { module } = this.artifacts;
+    const labels = module.facts.models["train"]?.labels;
+    this.dataset = makeDataset(name, arrays, module.inputs(), labels, scale);
     this.own = [];
     this.run?.pause();
     this.describeData();
@@ -274,8 +276,9 @@ class App {
     if (!usable) return;
     const top = labels.reduce((a, b) => Math.max(a, b), 0);
     const select = element<HTMLSelectElement>("label");
-    if (select.options.length !== top + 1) {
-      select.replaceChildren(...Array.from({ length: top + 1 }, (_, i) => new Option(String(i))));
+    const names = Array.from({ length: top + 1 }, (_, i) => dataset?.className(i) ?? "");
+    if ([...select.options].map((option) => option.text).join() !== names.join()) {
+      select.replaceChildren(...names.map((text) => new Option(text)));
     }
   }
 
@@ -299,21 +302,21 @@ class App {
   }
 
   private async guess(known?: Float32Array): Promise<void> {
-    const { artifacts, imageSize } = this;
-    if (artifacts === undefined || imageSize === undefined || this.dataset === undefined) return;
+    const { artifacts, imageSize, dataset } = this;
+    if (artifacts === undefined || imageSize === undefined || dataset === undefined) return;
     const image = known ?? this.pad.image(imageSize.height, imageSize.width);
     if (image === undefined) return;
     paint(element<HTMLCanvasElement>("small"), image, imageSize.height, imageSize.width);
-    const shape = this.dataset.columns[0]?.shape ?? [];
+    const shape = dataset.columns[0]?.shape ?? [];
     const [scores] = await classes(artifacts.module, [{ data: image.slice(), dims: [1, ...shape] }]);
     if (scores === undefined) return;
     const shares = softmax(scores);
     const winner = best(scores);
     const percent = ((shares[winner] ?? 0) * 100).toFixed(0);
     const strong = document.createElement("b");
-    strong.textContent = String(winner);
+    strong.textContent = dataset.className(winner);
     element("answer").replaceChildren("It reads ", strong, ` (${percent} % sure)`);
-    element("bars").replaceChildren(...[...shares].map(bar));
+    element("bars").replaceChildren(...[...shares].map((s, i) => bar(s, dataset.className(i))));
   }
 
   private async addExample(): Promise<void> {
@@ -390,10 +393,10 @@ function number(id: string): number {
   return Number(input.value);
 }
 
-function bar(share: number, label: number): HTMLLIElement {
+function bar(share: number, label: string): HTMLLIElement {
   const item = document.createElement("li");
   const name = document.createElement("span");
-  name.textContent = String(label);
+  name.textContent = label;
   const progress = document.createElement("progress");
   progress.max = 1;
   progress.value = share;

@@ -1,5 +1,6 @@
 /** A data set in the form in which a model takes it: one array per input, rows shuffled and split. */
 import type { Data, Input, ValueInfo } from "../src/index.js";
+import type { ClassLabels } from "../src/labels.js";
 import { arrayOf } from "../src/ort.js";
 import type { NdArray } from "./arrays.js";
 
@@ -25,6 +26,8 @@ export class Dataset {
     readonly name: string,
     readonly columns: readonly Column[],
     readonly rows: number,
+    /** Names of the classes, if the labels were text. */
+    readonly classes: readonly string[] = [],
   ) {
     const order = shuffled(rows, 1);
     const held = rows < 10 ? 0 : Math.round(rows * HELD_OUT);
@@ -50,6 +53,11 @@ export class Dataset {
     return rows.map((row) => Number(column.data[row]));
   }
 
+  /** The name of a class; its number if it has none. */
+  className(label: number): string {
+    return this.classes[label] ?? String(label);
+  }
+
   /** The first input of one row. */
   example(row: number): Float32Array | undefined {
     const column = this.columns[0];
@@ -59,7 +67,7 @@ export class Dataset {
 
   /** The same, with examples added to those that are trained on. */
   with(examples: readonly { image: Float32Array; label: number }[]): Dataset {
-    const grown = new Dataset(this.name, this.columns, this.rows);
+    const grown = new Dataset(this.name, this.columns, this.rows, this.classes);
     const [images, labels] = this.columns;
     if (images === undefined || labels === undefined) return grown;
     const pixels = new Float32Array(images.data.length + examples.length * images.size);
@@ -69,17 +77,21 @@ export class Dataset {
     (classes as Int32Array).set(labels.data as Int32Array);
     examples.forEach(({ label }, i) => setNumber(classes, this.rows + i, label));
     const columns = [{ ...images, data: pixels as Data }, { ...labels, data: classes }];
-    const result = new Dataset(this.name, columns, this.rows);
+    const result = new Dataset(this.name, columns, this.rows, this.classes);
     examples.forEach((_, i) => result.training.push(this.rows + i));
     return result;
   }
 }
 
-/** Find the array for each input, by name or by order, and bring it to the type it must have. */
+/**
+ * Find the array for each input, by name or by order, and bring it to the type it must have.
+ * What cannot be trained on is refused here, with its row: `labels` says which inputs are classes.
+ */
 export function makeDataset(
   name: string,
   arrays: ReadonlyMap<string, NdArray>,
   inputs: readonly ValueInfo[],
+  labels: readonly ClassLabels[] = [],
   scale?: number,
 ): Dataset {
   const names = [...arrays.keys()];
@@ -96,8 +108,58 @@ export function makeDataset(
   });
   const rows = chosen[0]?.shape[0] ?? 0;
   if (rows === 0) throw new Error(`${name} has no rows.`);
-  const columns = inputs.map((info, i) => column(info, chosen[i] as NdArray, rows, name, scale));
-  return new Dataset(name, columns, rows);
+  let classes: readonly string[] = [];
+  const columns = inputs.map((info, i) => {
+    const expected = labels.find(({ input }) => input === info.name);
+    let array = chosen[i] as NdArray;
+    if (array.texts !== undefined) {
+      classes = classesIn(array.texts, expected, `${name}: "${info.name}"`);
+      array = encoded(array, classes);
+    }
+    const made = column(info, array, rows, name, scale);
+    if (expected !== undefined) checkClasses(made, expected, name);
+    return made;
+  });
+  return new Dataset(name, columns, rows, classes);
+}
+
+/** The classes in alphabetical order, as the command line numbers them. */
+function classesIn(
+  texts: readonly string[],
+  expected: ClassLabels | undefined,
+  what: string,
+): string[] {
+  if (expected === undefined) {
+    throw new Error(`${what} holds text ("${texts[0]}"), and the model takes numbers.`);
+  }
+  const names = [...new Set(texts)].sort();
+  if (expected.classes !== null && names.length > expected.classes) {
+    throw new Error(
+      `${what} holds ${names.length} classes (${names.slice(0, 6).join(", ")} …), ` +
+        `and the model has ${expected.classes}.`,
+    );
+  }
+  return names;
+}
+
+function encoded(array: NdArray, classes: readonly string[]): NdArray {
+  const number = new Map(classes.map((name, i) => [name, i]));
+  const data = (array.texts ?? []).map((text) => number.get(text) as number);
+  return { data, shape: array.shape, kind: "i8" };
+}
+
+/** Name the first row whose label is no class. */
+function checkClasses({ data, size }: Column, expected: ClassLabels, name: string): void {
+  const { input, classes, ignore_index: ignored } = expected;
+  data.forEach((element: number | bigint, i: number) => {
+    const label = Number(element);
+    if (label === ignored || (label >= 0 && (classes === null || label < classes))) return;
+    const most = classes === null ? "numbers from 0 on" : `classes 0 to ${classes - 1}`;
+    throw new Error(
+      `${name}: "${input}" has the label ${label} in row ${Math.floor(i / size)}, and labels are ` +
+        `${most}. Correct the labels, or use a model with more classes.`,
+    );
+  });
 }
 
 function column(
@@ -116,9 +178,10 @@ function column(
   const known = declared.every((d) => typeof d === "number");
   const wanted = declared.reduce<number>((n, d) => n * (typeof d === "number" ? d : 1), 1);
   if (known && wanted !== size) {
+    const shape = declared.length > 1 ? ` (${declared.join("×")})` : "";
     throw new Error(
-      `${name}: a row for "${info.name}" has ${size} numbers, the model takes ${wanted} ` +
-        `(${declared.join("×") || "one"}).`,
+      `${name}: a row for "${info.name}" has ${numbers(size)}, and the model takes ` +
+        `${wanted === 1 ? "one" : wanted}${shape}.`,
     );
   }
   const shape = known ? (declared as number[]) : array.shape.slice(1);
@@ -127,12 +190,24 @@ function column(
   const data = emptyLike({ type, size }, rows);
   for (let i = 0; i < array.data.length; i++) {
     const value = Number(array.data[i]) * factor;
+    const row = Math.floor(i / size);
+    if (!Number.isFinite(value)) {
+      throw new Error(
+        `${name}: "${info.name}" holds ${value} in row ${row}. Remove such rows, or fill them in.`,
+      );
+    }
     if (!isFloat && !Number.isInteger(value)) {
-      throw new Error(`${name}: "${info.name}" must hold whole numbers, not ${value}.`);
+      throw new Error(
+        `${name}: "${info.name}" must hold whole numbers, not ${value} as in row ${row}.`,
+      );
     }
     setNumber(data, i, value);
   }
   return { type, data, shape, size };
+}
+
+function numbers(count: number): string {
+  return count === 1 ? "one number" : `${count} numbers`;
 }
 
 function emptyLike({ type, size }: { type: string; size: number }, rows: number): Data {

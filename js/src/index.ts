@@ -1,7 +1,7 @@
 /** Train ONNX artifacts in the browser and in Node with the stock onnxruntime. */
 import type { InferenceSession } from "onnxruntime-common";
 import { CheckpointState } from "./checkpoint.js";
-import { check, ModelFileError } from "./errors.js";
+import { check, InputError, ModelFileError } from "./errors.js";
 import { readFacts } from "./facts.js";
 import { readBytes } from "./files.js";
 import { Module } from "./module.js";
@@ -30,6 +30,10 @@ export type Artifacts = { state: CheckpointState; module: Module; optimizer?: Op
 
 /** Load the artifacts in a directory (a URL, or a path in Node) and make them ready to train. */
 export async function loadArtifacts(directory: string, options: LoadOptions): Promise<Artifacts> {
+  const usage =
+    "Name the onnxruntime to run on: loadArtifacts(directory, { ort }), with " +
+    'import * as ort from "onnxruntime-web" (or "onnxruntime-node").';
+  check((options as Partial<LoadOptions> | undefined)?.ort?.InferenceSession, usage, InputError);
   const { ort, sessionOptions, prefix = "", checkpoint } = options;
   const remedy =
     "If an older onnxtrain wrote the artifacts, run `python -m onnxtrain.artifacts.device " +

@@ -21,6 +21,14 @@ export function arrayOf(type: string): ArrayOf {
   return found;
 }
 
+/** Whole numbers of 8 to 32 bits as those of 64 bits, where a model takes these. */
+export function widened(type: string, data: Data): Data {
+  const isNarrow = /^(Ui|I)nt(8|16|32)Array$/.test(data.constructor.name);
+  if (!isNarrow || (type !== "int64" && type !== "uint64")) return data;
+  const Wide = type === "int64" ? BigInt64Array : BigUint64Array;
+  return new Wide(Array.from(data as ArrayLike<number>, BigInt)) as Data;
+}
+
 /** Numbers in the host's memory; those of a `Tensor` may be in the device's (`location`). */
 export type Value = { type: string; dims: readonly number[]; data: Data };
 export type Tensors = Readonly<Record<string, Tensor>>;

@@ -33,6 +33,9 @@ await refused(usual, [x, labels(0, 1, 2, -(2n ** 63n))], /has the label -9223372
 const tensor = new ort.Tensor("int64", labels(0, 1, 2, -2).data, [4]);
 await refused(usual, [x, tensor], /has the label -2 in row 3/);
 losses.usual = await both(usual, x, labels(3, -100, 2, -100));
+const narrow = { data: Int32Array.of(3, -100, 2, -100), dims: [4] };
+assert.deepEqual((await both(usual, x, narrow)), losses.usual);
+await assert.rejects(lib.loadArtifacts(`${folder}/usual`), /loadArtifacts\(directory, \{ ort \}\)/);
 losses.none = await both(usual, x, labels(-100, -100, -100, -100));
 
 const minus = await load("minus");

@@ -28,7 +28,7 @@ report.summary = await text("#summary");
 report.isolated = await page.evaluate(() => globalThis.crossOriginIsolated);
 
 // a file that cannot be used says why
-await drop("notes.txt", Buffer.from("a,b\n1,hello\n").toString("base64"));
+await drop("notes.txt", Buffer.from("a,b\nhello,1\n").toString("base64"));
 await status("is not a number");
 report.complaint = await text("#status");
 

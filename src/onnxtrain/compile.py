@@ -33,8 +33,19 @@ from .graph.io import clone, save
 from .graph.labels import ClassLabels, class_labels, guard_labels
 from .normalize import MAX_IR, MAX_OPSET, lift_constants, normalize
 from .optim import Optimizer, append_update
-from .passes import AFTER, BEFORE, Context, Recompute, Trace, check_recompute, modes, with_rules
+from .passes import (
+    AFTER,
+    BEFORE,
+    Context,
+    Recompute,
+    Trace,
+    check_recompute,
+    delay_weights,
+    modes,
+    with_rules,
+)
 from .passes.accumulation import accumulate
+from .passes.cleanup import remove_unread_initializers
 from .passes.draws import draws_from_counter
 from .passes.partition import Partition, partition
 from .passes.schedule import schedule
@@ -383,7 +394,8 @@ def eval_model(plan: Plan) -> ir.Model:
     modes.switch_off_training(model)
     params.to_inputs(model, plan.parameters)
     if model.opset_imports.get("", 0) > MAX_OPSET or not _is_standard(model):
-        model = normalize(model)
+        model = delay_weights(normalize(model))
+        remove_unread_initializers(model.graph)
     model.ir_version = min(model.ir_version, MAX_IR)
     set_outputs(model, plan.outputs)
     labels = plan.built.labels if plan.built is not None else plan.labels_of(model)

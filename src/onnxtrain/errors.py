@@ -132,6 +132,10 @@ class AdapterError(OnnxTrainError, ValueError):
     """An adapter, or what is asked of one, does not fit the model."""
 
 
+class TextError(OnnxTrainError, ValueError):
+    """A text file, a tokenizer or a language model's inputs are not what they must be."""
+
+
 class GradientRuleError(OnnxTrainError, RuntimeError):
     """A gradient rule failed or returned the wrong thing while it handled a node."""
 

@@ -7,11 +7,10 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx.parser
-import onnx.reference
 import onnxruntime as ort
 
 import onnxtrain
-from tests.rules.reference_loops import LOOP_OPS
+from onnxtrain.graph.evaluate import evaluator
 
 
 def parse(text: str, dtype: str, opset: int = 18) -> onnx.ModelProto:
@@ -22,7 +21,7 @@ def parse(text: str, dtype: str, opset: int = 18) -> onnx.ModelProto:
 
 
 def reference(model: onnx.ModelProto, feeds: dict[str, Any]) -> list[Any]:
-    return list(onnx.reference.ReferenceEvaluator(model, new_ops=LOOP_OPS).run(None, feeds))
+    return list(evaluator(model).run(None, feeds))
 
 
 def runtime(model: onnx.ModelProto, feeds: dict[str, Any]) -> list[Any]:

@@ -17,11 +17,12 @@ import onnxruntime as ort
 import pytest
 
 from onnxtrain.cli.app import COMMANDS
-from onnxtrain.cli.measure import _read_profile
+from onnxtrain.cli.measure import WARM_UP, read_profile
 from onnxtrain.cli.recipes import LOSSES, SCHEDULES, optimizer_names
 from onnxtrain.cli.settings import read_recompute
 from onnxtrain.cli.train import USUAL
 from onnxtrain.passes import AFTER, BEFORE
+from onnxtrain.training_info import Training
 
 from .models import blobs, classifier, regressor, save, write_csv, write_npz
 
@@ -223,6 +224,30 @@ def test_draw_halves_of_a_training_model(run):
     assert not any("_grad" in line.split(" = ")[0] for line in forward)
 
 
+def test_draw_a_loss_in_the_model_as_forward(run):
+    save(
+        "g (float[N, 2] x, int64[N] t) => (float loss) <float[2, 2] w = {1, 2, 3, 4}>"
+        "{ s = MatMul(x, w) loss = SoftmaxCrossEntropyLoss(s, t) }"
+    )
+    lines = run("draw", "model.onnx", "--gradient").out.splitlines()
+    marks = {line.split(" = ")[1].split("(")[0]: line[0] for line in lines if " = " in line}
+    assert {marks[n] for n in ("MatMul", "LogSoftmax", "GatherElements", "ReduceMean")} == {"▶"}
+    assert {marks[n] for n in ("Exp", "Gemm")} == {"◀"}
+
+
+def test_draw_the_update_apart(run):
+    classifier()
+    arguments = ("--loss", "mse", "--optimizer", "sgd", "--output", "art", "--step-model")
+    assert run("artifacts", "model.onnx", *arguments).code == 0
+    lines = run("draw", "art/step_model.onnx").out.splitlines()
+    updated = [line for line in lines if ".updated = " in line]
+    assert updated
+    assert all(line.startswith("●") for line in updated)
+    assert sum(line.startswith("▶") for line in lines) == 6
+    assert run("draw", "art/step_model.onnx", "-o", "step.svg").code == 0
+    assert ">update</text>" in Path("step.svg").read_text()
+
+
 def test_draw_refuses_what_nobody_can_look_at(run):
     classifier()
     result = run("draw", "model.onnx", "--max-nodes", "2", "-o", "graph.svg")
@@ -265,6 +290,21 @@ def test_export_of_a_run(run):
     result = run("export", "out", "-o", "again.onnx", "--outputs", "nothing")
     assert result.code == 1
     assert "'nothing'" in result.err
+
+
+def test_training_information_beside_the_artifacts(run):
+    classifier()
+    asked = ("artifacts", "model.onnx", "--loss", "cross_entropy", "--output", "art")
+    result = run(*asked, "--freeze", "enc_*", "--training-info", "--learning-rate", "0.05")
+    assert result.code == 0, result.err
+    training = Training("art/training_info.onnx")
+    assert not any(name.startswith("enc_") for name in training.algorithm.updates)
+    x, y = blobs(60)
+    losses = [training.step({"x": x, "labels": y})["loss"] for _ in range(30)]
+    assert losses[-1] < losses[0]
+    wrong = run(*asked, "--learning-rate", "0.05")
+    assert wrong.code != 0
+    assert "--training-info" in wrong.err
 
 
 def test_failed_artifacts_leave_nothing(run):
@@ -312,6 +352,21 @@ def test_bench(run):
     assert "Where the time goes" in shown
 
 
+def test_bench_leaves_out_the_first_steps(tmp_path):
+
+    steps = 20
+    slow = {0: 50_000, WARM_UP + 7: 9_000}  # the first, and one that the machine held up
+    events = [
+        {"cat": "Node", "name": f"{op}_kernel_time", "dur": dur, "args": {"op_name": op}}
+        for i in range(WARM_UP + steps)
+        for op, dur in (("Cast", slow.get(i, 10)), ("Mul", 30))
+    ]
+    (tmp_path / "p.json").write_text(json.dumps(events))
+    rows = {r["operator"]: r for r in read_profile(tmp_path / "p.json", steps)}
+    assert rows["Cast"]["ms_per_step"] == pytest.approx(0.01)
+    assert rows["Mul"]["share"] == pytest.approx(0.75)
+
+
 def test_bench_beside_torch(run):
     pytest.importorskip("torch", reason="torch is not installed")
     classifier()
@@ -325,9 +380,9 @@ def test_profile_is_summed_by_operator(tmp_path):
         return {"cat": "Node", "name": f"{name}_kernel_time", "dur": duration,
                 "args": {"op_name": op}}  # fmt: skip
 
-    events = [event("a", "Add", 10), event("b", "Add", 20), event("c", "Mul", 10)] * 2
+    events = [event("a", "Add", 10), event("b", "Add", 20), event("c", "Mul", 10)] * (WARM_UP + 2)
     Path("p.json").write_text(json.dumps([{"cat": "Session", "name": "x"}, *events]))
-    add, mul = _read_profile(Path("p.json"), steps=2)
+    add, mul = read_profile(Path("p.json"), steps=2)
     assert add == {"operator": "Add", "nodes": 2, "ms_per_step": 0.03, "share": 0.75}
     assert mul["operator"] == "Mul"
 

@@ -12,6 +12,9 @@ import numpy as np
 import onnx
 import pytest
 
+from onnxtrain import losses, optim
+from onnxtrain.artifacts import generate_artifacts
+
 from .models import HEAD, blobs, classifier, regressor, save, tree, write_csv, write_npz
 
 TRAIN = ("train", "model.onnx", "--data", "train.npz", "--loss", "cross_entropy", "--epochs", "1")
@@ -64,6 +67,14 @@ def pictures(*names: str) -> Callable[[], object]:
             Path(name).touch()
 
     return prepare
+
+
+def own_artifacts(folder: str) -> None:
+    model = classifier()
+    Path(folder).mkdir()
+    generate_artifacts(
+        model, loss=losses.CrossEntropyLoss(), optimizer=optim.sgd(), artifact_directory=folder
+    )
 
 
 def quantised() -> None:
@@ -172,7 +183,7 @@ MISTAKES = {
     "unknown schedule": Mistake(
         both(), (*TRAIN, "--schedule", "cosin"), ("'cosin'", "mean 'cosine'")
     ),
-    "unknown metric": Mistake(both(), (*TRAIN, "--metric", "f1"), ("'f1'", "Choose from")),
+    "unknown metric": Mistake(both(), (*TRAIN, "--metric", "f2"), ("'f2'", "Choose from")),
     "label out of range": Mistake(
         both(labels=LABELS * 2), TRAIN, ("from 0 to 4", "3 classes", "first is row 2")
     ),
@@ -180,6 +191,30 @@ MISTAKES = {
     "negative label": Mistake(both(labels=LABELS - 1), TRAIN, ("from -1", "--ignore-index -1")),
     "unequal lengths": Mistake(
         both(labels=LABELS[:100]), TRAIN, ("'x' has 120", "'labels' has 100", "Every row")
+    ),
+    "short line behind an empty one": Mistake(
+        lambda: (
+            classifier(),
+            Path("short.csv").write_text("a,b,c,d,y\n1,2,3,4,0\n\n1,2,3,4\n"),
+        ),
+        ("train", "model.onnx", "--data", "short.csv", "--loss", "cross_entropy"),
+        ("Line 4", "4 cells"),
+    ),
+    "unknown value to watch": Mistake(
+        both(),
+        (*TRAIN, "--val", "0.2", "--keep", "best", "--monitor", "val_acuracy"),
+        ("'val_acuracy'", "mean 'val_accuracy'"),
+    ),
+    "watching without validation": Mistake(
+        both(), (*TRAIN, "--early-stopping", "2", "--monitor", "val_loss"), ("give --val",)
+    ),
+    "nothing to watch for": Mistake(
+        both(), (*TRAIN, "--monitor", "loss"), ("--keep best or --early-stopping",)
+    ),
+    "own artifacts to convert": Mistake(
+        lambda: own_artifacts("art"),
+        ("convert", "art", "new"),
+        ("onnxtrain wrote", "use them as they are"),
     ),
     "fixed batch": Mistake(
         with_model(lambda: classifier(batch="8")), TRAIN, ("exactly 8", "--batch-size 8")

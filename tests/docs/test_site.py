@@ -75,6 +75,20 @@ def pages(site) -> dict[Path, Page]:
     return {p: Page(p.read_text(encoding="utf-8")) for p in site.rglob("*.html")}
 
 
+REPOSITORY = "https://github.com/onnxtrain/onnxtrain/"
+
+
+def test_readme_links_work_on_the_package_index_too():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    links = re.findall(r"\]\(([^)]+)\)", text)
+    assert links
+    assert all(link.startswith("https://") for link in links)
+    inside = [link.removeprefix(REPOSITORY) for link in links if link.startswith(REPOSITORY)]
+    for kind, path in (link.split("/main/") for link in inside):
+        target = ROOT / urldefrag(path).url
+        assert target.is_dir() if kind == "tree" else target.is_file(), path
+
+
 def test_every_source_page_is_built(site, pages):
     for source in DOCS.rglob("*.md"):
         assert (site / source.relative_to(DOCS)).with_suffix(".html") in pages, source

@@ -188,6 +188,21 @@ def negative_dimension() -> onnx.ModelProto:
     return made
 
 
+def impossible_shape() -> onnx.ModelProto:
+    """No elements at all, and a size that cannot be counted."""
+    made = model([helper.make_node("Neg", ["bad"], ["b"], name="negate")])
+    made.graph.initializer.append(TensorProto(name="bad", data_type=1, dims=[0, 2**62, 2**62]))
+    return made
+
+
+def too_many_dimensions() -> onnx.ModelProto:
+    made = model([helper.make_node("Neg", ["bad"], ["b"], name="negate")])
+    made.graph.initializer.append(
+        TensorProto(name="bad", data_type=1, dims=[1] * 65, raw_data=bytes(4))
+    )
+    return made
+
+
 def two_kinds_of_data() -> onnx.ModelProto:
     made = model([helper.make_node("Neg", ["bad"], ["b"], name="negate")])
     bad = TensorProto(name="bad", data_type=1, dims=[4], raw_data=bytes(16), float_data=[1] * 4)
@@ -228,6 +243,12 @@ def two_dropouts() -> onnx.ModelProto:
     return model(nodes)
 
 
+def long_names() -> onnx.ModelProto:
+    """Names of a million letters, for messages to quote: CVE-2024-27319."""
+    name = "n" * 10**6
+    return model([helper.make_node(name, ["w"], ["b"], name=name)])
+
+
 def long_varint() -> bytes:
     """A field that says it has 10¹⁵ bytes."""
     return b"\x08\x09" + _varint(7 << 3 | 2) + _varint(10**15) + bytes(100)
@@ -243,8 +264,10 @@ BOMBS: dict[str, Callable[[], onnx.ModelProto | bytes]] = {
     for f in (
         doubling_functions, recursive_function, nested_branches, nested_types, huge_constant,
         huge_constant_of_integers, huge_einsum, huge_resize, huge_expand, huge_tile_of_integers,
-        huge_range, doubling_concat, broadcast_integers, negative_dimension, two_kinds_of_data,
-        too_little_data, sparse_of_terabytes, sparse_out_of_range, two_dropouts, long_varint,
+        huge_range, doubling_concat, broadcast_integers, negative_dimension, impossible_shape,
+        too_many_dimensions, two_kinds_of_data,
+        too_little_data, sparse_of_terabytes, sparse_out_of_range, two_dropouts, long_names,
+        long_varint,
         many_empty_fields,
     )
 }  # fmt: skip

@@ -3,15 +3,20 @@
     python3 dev.py fuzz --inputs 1000000                 all doors, until so many inputs are read
     python3 dev.py fuzz --seconds 3600 --door module     one door for an hour
     python3 dev.py fuzz --jobs 1                         one process at a time
+    python3 dev.py fuzz --state fuzz.json                goes on where a run with this file ended
     python3 dev.py fuzz --door csv --only 4711           one input again, with its traceback
 
 Every input follows from the name of its door and its number. An input may be read or be refused
-with an error of onnxtrain; anything else is a finding.
+with an error of onnxtrain; anything else is a finding. A run with ``--state`` can be ended at any
+time: what was read is counted in the file, for as long as the sources are the same.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
+import json
+import math
 import multiprocessing
 import os
 import random
@@ -23,7 +28,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -33,9 +38,9 @@ from .parsers import PARSERS, prepare
 
 MEMORY = 4096
 """Megabytes that a process may have; one input may take 500, and much is never given back."""
-CHUNK = 5000
+CHUNK = 20_000
 """Inputs per process, of the cheapest kind; those that cost more are fewer."""
-LEAST = 250
+LEAST = 1000
 """Inputs per process at least: to start one takes as long as some hundred inputs."""
 PRELOADED = (
     "tests.hostile.parsers", "tests.hostile.mutate", "onnxtrain.normalize", "onnxtrain.artifacts",
@@ -45,6 +50,9 @@ PRELOADED = (
 )  # fmt: skip
 """Imported once, by the process that all others are forked from."""
 MEMORY_DISK = Path("/dev/shm")
+BATCH = 0.1
+"""Seconds of work that are told at once: to tell every outcome costs as much as a cheap input."""
+ROOT = Path(__file__).parents[2]
 
 
 def content_of(door: str, number: int, seeds: Sequence[bytes]) -> bytes:
@@ -73,8 +81,8 @@ class Inputs:
             return outcome_of(lambda: self.parser.read(path))
 
 
-def _work(answer: Connection, door: str, first: int, count: int) -> None:
-    """Read inputs and tell the outcome of each."""
+def _work(answer: Connection, door: str, first: int, count: int, batch: float) -> None:
+    """Read inputs and tell their outcomes, so many seconds of work at once."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # onnxruntime's log, and that of libraries
     import onnxruntime
 
@@ -84,10 +92,15 @@ def _work(answer: Connection, door: str, first: int, count: int) -> None:
             inputs = Inputs(door, Path(folder))
             limit_memory(MEMORY)
         except Exception:
-            answer.send((-1, Outcome("raw", "not ready", place=traceback.format_exc())))
+            answer.send(Outcome("raw", "not ready", place=traceback.format_exc()))
             return
+        outcomes: list[Outcome] = []
+        told = time.process_time()
         for number in range(first, first + count):
-            answer.send((number, inputs.read(number)))
+            outcomes.append(inputs.read(number))
+            if time.process_time() - told >= batch or number == first + count - 1:
+                answer.send(outcomes)
+                outcomes, told = [], time.process_time()
 
 
 def working_folder() -> tempfile.TemporaryDirectory[str]:
@@ -109,6 +122,10 @@ class Report:
         if outcome.kind not in ("ok", "refused"):
             self.findings.append((door, number, outcome))
 
+    def count(self, door: str) -> int:
+        """How many inputs of a door were read."""
+        return sum(self.counts.get(door, Counter[str]()).values())
+
     @property
     def total(self) -> int:
         return sum(sum(c.values()) for c in list(self.counts.values()))
@@ -127,51 +144,106 @@ class Report:
         return "\n".join(lines)
 
 
-def run(door: str, first: int, count: int, report: Report) -> None:
-    """Read the inputs of a door from a number on; goes on behind one that ends the process."""
+def run(door: str, first: int, count: int, report: Report, until: float = math.inf) -> None:
+    """Read the inputs of a door from a number on; goes on behind one that ends the process.
+
+    Args:
+        door: its name.
+        first: number of the first input.
+        count: how many.
+        report: gets the outcomes.
+        until: when to end, by the monotonic clock.
+    """
+    end = first + count
+    while first < end and time.monotonic() < until:
+        first, lost = _run_process(door, first, end, report, BATCH, until)
+        if lost is not None:  # which input of the batch it was shows when each is told
+            first = _find(door, first, min(first + CHUNK, end), report, lost)
+
+
+def _find(door: str, first: int, end: int, report: Report, lost: Outcome) -> int:
+    """Read inputs one by one up to the one that ends the process; returns the next number."""
+    number, again = _run_process(door, first, end, report, 0.0, math.inf)
+    if again is None:
+        lost = Outcome(lost.kind, f"{lost.message}, but not again for {first} to {end - 1}")
+        report.findings.append((door, first, lost))
+        return number
+    report.add(door, number, again)
+    return number + 1
+
+
+def _run_process(
+    door: str, first: int, end: int, report: Report, batch: float, until: float
+) -> tuple[int, Outcome | None]:
+    """Read inputs in one process: the next number, and how it ended if not well."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(PRELOADED))
-    number = first
-    while number < first + count:
-        mine, yours = context.Pipe(duplex=False)
-        left = first + count - number
-        process = context.Process(target=_work, args=(yours, door, number, left), daemon=True)
-        process.start()
-        yours.close()
-        try:
-            while number < first + count:
-                if not answers(mine, process):
-                    report.add(door, number, Outcome("hangs", f"no answer after {HANGS} s of work"))
-                    number += 1
-                    break
-                number, outcome = mine.recv()
-                if number < 0:
-                    raise RuntimeError(f"The door {door!r} cannot be tried:\n{outcome.place}")
-                report.add(door, number, outcome)
-                number += 1
-        except EOFError:
-            process.join(5)
-            report.add(door, number, Outcome("crash", f"exit code {process.exitcode}"))
-            number += 1
-        finally:
-            process.kill()
-            process.join()
-            mine.close()
+    mine, yours = context.Pipe(duplex=False)
+    arguments = (yours, door, first, end - first, batch)
+    process = context.Process(target=_work, args=arguments, daemon=True)
+    process.start()
+    yours.close()
+    try:
+        while first < end and time.monotonic() < until:
+            if not answers(mine, process):
+                return first, Outcome("hangs", f"no answer after {HANGS} s of work")
+            outcomes = mine.recv()
+            if isinstance(outcomes, Outcome):
+                raise RuntimeError(f"The door {door!r} cannot be tried:\n{outcomes.place}")
+            for outcome in outcomes:
+                report.add(door, first, outcome)
+                first += 1
+    except EOFError:
+        process.join(5)
+        return first, Outcome("crash", f"exit code {process.exitcode}")
+    finally:
+        process.kill()
+        process.join()
+        mine.close()
+    return first, None
 
 
-def _round(doors: Sequence[str], limit: int) -> Iterator[tuple[str, int]]:
-    """How many inputs each door gets next."""
-    for door in doors:
-        count = min(max(CHUNK // PARSERS[door].cost, LEAST), limit)
+# --- runs that go on ------------------------------------------------------------------------------
+
+
+def sources() -> str:
+    """What a run is about: a digest of all sources, and of what makes the inputs."""
+    here = [Path(__file__).parent / f"{name}.py" for name in ("models", "mutate", "parsers")]
+    digest = hashlib.sha256()
+    for path in [*sorted((ROOT / "src").rglob("*.py")), *here]:
+        digest.update(str(path.relative_to(ROOT)).encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+def load_state(path: Path) -> Report:
+    """What earlier runs with the same sources have read."""
+    if not path.exists():
+        return Report()
+    state = json.loads(path.read_text())
+    if state["sources"] != sources():
+        raise SystemExit(f"{path} is of other sources: remove it, or choose another file.")
+    counts = {door: Counter(kinds) for door, kinds in state["counts"].items()}
+    return Report(counts, [(d, n, Outcome(**o)) for d, n, o in state["findings"]])
+
+
+def save_state(path: Path, report: Report) -> None:
+    """Keep what was read, whole at any time."""
+    findings = [(door, number, asdict(outcome)) for door, number, outcome in report.findings]
+    counts = {door: dict(kinds) for door, kinds in list(report.counts.items())}
+    state = {"sources": sources(), "counts": counts, "findings": findings}
+    new = path.with_suffix(".new")
+    new.write_text(json.dumps(state))
+    new.replace(path)
+
+
+def _round(doors: Sequence[str], report: Report, limit: int) -> Iterator[tuple[str, int]]:
+    """How many inputs each door gets next; those that had fewest of their share come first."""
+    shares = {door: max(CHUNK // PARSERS[door].cost, LEAST) for door in doors}
+    for door in sorted(doors, key=lambda d: report.count(d) / shares[d]):
+        count = min(shares[door], limit)
         if count > 0:
             yield door, count
         limit -= count
-
-
-def _timed(end: float, door: str, first: int, count: int, report: Report) -> None:
-    """One part of a round, unless its time has come."""
-    if time.monotonic() < end:
-        run(door, first, count, report)
 
 
 def repeat(door: str, number: int) -> int:
@@ -187,37 +259,58 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="dev.py fuzz", description="Read damaged files.")
     parser.add_argument("--inputs", type=int, default=0, help="stop after so many")
     parser.add_argument("--seconds", type=float, default=0.0, help="stop after so long")
-    parser.add_argument("--door", choices=sorted(PARSERS), help="one only")
+    parser.add_argument(
+        "--door", choices=sorted(PARSERS), action="append", help="this one only; may be repeated"
+    )
     parser.add_argument("--first", type=int, default=0, help="number of the first input")
+    parser.add_argument("--state", type=Path, help="a file with what was read, to go on later")
     jobs = os.cpu_count() or 1
     parser.add_argument("--jobs", type=int, default=jobs, help=f"processes at a time ({jobs})")
     parser.add_argument("--only", type=int, help="one input, with its traceback; needs --door")
     options = parser.parse_args(arguments)
     if options.only is not None:
-        return repeat(options.door or parser.error("--only needs --door"), options.only)
+        (door,) = options.door or parser.error("--only needs --door")
+        return repeat(door, options.only)
+    report = load_state(options.state) if options.state else Report()
+    doors = options.door or list(PARSERS)
     limit = options.inputs or (sys.maxsize if options.seconds else 100_000)
-    end = time.monotonic() + (options.seconds or float("inf"))
-    doors = [options.door] if options.door else list(PARSERS)
-    report, next_number = Report(), dict.fromkeys(doors, options.first)
+    try:
+        _run_rounds(doors, limit, report, options)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+    _show(report)
+    return bool(report.findings)
+
+
+def _run_rounds(
+    doors: Sequence[str], limit: int, report: Report, options: argparse.Namespace
+) -> None:
+    """All doors again and again, until there were enough inputs or the time has come."""
+    end = time.monotonic() + (options.seconds or math.inf)
     pool = ThreadPoolExecutor(options.jobs)
     try:
         while report.total < limit and time.monotonic() < end:
-            parts = []
-            for door, count in _round(doors, limit - report.total):
-                parts.append(pool.submit(_timed, end, door, next_number[door], count, report))
-                next_number[door] += count
+            parts = [
+                pool.submit(run, door, options.first + report.count(door), count, report, end)
+                for door, count in _round(doors, report, limit - report.total)
+            ]
             for part in parts:
                 part.result()
-            found = len(report.findings)
-            print(f"{report.total} inputs, {found} findings", file=sys.stderr, flush=True)
-    except KeyboardInterrupt:
+                if options.state:
+                    save_state(options.state, report)
+            findings = len(report.findings)
+            print(f"{report.total} inputs, {findings} findings", file=sys.stderr, flush=True)
+    finally:
         pool.shutdown(wait=False, cancel_futures=True)
-        print("interrupted", file=sys.stderr)
+        if options.state:
+            save_state(options.state, report)
+
+
+def _show(report: Report) -> None:
     print(report.table())
     for door, number, outcome in report.findings[:50]:
         print(f"\n{door} --only {number}: {outcome.kind}: {outcome.message[:300]}")
         print("\n".join(outcome.place.strip().splitlines()[-4:]))
-    return bool(report.findings)
 
 
 if __name__ == "__main__":

@@ -341,6 +341,19 @@ def adapted(path: Path) -> object:
     return lora.Adapter.of(path)
 
 
+def training_infos(folder: Path) -> list[bytes]:
+    """A model that says how it is trained."""
+    from onnxtrain import losses, training_info
+
+    return [training_info.add(folder / "predict.onnx", losses.MSELoss()).SerializeToString()]
+
+
+def training_info(path: Path) -> object:
+    from onnxtrain.training_info import Training
+
+    return Training(path)
+
+
 # --- data and settings ----------------------------------------------------------------------------
 
 
@@ -411,6 +424,12 @@ def csv(folder: Path) -> list[bytes]:
     ]
 
 
+def csv_gz(folder: Path) -> list[bytes]:
+    import gzip
+
+    return [gzip.compress(content) for content in csv(folder)]
+
+
 def parquet(folder: Path) -> list[bytes]:
     import pyarrow as pa
     from pyarrow import parquet as pq
@@ -430,6 +449,54 @@ def png(folder: Path) -> list[bytes]:
         made.append(out.getvalue())
     del folder
     return made
+
+
+def texts(folder: Path) -> list[bytes]:
+    del folder
+    return ["The cat sat.\nÄ line of text\n".encode(), b"\xef\xbb\xbfone"]
+
+
+def jsonl(folder: Path) -> list[bytes]:
+    del folder
+    rows = [b'{"text": "a cat", "n": 1}', b'{"prompt": "a", "completion": "b \\u00e4"}', b'"text"']
+    return [b"\n".join(rows), rows[0]]
+
+
+def text_table(folder: Path) -> list[bytes]:
+    import pyarrow as pa
+    from pyarrow import parquet as pq
+
+    pq.write_table(pa.table({"text": ["a cat", "on a mat"], "n": [1, 2]}), folder / "t.parquet")
+    return [(folder / "t.parquet").read_bytes()]
+
+
+def documents(path: Path) -> object:
+    from onnxtrain.text import read_documents
+
+    return read_documents(path), path.suffix == ".txt" and read_documents(path, by_line=True)
+
+
+def tokenizers(folder: Path) -> list[bytes]:
+    from tests.text.models import tokenizer_json
+
+    return [Path(tokenizer_json(folder / "seed.json")).read_bytes()]
+
+
+def tokenizer(path: Path) -> object:
+    from onnxtrain.text import load_tokenizer
+
+    return load_tokenizer(path).encode(["the cat", "a mät"])
+
+
+def tokenizer_settings(folder: Path) -> list[bytes]:
+    from tests.text.models import tokenizer_json
+
+    tokenizer_json(folder / "tokenizer.json")
+    return [b'{"eos_token": "<eos>", "pad_token": {"content": "<pad>"}, "bos_token": null}']
+
+
+def tokenizer_folder(path: Path) -> object:
+    return tokenizer(path.parent)
 
 
 SETTINGS = {"loss": "mse", "lr": 0.1, "epochs": 3, "freeze": ["a", "b"], "resume": True}
@@ -478,11 +545,20 @@ PARSERS: dict[str, Parser] = {
     "PEFT weights": Parser("adapter_model.safetensors", "safetensors", peft_weights, peft, 4),
     "PEFT settings": Parser("adapter_config.json", "json", peft_settings, peft, 4),
     "adapted model": Parser("m.onnx", "model", adapted_models, adapted, 4),
+    "training info": Parser("m.onnx", "model", training_infos, training_info, 100),
     "npz": Parser("d.npz", "npz", npz, data),
     "npy": Parser("d.npy", "npy", npy, array),
     "csv": Parser("d.csv", "text", csv, data),
+    "csv.gz": Parser("d.csv.gz", "", csv_gz, data),
     "parquet": Parser("d.parquet", "", parquet, data, 2),
     "pictures": Parser("d.png", "", png, pictures),
+    "txt": Parser("d.txt", "text", texts, documents),
+    "jsonl": Parser("d.jsonl", "json", jsonl, documents),
+    "parquet of text": Parser("d.parquet", "", text_table, documents, 2),
+    "tokenizer.json": Parser("tokenizer.json", "json", tokenizers, tokenizer, 2),
+    "tokenizer_config.json": Parser(
+        "tokenizer_config.json", "json", tokenizer_settings, tokenizer_folder, 2
+    ),
     "toml": Parser("c.toml", "text", toml, config),
     "yaml": Parser("c.yaml", "text", yaml, config, 2),
     "run.json": Parser("run.json", "json", about, run_file),

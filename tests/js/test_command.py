@@ -10,6 +10,7 @@ from urllib.request import urlopen
 import pytest
 
 from onnxtrain.cli import main
+from onnxtrain.cli import serve as cli_serve
 
 SERVE = """
 import signal, sys
@@ -50,3 +51,20 @@ def test_serves_the_demo_until_it_gets_a_signal(tmp_path, number, code):
 def test_a_directory_without_artifacts_is_named(tmp_path, capsys):
     assert main(["serve", str(tmp_path)]) == 1
     assert "has no training_model.onnx" in capsys.readouterr().err
+
+
+def test_a_run_is_served_with_its_own_checkpoint(tmp_path, monkeypatch):
+    run, served = tmp_path / "digits", []
+    (run / "artifacts").mkdir(parents=True)
+    for name in ("training_model.onnx", "checkpoint"):
+        (run / "artifacts" / name).write_bytes(b"first")
+    (run / "checkpoint").write_bytes(b"trained")
+    monkeypatch.setattr(cli_serve, "_serve", lambda site, *_: served.append(site))
+    assert main(["serve", str(run), "--port", "0"]) == 0
+    (site,) = served
+    assert site.name == "digits"
+    assert site.find("/artifacts/checkpoint").content == b"trained"
+    assert site.find("/artifacts/training_model.onnx").content == b"first"
+    (run / "checkpoint").unlink()
+    (run / "checkpoint").symlink_to("/etc/hostname")
+    assert site.find("/artifacts/checkpoint") is None

@@ -24,7 +24,7 @@ from sklearn.linear_model import LinearRegression, LogisticRegression, Ridge
 from sklearn.neural_network import MLPClassifier, MLPRegressor
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import MinMaxScaler, Normalizer, StandardScaler
-from sklearn.svm import SVR
+from sklearn.svm import SVC, SVR
 from sklearn.tree import DecisionTreeRegressor
 
 ML = "ai.onnx.ml"
@@ -150,6 +150,21 @@ OPERATORS: list[tuple[str, list[np.ndarray], dict[str, Any], int]] = [
     ("SVMRegressor", [f(4, 3)],
      {"coefficients": [0.5, -1.5, 1.0], "kernel_params": [0.0, 0.0, 3.0],
       "kernel_type": "LINEAR", "rho": [0.3]}, 1),
+    *(("SVMClassifier", [f(6, 3)],
+       {"coefficients": f(5 * (len(vectors) - 1)).tolist(), "kernel_type": kernel,
+        "kernel_params": [0.7, 0.2, 3.0], "rho": f(3).tolist(), "classlabels_ints": [5, 7, 9][:n],
+        "support_vectors": f(15).tolist(), "vectors_per_class": vectors, "post_transform": post}
+       | more, 2)
+      for n, vectors, kernel, post, more in (
+          (2, [2, 3], "RBF", "NONE", {}),
+          (2, [2, 3], "POLY", "LOGISTIC", {}),
+          (2, [2, 3], "LINEAR", "SOFTMAX", {}),
+          (3, [2, 1, 2], "RBF", "NONE", {}),
+          (3, [2, 1, 2], "SIGMOID", "LOGISTIC", {}))),
+    *(("SVMClassifier", [f(6, 3)],
+       {"coefficients": values, "rho": [-0.2], "kernel_params": [0.0, 0.0, 3.0],
+        "classlabels_ints": [5, 7, 9][:len(values) // 3]}, 2)
+      for values in ([0.5, -1, 0.2, 0.1, 1, -1], [0.5, 1, 0.2, 0.1, 1, 1], f(9).tolist())),
     ("Scaler", [f(4, 3)], {"offset": [1.0, 2, 3], "scale": [2.0, 3, 4]}, 1),
     ("Scaler", [f(4, 3)], {"offset": [1.0], "scale": [2.0]}, 1),
     ("Scaler", [np.arange(6).reshape(2, 3)], {"offset": [1.0, 2, 3], "scale": [2.0, 3, 4]}, 1),
@@ -176,6 +191,43 @@ def test_operators(case: tuple[str, list[np.ndarray], dict[str, Any], int]) -> N
     after = normalized(model)
     assert not any(o.startswith(ML) for o in operators(after))
     assert_same(model, after, feeds, rtol=1e-4, atol=1e-5)
+
+
+PROBABILITIES = {
+    "kernel_type": "RBF", "kernel_params": [0.7, 0.0, 3.0], "post_transform": "NONE",
+    "support_vectors": f(15).tolist(),
+}  # fmt: skip
+
+
+def test_probabilities_of_two_classes() -> None:
+    """onnxruntime iterates until nothing changes by 0.0025."""
+    model, feeds = op_model(
+        "SVMClassifier", [f(6, 3)], opset=17, domain=ML, outputs=2, imports={ML: 3},
+        coefficients=f(5).tolist(), rho=[0.2], prob_a=[-0.8], prob_b=[0.3],
+        classlabels_ints=[5, 7], vectors_per_class=[2, 3], **PROBABILITIES,
+    )  # fmt: skip
+    assert_same(model, normalized(model), feeds, rtol=0, atol=2.5e-3)
+
+
+def test_probabilities_of_more_classes_are_refused() -> None:
+    model, _ = op_model(
+        "SVMClassifier", [f(6, 3)], opset=17, domain=ML, outputs=2, imports={ML: 3},
+        coefficients=f(10).tolist(), rho=[0.2] * 3, prob_a=[-0.8] * 3, prob_b=[0.3] * 3,
+        classlabels_ints=[5, 7, 9], vectors_per_class=[2, 1, 2], **PROBABILITIES,
+    )  # fmt: skip
+    with pytest.raises(ModelError, match="probability=False"):
+        normalized(model)
+
+
+@pytest.mark.filterwarnings("ignore:Attribute `prob:FutureWarning")  # skl2onnx reads them
+@pytest.mark.parametrize("classes", [2, 3])
+def test_support_vector_classifiers_have_gradients(classes: int) -> None:
+    kinds = np.digitize(XR[:, 0], np.linspace(-0.5, 0.5, classes - 1))
+    model = to_onnx(
+        fitted(SVC(), XR, kinds), XR[:1], options={"zipmap": False}, target_opset={"": 18, ML: 3}
+    )
+    onnxtrain.check_gradient(model, {"X": XR[:3]}).raise_if_wrong()
+    onnxtrain.check_gradient(model, {"X": XR[:3]}, wrt=["X"]).raise_if_wrong()
 
 
 def test_a_zipmap_that_others_use_is_refused() -> None:

@@ -64,6 +64,14 @@ def last_axis(x, y, **kw):
     return F.cross_entropy(x.movedim(-1, 1), y, **kw)
 
 
+def next_token(x, y, reduction, ignore_index=-100, **kw):
+    return F.cross_entropy(
+        x[:, :-1].movedim(-1, 1), y[:, 1:], reduction=reduction, ignore_index=ignore_index, **kw
+    )
+
+
+SCORES, TOKENS = normal(3, 5, 7, scale=2), classes(7, 3, 5)
+
 # name: (block class, its arguments, inputs, targets {name: array}, torch function, its arguments)
 CASES = {
     "mse": (L.MSELoss, {}, [X], {"target": normal(6, 4)}, F.mse_loss, {}),
@@ -82,6 +90,10 @@ CASES = {
         lambda x, v, t, **k: F.gaussian_nll_loss(x, t, v, full=True, **k), {},
     ),
     "ce": (L.CrossEntropyLoss, {}, [X], {"labels": Y}, F.cross_entropy, {}),
+    "causal lm": (L.CausalLMLoss, {}, [SCORES], {"labels": ignoring(TOKENS, -100)}, next_token, {}),
+    "causal lm ignoring 3": (L.CausalLMLoss, {"ignore_index": 3}, [SCORES], {"labels": TOKENS}, next_token, {"ignore_index": 3}),
+    "causal lm smoothed": (L.CausalLMLoss, {"label_smoothing": 0.2}, [SCORES], {"labels": ignoring(TOKENS, -100)}, next_token, {"label_smoothing": 0.2}),
+    "causal lm shifted before": (L.CausalLMLoss, {"shift": False}, [SCORES], {"labels": TOKENS}, last_axis, {}),
     "ce weight": (L.CrossEntropyLoss, {"weight": W4}, [X], {"labels": Y}, F.cross_entropy, {"weight": torch.tensor(W4)}),
     "ce ignore": (L.CrossEntropyLoss, {"ignore_index": -100}, [X], {"labels": ignoring(Y, -100)}, F.cross_entropy, {}),
     "ce ignore class": (
@@ -222,8 +234,11 @@ OLD = ["mse", "l1", "huber", "ce", "ce weight", "ce ignore", "ce smoothing ignor
        "bce logits weights", "kl", "cosine", "hinge embedding", "multi margin", "triplet"]  # fmt: skip
 
 
-@pytest.mark.parametrize("opset", [7, 9, 11, 12, 13, 17, 21])
-@pytest.mark.parametrize("name", OLD)
+PLACES = [(name, opset) for name in OLD for opset in (7, 9, 11, 12, 13, 17, 21)]
+PLACES += [(name, opset) for name in ("causal lm", "causal lm smoothed") for opset in (11, 13, 21)]
+
+
+@pytest.mark.parametrize(("name", "opset"), PLACES)
 def test_at_the_opset_of_the_model(name, opset):
     cls, arguments, inputs, targets, function, theirs = CASES[name]
     model, arrays = build(cls, arguments, inputs, targets, opset=opset)

@@ -18,16 +18,11 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnx.reference
 import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper
 
 import onnxtrain
-from onnxtrain.graph.evaluate import OPS as PUT_RIGHT
-
-from .reference_loops import LOOP_OPS
-from .reference_movement import OPS as MOVEMENT_OPS
-from .reference_ops import OPS
+from onnxtrain.graph.evaluate import evaluator
 
 IR_VERSION = 10
 
@@ -207,9 +202,7 @@ def feeds_of(c: Case, arrays: list[np.ndarray | None], dtype: Any) -> dict[str, 
 
 def run_reference(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
     with np.errstate(all="ignore"):
-        ops = [*PUT_RIGHT, *OPS, *LOOP_OPS, *MOVEMENT_OPS]
-        session = onnx.reference.ReferenceEvaluator(model, new_ops=ops)
-        return list(session.run(None, feeds))
+        return list(evaluator(model).run(None, feeds))
 
 
 def run_ort(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:

@@ -20,7 +20,7 @@ from onnxtrain.api import (
     Trainer,
     WarmUp,
 )
-from onnxtrain.errors import InputError, NonFiniteError, StateError
+from onnxtrain.errors import InputError, NonFiniteError, OnnxTrainWarning, StateError
 from onnxtrain.runtime.loop import metrics
 from onnxtrain.runtime.loop.batches import make_batches
 from onnxtrain.runtime.step import kernels
@@ -384,3 +384,70 @@ def test_dropout_resume_draws_new_masks(tmp_path):
         quiet(again, epochs=2, resume=True)
         runs.append(parameters(again))
     assert_equal(*runs)
+
+
+def fixed(artifacts, rows):
+    """The same files for batches of one size only."""
+    import onnx
+
+    changed = []
+    for source in (artifacts.train, artifacts.eval, artifacts.step):
+        model = onnx.load_from_string(source) if isinstance(source, bytes) else onnx.load(source)
+        for value in model.graph.input:
+            dims = value.type.tensor_type.shape.dim
+            if dims and dims[0].dim_param:
+                dims[0].dim_value = rows
+        changed.append(model.SerializeToString())
+    return Trainer(changed[0], artifacts.optimizer, artifacts.checkpoint, changed[1], changed[2])
+
+
+def test_a_fixed_batch_leaves_rows_out_and_says_so(artifacts):
+    trainer, free = fixed(artifacts, 8), make(artifacts)
+    with pytest.warns(OnnxTrainWarning, match="so 2 of 50 are left out") as told:
+        history = quiet(trainer)
+    assert told[0].filename == __file__
+    assert history == quiet(free, drop_last=True)
+    assert_equal(parameters(trainer), parameters(free))
+    assert np.array_equal(trainer.predict(X), free.predict(X))
+    with pytest.raises(InputError, match="exactly 8 rows, and here are 16"):
+        quiet(trainer, batch_size=16)
+    with pytest.raises(InputError, match="here are 5 in all"):
+        quiet(trainer, (X[:5], Y[:5]))
+
+
+@pytest.mark.parametrize("classes", [1, 2, 4])
+def test_metrics_of_classes_are_those_of_scikit_learn(classes):
+    reference = pytest.importorskip("sklearn.metrics")
+    rng = np.random.default_rng(classes)
+    labels = rng.integers(0, max(2, classes), 60)
+    scores = rng.standard_normal((60, classes)).astype(np.float32)
+    if classes == 1:
+        scores = np.round(scores, 1)  # ties
+    computed = metrics.resolve(["precision", "recall", "f1", "auc"])
+    for start in range(0, 60, 25):
+        for metric in computed:
+            metric.update(scores[start : start + 25], labels[start : start + 25], 0.0)
+    if classes == 1:
+        chosen, average = (scores[:, 0] > 0).astype(int), "binary"
+        area = reference.roc_auc_score(labels, scores[:, 0])
+    else:
+        chosen, average = scores.argmax(axis=1), "macro"
+        powers = np.exp(scores.astype(float))
+        shares = powers / powers.sum(axis=1, keepdims=True)
+        area = reference.roc_auc_score(
+            np.eye(classes)[labels], shares, multi_class="ovr", average="macro"
+        )
+    expected = [
+        f(labels, chosen, average=average, zero_division=0)
+        for f in (reference.precision_score, reference.recall_score, reference.f1_score)
+    ]
+    assert [m.result() for m in computed] == pytest.approx([*expected, area])
+    first, second = metrics.F1(), metrics.F1()
+    first.update(scores[:20], labels[:20], 0.0)
+    second.update(scores[20:], labels[20:], 0.0)
+    merged = metrics.F1()
+    merged.merge([first.state(), second.state(), np.zeros(0)])
+    assert merged.result() == pytest.approx(expected[2])
+    for metric in computed:
+        metric.reset()
+        assert math.isnan(metric.result())

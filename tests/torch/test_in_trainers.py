@@ -1,8 +1,9 @@
-"""ORTModule inside other people's trainers: DistributedDataParallel, accelerate, transformers."""
+"""ORTModule inside the trainers of DistributedDataParallel, accelerate, transformers, Lightning."""
 
 from __future__ import annotations
 
 import copy
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from onnxtrain.torch import ORTModule  # noqa: E402
+from onnxtrain.torch.fallback import ORTModuleTorchModelException  # noqa: E402
 
 TWO_PROCESSES = """
 import copy, os, sys
@@ -54,7 +56,7 @@ def test_two_processes_average_their_gradients(tmp_path: Path) -> None:
 
 
 def test_accelerate_takes_it_as_it_is() -> None:
-    accelerate = pytest.importorskip("accelerate")
+    accelerate = pytest.importorskip("accelerate", reason="no accelerate for Python 3.10")
     torch.manual_seed(0)
     plain = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
     accelerator = accelerate.Accelerator(cpu=True, mixed_precision="bf16")
@@ -74,10 +76,8 @@ def test_accelerate_takes_it_as_it_is() -> None:
     assert list(accelerator.get_state_dict(ours)) == list(plain.state_dict())
 
 
-def test_the_trainer_of_transformers_trains_it(tmp_path: Path) -> None:
-    transformers = pytest.importorskip("transformers")
-    pytest.importorskip("accelerate")
-    torch.manual_seed(0)
+def tiny_bert() -> Any:
+    transformers = pytest.importorskip("transformers", reason="no transformers for Python 3.10")
     config = transformers.BertConfig(
         vocab_size=50,
         hidden_size=16,
@@ -87,25 +87,106 @@ def test_the_trainer_of_transformers_trains_it(tmp_path: Path) -> None:
         max_position_embeddings=32,
         num_labels=3,
     )
+    return transformers.BertForSequenceClassification(config)
+
+
+@pytest.mark.slow
+def test_the_trainer_of_transformers_trains_it_with_its_defaults(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers", reason="no transformers for Python 3.10")
+    torch.manual_seed(0)
     rows = [
         {"input_ids": torch.full((8,), i % 3), "labels": i % 3, "text": "unused"} for i in range(12)
     ]
-    ours = ORTModule(transformers.BertForSequenceClassification(config))
+    ours = ORTModule(tiny_bert())
     arguments = transformers.TrainingArguments(
         str(tmp_path),
         num_train_epochs=4,
         learning_rate=1e-2,
-        label_names=["labels"],
         report_to=[],
         use_cpu=True,
-        save_strategy="no",
+        bf16=True,
+        save_strategy="epoch",
         disable_tqdm=True,
     )
     trainer = transformers.Trainer(ours, arguments, train_dataset=rows, eval_dataset=rows)
+    assert trainer.label_names == ["labels"]  # read from the class, which is the wrapped one's
     before = trainer.evaluate()["eval_loss"]
     trainer.train()
     assert trainer.evaluate()["eval_loss"] < before
     assert trainer.predict(rows).predictions.shape == (12, 3)
-    ours.module.save_pretrained(tmp_path / "saved")
+    trainer.save_model(str(tmp_path / "saved"))
     again: Any = transformers.BertForSequenceClassification.from_pretrained(tmp_path / "saved")
     assert all(map(torch.equal, again.parameters(), ours.parameters()))
+    arguments.num_train_epochs = 5
+    longer = transformers.Trainer(ours, arguments, train_dataset=rows)
+    assert longer.train(resume_from_checkpoint=True).global_step == 5 * 2
+
+
+def test_a_wrapped_model_of_transformers_is_both(tmp_path: Path) -> None:
+    bert = tiny_bert()
+    ours = ORTModule(bert)
+    assert isinstance(ours, ORTModule)
+    assert isinstance(ours, type(bert))
+    for twin in (copy.deepcopy(ours), pickle.loads(pickle.dumps(ours))):
+        assert type(twin) is ORTModule
+        assert type(twin.module) is type(bert)
+    assert ORTModule(nn.Linear(1, 1)).__class__ is ORTModule
+
+
+@pytest.mark.filterwarnings("ignore")  # those of Lightning
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "bf16-true"])
+def test_lightning_trains_it(tmp_path: Path, precision: str) -> None:
+    lightning = pytest.importorskip("lightning", reason="no lightning for Python 3.10")
+
+    class Classifier(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            network = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+            self.network = ORTModule(network, exporter="torchscript")
+            self.losses: list[float] = []
+
+        def training_step(self, batch: Any, _: int) -> Any:
+            loss = nn.functional.cross_entropy(self.network(batch[0]), batch[1])
+            self.losses.append(loss.item())
+            return loss
+
+        def validation_step(self, batch: Any, _: int) -> None:
+            self.log("val_loss", nn.functional.cross_entropy(self.network(batch[0]), batch[1]))
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.AdamW(self.parameters(), lr=1e-2)
+
+    torch.manual_seed(0)
+    x = torch.randn(64, 6)
+    data = torch.utils.data.TensorDataset(x, x[:, :3].argmax(1))
+    loader = torch.utils.data.DataLoader(data, batch_size=32)
+    model = Classifier()
+    trainer = lightning.Trainer(
+        accelerator="cpu",
+        max_epochs=10,
+        precision=precision,
+        gradient_clip_val=1.0,
+        accumulate_grad_batches=2,
+        default_root_dir=tmp_path,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        logger=False,
+    )
+    trainer.fit(model, loader, loader)
+    assert model.losses[-1] < model.losses[0]
+    assert trainer.callback_metrics["val_loss"] < model.losses[0]
+    again = Classifier.load_from_checkpoint(trainer.checkpoint_callback.best_model_path)
+    expected = dict(model.named_parameters())
+    assert list(dict(again.named_parameters())) == list(expected)
+    for name, value in again.named_parameters():
+        assert torch.equal(value, expected[name].to(value.dtype)), name
+
+
+@pytest.mark.filterwarnings("ignore")  # those of torch, about what it does not look into
+def test_torch_compile_is_refused_by_name() -> None:
+    compiled = torch.compile(nn.Linear(2, 2), backend="aot_eager")
+    with pytest.raises(TypeError, match=r"torch\.compile.*ORTModule\(module\)"):
+        ORTModule(compiled)
+    around = torch.compile(ORTModule(nn.Linear(2, 2), exporter="torchscript"), backend="aot_eager")
+    with pytest.raises(ORTModuleTorchModelException, match=r"leave torch\.compile"):
+        around(torch.ones(1, 2, requires_grad=True))

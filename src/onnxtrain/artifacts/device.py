@@ -205,7 +205,7 @@ def _evaluation(source: bytes, specs: Mapping[str, TensorSpec]) -> dict[str, Any
             labels=artifact.labels,
         )
     }  # fmt: skip
-    outputs = described.get("model_outputs") or []
+    outputs = artifact.model_outputs if described.get("model_outputs") else []
     if not outputs:
         return models
     model.set_outputs(outputs)

@@ -23,6 +23,7 @@ from ..graph import to_proto
 from ..graph.accessor import ModelAccessor
 from ..graph.block import Block
 from ..graph.io import read_proto, save
+from ..graph.moves import Moves
 from ..losses.labels import IGNORED
 from ..normalize import MIN_OPSET
 from ..onnxblock.checkpoint_utils import save_checkpoint
@@ -55,9 +56,10 @@ class LossType(Enum):
     BCELoss = 8
     KLDivLoss = 9
     HingeLoss = 10
+    CausalLMLoss = 11
 
 
-WITH_LABELS = (LossType.CrossEntropyLoss, LossType.NLLLoss)
+WITH_LABELS = (LossType.CrossEntropyLoss, LossType.NLLLoss, LossType.CausalLMLoss)
 
 
 class OptimType(Enum):
@@ -176,13 +178,15 @@ def generate_artifacts(
     training = at_opset(block.built.training, block.built.eval.opset_imports[""])
     block.built = replace(block.built, training=training)
     optimizer_model = _optimizer_model(optimizer_block, block)
+    moves = Moves()
     with all_or_nothing(directory) as folder:
-        save(block.built.training, folder / f"{prefix}training_model.onnx")
-        save(block.built.eval, folder / f"{prefix}eval_model.onnx")
+        save(block.built.training, folder / f"{prefix}training_model.onnx", moves=moves)
+        save(block.built.eval, folder / f"{prefix}eval_model.onnx", moves=moves)
         if optimizer_model is not None:
             onnx.save(optimizer_model, folder / f"{prefix}optimizer_model.onnx")
         if step_model:
-            save(_step_model(optimizer_block, block), folder / f"{prefix}step_model.onnx")
+            step = _step_model(optimizer_block, block)
+            save(step, folder / f"{prefix}step_model.onnx", moves=moves)
         if ort_format:
             _convert_to_ort(folder, custom_op_library)
         parameters = block.parameters()
@@ -286,7 +290,7 @@ def _loss_block(loss: Any, ignore_index: int | None) -> Block:
     if ignore_index != IGNORED:
         raise ArtifactError(
             f"ignore_index={ignore_index} goes with a loss from labels by name, "
-            f"{' or '.join(f'LossType.{kind.name}' for kind in WITH_LABELS)}. Tell a loss block "
+            f"{', '.join(f'LossType.{kind.name}' for kind in WITH_LABELS)}. Tell a loss block "
             "when it is made: onnxblock.loss.CrossEntropyLoss(ignore_index=...)."
         )
     if loss is None:

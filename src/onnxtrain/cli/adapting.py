@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import onnx
 
 from .. import lora
-from ..graph import ModelLike
+from ..graph import ModelLike, load, to_proto
+from .language import base_model
 from .output import UserError
 
 if TYPE_CHECKING:
@@ -18,13 +19,14 @@ if TYPE_CHECKING:
 
 def adapted_model(settings: Settings) -> str | onnx.ModelProto:
     """The model of the settings, with adapters where these are asked for."""
+    base = base_model(settings)
     if settings.adapter is not None:
-        return lora.attach(settings.model, read_adapter(settings.adapter))
+        return lora.attach(base, read_adapter(settings.adapter))
     if not settings.rank:
-        return settings.model
+        return base if isinstance(base, str) else to_proto(load(base))
     return lora.add(
-        settings.model,
-        _targets(settings.targets),
+        base,
+        targets_of(settings.targets),
         settings.rank,
         settings.alpha,
         settings.lora_dropout,
@@ -61,6 +63,6 @@ def write_adapter(
     return files
 
 
-def _targets(text: str) -> str | list[str]:
+def targets_of(text: str) -> str | list[str]:
     """A regular expression, or patterns with commas between them."""
     return text.split(",") if "," in text or ("*" in text and ".*" not in text) else text

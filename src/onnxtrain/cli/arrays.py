@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import gzip
 import io
 import os
 import zipfile
@@ -14,14 +15,11 @@ from typing import Any, BinaryIO, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from ..runtime.files.readfile import open_regular
+from ..runtime.files.readfile import ALLOWED_BYTES, GROWTH, open_regular, refuse_growth
 from .output import UserError
 
 Array = npt.NDArray[Any]
 PathLike: TypeAlias = "str | os.PathLike[str]"
-GROWTH, ALLOWED_BYTES = 200, 2**28
-"""A compressed file may grow this many times when it is unpacked, or to this many bytes. Data that
-people train with grow two to fifty times; a bomb grows a thousand times."""
 
 
 @contextlib.contextmanager
@@ -62,21 +60,12 @@ def read_npz(path: PathLike) -> dict[str, Array]:
     with reading(path, "an npz file", remedy) as file:
         with zipfile.ZipFile(file) as archive:
             unpacked = sum(entry.file_size for entry in archive.infolist())
-        refuse_growth(path, unpacked, "Write it with numpy.savez, not numpy.savez_compressed.")
+        refuse_growth(
+            path, unpacked, "Write it with numpy.savez, not numpy.savez_compressed.", UserError
+        )
         file.seek(0)
         with np.load(file, allow_pickle=False) as arrays:
             return {name: arrays[name] for name in arrays.files}
-
-
-def refuse_growth(path: PathLike, unpacked: int, remedy: str) -> None:
-    """Refuse a file that grows beyond all proportion when it is unpacked."""
-    size = os.path.getsize(path)
-    if unpacked > max(GROWTH * size, ALLOWED_BYTES):
-        raise UserError(
-            f"{os.fspath(path)!r} has {size} bytes and says that it holds {unpacked}, "
-            f"{unpacked // max(size, 1)} times as many: that is how bombs are made. If you trust "
-            f"it: {remedy}"
-        )
 
 
 def read_csv(path: PathLike) -> dict[str, Array]:
@@ -84,33 +73,46 @@ def read_csv(path: PathLike) -> dict[str, Array]:
     remedy = "It must be text in UTF-8 with one line per row."
     with (
         reading(path, "a csv file", remedy) as file,
-        io.TextIOWrapper(file, encoding="utf-8-sig", newline="") as text,
+        io.TextIOWrapper(unpacked(path, file), encoding="utf-8-sig", newline="") as text,
     ):
         rows = _rows(text)
     shown = os.fspath(path)
     if not rows:
         raise UserError(f"{shown!r} is empty. It needs a line of column names and rows.")
-    names, rows = [n.strip() for n in rows[0]], rows[1:]
+    names, rows = [n.strip() for n in rows[0][1]], rows[1:]
     if all(_is_number(n) for n in names):
         raise UserError(
             f"The first line of {shown!r} holds numbers: {', '.join(names[:5])}. A csv file "
             "needs a first line with the names of its columns."
         )
-    for number, row in enumerate(rows, 2):
+    for number, row in rows:
         if len(row) != len(names):
             raise UserError(
                 f"Line {number} of {shown!r} has {len(row)} cells, and there are {len(names)} "
                 "columns: complete the line or remove it."
             )
-    cells = list(zip(*rows)) or [()] * len(names)
+    cells = list(zip(*(row for _, row in rows))) or [()] * len(names)
     return {n: _column(c) for n, c in zip(names, cells)}
 
 
-def _rows(text: io.TextIOWrapper) -> list[list[str]]:
+def unpacked(path: PathLike, file: BinaryIO) -> BinaryIO:
+    """The content of a file that may be compressed with gzip, which is told by its name."""
+    if not os.fspath(path).lower().endswith(".gz"):
+        return file
+    most = max(GROWTH * os.path.getsize(path), ALLOWED_BYTES)
+    with gzip.GzipFile(fileobj=file) as archive:
+        content = archive.read(most + 1)
+    refuse_growth(path, len(content), "unpack it, and give the file that is in it.", UserError)
+    return io.BytesIO(content)
+
+
+def _rows(text: io.TextIOWrapper) -> list[tuple[int, list[str]]]:
+    """The rows that are not empty, each with the number of its last line."""
     first = text.read(65536).split("\n", 1)[0]
     text.seek(0)
     separator = max(",;\t", key=first.count)
-    return [row for row in csv.reader(text, delimiter=separator) if row]
+    reader = csv.reader(text, delimiter=separator)
+    return [(reader.line_num, row) for row in reader if row]
 
 
 def _is_number(text: str) -> bool:
@@ -144,7 +146,7 @@ def read_parquet(path: Path) -> dict[str, Array]:
             about.num_rows * about.num_columns,  # at least a byte each, however they are packed
             sum(group.total_byte_size for group in groups),
         )
-        refuse_growth(path, unpacked, "write them without compression.")
+        refuse_growth(path, unpacked, "write them without compression.", UserError)
         file.seek(0)
         table = parquet.read_table(file)
         return {n: _arrow(table.column(n)) for n in table.column_names}

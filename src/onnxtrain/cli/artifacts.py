@@ -10,6 +10,7 @@ from .app import common
 from .output import UserError, current, size
 from .recipes import IGNORED
 
+DEFAULT_RATE = 1e-3
 EPILOG = """\b
 Examples:
   onnxtrain artifacts model.onnx --loss cross_entropy --output artifacts
@@ -41,6 +42,12 @@ Examples:
 @click.option("--momentum", type=float, help="Of sgd and rmsprop.")
 @click.option("--prefix", default="", help="Put before every file name.")
 @click.option("--step-model", is_flag=True, help="Also one graph for loss, gradient and update.")
+@click.option(
+    "--training-info",
+    is_flag=True,
+    help="Also training_info.onnx: the model with ONNX's own description of its training.",
+)
+@click.option("--learning-rate", type=float, help="In training_info.onnx, which has one.")
 @click.option("--ort-format", is_flag=True, help="Also write .ort files.")
 @click.option("--nominal-checkpoint", is_flag=True, help="Also a checkpoint without values.")
 @click.option("--training-mode", default="auto", show_default=True, help="auto, preserve, train.")
@@ -60,6 +67,8 @@ def command(
     momentum: float | None,
     prefix: str,
     step_model: bool,
+    training_info: bool,
+    learning_rate: float | None,
     ort_format: bool,
     nominal_checkpoint: bool,
     training_mode: str,
@@ -67,11 +76,18 @@ def command(
 ) -> None:
     """Write the training artifacts of MODEL: training, eval and optimizer model, checkpoint."""
     from ..artifacts import generate_artifacts
+    from ..runtime.files.atomic import write_atomically
+    from ..training_info import add as add_training_info
     from .output import one_of
     from .plan import make_plan, matches
     from .recipes import loss_block, make_optimizer
     from .settings import Settings, read_recompute
 
+    if learning_rate is not None and not training_info:
+        raise UserError(
+            "--learning-rate goes with --training-info; artifacts have none: Optimizer and "
+            "onnxtrain train set it."
+        )
     one_of(training_mode, ("auto", "preserve", "train"), "--training-mode")
     settings = Settings(
         model, loss=loss, optimizer=optimizer, freeze=freeze, train=train, clip_norm=clip_norm,
@@ -106,6 +122,17 @@ def command(
             recompute=read_recompute(recompute),
             browser=True,
         )
+        if training_info:
+            described = add_training_info(
+                model,
+                loss_block(loss, ignore_index),
+                recipe,
+                learning_rate=DEFAULT_RATE if learning_rate is None else learning_rate,
+                trainable=plan.trainable,
+                loss_input_names=[plan.output.name],
+            )
+            content = described.SerializeToString()
+            write_atomically(folder / f"{prefix}training_info.onnx", [content])
     except BaseException:
         if not existed:
             folder.rmdir()

@@ -39,14 +39,15 @@ def command(model: str, output: str | None, gradient: bool, of: str | None, max_
     output are differentiated in the vector–Jacobian form.
     """
     from ..drawing.layout import arrange
+    from .history import write_text
 
-    proto, forward = _load(model, gradient, of)
+    proto, results = _load(model, gradient, of)
     if len(proto.graph.node) > max_nodes:
         raise UserError(
             f"{model} has {len(proto.graph.node)} nodes, which nobody can look at in one picture. "
             f"Raise --max-nodes (it is {max_nodes}) if you want it all the same."
         )
-    drawing = arrange(proto, forward)
+    drawing = arrange(proto, results)
     if output is None:
         _show(drawing)
         return
@@ -54,16 +55,16 @@ def command(model: str, output: str | None, gradient: bool, of: str | None, max_
     if not path.absolute().parent.is_dir():
         raise UserError(f"-o {output}: the folder {path.parent} does not exist.")
     if path.suffix.lower() == ".svg":
-        path.write_text(drawing.svg(Path(model).name), encoding="utf-8")
+        write_text(path, drawing.svg(Path(model).name))
     elif path.suffix.lower() == ".txt":
-        path.write_text("\n".join(line for line, _ in drawing.lines()) + "\n", encoding="utf-8")
+        write_text(path, "\n".join(line for line, _ in drawing.lines()) + "\n")
     else:
         raise UserError(f"-o {output}: a drawing is written as .svg or .txt.")
     current().show(f"{path}  {len(drawing.boxes)} nodes, {drawing.backward} of them backward")
 
 
 def _load(model: str, gradient: bool, of: str | None) -> tuple[onnx.ModelProto, set[str] | None]:
-    """The model to draw; outputs of the forward nodes when it was differentiated here."""
+    """The model to draw; the outputs of its forward half when it was differentiated here."""
     from ..compile import differentiate
     from ..graph import load, to_proto
     from ..normalize import normalize
@@ -71,9 +72,9 @@ def _load(model: str, gradient: bool, of: str | None) -> tuple[onnx.ModelProto, 
     if not gradient:
         return to_proto(load(model)), None
     normal = to_proto(normalize(load(model)))
-    forward = {o for n in normal.graph.node for o in n.output}
     scalar = _is_scalar(normal, of)
-    return differentiate(model, of=of, vjp=not scalar), forward
+    results = {o.name for o in normal.graph.output}
+    return differentiate(model, of=of, vjp=not scalar), results
 
 
 def _is_scalar(model: onnx.ModelProto, of: str | None) -> bool:
@@ -89,6 +90,7 @@ def _show(drawing: Drawing) -> None:
     from rich.text import Text
 
     console = current().out
-    for line, backward in drawing.lines():
-        style = "orange3" if backward else "dodger_blue2"
+    styles = {"backward": "orange3", "update": "medium_purple"}
+    for line, kind in drawing.lines():
+        style = styles.get(kind, "dodger_blue2")
         console.print(Text(inert(line), style), soft_wrap=True)

@@ -55,19 +55,15 @@ def command(
 
 def _predictions(model: Path, state: TrainingState) -> list[str]:
     """Outputs of the model that the artifacts were made from."""
-    from ..errors import ExternalDataError, ModelFileError
-    from ..runtime.session.devices import Device
-    from ..runtime.step.evaluator import Evaluator
+    from ..runtime.step.artifact import load_artifact
 
-    try:
-        return Evaluator(str(model), state, Device("cpu", None), with_loss=False).model_outputs
-    except ExternalDataError:
-        raise
-    except ModelFileError as error:
+    outputs = load_artifact(str(model), "eval", state).model_outputs
+    if not outputs:
         raise UserError(
             f"{model} does not say which of its values are predictions (old artifacts do not). "
             "Name them with --outputs; onnxtrain draw shows their names."
-        ) from error
+        )
+    return outputs
 
 
 def _find(checkpoint: Path, artifacts: str | None, prefix: str) -> tuple[Path, Path]:

@@ -14,6 +14,7 @@ Examples:
   onnxtrain lora model.onnx --data train.npz --loss cross_entropy --targets 'q_proj|v_proj'
   onnxtrain lora model.onnx --data train.npz --loss mse --rank 16 --alpha 32 --rslora
   onnxtrain lora model.onnx --data more.npz --loss mse --adapter runs/model/adapter
+  onnxtrain lora lm.onnx --data text.jsonl --tokenizer tokenizer.json --task causal-lm
 
 \b
 The folder of the run gets what onnxtrain train writes, with these:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +73,14 @@ def measure(
     }
 
 
+WARM_UP = 3
+"""Steps that are not counted: the first ones allocate memory."""
+COUNTED = 0.9
+"""Share of a node's runs that are counted, the fastest ones: a busy machine holds some up."""
+
+
 def _time(step: Callable[[], object], steps: int, rows: int) -> dict[str, float]:
-    for _ in range(3):
+    for _ in range(WARM_UP):
         step()
     seconds = []
     for _ in range(steps):
@@ -124,9 +131,10 @@ def _feeds(settings: Settings, plan: Plan, sizes: Mapping[str, int]) -> dict[str
     if plan.loss.target in feeds:
         return feeds
     output = _forward(settings, plan, feeds)
-    if plan.loss.kind == "class":
-        shape = (output.shape[0], *output.shape[2:])
-        feeds[plan.loss.target] = rng.integers(0, output.shape[1], shape, np.int64)
+    if plan.loss.takes_labels:
+        axis = output.ndim - 1 if plan.loss.kind == "token" else 1
+        shape = (*output.shape[:axis], *output.shape[axis + 1 :])
+        feeds[plan.loss.target] = rng.integers(0, output.shape[axis], shape, np.int64)
     else:
         signs = plan.loss.kind == "sign"
         drawn = rng.integers(0, 2, output.shape) * 2 - 1 if signs else rng.random(output.shape)
@@ -181,36 +189,46 @@ def _operators(folder: Path, feeds: Mapping[str, Array], steps: int) -> list[dic
     options.enable_profiling = True
     options.profile_file_prefix = str(folder / "profile")
     _, forward_backward = _stepper(folder, feeds, options)
-    for _ in range(steps):
+    for _ in range(WARM_UP + steps):
         forward_backward()
     del forward_backward  # the profile is written when the session goes
     import gc
 
     gc.collect()
     files = sorted(folder.glob("profile*.json"))
-    return _read_profile(files[-1], steps) if files else []
+    return read_profile(files[-1], steps) if files else []
 
 
-def _read_profile(path: Path, steps: int) -> list[dict[str, Any]]:
-    spent: Counter[str] = Counter()
-    nodes: dict[str, set[str]] = {}
+def read_profile(path: Path, steps: int) -> list[dict[str, Any]]:
+    """Milliseconds per step and operator; the file has `WARM_UP` steps before those."""
+    durations: dict[tuple[str, str], list[int]] = {}
     text = path.read_text(encoding="utf-8").strip()
     for event in json.loads(text if text.endswith("]") else text.rstrip(",") + "]"):
         if event.get("cat") != "Node" or not event["name"].endswith("_kernel_time"):
             continue
-        name = event["args"].get("op_name", "?")
-        spent[name] += event["dur"]
-        nodes.setdefault(name, set()).add(event["name"])
+        node = (event["args"].get("op_name", "?"), event["name"])
+        durations.setdefault(node, []).append(event["dur"])
+    spent: dict[str, float] = {}
+    for (operator, _), runs in durations.items():
+        counted = runs[len(runs) * WARM_UP // (WARM_UP + steps) :]
+        spent[operator] = spent.get(operator, 0.0) + _usual(counted) / steps
+    nodes = Counter(operator for operator, _ in durations)
     total = sum(spent.values()) or 1
     return [
         {
             "operator": name,
-            "nodes": len(nodes[name]),
-            "ms_per_step": duration / 1e3 / steps,
+            "nodes": nodes[name],
+            "ms_per_step": duration / 1e3,
             "share": duration / total,
         }
-        for name, duration in spent.most_common()
+        for name, duration in sorted(spent.items(), key=lambda item: -item[1])
     ]
+
+
+def _usual(runs: Sequence[float]) -> float:
+    """The sum of durations, with the slowest taken for as long as the others."""
+    counted = sorted(runs)[: math.ceil(COUNTED * len(runs))]
+    return statistics.mean(counted) * len(runs) if counted else 0.0
 
 
 # --- PyTorch ------------------------------------------------------------------------------------

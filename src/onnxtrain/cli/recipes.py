@@ -24,19 +24,31 @@ class LossRecipe:
     target: str
     """Name of the graph input that the targets become."""
     kind: str
-    """"class": class numbers; "number": like the output; "binary": that, from 0 to 1;
-    "sign": that, −1 or 1."""
+    """"class": class numbers; "token": numbers of the vocabulary; "number": like the output;
+    "binary": that, from 0 to 1; "sign": that, −1 or 1."""
+
+    @property
+    def takes_labels(self) -> bool:
+        """Whether the targets are numbers of classes."""
+        return self.kind in {"class", "token"}
 
 
 LOSSES = {
-    row.short: LossRecipe(row.name, "labels" if row.target == "class" else "target", row.target)
+    row.short: LossRecipe(
+        row.name, "labels" if row.target in {"class", "token"} else "target", row.target
+    )
     for row in losses.LOSSES
     if row.short
 }
 SCHEDULES = ("constant", "cosine", "linear", "step", "exponential", "onecycle", "plateau")
 IGNORED = -100
 """The label that does not count by default, as in PyTorch."""
-METRICS = ("auto", "none", "accuracy", "mae", "mse", "r2", "perplexity", "top5")
+KEEP = ("last", "best")
+"""Which epoch's model a run writes."""
+METRICS = (
+    "auto", "none", "accuracy", "f1", "precision", "recall", "auc", "top5", "mae", "mse", "r2",
+    "perplexity",
+)  # fmt: skip
 
 
 def loss_recipe(name: str) -> LossRecipe:
@@ -47,7 +59,7 @@ def loss_recipe(name: str) -> LossRecipe:
 def loss_block(name: str, ignore_index: int = IGNORED) -> Any:
     """A new loss block; the label to ignore is for losses of classes."""
     recipe = loss_recipe(name)
-    options = {"ignore_index": ignore_index} if recipe.kind == "class" else {}
+    options = {"ignore_index": ignore_index} if recipe.takes_labels else {}
     return getattr(losses, recipe.block)(**options)
 
 
@@ -133,4 +145,4 @@ def metric_name(choice: str, kind: str) -> str | None:
         return None
     if choice != "auto":
         return choice
-    return "mae" if kind == "number" else "accuracy"
+    return {"number": "mae", "token": "perplexity"}.get(kind, "accuracy")

@@ -141,15 +141,10 @@ def predictions(run: Run, rows: int | None = None) -> tuple[Array, Array] | None
         return None
     part = data.part(slice(0, rows))
     target = part.arrays[run.plan.loss.target]
+    if run.task.scale is not None:
+        target = run.task.scale.undo(target)
     inputs = {k: v for k, v in part.arrays.items() if k != run.plan.loss.target}
-    size_ = run.settings.batch_size
-    first = run.plan.summary.inputs[0].shape
-    if first and isinstance(first[0], int):  # a fixed batch: whole ones only
-        whole = len(target) // size_ * size_
-        inputs, target = {k: v[:whole] for k, v in inputs.items()}, target[:whole]
-        if not whole:
-            return None
-    predicted = run.trainer.predict(inputs, size_)
+    predicted = run.trainer.predict(inputs, run.settings.batch_size)
     if isinstance(predicted, tuple):
         name = run.plan.output.name
         predicted = predicted[outputs.index(name) if name in outputs else 0]
@@ -180,9 +175,14 @@ def _matrix(run: Run) -> list[str]:
 
 
 def _samples(run: Run) -> str:
+    language = run.task.language
+    if language is not None:
+        return _table(("", repr(language.prompt)), list(language.samples.items()))
+    if run.plan.loss.kind == "token":
+        return "<p>Scores of tokens are too many to show; --task causal-lm shows text.</p>"
     predicted = predictions(run, LOOKED_AT)
     if predicted is None:
-        return "<p>There are no rows to show: the data are batches, or fewer than one batch.</p>"
+        return "<p>There are no rows to show: the data are batches.</p>"
     scores, target = predicted
     data = run.validation if run.validation is not None else run.training
     first = next(v for k, v in data.arrays.items() if k != run.plan.loss.target)

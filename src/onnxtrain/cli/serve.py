@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from .app import common
 from .output import current
 
+if TYPE_CHECKING:
+    from ..serve import Site
+
 EPILOG = """\b
 Examples:
   onnxtrain serve                       a digits model, to try it
-  onnxtrain serve runs/model/artifacts
-  onnxtrain serve runs/model/artifacts --port 8001 --open
-  onnxtrain serve runs/model/artifacts --ort-dir node_modules/onnxruntime-web/dist
+  onnxtrain serve artifacts
+  onnxtrain serve runs/model --open     the run of onnxtrain train: goes on from its checkpoint
+  onnxtrain serve artifacts --port 8001 --ort-dir node_modules/onnxruntime-web/dist
 """
 
 
@@ -34,29 +38,29 @@ def command(
 ) -> None:
     """Serve a page that trains the artifacts in DIRECTORY in the browser.
 
-    Everything comes from this machine and stays on it. Stop with Ctrl+C.
+    DIRECTORY holds artifacts, or the run of onnxtrain train. Everything comes from this machine and
+    stays on it. Stop with Ctrl+C.
     """
+    from ..serve import Site
+
     runtime = None if ort_dir is None else Path(ort_dir)
     if directory is not None:
-        _serve(Path(directory), None, prefix, runtime, host, port, open_)
+        folder = Path(directory)
+        if (folder / "artifacts").is_dir() and (folder / "checkpoint").is_file():
+            site = Site(folder / "artifacts", "", folder.name, runtime, folder / "checkpoint")
+        else:
+            site = Site(folder, prefix, None, runtime)
+        _serve(site, host, port, open_)
         return
-    with tempfile.TemporaryDirectory(prefix="onnxtrain-") as folder:
-        _write_demo(Path(folder))
-        _serve(Path(folder), "Digits demo", "", runtime, host, port, open_)
+    with tempfile.TemporaryDirectory(prefix="onnxtrain-") as temporary:
+        _write_demo(Path(temporary))
+        _serve(Site(Path(temporary), "", "Digits demo", runtime), host, port, open_)
 
 
-def _serve(
-    folder: Path,
-    name: str | None,
-    prefix: str,
-    runtime: Path | None,
-    host: str,
-    port: int,
-    open_: bool,
-) -> None:
-    from ..serve import Server, Site
+def _serve(site: Site, host: str, port: int, open_: bool) -> None:
+    from ..serve import Server
 
-    server = Server(Site(folder, prefix, name, runtime), host, port)
+    server = Server(site, host, port)
     output = current()
     output.show(server.url)
     if host not in {"127.0.0.1", "::1", "localhost"}:

@@ -27,10 +27,13 @@ class Settings:
     lr: float = 1e-3
     epochs: int = 5
     batch_size: int = 32
+    drop_last: bool = False
     accumulate: int = 1
     val: str | None = None
     target: str | None = None
     features: str | None = None
+    categorical: str | None = None
+    standardize: str = "none"
     freeze: tuple[str, ...] = ()
     train: tuple[str, ...] = ()
     schedule: str = "constant"
@@ -39,6 +42,9 @@ class Settings:
     weight_decay: float | None = None
     momentum: float | None = None
     metric: str = "auto"
+    early_stopping: int | None = None
+    keep: str = "last"
+    monitor: str | None = None
     loss_output: str | None = None
     ignore_index: int = IGNORED
     training_mode: str = "auto"
@@ -56,6 +62,17 @@ class Settings:
     dora: bool = False
     rslora: bool = False
     adapter: str | None = None
+    task: str | None = None
+    tokenizer: str | None = None
+    max_length: int = 256
+    packing: bool = True
+    padding_side: str = "right"
+    text_column: str = "text"
+    prompt: str | None = None
+    sample_tokens: int = 40
+    teacher: str | None = None
+    temperature: float = 2.0
+    distill_alpha: float = 0.5
 
     def check(self) -> None:
         """Numbers that make sense, before anything is read."""
@@ -63,6 +80,8 @@ class Settings:
         _whole("--epochs", self.epochs)
         _whole("--batch-size", self.batch_size)
         _whole("--accumulate", self.accumulate)
+        if self.early_stopping is not None:
+            _whole("--early-stopping", self.early_stopping)
         if self.clip_norm is not None:
             _positive("--clip-norm", self.clip_norm, "a positive number such as 1.0, or nothing")
         for option, value in (
@@ -73,13 +92,21 @@ class Settings:
         ):
             if not 0 <= value <= LARGEST:
                 raise UserError(f"{option} is {value:g}; it must be 0 or a positive number.")
-        if self.ignore_index != IGNORED and loss_recipe(self.loss).kind != "class":
+        if self.ignore_index != IGNORED and not loss_recipe(self.loss).takes_labels:
             raise UserError(
                 f"--ignore-index {self.ignore_index} is for losses that take class numbers; "
                 f"{self.loss} takes none."
             )
+        _whole("--max-length", self.max_length)
+        if self.sample_tokens < 0:
+            raise UserError(f"--sample-tokens is {self.sample_tokens}; it must be 0 or more.")
         if self.resume and self.overwrite:
             raise UserError("--resume goes on with a run, --overwrite throws it away: choose one.")
+
+    @property
+    def is_adapted(self) -> bool:
+        """Whether adapters are trained instead of the model's own parameters."""
+        return bool(self.rank) or self.adapter is not None
 
     def to_dict(self) -> dict[str, Any]:
         """Ready for JSON."""
@@ -200,7 +227,7 @@ def typed(name: str, value: Any, path: str) -> Any:
             return int(value)
         if kind.startswith("float"):
             return float(value)
-        if name in {"data", "features", "val"} and isinstance(value, list):
+        if name in {"data", "features", "val", "categorical"} and isinstance(value, list):
             return ",".join(map(str, value))
         return str(value)
     except (TypeError, ValueError, OverflowError):

@@ -6,7 +6,7 @@ import importlib
 import os
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,8 +66,8 @@ class Batches:
 Source = Named | Ordered | Columns | Pictures | Batches
 
 FORMATS = (
-    "an .npz file, two .npy files separated by a comma, a .csv or .parquet file, a folder with one "
-    "folder of images per class, or module:function"
+    "an .npz file, two .npy files separated by a comma, a .csv, .csv.gz or .parquet file, a folder "
+    "with one folder of images per class, or module:function"
 )
 
 
@@ -88,7 +88,8 @@ def read(where: str) -> Source:
         raise UserError(
             f"{where!r} is one array: give inputs and targets together, as --data x.npy,y.npy."
         )
-    reader = READERS.get(path.suffix.lower())
+    suffix = "".join(path.suffixes[-2:]) if path.suffix.lower() == ".gz" else path.suffix
+    reader = READERS.get(suffix.lower())
     if reader is None:
         raise UserError(f"Data of type {path.suffix or where!r} are not known. Data are {FORMATS}.")
     return reader(path)
@@ -132,6 +133,8 @@ READERS: dict[str, Callable[[Path], Source]] = {
     ".npz": _npz,
     ".csv": _csv,
     ".tsv": _csv,
+    ".csv.gz": _csv,
+    ".tsv.gz": _csv,
     ".parquet": _parquet,
     ".pq": _parquet,
 }
@@ -164,13 +167,52 @@ def _from_function(module: str, function: str, where: str) -> Source:
             f"--data {where} gave {type(data).__name__}. The function must return a tuple of "
             "arrays (inputs, then targets), a dict of arrays, or something that gives batches."
         )
-    return Batches(data, where)
+    kind = SizedUserBatches if hasattr(data, "__len__") else UserBatches
+    return Batches(kind(data, where), where)
+
+
+class UserBatches:
+    """Batches that the user's own code makes; what goes wrong there is said to be there.
+
+    Args:
+        source: gives batches when it is iterated.
+        where: the name of it on the command line.
+    """
+
+    def __init__(self, source: Any, where: str) -> None:
+        self.source, self.where = source, where
+        self._passes = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        iterator, end = self._ask(iter, self.source), object()
+        if self._passes and iterator is self.source:
+            raise UserError(
+                f"--data {self.where} gave a generator, which can be iterated once. Return a list, "
+                "a DataLoader or an object with __iter__ for more than one epoch."
+            )
+        self._passes += 1
+        while (batch := self._ask(next, iterator, end)) is not end:
+            yield batch
+
+    def _ask(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return function(*arguments)
+        except Exception as error:
+            raise _of_the_user(self.where, error) from error
+
+
+class SizedUserBatches(UserBatches):
+    """The same, with a known number of them."""
+
+    def __len__(self) -> int:
+        return len(self.source)
 
 
 def _of_the_user(where: str, error: Exception) -> UserError:
     """An error that the user's own code raised, with the last place in it."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [p for p in frames if not p.filename.startswith("<frozen")] or list(frames)
+    ours = str(Path(__file__).parent)
+    own = [p for p in frames if not p.filename.startswith(("<frozen", ours))] or list(frames)
     line = f" in {Path(own[-1].filename).name}, line {own[-1].lineno}" if own else ""
     return UserError(
         f"--data {where} raised {type(error).__name__}{line}: {error}. That is your own code; "

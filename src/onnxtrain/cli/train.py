@@ -10,30 +10,37 @@ from click.core import ParameterSource
 
 from .app import common
 from .output import current
-from .recipes import IGNORED, LOSSES, METRICS, SCHEDULES, optimizer_names
+from .recipes import IGNORED, KEEP, LOSSES, METRICS, SCHEDULES, optimizer_names
 
 EPILOG = """\b
 Data (--data, --val):
   train.npz            arrays named after the model's inputs, and the targets
   x.npy,y.npy          inputs and targets
-  train.csv            columns; --target names the one to predict, --features the others
+  train.csv            columns; --target names the one to predict, --features the others,
+                       --categorical those of categories; also compressed, as train.csv.gz
   train.parquet        the same (pip install "onnxtrain[parquet]")
   images/              one folder of images per class (pip install "onnxtrain[images]")
   module:function      a tuple or dict of arrays, or anything that gives batches
+  text.jsonl           with --task causal-lm: one object per line, {"text": …} or {"prompt": …,
+                       "completion": …}; also .txt and .parquet (pip install "onnxtrain[text]")
 
 \b
 Examples:
   onnxtrain train model.onnx --data train.npz --loss cross_entropy --epochs 5 --val val.npz
-  onnxtrain train model.onnx --data houses.csv --target price --loss mse --val 0.2
+  onnxtrain train model.onnx --data houses.csv --target price --loss mse --val 0.2 \\
+      --standardize both --categorical city --early-stopping 5
   onnxtrain train model.onnx --data images/ --loss cross_entropy --freeze 'encoder.*' \\
       --schedule cosine --warmup 0.1 --clip-norm 1.0
   onnxtrain train model.onnx --data train.npz --loss cross_entropy --epochs 10 --resume
   onnxtrain train model.onnx --config run.toml
+  onnxtrain train small.onnx --data train.npz --loss cross_entropy --teacher large.onnx
+  onnxtrain train lm.onnx --data text.jsonl --tokenizer tokenizer.json --task causal-lm
   mpirun -n 4 onnxtrain train model.onnx --data train.npz --loss cross_entropy
 
 \b
 The folder of the run (--output) gets model.onnx (trained, for inference), checkpoint, report.html,
-history.csv, history.json, steps.csv, loss.svg (and loss.png with Pillow) and artifacts/.
+history.csv, history.json, steps.csv, loss.svg (and loss.png with Pillow) and artifacts/; with
+--keep best or --early-stopping also the checkpoint best.
 Ctrl-C saves and ends with exit code 130, SIGTERM (of kill, a scheduler, a container) with 143; the
 same command with --resume goes on.
 A loss or a gradient that is NaN or infinite saves the state before that batch and ends with exit
@@ -90,6 +97,7 @@ USUAL = "adamw, adam, sgd, rmsprop, lamb"
 )
 @click.option("--epochs", type=int, default=5, show_default=True, help="Passes over the data.")
 @click.option("--batch-size", type=int, default=32, show_default=True, help="Rows per step.")
+@click.option("--drop-last", is_flag=True, help="Leave out a last, smaller batch of each epoch.")
 @click.option(
     "--accumulate",
     type=int,
@@ -100,6 +108,16 @@ USUAL = "adamw, adam, sgd, rmsprop, lamb"
 @click.option("--val", type=click.Path(), help="Validation data, or a share such as 0.1.")
 @click.option("--target", help="Column or array that holds the targets.")
 @click.option("--features", help="Columns of a table that are the input, separated by commas.")
+@click.option(
+    "--categorical", help="Columns of categories, separated by commas; auto: those that hold text."
+)
+@click.option(
+    "--standardize",
+    type=_Listed(("none", "inputs", "targets", "both")),
+    default="none",
+    show_default=True,
+    help="Scale inputs, targets or both to mean 0 and deviation 1, inside the written model.",
+)
 @click.option("--freeze", multiple=True, help="Parameters not to train, e.g. 'encoder.*'.")
 @click.option("--train", multiple=True, help="Parameters to train, instead of all.")
 @_listed("--schedule", SCHEDULES, default="constant", show_default=True)
@@ -108,6 +126,17 @@ USUAL = "adamw, adam, sgd, rmsprop, lamb"
 @click.option("--weight-decay", type=float, help="Of the optimizer, where it has one.")
 @click.option("--momentum", type=float, help="Of sgd and rmsprop.")
 @_listed("--metric", METRICS, default="auto", show_default=True)
+@click.option(
+    "--early-stopping", type=int, help="Stop after so many epochs that bring no progress."
+)
+@click.option(
+    "--keep",
+    type=_Listed(KEEP),
+    default="last",
+    show_default=True,
+    help="Model that is written: last, or best by --monitor (with --early-stopping always best).",
+)
+@click.option("--monitor", help="What is watched: val_loss (or loss without --val), val_accuracy …")
 @click.option(
     "--loss-output",
     help="Output, or value inside the model, that the loss compares; by default the first output.",
@@ -118,6 +147,46 @@ USUAL = "adamw, adam, sgd, rmsprop, lamb"
     default=IGNORED,
     show_default=True,
     help="Label that does not count, beside the class numbers.",
+)
+@click.option(
+    "--task", type=_Listed(("causal-lm",)), help="causal-lm: a language model, on text; see below."
+)
+@click.option("--tokenizer", type=click.Path(), help="tokenizer.json of the model, or its folder.")
+@click.option(
+    "--max-length", type=int, default=256, show_default=True, help="Tokens per row of text."
+)
+@click.option(
+    "--packing/--no-packing",
+    default=True,
+    show_default=True,
+    help="Texts one after the other in full rows, or one per row.",
+)
+@click.option(
+    "--padding-side",
+    type=_Listed(("right", "left")),
+    default="right",
+    show_default=True,
+    help="Where short rows are filled up: right or left.",
+)
+@click.option(
+    "--text-column", default="text", show_default=True, help="Column that holds the text."
+)
+@click.option("--prompt", help="Beginning of the text that is written before and after training.")
+@click.option(
+    "--sample-tokens", type=int, default=40, show_default=True, help="Its tokens; 0 for none."
+)
+@click.option(
+    "--teacher", type=click.Path(), help="A trained model whose answers the model learns to give."
+)
+@click.option(
+    "--temperature", type=float, default=2.0, show_default=True, help="Softens these answers."
+)
+@click.option(
+    "--distill-alpha",
+    type=float,
+    default=0.5,
+    show_default=True,
+    help="Share of the labels in the loss, the rest being the teacher's.",
 )
 @click.option(
     "--training-mode",
@@ -159,6 +228,8 @@ def run_training(ctx: click.Context, config: str | None, options: dict[str, Any]
         for name, value in read_config(config).items():
             if name != "model" and ctx.get_parameter_source(name) == ParameterSource.DEFAULT:
                 options[name] = typed(name, value, config)
+    if options["task"] and not options["loss"]:
+        options["loss"] = "causal_lm"
     for name in ("data", "loss"):
         if not options[name]:
             raise click.UsageError(f"Missing option '--{name}' (or {name} in --config).", ctx)

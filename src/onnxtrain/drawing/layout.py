@@ -13,11 +13,15 @@ from .scene import Box, Line, Scene, Text
 HEIGHT, GAP_X, GAP_Y, MARGIN, HEAD = 40.0, 20.0, 34.0, 24.0, 36.0
 NARROW, WIDE = 132.0, 190.0
 FORWARD, BACKWARD, VALUE = "#dbeafe", "#ffedd5", "#f1f5f9"
-WEIGHT, OUTPUT = "#fde68a", "#bbf7d0"
-FILLS = {"forward": FORWARD, "backward": BACKWARD, "weight": WEIGHT, "output": OUTPUT}
-EDGES = {
-    FORWARD: "#2563eb", BACKWARD: "#ea580c", VALUE: "#94a3b8", WEIGHT: "#a16207", OUTPUT: "#15803d",
+UPDATE, WEIGHT, OUTPUT = "#ede9fe", "#fde68a", "#bbf7d0"
+FILLS = {
+    "forward": FORWARD, "backward": BACKWARD, "update": UPDATE, "weight": WEIGHT, "output": OUTPUT,
 }  # fmt: skip
+EDGES = {
+    FORWARD: "#2563eb", BACKWARD: "#ea580c", UPDATE: "#7c3aed", VALUE: "#94a3b8", WEIGHT: "#a16207",
+    OUTPUT: "#15803d",
+}  # fmt: skip
+MARKS = {"forward": "▶", "backward": "◀", "update": "●"}
 SOURCES = ("input", "weight", "constant")
 
 
@@ -41,6 +45,11 @@ class NodeBox:
         return self.kind == "backward"
 
     @property
+    def below(self) -> bool:
+        """Whether it stands below the forward half."""
+        return self.kind in {"backward", "update"}
+
+    @property
     def fill(self) -> str:
         """The colour of its kind."""
         return FILLS.get(self.kind, VALUE)
@@ -58,17 +67,17 @@ class Drawing:
         """Number of nodes of the backward half."""
         return sum(b.backward for b in self.boxes)
 
-    def lines(self) -> list[tuple[str, bool]]:
-        """The graph as text, and for each line whether it is backward."""
+    def lines(self) -> list[tuple[str, str]]:
+        """The graph as text, and for each line the kind of its box."""
         lines = []
         for box in self.boxes:
             names = [*(self.boxes[i].outputs[0] for i in box.inputs), *box.constants]
             operands, results = ", ".join(names), ", ".join(box.outputs)
-            mark = "◀" if box.backward else "▶" if box.kind == "forward" else " "
+            mark = MARKS.get(box.kind, " ")
             text = f"{mark} {results} = {box.label}({operands})" if box.kind != "input" else (
                 f"  {results}: {box.label}"
             )  # fmt: skip
-            lines.append((text, box.backward))
+            lines.append((text, box.kind))
         return lines
 
     def svg(self, title: str) -> str:
@@ -87,8 +96,9 @@ class Drawing:
         )
         scene.add(Box(0, 0, scene.width, scene.height, "#ffffff"))
         scene.add(Text(MARGIN, 24, title, 14, bold=True))
-        for i, (label, fill) in enumerate((("forward", FORWARD), ("backward", BACKWARD))):
-            x = MARGIN + 110 * i
+        kinds = {"forward", "backward"} | {b.kind for b in self.boxes}
+        for i, label in enumerate(kind for kind in MARKS if kind in kinds):
+            x, fill = MARGIN + 110 * i, FILLS[label]
             if legend:
                 scene.add(Box(x, 34, 14, 14, fill, EDGES[fill]), Text(x + 20, 46, label, 12))
         for box in self.boxes:
@@ -115,7 +125,7 @@ class Drawing:
         middle, letters = x + self.width / 2, int(self.width / 6.8)
         note = f"{box.label} {box.name}\n{', '.join(box.outputs)}"
         small = box.detail or (box.outputs[0] if box.outputs else "")
-        radius = 6 if box.kind in {"forward", "backward"} else 16
+        radius = 6 if box.kind in MARKS else 16
         return (
             Box(x, y, self.width, HEIGHT, box.fill, EDGES[box.fill], radius, note),
             Text(middle, y + 17, _short(box.label, letters + 1), 12, "middle", bold=True),
@@ -128,13 +138,13 @@ def _short(name: str, most: int) -> str:
     return name if len(name) <= most else f"{name[:first]}…{name[-(most - first - 1) :]}"
 
 
-def arrange(model: onnx.ModelProto, forward: set[str] | None = None) -> Drawing:
+def arrange(model: onnx.ModelProto, results: Collection[str] | None = None) -> Drawing:
     """Boxes with layers and columns.
 
     Args:
         model: what to draw.
-        forward: names that nodes of the forward half compute; None to tell the halves apart by
-            the names that onnxtrain gives to the nodes of a backward half.
+        results: outputs of the forward half: what they need is forward, the rest backward. None to
+            tell the halves apart by the names that onnxtrain gives to nodes.
     """
     constants = {t.name for t in model.graph.initializer}
     sources = [
@@ -142,7 +152,7 @@ def arrange(model: onnx.ModelProto, forward: set[str] | None = None) -> Drawing:
         for value in model.graph.input
         if value.name not in constants
     ]
-    boxes = _with_nodes(model, sources, forward, {})
+    boxes = _with_nodes(model, sources, results, {})
     _set_layers(boxes)
     _set_columns(boxes)
     return Drawing(boxes)
@@ -189,7 +199,7 @@ def _source_kind(name: str, weights: Collection[str], constants: Collection[str]
 def _with_nodes(
     model: onnx.ModelProto,
     sources: list[NodeBox],
-    forward: set[str] | None,
+    results: Collection[str] | None,
     types: Mapping[str, str],
 ) -> list[NodeBox]:
     """The sources, then a box for every node."""
@@ -198,12 +208,13 @@ def _with_nodes(
         box.detail = types.get(box.name, "")
     maker = {box.name: i for i, box in enumerate(boxes)}
     constants = {t.name for t in model.graph.initializer}
-    for node in model.graph.node:
+    kinds = _kinds(model.graph, results)
+    for node, kind in zip(model.graph.node, kinds):
         names = [*node.input, *_captured(node)]
         box = NodeBox(
             node.name,
             node.op_type,
-            "backward" if _is_backward(node, forward) else "forward",
+            kind,
             list(dict.fromkeys(maker[n] for n in names if n in maker)),
             [n for n in node.input if n in constants],
             [o for o in node.output if o],
@@ -234,26 +245,49 @@ def _captured(node: onnx.NodeProto) -> list[str]:
     ]
 
 
-def _is_backward(node: onnx.NodeProto, forward: set[str] | None) -> bool:
-    if forward is not None:
-        return not any(o in forward for o in node.output)
+def _kinds(graph: onnx.GraphProto, results: Collection[str] | None) -> list[str]:
+    """Of each node whether it is forward, backward or update.
+
+    A node that the forward half needs is forward whatever its name: a pass may have joined it with
+    one of the backward half.
+    """
+    by_name = [_kind_by_name(node) for node in graph.node]
+    if results is None:
+        halves = zip(graph.node, by_name)
+        others = {o for node, kind in halves if kind != "forward" for o in node.output}
+        results = {o.name for o in graph.output} - others
+    else:
+        by_name = ["backward"] * len(by_name)
+    needed, kinds = set(results), []
+    for node, kind in zip(reversed(graph.node), reversed(by_name)):
+        if needed.intersection(node.output):
+            needed.update(node.input, _captured(node))
+            kinds.append("forward")
+        else:
+            kinds.append(kind)
+    return kinds[::-1]
+
+
+def _kind_by_name(node: onnx.NodeProto) -> str:
     scope = node.name.split("/")[0]
-    return scope.endswith("_grad") or scope in {"gradient", "onnxtrain.accumulate"}
+    if scope.endswith("_grad") or scope in {"gradient", "onnxtrain.accumulate"}:
+        return "backward"
+    return "update" if scope == "update" else "forward"
 
 
 def _set_layers(boxes: list[NodeBox]) -> None:
     """The backward half starts below the forward half, and its nodes stand near their readers."""
     for box in boxes:
         box.layer = max((boxes[i].layer + 1 for i in box.inputs), default=0)
-    start = max((b.layer + 1 for b in boxes if not b.backward), default=0)
+    start = max((b.layer + 1 for b in boxes if not b.below), default=0)
     readers: dict[int, list[NodeBox]] = defaultdict(list)
     for box in boxes:
-        if box.backward:
+        if box.below:
             box.layer = max([start, *(boxes[i].layer + 1 for i in box.inputs)])
         for i in box.inputs:
             readers[i].append(box)
     for i in reversed(range(len(boxes))):
-        if boxes[i].backward and readers[i]:
+        if boxes[i].below and readers[i]:
             boxes[i].layer = min(b.layer for b in readers[i]) - 1
 
 

@@ -180,11 +180,9 @@ class LocalModel(OneProcess):
         module.export_model_for_inferencing(path, outputs)
 
     def _eval_outputs(self) -> list[str]:
-        from ..runtime.step.artifact import KEY, load_artifact
+        from ..runtime.step.artifact import load_artifact
 
-        artifact = load_artifact(self._files[2], "eval", self._values)
-        described = artifact.model.described(KEY) or {}
-        return list(described.get("model_outputs") or artifact.user_outputs[1:])
+        return load_artifact(self._files[2], "eval", self._values).model_outputs
 
 
 def check_arrays(arrays: Mapping[str, Array], expected: Mapping[str, Array]) -> None:

@@ -1,4 +1,4 @@
-"""onnx's reference evaluator, with operators put right that it gets wrong."""
+"""onnx's reference evaluator, with the operators of `reference` in the place of its own."""
 
 from __future__ import annotations
 
@@ -8,38 +8,10 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx.reference
-from onnx.reference.op_run import OpRun
+
+from .reference import OPS
 
 Array = np.ndarray[Any, Any]
-
-
-class GatherElements(OpRun):
-    """onnx's own is limited to 32 positions along the axis, and wrong or an error above."""
-
-    def _run(self, data: Array, indices: Array, axis: int = 0) -> tuple[Array]:
-        axis %= data.ndim
-        coordinates: list[Array] = list(np.indices(indices.shape, sparse=True))
-        coordinates[axis] = indices
-        return (data[tuple(coordinates)],)
-
-
-class AffineGrid(OpRun):
-    """onnx's own gives float32 whatever it is given."""
-
-    def _run(self, theta: Array, size: Array, align_corners: int = 0) -> tuple[Array]:
-        axes = []
-        for count in (int(s) for s in size[2:]):
-            line = np.arange(count, dtype=theta.dtype)
-            if align_corners:
-                axes.append(line * 2 / max(count - 1, 1) - (1 if count > 1 else 0))
-            else:
-                axes.append((2 * line + 1) / count - 1)
-        grid = np.meshgrid(*axes, indexing="ij")
-        positions = np.stack([*reversed(grid), np.ones_like(grid[0])], axis=-1)
-        return (np.einsum("nij,...j->n...i", theta, positions.astype(theta.dtype)),)
-
-
-OPS: list[type[OpRun]] = [AffineGrid, GatherElements]
 
 
 def evaluator(model: onnx.ModelProto) -> onnx.reference.ReferenceEvaluator:

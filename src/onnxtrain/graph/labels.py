@@ -40,15 +40,17 @@ class ClassLabels:
         input: name of the input.
         classes: the labels are below this number; None when only a run can tell.
         ignore_index: the label that is allowed besides, and leaves an element out.
+        skip: how many labels at the beginning of each row are not compared with anything.
     """
 
     input: str
     classes: int | None
     ignore_index: int | None
+    skip: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """As an artifact's metadata have it."""
-        return asdict(self)
+        return {k: v for k, v in asdict(self).items() if k != "skip" or v}
 
 
 def class_labels(model: ir.Model) -> list[ClassLabels]:
@@ -63,15 +65,22 @@ def class_labels(model: ir.Model) -> list[ClassLabels]:
     for entry in declared(model.metadata_props.get(DECLARED)):
         name = _source(model, values.get(entry["value"]))
         if name is not None:
-            labels[ClassLabels(name, entry["classes"], entry["ignore_index"])] = None
+            skip = entry.get("skip", 0)
+            labels[ClassLabels(name, entry["classes"], entry["ignore_index"], skip)] = None
     return list(labels)
 
 
 def declare(
-    metadata: MutableMapping[str, str], value: str, classes: int | None, ignore_index: int | None
+    metadata: MutableMapping[str, str],
+    value: str,
+    classes: int | None,
+    ignore_index: int | None,
+    skip: int = 0,
 ) -> None:
     """Say in a model's metadata what a loss that is built from primitives expects of a value."""
-    entry = {"value": value, "classes": classes, "ignore_index": ignore_index}
+    entry: dict[str, Any] = {"value": value, "classes": classes, "ignore_index": ignore_index}
+    if skip:
+        entry["skip"] = skip
     metadata[DECLARED] = json.dumps([*declared(metadata.get(DECLARED)), entry])
 
 

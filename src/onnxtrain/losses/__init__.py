@@ -23,17 +23,24 @@ if TYPE_CHECKING:
     from .classification import MultiMarginLoss as MultiMarginLoss
     from .classification import NLLLoss as NLLLoss
     from .ctc import CTCLoss as CTCLoss
+    from .distillation import DistillationLoss as DistillationLoss
     from .embedding import CosineEmbeddingLoss as CosineEmbeddingLoss
     from .embedding import HingeEmbeddingLoss as HingeEmbeddingLoss
     from .embedding import TripletMarginLoss as TripletMarginLoss
+    from .language import CausalLMLoss as CausalLMLoss
     from .regression import GaussianNLLLoss as GaussianNLLLoss
     from .regression import HuberLoss as HuberLoss
     from .regression import L1Loss as L1Loss
     from .regression import MSELoss as MSELoss
     from .regression import PoissonNLLLoss as PoissonNLLLoss
     from .regression import SmoothL1Loss as SmoothL1Loss
+    from .similarity import CoSENTLoss as CoSENTLoss
+    from .similarity import CosineSimilarityLoss as CosineSimilarityLoss
+    from .similarity import MatryoshkaLoss as MatryoshkaLoss
+    from .similarity import MultipleNegativesRankingLoss as MultipleNegativesRankingLoss
+    from .similarity import TripletLoss as TripletLoss
 
-Target = Literal["class", "number", "binary", "sign", ""]
+Target = Literal["class", "token", "number", "binary", "sign", ""]
 
 
 @dataclass(frozen=True)
@@ -44,8 +51,9 @@ class Row:
         name: of the class.
         module: where it is.
         short: its name on the command line; "" if it cannot be asked for there.
-        target: what is fed: "class" numbers; a "number" like the prediction; that from 0 to 1
-            ("binary"), or −1 and 1 ("sign"); "" where it is neither.
+        target: what is fed: "class" numbers, the classes being axis 1 of the scores; "token"
+            numbers, the vocabulary being the last axis; a "number" like the prediction; that from 0
+            to 1 ("binary"), or −1 and 1 ("sign"); "" where it is neither.
     """
 
     name: str
@@ -56,6 +64,7 @@ class Row:
 
 LOSSES = (
     Row("CrossEntropyLoss", "classification", "cross_entropy", "class"),
+    Row("CausalLMLoss", "language", "causal_lm", "token"),
     Row("NLLLoss", "classification", "nll", "class"),
     Row("MultiMarginLoss", "classification", "multi_margin", "class"),
     Row("BCEWithLogitsLoss", "classification", "bce_with_logits", "binary"),
@@ -72,14 +81,21 @@ LOSSES = (
     Row("HingeEmbeddingLoss", "embedding"),
     Row("TripletMarginLoss", "embedding"),
     Row("CTCLoss", "ctc"),
+    Row("MultipleNegativesRankingLoss", "similarity"),
+    Row("CosineSimilarityLoss", "similarity"),
+    Row("CoSENTLoss", "similarity"),
+    Row("TripletLoss", "similarity"),
+    Row("MatryoshkaLoss", "similarity"),
+    Row("DistillationLoss", "distillation"),
 )
 
 _HOMES = {**{row.name: row.module for row in LOSSES}, "Loss": "base"}
 __all__ = [
-    "LOSSES", "BCELoss", "BCEWithLogitsLoss", "CTCLoss", "CosineEmbeddingLoss", "CrossEntropyLoss",
+    "LOSSES", "BCELoss", "BCEWithLogitsLoss", "CTCLoss", "CausalLMLoss", "CoSENTLoss",
+    "CosineEmbeddingLoss", "CosineSimilarityLoss", "CrossEntropyLoss", "DistillationLoss",
     "GaussianNLLLoss", "HingeEmbeddingLoss", "HingeLoss", "HuberLoss", "KLDivLoss", "L1Loss",
-    "Loss", "MSELoss", "MultiMarginLoss", "NLLLoss", "PoissonNLLLoss", "SmoothL1Loss",
-    "TripletMarginLoss",
+    "Loss", "MSELoss", "MatryoshkaLoss", "MultiMarginLoss", "MultipleNegativesRankingLoss",
+    "NLLLoss", "PoissonNLLLoss", "SmoothL1Loss", "TripletLoss", "TripletMarginLoss",
 ]  # fmt: skip
 
 

@@ -47,12 +47,27 @@ def label_input(op: ModelBuilder, name: str, scores: Tensor, axis: int) -> Tenso
 
 
 def declare_labels(
-    op: ModelBuilder, labels: Tensor, scores: Tensor, axis: int, ignore_index: int | None
+    op: ModelBuilder,
+    labels: Tensor,
+    scores: Tensor,
+    axis: int,
+    ignore_index: int | None,
+    skip: int = 0,
 ) -> None:
-    """Write into the model what its labels must be, so that who runs it can check them."""
+    """Write into the model what its labels must be, so that who runs it can check them.
+
+    Args:
+        op: the builder.
+        labels: the value.
+        scores: what they are compared with.
+        axis: the class axis of the scores.
+        ignore_index: label that does not count.
+        skip: how many labels at the beginning of each row are not compared with anything.
+    """
     classes = scores.dim(axis)
     metadata = {p.key: p.value for p in op.model.metadata_props}
-    declare(metadata, labels.name, classes if isinstance(classes, int) else None, ignore_index)
+    number = classes if isinstance(classes, int) else None
+    declare(metadata, labels.name, number, ignore_index, skip)
     onnx.helper.set_model_props(op.model, metadata)
 
 

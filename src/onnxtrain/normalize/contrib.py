@@ -17,6 +17,8 @@ from ..graph import OpBuilder, Tensor
 from .bits import unpack
 from .contrib_attention import attention, group_query_attention, multi_head_attention, rotary
 from .experts import moe, qmoe
+from .few_bits import MS as MS
+from .few_bits import matmul_nbits
 from .newer import causal_conv_with_state, rms
 from .rewrite import Lowering
 
@@ -145,39 +147,6 @@ def fused_conv(
     return _activate(op, y if z is None else y + z, activation, list(activation_params))
 
 
-def matmul_nbits(
-    op: OpBuilder, a: Tensor, b: Tensor, scales: Tensor, zeros: Tensor | None,
-    group_index: Tensor | None, bias: Tensor | None,
-    *, K: int, N: int, bits: int = 4, block_size: int, accuracy_level: int = 0,
-    weight_prepacked: int = 0,
-) -> Tensor:  # fmt: skip
-    """A·Wᵀ with W [N, K] stored in blocks of `bits`-bit integers, a scale per block.
-
-    The weight is unpacked by ordinary operators, so that the stored model stays small; onnxruntime
-    folds them when it loads. The gradient flows to the activation.
-    """
-    if group_index is not None:
-        raise ModelError("MatMulNBits with `g_idx` is not supported.")
-    if bits not in (2, 4, 8) or weight_prepacked:
-        raise ModelError(f"MatMulNBits with bits={bits} or prepacked weights is not supported.")
-    blocks = -(-K // block_size)
-    codes = unpack(op, op.Reshape(b, [N, blocks, -1]), bits, [N, blocks, block_size])
-    codes = op.Cast(codes, to=a.dtype)
-    if zeros is None:
-        centred = codes - float(2 ** (bits - 1))
-    else:
-        if zeros.dtype == ir.DataType.UINT8:
-            rows = op.Reshape(zeros, [N, -1])
-            zeros = op.Slice(unpack(op, rows, bits, [N, -1]), [0], [blocks], [1])
-        centred = codes - op.Cast(op.Reshape(zeros, [N, blocks, 1]), to=a.dtype)
-    factor = op.Reshape(scales, [N, blocks, 1])
-    weight = op.Reshape(centred * factor, [N, blocks * block_size])
-    if blocks * block_size != K:
-        weight = op.Slice(weight, [0], [K], [1])
-    y = a @ op.Transpose(weight, perm=[1, 0])
-    return y if bias is None else y + bias
-
-
 def gather_block_quantized(
     op: OpBuilder, data: Tensor, indices: Tensor, scales: Tensor, zeros: Tensor | None,
     *, bits: int = 4, block_size: int = 128, gather_axis: int = 0, quantize_axis: int = 1,
@@ -290,7 +259,6 @@ def gather_nd(op: OpBuilder, x: Tensor, indices: Tensor) -> Tensor:
     return op.GatherND(x, op.Cast(indices, to=ir.DataType.INT64))
 
 
-MS = "com.microsoft"
 CONTRIB: dict[tuple[str, str], Lowering] = {
     (MS, "Gelu"): gelu,
     (MS, "FastGelu"): fast_gelu,

@@ -16,13 +16,11 @@ import onnx_ir as ir
 from ..errors import ModelError
 from ..graph import OpBuilder, Tensor
 from ..graph.nodes import identity
+from .ml_common import floats, labels, transform
 from .rewrite import Lowering, all_nodes, describe, weight
+from .svm import svm_classifier, svm_regressor
 
 DOMAIN = "ai.onnx.ml"
-
-
-def _floats(op: OpBuilder, x: Tensor) -> Tensor:
-    return x if x.dtype == ir.DataType.FLOAT else op.Cast(x, to=ir.DataType.FLOAT)
 
 
 def _row(op: OpBuilder, name: str, numbers: Sequence[float]) -> Tensor:
@@ -33,20 +31,10 @@ def _linear(
     op: OpBuilder, x: Tensor, coefficients: Sequence[float], intercepts: Sequence[float], rows: int
 ) -> Tensor:
     x = op.Unsqueeze(x, [0]) if x.rank == 1 else x
-    x = _floats(op, x)
+    x = floats(op, x)
     matrix = weight(op, "coefficients", np.array(coefficients, np.float32).reshape(rows, -1))
     shift = weight(op, "intercepts", np.array(intercepts, np.float32)) if intercepts else None
     return op.Gemm(x, matrix, shift, transB=1)
-
-
-def _transform(op: OpBuilder, scores: Tensor, kind: str) -> Tensor:
-    if kind == "NONE":
-        return scores
-    if kind == "LOGISTIC":
-        return op.Sigmoid(scores)
-    if kind == "SOFTMAX":
-        return op.Softmax(scores, axis=-1)
-    raise ModelError(f"post_transform {kind!r} is not supported.")
 
 
 def linear_regressor(
@@ -59,7 +47,7 @@ def linear_regressor(
     targets: int = 1,
 ) -> Tensor:
     """X·Wᵀ + b."""
-    return _transform(op, _linear(op, x, coefficients, intercepts, targets), post_transform)
+    return transform(op, _linear(op, x, coefficients, intercepts, targets), post_transform)
 
 
 def linear_classifier(
@@ -77,72 +65,28 @@ def linear_classifier(
     classes = len(classlabels_ints) or len(classlabels_strings)
     rows = len(intercepts) or classes
     raw = _linear(op, x, coefficients, intercepts, rows)
-    scores = _transform(op, raw, post_transform)
+    scores = transform(op, raw, post_transform)
     if rows == 1 and classes == 2:
         chosen = op.Cast(op.Squeeze(raw, [1]) > 0, to=ir.DataType.INT64)
         other = 1.0 - scores if post_transform == "LOGISTIC" else -scores
         scores = op.Concat(other, scores, axis=1)
     else:
         chosen = op.ArgMax(raw, axis=1, keepdims=0)
-    if classlabels_strings:
-        encoded = np.array([s if isinstance(s, str) else s.decode() for s in classlabels_strings])
-        labels = weight(op, "labels", encoded.astype(object), trained=False)
-    else:
-        labels = weight(op, "labels", np.array(classlabels_ints, np.int64), trained=False)
-    return op.Gather(labels, chosen, axis=0), scores
-
-
-def svm_regressor(
-    op: OpBuilder, x: Tensor,
-    *, coefficients: Sequence[float], kernel_type: str = "LINEAR",
-    kernel_params: Sequence[float] = (0.0, 0.0, 3.0), n_supports: int = 0, one_class: int = 0,
-    post_transform: str = "NONE", rho: Sequence[float] = (0.0,),
-    support_vectors: Sequence[float] = (),
-) -> Tensor:  # fmt: skip
-    """Σᵢ cᵢ·K(x, sᵢ) + ρ over the support vectors, or x·c + ρ without any."""
-    x = _floats(op, x)
-    factors = weight(op, "coefficients", np.array(coefficients, np.float32).reshape(-1, 1))
-    shift = weight(op, "rho", np.array(rho, np.float32))
-    if n_supports:
-        rows = np.array(support_vectors, np.float32).reshape(n_supports, -1)
-        x = _kernel(op, x, weight(op, "support_vectors", rows), kernel_type, kernel_params)
-    score = op.MatMul(x, factors) + shift
-    if one_class:  # inside or outside: a step
-        return op.Where(score > 0.0, op.like(1.0, score), op.like(-1.0, score))
-    return _transform(op, score, post_transform)
-
-
-def _kernel(
-    op: OpBuilder, x: Tensor, vectors: Tensor, kind: str, parameters: Sequence[float]
-) -> Tensor:
-    """How close each row is to each support vector."""
-    gamma, offset, degree = parameters
-    products = op.Gemm(x, vectors, transB=1)
-    if kind == "LINEAR":
-        return products
-    if kind == "POLY":
-        return op.Pow(products * gamma + offset, op.like(degree, x))
-    if kind == "SIGMOID":
-        return op.Tanh(products * gamma + offset)
-    if kind == "RBF":
-        sizes = op.Transpose(op.ReduceSumSquare(vectors, [1], keepdims=1), perm=[1, 0])
-        distances = op.ReduceSumSquare(x, [1], keepdims=1) - products * 2.0 + sizes
-        return op.Exp(distances * -gamma)
-    raise ModelError(f"A support vector machine with kernel {kind!r} is not supported.")
+    return labels(op, chosen, classlabels_ints, classlabels_strings), scores
 
 
 def scaler(
     op: OpBuilder, x: Tensor, *, offset: Sequence[float] = (), scale: Sequence[float] = ()
 ) -> Tensor:
     """(x - offset)·scale."""
-    x = _floats(op, x)
+    x = floats(op, x)
     x = x - _row(op, "offset", offset) if offset else x
     return x * _row(op, "scale", scale) if scale else x
 
 
 def normalizer(op: OpBuilder, x: Tensor, *, norm: str = "MAX") -> Tensor:
     """Each row divided by its norm; a row of zeros stays."""
-    x = _floats(op, x)
+    x = floats(op, x)
     if norm == "MAX":
         size = op.ReduceMax(x, [-1], keepdims=1)
     elif norm == "L1":
@@ -180,7 +124,7 @@ def feature_vectorizer(
 ) -> Tensor:
     """Columns side by side, as floats."""
     columns = [op.Unsqueeze(x, [1]) if x.rank == 1 else x for x in inputs]
-    return op.Concat(*(_floats(op, c) for c in columns), axis=1)
+    return op.Concat(*(floats(op, c) for c in columns), axis=1)
 
 
 def array_feature_extractor(op: OpBuilder, x: Tensor, indices: Tensor) -> Tensor:
@@ -220,6 +164,7 @@ def drop_zipmaps(model: ir.Model) -> ir.Model:
 ML: dict[tuple[str, str], Lowering] = {
     (DOMAIN, "LinearRegressor"): linear_regressor,
     (DOMAIN, "LinearClassifier"): linear_classifier,
+    (DOMAIN, "SVMClassifier"): svm_classifier,
     (DOMAIN, "SVMRegressor"): svm_regressor,
     (DOMAIN, "Scaler"): scaler,
     (DOMAIN, "Normalizer"): normalizer,

@@ -12,12 +12,15 @@ from .constants import lift_constants
 from .contrib import CONTRIB
 from .crops import open_crops
 from .custom_types import infer_with_custom
+from .few_bits import raise_for_four_bits
 from .fold import fold_integers
 from .functions import inline_functions
 from .lower_opset import lower_opset
 from .ml import ML, drop_zipmaps
+from .norms import smooth_norms
 from .old_runtimes import suit_old_runtimes
 from .pools import count_windows
+from .preview_training import PREVIEW
 from .quantized import QUANTIZED
 from .raise_opset import raise_opset
 from .ranges import scalar_ranges
@@ -59,8 +62,8 @@ def one_opset(model: ir.Model) -> ir.Model:
 
 
 def standard_operators(model: ir.Model) -> ir.Model:
-    """Replace contrib, ai.onnx.ml and integer operators by standard ones on floats."""
-    table = {**CONTRIB, **ML, **QUANTIZED}
+    """Replace contrib, ai.onnx.ml, integer and training operators by standard ones on floats."""
+    table = {**CONTRIB, **ML, **QUANTIZED, **PREVIEW}
     used = {(standard(n.domain), n.op_type) for n in model.graph.all_nodes()}
     if not used.isdisjoint(table):
         model = rewrite_typed(infer_with_custom(model), table, model.opset_imports[""])
@@ -87,8 +90,10 @@ STEPS = (
     count_windows,
     infer_anew,
     one_opset,
+    raise_for_four_bits,
     standard_operators,
     open_crops,
+    smooth_norms,
     lift_constants,
     tidy_imports,
     infer_shapes,

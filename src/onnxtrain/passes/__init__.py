@@ -24,6 +24,7 @@ from .cross_entropy import split_cross_entropies
 from .draws import draw_from_counter
 from .expand import expand_functions
 from .fast_forms import use_fast_forms
+from .late_weights import delay_weights as delay_weights
 from .recompute import recompute_activations as recompute_activations
 from .recurrent import recurrent_layers_as_scans
 from .segments import Recompute as Recompute
@@ -40,11 +41,6 @@ BEFORE = (
         lambda model, c: use_fast_forms(model, c.wrt, c.of, c.no_gradient),
     ),
     Pass(
-        "columns",
-        "layers of a known batch size are written so that their weights are not copied (ADR 13)",
-        lambda model, c: layers_in_columns(model, keep=stored_by_name(c.recompute)),
-    ),
-    Pass(
         "function bodies",
         "operators without a gradient rule become the formula that their schema gives",
         lambda model, c: expand_functions(model, c.wrt, c.of, c.no_gradient),
@@ -53,6 +49,13 @@ BEFORE = (
         "early selection",
         "rows that nobody reads are not computed (ADR 10)",
         lambda model, c: select_early(model, keep={*c.wrt, *c.of}),
+    ),
+    Pass(
+        "columns",
+        "layers are written so that their weights are not copied, where the batch pays (ADR 13)",
+        lambda model, c: layers_in_columns(
+            model, stored_by_name(c.recompute), c.no_gradient, open_batches=c.recompute is None
+        ),
     ),
     Pass(
         "label guard",
@@ -67,7 +70,9 @@ BEFORE = (
     Pass(
         "recurrent layers",
         "LSTM, GRU and RNN as Scans return what their gradients need (ADR 7 and 12)",
-        lambda model, c: recurrent_layers_as_scans(model, c.wrt, c.of, c.no_gradient),
+        lambda model, c: recurrent_layers_as_scans(
+            model, c.wrt, c.of, c.no_gradient, open_batches=c.recompute is None
+        ),
     ),
     Pass(
         "batch statistics",
@@ -75,7 +80,11 @@ BEFORE = (
         lambda model, c: split_batch_norms(model, c.wrt, c.of, c.no_gradient),
     ),
 )
-"""What changes the forward graph, before it is differentiated."""
+"""What changes the forward graph, before it is differentiated.
+
+From cross entropy on, passes declare gradients of what they write (`autodiff.composites`), which
+name values: what replaces values of others comes before.
+"""
 
 AFTER = (
     Pass(
@@ -97,6 +106,11 @@ AFTER = (
         "recompute",
         "activations are computed again instead of kept, where asked for",
         lambda model, c: recompute_activations(model, c.recompute, c.gradients),
+    ),
+    Pass(
+        "late weights",
+        "large quantised weights are floats only while a product reads them",
+        lambda model, _: delay_weights(model),
     ),
     Pass(
         "small maps",

@@ -2,14 +2,8 @@
 
 The forward half is cut into segments. Values at the cuts are kept; when the gradients of a segment
 are due, a copy of its nodes computes the rest again. The copy reads the kept values through a
-*gate*: a node that gives its input unchanged, but only after the gradients of the next segment are
-there. That is a real data dependency, so it holds whatever order a runtime chooses, and because no
-runtime can prove that a gate changes nothing, the copy is never merged with the original.
-
-A gate is a Reshape to the shape ``[0, 0, …]`` ("as it is"): no data is touched. The zeros are
-computed from one element ``a`` of each gradient waited for, as ``a < a``, which is false for every
-number, infinity and NaN. A random draw is never repeated: masks of Dropout are kept, as is whatever
-operators with bodies (Loop, Scan, If) return.
+*gate* (see `gates`), after the gradients of the next segment are there. A random draw is never
+repeated: masks of Dropout are kept, as is whatever operators with bodies (Loop, Scan, If) return.
 """
 
 from __future__ import annotations
@@ -26,6 +20,7 @@ from ..graph.edit import GATE, all_names, copy_node
 from ..graph.subgraphs import live_nodes, subgraphs, used_values
 from ..graph.tensor import dims_of
 from ..operators import PRODUCTS, RANDOM, VIEWS
+from .gates import arithmetic_gate, reshape_gate, zero_after
 from .segments import Recompute, assign, check_recompute, named_values, weight
 
 STORED_BYTES = 1 << 14
@@ -307,30 +302,16 @@ class _Recomputation:
             return value  # a scalar, or of unknown rank
         key = (value, segment)
         if key not in self._gates:
-            op = self.op
-            zeros = self._zero(segment)
-            op.scope = f"{GATE}/{segment}/{value.name}"
-            gate = op.Reshape(op.tensor(value), op.Expand(zeros, [len(value.shape)]))
-            gate.value.type, gate.value.shape = value.type, value.shape.copy()
-            self._gates[key] = gate.value
+            zero = self._zero(segment)
+            self.op.scope = f"{GATE}/{segment}/{value.name}"
+            self._gates[key] = reshape_gate(self.op, value, zero)
         return self._gates[key]
 
     def _zero(self, segment: int) -> Tensor:
-        """An INT64 [1] that is 0, once the gradients that the segment waits for are known."""
+        """An INT64 that is 0, once the gradients that the segment waits for are known."""
         if segment not in self._zeros:
-            op = self.op
-            op.scope = f"{GATE}/{segment}"
-            firsts = []
-            for value in self.waits[segment]:
-                # Two axes: of a vector, onnx's inference would follow every single element
-                column = op.Reshape(op.tensor(value), [-1, 1])
-                first = op.Gather(column, [0])
-                if value.dtype != ir.DataType.FLOAT:
-                    first = op.Cast(first, to=ir.DataType.FLOAT)
-                firsts.append(first)
-            together = op.Concat(*firsts, axis=0) if len(firsts) > 1 else firsts[0]
-            zeros = op.Cast(op.Less(together, together), to=ir.DataType.INT64)
-            self._zeros[segment] = op.ReduceMax(zeros, [0], keepdims=0)
+            self.op.scope = f"{GATE}/{segment}"
+            self._zeros[segment] = zero_after(self.op, self.waits[segment])
         return self._zeros[segment]
 
     def _protect_gates(self) -> None:
@@ -338,19 +319,11 @@ class _Recomputation:
         for (value, segment), gate in self._gates.items():
             if not any(user.op_type in VIEWS for user, _ in gate.uses()):
                 continue
-            op = self.op
-            op.scope = f"{GATE}/{segment}/{value.name}"
-            tensor, zero = op.tensor(value), self._zeros[segment]
-            if value.dtype == ir.DataType.BOOL:
-                guarded = op.Or(tensor, op.Cast(zero, to=ir.DataType.BOOL))
-            elif value.dtype in FLOATS:
-                guarded = op.Mul(tensor, op.Cast(op.Add(zero, 1), to=value.dtype))
-            else:
-                guarded = op.Add(tensor, op.Cast(zero, to=value.dtype))
-            guarded.value.type, guarded.value.shape = gate.type, gate.shape
+            self.op.scope = f"{GATE}/{segment}/{value.name}"
+            guarded = arithmetic_gate(self.op, value, self._zeros[segment])
             old = gate.producer()
-            gate.replace_all_uses_with(guarded.value)
-            op.nodes.remove(old)  # type: ignore[arg-type]
+            gate.replace_all_uses_with(guarded)
+            self.op.nodes.remove(old)  # type: ignore[arg-type]
 
 
 # -- small pieces ----------------------------------------------------------------------------------

@@ -50,6 +50,7 @@ class Site:
         artifacts: the directory that `generate_artifacts` wrote.
         prefix: of the artifacts' names.
         name: what the page calls the model; by default the directory's name.
+        checkpoint: another checkpoint than the directory's own, that of a run.
         runtime: a directory with the files of another onnxruntime-web (its ``dist``), for
             example one with WebGPU; by default the WebAssembly build in this package.
 
@@ -71,8 +72,10 @@ class Site:
         prefix: str = "",
         name: str | None = None,
         runtime: Path | None = None,
+        checkpoint: Path | None = None,
     ) -> None:
         self.artifacts, self.prefix = artifacts.resolve(), prefix
+        self.checkpoint = None if checkpoint is None else checkpoint.absolute()
         self.name = name or self.artifacts.name
         self.runtime = None if runtime is None else runtime.resolve()
         self._check()
@@ -112,7 +115,10 @@ class Site:
     def _artifact(self, name: str) -> File | None:
         if name not in {f"{self.prefix}{n}" for n in ARTIFACTS}:
             return None
-        content = _inside(self.artifacts, name)
+        if name == f"{self.prefix}checkpoint" and self.checkpoint is not None:
+            content = _inside(self.checkpoint.parent, self.checkpoint.name)
+        else:
+            content = _inside(self.artifacts, name)
         if content is None and name == f"{self.prefix}{DEVICE}":
             return self._device()
         return None if content is None else File(content, BINARY)

@@ -267,6 +267,16 @@ class ORTModule(torch.nn.Module):
 
     # --- attributes ------------------------------------------------------------------------------
 
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        """What `isinstance` sees beside ORTModule: the class of a model that can save itself.
+
+        The trainer of transformers asks the class of a model for the names of its labels, and
+        whether it may write it with its configuration.
+        """
+        wrapped = self.__dict__.get("_wrapped")
+        return type(wrapped) if hasattr(type(wrapped), "save_pretrained") else type(self)
+
     @property
     def training(self) -> bool:
         """The mode of the wrapped module."""
@@ -324,6 +334,9 @@ class ORTModule(torch.nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         return {n: self.__dict__[n] for n in _OWN}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _empty, (type(self),), self.__getstate__()
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         torch.nn.Module.__init__(self)
@@ -405,6 +418,11 @@ class Inside:
         )
 
 
+def _empty(kind: type[T]) -> T:
+    """An object that `__setstate__` is called on."""
+    return kind.__new__(kind)
+
+
 def _memory_level() -> Recompute:
     """What the predecessor's environment variable asks for."""
     level = os.environ.get(MEMORY_VARIABLE, "0")
@@ -426,6 +444,11 @@ def _check(module: Any) -> None:
         raise ModuleError(
             "torch.nn.DataParallel cannot be used with ORTModule. Use "
             "torch.nn.parallel.DistributedDataParallel(ORTModule(module)) instead."
+        )
+    if hasattr(module, "_orig_mod"):
+        raise ModuleError(
+            "The module is one of torch.compile, which ORTModule cannot look into. Wrap the module "
+            "itself: ORTModule(module)."
         )
     if isinstance(module, torch.jit.ScriptModule):
         raise ModuleError("A scripted module cannot be exported; wrap the original module.")

@@ -18,7 +18,7 @@ from typing import Any
 import onnx_ir as ir
 
 from ... import optim
-from ...errors import MissingFileError, ModelError, model_errors
+from ...errors import MissingFileError, ModelError, ShapeInferenceError, model_errors
 from ...graph import ModelLike, load, to_proto
 from ...graph.contract import METADATA, describe_labels
 from ...graph.infer import infer_shapes
@@ -41,6 +41,10 @@ from .lowerings import FIRST, PRIVATE, TABLE
 ACCUMULATOR = "InPlaceAccumulatorV2"
 BUFFER = "_grad.accumulation.buffer"
 OUT = "_grad.accumulation.out"
+GENERATE_AGAIN = (
+    "Generate the artifacts again from the forward model with "
+    "onnxtrain.artifacts.generate_artifacts."
+)
 OPTIMIZERS = {"AdamWOptimizer", "SGDOptimizerV2"}
 
 
@@ -68,7 +72,13 @@ def convert_training_model(model: ModelLike, frozen: Collection[str] = ()) -> ir
     user_outputs = [o.name for o in loaded.graph.outputs if o.name and not o.name.endswith(OUT)]
     gradients = _drop_accumulation(loaded)
     states = _expose_statistics(loaded, frozen)
-    loaded = standard_operators(loaded)
+    try:
+        loaded = standard_operators(loaded)
+    except ShapeInferenceError as error:
+        raise OldArtifactError(
+            f"The shapes in the training model contradict each other ({error}), as those of the "
+            f"gradient of a broadcast Where did. {GENERATE_AGAIN}"
+        ) from error
     outputs = {o.name: o for o in loaded.graph.outputs}
     trainable = list(gradients)
     extra, accumulated = accumulate(loaded, gradients, trainable)
@@ -138,9 +148,7 @@ def _refuse_unknown(model: ir.Model) -> None:
         kinds = sorted({f"{n.domain}::{n.op_type}" for n in wrong})
         raise OldArtifactError(
             f"{len(wrong)} node{'s' * (len(wrong) > 1)} of the training model cannot be "
-            f"converted: {', '.join(kinds)}; the first is {describe(wrong[0])}. Generate the "
-            "artifacts again from the forward model with "
-            "onnxtrain.artifacts.generate_artifacts."
+            f"converted: {', '.join(kinds)}; the first is {describe(wrong[0])}. {GENERATE_AGAIN}"
         )
 
 
@@ -273,6 +281,15 @@ def optimizer_bytes(source: str | os.PathLike[str] | bytes) -> bytes:
 # --- a folder -----------------------------------------------------------------------------------
 
 
+def _refuse_own(path: Path) -> None:
+    """Artifacts that onnxtrain wrote describe themselves; the predecessor's do not."""
+    if METADATA in load(path).metadata_props:
+        raise OldArtifactError(
+            f"{str(path.parent)!r} holds artifacts that onnxtrain wrote: they are for the stock "
+            "onnxruntime already, use them as they are."
+        )
+
+
 def convert_artifacts(
     old_dir: str | os.PathLike[str],
     new_dir: str | os.PathLike[str],
@@ -303,6 +320,7 @@ def convert_artifacts(
             raise MissingFileError(f"There is no {prefix}{name} in {str(old)!r}.")
     if new.resolve() == old.resolve():
         raise OldArtifactError("The converted artifacts need a folder of their own.")
+    _refuse_own(old / f"{prefix}training_model.onnx")
     new.mkdir(parents=True, exist_ok=True)
     state = CheckpointState.load_checkpoint(old / f"{prefix}checkpoint")
     _, frozen = state.training_state.names()

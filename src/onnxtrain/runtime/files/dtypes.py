@@ -6,6 +6,8 @@ integers of the same width and handed to onnxruntime by their ONNX number.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,10 +57,19 @@ BY_CODE = {t.code: t for t in _TABLE}
 BY_ONNX = {t.onnx: t for t in _TABLE}
 BY_NUMPY = {t.numpy: t for t in reversed(_TABLE) if not t.opaque}
 F32 = BY_CODE["F32"]
-MAX_RANK = 64
+MAX_RANK = 64 if int(np.__version__.partition(".")[0]) >= 2 else 32
 """Dimensions of a tensor: numpy has no more."""
 STRING = 8
 """ONNX's number for text, which has no buffer."""
+
+
+def is_shape(dims: Sequence[int]) -> bool:
+    """Whether an array can have this shape.
+
+    numpy refuses what cannot be addressed, even when one side is 0 and there are no elements.
+    """
+    natural = all(d >= 0 for d in dims)
+    return natural and len(dims) <= MAX_RANK and math.prod(filter(None, dims)) < 2**60
 
 
 _FOREIGN = {"bfloat16": "BF16", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2"}

@@ -21,7 +21,7 @@ from ...hyper import check_rate
 from ..state.buffers import TensorSpec, TensorStore
 from ..state.training_state import OptimizerState, TrainingState
 from .atomic import write_atomically
-from .dtypes import BY_ONNX, ElementType
+from .dtypes import BY_ONNX, MAX_RANK, ElementType, is_shape
 from .external import DataFolder, Reference
 from .readfile import read_regular
 
@@ -128,9 +128,10 @@ class _Reader:
             raise CheckpointError(
                 f"{self.where}: {name!r} has the unknown element type {tensor.DataType()}."
             )
-        shape = tuple(int(tensor.Dims(i)) for i in range(min(tensor.DimsLength(), 65)))
+        rank = min(tensor.DimsLength(), MAX_RANK + 1)
+        shape = tuple(int(tensor.Dims(i)) for i in range(rank))
         spec = TensorSpec(name, kind, shape)
-        if len(shape) > 64 or any(d < 0 for d in shape):
+        if not is_shape(shape):
             raise CheckpointError(f"{self.where} is damaged: {name!r} has shape {shape}.")
         raw = self._raw(name, tensor, spec)
         if raw.nbytes != spec.nbytes:

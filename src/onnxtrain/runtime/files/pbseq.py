@@ -24,7 +24,7 @@ from ...errors import CheckpointError, ModelFileError
 from ...hyper import check_rate
 from ..state.buffers import TensorSpec, TensorStore
 from ..state.training_state import OptimizerState, TrainingState
-from .dtypes import BY_ONNX, MAX_RANK, STRING
+from .dtypes import BY_ONNX, STRING, is_shape
 from .readfile import read_regular
 from .wire import Message, _take, _varint
 
@@ -153,7 +153,7 @@ def _value(tensor: Message, name: str) -> Array | str:
     if kind not in BY_ONNX or BY_ONNX[kind].opaque:
         raise ModelFileError(f"{name!r} has the unknown element type {kind}")
     spec = TensorSpec(name, BY_ONNX[kind], tuple(tensor.integers(1)))
-    if len(spec.shape) > MAX_RANK or any(d < 0 for d in spec.shape):
+    if not is_shape(spec.shape):
         raise ModelFileError(f"{name!r} has the shape {spec.shape}")
     dtype = BY_ONNX[kind].numpy
     raw = _joined(tensor, 9)

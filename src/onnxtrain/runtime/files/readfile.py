@@ -10,6 +10,9 @@ from typing import BinaryIO
 from ...errors import OnnxTrainError
 
 PROTOBUF_LIMIT = 2**31 - 1
+GROWTH, ALLOWED_BYTES = 200, 2**28
+"""A compressed file may grow this many times when it is unpacked, or to this many bytes. Data that
+people train with grow two to fifty times; a bomb grows a thousand times."""
 _FLAGS = (
     os.O_RDONLY
     | getattr(os, "O_BINARY", 0)
@@ -59,3 +62,16 @@ def read_regular(
                 f"Is {Path(path).name!r} the right file?"
             )
         return file.read(size)
+
+
+def refuse_growth(
+    path: str | os.PathLike[str], unpacked: int, remedy: str, error: type[OnnxTrainError]
+) -> None:
+    """Refuse a file that grows beyond all proportion when it is unpacked."""
+    size = os.path.getsize(path)
+    if unpacked > max(GROWTH * size, ALLOWED_BYTES):
+        raise error(
+            f"{os.fspath(path)!r} has {size} bytes and says that it holds {unpacked}, "
+            f"{unpacked // max(size, 1)} times as many: that is how bombs are made. If you trust "
+            f"it: {remedy}"
+        )

@@ -13,6 +13,7 @@ from functools import partial
 from typing import TypeAlias
 
 from ...errors import ModelFileError
+from .dtypes import MAX_RANK, is_shape
 from .external import MAX_NESTING
 from .wire import Message
 
@@ -99,6 +100,11 @@ def check_tensor(
         raise ModelFileError(
             f"{where}: the tensor {name!r} has the shape {list(shape)}, and sizes cannot be "
             "negative. The file is damaged."
+        )
+    if not is_shape(shape):
+        raise ModelFileError(
+            f"{where}: the tensor {name!r} has the shape {list(shape)[: MAX_RANK + 1]}, which no "
+            "array can have. The file is damaged."
         )
     if len(data) > 1:
         raise ModelFileError(

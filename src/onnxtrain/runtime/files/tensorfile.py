@@ -20,7 +20,7 @@ import numpy.typing as npt
 from ...errors import CheckpointError
 from ..state.buffers import TensorSpec
 from .atomic import write_atomically
-from .dtypes import BY_CODE, MAX_RANK, ElementType, of_array
+from .dtypes import BY_CODE, ElementType, is_shape, of_array
 from .readfile import open_regular
 
 Array = npt.NDArray[Any]
@@ -184,11 +184,7 @@ def _entry(name: str, value: Any, where: str) -> Entry:
     if kind is None:
         raise CheckpointError(f"{where}: tensor {name!r} has the unknown type {value['dtype']!r}.")
     shape, offsets = value["shape"], value["data_offsets"]
-    if (
-        not _naturals(shape)
-        or len(shape) > MAX_RANK
-        or math.prod(filter(None, shape)) >= 2**60  # numpy refuses it, even when one side is 0
-    ):
+    if not _naturals(shape) or not is_shape(shape):
         raise CheckpointError(f"{where} is damaged: the shape of {name!r} is {shape!r}.")
     if not _naturals(offsets) or len(offsets) != 2:
         raise CheckpointError(f"{where} is damaged: the offsets of {name!r} are {offsets!r}.")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ...errors import InputError
+from ...errors import InputError, OnnxTrainWarning, outside_level
 
 Array = npt.NDArray[Any]
 
@@ -50,6 +51,25 @@ class ArrayBatches(Batches):
         whole, rest = divmod(self.rows, self.batch_size)
         self.size = whole + (1 if rest and not drop_last else 0)
         self._buffers: list[Array] | None = None
+
+    def check_whole(self, size: int, *, drop_last: bool) -> None:
+        """Refuse batches of another size; say which rows are left out unless that is meant."""
+        if self.batch_size != size:
+            have = f"{self.rows} in all" if self.rows < size else str(self.batch_size)
+            raise InputError(
+                f"The model takes batches of exactly {size} rows, and here are {have}. "
+                f"Give batch_size={size} and at least as many rows, or export the model with a "
+                "dynamic first dimension."
+            )
+        rest = self.rows % size
+        if rest and not drop_last:
+            warnings.warn(
+                f"The model takes batches of exactly {size} rows, so {rest} of {self.rows} are "
+                "left out of each epoch, others in each if they are shuffled. drop_last=True says "
+                "that this is meant.",
+                OnnxTrainWarning,
+                stacklevel=outside_level(),
+            )
 
     def order(self, number: int) -> Array | None:
         """The row numbers of an epoch in their order; None means as they are."""

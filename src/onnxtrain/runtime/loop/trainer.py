@@ -27,7 +27,7 @@ from ..step.optimizer import Optimizer
 from ..step.process_group import make_group
 from ..step.step import Engine
 from ..step.update import load_optimizer
-from .batches import Batches, make_batches
+from .batches import ArrayBatches, Batches, make_batches
 from .callbacks import Callback, EveryEpoch, Progress, SaveCheckpoint
 from .metrics import Metric, resolve
 from .resume import Position
@@ -141,7 +141,7 @@ class Trainer(OneProcess):
         self._session_options = self.group.session_options(session_options)
         self._device = Device(device, providers)
         self._interval = scheduler_interval
-        self._evaluators: dict[bool, Evaluator] = {}
+        self._evaluators: dict[tuple[bool, bool], Evaluator] = {}
         self._resumable = dict(self._values.trainer)
         self._engine = self._make_engine(
             train_model, optimizer_model, step_model, device, providers, clip_norm
@@ -217,7 +217,8 @@ class Trainer(OneProcess):
             callbacks: `Callback` objects, or functions ``f(trainer, logs)`` for every epoch.
             shuffle: a new order of the rows in every epoch, for arrays.
             seed: from which the order follows.
-            drop_last: leave out a last, smaller batch.
+            drop_last: leave out a last, smaller batch. Models that take batches of one size only
+                always do; a warning says so.
             progress: show a line per epoch.
             resume: go on where the checkpoint was written, bit for bit, with the same data and
                 arguments; or, after a `NonFiniteError`, behind the batch that was no good.
@@ -271,9 +272,17 @@ class Trainer(OneProcess):
                 self._resumable = {}
         self._refused = None
         names = self._engine.input_names
+        fixed = self._engine.fixed_batch
         source = make_batches(
-            data, names, batch_size, shuffle=shuffle, seed=self._seed, drop_last=drop_last
+            data,
+            names,
+            batch_size,
+            shuffle=shuffle,
+            seed=self._seed,
+            drop_last=drop_last or fixed is not None,
         )
+        if fixed is not None and isinstance(source, ArrayBatches):
+            source.check_whole(fixed, drop_last=drop_last)
         self.batches, self.stop = source.size, False
         self._used_rate = self.optimizer.get_learning_rate()
         self._engine.forget()
@@ -386,26 +395,38 @@ class Trainer(OneProcess):
 
     @exclusive
     def evaluate(self, data: Any, batch_size: int = 32) -> dict[str, float]:
-        """Loss and metrics on data, with the eval model; labels that are ignored do not count."""
-        evaluator = self._evaluator(with_loss=True)
-        for metric in self.metrics:
+        """Loss and metrics on data, with the eval model; labels that are ignored do not count.
+
+        A model that takes batches of one size only gets a last, smaller batch with rows added whose
+        labels are ignored; if its loss ignores no label, that batch is left out.
+        """
+        gathered = [m for m in self.metrics if m.reads_prediction]
+        evaluator = self._evaluator(with_loss=True, with_outputs=bool(gathered))
+        for metric in gathered:
             metric.reset()
         total, rows = 0.0, 0
-        source = make_batches(data, evaluator.user.input_names, batch_size)
-        for values in self.group.evaluated(source, self.metrics):
-            loss, *outputs = evaluator(values)
-            target = np.asarray(values[evaluator.target_index])
-            prediction, target = evaluator.counted(outputs[0] if outputs else loss, target)
-            size, mean = len(target) if target.ndim else 1, float(np.mean(loss))
-            if not size:
+        size = evaluator.fixed_batch or batch_size
+        source = make_batches(data, evaluator.user.input_names, size)
+        for values in self.group.evaluated(source, gathered):
+            whole = evaluator.filled(values)
+            if whole is None:
+                continue
+            loss, *outputs = evaluator(whole)
+            target = np.asarray(whole[evaluator.target_index])
+            weight, mean = evaluator.weight(target), float(np.mean(loss))
+            if not weight:
                 continue  # every label is ignored
-            total, rows = total + mean * size, rows + size
-            for metric in self.metrics:
+            total, rows = total + mean * weight, rows + weight
+            if gathered:
+                prediction, target = evaluator.counted(outputs[0] if outputs else loss, target)
+            for metric in gathered:
                 metric.update(prediction, target, mean)
-        total, rows = self.group.merge(total, rows, self.metrics)
+        total, rows = self.group.merge(total, rows, gathered)
         if not rows:
             raise InputError("The data gave no batch.")
-        return {"loss": total / rows, **{m.name: m.result() for m in self.metrics}}
+        mean = total / rows
+        scores = {m.name: m.result() if m in gathered else m.of_loss(mean) for m in self.metrics}
+        return {"loss": mean, **scores}
 
     @exclusive
     def predict(self, data: Any, batch_size: int = 32) -> Any:
@@ -417,25 +438,28 @@ class Trainer(OneProcess):
         count = len(evaluator.user.input_names)
         if isinstance(data, tuple) and len(data) > count:
             data = data[:count]
-        batches = make_batches(data, evaluator.user.input_names, batch_size)
-        parts = [evaluator(values[:count]) for values in batches.epoch(0)]
+        size = evaluator.fixed_batch or batch_size
+        batches = make_batches(data, evaluator.user.input_names, size)
+        parts = [evaluator.predict(values[:count]) for values in batches.epoch(0)]
         if not parts:
             raise InputError("The data gave no batch.")
         outputs = join(parts)
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
-    def _evaluator(self, *, with_loss: bool) -> Evaluator:
+    def _evaluator(self, *, with_loss: bool, with_outputs: bool = True) -> Evaluator:
         if self._eval_model is None:
             raise StateError("Eval model was not provided. Give eval_model to Trainer.")
-        if with_loss not in self._evaluators:
-            self._evaluators[with_loss] = Evaluator(
+        key = (with_loss, with_outputs)
+        if key not in self._evaluators:
+            self._evaluators[key] = Evaluator(
                 self._eval_model,
                 self._values,
                 self._device,
                 with_loss=with_loss,
+                with_outputs=with_outputs,
                 options=self._session_options,
             )
-        return self._evaluators[with_loss]
+        return self._evaluators[key]
 
     # --- keeping ---------------------------------------------------------------------------------
 

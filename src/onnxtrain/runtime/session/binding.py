@@ -283,6 +283,13 @@ class UserSide:
         return [i.name for i in self.inputs]
 
     @property
+    def fixed_batch(self) -> int | None:
+        """The number of rows that every input must have, if the model says one."""
+        rows = {i.shape[0] if i.shape else None for i in self.inputs}
+        size = rows.pop() if len(rows) == 1 else None
+        return size if isinstance(size, int) else None
+
+    @property
     def output_names(self) -> list[str]:
         """Names in the order of the results."""
         return [o.name for o in self.outputs]

@@ -30,11 +30,14 @@ class ClassLabels:
         classes: number of classes; None when it is not known before a run. Then negative labels
             are refused here, and those that are too large by onnxruntime.
         ignore_index: the label that is allowed besides; its elements do not count.
+        skip: how many labels at the beginning of each row are not compared with anything: the
+            first token of a text is predicted from nothing.
     """
 
     input: str
     classes: int | None
     ignore_index: int | None
+    skip: int = 0
 
     def unsigned(self, labels: Array) -> Array:
         """A view of labels in which those below 0 are above all others."""
@@ -83,7 +86,9 @@ class ClassLabels:
         )
 
     def counted(self, labels: Array) -> int:
-        """How many labels are not ignored."""
+        """How many labels are compared, those that are ignored left out."""
+        if self.skip and labels.ndim > 1:
+            labels = labels[:, self.skip :]
         if self.ignore_index is None:
             return int(labels.size)
         return int(np.count_nonzero(labels != self.ignore_index))

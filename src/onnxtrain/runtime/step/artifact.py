@@ -48,6 +48,15 @@ class Artifact:
         known = {*self.trainable, *self.frozen}
         return [v.name for v in self.model.inputs if v.name in known]
 
+    @property
+    def model_outputs(self) -> list[str]:
+        """What the original model computed; of an eval model that does not say, all but the loss.
+
+        There may be none: artifacts of onnxruntime-training often have the loss only.
+        """
+        described = self.model.described(KEY) or {}
+        return _names(self.model, described, "model_outputs") or self.user_outputs[1:]
+
     def infos(self, names: Sequence[str], *, outputs: bool = False) -> list[ValueInfo]:
         """Types and shapes of inputs (or outputs) by name."""
         values = self.model.outputs if outputs else self.model.inputs
@@ -227,11 +236,15 @@ def _names(model: ModelFile, described: dict[str, Any], key: str) -> list[str]:
 def _labels(model: ModelFile, described: dict[str, Any]) -> list[ClassLabels]:
     listed = described.get("labels", [])
     try:
-        labels = [ClassLabels(e["input"], e["classes"], e["ignore_index"]) for e in listed]
+        labels = [
+            ClassLabels(e["input"], e["classes"], e["ignore_index"], e.get("skip", 0))
+            for e in listed
+        ]
         numbers = [n for e in labels for n in (e.classes, e.ignore_index)]
-        if all(isinstance(e.input, str) for e in labels) and all(map(_is_number, numbers)):
+        sound = all(isinstance(e.input, str) and e.skip in {0, 1} for e in labels)
+        if sound and all(map(_is_number, numbers)):
             return labels
-    except (TypeError, KeyError):
+    except (TypeError, KeyError, AttributeError):
         pass
     raise ModelFileError(
         f"{model.where}: {KEY} says 'labels' = {listed!r}; a list of inputs with their classes and "

@@ -54,7 +54,7 @@ class OneGraphEngine(Engine):
 
     def __init__(self, step: OneGraphStep) -> None:
         self.graph, self.training_state = step, step.state
-        self.input_names = step.user.input_names
+        self.input_names, self.fixed_batch = step.user.input_names, step.user.fixed_batch
 
     @property
     def step_count(self) -> int:
@@ -83,6 +83,7 @@ class TwoPartEngine(Engine):
         self.module, self.optimizer, self.accumulate = module, optimizer, accumulate
         self._step = module.gradient_step
         self.training_state, self.input_names = self._step.state, module.input_names()
+        self.fixed_batch = self._step.user.fixed_batch
         self._pending = 0
 
     @property

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
+import onnxruntime
 
 from ...errors import ModelFileError, UnknownNameError
 from ..files import external
@@ -114,7 +115,9 @@ def add_output_types(model: ModelFile) -> None:
     bare = [m for m in model.graph.messages(12) if not m.has(2)]
     if not bare or model.message.size() > LIMIT:  # too large to ask; a type is not mandatory
         return
-    session = HOST.session(model.encode(), session_options())
+    options = session_options()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = HOST.session(model.encode(), options)  # asked for types only: computes no constants
     inferred = {o.name: o for o in session.get_outputs()}
     for message in bare:
         output = inferred[message.string(1)]

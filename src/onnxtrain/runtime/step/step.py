@@ -63,10 +63,12 @@ class Engine(ABC):
     Attributes:
         training_state: what is trained.
         input_names: what a batch consists of.
+        fixed_batch: the number of rows of each batch, if the model takes no other.
     """
 
     training_state: TrainingState
     input_names: list[str]
+    fixed_batch: int | None = None
 
     @property
     @abstractmethod

@@ -205,7 +205,9 @@ class App {
     use(name, arrays, scale) {
         if (this.artifacts === undefined)
             throw new Error("The artifacts are not loaded.");
-        this.dataset = makeDataset(name, arrays, this.artifacts.module.inputs(), scale);
+        const { module } = this.artifacts;
+        const labels = module.facts.models["train"]?.labels;
+        this.dataset = makeDataset(name, arrays, module.inputs(), labels, scale);
         this.own = [];
         this.run?.pause();
         this.describeData();
@@ -251,8 +253,9 @@ class App {
             return;
         const top = labels.reduce((a, b) => Math.max(a, b), 0);
         const select = element("label");
-        if (select.options.length !== top + 1) {
-            select.replaceChildren(...Array.from({ length: top + 1 }, (_, i) => new Option(String(i))));
+        const names = Array.from({ length: top + 1 }, (_, i) => dataset?.className(i) ?? "");
+        if ([...select.options].map((option) => option.text).join() !== names.join()) {
+            select.replaceChildren(...names.map((text) => new Option(text)));
         }
     }
     clearPad() {
@@ -276,14 +279,14 @@ class App {
         await this.guess(image);
     }
     async guess(known) {
-        const { artifacts, imageSize } = this;
-        if (artifacts === undefined || imageSize === undefined || this.dataset === undefined)
+        const { artifacts, imageSize, dataset } = this;
+        if (artifacts === undefined || imageSize === undefined || dataset === undefined)
             return;
         const image = known ?? this.pad.image(imageSize.height, imageSize.width);
         if (image === undefined)
             return;
         paint(element("small"), image, imageSize.height, imageSize.width);
-        const shape = this.dataset.columns[0]?.shape ?? [];
+        const shape = dataset.columns[0]?.shape ?? [];
         const [scores] = await classes(artifacts.module, [{ data: image.slice(), dims: [1, ...shape] }]);
         if (scores === undefined)
             return;
@@ -291,9 +294,9 @@ class App {
         const winner = best(scores);
         const percent = ((shares[winner] ?? 0) * 100).toFixed(0);
         const strong = document.createElement("b");
-        strong.textContent = String(winner);
+        strong.textContent = dataset.className(winner);
         element("answer").replaceChildren("It reads ", strong, ` (${percent} % sure)`);
-        element("bars").replaceChildren(...[...shares].map(bar));
+        element("bars").replaceChildren(...[...shares].map((s, i) => bar(s, dataset.className(i))));
     }
     async addExample() {
         const { imageSize } = this;
@@ -370,7 +373,7 @@ function number(id) {
 function bar(share, label) {
     const item = document.createElement("li");
     const name = document.createElement("span");
-    name.textContent = String(label);
+    name.textContent = label;
     const progress = document.createElement("progress");
     progress.max = 1;
     progress.value = share;

@@ -36,18 +36,32 @@ export function readNpy(bytes, name) {
     const shape = /'shape':\s*\(([^)]*)\)/.exec(header)?.[1];
     const kind = descr?.[2] ?? "";
     const read = READERS[kind];
-    if (read === undefined || shape === undefined || descr?.[1] === ">") {
-        throw new Error(`${name}: its type cannot be read. Save it as float32, or as integers.`);
+    const letters = /^U(\d+)$/.exec(kind)?.[1];
+    const isKnown = read !== undefined || letters !== undefined;
+    if (!isKnown || shape === undefined || descr?.[1] === ">") {
+        throw new Error(`${name}: its type cannot be read. Save it as float32, integers or text.`);
     }
     if (header.includes("'fortran_order': True")) {
         throw new Error(`${name} is stored by columns. Save numpy.ascontiguousarray(x) instead.`);
     }
     const dims = shape.split(",").map((s) => s.trim()).filter((s) => s !== "").map(Number);
-    const size = dims.reduce((a, b) => a * b, 1) * Number(kind.slice(1));
+    const width = letters === undefined ? Number(kind.slice(1)) : 4 * Number(letters);
+    const size = dims.reduce((a, b) => a * b, 1) * width;
     const data = bytes.slice(start + length, start + length + size);
     if (data.length !== size)
         throw new Error(`${name} is truncated.`);
-    return { data: read(data.buffer), shape: dims, kind };
+    if (read !== undefined)
+        return { data: read(data.buffer), shape: dims, kind };
+    return { data: [], shape: dims, kind, texts: readTexts(data.buffer, Number(letters)) };
+}
+/** NumPy's text: a fixed number of code points per element, zeros at the end. */
+function readTexts(buffer, letters) {
+    const points = new Uint32Array(buffer);
+    const count = letters === 0 ? 0 : points.length / letters;
+    return Array.from({ length: count }, (_, i) => {
+        const own = [...points.subarray(i * letters, (i + 1) * letters)].filter((p) => p !== 0);
+        return own.map((p) => (p <= 0x10ffff ? String.fromCodePoint(p) : "\ufffd")).join("");
+    });
 }
 const END_OF_DIRECTORY = 0x06054b50;
 const DIRECTORY_ENTRY = 0x02014b50;
@@ -88,7 +102,7 @@ async function inflate(bytes) {
     return new Uint8Array(await new Response(content).arrayBuffer());
 }
 const TARGETS = ["label", "labels", "target", "class", "y"];
-/** Numbers in a table; the target is the column called so, else the last one. */
+/** Numbers in a table; the target is the column called so, else the last one, and may be text. */
 function readCsv(text, name) {
     const rows = text.split(/\r?\n/).filter((l) => l.trim() !== "").map((l) => l.split(/[,;\t]/));
     const first = rows[0] ?? [];
@@ -98,25 +112,32 @@ function readCsv(text, name) {
     const named = columns.findIndex((c) => TARGETS.includes(c));
     const target = named >= 0 ? named : first.length - 1;
     const x = new Float64Array(body.length * (first.length - 1));
-    const y = new Float64Array(body.length);
+    const y = [];
     body.forEach((row, r) => {
+        const line = `${name}, line ${r + (hasHeader ? 2 : 1)}`;
         if (row.length !== first.length) {
-            throw new Error(`${name}, row ${r + 1}: ${row.length} cells instead of ${first.length}.`);
+            throw new Error(`${line}: ${row.length} cells instead of ${first.length}.`);
         }
         let at = r * (first.length - 1);
         row.forEach((cell, c) => {
-            const value = Number(cell);
-            if (cell.trim() === "" || Number.isNaN(value)) {
-                throw new Error(`${name}, row ${r + 1}: "${cell}" is not a number.`);
-            }
+            if (cell.trim() === "")
+                throw new Error(`${line}: a cell is empty. Fill it in.`);
             if (c === target)
-                y[r] = value;
+                y.push(cell.trim());
             else
-                x[at++] = value;
+                x[at++] = finite(cell, line);
         });
     });
+    const isText = y.some((cell) => Number.isNaN(Number(cell)));
+    const shape = [body.length];
     return new Map([
         ["x", { data: x, shape: [body.length, first.length - 1], kind: "f8" }],
-        ["y", { data: y, shape: [body.length], kind: "f8" }],
+        ["y", isText ? { data: [], shape, kind: "U", texts: y } : { data: y.map(Number), shape, kind: "f8" }],
     ]);
+}
+function finite(cell, line) {
+    const value = Number(cell);
+    if (!Number.isFinite(value))
+        throw new Error(`${line}: "${cell}" is not a number.`);
+    return value;
 }

@@ -4,10 +4,13 @@ const INPUT_NAMES = ["x", "images", "image", "data", "features", "inputs", "inpu
 const TARGET_NAMES = ["y", "labels", "label", "targets", "target", "classes"];
 const HELD_OUT = 0.2;
 export class Dataset {
-    constructor(name, columns, rows) {
+    constructor(name, columns, rows, 
+    /** Names of the classes, if the labels were text. */
+    classes = []) {
         this.name = name;
         this.columns = columns;
         this.rows = rows;
+        this.classes = classes;
         const order = shuffled(rows, 1);
         const held = rows < 10 ? 0 : Math.round(rows * HELD_OUT);
         this.held = order.slice(0, held);
@@ -30,6 +33,10 @@ export class Dataset {
             return undefined;
         return rows.map((row) => Number(column.data[row]));
     }
+    /** The name of a class; its number if it has none. */
+    className(label) {
+        return this.classes[label] ?? String(label);
+    }
     /** The first input of one row. */
     example(row) {
         const column = this.columns[0];
@@ -39,7 +46,7 @@ export class Dataset {
     }
     /** The same, with examples added to those that are trained on. */
     with(examples) {
-        const grown = new Dataset(this.name, this.columns, this.rows);
+        const grown = new Dataset(this.name, this.columns, this.rows, this.classes);
         const [images, labels] = this.columns;
         if (images === undefined || labels === undefined)
             return grown;
@@ -50,13 +57,16 @@ export class Dataset {
         classes.set(labels.data);
         examples.forEach(({ label }, i) => setNumber(classes, this.rows + i, label));
         const columns = [{ ...images, data: pixels }, { ...labels, data: classes }];
-        const result = new Dataset(this.name, columns, this.rows);
+        const result = new Dataset(this.name, columns, this.rows, this.classes);
         examples.forEach((_, i) => result.training.push(this.rows + i));
         return result;
     }
 }
-/** Find the array for each input, by name or by order, and bring it to the type it must have. */
-export function makeDataset(name, arrays, inputs, scale) {
+/**
+ * Find the array for each input, by name or by order, and bring it to the type it must have.
+ * What cannot be trained on is refused here, with its row: `labels` says which inputs are classes.
+ */
+export function makeDataset(name, arrays, inputs, labels = [], scale) {
     const names = [...arrays.keys()];
     if (names.length < inputs.length) {
         throw new Error(`${name} has ${names.length} arrays (${names.join(", ")}); the model takes ${inputs.length}: ` +
@@ -70,8 +80,49 @@ export function makeDataset(name, arrays, inputs, scale) {
     const rows = chosen[0]?.shape[0] ?? 0;
     if (rows === 0)
         throw new Error(`${name} has no rows.`);
-    const columns = inputs.map((info, i) => column(info, chosen[i], rows, name, scale));
-    return new Dataset(name, columns, rows);
+    let classes = [];
+    const columns = inputs.map((info, i) => {
+        const expected = labels.find(({ input }) => input === info.name);
+        let array = chosen[i];
+        if (array.texts !== undefined) {
+            classes = classesIn(array.texts, expected, `${name}: "${info.name}"`);
+            array = encoded(array, classes);
+        }
+        const made = column(info, array, rows, name, scale);
+        if (expected !== undefined)
+            checkClasses(made, expected, name);
+        return made;
+    });
+    return new Dataset(name, columns, rows, classes);
+}
+/** The classes in alphabetical order, as the command line numbers them. */
+function classesIn(texts, expected, what) {
+    if (expected === undefined) {
+        throw new Error(`${what} holds text ("${texts[0]}"), and the model takes numbers.`);
+    }
+    const names = [...new Set(texts)].sort();
+    if (expected.classes !== null && names.length > expected.classes) {
+        throw new Error(`${what} holds ${names.length} classes (${names.slice(0, 6).join(", ")} …), ` +
+            `and the model has ${expected.classes}.`);
+    }
+    return names;
+}
+function encoded(array, classes) {
+    const number = new Map(classes.map((name, i) => [name, i]));
+    const data = (array.texts ?? []).map((text) => number.get(text));
+    return { data, shape: array.shape, kind: "i8" };
+}
+/** Name the first row whose label is no class. */
+function checkClasses({ data, size }, expected, name) {
+    const { input, classes, ignore_index: ignored } = expected;
+    data.forEach((element, i) => {
+        const label = Number(element);
+        if (label === ignored || (label >= 0 && (classes === null || label < classes)))
+            return;
+        const most = classes === null ? "numbers from 0 on" : `classes 0 to ${classes - 1}`;
+        throw new Error(`${name}: "${input}" has the label ${label} in row ${Math.floor(i / size)}, and labels are ` +
+            `${most}. Correct the labels, or use a model with more classes.`);
+    });
 }
 function column(info, array, rows, name, scale) {
     const { type } = info;
@@ -83,8 +134,9 @@ function column(info, array, rows, name, scale) {
     const known = declared.every((d) => typeof d === "number");
     const wanted = declared.reduce((n, d) => n * (typeof d === "number" ? d : 1), 1);
     if (known && wanted !== size) {
-        throw new Error(`${name}: a row for "${info.name}" has ${size} numbers, the model takes ${wanted} ` +
-            `(${declared.join("×") || "one"}).`);
+        const shape = declared.length > 1 ? ` (${declared.join("×")})` : "";
+        throw new Error(`${name}: a row for "${info.name}" has ${numbers(size)}, and the model takes ` +
+            `${wanted === 1 ? "one" : wanted}${shape}.`);
     }
     const shape = known ? declared : array.shape.slice(1);
     const isFloat = FLOATS.has(type);
@@ -92,12 +144,19 @@ function column(info, array, rows, name, scale) {
     const data = emptyLike({ type, size }, rows);
     for (let i = 0; i < array.data.length; i++) {
         const value = Number(array.data[i]) * factor;
+        const row = Math.floor(i / size);
+        if (!Number.isFinite(value)) {
+            throw new Error(`${name}: "${info.name}" holds ${value} in row ${row}. Remove such rows, or fill them in.`);
+        }
         if (!isFloat && !Number.isInteger(value)) {
-            throw new Error(`${name}: "${info.name}" must hold whole numbers, not ${value}.`);
+            throw new Error(`${name}: "${info.name}" must hold whole numbers, not ${value} as in row ${row}.`);
         }
         setNumber(data, i, value);
     }
     return { type, data, shape, size };
+}
+function numbers(count) {
+    return count === 1 ? "one number" : `${count} numbers`;
 }
 function emptyLike({ type, size }, rows) {
     const array = arrayOf(type);

@@ -1,5 +1,5 @@
 import { CheckpointState } from "./checkpoint.js";
-import { check, ModelFileError } from "./errors.js";
+import { check, InputError, ModelFileError } from "./errors.js";
 import { readFacts } from "./facts.js";
 import { readBytes } from "./files.js";
 import { Module } from "./module.js";
@@ -11,6 +11,9 @@ export * from "./module.js";
 export * from "./optimizer.js";
 /** Load the artifacts in a directory (a URL, or a path in Node) and make them ready to train. */
 export async function loadArtifacts(directory, options) {
+    const usage = "Name the onnxruntime to run on: loadArtifacts(directory, { ort }), with " +
+        'import * as ort from "onnxruntime-web" (or "onnxruntime-node").';
+    check(options?.ort?.InferenceSession, usage, InputError);
     const { ort, sessionOptions, prefix = "", checkpoint } = options;
     const remedy = "If an older onnxtrain wrote the artifacts, run `python -m onnxtrain.artifacts.device " +
         "DIRECTORY [PREFIX]`; it also says if they are for Python only.";

@@ -13,6 +13,14 @@ export function arrayOf(type) {
     check(found, `Tensors of type "${type}" cannot be used here.`);
     return found;
 }
+/** Whole numbers of 8 to 32 bits as those of 64 bits, where a model takes these. */
+export function widened(type, data) {
+    const isNarrow = /^(Ui|I)nt(8|16|32)Array$/.test(data.constructor.name);
+    if (!isNarrow || (type !== "int64" && type !== "uint64"))
+        return data;
+    const Wide = type === "int64" ? BigInt64Array : BigUint64Array;
+    return new Wide(Array.from(data, BigInt));
+}
 export const sizeOf = (dims) => dims.reduce((a, b) => a * b, 1);
 /** The bytes of several arrays, one after the other. */
 export const joined = async (parts) => new Uint8Array(await new Blob(parts).arrayBuffer());

@@ -1,6 +1,4 @@
-"""Operators for `onnx.reference` whose own versions lack a case that onnxruntime and the
-specification have: Pad by negative amounts, GatherElements with smaller indices.
-"""
+"""Pad for `onnx.reference`, whose own knows no negative amounts."""
 
 from __future__ import annotations
 
@@ -29,13 +27,4 @@ class Pad(OpRun):
         return (np.pad(data, grow, mode=mode, **options).astype(data.dtype),)
 
 
-class GatherElements(OpRun):
-    op_domain = ""
-
-    def _run(self, data: Any, indices: Any, axis: int = 0) -> Any:
-        grid = list(np.indices(indices.shape))
-        grid[axis] = indices
-        return (data[tuple(grid)],)
-
-
-OPS = [Pad, GatherElements]
+OPS = [Pad]

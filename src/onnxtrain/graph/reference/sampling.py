@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import numpy as np
 from onnx.reference.op_run import OpRun
 
+Array = np.ndarray[Any, Any]
 
-def reflect(v: np.ndarray, low: float, high: float) -> np.ndarray:
+
+def reflect(v: Array, low: float, high: float) -> Array:
+    """Positions outside of an interval mirrored at its ends."""
     extent = high - low
     if extent <= 0:
         return np.full_like(v, low)
@@ -16,7 +20,8 @@ def reflect(v: np.ndarray, low: float, high: float) -> np.ndarray:
     return low + np.where(t > extent, 2 * extent - t, t)
 
 
-def cubic(distance: np.ndarray) -> np.ndarray:
+def cubic(distance: Array) -> Array:
+    """What a pixel weighs in cubic interpolation."""
     a, d = -0.75, np.abs(distance)
     near = (a + 2) * d**3 - (a + 3) * d**2 + 1
     far = a * d**3 - 5 * a * d**2 + 8 * a * d - 4 * a
@@ -24,7 +29,14 @@ def cubic(distance: np.ndarray) -> np.ndarray:
 
 
 class GridSample(OpRun):
-    def _run(self, x, grid, mode="linear", padding_mode="zeros", align_corners=0):
+    def _run(
+        self,
+        x: Any,
+        grid: Any,
+        mode: Any = "linear",
+        padding_mode: Any = "zeros",
+        align_corners: Any = 0,
+    ) -> Any:
         mode = {"bilinear": "linear", "bicubic": "cubic"}.get(mode, mode)
         rank = x.ndim - 2
         axes = []
@@ -39,34 +51,33 @@ class GridSample(OpRun):
             elif padding_mode == "reflection":
                 v = np.where(outside, reflect(v, low, high), v)
             axes.append(self._taps(v, size, mode, padding_mode, low, high))
-        out = 0
+        out: Any = 0.0
         batch = np.arange(x.shape[0]).reshape(-1, *[1] * rank)
         for combination in itertools.product(*axes):
-            pixel = np.moveaxis(x, 1, -1)[(batch, *(index for index, _ in combination))]
+            places: tuple[Any, ...] = (batch, *(index for index, _ in combination))
+            pixel = np.moveaxis(x, 1, -1)[places]
             weight = np.prod(np.broadcast_arrays(*(w for _, w in combination)), axis=0)
             out = out + np.moveaxis(pixel * weight[..., None], -1, 1)
         return (out.astype(x.dtype),)
 
     @staticmethod
-    def _taps(v, size, mode, padding, low, high):
+    def _taps(v: Any, size: Any, mode: Any, padding: Any, low: Any, high: Any) -> Any:
         base = np.floor(v)
         if mode == "nearest":
-            found = [(v, np.ones_like(v))]
+            pixels = [(v, np.ones_like(v))]
         elif mode == "linear":
-            found = [(base, 1 - (v - base)), (base + 1, v - base)]
+            pixels = [(base, 1 - (v - base)), (base + 1, v - base)]
         else:
-            found = [(base + k, cubic(v - base - k)) for k in (-1, 0, 1, 2)]
+            pixels = [(base + k, cubic(v - base - k)) for k in (-1, 0, 1, 2)]
         taps = []
-        for pixel, weight in found:
-            if padding == "zeros":
-                weight = weight * ((pixel >= 0) & (pixel < size))
-            elif padding == "reflection":
-                pixel = reflect(pixel, low, high)
-            taps.append((np.clip(pixel, 0, size - 1).astype(int), weight))
+        for pixel, weight in pixels:
+            share = weight * ((pixel >= 0) & (pixel < size)) if padding == "zeros" else weight
+            place = reflect(pixel, low, high) if padding == "reflection" else pixel
+            taps.append((np.clip(place, 0, size - 1).astype(int), share))
         return taps
 
 
-def bilinear(image: np.ndarray, py: np.ndarray, px: np.ndarray) -> np.ndarray:
+def bilinear(image: Array, py: Array, px: Array) -> Array:
     """(C, H, W) read at positions of any shape, zero outside: (C, *positions)."""
     _, h, w = image.shape
     out = np.zeros((image.shape[0], *py.shape), image.dtype)
@@ -80,8 +91,20 @@ def bilinear(image: np.ndarray, py: np.ndarray, px: np.ndarray) -> np.ndarray:
 
 
 class DeformConv(OpRun):
-    def _run(self, x, w, offset, b=None, mask=None, dilations=None, group=1, kernel_shape=None,
-             offset_group=1, pads=None, strides=None):  # fmt: skip
+    def _run(
+        self,
+        x: Any,
+        w: Any,
+        offset: Any,
+        b: Any = None,
+        mask: Any = None,
+        dilations: Any = None,
+        group: Any = 1,
+        kernel_shape: Any = None,
+        offset_group: Any = 1,
+        pads: Any = None,
+        strides: Any = None,
+    ) -> Any:
         kh, kw = w.shape[2:]
         oh, ow = offset.shape[2:]
         (sh, sw), (dh, dw) = strides or (1, 1), dilations or (1, 1)

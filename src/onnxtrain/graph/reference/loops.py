@@ -14,50 +14,64 @@ from onnx.reference.op_run import OpRun
 
 
 class Loop(OpRun):
-    def need_context(self) -> bool:
-        return True
+    body: Any
 
-    def _run(self, M, cond, *states, context=None, body=None, attributes=None, bindings=None):
-        names, results = self.body.input_names, self.body.output_names
-        states, stacks = list(states), [[] for _ in range(len(results) - len(names) + 1)]
-        step, go_on = 0, True if cond is None else bool(np.asarray(cond).item())
-        while go_on and (M is None or step < np.asarray(M).item()):
-            feeds = {**(context or {}), names[0]: np.array(step), names[1]: np.array(go_on)}
-            feeds.update(zip(names[2:], states))
-            outputs = self.body.run(None, feeds)
-            go_on = bool(np.asarray(outputs[0]).item())
-            states = outputs[1 : len(names) - 1]
-            for stack, output in zip(stacks, outputs[len(names) - 1 :]):
-                stack.append(output)
-            step += 1
-        stacked = [np.stack(s) if s else np.zeros((0,)) for s in stacks]
-        return (*states, *stacked)
-
-
-class Scan(OpRun):
     def need_context(self) -> bool:
         return True
 
     def _run(
         self,
-        *args,
-        context=None,
-        body=None,
-        num_scan_inputs=None,
-        scan_input_axes=None,
-        scan_input_directions=None,
-        scan_output_axes=None,
-        scan_output_directions=None,
-        attributes=None,
-        bindings=None,
-    ):
+        M: Any,
+        cond: Any,
+        *states: Any,
+        context: Any = None,
+        body: Any = None,
+        attributes: Any = None,
+        bindings: Any = None,
+    ) -> Any:
+        names, results = self.body.input_names, self.body.output_names
+        carried = list(states)
+        stacks: list[list[Any]] = [[] for _ in range(len(results) - len(names) + 1)]
+        step, go_on = 0, True if cond is None else bool(np.asarray(cond).item())
+        while go_on and (M is None or step < np.asarray(M).item()):
+            feeds = {**(context or {}), names[0]: np.array(step), names[1]: np.array(go_on)}
+            feeds.update(zip(names[2:], carried))
+            outputs = self.body.run(None, feeds)
+            go_on = bool(np.asarray(outputs[0]).item())
+            carried = outputs[1 : len(names) - 1]
+            for stack, output in zip(stacks, outputs[len(names) - 1 :]):
+                stack.append(output)
+            step += 1
+        stacked = [np.stack(s) if s else np.zeros((0,)) for s in stacks]
+        return (*carried, *stacked)
+
+
+class Scan(OpRun):
+    body: Any
+
+    def need_context(self) -> bool:
+        return True
+
+    def _run(
+        self,
+        *args: Any,
+        context: Any = None,
+        body: Any = None,
+        num_scan_inputs: Any = None,
+        scan_input_axes: Any = None,
+        scan_input_directions: Any = None,
+        scan_output_axes: Any = None,
+        scan_output_directions: Any = None,
+        attributes: Any = None,
+        bindings: Any = None,
+    ) -> Any:
         names = self.body.input_names
         count = len(args) - num_scan_inputs
         states, slices = list(args[:count]), []
         for i, value in enumerate(args[count:]):
             moved = np.moveaxis(value, (scan_input_axes or [0] * 99)[i], 0)
             slices.append(moved[::-1] if (scan_input_directions or [0] * 99)[i] else moved)
-        stacks = [[] for _ in self.body.output_names[count:]]
+        stacks: list[list[Any]] = [[] for _ in self.body.output_names[count:]]
         for step in range(len(slices[0])):
             feeds = {**(context or {}), **dict(zip(names, states))}
             feeds.update((n, np.asarray(s[step])) for n, s in zip(names[count:], slices))
@@ -103,15 +117,16 @@ TAKES = {  # how many of activation_alpha and activation_beta each consumes, in 
 
 def activations_of(
     names: Any, default: tuple[str, ...], alphas: Any, betas: Any, dirs: int
-) -> list:
+) -> list[Any]:
+    """The functions of a recurrent operator's attributes, direction after direction."""
     names = list(names or default * dirs)
-    alphas, betas, found = list(alphas or []), list(betas or []), []
+    alphas, betas, functions = list(alphas or []), list(betas or []), []
     for name in names:
         takes = TAKES.get(name, (0, 0))
         alpha = alphas.pop(0) if takes[0] and alphas else None
         beta = betas.pop(0) if takes[1] and betas else None
-        found.append(activation(name, alpha, beta))
-    return found
+        functions.append(activation(name, alpha, beta))
+    return functions
 
 
 class Recurrent(OpRun):
@@ -120,10 +135,24 @@ class Recurrent(OpRun):
     GATES = 1
     DEFAULT: tuple[str, ...] = ("Tanh",)
 
-    def cell(self, x, h, c, w, r, wb, rb, p, acts, flags):
+    def cell(
+        self,
+        x: Any,
+        h: Any,
+        c: Any,
+        w: Any,
+        r: Any,
+        wb: Any,
+        rb: Any,
+        p: Any,
+        acts: Any,
+        flags: Any,
+    ) -> Any:
         raise NotImplementedError
 
-    def _run(self, X, W, R, B=None, lens=None, h0=None, c0=None, P=None, **attrs):
+    def _run(self, X: Any, W: Any, R: Any, *optional: Any, **attrs: Any) -> Any:
+        absent: tuple[Any, ...] = (None,) * (5 - len(optional))
+        B, lens, h0, c0, P = (*optional, *absent)
         layout = attrs.get("layout") or 0
         if layout:
             X = np.swapaxes(X, 0, 1)
@@ -163,24 +192,45 @@ class Recurrent(OpRun):
         return (Y, Yh, Yc)[: len(self.onnx_node.output)]
 
     @staticmethod
-    def clipped(z: Any, flags: dict) -> Any:
+    def clipped(z: Any, flags: dict[str, Any]) -> Any:
         limit = flags.get("clip")
         return z if not limit else np.clip(z, -limit, limit)
 
 
 class RNN(Recurrent):
-    def cell(self, x, h, c, w, r, wb, rb, p, acts, flags):
+    def cell(
+        self,
+        x: Any,
+        h: Any,
+        c: Any,
+        w: Any,
+        r: Any,
+        wb: Any,
+        rb: Any,
+        p: Any,
+        acts: Any,
+        flags: Any,
+    ) -> Any:
         return acts[0](self.clipped(w @ x + r @ h + wb + rb, flags)), c
-
-    def _run(self, X, W, R, B=None, lens=None, h0=None, **attrs):
-        return super()._run(X, W, R, B, lens, h0, **attrs)
 
 
 class GRU(RNN):
     GATES = 3
     DEFAULT = ("Sigmoid", "Tanh")
 
-    def cell(self, x, h, c, w, r, wb, rb, p, acts, flags):
+    def cell(
+        self,
+        x: Any,
+        h: Any,
+        c: Any,
+        w: Any,
+        r: Any,
+        wb: Any,
+        rb: Any,
+        p: Any,
+        acts: Any,
+        flags: Any,
+    ) -> Any:
         H, clip = len(h), flags
         from_x, from_h = w @ x + wb, r @ h + rb
         z = acts[0](self.clipped(from_x[:H] + from_h[:H], clip))
@@ -197,7 +247,19 @@ class LSTM(Recurrent):
     GATES = 4
     DEFAULT = ("Sigmoid", "Tanh", "Tanh")
 
-    def cell(self, x, h, c, w, r, wb, rb, p, acts, flags):
+    def cell(
+        self,
+        x: Any,
+        h: Any,
+        c: Any,
+        w: Any,
+        r: Any,
+        wb: Any,
+        rb: Any,
+        p: Any,
+        acts: Any,
+        flags: Any,
+    ) -> Any:
         i, o, f, g = np.split(w @ x + r @ h + wb + rb, 4)
         pi, po, pf = np.split(p, 3)
         i = acts[0](self.clipped(i + pi * c, flags))
@@ -208,7 +270,7 @@ class LSTM(Recurrent):
 
 
 class SequenceInsert(OpRun):
-    def _run(self, sequence, tensor, position=None):
+    def _run(self, sequence: Any, tensor: Any, position: Any = None) -> Any:
         longer = list(sequence)
         place = len(longer) if position is None else int(np.asarray(position).item())
         longer.insert(place if place >= 0 else place + len(longer), tensor)
@@ -216,24 +278,28 @@ class SequenceInsert(OpRun):
 
 
 class SequenceMap(OpRun):
+    body: Any
+
     def need_context(self) -> bool:
         return True
 
-    def _run(self, *inputs, body=None, context=None, attributes=None):
-        results = [[] for _ in self.body.output_names]
+    def _run(
+        self, *inputs: Any, body: Any = None, context: Any = None, attributes: Any = None
+    ) -> Any:
+        results: list[list[Any]] = [[] for _ in self.body.output_names]
         for i in range(len(inputs[0])):
             each = [v[i] if isinstance(v, list) else v for v in inputs]
             feeds = {**(context or {}), **dict(zip(self.body.input_names, each))}
-            for found, output in zip(results, self.body.run(None, feeds)):
-                found.append(output)
+            for scanned, output in zip(results, self.body.run(None, feeds)):
+                scanned.append(output)
         return tuple(results)
 
 
 class OptionalGetElement(OpRun):
-    def _run(self, x):
+    def _run(self, x: Any) -> Any:
         return (x[0] if isinstance(x, list) and len(x) == 1 else x,)
 
 
-LOOP_OPS = [
+OPS = [
     Loop, Scan, RNN, GRU, LSTM, SequenceInsert, SequenceMap, OptionalGetElement,
 ]  # fmt: skip

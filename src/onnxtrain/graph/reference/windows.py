@@ -8,12 +8,14 @@ views, in the type of its input.
 from __future__ import annotations
 
 import itertools
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, Literal
 
 import numpy as np
 from onnx.reference.op_run import OpRun
 
-from .reference_sampling import OPS as SAMPLING_OPS
+Array = np.ndarray[Any, Any]
+Index = tuple[Any, ...]
 
 
 class Geometry:
@@ -54,16 +56,14 @@ class Geometry:
                     count -= 1
             self.windows.append(count)
 
-    def positions(self) -> Any:
-        """(kernel position, its places in the padded image) for each kernel position."""
+    def positions(self) -> Iterator[tuple[Index, Index]]:
+        """For each kernel position its index, and that of its places in the padded image."""
         for offset in itertools.product(*map(range, self.kernel)):
-            yield (
-                offset,
-                tuple(
-                    slice(o * d, o * d + (n - 1) * s + 1, s)
-                    for o, d, n, s in zip(offset, self.dilations, self.windows, self.strides)
-                ),
+            places = (
+                slice(o * d, o * d + (n - 1) * s + 1, s)
+                for o, d, n, s in zip(offset, self.dilations, self.windows, self.strides)
             )
+            yield (..., *offset), (..., *places)
 
     def padded_sizes(self) -> list[int]:
         return [
@@ -73,32 +73,62 @@ class Geometry:
             )
         ]
 
-    def inner(self) -> tuple[slice, ...]:
-        return tuple(slice(b, b + i) for b, i in zip(self.begin, self.image))
+    def inner(self) -> Index:
+        """The index of the image in the padded one."""
+        return (..., *(slice(b, b + i) for b, i in zip(self.begin, self.image)))
 
-    def pad(self, x: np.ndarray, value: float) -> np.ndarray:
+    def pad(self, x: Array, value: float) -> Array:
         out = np.full((*x.shape[:2], *self.padded_sizes()), value, x.dtype)
-        out[(..., *self.inner())] = x
+        out[self.inner()] = x
         return out
 
 
+def _sum_of_windows(geometry: Geometry, padded: Array) -> Array:
+    total = np.zeros((*padded.shape[:2], *geometry.windows), padded.dtype)
+    for _, places in geometry.positions():
+        total += padded[places]
+    return total
+
+
 class Conv(OpRun):
-    def _run(self, x, w, b=None, auto_pad="NOTSET", dilations=None, group=1,
-             kernel_shape=None, pads=None, strides=None):  # fmt: skip
+    def _run(
+        self,
+        x: Any,
+        w: Any,
+        b: Any = None,
+        auto_pad: Any = "NOTSET",
+        dilations: Any = None,
+        group: Any = 1,
+        kernel_shape: Any = None,
+        pads: Any = None,
+        strides: Any = None,
+    ) -> Any:
         g = Geometry(x.shape[2:], w.shape[2:], strides, dilations, pads, auto_pad)
         n, m = x.shape[0], w.shape[0]
         xp = g.pad(x, 0).reshape(n, group, -1, *g.padded_sizes())
         wg = w.reshape(group, m // group, *w.shape[1:])
         y = np.zeros((n, group, m // group, *g.windows), x.dtype)
         for offset, places in g.positions():
-            y += np.einsum("ngc...,gmc->ngm...", xp[(..., *places)], wg[(..., *offset)])
+            y += np.einsum("ngc...,gmc->ngm...", xp[places], wg[offset])
         y = y.reshape(n, m, *g.windows)
         return (y if b is None else y + b.reshape(-1, *[1] * len(g.windows)),)
 
 
 class ConvTranspose(OpRun):
-    def _run(self, x, w, b=None, auto_pad="NOTSET", dilations=None, group=1, kernel_shape=None,
-             output_padding=None, output_shape=None, pads=None, strides=None):  # fmt: skip
+    def _run(
+        self,
+        x: Any,
+        w: Any,
+        b: Any = None,
+        auto_pad: Any = "NOTSET",
+        dilations: Any = None,
+        group: Any = 1,
+        kernel_shape: Any = None,
+        output_padding: Any = None,
+        output_shape: Any = None,
+        pads: Any = None,
+        strides: Any = None,
+    ) -> Any:
         rank = x.ndim - 2
         g = Geometry(x.shape[2:], w.shape[2:], strides, dilations, None)
         g.windows = list(x.shape[2:])
@@ -118,76 +148,113 @@ class ConvTranspose(OpRun):
         room = [max(f, b + s) for f, b, s in zip(full, begin, size)]
         y = np.zeros((x.shape[0], group, m, *room), x.dtype)
         for offset, places in g.positions():
-            y[(..., *places)] += np.einsum("ngc...,gcm->ngm...", xg, wg[(..., *offset)])
-        y = y[(..., *(slice(b, b + s) for b, s in zip(begin, size)))]
+            y[places] += np.einsum("ngc...,gcm->ngm...", xg, wg[offset])
+        cut: Index = (..., *(slice(b, b + s) for b, s in zip(begin, size)))
+        y = y[cut]
         y = y.reshape(x.shape[0], group * m, *size)
         return (y if b is None else y + b.reshape(-1, *[1] * rank),)
 
 
 class Col2Im(OpRun):
-    def _run(self, x, image_shape, block_shape, dilations=None, pads=None, strides=None):
+    def _run(
+        self,
+        x: Any,
+        image_shape: Any,
+        block_shape: Any,
+        dilations: Any = None,
+        pads: Any = None,
+        strides: Any = None,
+    ) -> Any:
         g = Geometry(image_shape, block_shape, strides, dilations, pads)
         cells = x.reshape(x.shape[0], -1, int(np.prod(block_shape)), *g.windows)
         y = np.zeros((*cells.shape[:2], *g.padded_sizes()), x.dtype)
         for i, (_, places) in enumerate(g.positions()):
-            y[(..., *places)] += cells[:, :, i]
-        return (y[(..., *g.inner())],)
+            y[places] += cells[:, :, i]
+        return (y[g.inner()],)
 
 
 class MaxPool(OpRun):
-    def _run(self, x, auto_pad="NOTSET", ceil_mode=0, dilations=None, kernel_shape=None,
-             pads=None, storage_order=0, strides=None):  # fmt: skip
+    def _run(
+        self,
+        x: Any,
+        auto_pad: Any = "NOTSET",
+        ceil_mode: Any = 0,
+        dilations: Any = None,
+        kernel_shape: Any = None,
+        pads: Any = None,
+        storage_order: Any = 0,
+        strides: Any = None,
+    ) -> Any:
         g = Geometry(x.shape[2:], kernel_shape, strides, dilations, pads, auto_pad, ceil_mode)
-        order = "F" if storage_order else "C"
+        order: Literal["C", "F"] = "F" if storage_order else "C"
         # Column-major numbering is within one channel; channels stay row-major.
-        place = np.arange(int(np.prod(g.image))).reshape(g.image, order=order)
+        place: Array = np.arange(int(np.prod(g.image)))
+        place = place.reshape(g.image, order=order)
         start = np.arange(x.shape[0] * x.shape[1]).reshape(*x.shape[:2], *[1] * len(g.image))
         number = g.pad(place[None, None], -1)
         xp = g.pad(x, -np.inf)
         y = np.full((*x.shape[:2], *g.windows), -np.inf, x.dtype)
         index = np.zeros(y.shape, np.int64)
         for _, places in g.positions():
-            new = xp[(..., *places)]
-            index = np.where(new > y, number[(..., *places)], index)
+            new = xp[places]
+            index = np.where(new > y, number[places], index)
             y = np.maximum(y, new)
         return (y, index + start * place.size) if len(self.output) > 1 else (y,)
 
 
 class AveragePool(OpRun):
-    def _run(self, x, auto_pad="NOTSET", ceil_mode=0, count_include_pad=0, dilations=None,
-             kernel_shape=None, pads=None, strides=None):  # fmt: skip
+    def _run(
+        self,
+        x: Any,
+        auto_pad: Any = "NOTSET",
+        ceil_mode: Any = 0,
+        count_include_pad: Any = 0,
+        dilations: Any = None,
+        kernel_shape: Any = None,
+        pads: Any = None,
+        strides: Any = None,
+    ) -> Any:
         g = Geometry(x.shape[2:], kernel_shape, strides, dilations, pads, auto_pad, ceil_mode)
         ones = np.ones((1, 1, *g.image))
         counted = g.pad(ones, 0)
         if count_include_pad:  # all but what ceil_mode added behind the padding
-            around = tuple(slice(0, b + i + e) for b, i, e in zip(g.begin, g.image, g.end))
-            counted[(..., *around)] = 1
+            spans = (slice(0, b + i + e) for b, i, e in zip(g.begin, g.image, g.end))
+            around: Index = (..., *spans)
+            counted[around] = 1
         xp = g.pad(x, 0)
-        total = sum(xp[(..., *p)] for _, p in g.positions())
-        return ((total / sum(counted[(..., *p)] for _, p in g.positions())).astype(x.dtype),)
+        total, count = (_sum_of_windows(g, values) for values in (xp, counted))
+        return ((total / count).astype(x.dtype),)
 
 
 class LpPool(OpRun):
-    def _run(self, x, auto_pad="NOTSET", ceil_mode=0, dilations=None, kernel_shape=None, p=2,
-             pads=None, strides=None):  # fmt: skip
+    def _run(
+        self,
+        x: Any,
+        auto_pad: Any = "NOTSET",
+        ceil_mode: Any = 0,
+        dilations: Any = None,
+        kernel_shape: Any = None,
+        p: Any = 2,
+        pads: Any = None,
+        strides: Any = None,
+    ) -> Any:
         g = Geometry(x.shape[2:], kernel_shape, strides, dilations, pads, auto_pad, ceil_mode)
         xp = np.abs(g.pad(x, 0)) ** p
-        total = sum(xp[(..., *places)] for _, places in g.positions())
+        total = _sum_of_windows(g, xp)
         return ((total ** (1 / p)).astype(x.dtype),)
 
 
 class GlobalLpPool(OpRun):
-    def _run(self, x, p=2):
+    def _run(self, x: Any, p: Any = 2) -> Any:
         axes = tuple(range(2, x.ndim))
         return ((np.abs(x) ** p).sum(axes, keepdims=True) ** (1 / p),)
 
 
 class GlobalMaxPool(OpRun):
-    def _run(self, x):
+    def _run(self, x: Any) -> Any:
         return (x.max(tuple(range(2, x.ndim)), keepdims=True),)
 
 
 OPS = [
     Conv, ConvTranspose, Col2Im, MaxPool, AveragePool, LpPool, GlobalLpPool, GlobalMaxPool,
-    *SAMPLING_OPS,
 ]  # fmt: skip

@@ -1,0 +1,40 @@
+"""What the page takes as data, and what it says of data that it does not take."""
+
+import numpy as np
+import pytest
+
+from . import tools
+
+
+@pytest.fixture(scope="module")
+def tried(tmp_path_factory):
+    path = tmp_path_factory.mktemp("data") / "t.npz"
+    x = np.zeros((3, 2), np.float32)
+    np.savez(path, x=x, y=np.array(["zürich", "bern", "zürich"]))
+    (report,) = tools.run_node("data.mjs", tools.STATIC, path)
+    return report
+
+
+def test_text_labels_are_classes(tried):
+    assert tried["text"] == {"rows": 2, "labels": [1, 0], "classes": ["cat", "dog"]}
+    assert tried["numpy"] == {"rows": 3, "labels": [1, 0, 1], "classes": ["bern", "zürich"]}
+
+
+def test_a_label_that_is_ignored_is_fine(tried):
+    assert tried["ignored"]["labels"] == [0, -100]
+
+
+@pytest.mark.parametrize(
+    ("case", "text"),
+    [
+        ("many", 't.csv: "labels" holds 4 classes (a, b, c, d …), and the model has 3.'),
+        ("large", 'has the label 7 in row 1, and labels are classes 0 to 2. Correct the labels'),
+        ("nan", 't.csv, line 3: "nan" is not a number.'),
+        ("nanTarget", '"target" holds Infinity in row 1. Remove such rows'),
+        ("textTarget", '"target" holds text ("high"), and the model takes numbers.'),
+        ("narrow", 'a row for "x" has one number, and the model takes 2.'),
+        ("fraction", '"labels" must hold whole numbers, not 0.5 as in row 0.'),
+    ],
+)  # fmt: skip
+def test_complaints_name_the_place(tried, case, text):
+    assert text in tried[case]["error"]
