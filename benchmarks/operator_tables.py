@@ -12,13 +12,12 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from itertools import islice
 from typing import Any
 
 import torch
 from torch import nn
-from torch.testing._internal.common_methods_invocations import op_db
-from torch.testing._internal.common_modules import module_db
 from torch.utils import _pytree as pytree
 
 from .operator_cases import Case
@@ -68,7 +67,7 @@ def elements(values: Any) -> int:
     return max((leaf.numel() for leaf in leaves if torch.is_tensor(leaf)), default=0)
 
 
-def _enlarged(function: Any, args: Any, kwargs: Any, rows: int) -> Case:
+def enlarged(function: Any, args: Any, kwargs: Any, rows: int) -> Case:
     """The call with a longer first axis, if it is small and takes one."""
     first = next((a for a in args if torch.is_tensor(a) and a.dim()), None)
     length = 1 if first is None else max(1, len(first))
@@ -94,8 +93,8 @@ def _enlarged(function: Any, args: Any, kwargs: Any, rows: int) -> Case:
 # --- operators ---------------------------------------------------------------------------------
 
 
-class _TooLargeError(Exception):
-    pass
+class TooLargeError(Exception):
+    """A sample that would have too many elements."""
 
 
 @contextlib.contextmanager
@@ -110,7 +109,7 @@ def _sizes(size: int) -> Iterator[None]:
                 setattr(table, name, size)
         if hasattr(table, "make_tensor"):
             before.append((table, "make_tensor", table.make_tensor))
-            table.make_tensor = _bounded(table.make_tensor)  # type: ignore[attr-defined]
+            table.make_tensor = bounded(table.make_tensor)  # type: ignore[attr-defined]
     try:
         yield
     finally:
@@ -118,18 +117,20 @@ def _sizes(size: int) -> Iterator[None]:
             setattr(table, name, value)
 
 
-def _bounded(make: Callable[..., Any]) -> Callable[..., Any]:
-    def bounded(*shape: Any, **options: Any) -> Any:
+def bounded(make: Callable[..., Any]) -> Callable[..., Any]:
+    """`make_tensor`, which refuses to make what is too large."""
+
+    def make_if_small(*shape: Any, **options: Any) -> Any:
         given = options.get("shape", shape)
         sizes = given[0] if len(given) == 1 and not isinstance(given[0], int) else given
         total = 1
         for size in sizes:
             total *= size
         if total > LARGEST:
-            raise _TooLargeError
+            raise TooLargeError
         return make(*shape, **options)
 
-    return bounded
+    return make_if_small
 
 
 def _largest(info: Any) -> Any:
@@ -159,19 +160,18 @@ def _operator(info: Any) -> Callable[[], Case]:
         def call(*args: Any, **kwargs: Any) -> Any:
             return sample.output_process_fn_grad(info.op(*args, **kwargs))
 
-        return _enlarged(call, (sample.input, *sample.args), dict(sample.kwargs), ROWS)
+        return enlarged(call, (sample.input, *sample.args), dict(sample.kwargs), ROWS)
 
     return case
 
 
-OPERATORS: Mapping[str, Callable[[], Case]] = {
-    f"{info.name}.{info.variant_test_name}" if info.variant_test_name else info.name: _operator(
-        info
-    )
-    for info in op_db
-    if info.supports_autograd and torch.float32 in info.dtypes
-}
-"""OpInfo: those with a gradient."""
+def operators() -> dict[str, Callable[[], Case]]:
+    """OpInfo: those with a gradient."""
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    infos = [i for i in op_db if i.supports_autograd and torch.float32 in i.dtypes]
+    return {".".join(filter(None, (i.name, i.variant_test_name))): _operator(i) for i in infos}
+
 
 # --- modules -----------------------------------------------------------------------------------
 
@@ -191,12 +191,22 @@ def _module(info: Any) -> Callable[[], Case]:
             module(*call.args, **call.kwargs)  # gives the parameters their shapes
         in_steps = isinstance(module, (nn.RNNBase, nn.MultiheadAttention))
         rows = STEPS if in_steps or "Transformer" in info.name else ROWS
-        return _enlarged(module, tuple(call.args), dict(call.kwargs), rows)
+        return enlarged(module, tuple(call.args), dict(call.kwargs), rows)
 
     return case
 
 
-MODULES: Mapping[str, Callable[[], Case]] = {
-    f"nn.{info.name.removeprefix('nn.')}": _module(info) for info in module_db
-}
-"""ModuleInfo: the first sample of each, in training mode."""
+def modules() -> dict[str, Callable[[], Case]]:
+    """ModuleInfo: the largest sample of each, in training mode."""
+    from torch.testing._internal.common_modules import module_db
+
+    return {f"nn.{info.name.removeprefix('nn.')}": _module(info) for info in module_db}
+
+
+@cache
+def __getattr__(name: str) -> Mapping[str, Callable[[], Case]]:
+    """The lists, read when they are asked for: their packages are not everywhere."""
+    lists = {"OPERATORS": operators, "MODULES": modules}
+    if name not in lists:
+        raise AttributeError(name)
+    return lists[name]()

@@ -141,26 +141,25 @@ def tanh_gelu(tanh: ir.Node) -> tuple[tuple[ir.Node, ...], ir.Value] | None:
     product = _next(sum_, "Mul")
     if sum_ is None or product is None:
         return None
-    a, b = product.inputs
-    other = b if a is sum_.outputs[0] else a
-    halved = _only_number(other, {"Mul": 0.5})
-    x: ir.Value | None
+    x = _beside(product, sum_)
+    halved, last = _only_number(x, {"Mul": 0.5}), _next(product, "Mul")
     if halved is not None:  # (x/2)·(1 + tanh u)
         x, after = halved[1], (halved[0], sum_, product)
+    elif last is not None and (_number(x) == 0.5 or _operand(last, 0.5) is not None):
+        # x·(½·(1 + tanh u)), or half of x·(1 + tanh u)
+        x, after = _beside(last, product) if _number(x) == 0.5 else x, (sum_, product, last)
     else:
-        last = _next(product, "Mul")
-        if last is None or other is None:
-            return None
-        x = other
-        if _number(other) == 0.5:  # x·(½·(1 + tanh u))
-            x = next(v for v in last.inputs if v is not product.outputs[0])
-        elif _operand(last, 0.5) is None:
-            return None
-        after = (sum_, product, last)
+        return None
     before: list[ir.Node] = []
     if x is None or not _is_cubic_of(tanh.inputs[0], x, before):
         return None
     return (*before, tanh, *after), x
+
+
+def _beside(node: ir.Node, factor: ir.Node) -> ir.Value | None:
+    """The other operand of a product with what `factor` computes."""
+    a, b = node.inputs
+    return b if a is factor.outputs[0] else a
 
 
 def _is_cubic_of(u: ir.Value | None, x: ir.Value, nodes: list[ir.Node]) -> bool:
