@@ -173,6 +173,13 @@ def test_artifacts_hold_a_frozen_weight_once(tmp_path: Path) -> None:
     module = onnxtrain.Module(run / "training_model.onnx", state, run / "eval_model.onnx")
     x = np.ones((ROWS, 512), np.float32)
     loss = float(np.asarray(module(x)[0]))
+    optimizer = onnxtrain.Optimizer(run / "optimizer_model.onnx", module)
+    optimizer.set_learning_rate(0.0)
+    optimizer.step()
+    onnxtrain.CheckpointState.save_checkpoint(state, run / "after", include_optimizer_state=True)
+    assert (run / "after").stat().st_size < 3 * 520 * 4 + 10_000  # the bias and its two moments
+    training = onnx.load(run / "training_model.onnx", load_external_data=False)
+    assert [o.name for o in training.graph.output if "grad" in o.name] == ["bias_grad"]
     module.eval()
     assert float(np.asarray(module(x)[0])) == pytest.approx(loss, rel=1e-5)
 
