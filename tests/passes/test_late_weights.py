@@ -15,6 +15,7 @@ import pytest
 
 import onnxtrain
 from onnxtrain import artifacts
+from onnxtrain.errors import ModelError
 from onnxtrain.graph import few_bits
 from onnxtrain.normalize import few_bits as lowering
 from onnxtrain.passes import late_weights
@@ -225,6 +226,16 @@ def test_no_rows_are_no_trouble() -> None:
     session = session_of(onnxtrain.differentiate(model, wrt=["x"], of="loss"))
     (dx,) = session.run(["x_grad"], {"x": np.zeros((0, 512), np.float32)})
     assert dx.shape == (0, 512)
+
+
+@pytest.mark.parametrize("tensor", [0, 1, 2], ids=["codes", "scales", "zero points"])
+def test_sizes_that_do_not_fit_are_told(tensor: int) -> None:
+    model, _ = nbits(512, 520, zeros=True)
+    array = onh.to_array(model.graph.initializer[tensor])
+    wrong = onh.from_array(array[:-1], model.graph.initializer[tensor].name)
+    model.graph.initializer[tensor].CopyFrom(wrong)
+    with pytest.raises(ModelError, match="elements, and N=520"):
+        onnxtrain.differentiate(model, wrt=["x"], of="loss")
 
 
 def test_a_small_weight_becomes_floats_once() -> None:
