@@ -139,6 +139,7 @@ DOORS: dict[str, Door] = {
     "serve": serve,
     "inspect": command("inspect", "{}/model.onnx"),
     "draw": command("draw", "{}/model.onnx", "-o", "{}/out.svg"),
+    "quantize": command("quantize", "{}/model.onnx", "-o", "{}/small.onnx"),
     "artifacts": command("artifacts", "{}/model.onnx", "--output", "{}/made", *LOSS),
     "export command": command("export", "{}/checkpoint", "--artifacts", "{}", "-o", "{}/out.onnx"),
     "train": command(

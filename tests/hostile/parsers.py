@@ -143,6 +143,12 @@ def differentiate(path: Path) -> object:
     return onnxtrain.differentiate(path)
 
 
+def quantize(path: Path) -> object:
+    from onnxtrain import quant
+
+    return quant.quantize(path, embeddings=True)
+
+
 def generate(path: Path) -> object:
     from onnxtrain.artifacts import generate_artifacts
 
@@ -535,6 +541,7 @@ PARSERS: dict[str, Parser] = {
     "external data": Parser("m.onnx", "model", external_models, load, 20),
     "differentiate": Parser("m.onnx", "model", forward_models, differentiate, 50),
     "generate_artifacts": Parser("m.onnx", "model", forward_models, generate, 100),
+    "quantize": Parser("m.onnx", "model", forward_models, quantize, 20),
     "inspect": Parser("m.onnx", "model", forward_models, inspect, 50),
     "module": Parser("m.onnx", "model", content_of("sound/training_model.onnx"), module, 20),
     "module in ort format": Parser("m.ort", "flatbuffers", ort_models, module, 50),

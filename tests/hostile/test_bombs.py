@@ -67,7 +67,7 @@ def test_every_bomb_has_a_reason() -> None:
 
 REFUSE = ("differentiate", "TrainingSession")
 """Doors that give the reason of the table."""
-BOUNDED = ("generate_artifacts", "check_gradient", "inspect", "draw", "artifacts")
+BOUNDED = ("generate_artifacts", "check_gradient", "inspect", "draw", "artifacts", "quantize")
 """Doors that may give another reason, or do without what is large."""
 OF_ARTIFACTS = ("Module", "Module.eval", "evaluate", "export", "flower", "serve", "export command",
                 "train")  # fmt: skip

@@ -15,6 +15,7 @@ import pytest
 
 import onnxtrain
 from onnxtrain import artifacts
+from onnxtrain.errors import ModelError
 from onnxtrain.graph import few_bits
 from onnxtrain.normalize import few_bits as lowering
 from onnxtrain.passes import late_weights
@@ -173,6 +174,13 @@ def test_artifacts_hold_a_frozen_weight_once(tmp_path: Path) -> None:
     module = onnxtrain.Module(run / "training_model.onnx", state, run / "eval_model.onnx")
     x = np.ones((ROWS, 512), np.float32)
     loss = float(np.asarray(module(x)[0]))
+    optimizer = onnxtrain.Optimizer(run / "optimizer_model.onnx", module)
+    optimizer.set_learning_rate(0.0)
+    optimizer.step()
+    onnxtrain.CheckpointState.save_checkpoint(state, run / "after", include_optimizer_state=True)
+    assert (run / "after").stat().st_size < 3 * 520 * 4 + 10_000  # the bias and its two moments
+    training = onnx.load(run / "training_model.onnx", load_external_data=False)
+    assert [o.name for o in training.graph.output if "grad" in o.name] == ["bias_grad"]
     module.eval()
     assert float(np.asarray(module(x)[0])) == pytest.approx(loss, rel=1e-5)
 
@@ -218,6 +226,16 @@ def test_no_rows_are_no_trouble() -> None:
     session = session_of(onnxtrain.differentiate(model, wrt=["x"], of="loss"))
     (dx,) = session.run(["x_grad"], {"x": np.zeros((0, 512), np.float32)})
     assert dx.shape == (0, 512)
+
+
+@pytest.mark.parametrize("tensor", [0, 1, 2], ids=["codes", "scales", "zero points"])
+def test_sizes_that_do_not_fit_are_told(tensor: int) -> None:
+    model, _ = nbits(512, 520, zeros=True)
+    array = onh.to_array(model.graph.initializer[tensor])
+    wrong = onh.from_array(array[:-1], model.graph.initializer[tensor].name)
+    model.graph.initializer[tensor].CopyFrom(wrong)
+    with pytest.raises(ModelError, match="elements, and N=520"):
+        onnxtrain.differentiate(model, wrt=["x"], of="loss")
 
 
 def test_a_small_weight_becomes_floats_once() -> None:

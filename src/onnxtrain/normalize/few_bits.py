@@ -117,10 +117,28 @@ def _as_rows(
         return []
     if zeros is not None and (zeros.dtype != ir.DataType.UINT8 or known(zeros.value) is None):
         return []
+    _check_sizes(stored, factors, None if zeros is None else known(zeros.value), bits, shape)
     points = _zero_points(op, zeros, bits, n, blocks)
     rows = _Rows(op, b.value, scales.value, points, CODES[bits], shape)
     outputs = max(PART // (4 * blocks * size) & -2, 2)  # even: no byte belongs to two parts
     return [rows.of(start, min(start + outputs, n)) for start in range(0, n, outputs)]
+
+
+def _check_sizes(
+    stored: ir.TensorProtocol, factors: ir.TensorProtocol, zeros: ir.TensorProtocol | None,
+    bits: int, shape: tuple[int, int, int],
+) -> None:  # fmt: skip
+    """Raise unless the tensors have the bytes that the attributes speak of."""
+    n, blocks, size = shape
+    expected = [(stored, n * blocks * (size * bits // 8)), (factors, n * blocks)]
+    if zeros is not None:
+        expected.append((zeros, n * -(-blocks * bits // 8)))
+    for tensor, count in expected:
+        if tensor.size != count:
+            raise ModelError(
+                f"MatMulNBits: {tensor.name!r} has {tensor.size} elements, and N={n}, {blocks} "
+                f"blocks of {size} and bits={bits} ask for {count}."
+            )
 
 
 def _zero_points(
