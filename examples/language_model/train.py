@@ -75,7 +75,7 @@ def learn(
 
 def adapt(tokenizer: text.Tokenizer, folder: Path, entries: int, epochs: int) -> None:
     """Another style, in adapters beside the layers; merged it goes to ``logbook.onnx``."""
-    adapted = lora.add(folder / "trained.onnx", rank=8)
+    adapted = lora.add(folder / "trained.onnx", rank=16, alpha=32)
     inputs = text.LanguageInputs.of(adapted)
     rows = text.causal_lm_rows(logbook(entries), tokenizer, CONTEXT).arrays(inputs)
     unseen = text.causal_lm_rows(logbook(40, seed=1), tokenizer, CONTEXT).arrays(inputs)
@@ -112,7 +112,7 @@ def main() -> None:
     size, epochs, vocabulary = 96, options.epochs, options.vocabulary
     if options.quick:
         train, valid, size, epochs, vocabulary = train[:20], valid[:2], 48, 2, 400
-    tokenizer = make_tokenizer([*train, *logbook(50)], vocabulary)
+    tokenizer = make_tokenizer(train, vocabulary)
     tokenizer.backend.save(str(folder / "tokenizer.json"))
     learn(gpt(tokenizer.size, size, context=CONTEXT), tokenizer, train, valid, folder, epochs)
     adapt(tokenizer, folder, 200 if options.quick else 400, 4 if options.quick else 12)
