@@ -137,7 +137,7 @@ def test_a_very_large_weight_is_used_in_parts(
     zeros: bool, is_external: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lowering, "PART", 400 * 544 * 4)
-    monkeypatch.setattr(late_weights, "LARGE", 1 << 16)
+    monkeypatch.setattr(late_weights, "LARGE_BYTES", 1 << 16)
     model, weight = nbits(530, 901, zeros=zeros)
     path = tmp_path / "model.onnx"
     onnx.save(model, path, save_as_external_data=is_external, location="weights")

@@ -45,6 +45,8 @@ class Plan:
         None if the two have nothing to do with each other.
         """
         first = self.summary.outputs[0].name
+        if self.output.name.startswith(f"{first}/standardized"):
+            return ""
         links = {e.scores: e.function for e in self.summary.endings if e.value == first}
         return "" if self.output.name == first else links.get(self.output.name)
 
