@@ -84,9 +84,7 @@ def adapt(tokenizer: text.Tokenizer, folder: Path, entries: int, epochs: int) ->
     trainer.fit(rows, epochs, BATCH)
     end = trainer.evaluate(unseen)["perplexity"]
     print(f"perplexity of unseen log entries: {start:.1f} → {end:.1f}")
-    entry = text.generate(
-        trainer.predict, inputs, tokenizer, "Day 7.", 40, temperature=0.8, top_k=20
-    )
+    entry = text.generate(trainer.predict, inputs, tokenizer, "Day 7.", 30)
     print("a log entry:", repr(entry))
     adapter = lora.Adapter.of(adapted, trainer.state)
     lora.merge(folder / "trained.onnx", adapter, output=folder / "logbook.onnx")
@@ -98,7 +96,7 @@ def adapt(tokenizer: text.Tokenizer, folder: Path, entries: int, epochs: int) ->
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--text", help="train on this .txt, .jsonl or .parquet file instead")
-    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--vocabulary", type=int, default=1000)
     parser.add_argument("--output", default="gpt")
     parser.add_argument("--quick", action="store_true", help="little text, a smaller model")
