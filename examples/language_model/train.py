@@ -75,7 +75,7 @@ def learn(
 
 def adapt(tokenizer: text.Tokenizer, folder: Path, entries: int, epochs: int) -> None:
     """Another style, in adapters beside the layers; merged it goes to ``logbook.onnx``."""
-    adapted = lora.add(folder / "trained.onnx", rank=8)
+    adapted = lora.add(folder / "trained.onnx", rank=16, alpha=32)
     inputs = text.LanguageInputs.of(adapted)
     rows = text.causal_lm_rows(logbook(entries), tokenizer, CONTEXT).arrays(inputs)
     unseen = text.causal_lm_rows(logbook(40, seed=1), tokenizer, CONTEXT).arrays(inputs)
@@ -84,9 +84,7 @@ def adapt(tokenizer: text.Tokenizer, folder: Path, entries: int, epochs: int) ->
     trainer.fit(rows, epochs, BATCH)
     end = trainer.evaluate(unseen)["perplexity"]
     print(f"perplexity of unseen log entries: {start:.1f} → {end:.1f}")
-    entry = text.generate(
-        trainer.predict, inputs, tokenizer, "Day 7.", 40, temperature=0.8, top_k=20
-    )
+    entry = text.generate(trainer.predict, inputs, tokenizer, "Day 7.", 30)
     print("a log entry:", repr(entry))
     adapter = lora.Adapter.of(adapted, trainer.state)
     lora.merge(folder / "trained.onnx", adapter, output=folder / "logbook.onnx")
@@ -98,7 +96,7 @@ def adapt(tokenizer: text.Tokenizer, folder: Path, entries: int, epochs: int) ->
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--text", help="train on this .txt, .jsonl or .parquet file instead")
-    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--vocabulary", type=int, default=1000)
     parser.add_argument("--output", default="gpt")
     parser.add_argument("--quick", action="store_true", help="little text, a smaller model")
@@ -112,7 +110,7 @@ def main() -> None:
     size, epochs, vocabulary = 96, options.epochs, options.vocabulary
     if options.quick:
         train, valid, size, epochs, vocabulary = train[:20], valid[:2], 48, 2, 400
-    tokenizer = make_tokenizer([*train, *logbook(50)], vocabulary)
+    tokenizer = make_tokenizer(train, vocabulary)
     tokenizer.backend.save(str(folder / "tokenizer.json"))
     learn(gpt(tokenizer.size, size, context=CONTEXT), tokenizer, train, valid, folder, epochs)
     adapt(tokenizer, folder, 200 if options.quick else 400, 4 if options.quick else 12)

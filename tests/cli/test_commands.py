@@ -396,7 +396,16 @@ def test_every_loss_trains(run, loss):
     x, labels = blobs(12)
     kind = LOSSES[loss].kind
     one_hot = np.eye(3, dtype=np.float32)[labels]
-    target = {"class": labels, "number": one_hot, "binary": one_hot, "sign": one_hot * 2 - 1}[kind]
+    if kind == "token":  # rows of four tokens: tests/cli/test_language.py has models of text
+        save(
+            "g (float[N, 4, 3] x) => (float[N, 4, 3] scores) <float[3, 3] w = {1, 0, 2, 1, 1, 0, "
+            "0, 1, 1}> { scores = MatMul(x, w) }"
+        )
+        x, labels = np.eye(3, dtype=np.float32)[labels.reshape(3, 4)], labels.reshape(3, 4)
+    target = {
+        "class": labels, "token": labels, "number": one_hot, "binary": one_hot,
+        "sign": one_hot * 2 - 1,
+    }[kind]  # fmt: skip
     if loss == "bce":  # takes probabilities
         model = onnx.load("model.onnx")
         model.graph.node[-1].output[0] = "raw"

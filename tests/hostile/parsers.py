@@ -482,6 +482,21 @@ def documents(path: Path) -> object:
     return read_documents(path), path.suffix == ".txt" and read_documents(path, by_line=True)
 
 
+def pair_rows(folder: Path) -> list[bytes]:
+    tokenizers(folder)
+    return [
+        b'{"sentence1": "the cat", "sentence2": "a mat", "score": 1.5}\n' * 2,
+        b'{"anchor": "the cat", "positive": "a cat", "negative": "a dog"}',
+    ]
+
+
+def pairs(path: Path) -> object:
+    from onnxtrain.text import LanguageInputs, similarity_rows
+
+    inputs = LanguageInputs("ids", None, None, None, {"ids": np.dtype(np.int64)}, None)
+    return similarity_rows(path, path.parent / "seed.json", inputs)
+
+
 def tokenizers(folder: Path) -> list[bytes]:
     from tests.text.models import tokenizer_json
 
@@ -561,6 +576,7 @@ PARSERS: dict[str, Parser] = {
     "pictures": Parser("d.png", "", png, pictures),
     "txt": Parser("d.txt", "text", texts, documents),
     "jsonl": Parser("d.jsonl", "json", jsonl, documents),
+    "jsonl of pairs": Parser("p.jsonl", "json", pair_rows, pairs, 2),
     "parquet of text": Parser("d.parquet", "", text_table, documents, 2),
     "tokenizer.json": Parser("tokenizer.json", "json", tokenizers, tokenizer, 2),
     "tokenizer_config.json": Parser(
