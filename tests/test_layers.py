@@ -32,7 +32,7 @@ ALLOWED = {
     "preparing": set(),
     "graph": {"errors", "runtime"},  # of the latter files only: see below
     "normalize": {"errors", "graph", "autodiff"},
-    "autodiff": {"errors", "graph"},
+    "autodiff": {"errors", "graph", "plugins"},
     "passes": {"errors", "graph", "autodiff"},
     "optim": {"errors", "graph", "passes"},
     "compile": {*STAGES, "optim"},
@@ -50,6 +50,9 @@ ALLOWED = {
     "text": {"errors", "graph", "runtime"},
     "data": set(),
     "drawing": set(),
+    "plugins": {"errors"},
+    "loggers": {"errors", "plugins", "runtime"},
+    "tuning": {"errors", "runtime"},
     "training": {"compat.ort"},
     "compat": {"errors", "compat.ort"},
     "compat.ort": {*OFFLINE, *DEVICE, "compat", "extend", "torch"},
@@ -61,7 +64,7 @@ ALLOWED = {
     "serve": {*OFFLINE, *DEVICE, "data"},
     "cli": {
         *OFFLINE, *DEVICE, "__init__", "compat", "compat.ort", "data", "distributed", "serve",
-        "extend", "drawing", "lora", "text", "training_info",
+        "extend", "drawing", "lora", "text", "training_info", "plugins", "loggers", "tuning",
     },
 }  # fmt: skip
 """Package → packages of onnxtrain that it may import (its own is always allowed)."""
@@ -94,6 +97,9 @@ OUTSIDE = {
     "training_info": ONNX,
     "text": {*ONNX, "tokenizers", "pyarrow"},
     "data": {"numpy"},
+    "plugins": set(),
+    "loggers": {"tensorboardX", "mlflow", "wandb"},
+    "tuning": {"optuna"},
     "training": set(),
     "compat": {"onnxruntime"},
     "compat.ort": {*ONNX, "onnxruntime", "torch", "h5py"},

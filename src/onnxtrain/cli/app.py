@@ -26,6 +26,8 @@ COMMANDS = {
     "inspect": "inspect",
     "train": "train",
     "lora": "lora",
+    "tune": "tune",
+    "runs": "runs",
     "export": "export",
     "artifacts": "artifacts",
     "check": "check",

@@ -25,8 +25,8 @@ from .settings import FIELDS, Settings
 
 FIXED = (
     "loss", "optimizer", "freeze", "train", "weight_decay", "momentum", "clip_norm", "loss_output",
-    "ignore_index", "categorical", "standardize", "task", "training_mode", "batch_size",
-    "drop_last", "accumulate", "seed",
+    "ignore_index", "categorical", "standardize", "image_size", "mean", "std", "augment", "task",
+    "training_mode", "batch_size", "drop_last", "accumulate", "seed",
 )  # fmt: skip
 """Settings that a resumed run must share with the one it goes on with."""
 
