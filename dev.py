@@ -7,6 +7,8 @@
     python3 dev.py test --coverage      the same with a table of what the tests execute
     python3 dev.py test --lowest        the tests with the lowest versions that we claim
     python3 dev.py test --newest        the tests with the newest versions that there are
+    python3 dev.py matrix               the tests with every installed Python, and both of these
+    python3 dev.py build                wheel, sources, bill of materials: built twice, compared
     python3 dev.py fuzz                 throw damaged files at every parser, for hours if asked
     python3 dev.py api                  write tests/api/snapshot.txt again
     python3 dev.py docs                 write the generated pages again
@@ -15,22 +17,25 @@
     python3 dev.py python -m ruff ...   any program of the environment (pre-commit uses it)
 
 Sets up ``.venv`` beside this file the first time (and again when pyproject.toml or the
-requirements change), then runs the command in it. The lowest and the newest versions are in
-``.venv-lowest`` and ``.venv-newest``. The benchmark and the lists have environments of their own,
-see ``benchmarks/environments.py``.
+requirements change), then runs the command in it; ``ONNXTRAIN_VENV`` names another folder. The
+lowest and the newest versions are in ``.venv-lowest`` and ``.venv-newest``. The benchmark and the
+lists have environments of their own, see ``benchmarks/environments.py``.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 import venv
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
-VENV = ROOT / ".venv"
+VENV = ROOT / os.environ.get("ONNXTRAIN_VENV", ".venv")
+PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
+"""Releases that pyproject.toml claims; `matrix` takes those that are installed."""
 FAST = (
     "tests/api", "tests/test_claims.py", "tests/test_differentiate.py", "tests/test_front_door.py",
     "tests/test_layers.py", "tests/graph", "tests/normalize/test_normalize.py",
@@ -42,6 +47,7 @@ FAST = (
     "tests/distributed/test_parts.py", "tests/flower/test_local.py", "tests/js/test_server.py",
     "tests/finite/test_clipping.py", "tests/conformance/test_page.py", "tests/losses",
     "tests/structure/test_one_of_each.py", "tests/faults/test_atomic.py", "tests/lora/test_lora.py",
+    "tests/training_info", "tests/golden", "tests/text", "tests/quant",
 )  # fmt: skip
 """What ``test --fast`` runs, but for tests marked slow: all stages, and some of each front end."""
 VERSIONS = {"--lowest": "lowest", "--newest": "newest"}
@@ -52,7 +58,7 @@ def main() -> int:
     """Run one command; the exit code is the first one that is not zero."""
     commands = {
         "demo": demo, "test": test, "fuzz": fuzz, "api": api, "docs": docs, "bench": bench,
-        "conformance": conformance, "python": python,
+        "conformance": conformance, "python": python, "matrix": matrix, "build": build,
     }  # fmt: skip
     if len(sys.argv) < 2 or sys.argv[1] not in commands:
         print(f"usage: python3 dev.py {'|'.join(commands)} [arguments]", file=sys.stderr)
@@ -108,6 +114,37 @@ def test_with(versions: str, tests: tuple[str, ...]) -> int:
     set_up("test", ["-r", str(requirements)], environment)
     print("+ python", *tests, flush=True)
     return subprocess.call([str(python_of(environment)), *tests], cwd=ROOT)
+
+
+def matrix(arguments: list[str]) -> int:
+    """Run the tests with every installed Python, then with the lowest and newest versions."""
+    rows: list[tuple[str, str]] = []
+    for version in PYTHONS:
+        python_3 = shutil.which(f"python{version}")
+        if python_3 is None or subprocess.call([python_3, "-c", ""], stderr=subprocess.DEVNULL):
+            rows.append((f"Python {version}", "not installed"))
+            continue
+        environment = {**os.environ, "ONNXTRAIN_VENV": f".venv-{version}"}
+        call = [python_3, "dev.py", "test", *arguments]
+        rows.append((f"Python {version}", said(subprocess.call(call, cwd=ROOT, env=environment))))
+    rows += [(option.strip("-"), said(test([option, *arguments]))) for option in VERSIONS]
+    print(*(f"{name:14} {result}" for name, result in rows), sep="\n")
+    return int(any(result == FAILED for _, result in rows))
+
+
+FAILED = "failed"
+
+
+def said(code: int) -> str:
+    """An exit code in a word."""
+    return FAILED if code else "passed"
+
+
+def build(arguments: list[str]) -> int:
+    """Build wheel and sources twice, compare them, and write the bill of materials."""
+    set_up_tests()
+    install(VENV, ["build", "hatchling"])
+    return run("tools/build_release.py", *arguments)
 
 
 def api(arguments: list[str]) -> int:

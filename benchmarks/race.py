@@ -18,6 +18,9 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 OURS = ("ours", "ours_parts")
 PEERS = (*OURS, "eager", "compiled", "old", "jax", "onnxsim", "sklearn")
+THREAD_SETTINGS = (
+    "BENCHMARK_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS",
+)  # fmt: skip
 PAUSE = 0.3
 """Seconds between turns: threads of the one before spin for a while after their work."""
 
@@ -33,18 +36,31 @@ class Contestant:
         python: the interpreter that runs it.
         folder: what `benchmarks.prepare` wrote.
         source: folder of the package to import instead of the installed one.
+        threads: how many it may use.
+
+    Attributes:
+        times: seconds of a step, by round.
+        processor_times: the same of the processor, of all threads together.
     """
 
-    def __init__(self, peer: str, python: str, folder: Path, source: Path | None = None) -> None:
-        self.peer, self.error, self.times = peer, "", list[float]()
+    def __init__(
+        self,
+        peer: str,
+        python: str,
+        folder: Path,
+        source: Path | None = None,
+        threads: int = 2,
+    ) -> None:
+        self.peer, self.error = peer, ""
+        self.times, self.processor_times = list[float](), list[float]()
         self.answer: dict[str, Any] = {}
         self.log = (folder / f"{peer.replace(':', '_')}.log").open("w+")
-        threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "2")
+        limits = dict.fromkeys(THREAD_SETTINGS, str(threads))
         path = {} if source is None else {"PYTHONPATH": str(source)}
         self.process = subprocess.Popen(
             [python, str(HERE / "worker.py"), peer, str(folder)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log, text=True,
-            env={**os.environ, **threads, **path, "PYTHONWARNINGS": "ignore"},
+            env={**os.environ, **limits, **path, "PYTHONWARNINGS": "ignore"},
             start_new_session=True,  # Ctrl-C is for the driver, which ends the others
         )  # fmt: skip
         try:
@@ -76,6 +92,7 @@ class Contestant:
         self._read()
         if not self.error:
             self.times.append(self.answer["seconds"] / self.answer["steps"])
+            self.processor_times.append(self.answer["processor"] / self.answer["steps"])
 
     def kill(self) -> None:
         """End it and what it has started, whatever it is doing."""
@@ -158,6 +175,7 @@ def run_rounds(contestants: Sequence[Contestant], steps: int, rounds: int) -> No
     for contestant in contestants:  # not measured: caches, compilation of other shapes
         contestant.run(max(1, steps // 5))
         contestant.times.clear()
+        contestant.processor_times.clear()
     for number in range(rounds):
         order = contestants if number % 2 == 0 else contestants[::-1]
         for contestant in order:

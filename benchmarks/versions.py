@@ -4,7 +4,10 @@ Both trees run the same workloads with the same weights and batches, each in pro
 interleaved: `Trainer`, and Module + Optimizer. With `--ortmodule` it is ORTModule (some three
 minutes on two idle cores), whose time is taken relative to PyTorch's in the same process. What
 counts is the ratio of the medians, time now ÷ time before; below it stands the spread of the
-rounds. No peer is needed, but torch, which makes the models.
+rounds. With `--processor-time` each has one thread, and the time is the processor's: on a busy
+machine only that says something. With `--files` the artifacts of both trees are run by this one
+(`benchmarks.files_of_versions`), which tells a hundredth, of the graphs and not of how steps run.
+No peer is needed, but torch, which makes the models.
 """
 
 from __future__ import annotations
@@ -24,6 +27,8 @@ from .environments import ROOT, main_python
 from .race import OURS, Contestant, run_rounds
 from .workloads import WORKLOADS
 
+OURS_MODULE = "benchmarks.contestants.ours"
+
 
 def main() -> int:
     options = arguments()
@@ -37,9 +42,12 @@ def main() -> int:
             print("| workload | way | before, ms | now, ms | now ÷ before | spread |")
             print("|---|---|---|---|---|---|")
             for name in options.workloads or ([] if options.ortmodule else WORKLOADS):
-                compare(name, python, sources, options.rounds)
+                if options.files:
+                    compare_files(name, python, sources, seconds=3.0 * options.rounds)
+                    continue
+                compare(name, python, sources, options.rounds, options.processor_time)
             if options.ortmodule:
-                compare_ortmodule(python, sources, options.rounds)
+                compare_ortmodule(python, sources, options.rounds, options.processor_time)
         finally:
             subprocess.run(["git", "worktree", "remove", "--force", before], check=True, cwd=ROOT)
     return 0
@@ -55,11 +63,16 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=7, help="how often each has its turn")
     parser.add_argument("--python", default="", help="of an environment that has torch")
     parser.add_argument("--ortmodule", action="store_true", help="ORTModule, in turns with torch")
+    parser.add_argument("--processor-time", action="store_true", help="of one thread")
+    parser.add_argument("--files", action="store_true", help="both trees' files, run by this one")
     return parser.parse_args()
 
 
-def compare(name: str, python: str, sources: dict[str, Path], rounds: int) -> None:
+def compare(
+    name: str, python: str, sources: dict[str, Path], rounds: int, processor_time: bool
+) -> None:
     """One workload, both ways, a row each."""
+    threads = 1 if processor_time else 2
     contestants: dict[tuple[str, str], Contestant] = {}
     with tempfile.TemporaryDirectory(prefix="onnxtrain-bench-", ignore_cleanup_errors=True) as text:
         common = Path(text) / "common"
@@ -72,7 +85,7 @@ def compare(name: str, python: str, sources: dict[str, Path], rounds: int) -> No
                 folder = Path(text) / tree  # the artifacts of each tree are its own
                 shutil.copytree(common, folder)
                 for way in OURS:
-                    contestants[way, tree] = Contestant(way, python, folder, source)
+                    contestants[way, tree] = Contestant(way, python, folder, source, threads)
             run_rounds(list(contestants.values()), steps, rounds)
         finally:
             for contestant in contestants.values():
@@ -81,24 +94,49 @@ def compare(name: str, python: str, sources: dict[str, Path], rounds: int) -> No
         now, before = contestants[way, "now"], contestants[way, "before"]
         if now.error or before.error:
             print(f"| {name} | {way} | {before.error} | {now.error} | | |", flush=True)
+        elif processor_time:
+            show(name, way, now.processor_times, before.processor_times)
         else:
             show(name, way, now.times, before.times)
 
 
-def compare_ortmodule(python: str, sources: dict[str, Path], rounds: int) -> None:
+def compare_files(name: str, python: str, sources: dict[str, Path], seconds: float) -> None:
+    """The artifacts of one workload, Module + Optimizer; the spread is that of half the steps."""
+    with tempfile.TemporaryDirectory(prefix="onnxtrain-bench-", ignore_cleanup_errors=True) as text:
+        commands = [
+            ("now", ["benchmarks.prepare", name, text]),
+            *((tree, [OURS_MODULE, text, f"{text}/{tree}", "parts"]) for tree in sources),
+            ("now", ["benchmarks.files_of_versions", text, str(seconds)]),
+        ]
+        for tree, arguments in commands:
+            env = {**os.environ, "PYTHONPATH": str(sources[tree]), "PYTHONWARNINGS": "ignore"}
+            done = subprocess.run([python, "-m", *arguments], check=True, cwd=ROOT, env=env,
+                                  stdout=subprocess.PIPE, text=True)  # fmt: skip
+    times = json.loads(done.stdout.splitlines()[-1])
+    ratios = [now / before for now, before in zip(times["now"], times["before"])]
+    low, middle, high = statistics.quantiles(ratios, n=4)
+    before, now = (statistics.median(times[tree]) * 1e3 for tree in ("before", "now"))
+    print(f"| {name} | files | {before:.4g} | {now:.4g} | {middle:.3f} | {low:.2f} … {high:.2f} |",
+          flush=True)  # fmt: skip
+
+
+def compare_ortmodule(
+    python: str, sources: dict[str, Path], rounds: int, processor_time: bool
+) -> None:
     """ORTModule ÷ eager in one process, of each tree in turns."""
+    kind = "cpu" if processor_time else "median"
     servers: dict[str, subprocess.Popen[str]] = {}
     try:
         names: list[str] = []
         for tree, source in sources.items():  # one after the other: making the models takes a core
-            servers[tree] = ortmodule_server(python, source)
+            servers[tree] = ortmodule_server(python, source, 1 if processor_time else 0)
             names = answer(servers[tree])
         for name in names:
             ratios: dict[str, list[float]] = {tree: [] for tree in sources}
             for number in range(rounds):
                 for tree in list(sources)[:: 1 if number % 2 == 0 else -1]:
                     times = answer(servers[tree], name)
-                    ratios[tree].append(times["ortmodule_median"] / times["eager_median"])
+                    ratios[tree].append(times[f"ortmodule_{kind}"] / times[f"eager_{kind}"])
             show(name, "ORTModule ÷ eager", ratios["now"], ratios["before"], unit=1.0)
     finally:
         for server in servers.values():
@@ -106,9 +144,10 @@ def compare_ortmodule(python: str, sources: dict[str, Path], rounds: int) -> Non
             server.communicate()
 
 
-def ortmodule_server(python: str, source: Path) -> subprocess.Popen[str]:
+def ortmodule_server(python: str, source: Path, threads: int) -> subprocess.Popen[str]:
     """A process that measures models by name, see `benchmarks.ortmodule_speed`."""
     command = [python, "-m", "benchmarks.ortmodule_speed", "--seconds", "0.5", "--serve"]
+    command += ["--threads", str(threads)]
     env = {
         **os.environ, "PYTHONPATH": str(source), "PYTHONWARNINGS": "ignore", "ONNXTRAIN_QUIET": "1",
     }  # fmt: skip

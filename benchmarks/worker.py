@@ -2,9 +2,9 @@
 
 Reads the model, the weights and the batches that `benchmarks.prepare` wrote into the directory,
 gets ready, makes the first steps and prints what that took and which losses came out. Then each
-line on standard input is a number of steps to make; the answer is a line of JSON with their time,
-their number and the last loss. `profile:PEER` makes some steps under onnxruntime's profiler, prints
-the time per operator type and ends.
+line on standard input is a number of steps to make; the answer is a line of JSON with their time
+(and that of the processor), their number and the last loss. `profile:PEER` makes some steps under
+onnxruntime's profiler, prints the time per operator type and ends.
 """
 
 from __future__ import annotations
@@ -52,9 +52,11 @@ def main() -> None:
     losses += loop.losses(batches, CHECKED - 1)
     answer(parts=clock.parts, losses=losses, remark=loop.remark, rss=peak())
     for line in sys.stdin:
-        began = time.perf_counter()
+        began, used = time.perf_counter(), time.process_time()
         steps, loss = loop.many(batches, int(line))
-        answer(seconds=time.perf_counter() - began, steps=steps, loss=loss, rss=peak())
+        used = time.process_time() - used
+        seconds = time.perf_counter() - began
+        answer(seconds=seconds, processor=used, steps=steps, loss=loss, rss=peak())
 
 
 def start(peer: str, folder: Path, spec: dict[str, Any], clock: Clock) -> Loop:

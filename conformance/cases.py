@@ -56,6 +56,7 @@ class OnnxCase:
         exporter: what wrote the model, for the table.
         wrt: what to differentiate: by default the float initializers that `differentiate` chooses
             and all float inputs.
+        of: the outputs that count, by default all floats.
         expected: outputs by name that onnxruntime must give, where they are known.
         differences_on: what computes the differences: "float64" (a float64 twin of the model), or
             "float32" (onnxruntime with a wide step: where the former cannot be computed).
@@ -68,6 +69,7 @@ class OnnxCase:
     family: str = ""
     exporter: str = "onnx"
     wrt: Sequence[str] | None = None
+    of: Sequence[str] | None = None
     expected: dict[str, Array] = field(default_factory=dict)
     differences_on: str = "float64"
     timing: bool = True

@@ -101,7 +101,8 @@ def shortened(reason: object, length: int = 240) -> str:
     text = f"{type(reason).__name__}: {reason}" if isinstance(reason, Exception) else str(reason)
     text = re.sub(r"0x[0-9a-f]{6,}", "0x…", " ".join(text.split()))
     text = re.sub(r"(?:/[\w.+-]+){3,}/", "…/", text)
-    return text if len(text) <= length else f"{text[: length - 1]}…"
+    begin = length // 2  # the end says what is wrong, after onnxruntime's long signatures
+    return text if len(text) <= length else f"{text[:begin]}…{text[begin + 1 - length :]}"
 
 
 def peak_megabytes() -> float | None:

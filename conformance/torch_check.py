@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 import torch
+from torch.utils import _pytree as pytree
 
 from onnxtrain.errors import OnnxTrainError
 from onnxtrain.torch.export import Exported
@@ -19,7 +21,7 @@ from .exporters import EXPORTERS
 from .results import Row
 from .sessions import Session, cpu_times
 from .steps import compare_steps
-from .torch_function import TorchFunction, arrays, random_weights
+from .torch_function import TorchFunction, arrays, in_float32, random_weights
 from .twin import in_float64
 from .verdicts import (
     Verdict,
@@ -45,7 +47,9 @@ class TorchTrial:
 
     def __init__(self, case: TorchCase, exporter: str | Callable[[TorchCase], Exported]) -> None:
         torch.set_num_threads(1)
-        self.case = case
+        # Some samples are float64 whatever is asked for.
+        inputs, kwargs = pytree.tree_map(in_float32, (case.inputs, case.kwargs))
+        self.case = case = replace(case, inputs=inputs, kwargs=kwargs)
         self._export = EXPORTERS[exporter] if isinstance(exporter, str) else exporter
         self.function = TorchFunction(case)
         self.verdicts: list[Verdict] = []

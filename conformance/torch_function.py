@@ -76,7 +76,7 @@ class TorchFunction:
         """The loss where some arrays are others, without outputs that are not finite."""
         total = 0.0
         with torch.no_grad():
-            point = self.point() | {n: torch.from_numpy(a).to(self.dtype) for n, a in moved.items()}
+            point = self.point() | {n: torch.as_tensor(a).to(self.dtype) for n, a in moved.items()}
             for output, weight in zip(self.outputs(point), self.weights):
                 if weight.size:
                     products = output.double() * torch.from_numpy(weight).double()
@@ -87,7 +87,7 @@ class TorchFunction:
         """`second` where some arrays are others."""
         point = self.point()
         for name, array in moved.items():
-            point[name] = torch.from_numpy(array).to(self.dtype).requires_grad_()
+            point[name] = torch.as_tensor(array).to(self.dtype).requires_grad_()
         gradients = self.gradients(point)
         products = [gradients[n].double() * torch.from_numpy(v).double() for n, v in along.items()]
         return float(sum(float(p[torch.isfinite(p)].sum()) for p in products))
@@ -128,6 +128,12 @@ class TorchFunction:
             return {n: torch.zeros_like(t) for n, t in point.items()}
         found = torch.autograd.grad(total, list(point.values()), allow_unused=True)
         return _zeros_for_none(point, found)
+
+
+def in_float32(value: Any) -> Any:
+    """A float64 tensor as float32, anything else as it is."""
+    is_wide = isinstance(value, torch.Tensor) and value.dtype == torch.float64
+    return value.detach().float().requires_grad_(value.requires_grad) if is_wide else value
 
 
 def _zeros_for_none(point: Point, found: Sequence[torch.Tensor | None]) -> Point:

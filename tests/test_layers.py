@@ -23,7 +23,8 @@ nothing else."""
 ALLOWED = {
     "__init__": {
         "api", "artifacts", "compile", "errors", "extend", "gradient_check", "lora", "losses",
-        "onnxblock", "optim", "schedulers", "summary", "text", "training", "training_info",
+        "onnxblock", "optim", "quant", "schedulers", "summary", "text", "training",
+        "training_info",
     },
     "__main__": {"cli"},
     "errors": set(),
@@ -48,6 +49,8 @@ ALLOWED = {
     "lora": {*STAGES, "runtime"},
     "training_info": {*COMPILER, "losses", "onnxblock", "runtime"},
     "text": {"errors", "graph", "runtime"},
+    "quant": {*STAGES, "lora"},
+    "distillation": {"errors", "graph", "normalize"},
     "data": set(),
     "drawing": set(),
     "plugins": {"errors"},
@@ -64,7 +67,8 @@ ALLOWED = {
     "serve": {*OFFLINE, *DEVICE, "data"},
     "cli": {
         *OFFLINE, *DEVICE, "__init__", "compat", "compat.ort", "data", "distributed", "serve",
-        "extend", "drawing", "lora", "text", "training_info", "plugins", "loggers", "tuning",
+        "distillation", "extend", "drawing", "lora", "quant", "text", "training_info", "plugins",
+        "loggers", "tuning",
     },
 }  # fmt: skip
 """Package → packages of onnxtrain that it may import (its own is always allowed)."""
@@ -96,6 +100,8 @@ OUTSIDE = {
     "lora": {*ONNX, "onnxruntime"},
     "training_info": ONNX,
     "text": {*ONNX, "tokenizers", "pyarrow"},
+    "quant": {*ONNX, "onnxruntime"},
+    "distillation": ONNX,
     "data": {"numpy"},
     "plugins": set(),
     "loggers": {"tensorboardX", "mlflow", "wandb"},

@@ -211,7 +211,26 @@ def _figures(rows: Sequence[Row]) -> str:
     if growth:
         sentences.append(f"Nodes after ÷ before: {statistics.median(growth):.3g} in the middle, "
                          f"{max(growth):.3g} at most.")  # fmt: skip
+    sentences += _sessions(tried)
+    for field, limit, what in OUTLIERS:
+        slow = [r for r in tried if float(r.get(field) or 0) > limit]
+        slow.sort(key=lambda r: -float(r[field]))
+        if slow:
+            named = ", ".join(f"`{r['name']}` ({r['exporter']}, {r[field]:.3g})" for r in slow)
+            sentences.append(f"{what}: {named}.")
     return f"\n{' '.join(sentences)}\n" if sentences else ""
+
+
+def _sessions(rows: Sequence[Row]) -> list[str]:
+    """How many sessions take longer to make than ten steps and five of the forward graph."""
+    fields = ("session_s", "forward_session_s", "step_ms")
+    timed = [[float(row[f]) for f in fields] for row in rows if all(f in row for f in fields)]
+    slow = [step for made, forward, step in timed if made > 5 * forward + step / 100]
+    if not timed:
+        return []
+    which = f" (their steps take {max(slow):.3g} ms at most)" if slow else ""
+    what = "Sessions that take longer to make than ten steps and five sessions of the forward graph"
+    return [f"{what}: {len(slow)} of {len(timed)}{which}."]
 
 
 def _not_right(rows: Sequence[Row]) -> str:
@@ -249,6 +268,11 @@ MEASURED = {
     "session_s": "Seconds to make the session",
     "peak_mb": "Peak memory of the process with torch, MB",
 }
+OUTLIERS = [
+    ("to_eager", 2.0, "More than twice eager's time"),
+    ("session_s", 5.0, "More than five seconds to make the session"),
+]
+"""What is named besides medians: a figure, and above which value."""
 
 
 def _kind(reason: str) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-THREADS = 2
+THREADS = int(os.environ.get("BENCHMARK_THREADS", "2"))
 Batches = Sequence[tuple[Any, Any]]
 
 
@@ -78,7 +78,7 @@ def peak() -> float:
 
 
 def limit_threads() -> None:
-    """On a larger machine, two threads per onnxruntime session, whoever creates it."""
+    """On a larger machine, that many threads per onnxruntime session, whoever creates it."""
     if (os.cpu_count() or 1) <= THREADS:
         return
     import onnxruntime
@@ -87,5 +87,10 @@ def limit_threads() -> None:
         def __init__(self) -> None:
             super().__init__()
             self.intra_op_num_threads = THREADS
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            if name == "intra_op_num_threads" and not 0 < value <= THREADS:
+                value = THREADS  # 0 would be all cores
+            super().__setattr__(name, value)
 
     onnxruntime.SessionOptions = Limited

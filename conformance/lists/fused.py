@@ -105,10 +105,14 @@ def _export(network: str, path: Path) -> dict[str, np.ndarray[Any, Any]]:
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.05)
-    torch.onnx.export(
-        module.eval(), (example,), str(path), input_names=["x"], output_names=["y"],
-        dynamo=False, opset_version=17, dynamic_axes={"x": {0: "batch"}},
-    )  # fmt: skip
+    names: dict[str, Any] = {"input_names": ["x"], "output_names": ["y"]}
+    try:
+        torch.onnx.export(
+            module.eval(), (example,), str(path), dynamo=False, opset_version=17,
+            dynamic_axes={"x": {0: "batch"}}, **names,
+        )  # fmt: skip
+    except torch.onnx.errors.UnsupportedOperatorError:
+        torch.onnx.export(module, (example,), str(path), dynamo=True, verbose=False, **names)
     return {"x": example.numpy()}
 
 

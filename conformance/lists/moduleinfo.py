@@ -6,12 +6,11 @@ from typing import Any
 
 import torch
 from torch.testing._internal.common_modules import ModuleInfo, module_db
-from torch.utils import _pytree as pytree
 
 from ..cases import TorchCase
 
 PACKAGES = ["expecttest", "numpy"]
-BATCH = 40
+BATCH = 400
 CALLS = 3
 """How many of a module's sample calls are tried."""
 
@@ -45,15 +44,9 @@ def case(name: str) -> TorchCase | None:
     call = sample.forward_input
     if any(map(torch.nn.parameter.is_lazy, module.parameters())):
         module(*call.args, **call.kwargs)  # gives the parameters their shapes
-    args, kwargs = pytree.tree_map(_in_float32, (tuple(call.args), dict(call.kwargs)))
+    args, kwargs = tuple(call.args), dict(call.kwargs)
     family = "training" if training else "eval"
     return TorchCase(module, args, kwargs, family=family, second_order=True, timing=False)
-
-
-def _in_float32(value: Any) -> Any:
-    """Some samples are float64 whatever is asked for."""
-    is_wide = isinstance(value, torch.Tensor) and value.dtype == torch.float64
-    return value.detach().float().requires_grad_(value.requires_grad) if is_wide else value
 
 
 def _modules() -> dict[str, ModuleInfo]:

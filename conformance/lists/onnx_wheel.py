@@ -13,7 +13,7 @@ from onnx import numpy_helper
 from ..cases import Array, OnnxCase
 
 PACKAGES: list[str] = []
-BATCH = 40
+BATCH = 200
 DATA = Path(onnx.backend.test.__file__).parent / "data"
 FLOATS = (np.float32, np.float64)
 

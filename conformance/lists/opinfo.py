@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from ..cases import TorchCase
 
 PACKAGES = ["expecttest", "hypothesis", "scipy"]
-BATCH = 150
+BATCH = 600
 CALLS = 2
 """How many of an operator's sample calls are tried: evenly spread, neither first nor last."""
 LOOKED_AT = 60

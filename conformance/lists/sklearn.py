@@ -24,7 +24,8 @@ SKIPPED = {
     "TargetEncoder", "PatchExtractor", "DictVectorizer", "ClassifierChain", "RegressorChain",
 }  # fmt: skip
 """Estimators of text, of classes or of other things than a matrix of floats."""
-WITHOUT_ZIPMAP = {"LinearSVC", "MultiOutputClassifier"}
+WITHOUT_ZIPMAP = {"LinearSVC", "MultiOutputClassifier", "RFE", "RFECV"}
+TWO_CLASSES = {"FixedThresholdClassifier", "TunedThresholdClassifierCV"}
 SETTINGS: dict[str, dict[str, Any]] = {
     "MLPClassifier": {"hidden_layer_sizes": (6,), "max_iter": 50},
     "MLPRegressor": {"hidden_layer_sizes": (6,), "max_iter": 50},
@@ -36,6 +37,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "MiniBatchKMeans": {"n_clusters": 3, "n_init": 1},
     "GaussianProcessRegressor": {"optimizer": None, "alpha": 0.1},
     "LocalOutlierFactor": {"novelty": True},
+    "RANSACRegressor": {"min_samples": 0.5},
+    "RadiusNeighborsClassifier": {"radius": 3.0},
+    "RadiusNeighborsRegressor": {"radius": 3.0},
+    "RandomTreesEmbedding": {"n_estimators": 3, "sparse_output": False},
     "GaussianRandomProjection": {"n_components": 3},
     "PLSRegression": {"n_components": 2},
     "TruncatedSVD": {"n_components": 2},
@@ -99,7 +104,7 @@ def _made(name: str) -> Any:
     if name in {"VotingClassifier", "VotingRegressor", "StackingClassifier", "StackingRegressor"}:
         settings["estimators"] = [("first", inner), ("second", type(inner)())]
         if name == "VotingClassifier":
-            settings["voting"] = "soft"
+            settings |= {"voting": "soft", "flatten_transform": False}
     elif name in AROUND:
         settings |= AROUND[name](inner)
     elif "estimator" in wanted and name not in SETTINGS:
@@ -126,6 +131,8 @@ AROUND: dict[str, Callable[[Any], dict[str, Any]]] = {
 def _target(name: str, x: np.ndarray[Any, Any], classes: bool) -> np.ndarray[Any, Any]:
     score = x @ np.linspace(-1, 1, COLUMNS)
     labels = np.digitize(score, np.quantile(score, [0.33, 0.66]))
+    if name in TWO_CLASSES:
+        return (labels > 0).astype(np.int64)
     if name == "MultiOutputClassifier":
         return np.stack([labels, labels[::-1]], axis=1)
     if classes or "Bin" in name or "Select" in name or name == "NeighborhoodComponentsAnalysis":

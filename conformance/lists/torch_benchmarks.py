@@ -18,7 +18,7 @@ from . import transformers as transformers_list
 from .torchvision_build import import_torchvision
 
 PACKAGES = ["transformers>=5", "timm", "torchvision"]
-BATCH = 8
+BATCH = 20
 """How many cases share a process."""
 
 TIMM = [

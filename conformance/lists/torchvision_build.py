@@ -6,6 +6,7 @@ import fails although the models need none of them. The schemas it looks for are
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 
 import torch
@@ -17,7 +18,12 @@ _SCHEMAS = {
 
 
 def import_torchvision() -> None:
-    """Imports torchvision; declares the operators that its compiled part did not bring."""
+    """Imports torchvision; declares the operators that its compiled part did not bring.
+
+    Where it is not installed, families that need none of it are tried without.
+    """
+    if importlib.util.find_spec("torchvision") is None:
+        return
     try:
         import torchvision
     except RuntimeError:

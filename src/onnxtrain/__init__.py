@@ -6,7 +6,8 @@ The names to begin with are here:
     losses, optim, generate_artifacts             from a model to the files of a training
     Module, Optimizer, CheckpointState            one step at a time, on any device
     Trainer, schedulers                           the loop on top of them
-    lora                                          adapters for a model that is there already
+    lora, quant                                   adapters for a model that is there already, and
+                                                  weights of a few bits under them
     text                                          language models: tokens, rows, samples
 
 Each is imported when it is first used, so that a device that only trains needs numpy and
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from . import losses as losses
     from . import onnxblock as onnxblock
     from . import optim as optim
+    from . import quant as quant
     from . import schedulers as schedulers
     from . import text as text
     from . import training_info as training_info
@@ -56,13 +58,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CheckpointState", "Module", "Optimizer", "Trainer", "__version__", "check_gradient",
-    "differentiate", "generate_artifacts", "lora", "losses", "optim", "schedulers", "summarize",
-    "text",
+    "differentiate", "generate_artifacts", "lora", "losses", "optim", "quant", "schedulers",
+    "summarize", "text",
 ]  # fmt: skip
 
 _MODULES = (
-    "api", "artifacts", "errors", "extend", "lora", "losses", "onnxblock", "optim", "schedulers",
-    "text", "training_info",
+    "api", "artifacts", "errors", "extend", "lora", "losses", "onnxblock", "optim", "quant",
+    "schedulers", "text", "training_info",
 )  # fmt: skip
 _HOMES = {
     "check_gradient": "gradient_check",

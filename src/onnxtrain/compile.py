@@ -45,6 +45,7 @@ from .passes import (
     with_rules,
 )
 from .passes.accumulation import accumulate
+from .passes.cleanup import remove_unread_initializers
 from .passes.draws import draws_from_counter
 from .passes.partition import Partition, partition
 from .passes.schedule import schedule
@@ -394,6 +395,7 @@ def eval_model(plan: Plan) -> ir.Model:
     params.to_inputs(model, plan.parameters)
     if model.opset_imports.get("", 0) > MAX_OPSET or not _is_standard(model):
         model = delay_weights(normalize(model))
+        remove_unread_initializers(model.graph)
     model.ir_version = min(model.ir_version, MAX_IR)
     set_outputs(model, plan.outputs)
     labels = plan.built.labels if plan.built is not None else plan.labels_of(model)

@@ -153,3 +153,57 @@ def test_with_lengths_the_last_step_is_not_the_final_state() -> None:
     assert dx[:, :15].any()
     assert not dx[:, 15].any()  # its last step is padding, and zero
     assert loss > 0
+
+
+# -- a number of sequences that is open ------------------------------------------------------------
+
+
+def open_model(body: str) -> onnx.ModelProto:
+    """Layers on [5, N, 2]; `zeros` is a first state, and there before the first layer is."""
+    return onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 18]>\n'
+        "g (float[5,N,2] x, float[12,2] w, float[12,3] r, float[12] b0, float[12] b1) "
+        "=> (float loss) <int64[1] zero = {0}, int64[1] one = {1}, float start = {0.5}, "
+        "int64[1] three = {3}, int64[1] two = {2}> {"
+        f"{PLAIN} {body} t = Mul(y, y) loss = ReduceSum<keepdims=0>(t) }}"
+    )
+
+
+def with_state(state: str) -> str:
+    return (
+        "h1, f1, c1 = LSTM<hidden_size=3>(x, W, R, B) s1 = Squeeze(h1, one) "
+        "n = Shape<start=1, end=2>(x) size = Concat<axis=0>(one, n, three) "
+        f"{state} h2 = LSTM<hidden_size=3>(s1, R, R, B, , state) y = Exp(h2)"
+    )
+
+
+OPEN = {
+    "one": ("h4 = LSTM<hidden_size=3>(x, W, R, B) y = Exp(h4)", 2),
+    "batch first": (
+        "u = Transpose<perm=[1,0,2]>(x) h4 = LSTM<hidden_size=3, layout=1>(u, W, R, B) y = Exp(h4)",
+        2,
+    ),
+    "stacked": (with_state("state = Expand(start, size)"), 2),
+    "a state of the first": (with_state("state = Mul(f1, f1)"), 4),  # not before the first is
+}
+
+
+@pytest.mark.parametrize("name", OPEN)
+def test_few_and_many_sequences(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    body, conditions = OPEN[name]
+    model = open_model(body)
+    both = onnxtrain.differentiate(model, wrt=WRT)
+    assert [n.op_type for n in both.graph.node].count("If") == conditions
+    monkeypatch.setattr(columns, "is_plain", lambda node: False)
+    in_rows = onnxtrain.differentiate(model, wrt=WRT)
+    assert "If" not in {n.op_type for n in in_rows.graph.node}
+    rng = np.random.default_rng(2)
+    for count in (1, 15, 16, 20):
+        given = {**feeds(), "x": rng.normal(size=(5, count, 2)).astype(np.float32)}
+        for value, expected in zip(run_ort(both, given), run_ort(in_rows, given), strict=True):
+            np.testing.assert_allclose(value, expected, rtol=2e-4, atol=1e-4)
+
+
+def test_recomputation_has_one_form() -> None:
+    made = onnxtrain.differentiate(open_model(OPEN["one"][0]), wrt=WRT, recompute=2)
+    assert "If" not in {n.op_type for n in made.graph.node}

@@ -108,6 +108,21 @@ def test_a_gradient_of_nothing_but_rounding_is_right() -> None:
     assert distance(np.array([np.nan]), np.array([1.0]), 1.0) == np.inf
 
 
+@pytest.mark.parametrize(("factor", "word"), [(1.0, "right"), (1.01, "right"), (2.0, "wrong")])
+def test_a_gradient_that_is_small_beside_others_is_judged_by_itself(factor, word) -> None:
+    exact = smooth_gradient(AT) * 1e-8
+
+    def small(x):
+        return 1e-8 * smooth(x)
+
+    near = exact * (1 + 1e-6)
+    ours = exact * factor
+    assert judge(ours, near, lambda: exact, small, AT, largest=3.0).word == word
+    # where torch's own is nothing but rounding, that of the larger gradients is an excuse
+    noise = exact * [3.0, -2.0, 0.5]
+    assert judge(ours, noise, lambda: exact, small, AT, largest=3.0).word == "right"
+
+
 def test_the_worst_counts() -> None:
     words = ["right", "kink", "wrong", "torch wrong"]
     assert worst(Verdict(w) for w in words).word == "wrong"
@@ -172,3 +187,18 @@ def test_a_right_gradient_takes_two_central_differences_a_direction() -> None:
 
     assert judge_alone(smooth_gradient(AT), counted, AT, largest=3.0).word == "right"
     assert len(calls) == 4 * 4
+
+
+def test_kinks_of_opposite_signs_are_looked_at_axis_by_axis() -> None:
+    """|x₀| − |x₁| at zero is flat along (1, 1), and any two slopes within ±1 are a choice."""
+
+    def saddle(x):
+        return float(abs(x[0]) - abs(x[1]) + x[2])
+
+    def said(gradient, seed):
+        at = np.array([0.0, 0.0, 0.8])
+        return judge_alone(np.array(gradient), saddle, at, largest=1.0, seed=seed).word
+
+    assert {said([1.0, 1.0, 1.0], seed) for seed in range(8)} == {"kink"}
+    assert {said([1.5, 1.0, 1.0], seed) for seed in range(8)} == {"wrong"}
+    assert {said([1.0, 1.0, 1.2], seed) for seed in range(8)} == {"wrong"}

@@ -260,6 +260,23 @@ def test_several_adapters_of_several_ranks_on_one_base(tmp_path: Path) -> None:
         np.testing.assert_allclose(adapted, expected, rtol=1e-5, atol=1e-5)
 
 
+def test_adapters_of_different_layers_on_one_base(tmp_path: Path) -> None:
+    """A layer that the adapter of a run leaves out has no rank, whatever the others have."""
+    nodes = [
+        oh.make_node("MatMul", ["x", "one.weight"], ["h"]),
+        oh.make_node("MatMul", ["h", "two.weight"], ["y"]),
+    ]
+    values = named(one__weight=weights(INPUTS, INPUTS), two__weight=weights(INPUTS, OUTPUTS))
+    base = model_of(nodes, values)
+    adapters = [trained(lora.Adapter.of(lora.add(base, name, rank=2))) for name in ("one", "two")]
+    with_inputs, x = lora.with_inputs(base, adapters), feed(base)
+    for adapter in adapters:
+        lora.save_onnx_adapter(adapter, tmp_path / "a.onnx_adapter")
+        expected = run(lora.merge(base, adapter), x)
+        adapted = run_with(tmp_path / "a.onnx_adapter", with_inputs, x)
+        np.testing.assert_allclose(adapted, expected, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("use_dora", [False, True], ids=["lora", "dora"])
 def test_peft_folder_comes_back_as_it_was(use_dora: bool, tmp_path: Path) -> None:
     base = gemm(1)
@@ -367,6 +384,27 @@ MISTAKES: dict[str, tuple[Any, str]] = {
         "no value for the adapter's parameter",
     ),
 }
+
+
+@pytest.mark.parametrize("door", ["merge", "attach", "with_inputs"])
+@pytest.mark.parametrize("file", ["peft", "onnx_adapter"])
+def test_files_know_their_base(file: str, door: str, tmp_path: Path) -> None:
+    """By the numbers in it: another of the same form, or one it is merged into, is refused."""
+    base = matmul()
+    adapter = trained(lora.Adapter.of(lora.add(base, rank=2)))
+    if file == "peft":
+        lora.save_peft(adapter, tmp_path)
+        loaded = lora.load_peft(tmp_path)
+    else:
+        lora.save_onnx_adapter(adapter, tmp_path / "a.onnx_adapter")
+        loaded = lora.load_onnx_adapter(tmp_path / "a.onnx_adapter")
+    use = getattr(lora, door)
+    use(base, loaded)
+    other = matmul()
+    other.graph.initializer[0].CopyFrom(named(fc__weight=weights(INPUTS, OUTPUTS, seed=9))[0])
+    for wrong in (other, lora.merge(base, adapter)):
+        with pytest.raises(lora.AdapterError, match="numbers in them differ"):
+            use(wrong, loaded)
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)

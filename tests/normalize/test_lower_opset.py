@@ -91,11 +91,14 @@ def test_official_case_with_symbolic_shapes(name: str) -> None:
 @pytest.mark.parametrize("exclusive", [0, 1])
 @pytest.mark.parametrize("reverse", [0, 1])
 @pytest.mark.parametrize("axis", [0, 1, -1])
-def test_cumulative_product(axis: int, reverse: int, exclusive: int, dynamic: bool) -> None:
+@pytest.mark.parametrize("constants", [(), (1,)])
+def test_cumulative_product(
+    axis: int, reverse: int, exclusive: int, dynamic: bool, constants: tuple[int, ...]
+) -> None:
     x = f(3, 5, 4)
     x[1, 2] = 0
     model, feeds = op_model(
-        "CumProd", [x, np.array(axis)], opset=26, constants=(1,), dynamic=dynamic,
+        "CumProd", [x, np.array(axis)], opset=26, constants=constants, dynamic=dynamic,
         exclusive=exclusive, reverse=reverse, ir_version=11,
     )  # fmt: skip
     after = normalized(model)

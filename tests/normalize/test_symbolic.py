@@ -91,6 +91,30 @@ def test_flattened_batch_keeps_its_factor() -> None:
     assert found["z"] == ("3*N", 8)
 
 
+def test_positions_have_the_length_that_they_count() -> None:
+    """What is looked up for each position is as long as the sequence; below zero nothing is."""
+    found = shapes(
+        parse("""g (float[N,S,4] x, float[9,4] table) => (float y, int64[L] back)
+        <int64 zero = {0}, int64 one = {1}, int64 nine = {9}, int64[1] last = {-1}, int64 at = {1}>
+        {
+          s = Shape(x)
+          length = Gather<axis=0>(s, at)
+          p = Range(zero, length, one)
+          rows = Gather<axis=0>(table, p)
+          index = Unsqueeze(p, last)
+          same = GatherND(table, index)
+          sum = Add(rows, same)
+          moved = Mul(x, sum)
+          y = ReduceSum<keepdims=0>(moved)
+          below = Sub(length, nine)
+          back = Range(zero, below, one)
+        }""")
+    )
+    assert found["rows"] == found["same"] == ("S", 4)
+    assert found["moved"] == ("N", "S", 4)
+    assert found["back"] == ("L",)
+
+
 def test_unnamed_dimensions_get_a_name() -> None:
     model = parse("g (float[N,2] x) => (float[N,2] y) { y = Tanh(x) }")
     for value in (model.graph.input[0], model.graph.output[0]):

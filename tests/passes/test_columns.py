@@ -128,7 +128,7 @@ def losses(folder: Path) -> list[float]:
 )
 def test_artifacts_with_values_and_nodes_by_name(tmp_path: Path, options: dict[str, Any]) -> None:
     found = []
-    for batch in ("16", "N"):  # in columns, and in rows
+    for batch in ("16", "N"):  # in columns, and (too few weights for both) in rows
         model = model_of(CHAIN, batch=batch)
         model.graph.node[2].name = "second"
         folder = tmp_path / batch
@@ -154,7 +154,7 @@ def test_artifacts_with_values_and_nodes_by_name(tmp_path: Path, options: dict[s
     ("body", "options", "parameters"),
     [
         ("a = Relu(x) y = Gemm<transB=1>(a, w1, b1)", {}, WEIGHTS),  # alone
-        (CHAIN, {"batch": "N"}, WEIGHTS),  # it may be small
+        (CHAIN, {"batch": "N"}, WEIGHTS),  # too little to gain for an If
         (CHAIN, {"batch": "8"}, WEIGHTS),
         (CHAIN, {"batch": "2048"}, WEIGHTS),
         (CHAIN, {"wide": 32}, WEIGHTS),

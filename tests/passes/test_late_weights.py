@@ -14,7 +14,10 @@ import onnxruntime
 import pytest
 
 import onnxtrain
+from onnxtrain import artifacts
 from onnxtrain.graph import few_bits
+from onnxtrain.normalize import few_bits as lowering
+from onnxtrain.passes import late_weights
 
 Array = np.ndarray[Any, Any]
 F = onnx.TensorProto.FLOAT
@@ -35,7 +38,7 @@ def model_of(
         ],
         "g",
         [oh.make_tensor_value_info("x", F, ["N", width])],
-        [oh.make_tensor_value_info("loss", F, []), oh.make_tensor_value_info("y", F, None)],
+        [oh.make_tensor_value_info("loss", F, []), oh.make_tensor_value_info("y", F, ["N", "M"])],
         [*tensors, onh.from_array(np.float32(0.5), "half")],
     )
     imports = [oh.make_opsetid("", opset), oh.make_opsetid("com.microsoft", 1)]
@@ -126,6 +129,52 @@ def test_values_and_gradients_are_those_of_the_floats(form: str, tmp_path: Path)
     np.testing.assert_allclose(dx, x @ weight @ weight.T, rtol=1e-4, atol=1e-3)
     assert float_bytes(gradient_model) == 0
     assert float_bytes(onnx.load(optimized)) == 0, "onnxruntime made floats when it loaded"
+
+
+@pytest.mark.parametrize("is_external", [False, True], ids=["in memory", "in a file"])
+@pytest.mark.parametrize("zeros", [False, True], ids=["middle", "zero points"])
+def test_a_very_large_weight_is_used_in_parts(
+    zeros: bool, is_external: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lowering, "PART", 400 * 544 * 4)
+    monkeypatch.setattr(late_weights, "LARGE_BYTES", 1 << 16)
+    model, weight = nbits(530, 901, zeros=zeros)
+    path = tmp_path / "model.onnx"
+    onnx.save(model, path, save_as_external_data=is_external, location="weights")
+    gradient_model = onnxtrain.differentiate(path, wrt=["x"], of="loss")
+    operators = [n.op_type for n in gradient_model.graph.node]
+    assert operators.count("DequantizeLinear") == 2 * 3
+    x = RNG.normal(size=(ROWS, 530)).astype(np.float32)
+    y, dx = session_of(gradient_model).run(["y", "x_grad"], {"x": x})
+    np.testing.assert_allclose(y, x @ weight, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(dx, x @ weight @ weight.T, rtol=1e-4, atol=1e-3)
+
+
+def test_artifacts_hold_a_frozen_weight_once(tmp_path: Path) -> None:
+    """In its few bits, for both models and for a table that is also the last layer."""
+    model, _ = nbits(512, 520)
+    model.graph.initializer.append(onh.from_array(np.zeros(520, np.float32), "bias"))
+    model.graph.node.insert(1, oh.make_node("Add", ["y0", "bias"], ["y"]))
+    model.graph.node[0].output[0] = "y0"
+    onnx.save(model, tmp_path / "base.onnx", save_as_external_data=True, location="weights")
+    run = tmp_path / "run"
+    run.mkdir()
+    artifacts.generate_artifacts(
+        tmp_path / "base.onnx", requires_grad=["bias"], artifact_directory=run,
+        optimizer=artifacts.OptimType.AdamW,
+    )  # fmt: skip
+    stored = 512 * 520 // 2
+    scales = stored // 16 * 4
+    sizes = {p.name: p.stat().st_size for p in run.iterdir()}
+    assert "eval_model.onnx.data" not in sizes
+    assert sizes["training_model.onnx.data"] < 1.1 * (stored + scales) + 20_000
+    assert sum(sizes.values()) < 1.1 * (stored + scales) + 80_000
+    state = onnxtrain.CheckpointState.load_checkpoint(run / "checkpoint")
+    module = onnxtrain.Module(run / "training_model.onnx", state, run / "eval_model.onnx")
+    x = np.ones((ROWS, 512), np.float32)
+    loss = float(np.asarray(module(x)[0]))
+    module.eval()
+    assert float(np.asarray(module(x)[0])) == pytest.approx(loss, rel=1e-5)
 
 
 def stack() -> onnx.ModelProto:

@@ -41,10 +41,8 @@ CASES = [
     case("MeanVarianceNormalization", x(2, 3, 4), axes=[1, 2], _reference=False),
     case("LpNormalization", x(2, 3, 4)),
     case("LpNormalization", x(2, 3, 4), axis=1, p=2),
-    # onnx.reference forgets the absolute value
-    case("LpNormalization", x(2, 3, 4, spread=True), axis=0, p=1, _reference=False),
-    # onnx.reference normalizes as many channels as the batch has samples
-    case("LRN", x(2, 7, 3, 4), size=3, _reference=False),
-    case("LRN", x(2, 7, 3, 4), size=3, alpha=0.3, beta=0.6, bias=0.8, _reference=False),
-    case("LRN", x(2, 5, 3, 2, low=1, high=2), size=5, alpha=0.5, _reference=False),
+    case("LpNormalization", x(2, 3, 4, spread=True), axis=0, p=1),
+    case("LRN", x(2, 7, 3, 4), size=3),
+    case("LRN", x(2, 7, 3, 4), size=3, alpha=0.3, beta=0.6, bias=0.8),
+    case("LRN", x(2, 5, 3, 2, low=1, high=2), size=5, alpha=0.5),
 ]  # fmt: skip

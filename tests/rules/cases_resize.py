@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from .harness import case, const, x
+from .harness import case, const, fixed, x
 
 MODES = ["half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners", "asymmetric"]
 NEAREST = ["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"]
@@ -75,6 +75,20 @@ CASES = [
         const([], np.float32, keep=True),
         const([2, 3, 8, 10]),
         _reference=False,  # onnx.reference takes the empty scales for scales
+    ),
+    # sizes that are fed
+    *(
+        case(
+            "Resize",
+            x(1, 2, 5, 4),
+            None,
+            None,
+            fixed([1, 2, 9, 3]),
+            mode=mode,
+            _label="fed",
+            _dynamic=False,  # inference wants to know how many sizes there are
+        )
+        for mode in ("nearest", "linear", "cubic")
     ),
     # axes and aspect ratio
     resize((1, 2, 5, 4), [2.0, 1.5], mode="linear", axes=[3, 2]),

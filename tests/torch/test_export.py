@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+import onnxtrain
 from onnxtrain.torch import FixedValueWarning
 from onnxtrain.torch.export import ExportError, default_exporter, export
 
@@ -81,6 +82,100 @@ def test_submodules_keep_their_mode(exporter: str) -> None:
     norms = [n for n in exported.model.graph.node if n.op_type == "BatchNormalization"]
     modes = {n.input[1]: any(a.name == "training_mode" and a.i for a in n.attribute) for n in norms}
     assert modes == {"bn1.weight": True, "bn2.weight": False}
+
+
+class BatchStatistics(nn.Module):
+    """The function, with statistics of the batch whatever the mode of the module."""
+
+    def forward(self, x, mean, variance):
+        return nn.functional.batch_norm(x, mean, variance, training=True)
+
+
+@pytest.mark.parametrize("exporter", EXPORTERS)
+def test_the_function_says_which_statistics_it_takes(exporter: str) -> None:
+    x, mean, variance = torch.randn(4, 5), torch.randn(5), torch.rand(5)
+    exported = export(
+        BatchStatistics().eval(), (x, mean.clone(), variance.clone()), training=None,
+        exporter=exporter,
+    )  # fmt: skip
+    names = [i.name for i in exported.model.graph.input]
+    got = run(exported, dict(zip(names, (x.numpy(), mean.numpy(), variance.numpy()))))
+    expected = BatchStatistics()(x, mean, variance)
+    np.testing.assert_allclose(got[0], expected.numpy(), rtol=1e-4, atol=1e-5)
+
+
+class CrossEntropy(nn.Module):
+    def __init__(self, **settings) -> None:
+        super().__init__()
+        self.settings = settings
+
+    def forward(self, scores, target):
+        return nn.functional.cross_entropy(scores, target, **self.settings)
+
+
+LABELS = torch.tensor([0, 2, -100, 1])
+SHARES = torch.tensor([[0.7, 0.2, 0.1], [0, 1, 0], [0.3, 0.3, 0.4], [0.9, 0, 0.1]])
+WEIGHT = torch.tensor([0.5, 2.0, 1.0])
+
+
+@pytest.mark.parametrize("exporter", EXPORTERS)
+@pytest.mark.parametrize(
+    ("weight", "reduction"), [(None, "mean"), (WEIGHT, "mean"), (WEIGHT, "none"), (None, "sum")]
+)
+@pytest.mark.parametrize(("target", "smoothing"), [(LABELS, 0.3), (SHARES, 0.0), (SHARES, 0.3)])
+def test_cross_entropy_is_torchs(target, smoothing, weight, reduction, exporter) -> None:
+    """The dynamo exporter forgets `label_smoothing`; both take probabilities for labels."""
+    module = CrossEntropy(weight=weight, reduction=reduction, label_smoothing=smoothing)
+    scores = torch.linspace(-1, 1, 12).reshape(4, 3).sin().requires_grad_()
+    exported = export(module, (scores, target), exporter=exporter)
+    gradients = onnxtrain.differentiate(exported.model, wrt=["scores"], vjp=True)
+    seed = torch.linspace(1, 2, 4) if reduction == "none" else torch.tensor(1.5)
+    feeds = {"scores": scores.detach().numpy(), "target": target.numpy()}
+    session = onnxruntime.InferenceSession(
+        gradients.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    got = session.run(None, feeds | {f"{exported.outputs[0]}_grad": seed.numpy()})
+    loss = module(scores, target)
+    loss.backward(seed)
+    np.testing.assert_allclose(got[0], loss.detach().numpy(), rtol=1e-5)
+    np.testing.assert_allclose(got[1], scores.grad.numpy(), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("exporter", EXPORTERS)
+def test_cross_entropy_of_maps_with_smoothing(exporter: str) -> None:
+    module = CrossEntropy(label_smoothing=0.2, weight=WEIGHT)
+    scores, target = torch.randn(2, 3, 4, 5), torch.randint(0, 3, (2, 4, 5))
+    exported = export(module, (scores, target), exporter=exporter)
+    got = run(exported, {"scores": scores.numpy(), "target": target.numpy()})
+    np.testing.assert_allclose(got[0], module(scores, target).numpy(), rtol=1e-5)
+
+
+class Pool(nn.Module):
+    def __init__(self, function, *settings, **more) -> None:
+        super().__init__()
+        self.function, self.settings, self.more = function, settings, more
+
+    def forward(self, x):
+        return self.function(x, *self.settings, **self.more)
+
+
+@pytest.mark.parametrize("exporter", EXPORTERS)
+@pytest.mark.parametrize(
+    ("shape", "pool"),
+    [
+        ((1, 3, 9, 9), Pool(nn.functional.avg_pool2d, (4, 4), (2, 3), 1, True, False, 2)),
+        ((2, 2, 7, 8), Pool(nn.functional.avg_pool2d, 3, divisor_override=5, padding=1)),
+        (
+            (1, 2, 4, 5, 4),
+            Pool(nn.functional.avg_pool3d, 2, 3, ceil_mode=True, divisor_override=-2),
+        ),
+        ((1, 2, 6, 6), Pool(nn.functional.avg_pool2d, 2)),
+    ],
+)
+def test_the_divisor_of_an_average_pool(shape, pool, exporter) -> None:
+    x = torch.linspace(-1, 1, int(np.prod(shape))).reshape(shape).cos()
+    got = run(export(pool, (x,), exporter=exporter), {"x": x.numpy()})
+    np.testing.assert_allclose(got[0], pool(x).numpy(), rtol=1e-5, atol=1e-6)
 
 
 class Attention(nn.Module):
@@ -218,3 +313,15 @@ def test_attention_with_a_learned_bias(exporter: str) -> None:
     """The layout that torch traces is the one that it decomposes attention into."""
     exported = export(BiasedAttention(), [torch.randn(2, 4, 8)], exporter=exporter)
     assert "bias.weight" in exported.names
+
+
+def test_a_failure_says_how_experts_can_be_exported() -> None:
+    class Experts(nn.Module):
+        def set_experts_implementation(self, name: str) -> None:
+            """As models of transformers have it."""
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.linalg.eigvals(x.reshape(2, 2)).real
+
+    with pytest.raises(ExportError, match=r"set_experts_implementation\('batched_mm'\)"):
+        export(Experts(), (torch.randn(4),), exporter="torchscript")

@@ -23,6 +23,7 @@ from ..graph import to_proto
 from ..graph.accessor import ModelAccessor
 from ..graph.block import Block
 from ..graph.io import read_proto, save
+from ..graph.moves import Moves
 from ..losses.labels import IGNORED
 from ..normalize import MIN_OPSET
 from ..onnxblock.checkpoint_utils import save_checkpoint
@@ -177,13 +178,15 @@ def generate_artifacts(
     training = at_opset(block.built.training, block.built.eval.opset_imports[""])
     block.built = replace(block.built, training=training)
     optimizer_model = _optimizer_model(optimizer_block, block)
+    moves = Moves()
     with all_or_nothing(directory) as folder:
-        save(block.built.training, folder / f"{prefix}training_model.onnx")
-        save(block.built.eval, folder / f"{prefix}eval_model.onnx")
+        save(block.built.training, folder / f"{prefix}training_model.onnx", moves=moves)
+        save(block.built.eval, folder / f"{prefix}eval_model.onnx", moves=moves)
         if optimizer_model is not None:
             onnx.save(optimizer_model, folder / f"{prefix}optimizer_model.onnx")
         if step_model:
-            save(_step_model(optimizer_block, block), folder / f"{prefix}step_model.onnx")
+            step = _step_model(optimizer_block, block)
+            save(step, folder / f"{prefix}step_model.onnx", moves=moves)
         if ort_format:
             _convert_to_ort(folder, custom_op_library)
         parameters = block.parameters()

@@ -26,7 +26,7 @@ def adapted_model(settings: Settings) -> str | onnx.ModelProto:
         return base if isinstance(base, str) else to_proto(load(base))
     return lora.add(
         base,
-        _targets(settings.targets),
+        targets_of(settings.targets),
         settings.rank,
         settings.alpha,
         settings.lora_dropout,
@@ -63,6 +63,6 @@ def write_adapter(
     return files
 
 
-def _targets(text: str) -> str | list[str]:
+def targets_of(text: str) -> str | list[str]:
     """A regular expression, or patterns with commas between them."""
     return text.split(",") if "," in text or ("*" in text and ".*" not in text) else text

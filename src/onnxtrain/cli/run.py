@@ -28,13 +28,15 @@ from .adapting import write_adapter
 from .best import Best
 from .categories import Categories, write_table_model
 from .charts import curves
+from .distilling import check_settings as check_teacher
+from .distilling import loss_of
 from .history import Step, read_steps, write_history, write_text
 from .images import Augmentation, AugmentedBatches, ImageSettings, read_augmentations
 from .language import LanguageTask, check_settings
 from .match import Dataset, Task, match, target_column
 from .output import Output, UserError, count, one_of
 from .plan import Plan, make_plan
-from .recipes import loss_block, make_optimizer, make_scheduler, metric_name
+from .recipes import make_optimizer, make_scheduler, metric_name
 from .run_folder import check_resume, choose_folder, fingerprint, staged, write_about
 from .scaling import InDataUnits, standardize
 from .settings import Settings, read_recompute
@@ -68,6 +70,7 @@ def train(settings: Settings, output: Output, callbacks: Sequence[Callback] = ()
     """
     settings.check()
     check_settings(settings)
+    check_teacher(settings)
     plan = make_plan(settings)
     task = Task(
         plan.summary.inputs, plan.output, plan.loss, settings.target, _names(settings.features),
@@ -438,13 +441,14 @@ def _metrics(settings: Settings, plan: Plan) -> list[str | Metric]:
 
 def _make_artifacts(settings: Settings, plan: Plan, optimizer: Any, folder: Path) -> None:
     folder.mkdir()
+    loss, compared = loss_of(settings, plan)
     generate_artifacts(
         plan.model,
         requires_grad=plan.trainable,
-        loss=loss_block(settings.loss, settings.ignore_index),
+        loss=loss,
         optimizer=optimizer,
         artifact_directory=folder,
-        loss_input_names=[plan.output.name],
+        loss_input_names=compared,
         step_model=True,
         training_mode=settings.training_mode,
         recompute=read_recompute(settings.recompute),
@@ -465,4 +469,6 @@ def _try_a_batch(artifacts: Path, settings: Settings, training: Dataset) -> None
         raise UserError(
             f"The model fails on the first rows of {training.where}: {error} Do the data fit the "
             "model, its sizes and ranges? onnxtrain inspect shows what it takes."
+            + " If rows are longer than it takes: a smaller --max-length."
+            * bool(settings.task)
         ) from error

@@ -24,10 +24,31 @@ from .output import Output, UserError
 from .settings import FIELDS, Settings
 
 FIXED = (
-    "loss", "optimizer", "freeze", "train", "weight_decay", "momentum", "clip_norm", "loss_output",
-    "ignore_index", "categorical", "standardize", "image_size", "mean", "std", "augment", "task",
-    "training_mode", "batch_size", "drop_last", "accumulate", "seed",
-)  # fmt: skip
+    "accumulate",
+    "augment",
+    "batch_size",
+    "categorical",
+    "clip_norm",
+    "distill_alpha",
+    "drop_last",
+    "freeze",
+    "ignore_index",
+    "image_size",
+    "loss",
+    "loss_output",
+    "mean",
+    "momentum",
+    "optimizer",
+    "seed",
+    "standardize",
+    "std",
+    "task",
+    "teacher",
+    "temperature",
+    "train",
+    "training_mode",
+    "weight_decay",
+)
 """Settings that a resumed run must share with the one it goes on with."""
 
 

@@ -75,6 +75,9 @@ class Settings:
     text_column: str = "text"
     prompt: str | None = None
     sample_tokens: int = 40
+    teacher: str | None = None
+    temperature: float = 2.0
+    distill_alpha: float = 0.5
 
     def check(self) -> None:
         """Numbers that make sense, before anything is read."""

@@ -37,6 +37,7 @@ Examples:
       --schedule cosine --warmup 0.1 --clip-norm 1.0
   onnxtrain train model.onnx --data train.npz --loss cross_entropy --epochs 10 --resume
   onnxtrain train model.onnx --config run.toml
+  onnxtrain train small.onnx --data train.npz --loss cross_entropy --teacher large.onnx
   onnxtrain train lm.onnx --data text.jsonl --tokenizer tokenizer.json --task causal-lm
   mpirun -n 4 onnxtrain train model.onnx --data train.npz --loss cross_entropy
 
@@ -181,6 +182,19 @@ USUAL = "adamw, adam, sgd, rmsprop, lamb"
 @click.option("--prompt", help="Beginning of the text that is written before and after training.")
 @click.option(
     "--sample-tokens", type=int, default=40, show_default=True, help="Its tokens; 0 for none."
+)
+@click.option(
+    "--teacher", type=click.Path(), help="A trained model whose answers the model learns to give."
+)
+@click.option(
+    "--temperature", type=float, default=2.0, show_default=True, help="Softens these answers."
+)
+@click.option(
+    "--distill-alpha",
+    type=float,
+    default=0.5,
+    show_default=True,
+    help="Share of the labels in the loss, the rest being the teacher's.",
 )
 @click.option(
     "--training-mode",

@@ -16,11 +16,13 @@ GATE = "onnxtrain.recompute"
 """How the names of nodes begin that delay what reads them; `clean_up` leaves them alone."""
 
 
-def copy_node(node: ir.Node, inputs: Sequence[ir.Value | None], names: Names) -> ir.Node:
+def copy_node(
+    node: ir.Node, inputs: Sequence[ir.Value | None], names: Names, suffix: str = "again"
+) -> ir.Node:
     """A node of the same operator on other inputs; its outputs are described like the originals."""
     outputs = [
         ir.Value(
-            name=names.fresh(f"{o.name or node.op_type}_again"),
+            name=names.fresh(f"{o.name or node.op_type}_{suffix}"),
             type=o.type,
             shape=None if o.shape is None else o.shape.copy(),
         )
@@ -32,7 +34,7 @@ def copy_node(node: ir.Node, inputs: Sequence[ir.Value | None], names: Names) ->
         inputs,
         node.attributes.values(),
         outputs=outputs,
-        name=names.fresh(f"{node.name or node.op_type}_again"),
+        name=names.fresh(f"{node.name or node.op_type}_{suffix}"),
     )
 
 
@@ -49,7 +51,7 @@ def become(node: ir.Node, op_type: str, *inputs: ir.Value) -> None:
 def replace_value(graph: ir.Graph, old: ir.Value, new: ir.Value) -> None:
     """Let every reader of `old` read `new`.
 
-    A graph output keeps its name: a new value that nobody reads yet takes it over, any other is
+    A graph output keeps its name: a new value that nobody else reads takes it over, any other is
     given it by an Identity.
     """
     if not old.is_graph_output():
@@ -57,7 +59,8 @@ def replace_value(graph: ir.Graph, old: ir.Value, new: ir.Value) -> None:
         return
     producer, name = old.producer(), old.name
     assert producer is not None
-    if new.producer() is not None and not new.uses() and not new.is_graph_output():
+    is_read = any(user is not producer for user, _ in new.uses())
+    if new.producer() is not None and not is_read and not new.is_graph_output():
         take_over(old, new)
         new.type, new.shape = old.type or new.type, old.shape or new.shape
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -17,20 +18,28 @@ the model is loaded.
 
 
 def same_bytes(
-    tensor: ir.TensorProtocol, dtype: ir.DataType, shape: Sequence[int], name: str
+    tensor: ir.TensorProtocol, dtype: ir.DataType, start: int, shape: Sequence[int], name: str
 ) -> ir.TensorProtocol:
-    """The bytes of a tensor, not copied, taken for another type: two 4-bit integers in each.
+    """Bytes of a tensor, not copied, taken for another type: two 4-bit integers in each.
 
     What is in a file stays there.
+
+    Args:
+        tensor: where the bytes are.
+        dtype: what to take them for.
+        start: where to begin, counted in numbers of this type.
+        shape: of the result.
+        name: of the result.
     """
+    begin = start * dtype.bitwidth // 8
+    length = -(-math.prod(shape) * dtype.bitwidth // 8)
     if isinstance(tensor, ir.ExternalTensor):
         return ir.ExternalTensor(
-            tensor.location, tensor.offset, tensor.length, dtype,
+            tensor.location, (tensor.offset or 0) + begin, length, dtype,
             shape=ir.Shape(shape), name=name, base_dir=tensor.base_dir,
         )  # fmt: skip
-    stored = tensor.numpy().reshape(-1)
+    stored = tensor.numpy().reshape(-1).view(np.uint8)[begin : begin + length]
     if dtype.bitwidth < 8:
-        packed = stored.view(np.uint8)
-        return ir.PackedTensor(packed, dtype, shape=ir.Shape(shape), name=name)
+        return ir.PackedTensor(stored, dtype, shape=ir.Shape(shape), name=name)
     array = stored.view(dtype.numpy()).reshape(shape)
     return ir.Tensor(array, dtype=dtype, shape=ir.Shape(shape), name=name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import onnx
 import onnx_ir as ir
@@ -43,10 +43,24 @@ def infer_nodes(nodes: Sequence[ir.Node], opset: int) -> None:
         for below in graph_protos(infer_with_bodies(model, infer_shapes_of).graph)
         for info in (*below.value_info, *below.input, *below.output)
     }
+    known_names = {d.dim_param for info in inputs for d in _dims(info)}
     for value in (*results, *inside):
         info = inferred.get(value.name or "")
         if info is not None:
+            _name_apart(info, known_names, nodes[0].name or "")
             ir.serde.deserialize_value_info_proto(info, value)
+
+
+def _dims(info: onnx.ValueInfoProto) -> Iterable[onnx.TensorShapeProto.Dimension]:
+    dims: Iterable[onnx.TensorShapeProto.Dimension] = info.type.tensor_type.shape.dim
+    return dims
+
+
+def _name_apart(info: onnx.ValueInfoProto, known_names: Collection[str], scope: str) -> None:
+    """Let a dimension that onnx has named not have the name of one from another inference."""
+    for dim in _dims(info):
+        if dim.dim_param.startswith("unk__") and dim.dim_param not in known_names:
+            dim.dim_param = f"{dim.dim_param}/{scope}"
 
 
 def _all(nodes: Iterable[ir.Node]) -> list[ir.Node]:

@@ -16,6 +16,7 @@ from ..runtime.files.atomic import write_atomically
 from ..runtime.files.readfile import PROTOBUF_LIMIT, open_regular
 from .external import resolve_tensors, resolved, resolved_tensor, weights
 from .lent import lend_tensors
+from .moves import Moves
 from .representable import representable
 from .sound import check_sound
 
@@ -162,13 +163,18 @@ def _weight_bytes(model: ir.Model) -> int:
 
 @model_errors("Writing the model")
 def save(
-    model: ir.Model, path: str | os.PathLike[str], *, external_data: bool | None = None
+    model: ir.Model,
+    path: str | os.PathLike[str],
+    *,
+    external_data: bool | None = None,
+    moves: Moves | None = None,
 ) -> None:
     """Write a model.
 
     Weights that already are in a file beside `path` stay there and are only referred to. Other
     external weights are copied, piece by piece, to `<name>.data`, and so are weights in memory
-    when they are large or `external_data` is true.
+    when they are large or `external_data` is true. Models that are written to one folder with the
+    same `moves` share the bytes that they have in common.
     """
     path = Path(path)
     if not path.parent.is_dir():
@@ -195,7 +201,7 @@ def save(
         name = f"{path.name}.data"
         while name in beside:  # never write over data that is being referred to
             name = f"{name}.new"
-        _move(move, folder, name)
+        _move(move, folder, name, Moves() if moves is None else moves)
     write_atomically(path, [ir.to_proto(model).SerializeToString()])
 
 
@@ -207,29 +213,38 @@ def _beside(tensor: ir.ExternalTensor, folder: Path) -> ir.ExternalTensor:
     )  # fmt: skip
 
 
-def _move(values: Sequence[ir.Value], folder: Path, name: str) -> None:
+def _move(values: Sequence[ir.Value], folder: Path, name: str, moves: Moves) -> None:
     """Write weights to a new file, one after the other, and let the values refer to it."""
-    moves: list[tuple[ir.Value, ir.TensorProtocol, int]] = []
+    tensors = [v.const_value for v in values if v.const_value is not None]
+    written: list[tuple[ir.TensorProtocol, int]] = []
     end = 0
-    for value in values:
-        if value.const_value is not None:
-            start = end + -end % (
-                PAGE if value.const_value.nbytes >= PAGE_ALIGNED_BYTES else ALIGNMENT
-            )
-            moves.append((value, value.const_value, start))
-            end = start + value.const_value.nbytes
+    for tensor in sorted(tensors, key=lambda t: -t.nbytes):  # a part comes after the whole
+        if moves.find(tensor) is None:
+            start = end + -end % (PAGE if tensor.nbytes >= PAGE_ALIGNED_BYTES else ALIGNMENT)
+            written.append((tensor, start))
+            moves.note(tensor, name, start)
+            end = start + tensor.nbytes
 
     def chunks() -> Iterator[bytes]:
         at = 0
-        for _, tensor, start in moves:
+        for tensor, start in written:
             yield bytes(start - at)
             yield tensor.tobytes()
             at = start + tensor.nbytes
 
-    write_atomically(folder / name, chunks())
-    for value, tensor, start in moves:
-        shape = ir.Shape(tensor.shape.numpy())
-        value.const_value = ir.ExternalTensor(
-            name, start, tensor.nbytes, tensor.dtype,
-            shape=shape, name=tensor.name or value.name or "", base_dir=folder,
-        )  # fmt: skip
+    if written:
+        write_atomically(folder / name, chunks())
+    for value in values:
+        if value.const_value is not None:
+            value.const_value = _moved(value, value.const_value, folder, moves)
+
+
+def _moved(
+    value: ir.Value, tensor: ir.TensorProtocol, folder: Path, moves: Moves
+) -> ir.ExternalTensor:
+    place = moves.find(tensor)
+    assert place is not None
+    return ir.ExternalTensor(
+        *place, tensor.nbytes, tensor.dtype,
+        shape=ir.Shape(tensor.shape.numpy()), name=tensor.name or value.name or "", base_dir=folder,
+    )  # fmt: skip

@@ -121,7 +121,8 @@ class Adapter:
         if not fingerprint.startswith(self.base):
             raise AdapterError(
                 "The adapter was made for another base: names and shapes of the layers fit, the "
-                "numbers in them differ. Give the model that it was trained on."
+                "numbers in them differ. Give the model that it was trained on, not one that an "
+                "adapter is merged into already."
             )
 
     def _check(self, layer: Layer) -> None:

@@ -29,7 +29,8 @@ IDENTIFIER = b"TORT"
 DIGITS = 7
 """Of the fingerprint of the base, as many as the file's INT32 holds."""
 RANK = "lora_rank"
-"""Name of the dimension that adapters may choose."""
+"""How the names of the dimensions begin that adapters may choose. Each layer has its own:
+onnxruntime takes equal names for equal sizes, and an adapter may leave layers out."""
 
 
 def base_with_inputs(model: ir.Model, layers: str | Sequence[str]) -> ir.Model:
@@ -48,18 +49,18 @@ def base_with_inputs(model: ir.Model, layers: str | Sequence[str]) -> ir.Model:
     model, description = add_adapters(model, layers, config, empty)
     for place in description.places:
         for name, axis in zip(place.parameters, (-1, 0)):
-            _let_feed(model, name, axis)
+            _let_feed(model, name, axis, f"{RANK}.{place.layer}")
     return model
 
 
-def _let_feed(model: ir.Model, name: str, axis: int) -> None:
+def _let_feed(model: ir.Model, name: str, axis: int, rank: str) -> None:
     """Make an initializer the default of an input that has any size along an axis."""
     value = model.graph.initializers[name]
     assert value.shape is not None
     dims: list[int | str] = [int(d) for d in value.shape.numpy()]
     if len(dims) > 2:
         axis = axis + 1  # of a convolution: A [rank, inputs, …], B [outputs, rank, …]
-    dims[axis] = RANK
+    dims[axis] = rank
     value.shape = ir.Shape(dims)
     model.graph.inputs.append(value)
 

@@ -37,14 +37,20 @@ def choose(
             "The model has no layer that an adapter fits: no MatMul, Gemm, Conv or MatMulNBits "
             "with a stored weight in its main graph."
         )
+    chosen = matching(model, layers, targets)
+    for layer in chosen:
+        _check(layer, config)
+    return chosen
+
+
+def matching(model: ir.Model, layers: Sequence[Layer], targets: str | Sequence[str]) -> list[Layer]:
+    """The layers that are meant, whatever is to be done with them; see `choose`."""
     if targets == ALL:
         chosen = _all_linear(model, layers)
     else:
         chosen = [layer for layer in layers if _is_meant(layer.name, targets)]
     if not chosen:
         raise AdapterError(_nothing(targets, layers))
-    for layer in chosen:
-        _check(layer, config)
     return chosen
 
 

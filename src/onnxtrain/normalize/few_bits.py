@@ -8,7 +8,7 @@ blocks along the last axis and 4.0 along the first.
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
@@ -22,6 +22,9 @@ from .bits import unpack
 from .rewrite import WEIGHT, all_nodes, standard
 
 MS = "com.microsoft"
+PART = 1 << 26
+"""Bytes that a weight has at most as floats; a larger one (of the last layer of a language model,
+say) is used in parts."""
 CODES = {4: ir.DataType.UINT4, 8: ir.DataType.UINT8}
 CHANGED = frozenset({"DFT", "GridSample", "GroupNormalization"})
 """Operators that opset 20 or 21 has in another form than 18."""
@@ -62,13 +65,16 @@ def matmul_nbits(
         raise ModelError(f"MatMulNBits with bits={bits} or prepacked weights is not supported.")
     blocks = -(-K // block_size)
     shape = N, blocks, block_size
-    weight = _as_rows(op, b, scales, zeros, bits, shape)
-    if weight is None:
-        weight = _unpacked(op, a, b, scales, zeros, bits, shape)
-    weight = op.Reshape(weight, [N, blocks * block_size])
-    if blocks * block_size != K:
-        weight = op.Slice(weight, [0], [K], [1])
-    y = a @ op.Transpose(weight, perm=[1, 0])
+    parts = _as_rows(op, b, scales, zeros, bits, shape)
+    if not parts:
+        parts = [_unpacked(op, a, b, scales, zeros, bits, shape)]
+    results = []
+    for part in parts:
+        weight = op.Reshape(part, [-1, blocks * block_size])
+        if blocks * block_size != K:
+            weight = op.Slice(weight, [0], [K], [1])
+        results.append(a @ op.Transpose(weight, perm=[1, 0]))
+    y = results[0] if len(results) == 1 else op.Concat(*results, axis=-1)
     return y if bias is None else y + bias
 
 
@@ -96,58 +102,92 @@ def _unpacked(
 def _as_rows(
     op: OpBuilder, b: Tensor, scales: Tensor, zeros: Tensor | None,
     bits: int, shape: tuple[int, int, int],
-) -> Tensor | None:  # fmt: skip
-    """The weight as rows of integers; None for a small one, or where there is no such form."""
+) -> list[Tensor]:  # fmt: skip
+    """The weight as rows of integers, a very large one in parts of its outputs.
+
+    Nothing where it is small, or where there is no such form.
+    """
     n, blocks, size = shape
     stored, factors = known(b.value), known(scales.value)
     if stored is None or factors is None or 4 * n * blocks * size < LARGE_BYTES:
-        return None
+        return []
     if bits not in CODES or (bits == 4 and (op.opset < MAX_OPSET or size % 2)):
-        return None
+        return []
     if factors.dtype != ir.DataType.FLOAT and op.opset < 19:
-        return None
+        return []
     if zeros is not None and (zeros.dtype != ir.DataType.UINT8 or known(zeros.value) is None):
-        return None
-    count = n * blocks
-    codes = _view(op, b.value, CODES[bits], (count, size))
-    steps = _view(op, scales.value, factors.dtype, (count,))
-    middle = _zero_points(op, zeros, bits, n, blocks)
-    return op.DequantizeLinear(codes, steps, middle, axis=0)
+        return []
+    points = _zero_points(op, zeros, bits, n, blocks)
+    rows = _Rows(op, b.value, scales.value, points, CODES[bits], shape)
+    outputs = max(PART // (4 * blocks * size) & -2, 2)  # even: no byte belongs to two parts
+    return [rows.of(start, min(start + outputs, n)) for start in range(0, n, outputs)]
 
 
-def _view(op: OpBuilder, value: ir.Value, dtype: ir.DataType, shape: tuple[int, ...]) -> Tensor:
-    """An initializer with the bytes of another one; one for all that share it."""
-    assert value.const_value is not None
-    assert value.graph is not None
-    name = f"{value.name}.{dtype.name.lower()}.{'x'.join(map(str, shape))}"
-    view = value.graph.initializers.get(name)
-    if view is None:
-        op.names.reserve(name)
-        view = _initializer(same_bytes(value.const_value, dtype, shape, name), name)
-    return op.tensor(view)
-
-
-def _zero_points(op: OpBuilder, zeros: Tensor | None, bits: int, n: int, blocks: int) -> Tensor:
-    """One for each block: those that are stored, or the middle of the range."""
-    count, dtype = n * blocks, CODES[bits]
-    if zeros is None:
-        middle = {4: 0x88, 8: 0x80}[bits]
-        array = np.full(-(-count * bits // 8), middle, np.uint8)
-        key = op.names.fresh(f"{op.scope}.zero_points")
-        return op.tensor(_initializer(_packed(array, dtype, count, key), key))
-    if blocks * bits % 8 == 0:
-        return _view(op, zeros.value, dtype, (count,))
-    stored = known(zeros.value)
-    assert stored is not None
+def _zero_points(
+    op: OpBuilder, zeros: Tensor | None, bits: int, n: int, blocks: int
+) -> ir.Value | None:
+    """One for each block, packed without gaps; None for the middle of the range."""
+    stored = None if zeros is None else known(zeros.value)
+    if zeros is None or stored is None or blocks * bits % 8 == 0:
+        return None if zeros is None else zeros.value
     packed = stored.numpy().reshape(n, -1)  # each row begins with a byte of its own
     codes = np.stack([packed & 15, packed >> 4], -1).reshape(n, -1)[:, :blocks].reshape(-1)
     codes = np.append(codes, np.zeros(codes.size % 2, np.uint8))
-    key = op.names.fresh(f"{zeros.name}.{dtype.name.lower()}")
-    return op.tensor(_initializer(_packed(codes[::2] | codes[1::2] << 4, dtype, count, key), key))
+    name = op.names.fresh(f"{zeros.name}.dense")
+    return _initializer(ir.tensor(codes[::2] | codes[1::2] << 4, name=name), name)
 
 
-def _packed(array: np.ndarray[Any, Any], dtype: ir.DataType, count: int, name: str) -> Any:
-    return same_bytes(ir.tensor(array), dtype, (count,), name)
+@dataclass
+class _Rows:
+    """A weight as a matrix with a block in each row.
+
+    Attributes:
+        op: the builder.
+        codes, scales, zeros: what is stored, as bytes; without zero points it is the middle.
+        dtype: of the codes and the zero points.
+        shape: outputs, blocks of each, numbers in a block.
+    """
+
+    op: OpBuilder
+    codes: ir.Value
+    scales: ir.Value
+    zeros: ir.Value | None
+    dtype: ir.DataType
+    shape: tuple[int, int, int]
+
+    def of(self, start: int, end: int) -> Tensor:
+        """The rows of the outputs from `start` to before `end`, as floats."""
+        op, (_, blocks, size) = self.op, self.shape
+        first, count = start * blocks, (end - start) * blocks
+        codes = self._view(self.codes, self.dtype, first * size, (count, size))
+        assert self.scales.const_value is not None
+        steps = self._view(self.scales, self.scales.const_value.dtype, first, (count,))
+        if self.zeros is None:
+            middle = self._middle(count)
+        else:
+            middle = self._view(self.zeros, self.dtype, first, (count,))
+        return op.DequantizeLinear(codes, steps, middle, axis=0)
+
+    def _view(
+        self, value: ir.Value, dtype: ir.DataType, start: int, shape: tuple[int, ...]
+    ) -> Tensor:
+        """An initializer with bytes of another one; one for all layers that share it."""
+        assert value.const_value is not None
+        sizes = "x".join(map(str, shape))
+        name = f"{value.name}.{dtype.name.lower()}.{start}.{sizes}"
+        view = None if value.graph is None else value.graph.initializers.get(name)
+        if view is None:
+            self.op.names.reserve(name)
+            view = _initializer(same_bytes(value.const_value, dtype, start, shape, name), name)
+        return self.op.tensor(view)
+
+    def _middle(self, count: int) -> Tensor:
+        """Zero points in the middle of the range."""
+        bits = self.dtype.bitwidth
+        array = np.full(-(-count * bits // 8), 0x88 if bits == 4 else 0x80, np.uint8)
+        name = self.op.names.fresh(f"{self.op.scope}.zero_points")
+        tensor = same_bytes(ir.tensor(array), self.dtype, 0, (count,), name)
+        return self.op.tensor(_initializer(tensor, name))
 
 
 def _initializer(tensor: ir.TensorProtocol, name: str) -> ir.Value:

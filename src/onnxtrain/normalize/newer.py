@@ -249,6 +249,19 @@ def tensor_scatter(
     return op.ScatterElements(past, op.Expand(where, op.shape_of(update)), update, axis=axis)
 
 
+def _around(op: OpBuilder, x: Tensor, axis: Tensor) -> Tensor:
+    """The sizes before, along and after an axis that is known when the model runs."""
+    sizes = op.shape_of(x)
+    axis = op.Reshape(op.Cast(axis, to=ir.DataType.INT64), [1])
+    axis = op.Where(axis < 0, axis + x.rank, axis)
+    numbers = op.const(np.arange(x.rank))
+    before, after = (
+        op.ReduceProd(op.Where(chosen, sizes, 1), [0])
+        for chosen in (numbers < axis, numbers > axis)
+    )
+    return op.Concat(before, op.Gather(sizes, axis, axis=0), after, axis=0)
+
+
 def cum_prod(
     op: OpBuilder, x: Tensor, axis: Tensor, *, exclusive: int = 0, reverse: int = 0
 ) -> Tensor:
@@ -257,7 +270,11 @@ def cum_prod(
     Doubling multiplies with itself shifted by 1, 2, 4, … — log₂(n) steps.
     """
     if axis.const is None:
-        raise ModelError("CumProd needs a constant axis.")
+        three = op.Reshape(x, _around(op, x, axis))
+        three.value.shape = ir.Shape([None, None, None])
+        middle = op.const(np.array(1))
+        product = cum_prod(op, three, middle, exclusive=exclusive, reverse=reverse)
+        return op.Reshape(product, op.shape_of(x))
     along = int(axis.const.reshape(-1)[0]) % x.rank
     one = op.like(1.0 if x.is_float else 1, x)
     size = x.dim(along)

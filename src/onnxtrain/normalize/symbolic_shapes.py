@@ -223,6 +223,24 @@ def _resize(p: Facts, node: ir.Node) -> Shapes:
     return [result if len(result) == len(dims) else None]
 
 
+def _gather_nd(p: Facts, node: ir.Node) -> Shapes:
+    data, indices = p.dims(node.inputs[0]), p.dims(node.inputs[1])
+    if data is None or not indices or not isinstance(indices[-1], int):
+        return [None]
+    batch = node.attributes.get_int("batch_dims", 0)
+    return [[*indices[:-1], *data[batch + indices[-1] :]]]
+
+
+def _range(p: Facts, node: ir.Node) -> Shapes:
+    """Positions 0, 1, 2, … up to a dimension; a limit that may be negative is left alone."""
+    start, limit, step = (p.content(v) for v in node.inputs)
+    if start is None or limit is None or step is None or (start.item(), step.item()) != (0, 1):
+        return [None]
+    end = limit.item()
+    counts = not isinstance(end, Poly) or all(c > 0 for c in end.terms.values())
+    return [[end if counts else None]]
+
+
 def _float_constant(value: ir.Value | None) -> Array | None:
     """Scales that are constant, or several constants put together."""
     if value is None:
@@ -255,6 +273,8 @@ SHAPES: dict[str, Callable[[Facts, ir.Node], Shapes]] = {
     "Unsqueeze": _unsqueeze,
     "Squeeze": _squeeze,
     "Gather": _gather,
+    "GatherND": _gather_nd,
+    "Range": _range,
     "Slice": _slice,
     "Split": _split,
 }

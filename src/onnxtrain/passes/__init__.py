@@ -41,11 +41,6 @@ BEFORE = (
         lambda model, c: use_fast_forms(model, c.wrt, c.of, c.no_gradient),
     ),
     Pass(
-        "columns",
-        "layers of a known batch size are written so that their weights are not copied (ADR 13)",
-        lambda model, c: layers_in_columns(model, keep=stored_by_name(c.recompute)),
-    ),
-    Pass(
         "function bodies",
         "operators without a gradient rule become the formula that their schema gives",
         lambda model, c: expand_functions(model, c.wrt, c.of, c.no_gradient),
@@ -54,6 +49,13 @@ BEFORE = (
         "early selection",
         "rows that nobody reads are not computed (ADR 10)",
         lambda model, c: select_early(model, keep={*c.wrt, *c.of}),
+    ),
+    Pass(
+        "columns",
+        "layers are written so that their weights are not copied, where the batch pays (ADR 13)",
+        lambda model, c: layers_in_columns(
+            model, stored_by_name(c.recompute), c.no_gradient, open_batches=c.recompute is None
+        ),
     ),
     Pass(
         "label guard",
@@ -68,7 +70,9 @@ BEFORE = (
     Pass(
         "recurrent layers",
         "LSTM, GRU and RNN as Scans return what their gradients need (ADR 7 and 12)",
-        lambda model, c: recurrent_layers_as_scans(model, c.wrt, c.of, c.no_gradient),
+        lambda model, c: recurrent_layers_as_scans(
+            model, c.wrt, c.of, c.no_gradient, open_batches=c.recompute is None
+        ),
     ),
     Pass(
         "batch statistics",
@@ -76,7 +80,11 @@ BEFORE = (
         lambda model, c: split_batch_norms(model, c.wrt, c.of, c.no_gradient),
     ),
 )
-"""What changes the forward graph, before it is differentiated."""
+"""What changes the forward graph, before it is differentiated.
+
+From cross entropy on, passes declare gradients of what they write (`autodiff.composites`), which
+name values: what replaces values of others comes before.
+"""
 
 AFTER = (
     Pass(

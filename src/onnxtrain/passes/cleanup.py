@@ -10,8 +10,9 @@ from typing import Any
 import onnx_ir as ir
 
 from ..errors import model_errors
-from ..graph.edit import remove_nodes, replace_value
+from ..graph.edit import remove_nodes, replace_value, take_over
 from ..graph.nodes import known
+from ..graph.subgraphs import subgraphs
 from ..operators import RANDOM
 from .rewrites import apply_rewrites
 from .schedule import schedule
@@ -24,12 +25,21 @@ INTEGERS = frozenset({ir.DataType.INT32, ir.DataType.INT64})
 @model_errors("Optimizing the model")
 def clean_up(model: ir.Model) -> ir.Model:
     """Run all passes on the graph and its subgraphs."""
+    remove_dead(model.graph)
+    remove_unread_results(model.graph)
     for run in PASSES:
         for graph in [*model.graph.subgraphs(), model.graph]:
             run(graph)
     remove_unread_initializers(model.graph)
-    schedule(model.graph)
+    for graph in [*_branches(model.graph), model.graph]:
+        schedule(graph)
     return model
+
+
+def _branches(graph: ir.Graph) -> list[ir.Graph]:
+    """The branches of conditions; the order inside a loop is that of whoever wrote its body."""
+    nodes = [node for node in graph.all_nodes() if node.op_type == "If" and not node.domain]
+    return [branch for node in nodes for branch in subgraphs(node)]
 
 
 def remove_identities(graph: ir.Graph) -> None:
@@ -100,6 +110,35 @@ def remove_dead(graph: ir.Graph) -> None:
         if not any(o.is_graph_output() or _is_read(o, dropped) for o in node.outputs):
             dropped[node] = None
     remove_nodes(graph, dropped)
+
+
+def remove_unread_results(graph: ir.Graph) -> None:
+    """Let the branches of a condition return only what somebody reads."""
+    for node in [n for n in graph.all_nodes() if n.op_type == "If" and not n.domain]:
+        read = [o for o in node.outputs if o.uses() or o.is_graph_output()]
+        if not read or len(read) == len(node.outputs):
+            continue
+        chosen = [o.index() or 0 for o in read]
+        for branch in subgraphs(node):
+            outputs = list(branch.outputs)
+            branch.outputs.clear()
+            branch.outputs.extend(outputs[i] for i in chosen)
+        _with_outputs(node, read)
+
+
+def _with_outputs(node: ir.Node, outputs: list[ir.Value]) -> None:
+    """Let another node with fewer outputs take a node's place."""
+    assert node.graph is not None
+    branches = list(node.attributes.values())
+    node.attributes.clear()
+    new = ir.Node(
+        node.domain, node.op_type, node.inputs, branches, num_outputs=len(outputs), name=node.name
+    )
+    node.graph.insert_before(node, new)
+    for old, value in zip(outputs, new.outputs):
+        value.type, value.shape = old.type, old.shape
+        take_over(old, value)
+    remove_nodes(node.graph, [node])
 
 
 def _is_read(value: ir.Value, dropped: dict[ir.Node, None]) -> bool:

@@ -34,6 +34,7 @@ from ..graph.edit import remove_nodes, take_over
 from ..graph.infer_nodes import infer_nodes
 from ..graph.labels import are_checked
 from ..graph.nodes import known
+from ..graph.subgraphs import subgraphs
 
 FARTHEST = 256
 """How far from 0 a label to ignore may lie for a table with a row for it: 32 kB for 32 classes."""
@@ -212,10 +213,22 @@ class _Loss:
         return as_type(op, total, log_prob.dtype)
 
 
-def _is_finite(scores: ir.Value) -> bool:
+def _is_finite(scores: ir.Value | None) -> bool:
     """Whether scores come from a layer and not, say, from a mask that rules classes out."""
-    node = scores.producer()
-    if node is None or node.op_type not in PRODUCTS:
+    node = scores.producer() if scores is not None else None
+    if scores is None or node is None:
         return False
-    bias = known(node.inputs[2]) if len(node.inputs) > 2 else None
-    return bias is None or bool(np.isfinite(bias.numpy()).all())
+    if node.op_type == "Transpose":
+        return _is_finite(node.inputs[0])
+    if node.op_type == "If":
+        return all(_is_finite(branch.outputs[scores.index() or 0]) for branch in subgraphs(node))
+    if node.op_type not in PRODUCTS:
+        return False
+    bias = _behind_unsqueeze(node.inputs[2]) if len(node.inputs) > 2 else None
+    numbers = known(bias)
+    return numbers is None or bool(np.isfinite(numbers.numpy()).all())
+
+
+def _behind_unsqueeze(value: ir.Value | None) -> ir.Value | None:
+    node = value.producer() if value is not None else None
+    return node.inputs[0] if node is not None and node.op_type == "Unsqueeze" else value

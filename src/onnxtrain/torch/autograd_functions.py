@@ -42,6 +42,11 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
         yield from _tensors(part)
 
 
+def is_checkpoint(function: type) -> bool:
+    """Whether this is the function of `torch.utils.checkpoint`."""
+    return issubclass(function, CheckpointFunction)
+
+
 @contextlib.contextmanager
 def without_checkpoints() -> Iterator[None]:
     """Run what `torch.utils.checkpoint` wraps as it is: a graph keeps or computes again by itself.

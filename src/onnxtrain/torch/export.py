@@ -29,6 +29,7 @@ from ..runtime.session.sharing import GlobalLock
 from . import repair, translations
 from .autograd_functions import custom_functions, without_checkpoints
 from .gradient_marks import GradientMarks, name_barriers, zeros
+from .local_backwards import LocalBackwards
 from .repair import DynamicAxes
 from .size_rules import Fits, TracerWarning, any_sizes, assumed, decided, only
 from .value_reads import FixedValues, Read, ValueReads, check_choice, describe, warn
@@ -84,11 +85,13 @@ class Probe:
         name: of the module's type.
         marked: whether it has places that no gradient passes.
         reads: where it reads values of tensors in Python.
+        backwards: which of its functions with a backward of their own a graph can tell.
     """
 
     name: str
     marked: bool = False
     reads: list[Read] = field(default_factory=list)
+    backwards: LocalBackwards = field(default_factory=LocalBackwards)
 
 
 def default_exporter() -> str:
@@ -167,6 +170,7 @@ def export(
                 _undisturbed(flat, module, training),
                 _quiet(),
                 without_checkpoints(),
+                probe.backwards.written_out(),
             ):
                 asked = _Request(names, axes, max(opset, OPSET), probe.reads, export_options or {})
                 proto, fits = run(flat, asked)
@@ -182,7 +186,18 @@ def export(
         exported = _finish(proto, flat, names, output_names, axes, kind, note, training)
         exported.fits = fits
         return exported
-    raise ExportError(f"{probe.name} cannot be exported to ONNX. " + " | ".join(reasons)) from cause
+    said = f"{probe.name} cannot be exported to ONNX. {' | '.join(reasons)}{_remedy(module)}"
+    raise ExportError(said) from cause
+
+
+def _remedy(module: torch.nn.Module) -> str:
+    """What can be done about a module that exporters fail on, where that is known."""
+    if any(hasattr(part, "set_experts_implementation") for part in module.modules()):
+        return (
+            " If it has experts: exporters know them as batched products only, "
+            "model.set_experts_implementation('batched_mm') chooses these."
+        )
+    return ""
 
 
 def _order(exporter: str | None) -> list[str]:
@@ -304,8 +319,9 @@ def called(
         ExportError: the module does what no graph can do.
     """
     marks, reads = GradientMarks(zeros()), ValueReads(module, tensors)
+    backwards = LocalBackwards()
     versions = {name: p._version for name, p in module.named_parameters()}
-    with torch.enable_grad(), reads, marks, without_checkpoints():
+    with torch.enable_grad(), reads, marks, without_checkpoints(), backwards.written_out():
         result = call()
     custom = custom_functions(result)
     if "CompiledFunction" in custom:
@@ -316,8 +332,9 @@ def called(
     if custom:
         raise ExportError(
             f"{type(module).__name__} has a backward of its own in {', '.join(custom)}, and an "
-            "exported graph would lose it. Write it with torch's functions, or let torch do the "
-            "work (ORTModule(..., fallback='UNSUPPORTED_TORCH_MODEL'))."
+            "exported graph would lose it: it is more than a factor per element. Write it with "
+            "torch's functions, or let torch do the work "
+            "(ORTModule(..., fallback='UNSUPPORTED_TORCH_MODEL'))."
         )
     now = {name: p._version for name, p in module.named_parameters()}
     changed = [f"{n!r} in place" for n, version in now.items() if versions.get(n) != version]
@@ -326,7 +343,7 @@ def called(
             f"{type(module).__name__} changes {', '.join((marks.refused + changed)[:4])} while it "
             "runs, and a graph cannot. Do that outside of `forward`, after an update."
         )
-    return result, Probe(type(module).__name__, marks.count > 0, reads.reads)
+    return result, Probe(type(module).__name__, marks.count > 0, reads.reads, backwards)
 
 
 def _probe(flat: _Flat) -> Probe:

@@ -20,6 +20,8 @@ from torch.overrides import TorchFunctionMode
 from ..graph.edit import remove_nodes, replace_value
 from ..graph.nodes import same_shape
 from ..graph.subgraphs import node_protos
+from .loss_forms import cross_entropy, needs_another_form, reduction_of
+from .pool_forms import AXES, divided
 
 BARRIER = "onnxtrain_barrier_"
 """How the names of the zeros begin, and of the nodes that add them."""
@@ -235,6 +237,29 @@ def _ignoring(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tens
     return another
 
 
+def _cross_entropy(
+    marks: GradientMarks,
+    scores: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    size_average: bool | None = None,
+    ignore_index: Any = IGNORED,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> torch.Tensor:
+    """`functional.cross_entropy`, with what exporters leave out of it."""
+    how = reduction_of(size_average, reduce, reduction)
+    if not needs_another_form(target, label_smoothing):
+        plain = _ignoring(functional.cross_entropy)
+        return plain(marks, scores, target, weight, None, ignore_index, None, how)
+    marks.count += 1
+    if not isinstance(ignore_index, int):
+        target = torch.where(target == ignore_index, IGNORED, target)
+        ignore_index = IGNORED
+    return cross_entropy(scores, target, weight, ignore_index, how, label_smoothing)
+
+
 # --- extremes -------------------------------------------------------------------------------------
 
 
@@ -305,6 +330,20 @@ def _windows(length: int, count: int, dtype: torch.dtype) -> torch.Tensor:
     return inside.to(dtype) / (ends - starts).to(dtype)
 
 
+def _divided_average(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    names = ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pad")
+
+    def another(marks: GradientMarks, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        settings = {**dict(zip((*names, "divisor_override"), args)), **kwargs}
+        divisor = settings.pop("divisor_override", None)
+        if divisor is None:
+            return function(x, *args, **kwargs)
+        marks.count += 1
+        return divided(function, x, divisor, **settings)
+
+    return another
+
+
 SPATIAL: dict[Any, int] = {
     functional.adaptive_avg_pool1d: 1,
     functional.adaptive_avg_pool2d: 2,
@@ -316,7 +355,8 @@ ANOTHER_FORM: dict[Any, Callable[..., Any]] = {
     **{function: _selecting(function, torch.argmax) for function in (torch.max, torch.Tensor.max)},
     **{function: _selecting(function, torch.argmin) for function in (torch.min, torch.Tensor.min)},
     **{function: _adaptive_average(function) for function in SPATIAL},
-    functional.cross_entropy: _ignoring(functional.cross_entropy),
+    **{function: _divided_average(function) for function in AXES},
+    functional.cross_entropy: _cross_entropy,
     functional.nll_loss: _ignoring(functional.nll_loss),
     functional.embedding: _embedding,
     functional.embedding_bag: _embedding_bag,

@@ -148,17 +148,27 @@ def training_statistics(
 ) -> None:
     """Switch BatchNormalization to the batch's statistics where its module trains.
 
-    The dynamo exporter writes the inference form whatever the mode.
+    The dynamo exporter writes the inference form whatever the mode. A call of the function in user
+    code says by itself which statistics it takes.
     """
     modules = dict(module.named_modules(remove_duplicate=False))
     for node in proto.graph.node:
         if node.op_type != "BatchNormalization" or len(node.output) > 1:
             continue
         owner = modules.get(node.input[3].rpartition(".")[0])
-        if owner is None or not (owner.training if training is None else training):
+        decides = owner is not None and training is not None
+        if not (training if decides else _traced_in_training(node, owner)):
             continue
         node.attribute.append(onnx.helper.make_attribute("training_mode", 1))
         node.output.extend(f"{node.output[0]}_{what}" for what in ("mean", "variance"))
+
+
+def _traced_in_training(node: onnx.NodeProto, owner: torch.nn.Module | None) -> bool:
+    """Whether torch called the operator with ``training=True``."""
+    traced = next((p.value for p in node.metadata_props if p.key.endswith(".fx_node")), "")
+    if not traced:
+        return owner is not None and owner.training
+    return "_native_batch_norm_legit_functional" in traced and ", True, " in traced
 
 
 def activate_dropout(proto: onnx.ModelProto) -> None:

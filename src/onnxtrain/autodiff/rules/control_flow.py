@@ -42,9 +42,10 @@ def if_(walk: Walk, node: ir.Node, dys: Sequence[Tensor | None]) -> Gradients:
     if not captured:
         return []
     graphs = []
+    slots = _Slots(op, node)
     for forward, (inner, grads) in zip(branches, backward):
         results = [grads[v] if v in grads else inner.zeros_like(inner.tensor(v)) for v in captured]
-        results = _hand_over_branch(op, node, forward, inner, results)
+        results = _hand_over_branch(slots, forward, inner, results)
         outputs = bodies.body_outputs(inner, results)
         graphs.append(ir.Graph([], outputs, nodes=inner.nodes, name=f"{forward.name}_grad"))
     condition = node.inputs[0]
@@ -84,31 +85,67 @@ def _of_branch(op: OpBuilder, dy: Tensor, y: Tensor) -> Tensor:
 
 
 def _hand_over_branch(
-    op: OpBuilder, node: ir.Node, forward: ir.Graph, inner: OpBuilder, results: list[Tensor]
+    slots: _Slots, forward: ir.Graph, inner: OpBuilder, results: list[Tensor]
 ) -> list[Tensor]:
     """Make what the backward branch reads of the forward branch outputs of the forward If."""
     local = bodies.values_of(forward)
     inner.nodes[:] = live_nodes(inner.nodes, [r.value for r in results])
     inner.nodes[:] = bodies.shapes_to_forward(inner, forward, local, inner.nodes)
     used = [*used_values(inner.nodes), *(r.value for r in results)]
-    visible = {}
-    for value in dict.fromkeys(v for v in used if v in local):
-        if value in forward.outputs:
-            visible[value] = node.outputs[list(forward.outputs).index(value)]
-            continue
-        outer = bodies.add_node_output(op, node, f"{value.name}_of_{node.name}")
-        outer.type = value.type
-        for graph in subgraphs(node):
-            if graph is forward:
-                bodies.add_body_output(op, graph, value)
-            else:
-                _add_placeholder(op, graph, value)
-        visible[value] = outer
+    visible = {
+        value: slots.output_of(forward, value)
+        for value in dict.fromkeys(v for v in used if v in local)
+    }
     bodies.rewire(inner.nodes, visible)
     return [inner.tensor(visible.get(r.value, r.value)) for r in results]
 
 
-def _add_placeholder(op: OpBuilder, graph: ir.Graph, like: ir.Value) -> None:
+class _Slots:
+    """Outputs of a forward If that hand over what its branches have for the backward ones.
+
+    A slot has a value in the branch that asked for it, and an empty tensor in the other one, until
+    that asks for a slot of the same kind.
+    """
+
+    def __init__(self, op: OpBuilder, node: ir.Node) -> None:
+        self.op, self.node = op, node
+        self.empty: dict[ir.Graph, dict[int, ir.Value]] = {g: {} for g in subgraphs(node)}
+
+    def output_of(self, branch: ir.Graph, value: ir.Value) -> ir.Value:
+        """The output of the If that is a value of a branch."""
+        if value in branch.outputs:
+            return self.node.outputs[list(branch.outputs).index(value)]
+        index = self._free(branch, value)
+        if index is None:
+            return self._new(branch, value)
+        del self.empty[branch][index]
+        bodies.add_body_output(self.op, branch, value)
+        branch.outputs[index] = branch.outputs.pop()
+        return self.node.outputs[index]
+
+    def _free(self, branch: ir.Graph, value: ir.Value) -> int | None:
+        for index, empty in self.empty[branch].items():
+            if empty.type == value.type and _rank(empty) == _rank(value):
+                return index
+        return None
+
+    def _new(self, branch: ir.Graph, value: ir.Value) -> ir.Value:
+        op, node = self.op, self.node
+        outer = bodies.add_node_output(op, node, f"{value.name}_of_{node.name}")
+        outer.type = value.type
+        bodies.add_body_output(op, branch, value)
+        for graph, empty in self.empty.items():
+            if graph is not branch:
+                empty[len(node.outputs) - 1] = _add_placeholder(op, graph, value)
+        return outer
+
+
+def _rank(value: ir.Value) -> int:
+    """Of a placeholder: a vector where the rank is not known."""
+    return 1 if value.shape is None else len(value.shape)
+
+
+def _add_placeholder(op: OpBuilder, graph: ir.Graph, like: ir.Value) -> ir.Value:
     """An empty tensor, in the branch not taken, for a value only the other branch has."""
     if not isinstance(like.type, ir.TensorType):
         raise GradientRuleError(
@@ -116,8 +153,9 @@ def _add_placeholder(op: OpBuilder, graph: ir.Graph, like: ir.Value) -> None:
             "tensor. Build the sequence before or after the If."
         )
     filler = bodies.inside(op)
-    rank = 1 if like.shape is None else len(like.shape)
+    rank = _rank(like)
     filled = filler.full(filler.const(np.zeros(rank, np.int64)), 0, like.type.dtype)
     filled.value.shape = ir.Shape([0] * rank)
     filler.place(graph)
     graph.outputs.append(filled.value)
+    return filled.value

@@ -40,7 +40,9 @@ class LstmLoop:
         weights: those of input and state side by side.
         x: the inputs of all steps, [time, input size, batch].
         h0, c0: the first states, [hidden size, batch].
-        stacks: what the steps gave, by name, stacked.
+        h: the states of all steps.
+        xh: what goes into the products of all steps.
+        factors: what the gradients of a step are multiplied with, see `factors_of`.
         backwards: whether it starts at the last step.
     """
 
@@ -52,7 +54,9 @@ class LstmLoop:
     x: Tensor
     h0: Tensor
     c0: Tensor
-    stacks: Mapping[str, Tensor]
+    h: Tensor
+    xh: Tensor
+    factors: Mapping[str, Tensor]
     backwards: bool
 
     def gradients(
@@ -70,7 +74,7 @@ class LstmLoop:
             r_turned = op.transpose(self.r, 1, 0)
         dz, dh0, dc0 = self._backward(op, r_turned, dy, dh, dc)
         columns = _side_by_side(op, dz)
-        both = op.Gemm(columns, _side_by_side(op, self.stacks["xh"]), transB=1)
+        both = op.Gemm(columns, _side_by_side(op, self.xh), transB=1)
         dw, dr = op.many("Split", both, widths, outputs=2, axis=1)
         pairs = [(self.w, dw), (self.r, dr), (self.h0, dh0), (self.c0, dc0)]
         if of_x:
@@ -89,7 +93,7 @@ class LstmLoop:
         dc: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """From the last step to the first: gradients of the gates and of the first states."""
-        stacks = _factors(op, self.stacks)
+        stacks = dict(self.factors)
         if dy is not None:
             stacks["dy"] = dy
 
@@ -111,14 +115,18 @@ class LstmLoop:
 
 def declare_loop(loop: LstmLoop) -> None:
     """Let a loop that is built be differentiated in this way."""
-    node = loop.stacks["h"].value.producer()
+    node = loop.h.value.producer()
     assert node is not None
-    assert node.outputs[2] is loop.stacks["h"].value
+    assert node.outputs[2] is loop.h.value
     declare(Composite(node, (loop.weights.value, *node.outputs[3:]), loop.gradients))
 
 
-def _factors(op: OpBuilder, stacks: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What the gradients of a step are multiplied with, for all steps."""
+def factors_of(op: OpBuilder, stacks: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What the gradients of a step are multiplied with, for all steps, from what those gave.
+
+    They are made where the loop is: fewer than what they are made of, they are what is handed over
+    to the gradient where the loop is in a branch.
+    """
     i, f, o, g, ig, fc = (stacks[k] for k in ("i", "f", "o", "g", "ig", "fc"))
     h, tanh_c = stacks["h"], stacks["tanh c"]
     return {

@@ -154,10 +154,9 @@ def batch_gradient(
     slope, rstd, d_scale, d_bias = _per_channel(op, dy, x, scale, centred, variance, epsilon)
     # slope·(dy - mean(dy) - x̂·mean(dy·x̂)), gathered per channel
     is_same = batch.share.dtype == x.dtype
-    share = -(op.tensor(batch.share.value) if is_same else inverse_count(op, x, scale))
-    tilt, shift = slope * rstd * d_scale * share, slope * d_bias * share
-    tilted = channel_affine(op, centred, rank, tilt, shift, scale)
-    dx = channel_affine(op, dy, rank, slope, None, scale) + tilted
+    share = slope * (op.tensor(batch.share.value) if is_same else inverse_count(op, x, scale))
+    mean = channel_affine(op, centred, rank, share * rstd * d_scale, share * d_bias, scale)
+    dx = channel_affine(op, dy, rank, slope, None, scale) - mean
     return dx, as_type(op, d_scale, scale.dtype), as_type(op, d_bias, bias.dtype)
 
 

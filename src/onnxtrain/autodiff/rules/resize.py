@@ -170,7 +170,12 @@ def _matrix(
         scale = op.Concat(one, _pick(op, scales, index), axis=0)
         wide = op.Resize(image, _span(op, roi, axes, index, attributes), scale, None, **options)
     elif options.pop("keep_aspect_ratio_policy", "stretch") == "stretch":
-        target = vector(op, 1, before, 1, dim(op, y, axis))
+        # not the size of y where that is open: in a forward graph, y may be what this computes
+        assert sizes is not None
+        size = y.dim(axis)
+        target = vector(
+            op, 1, before, 1, size if isinstance(size, int) else _pick(op, sizes, index)
+        )
         wide = op.Resize(image, _span(op, roi, axes, index, attributes), None, target, **options)
     else:
         assert sizes is not None

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import indexing, loops, movement, sampling, windows
+from . import indexing, loops, movement, normalization, sampling, windows
 
 OPS: list[Any] = [
-    *indexing.OPS, *loops.OPS, *movement.OPS, *sampling.OPS, *windows.OPS,
+    *indexing.OPS, *loops.OPS, *movement.OPS, *normalization.OPS, *sampling.OPS, *windows.OPS,
 ]  # fmt: skip

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from ...autodiff.bodies import Slices, scan
-from ...autodiff.rules.lstm import LstmLoop, declare_loop
+from ...autodiff.rules.lstm import LstmLoop, declare_loop, factors_of
 from ...graph import OpBuilder, Tensor
 from .gates import Gates, find_gates
 from .layer import Layer
@@ -30,11 +30,24 @@ def is_plain(node: ir.Node) -> bool:
         return False
     if node.attributes.get_int("input_forget", 0) or any(_has(node, i) for i in (4, 7)):
         return False
-    x = node.inputs[0]
-    if x is None or x.shape is None:
+    x, axis = batch_axis(node)
+    if x.shape is None:
         return False
-    batch = x.shape[0 if node.attributes.get_int("layout", 0) else 1]
+    batch = x.shape[axis]
     return not isinstance(batch, int) or batch >= FEWEST_SEQUENCES
+
+
+def is_open(node: ir.Node) -> bool:
+    """Whether the number of sequences is only known when the graph runs."""
+    x, axis = batch_axis(node)
+    return x.shape is not None and not isinstance(x.shape[axis], int)
+
+
+def batch_axis(node: ir.Node) -> tuple[ir.Value, int]:
+    """The input of a layer, and which of its axes counts sequences."""
+    x = node.inputs[0]
+    assert x is not None
+    return x, 0 if node.attributes.get_int("layout", 0) else 1
 
 
 def _has_usual_activations(node: ir.Node) -> bool:
@@ -96,6 +109,19 @@ def _loop(
     (h, c), stacks = scan(op, states, {"x": x}, step, backwards)
     h0, c0 = states
     declare_loop(
-        LstmLoop(gates.w, gates.r, gates.bias, gates.order, weights, x, h0, c0, stacks, backwards)
+        LstmLoop(
+            gates.w,
+            gates.r,
+            gates.bias,
+            gates.order,
+            weights,
+            x,
+            h0,
+            c0,
+            stacks["h"],
+            stacks["xh"],
+            factors_of(op, stacks),
+            backwards,
+        )
     )
     return stacks["h"], h, c

@@ -66,7 +66,7 @@ class SmallSteps:
             and not artifact.random_nodes  # two sessions would be two streams of random numbers
             and is_small(self._weights, 1)
             and len(artifact.model.nodes) <= min(FEW_NODES, cutting.MANY_NODES)
-            and not any(node.op_type in HEAVY for node in artifact.model.nodes)
+            and not any(node.op_type in HEAVY for node in artifact.model.all_nodes())
         )
 
     def has(self, arrays: Sequence[Any]) -> bool:

@@ -1,0 +1,45 @@
+"""`onnxtrain quantize`, and the adapters on what it wrote."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+import pytest
+
+from .models import classifier, write_npz
+
+pytest.importorskip(
+    "onnxruntime.quantization.matmul_nbits_quantizer", reason="onnxruntime is older than 1.22"
+)
+
+
+def test_a_quantised_base_is_adapted(run):
+    classifier()
+    write_npz()
+    result = run("quantize", "model.onnx", "--block-size", "16", "-o", "base.onnx")
+    assert result.code == 0, result.err
+    assert "layers" in result.out
+    assert "MatMulNBits" in {n.op_type for n in onnx.load("base.onnx").graph.node}
+    data = ("--data", "train.npz", "--loss", "cross_entropy", "--epochs", "1")
+    adapted = run("lora", "base.onnx", *data, "--rank", "2", "--output", "run")
+    assert adapted.code == 0, adapted.err
+    assert Path("run/adapter.onnx_adapter").is_file()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("-o", "base.onnx", "--bits", "3"), "4 or 8 bits"),
+        (("-o", "base.onnx", "--block-size", "7"), "choose 16"),
+        (("-o", "base.onnx", "--targets", "encw"), "Near: enc_w"),
+        (("-o", "nowhere/base.onnx"), "folder that exists"),
+        ((), "Missing option"),
+    ],
+)
+def test_mistakes_are_told(run, arguments, said):
+    classifier()
+    result = run("quantize", "model.onnx", *arguments)
+    assert result.code in (1, 2)
+    assert said in " ".join(result.err.split())
+    assert not Path("base.onnx").exists()

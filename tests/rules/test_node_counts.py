@@ -1,0 +1,55 @@
+"""How many nodes a gradient takes: networks of hundreds of layers make sessions of them."""
+
+from __future__ import annotations
+
+import onnx.parser
+import pytest
+
+import onnxtrain
+
+
+def nodes_after(shapes: str, body: str, wrt: list[str]) -> int:
+    model = onnx.parser.parse_model(f"""
+        <ir_version: 8, opset_import: ["": 18]>
+        g ({shapes}) => (float loss) {{ {body} loss = ReduceSum<keepdims = 0>(t) }}""")
+    return len(onnxtrain.differentiate(model, wrt=wrt, of="loss").graph.node)
+
+
+def depthwise(kernel: int, batch: str) -> int:
+    pads = [kernel // 2] * 4
+    image = f"float[{batch}, 24, 20, 20]"
+    return nodes_after(
+        f"{image} x, float[24, 1, {kernel}, {kernel}] k, float[24] b, {image} w",
+        f"y = Conv<group = 24, pads = {pads}>(x, k, b) t = Mul(y, w)",
+        ["x", "k", "b"],
+    )
+
+
+@pytest.mark.parametrize("batch", ["2", "N"])
+def test_a_depthwise_convolution_does_not_grow_with_its_kernel(batch: str) -> None:
+    """A form with a node per position of the kernel had hundreds."""
+    assert max(depthwise(kernel, batch) for kernel in (3, 7, 11)) <= 24
+
+
+def test_a_batch_normalization_in_training_mode() -> None:
+    image = "float[2, 3, 8, 8]"
+    count = nodes_after(
+        f"{image} x, float[3] s, float[3] b, float[3] m, float[3] v, {image} w",
+        "y, m2, v2 = BatchNormalization<training_mode = 1>(x, s, b, m, v) t = Mul(y, w)",
+        ["x", "s", "b"],
+    )
+    assert count <= 29
+
+
+def test_attention_with_a_cache_knows_its_sizes() -> None:
+    """Where they are open, every product with the rotary tables asks what was broadcast: 333."""
+    model = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["": 18, "com.microsoft": 1]>
+        g (float[B, S, 96] x, float[B, 2, P, 12] past_k, float[B, 2, P, 12] past_v,
+           int32[B] lengths, int32 total, float[64, 6] cos, float[64, 6] sin) => (float loss) {
+            y, k, v = com.microsoft.GroupQueryAttention<
+                num_heads = 4, kv_num_heads = 2, do_rotary = 1
+            >(x, , , past_k, past_v, lengths, total, cos, sin)
+            loss = ReduceSum<keepdims = 0>(y)
+        }""")
+    assert len(onnxtrain.differentiate(model, wrt=["x"], of="loss").graph.node) <= 199
