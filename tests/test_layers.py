@@ -33,7 +33,7 @@ ALLOWED = {
     "preparing": set(),
     "graph": {"errors", "runtime"},  # of the latter files only: see below
     "normalize": {"errors", "graph", "autodiff"},
-    "autodiff": {"errors", "graph"},
+    "autodiff": {"errors", "graph", "plugins"},
     "passes": {"errors", "graph", "autodiff"},
     "optim": {"errors", "graph", "passes"},
     "compile": {*STAGES, "optim"},
@@ -53,6 +53,9 @@ ALLOWED = {
     "distillation": {"errors", "graph", "normalize"},
     "data": set(),
     "drawing": set(),
+    "plugins": {"errors"},
+    "loggers": {"errors", "plugins", "runtime"},
+    "tuning": {"errors", "runtime"},
     "training": {"compat.ort"},
     "compat": {"errors", "compat.ort"},
     "compat.ort": {*OFFLINE, *DEVICE, "compat", "extend", "torch"},
@@ -64,7 +67,8 @@ ALLOWED = {
     "serve": {*OFFLINE, *DEVICE, "data"},
     "cli": {
         *OFFLINE, *DEVICE, "__init__", "compat", "compat.ort", "data", "distributed", "serve",
-        "distillation", "extend", "drawing", "lora", "quant", "text", "training_info",
+        "distillation", "extend", "drawing", "lora", "quant", "text", "training_info", "plugins",
+        "loggers", "tuning",
     },
 }  # fmt: skip
 """Package → packages of onnxtrain that it may import (its own is always allowed)."""
@@ -99,6 +103,9 @@ OUTSIDE = {
     "quant": {*ONNX, "onnxruntime"},
     "distillation": ONNX,
     "data": {"numpy"},
+    "plugins": set(),
+    "loggers": {"tensorboardX", "mlflow", "wandb"},
+    "tuning": {"optuna"},
     "training": set(),
     "compat": {"onnxruntime"},
     "compat.ort": {*ONNX, "onnxruntime", "torch", "h5py"},

@@ -95,6 +95,8 @@ class ModelSummary:
     memory: MemoryEstimate
     endings: tuple[Ending, ...]
     """Outputs that are probabilities, or their logarithms, and the scores behind them."""
+    metadata: dict[str, str]
+    """What the file says about itself (metadata_props)."""
     normalized: ir.Model | None = field(repr=False, compare=False)
 
     @property
@@ -153,6 +155,7 @@ def summarize(
         opset=loaded.opset_imports.get("", 0),
         ir_version=loaded.ir_version,
         producer=" ".join(p for p in (loaded.producer_name, loaded.producer_version) if p),
+        metadata=dict(loaded.metadata_props),
         inputs=tuple(_value(v) for v in loaded.graph.inputs if not v.is_initializer()),
         outputs=tuple(v for v in typed if v.name in own),
         inner=tuple(v for v in typed if v.name not in own),

@@ -406,6 +406,17 @@ def steps(path: Path) -> object:
     return read_steps(path.parent, 100)
 
 
+def history(path: Path) -> object:
+    from onnxtrain.cli.runs import read_history
+
+    return read_history(path)
+
+
+def histories(folder: Path) -> list[bytes]:
+    del folder
+    return [b'{"loss": [0.5, 0.25], "lr": [0.001, 0.001]}', b"{}"]
+
+
 def npz(folder: Path) -> list[bytes]:
     plain, packed = io.BytesIO(), io.BytesIO()
     np.savez(plain, x=X, labels=np.arange(8))
@@ -586,4 +597,5 @@ PARSERS: dict[str, Parser] = {
     "yaml": Parser("c.yaml", "text", yaml, config, 2),
     "run.json": Parser("run.json", "json", about, run_file),
     "steps.csv": Parser("steps.csv", "text", step_table, steps),
+    "history.json": Parser("history.json", "json", histories, history),
 }  # fmt: skip

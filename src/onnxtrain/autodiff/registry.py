@@ -16,7 +16,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from ..plugins import import_gradients
+
 RuleFunction: TypeAlias = Callable[..., Any]
+KNOWN_DOMAINS = frozenset({"", "ai.onnx.ml", "com.microsoft", "ai.onnx.training"})
+"""Domains whose operators have their rules here, or none."""
 
 
 @dataclass(frozen=True)
@@ -93,8 +97,13 @@ def unregister(op_type: str, domain: str = "") -> None:
 
 
 def lookup(domain: str, op_type: str) -> Rule | None:
-    """The rule of an operator, or None."""
-    return _RULES.get(("" if domain == "ai.onnx" else domain, op_type))
+    """The rule of an operator, or None; other packages may add some of their own domains."""
+    key = ("" if domain == "ai.onnx" else domain, op_type)
+    rule = _RULES.get(key)
+    if rule is None and key[0] not in KNOWN_DOMAINS:
+        import_gradients()
+        rule = _RULES.get(key)
+    return rule
 
 
 def is_registered(op_type: str, domain: str = "") -> bool:

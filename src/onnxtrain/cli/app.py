@@ -27,6 +27,8 @@ COMMANDS = {
     "train": "train",
     "lora": "lora",
     "quantize": "quantize",
+    "tune": "tune",
+    "runs": "runs",
     "export": "export",
     "artifacts": "artifacts",
     "check": "check",

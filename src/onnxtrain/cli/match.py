@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from ..summary import ValueSummary
 from .arrays import reading
+from .images import ImageSettings
 from .output import UserError, count
 from .recipes import IGNORED, LossRecipe
 from .sources import Batches, Columns, Named, Ordered, Pictures, Source
@@ -48,6 +49,8 @@ class Task:
     """Columns of a table that are categories, where there are any."""
     scale: Scale | None = None
     """Of the targets, where they were standardised."""
+    images: ImageSettings = field(default_factory=ImageSettings)
+    """How pictures become numbers."""
 
     @property
     def fed(self) -> list[ValueSummary]:
@@ -139,7 +142,7 @@ def _assign(source: Source, task: Task) -> tuple[dict[str, Array], Array]:
                 f"The model takes {_names(task.fed)}, and a folder of images gives one input."
             )
         _remember(task, source.classes, "Use a model with as many outputs, or fewer folders.")
-        return {task.fed[0].name: load_pictures(source, task.fed[0])}, source.labels
+        return {task.fed[0].name: load_pictures(source, task.fed[0], task.images)}, source.labels
     if isinstance(source, Ordered):
         names = [v.name for v in task.fed]
         if len(source.arrays) != len(names) + 1:
@@ -471,21 +474,26 @@ def _remember(task: Task, classes: list[str], fix: str = "") -> None:
 # --- pictures -------------------------------------------------------------------------------------
 
 
-def load_pictures(source: Pictures, value: ValueSummary) -> Array:
-    """Pictures in the size and layout of an input, numbers from 0 to 1 unless it takes uint8."""
+def load_pictures(
+    source: Pictures, value: ValueSummary, images: ImageSettings | None = None
+) -> Array:
+    """Pictures in the size and layout of an input, normalised unless it takes uint8."""
+    images = images or ImageSettings()
     try:
         from PIL import Image
     except ImportError:
         raise UserError(
             f'The folder of images {source.where!r} needs Pillow: pip install "onnxtrain[images]".'
         ) from None
-    channels_last, channels, height, width = _layout(value)
+    channels_last, channels, height, width = images.layout(value)
     mode = "L" if channels == 1 else "RGB"
-    images = [_picture(Image, f, mode, (width, height)) for f in source.files]
-    pixels = np.stack(images).reshape(len(images), height, width, channels)
+    pictures = [_picture(Image, f, mode, (width, height)) for f in source.files]
+    pixels = np.stack(pictures).reshape(len(pictures), height, width, channels)
     if not channels_last:
         pixels = pixels.transpose(0, 3, 1, 2)
-    return pixels if value.dtype == "uint8" else pixels.astype(np.float32) / np.float32(255)
+    if value.dtype == "uint8":
+        return pixels
+    return images.normalized(pixels.astype(np.float32) / np.float32(255), channels_last)
 
 
 def _picture(module: Any, file: Path, mode: str, extent: tuple[int, int]) -> Array:
@@ -496,20 +504,3 @@ def _picture(module: Any, file: Path, mode: str, extent: tuple[int, int]) -> Arr
         warnings.simplefilter("error", module.DecompressionBombWarning)
         with module.open(stream) as image:
             return np.asarray(image.convert(mode).resize(extent))
-
-
-def _layout(value: ValueSummary) -> tuple[bool, int, int, int]:
-    from .inspect import shown
-
-    shape = value.shape or ()
-    if len(shape) == 4:
-        rest = shape[1:]
-        if rest[0] in (1, 3) and isinstance(rest[1], int) and isinstance(rest[2], int):
-            return False, int(rest[0]), rest[1], rest[2]
-        if rest[2] in (1, 3) and isinstance(rest[0], int) and isinstance(rest[1], int):
-            return True, int(rest[2]), rest[0], rest[1]
-    raise UserError(
-        f"Images need an input N×C×H×W or N×H×W×C with 1 or 3 channels and a fixed size; "
-        f"{value.name!r} is {shown(value.shape)}. Fix the size in the model, or give "
-        "arrays as npz."
-    )

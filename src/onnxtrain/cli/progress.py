@@ -187,35 +187,3 @@ class Bar(Callback):
         if self._bar is not None:
             self._bar.stop()
             self._bar = self.output.live = None
-
-
-class TensorBoard(Callback):
-    """Event files for TensorBoard."""
-
-    def __init__(self, writer: Any) -> None:
-        self.writer = writer
-
-    def on_step_end(self, trainer: Trainer, logs: Logs) -> None:
-        """Loss and learning rate by step."""
-        for name, value in logs.items():
-            self.writer.add_scalar(f"step/{name}", value, trainer.step)
-
-    def on_epoch_end(self, trainer: Trainer, epoch: int, logs: Logs) -> None:
-        """Everything by epoch."""
-        for name, values in trainer.history.items():
-            if values:
-                self.writer.add_scalar(f"epoch/{name}", values[-1], epoch + 1)
-        self.writer.flush()
-
-
-def tensorboard(folder: Path) -> TensorBoard:
-    """A callback that writes event files into a folder."""
-    from .output import UserError
-
-    try:
-        from tensorboardX import SummaryWriter
-    except ImportError:
-        raise UserError(
-            '--tensorboard needs tensorboardX: pip install "onnxtrain[tensorboard]".'
-        ) from None
-    return TensorBoard(SummaryWriter(str(folder)))

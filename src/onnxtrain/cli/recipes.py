@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .. import losses
+from .. import losses, plugins
 from .output import UserError, one_of
 
 if TYPE_CHECKING:
@@ -52,14 +52,19 @@ METRICS = (
 
 
 def loss_recipe(name: str) -> LossRecipe:
-    """A loss by name."""
-    return LOSSES[one_of(name, LOSSES, "--loss")]
+    """A loss by name; other packages may add some."""
+    if name not in LOSSES and name in plugins.names("losses"):
+        kind = getattr(plugins.load("losses", name), "target", "number")
+        return LossRecipe(name, "labels" if kind in {"class", "token"} else "target", kind)
+    return LOSSES[one_of(name, [*LOSSES, *plugins.names("losses")], "--loss")]
 
 
 def loss_block(name: str, ignore_index: int = IGNORED) -> Any:
     """A new loss block; the label to ignore is for losses of classes."""
     recipe = loss_recipe(name)
     options = {"ignore_index": ignore_index} if recipe.takes_labels else {}
+    if name not in LOSSES:
+        return plugins.load("losses", name)(**options)
     return getattr(losses, recipe.block)(**options)
 
 
@@ -80,7 +85,12 @@ def make_optimizer(
     """An optimizer by name, with what it takes of the options."""
     from .. import optim
 
-    maker = optim.RECIPES[one_of(name, optim.RECIPES, "--optimizer")].make
+    maker: Callable[..., Optimizer]
+    if name not in optim.RECIPES and name in plugins.names("optimizers"):
+        maker = plugins.load("optimizers", name)
+    else:
+        known = [*optim.RECIPES, *plugins.names("optimizers")]
+        maker = optim.RECIPES[one_of(name, known, "--optimizer")].make
     all_options = {"weight_decay": weight_decay, "momentum": momentum}
     options: dict[str, Any] = {k: v for k, v in all_options.items() if v is not None}
     taken = inspect.signature(maker).parameters

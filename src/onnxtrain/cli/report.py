@@ -65,7 +65,7 @@ def page(run: Run) -> str:
         "<h2>Samples of predictions</h2>",
         _samples(run),
         "<h2>Settings</h2>",
-        _table(("setting", "value"), _settings(run)),
+        html_table(("setting", "value"), _settings(run)),
         "<h2>Model</h2>",
         _model(run),
         "<h2>Epochs</h2>",
@@ -177,7 +177,7 @@ def _matrix(run: Run) -> list[str]:
 def _samples(run: Run) -> str:
     language = run.task.language
     if language is not None:
-        return _table(("", repr(language.prompt)), list(language.samples.items()))
+        return html_table(("", repr(language.prompt)), list(language.samples.items()))
     if run.plan.loss.kind == "token":
         return "<p>Scores of tokens are too many to show; --task causal-lm shows text.</p>"
     predicted = predictions(run, LOOKED_AT)
@@ -247,7 +247,8 @@ def _share(run: Run, score: Array, chosen: int) -> str:
 # --- tables -------------------------------------------------------------------------------------
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def html_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table of text."""
     top = "".join(f"<th>{escape(h)}</th>" for h in head)
     body = "".join("<tr>" + "".join(f"<td>{escape(c)}</td>" for c in row) + "</tr>" for row in rows)
     return f'<div class="scroll"><table><tr>{top}</tr>{body}</table></div>'
@@ -266,7 +267,7 @@ def _settings(run: Run) -> list[tuple[str, str]]:
 def _model(run: Run) -> str:
     summary = run.plan.summary
     values = [("input", v) for v in summary.inputs] + [("output", v) for v in summary.outputs]
-    sides = _table(("", "name", "type", "shape"), [
+    sides = html_table(("", "name", "type", "shape"), [
         (side, v.name, v.dtype, shown(v.shape)) for side, v in values
     ])  # fmt: skip
     trained = set(run.plan.trainable)
@@ -274,7 +275,7 @@ def _model(run: Run) -> str:
         (p.name, p.dtype, shown(p.shape), size(p.bytes), "yes" if p.name in trained else "no")
         for p in summary.parameters
     ]
-    parameters = _table(("parameter", "type", "shape", "size", "trained"), rows)
+    parameters = html_table(("parameter", "type", "shape", "size", "trained"), rows)
     used = ", ".join(f"{o.op_type} ({o.count})" for o in summary.operators)
     return f"{sides}<p>Operators: {escape(used)}</p>{parameters}"
 
@@ -286,4 +287,4 @@ def _epochs(run: Run) -> str:
     for i in range(length):
         values = [run.history[n][i] if i < len(run.history[n]) else math.nan for n in names]
         rows.append((str(i + 1), *(f"{v:.6g}" for v in values)))
-    return _table(("epoch", *names), rows)
+    return html_table(("epoch", *names), rows)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,14 @@ from typing import Any
 import click
 import numpy as np
 
+from .. import plugins
 from ..artifacts import generate_artifacts
 from ..distributed.connect import connect
 from ..distributed.start import once
 from ..errors import CheckpointError, NonFiniteError, RunError, StateError
+from ..loggers import LOGGERS, LogTo, make_logger
 from ..runtime.files.onnxfile import ModelFile
-from ..runtime.loop.callbacks import SaveCheckpoint
+from ..runtime.loop.callbacks import Callback, SaveCheckpoint
 from ..runtime.loop.metrics import F1, Accuracy, Metric, Precision, Recall, resolve
 from ..runtime.loop.trainer import History, Trainer
 from ..runtime.session.devices import session_options
@@ -28,9 +31,10 @@ from .charts import curves
 from .distilling import check_settings as check_teacher
 from .distilling import loss_of
 from .history import Step, read_steps, write_history, write_text
+from .images import Augmentation, AugmentedBatches, ImageSettings, read_augmentations
 from .language import LanguageTask, check_settings
 from .match import Dataset, Task, match, target_column
-from .output import Output, UserError, count
+from .output import Output, UserError, count, one_of
 from .plan import Plan, make_plan
 from .recipes import make_optimizer, make_scheduler, metric_name
 from .run_folder import check_resume, choose_folder, fingerprint, staged, write_about
@@ -56,8 +60,14 @@ class Run:
     files: list[Path] = field(default_factory=list)
 
 
-def train(settings: Settings, output: Output) -> Run:
-    """Read model and data, train, and write everything into the folder of the run."""
+def train(settings: Settings, output: Output, callbacks: Sequence[Callback] = ()) -> Run:
+    """Read model and data, train, and write everything into the folder of the run.
+
+    Args:
+        settings: of the run.
+        output: what is printed, and how much.
+        callbacks: more that hang in the training loop.
+    """
     settings.check()
     check_settings(settings)
     check_teacher(settings)
@@ -65,16 +75,19 @@ def train(settings: Settings, output: Output) -> Run:
     task = Task(
         plan.summary.inputs, plan.output, plan.loss, settings.target, _names(settings.features),
         ignore_index=settings.ignore_index,
+        images=ImageSettings.of(settings, plan.summary.metadata),
         categories=Categories(_names(settings.categorical)) if settings.categorical else None,
         language=LanguageTask.of(settings, plan) if settings.task else None,
     )  # fmt: skip
+    if read_augmentations(settings.augment) and not Path(settings.data).is_dir():
+        raise UserError("--augment is for folders of images: --data names none.")
     training = _data(settings.data, task, output)
     validation = None
     if settings.val:
         training, validation = _validation(settings, task, training, output)
     others = [validation] if validation is not None else []
     plan = standardize(settings, plan, task, training, others)
-    return train_on(settings, plan, task, training, validation, output)
+    return train_on(settings, plan, task, training, validation, output, callbacks)
 
 
 def _names(text: str | None) -> list[str]:
@@ -89,6 +102,7 @@ def train_on(
     training: Dataset,
     validation: Dataset | None,
     output: Output,
+    callbacks: Sequence[Callback] = (),
 ) -> Run:
     """Train on data that are there already."""
     drop_last = _check_batches(settings, plan, training, validation, output)
@@ -125,7 +139,7 @@ def train_on(
     )
     if task.language is not None and not settings.resume:
         task.language.sample(trainer, "before", output)
-    _fit(run, output, drop_last)
+    _fit(run, output, drop_last, callbacks)
     if task.language is not None:
         task.language.sample(trainer, "after", output)
     if trainer.group.is_main:
@@ -150,7 +164,7 @@ def _trainer(folder: Path, settings: Settings, **options: Any) -> Trainer:
         ) from error
 
 
-def _fit(run: Run, output: Output, drop_last: bool) -> None:
+def _fit(run: Run, output: Output, drop_last: bool, callbacks: Sequence[Callback]) -> None:
     settings, trainer, folder = run.settings, run.trainer, run.folder
     if settings.resume:
         run.steps = read_steps(folder, trainer.step)
@@ -162,17 +176,15 @@ def _fit(run: Run, output: Output, drop_last: bool) -> None:
     if run.validation is None and run.training.rows and gathered:
         sample = run.training.part(slice(0, 2000))
         hooks.insert(0, progress.TrainMetric(sample.arrays, settings.batch_size))
-    logs_events = settings.tensorboard and main
-    events = progress.tensorboard(folder / "tensorboard") if logs_events else None
-    if events is not None:
-        hooks.append(events)
+    loggers = _loggers(run) if main else []
+    hooks += [*loggers, *callbacks]
     if run.best is not None:
         hooks += run.best.callbacks(folder)
     hooks += [SaveCheckpoint(folder / "checkpoint"), interrupt]
     try:
         with interrupt.listening():
             run.history = trainer.fit(
-                run.training.data,
+                _training_data(run, drop_last),
                 settings.epochs,
                 settings.batch_size,
                 validation_data=run.validation.data if run.validation else None,
@@ -200,8 +212,30 @@ def _fit(run: Run, output: Output, drop_last: bool) -> None:
         raise UserError(_refused(error, run)) from error
     finally:
         bar.close()
-        if events is not None:
-            events.writer.close()
+        for hook in loggers:
+            hook.logger.finish()
+
+
+def _training_data(run: Run, drop_last: bool) -> Any:
+    """What is trained on: arrays, batches of the user's, or arrays with images that change."""
+    settings, data = run.settings, run.training
+    names = read_augmentations(settings.augment)
+    if not names:
+        return data.data
+    last, *_ = run.task.images.layout(run.task.fed[0])
+    augmentation = Augmentation(names, run.task.images, last)
+    arrays = list(data.arrays.values())
+    return AugmentedBatches(arrays, settings.batch_size, settings.seed, drop_last, augmentation)
+
+
+def _loggers(run: Run) -> list[LogTo]:
+    """What takes the numbers of the run elsewhere."""
+    settings = run.settings
+    asked = [*settings.log, *(["tensorboard"] if settings.tensorboard else [])]
+    known = [*LOGGERS, *plugins.names("loggers")]
+    chosen = [one_of(name, known, "--log") for name in dict.fromkeys(asked)]
+    plain = {k: ", ".join(v) if isinstance(v, list) else v for k, v in settings.to_dict().items()}
+    return [LogTo(make_logger(name, run.folder), run.folder.name, plain) for name in chosen]
 
 
 def _refused(error: NonFiniteError, run: Run) -> str:
@@ -236,7 +270,9 @@ def _finish(run: Run, output: Output) -> None:
         write_table_model(folder / "model.onnx", categories, run.task.fed[0].name, table)
         run.files.append(table)
     if run.task.classes:
-        describe(folder / "model.onnx", {CLASSES: json.dumps(run.task.classes)})
+        known = {CLASSES: json.dumps(run.task.classes)}
+        is_images = Path(run.settings.data).is_dir()
+        describe(folder / "model.onnx", known | (run.task.images.metadata if is_images else {}))
         names_file = folder / "classes.json"
         write_text(names_file, json.dumps(run.task.classes, indent=2) + "\n")
         run.files.append(names_file)

@@ -25,6 +25,7 @@ from .settings import FIELDS, Settings
 
 FIXED = (
     "accumulate",
+    "augment",
     "batch_size",
     "categorical",
     "clip_norm",
@@ -32,12 +33,15 @@ FIXED = (
     "drop_last",
     "freeze",
     "ignore_index",
+    "image_size",
     "loss",
     "loss_output",
+    "mean",
     "momentum",
     "optimizer",
     "seed",
     "standardize",
+    "std",
     "task",
     "teacher",
     "temperature",

@@ -33,6 +33,10 @@ class Settings:
     target: str | None = None
     features: str | None = None
     categorical: str | None = None
+    image_size: str | None = None
+    mean: str | None = None
+    std: str | None = None
+    augment: str | None = None
     standardize: str = "none"
     freeze: tuple[str, ...] = ()
     train: tuple[str, ...] = ()
@@ -54,6 +58,7 @@ class Settings:
     output: str | None = None
     resume: bool = False
     overwrite: bool = False
+    log: tuple[str, ...] = ()
     tensorboard: bool = False
     rank: int = 0
     alpha: float = 16.0
@@ -194,6 +199,8 @@ def _yaml(path: Path) -> Any:
         raise UserError(f"{str(path)!r} is not valid YAML: {one_line}.") from error
 
 
+LISTS = frozenset({"data", "features", "val", "categorical", "augment", "mean", "std"})
+"""Settings that are text with commas, which a configuration file may write as a list."""
 FIELDS = {f.name: f for f in dataclasses.fields(Settings)}
 
 
@@ -227,7 +234,15 @@ def typed(name: str, value: Any, path: str) -> Any:
             return int(value)
         if kind.startswith("float"):
             return float(value)
-        if name in {"data", "features", "val", "categorical"} and isinstance(value, list):
+        if name in {
+            "data",
+            "features",
+            "val",
+            "categorical",
+            "augment",
+            "mean",
+            "std",
+        } and isinstance(value, list):
             return ",".join(map(str, value))
         return str(value)
     except (TypeError, ValueError, OverflowError):

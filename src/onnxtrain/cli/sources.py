@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from .. import plugins
 from .arrays import read_csv, read_npy, read_npz, read_parquet
 from .output import UserError
 
@@ -79,6 +80,8 @@ def read(where: str) -> Source:
     path = Path(where)
     if not path.exists():
         module, colon, function = where.partition(":")
+        if colon and module in plugins.names("data"):
+            return _from_plugin(module, function, where)
         if colon and module.replace(".", "").isidentifier() and function.isidentifier():
             return _from_function(module, function, where)
         raise UserError(f"There is no data file {where!r}. Data are {FORMATS}.")
@@ -90,6 +93,8 @@ def read(where: str) -> Source:
         )
     suffix = "".join(path.suffixes[-2:]) if path.suffix.lower() == ".gz" else path.suffix
     reader = READERS.get(suffix.lower())
+    if reader is None and suffix in plugins.names("data"):
+        return _from_plugin(suffix, where, where)
     if reader is None:
         raise UserError(f"Data of type {path.suffix or where!r} are not known. Data are {FORMATS}.")
     return reader(path)
@@ -158,6 +163,24 @@ def _from_function(module: str, function: str, where: str) -> Source:
         data = source() if callable(source) else source
     except Exception as error:
         raise _of_the_user(where, error) from error
+    return _as_source(data, where)
+
+
+def _from_plugin(name: str, argument: str, where: str) -> Source:
+    """Data that another package reads: by the ending of a file, or as ``name:anything``."""
+    reader = plugins.load("data", name)
+    try:
+        data = reader(argument)
+    except Exception as error:
+        raise UserError(
+            f"--data {where}: what another package adds as {name!r} raised "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    return _as_source(data, where)
+
+
+def _as_source(data: Any, where: str) -> Source:
+    """Arrays by name, in order, or batches."""
     if isinstance(data, Mapping):
         return Named({str(k): np.asarray(v) for k, v in data.items()}, where)
     if isinstance(data, tuple):

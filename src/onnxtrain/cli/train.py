@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from click.core import ParameterSource
@@ -11,6 +11,9 @@ from click.core import ParameterSource
 from .app import common
 from .output import current
 from .recipes import IGNORED, KEEP, LOSSES, METRICS, SCHEDULES, optimizer_names
+
+if TYPE_CHECKING:
+    from .settings import Settings
 
 EPILOG = """\b
 Data (--data, --val):
@@ -30,6 +33,7 @@ Examples:
   onnxtrain train model.onnx --data houses.csv --target price --loss mse --val 0.2 \\
       --standardize both --categorical city --early-stopping 5
   onnxtrain train model.onnx --data images/ --loss cross_entropy --freeze 'encoder.*' \\
+      --image-size 224 --mean imagenet --std imagenet --augment flip,crop,colour \\
       --schedule cosine --warmup 0.1 --clip-norm 1.0
   onnxtrain train model.onnx --data train.npz --loss cross_entropy --epochs 10 --resume
   onnxtrain train model.onnx --config run.toml
@@ -118,6 +122,10 @@ USUAL = "adamw, adam, sgd, rmsprop, lamb"
     show_default=True,
     help="Scale inputs, targets or both to mean 0 and deviation 1, inside the written model.",
 )
+@click.option("--image-size", help="Pixels of the images, as 224 or 224x320.")
+@click.option("--mean", help="Mean of the channels of images (0 to 1), as 0.5 or imagenet.")
+@click.option("--std", help="Their deviation, by which images are divided.")
+@click.option("--augment", help="Change images at random: flip,crop,colour or some of them.")
 @click.option("--freeze", multiple=True, help="Parameters not to train, e.g. 'encoder.*'.")
 @click.option("--train", multiple=True, help="Parameters to train, instead of all.")
 @_listed("--schedule", SCHEDULES, default="constant", show_default=True)
@@ -206,7 +214,13 @@ USUAL = "adamw, adam, sgd, rmsprop, lamb"
 @click.option("--output", type=click.Path(), help="Folder of the run; by default runs/<model>.")
 @click.option("--resume", is_flag=True, help="Go on with the run in the folder.")
 @click.option("--overwrite", is_flag=True, help="Throw away a run that is in the folder.")
-@click.option("--tensorboard", is_flag=True, help="Also write event files for TensorBoard.")
+@click.option(
+    "--log",
+    multiple=True,
+    type=_Listed(("csv", "tensorboard", "mlflow", "wandb")),
+    help="Also log to csv, tensorboard, mlflow or wandb, or to what another package adds.",
+)
+@click.option("--tensorboard", is_flag=True, help="The same as --log tensorboard.")
 @click.option("--config", type=click.Path(), help="TOML or YAML file with the same names.")
 @common
 @click.pass_context
@@ -218,10 +232,9 @@ def command(ctx: click.Context, /, config: str | None, **options: Any) -> None:
     run_training(ctx, config, options)
 
 
-def run_training(ctx: click.Context, config: str | None, options: dict[str, Any]) -> None:
-    """Train with these options, and say what came of it."""
+def read_settings(ctx: click.Context, config: str | None, options: dict[str, Any]) -> Settings:
+    """The settings of a run, from the options and a configuration file."""
     from .output import one_of
-    from .run import train
     from .settings import Settings, read_config, typed
 
     if config is not None:
@@ -234,8 +247,14 @@ def run_training(ctx: click.Context, config: str | None, options: dict[str, Any]
         if not options[name]:
             raise click.UsageError(f"Missing option '--{name}' (or {name} in --config).", ctx)
     one_of(options["training_mode"], ("auto", "preserve", "train"), "--training-mode")
-    settings = Settings(**options)
-    run = train(settings, current())
+    return Settings(**options)
+
+
+def run_training(ctx: click.Context, config: str | None, options: dict[str, Any]) -> None:
+    """Train with these options, and say what came of it."""
+    from .run import train
+
+    run = train(read_settings(ctx, config, options), current())
     if not run.trainer.group.is_main:
         return
     last = {k: v[-1] for k, v in run.history.items() if v and k != "lr"}

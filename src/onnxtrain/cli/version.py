@@ -22,6 +22,9 @@ PACKAGES = {
     "pyarrow": "extra 'parquet'",
     "pyyaml": "extra 'yaml'",
     "tensorboardX": "extra 'tensorboard'",
+    "mlflow": "extra 'mlflow'",
+    "wandb": "extra 'wandb'",
+    "optuna": "extra 'tune'",
 }
 
 

@@ -1,0 +1,79 @@
+"""`onnxtrain runs`: several runs side by side."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+
+def write_run(folder: str, lr: float, losses: list[float], **settings: object) -> None:
+    path = Path(folder)
+    path.mkdir(parents=True)
+    about = {
+        "model_sha256": "0",
+        "settings": {
+            "model": "a/net.onnx",
+            "loss": "mse",
+            "optimizer": "adamw",
+            "lr": lr,
+            **settings,
+        },
+    }
+    (path / "run.json").write_text(json.dumps(about))
+    history = {"loss": losses, "lr": [lr] * len(losses), "val_accuracy": [1 - v for v in losses]}
+    (path / "history.json").write_text(json.dumps(history))
+
+
+@pytest.fixture
+def runs(folder):
+    write_run("runs/one", 0.1, [0.9, 0.5, 0.3], batch_size=8)
+    write_run("runs/two", 0.01, [0.9, 0.4], batch_size=16)
+    write_run("runs/study/trial-0", 0.5, [0.8, 0.1], batch_size="<script>")
+
+
+def test_table_and_order(run, runs):
+    result = run("runs", "--sort", "val_accuracy")
+    assert result.code == 0, result.err
+    lines = [line.split()[0] for line in result.out.splitlines()]
+    assert lines == ["run", "runs/study/trial-0", "runs/one", "runs/two"]
+    assert "net.onnx" in result.out
+    printed = json.loads(run("runs", "--json", "--sort", "loss").out)
+    assert [p["last"]["loss"] for p in printed] == [0.1, 0.3, 0.4]
+
+
+def test_one_page_with_all_curves(run, runs):
+    result = run("runs", "--html", "all.html")
+    assert result.code == 0, result.err
+    page = Path("all.html").read_text()
+    assert page.count("<svg") == 3
+    for name in ("one", "two", "study/trial-0"):
+        assert f">{name}</text>" in page
+    assert "<script>" not in page
+    assert not re.search(r"https?://(?!www\.w3\.org)", page)  # it needs no network
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("{", "is damaged"),
+        ('{"loss": 3}', "is damaged"),
+        ('{"loss": [true]}', "is damaged"),
+        ('{"loss": ["x"]}', "is damaged"),
+    ],
+)
+def test_a_damaged_history_is_named(run, runs, content, says):
+    Path("runs/one/history.json").write_text(content)
+    result = run("runs")
+    assert result.code == 1
+    assert says in result.err
+    assert "runs/one/history.json" in result.err
+
+
+def test_mistakes(run, runs):
+    assert "There is no folder 'none'" in run("runs", "none").err
+    assert "the runs have" in run("runs", "--sort", "accuracy").err
+    Path("empty").mkdir()
+    assert "holds no runs" in run("runs", "empty").err
