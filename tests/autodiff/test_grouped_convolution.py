@@ -24,8 +24,10 @@ def nodes(kernel: int, group: int, stride: int, batch: str) -> int:
 @pytest.mark.parametrize("group", [8, 2])
 @pytest.mark.parametrize("stride", [1, 2])
 def test_size_does_not_grow_with_the_kernel(group: int, stride: int, batch: str) -> None:
-    sizes = [nodes(kernel, group, stride, batch) for kernel in (3, 5, 7, 9)]
-    assert len(set(sizes)) <= 2  # kernels of few columns have a form of their own
-    assert sizes[2] == sizes[3]
+    large = {nodes(kernel, group, stride, batch) for kernel in (7, 9, 11)}
+    assert len(large) == 1
+    # Up to three columns of a depthwise kernel have a product each
+    small = max(nodes(kernel, group, stride, batch) for kernel in (3, 5))
+    assert small - max(large) <= (3 if group == 8 else 0)
     if stride == 1 and group == 8:
-        assert max(sizes) <= FEW
+        assert max(small, *large) <= FEW

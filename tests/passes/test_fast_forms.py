@@ -245,6 +245,15 @@ def test_a_value_that_is_asked_for_stays():
     np.testing.assert_allclose(values["b_grad"], values["x_grad"])
 
 
+def test_softplus_of_a_very_negative_number_is_not_zero():
+    graded = differentiate(parse("y = Softplus(x)"), wrt=["x"], vjp=True)
+    assert "Softplus" not in types(graded)
+    x = np.array([-np.inf, -80, -30, -17, -12, -1, 0, 3, 90, np.inf], np.float32)
+    values = run(graded, x=x, y_grad=np.ones(10, np.float32))
+    exact = np.logaddexp(0, x.astype(np.float64))
+    np.testing.assert_allclose(values["y"], exact, rtol=1e-6)
+
+
 def test_other_types_are_left_alone():
     model = onnx.parser.parse_model(
         '<ir_version: 9, opset_import: ["": 18]> g (double[N] x) => (double[N] y)'
