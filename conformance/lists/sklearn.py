@@ -25,7 +25,9 @@ SKIPPED = {
 }  # fmt: skip
 """Estimators of text, of classes or of other things than a matrix of floats."""
 WITHOUT_ZIPMAP = {"LinearSVC", "MultiOutputClassifier", "RFE", "RFECV"}
-TWO_CLASSES = {"FixedThresholdClassifier", "TunedThresholdClassifierCV"}
+TWO_CLASSES = {
+    "FixedThresholdClassifier", "GaussianProcessClassifier", "TunedThresholdClassifierCV",
+}  # fmt: skip
 SETTINGS: dict[str, dict[str, Any]] = {
     "MLPClassifier": {"hidden_layer_sizes": (6,), "max_iter": 50},
     "MLPRegressor": {"hidden_layer_sizes": (6,), "max_iter": 50},
