@@ -48,7 +48,8 @@ def compare_steps(
     eps = 10.0 ** round(math.log10(max(size * ABOVE_ROUNDING, 1e-8)))
     expected = torch_steps(function, list(parameters), eps, case.steps)
     names = list(dict.fromkeys(parameters.values()))
-    ours = our_steps(model, feeds, names, eps, case.steps, no_gradient)
+    along = our_steps(model, feeds, names, eps, case.steps, no_gradient)
+    ours = along[-1]
     gap = max(_apart(ours[v], expected[n]) for n, v in parameters.items())
     if gap <= TOLERANCE:
         return Verdict("right", gap)
@@ -59,7 +60,36 @@ def compare_steps(
     gap = max(_apart(ours[v], reference[n]) for n, v in parameters.items())
     if gap <= max(TOLERANCE, WORSE_THAN_TORCH * theirs):
         return Verdict("right", gap, "torch's float32 is as far from float64")
+    if _each_step_apart(function, parameters, along, eps) <= TOLERANCE:
+        return Verdict("right", gap, "each step is torch's; together they leave a kink another way")
     return Verdict("wrong", gap, f"AdamW: {gap:.2g} of {case.steps} steps off, torch {theirs:.2g}")
+
+
+def _each_step_apart(
+    function: TorchFunction,
+    parameters: Mapping[str, str],
+    along: list[dict[str, Array]],
+    eps: float,
+) -> float:
+    """The largest difference of one step from where ours were before it.
+
+    Where a step ends at a kink, rounding decides how the next begins, and what follows may be far
+    apart; one step from the same place is not.
+    """
+    point = function.point()
+    weights = [point[n] for n in parameters]
+    update = torch.optim.AdamW(weights, lr=RATE, eps=eps, weight_decay=DECAY)
+    gap = 0.0
+    for ours in along:
+        gradients = function.gradients(point)
+        for name in parameters:
+            point[name].grad = gradients[name]
+        update.step()
+        for name, value in parameters.items():
+            weight = point[name].data
+            gap = max(gap, _apart(ours[value], weight.numpy()))
+            weight.copy_(torch.from_numpy(ours[value]))
+    return gap
 
 
 def torch_steps(
@@ -83,8 +113,8 @@ def our_steps(
     eps: float,
     count: int,
     no_gradient: Collection[str] = (),
-) -> dict[str, Array]:
-    """The same through artifacts, Module and Optimizer."""
+) -> list[dict[str, Array]]:
+    """The same through artifacts, Module and Optimizer, after each step."""
     with tempfile.TemporaryDirectory() as folder:
         onnxtrain.generate_artifacts(
             model, requires_grad=names, artifact_directory=folder, no_gradient=no_gradient,
@@ -96,11 +126,13 @@ def our_steps(
     update.set_learning_rate(RATE)
     stored = {i.name for i in model.graph.initializer}
     batch: list[Any] = [feeds[i.name] for i in model.graph.input if i.name not in stored]
+    along = []
     for _ in range(count):
         module(*batch)
         update.step()
         module.lazy_reset_grad()
-    return {n: np.array(state.parameters[n].data) for n in names}
+        along.append({n: np.array(state.parameters[n].data) for n in names})
+    return along
 
 
 def _apart(one: Array, other: Array) -> float:
