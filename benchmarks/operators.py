@@ -2,9 +2,14 @@
 
 python -m benchmarks.operators [--only GLOB] [--list package.module:ATTRIBUTE] [--seconds 2]
 
-Both sides run in turns in one process with two threads; `ORTModule` is ours. Every case has a
-process of its own, so that one that crashes or hangs is a row and not the end. The rows are
-written to a JSON file as they come, and all that are there to a Markdown page.
+Both sides run in turns in one process; `ORTModule` is ours. Every case has a process of its own,
+forked from one that has imported everything, so that one that crashes or hangs is a row and not
+the end. The rows are written to a JSON file as they come, and all that are there to a Markdown
+page. With `--missing` only cases without a row are run: a run that was cut off goes on.
+
+The lists: `benchmarks.operator_cases:CASES`, and PyTorch's own tables,
+`benchmarks.operator_tables:OPERATORS` (OpInfo) and `benchmarks.operator_tables:MODULES`
+(ModuleInfo), which need the packages expecttest and hypothesis.
 """
 
 from __future__ import annotations
@@ -15,19 +20,20 @@ import fnmatch
 import importlib
 import json
 import math
+import multiprocessing
+import os
 import statistics
-import subprocess
-import sys
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 OWN_LIST = "benchmarks.operator_cases:CASES"
-RESULTS = ROOT / "benchmarks" / "operators.json"
+RESULTS = ROOT / "benchmarks" / "results" / "operators.json"
+NOTES = ROOT / "benchmarks" / "operator_notes.md"
 PAGE = ROOT / "docs" / "operator_speed.md"
-THREADS = 2
 
 Row = dict[str, Any]
 
@@ -41,12 +47,13 @@ def measure(source: str, name: str, seconds: float) -> Row:
 
     from onnxtrain.torch import ORTModule
 
-    torch.set_num_threads(THREADS)
     torch.manual_seed(0)
     case = cases_of(source)[name]()
     theirs = Side(copy.deepcopy(case.module), case.inputs)
     ours = Side(ORTModule(case.module), case.inputs)
-    row: Row = {"name": name, "eager_first": theirs.first(), "ours_first": ours.first()}
+    row: Row = {"name": name, "list": source.partition(":")[2]}
+    row["elements"] = max((x.numel() for x in case.inputs if torch.is_tensor(x)), default=0)
+    row["eager_first"], row["ours_first"] = theirs.first(), ours.first()
     row["difference"] = difference(theirs.results(), ours.results())
     walls, cpus = in_turns([theirs.run, ours.run], seconds)
     for side, wall, cpu in zip(("eager", "ours"), walls, cpus):
@@ -81,7 +88,7 @@ class Side:
         graded = [y for y in together if torch.is_tensor(y) and y.requires_grad]
         if self.seeds is None:
             generator = torch.Generator().manual_seed(1)
-            self.seeds = [torch.randn(y.shape, generator=generator) for y in graded]
+            self.seeds = [torch.randn(y.shape, generator=generator, dtype=y.dtype) for y in graded]
         torch.autograd.backward(graded, self.seeds)
         return graded
 
@@ -145,20 +152,34 @@ def cases_of(source: str) -> Any:
 
 def run_apart(source: str, name: str, seconds: float, limit: float) -> Row:
     """The row of one case from a process of its own; what went wrong, if it did."""
-    command = [sys.executable, "-m", "benchmarks.operators", "--list", source, "--case", name]
-    command += ["--seconds", str(seconds)]
+    context = multiprocessing.get_context("fork")
+    receiving, sending = context.Pipe(duplex=False)
+    process = context.Process(target=_send, args=(sending, source, name, seconds))
+    process.start()
+    sending.close()
+    row: Row = {"name": name, "list": source.partition(":")[2]}
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, cwd=ROOT, timeout=limit, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return {"name": name, "error": f"no result in {limit:.0f} s"}
-    lines = done.stdout.splitlines()
-    if done.returncode == 0 and lines:
-        row: Row = json.loads(lines[-1])
-        return row
-    last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-    return {"name": name, "error": last[:200]}
+        if receiving.poll(limit):
+            return {**row, **receiving.recv()}
+        return {**row, "error": f"no result in {limit:.0f} s"}
+    except EOFError:
+        process.join()
+        return {**row, "error": f"exit code {process.exitcode}"}
+    finally:
+        process.kill()
+        process.join()
+
+
+def _send(pipe: Any, source: str, name: str, seconds: float) -> None:
+    silence = os.open(os.devnull, os.O_WRONLY)
+    for stream in (1, 2):
+        os.dup2(silence, stream)
+    try:
+        row = measure(source, name, seconds)
+    except Exception as error:
+        lines = "".join(traceback.format_exception_only(error)).split("\n")
+        row = {"error": lines[0][:200]}
+    pipe.send(row)
 
 
 def stored(path: Path) -> dict[str, Any]:
@@ -168,10 +189,15 @@ def stored(path: Path) -> dict[str, Any]:
 def keep(path: Path, row: Row) -> list[Row]:
     """Put the row into the file, in the place of an older one of the same name; all rows."""
     results = stored(path)
-    others = [r for r in results["rows"] if r["name"] != row["name"]]
+    others = [r for r in results["rows"] if _key(r) != _key(row)]
+    path.parent.mkdir(exist_ok=True)
     results = {"about": about(), "rows": [*others, row]}
     path.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
     return [*others, row]
+
+
+def _key(row: Row) -> tuple[str, str]:
+    return row.get("list", ""), row["name"]
 
 
 def about() -> dict[str, Any]:
@@ -179,7 +205,7 @@ def about() -> dict[str, Any]:
     import torch
 
     return {
-        "threads": THREADS,
+        "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "onnxruntime": onnxruntime.__version__,
         "day": time.strftime("%Y-%m-%d"),
@@ -190,51 +216,80 @@ def about() -> dict[str, Any]:
 
 HEAD = """# Operator by operator
 
-Made by `python3 -m benchmarks.operators`; the numbers are in `benchmarks/operators.json`. Forward
-and backward of one module or function through [`ORTModule`](guides/pytorch.md), about a million
-elements, beside torch eager in one process with two threads, in turns. Milliseconds are medians
-(in brackets: least, first and third quartile); the ratio is torch's time ÷ ours, above 1 onnxtrain
-is faster. The first call exports, differentiates and creates the sessions. Slowest first.
+Made by `python3 -m benchmarks.operators`; the numbers are in `benchmarks/results/operators.json`.
+Forward and backward of one module or function through [`ORTModule`](guides/pytorch.md), beside
+torch eager in one process, in turns. Milliseconds are medians (in brackets: least, first and third
+quartile); the ratio is torch's time ÷ ours, above 1 onnxtrain is faster. The first call exports,
+differentiates and creates the sessions. Slowest first.
 """
 
+TITLES = {
+    "CASES": (
+        "Layers and functions at about a million elements",
+        "`benchmarks/operator_cases.py`.",
+    ),
+    "MODULES": (
+        "PyTorch's table of modules",
+        "ModuleInfo: the largest sample of each, its first axis repeated.",
+    ),
+    "OPERATORS": (
+        "PyTorch's table of operators",
+        "OpInfo: of each operator that has a gradient the largest sample, enlarged if possible.",
+    ),
+}
+COLUMNS = (
+    "case", "elements", "ours, ms", "torch eager, ms", "ratio", "of the best", "of CPU time",
+    "first call, s",
+)  # fmt: skip
 
-def page(results: dict[str, Any]) -> str:
-    """All rows as a Markdown page."""
-    rows = sorted(results["rows"], key=lambda r: ratio(r) or 0)
-    timed = [r for r in rows if "error" not in r]
-    lines = [HEAD, _summary(timed, results["about"]), ""]
-    lines += [
-        "| case | ours, ms | torch eager, ms | ratio | of the best | of CPU time | first call, s |"
-    ]
-    lines += ["|---|---|---|---|---|---|---|"]
+
+def page(results: dict[str, Any], notes: str = "") -> str:
+    """All rows as a Markdown page, list by list."""
+    lines = [HEAD, _setting(results["about"]), notes]
+    for name, (title, text) in TITLES.items():
+        rows = [r for r in results["rows"] if r.get("list", "CASES") == name]
+        if rows:
+            lines += [f"\n## {title}\n", text, "", *_table(rows)]
+    return "\n".join(lines) + "\n"
+
+
+def _table(rows: Sequence[Row]) -> list[str]:
+    timed = sorted((r for r in rows if "error" not in r), key=lambda r: ratio(r) or 0)
+    lines = [_summary(timed), "", "| " + " | ".join(COLUMNS) + " |", "|---" * len(COLUMNS) + "|"]
     lines += [_line(r) for r in timed]
     failed = [r for r in rows if "error" in r]
     if failed:
-        lines += ["", "Without a result:", ""]
-        lines += [f"- {r['name']}: `{r['error']}`" for r in failed]
-    return "\n".join(lines) + "\n"
+        lines += ["", f"Without a result ({len(failed)}):", ""]
+        lines += [f"- {r['name']}: `{r['error'].replace('`', '')}`" for r in failed]
+    return lines
 
 
 def ratio(row: Row) -> float | None:
     return None if "error" in row else row["eager"] / row["ours"]
 
 
-def _summary(rows: Sequence[Row], versions: dict[str, Any]) -> str:
+def _setting(versions: dict[str, Any]) -> str:
+    return (
+        f"onnxruntime {versions.get('onnxruntime')}, torch {versions.get('torch')}, "
+        f"{versions.get('threads')} thread(s), measured {versions.get('day')}.\n"
+    )
+
+
+def _summary(rows: Sequence[Row]) -> str:
     ratios = [row["eager"] / row["ours"] for row in rows]
     if not ratios:
         return ""
     mean = math.exp(statistics.fmean(map(math.log, ratios)))
-    slow = sum(r < 1 for r in ratios)
-    very = sum(r < 0.5 for r in ratios)
+    slow, very = sum(r < 1 for r in ratios), sum(r < 0.5 for r in ratios)
+    late = sum(r["ours_first"] > 5 for r in rows)
     return (
         f"{len(ratios)} cases, geometric mean **{mean:.2f}**; {slow} slower than torch, {very} of "
-        f"them by more than twice. onnxruntime {versions.get('onnxruntime')}, "
-        f"torch {versions.get('torch')}, measured {versions.get('day')}."
+        f"them by more than twice; {late} took more than five seconds to the first answer."
     )
 
 
 def _line(row: Row) -> str:
-    cells = [row["name"].replace("|", "\\|")]
+    cells = [row["name"].replace("|", "\\|"), f"{row.get('elements', 0):,}"]
     for side in ("ours", "eager"):
         least, low, high = row[f"{side}_spread"]
         cells.append(f"{row[side]:.3g} ({least:.3g}, {low:.3g}–{high:.3g})")
@@ -249,21 +304,39 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="*", help="names of cases, as a pattern")
     parser.add_argument("--list", default=OWN_LIST, help="where the cases are")
+    parser.add_argument("--missing", action="store_true", help="only cases without a row")
     parser.add_argument("--seconds", type=float, default=2, help="how long to time each case")
     parser.add_argument("--limit", type=float, default=120, help="seconds that a case may take")
+    parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--notes", type=Path, default=NOTES, help="Markdown with the reasons")
     parser.add_argument("--page", type=Path, default=PAGE)
-    parser.add_argument("--case", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.case:
-        print(json.dumps(measure(options.list, options.case, options.seconds)))
-        return
+    run(parser.parse_args())
+
+
+def _warm_up() -> None:
+    """Import what a first call imports, before the processes of the cases are forked."""
+    import torch
+
+    importlib.import_module("onnxtrain.torch.ortmodule")
+    torch.onnx.export(torch.nn.ReLU(), (torch.ones(2),), dynamo=True, verbose=False)
+
+
+def run(options: argparse.Namespace) -> None:
+    """Measure what is asked for, and write the page of all that is there."""
+    import torch
+
+    torch.set_num_threads(options.threads)
+    _warm_up()
+    have = {_key(r) for r in stored(options.results)["rows"]} if options.missing else set()
+    attribute = options.list.partition(":")[2]
     for name in cases_of(options.list):
-        if fnmatch.fnmatch(name, options.only):
+        if fnmatch.fnmatch(name, options.only) and (attribute, name) not in have:
             row = run_apart(options.list, name, options.seconds, options.limit)
             keep(options.results, row)
             print(_line(row) if "error" not in row else f"{name}: {row['error']}", flush=True)
-    options.page.write_text(page(stored(options.results)))
+    notes = options.notes.read_text() if options.notes.is_file() else ""
+    options.page.write_text(page(stored(options.results), notes))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,9 @@ interleaved: `Trainer`, and Module + Optimizer. With `--ortmodule` it is ORTModu
 minutes on two idle cores), whose time is taken relative to PyTorch's in the same process. What
 counts is the ratio of the medians, time now ÷ time before; below it stands the spread of the
 rounds. With `--processor-time` each has one thread, and the time is the processor's: on a busy
-machine only that says something. No peer is needed, but torch, which makes the models.
+machine only that says something. With `--files` the artifacts of both trees are run by this one
+(`benchmarks.files_of_versions`), which tells a hundredth, of the graphs and not of how steps run.
+No peer is needed, but torch, which makes the models.
 """
 
 from __future__ import annotations
@@ -25,6 +27,8 @@ from .environments import ROOT, main_python
 from .race import OURS, Contestant, run_rounds
 from .workloads import WORKLOADS
 
+OURS_MODULE = "benchmarks.contestants.ours"
+
 
 def main() -> int:
     options = arguments()
@@ -38,6 +42,9 @@ def main() -> int:
             print("| workload | way | before, ms | now, ms | now ÷ before | spread |")
             print("|---|---|---|---|---|---|")
             for name in options.workloads or ([] if options.ortmodule else WORKLOADS):
+                if options.files:
+                    compare_files(name, python, sources, seconds=3.0 * options.rounds)
+                    continue
                 compare(name, python, sources, options.rounds, options.processor_time)
             if options.ortmodule:
                 compare_ortmodule(python, sources, options.rounds, options.processor_time)
@@ -57,6 +64,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--python", default="", help="of an environment that has torch")
     parser.add_argument("--ortmodule", action="store_true", help="ORTModule, in turns with torch")
     parser.add_argument("--processor-time", action="store_true", help="of one thread")
+    parser.add_argument("--files", action="store_true", help="both trees' files, run by this one")
     return parser.parse_args()
 
 
@@ -90,6 +98,26 @@ def compare(
             show(name, way, now.processor_times, before.processor_times)
         else:
             show(name, way, now.times, before.times)
+
+
+def compare_files(name: str, python: str, sources: dict[str, Path], seconds: float) -> None:
+    """The artifacts of one workload, Module + Optimizer; the spread is that of half the steps."""
+    with tempfile.TemporaryDirectory(prefix="onnxtrain-bench-", ignore_cleanup_errors=True) as text:
+        commands = [
+            ("now", ["benchmarks.prepare", name, text]),
+            *((tree, [OURS_MODULE, text, f"{text}/{tree}", "parts"]) for tree in sources),
+            ("now", ["benchmarks.files_of_versions", text, str(seconds)]),
+        ]
+        for tree, arguments in commands:
+            env = {**os.environ, "PYTHONPATH": str(sources[tree]), "PYTHONWARNINGS": "ignore"}
+            done = subprocess.run([python, "-m", *arguments], check=True, cwd=ROOT, env=env,
+                                  stdout=subprocess.PIPE, text=True)  # fmt: skip
+    times = json.loads(done.stdout.splitlines()[-1])
+    ratios = [now / before for now, before in zip(times["now"], times["before"])]
+    low, middle, high = statistics.quantiles(ratios, n=4)
+    before, now = (statistics.median(times[tree]) * 1e3 for tree in ("before", "now"))
+    print(f"| {name} | files | {before:.4g} | {now:.4g} | {middle:.3f} | {low:.2f} … {high:.2f} |",
+          flush=True)  # fmt: skip
 
 
 def compare_ortmodule(

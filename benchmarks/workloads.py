@@ -43,6 +43,12 @@ def _model(name: str, *sizes: int, **options: int) -> Any:
     return getattr(torch_models, name)(*sizes, **options)
 
 
+def _transformer(name: str, *sizes: int) -> Any:
+    from . import transformer_models
+
+    return getattr(transformer_models, name)(*sizes)
+
+
 def _normal(*shape: int) -> Any:
     import torch
 
@@ -128,10 +134,39 @@ WORKLOADS: dict[str, Workload] = {
 }  # fmt: skip
 
 
+TRANSFORMERS: dict[str, Workload] = {
+    "token_encoder": Workload(
+        "Encoder 4×256 that answers everywhere, 16×128 tokens, AdamW",
+        lambda: _transformer("TokenEncoder"),
+        lambda: (_tokens(16, 128, high=8000), _tokens(2048, high=2)),
+        optimizer=ADAMW, steps=2,
+    ),
+    "decoder": Workload(
+        "GPT-2-shaped decoder 4×256, vocabulary 8,000, 8×64 tokens, AdamW",
+        lambda: _transformer("Decoder"),
+        lambda: (_tokens(8, 64, high=8000), _tokens(512, high=8000)),
+        optimizer=ADAMW, steps=2, dynamic=False,
+    ),
+    "vit": Workload(
+        "ViT 4×192, 112×112 in patches of 16, batch 16, AdamW",
+        lambda: _transformer("ViT"),
+        lambda: (_normal(16, 3, 112, 112), _tokens(16, high=10)),
+        optimizer=ADAMW, steps=2, dynamic=False,
+    ),
+    "llama": Workload(
+        "Llama-shaped decoder 4×256, 8 heads on 2, rotary, 8×64 tokens, AdamW",
+        lambda: _transformer("Llama"),
+        lambda: (_tokens(8, 64, high=8000), _tokens(512, high=8000)),
+        optimizer=ADAMW, steps=2, dynamic=False,
+    ),
+}  # fmt: skip
+"""Found by name; not in the table of docs/performance.md."""
+
+
 def find(name: str) -> Workload:
     """A workload by name; `encoder:batch=8,length=64,layers=2,width=128` is one of a curve."""
-    if name in WORKLOADS:
-        return WORKLOADS[name]
+    if name in WORKLOADS or name in TRANSFORMERS:
+        return {**TRANSFORMERS, **WORKLOADS}[name]
     kind, _, text = name.partition(":")
     sizes = {key: int(value) for key, _, value in (part.partition("=") for part in text.split(","))}
     return CURVES[kind](**sizes)

@@ -23,6 +23,7 @@ class TorchCase:
         inputs, kwargs: of the call; tensors may be inside of lists and dictionaries.
         family: what kind of case it is, for the table.
         exporters: names of `exporters.EXPORTERS`, or functions that take this case.
+        first_that_exports: whether an exporter is tried only if those before it could not export.
         inputs_have_gradients: whether those of float inputs are compared too: of the inputs that
             require one, or of all if none does.
         dynamic_axes: as in `onnxtrain.torch.export`; inputs are named `input_0`, `input_1`, …
@@ -37,6 +38,7 @@ class TorchCase:
     kwargs: dict[str, Any] = field(default_factory=dict)
     family: str = ""
     exporters: Sequence[str | Callable[..., Any]] = ("dynamo",)
+    first_that_exports: bool = False
     inputs_have_gradients: bool = True
     dynamic_axes: dict[str, dict[int, str]] = field(default_factory=dict)
     second_order: bool = False

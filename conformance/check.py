@@ -55,7 +55,7 @@ class Stages:
 def check(
     name: str, case: Case, say: Say = lambda _: None, only_exporter: str = ""
 ) -> Iterator[Row]:
-    """One row per exporter, or of one alone."""
+    """One row per exporter, or of one alone, or of the first that exports."""
     if isinstance(case, OnnxCase):
         from .onnx_check import OnnxTrial
 
@@ -63,11 +63,15 @@ def check(
         return
     from .torch_check import TorchTrial
 
-    for exporter in case.exporters:
-        label = exporter if isinstance(exporter, str) else exporter.__name__
-        if only_exporter not in ("", label):
-            continue
-        yield _row(name, case.family, label, TorchTrial(case, exporter), say)
+    labels = [e if isinstance(e, str) else e.__name__ for e in case.exporters]
+    tried = [pair for pair in zip(labels, case.exporters) if only_exporter in ("", pair[0])]
+    for label, exporter in tried:
+        row = _row(name, case.family, label, TorchTrial(case, exporter), say)
+        if not case.first_that_exports:
+            yield row
+        elif row["outcome"] != "not exported" or label == tried[-1][0]:
+            yield row
+            return
 
 
 def _row(name: str, family: str, exporter: str, trial: Any, say: Say) -> Row:

@@ -103,8 +103,9 @@ def compare(
     error = distance(ours, exact, largest)
     noise = WORSE_THAN_TORCH * distance(torch32, exact, 0.0)
     vanishes = float(np.abs(exact).max(initial=0.0)) <= NOTHING * largest
-    if error <= tolerance and (vanishes or distance(ours, exact, 0.0) <= max(COARSE, noise)):
-        return Verdict("right", error)
+    if error <= tolerance:
+        fine = vanishes or distance(ours, exact, 0.0) <= max(COARSE, noise)
+        return Verdict("right" if fine else "undecided", error)
     allowed = max(tolerance, WORSE_THAN_TORCH * distance(torch32, exact, largest))
     if error <= allowed < 0.1:
         return Verdict("right", error, "torch's float32 is as far from float64")
@@ -122,6 +123,9 @@ def judge_by_differences(
 ) -> Verdict:
     """Whether differences agree with a gradient that autograd's float64 contradicts."""
     error = distance(ours, exact, largest)
+    if error <= tolerance:  # small beside others: it counts by its own size
+        largest = float(np.abs(exact).max(initial=0.0))
+        error = distance(ours, exact, largest)
     ways = [direction_of(ours - exact), *coordinates(ours - exact)]
     found = [_along(u, ours, function, at, largest, tolerance) for u in ways]
     decided = worst(found)
@@ -136,7 +140,8 @@ def or_rounding(verdict: Verdict, ours64: Array | None, exact: Array, largest: f
     """A wrong gradient whose formula is right in float64 is off by rounding alone."""
     if verdict.word not in ("wrong", "undecided") or ours64 is None:
         return verdict
-    if ours64.shape != exact.shape or distance(ours64, exact, largest) > FORMULA:
+    own = max(float(np.abs(exact).max(initial=0.0)), ROUNDING * largest)
+    if ours64.shape != exact.shape or distance(ours64, exact, own) > FORMULA:
         return verdict
     return Verdict("rounding", verdict.error, f"in float32 alone: {verdict.note}")
 

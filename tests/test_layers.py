@@ -47,9 +47,10 @@ ALLOWED = {
     "onnxblock": {*COMPILER, "losses", "runtime"},
     "artifacts": {*COMPILER, "losses", "onnxblock", "runtime"},
     "lora": {*STAGES, "runtime"},
-    "quant": {*STAGES, "lora"},
     "training_info": {*COMPILER, "losses", "onnxblock", "runtime"},
     "text": {"errors", "graph", "runtime"},
+    "quant": {*STAGES, "lora"},
+    "distillation": {"errors", "graph", "normalize"},
     "data": set(),
     "drawing": set(),
     "training": {"compat.ort"},
@@ -63,7 +64,7 @@ ALLOWED = {
     "serve": {*OFFLINE, *DEVICE, "data"},
     "cli": {
         *OFFLINE, *DEVICE, "__init__", "compat", "compat.ort", "data", "distributed", "serve",
-        "extend", "drawing", "lora", "quant", "text", "training_info",
+        "distillation", "extend", "drawing", "lora", "quant", "text", "training_info",
     },
 }  # fmt: skip
 """Package → packages of onnxtrain that it may import (its own is always allowed)."""
@@ -93,9 +94,10 @@ OUTSIDE = {
     "onnxblock": ONNX,
     "artifacts": {*ONNX, "onnxruntime"},
     "lora": {*ONNX, "onnxruntime"},
-    "quant": {*ONNX, "onnxruntime"},
     "training_info": ONNX,
     "text": {*ONNX, "tokenizers", "pyarrow"},
+    "quant": {*ONNX, "onnxruntime"},
+    "distillation": ONNX,
     "data": {"numpy"},
     "training": set(),
     "compat": {"onnxruntime"},

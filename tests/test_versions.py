@@ -47,7 +47,7 @@ def test_the_newest_is_not_held_back(floors) -> None:
 
 
 def test_the_page_has_the_defects() -> None:
-    rows = [f"| {d.package} before {d.before} | {d.reason} |" for d in DEFECTS]
+    rows = list(dict.fromkeys(f"| {d.package} before {d.before} | {d.reason} |" for d in DEFECTS))
     assert [line for line in PAGE.splitlines() if re.match(r"\| \S+ before ", line)] == rows
 
 

@@ -46,7 +46,10 @@ def case(name: str) -> TorchCase | None:
         module(*call.args, **call.kwargs)  # gives the parameters their shapes
     args, kwargs = tuple(call.args), dict(call.kwargs)
     family = "training" if training else "eval"
-    return TorchCase(module, args, kwargs, family=family, second_order=True, timing=False)
+    return TorchCase(
+        module, args, kwargs, family=family, exporters=("dynamo", "torchscript"),
+        first_that_exports=True, second_order=True, timing=False,
+    )  # fmt: skip
 
 
 def _modules() -> dict[str, ModuleInfo]:

@@ -51,6 +51,8 @@ def case(name: str) -> TorchCase | None:
         (sample.input, *sample.args),
         dict(sample.kwargs),
         family="second order" if info.supports_gradgrad else "first order",
+        exporters=("dynamo", "torchscript"),
+        first_that_exports=True,
         second_order=info.supports_gradgrad,
         timing=False,
     )

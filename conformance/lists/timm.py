@@ -11,7 +11,7 @@ import torch
 
 from conformance.cases import TorchCase
 
-from .shrink import keep_layers, scatter_constants
+from .shrink import keep_layers, spread
 from .torchvision_build import import_torchvision
 
 PACKAGES = ["timm", "torchvision"]
@@ -152,8 +152,8 @@ def _with_size(make: Maker, size: int) -> tuple[Any, torch.Tensor]:
     keep_layers(module.eval(), LAYERS.get(type(module).__name__, {}))
     for name in SKIPPED.get(type(module).__name__, ()):
         setattr(module, name, torch.nn.Identity())
-    scatter_constants(module)
     image = torch.randn(2, 3, size, size)
+    spread(module, image)
     with torch.no_grad():
         module(image)
     return module, image

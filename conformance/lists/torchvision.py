@@ -15,7 +15,7 @@ import torch
 
 from conformance.cases import TorchCase
 
-from .shrink import keep_layers, narrow, scatter_constants
+from .shrink import keep_layers, narrow, spread
 from .torchvision_build import import_torchvision
 
 PACKAGES = ["torchvision"]
@@ -85,8 +85,8 @@ def case(name: str) -> TorchCase:
     import_torchvision()
     torch.manual_seed(0)
     module = _made(name).eval()
-    scatter_constants(module)
     inputs = tuple(torch.randn(SHAPES[name]) for _ in range(2 if name in SECOND_IMAGE else 1))
+    spread(module, *inputs)
     options = {"num_flow_updates": 2} if name in SECOND_IMAGE else {}
     return TorchCase(
         module, inputs, options, family="torchvision", exporters=("dynamo", "torchscript")

@@ -1,11 +1,11 @@
 import type { InferenceSession } from "onnxruntime-common";
 import type { CheckpointState } from "./checkpoint.js";
 import { check, CheckpointError, InputError, ModelFileError, notFinite } from "./errors.js";
-import { refuseExternalData } from "./external.js";
 import { checkLabels, explained } from "./labels.js";
 import type { ClassLabels } from "./labels.js";
 import { hostValue, joined, sizeOf, widened } from "./ort.js";
 import type { Data, Ort, Tensor, Tensors, Value } from "./ort.js";
+import { checkModel } from "./sound.js";
 
 /** What a user may pass: a tensor of onnxruntime, or data with dimensions. */
 export type Input = Tensor | { readonly data: Data; readonly dims: readonly number[] };
@@ -284,7 +284,13 @@ export class Module {
     const executionProviders = this.providers.map((p) => ({ ...provider, ...p }));
     const options = this.isGpu ? { ...this.options, ...session, executionProviders } : this.options;
     const bytes = await this.bytes(name);
-    return (await this.ort.InferenceSession.create(bytes, options)) as InferenceSession;
+    try {
+      return (await this.ort.InferenceSession.create(bytes, options)) as InferenceSession;
+    } catch (error) {
+      throw new ModelFileError(
+        `onnxruntime cannot load the model to ${name} with: ${(error as Error).message}`,
+      );
+    }
   }
 
   /** The bytes of a model: pieces of an artifact, with seeds and values put in. */
@@ -292,7 +298,7 @@ export class Module {
     const { file, pieces } = this.model(name);
     const bytes = this.files.get(file ?? "") ?? new Uint8Array();
     const model = await joined(await Promise.all(pieces.map((piece) => this.part(bytes, piece))));
-    refuseExternalData(model);
+    checkModel(model);
     return model;
   }
 

@@ -6,13 +6,9 @@ The names to begin with are here:
     losses, optim, generate_artifacts             from a model to the files of a training
     Module, Optimizer, CheckpointState            one step at a time, on any device
     Trainer, schedulers                           the loop on top of them
-    "differentiate", "generate_artifacts", "lora", "losses", "optim", "quant", "schedulers",
-    "summarize", "text",
-]  # fmt: skip
-
-_MODULES = (
-    "api", "artifacts", "errors", "extend", "lora", "losses", "onnxblock", "optim", "quant",
-    "schedulers", "text", "training_info",
+    lora, quant                                   adapters for a model that is there already, and
+                                                  weights of a few bits under them
+    text                                          language models: tokens, rows, samples
 
 Each is imported when it is first used, so that a device that only trains needs numpy and
 onnxruntime alone.

@@ -43,6 +43,30 @@ def test_sides_run_in_turns() -> None:
     assert len(walls[0]) == len(cpus[1]) >= 7
 
 
+def test_tables_are_enlarged() -> None:
+    from benchmarks import operator_tables
+
+    layer = torch.nn.Linear(3, 2)
+    case = operator_tables.enlarged(layer, (torch.ones(4, 3, requires_grad=True),), {}, 100)
+    assert [tuple(x.shape) for x in case.inputs] == [(100, 3)]
+    assert case.inputs[0].requires_grad
+    assert case.module(*case.inputs).shape == (100, 2)
+    square = operator_tables.enlarged(torch.linalg.det, (torch.eye(4),), {}, 100)
+    assert [tuple(x.shape) for x in square.inputs] == [(4, 4)]  # 100 × 4 has no determinant
+    make = operator_tables.bounded(torch.ones)
+    assert make((2, 3)).shape == (2, 3)
+    with pytest.raises(operator_tables.TooLargeError):
+        make(4096, 4096)
+
+
+def test_nested_arguments_are_tensors_of_a_module() -> None:
+    from benchmarks import operator_tables
+
+    parts = [torch.ones(2, 1), torch.zeros(2, 1)]
+    module = operator_tables.Flat(torch.cat, (parts,), {"dim": 1})
+    assert module(*module.tensors).tolist() == [[1, 0], [1, 0]]
+
+
 def test_a_case_that_fails_is_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "own_cases.py").write_text(
         "def bad():\n    raise ValueError('no')\nCASES = {'x': bad}\n"

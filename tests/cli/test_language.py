@@ -14,6 +14,8 @@ from tests.text.models import TEXTS, WORDS, decoder, tokenizer_json, write_jsonl
 from tests.text.test_models import empty_cache
 from tests.text.test_models import run as logits
 
+from .models import classifier, write_npz
+
 pytest.importorskip("tokenizers")
 TASK = ("--task", "causal-lm", "--tokenizer", "tokenizer.json", "--lr", "0.02")
 
@@ -77,7 +79,7 @@ def test_an_adapter_is_trained_on_text(run, files) -> None:
         ((*TASK, "--sample-tokens", "-1"), "--sample-tokens is -1"),
         (("--task", "causal-lm", "--tokenizer", "large.json"), "do not belong together"),
         (("--task", "causal-lm", "--tokenizer", "no.json"), "There is no tokenizer file"),
-        ((*TASK, "--max-length", "65", "--batch-size", "1"), "onnxtrain inspect shows"),
+        ((*TASK, "--max-length", "65", "--batch-size", "1"), "a smaller --max-length"),
     ],
 )
 def test_mistakes_are_told(run, files, arguments, said) -> None:
@@ -101,3 +103,31 @@ def test_arrays_of_tokens_need_no_task(run, folder) -> None:
     np.savez("wrong.npz", **wrong)
     result = run("train", "lm.onnx", "--data", "wrong.npz", "--loss", "causal_lm")
     assert "the model has 21 classes" in " ".join(result.err.split())
+
+
+def test_a_student_learns_from_a_teacher(run, files) -> None:
+    """A language model and its teacher, both with a cache; and a classifier."""
+    onnx.save(decoder(1, seed=3), "small.onnx")
+    result = run(
+        "train", "small.onnx", "--data", "text.jsonl", *TASK, "--teacher", "lm.onnx", "--epochs",
+        "1", "--sample-tokens", "0", "--max-length", "16", "--output", "a",
+    )  # fmt: skip
+    assert result.code == 0, result.err
+    weights = {t.name for t in onnx.load("a/model.onnx").graph.initializer}
+    assert weights == {t.name for t in onnx.load("small.onnx").graph.initializer}
+    classifier("teacher.onnx")
+    classifier("student.onnx")
+    write_npz()
+    options = ("--data", "train.npz", "--teacher", "teacher.onnx", "--epochs", "2", "--output", "b")
+    result = run("train", "student.onnx", "--loss", "cross_entropy", *options)
+    assert result.code == 0, result.err
+    assert {t.name for t in onnx.load("b/model.onnx").graph.initializer} == {
+        "enc_w", "head_w", "head_b"
+    }  # fmt: skip
+    for arguments, said in (
+        (("--loss", "mse"), "compares classes or tokens"),
+        (("--loss", "cross_entropy", "--temperature", "0"), "--temperature is a positive"),
+        (("--loss", "cross_entropy", "--distill-alpha", "2"), "at most 1"),
+    ):
+        result = run("train", "student.onnx", *arguments, *options)
+        assert said in " ".join(result.err.split())

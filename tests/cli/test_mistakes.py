@@ -183,7 +183,7 @@ MISTAKES = {
     "unknown schedule": Mistake(
         both(), (*TRAIN, "--schedule", "cosin"), ("'cosin'", "mean 'cosine'")
     ),
-    "unknown metric": Mistake(both(), (*TRAIN, "--metric", "f1"), ("'f1'", "Choose from")),
+    "unknown metric": Mistake(both(), (*TRAIN, "--metric", "f2"), ("'f2'", "Choose from")),
     "label out of range": Mistake(
         both(labels=LABELS * 2), TRAIN, ("from 0 to 4", "3 classes", "first is row 2")
     ),
@@ -199,6 +199,17 @@ MISTAKES = {
         ),
         ("train", "model.onnx", "--data", "short.csv", "--loss", "cross_entropy"),
         ("Line 4", "4 cells"),
+    ),
+    "unknown value to watch": Mistake(
+        both(),
+        (*TRAIN, "--val", "0.2", "--keep", "best", "--monitor", "val_acuracy"),
+        ("'val_acuracy'", "mean 'val_accuracy'"),
+    ),
+    "watching without validation": Mistake(
+        both(), (*TRAIN, "--early-stopping", "2", "--monitor", "val_loss"), ("give --val",)
+    ),
+    "nothing to watch for": Mistake(
+        both(), (*TRAIN, "--monitor", "loss"), ("--keep best or --early-stopping",)
     ),
     "own artifacts to convert": Mistake(
         lambda: own_artifacts("art"),

@@ -331,6 +331,61 @@ def test_batches_that_the_users_code_cannot_make(run, monkeypatch, name, says):
     sys.modules.pop("own_loader")
 
 
+def overfitting(rows=24):
+    """Data of which validation has only noise, so that training ruins its loss."""
+    x, labels = blobs(rows)
+    np.savez("train.npz", x=x, labels=labels)
+    np.savez("val.npz", x=x[:12], labels=(labels[:12] + 1) % 3)
+
+
+def test_the_best_model_is_kept_and_training_stops_early(run):
+    classifier()
+    overfitting()
+    arguments = ("--data", "train.npz", "--val", "val.npz", *LOSS, "--output", "out")
+    result = run("train", "model.onnx", *arguments, "--epochs", "30", "--early-stopping", "3")
+    assert result.code == 0, result.err
+    losses = json.loads(Path("out/history.json").read_text())["val_loss"]
+    best = int(np.argmin(losses))
+    assert len(losses) == best + 1 + 3 < 30
+    assert f"Stopped after epoch {len(losses)}: val_loss brought no progress for 3" in result.err
+    assert f"that of epoch {best + 1}" in result.err
+    data = np.load("val.npz")
+    session = ort.InferenceSession("out/model.onnx", providers=["CPUExecutionProvider"])
+    scores = session.run(None, {"x": data["x"]})[0].astype(float)
+    shifted = scores - scores.max(axis=1, keepdims=True)
+    logs = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+    exact = -logs[np.arange(12), data["labels"]].mean()
+    assert exact == pytest.approx(losses[best], rel=1e-4)
+    assert parameters("out/best").keys() == parameters("out/checkpoint").keys()
+
+
+def test_the_best_value_is_remembered_by_a_resumed_run(run):
+    classifier()
+    overfitting()
+    arguments = (
+        "train", "model.onnx", "--data", "train.npz", "--val", "val.npz", *LOSS, "--output", "out",
+        "--keep", "best", "--monitor", "val_accuracy", "--metric", "accuracy",
+    )  # fmt: skip
+    assert run(*arguments, "--epochs", "2").code == 0
+    before = parameters("out/best")
+    result = run(*arguments, "--epochs", "4", "--resume")
+    assert result.code == 0, result.err
+    scores = json.loads(Path("out/history.json").read_text())["val_accuracy"]
+    if max(scores[2:]) <= max(scores[:2]):
+        assert all(np.array_equal(before[n], v) for n, v in parameters("out/best").items())
+    assert f"that of epoch {int(np.argmax(scores)) + 1}" in result.err
+
+
+@pytest.mark.parametrize("metric", ["f1", "precision", "recall", "auc"])
+def test_metrics_of_classes(run, metric):
+    classifier()
+    write_npz()
+    arguments = ("--data", "train.npz", "--val", "0.3", *LOSS, "--epochs", "8", "--output", "out")
+    result = run("train", "model.onnx", *arguments, "--metric", metric)
+    assert result.code == 0, result.err
+    assert json.loads(Path("out/history.json").read_text())[f"val_{metric}"][-1] > 0.8
+
+
 def test_a_fixed_batch_of_numbers(run):
     save(
         "g (float[8, 3] x) => (float[8, 1] y) <float[3, 1] w = {0.1, 0.2, 0.3}>{ y = MatMul(x, w) }"

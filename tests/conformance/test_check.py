@@ -96,6 +96,20 @@ def test_wrong_steps_are_called_wrong(monkeypatch) -> None:
     assert (row["outcome"], row["steps"]) == ("wrong", "wrong"), row
 
 
+def test_of_several_exporters_one_can_be_tried_alone() -> None:
+    case = torch_case(timing=False, steps=0)
+    case.exporters = ("dynamo", "torchscript")
+    rows = list(check("small", case, lambda _: None, "torchscript"))
+    assert [(r["exporter"], r["outcome"]) for r in rows] == [("torchscript", "right")]
+
+
+@pytest.mark.usefixtures("wrong_rule")
+def test_gradients_judged_together_are_called_wrong(monkeypatch) -> None:
+    monkeypatch.setattr("conformance.torch_check.BY_THEMSELVES", 0)
+    row = row_of(torch_case(timing=False, steps=0))
+    assert (row["outcome"], row["gradients"]) == ("wrong", "wrong"), row
+
+
 def test_a_refusal_has_its_reason() -> None:
     case = onnx_case()
     case.model.graph.node[1].op_type = "Elsewhere"
@@ -128,3 +142,15 @@ def test_without_a_gradient_in_torch_nothing_is_compared() -> None:
 
     row = row_of(TorchCase(Whole(), (torch.randn(2, 3),), exporters=("torchscript",)))
     assert row["outcome"] == "no gradient"
+
+
+def test_the_next_exporter_is_tried_where_one_cannot_export() -> None:
+    def none(case):
+        raise onnxtrain.errors.ModelError("The module cannot be exported to ONNX.")
+
+    case = torch_case(first_that_exports=True, steps=0, timing=False)
+    case.exporters = (none, "torchscript", "dynamo")
+    row = row_of(case)
+    assert (row["exporter"], row["outcome"]) == ("torchscript", "right")
+    case.exporters = (none,)
+    assert row_of(case)["outcome"] == "not exported"

@@ -63,6 +63,15 @@ def test_cases_with_a_row_are_not_tried_again(path: Path, capsys) -> None:
     assert [r["name"] for r in results.read(path)] == ["hang", "fine"]
 
 
+def test_an_exporter_alone_has_rows_of_its_own(path: Path) -> None:
+    results.append(path, {"name": "fine", "exporter": "torchscript", "outcome": "right"})
+    results.append(path, {"name": "after", "outcome": "not exported"})
+    limits = Limits(seconds=2.0, exporter="dynamo")
+    run.run("list", sys.executable, path, limits, only="[fa]*")
+    keys = [(r["name"], r.get("exporter")) for r in results.read(path)]
+    assert keys == [("fine", "torchscript"), ("after", None), ("fine", "dynamo")]
+
+
 def test_a_line_cut_short_is_left_out(path: Path) -> None:
     results.append(path, {"name": "a", "outcome": "right", "reason": "", "step_ms": 1.23456})
     with path.open("a") as file:

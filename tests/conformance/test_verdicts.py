@@ -108,6 +108,21 @@ def test_a_gradient_of_nothing_but_rounding_is_right() -> None:
     assert distance(np.array([np.nan]), np.array([1.0]), 1.0) == np.inf
 
 
+@pytest.mark.parametrize(("factor", "word"), [(1.0, "right"), (1.01, "right"), (2.0, "wrong")])
+def test_a_gradient_that_is_small_beside_others_is_judged_by_itself(factor, word) -> None:
+    exact = smooth_gradient(AT) * 1e-8
+
+    def small(x):
+        return 1e-8 * smooth(x)
+
+    near = exact * (1 + 1e-6)
+    ours = exact * factor
+    assert judge(ours, near, lambda: exact, small, AT, largest=3.0).word == word
+    # where torch's own is nothing but rounding, that of the larger gradients is an excuse
+    noise = exact * [3.0, -2.0, 0.5]
+    assert judge(ours, noise, lambda: exact, small, AT, largest=3.0).word == "right"
+
+
 def test_the_worst_counts() -> None:
     words = ["right", "kink", "wrong", "torch wrong"]
     assert worst(Verdict(w) for w in words).word == "wrong"

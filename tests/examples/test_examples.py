@@ -19,6 +19,8 @@ EXAMPLES = ROOT / "examples"
 OURS = (
     "digits_from_scratch",
     "fine_tune_head",
+    "language_model",
+    "sentence_embeddings",
     "tabular_regression",
     "text_classification",
     "time_series_lstm",
@@ -137,6 +139,32 @@ def test_two_output_loss_trains_both_outputs(tmp_path):
     for name in ("weighted loss", "mse of output1", "mse of output2"):
         before = number(name + r": ([\d.]+)", printed)
         assert number(name + r": [\d.]+ → ([\d.]+)", printed) < 0.2 * before
+
+
+def test_language_model_learns_and_takes_on_a_style(tmp_path):
+    pytest.importorskip("tokenizers")
+    printed = run("language_model", tmp_path, "--quick")
+    for text in ("new text", "unseen log entries"):
+        before = number(rf"perplexity of {text}: ([\d.]+)", printed)
+        assert number(rf"perplexity of {text}: [\d.]+ → ([\d.]+)", printed) < 0.75 * before
+    assert "PyTorch was imported: False" in printed
+    base, style = (exported(tmp_path / "gpt" / f"{n}.onnx") for n in ("trained", "logbook"))
+    ids = np.arange(12)[None]
+    scores = [s.run(None, {"input_ids": ids})[0] for s in (base, style)]
+    assert np.abs(scores[0] - scores[1]).max() > 0.1
+    assert (tmp_path / "gpt" / "adapter" / "adapter_model.safetensors").is_file()
+
+
+def test_sentence_embeddings_rank_pairs_as_people_do(tmp_path):
+    pytest.importorskip("tokenizers")
+    printed = run("sentence_embeddings", tmp_path, "--quick")
+    assert number(r"32 numbers per sentence: ([-\d.]+)", printed) < 0.3
+    assert number(r"32 numbers per sentence: [-\d.]+ → ([\d.]+)", printed) > 0.8
+    assert number(r"first 8 of them: [-\d.]+ → ([\d.]+)", printed) > 0.7
+    session = exported(tmp_path / "encoder" / "sentence_encoder.onnx")
+    ids = np.array([[2, 3, 4]])
+    (vector,) = session.run(None, {"input_ids": ids, "attention_mask": np.ones_like(ids)})
+    assert np.linalg.norm(vector) == pytest.approx(1.0, abs=1e-5)
 
 
 def test_notebook_runs(tmp_path, monkeypatch):

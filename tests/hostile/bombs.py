@@ -243,6 +243,12 @@ def two_dropouts() -> onnx.ModelProto:
     return model(nodes)
 
 
+def long_names() -> onnx.ModelProto:
+    """Names of a million letters, for messages to quote: CVE-2024-27319."""
+    name = "n" * 10**6
+    return model([helper.make_node(name, ["w"], ["b"], name=name)])
+
+
 def long_varint() -> bytes:
     """A field that says it has 10¹⁵ bytes."""
     return b"\x08\x09" + _varint(7 << 3 | 2) + _varint(10**15) + bytes(100)
@@ -260,7 +266,8 @@ BOMBS: dict[str, Callable[[], onnx.ModelProto | bytes]] = {
         huge_constant_of_integers, huge_einsum, huge_resize, huge_expand, huge_tile_of_integers,
         huge_range, doubling_concat, broadcast_integers, negative_dimension, impossible_shape,
         too_many_dimensions, two_kinds_of_data,
-        too_little_data, sparse_of_terabytes, sparse_out_of_range, two_dropouts, long_varint,
+        too_little_data, sparse_of_terabytes, sparse_out_of_range, two_dropouts, long_names,
+        long_varint,
         many_empty_fields,
     )
 }  # fmt: skip

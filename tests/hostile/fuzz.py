@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import math
 import multiprocessing
 import os
 import random
@@ -37,9 +38,9 @@ from .parsers import PARSERS, prepare
 
 MEMORY = 4096
 """Megabytes that a process may have; one input may take 500, and much is never given back."""
-CHUNK = 5000
+CHUNK = 20_000
 """Inputs per process, of the cheapest kind; those that cost more are fewer."""
-LEAST = 250
+LEAST = 1000
 """Inputs per process at least: to start one takes as long as some hundred inputs."""
 PRELOADED = (
     "tests.hostile.parsers", "tests.hostile.mutate", "onnxtrain.normalize", "onnxtrain.artifacts",
@@ -143,23 +144,26 @@ class Report:
         return "\n".join(lines)
 
 
-def run(door: str, first: int, count: int, report: Report, batch: float = BATCH) -> None:
-    """Read the inputs of a door from a number on; goes on behind one that ends the process."""
+def run(door: str, first: int, count: int, report: Report, until: float = math.inf) -> None:
+    """Read the inputs of a door from a number on; goes on behind one that ends the process.
+
+    Args:
+        door: its name.
+        first: number of the first input.
+        count: how many.
+        report: gets the outcomes.
+        until: when to end, by the monotonic clock.
+    """
     end = first + count
-    while first < end:
-        first, lost = _run_process(door, first, end, report, batch)
-        if lost is None:
-            continue
-        if batch:  # which input of the batch it was shows when each is told
-            first = _find(door, first, min(first + 10_000, end), report, lost)
-        else:
-            report.add(door, first, lost)
-            first += 1
+    while first < end and time.monotonic() < until:
+        first, lost = _run_process(door, first, end, report, BATCH, until)
+        if lost is not None:  # which input of the batch it was shows when each is told
+            first = _find(door, first, min(first + CHUNK, end), report, lost)
 
 
 def _find(door: str, first: int, end: int, report: Report, lost: Outcome) -> int:
     """Read inputs one by one up to the one that ends the process; returns the next number."""
-    number, again = _run_process(door, first, end, report, 0.0)
+    number, again = _run_process(door, first, end, report, 0.0, math.inf)
     if again is None:
         lost = Outcome(lost.kind, f"{lost.message}, but not again for {first} to {end - 1}")
         report.findings.append((door, first, lost))
@@ -169,7 +173,7 @@ def _find(door: str, first: int, end: int, report: Report, lost: Outcome) -> int
 
 
 def _run_process(
-    door: str, first: int, end: int, report: Report, batch: float
+    door: str, first: int, end: int, report: Report, batch: float, until: float
 ) -> tuple[int, Outcome | None]:
     """Read inputs in one process: the next number, and how it ended if not well."""
     context = multiprocessing.get_context("forkserver")
@@ -180,7 +184,7 @@ def _run_process(
     process.start()
     yours.close()
     try:
-        while first < end:
+        while first < end and time.monotonic() < until:
             if not answers(mine, process):
                 return first, Outcome("hangs", f"no answer after {HANGS} s of work")
             outcomes = mine.recv()
@@ -232,19 +236,14 @@ def save_state(path: Path, report: Report) -> None:
     new.replace(path)
 
 
-def _round(doors: Sequence[str], limit: int) -> Iterator[tuple[str, int]]:
-    """How many inputs each door gets next."""
-    for door in doors:
-        count = min(max(CHUNK // PARSERS[door].cost, LEAST), limit)
+def _round(doors: Sequence[str], report: Report, limit: int) -> Iterator[tuple[str, int]]:
+    """How many inputs each door gets next; those that had fewest of their share come first."""
+    shares = {door: max(CHUNK // PARSERS[door].cost, LEAST) for door in doors}
+    for door in sorted(doors, key=lambda d: report.count(d) / shares[d]):
+        count = min(shares[door], limit)
         if count > 0:
             yield door, count
         limit -= count
-
-
-def _timed(end: float, door: str, first: int, count: int, report: Report) -> None:
-    """One part of a round, unless its time has come."""
-    if time.monotonic() < end:
-        run(door, first, count, report)
 
 
 def repeat(door: str, number: int) -> int:
@@ -260,7 +259,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="dev.py fuzz", description="Read damaged files.")
     parser.add_argument("--inputs", type=int, default=0, help="stop after so many")
     parser.add_argument("--seconds", type=float, default=0.0, help="stop after so long")
-    parser.add_argument("--door", choices=sorted(PARSERS), help="one only")
+    parser.add_argument(
+        "--door", choices=sorted(PARSERS), action="append", help="this one only; may be repeated"
+    )
     parser.add_argument("--first", type=int, default=0, help="number of the first input")
     parser.add_argument("--state", type=Path, help="a file with what was read, to go on later")
     jobs = os.cpu_count() or 1
@@ -268,9 +269,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", type=int, help="one input, with its traceback; needs --door")
     options = parser.parse_args(arguments)
     if options.only is not None:
-        return repeat(options.door or parser.error("--only needs --door"), options.only)
+        (door,) = options.door or parser.error("--only needs --door")
+        return repeat(door, options.only)
     report = load_state(options.state) if options.state else Report()
-    doors = [options.door] if options.door else list(PARSERS)
+    doors = options.door or list(PARSERS)
     limit = options.inputs or (sys.maxsize if options.seconds else 100_000)
     try:
         _run_rounds(doors, limit, report, options)
@@ -284,13 +286,13 @@ def _run_rounds(
     doors: Sequence[str], limit: int, report: Report, options: argparse.Namespace
 ) -> None:
     """All doors again and again, until there were enough inputs or the time has come."""
-    end = time.monotonic() + (options.seconds or float("inf"))
+    end = time.monotonic() + (options.seconds or math.inf)
     pool = ThreadPoolExecutor(options.jobs)
     try:
         while report.total < limit and time.monotonic() < end:
             parts = [
-                pool.submit(_timed, end, door, options.first + report.count(door), count, report)
-                for door, count in _round(doors, limit - report.total)
+                pool.submit(run, door, options.first + report.count(door), count, report, end)
+                for door, count in _round(doors, report, limit - report.total)
             ]
             for part in parts:
                 part.result()
@@ -300,6 +302,8 @@ def _run_rounds(
             print(f"{report.total} inputs, {findings} findings", file=sys.stderr, flush=True)
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
+        if options.state:
+            save_state(options.state, report)
 
 
 def _show(report: Report) -> None:

@@ -430,6 +430,12 @@ def csv(folder: Path) -> list[bytes]:
     ]
 
 
+def csv_gz(folder: Path) -> list[bytes]:
+    import gzip
+
+    return [gzip.compress(content) for content in csv(folder)]
+
+
 def parquet(folder: Path) -> list[bytes]:
     import pyarrow as pa
     from pyarrow import parquet as pq
@@ -550,6 +556,7 @@ PARSERS: dict[str, Parser] = {
     "npz": Parser("d.npz", "npz", npz, data),
     "npy": Parser("d.npy", "npy", npy, array),
     "csv": Parser("d.csv", "text", csv, data),
+    "csv.gz": Parser("d.csv.gz", "", csv_gz, data),
     "parquet": Parser("d.parquet", "", parquet, data, 2),
     "pictures": Parser("d.png", "", png, pictures),
     "txt": Parser("d.txt", "text", texts, documents),

@@ -46,6 +46,7 @@ REASONS = {
     "sparse of terabytes": "sparse",
     "sparse out of range": "indices outside of it",
     "two dropouts": "cycle",
+    "long names": "nnnnn",
     "long varint": "not an ONNX model",
     "many empty fields": "",
 }
@@ -355,17 +356,3 @@ def test_members_of_an_archive_stay_where_they_are(tmp_path: Path) -> None:
     before = sorted(tmp_path.rglob("*"))
     assert list(read_data(str(folder / "d.npz")).arrays) == ["../../evil"]  # type: ignore[attr-defined]
     assert sorted(tmp_path.rglob("*")) == before
-
-
-def test_a_message_of_any_length(tmp_path: Path) -> None:
-    """CVE-2024-27319 was a message that was too long for its buffer."""
-    from onnxtrain.errors import ModelError
-    from onnxtrain.graph import load
-    from onnxtrain.normalize import normalize
-
-    from .bombs import helper, model
-
-    name = "n" * 10**6
-    made = model([helper.make_node("NoSuchOperator", [name], ["b"], name=name)])
-    with pytest.raises(ModelError):
-        normalize(load(made))

@@ -2,11 +2,12 @@
 
 The advisories of ONNX itself are rows: CVE-2022-25882, CVE-2024-27318, CVE-2025-51480,
 CVE-2026-27489, CVE-2026-34445, CVE-2026-34446, CVE-2026-34447. CVE-2024-5187 (unpacking an archive)
-and CVE-2024-27319 (a long message) are in `test_files`.
+and CVE-2024-27319 (a long message, the bomb "long names") are in `test_bombs`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from collections.abc import Callable
@@ -333,6 +334,31 @@ def test_nothing_is_written_through_a_link(trap: str, name: str, folder: Path) -
     DOORS["export as external data"](folder)
     assert victim.read_bytes() == SECRET
     onnxruntime.InferenceSession(folder / "out.onnx", providers=["CPUExecutionProvider"])
+
+
+WRITERS = ("differentiate", "generate_artifacts", "export", "export as external data", "draw",
+           "artifacts", "export command", "train")  # fmt: skip
+
+
+@pytest.mark.parametrize("door", WRITERS)
+@pytest.mark.parametrize("trap", TRAPS)
+def test_no_door_writes_through_a_link(trap: str, door: str, folder: Path, tmp_path: Path) -> None:
+    """Whatever a door would write, with a link to the secret in its place before."""
+    twin = tmp_path / "twin"
+    shutil.copytree(folder, twin)
+    before = {p.stat().st_ino for p in twin.rglob("*")}
+    DOORS[door](twin)
+    written = [p for p in twin.rglob("*") if p.is_file() and p.stat().st_ino not in before]
+    assert written
+    victim = folder.parent / "secret"
+    for path in written:
+        place = folder / path.relative_to(twin)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.unlink(missing_ok=True)
+        TRAPS[trap](place, victim)
+    with contextlib.suppress(OnnxTrainError):  # a folder that is not empty may be refused
+        DOORS[door](folder)
+    assert victim.read_bytes() == SECRET
 
 
 @pytest.mark.parametrize("name", ["../w", "/w", "a/../../w", "w\0"])

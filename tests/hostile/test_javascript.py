@@ -15,7 +15,9 @@ import pytest
 
 from tests.js import tools
 
-from . import models
+from . import bombs, models
+from .limits import MEGABYTES, SECONDS
+from .test_bombs import LEFT_TO_ONNXRUNTIME
 from .test_external_data import CASES, SECRET, Case
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="links need rights on Windows")
@@ -34,6 +36,11 @@ def described(folder: Path, change: Callable[[dict], None]) -> None:
 def whole_models(folder: Path, carrier: str, case: Case) -> None:
     """Both models external, and taken as they are."""
     models.write(folder, case.make(folder), carrier)
+    taken_whole(folder)
+
+
+def taken_whole(folder: Path) -> None:
+    """Let device.json say that both models are taken as they are."""
     sizes = {n: (folder / n).stat().st_size for n in ("training_model.onnx", "eval_model.onnx")}
 
     def change(facts: dict) -> None:
@@ -122,6 +129,52 @@ def test_refused(name: str, answers: dict[str, dict]) -> None:
     assert SECRET.decode() not in answer.get("bytes", "")
     assert answer.get("isOurs"), answer
     assert ATTACKS[name][1] in answer["message"]
+
+
+REFUSED = {
+    "doubling functions": "1610612739 nodes",
+    "recursive function": "calls itself",
+    "nested branches": "nested more than 64 deep",
+    "nested types": "cannot load",
+    "negative dimension": "shape that none can have",
+    "impossible shape": "shape that none can have",
+    "too many dimensions": "shape that none can have",
+    "two kinds of data": "its values twice",
+    "too little data": "cannot load",
+    "sparse of terabytes": "cannot load",
+    "sparse out of range": "cannot load",
+    "two dropouts": "not acyclic",
+    "long names": "cannot load",
+    "long varint": "damaged",
+    "many empty fields": "No graph",
+}
+"""Bombs that are not even loaded; of the others onnxruntime makes a session and runs nothing."""
+
+
+@pytest.fixture(scope="module")
+def bombed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict]:
+    """What Node says to each bomb, behind a sound folder that shows what loading costs anyway."""
+    modules = tools.modules()
+    sound = models.sound_folder(tmp_path_factory.mktemp("sound") / "folder")
+    folders = {"control": sound}
+    for bomb in bombs.BOMBS.keys() - LEFT_TO_ONNXRUNTIME:
+        folders[bomb] = tmp_path_factory.mktemp("bomb") / "folder"
+        shutil.copytree(sound, folders[bomb])
+        for name in ("training_model.onnx", "eval_model.onnx"):
+            (folders[bomb] / name).write_bytes(bombs.content(bomb))
+        taken_whole(folders[bomb])
+    told = tools.run_node("hostile.mjs", tools.LIBRARY, modules, *folders.values())
+    return dict(zip(folders, told, strict=True))
+
+
+@pytest.mark.parametrize("bomb", sorted(bombs.BOMBS.keys() - LEFT_TO_ONNXRUNTIME))
+def test_bombs(bomb: str, bombed: dict[str, dict]) -> None:
+    answer = bombed[bomb]
+    assert answer["seconds"] < SECONDS
+    assert answer["megabytes"] < MEGABYTES
+    assert ("isOurs" in answer) == (bomb in REFUSED)
+    assert answer.get("isOurs", True), answer
+    assert REFUSED.get(bomb, "") in answer.get("message", "")
 
 
 def test_sound_artifacts_are_loaded(answers: dict[str, dict]) -> None:

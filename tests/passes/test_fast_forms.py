@@ -41,6 +41,7 @@ SLOPES = {
     "Softplus": sigmoid,
     "Elu": lambda x: np.exp(np.minimum(x, 0)),
     "Selu": lambda x: 1.0507010 * np.where(x > 0, 1, 1.6732632 * np.exp(np.minimum(x, 0))),
+    "Celu": lambda x: np.exp(np.minimum(x, 0)),
     "Mish": None,
 }
 
@@ -141,6 +142,99 @@ def test_cubic_resize_is_products(mode):
     expected = run(model, x=x)["y"]
     values = run(graded, x=x, y_grad=np.ones_like(expected))
     np.testing.assert_allclose(values["y"], expected, atol=1e-5)
+
+
+def test_celu_with_another_alpha():
+    graded = differentiate(parse("y = Celu <alpha = 2.0> (x)"), wrt=["x"], vjp=True)
+    values = run(graded, x=X, y_grad=np.ones_like(X))
+    negative = np.minimum(X.astype(np.float64), 0)
+    np.testing.assert_allclose(values["x_grad"], np.exp(negative / 2), rtol=1e-5, atol=2e-7)
+    np.testing.assert_allclose(
+        values["y"], np.maximum(X, 0) + 2 * np.expm1(negative / 2), rtol=2e-6, atol=4e-7
+    )
+
+
+def test_log_of_sigmoid_does_not_underflow():
+    model = parse("s = Sigmoid(x) y = Log(s)")
+    graded = differentiate(model, wrt=["x"], vjp=True)
+    x = np.array([-1e4, -120, -50, -1, 0, 1, 50, 120, np.inf], np.float32)
+    values = run(graded, x=x, y_grad=np.ones_like(x))
+    wide = x.astype(np.float64)
+    np.testing.assert_allclose(values["y"], -np.logaddexp(0, -wide), rtol=2e-6, atol=1e-7)
+    np.testing.assert_allclose(values["x_grad"], sigmoid(-wide), rtol=1e-5, atol=1e-7)
+
+
+def test_prelu_without_its_kernel():
+    model = onnx.parser.parse_model(
+        '<ir_version: 9, opset_import: ["": 18]>'
+        "g (float[2, 3, 4] x, float[3, 1] slope) => (float[2, 3, 4] y) { y = PRelu(x, slope) }"
+    )
+    graded = differentiate(model, wrt=["x", "slope"], vjp=True)
+    assert "PRelu" not in types(graded)
+    rng = np.random.default_rng(0)
+    x, dy = (rng.normal(size=(2, 3, 4)).astype(np.float32) for _ in range(2))
+    x[0, 0, 0] = 0
+    slope = np.array([[0.25], [-0.5], [2.0]], np.float32)
+    values = run(graded, x=x, slope=slope, y_grad=dy)
+    np.testing.assert_allclose(values["y"], np.where(x > 0, x, slope * x), rtol=1e-6)
+    np.testing.assert_allclose(values["x_grad"], np.where(x > 0, dy, slope * dy), rtol=1e-6)
+    expected = (dy * np.minimum(x, 0)).sum((0, 2))[:, None]
+    np.testing.assert_allclose(values["slope_grad"], expected, rtol=1e-5)
+
+
+GELU = "k = Constant <value_float = 0.79788456> () a = Constant <value_float = 0.044715> ()"
+CUBE = "three = Constant <value_float = 3.0> () c = Pow(x, three)"
+TANH_GELU = {
+    "half first": f"{GELU} {CUBE} d = Mul(a, c) e = Add(x, d) u = Mul(k, e) t = Tanh(u)"
+    " s = Add(t, one) h = Mul(half, x) y = Mul(h, s)",
+    "half last": f"{GELU} {CUBE} d = Mul(c, a) e = Add(d, x) u = Mul(e, k) t = Tanh(u)"
+    " s = Add(one, t) h = Mul(x, s) y = Mul(h, half)",
+    "half in between": f"{GELU} q = Mul(x, x) d = Mul(q, a) f = Add(d, one) e = Mul(x, k)"
+    " u = Mul(e, f) t = Tanh(u) s = Add(t, one) h = Mul(s, half) y = Mul(x, h)",
+}
+NOT_GELU = {
+    "another factor": TANH_GELU["half first"].replace("0.044715", "0.05"),
+    "another x": TANH_GELU["half first"].replace("h = Mul(half, x)", "h = Mul(half, u)"),
+    "twice": TANH_GELU["half last"].replace("y = Mul(h, half)", "y = Mul(h, two)"),
+}
+
+
+@pytest.mark.parametrize("opset", [18, 20])
+@pytest.mark.parametrize("name", [*TANH_GELU, *NOT_GELU])
+def test_gelu_by_tanh(name, opset):
+    model = parse({**TANH_GELU, **NOT_GELU}[name])
+    model.opset_import[0].version = opset
+    graded = differentiate(model, wrt=["x"], vjp=True)
+    assert ("Tanh" in types(graded)) == (name in NOT_GELU)
+    x = np.linspace(-6, 6, 41, dtype=np.float32)
+    values, step = run(graded, x=x, y_grad=np.ones_like(x)), np.float32(1e-2)
+    np.testing.assert_allclose(values["y"], run(model, x=x)["y"], rtol=1e-5, atol=1e-6)
+    around = [run(model, x=x + s)["y"] for s in (step, -step)]
+    slope = (around[0] - around[1]) / (2 * step)
+    np.testing.assert_allclose(values["x_grad"], slope, atol=3e-3)
+
+
+def test_an_infinite_gradient_from_outside_is_dropped_where_nothing_passes():
+    model = onnx.parser.parse_model("""
+        <ir_version: 9, opset_import: ["": 18]>
+        g (float[2, 2] x, float[2, 2] w, float[2, 2] v) => (float[2, 2] y)
+        { p = MatMul(v, w) r = Relu(x) y = Mul(r, p) }""")
+    graded = differentiate(model, wrt=["x"], vjp=True)
+    x = np.array([[-1, 2], [3, -4]], np.float32)
+    seed = np.array([[np.inf, 1], [1, np.nan]], np.float32)
+    one = np.eye(2, dtype=np.float32) + 1
+    values = run(graded, x=x, w=one, v=one, y_grad=seed)
+    np.testing.assert_allclose(values["x_grad"], np.where(x > 0, one @ one, 0))
+
+
+def test_masks_behind_products_need_no_where():
+    model = onnx.parser.parse_model("""
+        <ir_version: 9, opset_import: ["": 18]>
+        g (float[2, 3] x, float[3, 3] w, float[3, 3] v, float[3] gain) => (float[2, 3] y)
+        { a = MatMul(x, w) r = Relu(a) b = Mul(r, gain) c = Add(b, x) h = HardSigmoid(c)
+          s = LeakyRelu(h) y = MatMul(s, v) }""")
+    graded = differentiate(model, wrt=["w", "gain"], vjp=True)
+    assert "Where" not in types(graded)
 
 
 def test_a_value_that_is_asked_for_stays():

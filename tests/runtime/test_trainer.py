@@ -413,3 +413,41 @@ def test_a_fixed_batch_leaves_rows_out_and_says_so(artifacts):
         quiet(trainer, batch_size=16)
     with pytest.raises(InputError, match="here are 5 in all"):
         quiet(trainer, (X[:5], Y[:5]))
+
+
+@pytest.mark.parametrize("classes", [1, 2, 4])
+def test_metrics_of_classes_are_those_of_scikit_learn(classes):
+    reference = pytest.importorskip("sklearn.metrics")
+    rng = np.random.default_rng(classes)
+    labels = rng.integers(0, max(2, classes), 60)
+    scores = rng.standard_normal((60, classes)).astype(np.float32)
+    if classes == 1:
+        scores = np.round(scores, 1)  # ties
+    computed = metrics.resolve(["precision", "recall", "f1", "auc"])
+    for start in range(0, 60, 25):
+        for metric in computed:
+            metric.update(scores[start : start + 25], labels[start : start + 25], 0.0)
+    if classes == 1:
+        chosen, average = (scores[:, 0] > 0).astype(int), "binary"
+        area = reference.roc_auc_score(labels, scores[:, 0])
+    else:
+        chosen, average = scores.argmax(axis=1), "macro"
+        powers = np.exp(scores.astype(float))
+        shares = powers / powers.sum(axis=1, keepdims=True)
+        area = reference.roc_auc_score(
+            np.eye(classes)[labels], shares, multi_class="ovr", average="macro"
+        )
+    expected = [
+        f(labels, chosen, average=average, zero_division=0)
+        for f in (reference.precision_score, reference.recall_score, reference.f1_score)
+    ]
+    assert [m.result() for m in computed] == pytest.approx([*expected, area])
+    first, second = metrics.F1(), metrics.F1()
+    first.update(scores[:20], labels[:20], 0.0)
+    second.update(scores[20:], labels[20:], 0.0)
+    merged = metrics.F1()
+    merged.merge([first.state(), second.state(), np.zeros(0)])
+    assert merged.result() == pytest.approx(expected[2])
+    for metric in computed:
+        metric.reset()
+        assert math.isnan(metric.result())

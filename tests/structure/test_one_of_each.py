@@ -93,6 +93,7 @@ PATTERNS: dict[str, tuple[str, dict[str, str]]] = {
         {
             "losses/classification.py": "the place",
             "losses/ctc.py": "scores of frames",
+            "losses/distillation.py": "softened scores of student and teacher",
             "autodiff/rules/losses.py": "the gradient of the operator SoftmaxCrossEntropyLoss",
             "passes/cross_entropy.py": "splits the operator SoftmaxCrossEntropyLoss",
             "compat/ort/lowerings/losses.py": "an output of the predecessor's operators",

@@ -157,7 +157,7 @@ def test_inputs_without_a_role_are_told() -> None:
         text.without_cache(fixed)
 
 
-def test_genai_exports_score_the_same_without_their_cache() -> None:
+def test_genai_exports_are_trained_without_their_cache(tmp_path) -> None:
     """The model of onnxruntime-genai's builder: GroupQueryAttention with a cache of its own."""
     pytest.importorskip("onnxruntime_genai")
     pytest.importorskip("transformers")
@@ -171,3 +171,14 @@ def test_genai_exports_score_the_same_without_their_cache() -> None:
     feeds = inputs.feeds(ids, np.ones_like(ids))
     assert set(feeds) == {i.name for i in plain.graph.input}
     np.testing.assert_allclose(run(plain, feeds), run(case.model, case.feeds), rtol=1e-5, atol=1e-5)
+    artifacts.generate_artifacts(
+        plain, loss=losses.CausalLMLoss(), optimizer=artifacts.OptimType.AdamW,
+        artifact_directory=tmp_path,
+    )  # fmt: skip
+    trainer = Trainer.from_directory(tmp_path, learning_rate=1e-2)
+    history = trainer.fit({**feeds, "labels": ids}, 5, progress=False)
+    assert history["loss"][-1] < 0.7 * history["loss"][0]
+    text.with_weights(case.model, trainer.state, tmp_path / "trained.onnx")
+    want = trainer.predict(feeds)
+    got = run(str(tmp_path / "trained.onnx"), case.feeds)
+    np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-4)

@@ -313,3 +313,15 @@ def test_attention_with_a_learned_bias(exporter: str) -> None:
     """The layout that torch traces is the one that it decomposes attention into."""
     exported = export(BiasedAttention(), [torch.randn(2, 4, 8)], exporter=exporter)
     assert "bias.weight" in exported.names
+
+
+def test_a_failure_says_how_experts_can_be_exported() -> None:
+    class Experts(nn.Module):
+        def set_experts_implementation(self, name: str) -> None:
+            """As models of transformers have it."""
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.linalg.eigvals(x.reshape(2, 2)).real
+
+    with pytest.raises(ExportError, match=r"set_experts_implementation\('batched_mm'\)"):
+        export(Experts(), (torch.randn(4),), exporter="torchscript")

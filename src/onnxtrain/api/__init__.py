@@ -8,12 +8,16 @@ from ..runtime.loop.callbacks import Callback as Callback
 from ..runtime.loop.callbacks import EarlyStopping as EarlyStopping
 from ..runtime.loop.callbacks import Progress as Progress
 from ..runtime.loop.callbacks import SaveCheckpoint as SaveCheckpoint
+from ..runtime.loop.metrics import AUC as AUC
+from ..runtime.loop.metrics import F1 as F1
 from ..runtime.loop.metrics import R2 as R2
 from ..runtime.loop.metrics import Accuracy as Accuracy
 from ..runtime.loop.metrics import MeanAbsoluteError as MeanAbsoluteError
 from ..runtime.loop.metrics import MeanSquaredError as MeanSquaredError
 from ..runtime.loop.metrics import Metric as Metric
 from ..runtime.loop.metrics import Perplexity as Perplexity
+from ..runtime.loop.metrics import Precision as Precision
+from ..runtime.loop.metrics import Recall as Recall
 from ..runtime.loop.metrics import TopK as TopK
 from ..runtime.loop.schedulers import ConstantLR as ConstantLR
 from ..runtime.loop.schedulers import CosineAnnealingLR as CosineAnnealingLR

@@ -70,8 +70,10 @@ def find_composites(nodes: Iterable[ir.Node]) -> dict[ir.Node, Composite]:
     return composites
 
 
-def as_operator(op_type: str, nodes: Sequence[ir.Node], x: ir.Value) -> Composite:
-    """Nodes that compute what one operator without attributes does with `x`."""
+def as_operator(
+    op_type: str, nodes: Sequence[ir.Node], x: ir.Value, **attributes: object
+) -> Composite:
+    """Nodes that compute what one operator with these attributes does with `x`."""
     last = nodes[-1]
 
     def gradient(
@@ -79,7 +81,8 @@ def as_operator(op_type: str, nodes: Sequence[ir.Node], x: ir.Value) -> Composit
     ) -> Iterable[tuple[ir.Value, Tensor | None]]:
         op, rule = walk.op, lookup("", op_type)
         assert rule is not None
-        return [(x, rule.function(op, dys[0], op.tensor(last.outputs[0]), op.tensor(x)))]
+        y = op.tensor(last.outputs[0])
+        return [(x, rule.function(op, dys[0], y, op.tensor(x), **attributes))]
 
     return Composite(last, tuple(n.outputs[0] for n in nodes[:-1]), gradient, tuple(nodes))
 
@@ -123,6 +126,88 @@ def _gelu(erf: ir.Node) -> Composite | None:
     return as_operator("Gelu", (scaling, erf, sum_, halved[0], product), x)
 
 
+def _gelu_tanh(tanh: ir.Node) -> Composite | None:
+    nodes, x = tanh_gelu(tanh) or ((), None)
+    return None if x is None else as_operator("Gelu", nodes, x, approximate="tanh")
+
+
+def tanh_gelu(tanh: ir.Node) -> tuple[tuple[ir.Node, ...], ir.Value] | None:
+    """½·x·(1 + tanh u) with u = √(2/π)·(x + 0.044715·x³), in whichever order it is multiplied.
+
+    Returns:
+        The nodes, and x.
+    """
+    sum_ = _next(tanh, "Add", 1.0)
+    product = _next(sum_, "Mul")
+    if sum_ is None or product is None:
+        return None
+    x = _beside(product, sum_)
+    halved, last = _only_number(x, {"Mul": 0.5}), _next(product, "Mul")
+    if halved is not None:  # (x/2)·(1 + tanh u)
+        x, after = halved[1], (halved[0], sum_, product)
+    elif last is not None and (_number(x) == 0.5 or _operand(last, 0.5) is not None):
+        # x·(½·(1 + tanh u)), or half of x·(1 + tanh u)
+        x, after = _beside(last, product) if _number(x) == 0.5 else x, (sum_, product, last)
+    else:
+        return None
+    before: list[ir.Node] = []
+    if x is None or not _is_cubic_of(tanh.inputs[0], x, before):
+        return None
+    return (*before, tanh, *after), x
+
+
+def _beside(node: ir.Node, factor: ir.Node) -> ir.Value | None:
+    """The other operand of a product with what `factor` computes."""
+    a, b = node.inputs
+    return b if a is factor.outputs[0] else a
+
+
+def _is_cubic_of(u: ir.Value | None, x: ir.Value, nodes: list[ir.Node]) -> bool:
+    """Whether u is what the approximation of Gelu takes the tanh of; collects its nodes."""
+    terms = _polynomial(u, x, nodes) or {}
+    k = math.sqrt(2 / math.pi)
+    near = math.isclose(terms.get(1, 0), k, rel_tol=1e-3)
+    return set(terms) == {1, 3} and near and math.isclose(terms[3], 0.044715 * k, rel_tol=1e-3)
+
+
+def _polynomial(
+    value: ir.Value | None, x: ir.Value, nodes: list[ir.Node]
+) -> dict[int, float] | None:
+    """From degrees to factors of a polynomial in x, of third degree at most."""
+    if value is x:
+        return {1: 1.0}
+    number = _number(value)
+    if number is not None:
+        return {0: number}
+    node = value.producer() if value is not None and len(value.uses()) == 1 else None
+    if node is None or node.domain or node.op_type not in {"Add", "Mul", "Pow"}:
+        return None
+    left, right = (_polynomial(v, x, nodes) for v in node.inputs)
+    if left is None or right is None:
+        return None
+    nodes.append(node)
+    if node.op_type == "Pow":
+        power = right.get(0, 0.0) if set(right) == {0} else 0.0
+        return {int(power): 1.0} if left == {1: 1.0} and power in {2.0, 3.0} else None
+    terms: dict[int, float] = dict(left) if node.op_type == "Add" else {}
+    if node.op_type == "Add":
+        for degree, factor in right.items():
+            terms[degree] = terms.get(degree, 0.0) + factor
+        return terms
+    for n, a in left.items():
+        for m, b in right.items():
+            terms[n + m] = terms.get(n + m, 0.0) + a * b
+    return terms if max(terms) <= 3 else None
+
+
+def _number(value: ir.Value | None) -> float | None:
+    """What a constant with one element is."""
+    if value is None or value.is_graph_input() or value.const_value is None:
+        return None
+    tensor = value.const_value
+    return float(tensor.numpy().item()) if tensor.size == 1 else None
+
+
 def _next(node: ir.Node | None, op_type: str, number: float | None = None) -> ir.Node | None:
     """The only reader of a node's result, if it is this operator (with this number)."""
     readers = [] if node is None else list(node.outputs[0].uses())
@@ -150,13 +235,15 @@ def _operand(node: ir.Node, number: float) -> ir.Value | None:
     a, b = node.inputs
     pairs = ((a, b),) if node.op_type == "Div" else ((a, b), (b, a))
     for operand, constant in pairs:
-        if constant is None or constant.is_graph_input() or constant.const_value is None:
-            continue
-        tensor = constant.const_value
-        if tensor.size == 1 and math.isclose(float(tensor.numpy().item()), number, rel_tol=1e-3):
+        value = _number(constant)
+        if value is not None and math.isclose(value, number, rel_tol=1e-3):
             return operand
     return None
 
 
-FORMS: dict[str, Callable[[ir.Node], Composite | None]] = {"Erf": _gelu, "Sigmoid": _silu}
+FORMS: dict[str, Callable[[ir.Node], Composite | None]] = {
+    "Erf": _gelu,
+    "Sigmoid": _silu,
+    "Tanh": _gelu_tanh,
+}
 """Which operator a known form is looked for around."""

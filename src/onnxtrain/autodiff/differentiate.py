@@ -11,6 +11,7 @@ from ..errors import ModelError, UnknownNameError, UnreachableError, model_error
 from ..graph import Constants, Dim, Names, OpBuilder, Tensor
 from ..graph.edit import all_names, values_by_name
 from ..graph.nodes import identity
+from .rules.elementwise import SEED
 from .walk import Walk
 
 
@@ -108,6 +109,7 @@ def _seed(op: OpBuilder, graph: ir.Graph, target: ir.Value, vjp: bool) -> Tensor
             type=target.type,  # that of a sequence is a sequence
             shape=None if target.shape is None else ir.Shape(target.shape.dims),
         )
+        seed.meta[SEED] = True
         graph.inputs.append(seed)
         return op.tensor(seed)
     loss = op.tensor(target)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import gzip
 import io
 import os
 import zipfile
@@ -14,7 +15,7 @@ from typing import Any, BinaryIO, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from ..runtime.files.readfile import open_regular, refuse_growth
+from ..runtime.files.readfile import ALLOWED_BYTES, GROWTH, open_regular, refuse_growth
 from .output import UserError
 
 Array = npt.NDArray[Any]
@@ -72,7 +73,7 @@ def read_csv(path: PathLike) -> dict[str, Array]:
     remedy = "It must be text in UTF-8 with one line per row."
     with (
         reading(path, "a csv file", remedy) as file,
-        io.TextIOWrapper(file, encoding="utf-8-sig", newline="") as text,
+        io.TextIOWrapper(unpacked(path, file), encoding="utf-8-sig", newline="") as text,
     ):
         rows = _rows(text)
     shown = os.fspath(path)
@@ -92,6 +93,17 @@ def read_csv(path: PathLike) -> dict[str, Array]:
             )
     cells = list(zip(*(row for _, row in rows))) or [()] * len(names)
     return {n: _column(c) for n, c in zip(names, cells)}
+
+
+def unpacked(path: PathLike, file: BinaryIO) -> BinaryIO:
+    """The content of a file that may be compressed with gzip, which is told by its name."""
+    if not os.fspath(path).lower().endswith(".gz"):
+        return file
+    most = max(GROWTH * os.path.getsize(path), ALLOWED_BYTES)
+    with gzip.GzipFile(fileobj=file) as archive:
+        content = archive.read(most + 1)
+    refuse_growth(path, len(content), "unpack it, and give the file that is in it.", UserError)
+    return io.BytesIO(content)
 
 
 def _rows(text: io.TextIOWrapper) -> list[tuple[int, list[str]]]:

@@ -39,6 +39,7 @@ def command(model: str, output: str | None, gradient: bool, of: str | None, max_
     output are differentiated in the vector–Jacobian form.
     """
     from ..drawing.layout import arrange
+    from .history import write_text
 
     proto, results = _load(model, gradient, of)
     if len(proto.graph.node) > max_nodes:
@@ -54,9 +55,9 @@ def command(model: str, output: str | None, gradient: bool, of: str | None, max_
     if not path.absolute().parent.is_dir():
         raise UserError(f"-o {output}: the folder {path.parent} does not exist.")
     if path.suffix.lower() == ".svg":
-        path.write_text(drawing.svg(Path(model).name), encoding="utf-8")
+        write_text(path, drawing.svg(Path(model).name))
     elif path.suffix.lower() == ".txt":
-        path.write_text("\n".join(line for line, _ in drawing.lines()) + "\n", encoding="utf-8")
+        write_text(path, "\n".join(line for line, _ in drawing.lines()) + "\n")
     else:
         raise UserError(f"-o {output}: a drawing is written as .svg or .txt.")
     current().show(f"{path}  {len(drawing.boxes)} nodes, {drawing.backward} of them backward")

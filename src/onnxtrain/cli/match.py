@@ -22,7 +22,9 @@ from .recipes import IGNORED, LossRecipe
 from .sources import Batches, Columns, Named, Ordered, Pictures, Source
 
 if TYPE_CHECKING:
+    from .categories import Categories
     from .language import LanguageTask
+    from .scaling import Scale
 
 Array = npt.NDArray[Any]
 USUAL_TARGETS = ("labels", "label", "target", "targets", "y", "Y", "class", "classes")
@@ -42,6 +44,10 @@ class Task:
     ignore_index: int = IGNORED
     language: LanguageTask | None = None
     """What reads text, where the data are text."""
+    categories: Categories | None = None
+    """Columns of a table that are categories, where there are any."""
+    scale: Scale | None = None
+    """Of the targets, where they were standardised."""
 
     @property
     def fed(self) -> list[ValueSummary]:
@@ -58,6 +64,8 @@ class Dataset:
     where: str = ""
     left_out: int = 0
     """Rows that were not taken, because none of their labels counts."""
+    note: str = ""
+    """What there is to say about them."""
 
     @property
     def rows(self) -> int | None:
@@ -71,7 +79,9 @@ class Dataset:
 
     def part(self, rows: Any) -> Dataset:
         """Some of the rows."""
-        return Dataset({k: v[rows] for k, v in self.arrays.items()}, None, self.where)
+        return Dataset(
+            {k: v[rows] for k, v in self.arrays.items()}, None, self.where, note=self.note
+        )
 
 
 def match(source: Source, task: Task) -> Dataset:
@@ -79,6 +89,9 @@ def match(source: Source, task: Task) -> Dataset:
     if isinstance(source, Batches):
         return Dataset(batches=source.source, where=source.where)
     inputs, target = _assign(source, task)
+    note = ""
+    if task.categories is not None and isinstance(source, Columns):
+        note = task.categories.unknown(source.columns)
     arrays = {v.name: _input(v, inputs[v.name], source.where) for v in task.fed}
     arrays[task.loss.target] = _target(task, target, source.where)
     lengths = {name: len(a) if a.ndim else 0 for name, a in arrays.items()}
@@ -90,7 +103,7 @@ def match(source: Source, task: Task) -> Dataset:
         )
     if not min(lengths.values()):
         raise UserError(f"{source.where} holds no rows. Training needs at least one.")
-    return _with_labels(Dataset(arrays, where=source.where), task)
+    return _with_labels(Dataset(arrays, where=source.where, note=note), task)
 
 
 def _with_labels(data: Dataset, task: Task) -> Dataset:
@@ -178,15 +191,27 @@ def _from_columns(source: Columns, task: Task) -> tuple[dict[str, Array], Array]
                 f"Its columns are {_shown(columns)}; name them as the inputs: {_names(task.fed)}."
             )
         return {v.name: _as_input(columns[v.name], v) for v in task.fed}, columns[target]
+    value = task.fed[0]
+    if task.categories is not None:
+        features = task.categories.encode(columns, chosen, source.where)
+        _refuse_text(columns, [n for n in chosen if n not in task.categories.known], source.where)
+        takes = math.prod(d for d in (value.shape or ())[1:] if isinstance(d, int))
+        if features.shape[1] != takes and None not in (value.shape or (None,)):
+            raise UserError(task.categories.explain(features.shape[1], takes))
+        return {value.name: _as_input(features, value)}, columns[target]
+    _refuse_text(columns, chosen, source.where)
+    features = np.stack([columns[n] for n in chosen], axis=1) if chosen else np.empty((0, 0))
+    return {value.name: _as_input(features, value)}, columns[target]
+
+
+def _refuse_text(columns: dict[str, Array], chosen: Sequence[str], where: str) -> None:
     text = [n for n in chosen if columns[n].dtype.kind in "US"]
     if text:
         raise UserError(
-            f"Column {text[0]!r} of {source.where} holds text ({_first(columns[text[0]])}), and "
-            "the model takes numbers. Convert the column, or choose others with --features a,b,c."
+            f"Column {text[0]!r} of {where} holds text ({_first(columns[text[0]])}), and the model "
+            f"takes numbers. If it holds categories, say --categorical {text[0]} (or auto); "
+            "otherwise choose other columns with --features a,b,c."
         )
-    value = task.fed[0]
-    features = np.stack([columns[n] for n in chosen], axis=1) if chosen else np.empty((0, 0))
-    return {value.name: _as_input(features, value)}, columns[target]
 
 
 def _first(array: Array) -> str:

@@ -12,6 +12,7 @@ import onnx
 from ..errors import ModelError, NoGradientError
 from ..summary import BLOCKED, UNREACHABLE, ModelSummary, ValueSummary, summarize
 from .adapting import adapted_model
+from .distilling import add_teacher
 from .output import UserError, count, one_of
 from .recipes import LossRecipe, loss_recipe
 from .settings import Settings
@@ -44,6 +45,8 @@ class Plan:
         None if the two have nothing to do with each other.
         """
         first = self.summary.outputs[0].name
+        if self.output.name.startswith(f"{first}/standardized"):
+            return ""
         links = {e.scores: e.function for e in self.summary.endings if e.value == first}
         return "" if self.output.name == first else links.get(self.output.name)
 
@@ -52,6 +55,8 @@ def make_plan(settings: Settings) -> Plan:
     """Look at the model and decide what is trained; every refusal says what to do."""
     loss = loss_recipe(settings.loss)
     model = adapted_model(settings)
+    if settings.teacher is not None:
+        model = add_teacher(model, settings)
     summary = summarize(model, settings.loss_output, batch=settings.batch_size)
     if summary.problem:
         raise ModelError(f"{settings.model} cannot be trained: {summary.problem}")

@@ -43,7 +43,12 @@ LOSSES = {
 SCHEDULES = ("constant", "cosine", "linear", "step", "exponential", "onecycle", "plateau")
 IGNORED = -100
 """The label that does not count by default, as in PyTorch."""
-METRICS = ("auto", "none", "accuracy", "mae", "mse", "r2", "perplexity", "top5")
+KEEP = ("last", "best")
+"""Which epoch's model a run writes."""
+METRICS = (
+    "auto", "none", "accuracy", "f1", "precision", "recall", "auc", "top5", "mae", "mse", "r2",
+    "perplexity",
+)  # fmt: skip
 
 
 def loss_recipe(name: str) -> LossRecipe:

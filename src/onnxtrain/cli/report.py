@@ -141,6 +141,8 @@ def predictions(run: Run, rows: int | None = None) -> tuple[Array, Array] | None
         return None
     part = data.part(slice(0, rows))
     target = part.arrays[run.plan.loss.target]
+    if run.task.scale is not None:
+        target = run.task.scale.undo(target)
     inputs = {k: v for k, v in part.arrays.items() if k != run.plan.loss.target}
     predicted = run.trainer.predict(inputs, run.settings.batch_size)
     if isinstance(predicted, tuple):

@@ -14,21 +14,27 @@ from ..artifacts import generate_artifacts
 from ..distributed.connect import connect
 from ..distributed.start import once
 from ..errors import CheckpointError, NonFiniteError, RunError, StateError
+from ..runtime.files.onnxfile import ModelFile
 from ..runtime.loop.callbacks import SaveCheckpoint
-from ..runtime.loop.metrics import Accuracy, Metric
+from ..runtime.loop.metrics import F1, Accuracy, Metric, Precision, Recall, resolve
 from ..runtime.loop.trainer import History, Trainer
 from ..runtime.session.devices import session_options
 from ..text import with_weights
 from . import progress, report
 from .adapting import write_adapter
+from .best import Best
+from .categories import Categories, write_table_model
 from .charts import curves
+from .distilling import check_settings as check_teacher
+from .distilling import loss_of
 from .history import Step, read_steps, write_history, write_text
 from .language import LanguageTask, check_settings
 from .match import Dataset, Task, match, target_column
 from .output import Output, UserError, count
 from .plan import Plan, make_plan
-from .recipes import loss_block, make_optimizer, make_scheduler, metric_name
+from .recipes import make_optimizer, make_scheduler, metric_name
 from .run_folder import check_resume, choose_folder, fingerprint, staged, write_about
+from .scaling import InDataUnits, standardize
 from .settings import Settings, read_recompute
 from .sources import Columns, read
 
@@ -46,6 +52,7 @@ class Run:
     training: Dataset
     validation: Dataset | None
     trainer: Trainer
+    best: Best | None = None
     files: list[Path] = field(default_factory=list)
 
 
@@ -53,18 +60,26 @@ def train(settings: Settings, output: Output) -> Run:
     """Read model and data, train, and write everything into the folder of the run."""
     settings.check()
     check_settings(settings)
+    check_teacher(settings)
     plan = make_plan(settings)
-    features = [f.strip() for f in (settings.features or "").split(",") if f.strip()]
     task = Task(
-        plan.summary.inputs, plan.output, plan.loss, settings.target, features,
+        plan.summary.inputs, plan.output, plan.loss, settings.target, _names(settings.features),
         ignore_index=settings.ignore_index,
+        categories=Categories(_names(settings.categorical)) if settings.categorical else None,
         language=LanguageTask.of(settings, plan) if settings.task else None,
     )  # fmt: skip
     training = _data(settings.data, task, output)
     validation = None
     if settings.val:
         training, validation = _validation(settings, task, training, output)
+    others = [validation] if validation is not None else []
+    plan = standardize(settings, plan, task, training, others)
     return train_on(settings, plan, task, training, validation, output)
+
+
+def _names(text: str | None) -> list[str]:
+    """Names with commas between them."""
+    return [name.strip() for name in (text or "").split(",") if name.strip()]
 
 
 def train_on(
@@ -85,6 +100,10 @@ def train_on(
     )
     scheduler = _scheduler(settings, training, drop_last)
     metrics = _metrics(settings, plan)
+    if task.scale is not None:
+        metrics = [InDataUnits(metric, task.scale) for metric in resolve(metrics)]
+    names = [m if isinstance(m, str) else m.name for m in metrics]
+    best = Best.of(settings, names, validates=validation is not None)
     group = connect("auto")  # the processes that mpirun or torchrun started, if it did
 
     def prepare() -> str:
@@ -101,7 +120,9 @@ def train_on(
 
     folder = Path(prepare() if group is None else once(group, prepare))
     trainer = _trainer(folder, settings, scheduler=scheduler, metrics=metrics, distributed=group)
-    run = Run(folder, settings, plan, task, trainer.history, [], training, validation, trainer)
+    run = Run(
+        folder, settings, plan, task, trainer.history, [], training, validation, trainer, best
+    )
     if task.language is not None and not settings.resume:
         task.language.sample(trainer, "before", output)
     _fit(run, output, drop_last)
@@ -145,6 +166,8 @@ def _fit(run: Run, output: Output, drop_last: bool) -> None:
     events = progress.tensorboard(folder / "tensorboard") if logs_events else None
     if events is not None:
         hooks.append(events)
+    if run.best is not None:
+        hooks += run.best.callbacks(folder)
     hooks += [SaveCheckpoint(folder / "checkpoint"), interrupt]
     try:
         with interrupt.listening():
@@ -196,6 +219,8 @@ def _refused(error: NonFiniteError, run: Run) -> str:
 
 def _finish(run: Run, output: Output) -> None:
     folder = run.folder
+    if run.best is not None:
+        run.best.put_back(run.trainer, folder, run.settings.epochs, output)
     is_adapted = run.settings.is_adapted
     if run.task.language is not None and not is_adapted:
         with_weights(run.settings.model, run.trainer.state, folder / "model.onnx")
@@ -205,7 +230,13 @@ def _finish(run: Run, output: Output) -> None:
     run.files = [folder / n for n in ("model.onnx", "checkpoint", "history.csv", "history.json")]
     if is_adapted:
         run.files += write_adapter(run.plan.model, run.settings.model, run.trainer.state, folder)
+    categories = run.task.categories
+    if categories is not None and categories.known:
+        table = folder / "table.onnx"
+        write_table_model(folder / "model.onnx", categories, run.task.fed[0].name, table)
+        run.files.append(table)
     if run.task.classes:
+        describe(folder / "model.onnx", {CLASSES: json.dumps(run.task.classes)})
         names_file = folder / "classes.json"
         write_text(names_file, json.dumps(run.task.classes, indent=2) + "\n")
         run.files.append(names_file)
@@ -221,6 +252,17 @@ def _finish(run: Run, output: Output) -> None:
             f"the checkpoint and the history are complete in {folder}.",
             style="yellow",
         )
+
+
+CLASSES = "class_names"
+"""Key of the model's metadata under which the names of its classes stand, as a JSON list."""
+
+
+def describe(model: Path, metadata: dict[str, str]) -> None:
+    """Add to the metadata of a model file."""
+    file = ModelFile.load(model)
+    file.set_metadata({**file.metadata, **metadata})
+    file.write(model)
 
 
 def _picture(run: Run) -> None:
@@ -251,6 +293,8 @@ def _data(source: str, task: Task, output: Output) -> Dataset:
     if isinstance(contents, Columns) and task.target is None:
         column = target_column(contents, task)
         output.say(f"{source}: the target is the column {column!r}; --target chooses another.")
+    if data.note:
+        output.say(f"{source}: {data.note}.")
     if data.left_out:
         rows = count(data.left_out, "row")
         output.say(f"{source}: {rows} left out, with no other label than {task.ignore_index}.")
@@ -306,7 +350,7 @@ def _check_batches(
             f"The model takes batches of exactly {size}: {rest} of {training.rows} rows are left "
             "out of each epoch, others each time."
         )
-    if validation is not None and validation.rows and plan.loss.kind != "class":
+    if validation is not None and validation.rows and not plan.loss.takes_labels:
         _drop_rest(validation, size, output)
     return True
 
@@ -353,20 +397,22 @@ def _metrics(settings: Settings, plan: Plan) -> list[str | Metric]:
             f"--metric is computed from the first output, {plan.summary.outputs[0].name!r}, and "
             f"the loss from {plan.output.name!r}: leave --metric out."
         )
-    if name == "accuracy" and (settings.loss == "bce" or plan.link == "Sigmoid"):
-        return [Accuracy(threshold=0.5)]
+    with_threshold = {m.name: m for m in (Accuracy, F1, Precision, Recall)}
+    if name in with_threshold and (settings.loss == "bce" or plan.link == "Sigmoid"):
+        return [with_threshold[name](threshold=0.5)]
     return [name]
 
 
 def _make_artifacts(settings: Settings, plan: Plan, optimizer: Any, folder: Path) -> None:
     folder.mkdir()
+    loss, compared = loss_of(settings, plan)
     generate_artifacts(
         plan.model,
         requires_grad=plan.trainable,
-        loss=loss_block(settings.loss, settings.ignore_index),
+        loss=loss,
         optimizer=optimizer,
         artifact_directory=folder,
-        loss_input_names=[plan.output.name],
+        loss_input_names=compared,
         step_model=True,
         training_mode=settings.training_mode,
         recompute=read_recompute(settings.recompute),
@@ -387,4 +433,6 @@ def _try_a_batch(artifacts: Path, settings: Settings, training: Dataset) -> None
         raise UserError(
             f"The model fails on the first rows of {training.where}: {error} Do the data fit the "
             "model, its sizes and ranges? onnxtrain inspect shows what it takes."
+            + " If rows are longer than it takes: a smaller --max-length."
+            * bool(settings.task)
         ) from error

@@ -24,9 +24,27 @@ from .output import Output, UserError
 from .settings import FIELDS, Settings
 
 FIXED = (
-    "loss", "optimizer", "freeze", "train", "weight_decay", "momentum", "clip_norm", "loss_output",
-    "ignore_index", "task", "training_mode", "batch_size", "drop_last", "accumulate", "seed",
-)  # fmt: skip
+    "accumulate",
+    "batch_size",
+    "categorical",
+    "clip_norm",
+    "distill_alpha",
+    "drop_last",
+    "freeze",
+    "ignore_index",
+    "loss",
+    "loss_output",
+    "momentum",
+    "optimizer",
+    "seed",
+    "standardize",
+    "task",
+    "teacher",
+    "temperature",
+    "train",
+    "training_mode",
+    "weight_decay",
+)
 """Settings that a resumed run must share with the one it goes on with."""
 
 
@@ -147,6 +165,12 @@ def check_resume(folder: Path, settings: Settings, digest: str, data: str) -> No
                 f"{now[name]}. Resume with the same settings, or start a new run without --resume."
             )
     if about.get("data_sha256", data) != data:
+        if settings.standardize != "none" or settings.categorical:
+            raise UserError(
+                f"The run in {folder} was started with other data than {settings.data}, and what "
+                "--standardize and --categorical mean follows from the data. Give the same, or "
+                "start a new run without --resume."
+            )
         warnings.warn(
             f"The run in {folder} was started with other data than {settings.data}; it goes on "
             "with these.",

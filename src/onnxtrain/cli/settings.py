@@ -32,6 +32,8 @@ class Settings:
     val: str | None = None
     target: str | None = None
     features: str | None = None
+    categorical: str | None = None
+    standardize: str = "none"
     freeze: tuple[str, ...] = ()
     train: tuple[str, ...] = ()
     schedule: str = "constant"
@@ -40,6 +42,9 @@ class Settings:
     weight_decay: float | None = None
     momentum: float | None = None
     metric: str = "auto"
+    early_stopping: int | None = None
+    keep: str = "last"
+    monitor: str | None = None
     loss_output: str | None = None
     ignore_index: int = IGNORED
     training_mode: str = "auto"
@@ -65,6 +70,9 @@ class Settings:
     text_column: str = "text"
     prompt: str | None = None
     sample_tokens: int = 40
+    teacher: str | None = None
+    temperature: float = 2.0
+    distill_alpha: float = 0.5
 
     def check(self) -> None:
         """Numbers that make sense, before anything is read."""
@@ -72,6 +80,8 @@ class Settings:
         _whole("--epochs", self.epochs)
         _whole("--batch-size", self.batch_size)
         _whole("--accumulate", self.accumulate)
+        if self.early_stopping is not None:
+            _whole("--early-stopping", self.early_stopping)
         if self.clip_norm is not None:
             _positive("--clip-norm", self.clip_norm, "a positive number such as 1.0, or nothing")
         for option, value in (
@@ -217,7 +227,7 @@ def typed(name: str, value: Any, path: str) -> Any:
             return int(value)
         if kind.startswith("float"):
             return float(value)
-        if name in {"data", "features", "val"} and isinstance(value, list):
+        if name in {"data", "features", "val", "categorical"} and isinstance(value, list):
             return ",".join(map(str, value))
         return str(value)
     except (TypeError, ValueError, OverflowError):

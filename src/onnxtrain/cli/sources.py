@@ -66,8 +66,8 @@ class Batches:
 Source = Named | Ordered | Columns | Pictures | Batches
 
 FORMATS = (
-    "an .npz file, two .npy files separated by a comma, a .csv or .parquet file, a folder with one "
-    "folder of images per class, or module:function"
+    "an .npz file, two .npy files separated by a comma, a .csv, .csv.gz or .parquet file, a folder "
+    "with one folder of images per class, or module:function"
 )
 
 
@@ -88,7 +88,8 @@ def read(where: str) -> Source:
         raise UserError(
             f"{where!r} is one array: give inputs and targets together, as --data x.npy,y.npy."
         )
-    reader = READERS.get(path.suffix.lower())
+    suffix = "".join(path.suffixes[-2:]) if path.suffix.lower() == ".gz" else path.suffix
+    reader = READERS.get(suffix.lower())
     if reader is None:
         raise UserError(f"Data of type {path.suffix or where!r} are not known. Data are {FORMATS}.")
     return reader(path)
@@ -132,6 +133,8 @@ READERS: dict[str, Callable[[Path], Source]] = {
     ".npz": _npz,
     ".csv": _csv,
     ".tsv": _csv,
+    ".csv.gz": _csv,
+    ".tsv.gz": _csv,
     ".parquet": _parquet,
     ".pq": _parquet,
 }

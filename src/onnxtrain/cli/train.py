@@ -10,13 +10,14 @@ from click.core import ParameterSource
 
 from .app import common
 from .output import current
-from .recipes import IGNORED, LOSSES, METRICS, SCHEDULES, optimizer_names
+from .recipes import IGNORED, KEEP, LOSSES, METRICS, SCHEDULES, optimizer_names
 
 EPILOG = """\b
 Data (--data, --val):
   train.npz            arrays named after the model's inputs, and the targets
   x.npy,y.npy          inputs and targets
-  train.csv            columns; --target names the one to predict, --features the others
+  train.csv            columns; --target names the one to predict, --features the others,
+                       --categorical those of categories; also compressed, as train.csv.gz
   train.parquet        the same (pip install "onnxtrain[parquet]")
   images/              one folder of images per class (pip install "onnxtrain[images]")
   module:function      a tuple or dict of arrays, or anything that gives batches
@@ -26,17 +27,20 @@ Data (--data, --val):
 \b
 Examples:
   onnxtrain train model.onnx --data train.npz --loss cross_entropy --epochs 5 --val val.npz
-  onnxtrain train model.onnx --data houses.csv --target price --loss mse --val 0.2
+  onnxtrain train model.onnx --data houses.csv --target price --loss mse --val 0.2 \\
+      --standardize both --categorical city --early-stopping 5
   onnxtrain train model.onnx --data images/ --loss cross_entropy --freeze 'encoder.*' \\
       --schedule cosine --warmup 0.1 --clip-norm 1.0
   onnxtrain train model.onnx --data train.npz --loss cross_entropy --epochs 10 --resume
   onnxtrain train model.onnx --config run.toml
+  onnxtrain train small.onnx --data train.npz --loss cross_entropy --teacher large.onnx
   onnxtrain train lm.onnx --data text.jsonl --tokenizer tokenizer.json --task causal-lm
   mpirun -n 4 onnxtrain train model.onnx --data train.npz --loss cross_entropy
 
 \b
 The folder of the run (--output) gets model.onnx (trained, for inference), checkpoint, report.html,
-history.csv, history.json, steps.csv, loss.svg (and loss.png with Pillow) and artifacts/.
+history.csv, history.json, steps.csv, loss.svg (and loss.png with Pillow) and artifacts/; with
+--keep best or --early-stopping also the checkpoint best.
 Ctrl-C saves and ends with exit code 130, SIGTERM (of kill, a scheduler, a container) with 143; the
 same command with --resume goes on.
 A loss or a gradient that is NaN or infinite saves the state before that batch and ends with exit
@@ -104,6 +108,16 @@ USUAL = "adamw, adam, sgd, rmsprop, lamb"
 @click.option("--val", type=click.Path(), help="Validation data, or a share such as 0.1.")
 @click.option("--target", help="Column or array that holds the targets.")
 @click.option("--features", help="Columns of a table that are the input, separated by commas.")
+@click.option(
+    "--categorical", help="Columns of categories, separated by commas; auto: those that hold text."
+)
+@click.option(
+    "--standardize",
+    type=_Listed(("none", "inputs", "targets", "both")),
+    default="none",
+    show_default=True,
+    help="Scale inputs, targets or both to mean 0 and deviation 1, inside the written model.",
+)
 @click.option("--freeze", multiple=True, help="Parameters not to train, e.g. 'encoder.*'.")
 @click.option("--train", multiple=True, help="Parameters to train, instead of all.")
 @_listed("--schedule", SCHEDULES, default="constant", show_default=True)
@@ -112,6 +126,17 @@ USUAL = "adamw, adam, sgd, rmsprop, lamb"
 @click.option("--weight-decay", type=float, help="Of the optimizer, where it has one.")
 @click.option("--momentum", type=float, help="Of sgd and rmsprop.")
 @_listed("--metric", METRICS, default="auto", show_default=True)
+@click.option(
+    "--early-stopping", type=int, help="Stop after so many epochs that bring no progress."
+)
+@click.option(
+    "--keep",
+    type=_Listed(KEEP),
+    default="last",
+    show_default=True,
+    help="Model that is written: last, or best by --monitor (with --early-stopping always best).",
+)
+@click.option("--monitor", help="What is watched: val_loss (or loss without --val), val_accuracy …")
 @click.option(
     "--loss-output",
     help="Output, or value inside the model, that the loss compares; by default the first output.",
@@ -149,6 +174,19 @@ USUAL = "adamw, adam, sgd, rmsprop, lamb"
 @click.option("--prompt", help="Beginning of the text that is written before and after training.")
 @click.option(
     "--sample-tokens", type=int, default=40, show_default=True, help="Its tokens; 0 for none."
+)
+@click.option(
+    "--teacher", type=click.Path(), help="A trained model whose answers the model learns to give."
+)
+@click.option(
+    "--temperature", type=float, default=2.0, show_default=True, help="Softens these answers."
+)
+@click.option(
+    "--distill-alpha",
+    type=float,
+    default=0.5,
+    show_default=True,
+    help="Share of the labels in the loss, the rest being the teacher's.",
 )
 @click.option(
     "--training-mode",

@@ -83,9 +83,10 @@ class Scene:
 
     def write(self, path: Path) -> list[Path]:
         """Write ``<path>.svg`` and, if Pillow is installed, ``<path>.png``."""
-        svg = path.with_suffix(".svg")
+        svg, png = path.with_suffix(".svg"), path.with_suffix(".png")
+        for picture in (svg, png):
+            picture.unlink(missing_ok=True)  # a link that somebody put there is not written through
         svg.write_text(self.svg(), encoding="utf-8")
-        png = path.with_suffix(".png")
         try:
             self.write_png(png)
         except ImportError:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .classification import MultiMarginLoss as MultiMarginLoss
     from .classification import NLLLoss as NLLLoss
     from .ctc import CTCLoss as CTCLoss
+    from .distillation import DistillationLoss as DistillationLoss
     from .embedding import CosineEmbeddingLoss as CosineEmbeddingLoss
     from .embedding import HingeEmbeddingLoss as HingeEmbeddingLoss
     from .embedding import TripletMarginLoss as TripletMarginLoss
@@ -33,6 +34,11 @@ if TYPE_CHECKING:
     from .regression import MSELoss as MSELoss
     from .regression import PoissonNLLLoss as PoissonNLLLoss
     from .regression import SmoothL1Loss as SmoothL1Loss
+    from .similarity import CoSENTLoss as CoSENTLoss
+    from .similarity import CosineSimilarityLoss as CosineSimilarityLoss
+    from .similarity import MatryoshkaLoss as MatryoshkaLoss
+    from .similarity import MultipleNegativesRankingLoss as MultipleNegativesRankingLoss
+    from .similarity import TripletLoss as TripletLoss
 
 Target = Literal["class", "token", "number", "binary", "sign", ""]
 
@@ -75,15 +81,21 @@ LOSSES = (
     Row("HingeEmbeddingLoss", "embedding"),
     Row("TripletMarginLoss", "embedding"),
     Row("CTCLoss", "ctc"),
+    Row("MultipleNegativesRankingLoss", "similarity"),
+    Row("CosineSimilarityLoss", "similarity"),
+    Row("CoSENTLoss", "similarity"),
+    Row("TripletLoss", "similarity"),
+    Row("MatryoshkaLoss", "similarity"),
+    Row("DistillationLoss", "distillation"),
 )
 
 _HOMES = {**{row.name: row.module for row in LOSSES}, "Loss": "base"}
 __all__ = [
-    "LOSSES", "BCELoss", "BCEWithLogitsLoss", "CTCLoss", "CausalLMLoss", "CosineEmbeddingLoss",
-    "CrossEntropyLoss",
+    "LOSSES", "BCELoss", "BCEWithLogitsLoss", "CTCLoss", "CausalLMLoss", "CoSENTLoss",
+    "CosineEmbeddingLoss", "CosineSimilarityLoss", "CrossEntropyLoss", "DistillationLoss",
     "GaussianNLLLoss", "HingeEmbeddingLoss", "HingeLoss", "HuberLoss", "KLDivLoss", "L1Loss",
-    "Loss", "MSELoss", "MultiMarginLoss", "NLLLoss", "PoissonNLLLoss", "SmoothL1Loss",
-    "TripletMarginLoss",
+    "Loss", "MSELoss", "MatryoshkaLoss", "MultiMarginLoss", "MultipleNegativesRankingLoss",
+    "NLLLoss", "PoissonNLLLoss", "SmoothL1Loss", "TripletLoss", "TripletMarginLoss",
 ]  # fmt: skip
 
 

@@ -72,6 +72,23 @@ class CrossEntropyLoss(Loss):
         self._ignore, self._smoothing = check_ignored(ignore_index), label_smoothing
         self._axis, self._probabilities = class_axis, probabilities
 
+    skip = 0
+    """Labels at the beginning of each row that are not compared."""
+
+    @property
+    def ignore_index(self) -> int | None:
+        """The label that does not count."""
+        return self._ignore
+
+    def axis_of(self, scores: Tensor) -> int:
+        """The class axis of some scores, from the front."""
+        return self._class_axis(scores)
+
+    def targets(self, op: OpBuilder, labels: Tensor) -> Tensor:
+        """The label that each place of the scores is compared with."""
+        del op
+        return labels
+
     def build(self, scores_input_name: str, labels_name: str = "labels") -> str:
         """Append the loss; the labels become a graph input unless they exist."""
         op = self._builder

@@ -47,8 +47,22 @@ class CausalLMLoss(Loss):
         if ignored is None:
             raise BlockError("CausalLMLoss needs an ignore_index: the last position has no label.")
         self._ignore, self._shift = ignored, shift
+        self.skip = int(shift)
         self._entropy = CrossEntropyLoss(None, reduction, ignored, label_smoothing=label_smoothing)
         self._each = CrossEntropyLoss(None, "none", ignored, label_smoothing=label_smoothing)
+
+    @property
+    def ignore_index(self) -> int:
+        """The label that does not count."""
+        return self._ignore
+
+    def axis_of(self, scores: Tensor) -> int:
+        """The axis of the vocabulary."""
+        return scores.rank - 1
+
+    def targets(self, op: OpBuilder, labels: Tensor) -> Tensor:
+        """The label that each position is compared with; `ignore_index` at the last one."""
+        return self._following(op, labels) if self._shift else labels
 
     def build(self, scores_input_name: str, labels_name: str = "labels") -> str:
         """Append the loss; the labels become a graph input unless they exist."""
@@ -62,7 +76,7 @@ class CausalLMLoss(Loss):
                 f"{scores.rank} dimensions."
             )
         labels = label_input(op, labels_name, scores, 2)
-        declare_labels(op, labels, scores, 2, self._ignore, skip=int(self._shift))
+        declare_labels(op, labels, scores, 2, self._ignore, skip=self.skip)
         return op.append(self.loss(op, scores, labels), "loss")
 
     def loss(self, op: OpBuilder, scores: Tensor, labels: Tensor) -> Tensor:
@@ -78,10 +92,9 @@ class CausalLMLoss(Loss):
         return op.Slice(loss, [0], [-1], [1]) if self._shift else loss
 
     def _rows(self, op: OpBuilder, scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        following = self._following(op, labels) if self._shift else labels
         rows = op.Reshape(scores, self._matrix(op, scores))
         rows.value.shape = ir.Shape([None, scores.dim(2)])
-        numbers = op.Reshape(following, [-1])
+        numbers = op.Reshape(self.targets(op, labels), [-1])
         numbers.value.shape = ir.Shape([None])
         return rows, numbers
 

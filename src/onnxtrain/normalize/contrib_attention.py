@@ -26,9 +26,28 @@ FOUR = ir.Shape([None, None, None, None])
 
 
 def _heads(op: OpBuilder, x: Tensor, count: int) -> Tensor:
+    """[batch, length, heads·size] as [batch, heads, length, size], with what is known of them."""
     split = split_heads(op, x, count)
     split.value.shape = FOUR.copy()
+    if x.shape is not None and x.rank == 3:
+        batch, length, width = x.shape
+        size = width // count if isinstance(width, int) else None
+        split.value.shape = ir.Shape([batch, count, length, size])
     return split
+
+
+def _unpacked(op: OpBuilder, packed: Tensor, counts: Sequence[int]) -> Sequence[Tensor]:
+    """Queries, keys and values that lie side by side along the last axis."""
+    width = packed.dim(2)
+    if not isinstance(width, int):
+        head = op.Div(op.Slice(op.Shape(packed), [2], [3]), op.const(np.array([sum(counts)])))
+        sizes = op.Mul(head, op.const(np.array(counts)))
+        return op.many("Split", packed, sizes, axis=2, outputs=3)
+    widths = [width // sum(counts) * count for count in counts]
+    parts = op.many("Split", packed, widths, axis=2, outputs=3)
+    for part, part_width in zip(parts, widths):
+        part.value.shape = ir.Shape([packed.dim(0), packed.dim(1), part_width])
+    return parts
 
 
 def _key_mask(op: OpBuilder, mask: Tensor, keys: Tensor, fill: float, like: Tensor) -> Tensor:
@@ -168,16 +187,14 @@ def group_query_attention(
             "model with a cache of full length (onnxruntime-genai: windowed_kv_cache=false)."
         )
     if key is None or value is None:
-        size = op.Div(op.Slice(op.Shape(query), [2], [3]),
-                      op.const(np.array([num_heads + 2 * kv_num_heads])))  # fmt: skip
-        counts = op.const(np.array([num_heads, kv_num_heads, kv_num_heads]))
-        query, key, value = op.many("Split", query, op.Mul(size, counts), axis=2, outputs=3)
+        query, key, value = _unpacked(op, query, (num_heads, kv_num_heads, kv_num_heads))
     q = _heads(op, query, num_heads)
     k, v = _heads(op, key, kv_num_heads), _heads(op, value, kv_num_heads)
+    shapes = [t.value.shape for t in (q, k)]
     if q_norm is not None and k_norm is not None:
         q, k = (rms(op, t, w, axis=-1, epsilon=qk_norm_epsilon)[0]
                 for t, w in ((q, q_norm), (k, k_norm)))  # fmt: skip
-        q.value.shape = k.value.shape = FOUR.copy()
+        q.value.shape, k.value.shape = shapes
     offset = None
     if past_key is not None and past_value is not None:
         offset = _past_lengths(op, q, seqlens_k, total)
@@ -190,15 +207,16 @@ def group_query_attention(
             if offset is not None:  # what is padding may lie behind the end of the cache
                 last = op.Sub(op.Slice(op.Shape(cos), [0], [1]), op.const(np.array([1])))
                 where = op.Min(where + offset, last)
+                where.value.shape = ir.Shape([q.dim(0), q.dim(2)])
         c, s = (op.Unsqueeze(op.Gather(t, where, axis=0), [1]) for t in (cos, sin))
         width = cos.dim(1)
         turn = {"interleaved": bool(rotary_interleaved)}
         dim = 2 * width if isinstance(width, int) else 0
         q = rotate(op, q, c, s, rotary_dim=dim, **turn)
         k = rotate(op, k, c, s, rotary_dim=dim, **turn)
-        q.value.shape = k.value.shape = FOUR.copy()
+        q.value.shape, k.value.shape = shapes
     if past_key is not None and past_value is not None and offset is not None:
-        k, v = (_cached(op, *pair, offset, total) for pair in ((past_key, k), (past_value, v)))
+        k, v = _cached(op, (past_key, past_value), (k, v), offset, total)
         offset = op.Unsqueeze(offset, [1, 2])
     left = local_window_size - 1 if local_window_size > 0 else -1
     times = num_heads // kv_num_heads
@@ -226,20 +244,37 @@ def _past_lengths(op: OpBuilder, q: Tensor, seqlens_k: Tensor, total: Tensor) ->
     return op.Where(op.Equal(length, whole), op.const(np.array([0])), before)
 
 
-def _cached(op: OpBuilder, past: Tensor, new: Tensor, lengths: Tensor, total: Tensor) -> Tensor:
-    """A cache [batch, heads, length, size] with each row's new entries behind its old ones."""
-    room, count = op.Slice(op.Shape(past), [2], [3]), op.dim_of(new, 2)
+def _cached(
+    op: OpBuilder, pasts: Sequence[Tensor], news: Sequence[Tensor], lengths: Tensor, total: Tensor
+) -> list[Tensor]:
+    """Caches [batch, heads, length, size] with each row's new entries behind its old ones.
+
+    They are written there, not gathered from both: the gradient of what is written is read back
+    with the same indices, while that of a gather would have to add up what may be read twice.
+    """
+    room, count = op.Slice(op.Shape(pasts[0]), [2], [3]), op.dim_of(news[0], 2)
     size = op.Max(room, op.Reshape(op.Cast(total, to=ir.DataType.INT64), [1]))
+    before, after = op.const(np.zeros(6, np.int64)), op.const(np.zeros(1, np.int64))
+    pads = op.Concat(before, size - room, after, axis=0)
+    is_old = op.Unsqueeze(_line(op, size) < lengths, [2, 3])
+    behind = lengths + _line(op, count)  # [batch, new positions]
+    row = op.Expand(op.Transpose(_line(op, op.dim_of(news[0], 0)), perm=[1, 0]), op.Shape(behind))
+    places = op.Concat(op.Unsqueeze(row, [2]), op.Unsqueeze(behind, [2]), axis=2)
+    caches = []
+    for past, new in zip(pasts, news):
+        wide = op.Transpose(op.Pad(past, pads), perm=[0, 2, 1, 3])
+        old = op.Where(is_old, wide, op.like(0.0, new))
+        both = op.ScatterND(old, places, op.Transpose(new, perm=[0, 2, 1, 3]))
+        cache = op.Transpose(both, perm=[0, 2, 1, 3])
+        cache.value.shape = ir.Shape([new.dim(0), new.dim(1), None, new.dim(3)])
+        caches.append(cache)
+    return caches
+
+
+def _line(op: OpBuilder, length: Tensor) -> Tensor:
+    """0, 1, 2, … as [1, length]."""
     zero, one = op.const(np.array(0)), op.const(np.array(1))
-    position = op.Unsqueeze(op.Range(zero, op.Squeeze(size, [0]), one), [0])
-    ahead = op.Min(op.Max(position - lengths, op.const(np.array([0]))), count - 1)
-    source = op.Where(position < lengths, position, ahead + room)  # [batch, position]
-    both = op.Transpose(op.Concat(past, new, axis=2), perm=[0, 2, 1, 3])
-    picked = op.GatherND(both, op.Unsqueeze(source, [2]), batch_dims=1)
-    filled = op.Unsqueeze(position < lengths + count, [2, 3])
-    row = op.Transpose(op.Where(filled, picked, op.like(0.0, new)), perm=[0, 2, 1, 3])
-    row.value.shape = FOUR.copy()
-    return row
+    return op.Unsqueeze(op.Range(zero, op.Squeeze(length, [0]), one), [0])
 
 
 def rotary(

@@ -246,14 +246,14 @@ def _quantized(
     axis = (("MatMul", 0), ("Gather", 1))
     tool = MatMulNBitsQuantizer(model, op_types_to_quantize=(op_type,), quant_axes=axis, **settings)
     tool.process()
-    made = tool.model.model.graph
-    node = made.node[0]
+    graph = tool.model.model.graph
+    node = graph.node[0]
     if node.domain != MS:
         raise ModelError(
             f"onnxruntime's tool left the weight of {name!r} as it is: it has the shape "
             f"{weight.shape}. Leave the layer out with exclude={[name]!r}."
         )
-    stored = {tensor.name: tensor for tensor in made.initializer}
+    stored = {tensor.name: tensor for tensor in graph.initializer}
     return [stored[n] for n in node.input if n in stored]
 
 

@@ -17,8 +17,13 @@ from .cache import remove_cache as remove_cache
 from .cache import without_cache as without_cache
 from .documents import Document as Document
 from .documents import read_documents as read_documents
+from .encoder import sentence_encoder as sentence_encoder
 from .generate import generate as generate
 from .inputs import LanguageInputs as LanguageInputs
+from .pairs import cosine_similarities as cosine_similarities
+from .pairs import embed as embed
+from .pairs import similarity_rows as similarity_rows
+from .pairs import spearman as spearman
 from .rows import IGNORED as IGNORED
 from .rows import Rows as Rows
 from .rows import causal_lm_rows as causal_lm_rows

@@ -63,7 +63,15 @@ def remove_cache(model: ModelLike) -> ir.Model:
             empty.answer(value)
         empty.finish()
     RemoveUnusedNodesPass()(decoder)
+    _forget_shapes_of_constants(decoder)
     return decoder
+
+
+def _forget_shapes_of_constants(model: ir.Model) -> None:
+    """A constant's value says what it is; onnxruntime-genai notes vectors of one as numbers."""
+    for node in model.graph.all_nodes():
+        if node.op_type == "Constant" and not node.outputs[0].is_graph_output():
+            node.outputs[0].type = node.outputs[0].shape = None
 
 
 class _Empty:

@@ -15,6 +15,10 @@ from ..runtime.files.readfile import open_regular, refuse_growth
 FORMATS = "a .txt, .jsonl (one JSON object per line) or .parquet file"
 
 
+Row = tuple[Any, str]
+"""What a row holds, and where it is."""
+
+
 @dataclass(frozen=True)
 class Document:
     """A text to learn, and what stands before it without being learned."""
@@ -39,19 +43,8 @@ def read_documents(source: Any, column: str = "text", *, by_line: bool = False) 
         TextError: with the place of what is wrong.
     """
     if isinstance(source, (str, os.PathLike)):
-        path = Path(source)
-        reader = READERS.get(path.suffix.lower())
-        if reader is None:
-            raise TextError(
-                f"Text of type {path.suffix or str(path)!r} is not known. Use {FORMATS}."
-            )
-        try:
-            rows = [(t, w) for t, w in reader(path, by_line)]
-        except FileNotFoundError:
-            raise TextError(f"There is no file {str(path)!r}.") from None
-        except IsADirectoryError:
-            raise TextError(f"{str(path)!r} is a folder. Use {FORMATS}.") from None
-        where = str(path)
+        rows = read_rows(source, by_line=by_line)
+        where = os.fspath(source)
     elif isinstance(source, Iterable) and not isinstance(source, (bytes, Mapping)):
         rows = [(row, f"row {i}") for i, row in enumerate(source)]
         where = f"The {type(source).__name__}"
@@ -65,6 +58,20 @@ def read_documents(source: Any, column: str = "text", *, by_line: bool = False) 
     if not documents:
         raise TextError(f"{where} holds no text.")
     return documents
+
+
+def read_rows(path: str | os.PathLike[str], *, by_line: bool = False) -> list[Row]:
+    """The rows of a file, whatever they hold, each with the place where it is."""
+    file = Path(path)
+    reader = READERS.get(file.suffix.lower())
+    if reader is None:
+        raise TextError(f"Text of type {file.suffix or str(file)!r} is not known. Use {FORMATS}.")
+    try:
+        return list(reader(file, by_line))
+    except FileNotFoundError:
+        raise TextError(f"There is no file {str(file)!r}.") from None
+    except IsADirectoryError:
+        raise TextError(f"{str(file)!r} is a folder. Use {FORMATS}.") from None
 
 
 def _document(row: Any, column: str, where: str) -> Document:
@@ -94,10 +101,6 @@ def _text(row: Mapping[Any, Any], name: str, where: str) -> str:
 def _kind(value: Any) -> str:
     names = {type(None): "null", bool: "a flag", int: "a number", float: "a number", list: "a list"}
     return names.get(type(value), type(value).__name__)
-
-
-Row = tuple[Any, str]
-"""What a row holds, and where it is."""
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:

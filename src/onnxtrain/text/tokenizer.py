@@ -60,13 +60,13 @@ class Tokenizer:
                 return int(number)
         return None
 
-    def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """The numbers of each text, without special tokens."""
+    def encode(self, texts: Sequence[str], *, special: bool = False) -> list[list[int]]:
+        """The numbers of each text, with the tokenizer's special tokens only where asked."""
         for index, text in enumerate(texts):
             if not text.isascii():
                 _check_text(text, index)
         try:
-            encoded = self.backend.encode_batch(list(texts), add_special_tokens=False)
+            encoded = self.backend.encode_batch(list(texts), add_special_tokens=special)
         except BaseException as error:
             raise _refused(error, f"{self.where} cannot encode the text") from error
         return [list(one.ids) for one in encoded]

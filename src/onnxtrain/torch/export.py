@@ -186,7 +186,18 @@ def export(
         exported = _finish(proto, flat, names, output_names, axes, kind, note, training)
         exported.fits = fits
         return exported
-    raise ExportError(f"{probe.name} cannot be exported to ONNX. " + " | ".join(reasons)) from cause
+    said = f"{probe.name} cannot be exported to ONNX. {' | '.join(reasons)}{_remedy(module)}"
+    raise ExportError(said) from cause
+
+
+def _remedy(module: torch.nn.Module) -> str:
+    """What can be done about a module that exporters fail on, where that is known."""
+    if any(hasattr(part, "set_experts_implementation") for part in module.modules()):
+        return (
+            " If it has experts: exporters know them as batched products only, "
+            "model.set_experts_implementation('batched_mm') chooses these."
+        )
+    return ""
 
 
 def _order(exporter: str | None) -> list[str]:

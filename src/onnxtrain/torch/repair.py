@@ -156,8 +156,8 @@ def training_statistics(
         if node.op_type != "BatchNormalization" or len(node.output) > 1:
             continue
         owner = modules.get(node.input[3].rpartition(".")[0])
-        is_told = owner is not None and training is not None
-        if not (training if is_told else _traced_in_training(node, owner)):
+        decides = owner is not None and training is not None
+        if not (training if decides else _traced_in_training(node, owner)):
             continue
         node.attribute.append(onnx.helper.make_attribute("training_mode", 1))
         node.output.extend(f"{node.output[0]}_{what}" for what in ("mean", "variance"))

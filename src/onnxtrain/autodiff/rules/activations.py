@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from ...graph import OpBuilder, Tensor
 from ..registry import elementwise, gradient, zero_gradient
-from .elementwise import is_contracted, masked
+from .elementwise import is_contracted, masked, step
 
 # --- piecewise linear --------------------------------------------------------------------------
 
@@ -24,6 +24,8 @@ def relu(op: OpBuilder, dy: Tensor, y: Tensor, x: Tensor) -> Any:
 
 @gradient("LeakyRelu", note="alpha at 0")
 def leaky_relu(op: OpBuilder, dy: Tensor, y: Tensor, x: Tensor, *, alpha: float = 0.01) -> Any:
+    if 0 <= alpha <= 1 and x.dtype == ir.DataType.FLOAT:
+        return dy * step(op, x, alpha, 1.0)
     if 0 <= alpha <= 1:  # the larger of the mask and alpha: the fewest passes
         return dy * op.Max(op.Cast(x > 0, to=x.dtype), alpha)
     return dy * _choose(op, x > 0, 1.0, alpha, x)
@@ -46,20 +48,23 @@ def shrink(op: OpBuilder, dy: Tensor, y: Tensor, x: Tensor, *, lambd: float = 0.
 
 @gradient("HardSigmoid", note="0 at both ends")
 def hard_sigmoid(op: OpBuilder, dy: Tensor, y: Tensor, x: Tensor, *, alpha: float = 0.2) -> Any:
+    if is_contracted(dy) and y.dtype == ir.DataType.FLOAT:
+        # 1 where y is less than ½ away from ½: 3e38·(½ - |y - ½|), cut off
+        inside = op.HardSigmoid(op.Abs(y - 0.5), alpha=-3e38, beta=1.5e38)
+        return dy * (inside * alpha)
     return masked(op, dy * alpha, op.And(y > 0, y < 1))
 
 
 @gradient("HardSwish", note="0 at -3, 1 at 3")
 def hard_swish(op: OpBuilder, dy: Tensor, y: Tensor, x: Tensor) -> Any:
     # x/3 + 1/2 between -3 and 3, where it runs from -1/2 to 3/2; 0 below and 1 above
-    slope = x * (1 / 3) + 0.5
     if x.dtype != ir.DataType.FLOAT:
-        return masked(op, dy * op.Where(x < 3, slope, 1), x > -3)
-    # The kernel of ThresholdedRelu takes an eighth of the time of Where's
-    slope = 1.0 - op.ThresholdedRelu(1.0 - slope, alpha=-0.5)
+        return masked(op, dy * op.Where(x < 3, x * (1 / 3) + 0.5, 1), x > -3)
+    # Three times that. The kernel of ThresholdedRelu takes an eighth of the time of Where's
+    slope = 3.0 - op.ThresholdedRelu(1.5 - x, alpha=-1.5)
     if is_contracted(dy):
-        return dy * op.ThresholdedRelu(slope, alpha=-0.5)
-    return masked(op, dy * slope, x > -3)
+        return dy * (op.ThresholdedRelu(slope, alpha=-1.5) * (1 / 3))
+    return masked(op, dy * (slope * (1 / 3)), x > -3)
 
 
 zero_gradient("Hardmax")
@@ -149,10 +154,19 @@ def _gelu_slope(op: OpBuilder, x: Tensor) -> Tensor:
 
 def _gelu_tanh_slope(op: OpBuilder, x: Tensor) -> Tensor:
     """y = x·σ with σ = ½(1 + tanh u), u = kx(1 + ax²); dσ/dx = 2σ(1 - σ)·du/dx."""
-    k, a = math.sqrt(2 / math.pi), 0.044715
     square = x * x
-    sigma = op.Sigmoid(x * (square * (2 * k * a) + 2 * k))
-    return sigma + x * (square * (6 * k * a) + 2 * k) * (sigma * (1.0 - sigma))
+    sigma = tanh_gelu_share(op, x, square)
+    outer = x * (square * (6 * GELU_K * GELU_A) + 2 * GELU_K)
+    return sigma + outer * (sigma * (1.0 - sigma))
+
+
+GELU_K, GELU_A = math.sqrt(2 / math.pi), 0.044715
+
+
+def tanh_gelu_share(op: OpBuilder, x: Tensor, square: Tensor | None = None) -> Tensor:
+    """σ = ½(1 + tanh u), which is the sigmoid of 2u: Gelu's share of x."""
+    square = x * x if square is None else square
+    return op.Sigmoid(x * (square * (2 * GELU_K * GELU_A) + 2 * GELU_K))
 
 
 def _choose(op: OpBuilder, condition: Tensor, yes: float, no: float, like: Tensor) -> Tensor:

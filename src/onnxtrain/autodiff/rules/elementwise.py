@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import onnx_ir as ir
@@ -13,8 +14,19 @@ from ..registry import elementwise, gradient, zero_gradient
 
 # --- helpers -----------------------------------------------------------------------------------
 
-CONTRACTIONS = frozenset({"Col2Im", "Conv", "ConvTranspose", "Gemm", "MatMul", "MaxUnpool"})
-PASS_THROUGH = frozenset({"Add", "Reshape", "Sum", "Transpose"})
+CONTRACTIONS = frozenset(
+    {"Col2Im", "Conv", "ConvTranspose", "Gemm", "MatMul", "MaxUnpool", "ReduceMean", "ReduceSum"}
+)
+REARRANGED = frozenset(
+    {"Expand", "Neg", "Pad", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"}
+)
+ADDED = frozenset({"Add", "Concat", "Sub", "Sum"})
+FINITE = frozenset({"HardSigmoid", "LayerNormalization", "Sigmoid", "Softmax", "Tanh"})
+"""Operators whose results are finite, or NaN, whatever they are given."""
+SEED = "onnxtrain.seed"
+"""Marks an input that is the gradient of an output: nobody knows what it was computed from."""
+FARTHEST = 12
+"""How many nodes to look back."""
 
 
 def masked(op: OpBuilder, dy: Tensor, keep: Tensor) -> Tensor:
@@ -30,18 +42,60 @@ def masked(op: OpBuilder, dy: Tensor, keep: Tensor) -> Tensor:
 
 
 def is_contracted(x: Tensor) -> bool:
-    """Whether `x` is the result of matrix products and convolutions, or a sum of such."""
-    return _contracted(x.value)
+    """Whether `x` is made of the results of products, convolutions and sums by finite factors."""
+    return _contracted(x.value, FARTHEST, {})
 
 
-def _contracted(value: ir.Value | None, depth: int = 4) -> bool:
+def _contracted(value: ir.Value | None, farthest: int, known: dict[ir.Value, bool]) -> bool:
     node = value.producer() if value is not None else None
-    if node is None or depth == 0:
+    if value is None or node is None or node.domain or farthest == 0:
         return False
+    if value not in known:
+        known[value] = _gives_contracted(node, lambda v: _contracted(v, farthest - 1, known))
+    return known[value]
+
+
+def _gives_contracted(node: ir.Node, contracted: Callable[[ir.Value | None], bool]) -> bool:
+    """Whether a node contracts, or changes what is contracted by finite numbers only."""
     if node.op_type in CONTRACTIONS:
         return True
-    inputs = node.inputs if node.op_type in ("Add", "Sum") else node.inputs[:1]
-    return node.op_type in PASS_THROUGH and all(_contracted(v, depth - 1) for v in inputs)
+    if node.op_type in REARRANGED:
+        return contracted(node.inputs[0])
+    if node.op_type in ADDED:
+        return all(map(contracted, node.inputs))
+    if node.op_type == "BatchNormalization":  # of the gradient, or of x by sums of the gradient
+        return any(map(contracted, node.inputs[:2]))
+    if node.op_type == "Mul":
+        a, b = node.inputs
+        return (contracted(a) and (_is_finite(b) or contracted(b))) or (
+            contracted(b) and _is_finite(a)
+        )
+    return False
+
+
+def _is_finite(value: ir.Value | None) -> bool:
+    """Whether a factor is a number, a weight or a result that cannot be infinite."""
+    if value is None:
+        return False
+    node = value.producer()
+    if node is None:
+        return value.const_value is not None or (value.is_graph_input() and SEED not in value.meta)
+    if node.op_type == "Cast" and node.inputs[0] is not None:
+        return node.inputs[0].dtype == ir.DataType.BOOL
+    if node.op_type in {"Max", "Min", "Mul"}:
+        return all(map(_is_finite, node.inputs))
+    if node.op_type in REARRANGED:
+        return _is_finite(node.inputs[0])
+    bounded = node.op_type == "Clip" and len(node.inputs) == 3 and None not in node.inputs
+    return (bounded or node.op_type in FINITE) and not node.domain
+
+
+def step(op: OpBuilder, x: Tensor, below: float, above: float) -> Tensor:
+    """One number for negative x and a larger one for positive x; 0 at 0, or what is nearest to it.
+
+    Two passes over memory. A float16 cannot hold the factor, so in single precision only.
+    """
+    return op.Clip(x * 3e38, op.like(below, x), op.like(above, x))
 
 
 def as_type(op: OpBuilder, x: Tensor, dtype: ir.DataType) -> Tensor:
@@ -121,10 +175,8 @@ def identity(op: OpBuilder, dy: Tensor, y: Tensor, x: Tensor) -> Any:
 
 @gradient("Abs", note="0 at 0")
 def abs_(op: OpBuilder, dy: Tensor, y: Tensor, x: Tensor) -> Any:
-    if x.dtype == ir.DataType.FLOAT:
-        # min(1, 3e38·x) above zero and its mirror image below: half the time of Sign's kernel
-        above, below = (op.HardSigmoid(x, alpha=a, beta=0.0) for a in (3e38, -3e38))
-        return dy * (above - below)
+    if x.dtype == ir.DataType.FLOAT:  # a quarter of the time of Sign's kernel
+        return dy * step(op, x, -1.0, 1.0)
     return dy * op.Sign(x)
 
 
@@ -276,6 +328,9 @@ def _bound(op: OpBuilder, dy: Tensor, bound: Tensor, taken: Tensor) -> Tensor:
 
 @elementwise("Where", stops=(0,))
 def where(op: OpBuilder, dy: Tensor, y: Tensor, condition: Tensor, a: Tensor, b: Tensor) -> Any:
+    if is_contracted(dy):  # see `masked`
+        first = dy * op.Cast(condition, to=dy.dtype)
+        return None, first, dy - first
     return None, op.Where(condition, dy, 0), op.Where(condition, 0, dy)
 
 

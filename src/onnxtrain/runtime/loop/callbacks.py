@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TextIO
 
+from .metrics import UPWARD
 from .resume import best_in, whole_in
 
 if TYPE_CHECKING:
@@ -65,7 +66,8 @@ class EarlyStopping(Callback):
         monitor: what to watch, by default "val_loss", or "loss" without validation.
         patience: epochs without getting better that are tolerated.
         min_delta: how much better counts.
-        mode: ``"min"`` or ``"max"``; by default "max" for accuracy, top-k and r2.
+        mode: ``"min"`` or ``"max"``; by default "max" for accuracy, top-k, r2, f1, precision,
+            recall and auc.
         restore_best: put the best parameters back at the end.
     """
 
@@ -226,8 +228,6 @@ def is_better(
         return False
     if best is None:
         return True
-    bare = name.removeprefix("val_")
-    upward = mode == "max" or (
-        mode is None and (bare in {"accuracy", "r2"} or bare.startswith("top"))
-    )
+    bare = name.removeprefix("val_").removeprefix("train_")
+    upward = mode == "max" or (mode is None and (bare in UPWARD or bare.startswith("top")))
     return value > best + min_delta if upward else value < best - min_delta

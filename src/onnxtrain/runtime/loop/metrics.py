@@ -130,6 +130,168 @@ class TopK(_Mean):
         self.add((better < self.k).sum(), labels.size)
 
 
+class _Confusions(Metric):
+    """Counts by class: rightly chosen, wrongly chosen, missed.
+
+    Scores are (N, classes, …) and the value is the mean over the classes that occur, each counting
+    alike. One score per row means two classes, and the value is that of class 1.
+
+    Args:
+        threshold: above which a single score means class 1.
+    """
+
+    def __init__(self, threshold: float = 0.0) -> None:
+        self.threshold = threshold
+        self.reset()
+
+    def reset(self) -> None:
+        """Start anew."""
+        self.counts: Array = np.zeros((0, 3))
+
+    def update(self, prediction: Array, target: Array, loss: float) -> None:
+        """Take one batch into account."""
+        single = prediction.ndim < 2 or prediction.shape[1] == 1
+        if single:
+            chosen = (prediction > self.threshold).reshape(-1).astype(np.int64)
+            labels = (target.reshape(-1) > 0.5).astype(np.int64)
+        else:
+            chosen = prediction.argmax(axis=1).reshape(-1)
+            labels = _labels(prediction, target).reshape(-1)
+        size = 2 if single else prediction.shape[1]
+        right = np.bincount(labels[chosen == labels], minlength=size)
+        picked, present = (np.bincount(v, minlength=size) for v in (chosen, labels))
+        counts = np.stack([right, picked - right, present - right], axis=1)
+        self._add(counts[1:] if single else counts)
+
+    def _add(self, counts: Array) -> None:
+        self.counts = counts + (self.counts if len(self.counts) else 0)
+
+    def state(self) -> Array:
+        """All counts, class after class."""
+        return self.counts.reshape(-1).astype(np.float64)
+
+    def merge(self, states: Sequence[Array]) -> None:
+        """Add them up."""
+        self.reset()
+        for state in states:
+            counts = np.asarray(state).reshape(-1, 3)
+            if len(counts):
+                self._add(counts)
+
+    def result(self) -> float:
+        """The mean over the classes that occur; NaN without any."""
+        occurring = self.counts[self.counts.sum(axis=1) > 0]
+        if not len(occurring):
+            return math.nan
+        return float(np.mean([self.of_class(*counts) for counts in occurring]))
+
+    def of_class(self, right: float, wrong: float, missed: float) -> float:
+        """The value of one class."""
+        raise NotImplementedError
+
+
+class Precision(_Confusions):
+    """Share of the rows put into a class that belong there; 0 where none was.
+
+    Example:
+        >>> precision = Precision(threshold=0.5)
+        >>> precision.update(np.array([0.9, 0.8, 0.1]), np.array([1, 0, 1]), 0.0)
+        >>> precision.result()
+        0.5
+    """
+
+    name = "precision"
+
+    def of_class(self, right: float, wrong: float, missed: float) -> float:
+        """right ÷ (right + wrong)."""
+        return right / (right + wrong) if right + wrong else 0.0
+
+
+class Recall(_Confusions):
+    """Share of the rows of a class that are put there; 0 where it has none."""
+
+    name = "recall"
+
+    def of_class(self, right: float, wrong: float, missed: float) -> float:
+        """right ÷ (right + missed)."""
+        return right / (right + missed) if right + missed else 0.0
+
+
+class F1(_Confusions):
+    """The harmonic mean of precision and recall."""
+
+    name = "f1"
+
+    def of_class(self, right: float, wrong: float, missed: float) -> float:
+        """2·right ÷ (2·right + wrong + missed)."""
+        return 2 * right / (2 * right + wrong + missed)
+
+
+class AUC(Metric):
+    """The area under the ROC curve: the chance that a row of a class scores above another row.
+
+    Several classes: each against all others, and the mean of those that have rows of both kinds;
+    scores that are no probabilities go through a softmax first. All scores are kept until `reset`.
+
+    Example:
+        >>> auc = AUC()
+        >>> auc.update(np.array([0.1, 0.4, 0.35, 0.8]), np.array([0, 0, 1, 1]), 0.0)
+        >>> auc.result()
+        0.75
+    """
+
+    name = "auc"
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Start anew."""
+        self._scores: list[Array] = []
+        self._labels: list[Array] = []
+
+    def update(self, prediction: Array, target: Array, loss: float) -> None:
+        """Take one batch into account."""
+        if prediction.ndim < 2 or prediction.shape[1] == 1:
+            self._scores.append(prediction.reshape(-1, 1).copy())
+            self._labels.append(target.reshape(-1) > 0.5)
+            return
+        rows = np.moveaxis(prediction, 1, -1).reshape(-1, prediction.shape[1])
+        self._scores.append(rows.copy())
+        self._labels.append(_labels(prediction, target).reshape(-1))
+
+    def result(self) -> float:
+        """The area; NaN where there is only one class."""
+        if not self._scores:
+            return math.nan
+        scores, labels = np.concatenate(self._scores), np.concatenate(self._labels)
+        if scores.shape[1] == 1:
+            return _area(scores[:, 0], labels.astype(bool))
+        scores = _probabilities(scores.astype(np.float64))
+        areas = [_area(column, labels == i) for i, column in enumerate(scores.T)]
+        known = [area for area in areas if not math.isnan(area)]
+        return float(np.mean(known)) if known else math.nan
+
+
+def _probabilities(scores: Array) -> Array:
+    if (scores >= 0).all() and np.allclose(scores.sum(axis=1), 1.0, atol=1e-3):
+        return scores
+    powers = np.exp(scores - scores.max(axis=1, keepdims=True))
+    return np.asarray(powers / powers.sum(axis=1, keepdims=True))
+
+
+def _area(scores: Array, positive: Array) -> float:
+    """From the ranks of the scores; equal ones share theirs."""
+    count = int(positive.sum())
+    others = len(positive) - count
+    if not count or not others:
+        return math.nan
+    _, place, repeats = np.unique(scores, return_inverse=True, return_counts=True)
+    last = np.cumsum(repeats)
+    ranks = (last - (repeats - 1) / 2)[place.reshape(-1)]
+    return float((ranks[positive].sum() - count * (count + 1) / 2) / (count * others))
+
+
 class MeanAbsoluteError(_Mean):
     """Mean of |prediction − target|."""
 
@@ -235,7 +397,15 @@ BY_NAME = {
     "r2": R2,
     "perplexity": Perplexity,
     "top5": TopK,
+    "f1": F1,
+    "precision": Precision,
+    "recall": Recall,
+    "auc": AUC,
 }
+
+
+UPWARD = frozenset({"accuracy", "r2", "f1", "precision", "recall", "auc"})
+"""Metrics that are better the larger they are, as those that begin with "top" are."""
 
 
 def resolve(metrics: Sequence[str | Metric]) -> list[Metric]:

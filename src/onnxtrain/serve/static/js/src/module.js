@@ -1,7 +1,7 @@
 import { check, CheckpointError, InputError, ModelFileError, notFinite } from "./errors.js";
-import { refuseExternalData } from "./external.js";
 import { checkLabels, explained } from "./labels.js";
 import { hostValue, joined, sizeOf, widened } from "./ort.js";
+import { checkModel } from "./sound.js";
 /** The models that device.json describes: put together, and run on the values of the state. */
 export class Module {
     constructor(facts, files, state, ort, options = {}) {
@@ -221,14 +221,19 @@ export class Module {
         const executionProviders = this.providers.map((p) => ({ ...provider, ...p }));
         const options = this.isGpu ? { ...this.options, ...session, executionProviders } : this.options;
         const bytes = await this.bytes(name);
-        return (await this.ort.InferenceSession.create(bytes, options));
+        try {
+            return (await this.ort.InferenceSession.create(bytes, options));
+        }
+        catch (error) {
+            throw new ModelFileError(`onnxruntime cannot load the model to ${name} with: ${error.message}`);
+        }
     }
     /** The bytes of a model: pieces of an artifact, with seeds and values put in. */
     async bytes(name) {
         const { file, pieces } = this.model(name);
         const bytes = this.files.get(file ?? "") ?? new Uint8Array();
         const model = await joined(await Promise.all(pieces.map((piece) => this.part(bytes, piece))));
-        refuseExternalData(model);
+        checkModel(model);
         return model;
     }
     async part(file, piece) {

@@ -1,0 +1,175 @@
+/** What a model may ask for, checked before onnxruntime gets it; `files/sound.py` does the same. */
+import { check, ModelFileError } from "./errors.js";
+
+/** Where in an ONNX file nodes and tensors can be: for each message, its fields by number. */
+const CHILDREN: Record<string, Record<number, string>> = {
+  training: { 1: "graph", 2: "graph" },
+  graph: { 1: "node", 5: "tensor", 15: "sparse" },
+  function: { 7: "node", 11: "attribute" },
+  node: { 5: "attribute" },
+  attribute: { 5: "tensor", 6: "graph", 10: "tensor", 11: "graph", 22: "sparse", 23: "sparse" },
+  sparse: { 1: "tensor", 2: "tensor" },
+};
+/** Fields of the model itself. */
+const OF_MODEL: Record<number, string> = { 7: "graph", 20: "training", 25: "function" };
+/** Domain, name and overload of what a node calls, and of a function. */
+const NAMES: Record<string, readonly number[]> = { node: [7, 4, 8], function: [10, 1, 13] };
+const DIMS = 1;
+/** Of a tensor: float_data, int32_data, string_data, int64_data, raw_data, double_data, uint64_data. */
+const DATA = [4, 5, 6, 7, 9, 10, 11];
+const DATA_LOCATION = 14;
+const EXTERNAL = 1;
+const MAX_NESTING = 64;
+const MAX_CALLS = 200;
+const MAX_NODES = 200_000;
+const MAX_RANK = 64;
+
+const DECODER = new TextDecoder();
+
+type Field = { number: number; value: number | Uint8Array };
+const need = (isFine: boolean, text: string): void => check(isFine, text, ModelFileError);
+
+/** What a graph or a function has: how many nodes, and how often it calls what. */
+class Body {
+  nodes = 0;
+  readonly calls = new Map<string, number>();
+
+  add(operator: string): void {
+    this.nodes += 1;
+    need(this.nodes <= MAX_NODES, `The model has more than ${MAX_NODES} nodes.`);
+    this.calls.set(operator, (this.calls.get(operator) ?? 0) + 1);
+  }
+}
+
+/**
+ * Refuse a model with data in other files, which onnxruntime-node would open wherever they are, one
+ * that is small and grows without end, and tensors whose shape and values contradict each other.
+ */
+export function checkModel(model: Uint8Array): void {
+  const main = new Body();
+  const functions = new Map<string, Body>();
+  for (const { number, value } of fields(model)) {
+    const kind = OF_MODEL[number];
+    if (typeof value === "number" || kind === undefined) continue;
+    const body = kind === "function" ? new Body() : main;
+    walk(value, kind, 0, body);
+    if (body === main) continue;
+    const name = nameOf(value, kind);
+    need(!functions.has(name), `The function "${shown(name)}" is defined twice.`);
+    functions.set(name, body);
+  }
+  if (functions.size) checkCalls(main, functions);
+}
+
+function walk(bytes: Uint8Array, kind: string, depth: number, body: Body): void {
+  need(depth <= MAX_NESTING, `Graphs are nested more than ${MAX_NESTING} deep.`);
+  if (kind === "tensor") return checkTensor(bytes);
+  if (kind === "node") body.add(nameOf(bytes, kind));
+  for (const { number, value } of fields(bytes)) {
+    const inner = CHILDREN[kind]?.[number];
+    if (inner === undefined || typeof value === "number") continue;
+    walk(value, inner, depth + Number(inner === "graph"), body);
+  }
+}
+
+/** Nodes when every function is in the place of its calls: a few lines can make billions. */
+function checkCalls(main: Body, functions: ReadonlyMap<string, Body>): void {
+  const sizes = new Map<string, number>();
+  const open: string[] = [];
+  const sizeOf = (body: Body): number => {
+    let size = body.nodes;
+    for (const [name, times] of body.calls) {
+      const called = functions.get(name);
+      if (called !== undefined) size += times * sizeOfFunction(name, called);
+    }
+    return size;
+  };
+  const sizeOfFunction = (name: string, body: Body): number => {
+    const known = sizes.get(name);
+    if (known !== undefined) return known;
+    need(!open.includes(name), `The function "${shown(name)}" calls itself.`);
+    need(open.length < MAX_CALLS, `Functions call functions more than ${MAX_CALLS} deep.`);
+    open.push(name);
+    const size = sizeOf(body);
+    open.pop();
+    sizes.set(name, size);
+    return size;
+  };
+  const total = sizeOf(main);
+  const text = `The model has ${total} nodes when functions are put in the place of their calls`;
+  need(total <= MAX_NODES, `${text}; ${MAX_NODES} are the most.`);
+}
+
+function checkTensor(bytes: Uint8Array): void {
+  const kinds = new Set<number>();
+  let [rank, size] = [0, 1];
+  for (const { number, value } of fields(bytes)) {
+    if (DATA.includes(number)) kinds.add(number);
+    const isExternal = number === DATA_LOCATION && value === EXTERNAL;
+    need(!isExternal, "A tensor of the model has its data in another file: it trains in Python only.");
+    if (number !== DIMS) continue;
+    for (const dim of numbers(value)) {
+      size *= dim || 1; // a negative number is read as one above 2 ** 63
+      const isShape = ++rank <= MAX_RANK && size < 2 ** 60;
+      need(isShape, "A tensor of the model has a shape that none can have: the file is damaged.");
+    }
+  }
+  need(kinds.size < 2, "A tensor of the model has its values twice: save the model again.");
+}
+
+/** Domain, name and overload of a node's operator or of a function, in one text. */
+function nameOf(bytes: Uint8Array, kind: string): string {
+  const parts = ["", "", ""];
+  for (const { number, value } of fields(bytes)) {
+    const place = NAMES[kind]?.indexOf(number) ?? -1;
+    if (place >= 0 && typeof value !== "number") parts[place] = DECODER.decode(value);
+  }
+  if (parts[0] === "ai.onnx") parts[0] = "";
+  return JSON.stringify(parts);
+}
+
+const shown = (name: string): string => JSON.parse(name)[1];
+
+/** The numbers of a field that has one, or many of them packed. */
+function* numbers(value: number | Uint8Array): Generator<number> {
+  if (typeof value === "number") return yield value;
+  for (let at = 0; at < value.length; ) {
+    const [number, behind] = varint(value, at);
+    at = behind;
+    yield number;
+  }
+}
+
+/** A whole number, and the place behind it. */
+function varint(bytes: Uint8Array, at: number): [number, number] {
+  let value = 0;
+  for (let scale = 1; ; scale *= 128) {
+    const byte = bytes[at++];
+    check(byte !== undefined && scale < 2 ** 70, "The model is damaged.", ModelFileError);
+    value += (byte & 127) * scale;
+    if (byte < 128) return [value, at];
+  }
+}
+
+/** The fields of a protobuf message: whole numbers, 0 for others, the bytes of all else. */
+function* fields(bytes: Uint8Array): Generator<Field> {
+  let at = 0;
+  const next = (): number => {
+    const [value, behind] = varint(bytes, at);
+    at = behind;
+    return value;
+  };
+  while (at < bytes.length) {
+    const key = next();
+    const [number, wire] = [Math.floor(key / 8), key % 8];
+    if (wire === 0) {
+      yield { number, value: next() };
+      continue;
+    }
+    const size = wire === 2 ? next() : { 1: 8, 5: 4 }[wire];
+    const fits = size !== undefined && size <= bytes.length - at;
+    check(fits, "The model is damaged.", ModelFileError);
+    yield { number, value: wire === 2 ? bytes.subarray(at, at + size) : 0 };
+    at += size;
+  }
+}
