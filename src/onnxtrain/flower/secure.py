@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from flwr.app import Context, Message, MetricRecord, RecordDict
 from flwr.common import Code, FitRes, Status, ndarrays_to_parameters, parameters_to_ndarrays
-from flwr.compat.common import recorddict_compat as compat
 from flwr.serverapp import Grid, ServerApp
 
 from ..runtime.state.checkpoint_state import CheckpointState
@@ -24,6 +25,12 @@ from .records import from_record, to_record
 
 Array = npt.NDArray[Any]
 OLD_KEY = "fitins.parameters"
+_MODULE = "recorddict_compat"
+compat: Any = import_module(
+    f"flwr.compat.common.{_MODULE}"
+    if find_spec(f"flwr.compat.common.{_MODULE}")
+    else f"flwr.common.{_MODULE}"  # where older releases of Flower have it
+)
 
 
 def fit_request(message: Message, model: LocalModel) -> tuple[dict[str, Array], dict[str, Any]]:
