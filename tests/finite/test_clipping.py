@@ -102,9 +102,9 @@ def run_device(optimizer, values, doubles=True):
             known[f"optim/{state}/{name}"] = np.zeros(
                 optimizer.state_shape(state, shape), np.float32
             )
-    one = np.ones(1, np.float32)
     limit = optimizer.clip.max_norm if optimizer.clip is not None else 3.4e38
-    given = {"learning_rate": 0.1 * one, "scale": one, "clip_norm": limit * one}
+    numbers = {"learning_rate": 0.1, "scale": 1.0, "clip_norm": limit}
+    given = {name: np.array([number], np.float32) for name, number in numbers.items()}
     given |= {name: known[key] for name, key in feeds.items()} | {"step": np.array([1])}
     session = ort.InferenceSession(content)
     results = dict(zip(updated.values(), session.run([*updated], given)))
