@@ -220,3 +220,17 @@ def test_three_gigabytes_by_path_cost_next_to_nothing(tmp_path: Path) -> None:
             if e.key == "location"} == {"huge.data"}  # fmt: skip
     with pytest.raises(ModelError, match="output path"):
         onnxtrain.differentiate(path, wrt=["w0"])
+
+
+def test_a_sparse_tensor_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 18]> g (float[4] x) => (float[4] y) { y = Add(x, s) }'
+    )
+    values = onnx.numpy_helper.from_array(np.ones(1, np.float32), "s")
+    indices = onnx.TensorProto(data_type=onnx.TensorProto.INT64, dims=[4])
+    for damaged in (indices, onnx.TensorProto(dims=[1])):
+        model.graph.sparse_initializer.append(onnx.helper.make_sparse_tensor(values, damaged, [4]))
+        (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
+        with pytest.raises(ModelError, match="file is damaged"):
+            load(tmp_path / "m.onnx")
+        del model.graph.sparse_initializer[:]

@@ -479,6 +479,10 @@ WRONG_DESCRIPTIONS = {
         '{"version": 1, "kind": "training", "states": {"a": 1}}',
         "names are needed",
     ),
+    "a state that is trained": (
+        '{"version": 1, "kind": "training", "trainable": ["W1"], "states": {"W1": "W1.new"}}',
+        "'W1' a state",
+    ),
     "unknown input": (
         '{"version": 1, "kind": "training", "user_inputs": ["nothing"]}',
         "no input named 'nothing'",

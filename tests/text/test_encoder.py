@@ -132,6 +132,7 @@ def test_rows_in_all_their_forms(tmp_path) -> None:
     ("rows", "options", "said"),
     [
         ([], {}, "no rows"),
+        ([[]], {}, "name two or more columns"),
         ([{"a": "x", "b": "y"}], {}, "name two or more columns"),
         ([("x",)], {}, "name two or more columns"),
         ([{"a": "x", "b": 3}], {"columns": ("a", "b")}, "'b' is int, and it must be text"),

@@ -46,7 +46,12 @@ def representable(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 def dense(sparse: onnx.SparseTensorProto, name: str) -> onnx.TensorProto:
     """A sparse tensor written out; indices are flat positions or coordinates."""
-    values, indices = numpy_helper.to_array(sparse.values), numpy_helper.to_array(sparse.indices)
+    try:
+        values, indices = map(numpy_helper.to_array, (sparse.values, sparse.indices))
+    except (TypeError, ValueError) as error:
+        raise ModelError(
+            f"The sparse tensor {name!r} cannot be read: {error} The file is damaged."
+        ) from error
     shape = tuple(sparse.dims)
     is_flat = indices.ndim == 1
     positions = indices.reshape(-1, 1) if is_flat else indices

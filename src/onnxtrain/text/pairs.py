@@ -126,7 +126,8 @@ def _read(
     first, place = rows[0]
     if isinstance(first, (tuple, list)):
         names: Sequence[Any] = list(range(len(first)))
-        is_number = isinstance(first[-1], (int, float)) and not isinstance(first[-1], bool)
+        last = first[-1] if first else None
+        is_number = isinstance(last, (int, float)) and not isinstance(last, bool)
         names, number = (names[:-1], names[-1]) if is_number else (names, None)
     elif isinstance(first, Mapping):
         names = columns or next((u for u in USUAL if all(n in first for n in u)), ())

@@ -100,12 +100,23 @@ def load_artifact(source: Source, kind: str, state: TrainingState | None = None)
     artifact.infos(artifact.user_inputs)
     artifact.infos(artifact.user_outputs, outputs=True)
     _check_labels(artifact)
+    _check_states(artifact)
     if kind == "eval" and state is not None and not artifact.parameters:
         trainable, frozen = state.names()
         present = {v.name for v in model.inputs} - set(artifact.user_inputs)
         artifact.trainable = [n for n in trainable if n in present]
         artifact.frozen = [n for n in frozen if n in present]
     return artifact
+
+
+def _check_states(artifact: Artifact) -> None:
+    """What steps replace beside the trained parameters is among the frozen ones."""
+    strange = [name for name in artifact.states if name not in artifact.frozen]
+    if strange:
+        raise ModelFileError(
+            f"{artifact.model.where}: {KEY} calls {strange[0]!r} a state, and it is none of the "
+            "frozen parameters. Generate the artifacts again."
+        )
 
 
 def _random_input(model: ModelFile, described: dict[str, Any]) -> str:
