@@ -228,7 +228,8 @@ def test_a_sparse_tensor_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     )
     values = onnx.numpy_helper.from_array(np.ones(1, np.float32), "s")
     indices = onnx.TensorProto(data_type=onnx.TensorProto.INT64, dims=[4])
-    for damaged in (indices, onnx.TensorProto(dims=[1])):
+    strange = onnx.TensorProto(data_type=39, dims=[1])
+    for damaged in (indices, onnx.TensorProto(dims=[1]), strange):
         model.graph.sparse_initializer.append(onnx.helper.make_sparse_tensor(values, damaged, [4]))
         (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
         with pytest.raises(ModelError, match="file is damaged"):

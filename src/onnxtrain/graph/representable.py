@@ -48,9 +48,9 @@ def dense(sparse: onnx.SparseTensorProto, name: str) -> onnx.TensorProto:
     """A sparse tensor written out; indices are flat positions or coordinates."""
     try:
         values, indices = map(numpy_helper.to_array, (sparse.values, sparse.indices))
-    except (TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError) as error:  # a type that there is not, too few numbers
         raise ModelError(
-            f"The sparse tensor {name!r} cannot be read: {error} The file is damaged."
+            f"The sparse tensor {name!r} cannot be read: {error}. The file is damaged."
         ) from error
     shape = tuple(sparse.dims)
     is_flat = indices.ndim == 1
