@@ -52,8 +52,9 @@ def add(
         >>> from onnxtrain import losses, training_info             # doctest: +SKIP
         >>> trained = training_info.add("model.onnx", losses.MSELoss())  # doctest: +SKIP
     """
-    base = to_proto(one_opset(load(whole_proto(model))))
-    base.training_info.extend(whole_proto(model).training_info)
+    whole = whole_proto(model)
+    base = to_proto(one_opset(load(whole)))
+    base.training_info.extend(whole.training_info)
     extended, loss_name = _with_loss(base, loss, loss_input_names)
     names = _trained(extended, loss_name, trainable)
     algorithm = _new_part(base.graph, extended.graph)
