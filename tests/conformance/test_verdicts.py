@@ -8,6 +8,7 @@ import pytest
 from conformance.verdicts import (
     Differences,
     Verdict,
+    compare,
     distance,
     judge,
     judge_alone,
@@ -202,3 +203,14 @@ def test_kinks_of_opposite_signs_are_looked_at_axis_by_axis() -> None:
     assert {said([1.0, 1.0, 1.0], seed) for seed in range(8)} == {"kink"}
     assert {said([1.5, 1.0, 1.0], seed) for seed in range(8)} == {"wrong"}
     assert {said([1.0, 1.0, 1.2], seed) for seed in range(8)} == {"wrong"}
+
+
+def test_a_gradient_nearer_to_float64_than_torch_is_right() -> None:
+    exact = np.array([1.0, 2.0])
+    torch32, ours, far = exact * 1.03, exact * 1.02, exact * 0.96
+
+    def about(gradient) -> str:
+        return compare(gradient, torch32, lambda: exact, largest=2.0).word
+
+    assert about(ours) == "right"
+    assert about(far) == "undecided"
