@@ -36,7 +36,10 @@ def test_damaged_files_are_read_or_refused(door: str) -> None:
     assert not problems, "\n\n".join(problems[:5])
 
 
-@pytest.mark.parametrize("door", ["checkpoint", "old checkpoint", "module", "npz", "yaml", "csv"])
+@pytest.mark.parametrize(
+    "door",
+    ["checkpoint", "old checkpoint", "module", "npz", "yaml", "csv", "new head", "csv of pairs"],
+)
 def test_sound_files_are_read(door: str, tmp_path: Path) -> None:
     """Otherwise the fuzzer would only see refusals."""
     pytest.importorskip(missing(door))
