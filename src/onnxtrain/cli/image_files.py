@@ -9,7 +9,7 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from ..runtime.files.readfile import read_regular
 from ..summary import ModelSummary
@@ -77,10 +77,12 @@ def _from_processor(config: Mapping[Any, Any]) -> dict[str, Any]:
     if size is not None:
         known["image_size"] = size
     mean, std = config.get("image_mean"), config.get("image_std")
-    if not config.get("do_normalize", True) or not (_are_numbers(mean) and _are_numbers(std)):
-        mean, std = ([0.0], [1.0]) if config.get("do_normalize") is False else ([], [])
+    if config.get("do_normalize") is False:
+        mean, std = [0.0], [1.0]
     factor = config.get("rescale_factor", 1 / WHITE) if config.get("do_rescale", True) else 1.0
-    if mean and min(std) > 0 and _are_numbers([factor]) and factor > 0:
+    if not (_are_numbers(mean) and _are_numbers(std) and _are_numbers([factor])):
+        return known
+    if min(std) > 0 and factor > 0:
         scale = WHITE * factor
         known["image_mean"] = [m / scale for m in mean]
         known["image_std"] = [s / scale for s in std]
@@ -101,7 +103,7 @@ def _is_size(value: Any) -> bool:
     return whole and all(0 < v <= LARGEST for v in value)
 
 
-def _are_numbers(values: Any) -> bool:
+def _are_numbers(values: Any) -> TypeGuard[list[float]]:
     """Whether this is one number for each of at most four channels."""
     if not isinstance(values, list) or not 0 < len(values) <= 4:
         return False

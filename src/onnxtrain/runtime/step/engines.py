@@ -87,7 +87,7 @@ class TwoPartEngine(Engine):
         self._step = module.gradient_step
         self.training_state, self.input_names = self._step.state, module.input_names()
         self.fixed_batch = self._step.user.fixed_batch
-        self.forget()
+        self._pending, self._total, self._weight = 0, 0, 0
 
     @property
     def step_count(self) -> int:
