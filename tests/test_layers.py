@@ -24,7 +24,7 @@ ALLOWED = {
     "__init__": {
         "api", "artifacts", "compile", "errors", "extend", "gradient_check", "lora", "losses",
         "onnxblock", "optim", "quant", "schedulers", "summary", "text", "training",
-        "training_info",
+        "training_info", "transfer",
     },
     "__main__": {"cli"},
     "errors": set(),
@@ -51,6 +51,7 @@ ALLOWED = {
     "text": {"errors", "graph", "runtime"},
     "quant": {*STAGES, "lora"},
     "distillation": {"errors", "graph", "normalize"},
+    "transfer": {"errors", "graph", "lora", "normalize", "runtime", "text"},
     "data": set(),
     "drawing": set(),
     "plugins": {"errors"},
@@ -68,7 +69,7 @@ ALLOWED = {
     "cli": {
         *OFFLINE, *DEVICE, "__init__", "compat", "compat.ort", "data", "distributed", "serve",
         "distillation", "extend", "drawing", "lora", "quant", "text", "training_info", "plugins",
-        "loggers", "tuning",
+        "loggers", "transfer", "tuning",
     },
 }  # fmt: skip
 """Package → packages of onnxtrain that it may import (its own is always allowed)."""
@@ -102,6 +103,7 @@ OUTSIDE = {
     "text": {*ONNX, "tokenizers", "pyarrow"},
     "quant": {*ONNX, "onnxruntime"},
     "distillation": ONNX,
+    "transfer": ONNX,
     "data": {"numpy"},
     "plugins": set(),
     "loggers": {"tensorboardX", "mlflow", "wandb"},

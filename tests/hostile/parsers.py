@@ -174,6 +174,41 @@ def inspect(path: Path) -> object:
     return summarize(path)
 
 
+def photo_models(folder: Path) -> list[bytes]:
+    from tests.transfer.models import CASES, with_constants
+
+    del folder
+    return [with_constants(CASES[n].make()).SerializeToString() for n in ("gemm", "squeezenet")]
+
+
+def new_head(path: Path) -> object:
+    from onnxtrain import transfer
+
+    transfer.normalization(path)
+    head = transfer.new_head(path, 3)
+    return transfer.head_model(head, (4, 6))
+
+
+def image_settings(folder: Path) -> list[bytes]:
+    shutil.copy(folder / "predict.onnx", folder / "m.onnx")
+    processor = {
+        "do_rescale": True, "rescale_factor": 0.0039, "do_normalize": True, "image_mean": [0.5],
+        "image_std": [0.5], "size": {"height": 8, "width": 8}, "do_center_crop": False,
+    }  # fmt: skip
+    timm = {"pretrained_cfg": {"mean": [0.4], "std": [0.2], "input_size": [3, 8, 8]}}
+    return [json.dumps(processor).encode(), json.dumps(timm).encode()]
+
+
+def described_images(path: Path) -> object:
+    from onnxtrain.cli.image_files import described
+    from onnxtrain.cli.images import ImageSettings
+    from onnxtrain.cli.settings import Settings
+    from onnxtrain.summary import summarize
+
+    settings = Settings(str(path.parent / "m.onnx"))
+    return ImageSettings.of(settings, described(settings, summarize(settings.model)))
+
+
 def module(path: Path) -> object:
     state = CheckpointState.load_checkpoint(path.parent / "sound" / "checkpoint")
     return Module(path, state)(X)
@@ -582,6 +617,14 @@ def pair_rows(folder: Path) -> list[bytes]:
     ]
 
 
+def pair_tables(folder: Path) -> list[bytes]:
+    tokenizers(folder)
+    return [
+        b'sentence1,sentence2,score\n"the cat, a dog",a mat,1.5\nnow,then,0\n',
+        b"anchor,positive,negative\r\nthe cat,a cat,a dog\r\n",
+    ]
+
+
 def pairs(path: Path) -> object:
     from onnxtrain.text import LanguageInputs, similarity_rows
 
@@ -699,6 +742,10 @@ PARSERS: dict[str, Parser] = {
     "generate_artifacts": Parser("m.onnx", "model", forward_models, generate, 100),
     "quantize": Parser("m.onnx", "model", forward_models, quantize, 20),
     "inspect": Parser("m.onnx", "model", forward_models, inspect, 50),
+    "new head": Parser("m.onnx", "model", photo_models, new_head, 20),
+    "preprocessor_config.json": Parser(
+        "preprocessor_config.json", "json", image_settings, described_images, 50
+    ),
     "module": Parser("m.onnx", "model", content_of("sound/training_model.onnx"), module, 20),
     "module in ort format": Parser("m.ort", "flatbuffers", ort_models, module, 50),
     "export": Parser("m.onnx", "model", content_of("sound/eval_model.onnx"), export, 4),
@@ -722,6 +769,7 @@ PARSERS: dict[str, Parser] = {
     "txt": Parser("d.txt", "text", texts, documents),
     "jsonl": Parser("d.jsonl", "json", jsonl, documents),
     "jsonl of pairs": Parser("p.jsonl", "json", pair_rows, pairs, 2),
+    "csv of pairs": Parser("p.csv", "text", pair_tables, pairs, 2),
     "parquet of text": Parser("d.parquet", "", text_table, documents, 2),
     "tokenizer.json": Parser("tokenizer.json", "json", tokenizers, tokenizer, 2),
     "tokenizer_config.json": Parser(

@@ -51,6 +51,8 @@ def test_damaged_files_are_read_or_refused(door: str) -> None:
         "npz",
         "yaml",
         "csv",
+        "new head",
+        "csv of pairs",
         "gradient model",
         "serve",
         "labels of a loss",

@@ -25,7 +25,9 @@ from .sources import Batches, Columns, Named, Ordered, Pictures, Source
 if TYPE_CHECKING:
     from .categories import Categories
     from .language import LanguageTask
+    from .new_head import HeadTask
     from .scaling import Scale
+    from .similarity import SimilarityTask
 
 Array = npt.NDArray[Any]
 USUAL_TARGETS = ("labels", "label", "target", "targets", "y", "Y", "class", "classes")
@@ -43,7 +45,9 @@ class Task:
     classes: list[str] = field(default_factory=list)
     """Names of the classes, once data with text labels were read."""
     ignore_index: int = IGNORED
-    language: LanguageTask | None = None
+    head: HeadTask | None = None
+    """The model with a new classifier, where one was asked for."""
+    language: LanguageTask | SimilarityTask | None = None
     """What reads text, where the data are text."""
     categories: Categories | None = None
     """Columns of a table that are categories, where there are any."""
@@ -65,6 +69,8 @@ class Dataset:
     arrays: dict[str, Array] = field(default_factory=dict)
     batches: Any = None
     where: str = ""
+    files: Array | None = None
+    """The file of each row, where a row is an image and the arrays do not hold it."""
     left_out: int = 0
     """Rows that were not taken, because none of their labels counts."""
     note: str = ""
@@ -82,9 +88,9 @@ class Dataset:
 
     def part(self, rows: Any) -> Dataset:
         """Some of the rows."""
-        return Dataset(
-            {k: v[rows] for k, v in self.arrays.items()}, None, self.where, note=self.note
-        )
+        files = None if self.files is None else self.files[rows]
+        arrays = {k: v[rows] for k, v in self.arrays.items()}
+        return Dataset(arrays, None, self.where, files, note=self.note)
 
 
 def match(source: Source, task: Task) -> Dataset:
@@ -125,6 +131,40 @@ def _with_labels(data: Dataset, task: Task) -> Dataset:
     chosen = data.part(counts)
     chosen.left_out = len(labels) - int(counts.sum())
     return chosen
+
+
+def picture_labels(source: Pictures, task: Task) -> Dataset:
+    """The labels of a folder of images, and its files, without the images."""
+    _remember(task, source.classes, "Use the same folders.")
+    labels = _labels(task, source.labels, f"{source.where}: the target")
+    files = np.array(source.files, dtype=object)
+    return Dataset({task.loss.target: labels}, where=source.where, files=files)
+
+
+def count_classes(source: Source, task: Task) -> int | list[str]:
+    """How many classes data have, or their names where they have some."""
+    if isinstance(source, Batches):
+        raise UserError(
+            f"--new-head counts the classes, and {source.where} gives batches: give arrays, a "
+            "table or a folder of images."
+        )
+    if isinstance(source, Pictures):
+        rows = np.bincount(source.labels, minlength=len(source.classes))
+        for name, number in zip(source.classes, rows):
+            if not number:
+                raise UserError(
+                    f"The folder {name!r} in {source.where} holds no images: fill it or remove it."
+                )
+        return source.classes
+    _, target = _assign(source, task)
+    if target.dtype.kind in "US":
+        return [str(c) for c in np.unique(target)]
+    if target.ndim == 2 and target.shape[1] > 1:
+        return int(target.shape[1])
+    if target.dtype.kind not in "iufb" or not np.isfinite(target).all():
+        raise UserError(f"{source.where}: the target holds no numbers of classes and no text.")
+    labels = target[target != task.ignore_index]
+    return int(labels.max()) + 1 if labels.size else 0
 
 
 # --- which array is what --------------------------------------------------------------------------
@@ -494,6 +534,16 @@ def load_pictures(
     if value.dtype == "uint8":
         return pixels
     return images.normalized(pixels.astype(np.float32) / np.float32(255), channels_last)
+
+
+THUMBNAIL = (96, 96)
+
+
+def thumbnail(file: Path) -> Array:
+    """An image in the size in which reports show it."""
+    from PIL import Image
+
+    return _picture(Image, file, "RGB", THUMBNAIL)
 
 
 def _picture(module: Any, file: Path, mode: str, extent: tuple[int, int]) -> Array:

@@ -31,15 +31,20 @@ from .charts import curves
 from .distilling import check_settings as check_teacher
 from .distilling import loss_of
 from .history import Step, read_steps, write_history, write_text
+from .image_files import described
 from .images import Augmentation, AugmentedBatches, ImageSettings, read_augmentations
 from .language import LanguageTask, check_settings
 from .match import Dataset, Task, match, target_column
+from .new_head import HeadTask
+from .new_head import check_settings as check_head
 from .output import Output, UserError, count, one_of
 from .plan import Plan, make_plan
-from .recipes import make_optimizer, make_scheduler, metric_name
+from .recipes import make_optimizer, make_scheduler, metric_names
 from .run_folder import check_resume, choose_folder, fingerprint, staged, write_about
 from .scaling import InDataUnits, standardize
 from .settings import Settings, read_recompute
+from .similarity import SimilarityTask
+from .similarity_options import SIMILARITY
 from .sources import Columns, read
 
 
@@ -71,13 +76,18 @@ def train(settings: Settings, output: Output, callbacks: Sequence[Callback] = ()
     settings.check()
     check_settings(settings)
     check_teacher(settings)
-    plan = make_plan(settings)
+    check_head(settings)
+    head = HeadTask.of(settings, output) if settings.new_head else None
+    similar = SimilarityTask.of(settings) if settings.task == SIMILARITY else None
+    base = None if similar is None else similar.model
+    plan = make_plan(settings, base=base) if head is None else head.plan
     task = Task(
         plan.summary.inputs, plan.output, plan.loss, settings.target, _names(settings.features),
         ignore_index=settings.ignore_index,
-        images=ImageSettings.of(settings, plan.summary.metadata),
+        images=_images(settings, plan, output),
         categories=Categories(_names(settings.categorical)) if settings.categorical else None,
-        language=LanguageTask.of(settings, plan) if settings.task else None,
+        language=similar or (LanguageTask.of(settings, plan) if settings.task else None),
+        head=head,
     )  # fmt: skip
     if read_augmentations(settings.augment) and not Path(settings.data).is_dir():
         raise UserError("--augment is for folders of images: --data names none.")
@@ -88,6 +98,19 @@ def train(settings: Settings, output: Output, callbacks: Sequence[Callback] = ()
     others = [validation] if validation is not None else []
     plan = standardize(settings, plan, task, training, others)
     return train_on(settings, plan, task, training, validation, output, callbacks)
+
+
+def _images(settings: Settings, plan: Plan, output: Output) -> ImageSettings:
+    """How pictures become numbers: what the options say, else the model or what is beside it."""
+    if not Path(settings.data).is_dir():
+        return ImageSettings.of(settings, plan.summary.metadata)
+    known = described(settings, plan.summary) | plan.summary.metadata
+    if settings.new_head and settings.mean is None and "image_mean" not in known:
+        output.say(
+            f"{settings.model} does not say how its images are scaled: they are numbers from 0 to "
+            "1. Models of torchvision and timm want --mean imagenet --std imagenet."
+        )
+    return ImageSettings.of(settings, known)
 
 
 def _names(text: str | None) -> list[str]:
@@ -105,7 +128,10 @@ def train_on(
     callbacks: Sequence[Callback] = (),
 ) -> Run:
     """Train on data that are there already."""
-    drop_last = _check_batches(settings, plan, training, validation, output)
+    stepped = plan
+    if task.head is not None and task.head.features is not None:
+        stepped = task.head.step_plan(training.arrays[task.head.head.features])
+    drop_last = _check_batches(settings, stepped, training, validation, output)
     optimizer = make_optimizer(
         settings.optimizer,
         weight_decay=settings.weight_decay,
@@ -128,34 +154,47 @@ def train_on(
             return str(folder)
         with staged(folder, settings) as staging:
             _make_artifacts(settings, plan, optimizer, staging / "artifacts")
-            _try_a_batch(staging / "artifacts", settings, training)
+            if stepped is not plan:
+                _make_artifacts(settings, stepped, optimizer, staging / HEAD)
+            _try_a_batch(staging / _stepped(task), settings, training)
             write_about(staging, settings, plan.digest, data)
         return str(folder)
 
     folder = Path(prepare() if group is None else once(group, prepare))
-    trainer = _trainer(folder, settings, scheduler=scheduler, metrics=metrics, distributed=group)
+    trainer = _trainer(
+        folder, _stepped(task), settings, scheduler=scheduler, metrics=metrics, distributed=group
+    )
     run = Run(
         folder, settings, plan, task, trainer.history, [], training, validation, trainer, best
     )
     if task.language is not None and not settings.resume:
-        task.language.sample(trainer, "before", output)
+        task.language.sample(trainer, "before", output, validation or training)
     _fit(run, output, drop_last, callbacks)
     if task.language is not None:
-        task.language.sample(trainer, "after", output)
+        task.language.sample(trainer, "after", output, validation or training)
     if trainer.group.is_main:
         _finish(run, output)
     return run
 
 
-def _trainer(folder: Path, settings: Settings, **options: Any) -> Trainer:
+HEAD = "head_artifacts"
+"""Folder of the artifacts of a classifier alone, beside those of the whole model."""
+
+
+def _stepped(task: Task) -> str:
+    """Name of the folder of the artifacts that run in every step."""
+    return HEAD if task.head is not None and task.head.features is not None else "artifacts"
+
+
+def _trainer(folder: Path, artifacts: str, settings: Settings, **options: Any) -> Trainer:
     options.update(check_finite=settings.check_finite, accumulate=settings.accumulate)
     if not settings.resume:
-        trainer = Trainer.from_directory(folder / "artifacts", learning_rate=settings.lr, **options)
+        trainer = Trainer.from_directory(folder / artifacts, learning_rate=settings.lr, **options)
         trainer.state.seed = settings.seed
         return trainer
     try:
         return Trainer.from_directory(
-            folder / "artifacts", checkpoint=folder / "checkpoint", **options
+            folder / artifacts, checkpoint=folder / "checkpoint", **options
         )
     except (CheckpointError, StateError) as error:
         raise UserError(
@@ -256,7 +295,10 @@ def _finish(run: Run, output: Output) -> None:
     if run.best is not None:
         run.best.put_back(run.trainer, folder, run.settings.epochs, output)
     is_adapted = run.settings.is_adapted
-    if run.task.language is not None and not is_adapted:
+    head = run.task.head
+    if head is not None and head.features is not None:
+        head.write(run.trainer.state, folder / "model.onnx")
+    elif run.task.language is not None and not is_adapted:
         with_weights(run.settings.model, run.trainer.state, folder / "model.onnx")
     elif not is_adapted:
         run.trainer.export(folder / "model.onnx")
@@ -324,6 +366,8 @@ def _data(source: str, task: Task, output: Output) -> Dataset:
     """Read data and fit them to the model; say what was left out."""
     if task.language is not None:
         return task.language.read(source, output)
+    if task.head is not None and task.head.features is not None:
+        return task.head.read(source, task)
     contents = read(source)
     data = match(contents, task)
     if isinstance(contents, Columns) and task.target is None:
@@ -350,11 +394,29 @@ def _validation(
         raise UserError(f"--val {settings.val} is no file and no share between 0 and 1.")
     if training.rows is None:
         raise UserError("--val as a share needs arrays; batches need validation data of their own.")
-    order = np.random.default_rng(settings.seed).permutation(training.rows)
-    held = max(1, round(share * training.rows))
-    if held >= training.rows:
+    rng = np.random.default_rng(settings.seed)
+    if settings.new_head:
+        held_out = _of_each_class(training.arrays[task.loss.target], share, rng)
+    else:
+        order = rng.permutation(training.rows)
+        held_out = np.isin(np.arange(training.rows), order[: max(1, round(share * training.rows))])
+    if held_out.all():
         raise UserError(f"--val {share:g} of {count(training.rows, 'row')} leaves none to train.")
-    return training.part(np.sort(order[held:])), training.part(np.sort(order[:held]))
+    if not held_out.any():
+        raise UserError(
+            f"--val {share:g}: every class has one row only, and none can be held out. Give more "
+            "rows, or validation data of their own."
+        )
+    return training.part(~held_out), training.part(held_out)
+
+
+def _of_each_class(labels: Any, share: float, rng: np.random.Generator) -> Any:
+    """Which rows are held out: a share of each class, at least one of it and never all."""
+    held_out = np.zeros(len(labels), bool)
+    for label in np.unique(labels):
+        rows = rng.permutation(np.flatnonzero(labels == label))
+        held_out[rows[: min(max(1, round(share * len(rows))), len(rows) - 1)]] = True
+    return held_out
 
 
 def _check_batches(
@@ -423,10 +485,10 @@ def _scheduler(settings: Settings, training: Dataset, drop_last: bool) -> Any:
 
 
 def _metrics(settings: Settings, plan: Plan) -> list[str | Metric]:
-    name = metric_name(settings.metric, plan.loss.kind)
+    names = metric_names(settings.metric, plan.loss.kind)
     first = plan.link is not None
     several = plan.loss.kind == "binary" and (plan.output.shape or (0, 1))[1:] not in ((1,), ())
-    if name is None or (settings.metric == "auto" and (not first or several)):
+    if not names or (settings.metric == "auto" and (not first or several)):
         return []
     if not first:
         raise UserError(
@@ -434,9 +496,11 @@ def _metrics(settings: Settings, plan: Plan) -> list[str | Metric]:
             f"the loss from {plan.output.name!r}: leave --metric out."
         )
     with_threshold = {m.name: m for m in (Accuracy, F1, Precision, Recall)}
-    if name in with_threshold and (settings.loss == "bce" or plan.link == "Sigmoid"):
-        return [with_threshold[name](threshold=0.5)]
-    return [name]
+    is_probability = settings.loss == "bce" or plan.link == "Sigmoid"
+    return [
+        with_threshold[name](threshold=0.5) if name in with_threshold and is_probability else name
+        for name in names
+    ]
 
 
 def _make_artifacts(settings: Settings, plan: Plan, optimizer: Any, folder: Path) -> None:

@@ -36,9 +36,14 @@ FIXED = (
     "image_size",
     "loss",
     "loss_output",
+    "margin",
+    "matryoshka",
     "mean",
     "momentum",
+    "new_head",
     "optimizer",
+    "pooling",
+    "scale",
     "seed",
     "standardize",
     "std",
@@ -47,6 +52,7 @@ FIXED = (
     "temperature",
     "train",
     "training_mode",
+    "unfreeze",
     "weight_decay",
 )
 """Settings that a resumed run must share with the one it goes on with."""

@@ -40,6 +40,8 @@ class Settings:
     standardize: str = "none"
     freeze: tuple[str, ...] = ()
     train: tuple[str, ...] = ()
+    new_head: bool = False
+    unfreeze: tuple[str, ...] = ()
     schedule: str = "constant"
     warmup: float = 0.0
     clip_norm: float | None = None
@@ -75,6 +77,10 @@ class Settings:
     text_column: str = "text"
     prompt: str | None = None
     sample_tokens: int = 40
+    pooling: str = "auto"
+    scale: float = 20.0
+    margin: float = 5.0
+    matryoshka: str | None = None
     teacher: str | None = None
     temperature: float = 2.0
     distill_alpha: float = 0.5
@@ -199,7 +205,8 @@ def _yaml(path: Path) -> Any:
         raise UserError(f"{str(path)!r} is not valid YAML: {one_line}.") from error
 
 
-LISTS = frozenset({"data", "features", "val", "categorical", "augment", "mean", "std"})
+LISTS = frozenset({"data", "features", "val", "categorical", "augment", "matryoshka", "mean",
+                   "metric", "std"})  # fmt: skip
 """Settings that are text with commas, which a configuration file may write as a list."""
 FIELDS = {f.name: f for f in dataclasses.fields(Settings)}
 
@@ -234,15 +241,7 @@ def typed(name: str, value: Any, path: str) -> Any:
             return int(value)
         if kind.startswith("float"):
             return float(value)
-        if name in {
-            "data",
-            "features",
-            "val",
-            "categorical",
-            "augment",
-            "mean",
-            "std",
-        } and isinstance(value, list):
+        if name in LISTS and isinstance(value, list):
             return ",".join(map(str, value))
         return str(value)
     except (TypeError, ValueError, OverflowError):

@@ -65,7 +65,8 @@ class Trainer(OneProcess):
         scheduler_interval: ``"step"`` or ``"epoch"``: what the schedule counts.
             `ReduceLROnPlateau` always counts epochs.
         metrics: names or `Metric` objects, computed on validation data.
-        accumulate: micro-batches per update; their gradients are averaged.
+        accumulate: micro-batches per update; the mean of their gradients counts each by its labels
+            that do (or by its rows), so that it is the gradient of all of them as one batch.
         clip_norm: limit of the global gradient norm, instead of the optimizer model's own.
         device: where to run, see `Module`.
         session_options: onnxruntime's options; what they leave alone, onnxtrain chooses.
