@@ -51,9 +51,10 @@ ALLOWED = {
     "text": {"errors", "graph", "runtime"},
     "quant": {*STAGES, "lora"},
     "distillation": {"errors", "graph", "normalize"},
-    "data": set(),
+    "data": {"errors", "runtime"},
     "drawing": set(),
     "plugins": {"errors"},
+    "signing": {"errors"},
     "loggers": {"errors", "plugins", "runtime"},
     "tuning": {"errors", "runtime"},
     "training": {"compat.ort"},
@@ -68,7 +69,7 @@ ALLOWED = {
     "cli": {
         *OFFLINE, *DEVICE, "__init__", "compat", "compat.ort", "data", "distributed", "serve",
         "distillation", "extend", "drawing", "lora", "quant", "text", "training_info", "plugins",
-        "loggers", "tuning",
+        "loggers", "tuning", "signing",
     },
 }  # fmt: skip
 """Package → packages of onnxtrain that it may import (its own is always allowed)."""
@@ -102,8 +103,9 @@ OUTSIDE = {
     "text": {*ONNX, "tokenizers", "pyarrow"},
     "quant": {*ONNX, "onnxruntime"},
     "distillation": ONNX,
-    "data": {"numpy"},
+    "data": {"numpy", "pyarrow", "PIL"},
     "plugins": set(),
+    "signing": {"model_signing"},
     "loggers": {"tensorboardX", "mlflow", "wandb"},
     "tuning": {"optuna"},
     "training": set(),
@@ -113,7 +115,7 @@ OUTSIDE = {
     "drawing": {"numpy", "onnx", "PIL"},
     "torch": {*ONNX, "onnxruntime", "torch"},
     "sklearn": {*ONNX, "onnxruntime", "sklearn"},
-    "distributed": {"numpy", "mpi4py", "torch"},
+    "distributed": {"numpy", "mpi4py", "torch", "ray"},
     "flower": {"numpy", "flwr"},
     "serve": {"numpy"},
     "cli": {

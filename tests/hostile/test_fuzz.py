@@ -20,6 +20,9 @@ def missing(door: str) -> str:
     """The package that a door needs and that is not there."""
     needed = {
         "parquet": "pyarrow",
+        "streamed parquet": "pyarrow",
+        "streamed arrow": "pyarrow",
+        "streamed tar": "PIL",
         "pictures": "PIL",
         "yaml": "yaml",
         "trainer checkpoint": "torch",
@@ -36,7 +39,10 @@ def test_damaged_files_are_read_or_refused(door: str) -> None:
     assert not problems, "\n\n".join(problems[:5])
 
 
-@pytest.mark.parametrize("door", ["checkpoint", "old checkpoint", "module", "npz", "yaml", "csv"])
+@pytest.mark.parametrize("door", [
+    "checkpoint", "old checkpoint", "module", "npz", "yaml", "csv", "streamed parquet",
+    "streamed arrow", "streamed tar", "streamed csv",
+])  # fmt: skip
 def test_sound_files_are_read(door: str, tmp_path: Path) -> None:
     """Otherwise the fuzzer would only see refusals."""
     pytest.importorskip(missing(door))
