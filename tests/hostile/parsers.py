@@ -456,6 +456,15 @@ def parquet(folder: Path) -> list[bytes]:
     return [(folder / "seed.parquet").read_bytes()]
 
 
+def row_groups(folder: Path) -> list[bytes]:
+    import pyarrow as pa
+    from pyarrow import parquet as pq
+
+    table = pa.table({"a": [1, 2, 3], "b": [[1.0], [2.0], [3.0]], "c": ["x", "y", "z"]})
+    pq.write_table(table, folder / "groups.parquet", row_group_size=2)
+    return [(folder / "groups.parquet").read_bytes(), *parquet(folder)]
+
+
 def arrow(folder: Path) -> list[bytes]:
     import pyarrow as pa
 
@@ -630,7 +639,7 @@ PARSERS: dict[str, Parser] = {
     "csv": Parser("d.csv", "text", csv, data),
     "csv.gz": Parser("d.csv.gz", "", csv_gz, data),
     "parquet": Parser("d.parquet", "", parquet, data, 2),
-    "streamed parquet": Parser("d.parquet", "", parquet, stream, 4),
+    "streamed parquet": Parser("d.parquet", "", row_groups, stream, 4),
     "streamed arrow": Parser("d.arrow", "flatbuffers", arrow, stream, 2),
     "streamed tar": Parser("d.tar", "tar", tar, stream, 2),
     "streamed csv": Parser("d.csv", "text", csv, stream),

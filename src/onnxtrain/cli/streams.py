@@ -109,7 +109,8 @@ def _picture(content: bytes, task: Task) -> Array:
     if value.dtype == "uint8":
         return pixels
     numbers = pixels[None].astype(np.float32) / np.float32(255)
-    return task.images.normalized(numbers, channels_last)[0]
+    image: Array = task.images.normalized(numbers, channels_last)[0]
+    return image
 
 
 def _find_classes(stream: Stream, task: Task, target: str, head: Array, where: str) -> None:
