@@ -39,7 +39,9 @@ class TorchBackend(Backend):
             import torch.distributed as dist
         except ImportError as error:
             raise MissingPackageError("torch", "distributed='torch'", "torch") from error
-        self._torch, self._dist, self.timeout = torch, dist, timeout
+        self._torch: Any = torch
+        self._dist: Any = dist  # some of its names it does not export for type checkers
+        self.timeout = timeout
         self._own = not dist.is_initialized()
         if self._own:
             self._join(engine, timedelta(seconds=timeout))
