@@ -158,6 +158,7 @@ def test_the_real_mlflow_in_a_run_of_the_user(artifacts, tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     address = STORES["files"].format(tmp_path)
     mlflow.set_tracking_uri(address)
+    mlflow.set_experiment("mine")
     with mlflow.start_run(run_name="mine") as mine:
         trained(artifacts, MLflowLogger())
         assert mlflow.active_run() is not None
@@ -171,6 +172,7 @@ def test_the_real_weights_and_biases(artifacts, tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
     logger = WandbLogger(folder=tmp_path, settings=wandb.Settings(x_disable_stats=True))
     trainer = trained(artifacts, logger)
+    wandb.teardown()  # its own process writes the file
     (folder,) = (tmp_path / "wandb").glob("offline-run-*")
     (file,) = folder.glob("*.wandb")
     rows, config = wandb_rows(file)
