@@ -46,6 +46,7 @@ PRELOADED = (
     "tests.hostile.parsers", "tests.hostile.mutate", "onnxtrain.normalize", "onnxtrain.artifacts",
     "onnxtrain.summary", "onnxtrain.cli.sources", "onnxtrain.cli.settings", "onnxtrain.cli.match",
     "onnxtrain.runtime.loop.trainer", "onnxtrain.runtime.step.export", "torch", "pyarrow.parquet",
+    "onnxtrain.data",
     "onnxtrain.compat.ort.old_artifacts", "onnxtrain.compat.ort.orttrainer.checkpoint",
 )  # fmt: skip
 """Imported once, by the process that all others are forked from."""

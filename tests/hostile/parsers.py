@@ -572,6 +572,61 @@ def parquet(folder: Path) -> list[bytes]:
     return [(folder / "seed.parquet").read_bytes()]
 
 
+def row_groups(folder: Path) -> list[bytes]:
+    import pyarrow as pa
+    from pyarrow import parquet as pq
+
+    table = pa.table({"a": [1, 2, 3], "b": [[1.0], [2.0], [3.0]], "c": ["x", "y", "z"]})
+    pq.write_table(table, folder / "groups.parquet", row_group_size=2)
+    return [(folder / "groups.parquet").read_bytes(), *parquet(folder)]
+
+
+def arrow(folder: Path) -> list[bytes]:
+    import pyarrow as pa
+
+    lists = pa.FixedSizeListArray.from_arrays(pa.array([1.0, 2.0, 3.0, 4.0, 5.0, 6.0]), 2)
+    words = pa.array(["x", "y", "x"]).dictionary_encode()
+    table = pa.table(
+        {"a": [1, 2, 3], "b": lists, "c": [[1], [2], [3]], "d": words, "e": ["x", "y", "z"]}
+    )
+    contents = []
+    for make in (pa.ipc.new_file, pa.ipc.new_stream):
+        for options in (None, pa.ipc.IpcWriteOptions(compression="lz4")):
+            with make(str(folder / "seed.arrow"), table.schema, options=options) as writer:
+                writer.write_table(table, max_chunksize=2)
+            contents.append((folder / "seed.arrow").read_bytes())
+    return contents
+
+
+def tar(folder: Path) -> list[bytes]:
+    import tarfile
+
+    picture = png(folder)[0]
+    contents = []
+    for form in (tarfile.PAX_FORMAT, tarfile.GNU_FORMAT):
+        out = io.BytesIO()
+        with tarfile.open(fileobj=out, mode="w", format=form) as archive:
+            for number in range(3):
+                key = f"{number}" * (1 if number < 2 else 150)
+                parts = {"x.npy": npy(folder)[0], "cls": b"2", "json": b"[1, 2]", "png": picture}
+                for ending, content in parts.items():
+                    info = tarfile.TarInfo(f"./a/{key}.{ending}")
+                    info.size = len(content)
+                    archive.addfile(info, io.BytesIO(content))
+        contents.append(out.getvalue())
+    return contents
+
+
+def stream(path: Path) -> object:
+    """All rows of a file, shuffled, as a training reads them."""
+    from onnxtrain.data import Stream
+
+    data = Stream(path, map=lambda block: {"x": next(iter(block.values()))}, buffer_rows=3)
+    if data.rows > 1000:  # claims of many rows take time, and no memory
+        return next(data.batches(["x"], 2, shuffle=True).epoch(0))
+    return list(data.batches(["x"], 2, shuffle=True).epoch(0))
+
+
 def png(folder: Path) -> list[bytes]:
     from PIL import Image
 
@@ -765,6 +820,10 @@ PARSERS: dict[str, Parser] = {
     "csv": Parser("d.csv", "text", csv, data),
     "csv.gz": Parser("d.csv.gz", "", csv_gz, data),
     "parquet": Parser("d.parquet", "", parquet, data, 2),
+    "streamed parquet": Parser("d.parquet", "", row_groups, stream, 4),
+    "streamed arrow": Parser("d.arrow", "flatbuffers", arrow, stream, 2),
+    "streamed tar": Parser("d.tar", "tar", tar, stream, 2),
+    "streamed csv": Parser("d.csv", "text", csv, stream),
     "pictures": Parser("d.png", "", png, pictures),
     "txt": Parser("d.txt", "text", texts, documents),
     "jsonl": Parser("d.jsonl", "json", jsonl, documents),

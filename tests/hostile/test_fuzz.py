@@ -20,6 +20,9 @@ def missing(door: str) -> str:
     """The package that a door needs and that is not there."""
     needed = {
         "parquet": "pyarrow",
+        "streamed parquet": "pyarrow",
+        "streamed arrow": "pyarrow",
+        "streamed tar": "PIL",
         "pictures": "PIL",
         "yaml": "yaml",
         "trainer checkpoint": "torch",
@@ -56,6 +59,10 @@ def test_damaged_files_are_read_or_refused(door: str) -> None:
         "gradient model",
         "serve",
         "labels of a loss",
+        "streamed parquet",
+        "streamed arrow",
+        "streamed tar",
+        "streamed csv",
         *(door for door in PARSERS if door.startswith("JavaScript")),
     ],
 )
