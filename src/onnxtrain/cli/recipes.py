@@ -40,6 +40,10 @@ LOSSES = {
     for row in losses.LOSSES
     if row.short
 }
+OPTIMIZERS = (
+    "adamw", "adam", "sgd", "rmsprop", "adagrad", "adadelta", "lamb", "lion", "adafactor",
+)  # fmt: skip
+"""Names of `onnxtrain.optim.RECIPES`, for the help; the table itself takes an import of seconds."""
 SCHEDULES = ("constant", "cosine", "linear", "step", "exponential", "onecycle", "plateau")
 IGNORED = -100
 """The label that does not count by default, as in PyTorch."""

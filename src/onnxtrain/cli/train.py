@@ -10,7 +10,7 @@ from click.core import ParameterSource
 
 from .app import common
 from .output import current
-from .recipes import IGNORED, KEEP, LOSSES, METRICS, SCHEDULES, optimizer_names
+from .recipes import IGNORED, KEEP, LOSSES, METRICS, OPTIMIZERS, SCHEDULES, optimizer_names
 
 if TYPE_CHECKING:
     from .settings import Settings
@@ -81,10 +81,6 @@ def _listed(option: str, names: Iterable[str], **settings: Any) -> Callable[[F],
     return click.option(option, type=_Listed(names), help=f"One of {', '.join(names)}.", **settings)
 
 
-USUAL = "adamw, adam, sgd, rmsprop, lamb"
-"""Optimizers that the help names; to know them all takes an import of seconds."""
-
-
 @click.command(epilog=EPILOG)
 @click.argument("model", type=click.Path())
 @click.option("--data", type=click.Path(), help="Training data; see below.")
@@ -94,7 +90,7 @@ USUAL = "adamw, adam, sgd, rmsprop, lamb"
     type=_Listed(optimizer_names),
     default="adamw",
     show_default=True,
-    help=f"{USUAL} …; a wrong name lists all.",
+    help=f"One of {', '.join(OPTIMIZERS)}.",
 )
 @click.option(
     "--lr", "--learning-rate", type=float, default=1e-3, show_default=True, help="Learning rate."
