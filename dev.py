@@ -212,7 +212,9 @@ def set_up(name: str, requirements: list[str], environment: Path = VENV) -> None
 def create(environment: Path) -> None:
     """Create an environment, unless there is one."""
     if not python_of(environment).is_file():
-        print(f"setting up {environment} …", flush=True)
+        print(
+            f"setting up {environment}: packages are fetched, once, for some minutes …", flush=True
+        )
         venv.create(environment, with_pip=True)
 
 

@@ -14,6 +14,8 @@ from .kinds import is_gradient
 
 SHOWN = 30
 """Operators and nodes that a collapsed box tells."""
+DEEPEST = 50
+"""Scopes of a node that count; a stranger's name may have a million."""
 NAMESPACE = "namespace"
 """Where PyTorch's newer exporter writes the scopes of a node, whose name has none."""
 Grouping = Callable[[Sequence[str]], str]
@@ -41,7 +43,7 @@ def by_patterns(patterns: Sequence[str]) -> Grouping:
 def node_scopes(graph: onnx.GraphProto) -> list[list[str]]:
     """The scopes around each node; those around a gradient node are its forward node's."""
     written = {node.name: scopes for node in graph.node if (scopes := _written(node))}
-    return [_scopes(node.name, written) for node in graph.node]
+    return [_scopes(node.name, written)[:DEEPEST] for node in graph.node]
 
 
 def _written(node: onnx.NodeProto) -> list[str]:
