@@ -121,6 +121,13 @@ def test_nothing_is_loaded_from_elsewhere(pages):
     assert not [load for load in loads if urlparse(load).netloc]
 
 
+def test_what_pages_load_is_there(site, pages):
+    for path, page in pages.items():
+        for load in page.loads if path.name != "404.html" else []:
+            if not load.startswith("data:"):
+                assert (path.parent / unquote(urldefrag(load)[0])).is_file(), f"{path}: {load}"
+
+
 def test_links_to_the_repository_exist(pages):
     prefix = "https://github.com/onnxtrain/onnxtrain/blob/main/"
     links = {link for page in pages.values() for link in page.links if link.startswith(prefix)}
