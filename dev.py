@@ -160,7 +160,10 @@ def docs(arguments: list[str]) -> int:
     """
     set_up_tests()
     pages = ("tools/gen_ops.py", "tools/gen_conformance.py", "tools/gen_cli.py")
+    pictures = ("pipeline.svg", "artifacts.svg", "gradient.svg", "gradient.html")
     stale = max(run(page, *arguments) for page in pages)
+    if "--check" not in arguments:
+        stale |= run("-m", "tools.make_pictures", *pictures)
     os.environ["NO_MKDOCS_2_WARNING"] = "1"
     return stale or run("-m", "mkdocs", "build", "--strict", "--quiet")
 

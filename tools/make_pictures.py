@@ -166,7 +166,7 @@ def small_model(path: Path) -> None:
 
 # --- a terminal -----------------------------------------------------------------------------------
 
-COLUMNS = 78
+COLUMNS = 82
 MONOSPACE = "ui-monospace, SFMono-Regular, Menlo, Consolas, DejaVu Sans Mono, monospace"
 SESSION = (["demo", "--epochs", "6"], ["draw", "runs/digits/model.onnx"])
 
@@ -300,7 +300,7 @@ def screenshot(address: str, width: int, height: int) -> bytes:
         subprocess.run([browser, *flags, address], check=True, capture_output=True, timeout=180)
         with Image.open(shot) as image:
             small = image.convert("RGB").resize((width * 3 // 4, height * 3 // 4), Image.LANCZOS)
-            colours = small.quantize(128, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+            colours = small.quantize(256, kmeans=2, dither=Image.Dither.NONE)
     file = io.BytesIO()
     colours.save(file, "PNG", optimize=True)
     return file.getvalue()

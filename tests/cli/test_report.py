@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from onnxtrain.cli import report
+from onnxtrain.cli import main, report
 from onnxtrain.cli.charts import curves
 from onnxtrain.drawing.scene import nice_steps, png_bytes, thin
 from tests.browser import BROWSER, browse
@@ -45,10 +45,12 @@ def look(page: Path, folder: Path, width: int) -> dict[str, list]:
     return json.loads(html.unescape(match[1]))
 
 
-@pytest.fixture
-def digits_report(run, tmp_path) -> Path:
-    assert run("demo", "--epochs", "2", "--output", "out").code == 0
-    return (tmp_path / "out" / "report.html").absolute()
+@pytest.fixture(scope="module")
+def digits_report(tmp_path_factory) -> Path:
+    """One short run, whose report all tests look at."""
+    folder = tmp_path_factory.mktemp("demo") / "out"
+    assert main(["demo", "--epochs", "2", "--output", str(folder), "--quiet"]) == 0
+    return folder / "report.html"
 
 
 def test_needs_no_other_file(digits_report):

@@ -203,5 +203,5 @@ def _show(drawing: Drawing) -> None:
     console = current().out
     styles = {"backward": "orange3", "update": "medium_purple"}
     for line, kind in drawing.lines():
-        style = styles.get(kind, "dodger_blue2")
+        style = styles.get(kind, "dodger_blue1")
         console.print(Text(inert(line), style), soft_wrap=True)
