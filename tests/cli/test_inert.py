@@ -81,6 +81,10 @@ COMMANDS = {
     "inspect json": ("inspect", "model.onnx", "--json"),
     "draw": ("draw", "model.onnx"),
     "draw svg": ("draw", "model.onnx", "--output", "drawn.svg"),
+    "draw html": ("draw", "model.onnx", "--gradient", "--output", "drawn.html"),
+    "draw png": ("draw", "model.onnx", "--output", "drawn.png"),
+    "draw txt": ("draw", "model.onnx", "--output", "drawn.txt"),
+    "draw scopes": ("draw", "model.onnx", "--collapse", "1", "--output", "drawn.svg"),
     "differentiate": ("differentiate", "model.onnx", "--explain"),
     "check": ("check", "model.onnx"),
     "artifacts": ("artifacts", "model.onnx", "--loss", "cross_entropy", "--output", "artifacts"),
@@ -122,10 +126,13 @@ def assert_inert(result, inside, folder):
             tree = ElementTree.fromstring(path.read_text(encoding="utf-8"))
             assert not {e.tag for e in tree.iter()} & {"script", "img"}
             assert controls(path.read_text(encoding="utf-8")) == []
+        if path.suffix == ".txt":
+            assert controls(path.read_text(encoding="utf-8")) == []
         if path.suffix == ".html":
             text = path.read_text(encoding="utf-8")
             seen = Tags(text)
-            assert not seen.tags & {"script", "iframe"}
+            assert text.count("<script") == (2 if path.name == "drawn.html" else 0)
+            assert "iframe" not in seen.tags
             assert all(source.startswith("data:image/png;base64,") for source in seen.sources)
             assert not any(a.startswith("on") for a in seen.attributes)
             assert controls(text) == []
@@ -138,7 +145,8 @@ def test_the_run_was_one(run, inside):
     result = run(*COMMANDS["train"])
     assert result.code == 0, result.err
     assert Path("runs/model/report.html").is_file()
-    assert run(*COMMANDS["draw svg"]).code == 0
+    for name in ("draw svg", "draw html", "draw txt", "draw scopes"):
+        assert run(*COMMANDS[name]).code == 0, name
 
 
 def test_text_that_is_harmless_stays():

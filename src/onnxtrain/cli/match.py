@@ -158,7 +158,7 @@ def _with_labels(data: Dataset, task: Task) -> Dataset:
 
 def picture_labels(source: Pictures, task: Task) -> Dataset:
     """The labels of a folder of images, and its files, without the images."""
-    _remember(task, source.classes, "Use the same folders.")
+    remember_classes(task, source.classes, "Use the same folders.")
     labels = _labels(task, source.labels, f"{source.where}: the target")
     files = np.array(source.files, dtype=object)
     return Dataset({task.loss.target: labels}, where=source.where, files=files)

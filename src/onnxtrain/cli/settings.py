@@ -221,10 +221,13 @@ LISTS = frozenset({"data", "features", "val", "categorical", "augment", "matryos
                    "metric", "std"})  # fmt: skip
 """Settings that are text with commas, which a configuration file may write as a list."""
 FIELDS = {f.name: f for f in dataclasses.fields(Settings)}
+ALSO = {"learning_rate": "lr"}
+"""Other names of settings, as the options have them."""
 
 
 def _key(key: str, path: str) -> str:
     name = key.replace("-", "_")
+    name = ALSO.get(name, name)
     if name in FIELDS:
         return name
     close = difflib.get_close_matches(name, FIELDS, 1)

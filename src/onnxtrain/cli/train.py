@@ -17,6 +17,7 @@ from .recipes import (
     KEEP,
     LOSSES,
     METRICS,
+    OPTIMIZERS,
     SCHEDULES,
     SIMILARITY_LOSSES,
     optimizer_names,
@@ -106,10 +107,6 @@ def _listed(option: str, names: Iterable[str], **settings: Any) -> Callable[[F],
     return click.option(option, type=_Listed(names), help=f"One of {', '.join(names)}.", **settings)
 
 
-USUAL = "adamw, adam, sgd, rmsprop, lamb"
-"""Optimizers that the help names; to know them all takes an import of seconds."""
-
-
 @click.command(epilog=EPILOG)
 @click.argument("model", type=click.Path())
 @click.option("--data", type=click.Path(), help="Training data; see below.")
@@ -123,7 +120,7 @@ USUAL = "adamw, adam, sgd, rmsprop, lamb"
     type=_Listed(optimizer_names),
     default="adamw",
     show_default=True,
-    help=f"{USUAL} …; a wrong name lists all.",
+    help=f"One of {', '.join(OPTIMIZERS)}.",
 )
 @click.option(
     "--lr", "--learning-rate", type=float, default=1e-3, show_default=True, help="Learning rate."
