@@ -19,6 +19,7 @@ EXAMPLES = ROOT / "examples"
 OURS = (
     "digits_from_scratch",
     "fine_tune_head",
+    "four_bit_digits",
     "language_model",
     "sentence_embeddings",
     "tabular_regression",
@@ -65,6 +66,16 @@ def test_digits_from_scratch_reaches_97_percent(tmp_path):
     assert [i.name for i in session.get_inputs()] == ["image"]
     ops = {n.op_type for n in onnx.load(tmp_path / "digits" / "trained.onnx").graph.node}
     assert "Dropout" not in ops
+
+
+def test_four_bit_digits_learn_with_the_rounding(tmp_path):
+    printed = run("four_bit_digits", tmp_path, "--quick")
+    right = {n: number(rf"{n}.onnx: ([\d.]+)", printed) for n in ("floats", "static", "learned")}
+    assert right["floats"] > 0.9
+    assert right["learned"] > right["floats"] - 0.03
+    sizes = {p.stem: p.stat().st_size for p in (tmp_path / "four_bits").glob("*.onnx")}
+    assert sizes["learned"] < sizes["floats"] / 5
+    exported(tmp_path / "four_bits" / "learned.onnx")
 
 
 def test_fine_tune_head_moves_nothing_else(tmp_path):

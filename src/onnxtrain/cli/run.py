@@ -37,6 +37,8 @@ from .match import Dataset, Task, match, target_column
 from .output import Output, UserError, count, one_of
 from .plan import Plan, make_plan
 from .recipes import make_optimizer, make_scheduler, metric_name
+from .rounding import check_settings as check_rounding
+from .rounding import quantized_plan, say_static, without_decay, write_integers
 from .run_folder import check_resume, choose_folder, fingerprint, staged, write_about
 from .scaling import InDataUnits, standardize
 from .settings import Settings, read_recompute
@@ -69,6 +71,7 @@ def train(settings: Settings, output: Output, callbacks: Sequence[Callback] = ()
         callbacks: more that hang in the training loop.
     """
     settings.check()
+    check_rounding(settings)
     check_settings(settings)
     check_teacher(settings)
     plan = make_plan(settings)
@@ -87,6 +90,7 @@ def train(settings: Settings, output: Output, callbacks: Sequence[Callback] = ()
         training, validation = _validation(settings, task, training, output)
     others = [validation] if validation is not None else []
     plan = standardize(settings, plan, task, training, others)
+    plan = quantized_plan(settings, plan, training)
     return train_on(settings, plan, task, training, validation, output, callbacks)
 
 
@@ -112,6 +116,7 @@ def train_on(
         momentum=settings.momentum,
         clip_norm=settings.clip_norm,
     )
+    optimizer = without_decay(optimizer, plan)
     scheduler = _scheduler(settings, training, drop_last)
     metrics = _metrics(settings, plan)
     if task.scale is not None:
@@ -139,6 +144,7 @@ def train_on(
     )
     if task.language is not None and not settings.resume:
         task.language.sample(trainer, "before", output)
+    say_static(trainer, validation, settings, output)
     _fit(run, output, drop_last, callbacks)
     if task.language is not None:
         task.language.sample(trainer, "after", output)
@@ -258,6 +264,8 @@ def _finish(run: Run, output: Output) -> None:
     is_adapted = run.settings.is_adapted
     if run.task.language is not None and not is_adapted:
         with_weights(run.settings.model, run.trainer.state, folder / "model.onnx")
+    elif run.settings.qat:
+        write_integers(run.trainer, folder / "model.onnx")
     elif not is_adapted:
         run.trainer.export(folder / "model.onnx")
     write_history(folder, run.history, run.steps)

