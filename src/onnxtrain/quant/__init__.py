@@ -13,6 +13,7 @@ from ..errors import QuantizationError as QuantizationError
 from .blocks import Quantized as Quantized
 from .blocks import quantize as quantize
 from .convert import convert as convert
+from .half import half_weights as half_weights
 from .qat import prepare_qat as prepare_qat
 
-__all__ = ["QuantizationError", "Quantized", "convert", "prepare_qat", "quantize"]
+__all__ = ["QuantizationError", "Quantized", "convert", "half_weights", "prepare_qat", "quantize"]

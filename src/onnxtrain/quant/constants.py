@@ -6,6 +6,7 @@ integers of a weight are the same here and in the model that was trained.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,39 +14,74 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from ..errors import QuantizationError
+
 Array = npt.NDArray[Any]
 Compute = Callable[[ir.Node, Sequence[Any]], Array]
 
 
-def value_of(value: ir.Value | None) -> Array | None:
+Known = dict[ir.Value, "Array | None"]
+GROWTH = 1 << 20
+"""Elements up to which a result may be larger than what it is computed from."""
+
+
+def value_of(value: ir.Value | None, known: Known | None = None) -> Array | None:
     """The value of an initializer, or of what simple nodes make of initializers; None for others.
 
     Integers of four bits come as numpy's extension type for them.
+
+    Args:
+        value: of a graph.
+        known: what was computed already, and is remembered; a value that is read twice is
+            computed once in any case.
     """
     if value is None or value.is_graph_input():
         return None
     node = value.producer()
     if node is None:
         return None if value.const_value is None else value.const_value.numpy()
+    known = {} if known is None else known
+    if value not in known:
+        known[value] = _computed(node, known)
+    return known[value]
+
+
+def _computed(node: ir.Node, known: Known) -> Array | None:
     compute = COMPUTED.get(node.op_type) if node.domain in {"", "ai.onnx"} else None
-    if compute is None:
+    if compute is None or not node.inputs:
         return None
-    operands = [None if v is None else value_of(v) for v in node.inputs]
-    if any(v is not None and o is None for v, o in zip(node.inputs, operands)):
+    operands = []
+    for value in node.inputs:
+        operand = None if value is None else value_of(value, known)
+        if value is not None and operand is None:
+            return None
+        operands.append(operand)
+    if _grows(node, operands):
         return None
     with np.errstate(all="ignore"):
         return compute(node, operands)
 
 
-def is_constant(value: ir.Value | None) -> bool:
-    """Whether `value_of` knows it, without computing it."""
+def _grows(node: ir.Node, operands: Sequence[Any]) -> bool:
+    """Whether a node makes much more of its operands than these are."""
+    if node.op_type not in {"Add", "Div", "Mul", "Sub"}:
+        return False
+    size = math.prod(np.broadcast_shapes(*(o.shape for o in operands)))
+    return size > max(*(o.size for o in operands), GROWTH)
+
+
+def is_constant(value: ir.Value | None, known: dict[ir.Value, bool] | None = None) -> bool:
+    """Whether only initializers and simple nodes are behind a value; nothing is computed."""
     if value is None or value.is_graph_input():
         return False
     node = value.producer()
     if node is None:
         return value.const_value is not None
-    known = node.domain in {"", "ai.onnx"} and node.op_type in COMPUTED
-    return known and all(v is None or is_constant(v) for v in node.inputs)
+    known = {} if known is None else known
+    if value not in known:
+        simple = node.domain in {"", "ai.onnx"} and node.op_type in COMPUTED and bool(node.inputs)
+        known[value] = simple and all(v is None or is_constant(v, known) for v in node.inputs)
+    return known[value]
 
 
 def quantized(x: Array, scale: Array, zero: Array, axis: int, dtype: ir.DataType) -> Array:
@@ -75,6 +111,8 @@ def along(numbers: Array, like: Array, axis: int, block: int = 0) -> Array:
         return numbers.reshape(())
     axis %= like.ndim
     if block:
+        if not 0 < block <= like.shape[axis]:
+            raise QuantizationError(f"A block of {block} along an axis of {like.shape[axis]}.")
         repeated = np.repeat(numbers, block, axis)
         return np.take(repeated, range(like.shape[axis]), axis)
     return numbers.reshape([-1 if i == axis else 1 for i in range(like.ndim)])

@@ -11,6 +11,7 @@ whose value is s₀·f to the last bit, because the difference is exactly 0.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -83,9 +84,13 @@ class Writer:
         self.op.place(self.graph, before=node)
         node.replace_input_with(index, y.value)
 
-    def activation(self, value: ir.Value, quantizer: Quantizer) -> None:
-        """Let all readers of a value read it rounded; an output of the model stays as it is."""
-        readers = list(value.uses())
+    def activation(
+        self,
+        value: ir.Value,
+        readers: Sequence[tuple[ir.Node, int]],
+        quantizer: Quantizer,
+    ) -> None:
+        """Let these readers of a value read it rounded; an output of the model stays as it is."""
         y = self._rounded(value, quantizer)
         producer = value.producer()
         if producer is None:

@@ -106,9 +106,27 @@ def _source(value: ir.Value | None) -> ir.Value:
     return value
 
 
-def find_activations(model: ir.Model, layers: Sequence[QuantizedLayer]) -> list[ir.Value]:
-    """The values that are rounded: what layers read, and what convolutions give to others."""
-    leading = _leading_to(model, {layer.node for layer in layers})
+@dataclass(frozen=True)
+class Activation:
+    """A value that is rounded, and who reads it so."""
+
+    value: ir.Value
+    readers: tuple[tuple[ir.Node, int], ...]
+
+
+def find_activations(
+    model: ir.Model, layers: Sequence[QuantizedLayer], integer_kernels: bool
+) -> list[Activation]:
+    """The values that are rounded.
+
+    Where there are integer kernels (8 bits): what layers read, before it is moved around, and what
+    convolutions give, for all their readers. Otherwise what layers read, for them alone:
+    onnxruntime moves integers through operators (MaxPool, say) that have no kernels for 4 or 16.
+    """
+    nodes = {layer.node for layer in layers}
+    if not integer_kernels:
+        return _read_by_layers(layers)
+    leading = _leading_to(model, nodes)
     chosen: dict[ir.Value, None] = {}
     for layer in layers:
         for value in layer.data:
@@ -119,7 +137,16 @@ def find_activations(model: ir.Model, layers: Sequence[QuantizedLayer]) -> list[
             result = _behind_cut(layer.node.outputs[0])
             if result in leading:
                 chosen[result] = None
-    return list(chosen)
+    return [Activation(v, tuple((use.node, use.idx) for use in v.uses())) for v in chosen]
+
+
+def _read_by_layers(layers: Sequence[QuantizedLayer]) -> list[Activation]:
+    readers: dict[ir.Value, list[tuple[ir.Node, int]]] = {}
+    for layer in layers:
+        for index, value in enumerate(layer.node.inputs[:2]):
+            if value is not None and index != layer.weight and not is_constant(value):
+                readers.setdefault(value, []).append((layer.node, index))
+    return [Activation(value, tuple(uses)) for value, uses in readers.items()]
 
 
 def root_of(value: ir.Value) -> ir.Value:

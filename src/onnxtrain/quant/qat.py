@@ -24,6 +24,7 @@ from .fake import Quantizer, Writer
 from .folding import fold_batch_norms
 from .observers import CalibrationData, Observed, check_method, observe
 from .places import (
+    Activation,
     QuantizedLayer,
     find_activations,
     find_quantized_layers,
@@ -156,14 +157,16 @@ def prepare_qat(
             + (" that is not excluded." if exclude else ".")
         )
     observed: dict[str, Observed] = {}
-    activations = [] if activation_bits is None else find_activations(base, layers)
+    activations: list[Activation] = []
+    if activation_bits is not None:
+        activations = find_activations(base, layers, integer_kernels=activation_bits == 8)
     if activations:
         if calibration is None:
             raise QuantizationError(
                 "Ranges of activations need data: pass `calibration`, some hundred rows of the "
                 "training inputs, or activation_bits=None to quantise weights only."
             )
-        names = [v.name or "" for v in activations]
+        names = [a.value.name or "" for a in activations]
         observed = observe(base, names, calibration, observer, percentile, calibration_rows)
     writer = _write(base, layers, activations, observed, options)
     return _give(_described(writer, options), output)
@@ -197,18 +200,19 @@ def _typed(model: ir.Model, opset: int) -> ir.Model:
 def _write(
     model: ir.Model,
     layers: Sequence[QuantizedLayer],
-    activations: Sequence[ir.Value],
+    activations: Sequence[Activation],
     observed: Mapping[str, Observed],
     options: _Options,
 ) -> Writer:
     writer = Writer(model, options.learn_scales)
     roots = {layer.node: [root_of(v) for v in layer.data] for layer in layers}
     quantizers: dict[ir.Value, Quantizer] = {}
-    for value in activations:
-        seen = observed[value.name or ""]
+    for activation in activations:
+        name = activation.value.name or ""
         assert options.activation_bits is not None
+        seen = observed[name]
         start = activation_start(seen.low, seen.high, seen.size, options.activation_bits)
-        quantizers[value] = writer.quantizer(value.name or "", start)
+        quantizers[activation.value] = writer.quantizer(name, start)
     of_weights: dict[tuple[ir.Value, int | None, int], Quantizer] = {}
     for layer in layers:
         if layer.weight is None:
@@ -218,8 +222,9 @@ def _write(
         if data is not None and _has_integer_bias(layer, options):
             writer.bias(layer.node, 2, data, weights)
         writer.weight(layer.node, layer.weight, weights)
-    for value, quantizer in quantizers.items():
-        writer.activation(value, quantizer)
+    for activation in activations:
+        value = activation.value
+        writer.activation(value, activation.readers, quantizers[value])
     writer.finish()
     return writer
 

@@ -176,7 +176,7 @@ def attach(state: TrainingState, file: OptimizerFile, reset: bool = False) -> Op
         memory.step, memory.learning_rate = old.step, old.learning_rate
     for kind in file.states:
         specs = {
-            n: TensorSpec(n, s.type, file.state_shape(kind, n, s.shape))
+            n: TensorSpec(n, file.state_type(kind), file.state_shape(kind, n, s.shape))
             for n, s in trainable.specs.items()
         }
         store = old.states.get(kind) if old is not None else None
@@ -187,7 +187,8 @@ def attach(state: TrainingState, file: OptimizerFile, reset: bool = False) -> Op
             )
         if store is not None and store.specs != specs:
             raise CheckpointError(
-                f"The checkpoint's {kind!r} do not have the shapes this optimizer needs."
+                f"The checkpoint's {kind!r} do not have the shapes or types this optimizer needs. "
+                "Use the optimizer model it was trained with, or give reset=True."
             )
         if store is None:
             store = TensorStore(specs.values(), layout=trainable.layout)
