@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pydoc_data.topics
 import random
 import sys
@@ -21,6 +22,7 @@ from conformance.lists.packages import wheel
 
 Array = np.ndarray[Any, Any]
 SEED = 0
+CACHE = Path(__file__).resolve().parents[1] / ".cache" / "qat"
 
 
 @dataclass
@@ -67,7 +69,7 @@ def digits() -> Task:
 
 # --- which way up a page is -----------------------------------------------------------------------
 
-SIZE, TURNS, PAGES = 224, 4, 640
+SIZE, TURNS, PAGES = 224, 4, 400
 MEAN, DEVIATION = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
 
 
@@ -100,7 +102,7 @@ def _page(words: list[str], rng: random.Random, turn: int) -> Array:
         count = rng.randint(4, 12)
         draw.text((left, line), " ".join(words[at : at + count]), fill=ink, font=font)
         at, line = at + count, line + size + rng.randint(2, 8)
-    pixels = np.rot90(np.asarray(page, np.float32) / 255, turn)
+    pixels = np.rot90(np.asarray(page, np.float32) / 255, -turn)  # clockwise
     noisy = pixels + np.random.default_rng(at).normal(0, 0.04, pixels.shape)
     return ((noisy - MEAN) / DEVIATION).transpose(2, 0, 1).astype(np.float32)
 
@@ -119,6 +121,8 @@ KINDS = {
 }  # fmt: skip
 EACH = 60
 """Files of a kind at most."""
+PACKAGES = ("matplotlib", "numpy", "onnx", "onnxruntime", "pip", "sklearn", "torch/include")
+"""Whose files are looked at, beside those of Python itself."""
 
 
 def file_types() -> Task:
@@ -128,11 +132,10 @@ def file_types() -> Task:
     labels = {name: i for i, name in enumerate(config["target_labels_space"])}
     rng = random.Random(SEED)
     by_kind: dict[str, list[Path]] = {}
-    for root in sorted({sysconfig.get_paths()[k] for k in ("stdlib", "purelib", "include")}):
-        for path in sorted(Path(root).rglob("*")):
-            kind = KINDS.get(path.suffix)
-            if kind in labels and path.is_file() and path.stat().st_size > 64:
-                by_kind.setdefault(kind, []).append(path)
+    for path in _files():
+        kind = KINDS.get(path.suffix)
+        if kind in labels and path.stat().st_size > 64:
+            by_kind.setdefault(kind, []).append(path)
     rows = []
     for kind, paths in sorted(by_kind.items()):
         chosen = rng.sample(paths, min(EACH, len(paths)))
@@ -148,6 +151,18 @@ def file_types() -> Task:
     return Task(model, compared, x[:half], y[:half], x[half:], y[half:])
 
 
+def _files() -> list[Path]:
+    """Files of Python and of some packages."""
+    paths = sysconfig.get_paths()
+    roots = [paths["stdlib"], paths["include"], *(f"{paths['purelib']}/{p}" for p in PACKAGES)]
+    files = []
+    for root in roots:
+        for folder, folders, names in os.walk(root):
+            folders[:] = sorted(set(folders) - {"site-packages"})
+            files += [Path(folder) / name for name in sorted(names)]
+    return [path for path in files if path.is_file()]
+
+
 def _features(path: Path, config: dict[str, Any]) -> Array:
     """The first and the last bytes, without white space at the ends, filled up."""
     block, padding = config["block_size"], config["padding_token"]
@@ -161,11 +176,25 @@ def _features(path: Path, config: dict[str, Any]) -> Array:
     return np.array(first + last, np.int32)
 
 
-TASKS: dict[str, Callable[[], Task]] = {
+MAKERS: dict[str, Callable[[], Task]] = {
     "digits": digits,
     "orientation": orientation,
     "file types": file_types,
 }
+
+
+def load_task(name: str) -> Task:
+    """A task, made once and then read from the cache."""
+    model, arrays = CACHE / f"{name}.onnx", CACHE / f"{name}.npz"
+    if not arrays.exists():
+        CACHE.mkdir(parents=True, exist_ok=True)
+        task = MAKERS[name]()
+        onnx.save(task.model, model)
+        np.savez(arrays, compared=task.compared, x=task.x, y=task.y, test_x=task.test_x,
+                 test_y=task.test_y)  # fmt: skip
+    with np.load(arrays) as stored:
+        rows = [stored[key] for key in ("x", "y", "test_x", "test_y")]
+        return Task(onnx.load(model), str(stored["compared"]), *rows)
 
 
 def _read(package: str, end: str) -> bytes:

@@ -29,6 +29,7 @@ from ..runtime.session.labels import ClassLabels
 from ..runtime.state.buffers import TensorSpec
 from ..runtime.step.artifact import KEY, Artifact, drop_accumulation, load_artifact, specs_of
 from ..runtime.step.export import add_output_types, to_inference
+from ..runtime.step.loss_scale import LOSS_SCALE
 from ..runtime.step.update import OptimizerFile, load_optimizer
 from . import updates
 from .choose import ArtifactError
@@ -46,6 +47,11 @@ def device_file(folder: Path, prefix: str = "") -> bytes:
     source = _content(folder / f"{prefix}{TRAINING}")
     training = load_artifact(source, "training")
     trainable, specs = training.trainable, specs_of(training)
+    if LOSS_SCALE in specs:
+        raise ArtifactError(
+            "The loss is scaled for gradients in half precision, which JavaScript does not undo: "
+            "make the artifacts for it from the model of float32."
+        )
     files = {TRAINING: len(source)}
     facts: dict[str, Any] = {
         "version": VERSION,

@@ -33,6 +33,7 @@ from ..passes import Recompute
 from ..preparing import preparing
 from ..runtime.files.readfile import PROTOBUF_LIMIT
 from ..runtime.session.sharing import GlobalLock
+from ..runtime.step.loss_scale import LOSS_SCALE
 from .choose import ArtifactError, Choice, check_apart, choose
 from .device import write_device_file
 from .opset import at_opset
@@ -185,7 +186,7 @@ def generate_artifacts(
         save(block.built.eval, folder / f"{prefix}eval_model.onnx", moves=moves)
         if optimizer_model is not None:
             onnx.save(optimizer_model, folder / f"{prefix}optimizer_model.onnx")
-        if step_model and not _is_packed(optimizer_block):
+        if step_model and not _needs_parts(optimizer_block, loaded):
             step = _step_model(optimizer_block, block)
             save(step, folder / f"{prefix}step_model.onnx", moves=moves)
         if ort_format:
@@ -232,6 +233,8 @@ class _Training(onnxblock.TrainingBlock):
             self._among = {t.name for t in model.graph.initializer}.difference(frozen)
         for name in trainable:
             self.requires_grad(name)
+        if _scales_loss(model):  # the scale changes while the model is trained
+            frozen = [*frozen, LOSS_SCALE]
         for name in frozen:
             self.requires_grad(name, False)
 
@@ -347,9 +350,15 @@ def _optimizer_model(
         return accessor.model
 
 
-def _is_packed(optimizer: Block | None) -> bool:
-    """Whether an optimizer stores its moments in fewer bits, which one graph has no room for."""
-    return isinstance(optimizer, OptimizerBlock) and optimizer.optimizer.moments != "float32"
+def _needs_parts(optimizer: Block | None, model: onnx.ModelProto) -> bool:
+    """Whether one graph cannot do it: moments of fewer bits, or a loss whose scale changes."""
+    if isinstance(optimizer, OptimizerBlock) and optimizer.optimizer.moments != "float32":
+        return True
+    return _scales_loss(model)
+
+
+def _scales_loss(model: onnx.ModelProto) -> bool:
+    return any(tensor.name == LOSS_SCALE for tensor in model.graph.initializer)
 
 
 def _step_model(optimizer: Block | None, block: onnxblock.TrainingBlock) -> ir.Model:

@@ -14,6 +14,15 @@ from .blocks import Quantized as Quantized
 from .blocks import quantize as quantize
 from .convert import convert as convert
 from .half import half_weights as half_weights
+from .mixed import mixed_precision as mixed_precision
 from .qat import prepare_qat as prepare_qat
 
-__all__ = ["QuantizationError", "Quantized", "convert", "half_weights", "prepare_qat", "quantize"]
+__all__ = [
+    "QuantizationError",
+    "Quantized",
+    "convert",
+    "half_weights",
+    "mixed_precision",
+    "prepare_qat",
+    "quantize",
+]

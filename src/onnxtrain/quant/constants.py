@@ -67,7 +67,7 @@ def _grows(node: ir.Node, operands: Sequence[Any]) -> bool:
     if node.op_type not in {"Add", "Div", "Mul", "Sub"}:
         return False
     size = math.prod(np.broadcast_shapes(*(o.shape for o in operands)))
-    return size > max(*(o.size for o in operands), GROWTH)
+    return size > max(GROWTH, *(int(o.size) for o in operands))
 
 
 def is_constant(value: ir.Value | None, known: dict[ir.Value, bool] | None = None) -> bool:

@@ -39,7 +39,7 @@ def check_optimizer(description: Mapping[str, Any], where: str) -> None:
     shapes = description.get("state_shapes") or {}
     need(isinstance(shapes, dict) and all(map(_are_shapes, shapes.values())), "state_shapes")
     types = description.get("state_types") or {}
-    need(isinstance(types, dict) and set(types) <= set(states), "state_types")
+    need(isinstance(types, dict) and set(types) <= set(states or ()), "state_types")
     need(all(type(t) is str and t in STATE_TYPES for t in types.values()), "state_types")
     need(layout == "tensor" or not types, "state_types")
     # In a flat vector a state lies beside its parameter: another size would be another place.
