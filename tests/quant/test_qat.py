@@ -412,6 +412,12 @@ def test_mistakes_are_told() -> None:
         ],
         {"w8": np.ones((4, 4), np.uint8)}, ["N", 4],
     )  # fmt: skip
+    node = oh.make_node("DequantizeLinear", ["w8", "s"], ["w"], domain="com.microsoft")
+    contrib = model_of(
+        [node, oh.make_node("MatMul", ["x", "w"], ["y"])],
+        {"w8": np.ones((4, 4), np.int8), "s": np.float32(0.1)}, ["N", 4],
+    )  # fmt: skip
+    contrib.opset_import.append(oh.make_opsetid("com.microsoft", 1))
     for message, call in (
         ("nothing to quantise", lambda: quant.prepare_qat(no_layer, x)),
         ("3 bits", lambda: quant.prepare_qat(model, x, weight_bits=3)),
@@ -423,6 +429,7 @@ def test_mistakes_are_told() -> None:
         ("no array for the input 'image'", lambda: quant.prepare_qat(model, {"picture": x})),
         ("not finite", lambda: quant.prepare_qat(model, x * np.nan)),
         ("MatMulInteger", lambda: quant.prepare_qat(integers, x)),
+        ("com.microsoft", lambda: quant.prepare_qat(contrib, x)),
         ("no fake quantisation", lambda: quant.convert(model)),
     ):
         with pytest.raises(QuantizationError, match=message):
@@ -440,9 +447,9 @@ def test_constants_that_grow_are_left_alone() -> None:
     chain = model_of(nodes, {"w0": np.ones((4, 4), np.float32)}, ["N", 4])
     quant.prepare_qat(chain, activation_bits=None)
     nodes = [oh.make_node("Mul", ["a", "b"], ["w"]), oh.make_node("MatMul", ["x", "w"], ["y"])]
-    arrays = {"a": np.ones((1 << 20, 1), np.float32), "b": np.ones((1, 1 << 20), np.float32)}
-    with pytest.raises(QuantizationError, match="nothing to quantise"):
-        quant.prepare_qat(model_of(nodes, arrays, ["N", 1 << 20]), activation_bits=None)
+    arrays = {"a": np.ones((1 << 13, 1), np.float32), "b": np.ones((1, 1 << 13), np.float32)}
+    grown = quant.prepare_qat(model_of(nodes, arrays, ["N", 1 << 13]), numbers(8, 1 << 13))
+    assert "w_quantized" in codes_of(grown)  # as an activation
 
 
 def test_a_diverged_scale_is_told() -> None:

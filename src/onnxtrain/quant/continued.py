@@ -8,6 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ..graph.nodes import initializer
+from ..lora.layers import MS
 from ..passes.cleanup import remove_unread_initializers
 from .constants import Array, attribute, value_of
 from .fake import Quantizer, Writer
@@ -28,8 +29,13 @@ def is_quantized(model: ir.Model) -> bool:
 
 
 def has_integer_operators(model: ir.Model) -> str:
-    """Operators of the model that hide their floats; "" if there are none."""
-    return ", ".join(sorted({n.op_type for n in model.graph} & INTEGER_OPERATORS))
+    """Operators of the model that hide their floats; "" if there are none.
+
+    onnxruntime's tool writes QDQ in its own domain for types that the model's opset lacks.
+    """
+    hidden = {n.op_type for n in model.graph} & INTEGER_OPERATORS
+    own = {n.op_type for n in model.graph if n.domain == MS} & {QUANTIZE, DEQUANTIZE}
+    return ", ".join(sorted(hidden | {f"{MS}.{name}" for name in own}))
 
 
 def reopen(model: ir.Model, learn_scales: bool) -> Writer:

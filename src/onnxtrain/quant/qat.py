@@ -179,7 +179,8 @@ def refuse_operators(model: ir.Model) -> None:
         raise QuantizationError(
             f"The model is quantised with operators on integers ({hidden}), which cannot be "
             "trained further. Start from the model of floats, or quantise it as QDQ "
-            "(onnxruntime.quantization.quantize_static with QuantFormat.QDQ)."
+            "(onnxruntime.quantization.quantize_static with QuantFormat.QDQ, with opset 21 for "
+            "4 or 16 bits)."
         )
 
 
