@@ -107,6 +107,41 @@ def _page(words: list[str], rng: random.Random, turn: int) -> Array:
     return ((noisy - MEAN) / DEVIATION).transpose(2, 0, 1).astype(np.float32)
 
 
+# --- which way up a line of text is ---------------------------------------------------------------
+
+LINES, HEIGHT, WIDTH = 1000, 48, 192
+
+
+def text_direction() -> Task:
+    """MobileNetV3 (rapidocr): whether a line of text is upside down; lines of the help texts."""
+    rng = random.Random(SEED)
+    words = " ".join(pydoc_data.topics.topics.values()).split()
+    labels = np.array([rng.randrange(2) for _ in range(LINES)], np.int64)
+    images = np.stack([_line(words, rng, bool(label)) for label in labels])
+    model = _stored("rapidocr==3.10.0", "ch_ppocr_mobile_v2.0_cls_mobile.onnx")
+    compared = next(n.input[0] for n in model.graph.node if n.op_type == "Softmax")
+    half = LINES // 2
+    return Task(model, compared, images[:half], labels[:half], images[half:], labels[half:])
+
+
+def _line(words: list[str], rng: random.Random, is_turned: bool) -> Array:
+    """A line of text as the model takes it."""
+    from PIL import Image, ImageDraw, ImageFont
+
+    image = Image.new("RGB", (WIDTH, HEIGHT), tuple(rng.randint(150, 255) for _ in range(3)))
+    ink = tuple(rng.randint(0, 120) for _ in range(3))
+    at = rng.randrange(len(words) - 8)
+    font = ImageFont.load_default(rng.randint(18, 34))
+    place = rng.randint(0, 12), rng.randint(-2, 14)
+    text = " ".join(words[at : at + rng.randint(1, 5)])
+    ImageDraw.Draw(image).text(place, text, fill=ink, font=font)
+    pixels = np.asarray(image, np.float32) / 255
+    if is_turned:
+        pixels = np.rot90(pixels, 2)
+    noisy = pixels + np.random.default_rng(at).normal(0, 0.05, pixels.shape)
+    return ((noisy - 0.5) / 0.5).transpose(2, 0, 1).astype(np.float32)
+
+
 # --- what kind of file this is --------------------------------------------------------------------
 
 KINDS = {
@@ -178,6 +213,7 @@ def _features(path: Path, config: dict[str, Any]) -> Array:
 
 MAKERS: dict[str, Callable[[], Task]] = {
     "digits": digits,
+    "text direction": text_direction,
     "orientation": orientation,
     "file types": file_types,
 }
