@@ -41,10 +41,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--write", action="store_true", help="only write the table of the guide")
     options = parser.parse_args()
-    if not options.write:
-        rows = {f"{name}/{kind}": measure(name, kind) for name in NETWORKS for kind in KINDS}
-        STORED.write_text(json.dumps(rows, indent=1) + "\n")
-    write_table(json.loads(STORED.read_text()))
+    rows = json.loads(STORED.read_text()) if STORED.exists() else {}
+    points = [(n, k, s) for s in range(SEEDS) for n in NETWORKS for k in KINDS]
+    for name, kind, seed in () if options.write else points:
+        key = f"{name}/{kind}/{seed}"
+        if key not in rows:  # a run that was cut off goes on
+            rows[key] = measure(name, kind, seed)
+            print(key, rows[key], flush=True)
+            STORED.write_text(json.dumps(rows, indent=1) + "\n")
+    write_table(rows)
     return 0
 
 
@@ -72,27 +77,22 @@ def perceptron(seed: int) -> onnx.ModelProto:
 NETWORKS = {"convolutional": digits_network, "fully connected": perceptron}
 
 
-def measure(name: str, kind: Any) -> dict[str, Any]:
+def measure(name: str, kind: Any, seed: int) -> dict[str, Any]:
     """Curve, accuracy, bytes and time of one network with one kind of moments."""
     images, labels = digits()
-    curves, right = [], []
-    for seed in range(SEEDS):
-        order = np.random.default_rng(seed).permutation(len(images))
-        x, y = images[order], labels[order]
-        with tempfile.TemporaryDirectory() as folder:
-            onnxtrain.generate_artifacts(
-                NETWORKS[name](seed), loss=losses.CrossEntropyLoss(),
-                optimizer=optim.adamw(moments=kind), artifact_directory=folder,
-            )  # fmt: skip
-            trainer = Trainer.from_directory(folder, learning_rate=1e-3, metrics=["accuracy"])
-            history = trainer.fit((x[:ROWS], y[:ROWS]), EPOCHS, 32, progress=False, seed=seed)
-            curves.append(history["loss"])
-            right.append(trainer.evaluate((x[ROWS:], y[ROWS:]))["accuracy"])
-            size, seconds = _update(Path(folder))
-    row = {"loss": np.mean(curves, 0).tolist(), "accuracy": float(np.mean(right)),
-           "bytes": size, "microseconds": seconds * 1e6}  # fmt: skip
-    print(name, kind, row, flush=True)
-    return row
+    order = np.random.default_rng(seed).permutation(len(images))
+    x, y = images[order], labels[order]
+    with tempfile.TemporaryDirectory() as folder:
+        onnxtrain.generate_artifacts(
+            NETWORKS[name](seed), loss=losses.CrossEntropyLoss(),
+            optimizer=optim.adamw(moments=kind), artifact_directory=folder,
+        )  # fmt: skip
+        trainer = Trainer.from_directory(folder, learning_rate=1e-3, metrics=["accuracy"])
+        history = trainer.fit((x[:ROWS], y[:ROWS]), EPOCHS, 32, progress=False, seed=seed)
+        right = trainer.evaluate((x[ROWS:], y[ROWS:]))["accuracy"]
+        size, seconds = _update(Path(folder))
+    return {"loss": history["loss"], "accuracy": right, "bytes": size,
+            "microseconds": seconds * 1e6}  # fmt: skip
 
 
 def _update(folder: Path) -> tuple[int, float]:
@@ -116,12 +116,17 @@ def write_table(rows: dict[str, Any]) -> None:
         "| network | moments | loss after epoch 1 | 2 | 4 | 8 | accuracy | bytes | an update |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
-    for key, row in rows.items():
-        name, _, kind = key.partition("/")
-        loss = [f"{row['loss'][i]:.4f}" for i in (0, 1, 3, 7)]
-        cells = [name, kind, *loss, f"{100 * row['accuracy']:.2f} %", f"{row['bytes']:,}",
-                 f"{row['microseconds'] / 1000:.2f} ms"]  # fmt: skip
-        lines.append(f"| {' | '.join(cells)} |")
+    for name in NETWORKS:
+        for kind in KINDS:
+            seeds = [v for k, v in rows.items() if k.startswith(f"{name}/{kind}/")]
+            if not seeds:
+                continue
+            loss = np.mean([row["loss"] for row in seeds], 0)
+            right = 100 * np.mean([row["accuracy"] for row in seeds])
+            least = min(row["microseconds"] for row in seeds) / 1000
+            cells = [name, kind, *(f"{loss[i]:.4f}" for i in (0, 1, 3, 7)), f"{right:.2f} %",
+                     f"{seeds[0]['bytes']:,}", f"{least:.2f} ms"]  # fmt: skip
+            lines.append(f"| {' | '.join(cells)} |")
     before, _, after = PAGE.read_text().split(MARK)
     table = "\n".join(lines)
     PAGE.write_text(f"{before}{MARK}\n{table}\n{MARK}{after}")

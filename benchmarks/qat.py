@@ -52,8 +52,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
 RUNS: dict[str, dict[str, Any]] = {
     "digits": {"epochs": 6, "rate": 1e-3, "batch": 32},
     "text direction": {"epochs": 4, "rate": 1e-3, "batch": 25},
-    "orientation": {"epochs": 3, "rate": 5e-4, "batch": 16},
-    "file types": {"epochs": 3, "rate": 5e-4, "batch": 16},
+    "orientation": {"epochs": 2, "rate": 5e-4, "batch": 16},
+    "file types": {"epochs": 1, "rate": 5e-4, "batch": 16},
 }
 
 

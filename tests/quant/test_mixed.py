@@ -17,7 +17,8 @@ from onnxtrain.artifacts.choose import ArtifactError
 from onnxtrain.artifacts.device import device_file
 from onnxtrain.cli.demo_model import digits_network
 from onnxtrain.data import digits
-from onnxtrain.errors import NonFiniteError, QuantizationError
+from onnxtrain.errors import ModelError, NonFiniteError, QuantizationError
+from onnxtrain.graph import parameters
 from onnxtrain.runtime.step.loss_scale import LOSS_SCALE
 
 Array = np.ndarray[Any, Any]
@@ -113,6 +114,10 @@ def test_it_grows_after_many_good_updates_and_gives_up_at_one(tmp_path: Path) ->
         made.fit((np.full_like(x[:32], 1e30), y[:32]), 2, 32, progress=False)
 
 
+def test_both_sides_have_one_name() -> None:
+    assert parameters.LOSS_SCALE == LOSS_SCALE
+
+
 def test_mistakes_are_told(tmp_path: Path) -> None:
     half = quant.mixed_precision(digits_network())
     for message, call in (
@@ -122,6 +127,8 @@ def test_mistakes_are_told(tmp_path: Path) -> None:
     ):
         with pytest.raises(QuantizationError, match=message):
             call()
+    with pytest.raises(ModelError, match="undo"):
+        onnxtrain.differentiate(half, of="scores", vjp=True)
     trainer(tmp_path / "a", half)
     assert not (tmp_path / "a" / "step_model.onnx").exists()
     with pytest.raises(ArtifactError, match="JavaScript"):

@@ -50,11 +50,11 @@ def reopen(model: ir.Model, learn_scales: bool) -> Writer:
         if codes is None:
             scales.learn(node)
         elif codes.dtype == np.int32:
-            biases.append((node, codes))
+            biases.append(node)
         else:
-            _open_weight(writer, scales, node, codes)
-    for node, codes in biases:
-        _open_bias(writer, scales, node, codes)
+            _open_weight(writer, scales, node)
+    for node in biases:
+        _open_bias(writer, scales, node)
     writer.finish()
     remove_unread_initializers(model.graph)
     return writer
@@ -140,7 +140,7 @@ def _row_size(value: ir.Value | None) -> int:
     return max(int(np.prod([int(d) for d in dims if isinstance(d, int)])), 1)
 
 
-def _open_weight(writer: Writer, scales: _Scales, node: ir.Node, codes: Array) -> None:
+def _open_weight(writer: Writer, scales: _Scales, node: ir.Node) -> None:
     """Integers that are stored become floats, and a QuantizeLinear that makes them again."""
     floats = value_of(node.outputs[0])
     stored = node.inputs[0]
@@ -152,8 +152,9 @@ def _open_weight(writer: Writer, scales: _Scales, node: ir.Node, codes: Array) -
     value = _float_initializer(writer, scales.names.get(stored, "weight"), floats)
     op = writer.op
     op.scope = f"{value.name}_quantized"
-    axis = None if quantizer.axis is None else quantizer.axis
-    again = op.QuantizeLinear(op.tensor(value), quantizer.scale, quantizer.zero, axis=axis)
+    again = op.QuantizeLinear(
+        op.tensor(value), quantizer.scale, quantizer.zero, axis=quantizer.axis
+    )
     again.value.name = op.names.fresh(f"{value.name}_quantized")
     op.place(writer.graph, before=node)
     node.replace_input_with(0, again.value)
@@ -162,7 +163,7 @@ def _open_weight(writer: Writer, scales: _Scales, node: ir.Node, codes: Array) -
         node.replace_input_with(2, quantizer.zero.value)
 
 
-def _open_bias(writer: Writer, scales: _Scales, node: ir.Node, codes: Array) -> None:
+def _open_bias(writer: Writer, scales: _Scales, node: ir.Node) -> None:
     """A bias in int32 becomes floats; a layer whose operands are rounded rounds it again."""
     stored, result = node.inputs[0], node.outputs[0]
     floats = value_of(result)

@@ -13,11 +13,10 @@ from ..graph import ModelLike, OpBuilder, load, to_proto
 from ..graph.edit import take_over
 from ..graph.io import save
 from ..graph.nodes import initializer
-from ..graph.parameters import STOP_GRADIENT, mark_constant
+from ..graph.parameters import LOSS_SCALE, STOP_GRADIENT, mark_constant
 from ..graph.schema import signature
 from ..normalize import lift_constants
 from ..normalize.custom_types import infer_with_custom
-from ..runtime.step.loss_scale import LOSS_SCALE
 from .half import TYPES
 
 PRODUCTS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})

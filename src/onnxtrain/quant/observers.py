@@ -219,4 +219,4 @@ class _Histograms:
         """By name of value."""
         with contextlib.redirect_stdout(io.StringIO()):
             results = self._collector.compute_collection_result()
-        return {name: (float(found[0]), float(found[1])) for name, found in results.items()}
+        return {name: (float(low), float(high)) for name, (low, high, *_) in results.items()}
