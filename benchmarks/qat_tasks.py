@@ -119,6 +119,8 @@ def text_direction() -> Task:
     labels = np.array([rng.randrange(2) for _ in range(LINES)], np.int64)
     images = np.stack([_line(words, rng, bool(label)) for label in labels])
     model = _stored("rapidocr==3.10.0", "ch_ppocr_mobile_v2.0_cls_mobile.onnx")
+    sides = model.graph.input[0].type.tensor_type.shape.dim  # the file calls both "?"
+    sides[2].dim_value, sides[3].dim_value = HEIGHT, WIDTH
     compared = next(n.input[0] for n in model.graph.node if n.op_type == "Softmax")
     half = LINES // 2
     return Task(model, compared, images[:half], labels[:half], images[half:], labels[half:])
