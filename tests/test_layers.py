@@ -49,7 +49,7 @@ ALLOWED = {
     "lora": {*STAGES, "runtime"},
     "training_info": {*COMPILER, "losses", "onnxblock", "runtime"},
     "text": {"errors", "graph", "runtime"},
-    "quant": {*STAGES, "lora"},
+    "quant": {*STAGES, "lora", "runtime"},
     "distillation": {"errors", "graph", "normalize"},
     "transfer": {"errors", "graph", "lora", "normalize", "runtime", "text"},
     "data": {"errors", "runtime"},

@@ -132,6 +132,10 @@ class AdapterError(OnnxTrainError, ValueError):
     """An adapter, or what is asked of one, does not fit the model."""
 
 
+class QuantizationError(OnnxTrainError, ValueError):
+    """A model, or data, that cannot be quantised as it was asked for."""
+
+
 class TextError(OnnxTrainError, ValueError):
     """A text file, a tokenizer or a language model's inputs are not what they must be."""
 

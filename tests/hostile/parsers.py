@@ -154,6 +154,27 @@ def differentiate(path: Path) -> object:
     return onnxtrain.differentiate(path)
 
 
+def prepare_qat(path: Path) -> object:
+    """Weights alone: what is observed of activations runs the model, which others do."""
+    from onnxtrain import quant
+
+    return quant.prepare_qat(path, activation_bits=None)
+
+
+def prepared_models(folder: Path) -> list[bytes]:
+    """A model that rounds, and the one with integers that comes of it."""
+    from onnxtrain import quant
+
+    prepared = quant.prepare_qat(folder / "predict.onnx", activation_bits=None)
+    return [prepared.SerializeToString(), quant.convert(prepared).SerializeToString()]
+
+
+def convert_qat(path: Path) -> object:
+    from onnxtrain import quant
+
+    return quant.convert(quant.prepare_qat(path, activation_bits=None))
+
+
 def quantize(path: Path) -> object:
     from onnxtrain import quant
 
@@ -796,6 +817,8 @@ PARSERS: dict[str, Parser] = {
     "differentiate": Parser("m.onnx", "model", forward_models, differentiate, 50),
     "generate_artifacts": Parser("m.onnx", "model", forward_models, generate, 100),
     "quantize": Parser("m.onnx", "model", forward_models, quantize, 20),
+    "prepare qat": Parser("m.onnx", "model", forward_models, prepare_qat, 20),
+    "convert qat": Parser("m.onnx", "model", prepared_models, convert_qat, 20),
     "inspect": Parser("m.onnx", "model", forward_models, inspect, 50),
     "new head": Parser("m.onnx", "model", photo_models, new_head, 20),
     "preprocessor_config.json": Parser(

@@ -26,6 +26,7 @@ COMMANDS = {
     "inspect": "inspect",
     "train": "train",
     "lora": "lora",
+    "qat": "qat",
     "quantize": "quantize",
     "tune": "tune",
     "runs": "runs",

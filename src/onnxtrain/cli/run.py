@@ -40,6 +40,8 @@ from .new_head import check_settings as check_head
 from .output import Output, UserError, count, one_of
 from .plan import Plan, make_plan
 from .recipes import make_optimizer, make_scheduler, metric_names
+from .rounding import check_settings as check_rounding
+from .rounding import quantized_plan, say_static, without_decay, write_integers
 from .run_folder import (
     check_resume,
     choose_folder,
@@ -86,6 +88,7 @@ def train(settings: Settings, output: Output, callbacks: Sequence[Callback] = ()
     settings.check()
     settings = _decided(settings, output)
     check_signer(settings.sign)
+    check_rounding(settings)
     check_settings(settings)
     check_teacher(settings)
     check_head(settings)
@@ -109,6 +112,7 @@ def train(settings: Settings, output: Output, callbacks: Sequence[Callback] = ()
         training, validation = _validation(settings, task, training, output)
     others = [validation] if validation is not None else []
     plan = standardize(settings, plan, task, training, others)
+    plan = quantized_plan(settings, plan, training)
     return train_on(settings, plan, task, training, validation, output, callbacks)
 
 
@@ -164,6 +168,7 @@ def train_on(
         momentum=settings.momentum,
         clip_norm=settings.clip_norm,
     )
+    optimizer = without_decay(optimizer, plan)
     scheduler = _scheduler(settings, training, drop_last)
     metrics = _metrics(settings, plan)
     if task.scale is not None:
@@ -195,6 +200,7 @@ def train_on(
     )
     if task.language is not None and not settings.resume:
         task.language.sample(trainer, "before", output, validation or training)
+    say_static(trainer, validation, settings, output)
     _fit(run, output, drop_last, callbacks)
     if task.language is not None:
         task.language.sample(trainer, "after", output, validation or training)
@@ -342,6 +348,8 @@ def _finish(run: Run, output: Output) -> None:
         head.write(run.trainer.state, folder / "model.onnx")
     elif run.task.language is not None and not is_adapted:
         with_weights(run.settings.model, run.trainer.state, folder / "model.onnx")
+    elif run.settings.qat:
+        write_integers(run.trainer, folder / "model.onnx")
     elif not is_adapted:
         run.trainer.export(folder / "model.onnx")
     write_history(folder, run.history, run.steps)

@@ -90,6 +90,16 @@ class Settings:
     save_every: int | None = None
     auto_resume: bool = False
     sign: str | None = None
+    qat: bool = False
+    weight_bits: int = 8
+    activation_bits: int = 8
+    per_channel: bool = True
+    observer: str = "minmax"
+    percentile: float = 99.99
+    calibration_rows: int = 256
+    learn_scales: bool = True
+    exclude: str | None = None
+    eight_bits: str | None = None
 
     def check(self) -> None:
         """Numbers that make sense, before anything is read."""
