@@ -20,6 +20,9 @@ Word = Literal["right", "rounding", "kink", "torch wrong", "undecided", "wrong"]
 WORST_LAST: tuple[Word, ...] = ("right", "rounding", "kink", "torch wrong", "undecided", "wrong")
 
 STEPS = (1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7)
+CLOSER = (1e-7, 1e-8, 1e-9)
+"""Where a function bends within the smallest step (a logarithm near zero), it is looked at closer:
+float64 can tell such differences from its rounding if the slope is large."""
 KINK_STEP = 1e-4
 """One-sided differences at larger steps also differ where a function merely bends."""
 ROUNDING = 1e-6
@@ -278,10 +281,18 @@ def _along(
         return Verdict("right", error, APART if differences.kink(claimed, allowed) else "")
     if differences.kink(claimed, allowed):
         return Verdict("kink", error, APART)
+    if steps[-1] <= STEPS[-1] and _agrees_closer(function, at, u, claimed, allowed):
+        return Verdict("right", error)
     note = f"{claimed:.6g}, by differences {differences.slope:.6g} ± {differences.doubt:.1g}"
     if not np.isfinite(differences.slope) or differences.doubt > 0.3 * gap:
         return Verdict("undecided", error, note)
     return Verdict("wrong", error, note)
+
+
+def _agrees_closer(function: Function, at: Array, u: Array, claimed: float, allowed: float) -> bool:
+    """Whether two of the closest differences, one after the other, are what is claimed."""
+    near = np.abs(_central(function, at, u, CLOSER) - claimed) <= allowed
+    return bool(np.any(near[1:] & near[:-1]))
 
 
 def _central(function: Function, at: Array, u: Array, steps: Sequence[float]) -> Array:

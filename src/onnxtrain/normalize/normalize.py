@@ -24,6 +24,7 @@ from .preview_training import PREVIEW
 from .quantized import QUANTIZED
 from .raise_opset import raise_opset
 from .ranges import scalar_ranges
+from .resize_scales import agree_on_sizes
 from .rewrite import rewrite_typed, standard
 from .sequence_maps import unroll_sequence_maps
 from .simplify import simplify
@@ -91,6 +92,7 @@ STEPS = (
     infer_anew,
     one_opset,
     raise_for_four_bits,
+    agree_on_sizes,
     standard_operators,
     open_crops,
     smooth_norms,
