@@ -28,7 +28,7 @@ from .resize_scales import agree_on_sizes
 from .rewrite import rewrite_typed, standard
 from .sequence_maps import unroll_sequence_maps
 from .simplify import simplify
-from .stored_shapes import infer_anew, use_declared_outputs
+from .stored_shapes import infer_anew, open_nameless, use_declared_outputs
 from .symbolic import infer_symbolic
 from .validate import validate
 
@@ -88,6 +88,7 @@ STEPS = (
     inline_functions,
     unroll_sequence_maps,
     lift_constants,
+    open_nameless,
     count_windows,
     infer_anew,
     one_opset,

@@ -145,7 +145,12 @@ def _per_offset(
     *,
     per_image: bool,
 ) -> list[Tensor]:
-    """One product (M, C) per position in the kernel, channels of the image last."""
+    """One product (M, C) per position in the kernel, channels of the image last.
+
+    Tried, with fewer nodes, and slower on kernels of 9 to 27 positions: `_shifted` (1.0 to 1.7
+    times, twice for 256 channels), all positions side by side in one product (0.9 to 1.9 times),
+    gathered windows (3 to 7 times).
+    """
     channels = dim(op, w, 1)
     padded = pad_image(op, op.transpose(image, 0, *range(2, len(axes) + 2), 1), axes, 1)
     rows = op.Reshape(signal, [0, 0, -1]) if per_image else _signal_rows(op, signal, axes)
