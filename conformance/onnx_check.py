@@ -86,6 +86,10 @@ class OnnxTrial:
             self.values = {n: v for n, v in self.values.items() if n in self.case.of}
         if not self.values:
             raise EndOfCase("no gradient", "no output of the model is a float tensor")
+        if any(v.size for v in self.values.values()) and not any(
+            np.isfinite(v).any() for v in self.values.values()
+        ):
+            raise EndOfCase("no gradient", "no output of the model is a finite number")
 
     def _differentiate(self, row: Row) -> None:
         rng = np.random.default_rng(0)
@@ -118,6 +122,8 @@ class OnnxTrial:
     def _judge(self, row: Row, ours: dict[str, Array]) -> list[Verdict]:
         start = self._start()
         evaluate, steps, tolerance = self._evaluator(row)
+        if not all(np.isfinite(v).all() for v in self.values.values()):
+            ours, start = _where_defined(ours, start)
         started = time.process_time()
         evaluate({})
         each = 4 * (2 * len(steps) + 1) * (time.process_time() - started)
@@ -255,6 +261,17 @@ class OnnxTrial:
         )
         row["step_ms"] = ours * 1e3
         row["to_forward"] = ours / theirs if theirs else None
+
+
+def _where_defined(
+    ours: dict[str, Array], start: dict[str, Array]
+) -> tuple[dict[str, Array], dict[str, Array]]:
+    """Leave out what a gradient is NaN for, as √x below zero, by a point that nothing moves."""
+    defined = {n: np.isfinite(g) for n, g in ours.items() if g.shape == start[n].shape}
+    return (
+        {n: np.where(defined[n], g, 0) if n in defined else g for n, g in ours.items()},
+        {n: np.where(defined[n], x, np.nan) if n in defined else x for n, x in start.items()},
+    )
 
 
 def _rounded(verdict: Verdict) -> Verdict:
