@@ -342,20 +342,10 @@ def _finish(run: Run, output: Output) -> None:
     folder = run.folder
     if run.best is not None:
         run.best.put_back(run.trainer, folder, run.settings.epochs, output)
-    is_adapted = run.settings.is_adapted
-    head = run.task.head
-    if head is not None and head.features is not None:
-        head.write(run.trainer.state, folder / "model.onnx")
-    elif run.task.language is not None and not is_adapted:
-        with_weights(run.settings.model, run.trainer.state, folder / "model.onnx")
-    elif run.settings.qat:
-        write_integers(run.trainer, folder / "model.onnx")
-    elif not is_adapted:
-        run.trainer.export(folder / "model.onnx")
+    adapter = _write_model(run, folder / "model.onnx")
     write_history(folder, run.history, run.steps)
     run.files = [folder / n for n in ("model.onnx", "checkpoint", "history.csv", "history.json")]
-    if is_adapted:
-        run.files += write_adapter(run.plan.model, run.settings.model, run.trainer.state, folder)
+    run.files += adapter
     categories = run.task.categories
     if categories is not None and categories.known:
         table = folder / "table.onnx"
@@ -380,6 +370,22 @@ def _finish(run: Run, output: Output) -> None:
             f"the checkpoint and the history are complete in {folder}.",
             style="yellow",
         )
+
+
+def _write_model(run: Run, target: Path) -> list[Path]:
+    """The trained model for inference; what else is written with it: the files of an adapter."""
+    settings, state, head = run.settings, run.trainer.state, run.task.head
+    if settings.is_adapted:
+        return write_adapter(run.plan.model, settings.model, state, target.parent)
+    if head is not None and head.features is not None:
+        head.write(state, target)
+    elif run.task.language is not None:
+        with_weights(settings.model, state, target)
+    elif settings.qat:
+        write_integers(run.trainer, target)
+    else:
+        run.trainer.export(target)
+    return []
 
 
 CLASSES = "class_names"
