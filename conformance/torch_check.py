@@ -77,9 +77,11 @@ class TorchTrial:
     def _call_torch(self) -> None:
         outputs = self.function.outputs(self.function.point())
         self.function.weights = random_weights(outputs)
-        self.expected = [o.detach().numpy() for o in outputs]
+        self.expected = [o.detach().numpy(force=True) for o in outputs]
         if not any(w.size for w in self.function.weights):
             raise EndOfCase("no gradient", "no output of the module has a gradient in torch")
+        if not any(w.any() for w in self.function.weights):
+            raise EndOfCase("no gradient", "no output of the module is a finite number")
         self.gradients32 = arrays(self.function.gradients(self.function.point()))
 
     @cached_property

@@ -189,3 +189,20 @@ def test_the_next_exporter_is_tried_where_one_cannot_export() -> None:
     assert (row["exporter"], row["outcome"]) == ("torchscript", "right")
     case.exporters = (none,)
     assert row_of(case)["outcome"] == "not exported"
+
+
+def root_case() -> OnnxCase:
+    """√x below zero is NaN, and so is its slope; where it has a value the slope counts."""
+    model = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["": 18]>
+        g (float[4] x) => (float[4] y) { y = Sqrt(x) }""")
+    return OnnxCase(model, {"x": np.array([1.0, -1.0, 2.0, -3.0], np.float32)})
+
+
+def test_what_has_no_value_has_no_gradient() -> None:
+    assert row_of(root_case())["outcome"] == "right"
+
+
+@pytest.mark.usefixtures("wrong_rule")
+def test_what_has_a_value_counts_beside_what_has_none() -> None:
+    assert row_of(root_case())["outcome"] == "wrong"
