@@ -111,15 +111,15 @@ def head_model(head: NewHead, shape: Sequence[int]) -> onnx.ModelProto:
     model = load(head.model)
     graph = model.graph
     features = values_by_name(graph)[head.features]
-    given = ir.Value(
+    features_input = ir.Value(
         name=head.features, type=features.type, shape=ir.Shape(["rows", *map(int, shape[1:])])
     )
-    given.type = given.type or ir.TensorType(ir.DataType.FLOAT)
+    features_input.type = features_input.type or ir.TensorType(ir.DataType.FLOAT)
     features.name = f"{head.features}/computed"
-    features.replace_all_uses_with(given)
-    graph.inputs.append(given)
+    features.replace_all_uses_with(features_input)
+    graph.inputs.append(features_input)
     RemoveUnusedNodesPass()(model)
-    for value in [v for v in graph.inputs if v is not given and not v.is_initializer()]:
+    for value in [v for v in graph.inputs if v is not features_input and not v.is_initializer()]:
         if value.uses():
             raise ModelError(
                 f"What is behind the classifier reads {value.name!r}, an input of the model, and "
