@@ -33,6 +33,7 @@ from ..passes import Recompute
 from ..preparing import preparing
 from ..runtime.files.readfile import PROTOBUF_LIMIT
 from ..runtime.session.sharing import GlobalLock
+from ..runtime.step.loss_scale import LOSS_SCALE
 from .choose import ArtifactError, Choice, check_apart, choose
 from .device import write_device_file
 from .opset import at_opset
@@ -129,7 +130,8 @@ def generate_artifacts(
         additional_output_names: values that training and eval model return after the loss.
         nominal_checkpoint: also write a checkpoint without values.
         loss_input_names: values that the loss block is called with, by default all outputs.
-        step_model: also write one graph that does loss, gradients and update in a single run.
+        step_model: also write one graph that does loss, gradients and update in a single run; not
+            with moments of fewer bits, which are updated by themselves.
         training_mode: "preserve" trains BatchNormalization and Dropout as the model says (export
             with ``training=TrainingMode.TRAINING`` for training mode); "auto" switches every
             BatchNormalization whose scale or bias is trained to batch statistics; "train" switches
@@ -185,7 +187,7 @@ def generate_artifacts(
         save(block.built.eval, folder / f"{prefix}eval_model.onnx", moves=moves)
         if optimizer_model is not None:
             onnx.save(optimizer_model, folder / f"{prefix}optimizer_model.onnx")
-        if step_model:
+        if step_model and not _needs_parts(optimizer_block, loaded):
             step = _step_model(optimizer_block, block)
             save(step, folder / f"{prefix}step_model.onnx", moves=moves)
         if ort_format:
@@ -232,6 +234,8 @@ class _Training(onnxblock.TrainingBlock):
             self._among = {t.name for t in model.graph.initializer}.difference(frozen)
         for name in trainable:
             self.requires_grad(name)
+        if _scales_loss(model):  # the scale changes while the model is trained
+            frozen = [*frozen, LOSS_SCALE]
         for name in frozen:
             self.requires_grad(name, False)
 
@@ -346,6 +350,17 @@ def _optimizer_model(
     with onnxblock.empty_base(opset) as accessor:
         optimizer(block.parameters())
         return accessor.model
+
+
+def _needs_parts(optimizer: Block | None, model: onnx.ModelProto) -> bool:
+    """Whether one graph cannot do it: moments of fewer bits, or a loss whose scale changes."""
+    if isinstance(optimizer, OptimizerBlock) and optimizer.optimizer.moments != "float32":
+        return True
+    return _scales_loss(model)
+
+
+def _scales_loss(model: onnx.ModelProto) -> bool:
+    return any(tensor.name == LOSS_SCALE for tensor in model.graph.initializer)
 
 
 def _step_model(optimizer: Block | None, block: onnxblock.TrainingBlock) -> ir.Model:
