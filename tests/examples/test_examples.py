@@ -19,6 +19,7 @@ EXAMPLES = ROOT / "examples"
 OURS = (
     "digits_from_scratch",
     "fine_tune_head",
+    "four_bit_digits",
     "language_model",
     "photo_transfer",
     "sentence_embeddings",
@@ -75,6 +76,16 @@ def test_photo_transfer_learns_new_shapes(tmp_path):
     session = exported(tmp_path / "photo_transfer" / "run" / "model.onnx")
     names = json.loads(session.get_modelmeta().custom_metadata_map["class_names"])
     assert names == ["arrow", "diamond", "ring"]
+
+
+def test_four_bit_digits_learn_with_the_rounding(tmp_path):
+    printed = run("four_bit_digits", tmp_path, "--quick")
+    right = {n: number(rf"{n}.onnx: ([\d.]+)", printed) for n in ("floats", "static", "learned")}
+    assert right["floats"] > 0.9
+    assert right["learned"] > right["floats"] - 0.03
+    sizes = {p.stem: p.stat().st_size for p in (tmp_path / "four_bits").glob("*.onnx")}
+    assert sizes["learned"] < sizes["floats"] / 5
+    exported(tmp_path / "four_bits" / "learned.onnx")
 
 
 def test_fine_tune_head_moves_nothing_else(tmp_path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import onnx
@@ -85,6 +85,14 @@ def make_plan(
     frozen = [n for n in _floats(summary) if n not in trainable]
     digest = hashlib.sha256(Path(settings.model).read_bytes()).hexdigest()
     return Plan(model, summary, loss, output, trainable, frozen, digest)
+
+
+def with_model(settings: Settings, plan: Plan, model: onnx.ModelProto) -> Plan:
+    """The same plan for a model that has other parameters."""
+    summary = summarize(model, plan.output.name, batch=settings.batch_size)
+    trainable = _trainable(settings, summary, plan.output)
+    frozen = [n for n in _floats(summary) if n not in trainable]
+    return replace(plan, model=model, summary=summary, trainable=trainable, frozen=frozen)
 
 
 def _floats(summary: ModelSummary) -> list[str]:

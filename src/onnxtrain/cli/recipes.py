@@ -47,6 +47,10 @@ SIMILARITY_LOSSES = {
     "triplet": "TripletLoss",
 }
 """Losses between vectors of texts, by their names with ``--task sentence-similarity``."""
+OPTIMIZERS = (
+    "adamw", "adam", "sgd", "rmsprop", "adagrad", "adadelta", "lamb", "lion", "adafactor",
+)  # fmt: skip
+"""Names of `onnxtrain.optim.RECIPES`, for the help; the table itself takes an import of seconds."""
 SCHEDULES = ("constant", "cosine", "linear", "step", "exponential", "onecycle", "plateau")
 IGNORED = -100
 """The label that does not count by default, as in PyTorch."""

@@ -82,7 +82,7 @@ def page(run: Run) -> str:
 
 
 def _headline(run: Run) -> str:
-    rows = count(run.training.rows, "row") if run.training.rows else "batches"
+    rows = count(run.training.total, "row") if run.training.total else "batches"
     parts = [f"{rows} from {run.training.where}"]
     if run.validation is not None and run.validation.rows:
         parts.append(f"validated on {count(run.validation.rows, 'row')}")

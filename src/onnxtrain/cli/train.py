@@ -9,6 +9,7 @@ import click
 from click.core import ParameterSource
 
 from .app import common
+from .cluster_options import cluster_options
 from .head_options import PRESETS, head_options
 from .output import current
 from .recipes import (
@@ -16,10 +17,12 @@ from .recipes import (
     KEEP,
     LOSSES,
     METRICS,
+    OPTIMIZERS,
     SCHEDULES,
     SIMILARITY_LOSSES,
     optimizer_names,
 )
+from .sign_option import sign_option
 from .similarity_options import SIMILARITY, similarity_options
 
 if TYPE_CHECKING:
@@ -32,6 +35,8 @@ Data (--data, --val):
   train.csv            columns; --target names the one to predict, --features the others,
                        --categorical those of categories; also compressed, as train.csv.gz
   train.parquet        the same (pip install "onnxtrain[parquet]")
+  'shards/*.parquet'   files that are read while training, also .arrow, .feather, .csv, and with
+                       --stream a single one; 'train-{0000..0099}.tar' as of WebDataset
   images/              one folder of images per class (pip install "onnxtrain[images]")
   module:function      a tuple or dict of arrays, or anything that gives batches
   text.jsonl           with --task causal-lm: one object per line, {"text": …} or {"prompt": …,
@@ -57,6 +62,8 @@ Examples:
   onnxtrain train encoder.onnx --data pairs.csv --tokenizer tokenizer.json \\
       --task sentence-similarity --val 0.1
   mpirun -n 4 onnxtrain train model.onnx --data train.npz --loss cross_entropy
+  torchrun --nproc-per-node 2 --max-restarts 3 -m onnxtrain train model.onnx --loss cross_entropy \\
+      --data 'shards/*.tar' --output run --save-every 500 --auto-resume
 
 \b
 The folder of the run (--output) gets model.onnx (trained, for inference), checkpoint, report.html,
@@ -100,10 +107,6 @@ def _listed(option: str, names: Iterable[str], **settings: Any) -> Callable[[F],
     return click.option(option, type=_Listed(names), help=f"One of {', '.join(names)}.", **settings)
 
 
-USUAL = "adamw, adam, sgd, rmsprop, lamb"
-"""Optimizers that the help names; to know them all takes an import of seconds."""
-
-
 @click.command(epilog=EPILOG)
 @click.argument("model", type=click.Path())
 @click.option("--data", type=click.Path(), help="Training data; see below.")
@@ -117,7 +120,7 @@ USUAL = "adamw, adam, sgd, rmsprop, lamb"
     type=_Listed(optimizer_names),
     default="adamw",
     show_default=True,
-    help=f"{USUAL} …; a wrong name lists all.",
+    help=f"One of {', '.join(OPTIMIZERS)}.",
 )
 @click.option(
     "--lr", "--learning-rate", type=float, default=1e-3, show_default=True, help="Learning rate."
@@ -254,6 +257,8 @@ USUAL = "adamw, adam, sgd, rmsprop, lamb"
     help="Also log to csv, tensorboard, mlflow or wandb, or to what another package adds.",
 )
 @click.option("--tensorboard", is_flag=True, help="The same as --log tensorboard.")
+@cluster_options
+@sign_option
 @click.option("--config", type=click.Path(), help="TOML or YAML file with the same names.")
 @common
 @click.pass_context

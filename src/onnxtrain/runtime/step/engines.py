@@ -110,7 +110,7 @@ class TwoPartEngine(Engine):
         self._pending += 1
         if self._pending == self.accumulate:
             self.finish()
-        elif self.module.check_finite:
+        elif self.module.check_finite and not self.optimizer.scales_loss:
             self.optimizer.check_gradients()
         loss, _ = measured(result if isinstance(result, tuple) else [result], values)
         return loss, weight
