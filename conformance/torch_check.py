@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -98,8 +99,9 @@ class TorchTrial:
     # --- the model --------------------------------------------------------------------------------
 
     def _exported(self) -> Exported:
+        module = copy.deepcopy(self.case.module)  # calls may leave tensors in it, with a history
         try:
-            return self._export(self.case)
+            return self._export(replace(self.case, module=module))
         except OnnxTrainError as error:
             theirs = "cannot be exported to ONNX" in str(error)
             raise EndOfCase("not exported" if theirs else "refused", error) from error

@@ -35,6 +35,8 @@ NOTHING = 1e-9
 """Of the largest gradient of a model: one that is zero but for the rounding of float64."""
 WORSE_THAN_TORCH = 10.0
 """Where torch's own float32 gradient is off float64, ours may be that many times as far off."""
+CONDITIONED = 0.1
+"""Above this, an error of torch's float32 says nothing about what rounding does."""
 OUTSIDE = 0.05
 """How far, in parts of their distance, a slope may lie outside of two one-sided differences: the
 kink is not exactly where they begin."""
@@ -110,8 +112,9 @@ def compare(
     if error <= tolerance:
         fine = vanishes or distance(ours, exact, 0.0) <= max(COARSE, noise)
         return Verdict("right" if fine else "undecided", error)
-    allowed = max(tolerance, WORSE_THAN_TORCH * distance(torch32, exact, largest))
-    if error <= allowed < 0.1:
+    theirs = distance(torch32, exact, largest)
+    allowed = max(tolerance, WORSE_THAN_TORCH * theirs)
+    if error <= allowed < CONDITIONED or error <= theirs < CONDITIONED:
         return Verdict("right", error, "torch's float32 is as far from float64")
     return Verdict("undecided", error)
 

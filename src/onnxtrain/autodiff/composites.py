@@ -292,4 +292,4 @@ FORMS: dict[str, Callable[[ir.Node], Composite | None]] = {
     "Sigmoid": _silu,
     "Tanh": _gelu_tanh,
 }
-"""Which operator a known form is looked for around."""
+"""Which operator a known form is looked for around; rules that know one add it."""
