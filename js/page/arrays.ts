@@ -25,6 +25,15 @@ const READERS: Record<string, (buffer: ArrayBuffer) => ArrayLike<number | bigint
 
 /** All arrays in a file, by name; the kind of file is told by its name's ending. */
 export async function readArrays(name: string, bytes: Uint8Array): Promise<Map<string, NdArray>> {
+  try {
+    return await read(name, bytes);
+  } catch (error) {
+    const isOurs = error instanceof Error && !(error instanceof RangeError || error instanceof TypeError);
+    throw isOurs ? error : new Error(`${name} is damaged.`);
+  }
+}
+
+async function read(name: string, bytes: Uint8Array): Promise<Map<string, NdArray>> {
   const stem = name.replace(/\.[^.]*$/, "");
   if (name.endsWith(".npz")) return readNpz(bytes, name);
   if (name.endsWith(".npy")) return new Map([[stem, readNpy(bytes, name)]]);
@@ -76,6 +85,9 @@ const END_OF_DIRECTORY = 0x06054b50;
 const DIRECTORY_ENTRY = 0x02014b50;
 const STORED = 0;
 const DEFLATED = 8;
+/** A file may grow so many times when it is unpacked, or to so many bytes; as in `readfile.py`. */
+const GROWTH = 200;
+const ALLOWED_BYTES = 2 ** 28;
 
 async function readNpz(bytes: Uint8Array, name: string): Promise<Map<string, NdArray>> {
   const view = new DataView(bytes.buffer, bytes.byteOffset, bytes.byteLength);
@@ -83,6 +95,7 @@ async function readNpz(bytes: Uint8Array, name: string): Promise<Map<string, NdA
   while (end >= 0 && view.getUint32(end, true) !== END_OF_DIRECTORY) end -= 1;
   if (end < 0) throw new Error(`${name} is not a .npz file.`);
   const found = new Map<string, NdArray>();
+  let allowed = Math.max(GROWTH * bytes.length, ALLOWED_BYTES);
   let at = view.getUint32(end + 16, true);
   for (let left = view.getUint16(end + 10, true); left > 0; left--) {
     if (view.getUint32(at, true) !== DIRECTORY_ENTRY) throw new Error(`${name} is damaged.`);
@@ -94,7 +107,8 @@ async function readNpz(bytes: Uint8Array, name: string): Promise<Map<string, NdA
     const start = local + 30 + view.getUint16(local + 26, true) + view.getUint16(local + 28, true);
     if (method !== STORED && method !== DEFLATED) throw new Error(`${name}: unknown compression.`);
     const raw = bytes.subarray(start, start + size);
-    const content = method === STORED ? raw : await inflate(raw);
+    const content = method === STORED ? raw : await inflate(raw, name, allowed);
+    allowed -= content.length;
     if (member.endsWith(".npy")) {
       found.set(member.slice(0, -4), readNpy(content, `${name}/${member}`));
     }
@@ -103,10 +117,21 @@ async function readNpz(bytes: Uint8Array, name: string): Promise<Map<string, NdA
   return found;
 }
 
-async function inflate(bytes: Uint8Array): Promise<Uint8Array> {
+/** Unpack to so many bytes at most: a few kilobytes can hold gigabytes. */
+async function inflate(bytes: Uint8Array, name: string, allowed: number): Promise<Uint8Array> {
   const stream = new Blob([bytes.slice()]).stream();
-  const content = stream.pipeThrough(new DecompressionStream("deflate-raw"));
-  return new Uint8Array(await new Response(content).arrayBuffer());
+  const reader = stream.pipeThrough(new DecompressionStream("deflate-raw")).getReader();
+  const chunks: Uint8Array[] = [];
+  let size = 0;
+  for (let { done, value } = await reader.read(); !done; { done, value } = await reader.read()) {
+    if (value === undefined) continue;
+    chunks.push(value);
+    size += value.length;
+    if (size <= allowed) continue;
+    await reader.cancel();
+    throw new Error(`${name} holds ${GROWTH} times as much as it has: that is how bombs are made.`);
+  }
+  return new Uint8Array(await new Blob(chunks as BlobPart[]).arrayBuffer());
 }
 
 const TARGETS = ["label", "labels", "target", "class", "y"];

@@ -179,6 +179,10 @@ class InputError(OnnxTrainError, ValueError, RuntimeError):
     """A value handed to a model has the wrong name, number, type, rank or shape."""
 
 
+class DataError(InputError):
+    """A data file is damaged, or does not hold what the model takes."""
+
+
 class LabelError(InputError):
     """A label is neither a class nor the label to ignore."""
 
@@ -206,6 +210,10 @@ class ExecutionError(OnnxTrainError, RuntimeError):
 
 class RunError(OnnxTrainError, RuntimeError):
     """onnxruntime failed while it ran a model."""
+
+
+class SignatureError(OnnxTrainError, ValueError):
+    """A model cannot be signed, or is not what was signed."""
 
 
 class MissingPackageError(OnnxTrainError, ImportError):

@@ -8,10 +8,14 @@ from . import tools
 
 @pytest.fixture(scope="module")
 def tried(tmp_path_factory):
-    path = tmp_path_factory.mktemp("data") / "t.npz"
+    folder = tmp_path_factory.mktemp("data")
+    path, bomb, cut = (folder / name for name in ("t.npz", "bomb.npz", "cut.npz"))
     x = np.zeros((3, 2), np.float32)
     np.savez(path, x=x, y=np.array(["zürich", "bern", "zürich"]))
-    (report,) = tools.run_node("data.mjs", tools.STATIC, path)
+    np.savez_compressed(bomb, x=np.zeros(300_000_000, np.uint8))  # 292 kB that hold 300 MB
+    content = path.read_bytes()
+    cut.write_bytes(content[:200] + content[-22:])
+    (report,) = tools.run_node("data.mjs", tools.STATIC, path, bomb, cut)
     return report
 
 
@@ -34,6 +38,8 @@ def test_a_label_that_is_ignored_is_fine(tried):
         ("textTarget", '"target" holds text ("high"), and the model takes numbers.'),
         ("narrow", 'a row for "x" has one number, and the model takes 2.'),
         ("fraction", '"labels" must hold whole numbers, not 0.5 as in row 0.'),
+        ("bomb", "t.npz holds 200 times as much as it has: that is how bombs are made."),
+        ("cut", "t.npz is damaged."),
     ],
 )  # fmt: skip
 def test_complaints_name_the_place(tried, case, text):

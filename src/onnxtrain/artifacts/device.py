@@ -173,7 +173,7 @@ def _training(artifact: Artifact, source: bytes) -> dict[str, Any]:
     for node in model.all_nodes():
         if node.name in random:
             _open_seed(node)
-    gradients = {artifact.gradients[p]: f"fresh/{p}" for p in artifact.trainable}
+    gradients = {artifact.gradient_of(p): f"fresh/{p}" for p in artifact.trainable}
     states = {updated: f"param/{s}" for s, updated in artifact.states.items()}
     # WebGPU claims a MaxPool that gives indices, as the gradient needs, and cannot run it
     on_host = [n.name for n in model.nodes if n.op_type == "MaxPool" and len(n.outputs) > 1]

@@ -121,7 +121,8 @@ def generate_artifacts(
             When both are empty lists, all initializers become inputs and the checkpoint is empty.
         loss: a `LossType`, a loss block, or None when the first output of the model is the loss.
         optimizer: an `OptimType`, an optimizer block, an `onnxtrain.optim` optimizer, or None.
-        artifact_directory: an existing folder, by default the current one.
+        artifact_directory: a folder, which is made if the one around it exists; by default the
+            current one.
         prefix: put before every file name.
         ort_format: also write each model in the ``.ort`` format, which `Module` and `Optimizer`
             read too.
@@ -281,9 +282,10 @@ def _load(model: Any) -> tuple[onnx.ModelProto, str | None]:
 
 def _directory(artifact_directory: str | os.PathLike[str] | None) -> Path:
     directory = Path.cwd() if artifact_directory is None else Path(artifact_directory)
-    if not directory.is_dir():
+    if not directory.is_dir() and (directory.exists() or not directory.absolute().parent.is_dir()):
         raise FileNotFoundError(
-            f"The artifact directory {str(directory)!r} does not exist. Create it first."
+            f"The artifact directory {str(directory)!r} does not exist, nor the folder that it "
+            "would be made in. Create it first."
         )
     return directory
 

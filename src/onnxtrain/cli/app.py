@@ -38,6 +38,8 @@ COMMANDS = {
     "bench": "bench",
     "convert": "convert",
     "serve": "serve",
+    "sign": "sign",
+    "verify": "verify",
     "version": "version",
 }
 """Command → module of this package; each has a click command called `command`."""

@@ -14,6 +14,15 @@ const READERS = {
 };
 /** All arrays in a file, by name; the kind of file is told by its name's ending. */
 export async function readArrays(name, bytes) {
+    try {
+        return await read(name, bytes);
+    }
+    catch (error) {
+        const isOurs = error instanceof Error && !(error instanceof RangeError || error instanceof TypeError);
+        throw isOurs ? error : new Error(`${name} is damaged.`);
+    }
+}
+async function read(name, bytes) {
     const stem = name.replace(/\.[^.]*$/, "");
     if (name.endsWith(".npz"))
         return readNpz(bytes, name);
@@ -67,6 +76,9 @@ const END_OF_DIRECTORY = 0x06054b50;
 const DIRECTORY_ENTRY = 0x02014b50;
 const STORED = 0;
 const DEFLATED = 8;
+/** A file may grow so many times when it is unpacked, or to so many bytes; as in `readfile.py`. */
+const GROWTH = 200;
+const ALLOWED_BYTES = 2 ** 28;
 async function readNpz(bytes, name) {
     const view = new DataView(bytes.buffer, bytes.byteOffset, bytes.byteLength);
     let end = bytes.length - 22;
@@ -75,6 +87,7 @@ async function readNpz(bytes, name) {
     if (end < 0)
         throw new Error(`${name} is not a .npz file.`);
     const found = new Map();
+    let allowed = Math.max(GROWTH * bytes.length, ALLOWED_BYTES);
     let at = view.getUint32(end + 16, true);
     for (let left = view.getUint16(end + 10, true); left > 0; left--) {
         if (view.getUint32(at, true) !== DIRECTORY_ENTRY)
@@ -88,7 +101,8 @@ async function readNpz(bytes, name) {
         if (method !== STORED && method !== DEFLATED)
             throw new Error(`${name}: unknown compression.`);
         const raw = bytes.subarray(start, start + size);
-        const content = method === STORED ? raw : await inflate(raw);
+        const content = method === STORED ? raw : await inflate(raw, name, allowed);
+        allowed -= content.length;
         if (member.endsWith(".npy")) {
             found.set(member.slice(0, -4), readNpy(content, `${name}/${member}`));
         }
@@ -96,10 +110,23 @@ async function readNpz(bytes, name) {
     }
     return found;
 }
-async function inflate(bytes) {
+/** Unpack to so many bytes at most: a few kilobytes can hold gigabytes. */
+async function inflate(bytes, name, allowed) {
     const stream = new Blob([bytes.slice()]).stream();
-    const content = stream.pipeThrough(new DecompressionStream("deflate-raw"));
-    return new Uint8Array(await new Response(content).arrayBuffer());
+    const reader = stream.pipeThrough(new DecompressionStream("deflate-raw")).getReader();
+    const chunks = [];
+    let size = 0;
+    for (let { done, value } = await reader.read(); !done; { done, value } = await reader.read()) {
+        if (value === undefined)
+            continue;
+        chunks.push(value);
+        size += value.length;
+        if (size <= allowed)
+            continue;
+        await reader.cancel();
+        throw new Error(`${name} holds ${GROWTH} times as much as it has: that is how bombs are made.`);
+    }
+    return new Uint8Array(await new Blob(chunks).arrayBuffer());
 }
 const TARGETS = ["label", "labels", "target", "class", "y"];
 /** Numbers in a table; the target is the column called so, else the last one, and may be text. */
