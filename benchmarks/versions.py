@@ -3,11 +3,12 @@
 Both trees run the same workloads with the same weights and batches, each in processes of its own,
 interleaved: `Trainer`, and Module + Optimizer. With `--ortmodule` it is ORTModule (some three
 minutes on two idle cores), whose time is taken relative to PyTorch's in the same process. What
-counts is the ratio of the medians, time now ÷ time before; below it stands the spread of the
-rounds. With `--processor-time` each has one thread, and the time is the processor's: on a busy
-machine only that says something. With `--files` the artifacts of both trees are run by this one
-(`benchmarks.files_of_versions`), which tells a hundredth, of the graphs and not of how steps run.
-No peer is needed, but torch, which makes the models.
+counts is time now ÷ time before, round by round: the median, and beside it the quartiles. Where
+others use the machine, many short rounds (`--rounds 60 --turn 0.1`) tell more than a few. With
+`--processor-time` each has one thread, and the time is the processor's: on a busy machine only that
+says something. With `--files` the artifacts of both trees are run by this one, step by step in
+turns (`benchmarks.files_of_versions`), which tells a hundredth, of the graphs and not of how steps
+run. No peer is needed, but torch, which makes the models.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def main() -> int:
                 if options.files:
                     compare_files(name, python, sources, seconds=3.0 * options.rounds)
                     continue
-                compare(name, python, sources, options.rounds, options.processor_time)
+                compare(name, python, sources, options)
             if options.ortmodule:
                 compare_ortmodule(python, sources, options.rounds, options.processor_time)
         finally:
@@ -61,6 +62,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("commit", help="the tree to compare with")
     parser.add_argument("workloads", nargs="*", metavar="NAME", help=", ".join(WORKLOADS))
     parser.add_argument("--rounds", type=int, default=7, help="how often each has its turn")
+    parser.add_argument("--turn", type=float, default=1.0, help="part of a workload's steps in it")
     parser.add_argument("--python", default="", help="of an environment that has torch")
     parser.add_argument("--ortmodule", action="store_true", help="ORTModule, in turns with torch")
     parser.add_argument("--processor-time", action="store_true", help="of one thread")
@@ -68,10 +70,9 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def compare(
-    name: str, python: str, sources: dict[str, Path], rounds: int, processor_time: bool
-) -> None:
+def compare(name: str, python: str, sources: dict[str, Path], options: argparse.Namespace) -> None:
     """One workload, both ways, a row each."""
+    processor_time = options.processor_time
     threads = 1 if processor_time else 2
     contestants: dict[tuple[str, str], Contestant] = {}
     with tempfile.TemporaryDirectory(prefix="onnxtrain-bench-", ignore_cleanup_errors=True) as text:
@@ -80,13 +81,14 @@ def compare(
         command = [python, "-m", "benchmarks.prepare", name, str(common)]
         subprocess.run(command, check=True, cwd=ROOT)
         steps = json.loads((common / "spec.json").read_text())["steps"]
+        steps = max(1, round(steps * options.turn))
         try:
             for tree, source in sources.items():
                 folder = Path(text) / tree  # the artifacts of each tree are its own
                 shutil.copytree(common, folder)
                 for way in OURS:
                     contestants[way, tree] = Contestant(way, python, folder, source, threads)
-            run_rounds(list(contestants.values()), steps, rounds)
+            run_rounds(list(contestants.values()), steps, options.rounds)
         finally:
             for contestant in contestants.values():
                 contestant.kill()
@@ -101,23 +103,20 @@ def compare(
 
 
 def compare_files(name: str, python: str, sources: dict[str, Path], seconds: float) -> None:
-    """The artifacts of one workload, Module + Optimizer; the spread is that of half the steps."""
-    with tempfile.TemporaryDirectory(prefix="onnxtrain-bench-", ignore_cleanup_errors=True) as text:
-        commands = [
-            ("now", ["benchmarks.prepare", name, text]),
-            *((tree, [OURS_MODULE, text, f"{text}/{tree}", "parts"]) for tree in sources),
-            ("now", ["benchmarks.files_of_versions", text, str(seconds)]),
-        ]
-        for tree, arguments in commands:
-            env = {**os.environ, "PYTHONPATH": str(sources[tree]), "PYTHONWARNINGS": "ignore"}
-            done = subprocess.run([python, "-m", *arguments], check=True, cwd=ROOT, env=env,
-                                  stdout=subprocess.PIPE, text=True)  # fmt: skip
-    times = json.loads(done.stdout.splitlines()[-1])
-    ratios = [now / before for now, before in zip(times["now"], times["before"])]
-    low, middle, high = statistics.quantiles(ratios, n=4)
-    before, now = (statistics.median(times[tree]) * 1e3 for tree in ("before", "now"))
-    print(f"| {name} | files | {before:.4g} | {now:.4g} | {middle:.3f} | {low:.2f} … {high:.2f} |",
-          flush=True)  # fmt: skip
+    """The artifacts of one workload, both ways; the spread is that of half the steps."""
+    for way, kind in zip(OURS, ("one", "parts")):
+        with tempfile.TemporaryDirectory(prefix="onnxtrain-bench-") as text:
+            commands = [
+                ("now", ["benchmarks.prepare", name, text]),
+                *((tree, [OURS_MODULE, text, f"{text}/{tree}", kind]) for tree in sources),
+                ("now", ["benchmarks.files_of_versions", text, way, str(seconds)]),
+            ]
+            for tree, arguments in commands:
+                env = {**os.environ, "PYTHONPATH": str(sources[tree]), "PYTHONWARNINGS": "ignore"}
+                done = subprocess.run([python, "-m", *arguments], check=True, cwd=ROOT, env=env,
+                                      stdout=subprocess.PIPE, text=True)  # fmt: skip
+        times = json.loads(done.stdout.splitlines()[-1])
+        show(name, f"files, {way}", times["now"], times["before"])
 
 
 def compare_ortmodule(
@@ -168,11 +167,14 @@ def answer(server: subprocess.Popen[str], question: str = "") -> Any:
 
 
 def show(name: str, way: str, now: list[float], before: list[float], unit: float = 1e3) -> None:
-    """A row; the spread is that of round by round."""
-    ratios = sorted(a / b for a, b in zip(now, before))
+    """A row: medians, and of the ratios round by round the median and the quartiles.
+
+    A machine that others use too is slow for seconds at a time: the turns of one round share that.
+    """
+    low, middle, high = statistics.quantiles((a / b for a, b in zip(now, before)), n=4)
     old, new = statistics.median(before), statistics.median(now)
-    spread = f"{ratios[0]:.2f} … {ratios[-1]:.2f}"
-    row = f"| {name} | {way} | {old * unit:.4g} | {new * unit:.4g} | {new / old:.3f} | {spread} |"
+    spread = f"{low:.2f} … {high:.2f}"
+    row = f"| {name} | {way} | {old * unit:.4g} | {new * unit:.4g} | {middle:.3f} | {spread} |"
     print(row, flush=True)
 
 

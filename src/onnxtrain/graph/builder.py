@@ -266,6 +266,10 @@ class OpBuilder:
         """A scalar constant of the same element type as `x`."""
         return self.const(number, x.dtype)
 
+    def as_type_of(self, value: Tensor, x: Tensor) -> Tensor:
+        """A value in the element type of `x`; no node where it has it already."""
+        return value if value.dtype == x.dtype else self.Cast(value, to=x.dtype)
+
     def output(self, index: int) -> Tensor:
         """Output `index` of the forward node, requested from it now if nobody had before.
 

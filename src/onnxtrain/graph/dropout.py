@@ -37,7 +37,7 @@ def dropout_scale(op: OpBuilder, node: ir.Node, like: Tensor) -> Tensor:
     ratio, training = ratio_of(node), training_mode_of(node)
     if isinstance(ratio, ir.Value):
         share = op.tensor(ratio)
-        keep_ratio = 1.0 - (share if share.dtype == like.dtype else op.Cast(share, to=like.dtype))
+        keep_ratio = 1.0 - op.as_type_of(share, like)
         scale = op.Where(keep_ratio > 0, op.Reciprocal(op.Where(keep_ratio > 0, keep_ratio, 1)), 0)
     else:
         scale = op.like(1.0 / (1.0 - ratio) if ratio < 1 else 0.0, like)

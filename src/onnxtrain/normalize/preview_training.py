@@ -38,7 +38,7 @@ def adam(
     def update(x: Tensor, g: Tensor, v: Tensor, h: Tensor) -> tuple[Tensor, ...]:
         g = _regularized(x, g, norm_coefficient)
         v, h = alpha * v + (1 - alpha) * g, beta * h + (1 - beta) * (g * g)
-        x = x - _typed(op, adjusted, x) * v / (op.Sqrt(h) + epsilon)
+        x = x - op.as_type_of(adjusted, x) * v / (op.Sqrt(h) + epsilon)
         return (x * (1 - norm_coefficient_post) if norm_coefficient_post else x), v, h
 
     return _each(tensors, 4, update)
@@ -61,7 +61,7 @@ def adagrad(
     def update(x: Tensor, g: Tensor, h: Tensor) -> tuple[Tensor, ...]:
         g = _regularized(x, g, norm_coefficient)
         h = h + g * g
-        return x - _typed(op, decayed, x) * g / (op.Sqrt(h) + epsilon), h
+        return x - op.as_type_of(decayed, x) * g / (op.Sqrt(h) + epsilon), h
 
     return _each(tensors, 3, update)
 
@@ -84,19 +84,15 @@ def momentum(
 
     def update(x: Tensor, g: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         g = _regularized(x, g, norm_coefficient)
-        v = alpha * v + _typed(op, share, g) * g
+        v = alpha * v + op.as_type_of(share, g) * g
         direction = g + alpha * v if mode == "nesterov" else v
-        return x - _typed(op, rate, x) * direction, v
+        return x - op.as_type_of(rate, x) * direction, v
 
     return _each(tensors, 3, update)
 
 
 def _regularized(x: Tensor, g: Tensor, coefficient: float) -> Tensor:
     return g + coefficient * x if coefficient else g
-
-
-def _typed(op: OpBuilder, scalar: Tensor, like: Tensor) -> Tensor:
-    return scalar if scalar.dtype == like.dtype else op.Cast(scalar, to=like.dtype)
 
 
 def _each(tensors: tuple[Tensor, ...], kinds: int, update: Update) -> list[Tensor]:

@@ -320,9 +320,7 @@ def append_update(
 
 
 def _typed(op: OpBuilder, scalar: Scalar, like: Tensor) -> Scalar:
-    if not isinstance(scalar, Tensor) or scalar.dtype == like.dtype:
-        return scalar
-    return op.Cast(scalar, to=like.dtype)
+    return op.as_type_of(scalar, like) if isinstance(scalar, Tensor) else scalar
 
 
 def _at(op: OpBuilder, sequence: Tensor, index: int, shape: Sequence[int]) -> Tensor:

@@ -57,9 +57,7 @@ class Context:
 
     def typed(self, scalar: Tensor) -> Tensor:
         """A scalar in the parameter's element type."""
-        if scalar.dtype == self.param.dtype:
-            return scalar
-        return self.op.Cast(scalar, to=self.param.dtype)
+        return self.op.as_type_of(scalar, self.param)
 
 
 class Transform(Protocol):

@@ -26,6 +26,7 @@ from ..graph import OpBuilder, Tensor
 from ..graph.edit import remove_nodes, replace_value, take_over
 from ..graph.infer_nodes import infer_nodes
 from ..graph.nodes import known, scalar
+from .few_pixels import FewPixels, gives_few_pixels
 from .huber import huber_parts
 from .rewrites import neutral_operand
 
@@ -351,6 +352,12 @@ def resize(op: OpBuilder, node: ir.Node) -> Written:
     return Written(as_products(op, x, y, roi, scales, sizes, attributes_of(node, None)))
 
 
+def conv(op: OpBuilder, node: ir.Node) -> Written:
+    """A product over the windows of all images."""
+    form = FewPixels(op, node)
+    return Written(form.result, lambda nodes: _composite(nodes, form.gradient))
+
+
 def _composite(
     nodes: Sequence[ir.Node],
     formula: Callable[[OpBuilder, Tensor], Iterable[tuple[ir.Value, Tensor | None]]],
@@ -406,6 +413,7 @@ def _is_cubic(node: ir.Node, named: Collection[str]) -> bool:
 
 
 FORMS = {
+    "Conv": Form(gives_few_pixels, conv),
     "Celu": Form(_has_rule(activations.celu, "Celu"), celu),
     "Log": Form(_is_log_sigmoid, log_sigmoid),
     "Mul": Form(_is_tanh_gelu, tanh_gelu_product),
