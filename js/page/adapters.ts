@@ -52,7 +52,9 @@ export class Adapters {
 
   private async saveForPeft(): Promise<void> {
     const files = await savePeft(await this.adapter());
-    offer("adapter.zip", zip({ [`adapter/${WEIGHTS}`]: files[WEIGHTS], [`adapter/${SETTINGS}`]: files[SETTINGS] }));
+    const names = [WEIGHTS, SETTINGS] as const;
+    const archive = zip(Object.fromEntries(names.map((name) => [`adapter/${name}`, files[name]])));
+    offer("adapter.zip", archive);
     this.desk.say("adapter.zip has the folder “adapter”: for PEFT and onnxtrain.lora.");
   }
 
@@ -73,7 +75,8 @@ async function read(files: readonly File[]): Promise<Adapter> {
   for (const file of files) {
     const bytes = await bytesOf(file);
     if (file.name.endsWith(".onnx_adapter")) return loadOnnxAdapter(bytes);
-    const members = file.name.endsWith(".zip") ? await unzip(bytes, file.name) : [[file.name, bytes] as const];
+    const isArchive = file.name.endsWith(".zip");
+    const members = isArchive ? await unzip(bytes, file.name) : [[file.name, bytes] as const];
     for (const [name, content] of members) contents.set(name.split("/").at(-1) as string, content);
   }
   const [weights, settings] = [contents.get(WEIGHTS), contents.get(SETTINGS)];

@@ -6,7 +6,7 @@ import { Adapters } from "./adapters.js";
 import { readArrays, type NdArray } from "./arrays.js";
 import { Chart } from "./chart.js";
 import { imageDataset, makeDataset, type Dataset } from "./dataset.js";
-import { bar, button, bytesOf, element, field, filesOf, number, offer } from "./dom.js";
+import { button, bytesOf, element, field, filesOf, number, offer, showBars } from "./dom.js";
 import { Drawing } from "./drawing.js";
 import { droppedFiles, isPicture, type Dropped } from "./drops.js";
 import { classNames, imageForm, paint, type ImageForm, type Metadata } from "./images.js";
@@ -104,7 +104,8 @@ class App {
     element("step").textContent = String(optimizer?.stepCount ?? 0);
     this.adapters.use(module);
     if (await this.writing.use(module)) this.isTextNew = true;
-    this.own.use(this.writing.isUsed ? undefined : this.form, this.labels, classNames(this.info.metadata));
+    const form = this.writing.isUsed ? undefined : this.form;
+    this.own.use(form, this.labels, classNames(this.info.metadata));
     this.prepare();
   }
 
@@ -197,7 +198,8 @@ class App {
     }
     if (!this.writing.hasBefore) {
       this.say("Writing a sample first…");
-      await this.writing.sample("before");
+      button("start").disabled = true;
+      await this.writing.sample("before").finally(() => this.allow());
     }
   }
 
@@ -303,7 +305,8 @@ class App {
     if (files.length === 0) return;
     const arrays = new Map<string, NdArray>();
     for (const file of files) {
-      for (const [name, array] of await readArrays(file.name, await bytesOf(file))) arrays.set(name, array);
+      const found = await readArrays(file.name, await bytesOf(file));
+      for (const [name, array] of found) arrays.set(name, array);
     }
     this.use(files.map((f) => f.name).join(", "), arrays);
   }
@@ -375,9 +378,8 @@ class App {
     if (shares === undefined) return;
     const names = this.own.classNames;
     const order = Array.from(shares.keys()).sort((a, b) => (shares[b] ?? 0) - (shares[a] ?? 0));
-    const bars = order.slice(0, SEEN).map((i) => bar(shares[i] ?? 0, names[i] ?? String(i)));
     element("sees").textContent = `It sees ${names[best(shares)]}.`;
-    element("seen").replaceChildren(...bars);
+    showBars("seen", order.slice(0, SEEN).map((i) => [names[i] ?? String(i), shares[i] ?? 0]));
   }
 
   /** Train on examples, weighted up, among the others, so that those are not forgotten. */

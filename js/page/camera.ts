@@ -67,7 +67,9 @@ export class Camera {
 }
 
 function cameraProblem({ name, message }: DOMException): string {
-  if (name === "NotAllowedError") return "The camera was not allowed. Allow it in the browser's address bar.";
+  if (name === "NotAllowedError") {
+    return "The camera was not allowed. Allow it in the browser's address bar.";
+  }
   if (name === "NotFoundError") return "There is no camera here. Add pictures as files instead.";
   return `The camera cannot be used: ${message || name}.`;
 }

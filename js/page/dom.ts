@@ -36,8 +36,14 @@ export function offer(name: string, bytes: Uint8Array): void {
   setTimeout(() => URL.revokeObjectURL(url), 60_000);
 }
 
-/** A share from 0 to 1 with its name, as a bar. */
-export function bar(share: number, label: string): HTMLLIElement {
+/** Shares from 0 to 1 with their names, as bars in a list. */
+export function showBars(id: string, shares: readonly (readonly [string, number])[]): void {
+  const list = element(id);
+  list.classList.toggle("named", shares.some(([name]) => name.length > 2));
+  list.replaceChildren(...shares.map(([name, share]) => bar(share, name)));
+}
+
+function bar(share: number, label: string): HTMLLIElement {
   const item = document.createElement("li");
   const name = document.createElement("span");
   name.textContent = label;

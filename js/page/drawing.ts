@@ -1,5 +1,5 @@
 /** The drawing pad: what the model reads in a drawing, and drawings to teach it. */
-import { bar, button, element, type Desk } from "./dom.js";
+import { button, element, showBars, type Desk } from "./dom.js";
 import type { Dataset } from "./dataset.js";
 import { paint, type ImageForm } from "./images.js";
 import type { Example } from "./own.js";
@@ -59,8 +59,7 @@ export class Drawing {
     strong.textContent = this.classifier.className(winner);
     const percent = ((shares[winner] ?? 0) * 100).toFixed(0);
     element("answer").replaceChildren("It reads ", strong, ` (${percent} % sure)`);
-    const bars = Array.from(shares, (share, i) => bar(share, this.classifier.className(i)));
-    element("bars").replaceChildren(...bars);
+    showBars("bars", Array.from(shares, (share, i) => [this.classifier.className(i), share]));
   }
 
   private clear(): void {

@@ -30,7 +30,11 @@ async function inAll(
   return found;
 }
 
-async function collect(folder: FileSystemDirectoryEntry, found: Dropped[], depth: number): Promise<void> {
+async function collect(
+  folder: FileSystemDirectoryEntry,
+  found: Dropped[],
+  depth: number,
+): Promise<void> {
   if (depth > MAX_DEPTH) throw new Error(`Folders are nested more than ${MAX_DEPTH} deep.`);
   const reader = folder.createReader();
   for (;;) {
@@ -42,12 +46,14 @@ async function collect(folder: FileSystemDirectoryEntry, found: Dropped[], depth
         await collect(entry as FileSystemDirectoryEntry, found, depth + 1);
         continue;
       }
-      const file = await new Promise<File>((done, fail) => (entry as FileSystemFileEntry).file(done, fail));
-      found.push({ file, folder: folder.name });
+      found.push({ file: await fileOf(entry as FileSystemFileEntry), folder: folder.name });
       if (found.length > MAX_FILES) throw new Error(`The folders have more than ${MAX_FILES} files.`);
     }
   }
 }
+
+const fileOf = (entry: FileSystemFileEntry): Promise<File> =>
+  new Promise((done, fail) => entry.file(done, fail));
 
 /** The files of a field that takes a whole folder. */
 export const chosenFiles = (files: readonly File[]): Dropped[] =>

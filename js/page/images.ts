@@ -28,7 +28,8 @@ export function imageForm(info: ValueInfo | undefined, metadata: Metadata): Imag
   const spread = (key: string, usual: number): number[] => {
     const values = listed(metadata[key]);
     const isFine = values.length === 1 || values.length === squares.channels;
-    return Array.from({ length: squares.channels }, (_, i) => (isFine ? (values[i] ?? values[0] ?? usual) : usual));
+    const valueOf = (i: number): number => (isFine ? (values[i] ?? values[0] ?? usual) : usual);
+    return Array.from({ length: squares.channels }, (_, i) => valueOf(i));
   };
   return { ...squares, mean: spread("image_mean", 0), std: spread("image_std", 1).map((s) => s || 1) };
 }
@@ -126,8 +127,8 @@ export function fromPixels(pixels: ArrayLike<number>, form: ImageForm): Float32A
   return out;
 }
 
-const placeOf = ({ isChannelsLast, channels, height, width }: ImageForm, pixel: number, c: number): number =>
-  isChannelsLast ? pixel * channels + c : c * height * width + pixel;
+const placeOf = (form: ImageForm, pixel: number, c: number): number =>
+  form.isChannelsLast ? pixel * form.channels + c : c * form.height * form.width + pixel;
 
 /** Show the numbers of a picture on a canvas, one pixel for each. */
 export function paint(canvas: HTMLCanvasElement, image: Float32Array, form: ImageForm): void {

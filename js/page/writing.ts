@@ -135,8 +135,8 @@ export class Writing {
     if (file === undefined) return;
     if (file.size > MAX_FILE) {
       throw new Error(
-        `${file.name} has ${(file.size / 1e6).toFixed(0)} MB; the page takes ${MAX_FILE / 2 ** 20} MB. ` +
-          "Take a part of it, or train with `onnxtrain lora` in Python.",
+        `${file.name} has ${(file.size / 1e6).toFixed(0)} MB; the page takes ` +
+          `${MAX_FILE / 2 ** 20} MB. Take a part of it, or train with \`onnxtrain lora\` in Python.`,
       );
     }
     this.text.value = await file.text();

@@ -12,7 +12,10 @@ export interface AdapterFile {
 const IDENTIFIER = "TORT";
 const FORMAT_VERSION = 1;
 const FLOAT = 1;
-/** Both tables have four fields of four bytes: three versions and the parameters of the file; name, dims, type and bytes of a parameter. */
+/**
+ * Both kinds of table have four fields of four bytes. The file: versions of the format, the adapter
+ * and the model, and its parameters; a parameter: name, dimensions, type and bytes.
+ */
 const VTABLE = [12, 20, 4, 8, 12, 16];
 const TABLE = 20;
 const ALIGNMENT = 8;
@@ -44,7 +47,9 @@ export function encodeAdapterFile({ adapterVersion, modelVersion, tensors }: Ada
     const name = new TextEncoder().encode(key);
     const bytes = new Uint8Array(data.buffer, data.byteOffset, data.byteLength);
     return {
-      name, dims, bytes,
+      name,
+      dims,
+      bytes,
       table: layout.place(TABLE),
       nameAt: layout.place(4 + name.length + 1),
       dimsAt: layout.place(4 + 8 * dims.length, ALIGNMENT, 4),

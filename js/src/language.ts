@@ -3,7 +3,7 @@ import { check, TextError } from "./errors.js";
 import type { ClassLabels } from "./labels.js";
 import type { Input, Module, ValueInfo } from "./module.js";
 import { arrayOf } from "./ort.js";
-import type { Data, Tensor, Value } from "./ort.js";
+import type { Data, Value } from "./ort.js";
 import type { Tokenizer } from "./tokenizer.js";
 
 const TOKENS = ["input_ids", "tokens", "token_ids", "ids", "input"];
@@ -36,7 +36,8 @@ export function languageInputs(module: Module): LanguageInputs | undefined {
     names.find((name) => infos.some((info) => info.name === name));
   const [mask, positions, types] = [named(MASKS), named(POSITIONS), named(TYPES)];
   const rest = infos.filter(({ name }) => ![mask, positions, types].includes(name));
-  const tokens = rest.find(({ name }) => TOKENS.includes(name)) ?? (rest.length === 1 ? rest[0] : undefined);
+  const only = rest.length === 1 ? rest[0] : undefined;
+  const tokens = rest.find(({ name }) => TOKENS.includes(name)) ?? only;
   const names = infos.map(({ name }) => name).join(", ");
   const isTokens = tokens !== undefined && INTEGERS.includes(tokens.type);
   check(isTokens, `The model has no input for tokens among ${names}.`, TextError);
@@ -44,7 +45,8 @@ export function languageInputs(module: Module): LanguageInputs | undefined {
   const text = `The model takes "${strange?.name}", and what to feed there is not known.`;
   check(strange === undefined, `${text} Give arrays of your own instead of text.`, TextError);
   const flat = infos.find(({ shape }) => shape.length !== 2);
-  check(!flat, `"${flat?.name}" has ${flat?.shape.length} dimensions; rows of tokens have two.`, TextError);
+  const rank = `"${flat?.name}" has ${flat?.shape.length} dimensions; rows of tokens have two.`;
+  check(flat === undefined, rank, TextError);
   const last = tokens.shape[1];
   return {
     tokens: tokens.name,
@@ -227,7 +229,7 @@ async function scoresAfter(
   const mask = new Uint8Array(length).fill(1, 0, seen.length);
   const rows = { count: 1, length, tokens, mask, learned: mask };
   const outputs = await module.predict(valuesFor(module.inputs("predict"), inputs, rows) as Input[]);
-  const scored = outputs.find(({ dims }) => dims.length === 3 && dims[1] === length) as Tensor | undefined;
+  const scored = outputs.find(({ dims }) => dims.length === 3 && dims[1] === length);
   check(scored, "The model gives no scores [rows, length, vocabulary].", TextError);
   const data = (await scored.getData()) as Float32Array;
   const width = scored.dims[2] as number;

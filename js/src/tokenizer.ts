@@ -75,7 +75,10 @@ function parsed(file: Uint8Array, name: string): Record<string, unknown> {
 type Role = "eos" | "bos" | "pad";
 /** What special tokens are called where nothing says so, as in Python. */
 const USUAL: Record<Role, readonly string[]> = {
-  eos: ["<|endoftext|>", "</s>", "<eos>", "<|end_of_text|>", "<|im_end|>", "<|eot_id|>", "[SEP]", "<|end|>"],
+  // prettier-ignore
+  eos: [
+    "<|endoftext|>", "</s>", "<eos>", "<|end_of_text|>", "<|im_end|>", "<|eot_id|>", "[SEP]", "<|end|>",
+  ],
   bos: ["<|begin_of_text|>", "<s>", "<bos>", "<|startoftext|>", "[CLS]"],
   pad: ["<pad>", "[PAD]", "<|pad|>", "<|finetune_right_pad_id|>"],
 };
@@ -190,6 +193,7 @@ const wordsOf = (digits: string): RegExp =>
       `${SPACE}*[\\r\\n]+|${REST}`,
     "gu",
   );
+// prettier-ignore
 /** Expressions that tokenizers split by. Others are refused: an expression can take forever. */
 const SPLITS: Readonly<Record<string, RegExp>> = {
   "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+": WORDS,
@@ -232,12 +236,13 @@ function stepsOf(described: unknown): Step[] {
   sequence.forEach((step: unknown, i) => {
     const type = isRecord(step) ? step["type"] : step;
     const isLast = i === sequence.length - 1;
-    check(isRecord(step) && (type === "ByteLevel") === isLast, refusal("has the pre-tokenizer", type), TextError);
+    const text = refusal("has the pre-tokenizer", type);
+    check(isRecord(step) && (type === "ByteLevel") === isLast, text, TextError);
     if (type === "Split") return steps.push(splitter(step));
     if (type === "Digits") {
       return steps.push(isolated(step["individual_digits"] === true ? /\p{N}/gu : /\p{N}+/gu));
     }
-    check(type === "ByteLevel", refusal("has the pre-tokenizer", type), TextError);
+    check(type === "ByteLevel", text, TextError);
     if (step["add_prefix_space"] === true) {
       steps.push((text) => [text.startsWith(" ") ? text : ` ${text}`]);
     }
@@ -289,6 +294,11 @@ function bytesOf(token: string): number[] {
 
 // --- the tokenizer --------------------------------------------------------------------------------
 
+/** Options of a model that change its tokens and are not known here. */
+const UNKNOWN_OPTIONS = [
+  "byte_fallback", "dropout", "continuing_subword_prefix", "end_of_word_suffix",
+];
+
 class BytePairs implements Tokenizer {
   readonly size: number;
   readonly eosId: number | undefined;
@@ -307,8 +317,9 @@ class BytePairs implements Tokenizer {
 
   constructor(file: Record<string, unknown>, special: Partial<Record<Role, string>>) {
     const { model, added_tokens: added = [], pre_tokenizer: before, normalizer, decoder } = file;
-    check(isRecord(model) && model["type"] === "BPE", refusal("has the model", kindOf(model)), TextError);
-    for (const option of ["byte_fallback", "dropout", "continuing_subword_prefix", "end_of_word_suffix"]) {
+    const text = refusal("has the model", kindOf(model));
+    check(isRecord(model) && model["type"] === "BPE", text, TextError);
+    for (const option of UNKNOWN_OPTIONS) {
       check(!model[option], refusal(`has "${option}"`, model[option]), TextError);
     }
     check(kindOf(decoder) === "ByteLevel", refusal("has the decoder", kindOf(decoder)), TextError);

@@ -42,7 +42,9 @@ export class Adapters {
     }
     async saveForPeft() {
         const files = await savePeft(await this.adapter());
-        offer("adapter.zip", zip({ [`adapter/${WEIGHTS}`]: files[WEIGHTS], [`adapter/${SETTINGS}`]: files[SETTINGS] }));
+        const names = [WEIGHTS, SETTINGS];
+        const archive = zip(Object.fromEntries(names.map((name) => [`adapter/${name}`, files[name]])));
+        offer("adapter.zip", archive);
         this.desk.say("adapter.zip has the folder “adapter”: for PEFT and onnxtrain.lora.");
     }
     async load() {
@@ -64,7 +66,8 @@ async function read(files) {
         const bytes = await bytesOf(file);
         if (file.name.endsWith(".onnx_adapter"))
             return loadOnnxAdapter(bytes);
-        const members = file.name.endsWith(".zip") ? await unzip(bytes, file.name) : [[file.name, bytes]];
+        const isArchive = file.name.endsWith(".zip");
+        const members = isArchive ? await unzip(bytes, file.name) : [[file.name, bytes]];
         for (const [name, content] of members)
             contents.set(name.split("/").at(-1), content);
     }

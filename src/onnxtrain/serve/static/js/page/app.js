@@ -4,7 +4,7 @@ import { Adapters } from "./adapters.js";
 import { readArrays } from "./arrays.js";
 import { Chart } from "./chart.js";
 import { imageDataset, makeDataset } from "./dataset.js";
-import { bar, button, bytesOf, element, field, filesOf, number, offer } from "./dom.js";
+import { button, bytesOf, element, field, filesOf, number, offer, showBars } from "./dom.js";
 import { Drawing } from "./drawing.js";
 import { droppedFiles, isPicture } from "./drops.js";
 import { classNames, imageForm, paint } from "./images.js";
@@ -88,7 +88,8 @@ class App {
         this.adapters.use(module);
         if (await this.writing.use(module))
             this.isTextNew = true;
-        this.own.use(this.writing.isUsed ? undefined : this.form, this.labels, classNames(this.info.metadata));
+        const form = this.writing.isUsed ? undefined : this.form;
+        this.own.use(form, this.labels, classNames(this.info.metadata));
         this.prepare();
     }
     async loadOn(provider) {
@@ -177,7 +178,8 @@ class App {
         }
         if (!this.writing.hasBefore) {
             this.say("Writing a sample first…");
-            await this.writing.sample("before");
+            button("start").disabled = true;
+            await this.writing.sample("before").finally(() => this.allow());
         }
     }
     async train(epochs) {
@@ -277,7 +279,8 @@ class App {
             return;
         const arrays = new Map();
         for (const file of files) {
-            for (const [name, array] of await readArrays(file.name, await bytesOf(file)))
+            const found = await readArrays(file.name, await bytesOf(file));
+            for (const [name, array] of found)
                 arrays.set(name, array);
         }
         this.use(files.map((f) => f.name).join(", "), arrays);
@@ -352,9 +355,8 @@ class App {
             return;
         const names = this.own.classNames;
         const order = Array.from(shares.keys()).sort((a, b) => (shares[b] ?? 0) - (shares[a] ?? 0));
-        const bars = order.slice(0, SEEN).map((i) => bar(shares[i] ?? 0, names[i] ?? String(i)));
         element("sees").textContent = `It sees ${names[best(shares)]}.`;
-        element("seen").replaceChildren(...bars);
+        showBars("seen", order.slice(0, SEEN).map((i) => [names[i] ?? String(i), shares[i] ?? 0]));
     }
     /** Train on examples, weighted up, among the others, so that those are not forgotten. */
     async fineTune(examples) {

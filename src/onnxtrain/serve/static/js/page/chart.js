@@ -65,14 +65,16 @@ export class Chart {
         if (first === undefined || last === undefined)
             return "Loss curve: nothing trained yet.";
         const newest = this.measures.at(-1)?.value;
-        const shown = this.isAccuracy ? `accuracy ${((newest ?? 0) * 100).toFixed(1)} %` : `loss ${newest?.toFixed(3)}`;
+        const percent = ((newest ?? 0) * 100).toFixed(1);
+        const shown = this.isAccuracy ? `accuracy ${percent} %` : `loss ${newest?.toFixed(3)}`;
         const tail = newest === undefined ? "" : ` Held-out ${shown}.`;
         return `Loss from ${first.value.toFixed(3)} at step ${first.step} to ` +
             `${last.value.toFixed(3)} at step ${last.step}.${tail}`;
     }
     *grid(first, last, top, x, y) {
         for (const share of [0, 0.25, 0.5, 0.75, 1]) {
-            yield make("line", { class: "grid", x1: LEFT, x2: this.width - RIGHT, y1: y(share), y2: y(share) });
+            const [x2, y1] = [this.width - RIGHT, y(share)];
+            yield make("line", { class: "grid", x1: LEFT, x2, y1, y2: y1 });
             yield label(LEFT - 8, y(share) + 4, "end", (top * share).toPrecision(2));
             if (this.isAccuracy) {
                 yield label(this.width - RIGHT + 8, y(share) + 4, "start accuracy", `${share * 100}%`);

@@ -30,8 +30,13 @@ export function offer(name, bytes) {
     link.click();
     setTimeout(() => URL.revokeObjectURL(url), 60_000);
 }
-/** A share from 0 to 1 with its name, as a bar. */
-export function bar(share, label) {
+/** Shares from 0 to 1 with their names, as bars in a list. */
+export function showBars(id, shares) {
+    const list = element(id);
+    list.classList.toggle("named", shares.some(([name]) => name.length > 2));
+    list.replaceChildren(...shares.map(([name, share]) => bar(share, name)));
+}
+function bar(share, label) {
     const item = document.createElement("li");
     const name = document.createElement("span");
     name.textContent = label;

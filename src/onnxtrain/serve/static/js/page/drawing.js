@@ -1,5 +1,5 @@
 /** The drawing pad: what the model reads in a drawing, and drawings to teach it. */
-import { bar, button, element } from "./dom.js";
+import { button, element, showBars } from "./dom.js";
 import { paint } from "./images.js";
 import { Pad } from "./pad.js";
 import { best } from "./run.js";
@@ -44,8 +44,7 @@ export class Drawing {
         strong.textContent = this.classifier.className(winner);
         const percent = ((shares[winner] ?? 0) * 100).toFixed(0);
         element("answer").replaceChildren("It reads ", strong, ` (${percent} % sure)`);
-        const bars = Array.from(shares, (share, i) => bar(share, this.classifier.className(i)));
-        element("bars").replaceChildren(...bars);
+        showBars("bars", Array.from(shares, (share, i) => [this.classifier.className(i), share]));
     }
     clear() {
         this.pad.clear();

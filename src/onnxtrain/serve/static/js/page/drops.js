@@ -33,13 +33,13 @@ async function collect(folder, found, depth) {
                 await collect(entry, found, depth + 1);
                 continue;
             }
-            const file = await new Promise((done, fail) => entry.file(done, fail));
-            found.push({ file, folder: folder.name });
+            found.push({ file: await fileOf(entry), folder: folder.name });
             if (found.length > MAX_FILES)
                 throw new Error(`The folders have more than ${MAX_FILES} files.`);
         }
     }
 }
+const fileOf = (entry) => new Promise((done, fail) => entry.file(done, fail));
 /** The files of a field that takes a whole folder. */
 export const chosenFiles = (files) => files.slice(0, MAX_FILES).map((file) => {
     const folder = file.webkitRelativePath.split("/").at(-2) ?? "";

@@ -12,7 +12,8 @@ export function imageForm(info, metadata) {
     const spread = (key, usual) => {
         const values = listed(metadata[key]);
         const isFine = values.length === 1 || values.length === squares.channels;
-        return Array.from({ length: squares.channels }, (_, i) => (isFine ? (values[i] ?? values[0] ?? usual) : usual));
+        const valueOf = (i) => (isFine ? (values[i] ?? values[0] ?? usual) : usual);
+        return Array.from({ length: squares.channels }, (_, i) => valueOf(i));
     };
     return { ...squares, mean: spread("image_mean", 0), std: spread("image_std", 1).map((s) => s || 1) };
 }
@@ -103,7 +104,7 @@ export function fromPixels(pixels, form) {
     }
     return out;
 }
-const placeOf = ({ isChannelsLast, channels, height, width }, pixel, c) => isChannelsLast ? pixel * channels + c : c * height * width + pixel;
+const placeOf = (form, pixel, c) => form.isChannelsLast ? pixel * form.channels + c : c * form.height * form.width + pixel;
 /** Show the numbers of a picture on a canvas, one pixel for each. */
 export function paint(canvas, image, form) {
     const { channels, height, width, mean, std } = form;

@@ -44,6 +44,8 @@ class Group {
     show() {
         const count = this.images.length;
         this.part(".count").textContent = count === 1 ? "1 image" : `${count} images`;
+        for (const selector of [".samples", ".empty"])
+            this.part(selector).hidden = count === 0;
         const canvases = this.images.slice(-THUMBNAILS).map((image) => {
             const canvas = document.createElement("canvas");
             paint(canvas, image, this.form);
@@ -96,8 +98,9 @@ export class OwnImages {
         if (this.form === undefined)
             throw new Error("The model does not tell pictures apart by classes.");
         const pictures = files.filter(({ file }) => isPicture(file));
-        if (pictures.length === 0)
+        if (pictures.length === 0) {
             throw new Error("No pictures among the files: png, jpg, webp, gif or bmp.");
+        }
         const loose = group === undefined && pictures.some(({ folder }) => folder === "");
         if (loose)
             throw new Error("Drop pictures on a class, or folders that are called like classes.");
@@ -114,7 +117,8 @@ export class OwnImages {
             }
         }
         const read = pictures.length - unreadable.length;
-        const rest = unreadable.length > 0 ? ` These cannot be read: ${unreadable.slice(0, 3).join(", ")} …` : "";
+        const names = unreadable.slice(0, 3).join(", ");
+        const rest = names === "" ? "" : ` These cannot be read: ${names} …`;
         this.changed();
         this.desk.say(`${read} ${read === 1 ? "picture" : "pictures"} added.${rest}`);
     }
@@ -135,7 +139,8 @@ export class OwnImages {
     groupsFor(pictures) {
         const folders = [...new Set(pictures.map(({ folder }) => folder))].sort();
         const strange = folders.filter((folder) => !this.classNames.includes(folder));
-        const free = this.groups.filter((group) => !group.isTaken).length + this.classes - this.groups.length;
+        const taken = this.groups.filter((group) => group.isTaken).length;
+        const free = this.classes - taken;
         if (strange.length > free) {
             const names = strange.slice(0, 6).join(", ");
             throw new Error(`The folders are ${folders.length} classes (${names} …), and the model has ${this.classes}, ` +

@@ -8,6 +8,8 @@ const FINGERPRINT = "onnxtrain.base";
 const A = ".lora_A.weight";
 const B = ".lora_B.weight";
 const MAGNITUDE = ".lora_magnitude_vector";
+/** The name of a part in PEFT's files, which may have that of an adapter inside. */
+const PART = /^(.*)\.lora_(A|B|magnitude_vector)(?:\.default)?(?:\.weight)?$/;
 /** How many digits of the fingerprint an .onnx_adapter holds. */
 const DIGITS = 7;
 /** Settings of PEFT that change what the numbers mean, and what is understood of each. */
@@ -123,7 +125,7 @@ export function loadPeft(files) {
     const saved = new Map();
     for (const [key, value] of values) {
         const name = key.replace(PREFIX, "");
-        const [, layer, kind] = /^(.*)\.lora_(A|B|magnitude_vector)(?:\.default)?(?:\.weight)?$/.exec(name) ?? [];
+        const [, layer, kind] = PART.exec(name) ?? [];
         if (layer === undefined || kind === undefined)
             saved.set(name, value);
         else

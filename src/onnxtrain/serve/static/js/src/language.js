@@ -15,7 +15,8 @@ export function languageInputs(module) {
     const named = (names) => names.find((name) => infos.some((info) => info.name === name));
     const [mask, positions, types] = [named(MASKS), named(POSITIONS), named(TYPES)];
     const rest = infos.filter(({ name }) => ![mask, positions, types].includes(name));
-    const tokens = rest.find(({ name }) => TOKENS.includes(name)) ?? (rest.length === 1 ? rest[0] : undefined);
+    const only = rest.length === 1 ? rest[0] : undefined;
+    const tokens = rest.find(({ name }) => TOKENS.includes(name)) ?? only;
     const names = infos.map(({ name }) => name).join(", ");
     const isTokens = tokens !== undefined && INTEGERS.includes(tokens.type);
     check(isTokens, `The model has no input for tokens among ${names}.`, TextError);
@@ -23,7 +24,8 @@ export function languageInputs(module) {
     const text = `The model takes "${strange?.name}", and what to feed there is not known.`;
     check(strange === undefined, `${text} Give arrays of your own instead of text.`, TextError);
     const flat = infos.find(({ shape }) => shape.length !== 2);
-    check(!flat, `"${flat?.name}" has ${flat?.shape.length} dimensions; rows of tokens have two.`, TextError);
+    const rank = `"${flat?.name}" has ${flat?.shape.length} dimensions; rows of tokens have two.`;
+    check(flat === undefined, rank, TextError);
     const last = tokens.shape[1];
     return {
         tokens: tokens.name,

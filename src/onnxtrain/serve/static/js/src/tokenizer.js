@@ -52,7 +52,10 @@ function parsed(file, name) {
 }
 /** What special tokens are called where nothing says so, as in Python. */
 const USUAL = {
-    eos: ["<|endoftext|>", "</s>", "<eos>", "<|end_of_text|>", "<|im_end|>", "<|eot_id|>", "[SEP]", "<|end|>"],
+    // prettier-ignore
+    eos: [
+        "<|endoftext|>", "</s>", "<eos>", "<|end_of_text|>", "<|im_end|>", "<|eot_id|>", "[SEP]", "<|end|>",
+    ],
     bos: ["<|begin_of_text|>", "<s>", "<bos>", "<|startoftext|>", "[CLS]"],
     pad: ["<pad>", "[PAD]", "<|pad|>", "<|finetune_right_pad_id|>"],
 };
@@ -145,6 +148,7 @@ const SHORT = "'[sSſtTmMdD]|'[rR][eE]|'[vV][eE]|'[lL][lL]";
 const WORDS = new RegExp(`'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^${SPACE}\\p{L}\\p{N}]+|${REST}`, "gu");
 const wordsOf = (digits) => new RegExp(`${SHORT}|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}${digits}| ?[^${SPACE}\\p{L}\\p{N}]+[\\r\\n]*|` +
     `${SPACE}*[\\r\\n]+|${REST}`, "gu");
+// prettier-ignore
 /** Expressions that tokenizers split by. Others are refused: an expression can take forever. */
 const SPLITS = {
     "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+": WORDS,
@@ -181,13 +185,14 @@ function stepsOf(described) {
     sequence.forEach((step, i) => {
         const type = isRecord(step) ? step["type"] : step;
         const isLast = i === sequence.length - 1;
-        check(isRecord(step) && (type === "ByteLevel") === isLast, refusal("has the pre-tokenizer", type), TextError);
+        const text = refusal("has the pre-tokenizer", type);
+        check(isRecord(step) && (type === "ByteLevel") === isLast, text, TextError);
         if (type === "Split")
             return steps.push(splitter(step));
         if (type === "Digits") {
             return steps.push(isolated(step["individual_digits"] === true ? /\p{N}/gu : /\p{N}+/gu));
         }
-        check(type === "ByteLevel", refusal("has the pre-tokenizer", type), TextError);
+        check(type === "ByteLevel", text, TextError);
         if (step["add_prefix_space"] === true) {
             steps.push((text) => [text.startsWith(" ") ? text : ` ${text}`]);
         }
@@ -227,12 +232,17 @@ function bytesOf(token) {
     return bytes.includes(undefined) ? [...new TextEncoder().encode(token)] : bytes;
 }
 // --- the tokenizer --------------------------------------------------------------------------------
+/** Options of a model that change its tokens and are not known here. */
+const UNKNOWN_OPTIONS = [
+    "byte_fallback", "dropout", "continuing_subword_prefix", "end_of_word_suffix",
+];
 class BytePairs {
     constructor(file, special) {
         this.remembered = new Map();
         const { model, added_tokens: added = [], pre_tokenizer: before, normalizer, decoder } = file;
-        check(isRecord(model) && model["type"] === "BPE", refusal("has the model", kindOf(model)), TextError);
-        for (const option of ["byte_fallback", "dropout", "continuing_subword_prefix", "end_of_word_suffix"]) {
+        const text = refusal("has the model", kindOf(model));
+        check(isRecord(model) && model["type"] === "BPE", text, TextError);
+        for (const option of UNKNOWN_OPTIONS) {
             check(!model[option], refusal(`has "${option}"`, model[option]), TextError);
         }
         check(kindOf(decoder) === "ByteLevel", refusal("has the decoder", kindOf(decoder)), TextError);
