@@ -48,6 +48,7 @@ def test_page_and_headers(server):
     assert headers["Cross-Origin-Opener-Policy"] == "same-origin"
     assert headers["Cross-Origin-Embedder-Policy"] == "require-corp"
     assert "default-src 'none'" in headers["Content-Security-Policy"]
+    assert "microphone=()" in headers["Permissions-Policy"]
     assert "Python" not in headers["Server"]
 
 
