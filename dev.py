@@ -11,7 +11,7 @@
     python3 dev.py build                wheel, sources, bill of materials: built twice, compared
     python3 dev.py fuzz                 throw damaged files at every parser, for hours if asked
     python3 dev.py api                  write tests/api/snapshot.txt again
-    python3 dev.py docs                 write the generated pages again
+    python3 dev.py docs                 write the generated pages again, and build the site
     python3 dev.py bench                measure against the peers
     python3 dev.py conformance LIST     try a public list of networks or operators
     python3 dev.py python -m ruff ...   any program of the environment (pre-commit uses it)
@@ -47,7 +47,7 @@ FAST = (
     "tests/distributed/test_parts.py", "tests/flower/test_local.py", "tests/js/test_server.py",
     "tests/finite/test_clipping.py", "tests/conformance/test_page.py", "tests/losses",
     "tests/structure/test_one_of_each.py", "tests/faults/test_atomic.py", "tests/lora/test_lora.py",
-    "tests/training_info", "tests/golden", "tests/text", "tests/quant",
+    "tests/training_info", "tests/golden", "tests/text", "tests/quant", "tests/drawing",
 )  # fmt: skip
 """What ``test --fast`` runs, but for tests marked slow: all stages, and some of each front end."""
 VERSIONS = {"--lowest": "lowest", "--newest": "newest"}
@@ -154,10 +154,18 @@ def api(arguments: list[str]) -> int:
 
 
 def docs(arguments: list[str]) -> int:
-    """Write the generated pages again."""
+    """Write the generated pages again (``--check``: compare them), and build the site.
+
+    A warning is an error. The site is in ``site/``, and can be read from there in a browser.
+    """
     set_up_tests()
     pages = ("tools/gen_ops.py", "tools/gen_conformance.py", "tools/gen_cli.py")
-    return max(run(page, *arguments) for page in pages)
+    pictures = ("pipeline.svg", "artifacts.svg", "gradient.svg", "gradient.html")
+    stale = max(run(page, *arguments) for page in pages)
+    if "--check" not in arguments:
+        stale |= run("-m", "tools.make_pictures", *pictures)
+    os.environ["NO_MKDOCS_2_WARNING"] = "1"
+    return stale or run("-m", "mkdocs", "build", "--strict", "--quiet")
 
 
 def python(arguments: list[str]) -> int:
@@ -207,7 +215,9 @@ def set_up(name: str, requirements: list[str], environment: Path = VENV) -> None
 def create(environment: Path) -> None:
     """Create an environment, unless there is one."""
     if not python_of(environment).is_file():
-        print(f"setting up {environment} …", flush=True)
+        print(
+            f"setting up {environment}: packages are fetched, once, for some minutes …", flush=True
+        )
         venv.create(environment, with_pip=True)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import cached_property, partial
 
 import numpy as np
 import onnx
@@ -13,7 +13,6 @@ import onnx
 from onnxtrain.compile import weights_of
 from onnxtrain.graph import load, to_proto
 from onnxtrain.graph import parameters as params
-from onnxtrain.graph.evaluate import evaluator
 from onnxtrain.graph.retype import to_float64
 from onnxtrain.normalize import normalize
 
@@ -21,8 +20,19 @@ from .cases import Array, OnnxCase
 from .check import EndOfCase, Stages
 from .results import Row
 from .sessions import Session, cpu_times
-from .twin import in_float64, widened
-from .verdicts import STEPS, Verdict, distance, judge_alone, judge_together, largest_of, worst
+from .twin import Twin, in_float64, widened
+from .verdicts import (
+    COARSE,
+    NOTHING,
+    ROUNDING,
+    STEPS,
+    Verdict,
+    distance,
+    judge_alone,
+    judge_together,
+    largest_of,
+    worst,
+)
 from .weighted import LOSS, differentiate, gradient_names, weight_of, with_loss
 
 FLOATS = (np.float16, np.float32, np.float64)
@@ -32,6 +42,8 @@ WIDE_TOLERANCE = 3e-2
 SECONDS = 60.0
 """What differences of every gradient may take of the processor; otherwise all are compared
 together."""
+LOST = 1e-3
+"""Of the largest gradient of a model: below it float32 may hide a wrong factor."""
 Evaluate = Callable[[Mapping[str, Array]], float]
 
 
@@ -74,6 +86,10 @@ class OnnxTrial:
             self.values = {n: v for n, v in self.values.items() if n in self.case.of}
         if not self.values:
             raise EndOfCase("no gradient", "no output of the model is a float tensor")
+        if any(v.size for v in self.values.values()) and not any(
+            np.isfinite(v).any() for v in self.values.values()
+        ):
+            raise EndOfCase("no gradient", "no output of the model is a finite number")
 
     def _differentiate(self, row: Row) -> None:
         rng = np.random.default_rng(0)
@@ -106,37 +122,72 @@ class OnnxTrial:
     def _judge(self, row: Row, ours: dict[str, Array]) -> list[Verdict]:
         start = self._start()
         evaluate, steps, tolerance = self._evaluator(row)
+        if not all(np.isfinite(v).all() for v in self.values.values()):
+            ours, start = _where_defined(ours, start)
         started = time.process_time()
         evaluate({})
         each = 4 * (2 * len(steps) + 1) * (time.process_time() - started)
         if each * len(self.wrt) > SECONDS:
             row["compared"] = "together"
-            steps = steps if each < SECONDS else steps[len(steps) // 2 :]
-            return [judge_together(ours, evaluate, start, tolerance=tolerance, steps=steps)]
+            chosen = steps if each < SECONDS else steps[len(steps) // 2 :]
+
+            def together(gradients: Mapping[str, Array]) -> Verdict:
+                return judge_together(gradients, evaluate, start, tolerance=tolerance, steps=chosen)
+
+            verdict = together(ours)
+            is_doubted = verdict.word in ("wrong", "undecided") and steps is STEPS
+            exact = self._exact_gradients if is_doubted else {}
+            if exact and together(exact).word == "right":
+                verdict = _rounded(verdict)
+            return [verdict]
         # Gradients of the outputs count too: what cancels to zero leaves rounding of their size.
         largest = largest_of(ours | {n: self.feeds[weight_of(LOSS, n)] for n in self.values})
         found = []
         for name in self.wrt:
 
-            def judged(gradient: Array, name: str = name) -> Verdict:
+            def judged(
+                gradient: Array, floor: float = largest, tolerance: float = tolerance,
+                name: str = name,
+            ) -> Verdict:  # fmt: skip
                 return judge_alone(
                     gradient, lambda moved: evaluate({name: moved}), start[name],
-                    largest=largest, tolerance=tolerance, steps=steps,
+                    largest=floor, tolerance=tolerance, steps=steps,
                 )  # fmt: skip
 
             verdict = judged(ours[name])
-            if verdict.word in ("wrong", "undecided") and steps is STEPS:
-                exact = self._exact_gradient(name)
-                if exact is not None and judged(exact).word == "right":
-                    verdict = Verdict("rounding", verdict.error, f"float32 alone: {verdict.note}")
+            if steps is STEPS:
+                verdict = self._with_float64(name, ours[name], verdict, judged, largest)
             found.append(Verdict(verdict.word, verdict.error, f"{name}: {verdict.note}"))
         return found
 
-    def _exact_gradient(self, name: str) -> Array | None:
-        """What the gradient graph computes in float64, None where that cannot be told."""
-        return in_float64(self.gradient_model, self.feeds).get(
-            gradient_names(self.gradient_model)[name]
-        )
+    def _with_float64(
+        self, name: str, ours: Array, verdict: Verdict, judged: Callable[..., Verdict],
+        largest: float,
+    ) -> Verdict:  # fmt: skip
+        """What the gradient graph computes in float64 decides where float32 cannot.
+
+        If that is right, a gradient that seems wrong is off by rounding. A gradient that is lost
+        beside the largest one must be right by itself there: rounding of the others does not
+        excuse a wrong factor.
+        """
+        seems_wrong = verdict.word in ("wrong", "undecided")
+        is_lost = verdict.word == "right" and 0 < largest_of({name: ours}) < LOST * largest
+        exact = self._exact_gradients.get(name) if seems_wrong or is_lost else None
+        if exact is None:
+            return verdict
+        if seems_wrong and judged(exact).word == "right":
+            return _rounded(verdict)
+        if is_lost:
+            alone = judged(exact, largest * NOTHING / ROUNDING, COARSE)
+            return verdict if alone.word == "right" else alone
+        return verdict
+
+    @cached_property
+    def _exact_gradients(self) -> dict[str, Array]:
+        """What the gradient graph computes in float64; nothing where that cannot be told."""
+        outputs = in_float64(self.gradient_model, self.feeds)
+        names = gradient_names(self.gradient_model)
+        return {n: outputs[names[n]] for n in self.wrt} if outputs else {}
 
     def _start(self) -> dict[str, Array]:
         stored = {i.name: i for i in self.model.graph.initializer}
@@ -164,21 +215,18 @@ class OnnxTrial:
         exact = to_float64(normalize(load(self.loss_model)))
         stored = [n for n in self.wrt if n in exact.graph.initializers]
         values = {n: a for n, a in self._start().items() if n in stored}
+        at = {n: widened(a) for n, a in {**values, **self.feeds}.items()}
         params.to_inputs(exact, stored)
-        session = evaluator(to_proto(exact))
-        inputs = {v.name for v in exact.graph.inputs}
+        twin = Twin(to_proto(exact))
 
         def evaluate(moved: Mapping[str, Array]) -> float:
-            point = {**values, **self.feeds, **moved}
-            feeds = {n: widened(a) for n, a in point.items() if n in inputs}
             try:
-                with np.errstate(all="ignore"):
-                    outputs = session.run(list(self.values), feeds)
+                outputs = twin.run({**at, **moved})
             except Exception:
                 if not moved:
                     raise
                 return np.nan  # there the outputs have other shapes: a jump
-            return self._total(dict(zip(self.values, outputs)))
+            return self._total(outputs)
 
         return evaluate
 
@@ -188,7 +236,8 @@ class OnnxTrial:
         values = {n: a for n, a in self._start().items() if n in stored}
         params.to_inputs(model, stored)
         proto = to_proto(model)
-        session = Session(proto, whole=True)
+        # Optimized, some products of weights with few bits round what they are multiplied with.
+        session = Session(proto, whole=True, optimized=False)
 
         def evaluate(moved: Mapping[str, Array]) -> float:
             point = {**values, **self.feeds}
@@ -212,3 +261,18 @@ class OnnxTrial:
         )
         row["step_ms"] = ours * 1e3
         row["to_forward"] = ours / theirs if theirs else None
+
+
+def _where_defined(
+    ours: dict[str, Array], start: dict[str, Array]
+) -> tuple[dict[str, Array], dict[str, Array]]:
+    """Leave out what a gradient is NaN for, as √x below zero, by a point that nothing moves."""
+    defined = {n: np.isfinite(g) for n, g in ours.items() if g.shape == start[n].shape}
+    return (
+        {n: np.where(defined[n], g, 0) if n in defined else g for n, g in ours.items()},
+        {n: np.where(defined[n], x, np.nan) if n in defined else x for n, x in start.items()},
+    )
+
+
+def _rounded(verdict: Verdict) -> Verdict:
+    return Verdict("rounding", verdict.error, f"float32 alone: {verdict.note}")

@@ -23,14 +23,21 @@ def path_of(name: str) -> Path:
 
 
 def read(path: Path) -> list[Row]:
-    """All rows; of a case and exporter that was tried again, the last."""
+    """All rows; of a case and exporter that was tried again, the last.
+
+    A row without an exporter is of a case that could not be made: what came before or comes after
+    it is of another state of the list.
+    """
     rows: dict[tuple[str, str], Row] = {}
     for line in path.read_text("utf-8").splitlines() if path.is_file() else []:
         try:
             row = json.loads(line)
         except json.JSONDecodeError:  # the process was ended while it wrote this line
             continue
-        rows[row["name"], row.get("exporter", "")] = row
+        name, exporter = row["name"], row.get("exporter", "")
+        for other in [key for key in rows if key[0] == name] if not exporter else [(name, "")]:
+            rows.pop(other, None)
+        rows[name, exporter] = row
     return list(rows.values())
 
 

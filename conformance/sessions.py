@@ -19,12 +19,16 @@ busy machine seconds of the clock would be over after them."""
 
 
 class Session:
-    """A model that can be run; making the session took `seconds` of this thread."""
+    """A model that can be run; making the session took `seconds` of this thread.
+
+    One session of the `whole`, as for inference, or what onnxtrain trains with.
+    """
 
     def __init__(
         self, model: onnx.ModelProto, *, whole: bool = False, optimized: bool = True
     ) -> None:
-        content, options = model.SerializeToString(), session_options(threads=1)
+        content = model.SerializeToString()
+        options = session_options(threads=1, weights_change=not whole)
         if not optimized:
             options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         started = time.thread_time()

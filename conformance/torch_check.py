@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -76,9 +77,11 @@ class TorchTrial:
     def _call_torch(self) -> None:
         outputs = self.function.outputs(self.function.point())
         self.function.weights = random_weights(outputs)
-        self.expected = [o.detach().numpy() for o in outputs]
+        self.expected = [o.detach().numpy(force=True) for o in outputs]
         if not any(w.size for w in self.function.weights):
             raise EndOfCase("no gradient", "no output of the module has a gradient in torch")
+        if not any(w.any() for w in self.function.weights):
+            raise EndOfCase("no gradient", "no output of the module is a finite number")
         self.gradients32 = arrays(self.function.gradients(self.function.point()))
 
     @cached_property
@@ -96,8 +99,9 @@ class TorchTrial:
     # --- the model --------------------------------------------------------------------------------
 
     def _exported(self) -> Exported:
+        module = copy.deepcopy(self.case.module)  # calls may leave tensors in it, with a history
         try:
-            return self._export(self.case)
+            return self._export(replace(self.case, module=module))
         except OnnxTrainError as error:
             theirs = "cannot be exported to ONNX" in str(error)
             raise EndOfCase("not exported" if theirs else "refused", error) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,12 +10,26 @@ from typing import Any
 import numpy as np
 import torch
 from torch.func import functional_call
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from .cases import TorchCase
 
 Array = np.ndarray[Any, Any]
 Point = dict[str, torch.Tensor]
+
+
+class Widened(TorchFunctionMode):
+    """Where a module asks for float32 it gets float64: norms and softmaxes of many do."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        if func is torch.Tensor.float:
+            func = torch.Tensor.double
+        wide = [torch.float64 if a is torch.float32 else a for a in args]
+        named = {n: torch.float64 if a is torch.float32 else a for n, a in (kwargs or {}).items()}
+        return func(*wide, **named)
 
 
 class TorchFunction:
@@ -29,6 +44,7 @@ class TorchFunction:
         self.case = case
         self.dtype = dtype
         self.module = copy.deepcopy(case.module).to(dtype)
+        _convert_attributes(self.module, dtype)
         leaves, self._spec = pytree.tree_flatten((case.inputs, case.kwargs))
         self._leaves = [self._convert(leaf) for leaf in leaves]
         self._places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
@@ -60,7 +76,8 @@ class TorchFunction:
         args, kwargs = pytree.tree_unflatten(leaves, self._spec)
         parameters = {n: t for n, t in point.items() if n not in self.inputs}
         torch.manual_seed(0)
-        result = functional_call(self.module, parameters, args, kwargs)
+        with Widened() if self.dtype == torch.float64 else contextlib.nullcontext():
+            result = functional_call(self.module, parameters, args, kwargs)
         return [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
 
     def loss(self, point: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -128,6 +145,14 @@ class TorchFunction:
             return {n: torch.zeros_like(t) for n, t in point.items()}
         found = torch.autograd.grad(total, list(point.values()), allow_unused=True)
         return _zeros_for_none(point, found)
+
+
+def _convert_attributes(module: torch.nn.Module, dtype: torch.dtype) -> None:
+    """Tensors that are neither parameters nor buffers, which `Module.to` leaves as they are."""
+    for part in module.modules():
+        for name, value in vars(part).items():
+            if isinstance(value, torch.Tensor) and value.is_floating_point():
+                setattr(part, name, value.detach().to(dtype))
 
 
 def in_float32(value: Any) -> Any:

@@ -56,11 +56,18 @@ def with_loss(
 
 
 def _inferred(model: onnx.ModelProto) -> dict[str, list[int]]:
-    """What inference says of the sizes of outputs, 0 where it says nothing."""
+    """What inference says of the sizes of outputs, 0 where it says nothing.
+
+    What the file says of them is taken away first: inference would believe it.
+    """
     if model.ByteSize() > LARGE:
         return {}
+    bare = onnx.ModelProto()
+    bare.CopyFrom(model)
+    for output in bare.graph.output:
+        output.type.tensor_type.ClearField("shape")
     try:
-        outputs = onnx.shape_inference.infer_shapes(model).graph.output
+        outputs = onnx.shape_inference.infer_shapes(bare).graph.output
     except (onnx.shape_inference.InferenceError, RuntimeError):
         return {}
     return {o.name: [d.dim_value for d in o.type.tensor_type.shape.dim] for o in outputs}

@@ -48,6 +48,14 @@ def test_fast_runs_the_list_unless_something_else_is_named(dev) -> None:
     assert "not slow" not in dev.ran[-1]
 
 
+def test_docs_builds_the_site_with_warnings_as_errors(dev) -> None:
+    assert dev.docs([]) == 0
+    assert dev.ran[-1][:4] == ("-m", "mkdocs", "build", "--strict")
+    dev.ran.clear()
+    assert dev.docs(["--check"]) == 0
+    assert all(step[-1] == "--check" for step in dev.ran[:-1]), "nothing is written"
+
+
 def test_the_fast_list_has_some_of_every_part(dev) -> None:
     for path in dev.FAST:
         assert (ROOT / path).exists(), path

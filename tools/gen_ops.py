@@ -62,6 +62,8 @@ float64 and on onnxruntime in float32, with static and with symbolic dimensions.
 for tests that are no table. An operator at which a gradient cannot even arrive, because its
 operands are integers or text, needs none.
 
+<div data-filter="status"></div>
+
 """
 
 

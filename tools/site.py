@@ -3,13 +3,16 @@
 - A navigation entry that ends in ``*`` stands for every page that matches and is not named
   elsewhere, so a new page shows up without touching mkdocs.yml.
 - The API reference is made from what each public module re-exports, so it cannot be incomplete.
-- Links to files outside docs/ lead to the repository.
+  Each page begins with what people use (`FIRST`).
+- The notebooks of docs/notebooks are rendered, with what they printed.
+- Links to files outside docs/ lead to the repository, those to notebooks to their pages.
 """
 
 from __future__ import annotations
 
 import ast
 import fnmatch
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -34,6 +37,14 @@ API = {
     "[`onnxtrain.optim`](optim.md) has the formulas.",
     "optim": "Optimizers as chains of small transforms; each goes into "
     "`generate_artifacts(optimizer=…)` ([defaults compared](../guides/optimizers.md)).",
+    "lora": "Adapters beside the layers of a model ([guide](../guides/lora.md)).",
+    "quant": "Weights of a few bits, under adapters ([guide](../guides/lora.md)).",
+    "text": "Language models and sentence encoders: tokens, rows, samples "
+    "([guide](../guides/language_models.md)).",
+    "distillation": "A student that learns from a teacher ([guide](../guides/embeddings.md)).",
+    "loggers": "Where the numbers of a run go ([guide](../guides/plugins.md)).",
+    "tuning": "Search with Optuna ([guide](../guides/plugins.md)).",
+    "training_info": "ONNX's own description of a training ([guide](../guides/training_info.md)).",
     "schedulers": "Learning-rate schedules, with the names and numbers of PyTorch's.",
     "extend": "Gradients for your own operators ([guide](../guides/custom_gradients.md)).",
     "torch": "PyTorch modules, trained in stock onnxruntime ([guide](../guides/pytorch.md)).",
@@ -47,6 +58,30 @@ API = {
 }
 """Public modules of onnxtrain, in the order of the reference; those that do not exist are left
 out."""
+FIRST = {
+    "": ["differentiate", "check_gradient", "summarize", "TrainingSession", "TrainingAgent"],
+    "api": [
+        "Trainer", "Module", "Optimizer", "CheckpointState", "EarlyStopping", "SaveCheckpoint",
+        "Callback", "CosineAnnealingLR", "WarmUp", "OneCycleLR", "StepLR", "Accuracy",
+    ],
+    "losses": [
+        "CrossEntropyLoss", "MSELoss", "BCEWithLogitsLoss", "L1Loss", "HuberLoss", "CausalLMLoss",
+        "Loss",
+    ],
+    "optim": [
+        "adamw", "adam", "sgd", "rmsprop", "lion", "lamb", "adafactor", "adagrad", "adadelta",
+        "Group", "ClipNorm", "ClipValue", "chain",
+    ],
+    "lora": ["add", "layers", "merge", "Adapter", "save_peft", "load_peft", "save_onnx_adapter"],
+    "sklearn": [
+        "OnnxClassifier", "OnnxRegressor", "OrtGradientOptimizer",
+        "OrtGradientForwardBackwardOptimizer", "add_loss_output",
+    ],
+    "torch": ["ORTModule", "ORTTrainer", "ORTTrainerOptions", "export"],
+    "errors": ["OnnxTrainError", "ModelError", "NoGradientError", "UnknownNameError"],
+    "extend": ["gradient", "elementwise", "zero_gradient"],
+}  # fmt: skip
+"""What people use most, which stands first on its page; the rest follows in its own order."""
 
 
 # --- navigation -----------------------------------------------------------------------------------
@@ -58,6 +93,7 @@ def on_config(config: Any) -> Any:
     written = [p.relative_to(docs).as_posix() for p in docs.rglob("*.md")]
     pages = sorted(written, key=lambda p: (not p.endswith("index.md"), p))
     pages += [f"api/{page_name(m)}" for m in API if source_of(m) is not None]
+    pages += [f"notebooks/{p.stem}.md" for p in sorted((docs / "notebooks").glob("*.ipynb"))]
     named = set(leaves(config["nav"]))
     left = [p for p in pages if p not in named]
     patterns = [p for p in leaves(config["nav"]) if p.endswith("*")]
@@ -105,7 +141,10 @@ def alone(pages: Any) -> bool:
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Add a page per public module."""
+    """Add a page per public module, and one per notebook."""
+    for notebook in sorted((Path(config["docs_dir"]) / "notebooks").glob("*.ipynb")):
+        content = notebook_page(notebook)
+        files.append(File.generated(config, f"notebooks/{notebook.stem}.md", content=content))
     for module in API:
         source = source_of(module)
         if source is not None:
@@ -146,9 +185,57 @@ def moved_module(module: str) -> Path | None:
 def api_page(module: str, source: Path) -> str:
     """Title, one sentence, and an entry per public name."""
     full = f"onnxtrain.{module}".rstrip(".")
-    entries = [f"::: {target}" for target in public_names(module, source)]
-    listed = [] if module else [front_door(source)]
-    return "\n\n".join([f"# {full}", API[module], *listed, *entries]) + "\n"
+    names = sorted(public_names(module, source), key=lambda name: rank(module, name))
+    entries = [f"::: {target}" for target in names]
+    listed = [] if module else ["Elsewhere:", front_door(source)]
+    return "\n\n".join([f"# {full}", API[module], contents(names), *listed, *entries]) + "\n"
+
+
+def rank(module: str, name: str) -> int:
+    """Where a name stands on its page: those of the table first, the others as they come."""
+    first, last = FIRST.get(module, []), name.rpartition(".")[2]
+    return first.index(last) if last in first else len(first)
+
+
+def contents(names: list[str]) -> str:
+    """A table with the first sentence of each name's docstring."""
+    rows = ["| name | what it is |", "|---|---|"]
+    for name in names:
+        text = " ".join(first_paragraph(name).split()).replace("|", "\\|")
+        rows.append(f"| [`{name.rpartition('.')[2]}`][{name}] | {text} |")
+    return "\n".join(rows)
+
+
+def first_paragraph(name: str) -> str:
+    """The beginning of the docstring of a public name."""
+    parts = name.split(".")[1:]
+    for at in range(len(parts) - 1, -1, -1):
+        source = source_of(".".join(parts[:at]))
+        if source is not None:
+            node = definition(source, parts[at])
+            text = ast.get_docstring(node) if node is not None else None
+            return (text or "").split("\n\n")[0].split("::")[0]
+    return ""
+
+
+def definition(source: Path, name: str) -> ast.ClassDef | ast.FunctionDef | None:
+    """Where a name of a module is defined, whatever it is imported through."""
+    tree = ast.parse(source.read_text(encoding="utf-8"))
+    for node in imports_and_definitions(tree):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
+            return node
+        if isinstance(node, ast.ImportFrom) and node.level and node.module:
+            original = [a.name for a in node.names if (a.asname or a.name) == name]
+            folder = source.parents[node.level - 1].joinpath(*node.module.split("."))
+            files = [f for f in (folder / "__init__.py", folder.with_suffix(".py")) if f.is_file()]
+            if original and files:
+                return definition(files[0], original[0])
+    return None
+
+
+def imports_and_definitions(tree: ast.Module) -> list[ast.stmt]:
+    """The statements of a module, those that only a type checker sees included."""
+    return [s for node in tree.body for s in (node.body if isinstance(node, ast.If) else [node])]
 
 
 def front_door(source: Path) -> str:
@@ -183,19 +270,31 @@ def public_names(module: str, source: Path) -> list[str]:
         files = {n: source_of(home) for n, home in homes.items()}
         own = [n for n, file in files.items() if file is not None and is_own(file, n)]
         return [f"onnxtrain.{homes[n]}.{n}" for n in own]
+    chosen = listed_names(tree)
     exported = [
         public_path(full, node.module, alias.name, source)
-        for node in tree.body
+        for node in imports_and_definitions(tree)
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
-        if alias.asname == alias.name and is_own(source, alias.name)
+        if (alias.asname == alias.name or alias.name in chosen) and is_own(source, alias.name)
     ]
     own = [
         f"{full}.{node.name}"
         for node in tree.body
         if isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_")
     ]
-    return own if len(own) > len(exported) else exported
+    return [n for n in [*exported, *own] if not chosen or n.rpartition(".")[2] in chosen]
+
+
+def listed_names(tree: ast.Module) -> list[str]:
+    """What a module lists as its public names, if it does so in plain words."""
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__":
+            try:
+                return list(ast.literal_eval(node.value))
+            except ValueError:
+                return []
+    return []
 
 
 def public_path(package: str, module: str | None, name: str, source: Path) -> str:
@@ -207,7 +306,8 @@ def public_path(package: str, module: str | None, name: str, source: Path) -> st
 
 def is_own(source: Path, name: str) -> bool:
     """Whether a name is defined in this package: no module, and not from another package."""
-    for node in ast.parse(source.read_text(encoding="utf-8")).body:
+    tree = ast.parse(source.read_text(encoding="utf-8"))
+    for node in imports_and_definitions(tree):
         if isinstance(node, ast.ImportFrom) and name in [a.asname or a.name for a in node.names]:
             if not node.level or node.module is None:
                 return False
@@ -219,11 +319,42 @@ def is_own(source: Path, name: str) -> bool:
     return True
 
 
+# --- notebooks ------------------------------------------------------------------------------------
+
+
+def notebook_page(path: Path) -> str:
+    """A notebook as a page: its text, its code, and what the code printed."""
+    parts = []
+    for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+        text = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            parts.append(text)
+        else:
+            parts += [fenced("python", text), *map(output_text, cell["outputs"])]
+    title, *rest = parts
+    tail = f"[Download this notebook]({path.name})"
+    return "\n\n".join([title, tail, *filter(None, rest)]) + "\n"
+
+
+def output_text(output: dict[str, Any]) -> str:
+    """What a cell printed, as the page shows it."""
+    data = output.get("data", {})
+    text = output.get("text", data.get("text/plain", []))
+    return fenced('text title="output"', "".join(text).rstrip())
+
+
+def fenced(language: str, text: str) -> str:
+    """A block that no line of the text can close."""
+    longest = max((len(run) for run in re.findall("`{3,}", text)), default=2)
+    fence = "`" * (longest + 1)
+    return f"{fence}{language}\n{text}\n{fence}"
+
+
 # --- links ----------------------------------------------------------------------------------------
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
-    """Let links to files outside docs/ lead to the repository.
+    """Let links to files outside docs/ lead to the repository, and to notebooks to their pages.
 
     They are written relative to the page, so that they also work where the source is read.
     """
@@ -236,6 +367,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     def absolute(found: re.Match[str]) -> str:
         target, _, anchor = found.group(2).partition("#")
         path = (here / target).resolve()
+        if path.parent == docs / "notebooks" and path.suffix == ".ipynb":
+            return f"{found.group(1)}({target.removesuffix('.ipynb')}.md)"
         if docs in (path, *path.parents) or not path.is_relative_to(ROOT) or not path.exists():
             return found.group(0)
         tail = f"#{anchor}" if anchor else ""

@@ -45,7 +45,7 @@ FAMILIES: dict[str, tuple[str, str, str, dict[str, Any]]] = {
         "vocab_size": 40, "n_embd": HIDDEN, "n_layer": 2, "n_head": HEADS, "n_positions": 32,
         "use_cache": False}),
     "llama": ("gpt2", "LlamaModel", "ids", GROUPED),
-    "phi": ("phi", "PhiModel", "ids", GROUPED),
+    "phi": ("gpt2", "PhiModel", "ids", GROUPED),
     "qwen3": ("gpt2", "Qwen3Model", "ids", GROUPED | {"head_dim": 8}),
     "t5-encoder": ("t5", "T5EncoderModel", "ids", {
         "vocab_size": 40, "d_model": HIDDEN, "d_kv": 8, "d_ff": 48, "num_layers": 2,

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import onnx
+from onnx import numpy_helper
 
 from ..cases import OnnxCase
 
@@ -45,9 +47,9 @@ LAYERS: dict[str, tuple[Shape, str, dict[str, Any]]] = {
     "MaxPooling1D": (SERIES, "MaxPooling1D", {}),
     "MaxPooling2D": (IMAGE, "MaxPooling2D", {"padding": "same", "pool_size": 3}),
     "MaxPooling3D": (VOLUME, "MaxPooling3D", {}),
-    "AveragePooling1D": (SERIES, "AveragePooling1D", {}),
+    "AveragePooling1D": (SERIES, "AveragePooling1D", {"pool_size": 2}),
     "AveragePooling2D": (IMAGE, "AveragePooling2D", {"padding": "same", "pool_size": 3}),
-    "AveragePooling3D": (VOLUME, "AveragePooling3D", {}),
+    "AveragePooling3D": (VOLUME, "AveragePooling3D", {"pool_size": 2}),
     "GlobalMaxPooling2D": (IMAGE, "GlobalMaxPooling2D", {}),
     "GlobalAveragePooling1D": (SERIES, "GlobalAveragePooling1D", {}),
     "GlobalAveragePooling2D": (IMAGE, "GlobalAveragePooling2D", {}),
@@ -211,4 +213,14 @@ def _convert(model: Any, x: np.ndarray[Any, Any]) -> tuple[Any, str]:
     signature = [tf.TensorSpec((None, *x.shape[1:]), tf.float32, name="x")]
     function = tf.function(lambda t: model(t, training=False), input_signature=signature)
     proto, _ = tf2onnx.convert.from_function(function, input_signature=signature, opset=OPSET)
+    _store_captured(proto.graph, function.get_concrete_function().graph.captures)
     return proto, proto.graph.output[0].name
+
+
+def _store_captured(graph: onnx.GraphProto, captures: Any) -> None:
+    """Constants of layers (of Normalization, say) are inputs after the conversion: store them."""
+    values = {placeholder.name: tensor for tensor, placeholder in captures}
+    for value in [i for i in graph.input if i.name in values]:
+        array = np.asarray(values[value.name])
+        graph.initializer.append(numpy_helper.from_array(array, value.name))
+        graph.input.remove(value)

@@ -40,7 +40,8 @@ def case(name: str) -> TorchCase | None:
         return None
     sample = samples[int(number)]
     made = sample.constructor_input
-    module = info.module_cls(*made.args, **made.kwargs).train(training)
+    # Some have float64 in them whatever is asked for.
+    module = info.module_cls(*made.args, **made.kwargs).train(training).float()
     call = sample.forward_input
     if any(map(torch.nn.parameter.is_lazy, module.parameters())):
         module(*call.args, **call.kwargs)  # gives the parameters their shapes

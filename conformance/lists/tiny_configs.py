@@ -25,7 +25,7 @@ def at_most(limit: int) -> Callable[[Any], Any]:
 
     def scale(value: Any) -> Any:
         if isinstance(value, (list, tuple)):
-            return [scale(item) for item in value]
+            return type(value)(scale(item) for item in value)
         return min(value, limit) if isinstance(value, int) else value
 
     return scale
@@ -55,11 +55,19 @@ def token(value: Any) -> Any:
 WIDTHS = (
     r"(.*hidden_size|d_model|n_embd|.*_?embed_dim|emb_dim|dim|hidden_dim|.*embedding_size"
     r"|.*projection_dim|.*_hidden_dim|d_latents|.*conv_dim|.*proj_size"
-    r"|.*pos_feats|intra_bottleneck_size|upsample_groups)$"
+    r"|.*pos_feats|intra_bottleneck_size|upsample_groups|hidden_size_global|output_channels)$"
 )
 
 RULES: list[Rule] = [
     (r".*(token_id|token_index|_token_ids|_index)$", token),
+    (r"image_embedding_size$", lambda v: IMAGE // PATCH if isinstance(v, int) else v),
+    (r"encoder_in_channels$", lambda v: [WIDTH * 2**index for index in range(len(v))]),
+    (r"decoder_in_channels$", at_most(WIDTH)),
+    (r"num_filters$", at_most(4)),
+    (r"stem_channels$", at_most(WIDTH // 2)),
+    (r"stage_mid_channels$", at_most(WIDTH // 4)),
+    (r"stage_in_channels$", lambda v: [WIDTH // 2, *ascending(v)[:-1]]),
+    (r"stage_out_channels$", ascending),
     (r"(pretraining_tp|chunk_size_feed_forward|num_labels|.*_coefficient|.*_cost)$", lambda v: v),
     (r"(num_experts_per_tok|num_experts_per_token|moe_topk|top_k|moe_k)$", at_most(2)),
     (r"(n_group|num_expert_group|topk_group)$", at_most(1)),
@@ -87,6 +95,14 @@ RULES: list[Rule] = [
     (r"(num_conv_pos_embeddings|num_conv_pos_embedding_groups)$", at_most(4)),
     (WIDTHS, ascending),
 ]  # fmt: skip
+
+_EFFICIENTNET = {
+    "image_size": 64, "width_coefficient": 0.25, "depth_coefficient": 0.3, "hidden_dim": 320,
+}  # fmt: skip
+_GEMMA3N = {
+    "intermediate_size": [48, 48], "hidden_size_per_layer_input": 8, "num_kv_shared_layers": 0,
+    "activation_sparsity_pattern": [0.0, 0.0], "laurel_rank": 4, "vocab_size_per_layer_input": 96,
+}  # fmt: skip
 
 OVERRIDES: dict[str, dict[str, Any]] = {
     "longformer": {"onnx_export": True},
@@ -121,8 +137,8 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "donut-swin": {"image_size": 64, "window_size": 2},
     "maskformer-swin": {"image_size": 64, "window_size": 2},
     "mamba2": {"num_heads": 8, "head_dim": 8, "n_groups": 2, "hidden_size": 32, "chunk_size": 4},
-    "efficientnet": {"image_size": 64, "hidden_dim": 2560},
-    "align": {"vision_config": {"image_size": 64, "hidden_dim": 2560}},
+    "efficientnet": _EFFICIENTNET,
+    "align": {"projection_dim": 80, "vision_config": _EFFICIENTNET},
     "levit": {"image_size": 64, "patch_size": 16, "hidden_sizes": [32, 48, 64]},
     "wav2vec2-bert": {"vocab_size": VOCABULARY},
     "wav2vec2-conformer": {"vocab_size": VOCABULARY},
@@ -140,7 +156,13 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "local_attn_chunk_length": 4,
     },
     "xmod": {"default_language": "en_XX", "languages": ["en_XX"]},
-    "longcat_flash": {"qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "head_dim": 8, "v_head_dim": 8},
+    "longcat_flash": {
+        "qk_rope_head_dim": 8,
+        "qk_nope_head_dim": 8,
+        "qk_head_dim": 16,
+        "head_dim": 8,
+        "v_head_dim": 8,
+    },
     "mask2former": {
         "feature_size": 32,
         "mask_feature_size": 32,
@@ -150,14 +172,10 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "deepseek_v3": {"first_k_dense_replace": 1},
     "zamba": {"num_hidden_layers": 4, "attn_layer_period": 2, "attn_layer_offset": 1},
     "neomme": {"sliding_window": 16},
-    "gemma3n_text": {
-        "intermediate_size": [48, 48],
-        "hidden_size_per_layer_input": 8,
-        "num_kv_shared_layers": 0,
-        "activation_sparsity_pattern": [0.0, 0.0],
-        "laurel_rank": 4,
-        "vocab_size_per_layer_input": 96,
-    },
+    "gemma3n_text": _GEMMA3N,
+    "gemma3n": {"text_config": _GEMMA3N},
+    "instructblip": {"image_token_index": 90},
+    "instructblipvideo": {"image_token_index": 90},
     "siglip2": {"vision_config": {"num_patches": 16}},
     "wavlm": {"num_buckets": 8},
     "seggpt": {"image_size": [32, 32]},
@@ -166,9 +184,39 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "bros": {"hidden_size": 64},
     "dpt": {"num_hidden_layers": 4, "backbone_out_indices": [0, 1, 2, 3]},
     "bit": {"num_groups": 4, "embedding_size": 16},
-    "lilt": {"channel_shrink_ratio": 2},
+    "lilt": {"channel_shrink_ratio": 2, "hidden_size": 48},
     "layoutlmv3": {"coordinate_size": 4, "shape_size": 8},
     "mobilevitv2": {"image_size": 64},
+    "zamba2": {
+        "attention_hidden_size": 64,
+        "attention_head_dim": 16,
+        "num_key_value_heads": 4,
+        "layers_block_type": ["linear_attention", "hybrid", "linear_attention", "hybrid"],
+        "num_hidden_layers": 4,
+        "chunk_size": 4,
+        "adapter_rank": 8,
+    },
+    "nemotron_h": {"n_groups": 2, "mamba_num_heads": 8, "chunk_size": 4},
+    "blip-2": {"image_token_index": 90},
+    "vits": {
+        "upsample_initial_channel": 32,
+        "upsample_rates": [4, 4],
+        "upsample_kernel_sizes": [8, 8],
+        "flow_size": 32,
+        "spectrogram_bins": 17,
+        "wavenet_layers": 1,
+    },
+    "chameleon": {"vocabulary_map": {"<image>": 90}},
+    "blt": {"encoder_hash_byte_group_vocab": VOCABULARY},
+    "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "first_k_dense_replace": 1},
+    "dbrx": {"attn_config": {"rope_theta": 10000.0, "kv_n_heads": 2}},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
+    "hunyuan_vl": {"text_config": {"head_dim": HEAD_WIDTH}},
+    "deepseek_ocr2": {"text_config": {"mlp_layer_types": ["dense", "sparse"]}},
+    "diffusion_gemma": {"text_config": {"num_experts": 4, "top_k_experts": 2}},
+    "fun_asr_nano": {"adaptor_config": {"intermediate_size": WIDTH // 4}},
+    "granite_speech5_ctc": {"context_size": 16},
+    "gradium_phonon_tts": {"flow_head_config": {"condition_dim": WIDTH}},
 }
 """What no rule can know, by family; a dictionary in it is for a part of the configuration."""
 
@@ -214,7 +262,11 @@ def _part(part: Any, overrides: dict[str, Any]) -> dict[str, Any]:
     """A configuration inside another one; what differs from its class's defaults stays."""
     if part.model_type == "timm_backbone":
         return dict(BACKBONE)
-    kept = {k: v for k, v in part.to_diff_dict().items() if isinstance(v, (str, bool, float))}
+    kept = {
+        k: v
+        for k, v in part.to_diff_dict().items()
+        if isinstance(v, (str, bool, float)) or k == "out_features"
+    }
     return {**kept, **_values(part, overrides), "model_type": part.model_type}
 
 

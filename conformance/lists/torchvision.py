@@ -7,6 +7,7 @@ and is no part of a graph: its backbone and heads, the heads of regions at fixed
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -106,6 +107,8 @@ def _made(name: str) -> torch.nn.Module:
     keep_layers(module, LAYERS.get(name, {}))
     if name.startswith(("alexnet", "vgg")):
         narrow(module.classifier, 4096, 64)
+    if name == "s3d":
+        module.avgpool = torch.nn.AvgPool3d(2, 1)  # its own is for images of 224
     if hasattr(module, "rpn"):
         return Regions(module)
     return Dense(module) if hasattr(module, "anchor_generator") else module
@@ -194,6 +197,7 @@ class Regions(torch.nn.Module):
         """RoiAlign as torchvision writes it in torch's own operators."""
         from torchvision.ops.roi_align import _roi_align
 
+        plain = inspect.unwrap(_roi_align)  # it compiles itself
         scale = features.shape[-1] / 64
-        pooled: torch.Tensor = _roi_align(features, self.boxes, scale, size, size, 2, False)
+        pooled: torch.Tensor = plain(features, self.boxes, scale, size, size, 2, False)
         return pooled

@@ -65,7 +65,7 @@ HEADS = [
 BATCH = 30
 """How many cases share a process."""
 
-ROWS, LENGTH, FRAMES, SAMPLES = 2, 8, 32, 1600
+ROWS, LENGTH, FRAMES, SAMPLES, REGIONS = 2, 8, 32, 1600, 4
 
 
 def names() -> list[str]:
@@ -73,6 +73,16 @@ def names() -> list[str]:
     mapping = _auto().MODEL_MAPPING_NAMES
     rest = sorted((name for name in mapping if name not in FIRST), key=_part_of_a_family)
     return [name for name in FIRST if name in mapping] + rest
+
+
+PARTS = {
+    "bark": ("semantic_config", "BarkSemanticModel"),
+    "musicgen": ("decoder", "MusicgenForCausalLM"),
+    "musicgen_melody": ("decoder", "MusicgenMelodyForCausalLM"),
+    "emu3": ("text_config", "Emu3ForCausalLM"),
+    "llama4": ("text_config", "Llama4ForCausalLM"),
+}
+"""Models of several that are called one after the other: the part that is tried, and its class."""
 
 
 def case(name: str) -> TorchCase:
@@ -88,6 +98,9 @@ def of_type(name: str, class_name: str) -> TorchCase:
     transformers.logging.set_verbosity_error()
     torch.manual_seed(0)
     config = tiny(transformers.CONFIG_MAPPING[name], name)
+    if name in PARTS:
+        part, class_name = PARTS[name]
+        config = getattr(config, part)
     if getattr(config, "pad_token_id", 0) is None:
         config.pad_token_id = 1  # classifiers of sequences look for it
     model = getattr(transformers, class_name)(config).eval()
@@ -144,14 +157,16 @@ def _main_inputs(model: Any) -> Inputs:
     wanted = inspect.signature(model.forward).parameters
     main = getattr(model, "main_input_name", "input_ids")
     if main not in wanted:
-        main = next((name for name in MAKERS if name in wanted), main)
+        main = next((n for n in MAKERS if n in wanted and n != "attention_mask"), main)
     names = [main]
     if "input_ids" in wanted and hasattr(model.config, "vision_config"):
         names = ["input_ids", "pixel_values"]
     if "input_ids" in names and model.config.model_type not in WITHOUT_MASK:
         names.append("attention_mask")
     names += [n for n, p in wanted.items() if p.default is p.empty and n in MAKERS]
-    more = ["decoder_input_ids", "bbox"]
+    more = ["decoder_input_ids", "bbox", "visual_feats", "visual_pos"]
+    if main == "states":
+        more += ["actions", "rewards", "returns_to_go", "timesteps", "attention_mask"]
     if "past_values" in names and "future_time_features" in wanted:
         more += ["future_time_features", "future_values"]
     return _made(model, [*names, *more])
@@ -204,6 +219,15 @@ def _patches(model: Any) -> Inputs:
     return {names[0]: torch.randn(16 * ROWS, width), "grid_thw": grid}
 
 
+def _codebooks(model: Any) -> Inputs:
+    """Tokens of several codebooks, one after the other."""
+    count = _first(model.config, "num_codebooks", "decoder_config.num_channels", default=1)
+    inputs, rows = _main_inputs(model), torch.cat([_tokens(model)] * count)
+    inputs["decoder_input_ids" if "decoder_input_ids" in inputs else "input_ids"] = rows
+    inputs.pop("attention_mask", None)
+    return inputs
+
+
 def _text_only(model: Any) -> Inputs:
     return _made(model, ["input_ids", "attention_mask", "decoder_input_ids"])
 
@@ -229,7 +253,9 @@ def _first(config: Any, *paths: str, default: int) -> Any:
 
 
 def _tokens(model: Any) -> torch.Tensor:
-    size = _first(model.config, "vocab_size", "text_config.vocab_size", default=96)
+    size = _first(
+        model.config, "vocab_size", "text_config.vocab_size", "model_config.vocab_size", default=96
+    )
     return torch.randint(min(size // 2, 40), min(size, 96), (ROWS, LENGTH))  # none is special
 
 
@@ -304,6 +330,34 @@ def _future_values(model: Any) -> torch.Tensor:
     return torch.randn(ROWS, model.config.prediction_length)
 
 
+def _regions(model: Any) -> torch.Tensor:
+    return torch.randn(ROWS, REGIONS, model.config.visual_feat_dim)
+
+
+def _region_boxes(model: Any) -> torch.Tensor:
+    return torch.rand(ROWS, REGIONS, model.config.visual_pos_dim)
+
+
+def _query_embeddings(model: Any) -> torch.Tensor:
+    return torch.randn(ROWS, REGIONS, model.config.hidden_size)
+
+
+def _states(model: Any) -> torch.Tensor:
+    return torch.randn(ROWS, LENGTH, model.config.state_dim)
+
+
+def _actions(model: Any) -> torch.Tensor:
+    return torch.randn(ROWS, LENGTH, model.config.act_dim)
+
+
+def _rewards(model: Any) -> torch.Tensor:
+    return torch.randn(ROWS, LENGTH, 1)
+
+
+def _timesteps(model: Any) -> torch.Tensor:
+    return torch.arange(LENGTH).expand(ROWS, -1).contiguous()
+
+
 def _frames_mask(model: Any) -> torch.Tensor:
     return torch.ones(ROWS, FRAMES, dtype=torch.int64)
 
@@ -314,13 +368,15 @@ MAKERS: dict[str, Callable[[Any], torch.Tensor]] = {
     "input_features_mask": _frames_mask, "past_time_features": _time_features,
     "past_observed_mask": _observed, "future_time_features": _future_features,
     "future_values": _future_values, "bbox": _boxes, "pixel_values_videos": _video,
-    "past_values": _series,
+    "past_values": _series, "visual_feats": _regions, "visual_pos": _region_boxes,
+    "query_embeds": _query_embeddings, "qformer_input_ids": _tokens, "states": _states,
+    "actions": _actions, "rewards": _rewards, "returns_to_go": _rewards, "timesteps": _timesteps,
 }  # fmt: skip
 
 
 CHOICES: list[Callable[[Any], Inputs]] = [
     _main_inputs, _text_with_images, _text_only, _image_only, _long_features, _video_only, _mono,
-    _patches,
+    _patches, _codebooks,
 ]  # fmt: skip
 """Sets of inputs, in the order in which they are tried."""
 

@@ -1,4 +1,4 @@
-"""Find a model, cut off its last layer, and put a new one for our own classes in its place."""
+"""Find a trained model: in an installed package, or a small one that is trained here."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnx.parser
-from onnx import TensorProto, helper, numpy_helper
+from onnx import numpy_helper
 
 from onnxtrain import artifacts
 from onnxtrain.api import Trainer
@@ -65,55 +65,3 @@ def stand_in(x: np.ndarray, y: np.ndarray, folder: Path, epochs: int) -> onnx.Mo
     trainer.fit((x, y), epochs=epochs, progress=False)
     trainer.export(folder / "pretrained.onnx")
     return onnx.load(folder / "pretrained.onnx")
-
-
-def new_head(model: onnx.ModelProto, classes: int) -> onnx.ModelProto:
-    """The model with its last fully connected layer replaced by ``head.weight``, ``head.bias``."""
-    weights = {t.name: t for t in model.graph.initializer if t.data_type == TensorProto.FLOAT}
-    layers = [
-        n for n in model.graph.node
-        if n.op_type in {"Gemm", "MatMul"} and n.input[1] in weights
-    ]  # fmt: skip
-    if not layers:
-        raise SystemExit("The model has no fully connected layer (Gemm or MatMul with a weight).")
-    last = layers[-1]
-    transposed = any(a.name == "transB" and a.i for a in last.attribute)
-    features = weights[last.input[1]].dims[1 if transposed else 0]
-    changed = onnx.ModelProto()
-    changed.CopyFrom(model)
-    graph = changed.graph
-    rng = np.random.default_rng(1)
-    weight = rng.normal(0, features**-0.5, (features, classes)).astype(np.float32)
-    bias = np.zeros(classes, np.float32)
-    graph.initializer.append(numpy_helper.from_array(weight, "head.weight"))
-    graph.initializer.append(numpy_helper.from_array(bias, "head.bias"))
-    inputs = [last.input[0], "head.weight", "head.bias"]
-    graph.node.append(helper.make_node("Gemm", inputs, ["logits"], "head"))
-    del graph.output[:]
-    shape = ["batch", classes]
-    graph.output.append(helper.make_tensor_value_info("logits", TensorProto.FLOAT, shape))
-    return pruned(changed)
-
-
-def pruned(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Without nodes and weights that lead to no output: the old head is gone."""
-    needed = {o.name for o in model.graph.output}
-    kept = []
-    for node in reversed(model.graph.node):
-        if needed & set(node.output):
-            kept.append(node)
-            needed |= set(node.input) | captured(node)
-    weights = [t for t in model.graph.initializer if t.name in needed]
-    kept.reverse()
-    for field, values in ((model.graph.node, kept), (model.graph.initializer, weights)):
-        copies = [type(v).FromString(v.SerializeToString()) for v in values]
-        del field[:]
-        field.extend(copies)
-    return model
-
-
-def captured(node: onnx.NodeProto) -> set[str]:
-    """Names that the subgraphs of a control-flow node take from outside."""
-    inner = [a.g for a in node.attribute if a.type == onnx.AttributeProto.GRAPH]
-    nodes = [n for g in inner for n in g.node]
-    return {i for n in nodes for i in n.input}.union(*(captured(n) for n in nodes), set())

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnxruntime
-from models import PACKAGED, new_head, packaged, stand_in
+from models import PACKAGED, packaged, stand_in
 from onnx import numpy_helper
 
-from onnxtrain import artifacts
+from onnxtrain import artifacts, losses, transfer
 from onnxtrain.api import Trainer
 
 
@@ -89,13 +89,15 @@ def main(given: Sequence[str] | None = None) -> tuple[float, int]:
     options.out.mkdir(parents=True, exist_ok=True)
     pretrained, x, y = choose(options)
     classes = int(y.max()) + 1
-    model = new_head(pretrained, classes)
+    head = transfer.new_head(pretrained, classes)
+    model = head.model
     cut = int(0.8 * len(x))
 
     artifacts.generate_artifacts(
         model,
-        requires_grad=["head.weight", "head.bias"],  # whatever is not named stays a constant
-        loss=artifacts.LossType.CrossEntropyLoss,
+        requires_grad=list(head.parameters),  # whatever is not named stays a constant
+        loss=losses.CrossEntropyLoss(),
+        loss_input_names=[head.scores],
         optimizer=artifacts.OptimType.AdamW,
         artifact_directory=options.out,
         step_model=True,
@@ -112,17 +114,18 @@ def main(given: Sequence[str] | None = None) -> tuple[float, int]:
     trainer.export(options.out / "trained.onnx")
 
     before, after = weights_of(model), weights_of(onnx.load(options.out / "trained.onnx"))
-    frozen = [n for n in before if not n.startswith("head.") and n in after]
+    frozen = [n for n in before if n not in head.parameters and n in after]
     moved = [n for n in frozen if before[n].tobytes() != after[n].tobytes()]
-    step = float(np.abs(before["head.weight"] - after["head.weight"]).max())
+    weight = head.parameters[0]
+    step = float(np.abs(before[weight] - after[weight]).max())
     numbers = sum(before[n].size for n in frozen)
     print(
         f"frozen: {len(frozen)} tensors, {numbers} numbers; {len(moved)} of them changed by a bit"
     )
-    print(f"head.weight moved by up to {step:.3f}")
+    print(f"{weight} moved by up to {step:.3f}")
 
     session = onnxruntime.InferenceSession(str(options.out / "trained.onnx"))
-    (scores,) = session.run(["logits"], {session.get_inputs()[0].name: x[cut:]})
+    (scores,) = session.run([head.output], {session.get_inputs()[0].name: x[cut:]})
     accuracy = float((scores.argmax(axis=1) == y[cut:]).mean())
     print(f"accuracy on {len(x) - cut} new examples of {classes} new classes: {accuracy:.3f}")
     return accuracy, len(moved)

@@ -4,7 +4,7 @@ import {
   type Adapter, type Module,
 } from "../src/index.js";
 import { button, bytesOf, element, field, filesOf, offer, type Desk } from "./dom.js";
-import { unzip, zip } from "./zip.js";
+import { orDamaged, unzip, zip } from "./zip.js";
 
 const WEIGHTS = "adapter_model.safetensors";
 const SETTINGS = "adapter_config.json";
@@ -76,7 +76,9 @@ async function read(files: readonly File[]): Promise<Adapter> {
     const bytes = await bytesOf(file);
     if (file.name.endsWith(".onnx_adapter")) return loadOnnxAdapter(bytes);
     const isArchive = file.name.endsWith(".zip");
-    const members = isArchive ? await unzip(bytes, file.name) : [[file.name, bytes] as const];
+    const members = isArchive
+      ? await orDamaged(file.name, () => unzip(bytes, file.name))
+      : [[file.name, bytes] as const];
     for (const [name, content] of members) contents.set(name.split("/").at(-1) as string, content);
   }
   const [weights, settings] = [contents.get(WEIGHTS), contents.get(SETTINGS)];

@@ -1,5 +1,5 @@
 /** Arrays from files: NumPy's .npy and .npz, and CSV. */
-import { unzip } from "./zip.js";
+import { orDamaged, unzip } from "./zip.js";
 
 export interface NdArray {
   readonly data: ArrayLike<number | bigint>;
@@ -26,6 +26,10 @@ const READERS: Record<string, (buffer: ArrayBuffer) => ArrayLike<number | bigint
 
 /** All arrays in a file, by name; the kind of file is told by its name's ending. */
 export async function readArrays(name: string, bytes: Uint8Array): Promise<Map<string, NdArray>> {
+  return orDamaged(name, () => read(name, bytes));
+}
+
+async function read(name: string, bytes: Uint8Array): Promise<Map<string, NdArray>> {
   const stem = name.replace(/\.[^.]*$/, "");
   if (name.endsWith(".npz")) return readNpz(bytes, name);
   if (name.endsWith(".npy")) return new Map([[stem, readNpy(bytes, name)]]);

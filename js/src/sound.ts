@@ -1,5 +1,7 @@
 /** What a model may ask for, checked before onnxruntime gets it; `files/sound.py` does the same. */
 import { check, ModelFileError } from "./errors.js";
+import { checkGrowth } from "./growth.js";
+import { fields, numbers, text } from "./wire.js";
 
 /** Where in an ONNX file nodes and tensors can be: for each message, its fields by number. */
 const CHILDREN: Record<string, Record<number, string>> = {
@@ -24,10 +26,7 @@ const MAX_CALLS = 200;
 const MAX_NODES = 200_000;
 const MAX_RANK = 64;
 
-const DECODER = new TextDecoder();
-
-type Field = { number: number; value: number | Uint8Array };
-const need = (isFine: boolean, text: string): void => check(isFine, text, ModelFileError);
+const need = (isFine: boolean, problem: string): void => check(isFine, problem, ModelFileError);
 
 /** What a graph or a function has: how many nodes, and how often it calls what. */
 class Body {
@@ -47,18 +46,23 @@ class Body {
  */
 export function checkModel(model: Uint8Array): void {
   const main = new Body();
+  const graphs: Uint8Array[] = [];
   const functions = new Map<string, Body>();
+  const bodies = new Map<string, Uint8Array>();
   for (const { number, value } of fields(model)) {
     const kind = OF_MODEL[number];
     if (typeof value === "number" || kind === undefined) continue;
     const body = kind === "function" ? new Body() : main;
     walk(value, kind, 0, body);
+    if (kind === "graph") graphs.push(value);
     if (body === main) continue;
     const name = nameOf(value, kind);
     need(!functions.has(name), `The function "${shown(name)}" is defined twice.`);
     functions.set(name, body);
+    bodies.set(name, value);
   }
   if (functions.size) checkCalls(main, functions);
+  checkGrowth(graphs, bodies);
 }
 
 function walk(bytes: Uint8Array, kind: string, depth: number, body: Body): void {
@@ -96,8 +100,8 @@ function checkCalls(main: Body, functions: ReadonlyMap<string, Body>): void {
     return size;
   };
   const total = sizeOf(main);
-  const text = `The model has ${total} nodes when functions are put in the place of their calls`;
-  need(total <= MAX_NODES, `${text}; ${MAX_NODES} are the most.`);
+  const problem = `The model has ${total} nodes when functions are put in the place of their calls`;
+  need(total <= MAX_NODES, `${problem}; ${MAX_NODES} are the most.`);
 }
 
 function checkTensor(bytes: Uint8Array): void {
@@ -109,8 +113,8 @@ function checkTensor(bytes: Uint8Array): void {
     need(!isExternal, "A tensor of the model has its data in another file: it trains in Python only.");
     if (number !== DIMS) continue;
     for (const dim of numbers(value)) {
-      size *= dim || 1; // a negative number is read as one above 2 ** 63
-      const isShape = ++rank <= MAX_RANK && size < 2 ** 60;
+      size *= dim || 1;
+      const isShape = dim >= 0 && ++rank <= MAX_RANK && size < 2 ** 60;
       need(isShape, "A tensor of the model has a shape that none can have: the file is damaged.");
     }
   }
@@ -122,54 +126,10 @@ function nameOf(bytes: Uint8Array, kind: string): string {
   const parts = ["", "", ""];
   for (const { number, value } of fields(bytes)) {
     const place = NAMES[kind]?.indexOf(number) ?? -1;
-    if (place >= 0 && typeof value !== "number") parts[place] = DECODER.decode(value);
+    if (place >= 0 && typeof value !== "number") parts[place] = text(value);
   }
   if (parts[0] === "ai.onnx") parts[0] = "";
   return JSON.stringify(parts);
 }
 
 const shown = (name: string): string => JSON.parse(name)[1];
-
-/** The numbers of a field that has one, or many of them packed. */
-function* numbers(value: number | Uint8Array): Generator<number> {
-  if (typeof value === "number") return yield value;
-  for (let at = 0; at < value.length; ) {
-    const [number, behind] = varint(value, at);
-    at = behind;
-    yield number;
-  }
-}
-
-/** A whole number, and the place behind it. */
-function varint(bytes: Uint8Array, at: number): [number, number] {
-  let value = 0;
-  for (let scale = 1; ; scale *= 128) {
-    const byte = bytes[at++];
-    check(byte !== undefined && scale < 2 ** 70, "The model is damaged.", ModelFileError);
-    value += (byte & 127) * scale;
-    if (byte < 128) return [value, at];
-  }
-}
-
-/** The fields of a protobuf message: whole numbers, 0 for others, the bytes of all else. */
-function* fields(bytes: Uint8Array): Generator<Field> {
-  let at = 0;
-  const next = (): number => {
-    const [value, behind] = varint(bytes, at);
-    at = behind;
-    return value;
-  };
-  while (at < bytes.length) {
-    const key = next();
-    const [number, wire] = [Math.floor(key / 8), key % 8];
-    if (wire === 0) {
-      yield { number, value: next() };
-      continue;
-    }
-    const size = wire === 2 ? next() : { 1: 8, 5: 4 }[wire];
-    const fits = size !== undefined && size <= bytes.length - at;
-    check(fits, "The model is damaged.", ModelFileError);
-    yield { number, value: wire === 2 ? bytes.subarray(at, at + size) : 0 };
-    at += size;
-  }
-}

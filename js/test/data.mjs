@@ -1,4 +1,4 @@
-// node data.mjs STATIC: what the page says of data that cannot be trained on, one line per case.
+// node data.mjs STATIC NPZ NAN ONE-HOT BOMB CUT: what the page says of data that cannot be trained on, one line per case.
 import { print } from "./print.mjs";
 
 const [folder] = process.argv.slice(2);
@@ -42,4 +42,6 @@ await print({
   textTarget: await tried("t.csv", `${head}1,2,high\n1,2,low\n`, numbers, []),
   narrow: await tried("t.csv", "a,label\n1,0\n", inputs, labels),
   fraction: await tried("t.csv", `${head}1,2,0.5\n`, inputs, labels),
+  bomb: await tried("t.npz", new Uint8Array(await readFile(argv[6])), inputs, labels),
+  cut: await tried("t.npz", new Uint8Array(await readFile(argv[7])), inputs, labels),
 });

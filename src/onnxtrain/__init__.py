@@ -9,6 +9,7 @@ The names to begin with are here:
     lora, quant                                   adapters for a model that is there already, and
                                                   weights of a few bits under them
     text                                          language models: tokens, rows, samples
+    transfer                                      a classifier for other classes
 
 Each is imported when it is first used, so that a device that only trains needs numpy and
 onnxruntime alone.
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from . import schedulers as schedulers
     from . import text as text
     from . import training_info as training_info
+    from . import transfer as transfer
     from .api import CheckpointState as CheckpointState
     from .api import Module as Module
     from .api import Optimizer as Optimizer
@@ -59,12 +61,12 @@ if TYPE_CHECKING:
 __all__ = [
     "CheckpointState", "Module", "Optimizer", "Trainer", "__version__", "check_gradient",
     "differentiate", "generate_artifacts", "lora", "losses", "optim", "quant", "schedulers",
-    "summarize", "text",
+    "summarize", "text", "transfer",
 ]  # fmt: skip
 
 _MODULES = (
     "api", "artifacts", "errors", "extend", "lora", "losses", "onnxblock", "optim", "quant",
-    "schedulers", "text", "training_info",
+    "schedulers", "text", "training_info", "transfer",
 )  # fmt: skip
 _HOMES = {
     "check_gradient": "gradient_check",

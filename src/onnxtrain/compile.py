@@ -127,6 +127,12 @@ class Plan:
         for name in (*self.trainable, *self.frozen):
             if name not in known:
                 raise UnknownNameError("initializer", name, known)
+        if params.LOSS_SCALE in known and params.LOSS_SCALE not in self.frozen:
+            raise ModelError(
+                "The gradients of this model are multiplied by a loss scale "
+                "(onnxtrain.quant.mixed_precision), which only the Optimizer and the Trainer of "
+                "onnxtrain.api undo: train it with the artifacts of generate_artifacts."
+            )
         statistics = modes.running_statistics(base) if self.update_statistics else []
         self.states = [n for n in statistics if n not in self.trainable]
         chosen = {*self.trainable, *self.frozen, *self.states}

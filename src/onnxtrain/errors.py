@@ -132,6 +132,10 @@ class AdapterError(OnnxTrainError, ValueError):
     """An adapter, or what is asked of one, does not fit the model."""
 
 
+class QuantizationError(OnnxTrainError, ValueError):
+    """A model, or data, that cannot be quantised as it was asked for."""
+
+
 class TextError(OnnxTrainError, ValueError):
     """A text file, a tokenizer or a language model's inputs are not what they must be."""
 
@@ -175,6 +179,10 @@ class InputError(OnnxTrainError, ValueError, RuntimeError):
     """A value handed to a model has the wrong name, number, type, rank or shape."""
 
 
+class DataError(InputError):
+    """A data file is damaged, or does not hold what the model takes."""
+
+
 class LabelError(InputError):
     """A label is neither a class nor the label to ignore."""
 
@@ -202,6 +210,10 @@ class ExecutionError(OnnxTrainError, RuntimeError):
 
 class RunError(OnnxTrainError, RuntimeError):
     """onnxruntime failed while it ran a model."""
+
+
+class SignatureError(OnnxTrainError, ValueError):
+    """A model cannot be signed, or is not what was signed."""
 
 
 class MissingPackageError(OnnxTrainError, ImportError):

@@ -506,6 +506,22 @@ def test_errors_leave_nothing_behind(tmp_path, kw, error, part):
     make(tmp_path)  # and the next call works
 
 
+def test_a_missing_folder_is_made_and_gone_again_after_an_error(tmp_path, monkeypatch):
+    make(tmp_path, artifact_directory=tmp_path / "new")
+    assert "checkpoint" in os.listdir(tmp_path / "new")
+
+    def fail(*_, **__):
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr("onnxtrain.artifacts.generate.save_checkpoint", fail)
+    with pytest.raises(OSError, match="no space"):
+        make(tmp_path, artifact_directory=tmp_path / "newer")
+    assert os.listdir(tmp_path) == ["new"]
+    (tmp_path / "file").touch()
+    with pytest.raises(FileNotFoundError, match="Create it first"):
+        make(tmp_path, artifact_directory=tmp_path / "file")
+
+
 def test_an_error_while_writing_leaves_the_old_files(tmp_path, monkeypatch):
     make(tmp_path)
     before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}

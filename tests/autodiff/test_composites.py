@@ -1,4 +1,4 @@
-"""Gelu spelled with five operators, and SiLU with two, are differentiated as one function."""
+"""Gelu spelled with five operators, SiLU with two and norms with six are one function each."""
 
 from __future__ import annotations
 
@@ -16,6 +16,18 @@ SPELLINGS = {
     "silu": "s = Sigmoid(x) y = Mul(s, x)",
     "sigmoid read": "s = Sigmoid(x) m = Mul(x, s) y = Add(m, s)",
     "no gelu": "s = Div(x, root) e = Erf(s) a = Add(e, half) m = Mul(x, a) y = Mul(m, half)",
+    "rms": "s = Mul(x, x) m = ReduceMean(s, last) a = Add(m, tiny) t = Sqrt(a) i = Reciprocal(t) "
+    "n = Mul(x, i) y = Mul(n, weights)",
+    "rms, one over": "s = Pow(x, two) m = ReduceMean(s, last) a = Add(tiny, m) t = Sqrt(a) "
+    "i = Div(one, t) n = Mul(i, x) y = Mul(n, weights)",
+    "rms, divided": "s = Mul(x, x) m = ReduceMean(s, last) a = Add(m, tiny) t = Sqrt(a) "
+    "n = Div(x, t) y = Mul(n, weights)",
+    "layer norm": "c = ReduceMean(x, last) d = Sub(x, c) s = Mul(d, d) m = ReduceMean(s, last) "
+    "a = Add(m, tiny) t = Sqrt(a) n = Div(d, t) y = Mul(n, weights)",
+    "rms, root read": "s = Mul(x, x) m = ReduceMean(s, last) a = Add(m, tiny) t = Sqrt(a) "
+    "n = Div(x, t) o = Mul(n, weights) y = Add(o, t)",
+    "no rms": "s = Mul(x, x) m = ReduceMean(s, last) a = Add(m, tiny) t = Sqrt(a) n = Div(t, x) "
+    "y = Mul(n, tiny)",
     "inner value read": "s = Div(x, root) e = Erf(s) a = Add(e, one) m = Mul(x, a) "
     "z = Mul(m, half) y = Add(z, e)",
 }
@@ -26,7 +38,8 @@ def gradient_of(body: str, names=("x",)):
         <ir_version: 9, opset_import: ["": 18]>
         g (float[2,5] x) => (float loss)
         <float root = {{1.4142135}}, float inverse = {{0.70710678}}, float one = {{1.0}},
-         float half = {{0.5}}>
+         float half = {{0.5}}, float two = {{2.0}}, float tiny = {{0.01}}, int64[1] last = {{-1}},
+         float[5] weights = {{1, 2, -1, 0.5, 3}}>
         {{ {body} q = Mul(y, y) loss = ReduceSum <keepdims=0> (q) }}""")
     return model, differentiate(model, wrt=list(names))
 
@@ -64,6 +77,15 @@ def test_only_the_input_is_kept(spelling, whole):
     backward = [n for n in graded.graph.node if "_grad" in n.name]
     inner = {"s", "e", "a", "m", "h"}
     assert inner.isdisjoint(i for n in backward for i in n.input) == whole
+
+
+@pytest.mark.parametrize(
+    ("spelling", "count"), [("rms", 5), ("rms, one over", 5), ("rms, divided", 5)]
+)
+def test_a_norm_has_a_gradient_of_five_nodes(spelling, count):
+    _, graded = gradient_of(SPELLINGS[spelling])
+    last = next(n.name for n in graded.graph.node if n.output[0] == "n")
+    assert sum(n.name.startswith(f"{last}_grad") for n in graded.graph.node) == count
 
 
 def test_a_gradient_in_the_middle_can_be_asked_for():

@@ -18,9 +18,8 @@ import pytest
 
 from onnxtrain.cli.app import COMMANDS
 from onnxtrain.cli.measure import WARM_UP, read_profile
-from onnxtrain.cli.recipes import LOSSES, SCHEDULES, optimizer_names
+from onnxtrain.cli.recipes import LOSSES, METRICS, SCHEDULES, optimizer_names
 from onnxtrain.cli.settings import read_recompute
-from onnxtrain.cli.train import USUAL
 from onnxtrain.passes import AFTER, BEFORE
 from onnxtrain.training_info import Training
 
@@ -469,12 +468,28 @@ def test_differentiate_recomputes(run):
     assert "recompute=0" in result.err
 
 
-def test_the_help_of_train_lists_the_names(run):
+@pytest.mark.parametrize("command", ["train", "artifacts", "bench", "lora"])
+def test_the_help_lists_all_optimizers(run, command):
+    said = " ".join(run(command, "--help").out.split())
+    assert f"One of {', '.join(optimizer_names())}." in said
+
+
+@pytest.mark.parametrize("names", [LOSSES, SCHEDULES, METRICS])
+def test_the_help_of_train_lists_all_names(run, names):
     said = " ".join(run("train", "--help").out.split())
-    for names in ("adamw", "cosine", "perplexity", "cross_entropy"):
-        assert names in said
-    assert "--learning-rate" in said
-    assert set(USUAL.split(", ")) <= set(optimizer_names())
+    assert f"One of {', '.join(names)}." in said
+
+
+def test_the_learning_rate_has_two_names(run):
+    classifier()
+    write_npz()
+    Path("run.toml").write_text("learning-rate = 0.25\n")
+    common = ("train", "model.onnx", "--data", "train.npz", "--loss", "cross_entropy",
+              "--epochs", "1")  # fmt: skip
+    assert run(*common, "--learning-rate", "0.5", "--output", "a").code == 0
+    assert run(*common, "--config", "run.toml", "--output", "b").code == 0
+    rates = [json.loads(Path(d, "run.json").read_text())["settings"]["lr"] for d in "ab"]
+    assert rates == [0.5, 0.25]
 
 
 def test_the_target_that_was_taken_is_told(run):
@@ -488,11 +503,14 @@ def test_the_rate_that_is_told_was_used(run):
     """A cosine ends at zero, after the last step."""
     classifier()
     write_npz()
-    run("train", "model.onnx", "--data", "train.npz", "--loss", "cross_entropy",
-        "--schedule", "cosine", "--epochs", "2", "--output", "out")  # fmt: skip
+    result = run("train", "model.onnx", "--data", "train.npz", "--loss", "cross_entropy",
+                 "--schedule", "cosine", "--epochs", "2", "--output", "out")  # fmt: skip
     rates = [
         float(line.split(",")[2]) for line in Path("out/steps.csv").read_text().splitlines()[1:]
     ]
     assert rates[0] == pytest.approx(1e-3)
     assert rates == sorted(rates, reverse=True)
     assert rates[-1] > 0
+    last = [line for line in result.err.splitlines() if line.startswith("epoch 2/2")][-1]
+    assert float(last.split("  lr ")[1].split()[0]) == pytest.approx(rates[-1], rel=1e-3)
+    assert json.loads(Path("out/history.json").read_text())["lr"][-1] == rates[-1]

@@ -53,6 +53,25 @@ def test_a_language_model_is_trained_on_text(run, files) -> None:
     assert np.abs(logits(trained, feeds) - logits(original, feeds)).max() > 0.1
 
 
+def test_packed_texts_are_kept_apart_where_the_model_allows_it(run, files) -> None:
+    options = ("--data", "text.jsonl", *TASK, "--max-length", "16", "--sample-tokens", "0")
+    result = run("train", "lm.onnx", *options, "--epochs", "1", "--output", "a")
+    assert result.code == 0, result.err
+    assert "see each other" not in result.err
+    inputs = [i.name for i in onnx.load("a/artifacts/training_model.onnx").graph.input]
+    assert "documents" in inputs
+    assert "documents" not in [i.name for i in onnx.load("a/model.onnx").graph.input]
+    model = onnx.load("lm.onnx")  # positions that the model counts itself
+    del model.graph.input[2]
+    model.graph.node.insert(0, onnx.helper.make_node("Identity", ["input_ids"], ["position_ids"]))
+    onnx.save(model, "counts.onnx")
+    result = run("train", "counts.onnx", *options, "--epochs", "1", "--output", "b")
+    assert result.code == 0, result.err
+    said = " ".join(result.err.split())
+    assert "the model takes no position_ids" in said
+    assert "Packed texts see each other; --no-packing gives each a row" in said
+
+
 def test_an_adapter_is_trained_on_text(run, files) -> None:
     Path("text.txt").write_text("\n".join(TEXTS * 3))
     result = run(
@@ -80,11 +99,12 @@ def test_an_adapter_is_trained_on_text(run, files) -> None:
         ((*TASK, "--sample-tokens", "-1"), "--sample-tokens is -1"),
         (("--task", "causal-lm", "--tokenizer", "large.json"), "do not belong together"),
         (("--task", "causal-lm", "--tokenizer", "no.json"), "There is no tokenizer file"),
-        ((*TASK, "--max-length", "65", "--batch-size", "1"), "a smaller --max-length"),
+        ((*TASK, "--data", "long.txt", "--max-length", "65"), "a smaller --max-length"),
     ],
 )
 def test_mistakes_are_told(run, files, arguments, said) -> None:
     tokenizer_json("large.json", [*WORDS, "zebra"])
+    Path("long.txt").write_text("the cat sat on a mat " * 20)
     result = run("train", "lm.onnx", "--data", "text.jsonl", *arguments)
     assert result.code in (1, 2)
     assert said in " ".join(result.err.split())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import sys
 import types
 
@@ -83,10 +84,11 @@ def test_mlflow(artifacts, monkeypatch):
     trained(artifacts, logger)
     logger.finish()  # a second time
     names = [call[0] for call in mlflow.calls]
-    assert names[:4] == ["set_tracking_uri", "set_experiment", "start_run", "log_params"]
-    assert mlflow.calls[3][1] == ({"lr": 0.1},)
+    started = ["set_tracking_uri", "set_experiment", "active_run", "start_run", "log_params"]
+    assert names[:5] == started
+    assert mlflow.calls[4][1] == ({"lr": "0.1"},)
     assert (names[-1], names.count("end_run")) == ("end_run", 1)
-    name, (values,), options = mlflow.calls[4]
+    name, (values,), options = mlflow.calls[5]
     assert (name, options) == ("log_metrics", {"step": 1})
     assert set(values) == {"step/loss", "step/lr"}
 
@@ -103,6 +105,113 @@ def test_weights_and_biases(artifacts, monkeypatch, tmp_path):
     assert run.calls[-1][0] == "finish"
     steps = [k["step"] for name, _, k in run.calls if name == "log"]
     assert steps == sorted(steps)  # it refuses to go back
+
+
+STORES = {"files": "file:{}/runs", "sqlite": "sqlite:///{}/mlflow.db"}
+
+
+@pytest.mark.filterwarnings("ignore")  # of sqlalchemy, about mlflow's calls
+@pytest.mark.parametrize("store", STORES)
+def test_the_real_mlflow(artifacts, tmp_path, monkeypatch, store):
+    """What was logged is read back by its own client."""
+    mlflow = pytest.importorskip("mlflow")
+    if store == "sqlite":
+        pytest.importorskip("sqlalchemy", reason="mlflow-skinny has no database")
+        pytest.importorskip("alembic", reason="mlflow-skinny has no database")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # mlflow 3 asks for it
+    monkeypatch.chdir(tmp_path)
+    address = STORES[store].format(tmp_path)
+    logger = MLflowLogger("study", address)
+    trainer = trained(artifacts, logger)
+    client = mlflow.MlflowClient(address)
+    experiment = client.get_experiment_by_name("study")
+    (run,) = client.search_runs([experiment.experiment_id])
+    assert run.info.run_name == "first"
+    assert run.info.status == "FINISHED"
+    assert run.data.params == {"lr": "0.1"}
+    losses = client.get_metric_history(run.info.run_id, "epoch/loss")
+    assert [m.value for m in losses] == trainer.history["loss"]
+    assert [m.step for m in losses] == [3, 6]
+    assert len(client.get_metric_history(run.info.run_id, "step/lr")) == 6
+    assert mlflow.active_run() is None
+
+
+def test_the_real_mlflow_of_a_training_that_fails(artifacts, tmp_path, monkeypatch):
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    address = STORES["files"].format(tmp_path)
+    logger = MLflowLogger("study", address)
+    many = {f"setting {n}": n for n in range(150)}
+    logger.start("first", {"text": "x" * 10_000, "none": None, **many})  # more than MLflow takes
+    logger.log({"step/loss": float("nan"), "step/lr": float("inf")}, 1)
+    logger.finish()
+    logger.finish()
+    client = mlflow.MlflowClient(address)
+    (run,) = client.search_runs([client.get_experiment_by_name("study").experiment_id])
+    assert len(run.data.params["text"]) >= 500
+    assert len(run.data.params) == 151
+    assert "step/loss" in run.data.metrics
+
+
+def test_the_real_mlflow_in_a_run_of_the_user(artifacts, tmp_path, monkeypatch):
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    address = STORES["files"].format(tmp_path)
+    mlflow.set_tracking_uri(address)
+    mlflow.set_experiment("mine")
+    with mlflow.start_run(run_name="mine") as mine:
+        trained(artifacts, MLflowLogger())
+        assert mlflow.active_run() is not None
+    run = mlflow.MlflowClient(address).get_run(mine.info.run_id)
+    assert run.data.metrics["epoch/number"] == 2
+
+
+def test_the_real_weights_and_biases(artifacts, tmp_path, monkeypatch):
+    wandb = pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    logger = WandbLogger(folder=tmp_path, settings=wandb.Settings(x_disable_stats=True))
+    trainer = trained(artifacts, logger)
+    wandb.teardown()  # its own process writes the file
+    (folder,) = (tmp_path / "wandb").glob("offline-run-*")
+    (file,) = folder.glob("*.wandb")
+    rows, config = wandb_rows(file)
+    epochs = [row["epoch/loss"] for row in rows if "epoch/loss" in row]
+    assert epochs == pytest.approx(trainer.history["loss"])
+    assert [row["_step"] for row in rows] == sorted(row["_step"] for row in rows)
+    assert sum("step/lr" in row for row in rows) == 6
+    assert config["lr"] == 0.1
+
+
+def wandb_records(content):
+    """The records of an offline run: a header of 7 bytes, then a log of LevelDB's form."""
+    block, at, parts = 32768, 7, []
+    while at + 7 <= len(content):
+        if block - at % block < 7:  # no room for a header: the next block
+            at += block - at % block
+        length, kind = int.from_bytes(content[at + 4 : at + 6], "little"), content[at + 6]
+        parts.append(content[at + 7 : at + 7 + length])
+        at += 7 + length
+        if kind in (1, 4):  # whole, or its last part
+            yield b"".join(parts)
+            parts = []
+
+
+def wandb_rows(file):
+    """The values by step, and the settings."""
+    from wandb.proto import wandb_internal_pb2
+
+    rows, config = [], {}
+    for data in wandb_records(file.read_bytes()):
+        record = wandb_internal_pb2.Record()
+        record.ParseFromString(data)
+        if record.HasField("history"):
+            items = record.history.item
+            row = {i.key or "/".join(i.nested_key): json.loads(i.value_json) for i in items}
+            rows.append({"_step": record.history.step.num, **row})
+        if record.HasField("run"):
+            config |= {i.key: json.loads(i.value_json) for i in record.run.config.update}
+    return rows, config
 
 
 def test_tensorboard(artifacts, tmp_path):

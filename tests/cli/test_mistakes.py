@@ -265,9 +265,9 @@ MISTAKES = {
         both(), (*TRAIN, "--output", "train.npz/run"), ("cannot be made", "Choose another")
     ),
     "bad key in the configuration": Mistake(
-        lambda: (both()(), Path("run.toml").write_text("learning_rate = 0.1\n")),
+        lambda: (both()(), Path("run.toml").write_text("batchsize = 16\n")),
         (*TRAIN, "--config", "run.toml"),
-        ("'learning_rate'", "no option", "Keys are"),
+        ("'batchsize'", "no option", "mean 'batch_size'", "Keys are"),
     ),
     "bad value in the configuration": Mistake(
         lambda: (both()(), Path("run.toml").write_text('batch_size = "many"\n')),

@@ -5,27 +5,17 @@ from __future__ import annotations
 import html
 import json
 import re
-import shutil
-import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from onnxtrain.cli import report
+from onnxtrain.cli import main, report
 from onnxtrain.cli.charts import curves
 from onnxtrain.drawing.scene import nice_steps, png_bytes, thin
+from tests.browser import BROWSER, browse
 
 from .models import classifier, regressor, write_csv, write_npz
-
-BROWSER = next(
-    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))),
-    None,
-)
-FLAGS = [
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-    "--disable-background-networking", "--disable-component-update", "--disable-sync",
-]  # fmt: skip
 
 PROBE = """<script>
 addEventListener("load", () => {
@@ -45,27 +35,22 @@ addEventListener("load", () => {
 </script>"""
 
 
-def browse(page: Path, folder: Path, *arguments: str) -> str:
-    profile = folder / f"profile{len(list(folder.iterdir()))}"
-    command = [str(BROWSER), *FLAGS, f"--user-data-dir={profile}", *arguments, page.as_uri()]
-    out = subprocess.run(command, capture_output=True, text=True, check=True, timeout=180)
-    return out.stdout
-
-
 def look(page: Path, folder: Path, width: int) -> dict[str, list]:
     """What the browser made of a page."""
     probe = folder / "probe.html"
     probe.write_text(page.read_text().replace("</head>", PROBE + "</head>"))
-    dom = browse(probe, folder, f"--window-size={width},900", "--dump-dom")
+    dom = browse(probe.as_uri(), folder, f"--window-size={width},900", "--dump-dom")
     match = re.search(r'<pre id="found">(.*?)</pre>', dom, re.DOTALL)
     assert match is not None, dom[:500]
     return json.loads(html.unescape(match[1]))
 
 
-@pytest.fixture
-def digits_report(run, tmp_path) -> Path:
-    assert run("demo", "--epochs", "2", "--output", "out").code == 0
-    return (tmp_path / "out" / "report.html").absolute()
+@pytest.fixture(scope="module")
+def digits_report(tmp_path_factory) -> Path:
+    """One short run, whose report all tests look at."""
+    folder = tmp_path_factory.mktemp("demo") / "out"
+    assert main(["demo", "--epochs", "2", "--output", str(folder), "--quiet"]) == 0
+    return folder / "report.html"
 
 
 def test_needs_no_other_file(digits_report):
@@ -96,7 +81,10 @@ def test_in_a_browser(digits_report, tmp_path, width):
 def test_picture_of_the_page(digits_report, tmp_path):
     image = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
     browse(
-        digits_report, tmp_path, "--window-size=1120,1600", f"--screenshot={tmp_path / 'shot.png'}"
+        digits_report.as_uri(),
+        tmp_path,
+        "--window-size=1120,1600",
+        f"--screenshot={tmp_path / 'shot.png'}",
     )
     with image.open(tmp_path / "shot.png") as shot:
         pixels = np.asarray(shot.convert("RGB")).reshape(-1, 3)

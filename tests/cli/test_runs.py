@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from onnxtrain.cli.runs import SHOWN, narrowed
+
 
 def write_run(folder: str, lr: float, losses: list[float], **settings: object) -> None:
     path = Path(folder)
@@ -77,3 +79,13 @@ def test_mistakes(run, runs):
     assert "the runs have" in run("runs", "--sort", "accuracy").err
     Path("empty").mkdir()
     assert "holds no runs" in run("runs", "empty").err
+
+
+def test_a_narrow_terminal_is_told_once_what_all_runs_share():
+    head = ["run", "model", *SHOWN.values(), "epochs", "loss"]
+    rows = [[f"runs/m-{i}", "m.onnx", "mse", "adamw", f"0.{i}", "32", "5", "0.1"] for i in (1, 2)]
+    assert narrowed(head, rows, 200) == ("", head, rows)
+    shared, few, cells = narrowed(head, rows, 60)
+    assert shared == "model m.onnx, loss function mse, optimizer adamw, batch 32"
+    assert few == ["run", "rate", "epochs", "loss"]
+    assert cells[1] == ["runs/m-2", "0.2", "5", "0.1"]

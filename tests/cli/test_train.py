@@ -452,6 +452,11 @@ def test_the_newest_run_is_taken_and_named(run):
     result = run(*common[:-1], "2", "--resume")
     assert "Going on with the run in runs/model-2, the newest of 2" in result.err
     assert "other data" not in result.err
+    x, labels = blobs(seed=1)
+    np.savez("other.npz", x=x, labels=labels)
+    other = run("train", "model.onnx", "--data", "other.npz", *LOSS, "--epochs", "3", "--resume")
+    assert "Going on with the run in runs/model-2, the newest of 2" in other.err
+    assert "The run in runs/model-2 was started with other data than other.npz" in other.err
 
 
 def test_other_data_are_told(run):

@@ -12,6 +12,7 @@ import onnxtrain
 from conformance import steps, weighted
 from conformance.cases import OnnxCase, TorchCase
 from conformance.check import check
+from conformance.torch_function import TorchFunction
 
 
 class Small(torch.nn.Module):
@@ -96,6 +97,40 @@ def test_wrong_steps_are_called_wrong(monkeypatch) -> None:
     assert (row["outcome"], row["steps"]) == ("wrong", "wrong"), row
 
 
+class Bent(torch.nn.Module):
+    def __init__(self, *weights: float) -> None:
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.tensor(weights))
+
+    def forward(self, x):
+        return (x * self.w).abs()
+
+
+@pytest.mark.parametrize(("side", "word"), [(1.0, "right"), (50.0, "wrong")])
+def test_steps_may_leave_a_kink_on_either_side(monkeypatch, side, word) -> None:
+    monkeypatch.setattr(steps, "DECAY", 0.0)
+    case = TorchCase(Bent(0.001), (torch.ones(1),), inputs_have_gradients=False)
+    case.module.w.data -= torch.from_numpy(_torch_steps(case, 1)["w"])  # the first step ends at 0
+    case.steps = 2
+    first = _torch_steps(case, 1)
+    last = _torch_steps(case, 2)
+    ours = {"w": first["w"] - side * (last["w"] - first["w"])}
+    monkeypatch.setattr(steps, "our_steps", lambda *_: [first, ours])
+    function = _function(case)
+    verdict = steps.compare_steps(onnx.ModelProto(), {}, {"w": "w"}, function, case)
+    assert verdict.word == word
+
+
+def _function(case: TorchCase) -> TorchFunction:
+    function = TorchFunction(case)
+    function.weights = [np.ones(1, np.float32)]
+    return function
+
+
+def _torch_steps(case: TorchCase, count: int) -> dict[str, np.ndarray]:
+    return steps.torch_steps(_function(case), ["w"], 1e-3, count)
+
+
 def test_of_several_exporters_one_can_be_tried_alone() -> None:
     case = torch_case(timing=False, steps=0)
     case.exporters = ("dynamo", "torchscript")
@@ -154,3 +189,20 @@ def test_the_next_exporter_is_tried_where_one_cannot_export() -> None:
     assert (row["exporter"], row["outcome"]) == ("torchscript", "right")
     case.exporters = (none,)
     assert row_of(case)["outcome"] == "not exported"
+
+
+def root_case() -> OnnxCase:
+    """√x below zero is NaN, and so is its slope; where it has a value the slope counts."""
+    model = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["": 18]>
+        g (float[4] x) => (float[4] y) { y = Sqrt(x) }""")
+    return OnnxCase(model, {"x": np.array([1.0, -1.0, 2.0, -3.0], np.float32)})
+
+
+def test_what_has_no_value_has_no_gradient() -> None:
+    assert row_of(root_case())["outcome"] == "right"
+
+
+@pytest.mark.usefixtures("wrong_rule")
+def test_what_has_a_value_counts_beside_what_has_none() -> None:
+    assert row_of(root_case())["outcome"] == "wrong"

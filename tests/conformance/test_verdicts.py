@@ -8,6 +8,7 @@ import pytest
 from conformance.verdicts import (
     Differences,
     Verdict,
+    compare,
     distance,
     judge,
     judge_alone,
@@ -86,7 +87,7 @@ def test_a_kink_within_rounding_of_the_place_is_one() -> None:
 
 
 def test_a_function_that_bends_is_no_kink() -> None:
-    differences = Differences.of(lambda x: float(1e3 * x[0] ** 2), np.zeros(1), np.ones(1))
+    differences = Differences.of(lambda step: 1e3 * step**2, 1.0)
     assert not differences.kink(0.5, 1e-3)
     assert abs(differences.slope) < 1e-6
 
@@ -202,3 +203,26 @@ def test_kinks_of_opposite_signs_are_looked_at_axis_by_axis() -> None:
     assert {said([1.0, 1.0, 1.0], seed) for seed in range(8)} == {"kink"}
     assert {said([1.5, 1.0, 1.0], seed) for seed in range(8)} == {"wrong"}
     assert {said([1.0, 1.0, 1.2], seed) for seed in range(8)} == {"wrong"}
+
+
+def test_a_function_that_bends_within_the_smallest_step_is_looked_at_closer() -> None:
+    """As a logarithm near zero does: larger steps see another function."""
+
+    def bends(x):
+        return float(np.log(x[0] ** 2 + 1e-14) / 2 + x[1])
+
+    at = np.array([2e-7, 1.0])
+    slope = np.array([at[0] / (at[0] ** 2 + 1e-14), 1.0])
+    assert judge_alone(slope, bends, at, largest=1.0).word == "right"
+    assert judge_alone(slope * [1.05, 1.0], bends, at, largest=1.0).word != "right"
+
+
+def test_a_gradient_nearer_to_float64_than_torch_is_right() -> None:
+    exact = np.array([1.0, 2.0])
+    torch32, ours, far = exact * 1.03, exact * 1.02, exact * 0.96
+
+    def about(gradient) -> str:
+        return compare(gradient, torch32, lambda: exact, largest=2.0).word
+
+    assert about(ours) == "right"
+    assert about(far) == "undecided"

@@ -45,6 +45,30 @@ def test_a_rank_with_nothing_to_learn(folder):
         np.testing.assert_array_equal(value, found[1][0][name])
 
 
+@pytest.mark.parametrize(("batch", "accumulate"), [(8, 1), (4, 2), (3, 4)])
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_every_label_counts_the_same_on_whichever_rank(folder, ranks, batch, accumulate):
+    """Ignored labels lie unevenly over ranks and batches: the sum is that of one process."""
+    y = Y.copy()
+    y[[1, 4, 5, 6, 7, 8, 9, 17, 20, 21]] = -100
+
+    def run(backend):
+        trainer = Trainer.from_directory(
+            folder, learning_rate=0.1, distributed=backend, accumulate=accumulate
+        )
+        history = trainer.fit((X, y), 2, batch, shuffle=False, progress=False)
+        return parameters(trainer), history["loss"]
+
+    (alone, losses), *_ = together(1, run)
+    single = Trainer.from_directory(folder, learning_rate=0.1, accumulate=accumulate)
+    single.fit((X, y), 2, batch, shuffle=False, progress=False)
+    for values, several in together(ranks, run):
+        np.testing.assert_allclose(several, losses, rtol=1e-5)
+        for name, value in parameters(single).items():
+            np.testing.assert_allclose(values[name], value, rtol=1e-4, atol=1e-6)
+            np.testing.assert_allclose(alone[name], value, rtol=1e-4, atol=1e-6)
+
+
 def test_a_rank_with_a_wrong_label(folder):
     y = Y.copy()
     y[6] = -1

@@ -5,16 +5,19 @@ from __future__ import annotations
 import ast
 import html.parser
 import inspect
+import json
 import os
 import re
 import subprocess
 import sys
+from html import unescape
 from pathlib import Path
 from urllib.parse import unquote, urldefrag, urlparse
 
 import pytest
 
 from onnxtrain import errors
+from tests.browser import BROWSER, browse
 from tests.docs.blocks import run_page
 from tests.docs.models import blobs, classifier
 
@@ -118,6 +121,13 @@ def test_nothing_is_loaded_from_elsewhere(pages):
     assert not [load for load in loads if urlparse(load).netloc]
 
 
+def test_what_pages_load_is_there(site, pages):
+    for path, page in pages.items():
+        for load in page.loads if path.name != "404.html" else []:
+            if not load.startswith("data:"):
+                assert (path.parent / unquote(urldefrag(load)[0])).is_file(), f"{path}: {load}"
+
+
 def test_links_to_the_repository_exist(pages):
     prefix = "https://github.com/onnxtrain/onnxtrain/blob/main/"
     links = {link for page in pages.values() for link in page.links if link.startswith(prefix)}
@@ -189,6 +199,102 @@ def test_every_public_name_of_the_device_api_is_in_the_reference(site, pages):
     assert not [n for n in names if n not in anchors]
 
 
+def test_a_page_of_the_reference_begins_with_what_people_use(site):
+    for page, names in {
+        "api": ["Trainer", "Module", "Optimizer", "CheckpointState"],
+        "optim": ["adamw", "adam", "sgd"],
+        "losses": ["CrossEntropyLoss", "MSELoss"],
+        "sklearn": ["OnnxClassifier", "OnnxRegressor"],
+        "onnxtrain": ["differentiate", "check_gradient", "summarize"],
+        "lora": ["add", "layers", "merge"],
+    }.items():
+        text = (site / "api" / f"{page}.html").read_text(encoding="utf-8")
+        headings = re.findall(r'<h2 id="[\w.]*?(\w+)" class="doc', text)
+        assert headings[: len(names)] == names, page
+        rows = re.findall(r"<td><a[^>]*><code>(\w+)</code></a></td>\s*<td>(.*?)</td>", text)
+        assert [name for name, _ in rows] == headings
+        assert all(said.strip() for _, said in rows[: len(names)]), "with a sentence each"
+
+
+# --- from disk, in a browser ----------------------------------------------------------------------
+
+
+needs_browser = pytest.mark.skipif(BROWSER is None, reason="no chromium or chrome is installed")
+
+
+@needs_browser
+def test_search_works_from_disk(site, tmp_path):
+    """Pages from disk may fetch nothing and run no worker."""
+    address = (site / "index.html").as_uri() + "?q=adafactor"
+    dom = browse(address, tmp_path, "--virtual-time-budget=60000", "--dump-dom")
+    results = re.findall(r'<a href="([^"]+)" class="md-search-result__link"', dom)
+    assert len(results) > 3, dom[-3000:]
+    assert any("optim" in unquote(link) for link in results)
+    for link in results:
+        assert link.startswith(site.as_uri())
+        assert Path(unquote(urlparse(link).path)).is_file(), link
+
+
+@needs_browser
+def test_the_table_of_operators_is_filtered(site, tmp_path):
+    address = (site / "ops.html").as_uri() + "?filter=convtr"
+    dom = browse(address, tmp_path, "--virtual-time-budget=20000", "--dump-dom")
+    rows = re.findall(r"<tr( hidden=\"\")?>\s*<td>(\w+)</td>", dom)
+    shown = [name for hidden, name in rows if not hidden]
+    assert shown == ["ConvTranspose"]
+    assert len(rows) > 200
+    assert re.search(r"<output>1 of \d+</output>", dom)
+    options = re.findall(r"<option value=\"([^\"]+)\"", dom)
+    assert {"rule", "stops the gradient"} <= set(options)
+
+
+# --- notebooks and pictures -----------------------------------------------------------------------
+
+
+def test_notebooks_are_the_examples():
+    from tools.make_notebooks import SOURCES, stale
+
+    assert not [name for name in SOURCES if stale(name)]
+
+
+def test_notebooks_were_run_and_are_rendered(site):
+    from tools.make_notebooks import SOURCES, TARGET
+
+    for name in SOURCES:
+        cells = json.loads((TARGET / f"{name}.ipynb").read_text(encoding="utf-8"))["cells"]
+        code = [c for c in cells if c["cell_type"] == "code"]
+        assert [c["execution_count"] for c in code] == list(range(1, len(code) + 1))
+        printed = ["".join(o["text"]) for c in code for o in c["outputs"] if "text" in o]
+        assert printed, name
+        page = (site / "notebooks" / f"{name}.html").read_text(encoding="utf-8")
+        last = unescape(re.sub("<[^>]+>", "", page))
+        assert printed[-1].strip().splitlines()[-1] in last
+        assert (site / "notebooks" / f"{name}.ipynb").is_file()
+
+
+@pytest.mark.parametrize("name", ["pipeline.svg", "artifacts.svg"])
+def test_pictures_are_what_the_tool_draws(name):
+    from tools.make_pictures import IMAGES, PICTURES
+
+    message = f"run python -m tools.make_pictures {name}"
+    assert PICTURES[name]() == (IMAGES / name).read_text(encoding="utf-8"), message
+
+
+def test_the_drawn_gradient_is_one():
+    """Not compared to the letter: a better pass may draw another graph."""
+    from tools.make_pictures import IMAGES, gradient
+
+    for text in (gradient(), (IMAGES / "gradient.svg").read_text(encoding="utf-8")):
+        labels = re.findall(r"<text[^>]*>([^<]+)</text>", text)
+        assert {"Gemm", "fc1_weight_grad", "fc2_bias_grad", "batch×32"} <= set(labels)
+        assert text.count("<polygon") > 20
+
+
+def test_pictures_are_small():
+    for path in (DOCS / "images").rglob("*"):
+        assert path.is_dir() or path.stat().st_size < 250_000, path
+
+
 # --- what pages promise ---------------------------------------------------------------------------
 
 
@@ -214,7 +320,6 @@ def test_code_of_the_readme_runs(tmp_path, monkeypatch):
     """Its names are taken for granted: model.onnx, and batches of images and labels."""
     monkeypatch.chdir(tmp_path)
     classifier("model.onnx")
-    (tmp_path / "artifacts").mkdir()
     x, y = blobs(64)
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```python\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)

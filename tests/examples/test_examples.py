@@ -19,7 +19,9 @@ EXAMPLES = ROOT / "examples"
 OURS = (
     "digits_from_scratch",
     "fine_tune_head",
+    "four_bit_digits",
     "language_model",
+    "photo_transfer",
     "sentence_embeddings",
     "tabular_regression",
     "text_classification",
@@ -65,6 +67,25 @@ def test_digits_from_scratch_reaches_97_percent(tmp_path):
     assert [i.name for i in session.get_inputs()] == ["image"]
     ops = {n.op_type for n in onnx.load(tmp_path / "digits" / "trained.onnx").graph.node}
     assert "Dropout" not in ops
+
+
+def test_photo_transfer_learns_new_shapes(tmp_path):
+    pytest.importorskip("PIL")
+    printed = run("photo_transfer", tmp_path, "--quick")
+    assert number(r"arrow: ([\d.]+)", printed) > 0.8  # by chance: 0.33
+    session = exported(tmp_path / "photo_transfer" / "run" / "model.onnx")
+    names = json.loads(session.get_modelmeta().custom_metadata_map["class_names"])
+    assert names == ["arrow", "diamond", "ring"]
+
+
+def test_four_bit_digits_learn_with_the_rounding(tmp_path):
+    printed = run("four_bit_digits", tmp_path, "--quick")
+    right = {n: number(rf"{n}.onnx: ([\d.]+)", printed) for n in ("floats", "static", "learned")}
+    assert right["floats"] > 0.9
+    assert right["learned"] > right["floats"] - 0.03
+    sizes = {p.stem: p.stat().st_size for p in (tmp_path / "four_bits").glob("*.onnx")}
+    assert sizes["learned"] < sizes["floats"] / 5
+    exported(tmp_path / "four_bits" / "learned.onnx")
 
 
 def test_fine_tune_head_moves_nothing_else(tmp_path):

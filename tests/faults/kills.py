@@ -1,6 +1,7 @@
 """Kill a command-line run again and again at random moments; resuming must give the same weights.
 
     python -m tests.faults.kills --count 1000
+    python -m tests.faults.kills --count 100 --seed 7      a part of them, other moments
 
 One process imports everything once and forks for every run. A run has Dropout, accumulation and a
 schedule; it is killed (SIGKILL) at a random moment, resumed, killed again … until it ends by

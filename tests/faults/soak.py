@@ -1,6 +1,7 @@
 """Train for long and make many of everything: memory must not grow.
 
     python -m tests.faults.soak --steps 200000 --modules 2000 --trainers 500
+    python -m tests.faults.soak --only trainers         one part, where time is short
 
 Each part runs in a process of its own; resident memory is measured by step, Module and Trainer,
 after the allocator was told to give back what is free: what it holds back between two sessions
@@ -117,9 +118,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     for name, (_, count, _) in PARTS.items():
         parser.add_argument(f"--{name}", type=int, default=count)
+    parser.add_argument("--only", choices=PARTS, help="this part and no other")
     chosen = vars(parser.parse_args(arguments))
-    grown = False
-    for name, (_, _, limit) in PARTS.items():
+    only, grown = chosen.pop("only"), False
+    for name in [only] if only else PARTS:
+        limit = PARTS[name][2]
         each = measure(name, chosen[name])
         grown |= each > limit
         print(

@@ -7,7 +7,11 @@ from types import SimpleNamespace
 
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.serverapp import Grid
-from flwr.supercore.task_identity import TaskIdentity
+
+try:
+    from flwr.supercore.task_identity import TaskIdentity
+except ImportError:  # of older releases, where the grid says whose a message is
+    TaskIdentity = SimpleNamespace()
 
 
 class LocalGrid(Grid):

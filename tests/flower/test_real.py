@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from importlib.util import find_spec
 
 import numpy as np
 import onnxruntime
@@ -169,12 +170,18 @@ def test_simulation_goes_on_without_a_slow_a_killed_and_a_nan_client(artifacts, 
     assert not program.outside(), "telemetry, or another call to somebody else's machine"
 
 
-@pytest.mark.parametrize("before", ["", "import flwr.supercore.telemetry\n"])
+TELEMETRY = (
+    "flwr.supercore.telemetry" if find_spec("flwr.supercore.telemetry") else "flwr.common.telemetry"
+)
+"""Flower has moved it."""
+
+
+@pytest.mark.parametrize("before", ["", f"import {TELEMETRY}\n"])
 def test_telemetry_is_off_and_the_witness_would_tell(tmp_path, before):
     """Even if Flower was imported first; with the variable set by hand it is on, as asked."""
     script = (
         before + "import onnxtrain.flower\n"
-        "from flwr.supercore.telemetry import EventType, event\n"
+        f"from {TELEMETRY} import EventType, event\n"
         "print(event(EventType.PING).result())\n"
         "from ray._common.usage.usage_lib import usage_stats_enabled\n"
         "print(usage_stats_enabled())\n"

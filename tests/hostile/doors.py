@@ -24,6 +24,8 @@ from onnxtrain.errors import OnnxTrainError
 from onnxtrain.serve import Site
 from onnxtrain.training import TrainingParameters, TrainingSession
 
+from .models import forward
+
 Door = Callable[[Path], object]
 
 
@@ -89,6 +91,26 @@ def export_external(folder: Path) -> object:
     return write(source, state_of(folder).training_state, target, ["y"], external_data=True)
 
 
+def lora(folder: Path) -> object:
+    from onnxtrain import lora
+
+    return lora.add(folder / "predict.onnx", rank=1, output=folder / "out.onnx")
+
+
+def training_info(folder: Path) -> object:
+    from onnxtrain.training_info import Training
+
+    return Training(folder / "info.onnx")
+
+
+def teacher(folder: Path) -> object:
+    """A sound student, and somebody else's teacher."""
+    from onnxtrain.distillation import with_teacher
+
+    student = forward()
+    return with_teacher(student, folder / "predict.onnx", output=folder / "out.onnx")
+
+
 def flower(folder: Path) -> object:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of flwr's own imports
@@ -135,6 +157,9 @@ DOORS: dict[str, Door] = {
     "evaluate": evaluate,
     "export": export,
     "export as external data": export_external,
+    "lora": lora,
+    "training_info": training_info,
+    "teacher": teacher,
     "flower": flower,
     "serve": serve,
     "inspect": command("inspect", "{}/model.onnx"),

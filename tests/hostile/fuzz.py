@@ -46,6 +46,7 @@ PRELOADED = (
     "tests.hostile.parsers", "tests.hostile.mutate", "onnxtrain.normalize", "onnxtrain.artifacts",
     "onnxtrain.summary", "onnxtrain.cli.sources", "onnxtrain.cli.settings", "onnxtrain.cli.match",
     "onnxtrain.runtime.loop.trainer", "onnxtrain.runtime.step.export", "torch", "pyarrow.parquet",
+    "onnxtrain.data",
     "onnxtrain.compat.ort.old_artifacts", "onnxtrain.compat.ort.orttrainer.checkpoint",
 )  # fmt: skip
 """Imported once, by the process that all others are forked from."""
@@ -210,7 +211,7 @@ def sources() -> str:
     """What a run is about: a digest of all sources, and of what makes the inputs."""
     here = [Path(__file__).parent / f"{name}.py" for name in ("models", "mutate", "parsers")]
     digest = hashlib.sha256()
-    for path in [*sorted((ROOT / "src").rglob("*.py")), *here]:
+    for path in [*sorted((ROOT / "src").rglob("*.[jp][sy]")), *here]:
         digest.update(str(path.relative_to(ROOT)).encode() + path.read_bytes())
     return digest.hexdigest()
 
@@ -272,7 +273,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         (door,) = options.door or parser.error("--only needs --door")
         return repeat(door, options.only)
     report = load_state(options.state) if options.state else Report()
-    doors = options.door or list(PARSERS)
+    doors = options.door or [door for door, parser in PARSERS.items() if parser.can_be_tried]
     limit = options.inputs or (sys.maxsize if options.seconds else 100_000)
     try:
         _run_rounds(doors, limit, report, options)

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from onnxtrain import artifacts
+from onnxtrain import artifacts, losses, training_info
 
 VALUES = np.array([1, 2, 3, 4], np.float32)
 """The constant. External data of another content would change every result."""
@@ -122,6 +122,8 @@ def sound_folder(folder: Path, node_name: str = "scale") -> Path:
     predicts = forward()
     del predicts.graph.output[0], predicts.graph.node[2]
     onnx.save(predicts, folder / "predict.onnx")
+    described = training_info.add(folder / "predict.onnx", losses.MSELoss(), trainable=["w"])
+    onnx.save(described, folder / "info.onnx")
     np.savez(folder / "data.npz", x=np.ones((8, 4), np.float32), target=np.ones((8, 3), np.float32))
     artifacts.generate_artifacts(
         forward(node_name), requires_grad=["w"], artifact_directory=folder,

@@ -242,6 +242,34 @@ def of_npz(content: bytes, rng: random.Random) -> bytes:
     return out.getvalue()
 
 
+TAR_FIELDS = {
+    (0, 100): (b"../x.npy", b"/etc/passwd", b"a", b".", b"", b"a.b.c.npy", b"\xff.npy", b"a.x.npy"),
+    (124, 12): (b"00000000000", b"77777777777", b"-1", b"99", b"\x80" + b"\xff" * 11, b"1000"),
+    (156, 1): (b"0", b"1", b"2", b"3", b"5", b"6", b"7", b"x", b"g", b"L", b"K", b"S", b"\0"),
+    (157, 100): (b"../../x", b"/dev/zero"),
+    (345, 155): (b"..", b"x" * 155),
+}  # fmt: skip
+"""Place and length in a header → what may stand there: name, size, kind, target of a link."""
+
+
+def of_tar(content: bytes, rng: random.Random) -> bytes:
+    """Change a header, with a checksum that is right again; or the content of a member."""
+    data = bytearray(content)
+    headers = [at for at in range(0, len(data), 512) if data[at + 257 : at + 262] == b"ustar"]
+    at = rng.choice(headers)
+    if rng.random() < 0.3:
+        size = int(data[at + 124 : at + 135], 8)
+        inside = of_npy if rng.random() < 0.5 else of_bytes
+        changed = inside(bytes(data[at + 512 : at + 512 + size]), rng)[:size]
+        data[at + 512 : at + 512 + len(changed)] = changed
+        return bytes(data)
+    (place, length), values = rng.choice(list(TAR_FIELDS.items()))
+    data[at + place : at + place + length] = rng.choice(values)[:length].ljust(length, b"\0")
+    data[at + 148 : at + 156] = b" " * 8
+    data[at + 148 : at + 156] = f"{sum(data[at : at + 512]):06o}\0 ".encode()
+    return bytes(data)
+
+
 def of_text(content: bytes, rng: random.Random) -> bytes:
     """Change words, numbers and separators."""
     separators = (
@@ -281,6 +309,7 @@ FORMS: dict[str, Callable[[bytes, random.Random], bytes]] = {
     "flatbuffers": of_words,
     "npy": of_npy,
     "npz": of_npz,
+    "tar": of_tar,
     "text": of_text,
 }
 """Form of a file → how it is damaged with knowledge of it; all others by their bytes."""

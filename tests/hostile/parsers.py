@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import json
+import select
 import shutil
+import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +21,7 @@ from onnxtrain.api import CheckpointState, Module
 from onnxtrain.errors import OnnxTrainError
 from onnxtrain.runtime.files import odtc
 from onnxtrain.runtime.loop.schedulers import WarmUp
+from tests.js import tools
 
 from . import models
 
@@ -35,6 +39,7 @@ class Parser:
         seeds: sound contents.
         read: reads the damaged file; gets its path.
         cost: how many inputs of the others one of these is worth, by its time.
+        program: what must be installed to try it, besides Python packages.
     """
 
     name: str
@@ -42,6 +47,12 @@ class Parser:
     seeds: Callable[[Path], list[bytes]]
     read: Callable[[Path], object]
     cost: int = 1
+    program: str = ""
+
+    @property
+    def can_be_tried(self) -> bool:
+        """Whether the program is there."""
+        return not self.program or shutil.which(self.program) is not None
 
 
 def prepare(folder: Path) -> None:
@@ -143,6 +154,27 @@ def differentiate(path: Path) -> object:
     return onnxtrain.differentiate(path)
 
 
+def prepare_qat(path: Path) -> object:
+    """Weights alone: what is observed of activations runs the model, which others do."""
+    from onnxtrain import quant
+
+    return quant.prepare_qat(path, activation_bits=None)
+
+
+def prepared_models(folder: Path) -> list[bytes]:
+    """A model that rounds, and the one with integers that comes of it."""
+    from onnxtrain import quant
+
+    prepared = quant.prepare_qat(folder / "predict.onnx", activation_bits=None)
+    return [prepared.SerializeToString(), quant.convert(prepared).SerializeToString()]
+
+
+def convert_qat(path: Path) -> object:
+    from onnxtrain import quant
+
+    return quant.convert(quant.prepare_qat(path, activation_bits=None))
+
+
 def quantize(path: Path) -> object:
     from onnxtrain import quant
 
@@ -161,6 +193,41 @@ def inspect(path: Path) -> object:
     from onnxtrain.summary import summarize
 
     return summarize(path)
+
+
+def photo_models(folder: Path) -> list[bytes]:
+    from tests.transfer.models import CASES, with_constants
+
+    del folder
+    return [with_constants(CASES[n].make()).SerializeToString() for n in ("gemm", "squeezenet")]
+
+
+def new_head(path: Path) -> object:
+    from onnxtrain import transfer
+
+    transfer.normalization(path)
+    head = transfer.new_head(path, 3)
+    return transfer.head_model(head, (4, 6))
+
+
+def image_settings(folder: Path) -> list[bytes]:
+    shutil.copy(folder / "predict.onnx", folder / "m.onnx")
+    processor = {
+        "do_rescale": True, "rescale_factor": 0.0039, "do_normalize": True, "image_mean": [0.5],
+        "image_std": [0.5], "size": {"height": 8, "width": 8}, "do_center_crop": False,
+    }  # fmt: skip
+    timm = {"pretrained_cfg": {"mean": [0.4], "std": [0.2], "input_size": [3, 8, 8]}}
+    return [json.dumps(processor).encode(), json.dumps(timm).encode()]
+
+
+def described_images(path: Path) -> object:
+    from onnxtrain.cli.image_files import described
+    from onnxtrain.cli.images import ImageSettings
+    from onnxtrain.cli.settings import Settings
+    from onnxtrain.summary import summarize
+
+    settings = Settings(str(path.parent / "m.onnx"))
+    return ImageSettings.of(settings, described(settings, summarize(settings.model)))
 
 
 def module(path: Path) -> object:
@@ -195,6 +262,70 @@ def old_model(path: Path) -> object:
 def old_models(folder: Path) -> list[bytes]:
     del folder
     return [(DATA / "broadcasting" / "training_model.onnx").read_bytes()]
+
+
+def old_optimizers(folder: Path) -> list[bytes]:
+    del folder
+    return [(DATA / "broadcasting" / "optimizer_model.onnx").read_bytes()]
+
+
+def old_optimizer(path: Path) -> object:
+    from onnxtrain.compat.ort.old_artifacts import convert_optimizer_model
+
+    return convert_optimizer_model(path, [("w", (4, 3))])
+
+
+def halves(folder: Path) -> list[bytes]:
+    """What a gradient model has in its metadata."""
+    from onnxtrain.compat.ort import graph_builder
+    from onnxtrain.training import OrtModuleGraphBuilder, OrtModuleGraphBuilderConfiguration
+
+    configuration = OrtModuleGraphBuilderConfiguration()
+    configuration.initializer_names = configuration.initializer_names_to_train = ["w"]
+    builder = OrtModuleGraphBuilder()
+    builder.initialize((folder / "predict.onnx").read_bytes(), configuration)
+    builder.build()
+    model = onnx.load_from_string(builder.get_gradient_model())
+    (entry,) = [p for p in model.metadata_props if p.key == graph_builder.METADATA]
+    return [entry.value.encode()]
+
+
+def gradient_halves(path: Path) -> object:
+    from onnxtrain.compat.ort import graph_builder
+
+    return graph_builder.embedded({graph_builder.METADATA: _text(path)})
+
+
+def _text(path: Path) -> str:
+    return path.read_bytes().decode(errors="replace")
+
+
+def label_notes(folder: Path) -> list[bytes]:
+    del folder
+    return [b'[{"value": "labels", "classes": 3, "ignore_index": -100, "skip": 1}]']
+
+
+def labels(path: Path) -> object:
+    from onnxtrain.artifacts import generate_artifacts
+    from onnxtrain.graph.labels import DECLARED
+
+    model = onnx.load(path.parent / "sound" / "model.onnx")
+    model.metadata_props.add(key=DECLARED, value=_text(path))
+    target = path.parent / "made"
+    target.mkdir(exist_ok=True)
+    return generate_artifacts(model, ["w"], artifact_directory=target)
+
+
+def served(folder: Path) -> list[bytes]:
+    shutil.copytree(folder / "sound", folder / "served")
+    return [(folder / "sound" / "training_model.onnx").read_bytes()]
+
+
+def serve(path: Path) -> object:
+    from onnxtrain.artifacts.device import device_file
+
+    shutil.copy(path, path.parent / "served" / "training_model.onnx")
+    return device_file(path.parent / "served")
 
 
 # --- checkpoints ----------------------------------------------------------------------------------
@@ -441,6 +572,12 @@ def csv(folder: Path) -> list[bytes]:
     ]
 
 
+def page_csv(folder: Path) -> list[bytes]:
+    """The page takes no empty cells."""
+    del folder
+    return [b"a,b,label\n1,2.5,cat\n3,4,dog\n", b"a\tb\n1\t2", b"1;2\n3;4\n"]
+
+
 def csv_gz(folder: Path) -> list[bytes]:
     import gzip
 
@@ -454,6 +591,61 @@ def parquet(folder: Path) -> list[bytes]:
     table = pa.table({"a": [1, 2, 3], "b": [[1.0], [2.0], [3.0]], "c": ["x", "y", None]})
     pq.write_table(table, folder / "seed.parquet")
     return [(folder / "seed.parquet").read_bytes()]
+
+
+def row_groups(folder: Path) -> list[bytes]:
+    import pyarrow as pa
+    from pyarrow import parquet as pq
+
+    table = pa.table({"a": [1, 2, 3], "b": [[1.0], [2.0], [3.0]], "c": ["x", "y", "z"]})
+    pq.write_table(table, folder / "groups.parquet", row_group_size=2)
+    return [(folder / "groups.parquet").read_bytes(), *parquet(folder)]
+
+
+def arrow(folder: Path) -> list[bytes]:
+    import pyarrow as pa
+
+    lists = pa.FixedSizeListArray.from_arrays(pa.array([1.0, 2.0, 3.0, 4.0, 5.0, 6.0]), 2)
+    words = pa.array(["x", "y", "x"]).dictionary_encode()
+    table = pa.table(
+        {"a": [1, 2, 3], "b": lists, "c": [[1], [2], [3]], "d": words, "e": ["x", "y", "z"]}
+    )
+    contents = []
+    for make in (pa.ipc.new_file, pa.ipc.new_stream):
+        for options in (None, pa.ipc.IpcWriteOptions(compression="lz4")):
+            with make(str(folder / "seed.arrow"), table.schema, options=options) as writer:
+                writer.write_table(table, max_chunksize=2)
+            contents.append((folder / "seed.arrow").read_bytes())
+    return contents
+
+
+def tar(folder: Path) -> list[bytes]:
+    import tarfile
+
+    picture = png(folder)[0]
+    contents = []
+    for form in (tarfile.PAX_FORMAT, tarfile.GNU_FORMAT):
+        out = io.BytesIO()
+        with tarfile.open(fileobj=out, mode="w", format=form) as archive:
+            for number in range(3):
+                key = f"{number}" * (1 if number < 2 else 150)
+                parts = {"x.npy": npy(folder)[0], "cls": b"2", "json": b"[1, 2]", "png": picture}
+                for ending, content in parts.items():
+                    info = tarfile.TarInfo(f"./a/{key}.{ending}")
+                    info.size = len(content)
+                    archive.addfile(info, io.BytesIO(content))
+        contents.append(out.getvalue())
+    return contents
+
+
+def stream(path: Path) -> object:
+    """All rows of a file, shuffled, as a training reads them."""
+    from onnxtrain.data import Stream
+
+    data = Stream(path, map=lambda block: {"x": next(iter(block.values()))}, buffer_rows=3)
+    if data.rows > 1000:  # claims of many rows take time, and no memory
+        return next(data.batches(["x"], 2, shuffle=True).epoch(0))
+    return list(data.batches(["x"], 2, shuffle=True).epoch(0))
 
 
 def png(folder: Path) -> list[bytes]:
@@ -498,6 +690,14 @@ def pair_rows(folder: Path) -> list[bytes]:
     return [
         b'{"sentence1": "the cat", "sentence2": "a mat", "score": 1.5}\n' * 2,
         b'{"anchor": "the cat", "positive": "a cat", "negative": "a dog"}',
+    ]
+
+
+def pair_tables(folder: Path) -> list[bytes]:
+    tokenizers(folder)
+    return [
+        b'sentence1,sentence2,score\n"the cat, a dog",a mat,1.5\nnow,then,0\n',
+        b"anchor,positive,negative\r\nthe cat,a cat,a dog\r\n",
     ]
 
 
@@ -556,6 +756,55 @@ def step_table(folder: Path) -> list[bytes]:
     return [b"step,loss,lr\n1,0.5,0.001\n2,nan,0.001\n"]
 
 
+# --- JavaScript -----------------------------------------------------------------------------------
+
+
+class Node:
+    """A process of Node that reads files as the page and the npm package do."""
+
+    SECONDS = 120
+    """To wait for an answer; the machine may be busy."""
+
+    def __init__(self) -> None:
+        command = [tools.node(), str(tools.SCRIPTS / "fuzz.mjs"), str(tools.STATIC)]
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
+
+    def read(self, kind: str, path: Path) -> object:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(f"{kind} {path}\n")
+        self._process.stdin.flush()
+        ready, _, _ = select.select([self._process.stdout], [], [], self.SECONDS)
+        if not ready:
+            raise TimeoutError(f"no answer of Node for {self.SECONDS} s")
+        answer = json.loads(self._process.stdout.readline())
+        if answer["outcome"] == "refused":
+            raise RefusedError(answer["message"])
+        if answer["outcome"] == "raw":
+            raise RuntimeError(answer["message"])
+        return answer
+
+
+class RefusedError(OnnxTrainError):
+    """JavaScript's own error."""
+
+
+@functools.cache
+def node() -> Node:
+    return Node()
+
+
+def javascript(kind: str, name: str, form: str, seeds: Callable[[Path], list[bytes]]) -> Parser:
+    """A parser of JavaScript's; its process is started before memory is limited."""
+
+    def started(folder: Path) -> list[bytes]:
+        node()
+        return seeds(folder)
+
+    return Parser(name, form, started, lambda path: node().read(kind, path), 2, "node")
+
+
 PARSERS: dict[str, Parser] = {
     "checkpoint": Parser("c", "safetensors", resumable, checkpoint),
     "checkpoint in a module": Parser("c", "safetensors", resumable, checkpoint_used, 20),
@@ -568,12 +817,22 @@ PARSERS: dict[str, Parser] = {
     "differentiate": Parser("m.onnx", "model", forward_models, differentiate, 50),
     "generate_artifacts": Parser("m.onnx", "model", forward_models, generate, 100),
     "quantize": Parser("m.onnx", "model", forward_models, quantize, 20),
+    "prepare qat": Parser("m.onnx", "model", forward_models, prepare_qat, 20),
+    "convert qat": Parser("m.onnx", "model", prepared_models, convert_qat, 20),
     "inspect": Parser("m.onnx", "model", forward_models, inspect, 50),
+    "new head": Parser("m.onnx", "model", photo_models, new_head, 20),
+    "preprocessor_config.json": Parser(
+        "preprocessor_config.json", "json", image_settings, described_images, 50
+    ),
     "module": Parser("m.onnx", "model", content_of("sound/training_model.onnx"), module, 20),
     "module in ort format": Parser("m.ort", "flatbuffers", ort_models, module, 50),
     "export": Parser("m.onnx", "model", content_of("sound/eval_model.onnx"), export, 4),
     "optimizer": Parser("m.onnx", "model", content_of("sound/optimizer_model.onnx"), optimizer, 20),
     "old artifact": Parser("m.onnx", "protobuf", old_models, old_model, 200),
+    "old optimizer": Parser("m.onnx", "protobuf", old_optimizers, old_optimizer, 50),
+    "gradient model": Parser("p.json", "json", halves, gradient_halves, 2),
+    "labels of a loss": Parser("l.json", "json", label_notes, labels, 100),
+    "serve": Parser("m.onnx", "model", served, serve, 20),
     "onnx_adapter": Parser("a.onnx_adapter", "flatbuffers", onnx_adapters, onnx_adapter, 4),
     "PEFT weights": Parser("adapter_model.safetensors", "safetensors", peft_weights, peft, 4),
     "PEFT settings": Parser("adapter_config.json", "json", peft_settings, peft, 4),
@@ -584,10 +843,15 @@ PARSERS: dict[str, Parser] = {
     "csv": Parser("d.csv", "text", csv, data),
     "csv.gz": Parser("d.csv.gz", "", csv_gz, data),
     "parquet": Parser("d.parquet", "", parquet, data, 2),
+    "streamed parquet": Parser("d.parquet", "", row_groups, stream, 4),
+    "streamed arrow": Parser("d.arrow", "flatbuffers", arrow, stream, 2),
+    "streamed tar": Parser("d.tar", "tar", tar, stream, 2),
+    "streamed csv": Parser("d.csv", "text", csv, stream),
     "pictures": Parser("d.png", "", png, pictures),
     "txt": Parser("d.txt", "text", texts, documents),
     "jsonl": Parser("d.jsonl", "json", jsonl, documents),
     "jsonl of pairs": Parser("p.jsonl", "json", pair_rows, pairs, 2),
+    "csv of pairs": Parser("p.csv", "text", pair_tables, pairs, 2),
     "parquet of text": Parser("d.parquet", "", text_table, documents, 2),
     "tokenizer.json": Parser("tokenizer.json", "json", tokenizers, tokenizer, 2),
     "tokenizer_config.json": Parser(
@@ -598,4 +862,12 @@ PARSERS: dict[str, Parser] = {
     "run.json": Parser("run.json", "json", about, run_file),
     "steps.csv": Parser("steps.csv", "text", step_table, steps),
     "history.json": Parser("history.json", "json", histories, history),
+    "JavaScript: checkpoint": javascript("checkpoint", "c", "safetensors", resumable),
+    "JavaScript: device.json": javascript(
+        "facts", "device.json", "json", content_of("sound/device.json")
+    ),
+    "JavaScript: model": javascript("model", "m.onnx", "model", forward_models),
+    "JavaScript: npz": javascript("data", "d.npz", "npz", npz),
+    "JavaScript: npy": javascript("data", "d.npy", "npy", npy),
+    "JavaScript: csv": javascript("data", "d.csv", "text", page_csv),
 }  # fmt: skip

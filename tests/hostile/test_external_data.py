@@ -189,6 +189,16 @@ def test_refused_wherever_the_tensor_is(carrier: str, door: str, folder: Path) -
     assert_refused(DOORS[door], folder, *expected(door, CASES[0]))
 
 
+@pytest.mark.parametrize("part", ["algorithm", "initialization"])
+def test_refused_in_training_info(part: str, folder: Path) -> None:
+    """How a model is trained is a graph beside its own, with tensors of its own."""
+    model = onnx.load(folder / "info.onnx")
+    tensor = models.external(at("../secret"), "more")
+    getattr(model.training_info[0], part).initializer.append(tensor)
+    (folder / "info.onnx").write_bytes(model.SerializeToString())
+    assert_refused(DOORS["training_info"], folder, CASES[0].match, CASES[0].error)
+
+
 # --- what is accepted, as a control: the same doors, the same places ------------------------------
 
 
@@ -336,8 +346,8 @@ def test_nothing_is_written_through_a_link(trap: str, name: str, folder: Path) -
     onnxruntime.InferenceSession(folder / "out.onnx", providers=["CPUExecutionProvider"])
 
 
-WRITERS = ("differentiate", "generate_artifacts", "export", "export as external data", "draw",
-           "artifacts", "export command", "train")  # fmt: skip
+WRITERS = ("differentiate", "lora", "teacher", "generate_artifacts", "export", "draw",
+           "export as external data", "artifacts", "export command", "train")  # fmt: skip
 
 
 @pytest.mark.parametrize("door", WRITERS)

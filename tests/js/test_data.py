@@ -8,13 +8,18 @@ from . import tools
 
 @pytest.fixture(scope="module")
 def tried(tmp_path_factory):
-    path = tmp_path_factory.mktemp("data") / "t.npz"
+    folder = tmp_path_factory.mktemp("data")
+    path, bomb, cut = (folder / name for name in ("t.npz", "bomb.npz", "cut.npz"))
     x = np.zeros((3, 2), np.float32)
     np.savez(path, x=x, y=np.array(["zürich", "bern", "zürich"]))
     nan, one_hot = path.with_name("nan.npz"), path.with_name("one_hot.npz")
     np.savez(nan, x=np.array([[0, 1], [np.nan, 2]], np.float32), y=np.array([0, 1]))
     np.savez_compressed(one_hot, x=x, y=np.eye(3, dtype=np.float32))
-    (report,) = tools.run_node("data.mjs", tools.STATIC, path, nan, one_hot)
+    np.savez_compressed(bomb, x=np.zeros(300_000_000, np.uint8))  # 292 kB that hold 300 MB
+    content = path.read_bytes()
+    cut.write_bytes(content[:200] + content[-22:])
+    files = (path, nan, one_hot, bomb, cut)
+    (report,) = tools.run_node("data.mjs", tools.STATIC, *files)
     return report
 
 
@@ -43,6 +48,8 @@ def test_a_label_that_is_ignored_is_fine(tried):
         ("textTarget", '"target" holds text ("high"), and the model takes numbers.'),
         ("narrow", 'a row for "x" has one number, and the model takes 2.'),
         ("fraction", '"labels" must hold whole numbers, not 0.5 as in row 0.'),
+        ("bomb", "t.npz holds 200 times as much as it has: that is how bombs are made."),
+        ("cut", "t.npz is damaged."),
     ],
 )  # fmt: skip
 def test_complaints_name_the_place(tried, case, text):

@@ -6,6 +6,7 @@ import ml_dtypes
 import numpy as np
 import onnx
 import onnx.parser
+import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
@@ -352,3 +353,15 @@ def test_dimensions_written_as_minus_one_are_symbolic() -> None:
         first, second = value.type.tensor_type.shape.dim
         assert first.HasField("dim_param")
         assert second.dim_value == 3
+
+
+def test_a_scale_a_little_below_a_fraction_gives_the_size_that_onnxruntime_gives():
+    model = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["": 17]>
+        g (float[N,3,12,10] x) => (float[N,3,h,w] y)
+        <float[4] scales = {1, 1, 0.5833333, 1.5}, float[0] roi = {}>
+        { r = Resize<mode = "linear">(x, roi, scales) y = Tanh(r) }""")
+    x = np.ones((2, 3, 12, 10), np.float32)
+    (y,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"x": x})
+    normal = normalize(load(model))
+    assert tuple(normal.graph.outputs[0].shape)[2:] == y.shape[2:] == (7, 15)

@@ -155,3 +155,20 @@ def test_symbols_of_onnx_in_the_file_are_not_those_of_a_new_inference() -> None:
     values = {v.name: dims_of(v) for n in normal.graph for v in n.outputs}
     assert values["h"] == ("N", 11)
     assert values["i"][1] not in values["p"]
+
+
+def test_a_question_mark_is_no_symbol() -> None:
+    """Files of PaddlePaddle have it for the height and for the width."""
+    model = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["": 18]>
+        g (float[N, 2, h, w] x) => (float loss) {
+            s = Shape<start = 2>(x) f = Flatten<axis = 2>(x) y = Mul(f, f)
+            loss = ReduceSum<keepdims = 0>(y) }""")
+    for dim in model.graph.input[0].type.tensor_type.shape.dim[2:]:
+        dim.dim_param = "?"
+    height, width = (dims_of(normalize(load(model)).graph.inputs[0]) or ())[2:]
+    assert height != width
+    graded = onnxtrain.differentiate(model, wrt=["x"], of="loss")
+    x = np.ones((1, 2, 3, 5), np.float32)
+    session = onnxruntime.InferenceSession(graded.SerializeToString())
+    assert session.run(["x_grad"], {"x": x})[0].shape == x.shape

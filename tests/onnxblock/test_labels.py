@@ -191,3 +191,17 @@ def test_second_output_is_read():
     np.testing.assert_allclose(dx, x.grad.numpy(), rtol=1e-4, atol=1e-6)
     with pytest.raises(Exception, match="Out of range"):
         run(gradient, {"x": X, "t": np.array([0, 1, 2, -1])})
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["{", "{}", "3", '["x"]', '[{"value": 1}]', '[{"value": "y"}]', "[" * 100_000,
+     '[{"value": "y", "classes": "3", "ignore_index": -100}]',
+     '[{"value": "y", "classes": 3, "ignore_index": -100, "skip": 0.5}]'],
+)  # fmt: skip
+def test_what_a_file_says_of_its_labels_is_not_trusted(text):
+    from onnxtrain.errors import ModelError
+    from onnxtrain.graph.labels import declared
+
+    with pytest.raises(ModelError, match=r"onnxtrain\.labels"):
+        declared(text)

@@ -192,3 +192,65 @@ def test_one_bad_token_spoils_its_own_row_only(
     feeds = {"w": np.zeros((40, 9), np.float32), "i": tokens, "y_grad": seed}
     _, found = run_ort(gradient, feeds)
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+# --- positions that are written twice ------------------------------------------------------------
+
+INDICES = {
+    "ScatterElements": np.array([[0, 3], [-1, 3], [3, 1]]),
+    "ScatterND": np.array([[-1], [3], [0]]),
+}
+"""Into rows of a 4 × 2 table; −1 and 3 are the same row."""
+ADD_AT = {"add": np.add.at, "mul": np.multiply.at, "max": np.maximum.at, "min": np.minimum.at}
+COLUMNS = np.broadcast_to(np.arange(2), (3, 2))
+
+
+def scattered(rows: np.ndarray, reduction: str, data: np.ndarray, updates: np.ndarray) -> float:
+    """What `gradients` differentiates, in float64; without a reduction the last update stays."""
+    y = data.copy()
+    if reduction == "none":
+        for row, column, update in zip(rows.flat, COLUMNS.flat, updates.flat):
+            y[row, column] = update
+    else:
+        ADD_AT[reduction](y, (rows, COLUMNS), updates)
+    return float(np.sum(y.reshape(-1) * np.arange(1, y.size + 1)))
+
+
+def differences(function: Any, *arrays: np.ndarray, step: float = 1e-6) -> list[np.ndarray]:
+    """Central differences of a function of arrays, element by element."""
+    results = [np.zeros_like(a) for a in arrays]
+    for number, result in enumerate(results):
+        for place in np.ndindex(result.shape):
+            ends = []
+            for moved in (step, -step):
+                point = [a.copy() for a in arrays]
+                point[number][place] += moved
+                ends.append(function(*point))
+            result[place] = (ends[0] - ends[1]) / (2 * step)
+    return results
+
+
+@pytest.mark.parametrize("reduction", ["none", *ADD_AT])
+@pytest.mark.parametrize("op", INDICES)
+def test_positions_that_are_written_twice(op: str, reduction: str) -> None:
+    """As docs/conventions.md says: exact with a reduction, and without one no derivative."""
+    rng = np.random.default_rng(0)
+    table = rng.permutation(np.linspace(-1.5, 1.7, 14)).astype(np.float32)
+    data, updates = table[:8].reshape(4, 2), table[8:].reshape(3, 2)
+    indices = INDICES[op]
+    rows = np.broadcast_to(indices % 4, (3, 2))
+    inputs = {"data": data, "indices": indices, "updates": updates}
+    ddata, dupdates = gradients(op, inputs, ["data", "updates"], reduction=reduction)
+    exact = differences(
+        lambda *arrays: scattered(rows, reduction, *arrays),
+        data.astype(np.float64), updates.astype(np.float64),
+    )  # fmt: skip
+    np.testing.assert_allclose(ddata, exact[0], rtol=1e-5, atol=1e-6)
+    if reduction != "none":
+        np.testing.assert_allclose(dupdates, exact[1], rtol=1e-5, atol=1e-6)
+        return
+    weights = np.arange(1, 9, dtype=np.float32).reshape(4, 2)
+    np.testing.assert_array_equal(dupdates, weights[rows, COLUMNS])  # written or overwritten
+    stays = np.abs(exact[1]) > 0.5
+    np.testing.assert_allclose(dupdates[stays], exact[1][stays], rtol=1e-5)
+    assert np.count_nonzero(stays) == len({*zip(rows.flat, COLUMNS.flat)}) < updates.size

@@ -75,3 +75,22 @@ def test_elements_that_are_replaced_one_by_one_still_have_one() -> None:
 
     assert dx[0, 2] != 0
     assert judge_alone(dx, function, X, largest=1.0).word == "right"
+
+
+@pytest.mark.parametrize("pole", ["p = Log(x)", "p = Sqrt(x)", "p = Pow(x, w)"])
+def test_what_is_no_number_and_replaced_has_no_gradient(pole: str) -> None:
+    """In a product in between, too: the other factor's gradient is zero there, not NaN."""
+    model = onnx.parser.parse_model(f"""
+        <ir_version: 8, opset_import: ["": 18]>
+        g (float[4] x, float[4] w) => (float loss) <float zero = {{0}}> {{
+            {pole} m = Mul(p, w) n = IsNaN(m) y = Where(n, zero, m)
+            loss = ReduceSum<keepdims = 0>(y) }}
+    """)
+    proto = onnxtrain.differentiate(model, wrt=["x", "w"])
+    session = ort.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    feeds = {"x": [-1.0, 2.0, -3.0, 0.5], "w": [0.3, 0.4, 0.5, 0.6]}
+    arrays = {name: np.array(values, np.float32) for name, values in feeds.items()}
+    for gradient_of_one in session.run(["x_grad", "w_grad"], arrays):
+        assert np.isfinite(gradient_of_one).all()
+        assert not gradient_of_one[[0, 2]].any()
+        assert gradient_of_one[[1, 3]].all()

@@ -195,6 +195,8 @@ def test_stops_when_nothing_changes_and_warns_when_it_does_not() -> None:
     assert done.n_iter_ < 1000
     with pytest.warns(ConvergenceWarning, match="max_iter"):
         OnnxRegressor(max_iter=3).fit(X, Y)
+    with pytest.warns(ConvergenceWarning, match="the loss grew from .* lower learning_rate"):
+        OnnxRegressor(linear(), optimizer="sgd", learning_rate=2.0, max_iter=3).fit(X, Y)
     with pytest.raises(ConvergenceError, match="learning_rate"):
         OnnxRegressor(linear(), optimizer="sgd", learning_rate=1e9, max_iter=50).fit(X, Y)
 

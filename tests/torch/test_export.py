@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx.helper
 import onnx.numpy_helper
 import onnxruntime
 import pytest
@@ -10,7 +11,7 @@ import torch
 from torch import nn
 
 import onnxtrain
-from onnxtrain.torch import FixedValueWarning
+from onnxtrain.torch import FixedValueWarning, repair
 from onnxtrain.torch.export import ExportError, default_exporter, export
 
 from .models import WORDS, Net, Statistics, Tied
@@ -325,3 +326,34 @@ def test_a_failure_says_how_experts_can_be_exported() -> None:
 
     with pytest.raises(ExportError, match=r"set_experts_implementation\('batched_mm'\)"):
         export(Experts(), (torch.randn(4),), exporter="torchscript")
+
+
+@pytest.mark.parametrize("exporter", EXPORTERS)
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_a_convolution_without_bias_has_none(rank: int, exporter: str) -> None:
+    layer = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[rank - 1](2, 3, 2, bias=False)
+    x = torch.randn(1, 2, *(4,) * rank)
+    exported = export(layer, (x,), exporter=exporter, input_names=["x"])
+    assert [n.op_type for n in exported.model.graph.node] == ["Conv"]
+    (got,) = run(exported, {"x": x.numpy()})
+    np.testing.assert_allclose(got, layer(x).detach(), rtol=1e-5, atol=1e-6)
+
+
+def test_zeros_that_others_read_stay() -> None:
+    zero = onnx.numpy_helper.from_array(np.zeros((), np.float32))
+    nodes = [
+        onnx.helper.make_node("Constant", [], ["zero"], value=zero),
+        onnx.helper.make_node("Constant", [], ["shape"], value_ints=[3]),
+        onnx.helper.make_node("Expand", ["zero", "shape"], ["zeros"]),
+        onnx.helper.make_node("Conv", ["x", "w", "zeros"], ["y"]),
+        onnx.helper.make_node("Conv", ["x", "w", "b"], ["z"]),
+    ]
+    values = [onnx.helper.make_tensor_value_info(n, 1, None) for n in ("zeros", "y", "z")]
+    proto = onnx.helper.make_model(onnx.helper.make_graph(nodes, "g", [], values))
+    repair.drop_zero_biases(proto)
+    assert [list(n.input) for n in proto.graph.node][-2:] == [["x", "w"], ["x", "w", "b"]]
+    assert len(proto.graph.node) == 5
+    del proto.graph.output[0]
+    proto.graph.node[3].input.append("zeros")
+    repair.drop_zero_biases(proto)
+    assert [n.op_type for n in proto.graph.node] == ["Conv", "Conv"]

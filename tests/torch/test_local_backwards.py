@@ -1,4 +1,7 @@
-"""Functions with a backward of their own: a factor per element is exported, the rest refused."""
+"""Functions with a backward of their own.
+
+A factor per element is exported, and what is the derivative of the forward; the rest is refused.
+"""
 
 from __future__ import annotations
 
@@ -120,6 +123,58 @@ class Summed(torch.autograd.Function):
         return grads[0] * 2
 
 
+class MaskedSoftmax(torch.autograd.Function):
+    """Keeps its result alone, which it changes in place."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, mask: torch.Tensor, dim: int) -> torch.Tensor:
+        y = torch.softmax(x.masked_fill(mask, torch.finfo(x.dtype).min), dim)
+        y.masked_fill_(mask, 0.0)
+        ctx.save_for_backward(y)
+        ctx.dim = dim
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        (y,) = ctx.saved_tensors
+        dx = grads[0] * y
+        return dx - y * dx.sum(ctx.dim, keepdim=True), None, None
+
+
+class Halves(torch.autograd.Function):
+    """Two results, each of which mixes elements."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, w: torch.Tensor) -> Any:
+        ctx.save_for_backward(x, w)
+        return (x @ w).chunk(2, -1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        x, w = ctx.saved_tensors
+        dy = torch.cat(grads, -1)
+        return dy @ w.t(), x.t() @ dy
+
+
+class Clipped(Turned):
+    """The derivative of its forward as long as gradients are small."""
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        return (2 * grads[0]).clamp(-1e3, 1e3)
+
+
+class ChangesArgument(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.mark_dirty(x)
+        return x.mul_(2)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        return grads[0].flip(-1).flip(-1) * 2
+
+
 class Uses(nn.Module):
     def __init__(self, function: Any) -> None:
         super().__init__()
@@ -129,13 +184,18 @@ class Uses(nn.Module):
         h = 2 * self.first(x)
         if self.function is Scaled:
             return self.last(Scaled.apply(h, torch.exp(h), 0.5))
+        if self.function is MaskedSoftmax:
+            return self.last(MaskedSoftmax.apply(h, x > 0.5, -1))
+        if self.function is Halves:
+            one, other = Halves.apply(h, self.first.weight)
+            return self.last(torch.cat([other, one.sin()], -1))
         y: torch.Tensor = self.last(self.function.apply(h) * torch.ones_like(h))
         return y
 
 
 @pytest.mark.parametrize("exporter", ["dynamo", "torchscript"])
-@pytest.mark.parametrize("function", [Rounded, Bounded, Scaled])
-def test_a_factor_per_element_is_exported(function: Any, exporter: str) -> None:
+@pytest.mark.parametrize("function", [Rounded, Bounded, Scaled, MaskedSoftmax, Halves])
+def test_a_factor_per_element_or_the_derivative_is_exported(function: Any, exporter: str) -> None:
     torch.manual_seed(0)
     theirs = Uses(function)
     ours = ORTModule(copy.deepcopy(theirs), exporter=exporter)
@@ -152,9 +212,10 @@ def test_a_factor_per_element_is_exported(function: Any, exporter: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "function", [Turned, Signs, Shifted, Squared, InPlace, NoLongerZero, Summed]
+    "function",
+    [Turned, Signs, Shifted, Squared, InPlace, NoLongerZero, Summed, Clipped, ChangesArgument],
 )
-def test_what_is_more_than_a_factor_is_refused(function: Any) -> None:
+def test_any_other_is_refused(function: Any) -> None:
     with pytest.raises(ExportError, match=f"backward of its own in {function.__name__}"):
         export(Uses(function), (torch.randn(3, 4),))
 

@@ -30,6 +30,7 @@ from ..runtime.session.labels import ClassLabels
 from ..runtime.state.buffers import TensorSpec
 from ..runtime.step.artifact import KEY, Artifact, drop_accumulation, load_artifact, specs_of
 from ..runtime.step.export import add_output_types, to_inference
+from ..runtime.step.loss_scale import LOSS_SCALE
 from ..runtime.step.update import OptimizerFile, load_optimizer
 from . import updates
 from .choose import ArtifactError
@@ -49,6 +50,11 @@ def device_file(folder: Path, prefix: str = "") -> bytes:
     source = _content(folder / f"{prefix}{TRAINING}")
     training = load_artifact(source, "training")
     trainable, specs = training.trainable, specs_of(training)
+    if LOSS_SCALE in specs:
+        raise ArtifactError(
+            "The loss is scaled for gradients in half precision, which JavaScript does not undo: "
+            "make the artifacts for it from the model of float32."
+        )
     files = {TRAINING: len(source)}
     facts: dict[str, Any] = {
         "version": VERSION,
@@ -69,6 +75,7 @@ def device_file(folder: Path, prefix: str = "") -> bytes:
         models["accumulate"] = _embedded_model(*updates.accumulation(trainable))
     optimizer = _optimizer(folder / f"{prefix}{OPTIMIZER}")
     if trainable and optimizer is not None:
+        _refuse_packed(optimizer)
         facts["optimizer"] = {
             "name": optimizer.name,
             "clip_norm": (optimizer.clip or {}).get("norm"),
@@ -170,7 +177,7 @@ def _training(artifact: Artifact, source: bytes) -> dict[str, Any]:
     for node in model.all_nodes():
         if node.name in random:
             _open_seed(node)
-    gradients = {artifact.gradients[p]: f"fresh/{p}" for p in artifact.trainable}
+    gradients = {artifact.gradient_of(p): f"fresh/{p}" for p in artifact.trainable}
     states = {updated: f"param/{s}" for s, updated in artifact.states.items()}
     # WebGPU claims a MaxPool that gives indices, as the gradient needs, and cannot run it
     on_host = [n.name for n in model.nodes if n.op_type == "MaxPool" and len(n.outputs) > 1]
@@ -254,6 +261,14 @@ def _optimizer(path: Path) -> OptimizerFile | None:
     """The optimizer; None if there is none, or only one over sequences, which JavaScript lacks."""
     optimizer = load_optimizer(path) if path.is_file() else None
     return None if optimizer is None or optimizer.is_sequence else optimizer
+
+
+def _refuse_packed(optimizer: OptimizerFile) -> None:
+    if optimizer.is_packed:
+        raise ArtifactError(
+            f"The optimizer {optimizer.name} stores its moments in fewer bits, which JavaScript "
+            "does not: make the artifacts for it with moments='float32', as optim.adamw() does."
+        )
 
 
 def _moments(optimizer: OptimizerFile, specs: Sequence[TensorSpec]) -> dict[str, list[int]]:

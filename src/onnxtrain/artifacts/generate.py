@@ -33,6 +33,7 @@ from ..passes import Recompute
 from ..preparing import preparing
 from ..runtime.files.readfile import PROTOBUF_LIMIT
 from ..runtime.session.sharing import GlobalLock
+from ..runtime.step.loss_scale import LOSS_SCALE
 from .choose import ArtifactError, Choice, check_apart, choose
 from .device import write_device_file
 from .opset import at_opset
@@ -120,7 +121,8 @@ def generate_artifacts(
             When both are empty lists, all initializers become inputs and the checkpoint is empty.
         loss: a `LossType`, a loss block, or None when the first output of the model is the loss.
         optimizer: an `OptimType`, an optimizer block, an `onnxtrain.optim` optimizer, or None.
-        artifact_directory: an existing folder, by default the current one.
+        artifact_directory: a folder, which is made if the one around it exists; by default the
+            current one.
         prefix: put before every file name.
         ort_format: also write each model in the ``.ort`` format, which `Module` and `Optimizer`
             read too.
@@ -128,7 +130,8 @@ def generate_artifacts(
         additional_output_names: values that training and eval model return after the loss.
         nominal_checkpoint: also write a checkpoint without values.
         loss_input_names: values that the loss block is called with, by default all outputs.
-        step_model: also write one graph that does loss, gradients and update in a single run.
+        step_model: also write one graph that does loss, gradients and update in a single run; not
+            with moments of fewer bits, which are updated by themselves.
         training_mode: "preserve" trains BatchNormalization and Dropout as the model says (export
             with ``training=TrainingMode.TRAINING`` for training mode); "auto" switches every
             BatchNormalization whose scale or bias is trained to batch statistics; "train" switches
@@ -184,7 +187,7 @@ def generate_artifacts(
         save(block.built.eval, folder / f"{prefix}eval_model.onnx", moves=moves)
         if optimizer_model is not None:
             onnx.save(optimizer_model, folder / f"{prefix}optimizer_model.onnx")
-        if step_model:
+        if step_model and not _needs_parts(optimizer_block, loaded):
             step = _step_model(optimizer_block, block)
             save(step, folder / f"{prefix}step_model.onnx", moves=moves)
         if ort_format:
@@ -231,6 +234,8 @@ class _Training(onnxblock.TrainingBlock):
             self._among = {t.name for t in model.graph.initializer}.difference(frozen)
         for name in trainable:
             self.requires_grad(name)
+        if _scales_loss(model):  # the scale changes while the model is trained
+            frozen = [*frozen, LOSS_SCALE]
         for name in frozen:
             self.requires_grad(name, False)
 
@@ -277,9 +282,10 @@ def _load(model: Any) -> tuple[onnx.ModelProto, str | None]:
 
 def _directory(artifact_directory: str | os.PathLike[str] | None) -> Path:
     directory = Path.cwd() if artifact_directory is None else Path(artifact_directory)
-    if not directory.is_dir():
+    if not directory.is_dir() and (directory.exists() or not directory.absolute().parent.is_dir()):
         raise FileNotFoundError(
-            f"The artifact directory {str(directory)!r} does not exist. Create it first."
+            f"The artifact directory {str(directory)!r} does not exist, nor the folder that it "
+            "would be made in. Create it first."
         )
     return directory
 
@@ -344,6 +350,17 @@ def _optimizer_model(
     with onnxblock.empty_base(opset) as accessor:
         optimizer(block.parameters())
         return accessor.model
+
+
+def _needs_parts(optimizer: Block | None, model: onnx.ModelProto) -> bool:
+    """Whether one graph cannot do it: moments of fewer bits, or a loss whose scale changes."""
+    if isinstance(optimizer, OptimizerBlock) and optimizer.optimizer.moments != "float32":
+        return True
+    return _scales_loss(model)
+
+
+def _scales_loss(model: onnx.ModelProto) -> bool:
+    return any(tensor.name == LOSS_SCALE for tensor in model.graph.initializer)
 
 
 def _step_model(optimizer: Block | None, block: onnxblock.TrainingBlock) -> ir.Model:

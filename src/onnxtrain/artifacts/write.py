@@ -16,11 +16,15 @@ from ..runtime.files.atomic import sync_directory
 def all_or_nothing(directory: Path) -> Iterator[Path]:
     """A folder to write into; at the end its files move to `directory`, together.
 
-    Everything is on disk before the first file moves, so an error while files are made leaves
-    `directory` as it was. The moves themselves are renames within one file system, models last:
-    whoever sees a model sees the data it refers to.
+    A directory that is missing is made, and is gone again if nothing comes into it. Everything is
+    on disk before the first file moves, so an error while files are made leaves `directory` as it
+    was. The moves themselves are renames within one file system, models last: whoever sees a model
+    sees the data it refers to.
     """
+    is_new = not directory.is_dir()
     try:
+        if is_new:
+            directory.mkdir()
         staging = Path(tempfile.mkdtemp(prefix=".onnxtrain-", dir=directory))
     except OSError as error:
         raise type(error)(
@@ -37,3 +41,5 @@ def all_or_nothing(directory: Path) -> Iterator[Path]:
         sync_directory(directory)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
+        if is_new and not any(directory.iterdir()):
+            directory.rmdir()

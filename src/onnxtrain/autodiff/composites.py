@@ -103,6 +103,51 @@ def _silu(sigmoid: ir.Node) -> Composite | None:
     return Composite(product, (sigmoid.outputs[0],), gradient, (sigmoid, product))
 
 
+def _rms(mean: ir.Node) -> Composite | None:
+    """y = x·r with r = 1/√(mean(x²) + ε): dx = r·(dy - y·mean(dy·y)), five nodes, not sixteen."""
+    square, x = _square(mean.inputs[0]) or (None, None)
+    axes = mean.inputs[1] if len(mean.inputs) > 1 else None
+    if square is None or x is None or axes is None or mean.attributes.get_int("keepdims", 1) != 1:
+        return None
+    sum_ = _next(mean, "Add")
+    root = _next(sum_, "Sqrt")
+    reciprocal = _next(root, "Reciprocal") or _one_over(root)
+    last = _next(reciprocal, "Mul") if reciprocal is not None else _next(root, "Div")
+    if sum_ is None or root is None or last is None or _number(_beside(sum_, mean)) is None:
+        return None
+    before = root if reciprocal is None else reciprocal
+    if _beside(last, before) is not x or (reciprocal is None and last.inputs[0] is not x):
+        return None
+
+    def gradient(
+        walk: Walk, dys: Sequence[Tensor | None]
+    ) -> Iterable[tuple[ir.Value, Tensor | None]]:
+        op, dy = walk.op, dys[0]
+        assert dy is not None
+        y, factor = (op.tensor(n.outputs[0]) for n in (last, before))
+        rest = dy - y * op.ReduceMean(dy * y, op.tensor(axes), keepdims=1)
+        return [(x, rest / factor if reciprocal is None else rest * factor)]
+
+    nodes = [n for n in (square, mean, sum_, root, reciprocal) if n is not None]
+    return Composite(last, tuple(n.outputs[0] for n in nodes), gradient, (*nodes, last))
+
+
+def _one_over(node: ir.Node | None) -> ir.Node | None:
+    """The only reader of a node's result, if it divides one by it."""
+    reader = _next(node, "Div")
+    return reader if reader is not None and _number(reader.inputs[0]) == 1.0 else None
+
+
+def _square(value: ir.Value | None) -> tuple[ir.Node, ir.Value] | None:
+    """The node that made a value with one reader as x², and x."""
+    node = value.producer() if value is not None and len(value.uses()) == 1 else None
+    if node is None or node.domain or node.op_type not in {"Mul", "Pow"}:
+        return None
+    a, b = node.inputs
+    is_square = a is b if node.op_type == "Mul" else _number(b) == 2.0
+    return (node, a) if is_square and a is not None else None
+
+
 def _gelu(erf: ir.Node) -> Composite | None:
     """x·½·(1 + erf(x/√2)), with the half on either side of the product."""
     scaled = _only_number(erf.inputs[0], {"Div": math.sqrt(2), "Mul": math.sqrt(0.5)})
@@ -243,7 +288,8 @@ def _operand(node: ir.Node, number: float) -> ir.Value | None:
 
 FORMS: dict[str, Callable[[ir.Node], Composite | None]] = {
     "Erf": _gelu,
+    "ReduceMean": _rms,
     "Sigmoid": _silu,
     "Tanh": _gelu_tanh,
 }
-"""Which operator a known form is looked for around."""
+"""Which operator a known form is looked for around; rules that know one add it."""

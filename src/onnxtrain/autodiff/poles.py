@@ -16,13 +16,32 @@ STEPS = 4
 
 def is_guarded(node: ir.Node) -> bool:
     """Whether a result may be infinite, and is only read through what selects elements of it."""
-    return node.op_type in WITH_POLES and is_selected(node.outputs[0])
+    may_be = node.op_type in WITH_POLES or (
+        node.op_type == "Mul" and any(map(_has_poles, node.inputs))
+    )
+    return may_be and is_selected(node.outputs[0])
+
+
+def _has_poles(value: ir.Value | None, steps: int = STEPS) -> bool:
+    """Whether a value is computed, element by element, from what may be infinite."""
+    node = value.producer() if value is not None else None
+    if node is None or node.domain:
+        return False
+    return node.op_type in WITH_POLES or (
+        steps > 0
+        and node.op_type in ELEMENTWISE
+        and any(_has_poles(v, steps - 1) for v in node.inputs)
+    )
 
 
 def is_selected(value: ir.Value, steps: int = STEPS) -> bool:
     """Whether everything that is computed from a value, element by element, is selected from."""
     # Nodes of the backward half, which belong to no graph yet, read it too.
-    uses = [(n, place) for n, place in value.uses() if n.graph is not None]
+    uses = [
+        (n, place)
+        for n, place in value.uses()
+        if n.graph is not None and n.outputs[0].dtype != ir.DataType.BOOL
+    ]
     return (
         bool(uses)
         and not value.is_graph_output()

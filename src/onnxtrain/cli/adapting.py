@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from .settings import Settings
 
 
-def adapted_model(settings: Settings) -> str | onnx.ModelProto:
-    """The model of the settings, with adapters where these are asked for."""
-    base = base_model(settings)
+def adapted_model(settings: Settings, base: ModelLike | None = None) -> str | onnx.ModelProto:
+    """The model of the settings, or another, with adapters where these are asked for."""
+    base = base_model(settings) if base is None else base
     if settings.adapter is not None:
         return lora.attach(base, read_adapter(settings.adapter))
     if not settings.rank:

@@ -26,6 +26,7 @@ COMMANDS = {
     "inspect": "inspect",
     "train": "train",
     "lora": "lora",
+    "qat": "qat",
     "quantize": "quantize",
     "tune": "tune",
     "runs": "runs",
@@ -37,6 +38,8 @@ COMMANDS = {
     "bench": "bench",
     "convert": "convert",
     "serve": "serve",
+    "sign": "sign",
+    "verify": "verify",
     "version": "version",
 }
 """Command → module of this package; each has a click command called `command`."""

@@ -8,7 +8,7 @@ import click
 
 from .app import common
 from .output import UserError, current, size
-from .recipes import IGNORED
+from .recipes import IGNORED, OPTIMIZERS
 
 DEFAULT_RATE = 1e-3
 EPILOG = """\b
@@ -23,7 +23,9 @@ Examples:
 @click.argument("model", type=click.Path())
 @click.option("--output", required=True, type=click.Path(), help="Folder; made if missing.")
 @click.option("--loss", required=True, help="As for onnxtrain train.")
-@click.option("--optimizer", default="adamw", show_default=True)
+@click.option(
+    "--optimizer", default="adamw", show_default=True, help=f"One of {', '.join(OPTIMIZERS)}."
+)
 @click.option("--freeze", multiple=True, help="Parameters not to train, e.g. 'encoder.*'.")
 @click.option("--train", multiple=True, help="Parameters to train, instead of all.")
 @click.option(

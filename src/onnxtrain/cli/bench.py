@@ -11,6 +11,7 @@ import click
 
 from .app import common
 from .output import UserError, current, size
+from .recipes import OPTIMIZERS
 
 EPILOG = """\b
 Examples:
@@ -25,7 +26,9 @@ PyTorch is timed beside it when it is installed and the model has common operato
 @click.command(epilog=EPILOG)
 @click.argument("model", type=click.Path())
 @click.option("--loss", help="As for onnxtrain train; by default by the output's shape.")
-@click.option("--optimizer", default="adamw", show_default=True)
+@click.option(
+    "--optimizer", default="adamw", show_default=True, help=f"One of {', '.join(OPTIMIZERS)}."
+)
 @click.option("--batch-size", type=int, default=32, show_default=True)
 @click.option("--steps", type=int, default=50, show_default=True, help="Steps that are timed.")
 @click.option("--dim", multiple=True, help="Size of a symbolic dimension, as name=number.")

@@ -12,6 +12,8 @@ from ..graph import ModelLike, load
 from ..text import remove_cache
 from .output import UserError
 from .recipes import loss_block
+from .similarity import similarity_loss
+from .similarity_options import SIMILARITY
 
 if TYPE_CHECKING:
     from .plan import Plan
@@ -44,6 +46,8 @@ def add_teacher(student: ModelLike, settings: Settings) -> onnx.ModelProto:
 
 def loss_of(settings: Settings, plan: Plan) -> tuple[Any, list[str]]:
     """The loss of a run, and the values that it compares."""
+    if settings.task == SIMILARITY:
+        return similarity_loss(settings), [v.name for v in plan.summary.outputs]
     hard = loss_block(settings.loss, settings.ignore_index)
     if settings.teacher is None:
         return hard, [plan.output.name]

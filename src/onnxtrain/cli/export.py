@@ -9,6 +9,7 @@ import click
 
 from .app import common
 from .output import UserError, current, size
+from .sign_option import check, sign_option, signed
 
 if TYPE_CHECKING:
     from ..runtime.state.training_state import TrainingState
@@ -27,9 +28,15 @@ Examples:
 @click.option("--prefix", default="", help="Of the artifacts' names.")
 @click.option("--outputs", help="Outputs to keep, separated by commas; by default the model's.")
 @click.option("-o", "--output", required=True, type=click.Path(), help="File to write.")
+@sign_option
 @common
 def command(
-    checkpoint: str, artifacts: str | None, prefix: str, outputs: str | None, output: str
+    checkpoint: str,
+    artifacts: str | None,
+    prefix: str,
+    outputs: str | None,
+    output: str,
+    sign: str | None,
 ) -> None:
     """Write an inference model with the parameters of CHECKPOINT.
 
@@ -38,6 +45,7 @@ def command(
     from ..runtime.state.checkpoint_state import CheckpointState
     from ..runtime.step.export import export
 
+    check(sign)
     file, folder = _find(Path(checkpoint), artifacts, prefix)
     model = folder / f"{prefix}eval_model.onnx"
     if not model.is_file():
@@ -50,7 +58,8 @@ def command(
     state = CheckpointState.load_checkpoint(file).training_state
     names = [n.strip() for n in (outputs or "").split(",") if n.strip()]
     export(str(model), state, target, names or _predictions(model, state))
-    current().show(f"{target}  {size(target.stat().st_size)}")
+    for written in [target, *signed(target, sign)]:
+        current().show(f"{written}  {size(written.stat().st_size)}")
 
 
 def _predictions(model: Path, state: TrainingState) -> list[str]:

@@ -13,6 +13,9 @@ from ..text.tokenizer import CONFIG, FILE
 from .history import write_text
 from .match import Dataset
 from .output import Output, UserError, count, one_of
+from .recipes import SIMILARITY_LOSSES
+from .similarity import check_settings as check_similarity
+from .similarity_options import SIMILARITY
 
 if TYPE_CHECKING:
     from ..runtime.loop.trainer import Trainer
@@ -21,7 +24,7 @@ if TYPE_CHECKING:
     from .settings import Settings
 
 CAUSAL_LM = "causal-lm"
-TASKS = (CAUSAL_LM,)
+TASKS = (CAUSAL_LM, SIMILARITY)
 SIDES = ("right", "left")
 
 
@@ -29,7 +32,9 @@ def check_settings(settings: Settings) -> None:
     """What belongs together, before anything is read."""
     if settings.task is None:
         if settings.tokenizer is not None:
-            raise UserError(f"--tokenizer goes with --task {CAUSAL_LM}: add that.")
+            raise UserError(f"--tokenizer goes with --task {' or '.join(TASKS)}: add that.")
+        if settings.loss in SIMILARITY_LOSSES:
+            raise UserError(f"--loss {settings.loss} goes with --task {SIMILARITY}: add that.")
         return
     one_of(settings.task, TASKS, "--task")
     one_of(settings.padding_side, SIDES, "--padding-side")
@@ -38,6 +43,9 @@ def check_settings(settings: Settings) -> None:
             f"--task {settings.task} reads text, and needs the tokenizer that belongs to the "
             "model: --tokenizer tokenizer.json."
         )
+    if settings.task == SIMILARITY:
+        check_similarity(settings)
+        return
     if settings.loss != "causal_lm":
         raise UserError(
             f"--task {CAUSAL_LM} has the loss causal_lm, and --loss is {settings.loss}: leave "
@@ -55,8 +63,27 @@ def copy_tokenizer(source: str, folder: Path) -> None:
 
 
 def base_model(settings: Settings) -> ModelLike:
-    """The model to adapt or to train: a decoder without its cache, any other as it is."""
-    return settings.model if settings.task is None else text.remove_cache(settings.model)
+    """The model to adapt or to train: a decoder without its cache, any other as it is.
+
+    One that is trained on packed texts keeps them apart where that is possible.
+    """
+    if settings.task != CAUSAL_LM:
+        return settings.model
+    decoder = text.remove_cache(settings.model)
+    return decoder if why_together(settings, decoder) else text.separated_model(decoder)
+
+
+def why_together(settings: Settings, decoder: ModelLike) -> str:
+    """Why packed texts see each other; "" if they do not."""
+    if not settings.packing:
+        return "each text has a row of its own"
+    if settings.teacher is not None:
+        return "The teacher takes the same rows, and its texts are not kept apart."
+    try:
+        text.separated_model(decoder)
+    except text.TextError as error:
+        return str(error)
+    return ""
 
 
 @dataclass
@@ -92,6 +119,7 @@ class LanguageTask:
             self.tokenizer,
             length or settings.max_length,
             packing=settings.packing,
+            separate=self.inputs.documents is not None,
             padding_side=cast("Side", settings.padding_side),
             fixed_length=length is not None,
             column=settings.text_column,
@@ -101,6 +129,9 @@ class LanguageTask:
             f"{source}: {count(len(rows.tokens), 'row')} of {rows.tokens.shape[1]} tokens, "
             f"{count(learned, 'token')} to learn."
         )
+        if settings.packing and rows.documents is None:
+            reason = why_together(settings, text.remove_cache(settings.model))
+            output.say(f"{reason} Packed texts see each other; --no-packing gives each a row.")
         if rows.cut:
             output.say(
                 f"{source}: {count(rows.cut, 'text')} longer than {rows.tokens.shape[1]} tokens "
@@ -111,8 +142,9 @@ class LanguageTask:
             self.prompt = self.tokenizer.decode(first[: max(1, min(8, len(first) // 2))])
         return Dataset(rows.arrays(self.inputs), where=source)
 
-    def sample(self, trainer: Trainer, when: str, output: Output) -> None:
+    def sample(self, trainer: Trainer, when: str, output: Output, data: Dataset) -> None:
         """Let the model write on, and say what."""
+        del data
         if not self.settings.sample_tokens:
             return
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from ..data import Stream
 from ..summary import ValueSummary
 from .arrays import reading
 from .images import ImageSettings
@@ -25,10 +26,12 @@ from .sources import Batches, Columns, Named, Ordered, Pictures, Source
 if TYPE_CHECKING:
     from .categories import Categories
     from .language import LanguageTask
+    from .new_head import HeadTask
     from .scaling import Scale
+    from .similarity import SimilarityTask
 
 Array = npt.NDArray[Any]
-USUAL_TARGETS = ("labels", "label", "target", "targets", "y", "Y", "class", "classes")
+USUAL_TARGETS = ("labels", "label", "target", "targets", "y", "Y", "class", "classes", "cls")
 
 
 @dataclass
@@ -43,7 +46,9 @@ class Task:
     classes: list[str] = field(default_factory=list)
     """Names of the classes, once data with text labels were read."""
     ignore_index: int = IGNORED
-    language: LanguageTask | None = None
+    head: HeadTask | None = None
+    """The model with a new classifier, where one was asked for."""
+    language: LanguageTask | SimilarityTask | None = None
     """What reads text, where the data are text."""
     categories: Categories | None = None
     """Columns of a table that are categories, where there are any."""
@@ -65,6 +70,8 @@ class Dataset:
     arrays: dict[str, Array] = field(default_factory=dict)
     batches: Any = None
     where: str = ""
+    files: Array | None = None
+    """The file of each row, where a row is an image and the arrays do not hold it."""
     left_out: int = 0
     """Rows that were not taken, because none of their labels counts."""
     note: str = ""
@@ -72,8 +79,24 @@ class Dataset:
 
     @property
     def rows(self) -> int | None:
-        """How many, if that is known."""
+        """How many are in memory; None for batches."""
         return len(next(iter(self.arrays.values()))) if self.arrays else None
+
+    @property
+    def total(self) -> int | None:
+        """How many there are, in memory or not, if that is known."""
+        return self.batches.rows if isinstance(self.batches, Stream) else self.rows
+
+    def head(self, rows: int) -> dict[str, Array]:
+        """The first rows as the model takes them; empty for batches of the user's own."""
+        if not isinstance(self.batches, Stream):
+            return self.part(slice(0, rows)).arrays
+        return self.batches.head(rows)
+
+    @property
+    def digest(self) -> str:
+        """Enough to notice other data."""
+        return self.batches.digest() if isinstance(self.batches, Stream) else ""
 
     @property
     def data(self) -> Any:
@@ -82,19 +105,25 @@ class Dataset:
 
     def part(self, rows: Any) -> Dataset:
         """Some of the rows."""
-        return Dataset(
-            {k: v[rows] for k, v in self.arrays.items()}, None, self.where, note=self.note
-        )
+        files = None if self.files is None else self.files[rows]
+        arrays = {k: v[rows] for k, v in self.arrays.items()}
+        return Dataset(arrays, None, self.where, files, note=self.note)
 
 
 def match(source: Source, task: Task) -> Dataset:
     """Arrays in the names, types and shapes of the model."""
     if isinstance(source, Batches):
         return Dataset(batches=source.source, where=source.where)
-    inputs, target = _assign(source, task)
+    arrays = matched(source, task)
     note = ""
     if task.categories is not None and isinstance(source, Columns):
         note = task.categories.unknown(source.columns)
+    return _with_labels(Dataset(arrays, where=source.where, note=note), task)
+
+
+def matched(source: Source, task: Task) -> dict[str, Array]:
+    """The rows of a source by name of the input, targets included."""
+    inputs, target = _assign(source, task)
     arrays = {v.name: _input(v, inputs[v.name], source.where) for v in task.fed}
     arrays[task.loss.target] = _target(task, target, source.where)
     lengths = {name: len(a) if a.ndim else 0 for name, a in arrays.items()}
@@ -106,7 +135,7 @@ def match(source: Source, task: Task) -> Dataset:
         )
     if not min(lengths.values()):
         raise UserError(f"{source.where} holds no rows. Training needs at least one.")
-    return _with_labels(Dataset(arrays, where=source.where, note=note), task)
+    return arrays
 
 
 def _with_labels(data: Dataset, task: Task) -> Dataset:
@@ -127,6 +156,40 @@ def _with_labels(data: Dataset, task: Task) -> Dataset:
     return chosen
 
 
+def picture_labels(source: Pictures, task: Task) -> Dataset:
+    """The labels of a folder of images, and its files, without the images."""
+    remember_classes(task, source.classes, "Use the same folders.")
+    labels = _labels(task, source.labels, f"{source.where}: the target")
+    files = np.array(source.files, dtype=object)
+    return Dataset({task.loss.target: labels}, where=source.where, files=files)
+
+
+def count_classes(source: Source, task: Task) -> int | list[str]:
+    """How many classes data have, or their names where they have some."""
+    if isinstance(source, Batches):
+        raise UserError(
+            f"--new-head counts the classes, and {source.where} gives batches: give arrays, a "
+            "table or a folder of images."
+        )
+    if isinstance(source, Pictures):
+        rows = np.bincount(source.labels, minlength=len(source.classes))
+        for name, number in zip(source.classes, rows):
+            if not number:
+                raise UserError(
+                    f"The folder {name!r} in {source.where} holds no images: fill it or remove it."
+                )
+        return source.classes
+    _, target = _assign(source, task)
+    if target.dtype.kind in "US":
+        return [str(c) for c in np.unique(target)]
+    if target.ndim == 2 and target.shape[1] > 1:
+        return int(target.shape[1])
+    if target.dtype.kind not in "iufb" or not np.isfinite(target).all():
+        raise UserError(f"{source.where}: the target holds no numbers of classes and no text.")
+    labels = target[target != task.ignore_index]
+    return int(labels.max()) + 1 if labels.size else 0
+
+
 # --- which array is what --------------------------------------------------------------------------
 
 
@@ -141,7 +204,9 @@ def _assign(source: Source, task: Task) -> tuple[dict[str, Array], Array]:
             raise UserError(
                 f"The model takes {_names(task.fed)}, and a folder of images gives one input."
             )
-        _remember(task, source.classes, "Use a model with as many outputs, or fewer folders.")
+        remember_classes(
+            task, source.classes, "Use a model with as many outputs, or fewer folders."
+        )
         return {task.fed[0].name: load_pictures(source, task.fed[0], task.images)}, source.labels
     if isinstance(source, Ordered):
         names = [v.name for v in task.fed]
@@ -159,7 +224,7 @@ def _assign(source: Source, task: Task) -> tuple[dict[str, Array], Array]:
 
 def _from_names(source: Named, task: Task) -> tuple[dict[str, Array], Array]:
     arrays = source.arrays
-    target = _target_name(task, arrays, source.where)
+    target = target_name(task, arrays, source.where)
     rest = [n for n in arrays if n != target]
     missing = [v.name for v in task.fed if v.name not in arrays]
     if missing and len(task.fed) == 1 and len(rest) == 1:  # x and y: no doubt what is meant
@@ -175,7 +240,7 @@ def _from_names(source: Named, task: Task) -> tuple[dict[str, Array], Array]:
 
 def target_column(source: Columns, task: Task) -> str:
     """The column that is the target: the one named, one of the usual names, or the last."""
-    return _target_name(task, source.columns, source.where, last=True)
+    return target_name(task, source.columns, source.where, last=True)
 
 
 def _from_columns(source: Columns, task: Task) -> tuple[dict[str, Array], Array]:
@@ -232,7 +297,8 @@ def _as_input(array: Array, value: ValueSummary) -> Array:
     return array
 
 
-def _target_name(task: Task, names: dict[str, Array], where: str, *, last: bool = False) -> str:
+def target_name(task: Task, names: dict[str, Array], where: str, *, last: bool = False) -> str:
+    """The array that holds the targets: the one named, one of the usual names, or what is left."""
     if task.target is not None:
         if task.target not in names:
             raise UserError(_no_column(task.target, names, where, "--target"))
@@ -443,7 +509,7 @@ def _check_range(array: Array, classes: int | None, name: str, ignored: int) -> 
 def _encode(task: Task, array: Array, name: str) -> Array:
     """Text labels as numbers: the classes in alphabetical order, those of the training data."""
     if not task.classes:
-        _remember(task, [str(c) for c in np.unique(array)])
+        remember_classes(task, [str(c) for c in np.unique(array)])
     unknown = sorted(set(map(str, np.unique(array))) - set(task.classes))
     if unknown:
         raise UserError(
@@ -455,7 +521,8 @@ def _encode(task: Task, array: Array, name: str) -> Array:
     return codes.reshape(array.shape)
 
 
-def _remember(task: Task, classes: list[str], fix: str = "") -> None:
+def remember_classes(task: Task, classes: list[str], fix: str = "") -> None:
+    """Keep the names of the classes; other ones than before, or too many, are an error."""
     if task.classes and task.classes != classes:
         raise UserError(
             f"The classes differ between training and validation data: {', '.join(task.classes)} "
@@ -494,6 +561,16 @@ def load_pictures(
     if value.dtype == "uint8":
         return pixels
     return images.normalized(pixels.astype(np.float32) / np.float32(255), channels_last)
+
+
+THUMBNAIL = (96, 96)
+
+
+def thumbnail(file: Path) -> Array:
+    """An image in the size in which reports show it."""
+    from PIL import Image
+
+    return _picture(Image, file, "RGB", THUMBNAIL)
 
 
 def _picture(module: Any, file: Path, mode: str, extent: tuple[int, int]) -> Array:

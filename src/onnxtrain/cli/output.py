@@ -68,10 +68,10 @@ class Output:
             rows: cells; anything that has a str().
             right: headings of the columns that are aligned to the right, separated by commas.
         """
-        table = Table(title=title or None, title_justify="left", box=None, pad_edge=False)
+        table = Table(title=_plain(title) or None, title_justify="left", box=None, pad_edge=False)
         for column in columns:
             justify: Any = "right" if column in right.split(",") else "left"
-            table.add_column(column, justify=justify, overflow="fold", header_style="bold")
+            table.add_column(_plain(column), justify=justify, overflow="fold", header_style="bold")
         for row in rows:
             table.add_row(*(_plain(cell) for cell in row))
         self.out.print(table, highlight=False)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import fnmatch
 import hashlib
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import onnx
@@ -51,23 +52,47 @@ class Plan:
         return "" if self.output.name == first else links.get(self.output.name)
 
 
-def make_plan(settings: Settings) -> Plan:
-    """Look at the model and decide what is trained; every refusal says what to do."""
-    loss = loss_recipe(settings.loss)
-    model = adapted_model(settings)
-    if settings.teacher is not None:
-        model = add_teacher(model, settings)
-    summary = summarize(model, settings.loss_output, batch=settings.batch_size)
+def make_plan(
+    settings: Settings,
+    model: str | onnx.ModelProto | None = None,
+    *,
+    base: onnx.ModelProto | None = None,
+    of: str | None = None,
+    choose: Callable[[ModelSummary], list[str]] | None = None,
+) -> Plan:
+    """Look at the model and decide what is trained; every refusal says what to do.
+
+    Args:
+        settings: of the run.
+        model: by default that of the settings, with adapters and a teacher as they say.
+        base: what gets these; by default the model of the settings.
+        of: what the loss compares; by default what the settings say.
+        choose: names of what is trained; by default what the settings say.
+    """
+    loss, of = loss_recipe(settings.loss), of or settings.loss_output
+    if model is None:
+        model = adapted_model(settings, base)
+        if settings.teacher is not None:
+            model = add_teacher(model, settings)
+    summary = summarize(model, of, batch=settings.batch_size)
     if summary.problem:
         raise ModelError(f"{settings.model} cannot be trained: {summary.problem}")
     _check_inputs(settings.model, summary)
-    output = _output(settings, summary)
-    if settings.loss_output is None and len(summary.outputs) > 1:
+    output = _output(settings, summary, of)
+    if of is None and len(summary.outputs) > 1:
         summary = summarize(model, output.name, batch=settings.batch_size)
-    trainable = _trainable(settings, summary, output)
+    trainable = choose(summary) if choose else _trainable(settings, summary, output)
     frozen = [n for n in _floats(summary) if n not in trainable]
     digest = hashlib.sha256(Path(settings.model).read_bytes()).hexdigest()
     return Plan(model, summary, loss, output, trainable, frozen, digest)
+
+
+def with_model(settings: Settings, plan: Plan, model: onnx.ModelProto) -> Plan:
+    """The same plan for a model that has other parameters."""
+    summary = summarize(model, plan.output.name, batch=settings.batch_size)
+    trainable = _trainable(settings, summary, plan.output)
+    frozen = [n for n in _floats(summary) if n not in trainable]
+    return replace(plan, model=model, summary=summary, trainable=trainable, frozen=frozen)
 
 
 def _floats(summary: ModelSummary) -> list[str]:
@@ -84,12 +109,11 @@ def _check_inputs(model: str, summary: ModelSummary) -> None:
         )
 
 
-def _output(settings: Settings, summary: ModelSummary) -> ValueSummary:
+def _output(settings: Settings, summary: ModelSummary, of: str | None) -> ValueSummary:
     outputs = {v.name: v for v in summary.outputs}
-    if settings.loss_output is not None:
+    if of is not None:
         outputs |= {v.name: v for v in summary.inner}
-        one_of(settings.loss_output, outputs, "--loss-output")
-        return outputs[settings.loss_output]
+        return outputs[one_of(of, outputs, "--loss-output")]
     floats = [v for v in summary.outputs if v.dtype in FLOAT_TYPES]
     if not floats:
         raise UserError(

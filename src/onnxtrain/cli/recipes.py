@@ -25,7 +25,7 @@ class LossRecipe:
     """Name of the graph input that the targets become."""
     kind: str
     """"class": class numbers; "token": numbers of the vocabulary; "number": like the output;
-    "binary": that, from 0 to 1; "sign": that, −1 or 1."""
+    "binary": that, from 0 to 1; "sign": that, −1 or 1; "similarity": one for a row of texts."""
 
     @property
     def takes_labels(self) -> bool:
@@ -40,6 +40,17 @@ LOSSES = {
     for row in losses.LOSSES
     if row.short
 }
+SIMILARITY_LOSSES = {
+    "multiple_negatives_ranking": "MultipleNegativesRankingLoss",
+    "cosent": "CoSENTLoss",
+    "cosine_similarity": "CosineSimilarityLoss",
+    "triplet": "TripletLoss",
+}
+"""Losses between vectors of texts, by their names with ``--task sentence-similarity``."""
+OPTIMIZERS = (
+    "adamw", "adam", "sgd", "rmsprop", "adagrad", "adadelta", "lamb", "lion", "adafactor",
+)  # fmt: skip
+"""Names of `onnxtrain.optim.RECIPES`, for the help; the table itself takes an import of seconds."""
 SCHEDULES = ("constant", "cosine", "linear", "step", "exponential", "onecycle", "plateau")
 IGNORED = -100
 """The label that does not count by default, as in PyTorch."""
@@ -53,6 +64,8 @@ METRICS = (
 
 def loss_recipe(name: str) -> LossRecipe:
     """A loss by name; other packages may add some."""
+    if name in SIMILARITY_LOSSES:
+        return LossRecipe(SIMILARITY_LOSSES[name], "target", "similarity")
     if name not in LOSSES and name in plugins.names("losses"):
         kind = getattr(plugins.load("losses", name), "target", "number")
         return LossRecipe(name, "labels" if kind in {"class", "token"} else "target", kind)
@@ -148,11 +161,11 @@ def make_scheduler(
     return make
 
 
-def metric_name(choice: str, kind: str) -> str | None:
-    """The metric that is meant; "auto" takes the one that fits the loss."""
-    one_of(choice, METRICS, "--metric")
-    if choice == "none":
-        return None
-    if choice != "auto":
-        return choice
-    return {"number": "mae", "token": "perplexity"}.get(kind, "accuracy")
+def metric_names(choice: str, kind: str) -> list[str]:
+    """The metrics that are meant; "auto" takes the one that fits the loss."""
+    chosen = [one_of(name.strip(), METRICS, "--metric") for name in choice.split(",")]
+    usual = {"number": "mae", "token": "perplexity"}.get(kind, "accuracy")
+    if kind == "similarity":
+        chosen = [name for name in chosen if name != "auto"]
+    names = [usual if name == "auto" else name for name in chosen if name != "none"]
+    return list(dict.fromkeys(names))

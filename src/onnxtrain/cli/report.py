@@ -15,6 +15,7 @@ from ..drawing.inert import inert
 from ..drawing.scene import png_address
 from .charts import confusion, curves
 from .inspect import shown
+from .match import thumbnail
 from .output import count, size
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ def page(run: Run) -> str:
 
 
 def _headline(run: Run) -> str:
-    rows = count(run.training.rows, "row") if run.training.rows else "batches"
+    rows = count(run.training.total, "row") if run.training.total else "batches"
     parts = [f"{rows} from {run.training.where}"]
     if run.validation is not None and run.validation.rows:
         parts.append(f"validated on {count(run.validation.rows, 'row')}")
@@ -191,7 +192,8 @@ def _samples(run: Run) -> str:
     for i in _interesting([is_right for _, is_right in verdicts]):
         text, is_right = verdicts[i]
         tone = "" if is_right is None else ' class="right"' if is_right else ' class="wrong"'
-        cells.append(f'<div class="sample">{_input(first[i])}<div{tone}>{text}</div></div>')
+        row = first[i] if data.files is None else thumbnail(data.files[i])
+        cells.append(f'<div class="sample">{_input(row)}<div{tone}>{text}</div></div>')
     return f'<div class="samples">{"".join(cells)}</div>'
 
 

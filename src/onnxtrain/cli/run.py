@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from .. import plugins
 from ..artifacts import generate_artifacts
 from ..distributed.connect import connect
 from ..distributed.start import once
-from ..errors import CheckpointError, NonFiniteError, RunError, StateError
+from ..errors import CheckpointError, DataError, NonFiniteError, RunError, StateError
 from ..loggers import LOGGERS, LogTo, make_logger
 from ..runtime.files.onnxfile import ModelFile
 from ..runtime.loop.callbacks import Callback, SaveCheckpoint
@@ -31,16 +31,33 @@ from .charts import curves
 from .distilling import check_settings as check_teacher
 from .distilling import loss_of
 from .history import Step, read_steps, write_history, write_text
+from .image_files import described
 from .images import Augmentation, AugmentedBatches, ImageSettings, read_augmentations
 from .language import LanguageTask, check_settings, copy_tokenizer
 from .match import Dataset, Task, match, target_column
+from .new_head import HeadTask
+from .new_head import check_settings as check_head
 from .output import Output, UserError, count, one_of
 from .plan import Plan, make_plan
-from .recipes import make_optimizer, make_scheduler, metric_name
-from .run_folder import check_resume, choose_folder, fingerprint, staged, write_about
+from .recipes import make_optimizer, make_scheduler, metric_names
+from .rounding import check_settings as check_rounding
+from .rounding import quantized_plan, say_static, without_decay, write_integers
+from .run_folder import (
+    check_resume,
+    choose_folder,
+    fingerprint,
+    is_resumable,
+    staged,
+    write_about,
+)
 from .scaling import InDataUnits, standardize
 from .settings import Settings, read_recompute
+from .sign_option import check as check_signer
+from .sign_option import signed
+from .similarity import SimilarityTask
+from .similarity_options import SIMILARITY
 from .sources import Columns, read
+from .streams import is_streamed, read_stream
 
 
 @dataclass
@@ -69,25 +86,61 @@ def train(settings: Settings, output: Output, callbacks: Sequence[Callback] = ()
         callbacks: more that hang in the training loop.
     """
     settings.check()
+    settings = _decided(settings, output)
+    check_signer(settings.sign)
+    check_rounding(settings)
     check_settings(settings)
     check_teacher(settings)
-    plan = make_plan(settings)
+    check_head(settings)
+    head = HeadTask.of(settings, output) if settings.new_head else None
+    similar = SimilarityTask.of(settings) if settings.task == SIMILARITY else None
+    base = None if similar is None else similar.model
+    plan = make_plan(settings, base=base) if head is None else head.plan
     task = Task(
         plan.summary.inputs, plan.output, plan.loss, settings.target, _names(settings.features),
         ignore_index=settings.ignore_index,
-        images=ImageSettings.of(settings, plan.summary.metadata),
+        images=_images(settings, plan, output),
         categories=Categories(_names(settings.categorical)) if settings.categorical else None,
-        language=LanguageTask.of(settings, plan) if settings.task else None,
+        language=similar or (LanguageTask.of(settings, plan) if settings.task else None),
+        head=head,
     )  # fmt: skip
     if read_augmentations(settings.augment) and not Path(settings.data).is_dir():
         raise UserError("--augment is for folders of images: --data names none.")
-    training = _data(settings.data, task, output)
+    training = _data(settings.data, task, output, settings)
     validation = None
     if settings.val:
         training, validation = _validation(settings, task, training, output)
     others = [validation] if validation is not None else []
     plan = standardize(settings, plan, task, training, others)
+    plan = quantized_plan(settings, plan, training)
     return train_on(settings, plan, task, training, validation, output, callbacks)
+
+
+def _images(settings: Settings, plan: Plan, output: Output) -> ImageSettings:
+    """How pictures become numbers: what the options say, else the model or what is beside it."""
+    if not Path(settings.data).is_dir():
+        return ImageSettings.of(settings, plan.summary.metadata)
+    known = described(settings, plan.summary) | plan.summary.metadata
+    if settings.new_head and settings.mean is None and "image_mean" not in known:
+        output.say(
+            f"{settings.model} does not say how its images are scaled: they are numbers from 0 to "
+            "1. Models of torchvision and timm want --mean imagenet --std imagenet."
+        )
+    return ImageSettings.of(settings, known)
+
+
+def _decided(settings: Settings, output: Output) -> Settings:
+    """With ``--auto-resume``: whether there is a run to go on with, as the first process sees it.
+
+    A run that ended before its first checkpoint is begun again.
+    """
+    if not settings.auto_resume or settings.resume:
+        return settings
+    folder, group = Path(settings.output or ""), connect("auto")
+    going_on = is_resumable(folder) if group is None else once(group, lambda: is_resumable(folder))
+    if going_on and (group is None or group.is_main):
+        output.say(f"Going on with the run in {folder}.")
+    return replace(settings, resume=going_on, overwrite=not going_on)
 
 
 def _names(text: str | None) -> list[str]:
@@ -105,13 +158,17 @@ def train_on(
     callbacks: Sequence[Callback] = (),
 ) -> Run:
     """Train on data that are there already."""
-    drop_last = _check_batches(settings, plan, training, validation, output)
+    stepped = plan
+    if task.head is not None and task.head.features is not None:
+        stepped = task.head.step_plan(training.arrays[task.head.head.features])
+    drop_last = _check_batches(settings, stepped, training, validation, output)
     optimizer = make_optimizer(
         settings.optimizer,
         weight_decay=settings.weight_decay,
         momentum=settings.momentum,
         clip_norm=settings.clip_norm,
     )
+    optimizer = without_decay(optimizer, plan)
     scheduler = _scheduler(settings, training, drop_last)
     metrics = _metrics(settings, plan)
     if task.scale is not None:
@@ -122,40 +179,55 @@ def train_on(
 
     def prepare() -> str:
         folder = choose_folder(settings, output)
-        data = fingerprint(training.arrays)
+        data = fingerprint(training.arrays) or training.digest
         if settings.resume:
             check_resume(folder, settings, plan.digest, data)
             return str(folder)
         with staged(folder, settings) as staging:
             _make_artifacts(settings, plan, optimizer, staging / "artifacts")
-            _try_a_batch(staging / "artifacts", settings, training)
+            if stepped is not plan:
+                _make_artifacts(settings, stepped, optimizer, staging / HEAD)
+            _try_a_batch(staging / _stepped(task), settings, training)
             write_about(staging, settings, plan.digest, data)
         return str(folder)
 
     folder = Path(prepare() if group is None else once(group, prepare))
-    trainer = _trainer(folder, settings, scheduler=scheduler, metrics=metrics, distributed=group)
+    trainer = _trainer(
+        folder, _stepped(task), settings, scheduler=scheduler, metrics=metrics, distributed=group
+    )
     run = Run(
         folder, settings, plan, task, trainer.history, [], training, validation, trainer, best
     )
     if task.language is not None and not settings.resume:
-        task.language.sample(trainer, "before", output)
+        task.language.sample(trainer, "before", output, validation or training)
+    say_static(trainer, validation, settings, output)
     _fit(run, output, drop_last, callbacks)
     if task.language is not None:
-        task.language.sample(trainer, "after", output)
+        task.language.sample(trainer, "after", output, validation or training)
     if trainer.group.is_main:
         _finish(run, output)
+        run.files += signed(folder, settings.sign)
     return run
 
 
-def _trainer(folder: Path, settings: Settings, **options: Any) -> Trainer:
+HEAD = "head_artifacts"
+"""Folder of the artifacts of a classifier alone, beside those of the whole model."""
+
+
+def _stepped(task: Task) -> str:
+    """Name of the folder of the artifacts that run in every step."""
+    return HEAD if task.head is not None and task.head.features is not None else "artifacts"
+
+
+def _trainer(folder: Path, artifacts: str, settings: Settings, **options: Any) -> Trainer:
     options.update(check_finite=settings.check_finite, accumulate=settings.accumulate)
     if not settings.resume:
-        trainer = Trainer.from_directory(folder / "artifacts", learning_rate=settings.lr, **options)
+        trainer = Trainer.from_directory(folder / artifacts, learning_rate=settings.lr, **options)
         trainer.state.seed = settings.seed
         return trainer
     try:
         return Trainer.from_directory(
-            folder / "artifacts", checkpoint=folder / "checkpoint", **options
+            folder / artifacts, checkpoint=folder / "checkpoint", **options
         )
     except (CheckpointError, StateError) as error:
         raise UserError(
@@ -180,7 +252,7 @@ def _fit(run: Run, output: Output, drop_last: bool, callbacks: Sequence[Callback
     hooks += [*loggers, *callbacks]
     if run.best is not None:
         hooks += run.best.callbacks(folder)
-    hooks += [SaveCheckpoint(folder / "checkpoint"), interrupt]
+    hooks += [SaveCheckpoint(folder / "checkpoint", settings.save_every, 1), interrupt]
     try:
         with interrupt.listening():
             run.history = trainer.fit(
@@ -205,6 +277,8 @@ def _fit(run: Run, output: Output, drop_last: bool, callbacks: Sequence[Callback
             f"--resume --output {folder}."
         )
         raise click.exceptions.Exit(stopped.code) from stopped
+    except DataError as error:
+        raise _broken_off(error, run) from error
     except NonFiniteError as error:
         trainer.save(folder / "checkpoint")  # all processes: a sharded state comes together there
         if main:
@@ -238,6 +312,19 @@ def _loggers(run: Run) -> list[LogTo]:
     return [LogTo(make_logger(name, run.folder), run.folder.name, plain) for name in chosen]
 
 
+def _broken_off(error: DataError, run: Run) -> Exception:
+    """Save what there is when data cannot be read on; gives the error for the user."""
+    trainer, folder = run.trainer, run.folder
+    if trainer.group.size > 1 or not trainer.step:
+        return error
+    trainer.save(folder / "checkpoint")
+    write_history(folder, trainer.history, run.steps)
+    return UserError(
+        f"{error} Everything before that is saved in {folder}: mend the data, and go on with the "
+        f"same command and --resume --output {folder}."
+    )
+
+
 def _refused(error: NonFiniteError, run: Run) -> str:
     """What was wrong with a batch, and the ways out."""
     cause, trainer = error.__cause__, run.trainer
@@ -255,15 +342,10 @@ def _finish(run: Run, output: Output) -> None:
     folder = run.folder
     if run.best is not None:
         run.best.put_back(run.trainer, folder, run.settings.epochs, output)
-    is_adapted = run.settings.is_adapted
-    if run.task.language is not None and not is_adapted:
-        with_weights(run.settings.model, run.trainer.state, folder / "model.onnx")
-    elif not is_adapted:
-        run.trainer.export(folder / "model.onnx")
+    adapter = _write_model(run, folder / "model.onnx")
     write_history(folder, run.history, run.steps)
     run.files = [folder / n for n in ("model.onnx", "checkpoint", "history.csv", "history.json")]
-    if is_adapted:
-        run.files += write_adapter(run.plan.model, run.settings.model, run.trainer.state, folder)
+    run.files += adapter
     categories = run.task.categories
     if categories is not None and categories.known:
         table = folder / "table.onnx"
@@ -271,7 +353,7 @@ def _finish(run: Run, output: Output) -> None:
         run.files.append(table)
     if run.task.classes:
         known = {CLASSES: json.dumps(run.task.classes)}
-        is_images = Path(run.settings.data).is_dir()
+        is_images = Path(run.settings.data).is_dir() or run.settings.data.endswith(".tar")
         describe(folder / "model.onnx", known | (run.task.images.metadata if is_images else {}))
         names_file = folder / "classes.json"
         write_text(names_file, json.dumps(run.task.classes, indent=2) + "\n")
@@ -288,6 +370,22 @@ def _finish(run: Run, output: Output) -> None:
             f"the checkpoint and the history are complete in {folder}.",
             style="yellow",
         )
+
+
+def _write_model(run: Run, target: Path) -> list[Path]:
+    """The trained model for inference; what else is written with it: the files of an adapter."""
+    settings, state, head = run.settings, run.trainer.state, run.task.head
+    if settings.is_adapted:
+        return write_adapter(run.plan.model, settings.model, state, target.parent)
+    if head is not None and head.features is not None:
+        head.write(state, target)
+    elif run.task.language is not None:
+        with_weights(settings.model, state, target)
+    elif settings.qat:
+        write_integers(run.trainer, target)
+    else:
+        run.trainer.export(target)
+    return []
 
 
 CLASSES = "class_names"
@@ -320,10 +418,17 @@ def loss_picture(run: Run) -> Any:
 # --- before the run -------------------------------------------------------------------------------
 
 
-def _data(source: str, task: Task, output: Output) -> Dataset:
+def _data(source: str, task: Task, output: Output, settings: Settings) -> Dataset:
     """Read data and fit them to the model; say what was left out."""
     if task.language is not None:
         return task.language.read(source, output)
+    if task.head is not None and task.head.features is not None:
+        return task.head.read(source, task)
+    if is_streamed(source, settings):
+        data = read_stream(source, task, settings)
+        shown = f" {data.note[0].upper()}{data.note[1:]}." if data.note else ""
+        output.say(f"{source}: {count(data.total or 0, 'row')}, read while training.{shown}")
+        return data
     contents = read(source)
     data = match(contents, task)
     if isinstance(contents, Columns) and task.target is None:
@@ -345,16 +450,34 @@ def _validation(
     try:
         share = float(settings.val)
     except ValueError:
-        return training, _data(settings.val, task, output)
+        return training, _data(settings.val, task, output, settings)
     if not 0 < share < 1:
         raise UserError(f"--val {settings.val} is no file and no share between 0 and 1.")
     if training.rows is None:
         raise UserError("--val as a share needs arrays; batches need validation data of their own.")
-    order = np.random.default_rng(settings.seed).permutation(training.rows)
-    held = max(1, round(share * training.rows))
-    if held >= training.rows:
+    rng = np.random.default_rng(settings.seed)
+    if settings.new_head:
+        held_out = _of_each_class(training.arrays[task.loss.target], share, rng)
+    else:
+        order = rng.permutation(training.rows)
+        held_out = np.isin(np.arange(training.rows), order[: max(1, round(share * training.rows))])
+    if held_out.all():
         raise UserError(f"--val {share:g} of {count(training.rows, 'row')} leaves none to train.")
-    return training.part(np.sort(order[held:])), training.part(np.sort(order[:held]))
+    if not held_out.any():
+        raise UserError(
+            f"--val {share:g}: every class has one row only, and none can be held out. Give more "
+            "rows, or validation data of their own."
+        )
+    return training.part(~held_out), training.part(held_out)
+
+
+def _of_each_class(labels: Any, share: float, rng: np.random.Generator) -> Any:
+    """Which rows are held out: a share of each class, at least one of it and never all."""
+    held_out = np.zeros(len(labels), bool)
+    for label in np.unique(labels):
+        rows = rng.permutation(np.flatnonzero(labels == label))
+        held_out[rows[: min(max(1, round(share * len(rows))), len(rows) - 1)]] = True
+    return held_out
 
 
 def _check_batches(
@@ -406,7 +529,7 @@ def _drop_rest(validation: Dataset, size: int, output: Output) -> None:
 
 
 def _scheduler(settings: Settings, training: Dataset, drop_last: bool) -> Any:
-    if training.rows is None:
+    if training.total is None:
         per_epoch = len(training.batches) if hasattr(training.batches, "__len__") else None
         if per_epoch is None:
             if settings.schedule != "constant" or settings.warmup:
@@ -416,17 +539,17 @@ def _scheduler(settings: Settings, training: Dataset, drop_last: bool) -> Any:
                 )
             return None
     else:
-        whole, rest = divmod(training.rows, settings.batch_size)
+        whole, rest = divmod(training.total, settings.batch_size)
         per_epoch = whole + (1 if rest and not drop_last else 0)
     steps = max(1, -(-per_epoch // settings.accumulate)) * settings.epochs
     return make_scheduler(settings.schedule, settings.warmup, steps, settings.epochs)
 
 
 def _metrics(settings: Settings, plan: Plan) -> list[str | Metric]:
-    name = metric_name(settings.metric, plan.loss.kind)
+    names = metric_names(settings.metric, plan.loss.kind)
     first = plan.link is not None
     several = plan.loss.kind == "binary" and (plan.output.shape or (0, 1))[1:] not in ((1,), ())
-    if name is None or (settings.metric == "auto" and (not first or several)):
+    if not names or (settings.metric == "auto" and (not first or several)):
         return []
     if not first:
         raise UserError(
@@ -434,9 +557,11 @@ def _metrics(settings: Settings, plan: Plan) -> list[str | Metric]:
             f"the loss from {plan.output.name!r}: leave --metric out."
         )
     with_threshold = {m.name: m for m in (Accuracy, F1, Precision, Recall)}
-    if name in with_threshold and (settings.loss == "bce" or plan.link == "Sigmoid"):
-        return [with_threshold[name](threshold=0.5)]
-    return [name]
+    is_probability = settings.loss == "bce" or plan.link == "Sigmoid"
+    return [
+        with_threshold[name](threshold=0.5) if name in with_threshold and is_probability else name
+        for name in names
+    ]
 
 
 def _make_artifacts(settings: Settings, plan: Plan, optimizer: Any, folder: Path) -> None:
@@ -459,14 +584,14 @@ def _make_artifacts(settings: Settings, plan: Plan, optimizer: Any, folder: Path
 
 def _try_a_batch(artifacts: Path, settings: Settings, training: Dataset) -> None:
     """What only shows when the model runs shows before the run's folder is there."""
-    if training.rows is None:
+    if training.total is None:
         return
     options = session_options()
     options.log_severity_level = 4  # what goes wrong is told below, not by onnxruntime's log
     trainer = Trainer.from_directory(artifacts, session_options=options)
-    batch = training.part(slice(0, min(settings.batch_size, training.rows)))
+    batch = training.head(min(settings.batch_size, training.total))
     try:
-        trainer.evaluate(batch.arrays, settings.batch_size)
+        trainer.evaluate(batch, settings.batch_size)
     except RunError as error:
         raise UserError(
             f"The model fails on the first rows of {training.where}: {error} Do the data fit the "

@@ -25,20 +25,36 @@ from .settings import FIELDS, Settings
 
 FIXED = (
     "accumulate",
+    "activation_bits",
     "augment",
     "batch_size",
+    "buffer_rows",
+    "calibration_rows",
     "categorical",
     "clip_norm",
     "distill_alpha",
     "drop_last",
+    "eight_bits",
+    "exclude",
     "freeze",
     "ignore_index",
     "image_size",
+    "interleave",
+    "learn_scales",
     "loss",
     "loss_output",
+    "margin",
+    "matryoshka",
     "mean",
     "momentum",
+    "new_head",
+    "observer",
     "optimizer",
+    "per_channel",
+    "percentile",
+    "pooling",
+    "qat",
+    "scale",
     "seed",
     "standardize",
     "std",
@@ -47,6 +63,8 @@ FIXED = (
     "temperature",
     "train",
     "training_mode",
+    "unfreeze",
+    "weight_bits",
     "weight_decay",
 )
 """Settings that a resumed run must share with the one it goes on with."""
@@ -67,6 +85,11 @@ def choose_folder(settings: Settings, output: Output) -> Path:
         newest = f", the newest of {len(taken)}; --output names another" if len(taken) > 1 else ""
         output.say(f"{what} the run in {chosen}{newest}.")
     return chosen
+
+
+def is_resumable(folder: Path) -> bool:
+    """Whether a run was saved in a folder."""
+    return (folder / "run.json").is_file() and (folder / "checkpoint").is_file()
 
 
 @contextmanager
@@ -145,7 +168,7 @@ def check_resume(folder: Path, settings: Settings, digest: str, data: str) -> No
         data: `fingerprint` of the training data.
     """
     about_file = folder / "run.json"
-    if not about_file.is_file() or not (folder / "checkpoint").is_file():
+    if not is_resumable(folder):
         raise UserError(
             f"There is nothing to resume in {folder}: no run was saved there. Leave --resume out, "
             "or name the folder of the run with --output."

@@ -72,7 +72,10 @@ def command(folder: str, sort: str | None, html: str | None, as_json: bool) -> N
         return
     screen = current()
     head, rows = table(runs)
-    screen.table("", head, rows, ",".join(head[2:]))
+    shared, shown_head, shown_rows = narrowed(head, rows, screen.out.width)
+    if shared:
+        screen.show(f"all of them: {shared}")
+    screen.table("", shown_head, shown_rows, ",".join(head[2:]))
     if html is not None:
         from .compare import page
         from .history import write_text
@@ -135,6 +138,20 @@ def table(runs: list[FinishedRun]) -> tuple[list[str], list[list[str]]]:
         last = [_short(run.last.get(name, "")) for name in values]
         rows.append([str(run.folder), model, *chosen, str(run.epochs), *last])
     return ["run", "model", *SHOWN.values(), "epochs", *values], rows
+
+
+def narrowed(
+    head: list[str], rows: list[list[str]], width: int
+) -> tuple[str, list[str], list[list[str]]]:
+    """Where a table is too wide: what all runs share, in words, and the table without it."""
+    widths = [max(map(len, column)) for column in zip(head, *rows)]
+    if sum(widths) + 2 * (len(widths) - 1) <= width:
+        return "", head, rows
+    settings = range(1, 2 + len(SHOWN))
+    equal = [i for i in settings if len({row[i] for row in rows}) == 1]
+    rest = [i for i in range(len(head)) if i not in equal]
+    shared = ", ".join(f"{head[i]} {rows[0][i]}" for i in equal)
+    return shared, [head[i] for i in rest], [[row[i] for i in rest] for row in rows]
 
 
 def _short(value: Any) -> str:

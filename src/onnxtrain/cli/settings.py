@@ -40,6 +40,8 @@ class Settings:
     standardize: str = "none"
     freeze: tuple[str, ...] = ()
     train: tuple[str, ...] = ()
+    new_head: bool = False
+    unfreeze: tuple[str, ...] = ()
     schedule: str = "constant"
     warmup: float = 0.0
     clip_norm: float | None = None
@@ -75,9 +77,29 @@ class Settings:
     text_column: str = "text"
     prompt: str | None = None
     sample_tokens: int = 40
+    pooling: str = "auto"
+    scale: float = 20.0
+    margin: float = 5.0
+    matryoshka: str | None = None
     teacher: str | None = None
     temperature: float = 2.0
     distill_alpha: float = 0.5
+    stream: bool = False
+    buffer_rows: int = 8192
+    interleave: int = 8
+    save_every: int | None = None
+    auto_resume: bool = False
+    sign: str | None = None
+    qat: bool = False
+    weight_bits: int = 8
+    activation_bits: int = 8
+    per_channel: bool = True
+    observer: str = "minmax"
+    percentile: float = 99.99
+    calibration_rows: int = 256
+    learn_scales: bool = True
+    exclude: str | None = None
+    eight_bits: str | None = None
 
     def check(self) -> None:
         """Numbers that make sense, before anything is read."""
@@ -103,9 +125,15 @@ class Settings:
                 f"{self.loss} takes none."
             )
         _whole("--max-length", self.max_length)
+        _whole("--buffer-rows", self.buffer_rows)
+        _whole("--interleave", self.interleave)
+        if self.save_every is not None:
+            _whole("--save-every", self.save_every)
+        if self.auto_resume and self.output is None:
+            raise UserError("--auto-resume needs --output, the folder that all starts share.")
         if self.sample_tokens < 0:
             raise UserError(f"--sample-tokens is {self.sample_tokens}; it must be 0 or more.")
-        if self.resume and self.overwrite:
+        if (self.resume or self.auto_resume) and self.overwrite:
             raise UserError("--resume goes on with a run, --overwrite throws it away: choose one.")
 
     @property
@@ -199,13 +227,17 @@ def _yaml(path: Path) -> Any:
         raise UserError(f"{str(path)!r} is not valid YAML: {one_line}.") from error
 
 
-LISTS = frozenset({"data", "features", "val", "categorical", "augment", "mean", "std"})
+LISTS = frozenset({"data", "features", "val", "categorical", "augment", "matryoshka", "mean",
+                   "metric", "std"})  # fmt: skip
 """Settings that are text with commas, which a configuration file may write as a list."""
 FIELDS = {f.name: f for f in dataclasses.fields(Settings)}
+ALSO = {"learning_rate": "lr"}
+"""Other names of settings, as the options have them."""
 
 
 def _key(key: str, path: str) -> str:
     name = key.replace("-", "_")
+    name = ALSO.get(name, name)
     if name in FIELDS:
         return name
     close = difflib.get_close_matches(name, FIELDS, 1)
@@ -234,15 +266,7 @@ def typed(name: str, value: Any, path: str) -> Any:
             return int(value)
         if kind.startswith("float"):
             return float(value)
-        if name in {
-            "data",
-            "features",
-            "val",
-            "categorical",
-            "augment",
-            "mean",
-            "std",
-        } and isinstance(value, list):
+        if name in LISTS and isinstance(value, list):
             return ",".join(map(str, value))
         return str(value)
     except (TypeError, ValueError, OverflowError):

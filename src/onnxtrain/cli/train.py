@@ -9,8 +9,21 @@ import click
 from click.core import ParameterSource
 
 from .app import common
+from .cluster_options import cluster_options
+from .head_options import PRESETS, head_options
 from .output import current
-from .recipes import IGNORED, KEEP, LOSSES, METRICS, SCHEDULES, optimizer_names
+from .recipes import (
+    IGNORED,
+    KEEP,
+    LOSSES,
+    METRICS,
+    OPTIMIZERS,
+    SCHEDULES,
+    SIMILARITY_LOSSES,
+    optimizer_names,
+)
+from .sign_option import sign_option
+from .similarity_options import SIMILARITY, similarity_options
 
 if TYPE_CHECKING:
     from .settings import Settings
@@ -22,10 +35,16 @@ Data (--data, --val):
   train.csv            columns; --target names the one to predict, --features the others,
                        --categorical those of categories; also compressed, as train.csv.gz
   train.parquet        the same (pip install "onnxtrain[parquet]")
+  'shards/*.parquet'   files that are read while training, also .arrow, .feather, .csv, and with
+                       --stream a single one; 'train-{0000..0099}.tar' as of WebDataset
   images/              one folder of images per class (pip install "onnxtrain[images]")
   module:function      a tuple or dict of arrays, or anything that gives batches
   text.jsonl           with --task causal-lm: one object per line, {"text": …} or {"prompt": …,
-                       "completion": …}; also .txt and .parquet (pip install "onnxtrain[text]")
+                       "completion": …}; also .txt, .csv and .parquet (pip install
+                       "onnxtrain[text]")
+  pairs.csv            with --task sentence-similarity: columns anchor, positive and perhaps
+                       negative, or sentence1, sentence2 and score; --features and --target name
+                       others; also .jsonl and .parquet
 
 \b
 Examples:
@@ -35,11 +54,16 @@ Examples:
   onnxtrain train model.onnx --data images/ --loss cross_entropy --freeze 'encoder.*' \\
       --image-size 224 --mean imagenet --std imagenet --augment flip,crop,colour \\
       --schedule cosine --warmup 0.1 --clip-norm 1.0
+  onnxtrain train photos.onnx --data images/ --new-head
   onnxtrain train model.onnx --data train.npz --loss cross_entropy --epochs 10 --resume
   onnxtrain train model.onnx --config run.toml
   onnxtrain train small.onnx --data train.npz --loss cross_entropy --teacher large.onnx
   onnxtrain train lm.onnx --data text.jsonl --tokenizer tokenizer.json --task causal-lm
+  onnxtrain train encoder.onnx --data pairs.csv --tokenizer tokenizer.json \\
+      --task sentence-similarity --val 0.1
   mpirun -n 4 onnxtrain train model.onnx --data train.npz --loss cross_entropy
+  torchrun --nproc-per-node 2 --max-restarts 3 -m onnxtrain train model.onnx --loss cross_entropy \\
+      --data 'shards/*.tar' --output run --save-every 500 --auto-resume
 
 \b
 The folder of the run (--output) gets model.onnx (trained, for inference), checkpoint, report.html,
@@ -54,6 +78,8 @@ weights.
 
 
 F = TypeVar("F", bound=Callable[..., Any])
+TASK_LOSSES = {"causal-lm": "causal_lm", SIMILARITY: "auto"}
+"""Tasks, and their losses where none is said."""
 Names = Iterable[str] | Callable[[], Iterable[str]]
 
 
@@ -81,20 +107,20 @@ def _listed(option: str, names: Iterable[str], **settings: Any) -> Callable[[F],
     return click.option(option, type=_Listed(names), help=f"One of {', '.join(names)}.", **settings)
 
 
-USUAL = "adamw, adam, sgd, rmsprop, lamb"
-"""Optimizers that the help names; to know them all takes an import of seconds."""
-
-
 @click.command(epilog=EPILOG)
 @click.argument("model", type=click.Path())
 @click.option("--data", type=click.Path(), help="Training data; see below.")
-@_listed("--loss", LOSSES)
+@click.option(
+    "--loss",
+    type=_Listed((*LOSSES, *SIMILARITY_LOSSES)),
+    help=f"One of {', '.join(LOSSES)}; with --task {SIMILARITY} {', '.join(SIMILARITY_LOSSES)}.",
+)
 @click.option(
     "--optimizer",
     type=_Listed(optimizer_names),
     default="adamw",
     show_default=True,
-    help=f"{USUAL} …; a wrong name lists all.",
+    help=f"One of {', '.join(OPTIMIZERS)}.",
 )
 @click.option(
     "--lr", "--learning-rate", type=float, default=1e-3, show_default=True, help="Learning rate."
@@ -128,12 +154,19 @@ USUAL = "adamw, adam, sgd, rmsprop, lamb"
 @click.option("--augment", help="Change images at random: flip,crop,colour or some of them.")
 @click.option("--freeze", multiple=True, help="Parameters not to train, e.g. 'encoder.*'.")
 @click.option("--train", multiple=True, help="Parameters to train, instead of all.")
+@head_options
 @_listed("--schedule", SCHEDULES, default="constant", show_default=True)
 @click.option("--warmup", type=float, default=0.0, help="Share of the steps, or their number.")
 @click.option("--clip-norm", type=float, help="Limit of the gradient's global norm.")
 @click.option("--weight-decay", type=float, help="Of the optimizer, where it has one.")
 @click.option("--momentum", type=float, help="Of sgd and rmsprop.")
-@_listed("--metric", METRICS, default="auto", show_default=True)
+@click.option(
+    "--metric",
+    type=_Listed(METRICS),
+    default="auto",
+    show_default=True,
+    help=f"One of {', '.join(METRICS)}, or several with commas between them.",
+)
 @click.option(
     "--early-stopping", type=int, help="Stop after so many epochs that bring no progress."
 )
@@ -157,7 +190,9 @@ USUAL = "adamw, adam, sgd, rmsprop, lamb"
     help="Label that does not count, beside the class numbers.",
 )
 @click.option(
-    "--task", type=_Listed(("causal-lm",)), help="causal-lm: a language model, on text; see below."
+    "--task",
+    type=_Listed(tuple(TASK_LOSSES)),
+    help="On text: causal-lm, a language model; sentence-similarity, an encoder. See below.",
 )
 @click.option("--tokenizer", type=click.Path(), help="tokenizer.json of the model, or its folder.")
 @click.option(
@@ -183,6 +218,7 @@ USUAL = "adamw, adam, sgd, rmsprop, lamb"
 @click.option(
     "--sample-tokens", type=int, default=40, show_default=True, help="Its tokens; 0 for none."
 )
+@similarity_options
 @click.option(
     "--teacher", type=click.Path(), help="A trained model whose answers the model learns to give."
 )
@@ -221,6 +257,8 @@ USUAL = "adamw, adam, sgd, rmsprop, lamb"
     help="Also log to csv, tensorboard, mlflow or wandb, or to what another package adds.",
 )
 @click.option("--tensorboard", is_flag=True, help="The same as --log tensorboard.")
+@cluster_options
+@sign_option
 @click.option("--config", type=click.Path(), help="TOML or YAML file with the same names.")
 @common
 @click.pass_context
@@ -237,12 +275,16 @@ def read_settings(ctx: click.Context, config: str | None, options: dict[str, Any
     from .output import one_of
     from .settings import Settings, read_config, typed
 
+    unsaid = {n for n in options if ctx.get_parameter_source(n) == ParameterSource.DEFAULT}
     if config is not None:
         for name, value in read_config(config).items():
-            if name != "model" and ctx.get_parameter_source(name) == ParameterSource.DEFAULT:
+            if name != "model" and name in unsaid:
                 options[name] = typed(name, value, config)
+                unsaid.remove(name)
+    if options["new_head"]:
+        options.update({n: value for n, value in PRESETS.items() if n in unsaid})
     if options["task"] and not options["loss"]:
-        options["loss"] = "causal_lm"
+        options["loss"] = TASK_LOSSES.get(options["task"], "causal_lm")
     for name in ("data", "loss"):
         if not options[name]:
             raise click.UsageError(f"Missing option '--{name}' (or {name} in --config).", ctx)

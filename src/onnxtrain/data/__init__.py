@@ -1,4 +1,6 @@
-"""Data that comes with the package, so that the demo needs no download.
+"""Data sets larger than memory, and the one that comes with the package.
+
+`Stream` reads parquet, Arrow, tar and csv files while they are trained on.
 
 ``digits.npz`` is the test half of *Optical Recognition of Handwritten Digits* (E. Alpaydin and
 C. Kaynak, UCI Machine Learning Repository, 1998, https://doi.org/10.24432/C50P49, CC BY 4.0), in
@@ -14,6 +16,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from .samples import decode_sample as decode_sample
+from .samples import read_picture as read_picture
+from .stream import Stream as Stream
+from .stream import StreamBatches as StreamBatches
 
 Array = npt.NDArray[Any]
 

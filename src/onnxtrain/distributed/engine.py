@@ -23,7 +23,7 @@ from .shard import ShardedOptimizer
 
 Array = npt.NDArray[Any]
 HEAD = 2
-"""Numbers that ride behind the gradients, before the running statistics: loss sum and rows."""
+"""Numbers that ride behind the gradients, before the running statistics: losses and weights."""
 
 
 def widened(gradients: TensorStore, extra: int) -> Array:
@@ -41,9 +41,10 @@ def widened(gradients: TensorStore, extra: int) -> Array:
 class ParallelEngine(Engine):
     """Runs the steps of a `Trainer` together with the other ranks.
 
-    A rank's gradient is the mean over its own rows. With n_r of n rows on rank r the gradient of
-    the whole batch is Σ n_r/n · g_r; as the parts differ by one row at most, the factors are
-    mostly equal and the division is left to the update.
+    A rank's gradient is the mean over its own rows, or over the labels in them that count. With n_r
+    of n on rank r the gradient of the whole batch is Σ n_r/n · g_r, and that of several
+    micro-batches is the same sum over all of them. Weights are relative to an equal share of the
+    first micro-batch, so mostly 1, and the division by their sum is left to the update.
 
     Args:
         backend: the ranks.
@@ -89,6 +90,7 @@ class ParallelEngine(Engine):
     def forget(self) -> None:
         """Drop micro-batches that an interrupted training left behind."""
         self._pending, self._rows, self._total, self._loss = 0, 0, 0, 0.0
+        self._weights, self._share = 0.0, 0.0
         self._factor, self._seconds = 1.0, 0.0
         self.overlap.forget()
 
@@ -98,12 +100,16 @@ class ParallelEngine(Engine):
             self.module.lazy_reset_grad()
             self.overlap.begin()
         began = time.perf_counter()
+        if not self._share:
+            self._share = part.total * self._step.user.weight_per_row(part) / self.backend.size
         if part.rows:
-            self._weigh(part.rows * self.backend.size / part.total)
+            weight = self._step.user.weight(part) / self._share if self._share else 1.0
+            self._weigh(weight)
             self.overlap.prepare(self._pending + 1 == self.accumulate, self._factor)
             loss = self._run_module(part)
+            self._weights += weight
             if math.isfinite(loss) or not self._step.user.nothing_counts(part):
-                self._loss += loss * part.rows
+                self._loss += loss * weight
         else:
             self._step.skip()
         self._rows += part.rows
@@ -121,7 +127,12 @@ class ParallelEngine(Engine):
         return float(np.mean(result[0] if isinstance(result, tuple) else result))
 
     def _weigh(self, factor: float) -> None:
-        """The buffer holds gradients that `_factor` has still to be multiplied with."""
+        """The buffer holds gradients that `_factor` has still to be multiplied with.
+
+        Where no label counts the gradient is 0, and any factor does.
+        """
+        if not factor:
+            return
         if self._rows and factor != self._factor:
             self._gradients.pull()
             self._data *= np.float32(self._factor / factor)
@@ -148,8 +159,7 @@ class ParallelEngine(Engine):
             self.module.discard_step()
             self.forget()
             raise
-        rows, batches = self._total, self._pending
-        loss = float(self._tail[0]) / rows
+        rows, batches, loss = self._total, self._pending, self._mean_loss()
         self._empty_tail()
         seconds = self._seconds + time.perf_counter() - began
         self.forget()
@@ -158,17 +168,21 @@ class ParallelEngine(Engine):
 
     def _update(self, square: float) -> None:
         """The same on every rank, or, if loss or gradients are not finite, the same error."""
-        loss = float(self._tail[0]) / self._total
+        loss = self._mean_loss()
         if self.module.check_finite and not math.isfinite(loss):
             of = "batch" if self._pending == 1 else f"{self._pending} batches"
             what = f"The loss of the {of} is {loss} on one of the ranks or several"
             raise refused(f"{what}, in update {self.step_count + 1}")
-        scale = 1.0 / (self.backend.size * self._pending)
+        scale = 1.0 / (float(self._tail[1]) or 1.0)
         if isinstance(self.optimizer, ShardedOptimizer):
             self.optimizer.apply(scale, square)
         else:
             self._gradients.push()
             self.optimizer.apply(scale)
+
+    def _mean_loss(self) -> float:
+        """Over all ranks and micro-batches; 0 if no label of them counts."""
+        return float(self._tail[0]) / (float(self._tail[1]) or 1.0)
 
     def _exchange(self) -> float:
         """Sum over the ranks; gives the squared norm if the optimizer is sharded."""
@@ -193,7 +207,7 @@ class ParallelEngine(Engine):
 
     def _fill_tail(self) -> None:
         tail = self._tail
-        tail[0], tail[1] = self._loss, self._rows
+        tail[0], tail[1] = self._loss, self._weights
         if not self._averaged:
             return
         share, frozen = np.float32(self._rows / self._total), self.training_state.frozen

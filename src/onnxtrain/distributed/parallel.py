@@ -125,8 +125,12 @@ class DataParallel(Group):
         return Module(train_model, state, **options)
 
     def split(self, source: Batches) -> Batches:
-        """This rank's part of each batch."""
-        return ShardedBatches(source, self.rank, self.size)
+        """This rank's part of each batch, read by it alone where the source can do that."""
+        return self._part(source, ordered=True)
+
+    def _part(self, source: Batches, *, ordered: bool) -> Batches:
+        own = source.part(self.rank, self.size, ordered=ordered)
+        return own if own is not None else ShardedBatches(source, self.rank, self.size)
 
     def stopping(self, stop: bool, *, vote: bool = True) -> bool:
         """Whether any rank wants to stop."""
@@ -137,7 +141,7 @@ class DataParallel(Group):
         if not _mergeable(metrics):
             yield from source.epoch(0)
             return
-        for part in ShardedBatches(source, self.rank, self.size).epoch(0):
+        for part in self._part(source, ordered=False).epoch(0):
             if not isinstance(part, Part) or part.rows:
                 yield part
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ..runtime.loop.batches import ArrayBatches, Batches
+from ..runtime.loop.batches import Part as Part
 
 Array = npt.NDArray[Any]
 
@@ -25,20 +26,6 @@ def share(rows: int, rank: int, size: int) -> tuple[int, int]:
     part, rest = divmod(rows, size)
     start = rank * part + min(rank, rest)
     return start, start + part + (rank < rest)
-
-
-class Part(list[Any]):
-    """A rank's part of a batch: arrays in the order of the model's inputs.
-
-    Args:
-        values: the arrays.
-        rows: rows of this part, may be 0.
-        total: rows of the batch, over all ranks.
-    """
-
-    def __init__(self, values: Iterable[Any], rows: int, total: int) -> None:
-        super().__init__(values)
-        self.rows, self.total = rows, total
 
 
 class ShardedBatches(Batches):

@@ -15,6 +15,7 @@ from ..runtime.files.onnxfile import Source
 from ..runtime.state.buffers import ALIGNMENT, FlatBuffer, Slot, TensorSpec, TensorStore
 from ..runtime.state.training_state import OptimizerState, TrainingState
 from ..runtime.step.finite import HUGE, Snapshot, clip_factor, is_finite, refused, square_sum
+from ..runtime.step.loss_scale import LossScale
 from ..runtime.step.module import Module
 from ..runtime.step.optimizer import attach
 from ..runtime.step.update import Update, load_optimizer
@@ -82,6 +83,8 @@ class ShardedOptimizer:
                 else f"the state lives on device {device.name!r}"
             )
             raise InputError(f"shard_optimizer=True is not possible here: {reason}.")
+        if LossScale.of(self._state.frozen) is not None:
+            raise InputError("shard_optimizer=True is not possible here: the loss is scaled.")
         memory = attach(self._state, file)
         params = self._state.trainable
         self.bounds = slices(params.buffers["F32"].data.size, backend.size)

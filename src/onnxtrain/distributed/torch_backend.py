@@ -39,16 +39,34 @@ class TorchBackend(Backend):
             import torch.distributed as dist
         except ImportError as error:
             raise MissingPackageError("torch", "distributed='torch'", "torch") from error
-        self._torch, self._dist, self.timeout = torch, dist, timeout
+        self._torch: Any = torch
+        self._dist: Any = dist  # some of its names it does not export for type checkers
+        self.timeout = timeout
         self._own = not dist.is_initialized()
         if self._own:
-            dist.init_process_group(engine, timeout=timedelta(seconds=timeout))
+            self._join(engine, timedelta(seconds=timeout))
             atexit.register(self._leave)
         self.rank, self.size = int(dist.get_rank()), int(dist.get_world_size())
         self.local_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         self._device = "cpu"
         if dist.get_backend() == "nccl":
             self._device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
+
+    def _join(self, engine: str, timeout: timedelta) -> None:
+        """Make the group; one that torchrun has started again must not find the old addresses.
+
+        torchrun's store outlives its workers, and gloo's addresses stand in it under the same names
+        at every start (seen with torch 2.13: the new workers called the dead ones).
+        """
+        start = os.environ.get("TORCHELASTIC_RESTART_COUNT")
+        if start is None:
+            self._dist.init_process_group(engine, timeout=timeout)
+            return
+        store, rank, size = next(self._dist.rendezvous("env://", timeout=timeout))
+        store = self._dist.PrefixStore(f"onnxtrain/start_{start}", store)
+        self._dist.init_process_group(
+            engine, store=store, rank=rank, world_size=size, timeout=timeout
+        )
 
     def all_reduce(self, array: Array) -> None:
         """Sum, in place."""

@@ -2,77 +2,61 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import onnx
 
-from .scene import Box, Line, Scene, Text
-
-HEIGHT, GAP_X, GAP_Y, MARGIN, HEAD = 40.0, 20.0, 34.0, 24.0, 36.0
-NARROW, WIDE = 132.0, 190.0
-FORWARD, BACKWARD, VALUE = "#dbeafe", "#ffedd5", "#f1f5f9"
-UPDATE, WEIGHT, OUTPUT = "#ede9fe", "#fde68a", "#bbf7d0"
-FILLS = {
-    "forward": FORWARD, "backward": BACKWARD, "update": UPDATE, "weight": WEIGHT, "output": OUTPUT,
-}  # fmt: skip
-EDGES = {
-    FORWARD: "#2563eb", BACKWARD: "#ea580c", UPDATE: "#7c3aed", VALUE: "#94a3b8", WEIGHT: "#a16207",
-    OUTPUT: "#15803d",
-}  # fmt: skip
-MARKS = {"forward": "▶", "backward": "◀", "update": "●"}
-SOURCES = ("input", "weight", "constant")
-
-
-@dataclass
-class NodeBox:
-    """A node, an input, a weight or an output, and its place."""
-
-    name: str
-    label: str
-    kind: str
-    inputs: list[int] = field(default_factory=list)
-    constants: list[str] = field(default_factory=list)
-    outputs: list[str] = field(default_factory=list)
-    detail: str = ""
-    layer: int = 0
-    column: float = 0.0
-
-    @property
-    def backward(self) -> bool:
-        """Whether it belongs to the backward half."""
-        return self.kind == "backward"
-
-    @property
-    def below(self) -> bool:
-        """Whether it stands below the forward half."""
-        return self.kind in {"backward", "update"}
-
-    @property
-    def fill(self) -> str:
-        """The colour of its kind."""
-        return FILLS.get(self.kind, VALUE)
+from .boxes import (
+    BACKWARD,
+    EDGES,
+    FILLS,
+    GAP_X,
+    GAP_Y,
+    HEAD,
+    HEIGHT,
+    MARGIN,
+    MARKS,
+    NARROW,
+    SOURCES,
+    VALUE,
+    WIDE,
+    NodeBox,
+    short,
+)
+from .edges import Route, exit_of, routes
+from .facts import node_facts
+from .kinds import captured, node_kinds
+from .scene import Arrow, Box, Line, Scene, Text
+from .scopes import Grouping, collapse, node_scopes
 
 
 @dataclass
 class Drawing:
-    """Boxes in forward order."""
+    """Boxes in forward order.
+
+    Attributes:
+        boxes: each follows those that it reads.
+        width: of a box.
+        labels: what is written on the lines, by the name of the value.
+    """
 
     boxes: list[NodeBox]
     width: float = NARROW
+    labels: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def backward(self) -> int:
         """Number of nodes of the backward half."""
-        return sum(b.backward for b in self.boxes)
+        return sum(b.nodes for b in self.boxes if b.backward)
 
     def lines(self) -> list[tuple[str, str]]:
         """The graph as text, and for each line the kind of its box."""
         lines = []
         for box in self.boxes:
-            names = [*(self.boxes[i].outputs[0] for i in box.inputs), *box.constants]
-            operands, results = ", ".join(names), ", ".join(box.outputs)
+            operands, results = ", ".join([*box.values, *box.constants]), ", ".join(box.outputs)
             mark = MARKS.get(box.kind, " ")
             text = f"{mark} {results} = {box.label}({operands})" if box.kind != "input" else (
                 f"  {results}: {box.label}"
@@ -101,61 +85,76 @@ class Drawing:
             x, fill = MARGIN + 110 * i, FILLS[label]
             if legend:
                 scene.add(Box(x, 34, 14, 14, fill, EDGES[fill]), Text(x + 20, 46, label, 12))
-        for box in self.boxes:
-            for source in box.inputs:
-                scene.add(self._edge(self.boxes[source], box))
-        for box in self.boxes:
-            scene.add(*self._shapes(box))
+        for route in routes(self.boxes, self.width):
+            scene.add(*self._line(route))
+        read = {value for box in self.boxes for value in box.values}
+        for i, box in enumerate(self.boxes):
+            scene.add(*self._shapes(i, box), *self._labels(box, read))
         return scene
 
-    def _position(self, box: NodeBox) -> tuple[float, float]:
-        x = MARGIN + box.column * (self.width + GAP_X)
-        return x, MARGIN + HEAD + box.layer * (HEIGHT + GAP_Y)
+    def _line(self, route: Route) -> tuple[Line, Arrow]:
+        colour = EDGES[BACKWARD] if self.boxes[route.target].backward else EDGES[VALUE]
+        mark = f"{route.source} {route.target}"
+        return Line(route.points, colour, 1.0, mark), Arrow(route.points[-1], colour)
 
-    def _edge(self, source: NodeBox, target: NodeBox) -> Line:
-        x0, y0 = self._position(source)
-        x1, y1 = self._position(target)
-        start, end = (x0 + self.width / 2, y0 + HEIGHT), (x1 + self.width / 2, y1)
-        middle = ((start[0], start[1] + GAP_Y / 3), (end[0], end[1] - GAP_Y / 3))
-        colour = EDGES[BACKWARD] if target.backward else EDGES[VALUE]
-        return Line((start, *middle, end), colour, 1.0)
+    def _labels(self, box: NodeBox, read: Collection[str]) -> list[Text]:
+        """Beside the beginning of the line of each value: its shape."""
+        letters = max(6, int((self.width / (len(box.outputs) + 1) + GAP_X) / 5))
+        return [
+            Text(exit_of(box, value, self.width) + 4, box.top + HEIGHT + 11,
+                 short(self.labels[value], letters), 9, colour="#64748b", halo=True)
+            for value in box.outputs
+            if value in self.labels and value in read
+        ]  # fmt: skip
 
-    def _shapes(self, box: NodeBox) -> tuple[Box, Text, Text]:
-        x, y = self._position(box)
+    def _shapes(self, number: int, box: NodeBox) -> tuple[Box, Text, Text]:
+        x, y = box.left(self.width), box.top
         middle, letters = x + self.width / 2, int(self.width / 6.8)
         note = f"{box.label} {box.name}\n{', '.join(box.outputs)}"
         small = box.detail or (box.outputs[0] if box.outputs else "")
         radius = 6 if box.kind in MARKS else 16
+        edge = EDGES[box.fill]
         return (
-            Box(x, y, self.width, HEIGHT, box.fill, EDGES[box.fill], radius, note),
-            Text(middle, y + 17, _short(box.label, letters + 1), 12, "middle", bold=True),
-            Text(middle, y + 32, _short(small, letters), 10, "middle"),
+            Box(x, y, self.width, HEIGHT, box.fill, edge, radius, note, str(number)),
+            Text(middle, y + 17, short(box.label, letters + 1), 12, "middle", bold=True),
+            Text(middle, y + 32, short(small, letters), 10, "middle"),
         )
 
 
-def _short(name: str, most: int) -> str:
-    first = most // 2
-    return name if len(name) <= most else f"{name[:first]}…{name[-(most - first - 1) :]}"
+# --- from a model to boxes ------------------------------------------------------------------------
 
 
-def arrange(model: onnx.ModelProto, results: Collection[str] | None = None) -> Drawing:
+def arrange(
+    model: onnx.ModelProto,
+    results: Collection[str] | None = None,
+    labels: Mapping[str, str] | None = None,
+    group: Grouping | None = None,
+) -> Drawing:
     """Boxes with layers and columns.
 
     Args:
         model: what to draw.
         results: outputs of the forward half: what they need is forward, the rest backward. None to
             tell the halves apart by the names that onnxtrain gives to nodes.
+        labels: texts for the lines, by the name of the value.
+        group: nodes that are drawn as one box; see `scopes`.
     """
     constants = {t.name for t in model.graph.initializer}
+    texts = labels or {}
     sources = [
-        NodeBox(value.name, "input", "input", outputs=[value.name])
+        NodeBox(value.name, "input", "input", outputs=[value.name], facts=[
+            ("input", value.name), ("shape", texts.get(value.name, "?")),
+        ])
         for value in model.graph.input
         if value.name not in constants
-    ]
-    boxes = _with_nodes(model, sources, results, {})
+    ]  # fmt: skip
+    boxes = _with_nodes(model, sources, results, {}, texts)
+    if group is not None:
+        boxes = collapse(boxes, group)
     _set_layers(boxes)
+    _sink_sources(boxes)
     _set_columns(boxes)
-    return Drawing(boxes)
+    return Drawing(boxes, labels=texts)
 
 
 def arrange_with_types(
@@ -177,13 +176,14 @@ def arrange_with_types(
         NodeBox(name, name, _source_kind(name, shown, constants), outputs=[name])
         for name in names
     ]  # fmt: skip
-    boxes = _with_nodes(model, sources, None, types)
+    boxes = _with_nodes(model, sources, None, types, types)
     _set_layers(boxes)
     bottom = max((b.layer for b in boxes), default=0) + 1
+    maker = {o: i for i, b in enumerate(boxes) for o in b.outputs}
     for value in graph.output:
-        maker = [i for i, b in enumerate(boxes) if value.name in b.outputs]
-        box = NodeBox(value.name, value.name, "output", maker, layer=bottom)
-        box.detail = types.get(value.name, "")
+        read = [value.name] if value.name in maker else []
+        box = NodeBox(value.name, value.name, "output", [maker[n] for n in read], read)
+        box.layer, box.detail = bottom, types.get(value.name, "")
         boxes.append(box)
     _sink_sources(boxes)
     _set_columns(boxes)
@@ -201,6 +201,7 @@ def _with_nodes(
     sources: list[NodeBox],
     results: Collection[str] | None,
     types: Mapping[str, str],
+    texts: Mapping[str, str],
 ) -> list[NodeBox]:
     """The sources, then a box for every node."""
     boxes = list(sources)
@@ -208,16 +209,19 @@ def _with_nodes(
         box.detail = types.get(box.name, "")
     maker = {box.name: i for i, box in enumerate(boxes)}
     constants = {t.name for t in model.graph.initializer}
-    kinds = _kinds(model.graph, results)
-    for node, kind in zip(model.graph.node, kinds):
-        names = [*node.input, *_captured(node)]
+    graph = model.graph
+    for node, kind, scopes in zip(graph.node, node_kinds(graph, results), node_scopes(graph)):
+        names = [n for n in dict.fromkeys([*node.input, *captured(node)]) if n in maker]
         box = NodeBox(
             node.name,
             node.op_type,
             kind,
-            list(dict.fromkeys(maker[n] for n in names if n in maker)),
+            [maker[n] for n in names],
+            names,
             [n for n in node.input if n in constants],
             [o for o in node.output if o],
+            facts=node_facts(node, kind, texts),
+            scopes=scopes,
         )
         box.detail = next((types[o] for o in box.outputs if o in types), "")
         for output in box.outputs:
@@ -226,53 +230,15 @@ def _with_nodes(
     return boxes
 
 
-def _sink_sources(boxes: list[NodeBox]) -> None:
-    """Put inputs and weights just above the first node that reads them."""
-    for i, box in enumerate(boxes):
-        if box.kind in SOURCES:
-            readers = [b.layer for b in boxes if i in b.inputs]
-            box.layer = max(0, min(readers) - 1) if readers else 0
+# --- places ---------------------------------------------------------------------------------------
 
 
-def _captured(node: onnx.NodeProto) -> list[str]:
-    """Names that the node's subgraphs use (those of the outer graph are found in the table)."""
-    return [
-        name
-        for attribute in node.attribute
-        for graph in ([attribute.g] if attribute.HasField("g") else [*attribute.graphs])
-        for inner in graph.node
-        for name in (*inner.input, *_captured(inner))
-    ]
-
-
-def _kinds(graph: onnx.GraphProto, results: Collection[str] | None) -> list[str]:
-    """Of each node whether it is forward, backward or update.
-
-    A node that the forward half needs is forward whatever its name: a pass may have joined it with
-    one of the backward half.
-    """
-    by_name = [_kind_by_name(node) for node in graph.node]
-    if results is None:
-        halves = zip(graph.node, by_name)
-        others = {o for node, kind in halves if kind != "forward" for o in node.output}
-        results = {o.name for o in graph.output} - others
-    else:
-        by_name = ["backward"] * len(by_name)
-    needed, kinds = set(results), []
-    for node, kind in zip(reversed(graph.node), reversed(by_name)):
-        if needed.intersection(node.output):
-            needed.update(node.input, _captured(node))
-            kinds.append("forward")
-        else:
-            kinds.append(kind)
-    return kinds[::-1]
-
-
-def _kind_by_name(node: onnx.NodeProto) -> str:
-    scope = node.name.split("/")[0]
-    if scope.endswith("_grad") or scope in {"gradient", "onnxtrain.accumulate"}:
-        return "backward"
-    return "update" if scope == "update" else "forward"
+def _readers(boxes: Sequence[NodeBox]) -> dict[int, list[NodeBox]]:
+    readers: dict[int, list[NodeBox]] = defaultdict(list)
+    for box in boxes:
+        for i in dict.fromkeys(box.inputs):
+            readers[i].append(box)
+    return readers
 
 
 def _set_layers(boxes: list[NodeBox]) -> None:
@@ -280,32 +246,55 @@ def _set_layers(boxes: list[NodeBox]) -> None:
     for box in boxes:
         box.layer = max((boxes[i].layer + 1 for i in box.inputs), default=0)
     start = max((b.layer + 1 for b in boxes if not b.below), default=0)
-    readers: dict[int, list[NodeBox]] = defaultdict(list)
     for box in boxes:
         if box.below:
             box.layer = max([start, *(boxes[i].layer + 1 for i in box.inputs)])
-        for i in box.inputs:
-            readers[i].append(box)
+    readers = _readers(boxes)
     for i in reversed(range(len(boxes))):
         if boxes[i].below and readers[i]:
             boxes[i].layer = min(b.layer for b in readers[i]) - 1
 
 
+def _sink_sources(boxes: list[NodeBox]) -> None:
+    """Put inputs and weights just above the first node that reads them."""
+    readers = _readers(boxes)
+    for i, box in enumerate(boxes):
+        if box.kind in SOURCES:
+            box.layer = max(0, min((b.layer for b in readers[i]), default=1) - 1)
+
+
 def _set_columns(boxes: list[NodeBox]) -> None:
-    """Below the middle of what it reads, in the order of these middles."""
+    """Below the middle of what it reads; what reads nothing, above the middle of its readers."""
     layers: dict[int, list[NodeBox]] = defaultdict(list)
     for box in boxes:
         layers[box.layer].append(box)
+    readers = _readers(boxes)
+    above = {id(b): [boxes[i] for i in b.inputs] for b in boxes}
+    below = {id(b): readers[i] for i, b in enumerate(boxes)}
     for number in sorted(layers):
-        members = layers[number]
-        middles = {id(b): _middle(b, boxes) for b in members}
-        members.sort(key=lambda b: middles[id(b)])
-        free = 0.0
-        for box in members:
-            box.column = max(free, middles[id(box)])
-            free = box.column + 1
+        _place(layers[number], above)
+    for number in sorted(layers, reverse=True):
+        _place(layers[number], below)
+    for number in sorted(layers):
+        _place(layers[number], above)
+    first = min((b.column for b in boxes), default=0.0)
+    for box in boxes:
+        box.column -= first
 
 
-def _middle(box: NodeBox, boxes: list[NodeBox]) -> float:
-    columns = [boxes[i].column for i in box.inputs]
-    return sum(columns) / len(columns) if columns else 0.0
+def _place(members: list[NodeBox], neighbours: Mapping[int, list[NodeBox]]) -> None:
+    """Each box of a layer as near to the middle of its neighbours as the others let it."""
+    middles = {id(b): _middle(b, neighbours[id(b)]) for b in members}
+    members.sort(key=lambda b: middles[id(b)])
+    columns: list[float] = []
+    for box in members:
+        columns.append(max(columns[-1] + 1 if columns else -math.inf, middles[id(box)]))
+    too_far = sum(columns) - sum(middles.values())
+    for box, column in zip(members, columns):
+        box.column = column - too_far / len(members)
+
+
+def _middle(box: NodeBox, neighbours: list[NodeBox]) -> float:
+    if not neighbours:
+        return box.column
+    return sum(b.column for b in neighbours) / len(neighbours)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import io
 import struct
 import zlib
 from collections.abc import Sequence
@@ -19,6 +20,8 @@ from .inert import inert
 Array = npt.NDArray[Any]
 Point = tuple[float, float]
 FONT = "Helvetica, Arial, sans-serif"
+MOST_PIXELS = 80_000_000
+"""Of a PNG; Pillow itself takes files from about twice as many on for an attack."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,16 @@ class Line:
     points: tuple[Point, ...]
     colour: str
     width: float = 1.0
+    mark: str = ""
+    """What a page calls it."""
+
+
+@dataclass(frozen=True)
+class Arrow:
+    """The head of an arrow that points down, by its tip."""
+
+    tip: Point
+    colour: str
 
 
 @dataclass(frozen=True)
@@ -42,6 +55,8 @@ class Box:
     edge: str = ""
     radius: float = 0.0
     note: str = ""
+    mark: str = ""
+    """What a page calls it."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +70,11 @@ class Text:
     anchor: str = "start"
     colour: str = "#1f2933"
     bold: bool = False
+    halo: bool = False
+    """Whether lines behind it are kept off its letters."""
+
+
+Shape = Line | Arrow | Box | Text
 
 
 @dataclass
@@ -64,9 +84,9 @@ class Scene:
     width: float
     height: float
     title: str
-    shapes: list[Line | Box | Text] = field(default_factory=list)
+    shapes: list[Shape] = field(default_factory=list)
 
-    def add(self, *shapes: Line | Box | Text) -> None:
+    def add(self, *shapes: Shape) -> None:
         """Draw on top."""
         self.shapes.extend(shapes)
 
@@ -94,22 +114,35 @@ class Scene:
         return [svg, png]
 
     def write_png(self, path: Path) -> None:
-        """Write the picture as PNG.
+        """Write the picture as PNG; raises what `png` raises."""
+        path.write_bytes(self.png())
+
+    def png(self) -> bytes:
+        """The picture as PNG, at twice its size or, if it is large, at its own.
 
         Raises:
             ImportError: Pillow is not installed.
+            ValueError: the picture is too large for pixels.
         """
         from PIL import Image, ImageDraw
 
-        scale = 2
+        pixels = self.width * self.height
+        if pixels > MOST_PIXELS:
+            raise ValueError(
+                f"{self.width:.0f} × {self.height:.0f} are more pixels than the {MOST_PIXELS:,} of "
+                "a picture that programs open"
+            )
+        scale = 2 if 4 * pixels <= MOST_PIXELS else 1
         extent = (round(self.width * scale), round(self.height * scale))
         image = Image.new("RGB", extent, "white")
         draw = ImageDraw.Draw(image)
         for shape in self.shapes:
             _paint(draw, shape, scale)
-        image.save(path)
+        file = io.BytesIO()
+        image.save(file, "PNG", optimize=True)
+        return file.getvalue()
 
-    def moved(self, right: float, down: float) -> list[Line | Box | Text]:
+    def moved(self, right: float, down: float) -> list[Shape]:
         """The shapes, somewhere else."""
         return [_moved(shape, right, down) for shape in self.shapes]
 
@@ -129,9 +162,11 @@ def beside(scenes: Sequence[Scene], title: str = "") -> Scene:
     return whole
 
 
-def _moved(shape: Line | Box | Text, right: float, down: float) -> Line | Box | Text:
+def _moved(shape: Shape, right: float, down: float) -> Shape:
     if isinstance(shape, Line):
         return replace(shape, points=tuple((x + right, y + down) for x, y in shape.points))
+    if isinstance(shape, Arrow):
+        return replace(shape, tip=(shape.tip[0] + right, shape.tip[1] + down))
     return replace(shape, x=shape.x + right, y=shape.y + down)
 
 
@@ -140,47 +175,76 @@ def escape(text: str) -> str:
     return saxutils.escape(inert(text))
 
 
-def _svg(shape: Line | Box | Text) -> str:
+def _svg(shape: Shape) -> str:
     if isinstance(shape, Line):
         points = " ".join(f"{x:.1f},{y:.1f}" for x, y in shape.points)
         return (
             f'<polyline points="{points}" fill="none" stroke="{shape.colour}" '
-            f'stroke-width="{shape.width:g}" stroke-linejoin="round"/>'
+            f'stroke-width="{shape.width:g}" stroke-linejoin="round"{_mark(shape)}/>'
         )
+    if isinstance(shape, Arrow):
+        points = " ".join(f"{x:.1f},{y:.1f}" for x, y in _corners(shape))
+        return f'<polygon points="{points}" fill="{shape.colour}"/>'
     if isinstance(shape, Box):
         edge = f' stroke="{shape.edge}"' if shape.edge else ""
         radius = f' rx="{shape.radius:g}"' if shape.radius else ""
         corner = f'x="{shape.x:.1f}" y="{shape.y:.1f}"'
         extent = f'width="{shape.width:.1f}" height="{shape.height:.1f}"'
         note = f"<title>{escape(shape.note)}</title>" if shape.note else ""
-        return f'<rect {corner} {extent}{radius} fill="{shape.fill}"{edge}>{note}</rect>'
+        fill = f'fill="{shape.fill}"'
+        return f"<rect {corner} {extent}{radius} {fill}{edge}{_mark(shape)}>{note}</rect>"
     bold = ' font-weight="bold"' if shape.bold else ""
+    halo = ' stroke="#ffffff" stroke-width="3" paint-order="stroke"' if shape.halo else ""
     return (
         f'<text x="{shape.x:.1f}" y="{shape.y:.1f}" font-size="{shape.size:g}" '
-        f'text-anchor="{shape.anchor}" fill="{shape.colour}"{bold}>{escape(shape.text)}</text>'
+        f'text-anchor="{shape.anchor}" fill="{shape.colour}"{bold}{halo}>'
+        f"{escape(shape.text)}</text>"
     )
 
 
-def _paint(draw: Any, shape: Line | Box | Text, scale: int) -> None:
-    from PIL import ImageFont
+def _mark(shape: Line | Box) -> str:
+    return f" data-mark={saxutils.quoteattr(inert(shape.mark))}" if shape.mark else ""
 
+
+def _corners(arrow: Arrow) -> tuple[Point, ...]:
+    x, y = arrow.tip
+    return (x - 3.5, y - 7.5), (x + 3.5, y - 7.5), (x, y)
+
+
+def _paint(draw: Any, shape: Shape, scale: int) -> None:
     if isinstance(shape, Line):
         points = [(x * scale, y * scale) for x, y in shape.points]
         draw.line(
             points, fill=shape.colour, width=max(1, round(shape.width * scale)), joint="curve"
         )
+    elif isinstance(shape, Arrow):
+        draw.polygon([(x * scale, y * scale) for x, y in _corners(shape)], fill=shape.colour)
     elif isinstance(shape, Box):
         corners = (
             *(shape.x * scale, shape.y * scale),
             *((shape.x + shape.width) * scale, (shape.y + shape.height) * scale),
         )
         radius = shape.radius * scale
-        draw.rounded_rectangle(corners, radius, fill=shape.fill, outline=shape.edge or None)
+        edge = {"outline": shape.edge, "width": scale} if shape.edge else {}
+        draw.rounded_rectangle(corners, radius, fill=shape.fill, **edge)
     else:
-        anchor = {"start": "ls", "middle": "ms", "end": "rs"}[shape.anchor]
-        font = ImageFont.load_default(shape.size * scale)
-        corner = (shape.x * scale, shape.y * scale)
-        draw.text(corner, shape.text, fill=shape.colour, font=font, anchor=anchor)
+        _write_text(draw, shape, scale)
+
+
+def _write_text(draw: Any, text: Text, scale: int) -> None:
+    """One line: what would break it is spelled out, and what Pillow's own font lacks."""
+    from PIL import ImageFont
+
+    line = inert(text.text).replace("\n", "\\n").replace("\t", " ").replace("×", "x")
+    looks: dict[str, Any] = {
+        "fill": text.colour,
+        "font": ImageFont.load_default(text.size * scale),
+        "anchor": {"start": "ls", "middle": "ms", "end": "rs"}[text.anchor],
+    }
+    if text.halo:
+        looks |= {"stroke_width": 2 * scale, "stroke_fill": "#ffffff"}
+    for shift in (0, 1) if text.bold else (0,):
+        draw.text((text.x * scale + shift, text.y * scale), line, **looks)
 
 
 def png_bytes(pixels: Array) -> bytes:

@@ -128,10 +128,13 @@ def infer_shapes(model: ir.Model) -> ir.Model:
             ) from error
 
     _fill_defaults(model)
+    filled: set[str | None] = set()
     while True:
         model = through_proto(model, lambda proto: infer_with_bodies(proto, infer))
-        if not fill_ranks(model):
+        new = fill_ranks(model)
+        if new <= filled:  # none, or what inference forgets in the body of a loop every time
             return model
+        filled |= new
 
 
 def _fill_defaults(model: ir.Model) -> None:

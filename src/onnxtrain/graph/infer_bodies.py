@@ -9,6 +9,7 @@ them: here each is first assumed to stay, and that is then checked, dimension by
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Mapping
 
 import onnx
@@ -26,11 +27,12 @@ def infer_with_bodies(model: onnx.ModelProto, infer: Infer) -> onnx.ModelProto:
     if not any(True for node in model.graph.node for _ in subgraph_protos(node)):
         return infer(model)
     _lend(model)
+    loops = Loops(model)
     model = infer(model)
-    loops = Loops()
     for _ in range(ROUNDS):
         if not loops.refine(model.graph, {}):
             break
+        _describe_handed_on(model)  # onnx would believe the output, of which nothing is known
         model = infer(model)
     _take_back(model)
     _describe_handed_on(model)
@@ -73,10 +75,14 @@ def _describe_handed_on(model: onnx.ModelProto) -> None:
 
 
 class Loops:
-    """Assumes that what a Loop carries keeps its shape, and takes back what proves wrong."""
+    """Assumes that what a Loop carries keeps its shape, and takes back what proves wrong.
 
-    def __init__(self) -> None:
+    What is known of values in bodies before any assumption stays known.
+    """
+
+    def __init__(self, model: onnx.ModelProto) -> None:
         self._refuted: set[tuple[str, int]] = set()
+        self._facts = _facts(model)
 
     def refine(
         self, graph: onnx.GraphProto, outer: Mapping[str, onnx.ValueInfoProto | None]
@@ -100,22 +106,17 @@ class Loops:
         body: onnx.GraphProto,
         types: dict[str, onnx.ValueInfoProto | None],
     ) -> bool:
+        if self._assume(node, body, types):
+            return True  # what a wrong assumption leads to is seen when all of them are made
         inner = _types(body)
         changed, wrong = False, False
-        for i, first in enumerate(node.input[2:]):
+        for i, _ in enumerate(node.input[2:]):
             carried, result = body.input[i + 2], inner.get(body.output[i + 1].name)
             key = (node.output[0], i)
-            if key in self._refuted or not _is_tensor(carried):
-                continue
-            if _shape(carried) is None:
-                start = types.get(first)
-                if start is not None and _shape(start) is not None:
-                    carried.type.tensor_type.shape.CopyFrom(start.type.tensor_type.shape)
-                    changed = True
+            before = _shape(carried)
+            if key in self._refuted or before is None:
                 continue
             after = None if result is None else _shape(result)
-            before = _shape(carried)
-            assert before is not None
             if after is None or len(before.dim) != len(after.dim):
                 carried.type.tensor_type.ClearField("shape")
                 self._refuted.add(key)
@@ -125,8 +126,39 @@ class Loops:
             elif i < len(node.output) and node.output[i]:
                 changed |= _describe(graph, node.output[i], carried)
         if wrong:
-            _forget(body)
+            _forget(body, self._facts)
         return changed or wrong
+
+    def _assume(
+        self,
+        node: onnx.NodeProto,
+        body: onnx.GraphProto,
+        types: Mapping[str, onnx.ValueInfoProto | None],
+    ) -> bool:
+        """Give what a Loop carries the shape of its start where it has none; whether any had."""
+        changed = False
+        for i, first in enumerate(node.input[2:]):
+            carried, start = body.input[i + 2], types.get(first)
+            if (node.output[0], i) in self._refuted or not _is_tensor(carried):
+                continue
+            shape = None if start is None else _shape(start)
+            if _shape(carried) is None and shape is not None:
+                carried.type.tensor_type.shape.CopyFrom(shape)
+                changed = True
+        return changed
+
+
+def _facts(model: onnx.ModelProto) -> dict[str, onnx.ValueInfoProto]:
+    """Results inside of bodies whose shapes are known, by name; not of names that occur twice."""
+    facts: dict[str, onnx.ValueInfoProto] = {}
+    names = Counter[str]()
+    for body in itertools.islice(graph_protos(model.graph), 1, None):
+        for value in body.value_info:
+            names[value.name] += 1
+            if _shape(value) is not None:
+                fact = facts[value.name] = onnx.ValueInfoProto()
+                fact.CopyFrom(value)
+    return {name: fact for name, fact in facts.items() if names[name] == 1}
 
 
 def _types(graph: onnx.GraphProto) -> dict[str, onnx.ValueInfoProto]:
@@ -175,10 +207,12 @@ def _describe(graph: onnx.GraphProto, name: str, like: onnx.ValueInfoProto) -> b
     return True
 
 
-def _forget(body: onnx.GraphProto) -> None:
+def _forget(body: onnx.GraphProto, facts: Mapping[str, onnx.ValueInfoProto]) -> None:
     """Drop what was inferred from an assumption that proved wrong."""
     for graph in graph_protos(body):
+        remaining = [facts[v.name] for v in graph.value_info if v.name in facts]
         del graph.value_info[:]
+        graph.value_info.extend(remaining)
         for output in graph.output:
             if _is_tensor(output):
                 output.type.tensor_type.ClearField("shape")

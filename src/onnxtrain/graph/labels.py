@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from ..errors import ModelError
 from ..operators import LABEL_LOSSES, REARRANGING
 from .builder import Constants, Names, OpBuilder
 from .tensor import Tensor
@@ -85,8 +86,28 @@ def declare(
 
 
 def declared(text: str | None) -> list[dict[str, Any]]:
-    """What the losses of a model have said about the labels that they read."""
-    return list(json.loads(text)) if text else []
+    """What the losses of a model have said about the labels that they read.
+
+    Raises:
+        ModelError: the metadata hold something else.
+    """
+    try:
+        entries = json.loads(text) if text else []
+    except (ValueError, RecursionError):
+        entries = None
+    if isinstance(entries, list) and all(map(_is_declaration, entries)):
+        return entries
+    raise ModelError(
+        f"The model's metadata {DECLARED!r} do not say which labels a loss reads. Remove them: "
+        "onnxtrain writes them when it adds a loss."
+    )
+
+
+def _is_declaration(entry: Any) -> bool:
+    if not isinstance(entry, dict) or not isinstance(entry.get("value"), str):
+        return False
+    numbers = (entry.get("classes", ""), entry.get("ignore_index", ""), entry.get("skip", 0))
+    return all(n is None or type(n) is int for n in numbers)
 
 
 def guard_labels(model: ir.Model, checked: Collection[str] = ()) -> ir.Model:

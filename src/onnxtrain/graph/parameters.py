@@ -23,6 +23,11 @@ ADAPTERS = "onnxtrain.lora"
 """Metadata key of models with adapters: JSON, whose "parameters" are what is trained."""
 
 
+LOSS_SCALE = "onnxtrain.loss_scale"
+"""Name of the parameter that holds the scale of a loss, see `onnxtrain.quant.mixed_precision`; the
+runtime, which undoes it, knows it by the same name."""
+
+
 STOP_GRADIENT = "onnxtrain.stop_gradient"
 """How the names of nodes begin whose results are constants to the gradient."""
 

@@ -16,14 +16,13 @@ from ..operators import KEEPS_RANK
 Dims = list["int | str | None"]
 
 
-def fill_ranks(model: ir.Model) -> bool:
-    """Give values without a shape the rank that operators imply; whether any was filled."""
-    forwards = _from_operands(model)
-    return _from_readers(model) or forwards
+def fill_ranks(model: ir.Model) -> set[str | None]:
+    """Give values without a shape the rank that operators imply; names of the values."""
+    return _from_operands(model) | _from_readers(model)
 
 
-def _from_operands(model: ir.Model) -> bool:
-    filled = False
+def _from_operands(model: ir.Model) -> set[str | None]:
+    filled = set()
     for node in model.graph.all_nodes():
         rule = RULES.get(node.op_type) if node.domain in ("", "ai.onnx") else None
         output = node.outputs[0]
@@ -32,16 +31,16 @@ def _from_operands(model: ir.Model) -> bool:
         dims = rule(node)
         if dims is not None:
             output.shape = ir.Shape(dims)
-            filled = True
+            filled.add(output.name)
     return filled
 
 
-def _from_readers(model: ir.Model) -> bool:
+def _from_readers(model: ir.Model) -> set[str | None]:
     """Operands of one rank have the rank of the one that is known, if the node runs at all.
 
     Inside a subgraph that need not be, so values from outside of it are left alone there.
     """
-    filled = False
+    filled = set()
     for node in model.graph.all_nodes():
         if node.domain not in ("", "ai.onnx"):
             continue
@@ -52,7 +51,7 @@ def _from_readers(model: ir.Model) -> bool:
                     continue
                 if value.graph is node.graph:
                     value.shape = ir.Shape([None] * rank)
-                    filled = True
+                    filled.add(value.name)
     return filled
 
 

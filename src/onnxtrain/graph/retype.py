@@ -20,7 +20,28 @@ def to_float64(model: ir.Model) -> ir.Model:
     inner = [n for function in model.functions.values() for n in function.all_nodes()]
     for node in [*graph.all_nodes(), *inner]:
         _retype_node(node)
+    for node in [n for n in graph.all_nodes() if n.domain == "ai.onnx.ml"]:
+        _cast_around(node)
     return model
+
+
+def _cast_around(node: ir.Node) -> None:
+    """Operators of ai.onnx.ml give float32 whatever they get: their results are widened."""
+    assert node.graph is not None
+    for output in [o for o in node.outputs if o.dtype == ir.DataType.DOUBLE]:
+        cast = ir.node("Cast", [output], {"to": int(ir.DataType.DOUBLE)})
+        output.replace_all_uses_with(cast.outputs[0], replace_graph_outputs=True)
+        cast.replace_input_with(0, output)
+        cast.outputs[0].type, cast.outputs[0].shape = output.type, output.shape
+        cast.outputs[0].name, output.name = output.name, f"{output.name}.float32"
+        output.type = ir.TensorType(ir.DataType.FLOAT)
+        node.graph.insert_after(node, cast)
+    for i, value in enumerate(node.inputs):
+        if value is not None and value.dtype == ir.DataType.DOUBLE:
+            cast = ir.node("Cast", [value], {"to": int(ir.DataType.FLOAT)})
+            cast.outputs[0].name = f"{node.outputs[0].name}.input{i}"
+            node.graph.insert_before(node, cast)
+            node.replace_input_with(i, cast.outputs[0])
 
 
 def _retype_node(node: ir.Node) -> None:

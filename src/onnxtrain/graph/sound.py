@@ -10,7 +10,8 @@ import onnx
 
 from ..errors import ModelError, ModelFileError
 from ..runtime.files.external import EXTERNAL, MAX_NESTING, bits_of
-from ..runtime.files.sound import Body, Key, check_functions, check_tensor, key_of, refuse_second
+from ..runtime.files.growth import Key, key_of
+from ..runtime.files.sound import Body, check_functions, check_tensor, refuse_second
 from .external import tensors_of
 from .subgraphs import subgraph_protos
 

@@ -43,6 +43,11 @@ class Logger(Protocol):
         """After the last number, also when training ended with an error; may come twice."""
 
 
+NUMBER = "epoch/number"
+"""Name of the value that says how many epochs are done. Not "epoch": in MLflow's folders that would
+be a file where "epoch/loss" needs a folder."""
+
+
 class LogTo(Callback):
     """Gives a logger loss and learning rate after every update, and everything after every epoch.
 
@@ -76,7 +81,7 @@ class LogTo(Callback):
     def on_epoch_end(self, trainer: Trainer, epoch: int, logs: Mapping[str, float]) -> None:
         """Everything by epoch."""
         last = {f"epoch/{k}": float(v[-1]) for k, v in trainer.history.items() if v}
-        self.logger.log({"epoch": float(epoch + 1), **last}, trainer.step)
+        self.logger.log({NUMBER: float(epoch + 1), **last}, trainer.step)
 
     def on_train_end(self, trainer: Trainer) -> None:
         """Close the logger."""
@@ -105,7 +110,7 @@ class CSVLogger:
     def log(self, values: Mapping[str, float], step: int) -> None:
         """Add lines."""
         self._writer.writerows((step, name, value) for name, value in values.items())
-        if "epoch" in values and self._file is not None:
+        if NUMBER in values and self._file is not None:
             self._file.flush()
 
     def finish(self) -> None:
@@ -144,7 +149,7 @@ class TensorBoardLogger:
         """Add scalars."""
         for name, value in values.items():
             self._writer.add_scalar(name, value, step)
-        if "epoch" in values:
+        if NUMBER in values:
             self._writer.flush()
 
     def finish(self) -> None:
@@ -152,6 +157,10 @@ class TensorBoardLogger:
         if self._writer is not None:
             self._writer.close()
             self._writer = None
+
+
+LONGEST, AT_ONCE = 500, 100
+"""Letters of a parameter, and parameters of a call, that every release of MLflow takes."""
 
 
 class MLflowLogger:
@@ -171,21 +180,24 @@ class MLflowLogger:
         self._runs = False
 
     def start(self, run: str, settings: Mapping[str, Any]) -> None:
-        """Start a run, with the settings as its parameters."""
+        """Start a run, with the settings as its parameters; one of the user's own is used."""
         if self.tracking_uri is not None:
             self._mlflow.set_tracking_uri(self.tracking_uri)
         if self.experiment is not None:
             self._mlflow.set_experiment(self.experiment)
-        self._mlflow.start_run(run_name=run)
-        self._runs = True
-        self._mlflow.log_params({k: v for k, v in settings.items() if v is not None})
+        if self._mlflow.active_run() is None:
+            self._mlflow.start_run(run_name=run)
+            self._runs = True
+        told = {k: str(v)[:LONGEST] for k, v in settings.items() if v is not None}
+        for first in range(0, len(told), AT_ONCE):
+            self._mlflow.log_params(dict(list(told.items())[first : first + AT_ONCE]))
 
     def log(self, values: Mapping[str, float], step: int) -> None:
         """Add metrics."""
         self._mlflow.log_metrics(dict(values), step=step)
 
     def finish(self) -> None:
-        """End the run."""
+        """End the run, if it was started here."""
         if self._runs:
             self._mlflow.end_run()
             self._runs = False

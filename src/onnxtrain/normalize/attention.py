@@ -12,6 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ..graph import OpBuilder, Tensor
+from ..graph.parameters import mark_constant
 
 CONSTANT_MASK = 2**16
 """Up to this many elements a causal mask is stored rather than computed."""
@@ -38,15 +39,16 @@ def merge_heads(op: OpBuilder, x: Tensor) -> Tensor:
     return op.Reshape(op.Transpose(x, perm=[0, 2, 1, 3]), [0, 0, -1])
 
 
-def repeat_heads(op: OpBuilder, x: Tensor, times: int) -> Tensor:
-    """Each key or value head `times` times in a row: h0 h0 h1 h1 and so on."""
-    if times == 1:
-        return x
-    spread = op.Expand(op.Unsqueeze(x, [2]), op.const(np.array([1, 1, times, 1, 1])))
-    shape = op.Shape(x)
-    heads = op.Mul(op.Slice(shape, [1], [2]), op.const(np.array([times])))
-    full = op.Concat(op.Slice(shape, [0], [1]), heads, op.Slice(shape, [2], [4]), axis=0)
-    return op.Reshape(spread, full)
+def untrained(*tables: Tensor | None) -> None:
+    """Say that stored tables (of cosines and sines) are trained only when asked for by name."""
+    for table in tables:
+        if table is not None and table.value.const_value is not None:
+            mark_constant(table.value)
+
+
+def _with_heads(op: OpBuilder, x: Tensor, heads: int | None) -> Tensor:
+    """[batch, heads, length, size] with more or fewer heads, and shorter or longer; None: as is."""
+    return x if heads is None else op.Reshape(x, [0, heads, -1, 0])
 
 
 def default_scale(op: OpBuilder, head: int | str | None, like: Tensor, size: Tensor) -> Tensor:
@@ -69,6 +71,7 @@ def attend(
     softcap: float = 0.0,
     sink: Tensor | None = None,
     precision: ir.DataType | None = None,
+    heads: tuple[int, int] | None = None,
 ) -> Attended:
     """softmax(cap(q·kᵀ·scale) + bias)·v over 4-D operands.
 
@@ -84,8 +87,12 @@ def attend(
         softcap: soft limit of the scores, 0 for none.
         sink: score of one more key, whose value is zero: a scalar, or [1, heads, 1, 1].
         precision: type the softmax is computed in.
+        heads: how many queries and keys have, where several heads of queries in a row share one of
+            keys: they are rows of one product, and nothing is repeated.
     """
-    raw = (q * scale) @ op.Transpose(k, perm=[0, 1, 3, 2])
+    of_q, of_k = heads if heads is not None and heads[0] != heads[1] else (None, None)
+    product = _with_heads(op, q * scale, of_k) @ op.Transpose(k, perm=[0, 1, 3, 2])
+    raw = _with_heads(op, product, of_q)
     capped = op.Tanh(raw / softcap) * softcap if softcap else raw
     mask = _combine(op, bias, allowed, q)
     alive = None
@@ -102,7 +109,7 @@ def attend(
         weights = op.Cast(op.Softmax(op.Cast(biased, to=precision), axis=-1), to=q.dtype)
     else:
         weights = op.Softmax(biased, axis=-1)
-    y = weights @ v
+    y = _with_heads(op, _with_heads(op, weights, of_k) @ v, of_q)
     if alive is None:
         return Attended(y, raw, capped, biased, weights)
     zero = op.like(0.0, q)
@@ -196,10 +203,11 @@ def rotate(
         a, b = (op.Squeeze(t, [-1]) for t in op.many("Split", pairs, [1, 1], axis=-1, outputs=2))
     else:
         a, b = op.many("Split", x, axis=-1, num_outputs=2, outputs=2)
-    real, imaginary = a * cos - b * sin, a * sin + b * cos
     if interleaved:
+        real, imaginary = a * cos - b * sin, a * sin + b * cos
         both = op.Concat(op.Unsqueeze(real, [-1]), op.Unsqueeze(imaginary, [-1]), axis=-1)
         turned = op.Reshape(both, [0, 0, 0, -1])
-    else:
-        turned = op.Concat(real, imaginary, axis=-1)
+    else:  # fewer nodes than by halves, and the angles of all heads and layers are the same values
+        twice, signed = op.Concat(cos, cos, axis=-1), op.Concat(op.Neg(sin), sin, axis=-1)
+        turned = x * twice + op.Concat(b, a, axis=-1) * signed
     return turned if rest is None else op.Concat(turned, rest, axis=-1)

@@ -15,9 +15,9 @@ from .attention import (
     default_scale,
     merge_heads,
     positions,
-    repeat_heads,
     rotate,
     split_heads,
+    untrained,
     window,
 )
 from .newer import rms
@@ -198,6 +198,7 @@ def group_query_attention(
     offset = None
     if past_key is not None and past_value is not None:
         offset = _past_lengths(op, q, seqlens_k, total)
+    untrained(cos, sin)
     if do_rotary:
         if cos is None or sin is None:
             raise ModelError("GroupQueryAttention with do_rotary needs the cos and sin caches.")
@@ -219,12 +220,11 @@ def group_query_attention(
         k, v = _cached(op, (past_key, past_value), (k, v), offset, total)
         offset = op.Unsqueeze(offset, [1, 2])
     left = local_window_size - 1 if local_window_size > 0 else -1
-    times = num_heads // kv_num_heads
     seen = [window(op, q, k, offset, left=left, right=0)] if causal else []
     y = attend(
-        op, q, repeat_heads(op, k, times), repeat_heads(op, v, times), scale=_scale(op, scale, q),
-        bias=attention_bias, allowed=seen, softcap=softcap,
-        sink=_sink(op, head_sink, smooth_softmax, q),
+        op, q, k, v, scale=_scale(op, scale, q), bias=attention_bias, allowed=seen,
+        softcap=softcap, sink=_sink(op, head_sink, smooth_softmax, q),
+        heads=(num_heads, kv_num_heads),
     ).y  # fmt: skip
     return merge_heads(op, y), k, v
 
@@ -254,15 +254,14 @@ def _cached(
     """
     room, count = op.Slice(op.Shape(pasts[0]), [2], [3]), op.dim_of(news[0], 2)
     size = op.Max(room, op.Reshape(op.Cast(total, to=ir.DataType.INT64), [1]))
-    before, after = op.const(np.zeros(6, np.int64)), op.const(np.zeros(1, np.int64))
-    pads = op.Concat(before, size - room, after, axis=0)
+    pads = op.Concat(op.const(np.array([0])), size - room, axis=0)
     is_old = op.Unsqueeze(_line(op, size) < lengths, [2, 3])
     behind = lengths + _line(op, count)  # [batch, new positions]
     row = op.Expand(op.Transpose(_line(op, op.dim_of(news[0], 0)), perm=[1, 0]), op.Shape(behind))
     places = op.Concat(op.Unsqueeze(row, [2]), op.Unsqueeze(behind, [2]), axis=2)
     caches = []
     for past, new in zip(pasts, news):
-        wide = op.Transpose(op.Pad(past, pads), perm=[0, 2, 1, 3])
+        wide = op.Transpose(op.Pad(past, pads, None, op.const(np.array([2]))), perm=[0, 2, 1, 3])
         old = op.Where(is_old, wide, op.like(0.0, new))
         both = op.ScatterND(old, places, op.Transpose(new, perm=[0, 2, 1, 3]))
         cache = op.Transpose(both, perm=[0, 2, 1, 3])
@@ -285,6 +284,7 @@ def rotary(
     """Rotary embedding; `position_ids` is [batch, length], or [1]: where the sequence starts."""
     if is_packed_batching:
         raise ModelError("RotaryEmbedding with packed batching is not supported.")
+    untrained(cos, sin)
     packed = x.rank == 3
     axis = 1 if packed else 2
     if position_ids.rank == 1:

@@ -32,13 +32,18 @@ CHANGED = frozenset({"DFT", "GridSample", "GroupNormalization"})
 
 def raise_for_four_bits(model: ir.Model) -> ir.Model:
     """Take opset 21 for a model of 18 to 20 with large weights of four bits: it has their type."""
-    version = model.opset_imports[""]
-    nodes = list(all_nodes(model))
-    if version < MAX_OPSET and any(map(_has_four_bits, nodes)):
-        standard_names = {n.op_type for n in nodes if not standard(n.domain)}
-        if standard_names.isdisjoint(CHANGED):
-            model.opset_imports[""] = MAX_OPSET
+    if model.opset_imports[""] < MAX_OPSET and any(map(_has_four_bits, all_nodes(model))):
+        raise_version(model)
     return model
+
+
+def raise_version(model: ir.Model) -> bool:
+    """Take opset 21 for a model of 18 to 20; gives whether its operators mean the same there."""
+    used = {n.op_type for n in all_nodes(model) if not standard(n.domain)}
+    if used.isdisjoint(CHANGED):
+        model.opset_imports[""] = MAX_OPSET
+        return True
+    return False
 
 
 def _has_four_bits(node: ir.Node) -> bool:

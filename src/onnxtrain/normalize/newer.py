@@ -14,9 +14,9 @@ from .attention import (
     default_scale,
     merge_heads,
     positions,
-    repeat_heads,
     rotate,
     split_heads,
+    untrained,
     window,
 )
 from .rewrite import Lowering
@@ -75,6 +75,7 @@ def rotary_embedding(
     packed = x.rank == 3
     if packed and not num_heads:
         raise ModelError("RotaryEmbedding of a 3-D tensor needs `num_heads`.")
+    untrained(cos, sin)
     if ids is not None:
         cos, sin = op.Gather(cos, ids, axis=0), op.Gather(sin, ids, axis=0)
     between = [2] if packed else [1]  # where the heads are
@@ -115,9 +116,9 @@ def attention(
             _with_shape(split_heads(op, x, n), x, n)
             for x, n in ((q, q_num_heads), (k, kv_num_heads), (v, kv_num_heads))
         )
-        times = q_num_heads // kv_num_heads
+        heads: tuple[int, int] | None = (q_num_heads, kv_num_heads)
     else:
-        times = _ratio(q, k)
+        heads = _head_counts(q, k)
     factor = (
         op.like(scale, q)
         if scale is not None
@@ -148,8 +149,7 @@ def attention(
         count = op.Reshape(op.Cast(nonpad, to=ir.DataType.INT64), [-1, 1, 1, 1])
         allowed.append(positions(op, k, 2) < count)
     result = attend(
-        op, q, repeat_heads(op, k, times), repeat_heads(op, v, times),
-        scale=factor, bias=bias, allowed=allowed, softcap=softcap,
+        op, q, k, v, scale=factor, bias=bias, allowed=allowed, softcap=softcap, heads=heads,
         dead_rows=mask is not None or nonpad is not None or left_window_size >= 0,
         precision=ir.DataType(softmax_precision) if softmax_precision else None,
     )  # fmt: skip
@@ -171,10 +171,11 @@ def _ensure_rank(x: Tensor) -> None:
         x.value.shape = ir.Shape([None, None, None, None])
 
 
-def _ratio(q: Tensor, k: Tensor) -> int:
+def _head_counts(q: Tensor, k: Tensor) -> tuple[int, int] | None:
+    """How many heads queries and keys have; None where they have equally many."""
     heads = [x.shape[1] if x.shape is not None else None for x in (q, k)]
     if heads[0] == heads[1]:
-        return 1
+        return None
     if not all(isinstance(h, int) for h in heads):
         raise ModelError(
             "Attention of 4-D tensors needs the number of heads, axis 1 of Q and K, as numbers."
@@ -182,7 +183,7 @@ def _ratio(q: Tensor, k: Tensor) -> int:
     many, few = (int(h) for h in heads if isinstance(h, int))
     if many % few:
         raise ModelError(f"Attention: {many} query heads are no multiple of {few} key heads.")
-    return many // few
+    return many, few
 
 
 def _padded_mask(op: OpBuilder, mask: Tensor, k: Tensor) -> Tensor:

@@ -24,10 +24,11 @@ from .preview_training import PREVIEW
 from .quantized import QUANTIZED
 from .raise_opset import raise_opset
 from .ranges import scalar_ranges
+from .resize_scales import agree_on_sizes
 from .rewrite import rewrite_typed, standard
 from .sequence_maps import unroll_sequence_maps
 from .simplify import simplify
-from .stored_shapes import infer_anew, use_declared_outputs
+from .stored_shapes import infer_anew, open_nameless, use_declared_outputs
 from .symbolic import infer_symbolic
 from .validate import validate
 
@@ -87,10 +88,12 @@ STEPS = (
     inline_functions,
     unroll_sequence_maps,
     lift_constants,
+    open_nameless,
     count_windows,
     infer_anew,
     one_opset,
     raise_for_four_bits,
+    agree_on_sizes,
     standard_operators,
     open_crops,
     smooth_norms,

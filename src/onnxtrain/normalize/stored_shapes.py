@@ -30,6 +30,24 @@ AXES_ARE_INPUTS = 18
 """First opset that symbolic inference reads; older models are raised before."""
 
 
+NAMELESS = frozenset({"none", "unknown"})
+
+
+def open_nameless(model: ir.Model) -> ir.Model:
+    """Forget symbols of inputs that are no names ("?"): two of them need not be one size."""
+    for value in model.graph.inputs:
+        dims = dims_of(value)
+        if dims is not None and any(map(_is_nameless, dims)):
+            value.shape = ir.Shape([None if _is_nameless(d) else d for d in dims])
+    return model
+
+
+def _is_nameless(dim: Dim) -> bool:
+    return isinstance(dim, str) and (
+        not any(map(str.isalnum, dim)) or dim.casefold() in NAMELESS or dim == "-1"
+    )
+
+
 def infer_anew(model: ir.Model) -> ir.Model:
     """Infer the shapes of all results; the file's fill the gaps."""
     stored = _take(model)

@@ -223,6 +223,22 @@ def _resize(p: Facts, node: ir.Node) -> Shapes:
     return [result if len(result) == len(dims) else None]
 
 
+def _pad(p: Facts, node: ir.Node) -> Shapes:
+    """Axes that are not named keep their size; others grow by what is known of the padding."""
+    dims, pads = p.dims(node.inputs[0]), p.content(node.inputs[1])
+    named = p.content(node.inputs[3]) if len(node.inputs) > 3 else None
+    if dims is None or (len(node.inputs) > 3 and node.inputs[3] is not None and named is None):
+        return [None]
+    axes = range(len(dims)) if named is None else [int(a) % len(dims) for a in named]
+    result = list(dims)
+    for i, axis in enumerate(axes):
+        before, behind = (None, None) if pads is None else (pads[i], pads[len(axes) + i])
+        old = result[axis]
+        grown = None if pads is None or old is None else Poly.of(Poly.of(old) + before) + behind
+        result[axis] = grown
+    return [result]
+
+
 def _gather_nd(p: Facts, node: ir.Node) -> Shapes:
     data, indices = p.dims(node.inputs[0]), p.dims(node.inputs[1])
     if data is None or not indices or not isinstance(indices[-1], int):
@@ -274,6 +290,7 @@ SHAPES: dict[str, Callable[[Facts, ir.Node], Shapes]] = {
     "Squeeze": _squeeze,
     "Gather": _gather,
     "GatherND": _gather_nd,
+    "Pad": _pad,
     "Range": _range,
     "Slice": _slice,
     "Split": _split,

@@ -26,7 +26,9 @@ from .optimizers import adadelta as adadelta
 from .optimizers import adafactor as adafactor
 from .optimizers import adagrad as adagrad
 from .optimizers import adam as adam
+from .optimizers import adam_8bit as adam_8bit
 from .optimizers import adamw as adamw
+from .optimizers import adamw_8bit as adamw_8bit
 from .optimizers import lamb as lamb
 from .optimizers import lion as lion
 from .optimizers import rmsprop as rmsprop

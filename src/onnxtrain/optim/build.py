@@ -16,6 +16,16 @@ from ..passes import clean_up
 from .clipping import norm_coefficient
 from .linear import Scalar, times
 from .optimizer import ClipNorm, ClipValue, Optimizer, OptimizerError, Segment
+from .packed import (
+    Packing,
+    check_packed,
+    described,
+    packed,
+    stored_shape,
+    stored_states,
+    stored_types,
+    unpacked,
+)
 
 FLOAT, INT64, BOOL = ir.DataType.FLOAT, ir.DataType.INT64, ir.DataType.BOOL
 METADATA = "onnxtrain.optimizer"
@@ -91,7 +101,8 @@ def flat_model(
         opset: ai.onnx version to emit.
         params: name and shape of each trainable parameter, for the description in the metadata.
     """
-    described = describe(optimizer, params)
+    check_packed(optimizer)
+    about = describe(optimizer, params)
     g = _Graph(opset)
     shape = ["n"] if optimizer.layout == "elementwise" else None
     learning_rate = g.input("learning_rate", FLOAT, [1])
@@ -99,28 +110,43 @@ def flat_model(
     grad_scale = g.input("grad_scale", FLOAT, [1])
     decay = g.input("weight_decay", FLOAT, [1]) if optimizer.decays else None
     weights, gradients = g.input("params", FLOAT, shape), g.input("gradients", FLOAT, shape)
-    states = {name: g.input(name, FLOAT, shape) for name in optimizer.states}
+    types = stored_types(optimizer)
+    names = stored_states(optimizer)
+    states = {name: g.input(name, types.get(name, FLOAT), shape) for name in names}
     number = g.scalar if shape is None else _as_it_is  # one element and n elements are n elements
+    count = number(step)
+    packing = Packing(g.op, gradients, count) if types else None
     updated, new = optimizer.update(
         g.op,
         weights,
         gradients,
-        states,
-        step=number(step),
+        states if packing is None else unpacked(packing, states),
+        step=count,
         learning_rate=number(learning_rate),
         weight_decay=0.0 if decay is None else number(decay),
         grad_scale=number(grad_scale),
     )
+    if packing is not None:
+        new = packed(packing, new, types)
     g.output(updated, "params.updated", weights.value)
-    for name in optimizer.states:
+    for name in names:
         g.output(new[name], f"{name}.updated", states[name].value)
     model = g.model(f"{optimizer.name} flat")
-    model.metadata_props[METADATA] = json.dumps(described)
+    model.metadata_props[METADATA] = json.dumps(about)
     return model
 
 
 def _as_it_is(x: Tensor) -> Tensor:
     return x
+
+
+def _refuse_packed(optimizer: Optimizer, form: str) -> None:
+    if optimizer.moments != "float32":
+        raise OptimizerError(
+            f"An update {form} keeps its moments in float32, and {optimizer.name} was asked for "
+            f"moments={optimizer.moments!r}. Train with the artifacts of generate_artifacts "
+            "(Module and Optimizer, or Trainer), or leave `moments` out."
+        )
 
 
 def sequence_model(
@@ -147,6 +173,7 @@ def sequence_model(
         )
     if not params:
         raise OptimizerError("An optimizer needs at least one trainable parameter.")
+    _refuse_packed(optimizer, "over sequences of tensors")
     g = _Graph(opset)
     g.names.reserve(flag)
     op = g.op
@@ -233,6 +260,7 @@ def update_all(
     Returns:
         Under "params" and each state's name, the new tensors.
     """
+    _refuse_packed(optimizer, "inside of a larger graph")
     scale: Tensor | None = None
     if isinstance(optimizer.clip, ClipNorm):
         scale = norm_coefficient(op, items["gradients"], optimizer.clip.max_norm)
@@ -339,31 +367,32 @@ def describe(
     elif isinstance(optimizer.clip, ClipValue):
         clip = {"value": optimizer.clip.limit}
     names = [name for name, _ in params]
-    described: dict[str, Any] = {
+    about: dict[str, Any] = {
         "version": 1,
         "name": optimizer.name,
-        "states": list(optimizer.states),
+        "states": stored_states(optimizer),
         "layout": optimizer.layout,
         "hyper": {"weight_decay": optimizer.weight_decay, **optimizer.hyper},
         "clip": clip,
         "groups": [_group(optimizer, s) for s in optimizer.resolve(names)]
         if optimizer.groups and names
         else [],
+        **described(optimizer),
     }
     shapes = {
         state: {
-            name: optimizer.state_shape(state, shape)
+            name: stored_shape(optimizer, state, shape)
             for name, shape in params
-            if optimizer.state_shape(state, shape) != list(shape)
+            if stored_shape(optimizer, state, shape) != list(shape)
         }
-        for state in optimizer.states
+        for state in stored_states(optimizer)
     }
     shapes = {state: shape for state, shape in shapes.items() if shape}
     if shapes:
-        described["state_shapes"] = shapes
+        about["state_shapes"] = shapes
     if flat:
-        described["flat"] = _encoded(flat_model(optimizer))
-    return described
+        about["flat"] = _encoded(flat_model(optimizer))
+    return about
 
 
 def _encoded(model: ir.Model) -> str:
@@ -371,12 +400,12 @@ def _encoded(model: ir.Model) -> str:
 
 
 def _group(optimizer: Optimizer, segment: Segment) -> dict[str, Any]:
-    described: dict[str, Any] = {
+    about: dict[str, Any] = {
         "params": list(segment.params),
         "lr_scale": segment.lr_scale,
         "weight_decay": segment.weight_decay,
     }
     if segment.transforms is not None:
         own = optimizer.for_segment(segment).replace(weight_decay=segment.weight_decay, groups=())
-        described["flat"] = _encoded(flat_model(own))
-    return described
+        about["flat"] = _encoded(flat_model(own))
+    return about

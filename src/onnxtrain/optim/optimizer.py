@@ -104,6 +104,7 @@ class Optimizer:
         weight_decay: the decay of parameters that no group claims.
         clip: `ClipNorm`, `ClipValue` or None.
         groups: parameter groups; the first that matches a name claims it.
+        moments: how states are stored: "float32", "float16" or "int8"; see `packed`.
     """
 
     name: str
@@ -112,6 +113,7 @@ class Optimizer:
     weight_decay: float = 0.0
     clip: ClipNorm | ClipValue | None = None
     groups: tuple[Group, ...] = ()
+    moments: str = "float32"
 
     def __post_init__(self) -> None:
         if self.clip is not None and not isinstance(self.clip, ClipNorm | ClipValue):
@@ -129,7 +131,8 @@ class Optimizer:
     @property
     def layout(self) -> str:
         """How it is run: "elementwise" over flat buffers in any pieces, or "tensor" by tensor."""
-        return "elementwise" if all(t.elementwise for t in self.transforms) else "tensor"
+        elementwise = all(t.elementwise for t in self.transforms) and self.moments == "float32"
+        return "elementwise" if elementwise else "tensor"
 
     @property
     def decays(self) -> bool:
@@ -139,6 +142,18 @@ class Optimizer:
     def replace(self, **changes: Any) -> Optimizer:
         """A copy with some attributes changed."""
         return dataclasses.replace(self, **changes)
+
+    def with_moments(self, moments: str) -> Optimizer:
+        """The same with its moments stored in another type.
+
+        Raises:
+            OptimizerError: they cannot be.
+        """
+        from .packed import check_packed
+
+        changed = self.replace(moments=moments)
+        check_packed(changed)
+        return changed
 
     def resolve(self, names: Sequence[str]) -> list[Segment]:
         """The groups over these parameters; those that no group claims come last."""

@@ -40,6 +40,7 @@ from .transforms import (
 )
 
 Clip = ClipNorm | ClipValue | None
+Moments = Literal["float32", "float16", "int8"]
 
 
 class AdamWPreset(NamedTuple):
@@ -108,6 +109,7 @@ def adamw(
     form: Literal["huggingface", "torch"] | None = None,
     clip: Clip = None,
     groups: Sequence[Group] = (),
+    moments: Moments = "float32",
 ) -> Optimizer:
     """Adam with decoupled weight decay, in the two forms that are in use.
 
@@ -125,6 +127,9 @@ def adamw(
         preset             form           ε       λ
         "onnxruntime"      huggingface    1e-6    0        the default, as the predecessor
         "torch"            torch          1e-8    0.01     `torch.optim.AdamW()`
+
+    ``moments="int8"`` stores m and v in a byte each, with a scale for every 256 of them, and
+    ``"float16"`` in two bytes; the arithmetic is that of float32. See the guide on optimizers.
 
     Example:
         >>> from onnxtrain import optim
@@ -155,7 +160,7 @@ def adamw(
         weight_decay=weight_decay,
         clip=clip,
         groups=groups,
-    )
+    ).with_moments(moments)
 
 
 def adam(
@@ -165,12 +170,15 @@ def adam(
     *,
     clip: Clip = None,
     groups: Sequence[Group] = (),
+    moments: Moments = "float32",
 ) -> Optimizer:
     """Adam with L2 regularisation, as `torch.optim.Adam`.
 
     g ← g + λ·p
     m ← β₁·m + (1 − β₁)·g        v ← β₂·v + (1 − β₂)·g²
     p ← p − η · (m/(1 − β₁ᵗ)) / (√(v/(1 − β₂ᵗ)) + ε)
+
+    `moments` is that of `adamw`.
     """
     _check_adam(betas, eps, weight_decay)
     return chain(
@@ -182,7 +190,37 @@ def adam(
         weight_decay=weight_decay,
         clip=clip,
         groups=groups,
-    )
+    ).with_moments(moments)
+
+
+def adamw_8bit(
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float | None = None,
+    weight_decay: float | None = None,
+    *,
+    preset: Literal["onnxruntime", "torch"] = "onnxruntime",
+    correct_bias: bool = True,
+    form: Literal["huggingface", "torch"] | None = None,
+    clip: Clip = None,
+    groups: Sequence[Group] = (),
+) -> Optimizer:
+    """`adamw` with its moments in a byte each: what bitsandbytes calls AdamW8bit."""
+    return adamw(
+        betas, eps, weight_decay, preset=preset, correct_bias=correct_bias, form=form, clip=clip,
+        groups=groups, moments="int8",
+    )  # fmt: skip
+
+
+def adam_8bit(
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+    weight_decay: float = 0.0,
+    *,
+    clip: Clip = None,
+    groups: Sequence[Group] = (),
+) -> Optimizer:
+    """`adam` with its moments in a byte each: what bitsandbytes calls Adam8bit."""
+    return adam(betas, eps, weight_decay, clip=clip, groups=groups, moments="int8")
 
 
 def lamb(

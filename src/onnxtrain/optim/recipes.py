@@ -24,7 +24,9 @@ from .optimizers import (
     adafactor,
     adagrad,
     adam,
+    adam_8bit,
     adamw,
+    adamw_8bit,
     lamb,
     lion,
     rmsprop,
@@ -55,6 +57,8 @@ class Recipe:
 RECIPES: dict[str, Recipe] = {
     "adamw": Recipe(adamw, "AdamW"),
     "adam": Recipe(adam, "Adam"),
+    "adamw_8bit": Recipe(adamw_8bit, "AdamW8bit"),
+    "adam_8bit": Recipe(adam_8bit, "Adam8bit"),
     "sgd": Recipe(sgd, "SGD"),
     "rmsprop": Recipe(rmsprop, "RMSprop"),
     "adagrad": Recipe(adagrad, "Adagrad"),

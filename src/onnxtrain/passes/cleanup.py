@@ -13,6 +13,7 @@ from ..errors import model_errors
 from ..graph.edit import remove_nodes, replace_value, take_over
 from ..graph.nodes import known
 from ..graph.subgraphs import subgraphs
+from ..graph.tensor import dims_of
 from ..operators import RANDOM
 from .rewrites import apply_rewrites
 from .schedule import schedule
@@ -87,8 +88,26 @@ def _computes(node: ir.Node) -> Any:
         elif isinstance(value, (list, tuple)):
             value = tuple(value)
         attributes.append((name, value))
+    if node.op_type == "Shape" and not node.domain:
+        dims = _known_dims(node)
+        if dims is not None:
+            return ("Shape", dims)
     operands = tuple(_operand(v) for v in node.inputs)
     return (node.domain, node.op_type, operands, tuple(attributes))
+
+
+def _known_dims(node: ir.Node) -> tuple[int | str, ...] | None:
+    """What a Shape node gives, in numbers and symbols; None if one of them has no name.
+
+    All layers of a language model read the length of their sequence, each from a value of its own:
+    the masks and angles that follow from it are then the same too.
+    """
+    dims = dims_of(node.inputs[0]) if node.inputs[0] is not None else None
+    if dims is None:
+        return None
+    start, end = node.attributes.get_int("start", 0), node.attributes.get_int("end", len(dims))
+    chosen = tuple(d for d in dims[start:end] if d is not None and not str(d).startswith("unk__"))
+    return chosen if len(chosen) == len(dims[start:end]) else None
 
 
 def _operand(value: ir.Value | None) -> Any:

@@ -1,11 +1,12 @@
-"""Large quantised weights become floats only while a product reads them.
+"""Large weights of few bits become floats only while a product reads them.
 
-A DequantizeLinear of a constant depends on nothing, so a runtime may run it at any time before its
-readers: onnxruntime runs all of them first, and has every weight as floats at once. Here each
-product (MatMul or Gemm) gets its own copy of the node, which waits for the product's other operand
-through a gate on the scale. The backward half reads such a weight a second time: its copy waits for
-the gradient, so that the floats are not kept from the forward half. At any moment about one weight
-is floats; the integers are in memory once.
+A DequantizeLinear of a constant, or a Cast of one in half precision, depends on nothing, so a
+runtime may run it at any time before its readers: onnxruntime runs all of them first, and has every
+weight as floats at once. Here each product (MatMul or Gemm) gets its own copy of the node, which
+waits for the product's other operand through a gate on the scale (on the weight itself, where it
+has none). The backward half reads such a weight a second time: its copy waits for the gradient, so
+that the floats are not kept from the forward half. At any moment about one weight is floats; the
+integers are in memory once.
 
 Where the other operand is dequantised too, the forward product is left alone, because onnxruntime
 can run it on integers.
@@ -27,6 +28,7 @@ from .cleanup import remove_dead
 from .gates import arithmetic_gate, reshape_gate, zero_after
 from .segments import weight
 
+HALVES = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
 READERS = frozenset({"Gemm", "MatMul"})
 ON_THE_WAY = REARRANGING | {"Slice"}
 """What may lie between the weight and its product."""
@@ -54,7 +56,7 @@ def _float_weights(graph: ir.Graph) -> set[ir.Value]:
         if node.domain or len(node.outputs) != 1 or not node.inputs:
             continue
         result = node.outputs[0]
-        if node.op_type == "DequantizeLinear":
+        if node.op_type == "DequantizeLinear" or _is_half(node):
             is_weight = all(v is None or known(v) is not None for v in node.inputs)
             is_weight = is_weight and weight(result) >= LARGE_BYTES
         else:
@@ -64,6 +66,13 @@ def _float_weights(graph: ir.Graph) -> set[ir.Value]:
         if is_weight:
             floats.add(result)
     return floats
+
+
+def _is_half(node: ir.Node) -> bool:
+    """Whether a node makes floats of numbers in half precision."""
+    source = node.inputs[0]
+    is_cast = node.op_type == "Cast" and node.outputs[0].dtype == ir.DataType.FLOAT
+    return is_cast and source is not None and source.dtype in HALVES
 
 
 def _reads(node: ir.Node, floats: set[ir.Value]) -> bool:
@@ -118,6 +127,8 @@ class _Delay:
             inputs = list(node.inputs)
             if node.op_type == "DequantizeLinear":
                 inputs[1] = self._gate(inputs[1], awaited)
+            elif _is_half(node):
+                inputs[0] = self._gate(inputs[0], awaited)
             else:
                 assert inputs[0] is not None
                 inputs[0] = self._copy(inputs[0], awaited)

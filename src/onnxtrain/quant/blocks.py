@@ -80,7 +80,7 @@ def quantize(
     """
     _check(bits, block_size, embeddings)
     base = lift_constants(load(model))
-    layers = _chosen(base, targets, exclude)
+    layers = linear_layers(base, targets, exclude)
     tables = _tables(base, exclude) if embeddings else []
     if not layers and not tables:
         raise ModelError(
@@ -111,9 +111,10 @@ def _check(bits: int, block_size: int, embeddings: bool) -> None:
         )
 
 
-def _chosen(
+def linear_layers(
     model: ir.Model, targets: str | Sequence[str] | None, exclude: str | Sequence[str]
 ) -> list[Layer]:
+    """The linear layers with stored floats that are meant, and not excluded."""
     layers = [
         layer
         for layer in find_layers(model)

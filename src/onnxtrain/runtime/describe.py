@@ -9,6 +9,8 @@ from typing import Any
 from ..errors import ModelFileError
 
 LAYOUTS = ("elementwise", "tensor")
+STATE_TYPES = ("F32", "F16", "I8", "U8")
+"""What states may be stored as, under the names of checkpoints."""
 
 
 def check_optimizer(description: Mapping[str, Any], where: str) -> None:
@@ -36,6 +38,10 @@ def check_optimizer(description: Mapping[str, Any], where: str) -> None:
     need(isinstance(groups, list) and all(map(_is_group, groups)), "groups")
     shapes = description.get("state_shapes") or {}
     need(isinstance(shapes, dict) and all(map(_are_shapes, shapes.values())), "state_shapes")
+    types = description.get("state_types") or {}
+    need(isinstance(types, dict) and set(types) <= set(states or ()), "state_types")
+    need(all(type(t) is str and t in STATE_TYPES for t in types.values()), "state_types")
+    need(layout == "tensor" or not types, "state_types")
     # In a flat vector a state lies beside its parameter: another size would be another place.
     need(layout == "tensor" or not shapes, "state_shapes")
 

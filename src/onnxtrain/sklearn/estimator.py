@@ -209,9 +209,15 @@ class OnnxEstimator(Locked, EstimatorParameters):
             print(f"iteration {self.n_iter_}: loss {loss:.6g}")
 
     def _warn_unfinished(self, epochs: int) -> None:
+        first, last = self.loss_curve_[0], self.loss_curve_[-1]
+        advice = "raise max_iter or learning_rate, or scale the features."
+        if last > first:
+            advice = (
+                f"the loss grew from {first:.4g} to {last:.4g}: lower learning_rate, or scale the "
+                "features and the target."
+            )
         warnings.warn(
-            f"{type(self).__name__} did not converge in {epochs} iterations; raise max_iter or "
-            "learning_rate, or scale the features.",
+            f"{type(self).__name__} did not converge in {epochs} iterations; {advice}",
             ConvergenceWarning,
             stacklevel=5,
         )

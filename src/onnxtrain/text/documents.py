@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
@@ -12,7 +13,9 @@ from typing import Any
 from ..errors import MissingPackageError, TextError
 from ..runtime.files.readfile import open_regular, refuse_growth
 
-FORMATS = "a .txt, .jsonl (one JSON object per line) or .parquet file"
+FORMATS = "a .txt, .jsonl (one JSON object per line), .csv or .parquet file"
+MAX_CELL = 2**26
+"""Characters of a cell of a table."""
 
 
 Row = tuple[Any, str]
@@ -34,8 +37,8 @@ def read_documents(source: Any, column: str = "text", *, by_line: bool = False) 
     are learned in their second part only.
 
     Args:
-        source: a path (.txt, .jsonl, .parquet), or an iterable of texts or of dicts, such as a
-            ``datasets.Dataset``.
+        source: a path (.txt, .jsonl, .csv, .parquet), or an iterable of texts or of dicts, such as
+            a ``datasets.Dataset``.
         column: the column that holds the text.
         by_line: every line of a .txt file is a text of its own; otherwise the file is one.
 
@@ -140,6 +143,33 @@ def _jsonl(path: Path, by_line: bool) -> Iterator[Row]:
             ) from None
 
 
+def _csv(path: Path, by_line: bool) -> Iterator[Row]:
+    """A table whose first row names the columns; tabs separate those of a .tsv file."""
+    del by_line
+    csv.field_size_limit(MAX_CELL)
+    lines = _lines(path)
+    reader = csv.reader(
+        (line for _, line in lines), delimiter="\t" if path.suffix.lower() == ".tsv" else ","
+    )
+    try:
+        names = next(reader, None)
+        if names is None or len(set(names)) < len(names):
+            raise TextError(f"{str(path)!r} needs a first line that names each column once.")
+        for cells in reader:
+            if not cells:
+                continue
+            if len(cells) != len(names):
+                raise TextError(
+                    f"{str(path)!r}, line {reader.line_num} has {len(cells)} columns, and the "
+                    f"first line {len(names)}. Put texts with commas into quotation marks."
+                )
+            yield dict(zip(names, cells)), f"line {reader.line_num}"
+    except csv.Error as error:
+        raise TextError(
+            f"{str(path)!r}, line {reader.line_num} cannot be read as csv ({error})."
+        ) from None
+
+
 def _parquet(path: Path, by_line: bool) -> Iterator[Row]:
     del by_line
     try:
@@ -166,4 +196,4 @@ def _parquet(path: Path, by_line: bool) -> Iterator[Row]:
 
 
 READERS = {".txt": _txt, ".text": _txt, ".md": _txt, ".jsonl": _jsonl, ".ndjson": _jsonl,
-           ".parquet": _parquet, ".pq": _parquet}  # fmt: skip
+           ".csv": _csv, ".tsv": _csv, ".parquet": _parquet, ".pq": _parquet}  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -35,7 +36,7 @@ def similarity_rows(
     """Arrays to train a sentence encoder with: inputs [rows, texts, length], scores [rows].
 
     Args:
-        source: a .jsonl or .parquet file, or rows that are dicts or tuples of texts.
+        source: a .csv, .jsonl or .parquet file, or rows that are dicts or tuples of texts.
         tokenizer: see `load_tokenizer`.
         inputs: what the encoder takes, of the model before it reads several texts.
         columns: names of the texts in the order in which the loss takes them; by default anchor,
@@ -44,7 +45,7 @@ def similarity_rows(
         max_length: longer texts lose their end.
         target: name that the scores get.
     """
-    texts, scores = _read(source, columns, score)
+    texts, scores = read_pairs(source, columns, score)
     arrays = encoded([t for row in texts for t in row], tokenizer, inputs, max_length)
     shaped = {k: v.reshape(len(texts), len(texts[0]), -1) for k, v in arrays.items()}
     return shaped if scores is None else {**shaped, target: np.array(scores, np.float32)}
@@ -117,9 +118,13 @@ def _ranks(values: Array) -> Array:
     return np.asarray((last - (counts - 1) / 2)[place.reshape(-1)])
 
 
-def _read(
-    source: Any, columns: Sequence[str] | None, score: str | None
+def read_pairs(
+    source: Any, columns: Sequence[str] | None = None, score: str | None = None
 ) -> tuple[list[list[str]], list[float] | None]:
+    """The texts of each row, two or more, and a number for each row where there is one.
+
+    The arguments are those of `similarity_rows`.
+    """
     rows = list(_rows(source))
     if not rows:
         raise TextError("There are no rows.")
@@ -143,7 +148,7 @@ def _read(
     texts = [[_cell(row, n, where, str) for n in names] for row, where in rows]
     if number is None:
         return texts, None
-    return texts, [float(_cell(row, number, where, (int, float))) for row, where in rows]
+    return texts, [_score(row, number, where) for row, where in rows]
 
 
 def _rows(source: Any) -> Iterable[tuple[Any, str]]:
@@ -152,6 +157,19 @@ def _rows(source: Any) -> Iterable[tuple[Any, str]]:
     if not isinstance(source, Iterable) or isinstance(source, (bytes, Mapping)):
         raise TextError(f"Rows of type {type(source).__name__} are not understood.")
     return ((row, f"Row {i}") for i, row in enumerate(source))
+
+
+def _score(row: Any, name: Any, where: str) -> float:
+    """A number; files of text have it as text."""
+    value = _cell(row, name, where, (int, float, str))
+    try:
+        number = float(value)
+    except (ValueError, OverflowError):
+        number = math.nan
+    if not math.isfinite(number):
+        shown = repr(value) if isinstance(value, float) else f"{type(value).__name__} {value!r:.40}"
+        raise TextError(f"{where}: {name!r} is {shown}, and it must be a number.")
+    return number
 
 
 def _cell(row: Any, name: Any, where: str, kind: Any) -> Any:

@@ -332,8 +332,8 @@ def called(
     if custom:
         raise ExportError(
             f"{type(module).__name__} has a backward of its own in {', '.join(custom)}, and an "
-            "exported graph would lose it: it is more than a factor per element. Write it with "
-            "torch's functions, or let torch do the work "
+            "exported graph would lose it: it is neither a factor per element nor the derivative "
+            "of its forward. Write it with torch's functions, or let torch do the work "
             "(ORTModule(..., fallback='UNSUPPORTED_TORCH_MODEL'))."
         )
     now = {name: p._version for name, p in module.named_parameters()}
@@ -494,6 +494,7 @@ def _finish(
     repair.split_merged(proto, flat)
     repair.restore_buffers(proto, flat)
     repair.activate_dropout(proto)
+    repair.drop_zero_biases(proto)
     repair.separate_outputs(proto)
     aliases = repair.aliases(flat)
     renamed = repair.canonical_names(proto, flat, aliases)

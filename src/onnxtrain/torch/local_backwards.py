@@ -7,7 +7,8 @@ gradient of
     y = f(x₀) + (x − x₀) · g(x₀),    x₀ = detach(x),
 
 where g is what the backward makes of ones. In this form exporters write it down. Whether a backward
-is of this kind is read off what it does, not off its values at one point.
+is of this kind is read off what it does, not off its values at one point. A backward that is the
+derivative of its forward needs no other form (`own_derivatives`).
 """
 
 from __future__ import annotations
@@ -17,12 +18,15 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch.autograd.function import FunctionCtx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from .autograd_functions import is_checkpoint
+from .function_calls import call_backward, call_forward, is_float
+from .own_derivatives import is_derivative
 
 Key = tuple[Any, ...]
+Form = Callable[[Any, Sequence[Any]], Any]
+"""Calls a function, given its class and its arguments, as something exporters know."""
 aten = torch.ops.aten
 BOTH = frozenset({aten.add.Tensor, aten.sub.Tensor})
 """Linear if both operands are."""
@@ -38,22 +42,22 @@ FIRST = frozenset({
 class LocalBackwards:
     """Writes such functions in the form above while a module runs.
 
-    What the first run decides about a function holds for those that follow, in which tensors may
-    have no values.
+    Functions whose backward is the derivative of their forward are written as their forward. What
+    the first run decides about a function holds for those that follow, in which tensors may have no
+    values.
     """
 
     def __init__(self) -> None:
-        self._is_local: dict[Key, bool] = {}
+        self._forms: dict[Key, Form | None] = {}
 
     @contextlib.contextmanager
     def written_out(self) -> Iterator[None]:
-        """`torch.autograd.Function.apply` gives the form above for functions that have one."""
+        """`torch.autograd.Function.apply` gives another form for functions that have one."""
         original = torch.autograd.Function.__dict__["apply"]
 
         def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-            if not kwargs and not is_checkpoint(cls) and self._decide(cls, args):
-                return _with_factors(cls, args)
-            return original.__get__(None, cls)(*args, **kwargs)
+            form = None if kwargs or is_checkpoint(cls) else self._form_of(cls, args)
+            return form(cls, args) if form else original.__get__(None, cls)(*args, **kwargs)
 
         setattr(torch.autograd.Function, "apply", classmethod(apply))  # noqa: B010 - for mypy
         try:
@@ -61,56 +65,33 @@ class LocalBackwards:
         finally:
             setattr(torch.autograd.Function, "apply", original)  # noqa: B010 - as above
 
-    def _decide(self, cls: Any, args: Sequence[Any]) -> bool:
+    def _form_of(self, cls: Any, args: Sequence[Any]) -> Form | None:
         plain = tuple(a.dtype if isinstance(a, torch.Tensor) else repr(a) for a in args)
         key = (cls, plain)
-        if key not in self._is_local:
+        if key not in self._forms:
             # Neither what is recorded about this run nor a transform of it concerns the trace.
             with torch._C.DisableTorchFunction():
-                self._is_local[key] = _is_local(cls, args)
-        return self._is_local[key]
+                self._forms[key] = _decided(cls, args)
+        return self._forms[key]
 
 
-class _Context(FunctionCtx):
-    """What forward hands to backward."""
-
-    def __init__(self, args: Sequence[Any]) -> None:
-        super().__init__()
-        self.needs_input_grad = tuple(_is_float(a) for a in args)
-        self.to_save: tuple[Any, ...] = ()
-
-    @property
-    def saved_tensors(self) -> tuple[Any, ...]:
-        return self.to_save
+def _decided(cls: Any, args: Sequence[Any]) -> Form | None:
+    if _is_local(cls, args):
+        return _with_factors
+    return _as_forward if is_derivative(cls, args) else None
 
 
-def _is_float(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.is_floating_point()
-
-
-def _forward(cls: Any, args: Sequence[Any]) -> tuple[Any, _Context]:
-    """The value of a function, and what its backward is given."""
-    context = _Context(args)
-    if cls.setup_context is torch.autograd.Function.setup_context:
-        return cls.forward(context, *args), context
-    value = cls.forward(*args)
-    cls.setup_context(context, tuple(args), value)
-    return value, context
-
-
-def _factors(cls: Any, context: _Context, dy: torch.Tensor) -> list[torch.Tensor | None]:
-    """What the backward makes of a gradient, for each argument."""
-    answer = cls.backward(context, dy)
-    return list(answer) if isinstance(answer, (tuple, list)) else [answer]
+def _as_forward(cls: Any, args: Sequence[Any]) -> Any:
+    return call_forward(cls, args)[0]
 
 
 def _with_factors(cls: Any, args: Sequence[Any]) -> torch.Tensor:
-    constants = [a.detach() if _is_float(a) else a for a in args]
-    value, context = _forward(cls, constants)
+    constants = [a.detach() if is_float(a) else a for a in args]
+    value, context = call_forward(cls, constants)
     result: torch.Tensor = value.detach()
-    factors = _factors(cls, context, torch.ones_like(value))
+    factors = call_backward(cls, context, torch.ones_like(value))
     for argument, constant, factor in zip(args, constants, factors):
-        if factor is not None and _is_float(argument):
+        if factor is not None and is_float(argument):
             result = result + (argument - constant) * factor
     return result
 
@@ -120,20 +101,20 @@ def _is_local(cls: Any, args: Sequence[Any]) -> bool:
     with torch.no_grad():
         constants = [a.detach().clone() if isinstance(a, torch.Tensor) else a for a in args]
         try:
-            value, _ = _forward(cls, constants)
-            if not _is_float(value):
+            value, _ = call_forward(cls, constants)
+            if not is_float(value):
                 return False
             trace = make_fx(_backward_alone(cls, constants))(torch.ones_like(value))
         except Exception:  # whatever it needs, it is not this kind of function
             return False
-    shapes = [tuple(a.shape) if _is_float(a) else None for a in constants]
+    shapes = [tuple(a.shape) if is_float(a) else None for a in constants]
     return _is_linear(trace.graph, tuple(value.shape), shapes)
 
 
 def _backward_alone(cls: Any, args: Sequence[Any]) -> Callable[[torch.Tensor], Any]:
     def backward(dy: torch.Tensor) -> Any:
-        _, context = _forward(cls, args)
-        return _factors(cls, context, dy)
+        _, context = call_forward(cls, args)
+        return call_backward(cls, context, dy)
 
     return backward
 

@@ -6,6 +6,7 @@ Functions take the outermost module of an export, whose tensors have the names t
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -69,6 +70,44 @@ def split_merged(proto: onnx.ModelProto, flat: torch.nn.Module) -> None:
         tensor.CopyFrom(present[source])
         tensor.name = own
         graph.initializer.append(tensor)
+
+
+def drop_zero_biases(proto: onnx.ModelProto) -> None:
+    """Leave out the bias of zeros that the dynamo exporter gives to convolutions without one.
+
+    In three dimensions it has a shape that no bias may have, and onnxruntime refuses the model.
+    """
+    graph = proto.graph
+    makers = {name: node for node in graph.node for name in node.output}
+    biased = [n for n in graph.node if n.op_type == "Conv" and len(n.input) == 3]
+    unread = [n.input.pop() for n in biased if _is_zeros(n.input[2], makers)]
+    _remove_unread(graph, unread, makers)
+
+
+def _is_zeros(name: str, makers: Mapping[str, onnx.NodeProto]) -> bool:
+    """Whether a value is a zero constant, maybe of another type and expanded."""
+    node = makers.get(name)
+    while node is not None and node.op_type in ("Expand", "Cast", "CastLike"):
+        node = makers.get(node.input[0])
+    if node is None or node.op_type != "Constant" or node.attribute[0].name != "value":
+        return False
+    return not onnx.numpy_helper.to_array(node.attribute[0].t).any()
+
+
+def _remove_unread(
+    graph: onnx.GraphProto, names: list[str], makers: Mapping[str, onnx.NodeProto]
+) -> None:
+    """Remove the nodes that made some values, and what only they needed."""
+    reads = Counter(name for each in graph_protos(graph) for n in each.node for name in n.input)
+    reads.update(output.name for output in graph.output)
+    waiting = list(dict.fromkeys(names))
+    while waiting:
+        node = makers.get(waiting.pop())
+        if node is None or any(reads[name] for name in node.output):
+            continue
+        graph.node.remove(node)
+        reads.subtract(node.input)
+        waiting += [name for name in node.input if not reads[name]]
 
 
 def separate_outputs(proto: onnx.ModelProto) -> None:

@@ -100,11 +100,12 @@ def whole_proto(model: onnx.ModelProto | str | os.PathLike[str]) -> onnx.ModelPr
 
 
 def _bindings(entries: list[onnx.StringStringEntryProto], field: str) -> dict[str, str]:
-    names = [e.key for e in entries]
-    twice = [n for n in names if names.count(n) > 1]
-    if twice:
-        raise TrainingInfoError(f"{field} replaces {twice[0]!r} more than once.")
-    return {e.key: e.value for e in entries}
+    bindings: dict[str, str] = {}
+    for entry in entries:
+        if entry.key in bindings:
+            raise TrainingInfoError(f"{field} replaces {entry.key!r} more than once.")
+        bindings[entry.key] = entry.value
+    return bindings
 
 
 def _combined(proto: onnx.ModelProto, algorithm: onnx.GraphProto) -> onnx.ModelProto:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import gc
+import json
 import weakref
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -321,3 +324,34 @@ def test_ort_value_cache() -> None:
 def test_public_names() -> None:
     for name in ("TrainingAgent", "OrtModuleGraphBuilder", "OrtModuleGraphBuilderConfiguration"):
         assert getattr(onnxtrain, name) is getattr(training, name)
+
+
+def packed(model: onnx.ModelProto | bytes) -> str:
+    content = model if isinstance(model, bytes) else model.SerializeToString()
+    return base64.b64encode(zlib.compress(content)).decode()
+
+
+def names_a_file() -> onnx.ModelProto:
+    model, _ = mlp()
+    tensor = model.graph.initializer.add(name="q", data_type=1, dims=[4])
+    tensor.data_location = onnx.TensorProto.EXTERNAL
+    tensor.external_data.add(key="location", value="/etc/passwd")
+    return model
+
+
+HALVES = {
+    "no JSON": "{",
+    "a list": "[]",
+    "nothing packed": '{"forward": "", "backward": ""}',
+    "no model": json.dumps({"forward": packed(b"junk"), "backward": ""}),
+    "cut off": json.dumps({"forward": packed(b"junk" * 9)[:20], "backward": ""}),
+    "300 MB in 400 kB": json.dumps({"forward": packed(bytes(300_000_000)), "backward": ""}),
+    "a file of somebody else's": json.dumps({"forward": packed(names_a_file()), "backward": ""}),
+    "nested": "[" * 100_000,
+}
+
+
+@pytest.mark.parametrize("name", HALVES)
+def test_halves_in_metadata_are_not_trusted(name: str) -> None:
+    with pytest.raises(ModelError, match=r"onnxtrain\.partition"):
+        graph_builder.embedded({"onnxtrain.partition": HALVES[name]})

@@ -6,6 +6,7 @@ from . import conv as conv
 from . import deform as deform
 from . import einsum as einsum
 from . import elementwise as elementwise
+from . import fake_quantize as fake_quantize
 from . import gridsample as gridsample
 from . import indexing as indexing
 from . import linear as linear

@@ -10,7 +10,7 @@ import numpy as np
 
 from ...graph import OpBuilder, Tensor
 from ._index import line
-from .windows import Axis
+from .windows import Axis, cell_positions
 
 
 def back_along(op: OpBuilder, dy: Tensor, matrix: Tensor, axis: int, rank: int) -> Tensor:
@@ -27,16 +27,6 @@ def back_along(op: OpBuilder, dy: Tensor, matrix: Tensor, axis: int, rank: int) 
 def along(op: OpBuilder, x: Tensor, matrix: Tensor, axis: int, rank: int) -> Tensor:
     """``A·x`` along one axis of `x`, which has `rank` axes."""
     return back_along(op, x, op.transpose(matrix, 1, 0), axis, rank)
-
-
-def cell_positions(op: OpBuilder, axis: Axis) -> Tensor:
-    """Where the elements of each window lie in the image: INT64 (windows, kernel)."""
-    within = np.arange(axis.kernel, dtype=np.int64)[None] * axis.dilation
-    if isinstance(axis.windows, int) and isinstance(axis.begin, int):
-        starts = np.arange(axis.windows)[:, None] * axis.stride - axis.begin
-        return op.const((starts + within).astype(np.int64))
-    first = op.Unsqueeze(line(op, axis.windows), [1]) * axis.stride - axis.begin
-    return op.Add(first, op.const(within))
 
 
 def membership(op: OpBuilder, axis: Axis, like: Tensor) -> Tensor:

@@ -9,10 +9,9 @@ from typing import Any
 from ...graph import OpBuilder, Tensor
 from ..registry import gradient
 from ._index import Size, dim, vector
-from .axis_maps import cell_positions
 from .conv import bias_gradient
 from .sampling import Reader, inside_only, linear_taps
-from .windows import Axis, axes_of, kernel_of, quotient
+from .windows import Axis, axes_of, cell_positions, kernel_of, quotient
 
 
 @gradient("DeformConv")

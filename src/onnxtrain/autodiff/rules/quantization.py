@@ -42,14 +42,14 @@ def quantize_linear(
     axis: int = 1,
     block_size: int = 0,
 ) -> Any:
-    step = op.Cast(_along(op, scale, x, axis, block_size), to=x.dtype)
+    step = op.Cast(along_axis(op, scale, x, axis, block_size), to=x.dtype)
     code = op.Round(x / step)
     if zero_point is not None:
-        code = code + op.Cast(_along(op, zero_point, x, axis, block_size), to=x.dtype)
+        code = code + op.Cast(along_axis(op, zero_point, x, axis, block_size), to=x.dtype)
     low, high = _range(y.dtype)
     inside = op.And(op.GreaterOrEqual(code, low), op.LessOrEqual(code, high))
     dx = op.Where(inside, op.Cast(dy, to=x.dtype) / step, 0)
-    return dx, _collected(op, -dx * (x / step), scale, x, axis, block_size)
+    return dx, collected(op, -dx * (x / step), scale, x, axis, block_size)
 
 
 @gradient("DequantizeLinear", stops=(2,), straight_through=True, note=ESTIMATOR)
@@ -66,9 +66,9 @@ def dequantize_linear(
 ) -> Any:
     code = op.Cast(x, to=scale.dtype)
     if zero_point is not None:
-        code = code - op.Cast(_along(op, zero_point, x, axis, block_size), to=scale.dtype)
-    dx = dy * _along(op, scale, x, axis, block_size)
-    return dx, _collected(op, dy * code, scale, x, axis, block_size)
+        code = code - op.Cast(along_axis(op, zero_point, x, axis, block_size), to=scale.dtype)
+    dx = dy * along_axis(op, scale, x, axis, block_size)
+    return dx, collected(op, dy * code, scale, x, axis, block_size)
 
 
 @gradient_multi("DynamicQuantizeLinear", straight_through=True, note=DYNAMIC)
@@ -151,7 +151,7 @@ FLOAT8 = {
 }
 
 
-def _along(op: OpBuilder, p: Tensor, x: Tensor, axis: int, block_size: int) -> Tensor:
+def along_axis(op: OpBuilder, p: Tensor, x: Tensor, axis: int, block_size: int) -> Tensor:
     """A scale or zero point, per tensor, per axis or per block, in a shape that meets x."""
     if p.rank == 0 or p.static_shape == (1,):
         return p
@@ -168,10 +168,8 @@ def _along(op: OpBuilder, p: Tensor, x: Tensor, axis: int, block_size: int) -> T
     return op.Slice(repeated, [0], vector(op, dim(op, x, axis)), [axis])
 
 
-def _collected(
-    op: OpBuilder, t: Tensor, p: Tensor, x: Tensor, axis: int, block_size: int
-) -> Tensor:
-    """What belongs to each entry of a scale, summed: the opposite of `_along`."""
+def collected(op: OpBuilder, t: Tensor, p: Tensor, x: Tensor, axis: int, block_size: int) -> Tensor:
+    """What belongs to each entry of a scale, summed: the opposite of `along_axis`."""
     t = t if t.dtype == p.dtype else op.Cast(t, to=p.dtype)
     if p.rank == 0 or p.static_shape == (1,):
         total = op.ReduceSum(t, keepdims=0)

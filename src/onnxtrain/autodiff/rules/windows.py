@@ -8,16 +8,19 @@ becomes a few operations on shapes at run time.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from ...errors import ModelError
 from ...graph import OpBuilder, Tensor
-from ._index import Size, dim, vector
+from ._index import Size, dim, line, vector
 
 TO_END = np.iinfo(np.int64).max
+FEW_OFFSETS = 49
+"""Up to this many positions in the kernel, windows are cut out by a slice per position."""
 
 
 @dataclass(frozen=True)
@@ -178,8 +181,32 @@ def _stop(axis: Axis, start: int) -> int | None:
     return None
 
 
+def cell_positions(op: OpBuilder, axis: Axis) -> Tensor:
+    """Where the elements of each window lie in the image: INT64 (windows, kernel)."""
+    within = np.arange(axis.kernel, dtype=np.int64)[None] * axis.dilation
+    if isinstance(axis.windows, int) and isinstance(axis.begin, int):
+        starts = np.arange(axis.windows)[:, None] * axis.stride - axis.begin
+        return op.const((starts + within).astype(np.int64))
+    first = op.Unsqueeze(line(op, axis.windows), [1]) * axis.stride - axis.begin
+    return op.Add(first, op.const(within))
+
+
 def columns(op: OpBuilder, x: Tensor, axes: Sequence[Axis]) -> Tensor:
     """All windows of (N, C, *image) as (N, C, kernel elements, windows): im2col."""
     padded = pad_image(op, x, axes, 2)
+    if math.prod(a.kernel for a in axes) > FEW_OFFSETS:
+        return _gathered(op, padded, axes)
     flat = [op.Reshape(at_offset(op, padded, axes, o, 2), [0, 0, 1, -1]) for o in offsets_of(axes)]
     return flat[0] if len(flat) == 1 else op.Concat(*flat, axis=2)
+
+
+def _gathered(op: OpBuilder, padded: Tensor, axes: Sequence[Axis]) -> Tensor:
+    """`columns` of a padded image, with one node per axis: the kernel's size is no matter."""
+    for i, axis in enumerate(axes):
+        cells = cell_positions(op, replace(axis, begin=0))  # (windows, kernel)
+        by_offset = op.transpose(cells, 1, 0) if cells.const is None else op.const(cells.const.T)
+        padded = op.Gather(padded, by_offset, axis=2 + 2 * i)
+    if len(axes) > 1:
+        kernel = [2 + 2 * i for i in range(len(axes))]
+        padded = op.transpose(padded, 0, 1, *kernel, *(k + 1 for k in kernel))
+    return op.Reshape(padded, [0, 0, math.prod(a.kernel for a in axes), -1])

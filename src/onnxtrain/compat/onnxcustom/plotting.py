@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 
 from ...drawing.layout import arrange_with_types
-from ...drawing.scene import Box, Line, Scene, Text, beside
+from ...drawing.scene import Arrow, Line, Scene, Shape, Text, beside
 from ...errors import OnnxTrainError
 from .onnx_helper import as_proto
 
@@ -209,11 +209,13 @@ def _on_axes(pictures: list[Scene], ax: Any, show: bool) -> Any:
     return ax
 
 
-def _on_axis(axis: Any, shape: Line | Box | Text) -> None:
+def _on_axis(axis: Any, shape: Shape) -> None:
     """One shape; matplotlib counts upwards."""
     if isinstance(shape, Line):
         xs, ys = zip(*shape.points)
         axis.plot(xs, [-y for y in ys], color=shape.colour, linewidth=0.8)
+    elif isinstance(shape, Arrow):
+        axis.plot(shape.tip[0], 2 - shape.tip[1], marker="v", color=shape.colour, markersize=2)
     elif isinstance(shape, Text):
         anchor = {"start": "left", "middle": "center", "end": "right"}[shape.anchor]
         weight = "bold" if shape.bold else "normal"

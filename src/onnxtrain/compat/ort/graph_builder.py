@@ -16,9 +16,12 @@ import onnx_ir as ir
 from ...compile import Plan, differentiate, forward_model, gradients
 from ...errors import ModelError, StateError, UnknownNameError
 from ...graph import load, to_proto
+from ...graph.io import parsed
+from ...graph.sound import check_sound
 from ...passes.draws import draw_from_counter
 from ...passes.partition import Partition, partition
 from ...passes.schedule import schedule
+from ...runtime.files.readfile import ALLOWED_BYTES, GROWTH
 from .fields import Fields
 
 METADATA = "onnxtrain.partition"
@@ -370,12 +373,29 @@ def embedded(metadata: Any) -> Partition | None:
     text = metadata.get(METADATA)
     if text is None:
         return None
-    packed = json.loads(text)
-    forward, backward = (
-        onnx.load_from_string(zlib.decompress(base64.b64decode(packed[half])))
-        for half in ("forward", "backward")
-    )
-    return Partition(forward, backward, list(packed["saved"]), list(packed["outputs"]))
+    try:
+        packed = json.loads(text)
+        forward, backward = (_unpacked(packed[half]) for half in ("forward", "backward"))
+        names = [[str(name) for name in packed[key]] for key in ("saved", "outputs")]
+    except (ModelError, ValueError, TypeError, LookupError, RecursionError, zlib.error) as error:
+        raise ModelError(
+            f"The model's metadata {METADATA!r} do not hold its two halves ({error}). Use the "
+            "bytes of OrtModuleGraphBuilder.get_gradient_model() as they are."
+        ) from error
+    return Partition(forward, backward, *names)
+
+
+def _unpacked(text: str) -> onnx.ModelProto:
+    """A model that was compressed; one that grows beyond all proportion is refused."""
+    data = base64.b64decode(text)
+    decoder = zlib.decompressobj()
+    content = decoder.decompress(data, max(GROWTH * len(data), ALLOWED_BYTES))
+    if not decoder.eof:
+        raise ValueError("cut off, or far larger than what a model grows to")
+    model = parsed(content, "the half of a model")
+    if check_sound(model, "the half of a model"):
+        raise ValueError("they name other files")
+    return model
 
 
 def _embed(proto: onnx.ModelProto, parts: Partition) -> None:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import indexing, loops, movement, normalization, sampling, windows
+from . import elementwise, indexing, loops, movement, normalization, sampling, windows
 
 OPS: list[Any] = [
-    *indexing.OPS, *loops.OPS, *movement.OPS, *normalization.OPS, *sampling.OPS, *windows.OPS,
+    *elementwise.OPS, *indexing.OPS, *loops.OPS, *movement.OPS, *normalization.OPS, *sampling.OPS,
+    *windows.OPS,
 ]  # fmt: skip

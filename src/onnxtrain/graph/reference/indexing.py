@@ -1,4 +1,4 @@
-"""GatherElements and AffineGrid for `onnx.reference`."""
+"""GatherElements, OneHot and AffineGrid for `onnx.reference`."""
 
 from __future__ import annotations
 
@@ -36,4 +36,16 @@ class AffineGrid(OpRun):
         return (np.einsum("nij,...j->n...i", theta, positions.astype(theta.dtype)),)
 
 
-OPS = [AffineGrid, GatherElements]
+class OneHot(OpRun):
+    def _run(self, indices: Any, depth: Any, values: Any, axis: int = -1) -> Any:
+        count = int(np.asarray(depth).item())  # a scalar, or a tensor with one element
+        axis %= indices.ndim + 1
+        classes = np.arange(count).reshape(
+            [-1 if i == axis else 1 for i in range(indices.ndim + 1)]
+        )
+        numbers = np.asarray(indices, np.int64)
+        chosen = np.expand_dims(np.where(numbers < 0, numbers + count, numbers), axis)
+        return (np.where(chosen == classes, values[1], values[0]).astype(values.dtype),)
+
+
+OPS = [OneHot, AffineGrid, GatherElements]

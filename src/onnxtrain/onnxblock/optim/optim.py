@@ -229,6 +229,18 @@ class Adam(_Named):
     _recipe = "adam"
 
 
+class AdamW8bit(_Named):
+    """See `onnxtrain.optim.adamw_8bit` for the arguments."""
+
+    _recipe = "adamw_8bit"
+
+
+class Adam8bit(_Named):
+    """See `onnxtrain.optim.adam_8bit` for the arguments."""
+
+    _recipe = "adam_8bit"
+
+
 class Lamb(_Named):
     """See `onnxtrain.optim.lamb` for the arguments."""
 

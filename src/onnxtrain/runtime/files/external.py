@@ -30,7 +30,7 @@ from typing import Any
 
 from ...errors import ExternalDataError, MissingFileError, ModelFileError
 from .dtypes import BY_ONNX, STRING
-from .wire import MAX_FIELDS, Message
+from .wire import MAX_FIELDS, Chunk, Later, Message
 
 EXTERNAL = 1
 """The value of ``TensorProto.data_location`` for data in another file."""
@@ -38,6 +38,8 @@ SHARED = 2**24
 """Tensors may share bytes of a file (tied weights). All together may have twice what their files
 have, and this much: a model of a few kilobytes must not grow to gigabytes."""
 MAX_NESTING = 64
+READ_LATER = 2**20
+"""Bytes from which on data are read only when they are written."""
 KEYS = {"location", "offset", "length", "checksum", "basepath"}
 """What ONNX defines; onnxruntime adds ``prepacked_…``. The last two, and those, are not used."""
 _PREPACKED = "prepacked_"
@@ -404,16 +406,43 @@ def resolve(model: Message, folder: str | os.PathLike[str] | None, where: str) -
 
 def embed(
     model: Message, folder: str | os.PathLike[str] | None, where: str
-) -> list[tuple[Message, bytes]]:
-    """Put all external data into the model; gives the tensors and their data."""
+) -> list[tuple[Message, Chunk | Later]]:
+    """Put all external data into the model; gives the tensors and their data.
+
+    Large data are not read before the model is written, and then tensor by tensor.
+    """
     data = DataFolder(folder, where)
-    embedded: list[tuple[Message, bytes]] = []
+    embedded: list[tuple[Message, Chunk | Later]] = []
     for tensor in external_tensors(model):
-        content = data.read(reference_of(tensor, where), size_of(tensor, where))
+        reference, nbytes = reference_of(tensor, where), size_of(tensor, where)
+        length = data.locate(reference, nbytes).length
+        small = length < READ_LATER
+        content = data.read(reference, nbytes) if small else _FileData(data, reference, length)
         tensor.drop(13).drop(14)
         tensor.replace(9, [content])
         embedded.append((tensor, content))
     return embedded
+
+
+@dataclass(frozen=True)
+class _FileData:
+    """What a model keeps in another file, read when it is asked for, with all checks."""
+
+    folder: DataFolder
+    reference: Reference
+    length: int
+
+    def __len__(self) -> int:
+        return self.length
+
+    def read(self) -> bytes:
+        """The data, if the file still is what it was."""
+        return self.folder.read(self.reference, self.length)
+
+
+def external_size(model: Message, where: str) -> int:
+    """Bytes that tensors of a model have in other files, as it says."""
+    return sum(reference_of(t, where).length or 0 for t in external_tensors(model))
 
 
 def may_be_external(model: Message) -> bool:

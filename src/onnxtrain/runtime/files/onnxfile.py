@@ -19,7 +19,7 @@ from . import external
 from .atomic import write_atomically
 from .readfile import read_regular
 from .sound import check_model
-from .wire import MAX_FIELDS, Message
+from .wire import MAX_FIELDS, Chunk, Later, Message
 
 D = TypeVar("D", int, None)
 
@@ -310,7 +310,12 @@ class ModelFile:
         external.refer(tensor, file, offset, size)
         self.graph.add(5, tensor)
 
-    def embed_external(self) -> list[tuple[Message, bytes]]:
+    @property
+    def external_size(self) -> int:
+        """Bytes of the constants that lie beside the model."""
+        return 0 if self.folder is None else external.external_size(self.message, self.where)
+
+    def embed_external(self) -> list[tuple[Message, Chunk | Later]]:
         """Put the data of constants that lie beside the model into it; gives both."""
         embedded = external.embed(self.message, self.folder, self.where)
         self.folder = None

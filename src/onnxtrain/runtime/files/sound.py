@@ -10,19 +10,16 @@ from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeAlias
 
 from ...errors import ModelFileError
 from .dtypes import MAX_RANK, is_shape
 from .external import MAX_NESTING
+from .growth import Key, check_growth, key_of
 from .wire import Message
 
 MAX_NODES = 200_000
 """Nodes after all functions are put in the place of their calls: twenty times the largest seen."""
 MAX_CALL_DEPTH = 200
-Key: TypeAlias = "tuple[str, str, str]"
-"""A function: domain, name, overload."""
-_DEFAULT_DOMAINS = {"", "ai.onnx"}
 
 
 @dataclass(frozen=True)
@@ -130,12 +127,14 @@ def check_model(model: Message, where: str) -> None:
             present = [k for k in _DATA_FIELDS if tensor.has(k)]
             data = {_DATA_FIELDS[k]: 0 for k in present}
             check_tensor(tensor.string(8), tensor.integers(1), data, None, where)
-    functions: dict[Key, Callable[[], Body]] = {}
+    functions: dict[Key, Message] = {}
     for function in model.messages(25):
         key = key_of(function.string(10), function.string(1), function.string(13))
         refuse_second(key, functions, where)
-        functions[key] = partial(_body, [function], 7)
-    check_functions(functions, partial(_body, graphs, 1), where)
+        functions[key] = function
+    bodies = {key: partial(_body, [function], 7) for key, function in functions.items()}
+    check_functions(bodies, partial(_body, graphs, 1), where)
+    check_growth(model, functions, where)
 
 
 def _check_count(kind: str, count: int, limit: int, where: str) -> None:
@@ -150,11 +149,6 @@ def refuse_second(key: Key, functions: Container[Key], where: str) -> None:
             f"{where}: the function {key[1]!r} is defined twice, and readers do not agree which "
             "one counts. Save the model again."
         )
-
-
-def key_of(domain: str, name: str, overload: str) -> Key:
-    """A function's key; the standard domain has two spellings."""
-    return ("" if domain in _DEFAULT_DOMAINS else domain, name, overload)
 
 
 def _body(owners: Iterable[Message], number: int) -> Body:

@@ -10,7 +10,7 @@ model with large weights is never copied before it is written, and what is not u
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from ...errors import ModelFileError
 
@@ -18,8 +18,20 @@ VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 COPIED_BYTES = 4096
 """Fields up to this size are copied; larger ones are views of what was read."""
 
+
+@runtime_checkable
+class Later(Protocol):
+    """Bytes that are read when they are written, so that they need not be in memory before."""
+
+    def __len__(self) -> int:
+        """How many there are."""
+
+    def read(self) -> bytes:
+        """The bytes."""
+
+
 Chunk: TypeAlias = "bytes | memoryview"
-Value: TypeAlias = "int | bytes | memoryview | Message"
+Value: TypeAlias = "int | bytes | memoryview | Message | Later"
 """An integer (VARINT), raw bytes (the others), or a message that has been opened."""
 MAX_FIELDS = 100_000
 """Of a model beside its graph: operator sets, functions, metadata."""
@@ -78,7 +90,7 @@ class Message:
             if isinstance(value, Message):
                 submessages.append(value)
                 continue
-            if isinstance(value, int) or wire != BYTES:
+            if not isinstance(value, bytes | memoryview) or wire != BYTES:
                 raise ModelFileError(f"damaged protobuf data: field {number} is not a message")
             opened = Message.parse(value)
             self.fields[index] = (field, wire, opened)
@@ -136,7 +148,7 @@ class Message:
         self.fields = [f for f in self.fields if f[0] != number]
         return self
 
-    def add(self, number: int, value: int | str | bytes | memoryview | Message) -> Message:
+    def add(self, number: int, value: Value | str) -> Message:
         """Append a field: an integer, a string, raw bytes or a submessage."""
         if isinstance(value, int):
             self.fields.append((number, VARINT, value & 0xFFFFFFFFFFFFFFFF))
@@ -150,9 +162,7 @@ class Message:
         self.fields.append((number, FIXED32, value))
         return self
 
-    def replace(
-        self, number: int, values: Sequence[int | str | bytes | memoryview | Message]
-    ) -> None:
+    def replace(self, number: int, values: Sequence[Value | str]) -> None:
         """Put `values` where the fields with this number were (at the end if there were none)."""
         where = next((i for i, f in enumerate(self.fields) if f[0] == number), len(self.fields))
         before, after = self.fields[:where], self.fields[where:]
@@ -165,7 +175,15 @@ class Message:
 
     def size(self) -> int:
         """Number of bytes that `chunks` gives."""
-        return sum(map(len, self.chunks()))
+        total = 0
+        for number, wire, value in self.fields:
+            total += len(_encode(number << 3 | wire))
+            if isinstance(value, int):
+                total += len(_encode(value))
+                continue
+            size = value.size() if isinstance(value, Message) else len(value)
+            total += size + (len(_encode(size)) if wire == BYTES else 0)
+        return total
 
     def chunks(self) -> Iterator[Chunk]:
         """The encoded message in pieces; large raw data is passed through, not copied."""
@@ -174,15 +192,12 @@ class Message:
             if isinstance(value, int):
                 yield key + _encode(value)
             elif isinstance(value, Message):
-                body = list(value.chunks())
-                yield key + _encode(sum(map(len, body)))
-                yield from body
-            elif wire == BYTES:
-                yield key + _encode(len(value))
-                yield value
+                yield key + _encode(value.size())
+                yield from value.chunks()
             else:
-                yield key
-                yield value
+                yield key + _encode(len(value)) if wire == BYTES else key
+                content: Any = value
+                yield content.read() if hasattr(content, "read") else content
 
     def encode(self) -> bytes:
         """The encoded message."""
@@ -231,7 +246,7 @@ _ONE_BYTE = [bytes([n]) for n in range(0x80)]
 
 
 def _text(value: Value) -> str:
-    if isinstance(value, int | Message):
+    if not isinstance(value, bytes | memoryview):
         raise ModelFileError("damaged protobuf data: text was expected")
     try:
         return bytes(value).decode()

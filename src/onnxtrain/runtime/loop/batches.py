@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,57 @@ class Batches:
     def epoch(self, number: int, skip: int = 0) -> Iterator[list[Any]]:
         """The batches of one pass, the first `skip` of them left out."""
         raise NotImplementedError
+
+    def part(self, rank: int, count: int, *, ordered: bool) -> Batches | None:
+        """What one of several processes trains on, as `Part`, without the rows of the others.
+
+        Args:
+            rank: number of the process.
+            count: of processes.
+            ordered: whether the order of the rows matters.
+
+        Returns:
+            None if batches can only be made whole and then be cut.
+        """
+        del rank, count, ordered
+        return None
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint remembers beside the seed, the epoch and the batch: JSON-ready."""
+        return {}
+
+    def check_state(self, saved: Mapping[str, Any]) -> None:
+        """Refuse to go on from a checkpoint that remembers something else."""
+
+
+class Part(list[Any]):
+    """A process's part of a batch: arrays in the order of the model's inputs.
+
+    Args:
+        values: the arrays.
+        rows: rows of this part, may be 0.
+        total: rows of the batch, over all processes.
+    """
+
+    def __init__(self, values: Iterable[Any], rows: int, total: int) -> None:
+        super().__init__(values)
+        self.rows, self.total = rows, total
+
+
+@runtime_checkable
+class DataSet(Protocol):
+    """Data that make their own batches, such as `onnxtrain.data.Stream`."""
+
+    def batches(
+        self,
+        names: Sequence[str],
+        batch_size: int,
+        *,
+        shuffle: bool = False,
+        seed: int = 0,
+        drop_last: bool = False,
+    ) -> Batches:
+        """Batches in the order of the model's inputs."""
 
 
 class ArrayBatches(Batches):
@@ -138,8 +189,10 @@ def make_batches(
     """Recognise what `data` is: a tuple, dict or single array is a data set, the rest batches."""
     if isinstance(data, Batches):
         return data
+    if isinstance(data, DataSet):
+        return data.batches(names, batch_size, shuffle=shuffle, seed=seed, drop_last=drop_last)
     if isinstance(data, Mapping):
-        _check(data, names)
+        check_names(data, names)
         arrays = [to_array(data[n]) for n in names]
         return ArrayBatches(arrays, batch_size, shuffle, seed, drop_last)
     if is_array(data):
@@ -159,14 +212,15 @@ def make_batches(
 def ordered(batch: Any, names: Sequence[str]) -> list[Any]:
     """One batch as a list in the order of the model's inputs."""
     if isinstance(batch, Mapping):
-        _check(batch, names)
+        check_names(batch, names)
         return [to_array(batch[n]) for n in names]
     if isinstance(batch, tuple | list):
         return [to_array(v) for v in batch]
     return [to_array(batch)]
 
 
-def _check(values: Mapping[str, Any], names: Sequence[str]) -> None:
+def check_names(values: Mapping[str, Any], names: Sequence[str]) -> None:
+    """Refuse data that lack one of the model's inputs."""
     missing = [n for n in names if n not in values]
     if missing:
         raise InputError(f"The data have no {missing}; the model takes {', '.join(names)}.")

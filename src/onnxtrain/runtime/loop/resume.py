@@ -21,6 +21,7 @@ class Position:
     sums: tuple[float, int]
     history: dict[str, list[float]]
     callbacks: list[tuple[str, dict[str, Any]]]
+    data: dict[str, Any]
 
     @classmethod
     def parse(cls, saved: Mapping[str, Any]) -> Position:
@@ -36,6 +37,9 @@ class Position:
         callbacks = saved.get("callbacks", [])
         if not isinstance(callbacks, list) or not all(map(_is_callback, callbacks)):
             raise _damaged("callbacks", callbacks)
+        data = saved.get("data", {})
+        if not isinstance(data, dict):
+            raise _damaged("data", data)
         return cls(
             whole_in(saved, "epoch"),
             whole_in(saved, "batch"),
@@ -43,6 +47,7 @@ class Position:
             (float(sums[0]), whole_in({"sums": sums[1]}, "sums")),
             {name: list(values) for name, values in history.items()},
             [(entry["name"], entry["state"]) for entry in callbacks],
+            data,
         )
 
 

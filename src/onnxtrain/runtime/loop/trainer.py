@@ -65,7 +65,8 @@ class Trainer(OneProcess):
         scheduler_interval: ``"step"`` or ``"epoch"``: what the schedule counts.
             `ReduceLROnPlateau` always counts epochs.
         metrics: names or `Metric` objects, computed on validation data.
-        accumulate: micro-batches per update; their gradients are averaged.
+        accumulate: micro-batches per update; the mean of their gradients counts each by its labels
+            that do (or by its rows), so that it is the gradient of all of them as one batch.
         clip_norm: limit of the global gradient norm, instead of the optimizer model's own.
         device: where to run, see `Module`.
         session_options: onnxruntime's options; what they leave alone, onnxtrain chooses.
@@ -137,6 +138,7 @@ class Trainer(OneProcess):
         self.history = History()
         self._seed, self._sums = 0, (0.0, 0)
         self._refused: NonFiniteError | None = None
+        self._source = Batches()
         self._eval_model = eval_model
         self._session_options = self.group.session_options(session_options)
         self._device = Device(device, providers)
@@ -158,6 +160,7 @@ class Trainer(OneProcess):
         prefix: str = "",
         *,
         checkpoint: str | os.PathLike[str] | None = None,
+        latest: str | os.PathLike[str] | None = None,
         **options: Any,
     ) -> Trainer:
         """A trainer for the files that `generate_artifacts` wrote into a directory.
@@ -166,11 +169,16 @@ class Trainer(OneProcess):
             directory: where the artifacts are.
             prefix: of their names.
             checkpoint: a checkpoint to start from, instead of the one in the directory.
+            latest: a checkpoint that is taken if it is there: the one that `SaveCheckpoint` writes,
+                for a job that is started again after a failure; see `resume="auto"` of `fit`.
             options: as for `Trainer`.
         """
         folder = Path(directory)
         if not folder.is_dir():
             raise FileNotFoundError(f"There is no directory {str(folder)!r}.")
+
+        if latest is not None and Path(latest).exists():
+            checkpoint = latest
 
         def optional(name: str) -> str | None:
             path = folder / f"{prefix}{name}.onnx"
@@ -204,13 +212,14 @@ class Trainer(OneProcess):
         seed: int = 0,
         drop_last: bool = False,
         progress: bool = True,
-        resume: bool = False,
+        resume: bool | Literal["auto"] = False,
     ) -> History:
         """Train.
 
         Args:
             data: a tuple of arrays in the order of the model's inputs (targets last), a dict by
-                name, or an iterable of batches such as a torch DataLoader.
+                name, an `onnxtrain.data.Stream` of files that are larger than memory, or an
+                iterable of batches such as a torch DataLoader.
             epochs: passes over the data; with `resume`, those before included.
             batch_size: rows per step, for arrays.
             validation_data: like `data`; evaluated after every epoch.
@@ -221,7 +230,9 @@ class Trainer(OneProcess):
                 always do; a warning says so.
             progress: show a line per epoch.
             resume: go on where the checkpoint was written, bit for bit, with the same data and
-                arguments; or, after a `NonFiniteError`, behind the batch that was no good.
+                arguments; or, after a `NonFiniteError`, behind the batch that was no good. "auto"
+                begins anew if the checkpoint was not written during a fit: what a job needs that is
+                started again after a failure.
 
         Returns:
             Loss, learning rate, validation loss and metrics, by epoch.
@@ -258,14 +269,17 @@ class Trainer(OneProcess):
         seed: int,
         drop_last: bool,
         progress: bool,
-        resume: bool,
+        resume: bool | Literal["auto"],
     ) -> History:
+        if resume not in (True, False, "auto"):
+            raise ValueError(f"resume is True, False or 'auto', not {resume!r}.")
         hooks = [c if isinstance(c, Callback) else EveryEpoch(c) for c in callbacks]
         hooks += [Progress()] if progress and self.group.is_main else []
         hooks.sort(key=lambda h: isinstance(h, SaveCheckpoint))  # it saves the others' state too
         self._seed, self.epoch, self.batch, self._sums = seed, 0, 0, (0.0, 0)
-        if resume:
-            self._resume(hooks)
+        saved = dict[str, Any]()
+        if resume is True or (resume and self._resumable):
+            saved = self._resume(hooks)
         else:
             self.history = History()
             if self._refused is not None:  # this fit does not go on behind the batch
@@ -281,6 +295,8 @@ class Trainer(OneProcess):
             seed=self._seed,
             drop_last=drop_last or fixed is not None,
         )
+        source.check_state(saved)
+        self._source = source
         if fixed is not None and isinstance(source, ArrayBatches):
             source.check_whole(fixed, drop_last=drop_last)
         self.batches, self.stop = source.size, False
@@ -477,6 +493,7 @@ class Trainer(OneProcess):
             "seed": self._seed,
             "sums": list(self._sums),
             "history": dict(self.history),
+            "data": self._source.state(),
             "callbacks": [
                 {"name": type(h).__name__, "state": h.state_dict()}
                 for h in getattr(self, "_hooks", [])
@@ -484,7 +501,8 @@ class Trainer(OneProcess):
             ],
         }
 
-    def _resume(self, hooks: Sequence[Callback]) -> None:
+    def _resume(self, hooks: Sequence[Callback]) -> dict[str, Any]:
+        """Take over what the checkpoint remembers; gives what it says about the data."""
         saved = self._resumable
         if not saved:
             raise StateError(
@@ -502,6 +520,7 @@ class Trainer(OneProcess):
         self._seed, self._sums = position.seed, position.sums
         self.history = History(position.history)
         self._resumable = {}
+        return position.data
 
     @exclusive
     def snapshot(self) -> list[Array]:

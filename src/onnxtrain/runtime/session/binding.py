@@ -301,6 +301,20 @@ class UserSide:
             for index, labels in self.check.labels_at
         )
 
+    def weight(self, values: Sequence[Any]) -> int:
+        """How many elements a batch's mean loss is the mean of: labels that count, or rows."""
+        for index, labels in self.check.labels_at:
+            if index < len(values):  # too few of them are told when they are fed
+                return labels.counted(np.asarray(values[index]))
+        return len(values[0]) if values and np.ndim(values[0]) else 1
+
+    def weight_per_row(self, values: Sequence[Any]) -> int:
+        """How many of these elements a row has if none is ignored."""
+        for index, labels in self.check.labels_at:
+            if index < len(values):
+                return labels.per_row(np.asarray(values[index]))
+        return 1
+
     def ordered(self, args: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
         """Positional and named values in the order of the inputs."""
         values = list(args)

@@ -6,6 +6,7 @@ labels are large numbers, so one maximum tells whether all labels are classes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -84,6 +85,13 @@ class ClassLabels:
             f"Input {self.input!r} has the label {value} in {row}{where}, and labels are {most}"
             f"{besides}{rest}. {remedy}"
         )
+
+    def per_row(self, labels: Array) -> int:
+        """How many labels of a row are compared, those that are ignored included."""
+        sizes = list(labels.shape[1:])
+        if self.skip and sizes:
+            sizes[0] = max(0, sizes[0] - self.skip)
+        return math.prod(sizes)
 
     def counted(self, labels: Array) -> int:
         """How many labels are compared, those that are ignored left out."""

@@ -20,7 +20,8 @@ from .sharing import GlobalLock
 SPINNING = "session.force_spinning_stop"
 FOLDER = "session.model_external_initializers_file_folder_path"
 ALLOCATORS = "session.use_env_allocators"
-NEUTRAL = {SPINNING: "0", FOLDER: "", ALLOCATORS: "0"}
+PREPACKING = "session.disable_prepacking"
+NEUTRAL = {SPINNING: "0", FOLDER: "", ALLOCATORS: "0", PREPACKING: "0"}
 """What onnxruntime takes for our settings where there are none; it cannot forget one."""
 BUSY = (SPINNING, "session.intra_op.allow_spinning", "session.inter_op.allow_spinning")
 """Settings that say whether idle threads spin."""

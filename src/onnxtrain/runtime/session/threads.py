@@ -160,6 +160,7 @@ def training_options(artifact: Artifact, options: Any, *, spin: bool = False) ->
     return session_options(
         options,
         folder=artifact.folder,
+        constants=artifact.model.external_size,
         weights_change=weights_change(artifact),
         pattern=False,
         spin=spin,

@@ -57,6 +57,10 @@ class Artifact:
         described = self.model.described(KEY) or {}
         return _names(self.model, described, "model_outputs") or self.user_outputs[1:]
 
+    def gradient_of(self, parameter: str) -> str:
+        """The name of a parameter's gradient; the usual one where the description is silent."""
+        return self.gradients.get(parameter, f"{parameter}_grad")
+
     def infos(self, names: Sequence[str], *, outputs: bool = False) -> list[ValueInfo]:
         """Types and shapes of inputs (or outputs) by name."""
         values = self.model.outputs if outputs else self.model.inputs
@@ -209,7 +213,7 @@ def drop_accumulation(artifact: Artifact) -> None:
     named = (*trainable, *artifact.user_inputs)  # some models accumulate gradients of inputs too
     buffers = {f"{n}_grad.accumulation.buffer" for n in named} | {RESET}
     model.drop_nodes(lambda n: n.name.startswith(ACCUMULATION))
-    gradients = [artifact.gradients.get(p, f"{p}_grad") for p in trainable]
+    gradients = [artifact.gradient_of(p) for p in trainable]
     states = list(artifact.states.values())
     like = {**dict(zip(gradients, trainable)), **{v: k for k, v in artifact.states.items()}}
     model.set_outputs([*artifact.user_outputs, *gradients, *states], like)

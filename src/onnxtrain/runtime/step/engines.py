@@ -73,6 +73,9 @@ class OneGraphEngine(Engine):
 class TwoPartEngine(Engine):
     """Gradients of some micro-batches, then an update from their mean.
 
+    Each micro-batch counts by the labels in it that do, or by its rows, so that the mean is the
+    gradient of all of them as one batch: Σ nᵢ·gᵢ ÷ Σ nᵢ.
+
     Args:
         module: computes the gradients.
         optimizer: updates the parameters.
@@ -84,7 +87,7 @@ class TwoPartEngine(Engine):
         self._step = module.gradient_step
         self.training_state, self.input_names = self._step.state, module.input_names()
         self.fixed_batch = self._step.user.fixed_batch
-        self._pending = 0
+        self._pending, self._total, self._weight = 0, 0, 0
 
     @property
     def step_count(self) -> int:
@@ -93,26 +96,51 @@ class TwoPartEngine(Engine):
 
     def run(self, values: Sequence[Any]) -> tuple[float, int]:
         """One micro-batch."""
+        if self.accumulate == 1:
+            self.module.lazy_reset_grad()
+            result = self.module(*values)
+            self.optimizer.step()
+            return measured(result if isinstance(result, tuple) else [result], values)
         if self._pending == 0:
             self.module.lazy_reset_grad()
+        weight = self._step.user.weight(values)
+        self._weigh(weight)
         result = self.module(*values)
+        self._total += weight
         self._pending += 1
         if self._pending == self.accumulate:
             self.finish()
-        elif self.module.check_finite:
+        elif self.module.check_finite and not self.optimizer.scales_loss:
             self.optimizer.check_gradients()
-        return measured(result if isinstance(result, tuple) else [result], values)
+        loss, _ = measured(result if isinstance(result, tuple) else [result], values)
+        return loss, weight
+
+    def _weigh(self, weight: int) -> None:
+        """Make room for gradients of another weight: those there are have `_weight` to come.
+
+        Where no label counts the gradient is 0 whatever its weight.
+        """
+        if not weight or weight == self._weight:
+            return
+        if self._total:
+            gradients = self._step.gradients
+            gradients.pull()
+            for buffer in gradients.buffers.values():
+                buffer.data *= buffer.data.dtype.type(self._weight / weight)
+            gradients.push()
+        self._weight = weight
 
     def finish(self) -> tuple[float, int]:
         """Update from what is gathered; `run` has told all losses."""
         if self._pending:
-            self.optimizer.apply(1.0 / self._pending)
-            self._pending = 0
+            scale = self._weight / self._total if self._total else 1.0
+            self.forget()
+            self.optimizer.apply(scale)
         return 0.0, 0
 
     def forget(self) -> None:
         """Drop micro-batches that an interrupted training left behind."""
-        self._pending = 0
+        self._pending, self._total, self._weight = 0, 0, 0
 
     def nothing_counts(self, values: Sequence[Any]) -> bool:
         """Whether every label of a batch is ignored."""

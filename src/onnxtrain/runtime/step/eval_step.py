@@ -56,7 +56,9 @@ class EvalStep(Step):
         state.need_values()
         check_state(self.artifact, state)
         model = ModelFile.load(self.source)  # checked again: the file may be another one by now
-        options = session_options(self.user_options, folder=model.folder)
+        options = session_options(
+            self.user_options, folder=model.folder, constants=model.external_size
+        )
         binding = Binding(device.session(model.encode(), options), device)
         binding.user_outputs(self.user.outputs)
         binding.labels = self.user.labels

@@ -68,7 +68,10 @@ class Evaluator(OneProcess, Step):
         self.fixed_batch = self.user.fixed_batch
         self.state, self.device = state, device
         self._share(state.lock)
-        session = device.session(model.encode(), session_options(options, folder=artifact.folder))
+        chosen_options = session_options(
+            options, folder=artifact.folder, constants=model.external_size
+        )
+        session = device.session(model.encode(), chosen_options)
         self._binding = Binding(session, device)
         self._binding.user_outputs(self.user.outputs)
         for name in artifact.parameters:

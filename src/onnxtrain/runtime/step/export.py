@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ from ...errors import ModelFileError, UnknownNameError
 from ..files import external
 from ..files.atomic import write_atomically
 from ..files.onnxfile import ModelFile, Node, Source, captures, tensor_type
-from ..files.wire import Message
+from ..files.wire import Chunk, Later, Message
 from ..session.binding import HOST
 from ..session.devices import session_options
 from ..session.feeds import ORT_TYPES
@@ -113,11 +114,12 @@ def _to_identity(node: Node, used: set[str]) -> bool:
 def add_output_types(model: ModelFile) -> None:
     """Give outputs that the file says nothing about the type that onnxruntime infers."""
     bare = [m for m in model.graph.messages(12) if not m.has(2)]
-    if not bare or model.message.size() > LIMIT:  # too large to ask; a type is not mandatory
+    if not bare:
         return
     options = session_options()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = HOST.session(model.encode(), options)  # asked for types only: computes no constants
+    with _large_constants_as_inputs(model):  # asked for types only: computes no constants
+        session = HOST.session(model.encode(), options)
     inferred = {o.name: o for o in session.get_outputs()}
     for message in bare:
         output = inferred[message.string(1)]
@@ -126,27 +128,43 @@ def add_output_types(model: ModelFile) -> None:
             message.add(2, tensor_type(number, output.shape))
 
 
+@contextlib.contextmanager
+def _large_constants_as_inputs(model: ModelFile) -> Iterator[None]:
+    """Constants that have not been read yet are inputs of their types and shapes meanwhile."""
+    fields = model.graph.fields
+    later = [t for t in model.graph.messages(5) if any(isinstance(f[2], Later) for f in t.fields)]
+    gone = {id(tensor) for tensor in later}
+    model.graph.fields = [f for f in model.graph.fields if id(f[2]) not in gone]
+    for tensor in later:
+        kind = tensor_type(tensor.integer(2), tensor.integers(1))
+        model.graph.add(11, Message().add(1, tensor.string(8)).add(2, kind))
+    try:
+        yield
+    finally:
+        model.graph.fields = fields
+
+
 def _write_external(
     model: ModelFile,
     state: TrainingState,
     parameters: Sequence[str],
     target: Path,
-    constants: Sequence[tuple[Message, bytes]],
+    constants: Sequence[tuple[Message, Chunk | Later]],
 ) -> None:
     """Weights to ``<file>.data``, first; the model that names them, second."""
     file = f"{target.name}.data"
-    chunks: list[tuple[int, memoryview]] = []
+    chunks: list[tuple[int, Chunk | Later]] = []
     end = 0
 
-    def place(data: memoryview) -> int:
+    def place(data: Chunk | Later) -> int:
         nonlocal end
-        start = end + -end % (4096 if data.nbytes >= 2**20 else 64)
+        start = end + -end % (4096 if len(data) >= 2**20 else 64)
         chunks.append((start - end, data))
-        end = start + data.nbytes
+        end = start + len(data)
         return start
 
     for tensor, data in constants:
-        external.refer(tensor, file, place(memoryview(data)), len(data))
+        external.refer(tensor, file, place(data), len(data))
     for name in parameters:
         spec = state.store_of(name).specs[name]
         values = state.store_of(name).view(name).reshape(-1)
@@ -159,7 +177,7 @@ def _write_external(
     def padded() -> Iterator[bytes | memoryview]:
         for padding, data in chunks:
             yield bytes(padding)
-            yield data
+            yield data if isinstance(data, bytes | memoryview) else data.read()
 
     write_atomically(target.with_name(file), padded())
     model.write(target)

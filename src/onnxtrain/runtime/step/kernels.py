@@ -35,8 +35,10 @@ elements take one thread, whose caches are warm from the backward pass."""
 class Kernel:
     """The update of one optimizer over a chunk of the flat buffers."""
 
-    def __init__(self, name: str, hyper: Mapping[str, Any], clip: float | None) -> None:
-        self.name, self.hyper = name, hyper
+    def __init__(
+        self, name: str, hyper: Mapping[str, Any], clip: float | None, is_packed: bool = False
+    ) -> None:
+        self.name, self.hyper, self.is_packed = name, hyper, is_packed
         self.limit = np.float32(math.inf if clip is None else clip)
 
     def __call__(
@@ -68,9 +70,14 @@ class Kernel:
         keep = f(f(1.0) - shrink)
         if late:
             size = f(size * keep)
+        numbers = (f(b1), f(1.0 - b1), f(b2), f(1.0 - b2), shift, size, keep, l2, scale32,
+                   self.limit)  # fmt: skip
+        if self.is_packed:
+            adam = _compiled("adam_int8", params.size >= PARALLEL)
+            adam(params, gradients, *states, dither(step), *numbers)
+            return
         adam = _compiled("adam", params.size >= PARALLEL)
-        adam(params, gradients, *states, f(b1), f(1.0 - b1), f(b2), f(1.0 - b2), shift, size, keep,
-             l2, scale32, self.limit)  # fmt: skip
+        adam(params, gradients, *states, *numbers)
 
     def _sgd(
         self,
@@ -115,6 +122,35 @@ def find(description: Mapping[str, Any], size: int) -> Kernel | None:
     return Kernel(name, hyper, clip)
 
 
+PACKED = {"first_order_moments": "I8", "second_order_moments": "U8"}
+"""Types of the states that the packed kernel knows."""
+
+
+def find_packed(description: Mapping[str, Any], size: int) -> Kernel | None:
+    """The kernel for Adam with moments of 8 bits; None means: run the graph."""
+    name, hyper = description.get("name"), description.get("hyper")
+    if name not in {"AdamW", "Adam"} or not isinstance(hyper, Mapping) or not available():
+        return None
+    expected = [part for state in PACKED for part in (state, f"{state}.scale")]
+    fits = description.get("state_types") == PACKED and description.get("states") == expected
+    if size < COMPILED_PARAMETERS or not fits or any(k not in hyper for k in ("betas", "eps")):
+        return None
+    clip = (description.get("clip") or {}).get("value")
+    return Kernel(name, hyper, clip, is_packed=True)
+
+
+def dither(step: int) -> Array:
+    """What is added to codes of 8 bits before they are cut off; see `onnxtrain.optim.packed`."""
+    moved = step * GOLDEN
+    u = PLACES + np.float32(moved - math.floor(moved))
+    return np.asarray(u - np.floor(u), np.float32)
+
+
+BLOCK, GOLDEN = 256, 0.6180339887498949
+PLACES = ((np.arange(BLOCK) * 0.7548776662466927) % 1.0).astype(np.float32)
+"""Those of `onnxtrain.optim.packed`; a test compares."""
+
+
 def runs_alone(size: int) -> bool:
     """Whether updates of so many parameters take one thread, if their optimizer has a kernel."""
     return COMPILED_PARAMETERS <= size < PARALLEL and available()
@@ -129,11 +165,12 @@ def available() -> bool:
 
 @functools.cache
 def _compiled(name: str, parallel: bool) -> Update:
-    vector, number = np.zeros(0, np.float32), np.float32(0.0)
+    number = np.float32(0.0)
     vectors, numbers, flags = OPERANDS[name]
     with preparing("compiling the update with numba"):
         kernel = _form(name, parallel)
-        kernel(*[vector] * vectors, *[number] * numbers, *[False] * flags)
+        empty = [np.zeros(0, kind) for kind in vectors]
+        kernel(*empty, *[number] * numbers, *[False] * flags)
     return _one_at_a_time(kernel) if parallel else kernel
 
 
@@ -141,7 +178,7 @@ def _form(name: str, parallel: bool) -> Update:
     """A kernel as numba compiles it."""
     import numba
 
-    source = {"adam": _adam, "sgd": _sgd, "momentum": _momentum}[name]
+    source = {"adam": _adam, "adam_int8": _adam_int8, "sgd": _sgd, "momentum": _momentum}[name]
     # prange is only known to numba inside the function it compiles. Both forms need a name of
     # their own: numba's cache on disk would take one for the other.
     known = {**source.__globals__, "prange": numba.prange if parallel else range}
@@ -169,8 +206,14 @@ def _one_at_a_time(kernel: Update) -> Update:
     return run
 
 
-OPERANDS = {"adam": (4, 10, 0), "sgd": (2, 4, 0), "momentum": (3, 6, 1)}
-"""How many vectors, numbers and flags a kernel takes, in that order."""
+F32 = np.float32
+OPERANDS: dict[str, tuple[tuple[Any, ...], int, int]] = {
+    "adam": ((F32,) * 4, 10, 0),
+    "adam_int8": ((F32, F32, np.int8, F32, np.uint8, F32, F32), 10, 0),
+    "sgd": ((F32,) * 2, 4, 0),
+    "momentum": ((F32,) * 3, 6, 1),
+}
+"""The types of the vectors, and how many numbers and flags a kernel takes, in that order."""
 
 prange: Any = range
 
@@ -188,6 +231,46 @@ def _adam(p, g, m, v, b1, c1, b2, c2, shift, size, keep, l2, scale, limit):  # t
         m[i] = first
         v[i] = second
         p[i] = keep * w + size * (first / (np.sqrt(second) + shift))
+
+
+def _adam_int8(p, g, mc, ms, vc, vs, u, b1, c1, b2, c2, shift, size, keep, l2, scale, limit):  # type: ignore[no-untyped-def]
+    one = np.float32(1.0)
+    m_unit, v_unit = one / np.float32(127.0), one / np.float32(255.0)
+    tiny, most_m, most_v = np.float32(1e-37), np.float32(127.0), np.float32(255.0)
+    for block in prange(ms.size if p.size else 0):
+        first = np.empty(256, np.float32)
+        second = np.empty(256, np.float32)
+        begin = block * 256
+        count = min(256, p.size - begin)
+        m_old, v_old = ms[block], vs[block]
+        m_most = np.float32(0.0)
+        v_most = np.float32(0.0)
+        for j in range(count):
+            i = begin + j
+            w = p[i]
+            gradient = min(max(g[i] * scale, -limit), limit) + l2 * w
+            m_part = np.float32(mc[i]) * m_unit
+            m_part = m_part * m_part * m_part * abs(m_part)
+            v_part = np.float32(vc[i]) * v_unit
+            v_part = v_part * v_part
+            v_part = v_part * v_part
+            m = b1 * (m_part * m_old) + c1 * gradient
+            v = b2 * (v_part * v_part * v_old) + c2 * (gradient * gradient)
+            first[j] = m
+            second[j] = v
+            m_most = max(m_most, abs(m))
+            v_most = max(v_most, v)
+            p[i] = keep * w + size * (m / (np.sqrt(v) + shift))
+        m_over, v_over = max(m_most, tiny), max(v_most, tiny)
+        for j in range(count):
+            i = begin + j
+            m, v = first[j], second[j]
+            code = min(np.floor(np.sqrt(np.sqrt(abs(m) / m_over)) * most_m + u[j]), most_m)
+            mc[i] = np.int8(code if m > 0 else -code)
+            code = np.floor(np.sqrt(np.sqrt(np.sqrt(v / v_over))) * most_v + u[j])
+            vc[i] = np.uint8(min(max(code, one if v > 0 else np.float32(0.0)), most_v))
+        ms[block] = m_most
+        vs[block] = v_most
 
 
 def _sgd(p, g, rate, decay, scale, limit):  # type: ignore[no-untyped-def]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from ...errors import CheckpointError, InputError
+from ...errors import CheckpointError, InputError, NonFiniteError
 from ...hyper import check_limit, check_rate
 from ..files.dtypes import F32
 from ..files.onnxfile import Source
 from ..session.sharing import OneProcess, exclusive
 from ..state.buffers import TensorSpec, TensorStore
 from ..state.training_state import OptimizerState, TrainingState
+from .loss_scale import SMALLEST, LossScale
 from .module import Module
 from .update import OptimizerFile, SequenceUpdate, Update, load_optimizer, make_update
 from .watched import Watch
@@ -51,6 +52,7 @@ class Optimizer(OneProcess):
         self._clip_norm: float | None = None
         self._limit = self._file.clip_norm
         self._update: Update | SequenceUpdate | None = None
+        self._loss_scale: LossScale | None = None
         self._pending_rate: float | None = None
         with self._lock:
             if not self._state.is_nominal:
@@ -67,6 +69,11 @@ class Optimizer(OneProcess):
             if state.nominal is not None:
                 state.need_values()
             update = self._update or self._prepare()
+            if self._loss_scale is not None:
+                if not self._are_finite(self._loss_scale):
+                    return
+                scale /= self._loss_scale.value
+                self._loss_scale.grow()
             if state.write_back is not None:
                 state.write_back()
             memory, step = state.optimizer or self._memory, self._step
@@ -79,6 +86,22 @@ class Optimizer(OneProcess):
             if checks or step.draws is not None:
                 step.updated()
             memory.step += 1
+
+    @property
+    def scales_loss(self) -> bool:
+        """Whether gradients are those of a scaled loss, so that not finite ones are no mistake."""
+        return self._loss_scale is not None
+
+    def _are_finite(self, loss_scale: LossScale) -> bool:
+        """Whether gradients can be used; otherwise they are dropped, and the scale is halved."""
+        try:
+            self._watch.check_gradients()
+        except NonFiniteError:
+            if loss_scale.value <= SMALLEST:
+                raise  # not the scale's doing
+            loss_scale.shrink()
+            return False
+        return True
 
     @exclusive
     def check_gradients(self) -> float:
@@ -150,6 +173,7 @@ class Optimizer(OneProcess):
         if self._pending_rate is not None:
             memory.learning_rate = self._pending_rate
         names = step.artifact.trainable
+        self._loss_scale = LossScale.of(state.frozen)
         self._update = make_update(self._file, state, step.device, step.user_options, names)
         if self._update.is_session:
             step.sessions.stop_spinning()
@@ -176,7 +200,7 @@ def attach(state: TrainingState, file: OptimizerFile, reset: bool = False) -> Op
         memory.step, memory.learning_rate = old.step, old.learning_rate
     for kind in file.states:
         specs = {
-            n: TensorSpec(n, s.type, file.state_shape(kind, n, s.shape))
+            n: TensorSpec(n, file.state_type(kind), file.state_shape(kind, n, s.shape))
             for n, s in trainable.specs.items()
         }
         store = old.states.get(kind) if old is not None else None
@@ -187,7 +211,8 @@ def attach(state: TrainingState, file: OptimizerFile, reset: bool = False) -> Op
             )
         if store is not None and store.specs != specs:
             raise CheckpointError(
-                f"The checkpoint's {kind!r} do not have the shapes this optimizer needs."
+                f"The checkpoint's {kind!r} do not have the shapes or types this optimizer needs. "
+                "Use the optimizer model it was trained with, or give reset=True."
             )
         if store is None:
             store = TensorStore(specs.values(), layout=trainable.layout)

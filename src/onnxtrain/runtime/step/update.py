@@ -15,7 +15,7 @@ from ...errors import ModelFileError
 from ...hyper import check_amount, check_limit, check_rate
 from ...operators import ELEMENTWISE
 from ..describe import check_optimizer
-from ..files.dtypes import F32
+from ..files.dtypes import BY_CODE, F32, ElementType
 from ..files.onnxfile import ModelFile, Source, uses
 from ..files.predecessor import converted_optimizer, kind_of
 from ..session.binding import Binding
@@ -70,6 +70,16 @@ class OptimizerFile:
     def weight_decay(self) -> float:
         """The decay of parameters without a group."""
         return float((self.description.get("hyper") or {}).get("weight_decay") or 0.0)
+
+    def state_type(self, kind: str) -> ElementType:
+        """Element type in which a state is stored."""
+        types = self.description.get("state_types") or {}
+        return BY_CODE[types.get(kind, "F32")]
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether a state is stored in another type than float32."""
+        return bool(self.description.get("state_types"))
 
     def state_shape(self, kind: str, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Shape of a parameter's state; that of the parameter unless described otherwise."""
@@ -256,11 +266,21 @@ class Update:
         self._views: list[tuple[int, list[Array]]] | None = None
         self._scratch: dict[str, TensorStore] = {}
         self._kernels = self._find_kernels()
+        self._packed = self._find_packed_kernels()
 
     @property
     def is_session(self) -> bool:
         """Whether onnxruntime runs it, with threads of its own."""
-        return self._kernels is None
+        return self._kernels is None and self._packed is None
+
+    def _find_packed_kernels(self) -> list[kernels.Kernel] | None:
+        """The kernel of each group for moments of 8 bits; None if the graph runs."""
+        if not self.device.is_host or not self.file.is_packed:
+            return None
+        size = sum(b.data.size for b in self.params.buffers.values())
+        of_groups = [kernels.find_packed(group.rule.description, size) for group in self.groups]
+        some = [kernel for kernel in of_groups if kernel is not None]
+        return some if len(some) == len(self.groups) else None
 
     def _find_kernels(self) -> list[kernels.Kernel] | None:
         """The kernel of each group; None if one has none."""
@@ -280,6 +300,9 @@ class Update:
         if self._kernels is not None:
             self._run_kernels(self._kernels, step, scale)
             return
+        if self._packed is not None:
+            self._run_packed(self._packed, step, scale)
+            return
         self.step[0] = step
         if scale != self._scale:
             self._scale = self.scale[0] = scale
@@ -294,6 +317,18 @@ class Update:
             buffers = [store.buffers["F32"].data for store in stores]
             runs = _runs(self.params, self.groups)
             self._views = [(group, [b[a:z] for b in buffers]) for a, z, group in runs]
+        for group, views in self._views:
+            rate, decay = self.rates[group][0], self.decays[group][0]
+            of_groups[group](step, rate, decay, scale, *views)
+
+    def _run_packed(self, of_groups: list[kernels.Kernel], step: int, scale: float) -> None:
+        if self._views is None:
+            stores = (self.params, self.gradients, *self.states)
+            self._views = [
+                (c.group, [store.view(c.tensor).reshape(-1) for store in stores])
+                for c in self.chunks
+                if c.tensor is not None
+            ]
         for group, views in self._views:
             rate, decay = self.rates[group][0], self.decays[group][0]
             of_groups[group](step, rate, decay, scale, *views)
@@ -341,12 +376,13 @@ class Update:
                 binding.host_input(name, array)
         for name, store in {**stores, "gradients": self.gradients}.items():
             shape, pointer = _shape_and_pointer(store, chunk)
-            binding.input(name, F32, shape, pointer)
+            kind = F32 if chunk.tensor is None else store.specs[chunk.tensor].type
+            binding.input(name, kind, shape, pointer)
             if name == "gradients":
                 continue
             if name in self._scratch:
                 pointer = self._scratch[name].pointer("scratch")
-            binding.output(f"{name}.updated", F32, shape, pointer)
+            binding.output(f"{name}.updated", kind, shape, pointer)
         return binding
 
     def _copy_back(self, chunk: Chunk) -> None:

@@ -1,7 +1,7 @@
 /** Adapters in the page: what was trained alone, as files, and back from them. */
 import { adapterOf, loadOnnxAdapter, loadPeft, saveOnnxAdapter, savePeft, setAdapter, } from "../src/index.js";
 import { button, bytesOf, element, field, filesOf, offer } from "./dom.js";
-import { unzip, zip } from "./zip.js";
+import { orDamaged, unzip, zip } from "./zip.js";
 const WEIGHTS = "adapter_model.safetensors";
 const SETTINGS = "adapter_config.json";
 /** Bytes of an adapter's file. */
@@ -67,7 +67,9 @@ async function read(files) {
         if (file.name.endsWith(".onnx_adapter"))
             return loadOnnxAdapter(bytes);
         const isArchive = file.name.endsWith(".zip");
-        const members = isArchive ? await unzip(bytes, file.name) : [[file.name, bytes]];
+        const members = isArchive
+            ? await orDamaged(file.name, () => unzip(bytes, file.name))
+            : [[file.name, bytes]];
         for (const [name, content] of members)
             contents.set(name.split("/").at(-1), content);
     }

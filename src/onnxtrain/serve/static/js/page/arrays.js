@@ -1,5 +1,5 @@
 /** Arrays from files: NumPy's .npy and .npz, and CSV. */
-import { unzip } from "./zip.js";
+import { orDamaged, unzip } from "./zip.js";
 const READERS = {
     f4: (b) => new Float32Array(b),
     f8: (b) => new Float64Array(b),
@@ -15,6 +15,9 @@ const READERS = {
 };
 /** All arrays in a file, by name; the kind of file is told by its name's ending. */
 export async function readArrays(name, bytes) {
+    return orDamaged(name, () => read(name, bytes));
+}
+async function read(name, bytes) {
     const stem = name.replace(/\.[^.]*$/, "");
     if (name.endsWith(".npz"))
         return readNpz(bytes, name);

@@ -5,6 +5,19 @@ const LOCAL_HEADER = 0x04034b50;
 const STORED = 0;
 const DEFLATED = 8;
 const VERSION = 20;
+/** A file may grow so many times when it is unpacked, or to so many bytes; as in `readfile.py`. */
+const GROWTH = 200;
+const ALLOWED_BYTES = 2 ** 28;
+/** What reads a file that may be damaged in any way: errors that are not its own become one. */
+export async function orDamaged(name, work) {
+    try {
+        return await work();
+    }
+    catch (error) {
+        const isOurs = error instanceof Error && !(error instanceof RangeError || error instanceof TypeError);
+        throw isOurs ? error : new Error(`${name} is damaged.`);
+    }
+}
 /** The files in an archive, by name. */
 export async function unzip(bytes, name) {
     const view = new DataView(bytes.buffer, bytes.byteOffset, bytes.byteLength);
@@ -14,6 +27,7 @@ export async function unzip(bytes, name) {
     if (end < 0)
         throw new Error(`${name} is not a .${name.split(".").at(-1)} file.`);
     const found = new Map();
+    let allowed = Math.max(GROWTH * bytes.length, ALLOWED_BYTES);
     let at = view.getUint32(end + 16, true);
     for (let left = view.getUint16(end + 10, true); left > 0; left--) {
         if (view.getUint32(at, true) !== DIRECTORY_ENTRY)
@@ -27,7 +41,8 @@ export async function unzip(bytes, name) {
         if (method !== STORED && method !== DEFLATED)
             throw new Error(`${name}: unknown compression.`);
         const raw = bytes.subarray(start, start + packed);
-        const content = method === STORED ? raw : await inflate(raw, size);
+        const content = method === STORED ? raw : await inflate(raw, name, allowed);
+        allowed -= content.length;
         if (content.length !== size)
             throw new Error(`${name} is damaged: ${member} has another size.`);
         found.set(member, content);
@@ -35,20 +50,23 @@ export async function unzip(bytes, name) {
     }
     return found;
 }
-/** No more than the archive says: a small one could unfold without end. */
-async function inflate(bytes, size) {
+/** Unpack to so many bytes at most: a few kilobytes can hold gigabytes. */
+async function inflate(bytes, name, allowed) {
     const stream = new Blob([bytes.slice()]).stream();
     const reader = stream.pipeThrough(new DecompressionStream("deflate-raw")).getReader();
-    const parts = [];
-    for (let total = 0; total <= size;) {
-        const { done, value } = await reader.read();
-        if (done)
-            break;
-        parts.push(value);
-        total += value.length;
+    const chunks = [];
+    let size = 0;
+    for (let { done, value } = await reader.read(); !done; { done, value } = await reader.read()) {
+        if (value === undefined)
+            continue;
+        chunks.push(value);
+        size += value.length;
+        if (size <= allowed)
+            continue;
+        await reader.cancel();
+        throw new Error(`${name} holds ${GROWTH} times as much as it has: that is how bombs are made.`);
     }
-    void reader.cancel().catch(() => undefined);
-    return new Uint8Array(await new Blob(parts).arrayBuffer());
+    return new Uint8Array(await new Blob(chunks).arrayBuffer());
 }
 /** An archive of files as they are: adapters are small, and numbers hardly get smaller. */
 export function zip(files) {

@@ -1,5 +1,7 @@
 /** What a model may ask for, checked before onnxruntime gets it; `files/sound.py` does the same. */
 import { check, ModelFileError } from "./errors.js";
+import { checkGrowth } from "./growth.js";
+import { fields, numbers, text } from "./wire.js";
 /** Where in an ONNX file nodes and tensors can be: for each message, its fields by number. */
 const CHILDREN = {
     training: { 1: "graph", 2: "graph" },
@@ -22,8 +24,7 @@ const MAX_NESTING = 64;
 const MAX_CALLS = 200;
 const MAX_NODES = 200_000;
 const MAX_RANK = 64;
-const DECODER = new TextDecoder();
-const need = (isFine, text) => check(isFine, text, ModelFileError);
+const need = (isFine, problem) => check(isFine, problem, ModelFileError);
 /** What a graph or a function has: how many nodes, and how often it calls what. */
 class Body {
     constructor() {
@@ -42,21 +43,27 @@ class Body {
  */
 export function checkModel(model) {
     const main = new Body();
+    const graphs = [];
     const functions = new Map();
+    const bodies = new Map();
     for (const { number, value } of fields(model)) {
         const kind = OF_MODEL[number];
         if (typeof value === "number" || kind === undefined)
             continue;
         const body = kind === "function" ? new Body() : main;
         walk(value, kind, 0, body);
+        if (kind === "graph")
+            graphs.push(value);
         if (body === main)
             continue;
         const name = nameOf(value, kind);
         need(!functions.has(name), `The function "${shown(name)}" is defined twice.`);
         functions.set(name, body);
+        bodies.set(name, value);
     }
     if (functions.size)
         checkCalls(main, functions);
+    checkGrowth(graphs, bodies);
 }
 function walk(bytes, kind, depth, body) {
     need(depth <= MAX_NESTING, `Graphs are nested more than ${MAX_NESTING} deep.`);
@@ -97,8 +104,8 @@ function checkCalls(main, functions) {
         return size;
     };
     const total = sizeOf(main);
-    const text = `The model has ${total} nodes when functions are put in the place of their calls`;
-    need(total <= MAX_NODES, `${text}; ${MAX_NODES} are the most.`);
+    const problem = `The model has ${total} nodes when functions are put in the place of their calls`;
+    need(total <= MAX_NODES, `${problem}; ${MAX_NODES} are the most.`);
 }
 function checkTensor(bytes) {
     const kinds = new Set();
@@ -111,8 +118,8 @@ function checkTensor(bytes) {
         if (number !== DIMS)
             continue;
         for (const dim of numbers(value)) {
-            size *= dim || 1; // a negative number is read as one above 2 ** 63
-            const isShape = ++rank <= MAX_RANK && size < 2 ** 60;
+            size *= dim || 1;
+            const isShape = dim >= 0 && ++rank <= MAX_RANK && size < 2 ** 60;
             need(isShape, "A tensor of the model has a shape that none can have: the file is damaged.");
         }
     }
@@ -124,53 +131,10 @@ function nameOf(bytes, kind) {
     for (const { number, value } of fields(bytes)) {
         const place = NAMES[kind]?.indexOf(number) ?? -1;
         if (place >= 0 && typeof value !== "number")
-            parts[place] = DECODER.decode(value);
+            parts[place] = text(value);
     }
     if (parts[0] === "ai.onnx")
         parts[0] = "";
     return JSON.stringify(parts);
 }
 const shown = (name) => JSON.parse(name)[1];
-/** The numbers of a field that has one, or many of them packed. */
-function* numbers(value) {
-    if (typeof value === "number")
-        return yield value;
-    for (let at = 0; at < value.length;) {
-        const [number, behind] = varint(value, at);
-        at = behind;
-        yield number;
-    }
-}
-/** A whole number, and the place behind it. */
-function varint(bytes, at) {
-    let value = 0;
-    for (let scale = 1;; scale *= 128) {
-        const byte = bytes[at++];
-        check(byte !== undefined && scale < 2 ** 70, "The model is damaged.", ModelFileError);
-        value += (byte & 127) * scale;
-        if (byte < 128)
-            return [value, at];
-    }
-}
-/** The fields of a protobuf message: whole numbers, 0 for others, the bytes of all else. */
-function* fields(bytes) {
-    let at = 0;
-    const next = () => {
-        const [value, behind] = varint(bytes, at);
-        at = behind;
-        return value;
-    };
-    while (at < bytes.length) {
-        const key = next();
-        const [number, wire] = [Math.floor(key / 8), key % 8];
-        if (wire === 0) {
-            yield { number, value: next() };
-            continue;
-        }
-        const size = wire === 2 ? next() : { 1: 8, 5: 4 }[wire];
-        const fits = size !== undefined && size <= bytes.length - at;
-        check(fits, "The model is damaged.", ModelFileError);
-        yield { number, value: wire === 2 ? bytes.subarray(at, at + size) : 0 };
-        at += size;
-    }
-}
