@@ -47,7 +47,8 @@ FAST = (
     "tests/distributed/test_parts.py", "tests/flower/test_local.py", "tests/js/test_server.py",
     "tests/finite/test_clipping.py", "tests/conformance/test_page.py", "tests/losses",
     "tests/structure/test_one_of_each.py", "tests/faults/test_atomic.py", "tests/lora/test_lora.py",
-    "tests/training_info", "tests/golden", "tests/text", "tests/quant", "tests/drawing",
+    "tests/training_info", "tests/golden", "tests/text", "tests/quant", "tests/transfer",
+    "tests/streams", "tests/drawing",
 )  # fmt: skip
 """What ``test --fast`` runs, but for tests marked slow: all stages, and some of each front end."""
 VERSIONS = {"--lowest": "lowest", "--newest": "newest"}

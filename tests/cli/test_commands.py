@@ -477,7 +477,7 @@ def test_the_help_lists_all_optimizers(run, command):
 @pytest.mark.parametrize("names", [LOSSES, SCHEDULES, METRICS])
 def test_the_help_of_train_lists_all_names(run, names):
     said = " ".join(run("train", "--help").out.split())
-    assert f"One of {', '.join(names)}." in said
+    assert f"One of {', '.join(names)}" in said
 
 
 def test_the_learning_rate_has_two_names(run):

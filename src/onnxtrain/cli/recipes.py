@@ -48,7 +48,8 @@ SIMILARITY_LOSSES = {
 }
 """Losses between vectors of texts, by their names with ``--task sentence-similarity``."""
 OPTIMIZERS = (
-    "adamw", "adam", "sgd", "rmsprop", "adagrad", "adadelta", "lamb", "lion", "adafactor",
+    "adamw", "adam", "adamw_8bit", "adam_8bit", "sgd", "rmsprop", "adagrad", "adadelta", "lamb",
+    "lion", "adafactor",
 )  # fmt: skip
 """Names of `onnxtrain.optim.RECIPES`, for the help; the table itself takes an import of seconds."""
 SCHEDULES = ("constant", "cosine", "linear", "step", "exponential", "onecycle", "plateau")

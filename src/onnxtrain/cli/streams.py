@@ -33,7 +33,8 @@ def is_streamed(where: str, settings: Settings) -> bool:
     ending = os.path.splitext(where)[1].lower()
     if settings.stream and ending not in ENDINGS:
         raise UserError(f"--stream reads {', '.join(ENDINGS)} files, and --data is {where!r}.")
-    return settings.stream or ending in ALWAYS or (is_pattern(where) and ending in ENDINGS)
+    several = is_pattern(where) and not os.path.exists(where)
+    return settings.stream or ending in ALWAYS or (several and ending in ENDINGS)
 
 
 def read_stream(where: str, task: Task, settings: Settings) -> Dataset:

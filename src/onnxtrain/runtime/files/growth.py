@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from ...errors import ModelFileError
+from ...operators import BROADCASTING, KEEPS_SHAPE
 from .dtypes import MAX_RANK
 from .external import MAX_NESTING
 from .wire import Message
@@ -328,17 +329,9 @@ def _unsqueeze(node: Message, inputs: Sequence[Constant]) -> Constant | None:
 
 
 _WITH_GRAPHS = {"If", "Loop", "Scan", "SequenceMap"}
-_ELEMENTWISE = (
-    "Abs", "Ceil", "Cos", "Erf", "Exp", "Floor", "Log", "Neg", "Not", "Reciprocal", "Relu", "Round",
-    "Sigmoid", "Sign", "Sin", "Softmax", "Sqrt", "Tanh", "CumSum", "Trilu",
-)  # fmt: skip
-_BROADCAST = (
-    "Add", "And", "BitShift", "Div", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual",
-    "Max", "Mean", "Min", "Mod", "Mul", "Or", "Pow", "Sub", "Sum", "Where", "Xor",
-)  # fmt: skip
 _RULES: dict[str, Rule] = {
-    **dict.fromkeys(_ELEMENTWISE, _shape_only),
-    **dict.fromkeys(_BROADCAST, _broadcast),
+    **dict.fromkeys(KEEPS_SHAPE, _shape_only),
+    **dict.fromkeys(BROADCASTING | {"BitShift"}, _broadcast),
     "Cast": _cast,
     "Identity": _same,
     "Constant": _constant,
