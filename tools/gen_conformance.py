@@ -57,7 +57,8 @@ the point is a *kink*, and every slope between them is right. If the differences
 not with autograd, it is *torch* that is wrong. A formula that is right in float64 and not in
 float32 is off by *rounding*. A gradient that is lost beside the largest of its model must still be
 right by itself, to five percent. Parameters after three steps of AdamW, through the artifacts, must
-equal torch's. An ONNX model has no autograd to compare with: differences of a float64 twin decide.
+equal torch's. An ONNX model has no autograd to compare with: differences of a float64 twin decide,
+which onnxruntime computes where it has the kernels, and onnx's evaluator otherwise.
 
 What torch cannot export, what onnxruntime cannot run or runs to other results than torch, and what
 has no gradient in torch is not counted: *counted* are the cases that are left.

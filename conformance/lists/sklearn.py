@@ -6,6 +6,7 @@ gives is a step function of its input: its derivative is zero, and differences s
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -80,6 +81,8 @@ def case(name: str) -> OnnxCase:
 
     rng = np.random.default_rng(0)
     x = rng.uniform(0.1, 2.0, (ROWS, COLUMNS)).astype(np.float32)
+    if name == "KernelCenterer":
+        x = x @ x.T
     estimator = _made(name)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -87,7 +90,7 @@ def case(name: str) -> OnnxCase:
         plain = is_classifier(estimator) and name not in WITHOUT_ZIPMAP
         options = {id(estimator): {"zipmap": False}} if plain else None
         model = to_onnx(estimator, x[:1], target_opset={"": 18, "ai.onnx.ml": 3}, options=options)
-    feeds = {"X": rng.uniform(0.1, 2.0, (6, COLUMNS)).astype(np.float32)}
+    feeds = {"X": rng.uniform(0.1, 2.0, (6, x.shape[1])).astype(np.float32)}
     return OnnxCase(model, feeds, family=_family(estimator), exporter="skl2onnx")
 
 
@@ -104,7 +107,7 @@ def _made(name: str) -> Any:
     kind = _estimators()[name]
     settings = dict(SETTINGS.get(name, {}))
     inner = Ridge() if "Regress" in name else LogisticRegression()
-    wanted = kind.__init__.__code__.co_varnames
+    wanted = inspect.signature(kind).parameters
     if name in {"VotingClassifier", "VotingRegressor", "StackingClassifier", "StackingRegressor"}:
         settings["estimators"] = [("first", inner), ("second", type(inner)())]
         if name == "VotingClassifier":

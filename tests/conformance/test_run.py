@@ -86,3 +86,11 @@ def test_a_list_says_what_it_needs(tmp_path: Path) -> None:
     assert packages(helper) is None
     helper.write_text("PACKAGES: list[str] = []\n")
     assert packages(helper) == []
+
+
+def test_a_case_that_could_not_be_made_has_one_row(path: Path) -> None:
+    for outcome, exporter in [("not exported", ""), ("right", "a"), ("right", "b")]:
+        results.append(path, {"name": "n", "exporter": exporter, "outcome": outcome})
+    assert [r["exporter"] for r in results.read(path)] == ["a", "b"]
+    results.append(path, {"name": "n", "outcome": "not exported"})
+    assert [r["outcome"] for r in results.read(path)] == ["not exported"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
+import onnx.parser
 import onnxruntime
 import pytest
 from onnx import TensorProto, helper
@@ -130,3 +131,13 @@ def test_twice_differentiated(monkeypatch):
         session = onnxruntime.InferenceSession(second.SerializeToString())
         results += session.run([second.graph.output[-1].name], feeds_of(model, shape))
     np.testing.assert_allclose(*results, rtol=1e-4, atol=1e-4 * np.abs(results[1]).max())
+
+
+def test_one_image_of_open_length_stays_a_convolution():
+    """Its batch is known and its length is not: it may have any number of pixels."""
+    model = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["": 18]>
+        g (float[1, 3, L] x, float[1, 3, 1] w) => (float loss) {
+            y = Conv(x, w) s = Mul(y, y) loss = ReduceSum<keepdims = 0>(s) }""")
+    graded = onnxtrain.differentiate(model, wrt=["x", "w"], of="loss")
+    assert "Conv" in {node.op_type for node in graded.graph.node}

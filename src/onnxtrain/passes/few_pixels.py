@@ -43,11 +43,12 @@ def gives_few_pixels(node: ir.Node, named: Collection[str]) -> bool:
     shapes = [dims_of(value) for value in (image, weights, result)]
     if any(shape is None for shape in shapes):
         return False
-    x, w, y = ([d for d in shape or () if isinstance(d, int)] for shape in shapes)
-    rank = len(w) - 2
-    if len(w) != len(shapes[1] or ()) or len(x) <= rank or len(y) <= rank:
-        return False  # beside the number of rows all sizes have to be known
-    few = 0 < math.prod(y[-rank:]) <= FEW_PIXELS and math.prod(w[2:]) <= MOST_OFFSETS
+    # Beside the number of rows all sizes have to be known.
+    x, w, y = ([d for d in (shape or ())[1:] if isinstance(d, int)] for shape in shapes)
+    rank = len(shapes[1] or ()) - 2
+    if not len(x) == len(w) == len(y) == rank + 1 or not isinstance((shapes[1] or ())[0], int):
+        return False
+    few = 0 < math.prod(y[-rank:]) <= FEW_PIXELS and math.prod(w[1:]) <= MOST_OFFSETS
     return few and 0 not in (*x, *w)
 
 
