@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,18 @@ class Widened(TorchFunctionMode):
         wide = [torch.float64 if a is torch.float32 else a for a in args]
         named = {n: torch.float64 if a is torch.float32 else a for n, a in (kwargs or {}).items()}
         return func(*wide, **named)
+
+
+@contextlib.contextmanager
+def _in_float64() -> Iterator[None]:
+    """Float64 is also what a module gets where it names no type."""
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with Widened():
+            yield
+    finally:
+        torch.set_default_dtype(default)
 
 
 class TorchFunction:
@@ -76,7 +88,7 @@ class TorchFunction:
         args, kwargs = pytree.tree_unflatten(leaves, self._spec)
         parameters = {n: t for n, t in point.items() if n not in self.inputs}
         torch.manual_seed(0)
-        with Widened() if self.dtype == torch.float64 else contextlib.nullcontext():
+        with _in_float64() if self.dtype == torch.float64 else contextlib.nullcontext():
             result = functional_call(self.module, parameters, args, kwargs)
         return [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
 

@@ -20,6 +20,7 @@ class Narrow(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         steps = torch.arange(3).float() + torch.zeros(3, dtype=torch.float32) + self.table
+        torch.full((2,), torch.finfo(x.dtype).min)  # of the default type
         y = (x * self.weight).to(torch.float32).softmax(-1, dtype=torch.float32)
         return (y @ steps).exp()
 
