@@ -51,8 +51,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
 """Of the weights; activations have 8 bits where nothing is said."""
 RUNS: dict[str, dict[str, Any]] = {
     "digits": {"epochs": 6, "rate": 1e-3, "batch": 32},
-    "text direction": {"epochs": 4, "rate": 1e-3, "batch": 25},
-    "orientation": {"epochs": 2, "rate": 5e-4, "batch": 16},
+    "text direction": {"epochs": 1, "rate": 1e-3, "batch": 25},
+    "orientation": {"epochs": 1, "rate": 5e-4, "batch": 16},
     "file types": {"epochs": 1, "rate": 5e-4, "batch": 16},
 }
 

@@ -186,9 +186,18 @@ def api_page(module: str, source: Path) -> str:
     """Title, one sentence, and an entry per public name."""
     full = f"onnxtrain.{module}".rstrip(".")
     names = sorted(public_names(module, source), key=lambda name: rank(module, name))
-    entries = [f"::: {target}" for target in names]
+    entries = [f"::: {entry(name, source)}" for name in names]
     listed = [] if module else ["Elsewhere:", front_door(source)]
     return "\n\n".join([f"# {full}", API[module], contents(names), *listed, *entries]) + "\n"
+
+
+def entry(name: str, source: Path) -> str:
+    """What mkdocstrings is asked for; see `docstrings.SHADOWED`."""
+    last = name.rpartition(".")[2]
+    tree = ast.parse(source.read_text(encoding="utf-8"))
+    own = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
+    is_shadowed = source.name == "__init__.py" and source.with_name(f"{last}.py").is_file()
+    return f"{name}__function" if is_shadowed and last in own else name
 
 
 def rank(module: str, name: str) -> int:

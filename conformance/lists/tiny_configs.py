@@ -187,6 +187,8 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "lilt": {"channel_shrink_ratio": 2, "hidden_size": 48},
     "layoutlmv3": {"coordinate_size": 4, "shape_size": 8},
     "mobilevitv2": {"image_size": 64},
+    "sam": {"vision_config": {"num_pos_feats": WIDTH // 2}},
+    "sam_hq": {"vision_config": {"num_pos_feats": WIDTH // 2}},
     "zamba2": {
         "attention_hidden_size": 64,
         "attention_head_dim": 16,

@@ -66,7 +66,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
 LAYERS: dict[str, dict[str, tuple[int, ...]]] = {
     "resnext50_32x4d": _RESNET, "wide_resnet50_2": _RESNET, "fcn_resnet50": _BACKBONE,
     "fcos_resnet50_fpn": _BODY, "retinanet_resnet50_fpn": _BODY, "maskrcnn_resnet50_fpn": _BODY,
-    "keypointrcnn_resnet50_fpn": _BODY, "r3d_18": _RESNET, "r2plus1d_18": _RESNET,
+    "keypointrcnn_resnet50_fpn": _BODY, "r3d_18": _RESNET,
+    "r2plus1d_18": {**_RESNET, "layer4": ()},
     "efficientnet_b0": {f"features.{i}": (0, 1) for i in range(1, 8)},
     "efficientnet_v2_s": {f"features.{i}": (0, 1) for i in range(1, 7)},
     "convnext_tiny": {f"features.{i}": (0,) for i in (1, 3, 5, 7)},
@@ -74,6 +75,7 @@ LAYERS: dict[str, dict[str, tuple[int, ...]]] = {
 """What is left of rows of equal blocks."""
 
 SECOND_IMAGE = ("raft_small",)
+WIDEST_OF_MOBILENET = 960
 
 
 def names() -> list[str]:
@@ -109,6 +111,10 @@ def _made(name: str) -> torch.nn.Module:
         narrow(module.classifier, 4096, 64)
     if name == "s3d":
         module.avgpool = torch.nn.AvgPool3d(2, 1)  # its own is for images of 224
+    if name == "r2plus1d_18":
+        module.fc = torch.nn.Linear(256, CLASSES)
+    if name.startswith("deeplabv3"):
+        module.classifier = _narrow_head()
     if hasattr(module, "rpn"):
         return Regions(module)
     return Dense(module) if hasattr(module, "anchor_generator") else module
@@ -143,6 +149,18 @@ def _sized() -> dict[str, Make]:
             residual_with_cls_embed=False, rel_pos_embed=True, proj_after_attn=True,
         ),
     }  # fmt: skip
+
+
+def _narrow_head() -> torch.nn.Sequential:
+    """DeepLab's head with 32 channels; its own has 256."""
+    from torchvision.models.segmentation import deeplabv3
+
+    head = deeplabv3.DeepLabHead(WIDEST_OF_MOBILENET, CLASSES)
+    head[0] = deeplabv3.ASPP(WIDEST_OF_MOBILENET, [12, 24, 36], 32)
+    head[1] = torch.nn.Conv2d(32, 32, 3, padding=1, bias=False)
+    head[2] = torch.nn.BatchNorm2d(32)
+    head[4] = torch.nn.Conv2d(32, CLASSES, 1)
+    return head
 
 
 def _stages_of_mvit(block: Callable[..., Any]) -> list[Any]:

@@ -1,4 +1,5 @@
 /** Arrays from files: NumPy's .npy and .npz, and CSV. */
+import { orDamaged, unzip } from "./zip.js";
 
 export interface NdArray {
   readonly data: ArrayLike<number | bigint>;
@@ -25,12 +26,7 @@ const READERS: Record<string, (buffer: ArrayBuffer) => ArrayLike<number | bigint
 
 /** All arrays in a file, by name; the kind of file is told by its name's ending. */
 export async function readArrays(name: string, bytes: Uint8Array): Promise<Map<string, NdArray>> {
-  try {
-    return await read(name, bytes);
-  } catch (error) {
-    const isOurs = error instanceof Error && !(error instanceof RangeError || error instanceof TypeError);
-    throw isOurs ? error : new Error(`${name} is damaged.`);
-  }
+  return orDamaged(name, () => read(name, bytes));
 }
 
 async function read(name: string, bytes: Uint8Array): Promise<Map<string, NdArray>> {
@@ -81,57 +77,12 @@ function readTexts(buffer: ArrayBuffer, letters: number): string[] {
   });
 }
 
-const END_OF_DIRECTORY = 0x06054b50;
-const DIRECTORY_ENTRY = 0x02014b50;
-const STORED = 0;
-const DEFLATED = 8;
-/** A file may grow so many times when it is unpacked, or to so many bytes; as in `readfile.py`. */
-const GROWTH = 200;
-const ALLOWED_BYTES = 2 ** 28;
-
 async function readNpz(bytes: Uint8Array, name: string): Promise<Map<string, NdArray>> {
-  const view = new DataView(bytes.buffer, bytes.byteOffset, bytes.byteLength);
-  let end = bytes.length - 22;
-  while (end >= 0 && view.getUint32(end, true) !== END_OF_DIRECTORY) end -= 1;
-  if (end < 0) throw new Error(`${name} is not a .npz file.`);
   const found = new Map<string, NdArray>();
-  let allowed = Math.max(GROWTH * bytes.length, ALLOWED_BYTES);
-  let at = view.getUint32(end + 16, true);
-  for (let left = view.getUint16(end + 10, true); left > 0; left--) {
-    if (view.getUint32(at, true) !== DIRECTORY_ENTRY) throw new Error(`${name} is damaged.`);
-    const method = view.getUint16(at + 10, true);
-    const size = view.getUint32(at + 20, true);
-    const nameLength = view.getUint16(at + 28, true);
-    const member = new TextDecoder().decode(bytes.subarray(at + 46, at + 46 + nameLength));
-    const local = view.getUint32(at + 42, true);
-    const start = local + 30 + view.getUint16(local + 26, true) + view.getUint16(local + 28, true);
-    if (method !== STORED && method !== DEFLATED) throw new Error(`${name}: unknown compression.`);
-    const raw = bytes.subarray(start, start + size);
-    const content = method === STORED ? raw : await inflate(raw, name, allowed);
-    allowed -= content.length;
-    if (member.endsWith(".npy")) {
-      found.set(member.slice(0, -4), readNpy(content, `${name}/${member}`));
-    }
-    at += 46 + nameLength + view.getUint16(at + 30, true) + view.getUint16(at + 32, true);
+  for (const [member, content] of await unzip(bytes, name)) {
+    if (member.endsWith(".npy")) found.set(member.slice(0, -4), readNpy(content, `${name}/${member}`));
   }
   return found;
-}
-
-/** Unpack to so many bytes at most: a few kilobytes can hold gigabytes. */
-async function inflate(bytes: Uint8Array, name: string, allowed: number): Promise<Uint8Array> {
-  const stream = new Blob([bytes.slice()]).stream();
-  const reader = stream.pipeThrough(new DecompressionStream("deflate-raw")).getReader();
-  const chunks: Uint8Array[] = [];
-  let size = 0;
-  for (let { done, value } = await reader.read(); !done; { done, value } = await reader.read()) {
-    if (value === undefined) continue;
-    chunks.push(value);
-    size += value.length;
-    if (size <= allowed) continue;
-    await reader.cancel();
-    throw new Error(`${name} holds ${GROWTH} times as much as it has: that is how bombs are made.`);
-  }
-  return new Uint8Array(await new Blob(chunks as BlobPart[]).arrayBuffer());
 }
 
 const TARGETS = ["label", "labels", "target", "class", "y"];
@@ -140,7 +91,10 @@ const TARGETS = ["label", "labels", "target", "class", "y"];
 function readCsv(text: string, name: string): Map<string, NdArray> {
   const rows = text.split(/\r?\n/).filter((l) => l.trim() !== "").map((l) => l.split(/[,;\t]/));
   const first = rows[0] ?? [];
-  const hasHeader = first.some((cell) => Number.isNaN(Number(cell)));
+  // a text above a number is a name; a text above another one is a label like it
+  const isName = (cell: string, column: number): boolean =>
+    Number.isNaN(Number(cell)) && !Number.isNaN(Number(rows[1]?.[column] ?? 0));
+  const hasHeader = first.some(isName);
   const columns = hasHeader ? first.map((c) => c.trim().toLowerCase()) : [];
   const body = hasHeader ? rows.slice(1) : rows;
   const named = columns.findIndex((c) => TARGETS.includes(c));

@@ -1,7 +1,8 @@
-/** The live curves: training loss (left axis) and held-out accuracy (right axis), as SVG. */
+/** The live curves: training loss, and on held-out rows accuracy (right axis) or loss, as SVG. */
 
 const SVG = "http://www.w3.org/2000/svg";
-const WIDTH = 720;
+const WIDEST = 720;
+const NARROWEST = 280;
 const HEIGHT = 300;
 const LEFT = 48;
 const RIGHT = 44;
@@ -17,16 +18,20 @@ interface Point {
 
 export class Chart {
   private losses: Point[] = [];
-  private accuracies: Point[] = [];
+  private measures: Point[] = [];
+  private isAccuracy = true;
+
+  private width = WIDEST;
 
   constructor(private readonly svg: SVGSVGElement) {
-    svg.setAttribute("viewBox", `0 0 ${WIDTH} ${HEIGHT}`);
+    // drawn for the width that there is: letters keep their size on a phone
+    new ResizeObserver(() => this.draw()).observe(svg);
     this.draw();
   }
 
   clear(): void {
     this.losses = [];
-    this.accuracies = [];
+    this.measures = [];
     this.draw();
   }
 
@@ -34,24 +39,33 @@ export class Chart {
     if (Number.isFinite(value)) this.losses.push({ step, value });
   }
 
-  accuracy(step: number, value: number): void {
-    this.accuracies.push({ step, value });
+  /** What held-out rows gave: an accuracy, or else a loss. */
+  measured(step: number, loss: number, accuracy: number | undefined): void {
+    this.isAccuracy = accuracy !== undefined;
+    const value = accuracy ?? loss;
+    if (Number.isFinite(value)) this.measures.push({ step, value });
   }
 
   draw(): void {
+    const room = this.svg.getBoundingClientRect().width || WIDEST;
+    this.width = Math.round(Math.min(WIDEST, Math.max(NARROWEST, room)));
+    this.svg.setAttribute("viewBox", `0 0 ${this.width} ${HEIGHT}`);
     const first = this.losses[0]?.step ?? 0;
     const last = Math.max(this.losses.at(-1)?.step ?? 0, first + 10);
-    const top = niceTop(Math.max(0.1, ...this.losses.map((p) => p.value)));
+    const losses = this.isAccuracy ? this.losses : [...this.losses, ...this.measures];
+    const top = niceTop(losses.reduce((most, p) => Math.max(most, p.value), 0.1));
     const x = (step: number): number =>
-      LEFT + ((step - first) / (last - first)) * (WIDTH - LEFT - RIGHT);
+      LEFT + ((step - first) / (last - first)) * (this.width - LEFT - RIGHT);
     const y = (share: number): number => HEIGHT - BOTTOM - share * (HEIGHT - TOP - BOTTOM);
     const parts = [...this.grid(first, last, top, x, y)];
     parts.push(line("raw", thinned(this.losses), x, (v) => y(v / top)));
     parts.push(line("smooth", thinned(smoothed(this.losses)), x, (v) => y(v / top)));
-    parts.push(line("accuracy", this.accuracies, x, y));
-    const newest = this.accuracies.at(-1);
+    const height = (value: number): number => y(this.isAccuracy ? value : value / top);
+    parts.push(line("accuracy", this.measures, x, height));
+    const newest = this.measures.at(-1);
     if (newest !== undefined) {
-      parts.push(make("circle", { class: "dot", cx: x(newest.step), cy: y(newest.value), r: 4 }));
+      const cy = height(newest.value);
+      parts.push(make("circle", { class: "dot", cx: x(newest.step), cy, r: 4 }));
     }
     this.svg.replaceChildren(...parts);
     this.svg.setAttribute("aria-label", this.description());
@@ -61,8 +75,10 @@ export class Chart {
     const first = this.losses[0];
     const last = smoothed(this.losses).at(-1);
     if (first === undefined || last === undefined) return "Loss curve: nothing trained yet.";
-    const accuracy = this.accuracies.at(-1);
-    const tail = accuracy ? ` Held-out accuracy ${(accuracy.value * 100).toFixed(1)} %.` : "";
+    const newest = this.measures.at(-1)?.value;
+    const percent = ((newest ?? 0) * 100).toFixed(1);
+    const shown = this.isAccuracy ? `accuracy ${percent} %` : `loss ${newest?.toFixed(3)}`;
+    const tail = newest === undefined ? "" : ` Held-out ${shown}.`;
     return `Loss from ${first.value.toFixed(3)} at step ${first.step} to ` +
       `${last.value.toFixed(3)} at step ${last.step}.${tail}`;
   }
@@ -75,9 +91,12 @@ export class Chart {
     y: (share: number) => number,
   ): Iterable<SVGElement> {
     for (const share of [0, 0.25, 0.5, 0.75, 1]) {
-      yield make("line", { class: "grid", x1: LEFT, x2: WIDTH - RIGHT, y1: y(share), y2: y(share) });
+      const [x2, y1] = [this.width - RIGHT, y(share)];
+      yield make("line", { class: "grid", x1: LEFT, x2, y1, y2: y1 });
       yield label(LEFT - 8, y(share) + 4, "end", (top * share).toPrecision(2));
-      yield label(WIDTH - RIGHT + 8, y(share) + 4, "start accuracy", `${share * 100}%`);
+      if (this.isAccuracy) {
+        yield label(this.width - RIGHT + 8, y(share) + 4, "start accuracy", `${share * 100}%`);
+      }
     }
     for (const share of [0, 0.5, 1]) {
       const step = Math.round(first + (last - first) * share);

@@ -9,7 +9,7 @@ const INPUT_NAMES = ["x", "images", "image", "data", "features", "inputs", "inpu
 const TARGET_NAMES = ["y", "labels", "label", "targets", "target", "classes"];
 const HELD_OUT = 0.2;
 
-interface Column {
+export interface Column {
   readonly type: string;
   readonly data: Data;
   /** Shape of one row. */
@@ -81,6 +81,26 @@ export class Dataset {
     examples.forEach((_, i) => result.training.push(this.rows + i));
     return result;
   }
+}
+
+/** Pictures and their classes as a data set of their own. */
+export function imageDataset(
+  name: string,
+  examples: readonly { image: Float32Array; label: number }[],
+  shape: readonly number[],
+  labels: ValueInfo,
+  classes: readonly string[],
+): Dataset {
+  const size = shape.reduce((a, b) => a * b, 1);
+  const data = new Float32Array(examples.length * size);
+  examples.forEach(({ image }, i) => data.set(image, i * size));
+  const numbers = emptyLike({ type: labels.type, size: 1 }, examples.length);
+  examples.forEach(({ label }, i) => setNumber(numbers, i, label));
+  const images = { type: "float32", data: data as Data, shape, size };
+  const own = labels.shape.slice(1).map(() => 1);
+  return new Dataset(
+    name, [images, { type: labels.type, data: numbers, shape: own, size: 1 }], examples.length, classes,
+  );
 }
 
 /**

@@ -89,24 +89,6 @@ export class Pad {
   }
 }
 
-/** Draw an image on a small canvas, one pixel per value. */
-export function paint(
-  canvas: HTMLCanvasElement,
-  image: Float32Array,
-  height: number,
-  width: number,
-): void {
-  canvas.width = width;
-  canvas.height = height;
-  const context = canvas.getContext("2d") as CanvasRenderingContext2D;
-  const pixels = context.createImageData(width, height);
-  image.forEach((value, i) => {
-    const grey = Math.round(Math.min(1, Math.max(0, value)) * 255);
-    pixels.data.set([grey, grey, grey, 255], i * 4);
-  });
-  context.putImageData(pixels, 0, 0);
-}
-
 interface Box {
   x: number;
   y: number;

@@ -203,7 +203,7 @@ export function decode(file: Uint8Array): Content {
 }
 
 /** Write a safetensors file: tensors (wide types first, so that all stay aligned) and metadata. */
-function encode({ values, metadata }: Content): Promise<Uint8Array> {
+export function encode({ values, metadata }: Content): Promise<Uint8Array> {
   const width = ({ data }: Value): number => data.BYTES_PER_ELEMENT;
   const order = [...values].sort(([, a], [, b]) => width(b) - width(a));
   const header: Record<string, unknown> = { __metadata__: metadata };

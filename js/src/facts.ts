@@ -7,6 +7,7 @@ type Test = (value: unknown) => boolean;
 
 export const isText = (value: unknown): value is string => typeof value === "string";
 export const isWhole: Test = (value) => Number.isSafeInteger(value) && (value as number) >= 0;
+const isPositive: Test = (value) => isWhole(value) && (value as number) > 0;
 const isFlag: Test = (value) => typeof value === "boolean";
 const isNumber: Test = (value) => typeof value === "number";
 export const isRecord = (value: unknown): value is Record<string, unknown> =>
@@ -29,6 +30,7 @@ export const hasForm =
   (value) =>
     isRecord(value) && Object.entries(form).every(([key, test]) => test(value[key]));
 const isNothing: Test = (value) => value === null;
+const isMissing: Test = (value) => value === undefined;
 const isBase64: Test = (value) => isText(value) && /^[A-Za-z0-9+/]*={0,2}$/.test(value);
 const isRange: Test = (value) => {
   const [from, to] = isListOf(isWhole)(value) ? (value as number[]) : [];
@@ -38,6 +40,12 @@ const isRange: Test = (value) => {
 const isShape = isListOf(isWhole);
 const isSeed = hasForm({ seed: isText, float: isFlag });
 const isPiece = either(isRange, isBase64, isSeed, hasForm({ value: isText }));
+const isLabels = hasForm({
+  input: isText,
+  classes: either(isWhole, isNothing),
+  ignore_index: either(Number.isSafeInteger, isNothing),
+  skip: either(isMissing, isWhole),
+});
 const isModel = hasForm({
   file: either(isText, isNothing),
   pieces: isListOf(isPiece),
@@ -45,9 +53,22 @@ const isModel = hasForm({
     hasForm({ name: isText, type: isText, shape: isListOf(either(isWhole, isText)) }),
   ),
   outputs: isListOf(isText),
+  labels: either(isMissing, isListOf(isLabels)),
   feeds: isMapOf(isText),
   updates: isMapOf(isText),
   webgpu: hasForm({ session: isRecord, provider: isRecord }),
+});
+const isAdapter = hasForm({
+  config: hasForm({
+    rank: isPositive,
+    alpha: Number.isFinite,
+    dropout: Number.isFinite,
+    use_rslora: isFlag,
+    use_dora: isFlag,
+  }),
+  base: isText,
+  places: isListOf(hasForm({ layer: isText, a: isText, b: isText, magnitude: isText })),
+  saved: isListOf(isText),
 });
 const FORM: Record<keyof Facts, Test> = {
   version: (value) => value === 1,
@@ -59,6 +80,7 @@ const FORM: Record<keyof Facts, Test> = {
     isNothing,
     hasForm({ name: isText, clip_norm: either(isNumber, isNothing), moments: isMapOf(isShape) }),
   ),
+  adapter: either(isMissing, isNothing, isAdapter),
 };
 const LIMIT = 2 ** 31;
 

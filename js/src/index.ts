@@ -8,13 +8,16 @@ import { Module } from "./module.js";
 import { Optimizer } from "./optimizer.js";
 import type { Ort } from "./ort.js";
 
+export * from "./adapter.js";
 export { CheckpointState, type Property } from "./checkpoint.js";
 export * from "./errors.js";
 export { readBytes, writeBytes } from "./files.js";
 export type { ClassLabels } from "./labels.js";
+export * from "./language.js";
 export * from "./module.js";
 export * from "./optimizer.js";
 export type { Data, Ort, Tensor, Value } from "./ort.js";
+export { byteTokenizer, loadTokenizer, MAX_TEXT, type Tokenizer } from "./tokenizer.js";
 
 export interface LoadOptions {
   ort: Ort;

@@ -7,6 +7,8 @@ export interface ClassLabels {
   input: string;
   classes: number | null;
   ignore_index: number | null;
+  /** 1 if the label at t + 1 is compared with the scores at t: that of a language model. */
+  skip?: number;
 }
 
 /** Name the first label that is no class and not ignored; those on a device are not looked at. */

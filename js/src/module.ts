@@ -1,4 +1,5 @@
 import type { InferenceSession } from "onnxruntime-common";
+import type { AdapterFacts } from "./adapter.js";
 import type { CheckpointState } from "./checkpoint.js";
 import { check, CheckpointError, InputError, ModelFileError, notFinite } from "./errors.js";
 import { checkLabels, explained } from "./labels.js";
@@ -26,6 +27,8 @@ export interface Facts {
   trainable: string[];
   /** `moments` has the keys and shapes of what the optimizer remembers. */
   optimizer: { name: string; clip_norm: number | null; moments: Record<string, number[]> } | null;
+  /** What is trained beside the layers of a base; artifacts without adapters have none. */
+  adapter?: AdapterFacts | null;
 }
 
 /** `inputs` and `outputs` are the user's; `feeds` come from the state, `updates` go there. */

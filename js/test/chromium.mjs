@@ -7,8 +7,8 @@ const QUIET = [
 ];
 const SOFTWARE_GPU = ["--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader"];
 
-export async function launch(modules, executablePath, gpu = false) {
+export async function launch(modules, executablePath, gpu = false, more = []) {
   const { chromium } = createRequire(`${modules}/x.js`)("playwright-core");
-  const args = [...QUIET, ...(gpu ? SOFTWARE_GPU : ["--disable-gpu"])];
+  const args = [...QUIET, ...(gpu ? SOFTWARE_GPU : ["--disable-gpu"]), ...more];
   return chromium.launch({ executablePath, headless: true, args, timeout: 240_000 });
 }

@@ -1,4 +1,4 @@
-// node data.mjs STATIC NPZ BOMB CUT: what the page says of data that cannot be trained on, one line per case.
+// node data.mjs STATIC NPZ NAN ONE-HOT BOMB CUT: what the page says of data that cannot be trained on, one line per case.
 import { print } from "./print.mjs";
 
 const [folder] = process.argv.slice(2);
@@ -27,15 +27,21 @@ const { argv } = process;
 const { readFile } = await import("node:fs/promises");
 await print({
   text: await tried("t.csv", `${head}1,2,dog\n3,4,cat\n`, inputs, labels),
+  headless: await tried("t.csv", "1,2,dog\n3,4,cat\n", inputs, labels),
   numpy: await tried("t.npz", new Uint8Array(await readFile(argv[3])), inputs, labels),
   many: await tried("t.csv", `${head}1,2,a\n1,2,b\n1,2,c\n1,2,d\n`, inputs, labels),
   large: await tried("t.csv", `${head}1,2,0\n1,2,7\n`, inputs, labels),
   ignored: await tried("t.csv", `${head}1,2,0\n1,2,-100\n`, inputs, labels),
   nan: await tried("t.csv", `${head}1,2,0\nnan,2,1\n`, inputs, labels),
+  nanNumpy: await tried("t.npz", new Uint8Array(await readFile(argv[4])), inputs, labels),
+  empty: await tried("t.csv", "", inputs, labels),
+  onlyHeader: await tried("t.csv", head, inputs, labels),
+  negative: await tried("t.csv", `${head}1,2,-1\n`, inputs, labels),
+  oneHot: await tried("t.npz", new Uint8Array(await readFile(argv[5])), inputs, labels),
   nanTarget: await tried("t.csv", `${head}1,2,0.5\n1,2,Infinity\n`, numbers, []),
   textTarget: await tried("t.csv", `${head}1,2,high\n1,2,low\n`, numbers, []),
   narrow: await tried("t.csv", "a,label\n1,0\n", inputs, labels),
   fraction: await tried("t.csv", `${head}1,2,0.5\n`, inputs, labels),
-  bomb: await tried("t.npz", new Uint8Array(await readFile(argv[4])), inputs, labels),
-  cut: await tried("t.npz", new Uint8Array(await readFile(argv[5])), inputs, labels),
+  bomb: await tried("t.npz", new Uint8Array(await readFile(argv[6])), inputs, labels),
+  cut: await tried("t.npz", new Uint8Array(await readFile(argv[7])), inputs, labels),
 });

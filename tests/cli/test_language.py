@@ -82,6 +82,7 @@ def test_an_adapter_is_trained_on_text(run, files) -> None:
     names = {p.name for p in Path("a").iterdir()}
     assert {"model.onnx", "adapter", "adapter.onnx_adapter", "base.onnx"} <= names
     assert "samples.txt" not in names
+    assert Path("a/artifacts/tokenizer.json").read_bytes() == Path("tokenizer.json").read_bytes()
     with_cache = {i.name for i in onnx.load("a/model.onnx").graph.input}
     assert "past_key_values.1.value" in with_cache
 

@@ -4,6 +4,7 @@ import gzip
 import http.client
 import json
 
+import onnx
 import pytest
 
 from onnxtrain.artifacts import LossType, generate_artifacts
@@ -47,6 +48,7 @@ def test_page_and_headers(server):
     assert headers["Cross-Origin-Opener-Policy"] == "same-origin"
     assert headers["Cross-Origin-Embedder-Policy"] == "require-corp"
     assert "default-src 'none'" in headers["Content-Security-Policy"]
+    assert "microphone=()" in headers["Permissions-Policy"]
     assert "Python" not in headers["Server"]
 
 
@@ -156,9 +158,41 @@ def test_info_and_prefix(folder):
         (folder / name).rename(folder / f"small_{name}")
     with Server(Site(folder, "small_", "mine")) as server:
         info = json.loads(get(server, "/info.json")[2])
-        assert info == {"name": "mine", "prefix": "small_", "webgpu": False}
+        assert info == {
+            "name": "mine", "prefix": "small_", "webgpu": False, "tokenizer": [], "metadata": {},
+        }  # fmt: skip
         assert get(server, "/artifacts/small_checkpoint")[0] == 200
         assert get(server, "/artifacts/checkpoint")[0] == 404
+
+
+def test_a_tokenizer_beside_the_artifacts_or_elsewhere(folder, tmp_path):
+    path = "/artifacts/tokenizer.json"
+    with Server(Site(folder)) as server:
+        assert get(server, path)[0] == 404
+        (folder / "tokenizer.json").write_text("{}")
+        status, headers, body = get(server, path)
+        assert (status, headers["Content-Type"], body) == (200, "application/json", b"{}")
+        (folder / "tokenizer_config.json").symlink_to(tmp_path / "secret")
+        assert get(server, "/artifacts/tokenizer_config.json")[0] == 404
+        assert json.loads(get(server, "/info.json")[2])["tokenizer"] == ["tokenizer.json"]
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "tokenizer.json").write_text("[]")
+    for given in (other, other / "tokenizer.json"):
+        assert Site(folder, tokenizer=given).find(path).content == b"[]"
+    for given in (tmp_path, tmp_path / "secret", tmp_path / "nowhere"):
+        with pytest.raises(SiteError, match=r"is no tokenizer\.json"):
+            Site(folder, tokenizer=given)
+
+
+def test_names_of_classes_and_colours_come_from_the_model(folder, tmp_path):
+    model = digits_network()
+    onnx.helper.set_model_props(model, {"class_names": '["a"]', "image_mean": "[0.5]", "mine": "x"})
+    onnx.save(model, tmp_path / "model.onnx")
+    site = Site(folder, model=tmp_path / "model.onnx")
+    assert site.info()["metadata"] == {"class_names": '["a"]', "image_mean": "[0.5]"}
+    (tmp_path / "model.onnx").write_bytes(b"damaged")
+    assert site.info()["metadata"] == {}
 
 
 def test_mistakes_are_named(folder, tmp_path):

@@ -93,4 +93,4 @@ def run_node(script: str, *arguments: object, **environment: str) -> list[dict]:
         env={**os.environ, **environment},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
-    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    return [json.loads(line) for line in done.stdout.split("\n") if line.startswith("{")]

@@ -144,3 +144,35 @@ def test_sequences_that_are_only_indexed_become_a_split() -> None:
     a, c = session.run(["a", "c"], {"x": x})
     np.testing.assert_array_equal(a, -x[:, :2])
     np.testing.assert_array_equal(c, x[:, 4:])
+
+
+def test_integers_that_were_cast_are_computed_as_floats() -> None:
+    model = parse("""
+        g (float[2] x) => (double[8] angles, double[3] parts, double[2] back, float rest)
+        <int64 zero = {0}, int64 one = {1}, int64 two = {2}, int64 seven = {7}, int64 eight = {8},
+         int64[1] three = {3}>
+        {
+          begin = Cast<to = 11>(zero)
+          end = Cast<to = 11>(eight)
+          step = Cast<to = 11>(one)
+          double = Cast<to = 11>(two)
+          numbers = Range(begin, end, step)
+          divided = Div(numbers, end)
+          angles = Sin(divided)
+          all = Expand(step, three)
+          shares = Div(all, end)
+          parts = Cos(shares)
+          half = Div(step, double)
+          few = Range(half, double, step)
+          back = Sin(few)
+          a = Cast<to = 1>(seven)
+          b = Cast<to = 1>(two)
+          left = Mod<fmod = 1>(a, b)
+          rest = Sin(left)
+        }""")
+    session = ort.InferenceSession(to_proto(normalize(load(model))).SerializeToString())
+    angles, parts, back, rest = session.run(None, {"x": np.ones(2, np.float32)})
+    np.testing.assert_allclose(angles, np.sin(np.arange(8) / 8), rtol=1e-12)
+    np.testing.assert_allclose(parts, np.cos(np.full(3, 1 / 8)), rtol=1e-12)
+    np.testing.assert_allclose(back, np.sin([0.5, 1.5]), rtol=1e-12)
+    np.testing.assert_allclose(rest, np.sin(1.0), rtol=1e-6)

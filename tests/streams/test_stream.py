@@ -13,7 +13,7 @@ import pytest
 from onnxtrain import optim
 from onnxtrain.api import SaveCheckpoint, Trainer
 from onnxtrain.data import Stream
-from onnxtrain.data.order import Order, pieces
+from onnxtrain.data.order import Order, spans
 from onnxtrain.distributed import share
 from onnxtrain.errors import DataError, OnnxTrainWarning, StateError
 from tests.runtime import handmade
@@ -134,12 +134,12 @@ def test_lanes_cover_all_rows(lanes):
     order = Order([3, 1, 4, 1, 5, 9, 2, 6], lanes, 2, True, 1)
     seen = []
     for lane in range(lanes):
-        mine = [(p.chunk, r) for p in pieces(order, 0, lane, 0) for r in range(p.start, p.stop)]
+        mine = [(p.chunk, r) for p in spans(order, 0, lane, 0) for r in range(p.start, p.stop)]
         start, stop = share(order.total, lane, lanes)
         assert len(mine) == stop - start == order.lane_rows(lane, order.total)
         for skip in range(len(mine)):
             rest = [
-                (p.chunk, r) for p in pieces(order, 0, lane, skip) for r in range(p.start, p.stop)
+                (p.chunk, r) for p in spans(order, 0, lane, skip) for r in range(p.start, p.stop)
             ]
             assert rest == mine[skip:]
         seen += mine

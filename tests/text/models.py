@@ -80,7 +80,9 @@ CACHE = """
 """
 
 
-def decoder(layers: int = 2, *, cache: bool = True, seed: int = 0) -> onnx.ModelProto:
+def decoder(
+    layers: int = 2, *, cache: bool = True, seed: int = 0, vocabulary: int = VOCABULARY
+) -> onnx.ModelProto:
     """A decoder as optimum exports one: hidden size 8, two heads."""
     parts, past, present = [], "", ""
     for i in range(layers):
@@ -94,14 +96,14 @@ def decoder(layers: int = 2, *, cache: bool = True, seed: int = 0) -> onnx.Model
             past += f",\n float[batch, 2, past, 4] past_key_values.{i}.{kind}"
             present += f", float[batch, 2, total, 4] present.{i}.{kind}"
     text = HEAD.format(
-        past_inputs=past, present_outputs=present, vocabulary=VOCABULARY, last=layers,
+        past_inputs=past, present_outputs=present, vocabulary=vocabulary, last=layers,
         layers="\n".join(parts),
     )  # fmt: skip
     model = _dotted(onnx.parser.parse_model(re.sub(r"\.(?=[a-z]|\d+\.)", "__", text)))
     rng = np.random.default_rng(seed)
     shapes = {
-        "embed.weight": (VOCABULARY, 8), "position.weight": (64, 8),
-        "lm_head.weight": (8, VOCABULARY),
+        "embed.weight": (vocabulary, 8), "position.weight": (64, 8),
+        "lm_head.weight": (8, vocabulary),
         **{f"layers.{i}.{p}_proj.weight": (8, 8) for i in range(layers) for p in "qkvo"},
     }  # fmt: skip
     for name, shape in shapes.items():

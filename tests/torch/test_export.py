@@ -357,3 +357,18 @@ def test_zeros_that_others_read_stay() -> None:
     proto.graph.node[3].input.append("zeros")
     repair.drop_zero_biases(proto)
     assert [n.op_type for n in proto.graph.node] == ["Conv", "Conv"]
+
+
+class Checked(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        torch._check_tensor_all(x > -100.0)
+        return x * 2
+
+
+@pytest.mark.parametrize("options", [{}, {"custom_translation_table": {}}])
+def test_checks_of_values_are_exported(options) -> None:
+    exported = export(
+        Checked(), (torch.ones(3),), exporter="dynamo", input_names=["x"], export_options=options
+    )
+    (got,) = run(exported, {"x": np.ones(3, np.float32)})
+    np.testing.assert_array_equal(got, 2 * np.ones(3))

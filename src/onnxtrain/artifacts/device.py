@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import Any, cast
 
 from ..errors import ExternalDataError, ModelFileError, OnnxTrainError
+from ..graph.parameters import ADAPTERS
 from ..runtime.files import external
 from ..runtime.files.atomic import write_atomically
 from ..runtime.files.dtypes import type_name
-from ..runtime.files.onnxfile import Node, ValueInfo
+from ..runtime.files.onnxfile import ModelFile, Node, ValueInfo
 from ..runtime.files.readfile import read_regular
 from ..runtime.files.wire import FIXED32, VARINT
 from ..runtime.session.labels import ClassLabels
@@ -40,6 +41,8 @@ FILE = "device.json"
 TRAINING, EVAL, OPTIMIZER = "training_model.onnx", "eval_model.onnx", "optimizer_model.onnx"
 VERSION = 1
 SEED_SIZE = 4
+ADAPTER_KEYS = {"config", "base", "places", "saved"}
+"""What a device has to know of an adapter; `onnxtrain.lora` writes it."""
 
 
 def device_file(folder: Path, prefix: str = "") -> bytes:
@@ -59,6 +62,7 @@ def device_file(folder: Path, prefix: str = "") -> bytes:
         "parameters": [_info(v) for v in training.infos(training.parameters)],
         "trainable": trainable,
         "optimizer": None,
+        "adapter": _adapter(training.model),
     }
     models = {"train": _training(training, source)}
     evaluation = folder / f"{prefix}{EVAL}"
@@ -235,6 +239,19 @@ def _evaluation(source: bytes, specs: Mapping[str, TensorSpec]) -> dict[str, Any
         model.add_initializer(name, spec.type.onnx, spec.shape, cast(Any, hole))
     models["export"] = _model(spans_of(model, source), {}, {}, file=EVAL)
     return models
+
+
+def _adapter(model: ModelFile) -> dict[str, Any] | None:
+    """What the artifacts say of an adapter: its settings, its base and the names of its parts."""
+    noted = model.described(ADAPTERS)
+    if noted is None:
+        return None
+    if not noted.keys() >= ADAPTER_KEYS:
+        raise ArtifactError(
+            f"{model.where}: the metadata {ADAPTERS!r} describe no adapter. Add it to the base "
+            "again with onnxtrain.lora.add, and generate the artifacts from that."
+        )
+    return {key: noted[key] for key in sorted(ADAPTER_KEYS)}
 
 
 # --- the optimizer ------------------------------------------------------------------------------

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from .. import text
 from ..graph import ModelLike
+from ..text.tokenizer import CONFIG, FILE
 from .history import write_text
 from .match import Dataset
 from .output import Output, UserError, count, one_of
@@ -49,6 +51,15 @@ def check_settings(settings: Settings) -> None:
             f"--task {CAUSAL_LM} has the loss causal_lm, and --loss is {settings.loss}: leave "
             "--loss out."
         )
+
+
+def copy_tokenizer(source: str, folder: Path) -> None:
+    """Put a tokenizer beside artifacts, where the page of ``onnxtrain serve`` finds it."""
+    path = Path(source)
+    own = path if path.is_dir() else path.parent
+    for name, file in ((FILE, own / FILE if path.is_dir() else path), (CONFIG, own / CONFIG)):
+        if file.is_file():
+            shutil.copyfile(file, folder / name)
 
 
 def base_model(settings: Settings) -> ModelLike:

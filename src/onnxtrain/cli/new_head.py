@@ -170,8 +170,8 @@ def _trained(settings: Settings, head: NewHead) -> Any:
                     f"--unfreeze {pattern!r} matches no parameter that can be trained. The model "
                     f"has {', '.join(names[:12])}{' …' if len(names) > 12 else ''}."
                 )
-        wanted = [n for n in names if any(fnmatch.fnmatchcase(n, p) for p in settings.unfreeze)]
-        left = [n for n in wanted if not any(fnmatch.fnmatchcase(n, p) for p in settings.freeze)]
+        unfrozen = [n for n in names if any(fnmatch.fnmatchcase(n, p) for p in settings.unfreeze)]
+        left = [n for n in unfrozen if not any(fnmatch.fnmatchcase(n, p) for p in settings.freeze)]
         return [*left, *head.parameters]
 
     return choose

@@ -33,7 +33,7 @@ from .distilling import loss_of
 from .history import Step, read_steps, write_history, write_text
 from .image_files import described
 from .images import Augmentation, AugmentedBatches, ImageSettings, read_augmentations
-from .language import LanguageTask, check_settings
+from .language import LanguageTask, check_settings, copy_tokenizer
 from .match import Dataset, Task, match, target_column
 from .new_head import HeadTask
 from .new_head import check_settings as check_head
@@ -578,6 +578,8 @@ def _make_artifacts(settings: Settings, plan: Plan, optimizer: Any, folder: Path
         training_mode=settings.training_mode,
         recompute=read_recompute(settings.recompute),
     )
+    if settings.tokenizer is not None:
+        copy_tokenizer(settings.tokenizer, folder)  # so that the page of onnxtrain serve has it
 
 
 def _try_a_batch(artifacts: Path, settings: Settings, training: Dataset) -> None:

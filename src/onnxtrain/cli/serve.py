@@ -19,6 +19,7 @@ Examples:
   onnxtrain serve                       a digits model, to try it
   onnxtrain serve artifacts
   onnxtrain serve runs/model --open     the run of onnxtrain train: goes on from its checkpoint
+  onnxtrain serve runs/lm --tokenizer tokenizer.json
   onnxtrain serve artifacts --port 8001 --ort-dir node_modules/onnxruntime-web/dist
 """
 
@@ -31,10 +32,21 @@ Examples:
 @click.option(
     "--ort-dir", type=click.Path(), help="The dist directory of another onnxruntime-web (WebGPU)."
 )
+@click.option(
+    "--tokenizer",
+    type=click.Path(),
+    help="tokenizer.json of a language model, where the directory has none.",
+)
 @click.option("--open", "open_", is_flag=True, help="Open the page in the browser.")
 @common
 def command(
-    directory: str | None, port: int, host: str, prefix: str, ort_dir: str | None, open_: bool
+    directory: str | None,
+    port: int,
+    host: str,
+    prefix: str,
+    ort_dir: str | None,
+    tokenizer: str | None,
+    open_: bool,
 ) -> None:
     """Serve a page that trains the artifacts in DIRECTORY in the browser.
 
@@ -44,12 +56,14 @@ def command(
     from ..serve import Site
 
     runtime = None if ort_dir is None else Path(ort_dir)
+    tokens = None if tokenizer is None else Path(tokenizer)
     if directory is not None:
         folder = Path(directory)
         if (folder / "artifacts").is_dir() and (folder / "checkpoint").is_file():
-            site = Site(folder / "artifacts", "", folder.name, runtime, folder / "checkpoint")
+            checkpoint, model = folder / "checkpoint", folder / "model.onnx"
+            site = Site(folder / "artifacts", "", folder.name, runtime, checkpoint, tokens, model)
         else:
-            site = Site(folder, prefix, None, runtime)
+            site = Site(folder, prefix, None, runtime, tokenizer=tokens)
         _serve(site, host, port, open_)
         return
     with tempfile.TemporaryDirectory(prefix="onnxtrain-") as temporary:

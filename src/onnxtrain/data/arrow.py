@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 from ..errors import DataError, MissingPackageError
 from .arrow_columns import to_arrays
 from .files import reading
-from .formats import LARGEST_CHUNK, Block, Chunk, Format, Wanted
+from .formats import LARGEST_CHUNK, Block, Chunk, Format, Selection
 
 MAGIC, CONTINUES, END = b"ARROW1\0\0", b"\xff\xff\xff\xff", b"\xff\xff\xff\xff\0\0\0\0"
 PREFIX = 8
@@ -66,7 +66,7 @@ class Arrow(Format):
             raise DataError(f"{path!r} cannot be read as Arrow (it has no schema). {REMEDY}")
         self._layouts[path] = layout
 
-    def blocks(self, path: str, chunk: Chunk, wanted: Wanted) -> Iterator[Block]:
+    def blocks(self, path: str, chunk: Chunk, selection: Selection) -> Iterator[Block]:
         """Rows of a record batch."""
         ipc = _ipc()
         layout = self._layouts[path]
@@ -81,7 +81,7 @@ class Arrow(Format):
             )  # fmt: skip
             content = b"".join(_content(file, m) for m in needed) + END
             names = ipc.open_stream(content).schema.names
-            chosen = self.check_columns(path, names, wanted)
+            chosen = self.check_columns(path, names, selection)
             options = ipc.IpcReadOptions(
                 included_fields=[names.index(n) for n in chosen], use_threads=False
             )
@@ -91,8 +91,8 @@ class Arrow(Format):
                 f"{path!r} has changed or is damaged: the batch at byte {chunk.place} has "
                 f"{batch.num_rows} rows instead of {chunk.rows}."
             )
-        for start in range(wanted.skip, chunk.rows, wanted.size):
-            rows = batch.slice(start, wanted.size).select(chosen)
+        for start in range(selection.skip, chunk.rows, selection.size):
+            rows = batch.slice(start, selection.size).select(chosen)
             yield to_arrays(rows, path, chunk.first + start)
 
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from ..errors import DataError
 from .files import reading
-from .formats import LARGEST_CHUNK, Block, Chunk, Format, Wanted
+from .formats import LARGEST_CHUNK, Block, Chunk, Format, Selection
 
 Array = npt.NDArray[Any]
 CHUNK = 2**22
@@ -55,10 +55,10 @@ class Csv(Format):
             if rows:
                 yield place, rows
 
-    def blocks(self, path: str, chunk: Chunk, wanted: Wanted) -> Iterator[Block]:
+    def blocks(self, path: str, chunk: Chunk, selection: Selection) -> Iterator[Block]:
         """Rows as columns of numbers and text."""
         names, separator = self._heads[path]
-        chosen = self.check_columns(path, names, wanted)
+        chosen = self.check_columns(path, names, selection)
         waiting: list[list[str]] = []
         number = 0
         with reading(path, "a csv file", REMEDY) as file:
@@ -67,10 +67,10 @@ class Csv(Format):
                 if not line.strip():
                     continue
                 number += 1
-                if number <= wanted.skip:
+                if number <= selection.skip:
                     continue
                 waiting.append(_cells(line, separator, names, path, chunk.first + number - 1))
-                if len(waiting) == wanted.size or number == chunk.rows:
+                if len(waiting) == selection.size or number == chunk.rows:
                     first = chunk.first + number - len(waiting)
                     yield self._block(waiting, names, chosen, path, first)
                     waiting = []

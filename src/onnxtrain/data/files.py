@@ -32,9 +32,9 @@ def expand(files: PathLike | Sequence[PathLike]) -> list[str]:
         >>> expand(["a-{8..10}.tar", "b.tar"])
         ['a-8.tar', 'a-9.tar', 'a-10.tar', 'b.tar']
     """
-    given = [files] if isinstance(files, str | os.PathLike) else list(files)
+    patterns = [files] if isinstance(files, str | os.PathLike) else list(files)
     names: list[str] = []
-    for path in given:
+    for path in patterns:
         for name in _braces(os.fspath(path)):
             if not glob.has_magic(name) or os.path.exists(name):
                 names.append(name)

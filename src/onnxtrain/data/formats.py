@@ -38,7 +38,7 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class Selection:
     """Which rows and columns of a chunk.
 
     Attributes:
@@ -67,25 +67,25 @@ class Format(ABC):
         """Place and number of rows of every chunk, without reading the rows where possible."""
 
     @abstractmethod
-    def blocks(self, path: str, chunk: Chunk, wanted: Wanted) -> Iterator[Block]:
+    def blocks(self, path: str, chunk: Chunk, selection: Selection) -> Iterator[Block]:
         """Rows of a chunk."""
 
     def finish(self, block: Block) -> Block:
         """Rows as they are used; called for each batch, so that what waits may stay packed."""
         return block
 
-    def check_columns(self, path: str, names: Sequence[str], wanted: Wanted) -> list[str]:
+    def check_columns(self, path: str, names: Sequence[str], selection: Selection) -> list[str]:
         """The columns to read; an error if the file lacks one."""
-        if wanted.columns is None:
+        if selection.columns is None:
             return list(names)
-        missing = [n for n in wanted.columns if n not in names]
+        missing = [n for n in selection.columns if n not in names]
         if missing:
             listed = ", ".join(map(repr, names[:12])) + (" …" if len(names) > 12 else "")
             raise DataError(
                 f"{path!r} has no column {missing[0]!r}. It has {listed}: name the columns with "
                 "columns={input: column}, or rename them."
             )
-        return list(wanted.columns)
+        return list(selection.columns)
 
     def check_size(self, path: str, what: str, size: int, remedy: str) -> None:
         """Refuse a part that is too large to be read at once."""

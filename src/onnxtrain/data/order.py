@@ -66,7 +66,7 @@ class Order:
 
 
 @dataclass(frozen=True)
-class Piece:
+class Span:
     """Rows of a chunk that are of one lane."""
 
     chunk: int
@@ -74,12 +74,12 @@ class Piece:
     stop: int
 
 
-def pieces(order: Order, epoch: int, lane: int, skip: int) -> Iterator[Piece]:
+def spans(order: Order, epoch: int, lane: int, skip: int) -> Iterator[Span]:
     """What a lane reads, behind its first `skip` rows.
 
     Example:
-        >>> list(pieces(Order([4, 4], 2, 1, False, 0), 0, 1, 1))
-        [Piece(chunk=1, start=1, stop=4)]
+        >>> list(spans(Order([4, 4], 2, 1, False, 0), 0, 1, 1))
+        [Span(chunk=1, start=1, stop=4)]
     """
     total = order.total
     before = sum(order.lane_rows(other, total) for other in range(lane))
@@ -89,7 +89,7 @@ def pieces(order: Order, epoch: int, lane: int, skip: int) -> Iterator[Piece]:
         rows = order.rows[chunk]
         low, high = max(start - at, 0), min(stop - at, rows)
         if low < high:
-            yield Piece(chunk, low, high)
+            yield Span(chunk, low, high)
         at += rows
         if at >= stop:
             return

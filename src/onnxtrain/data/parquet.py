@@ -9,7 +9,7 @@ from typing import Any
 from ..errors import DataError, MissingPackageError
 from .arrow_columns import to_arrays
 from .files import reading
-from .formats import LARGEST_CHUNK, Block, Chunk, Format, Wanted
+from .formats import LARGEST_CHUNK, Block, Chunk, Format, Selection
 
 REMEDY = "Write it again, for example with pandas."
 KNOWN_FOOTERS = 64
@@ -41,22 +41,22 @@ class Parquet(Format):
             for number in range(footer.num_row_groups):
                 yield number, footer.row_group(number).num_rows
 
-    def blocks(self, path: str, chunk: Chunk, wanted: Wanted) -> Iterator[Block]:
+    def blocks(self, path: str, chunk: Chunk, selection: Selection) -> Iterator[Block]:
         """Rows of a row group; pages are unpacked as they are needed."""
         parquet = pyarrow_parquet()
         with reading(path, "parquet", REMEDY) as file:
             source = parquet.ParquetFile(
                 file, metadata=self._footers.get(path), buffer_size=2**20, pre_buffer=False
             )
-            names = self.check_columns(path, source.schema_arrow.names, wanted)
+            names = self.check_columns(path, source.schema_arrow.names, selection)
             self._check_group(path, source.metadata, chunk, names)
             batches = source.iter_batches(
-                batch_size=min(wanted.size, max(chunk.rows, 1)),
+                batch_size=min(selection.size, max(chunk.rows, 1)),
                 row_groups=[chunk.place],
                 columns=names,
                 use_threads=False,
             )
-            at, skip = 0, wanted.skip
+            at, skip = 0, selection.skip
             for batch in batches:
                 begin, at = at, at + batch.num_rows
                 if at > skip:

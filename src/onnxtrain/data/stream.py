@@ -23,8 +23,8 @@ from ..runtime.loop.batches import Batches, Part, check_names
 from .arrow import Arrow
 from .csv_lines import Csv
 from .files import PathLike, expand
-from .formats import LARGEST_CHUNK, Block, Chunk, Format, Wanted, cut, join, length
-from .order import Order, pieces
+from .formats import LARGEST_CHUNK, Block, Chunk, Format, Selection, cut, join, length
+from .order import Order, spans
 from .parquet import Parquet
 from .tar import Decode, Tar
 
@@ -143,17 +143,17 @@ class Stream:
 
     def scan(self, column: str) -> Iterator[Array]:
         """The values of one column, block by block, as they stand in the files."""
-        wanted = Wanted(None if self._decodes else [column])  # `decode` gives other names
+        selection = Selection(None if self._decodes else [column])  # `decode` gives other names
         for chunk in self.chunks:
-            for block in self.blocks(chunk, wanted):
+            for block in self.blocks(chunk, selection):
                 yield self._format.finish(block)[column]
 
     def first(self, rows: int, names: Sequence[str] | None = None) -> Block:
         """The first rows as they are read: columns, decoded but not mapped."""
         parts, missing = [], rows
-        wanted = Wanted(self.read_columns(names), size=min(rows, BLOCK_ROWS))
+        selection = Selection(self.read_columns(names), size=min(rows, BLOCK_ROWS))
         for chunk in self.chunks:
-            for block in self.blocks(chunk, wanted):
+            for block in self.blocks(chunk, selection):
                 parts.append(cut(block, 0, missing))
                 missing -= length(parts[-1])
                 if missing <= 0:
@@ -166,10 +166,10 @@ class Stream:
         """The first rows as the model takes them."""
         return dict(self._values(self.first(rows), is_read=True))
 
-    def blocks(self, chunk: Chunk, wanted: Wanted) -> Iterator[Block]:
+    def blocks(self, chunk: Chunk, selection: Selection) -> Iterator[Block]:
         """Rows of a chunk; fewer or more than it has is an error."""
-        path, rows = self.files[chunk.file], wanted.skip
-        for block in self._format.blocks(path, chunk, wanted):
+        path, rows = self.files[chunk.file], selection.skip
+        for block in self._format.blocks(path, chunk, selection):
             rows += length(block)
             yield block
         if rows != chunk.rows:
@@ -366,7 +366,7 @@ class StreamBatches(Batches):
         wrong = [name for name in now if saved.get(name) != now[name]]
         if not saved or not wrong:
             return
-        told = {
+        before = {
             "digest": "other files, or files with other rows",
             "rows": f"{saved.get('rows')} rows, and now there are {now['rows']}",
             "lanes": f"{saved.get('lanes')} places read side by side (interleave)",
@@ -374,7 +374,7 @@ class StreamBatches(Batches):
             "batch_size": f"a batch_size of {saved.get('batch_size')}",
         }
         raise StateError(
-            f"The checkpoint was written with {told[wrong[-1]]}: the rest of the epoch would not "
+            f"The checkpoint was written with {before[wrong[-1]]}: the rest of the epoch would not "
             "be the rows that are missing. Give the same data and settings, or fit without resume."
         )
 
@@ -424,14 +424,14 @@ class Lane:
 
     def _read(self, skip: int) -> Iterator[Block]:
         size = min(BLOCK_ROWS, self.order.window)
-        for piece in pieces(self.order, self.epoch, self.number, skip):
-            chunk = self.stream.chunks[piece.chunk]
-            at = piece.start
-            for block in self.stream.blocks(chunk, Wanted(self.columns, piece.start, size)):
-                used = cut(block, 0, piece.stop - at)
+        for span in spans(self.order, self.epoch, self.number, skip):
+            chunk = self.stream.chunks[span.chunk]
+            at = span.start
+            for block in self.stream.blocks(chunk, Selection(self.columns, span.start, size)):
+                used = cut(block, 0, span.stop - at)
                 rows = chunk.first + np.arange(at, at + length(used))
                 file = np.full(length(used), chunk.file, np.int32)
                 yield {**used, FILE: file, ROW: rows}
                 at += length(used)
-                if at >= piece.stop:
+                if at >= span.stop:
                     break

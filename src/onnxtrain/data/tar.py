@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from ..errors import DataError
 from .files import reading
-from .formats import LARGEST_CHUNK, Block, Chunk, Format, Wanted
+from .formats import LARGEST_CHUNK, Block, Chunk, Format, Selection
 from .samples import decode_sample
 
 Array = npt.NDArray[Any]
@@ -82,16 +82,16 @@ class Tar(Format):
         if rows:
             yield place, rows
 
-    def blocks(self, path: str, chunk: Chunk, wanted: Wanted) -> Iterator[Block]:
+    def blocks(self, path: str, chunk: Chunk, selection: Selection) -> Iterator[Block]:
         """Samples as they are in the archive: each column holds bytes."""
         waiting: list[dict[str, Any]] = []
         with reading(path, "a tar archive", REMEDY) as file:
             for number, (_, members) in enumerate(self._samples(file, path, chunk.place)):
                 if number == chunk.rows:
                     break
-                if number >= wanted.skip:
-                    waiting.append(self._content(file, path, members, wanted))
-                if len(waiting) == wanted.size:
+                if number >= selection.skip:
+                    waiting.append(self._content(file, path, members, selection))
+                if len(waiting) == selection.size:
                     yield _block(waiting, path)
                     waiting = []
             if waiting:
@@ -133,10 +133,10 @@ class Tar(Format):
             yield members[0].begin, members
 
     def _content(
-        self, file: BinaryIO, path: str, members: Sequence[Member], wanted: Wanted
+        self, file: BinaryIO, path: str, members: Sequence[Member], selection: Selection
     ) -> dict[str, Any]:
         by_ending = {m.ending: m for m in members}
-        chosen = self.check_columns(path, list(by_ending), wanted)
+        chosen = self.check_columns(path, list(by_ending), selection)
         key = members[0].key
         self.check_size(
             path, f"the sample {key[:200]!r}", sum(by_ending[n].size for n in chosen),
@@ -241,10 +241,10 @@ def _extended(
     data = file.read(length)
     if info.type == tarfile.GNUTYPE_LONGNAME:
         return {"path": data.rstrip(b"\0").decode("utf-8", "surrogateescape")}
-    found = {m["key"].decode(): m["value"] for m in PAX.finditer(data)}
-    if not re.fullmatch(rb"[0-9]{1,18}", found.get("size", b"0")):
+    records = {m["key"].decode(): m["value"] for m in PAX.finditer(data)}
+    if not re.fullmatch(rb"[0-9]{1,18}", records.get("size", b"0")):
         raise DataError(f"{path!r} is damaged: an extended header has no valid size. {REMEDY}")
-    return {k: v.decode("utf-8", "surrogateescape") for k, v in found.items()}
+    return {k: v.decode("utf-8", "surrogateescape") for k, v in records.items()}
 
 
 def _checked(name: str, path: str, info: tarfile.TarInfo) -> str:

@@ -188,9 +188,9 @@ class MLflowLogger:
         if self._mlflow.active_run() is None:
             self._mlflow.start_run(run_name=run)
             self._runs = True
-        told = {k: str(v)[:LONGEST] for k, v in settings.items() if v is not None}
-        for first in range(0, len(told), AT_ONCE):
-            self._mlflow.log_params(dict(list(told.items())[first : first + AT_ONCE]))
+        texts = {k: str(v)[:LONGEST] for k, v in settings.items() if v is not None}
+        for first in range(0, len(texts), AT_ONCE):
+            self._mlflow.log_params(dict(list(texts.items())[first : first + AT_ONCE]))
 
     def log(self, values: Mapping[str, float], step: int) -> None:
         """Add metrics."""

@@ -84,6 +84,8 @@ class _Pass:
         output = node.outputs[0]
         if result is None or result.size > MAX_ELEMENTS or output.dtype is None:
             return
+        if output.dtype.is_floating_point() and result.dtype == object:
+            return  # objects are integers here, and would be divided as such
         self.facts.contents[output] = result
         if any(isinstance(e, Poly) for e in result.ravel()):
             return

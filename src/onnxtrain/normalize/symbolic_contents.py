@@ -59,6 +59,8 @@ def _integer_division(a: Array, b: Array) -> Array:
 def _remainder(p: Facts, node: ir.Node) -> Array | None:
     a, b = _operands(p, node)
     as_in_c = node.attributes.get_int("fmod", 0)
+    if object not in (a.dtype, b.dtype):
+        return np.asarray(np.fmod(a, b) if as_in_c else a % b)
     return np.asarray(a - b * _integer_division(a, b) if as_in_c else a % b)
 
 
@@ -106,8 +108,12 @@ def _reshape_content(p: Facts, node: ir.Node) -> Array | None:
 
 
 def _range_content(p: Facts, node: ir.Node) -> Array | None:
-    start, limit, delta = (int(o.reshape(())[()]) for o in _operands(p, node))
-    numbers = range(start, limit, delta)
+    bounds = [o.reshape(()) for o in _operands(p, node)]
+    start, limit, delta = bounds
+    if any(bound.dtype.kind == "f" for bound in bounds):
+        count = max(math.ceil((limit - start) / delta), 0)
+        return np.asarray(start + np.arange(min(count, MAX_ELEMENTS + 1)) * delta, start.dtype)
+    numbers = range(int(start[()]), int(limit[()]), int(delta[()]))
     return _objects(list(numbers)) if len(numbers) <= MAX_ELEMENTS else None
 
 
@@ -144,7 +150,7 @@ def _expanded_content(p: Facts, node: ir.Node) -> Array | None:
     sizes = [int(s) for s in shape]
     if math.prod(sizes) * max(data.size, 1) > MAX_ELEMENTS**2:
         return None
-    return np.asarray(data * np.ones(sizes, object))
+    return np.broadcast_to(data, np.broadcast_shapes(data.shape, tuple(sizes)))
 
 
 def _compare(function: Callable[[Array, Array], Any]) -> Callable[[Facts, ir.Node], Array | None]:

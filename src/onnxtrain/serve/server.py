@@ -22,12 +22,13 @@ HEADERS = {
     "Cross-Origin-Embedder-Policy": "require-corp",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Content-Security-Policy": POLICY,
+    "Permissions-Policy": "camera=(self), microphone=(), geolocation=()",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-cache",
 }
 """The first two isolate the page, which browsers ask for before they allow shared memory; the
-policy lets the page talk to this server and to nobody else."""
+policy lets the page talk to this server and to nobody else, and ask for the camera only."""
 
 
 class Server:

@@ -10,11 +10,16 @@ from pathlib import Path
 
 from ..errors import ModelError, OnnxTrainError
 from ..runtime.files.external import DataFolder, Reference
+from ..runtime.files.onnxfile import ModelFile
 
 DEVICE = "device.json"
 ARTIFACTS = (
     "training_model.onnx", "eval_model.onnx", "optimizer_model.onnx", "checkpoint", DEVICE,
 )  # fmt: skip
+TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
+"""What a language model's artifacts may have beside them."""
+DESCRIBED = ("class_names", "image_mean", "image_std", "image_size")
+"""Metadata of a model that say what its classes are called and how its images are made."""
 NEEDED = ("training_model.onnx", "checkpoint")
 WEBGPU = "ort.webgpu.min.mjs"
 TYPES = {
@@ -51,6 +56,9 @@ class Site:
         prefix: of the artifacts' names.
         name: what the page calls the model; by default the directory's name.
         checkpoint: another checkpoint than the directory's own, that of a run.
+        tokenizer: a ``tokenizer.json``, or the folder that has one, where the directory has none.
+        model: a model whose metadata name the classes and say how images are made; by default the
+            eval model.
         runtime: a directory with the files of another onnxruntime-web (its ``dist``), for
             example one with WebGPU; by default the WebAssembly build in this package.
 
@@ -73,11 +81,15 @@ class Site:
         name: str | None = None,
         runtime: Path | None = None,
         checkpoint: Path | None = None,
+        tokenizer: Path | None = None,
+        model: Path | None = None,
     ) -> None:
         self.artifacts, self.prefix = artifacts.resolve(), prefix
         self.checkpoint = None if checkpoint is None else checkpoint.absolute()
         self.name = name or self.artifacts.name
         self.runtime = None if runtime is None else runtime.resolve()
+        self.tokenizer = self._tokenizer_folder(tokenizer)
+        self.model = model or self.artifacts / f"{prefix}eval_model.onnx"
         self._check()
         self._static = _package_files()
 
@@ -110,9 +122,40 @@ class Site:
     def info(self) -> dict[str, object]:
         """What the page has to know."""
         webgpu = self.runtime is not None and (self.runtime / WEBGPU).is_file()
-        return {"name": self.name, "prefix": self.prefix, "webgpu": webgpu}
+        return {
+            "name": self.name,
+            "prefix": self.prefix,
+            "webgpu": webgpu,
+            "tokenizer": [n for n in TOKENIZER if self._tokenizer_file(n) is not None],
+            "metadata": self._metadata(),
+        }
+
+    def _metadata(self) -> dict[str, str]:
+        """What the model says of its classes and images; nothing where it cannot be read."""
+        try:
+            content = _inside(self.model.parent, self.model.name)
+            metadata = {} if content is None else ModelFile.load(content).metadata
+        except OnnxTrainError:
+            return {}
+        return {key: metadata[key] for key in DESCRIBED if key in metadata}
+
+    def _tokenizer_folder(self, given: Path | None) -> Path:
+        if given is None:
+            return self.artifacts
+        folder = given if given.is_dir() else given.parent
+        if not (folder / TOKENIZER[0]).is_file() or (
+            given.is_file() and given.name != TOKENIZER[0]
+        ):
+            raise SiteError(f"{str(given)!r} is no {TOKENIZER[0]}, nor a folder that has one.")
+        return folder.resolve()
+
+    def _tokenizer_file(self, name: str) -> bytes | None:
+        return _inside(self.tokenizer, name) if (self.tokenizer / name).is_file() else None
 
     def _artifact(self, name: str) -> File | None:
+        if name in TOKENIZER:
+            content = self._tokenizer_file(name)
+            return None if content is None else File(content, TYPES[".json"])
         if name not in {f"{self.prefix}{n}" for n in ARTIFACTS}:
             return None
         if name == f"{self.prefix}checkpoint" and self.checkpoint is not None:

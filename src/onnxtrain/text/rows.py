@@ -117,15 +117,15 @@ def _apart(
     encoded: Iterable[Encoded], length: int, side: Side, pad: int, fixed_length: bool
 ) -> Rows:
     """Rows of whole texts, each text with a number."""
-    pieces = [
+    chunks = [
         (ids[i : i + length], labels[i : i + length])
         for ids, labels in encoded
         for i in range(0, len(ids), length)
     ]
-    groups = _fitted([len(ids) for ids, _ in pieces], length)
-    rows = [_joined([pieces[i] for i in group]) for group in groups]
+    groups = _fitted([len(ids) for ids, _ in chunks], length)
+    rows = [_joined([chunks[i] for i in group]) for group in groups]
     longest = length if fixed_length else max(len(ids) for ids, _ in rows)
-    texts = [[len(pieces[i][0]) for i in group] for group in groups]
+    texts = [[len(chunks[i][0]) for i in group] for group in groups]
     return _filled(rows, longest, side, pad, 0, texts)
 
 
@@ -149,10 +149,10 @@ def _fitted(sizes: Sequence[int], length: int) -> list[list[int]]:
     return sorted(sorted(group) for group in groups)
 
 
-def _joined(pieces: Sequence[Encoded]) -> Encoded:
+def _joined(chunks: Sequence[Encoded]) -> Encoded:
     """Texts one after the other; the first token of each is predicted from nothing."""
-    tokens = [t for ids, _ in pieces for t in ids]
-    labels = [t for _, own in pieces for t in (IGNORED, *own[1:])]
+    tokens = [t for ids, _ in chunks for t in ids]
+    labels = [t for _, own in chunks for t in (IGNORED, *own[1:])]
     return tokens, labels
 
 

@@ -182,8 +182,8 @@ class _Masks:
         def change() -> None:
             new = bias
             if old is not None:
-                given = self.op.tensor(old)
-                new = self.op.And(given, bias) if is_flag else given + bias
+                mask = self.op.tensor(old)
+                new = self.op.And(mask, bias) if is_flag else mask + bias
                 self.op.place(node.graph, before=node)  # type: ignore[arg-type]
             node.resize_inputs(max(place + 1, len(node.inputs)))
             node.replace_input_with(place, new.value)

@@ -192,9 +192,11 @@ def export(
 
 def _remedy(module: torch.nn.Module) -> str:
     """What can be done about a module that exporters fail on, where that is known."""
-    if any(hasattr(part, "set_experts_implementation") for part in module.modules()):
+    parts = list(module.modules())
+    has_experts = any("Experts" in type(part).__name__ for part in parts)
+    if has_experts and any(hasattr(part, "set_experts_implementation") for part in parts):
         return (
-            " If it has experts: exporters know them as batched products only, "
+            " Exporters know its experts as batched products only, "
             "model.set_experts_implementation('batched_mm') chooses these."
         )
     return ""
@@ -378,6 +380,7 @@ def _dynamo(flat: _Flat, asked: _Request) -> tuple[onnx.ModelProto, Fits]:
     # The fused kernels of attention give other strides than what torch decomposes it into later,
     # and a `view` that one layout allows fails on the other.
     plain = sdpa_kernel(SDPBackend.MATH)
+    table = {**translations.missing(), **asked.options.get("custom_translation_table", {})}
     with _assumptions() as rules, translations.read_once(), plain:
         program = torch.onnx.export(
             flat,
@@ -388,7 +391,7 @@ def _dynamo(flat: _Flat, asked: _Request) -> tuple[onnx.ModelProto, Fits]:
             verbose=False,
             optimize=False,
             opset_version=asked.opset,
-            **asked.options,
+            **{**asked.options, "custom_translation_table": table},
         )
     assert program is not None
     return program.model_proto, rules[-1]

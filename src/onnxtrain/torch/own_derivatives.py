@@ -52,10 +52,10 @@ def _agree(cls: Any, args: list[Any], size: float, random: torch.Generator) -> b
     floats = [i for i, value in enumerate(args) if is_float(value)]
 
     def plain(*values: torch.Tensor) -> Any:
-        given = list(args)
+        operands = list(args)
         for place, value in zip(floats, values):
-            given[place] = value
-        return call_forward(cls, given)[0]
+            operands[place] = value
+        return call_forward(cls, operands)[0]
 
     # What is changed in place on the way would stop autograd, and is no change to a graph.
     functional = torch.func.functionalize(plain)

@@ -1,4 +1,4 @@
-"""torch's table of translations to ONNX, read once in a process.
+"""torch's table of translations to ONNX: read once in a process, and what it lacks.
 
 The dynamo exporter parses the source of some five hundred translations anew for every export,
 which takes half a second, more than the rest of the export of a small module.
@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
+
+import torch
 
 _tables: dict[tuple[Any, ...], Any] = {}
 
@@ -44,3 +46,23 @@ def read_once() -> Iterator[None]:
         yield
     finally:
         setattr(ONNXRegistry, "from_torchlib", read)  # noqa: B010 - as above
+
+
+def missing() -> dict[Callable[..., Any], Callable[..., Any]]:
+    """Operators that torch's checks of values leave behind in a graph, and no table has.
+
+    The assertion itself is taken out of the graph; what it asked about is computed for nothing.
+    """
+    import onnxscript
+
+    op: Any = onnxscript.opset18
+    boolean, number = 9, 6
+
+    def all_true(self: Any) -> Any:
+        return op.Cast(op.ReduceMin(op.Cast(self, to=number), keepdims=0), to=boolean)
+
+    def any_true(self: Any) -> Any:
+        return op.Cast(op.ReduceMax(op.Cast(self, to=number), keepdims=0), to=boolean)
+
+    forms = {"_is_all_true": all_true, "_is_any_true": any_true}
+    return {getattr(torch.ops.aten, name).default: form for name, form in forms.items()}

@@ -71,7 +71,7 @@ class Features:
         """
         missing = [n for n in self._names if n not in inputs]
         if missing:
-            raise InputError(f"The model takes {missing[0]!r}; given are {', '.join(inputs)}.")
+            raise InputError(f"The model takes {missing[0]!r}; entry are {', '.join(inputs)}.")
         rows = len(inputs[self._names[0]])
         size = self.batch or batch_size
         parts = [
@@ -111,15 +111,15 @@ def head_model(head: NewHead, shape: Sequence[int]) -> onnx.ModelProto:
     model = load(head.model)
     graph = model.graph
     features = values_by_name(graph)[head.features]
-    given = ir.Value(
+    entry = ir.Value(
         name=head.features, type=features.type, shape=ir.Shape(["rows", *map(int, shape[1:])])
     )
-    given.type = given.type or ir.TensorType(ir.DataType.FLOAT)
+    entry.type = entry.type or ir.TensorType(ir.DataType.FLOAT)
     features.name = f"{head.features}/computed"
-    features.replace_all_uses_with(given)
-    graph.inputs.append(given)
+    features.replace_all_uses_with(entry)
+    graph.inputs.append(entry)
     RemoveUnusedNodesPass()(model)
-    for value in [v for v in graph.inputs if v is not given and not v.is_initializer()]:
+    for value in [v for v in graph.inputs if v is not entry and not v.is_initializer()]:
         if value.uses():
             raise ModelError(
                 f"What is behind the classifier reads {value.name!r}, an input of the model, and "

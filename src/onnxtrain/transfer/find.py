@@ -64,20 +64,20 @@ def find_classifier(model: ir.Model, output: str | None = None) -> Classifier:
         raise UnknownNameError("output", output, list(outputs))
     asked = list(outputs.values()) if output is None else [outputs[output]]
     layers = {node: layer for layer in find_layers(model) for node in layer.nodes}
-    found, reasons = list[Classifier](), list[str]()
+    classifiers, reasons = list[Classifier](), list[str]()
     for value in asked:
         result = _behind(value, layers)
         if isinstance(result, Classifier):
-            found.append(result)
+            classifiers.append(result)
         else:
             reasons.append(result)
-    if len(found) == 1:
-        return found[0]
-    if found:
-        listed = ", ".join(f"{one.output.name!r} has {one}" for one in found)
+    if len(classifiers) == 1:
+        return classifiers[0]
+    if classifiers:
+        listed = ", ".join(f"{one.output.name!r} has {one}" for one in classifiers)
         raise ModelError(
-            f"The model has {len(found)} classifiers: {listed}. Say which output is meant: "
-            f"output={found[0].output.name!r} (--loss-output {found[0].output.name})."
+            f"The model has {len(classifiers)} classifiers: {listed}. Say which output is meant: "
+            f"output={classifiers[0].output.name!r} (--loss-output {classifiers[0].output.name})."
         )
     raise ModelError(
         f"The model has no classifier that can be replaced. {' '.join(reasons)} A classifier is a "

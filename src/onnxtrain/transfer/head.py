@@ -198,17 +198,17 @@ class _Writer:
     def _parameter(self, name: str, array: Array) -> Tensor:
         """A new parameter, called as the old one where nobody else has that name."""
         graph, layer = self.model.graph, self.old.layer
-        wanted = f"{layer.name}.{name}"
-        taken = graph.initializers.get(wanted)
+        full_name = f"{layer.name}.{name}"
+        taken = graph.initializers.get(full_name)
         if taken is not None and self._is_own(taken):
-            del graph.initializers[wanted]
-            taken.name = self.op.names.fresh(f"{wanted}.replaced")
+            del graph.initializers[full_name]
+            taken.name = self.op.names.fresh(f"{full_name}.replaced")
             graph.register_initializer(taken)
-        elif taken is not None or any(o.name == wanted for n in graph for o in n.outputs):
-            wanted = self.op.names.fresh(f"{layer.name}.head.{name}")
-        self.op.names.reserve(wanted)
-        self.parameters.append(wanted)
-        return self.op.tensor(initializer(graph, wanted, array))
+        elif taken is not None or any(o.name == full_name for n in graph for o in n.outputs):
+            full_name = self.op.names.fresh(f"{layer.name}.head.{name}")
+        self.op.names.reserve(full_name)
+        self.parameters.append(full_name)
+        return self.op.tensor(initializer(graph, full_name, array))
 
     def _is_own(self, value: ir.Value) -> bool:
         """Whether only the old classifier reads a value."""

@@ -1,70 +1,83 @@
-/** The page: wires the run, the data, the curves and the drawing pad together. */
-import { CheckpointState, loadArtifacts, } from "../src/index.js";
+/** The page: wires the run, the data, the curves and the cards together. */
+import { CheckpointState, loadArtifacts, Optimizer, } from "../src/index.js";
+import { Adapters } from "./adapters.js";
 import { readArrays } from "./arrays.js";
 import { Chart } from "./chart.js";
-import { makeDataset } from "./dataset.js";
-import { Pad, paint } from "./pad.js";
+import { imageDataset, makeDataset } from "./dataset.js";
+import { button, bytesOf, element, field, filesOf, number, offer, showBars } from "./dom.js";
+import { Drawing } from "./drawing.js";
+import { droppedFiles, isPicture } from "./drops.js";
+import { classNames, imageForm, paint } from "./images.js";
+import { OwnImages } from "./own.js";
+import { findGpu, library, note } from "./providers.js";
 import { best, classes, Run, softmax } from "./run.js";
+import { Writing } from "./writing.js";
 const DIGITS_SCALE = 1 / 16;
 const SAMPLES = 24;
-const MAX_THREADS = 4;
 const OWN_WEIGHT = 8;
-function element(id) {
-    const found = document.getElementById(id);
-    if (found === null)
-        throw new Error(`the page has no #${id}`);
-    return found;
-}
-const button = (id) => element(id);
-const field = (id) => element(id);
+/** Rows of text cost their length times the vocabulary. */
+const TEXT_BATCH = "8";
+const SEEN = 5;
 class App {
     constructor(info) {
         this.info = info;
         this.chart = new Chart(document.querySelector("#chart"));
-        this.pad = new Pad(element("pad"), () => this.guard(() => this.guess()));
-        this.own = [];
+        this.drawing = new Drawing(this, this, () => this.allow());
+        this.own = new OwnImages(this, () => this.allow(), (image) => this.see(image));
+        this.adapters = new Adapters(this, (name) => this.restart(name));
+        this.gpu = { name: undefined, isSoftware: false, reason: "" };
         this.clock = { time: 0, step: 0 };
+        /** Whether the text is another than the one that the rows were made of. */
+        this.isTextNew = true;
+        this.writing = new Writing(this, info.tokenizer, () => (this.isTextNew = true));
         button("start").onclick = () => this.guard(() => this.startOrPause());
         button("reset").onclick = () => this.guard(() => this.startOver());
         button("digits").onclick = () => this.guard(() => this.useDigits());
         button("save").onclick = () => this.guard(() => this.saveCheckpoint());
         button("download").onclick = () => this.guard(() => this.downloadModel());
-        button("clear").onclick = () => this.clearPad();
-        button("random").onclick = () => this.guard(() => this.showRandom());
-        button("add").onclick = () => this.guard(() => this.addExample());
-        button("tune").onclick = () => this.guard(() => this.fineTune());
+        button("tune").onclick = () => this.guard(() => this.fineTune(this.drawing.examples));
+        button("tune-own").onclick = () => this.guard(() => this.trainOwn());
+        field("context").onchange = () => (this.isTextNew = true);
         element("backend").onchange = () => this.guard(() => this.changeBackend());
         element("settings").onsubmit = (event) => event.preventDefault();
-        field("files").onchange = () => this.guard(() => this.useFiles(field("files")));
+        field("files").onchange = () => this.guard(() => this.useFiles(filesOf(field("files")).map((file) => ({ file, folder: "" }))));
         field("load").onchange = () => this.guard(() => this.loadCheckpoint());
         this.makeDropZone();
     }
     async start() {
-        if (this.info.webgpu && "gpu" in navigator) {
-            element("backend").append(new Option("GPU (WebGPU)", "webgpu"));
+        this.gpu = await findGpu(this.info.webgpu);
+        if (this.gpu.name !== undefined) {
+            const isUsed = !this.gpu.isSoftware;
+            element("backend").append(new Option("GPU (WebGPU)", "webgpu", isUsed, isUsed));
         }
         await this.load();
-        if (this.digitsFit)
+        if (this.writing.isUsed) {
+            field("batch").value = TEXT_BATCH;
+            this.say("Paste a text to learn from.");
+        }
+        else if (this.digitsFit)
             await this.useDigits();
         else
             this.say("Drop a data set to train on.");
     }
     // --- artifacts --------------------------------------------------------------------------------
     async load() {
-        const provider = element("backend").value;
-        const ort = await library(provider);
-        await this.artifacts?.module.release();
-        this.artifacts = await loadArtifacts(new URL("artifacts", document.baseURI).href, {
-            ort,
-            prefix: this.info.prefix,
-            checkpoint: this.checkpoint,
-            sessionOptions: { executionProviders: [provider] },
-        });
+        const select = element("backend");
+        try {
+            await this.loadOn(select.value);
+        }
+        catch (error) {
+            if (select.value !== "webgpu" || this.artifacts !== undefined)
+                throw error;
+            // a GPU that was chosen for the user and cannot run this model
+            this.gpu = { ...this.gpu, reason: `WebGPU cannot load this model (${error.message})` };
+            select.value = "wasm";
+            await this.loadOn("wasm");
+        }
         const { module, optimizer } = this.artifacts;
         const count = module.getParametersSize(true).toLocaleString("en");
-        const threads = provider === "wasm" ? `, ${ort.env.wasm.numThreads} threads` : "";
         element("summary").textContent =
-            `${this.info.name}: ${count} trainable numbers, ${optimizer?.name ?? "no optimizer"}${threads}`;
+            `${this.info.name}: ${count} trainable numbers, ${optimizer?.name ?? "no optimizer"}`;
         if (this.checkpoint !== undefined && optimizer !== undefined) {
             field("rate").value = String(optimizer.getLearningRate());
         }
@@ -72,9 +85,29 @@ class App {
         for (const id of ["save", "download", "reset"])
             button(id).disabled = false;
         element("step").textContent = String(optimizer?.stepCount ?? 0);
+        this.adapters.use(module);
+        if (await this.writing.use(module))
+            this.isTextNew = true;
+        const form = this.writing.isUsed ? undefined : this.form;
+        this.own.use(form, this.labels, classNames(this.info.metadata));
         this.prepare();
     }
+    async loadOn(provider) {
+        const ort = await library(provider);
+        const loaded = await loadArtifacts(new URL("artifacts", document.baseURI).href, {
+            ort,
+            prefix: this.info.prefix,
+            checkpoint: this.checkpoint,
+            sessionOptions: { executionProviders: [provider] },
+        });
+        await this.artifacts?.module.release();
+        this.artifacts = loaded;
+        const { text, reason } = note(provider, ort, this.gpu);
+        element("provider").textContent = text;
+        element("reason").textContent = reason;
+    }
     prepare() {
+        this.allow();
         if (this.artifacts === undefined || this.dataset === undefined)
             return;
         this.run = Run.of(this.artifacts, this.dataset, {
@@ -83,15 +116,31 @@ class App {
                 this.chart.loss(step, loss);
             },
             measured: (step, { loss, accuracy }) => {
-                element("accuracy").textContent =
-                    accuracy === undefined ? `loss ${loss.toFixed(3)}` : `${(accuracy * 100).toFixed(1)} %`;
-                if (accuracy !== undefined)
-                    this.chart.accuracy(step, accuracy);
+                this.showQuality(loss, accuracy);
+                this.chart.measured(step, loss, accuracy);
             },
             breathe: () => this.redraw(),
         });
-        button("start").disabled = false;
-        this.prepareDrawing();
+        this.allow();
+        this.drawing.use(this.form, this.dataset);
+    }
+    /** Enable what can be done now. */
+    allow() {
+        const isIdle = this.run?.running !== true;
+        const hasModel = this.artifacts !== undefined;
+        button("start").disabled = !hasModel || (this.dataset === undefined && !this.writing.isUsed);
+        button("tune").disabled = !isIdle || this.drawing.examples.length === 0;
+        button("tune-own").disabled = !isIdle || !hasModel || this.own.examples.length === 0;
+    }
+    showQuality(loss, accuracy) {
+        const [name, value, legend] = this.writing.isUsed
+            ? ["Perplexity", Math.exp(loss).toPrecision(3), "held-out loss"]
+            : accuracy === undefined
+                ? ["Held-out loss", loss.toFixed(4), "held-out loss"]
+                : ["Accuracy", `${(accuracy * 100).toFixed(1)} %`, "held-out accuracy"];
+        element("quality").textContent = name;
+        element("accuracy").textContent = value;
+        element("legend").textContent = legend;
     }
     redraw() {
         this.chart.draw();
@@ -104,7 +153,7 @@ class App {
         const now = performance.now();
         const steps = step - this.clock.step;
         if (steps > 0 && (now - this.clock.time > 500 || this.run?.running === false)) {
-            element("speed").textContent = ((steps / (now - this.clock.time)) * 1000).toFixed(0);
+            element("speed").textContent = ((steps / (now - this.clock.time)) * 1000).toPrecision(2);
             this.clock = { time: now, step };
         }
     }
@@ -114,7 +163,24 @@ class App {
             this.run.pause();
             return;
         }
+        if (this.writing.isUsed)
+            await this.prepareText();
         await this.train(number("epochs"));
+        if (this.writing.isUsed)
+            await this.writing.sample("after");
+    }
+    /** Rows of the text that is there now, and a sample from before it is learned. */
+    async prepareText() {
+        if (this.isTextNew) {
+            this.dataset = this.writing.dataset();
+            this.prepare();
+            this.isTextNew = false;
+        }
+        if (!this.writing.hasBefore) {
+            this.say("Writing a sample first…");
+            button("start").disabled = true;
+            await this.writing.sample("before").finally(() => this.allow());
+        }
     }
     async train(epochs) {
         const { run } = this;
@@ -126,32 +192,51 @@ class App {
         const start = button("start");
         const before = run.optimizer.stepCount;
         start.textContent = "Pause";
-        button("tune").disabled = true;
         this.say("Training…");
         let finished = false;
         try {
-            await run.train(epochs);
+            const training = run.train(epochs);
+            this.allow();
+            await training;
             finished = true;
         }
         finally {
             start.textContent = run.optimizer.stepCount > 0 ? "Resume" : "Train";
-            button("tune").disabled = this.own.length === 0;
+            this.allow();
+            const steps = run.optimizer.stepCount - before;
             if (finished)
-                this.say(`Stopped after ${run.optimizer.stepCount - before} steps.`);
+                this.say(`Stopped after ${steps} ${steps === 1 ? "step" : "steps"}.`);
         }
-        await this.guess();
+        await this.drawing.guess();
     }
     async startOver() {
         await this.pauseAndWait();
         this.checkpoint = undefined;
+        this.clearProgress();
+        await this.load();
+        this.say("Back at the first checkpoint.");
+    }
+    clearProgress() {
         this.chart.clear();
         this.newest = undefined;
         for (const id of ["loss", "accuracy", "speed"])
             element(id).textContent = "–";
-        element("epoch").textContent = "0";
+        for (const id of ["epoch", "step"])
+            element(id).textContent = "0";
         button("start").textContent = "Train";
-        await this.load();
-        this.say("Back at the first checkpoint.");
+        this.writing.forget();
+    }
+    /** Training begins anew from an adapter that was loaded, with fresh moments. */
+    restart(name) {
+        if (this.artifacts === undefined)
+            return;
+        this.run?.pause();
+        if (this.artifacts.optimizer !== undefined) {
+            this.artifacts.optimizer = new Optimizer(this.artifacts.module, true);
+        }
+        this.clearProgress();
+        this.prepare();
+        this.say(`${name}: goes on from this adapter.`);
     }
     async changeBackend() {
         await this.pauseAndWait();
@@ -167,39 +252,37 @@ class App {
         await this.artifacts?.state.exclusive(async () => undefined);
     }
     // --- data -------------------------------------------------------------------------------------
-    /** The first input as an image: height and width, if it is one of a single channel. */
-    get imageSize() {
-        const info = this.artifacts?.module.inputs()[0];
-        if (info?.type !== "float32")
-            return undefined;
-        const dims = info.shape.slice(1).filter((d) => typeof d === "number");
-        if (dims.length !== info.shape.length - 1)
-            return undefined;
-        const size = dims.reduce((a, b) => a * b, 1);
-        const side = Math.sqrt(size);
-        const flat = dims.length === 1 || dims.slice(-2).every((d) => d === side);
-        return Number.isInteger(side) && side >= 6 && flat ? { height: side, width: side } : undefined;
+    /** How the first input takes pictures, if it does. */
+    get form() {
+        return imageForm(this.artifacts?.module.inputs()[0], this.info.metadata);
+    }
+    get target() {
+        const inputs = this.artifacts?.module.inputs() ?? [];
+        return inputs.length === 2 ? inputs[1] : undefined;
+    }
+    /** What the labels may be, if pictures have one each. */
+    get labels() {
+        const listed = this.artifacts?.module.facts.models["train"]?.labels ?? [];
+        return listed.find(({ input }) => input === this.target?.name);
     }
     get digitsFit() {
-        return this.imageSize?.height === 8 && this.artifacts?.module.inputs().length === 2;
+        const { form } = this;
+        return form?.height === 8 && form.width === 8 && form.channels === 1 && this.target !== undefined;
     }
     async useDigits() {
-        const response = await fetch("data/digits.npz");
-        const bytes = new Uint8Array(await response.arrayBuffer());
+        const bytes = await bytesOf(await (await fetch("data/digits.npz")).blob());
         this.use("Handwritten digits", await readArrays("digits.npz", bytes), DIGITS_SCALE);
     }
-    async useFiles(input) {
-        const files = [...(input.files ?? [])].sort((a, b) => a.name.localeCompare(b.name));
+    async useFiles(dropped) {
+        const files = dropped.map(({ file }) => file).sort((a, b) => a.name.localeCompare(b.name));
         if (files.length === 0)
             return;
         const arrays = new Map();
         for (const file of files) {
-            const bytes = new Uint8Array(await file.arrayBuffer());
-            for (const [name, array] of await readArrays(file.name, bytes))
+            const found = await readArrays(file.name, await bytesOf(file));
+            for (const [name, array] of found)
                 arrays.set(name, array);
         }
-        if (input.value !== undefined)
-            input.value = "";
         this.use(files.map((f) => f.name).join(", "), arrays);
     }
     use(name, arrays, scale) {
@@ -208,113 +291,93 @@ class App {
         const { module } = this.artifacts;
         const labels = module.facts.models["train"]?.labels;
         this.dataset = makeDataset(name, arrays, module.inputs(), labels, scale);
-        this.own = [];
+        this.drawing.examples = [];
         this.run?.pause();
-        this.describeData();
+        this.describeData(this.dataset);
         this.prepare();
         this.say(`${name}: ready to train.`);
     }
-    describeData() {
-        const { dataset, imageSize } = this;
-        if (dataset === undefined)
-            return;
+    describeData(dataset) {
+        const { form } = this;
         const { training, held } = dataset;
         element("data-summary").textContent =
             `${dataset.name}: ${training.length} examples to train on, ${held.length} held out.`;
-        const canvases = imageSize === undefined ? [] : training.slice(0, SAMPLES).map((row) => {
+        const canvases = form === undefined ? [] : training.slice(0, SAMPLES).map((row) => {
             const canvas = document.createElement("canvas");
             const image = dataset.example(row);
             if (image !== undefined)
-                paint(canvas, image, imageSize.height, imageSize.width);
+                paint(canvas, image, form);
             return canvas;
         });
         element("samples").replaceChildren(...canvases);
     }
     makeDropZone() {
-        const zone = element("drop");
         for (const kind of ["dragover", "dragleave", "drop"]) {
             document.addEventListener(kind, (event) => {
+                if (event.target === element("text"))
+                    return; // a text field takes what is dropped by itself
                 event.preventDefault();
-                zone.classList.toggle("over", kind === "dragover");
-                if (kind === "drop" && event.dataTransfer !== null) {
-                    const { files } = event.dataTransfer;
-                    void this.guard(() => this.useFiles({ files }));
-                }
+                element("drop").classList.toggle("over", kind === "dragover");
+                if (kind !== "drop" || event.dataTransfer === null)
+                    return;
+                const files = droppedFiles(event.dataTransfer);
+                const group = this.own.groupAt(event.target);
+                void this.guard(async () => {
+                    const all = await files;
+                    const isOwn = all.some(({ file, folder }) => folder !== "" || isPicture(file));
+                    if (group !== undefined || isOwn)
+                        await this.own.addFiles(all, group);
+                    else
+                        await this.useFiles(all);
+                });
             });
         }
     }
-    // --- drawing ----------------------------------------------------------------------------------
-    prepareDrawing() {
-        const { dataset, imageSize } = this;
-        const labels = dataset?.labels(Array.from({ length: dataset.rows }, (_, i) => i));
-        const usable = imageSize !== undefined && labels !== undefined && dataset?.columns.length === 2;
-        element("drawing").hidden = !usable;
-        if (!usable)
-            return;
-        const top = labels.reduce((a, b) => Math.max(a, b), 0);
-        const select = element("label");
-        const names = Array.from({ length: top + 1 }, (_, i) => dataset?.className(i) ?? "");
-        if ([...select.options].map((option) => option.text).join() !== names.join()) {
-            select.replaceChildren(...names.map((text) => new Option(text)));
-        }
+    // --- pictures ---------------------------------------------------------------------------------
+    className(label) {
+        const names = this.dataset?.classes ?? [];
+        return names[label] ?? this.own.classNames[label] ?? String(label);
     }
-    clearPad() {
-        this.pad.clear();
-        element("bars").replaceChildren();
-        element("answer").textContent = "Draw, and see what the model thinks.";
+    async classify(image) {
+        const { artifacts, form } = this;
+        if (artifacts === undefined || form === undefined)
+            return undefined;
+        const input = { data: image.slice(), dims: [1, ...form.shape] };
+        const [scores] = await classes(artifacts.module, [input]);
+        return scores && softmax(scores);
     }
-    async showRandom() {
-        const { dataset, imageSize } = this;
-        if (dataset === undefined || imageSize === undefined)
+    /** What the model sees in the camera's picture; not while it is trained. */
+    async see(image) {
+        if (this.run?.running === true)
             return;
-        const rows = dataset.held.length > 0 ? dataset.held : dataset.training;
-        const row = rows[Math.floor(Math.random() * rows.length)];
-        const image = dataset.example(row);
-        if (image === undefined)
+        const shares = await this.classify(image);
+        if (shares === undefined)
             return;
-        this.pad.show(image, imageSize.height, imageSize.width);
-        const [label] = dataset.labels([row]) ?? [];
-        if (label !== undefined)
-            element("label").selectedIndex = label;
-        await this.guess(image);
+        const names = this.own.classNames;
+        const order = Array.from(shares.keys()).sort((a, b) => (shares[b] ?? 0) - (shares[a] ?? 0));
+        element("sees").textContent = `It sees ${names[best(shares)]}.`;
+        showBars("seen", order.slice(0, SEEN).map((i) => [names[i] ?? String(i), shares[i] ?? 0]));
     }
-    async guess(known) {
-        const { artifacts, imageSize, dataset } = this;
-        if (artifacts === undefined || imageSize === undefined || dataset === undefined)
-            return;
-        const image = known ?? this.pad.image(imageSize.height, imageSize.width);
-        if (image === undefined)
-            return;
-        paint(element("small"), image, imageSize.height, imageSize.width);
-        const shape = dataset.columns[0]?.shape ?? [];
-        const [scores] = await classes(artifacts.module, [{ data: image.slice(), dims: [1, ...shape] }]);
-        if (scores === undefined)
-            return;
-        const shares = softmax(scores);
-        const winner = best(scores);
-        const percent = ((shares[winner] ?? 0) * 100).toFixed(0);
-        const strong = document.createElement("b");
-        strong.textContent = dataset.className(winner);
-        element("answer").replaceChildren("It reads ", strong, ` (${percent} % sure)`);
-        element("bars").replaceChildren(...[...shares].map((s, i) => bar(s, dataset.className(i))));
-    }
-    async addExample() {
-        const { imageSize } = this;
-        const image = imageSize && this.pad.image(imageSize.height, imageSize.width);
-        if (image === undefined)
-            throw new Error("Draw something first.");
-        this.own.push({ image, label: element("label").selectedIndex });
-        element("examples").textContent = `${this.own.length} of your own.`;
-        button("tune").disabled = this.run?.running ?? true;
-        this.clearPad();
-    }
-    /** Train on the user's examples, weighted up, among the others, so that those are not forgotten. */
-    async fineTune() {
+    /** Train on examples, weighted up, among the others, so that those are not forgotten. */
+    async fineTune(examples) {
         const { dataset, run } = this;
         if (dataset === undefined || run === undefined)
             return;
-        const weighted = Array.from({ length: OWN_WEIGHT }, () => this.own).flat();
+        const weighted = Array.from({ length: OWN_WEIGHT }, () => examples).flat();
         run.use(dataset.with(weighted));
+        await this.train(number("epochs"));
+    }
+    /** Train on the user's own pictures: alone, or among the data set that is loaded. */
+    async trainOwn() {
+        const { form, target } = this;
+        const { examples, classNames: names } = this.own;
+        if (form === undefined || target === undefined)
+            return;
+        if (field("among").checked && this.dataset !== undefined)
+            return this.fineTune(examples);
+        this.dataset = imageDataset("Your images", examples, form.shape, target, names);
+        this.describeData(this.dataset);
+        this.prepare();
         await this.train(number("epochs"));
     }
     // --- keeping ----------------------------------------------------------------------------------
@@ -325,14 +388,12 @@ class App {
         this.say("Checkpoint saved, optimizer state included.");
     }
     async loadCheckpoint() {
-        const input = field("load");
-        const file = input.files?.[0];
+        const [file] = filesOf(field("load"));
         if (file === undefined)
             return;
         await this.pauseAndWait();
         const before = this.checkpoint;
-        this.checkpoint = new Uint8Array(await file.arrayBuffer());
-        input.value = "";
+        this.checkpoint = await bytesOf(file);
         try {
             await this.load();
         }
@@ -341,7 +402,7 @@ class App {
             throw error;
         }
         button("start").textContent = "Resume";
-        this.say(`${file.name}: continues at step ${this.run?.optimizer.stepCount ?? 0}.`);
+        this.say(`${file.name}: continues at step ${this.artifacts?.optimizer?.stepCount ?? 0}.`);
     }
     async downloadModel() {
         if (this.artifacts === undefined)
@@ -363,44 +424,6 @@ class App {
             this.say(error instanceof Error ? error.message : String(error), true);
         }
     }
-}
-function number(id) {
-    const input = field(id);
-    if (!input.reportValidity())
-        throw new Error(`Check the field “${id}”.`);
-    return Number(input.value);
-}
-function bar(share, label) {
-    const item = document.createElement("li");
-    const name = document.createElement("span");
-    name.textContent = label;
-    const progress = document.createElement("progress");
-    progress.max = 1;
-    progress.value = share;
-    progress.setAttribute("aria-label", `Probability of ${label}`);
-    const value = document.createElement("span");
-    value.textContent = `${(share * 100).toFixed(0)} %`;
-    item.append(name, progress, value);
-    return item;
-}
-function offer(name, bytes) {
-    const url = URL.createObjectURL(new Blob([bytes.slice()], { type: "application/octet-stream" }));
-    const link = document.createElement("a");
-    link.href = url;
-    link.download = name;
-    link.click();
-    setTimeout(() => URL.revokeObjectURL(url), 60_000);
-}
-/** onnxruntime-web from this server, never from elsewhere. */
-async function library(provider) {
-    const file = provider === "webgpu" ? "ort.webgpu.min.mjs" : "ort.wasm.min.mjs";
-    const folder = new URL("ort/", document.baseURI).href;
-    const ort = (await import(folder + file));
-    ort.env.wasm.wasmPaths = folder;
-    const cores = Math.min(MAX_THREADS, navigator.hardwareConcurrency || 1);
-    ort.env.wasm.numThreads = globalThis.crossOriginIsolated ? cores : 1;
-    ort.env.logLevel = "error";
-    return ort;
 }
 async function main() {
     try {

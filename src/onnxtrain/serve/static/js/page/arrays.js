@@ -1,4 +1,5 @@
 /** Arrays from files: NumPy's .npy and .npz, and CSV. */
+import { orDamaged, unzip } from "./zip.js";
 const READERS = {
     f4: (b) => new Float32Array(b),
     f8: (b) => new Float64Array(b),
@@ -14,13 +15,7 @@ const READERS = {
 };
 /** All arrays in a file, by name; the kind of file is told by its name's ending. */
 export async function readArrays(name, bytes) {
-    try {
-        return await read(name, bytes);
-    }
-    catch (error) {
-        const isOurs = error instanceof Error && !(error instanceof RangeError || error instanceof TypeError);
-        throw isOurs ? error : new Error(`${name} is damaged.`);
-    }
+    return orDamaged(name, () => read(name, bytes));
 }
 async function read(name, bytes) {
     const stem = name.replace(/\.[^.]*$/, "");
@@ -72,68 +67,22 @@ function readTexts(buffer, letters) {
         return own.map((p) => (p <= 0x10ffff ? String.fromCodePoint(p) : "\ufffd")).join("");
     });
 }
-const END_OF_DIRECTORY = 0x06054b50;
-const DIRECTORY_ENTRY = 0x02014b50;
-const STORED = 0;
-const DEFLATED = 8;
-/** A file may grow so many times when it is unpacked, or to so many bytes; as in `readfile.py`. */
-const GROWTH = 200;
-const ALLOWED_BYTES = 2 ** 28;
 async function readNpz(bytes, name) {
-    const view = new DataView(bytes.buffer, bytes.byteOffset, bytes.byteLength);
-    let end = bytes.length - 22;
-    while (end >= 0 && view.getUint32(end, true) !== END_OF_DIRECTORY)
-        end -= 1;
-    if (end < 0)
-        throw new Error(`${name} is not a .npz file.`);
     const found = new Map();
-    let allowed = Math.max(GROWTH * bytes.length, ALLOWED_BYTES);
-    let at = view.getUint32(end + 16, true);
-    for (let left = view.getUint16(end + 10, true); left > 0; left--) {
-        if (view.getUint32(at, true) !== DIRECTORY_ENTRY)
-            throw new Error(`${name} is damaged.`);
-        const method = view.getUint16(at + 10, true);
-        const size = view.getUint32(at + 20, true);
-        const nameLength = view.getUint16(at + 28, true);
-        const member = new TextDecoder().decode(bytes.subarray(at + 46, at + 46 + nameLength));
-        const local = view.getUint32(at + 42, true);
-        const start = local + 30 + view.getUint16(local + 26, true) + view.getUint16(local + 28, true);
-        if (method !== STORED && method !== DEFLATED)
-            throw new Error(`${name}: unknown compression.`);
-        const raw = bytes.subarray(start, start + size);
-        const content = method === STORED ? raw : await inflate(raw, name, allowed);
-        allowed -= content.length;
-        if (member.endsWith(".npy")) {
+    for (const [member, content] of await unzip(bytes, name)) {
+        if (member.endsWith(".npy"))
             found.set(member.slice(0, -4), readNpy(content, `${name}/${member}`));
-        }
-        at += 46 + nameLength + view.getUint16(at + 30, true) + view.getUint16(at + 32, true);
     }
     return found;
-}
-/** Unpack to so many bytes at most: a few kilobytes can hold gigabytes. */
-async function inflate(bytes, name, allowed) {
-    const stream = new Blob([bytes.slice()]).stream();
-    const reader = stream.pipeThrough(new DecompressionStream("deflate-raw")).getReader();
-    const chunks = [];
-    let size = 0;
-    for (let { done, value } = await reader.read(); !done; { done, value } = await reader.read()) {
-        if (value === undefined)
-            continue;
-        chunks.push(value);
-        size += value.length;
-        if (size <= allowed)
-            continue;
-        await reader.cancel();
-        throw new Error(`${name} holds ${GROWTH} times as much as it has: that is how bombs are made.`);
-    }
-    return new Uint8Array(await new Blob(chunks).arrayBuffer());
 }
 const TARGETS = ["label", "labels", "target", "class", "y"];
 /** Numbers in a table; the target is the column called so, else the last one, and may be text. */
 function readCsv(text, name) {
     const rows = text.split(/\r?\n/).filter((l) => l.trim() !== "").map((l) => l.split(/[,;\t]/));
     const first = rows[0] ?? [];
-    const hasHeader = first.some((cell) => Number.isNaN(Number(cell)));
+    // a text above a number is a name; a text above another one is a label like it
+    const isName = (cell, column) => Number.isNaN(Number(cell)) && !Number.isNaN(Number(rows[1]?.[column] ?? 0));
+    const hasHeader = first.some(isName);
     const columns = hasHeader ? first.map((c) => c.trim().toLowerCase()) : [];
     const body = hasHeader ? rows.slice(1) : rows;
     const named = columns.findIndex((c) => TARGETS.includes(c));

@@ -62,6 +62,17 @@ export class Dataset {
         return result;
     }
 }
+/** Pictures and their classes as a data set of their own. */
+export function imageDataset(name, examples, shape, labels, classes) {
+    const size = shape.reduce((a, b) => a * b, 1);
+    const data = new Float32Array(examples.length * size);
+    examples.forEach(({ image }, i) => data.set(image, i * size));
+    const numbers = emptyLike({ type: labels.type, size: 1 }, examples.length);
+    examples.forEach(({ label }, i) => setNumber(numbers, i, label));
+    const images = { type: "float32", data: data, shape, size };
+    const own = labels.shape.slice(1).map(() => 1);
+    return new Dataset(name, [images, { type: labels.type, data: numbers, shape: own, size: 1 }], examples.length, classes);
+}
 /**
  * Find the array for each input, by name or by order, and bring it to the type it must have.
  * What cannot be trained on is refused here, with its row: `labels` says which inputs are classes.

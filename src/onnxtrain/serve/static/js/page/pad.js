@@ -80,18 +80,6 @@ export class Pad {
         this.last = to;
     }
 }
-/** Draw an image on a small canvas, one pixel per value. */
-export function paint(canvas, image, height, width) {
-    canvas.width = width;
-    canvas.height = height;
-    const context = canvas.getContext("2d");
-    const pixels = context.createImageData(width, height);
-    image.forEach((value, i) => {
-        const grey = Math.round(Math.min(1, Math.max(0, value)) * 255);
-        pixels.data.set([grey, grey, grey, 255], i * 4);
-    });
-    context.putImageData(pixels, 0, 0);
-}
 function bounds({ data, width, height }) {
     let [x0, y0, x1, y1] = [width, height, -1, -1];
     for (let y = 0; y < height; y++) {

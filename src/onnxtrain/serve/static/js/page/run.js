@@ -70,19 +70,44 @@ export class Run {
         this.module.lazyResetGrad();
         return { loss, ended: this.position >= this.order.length };
     }
-    /** Loss and accuracy over held-out rows (training rows when nothing is held out). */
+    /** Loss and accuracy over held-out rows (training rows when nothing is held out), batch by batch. */
     async measure() {
         const { held, training } = this.dataset;
         const rows = (held.length > 0 ? held : training).slice(0, MEASURE_ROWS);
-        const inputs = this.dataset.batch(rows);
-        const { loss } = await this.module.evalStep(...inputs);
-        const labels = this.dataset.labels(rows);
-        if (labels === undefined)
-            return { loss, accuracy: undefined };
-        const own = this.module.inputs("predict");
-        const found = await classes(this.module, inputs.slice(0, own.length));
-        const right = found.filter((scores, i) => best(scores) === labels[i]).length;
-        return { loss, accuracy: right / rows.length };
+        let [loss, weight, right] = [0, 0, 0];
+        let isClassified = true;
+        for (let at = 0; at < rows.length; at += this.batchSize) {
+            const part = rows.slice(at, at + this.batchSize);
+            const inputs = this.dataset.batch(part);
+            const counted = this.counted(inputs, part.length);
+            if (counted === 0)
+                continue; // the mean of nothing is no number
+            loss += counted * (await this.module.evalStep(...inputs)).loss;
+            weight += counted;
+            const labels = this.dataset.labels(part);
+            isClassified &&= labels !== undefined;
+            if (labels === undefined)
+                continue;
+            const own = this.module.inputs("predict");
+            const found = await classes(this.module, inputs.slice(0, own.length));
+            right += found.filter((scores, i) => best(scores) === labels[i]).length;
+        }
+        return { loss: loss / weight, accuracy: isClassified ? right / rows.length : undefined };
+    }
+    /** How much a batch weighs: its labels that count, or its rows. */
+    counted(inputs, rows) {
+        const [labels] = this.module.facts.models["train"]?.labels ?? [];
+        const place = this.module.inputs().findIndex(({ name }) => name === labels?.input);
+        const input = inputs[place];
+        if (labels === undefined || input === undefined)
+            return rows;
+        const width = input.dims[1] ?? 1;
+        let count = 0;
+        for (const [i, label] of input.data.entries()) {
+            if (i % width >= (labels.skip ?? 0) && Number(label) !== labels.ignore_index)
+                count += 1;
+        }
+        return count;
     }
 }
 /** The scores of each row, from the model's first output. */

@@ -180,7 +180,7 @@ export function decode(file) {
     }
 }
 /** Write a safetensors file: tensors (wide types first, so that all stay aligned) and metadata. */
-function encode({ values, metadata }) {
+export function encode({ values, metadata }) {
     const width = ({ data }) => data.BYTES_PER_ELEMENT;
     const order = [...values].sort(([, a], [, b]) => width(b) - width(a));
     const header = { __metadata__: metadata };

@@ -17,6 +17,12 @@ export class InputError extends OnnxTrainError {
 /** A label that is neither a class nor the one to ignore. */
 export class LabelError extends InputError {
 }
+/** Adapters that there are none of, that are damaged, or that were made for another base. */
+export class AdapterError extends OnnxTrainError {
+}
+/** A text or a tokenizer that cannot be used. */
+export class TextError extends OnnxTrainError {
+}
 /** A loss or a gradient that is NaN or infinite; see `Module.checkFinite`. */
 export class NonFiniteError extends OnnxTrainError {
 }

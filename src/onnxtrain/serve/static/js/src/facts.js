@@ -3,6 +3,7 @@ import { check, ModelFileError } from "./errors.js";
 import { sizeOf } from "./ort.js";
 export const isText = (value) => typeof value === "string";
 export const isWhole = (value) => Number.isSafeInteger(value) && value >= 0;
+const isPositive = (value) => isWhole(value) && value > 0;
 const isFlag = (value) => typeof value === "boolean";
 const isNumber = (value) => typeof value === "number";
 export const isRecord = (value) => typeof value === "object" && value !== null && !Array.isArray(value);
@@ -11,6 +12,7 @@ export const isListOf = (test) => (value) => Array.isArray(value) && value.every
 const isMapOf = (test) => (value) => isRecord(value) && Object.values(value).every(test);
 export const hasForm = (form) => (value) => isRecord(value) && Object.entries(form).every(([key, test]) => test(value[key]));
 const isNothing = (value) => value === null;
+const isMissing = (value) => value === undefined;
 const isBase64 = (value) => isText(value) && /^[A-Za-z0-9+/]*={0,2}$/.test(value);
 const isRange = (value) => {
     const [from, to] = isListOf(isWhole)(value) ? value : [];
@@ -19,14 +21,33 @@ const isRange = (value) => {
 const isShape = isListOf(isWhole);
 const isSeed = hasForm({ seed: isText, float: isFlag });
 const isPiece = either(isRange, isBase64, isSeed, hasForm({ value: isText }));
+const isLabels = hasForm({
+    input: isText,
+    classes: either(isWhole, isNothing),
+    ignore_index: either(Number.isSafeInteger, isNothing),
+    skip: either(isMissing, isWhole),
+});
 const isModel = hasForm({
     file: either(isText, isNothing),
     pieces: isListOf(isPiece),
     inputs: isListOf(hasForm({ name: isText, type: isText, shape: isListOf(either(isWhole, isText)) })),
     outputs: isListOf(isText),
+    labels: either(isMissing, isListOf(isLabels)),
     feeds: isMapOf(isText),
     updates: isMapOf(isText),
     webgpu: hasForm({ session: isRecord, provider: isRecord }),
+});
+const isAdapter = hasForm({
+    config: hasForm({
+        rank: isPositive,
+        alpha: Number.isFinite,
+        dropout: Number.isFinite,
+        use_rslora: isFlag,
+        use_dora: isFlag,
+    }),
+    base: isText,
+    places: isListOf(hasForm({ layer: isText, a: isText, b: isText, magnitude: isText })),
+    saved: isListOf(isText),
 });
 const FORM = {
     version: (value) => value === 1,
@@ -35,6 +56,7 @@ const FORM = {
     parameters: isListOf(hasForm({ name: isText, type: isText, shape: isShape })),
     trainable: isListOf(isText),
     optimizer: either(isNothing, hasForm({ name: isText, clip_norm: either(isNumber, isNothing), moments: isMapOf(isShape) })),
+    adapter: either(isMissing, isNothing, isAdapter),
 };
 const LIMIT = 2 ** 31;
 /** device.json, or a `ModelFileError` that names what is wrong in it. */

@@ -4,11 +4,14 @@ import { readFacts } from "./facts.js";
 import { readBytes } from "./files.js";
 import { Module } from "./module.js";
 import { Optimizer } from "./optimizer.js";
+export * from "./adapter.js";
 export { CheckpointState } from "./checkpoint.js";
 export * from "./errors.js";
 export { readBytes, writeBytes } from "./files.js";
+export * from "./language.js";
 export * from "./module.js";
 export * from "./optimizer.js";
+export { byteTokenizer, loadTokenizer, MAX_TEXT } from "./tokenizer.js";
 /** Load the artifacts in a directory (a URL, or a path in Node) and make them ready to train. */
 export async function loadArtifacts(directory, options) {
     const usage = "Name the onnxruntime to run on: loadArtifacts(directory, { ort }), with " +
