@@ -2,7 +2,7 @@
 
 Two networks on scikit-learn's digits, AdamW with the same batches from the same weights, moments in
 float32, float16 and int8: the demo's convolutional network (38,282 weights; onnxruntime runs the
-update) and a fully connected one of 0.6 million (numba runs it, where it is installed). Per network
+update) and a fully connected one of 0.46 million (numba runs it, where it is installed). Each has
 the mean over three seeds of the training loss after each epoch, and accuracy on new rows; beside it
 bytes of the moments and the time of an update alone (processor time, one thread, least of five).
 

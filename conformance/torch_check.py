@@ -207,7 +207,7 @@ class TorchTrial:
             flat(ours), exact, function, flat(at), largest=largest, tolerance=self.case.tolerance
         )
         if verdict.word in ("wrong", "undecided") and self.twin is not None:
-            verdict = or_rounding(verdict, flat(self.twin), exact, largest)
+            verdict = or_rounding(verdict, flat(self.twin), exact, largest, flat(ours))
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         return Verdict(verdict.word, verdict.error, f"{names[0]}{more}: {verdict.note}")
 
@@ -254,7 +254,7 @@ class TorchTrial:
             if judged.word in ("wrong", "undecided"):
                 exact = arrays(self.exact.second_gradients(self.exact.point(), along))[name]
                 ours64 = in_float64(model, feeds).get(names[value])
-                judged = or_rounding(judged, ours64, exact, largest)
+                judged = or_rounding(judged, ours64, exact, largest, got[names[value]])
             found.append(judged)
         self._note(row, "second", found)
 

@@ -143,14 +143,30 @@ def judge_by_differences(
     return Verdict(decided.word, error, decided.note)
 
 
-def or_rounding(verdict: Verdict, ours64: Array | None, exact: Array, largest: float) -> Verdict:
-    """A wrong gradient whose formula is right in float64 is off by rounding alone."""
+def or_rounding(
+    verdict: Verdict, ours64: Array | None, exact: Array, largest: float, ours: Array | None = None
+) -> Verdict:
+    """A wrong gradient whose formula is right in float64 is off by rounding alone.
+
+    So is one that is a million times as near there as `ours` in float32: where all gradients are
+    zero but for rounding, nothing else tells how large an error is.
+    """
     if verdict.word not in ("wrong", "undecided") or ours64 is None:
         return verdict
     own = max(float(np.abs(exact).max(initial=0.0)), ROUNDING * largest)
-    if ours64.shape != exact.shape or distance(ours64, exact, own) > FORMULA:
+    if ours64.shape != exact.shape:
+        return verdict
+    shrinks = ours is not None and _gap(ours64, exact) <= FORMULA * _gap(ours, exact)
+    if not shrinks and distance(ours64, exact, own) > FORMULA:
         return verdict
     return Verdict("rounding", verdict.error, f"in float32 alone: {verdict.note}")
+
+
+def _gap(one: Array, other: Array) -> float:
+    """The largest difference; infinite if there is one that is no number."""
+    with np.errstate(all="ignore"):
+        gap = np.abs(one.astype(np.float64) - other)
+    return float(np.nan_to_num(gap, nan=np.inf).max(initial=0.0))
 
 
 def judge_alone(

@@ -115,7 +115,7 @@ OUTSIDE = {
     "compat.ort": {*ONNX, "onnxruntime", "torch", "h5py"},
     "compat.onnxcustom": {*ONNX, "onnxruntime", "sklearn", "tqdm"},
     "drawing": {"numpy", "onnx", "PIL"},
-    "torch": {*ONNX, "onnxruntime", "torch"},
+    "torch": {*ONNX, "onnxruntime", "onnxscript", "torch"},
     "sklearn": {*ONNX, "onnxruntime", "sklearn"},
     "distributed": {"numpy", "mpi4py", "torch", "ray"},
     "flower": {"numpy", "flwr"},

@@ -9,10 +9,24 @@ import contextlib
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 
 class OnnxTrainError(Exception):
     """Base class of every exception that onnxtrain defines."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled by what it holds: launchers and pools send errors from process to process."""
+        return _rebuilt, (type(self), self.args, vars(self))
+
+
+def _rebuilt(kind: type[OnnxTrainError], args: tuple[Any, ...], fields: Any) -> OnnxTrainError:
+    """An error as it was, without calling its ``__init__``, which takes other arguments."""
+    new = OSError.__new__ if issubclass(kind, OSError) else Exception.__new__
+    error = new(kind)
+    error.args = args
+    vars(error).update(fields)
+    return error
 
 
 class ModelError(OnnxTrainError, ValueError):

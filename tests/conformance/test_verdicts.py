@@ -226,3 +226,10 @@ def test_a_gradient_nearer_to_float64_than_torch_is_right() -> None:
 
     assert about(ours) == "right"
     assert about(far) == "undecided"
+
+
+def test_what_shrinks_with_precision_is_rounding() -> None:
+    zero, wrong = np.zeros(3), Verdict("wrong", np.inf)
+    rounded = np.full(3, 1e-6)
+    assert or_rounding(wrong, np.full(3, 1e-15), zero, 1e-6, rounded).word == "rounding"
+    assert or_rounding(wrong, np.full(3, 1e-7), zero, 1e-6, rounded).word == "wrong"

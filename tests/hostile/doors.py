@@ -103,6 +103,18 @@ def training_info(folder: Path) -> object:
     return Training(folder / "info.onnx")
 
 
+def prepare_qat(folder: Path) -> object:
+    from onnxtrain import quant
+
+    return quant.prepare_qat(folder / "predict.onnx", activation_bits=None)
+
+
+def new_head(folder: Path) -> object:
+    from onnxtrain import transfer
+
+    return transfer.new_head(folder / "predict.onnx", 3)
+
+
 def teacher(folder: Path) -> object:
     """A sound student, and somebody else's teacher."""
     from onnxtrain.distillation import with_teacher
@@ -160,6 +172,8 @@ DOORS: dict[str, Door] = {
     "lora": lora,
     "training_info": training_info,
     "teacher": teacher,
+    "prepare qat": prepare_qat,
+    "new head": new_head,
     "flower": flower,
     "serve": serve,
     "inspect": command("inspect", "{}/model.onnx"),
