@@ -37,9 +37,9 @@ report.bars = await text("#bars");
 report.classes = await page.locator("#label option").allTextContents();
 report.owned = await page.evaluate(() => globalThis.owned ?? null);
 report.strange = await page.evaluate(() => {
-  const own = document.querySelector("head script");
+  const own = new Set(document.querySelectorAll("head script[src^='js/page/']"));
   const all = [...document.querySelectorAll("img, iframe, object, script, [onerror], [onload]")];
-  return all.filter((element) => element !== own).map((element) => element.outerHTML);
+  return all.filter((element) => !own.has(element)).map((element) => element.outerHTML);
 });
 const [event] = await Promise.all([page.waitForEvent("download"), page.click("#download")]);
 report.download = event.suggestedFilename();

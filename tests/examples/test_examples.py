@@ -119,7 +119,7 @@ def test_fine_tune_head_of_a_model_given_by_path(tmp_path):
     assert number(r"2 new classes: ([\d.]+)", printed) > 0.8
     assert number(r"numbers; (\d+) of them changed", printed) == 0
     kept = {t.name for t in onnx.load(tmp_path / "fine_tuned" / "trained.onnx").graph.initializer}
-    assert kept == {"w1", "head.weight", "head.bias"}
+    assert kept == {"w1", "w2.weight", "w2.bias"}
 
 
 def test_tabular_regression_keeps_up_with_scikit_learn(tmp_path):

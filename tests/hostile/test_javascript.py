@@ -153,7 +153,7 @@ REFUSED = {
     "impossible shape": "shape that none can have",
     "too many dimensions": "shape that none can have",
     "two kinds of data": "its values twice",
-    "too little data": "cannot load",
+    "too little data": "makes a constant of 1099511627776 numbers",
     "sparse of terabytes": "cannot load",
     "sparse out of range": "cannot load",
     "two dropouts": "not acyclic",

@@ -23,11 +23,9 @@ NAMES = ("learning rate", "ε", "weight decay", "form", "gradient clipping")
 
 def rows() -> dict[str, dict[str, str]]:
     """First cell of each row → the others by heading."""
-    cells = [
-        [c.strip() for c in line.split("|")[1:-1]]
-        for line in PAGE.read_text(encoding="utf-8").splitlines()
-        if line.startswith("|")
-    ]
+    text = PAGE.read_text(encoding="utf-8")
+    table = text[text.index("| where |") :].partition("\n\n")[0]
+    cells = [[c.strip() for c in line.split("|")[1:-1]] for line in table.splitlines()]
     assert cells[0] == ["where", *NAMES]
     return {first: dict(zip(NAMES, rest)) for first, *rest in cells[2:]}
 

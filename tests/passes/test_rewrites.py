@@ -8,6 +8,7 @@ import onnx.parser
 import onnxruntime as ort
 import pytest
 
+from onnxtrain import differentiate
 from onnxtrain.graph import load, to_proto
 from onnxtrain.graph.parameters import to_inputs
 from onnxtrain.normalize import normalize
@@ -136,3 +137,16 @@ def test_a_transpose_may_be_moved_past_a_pad() -> None:
     session = ort.InferenceSession(to_proto(result).SerializeToString())
     expected = np.exp(np.pad(x, ((0, 0), (1, 2), (0, 0))))
     np.testing.assert_allclose(session.run(None, {"x": x})[0], expected, rtol=1e-6)
+
+
+def test_an_einsum_that_repeats_its_first_operand_has_a_shape_of_its_own() -> None:
+    """onnx infers that of the first operand: Shape nodes of the two are not the same."""
+    model = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["": 18]>
+        g (float[a0, a1] a, float[b0, b1] b) => (float loss) <float[2, 4] w = {1,1,1,1,1,1,1,1}>
+        { y = Einsum <equation = "...,...->..."> (a, b) m = Mul (y, w)
+          loss = ReduceSum <keepdims = 0> (m) }""")
+    result = differentiate(model, wrt=["a"], of="loss")
+    session = ort.InferenceSession(result.SerializeToString())
+    feeds = {"a": np.ones((2, 1), np.float32), "b": np.ones((2, 4), np.float32)}
+    np.testing.assert_array_equal(session.run(["a_grad"], feeds)[0], [[4.0], [4.0]])

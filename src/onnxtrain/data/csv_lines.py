@@ -18,6 +18,8 @@ Array = npt.NDArray[Any]
 CHUNK = 2**22
 """Bytes of a chunk, up to the end of a line."""
 LONGEST_LINE = 2**24
+MOST_LINES = 2**20
+"""Of a row with line breaks between quotes."""
 LOOKED_AT = 1000
 """Rows from which follows whether a column is one of numbers."""
 REMEDY = "It must be text in UTF-8 with one line per row, and a first line with names."
@@ -118,16 +120,19 @@ class Csv(Format):
 def lines(file: BinaryIO, path: str) -> Iterator[tuple[int, bytes]]:
     """Where each row begins, and its text; a line break between quotes ends no row."""
     at = start = file.tell()
-    waiting = b""
+    waiting, count = bytearray(), 0
+    is_open = False
     while line := file.readline(LONGEST_LINE):
-        if len(line) == LONGEST_LINE or len(waiting) > LONGEST_LINE:
+        count += 1
+        if len(line) == LONGEST_LINE or at - start > LONGEST_LINE or count > MOST_LINES:
             raise DataError(f"{path!r}: the row at byte {start} has no end. {REMEDY}")
         at += len(line)
-        waiting = waiting + line if waiting else line
-        if waiting.count(b'"') % 2:
+        is_open ^= line.count(b'"') % 2 == 1
+        if is_open:
+            waiting += line
             continue
-        yield start, waiting
-        start, waiting = at, b""
+        yield start, bytes(waiting) + line if waiting else line
+        start, waiting, count = at, bytearray(), 0
     if waiting:
         raise DataError(f"{path!r}: quotes that open at byte {start} are not closed.")
 

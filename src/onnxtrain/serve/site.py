@@ -139,14 +139,12 @@ class Site:
             return {}
         return {key: metadata[key] for key in DESCRIBED if key in metadata}
 
-    def _tokenizer_folder(self, given: Path | None) -> Path:
-        if given is None:
+    def _tokenizer_folder(self, path: Path | None) -> Path:
+        if path is None:
             return self.artifacts
-        folder = given if given.is_dir() else given.parent
-        if not (folder / TOKENIZER[0]).is_file() or (
-            given.is_file() and given.name != TOKENIZER[0]
-        ):
-            raise SiteError(f"{str(given)!r} is no {TOKENIZER[0]}, nor a folder that has one.")
+        folder = path if path.is_dir() else path.parent
+        if not (folder / TOKENIZER[0]).is_file() or (path.is_file() and path.name != TOKENIZER[0]):
+            raise SiteError(f"{str(path)!r} is no {TOKENIZER[0]}, nor a folder that has one.")
         return folder.resolve()
 
     def _tokenizer_file(self, name: str) -> bytes | None:
