@@ -45,7 +45,7 @@ FAST = (
     "tests/cli/test_mistakes.py", "tests/compat/ort/test_session.py", "tests/compat/test_moving.py",
     "tests/torch/test_ortmodule.py", "tests/sklearn/test_learning.py",
     "tests/distributed/test_parts.py", "tests/flower/test_local.py", "tests/js/test_server.py",
-    "tests/finite/test_clipping.py", "tests/conformance/test_page.py", "tests/losses",
+    "tests/finite/test_numbers.py", "tests/conformance/test_page.py", "tests/losses",
     "tests/structure/test_one_of_each.py", "tests/faults/test_atomic.py", "tests/lora/test_lora.py",
     "tests/training_info", "tests/golden", "tests/text", "tests/quant", "tests/transfer",
     "tests/streams", "tests/drawing",

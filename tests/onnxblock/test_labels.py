@@ -12,6 +12,8 @@ from onnxtrain import onnxblock
 from tests.onnxblock.harness import only_standard, run
 from tests.onnxblock.test_losses import build
 
+pytestmark = pytest.mark.slow
+
 L = onnxblock.loss
 RNG = np.random.default_rng(5)
 X = RNG.normal(size=(4, 5)).astype(np.float32)

@@ -21,6 +21,8 @@ from onnxtrain.errors import UnknownNameError
 from onnxtrain.passes import check_recompute
 from onnxtrain.passes.segments import RecomputeError
 
+pytestmark = pytest.mark.slow
+
 WIDTH, LAYERS = 128, 6  # wide enough for a value not to count as small
 Array = np.ndarray[Any, Any]
 

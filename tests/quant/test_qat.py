@@ -23,6 +23,8 @@ from onnxtrain.graph import load
 from onnxtrain.quant.folding import fold_batch_norms
 from onnxtrain.quant.observers import observe
 
+pytestmark = pytest.mark.slow
+
 F = onnx.TensorProto.FLOAT
 Array = np.ndarray[Any, Any]
 

@@ -23,6 +23,8 @@ from onnxtrain.runtime.state.checkpoint_state import RandomState
 from onnxtrain.runtime.step.one_graph import OneGraphStep
 from onnxtrain.runtime.step.update import load_optimizer
 
+pytestmark = pytest.mark.slow
+
 WEIGHTS = {"w1": (12, 40), "b1": (40,), "w2": (40, 24), "b2": (24,), "w3": (24, 5)}
 
 

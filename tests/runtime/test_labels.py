@@ -18,6 +18,8 @@ from onnxtrain.artifacts.choose import ArtifactError
 from onnxtrain.errors import InputError, LabelError, ModelFileError, RunError
 from onnxtrain.runtime.session.labels import ClassLabels
 
+pytestmark = pytest.mark.slow
+
 NAMES = ["w1", "b1", "w2", "b2"]
 RNG = np.random.default_rng(0)
 WEIGHTS = {

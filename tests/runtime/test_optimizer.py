@@ -18,6 +18,8 @@ from onnxtrain.runtime.step import kernels, update
 
 from . import handmade
 
+pytestmark = pytest.mark.slow
+
 NO_DECAY = optim.Group(["b1", "b2"], lr_scale=0.5, weight_decay=0.0)
 OPTIMIZERS = {
     "sgd": optim.sgd(),

@@ -40,6 +40,8 @@ from tests.sharing import ChildError, in_child, needs_fork, repeat, together
 
 from . import handmade
 
+pytestmark = pytest.mark.slow
+
 SIZE = 1 << 19  # more than one piece of an update; gradients are sums of powers of two
 RATE = SIZE / 100  # an update takes off 2 %
 ONE, ZEROS = np.ones((1, 1), np.float32), np.zeros((1, SIZE), np.float32)

@@ -12,6 +12,8 @@ from onnxtrain.api import Trainer
 
 from .models import TEXTS, VOCABULARY, decoder, tokenizer_json
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("tokenizers")
 
 
