@@ -9,6 +9,8 @@ import onnxtrain
 from onnxtrain import onnxblock
 from tests.onnxblock.harness import identity_model, inputs_of, only_standard, run
 
+pytestmark = pytest.mark.slow
+
 
 def build(opset=18, batch_first=False, **options):
     x = np.zeros((3, 2, 4) if batch_first else (7, 3, 4), np.float32)

@@ -23,6 +23,8 @@ from onnxtrain.optim import OptimizerError, packed
 from onnxtrain.runtime.step import kernels
 from onnxtrain.runtime.step.update import load_optimizer
 
+pytestmark = pytest.mark.slow
+
 Array = np.ndarray[Any, Any]
 SIZE = 700
 """Two full blocks and a part of one."""

@@ -24,6 +24,8 @@ from tests.compat.ort.models import Agent
 
 from .test_columns import CHAIN, LAYERS, WEIGHTS, model_of, operators, run, turned
 
+pytestmark = pytest.mark.slow
+
 WIDE = 12
 SIZES = (20, 4, 16, 15, 1, 600, 20)
 """Rows of consecutive batches: few, enough, too many."""

@@ -21,6 +21,8 @@ from onnxtrain.passes import clean_up
 from onnxtrain.passes.bits import number
 from onnxtrain.passes.draws import draw_from_counter, draws_from_counter
 
+pytestmark = pytest.mark.slow
+
 Array = np.ndarray[Any, Any]
 
 

@@ -11,6 +11,8 @@ from onnxtrain.api import CheckpointState, Module, Optimizer, Trainer
 
 from .test_real_artifacts import generate, network
 
+pytestmark = pytest.mark.slow
+
 torch = pytest.importorskip("torch")
 
 CASES = {
