@@ -10,6 +10,7 @@ import onnx.shape_inference
 
 from ..errors import ModelError
 from ..runtime.files.external import bits_of
+from .einsum_shapes import has_einsum_with_dots, infer_einsums
 from .evaluate import evaluate
 
 HUGE = 2**40
@@ -37,6 +38,12 @@ def infer_shapes_of(proto: onnx.ModelProto, **options: Any) -> onnx.ModelProto:
     Raises:
         ModelError: a value would have more than a terabyte.
     """
+    if has_einsum_with_dots(proto.graph):
+        return infer_einsums(proto, lambda model: _infer(model, options))
+    return _infer(proto, options)
+
+
+def _infer(proto: onnx.ModelProto, options: dict[str, Any]) -> onnx.ModelProto:
     plain = onnx.shape_inference.infer_shapes(proto, data_prop=False, **options)
     _refuse_huge(plain.graph)
     if _is_complete(plain.graph):
