@@ -136,6 +136,13 @@ def judge_by_differences(
     ways = [direction_of(ours - exact), *coordinates(ours - exact)]
     found = [_along(u, ours, function, at, largest, tolerance) for u in ways]
     decided = worst(found)
+    if decided.word in ("wrong", "undecided"):
+        # At several kinks at once a choice at each need not lie between the two sides of a slant.
+        differ = ~(np.abs(ours - exact) <= tolerance * np.abs(exact).max(initial=0.0))
+        axes = [u for u in coordinates(ours - exact, AXES) if np.any(differ & (u != 0))]
+        each = [_along(u, ours, function, at, largest, tolerance, early=True) for u in axes]
+        if len(axes) < AXES and {one.word for one in each} <= {"right", "kink"}:
+            decided, found = worst(each), each
     if decided.word == "right":
         if any(one.note == APART for one in found):
             return Verdict("kink", error, APART)

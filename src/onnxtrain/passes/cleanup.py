@@ -62,7 +62,7 @@ def merge_duplicates(graph: ir.Graph) -> None:
     seen: dict[Any, ir.Node] = {}
     dropped = []
     for node in list(graph):
-        key = _computes(node)
+        key = duplicate_key(node)
         if key is None:
             continue
         first = seen.setdefault(key, node)
@@ -74,7 +74,7 @@ def merge_duplicates(graph: ir.Graph) -> None:
     remove_nodes(graph, dropped)
 
 
-def _computes(node: ir.Node) -> Any:
+def duplicate_key(node: ir.Node) -> Any:
     """What makes two nodes compute the same; None for those that must stay apart.
 
     Dimensions of one name have one size, of whatever value they are.
