@@ -116,7 +116,9 @@ def _floats(
         middle = rows.astype(dtype).reshape(n, blocks, 1)
     elif points:
         middle = points[0].numpy().astype(dtype).reshape(n, blocks, 1)
-    floats = (codes - middle) * factors.numpy().astype(dtype).reshape(n, blocks, 1)
+    floats: np.ndarray[Any, Any] = (codes - middle) * factors.numpy().astype(dtype).reshape(
+        n, blocks, 1
+    )
     return floats.reshape(n, -1)
 
 
