@@ -36,6 +36,8 @@ _QWEN4 = {
     "indexer_compress_ratio": 2, "hc_lowrank": 8, "ngram_vocab_size_base": 97,
     "split_ngram_parts": 1,
 }  # fmt: skip
+_SMALL_MOBILENET = {"architecture": "mobilenetv4_conv_small_035"}
+"""One of timm's in the place of a network of 300 million parameters."""
 _EDGETAM_VISION = {
     "backbone_config": {
         "architecture": "resnet10t",
@@ -131,10 +133,10 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     },
     "neomme": {"sliding_window": 16, "rope_parameters": _both_attentions(0.5)},
     "gemma3n_text": _GEMMA3N,
+    "gemma3n_vision": _SMALL_MOBILENET,
     "gemma3n": {
         "text_config": _GEMMA3N,
-        # one of timm's small ones in the place of a network of 300 million parameters
-        "vision_config": {"architecture": "mobilenetv4_conv_small_035", "hidden_size": 960},
+        "vision_config": {**_SMALL_MOBILENET, "hidden_size": 960},
         "vision_soft_tokens_per_image": 4,
     },
     "instructblip": {"image_token_index": 90},
