@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 
-from onnxtrain.runtime.session.devices import create_session, open_session, session_options
+from onnxtrain.runtime.session.devices import open_session, session_options
 
 Array = np.ndarray[Any, Any]
 ROUNDS, AT_LEAST, SECONDS = 20, 4, 0.8
@@ -21,18 +21,18 @@ busy machine seconds of the clock would be over after them."""
 class Session:
     """A model that can be run; making the session took `seconds` of this thread.
 
-    One session of the `whole`, as for inference, or what onnxtrain trains with.
+    One session of the `whole`, as onnxruntime makes it by itself, or what onnxtrain trains with.
     """
 
     def __init__(
         self, model: onnx.ModelProto, *, whole: bool = False, optimized: bool = True
     ) -> None:
         content = model.SerializeToString()
-        options = session_options(threads=1, weights_change=not whole)
+        options = _stock_options() if whole else session_options(threads=1, weights_change=True)
         if not optimized:
             options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         started = time.thread_time()
-        self._session = (create_session if whole else open_session)(content, options)
+        self._session = (_stock_session if whole else open_session)(content, options)
         self.seconds = time.thread_time() - started
         self._names = [o.name for o in model.graph.output]
         self._inputs = {i.name for i in model.graph.input}
@@ -41,6 +41,18 @@ class Session:
         """All outputs by name."""
         known = {n: a for n, a in feeds.items() if n in self._inputs}
         return dict(zip(self._names, self._session.run(self._names, known)))
+
+
+def _stock_options() -> ort.SessionOptions:
+    """One thread, no warnings, and else what onnxruntime does for everybody."""
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 3
+    return options
+
+
+def _stock_session(content: bytes, options: ort.SessionOptions) -> ort.InferenceSession:
+    return ort.InferenceSession(content, options, providers=["CPUExecutionProvider"])
 
 
 def cpu_times(*runs: Callable[[], Any]) -> list[float]:

@@ -30,8 +30,9 @@ UNTESTED = {"ray", "model-signing", "pyopenssl"}
 """Left out too: flwr asks for one version of the first, and no test of the suite needs the others,
 which bring forty packages."""
 
-NEWEST_ONLY = {"onnxruntime-genai"}
-"""Guests of the tests that ask for the newest onnxruntime themselves; not for the lowest."""
+NEWEST_ONLY = {"onnxruntime-genai", "transformers", "accelerate", "peft"}
+"""Guests of the tests that ask for the newest onnxruntime or click themselves; not for the
+lowest."""
 
 
 def claimed() -> list[Requirement]:

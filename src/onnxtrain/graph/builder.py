@@ -7,7 +7,7 @@ would otherwise repeat: being right for static and for dynamic shapes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -314,11 +314,36 @@ class OpBuilder:
             known = self._dims[key] = self.Shape(x, start=axis, end=axis + 1)
         return known
 
-    def reshape_like(self, x: Tensor, like: Tensor) -> Tensor:
-        """`x` with the shape of `like`; one unknown dimension follows from the others."""
+    def reshape_like(
+        self,
+        x: Tensor,
+        like: Tensor,
+        x_shape: Sequence[Dim] | None = None,
+        may_infer: Collection[int] = (),
+    ) -> Tensor:
+        """`x` with the shape of `like`.
+
+        One unknown dimension follows from the others, and those that `x` has in the same place are
+        copied. Both at once is an error where there are no elements at all.
+
+        Args:
+            x: any tensor.
+            like: another with as many elements.
+            x_shape: what is known of the shape of `x`, if more than itself tells.
+            may_infer: dimensions beside which one may follow, as in a Reshape that came before.
+        """
         dims = like.shape
         if dims is not None and 0 not in dims:
+            given = (x.shape if x_shape is None else x_shape) or ()
             shape = [d if isinstance(d, int) else -1 for d in dims]
+            same = {
+                i for i, (mine, other) in enumerate(zip(given, dims))
+                if shape[i] == -1 and mine is not None and mine == other
+            }  # fmt: skip
+            unknown = shape.count(-1)
+            follows = unknown - len(same) == 1 and same <= set(may_infer)
+            if unknown > 1 and (unknown == len(same) or follows):
+                shape = [0 if i in same else size for i, size in enumerate(shape)]
             if shape.count(-1) <= 1:
                 return self.Reshape(x, self.const(np.array(shape, np.int64)))
         return self.Reshape(x, self.shape_of(like), allowzero=1)

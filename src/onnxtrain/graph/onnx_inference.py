@@ -10,6 +10,7 @@ import onnx.shape_inference
 
 from ..errors import ModelError
 from ..runtime.files.external import bits_of
+from .einsum_shapes import has_einsum_with_dots, infer_einsums
 from .evaluate import evaluate
 from .subgraphs import graph_protos
 
@@ -40,6 +41,8 @@ def infer_shapes_of(proto: onnx.ModelProto, **options: Any) -> onnx.ModelProto:
     Raises:
         ModelError: a value would have more than a terabyte.
     """
+    if has_einsum_with_dots(proto.graph):
+        return open_elements(infer_einsums(proto, lambda model: _infer(model, options)))
     return open_elements(_infer(proto, options))
 
 

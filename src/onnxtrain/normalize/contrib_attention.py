@@ -36,15 +36,33 @@ def _heads(op: OpBuilder, x: Tensor, count: int) -> Tensor:
     return split
 
 
+def _in_rows(op: OpBuilder, x: Tensor, count: int) -> Tensor:
+    """[batch, length, heads·size] as [batch, length, heads, size], with what is known of them."""
+    heads = op.Reshape(x, [0, 0, count, -1])
+    heads.value.shape = FOUR.copy()
+    if x.shape is not None and x.rank == 3:
+        batch, length, width = x.shape
+        size = width // count if isinstance(width, int) else None
+        heads.value.shape = ir.Shape([batch, length, count, size])
+    return heads
+
+
+def _before_lengths(op: OpBuilder, heads: Tensor) -> Tensor:
+    """[batch, length, heads, size] as [batch, heads, length, size]."""
+    turned = op.Transpose(heads, perm=[0, 2, 1, 3])
+    turned.value.shape = ir.Shape([heads.dim(i) for i in (0, 2, 1, 3)])
+    return turned
+
+
 def _unpacked(op: OpBuilder, packed: Tensor, counts: Sequence[int]) -> Sequence[Tensor]:
     """Queries, keys and values that lie side by side along the last axis."""
     width = packed.dim(2)
     if not isinstance(width, int):
         head = op.Div(op.Slice(op.Shape(packed), [2], [3]), op.const(np.array([sum(counts)])))
         sizes = op.Mul(head, op.const(np.array(counts)))
-        return op.many("Split", packed, sizes, axis=2, outputs=3)
+        return op.many("Split", packed, sizes, axis=2, outputs=len(counts))
     widths = [width // sum(counts) * count for count in counts]
-    parts = op.many("Split", packed, widths, axis=2, outputs=3)
+    parts = op.many("Split", packed, widths, axis=2, outputs=len(counts))
     for part, part_width in zip(parts, widths):
         part.value.shape = ir.Shape([packed.dim(0), packed.dim(1), part_width])
     return parts
@@ -186,36 +204,28 @@ def group_query_attention(
             "GroupQueryAttention with a cache of the window's length is not supported. Build the "
             "model with a cache of full length (onnxruntime-genai: windowed_kv_cache=false)."
         )
-    if key is None or value is None:
-        query, key, value = _unpacked(op, query, (num_heads, kv_num_heads, kv_num_heads))
-    q = _heads(op, query, num_heads)
-    k, v = _heads(op, key, kv_num_heads), _heads(op, value, kv_num_heads)
-    shapes = [t.value.shape for t in (q, k)]
+    counts = [num_heads, kv_num_heads, kv_num_heads]
+    parts = [query] if key is None or value is None else [query, key, value]
+    if len(parts) == 1:
+        if do_rotary and q_norm is None:  # what is turned alike is turned together
+            counts = [num_heads + kv_num_heads, kv_num_heads]
+        parts = list(_unpacked(op, query, counts))
+    *turning, v = (_in_rows(op, part, count) for part, count in zip(parts, counts))
     if q_norm is not None and k_norm is not None:
-        q, k = (rms(op, t, w, axis=-1, epsilon=qk_norm_epsilon)[0]
-                for t, w in ((q, q_norm), (k, k_norm)))  # fmt: skip
-        q.value.shape, k.value.shape = shapes
+        turning = [_kept_shape(t, rms(op, t, w, axis=-1, epsilon=qk_norm_epsilon)[0])
+                   for t, w in zip(turning, (q_norm, k_norm))]  # fmt: skip
     offset = None
     if past_key is not None and past_value is not None:
-        offset = _past_lengths(op, q, seqlens_k, total)
+        offset = _past_lengths(op, v, seqlens_k, total)
     untrained(cos, sin)
     if do_rotary:
         if cos is None or sin is None:
             raise ModelError("GroupQueryAttention with do_rotary needs the cos and sin caches.")
-        where = position_ids
-        if where is None:
-            where = op.Unsqueeze(positions(op, q, 2), [0])
-            if offset is not None:  # what is padding may lie behind the end of the cache
-                last = op.Sub(op.Slice(op.Shape(cos), [0], [1]), op.const(np.array([1])))
-                where = op.Min(where + offset, last)
-                where.value.shape = ir.Shape([q.dim(0), q.dim(2)])
-        c, s = (op.Unsqueeze(op.Gather(t, where, axis=0), [1]) for t in (cos, sin))
-        width = cos.dim(1)
-        turn = {"interleaved": bool(rotary_interleaved)}
-        dim = 2 * width if isinstance(width, int) else 0
-        q = rotate(op, q, c, s, rotary_dim=dim, **turn)
-        k = rotate(op, k, c, s, rotary_dim=dim, **turn)
-        q.value.shape, k.value.shape = shapes
+        where = _places(op, v, cos, offset) if position_ids is None else position_ids
+        turning = _turned(op, turning, (cos, sin), where, interleaved=bool(rotary_interleaved))
+    if len(turning) == 1:
+        turning = list(_split_heads(op, turning[0], (num_heads, kv_num_heads)))
+    q, k, v = (_before_lengths(op, t) for t in (*turning, v))
     if past_key is not None and past_value is not None and offset is not None:
         k, v = _cached(op, (past_key, past_value), (k, v), offset, total)
         offset = op.Unsqueeze(offset, [1, 2])
@@ -229,6 +239,44 @@ def group_query_attention(
     return merge_heads(op, y), k, v
 
 
+def _places(op: OpBuilder, new: Tensor, cos: Tensor, offset: Tensor | None) -> Tensor:
+    """Positions of new entries [batch, length, …], behind those of a cache."""
+    where = op.Unsqueeze(positions(op, new, 1), [0])
+    if offset is not None:  # what is padding may lie behind the end of the cache
+        last = op.Sub(op.Slice(op.Shape(cos), [0], [1]), op.const(np.array([1])))
+        where = op.Min(where + offset, last)
+        where.value.shape = ir.Shape([new.dim(0), new.dim(1)])
+    return where
+
+
+def _turned(
+    op: OpBuilder, parts: Sequence[Tensor], tables: tuple[Tensor, Tensor], where: Tensor,
+    *, interleaved: bool,
+) -> list[Tensor]:  # fmt: skip
+    """Tensors [batch, length, heads, size], rotated by the angles of their positions."""
+    c, s = (op.Unsqueeze(op.Gather(t, where, axis=0), [2]) for t in tables)
+    width = tables[0].dim(1)
+    dim = 2 * width if isinstance(width, int) else 0
+    return [
+        _kept_shape(part, rotate(op, part, c, s, interleaved=interleaved, rotary_dim=dim))
+        for part in parts
+    ]
+
+
+def _kept_shape(before: Tensor, after: Tensor) -> Tensor:
+    """`after`, which has the shape that is known of `before`."""
+    after.value.shape = before.value.shape
+    return after
+
+
+def _split_heads(op: OpBuilder, heads: Tensor, counts: Sequence[int]) -> Sequence[Tensor]:
+    """[batch, length, heads, size] in parts of so many heads."""
+    parts = op.many("Split", heads, list(counts), axis=2, outputs=len(counts))
+    for part, count in zip(parts, counts):
+        part.value.shape = ir.Shape([heads.dim(0), heads.dim(1), count, heads.dim(3)])
+    return parts
+
+
 def _sink(op: OpBuilder, head_sink: Tensor | None, smooth: int, like: Tensor) -> Tensor | None:
     """The score of the key that takes what no other key gets: one per head, or 0."""
     if head_sink is not None:
@@ -236,9 +284,9 @@ def _sink(op: OpBuilder, head_sink: Tensor | None, smooth: int, like: Tensor) ->
     return op.like(0.0, like) if smooth else None
 
 
-def _past_lengths(op: OpBuilder, q: Tensor, seqlens_k: Tensor, total: Tensor) -> Tensor:
+def _past_lengths(op: OpBuilder, new: Tensor, seqlens_k: Tensor, total: Tensor) -> Tensor:
     """How many keys each row of a cache has, as [batch, 1]; none for a prompt."""
-    length, whole = op.dim_of(q, 2), op.Reshape(op.Cast(total, to=ir.DataType.INT64), [1])
+    length, whole = op.dim_of(new, 1), op.Reshape(op.Cast(total, to=ir.DataType.INT64), [1])
     counted = op.Reshape(op.Cast(seqlens_k, to=ir.DataType.INT64), [-1, 1])
     before = op.Sub(op.Add(counted, op.const(np.array([1]))), length)
     return op.Where(op.Equal(length, whole), op.const(np.array([0])), before)
@@ -259,13 +307,17 @@ def _cached(
     behind = lengths + _line(op, count)  # [batch, new positions]
     row = op.Expand(op.Transpose(_line(op, op.dim_of(news[0], 0)), perm=[1, 0]), op.Shape(behind))
     places = op.Concat(op.Unsqueeze(row, [2]), op.Unsqueeze(behind, [2]), axis=2)
+    # What is as long has one name: no gradient asks at run time whether something was broadcast.
+    longest = f"longer({pasts[0].dim(2)},{total.name})" if pasts[0].dim(2) is not None else None
+    is_old.value.shape = ir.Shape([news[0].dim(0), longest, 1, 1])
     caches = []
     for past, new in zip(pasts, news):
         wide = op.Transpose(op.Pad(past, pads, None, op.const(np.array([2]))), perm=[0, 2, 1, 3])
+        wide.value.shape = ir.Shape([new.dim(0), longest, new.dim(1), new.dim(3)])
         old = op.Where(is_old, wide, op.like(0.0, new))
         both = op.ScatterND(old, places, op.Transpose(new, perm=[0, 2, 1, 3]))
         cache = op.Transpose(both, perm=[0, 2, 1, 3])
-        cache.value.shape = ir.Shape([new.dim(0), new.dim(1), None, new.dim(3)])
+        cache.value.shape = ir.Shape([new.dim(0), new.dim(1), longest, new.dim(3)])
         caches.append(cache)
     return caches
 

@@ -9,6 +9,7 @@ blocks along the last axis and 4.0 along the first.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -18,13 +19,16 @@ from ..graph import OpBuilder, Tensor
 from ..graph.few_bits import LARGE_BYTES, same_bytes
 from ..graph.nodes import known
 from ..graph.schema import MAX_OPSET
+from .attention import untrained
 from .bits import unpack
-from .rewrite import WEIGHT, all_nodes, standard
+from .rewrite import WEIGHT, all_nodes, standard, weight
 
 MS = "com.microsoft"
 PART = 1 << 26
 """Bytes that a weight has at most as floats; a larger one (of the last layer of a language model,
 say) is used in parts."""
+SMALL_BYTES = 1 << 18
+"""Bytes that a weight has at most as floats if it is stored so: a file may have hundreds."""
 CODES = {4: ir.DataType.UINT4, 8: ir.DataType.UINT8}
 CHANGED = frozenset({"DFT", "GridSample", "GroupNormalization"})
 """Operators that opset 20 or 21 has in another form than 18."""
@@ -62,25 +66,66 @@ def matmul_nbits(
 ) -> Tensor:  # fmt: skip
     """A·Wᵀ with W [N, K] stored in blocks of `bits`-bit integers, a scale per block.
 
-    The gradient flows to the activation.
+    The gradient flows to the activation; scales are trained only when they are asked for by name,
+    like those of DequantizeLinear.
     """
+    untrained(scales, zeros)
     if group_index is not None:
         raise ModelError("MatMulNBits with `g_idx` is not supported.")
     if bits not in (2, 4, 8) or weight_prepacked:
         raise ModelError(f"MatMulNBits with bits={bits} or prepacked weights is not supported.")
     blocks = -(-K // block_size)
     shape = N, blocks, block_size
+    floats = _floats(op, a, b, scales, zeros, bits, shape)
+    if floats is not None:
+        y = a @ weight(op, "floats", np.ascontiguousarray(floats[:, :K].T), trained=False)
+        return y if bias is None else y + bias
     parts = _as_rows(op, b, scales, zeros, bits, shape)
     if not parts:
         parts = [_unpacked(op, a, b, scales, zeros, bits, shape)]
     results = []
     for part in parts:
-        weight = op.Reshape(part, [-1, blocks * block_size])
+        matrix = op.Reshape(part, [-1, blocks * block_size])
         if blocks * block_size != K:
-            weight = op.Slice(weight, [0], [K], [1])
-        results.append(a @ op.Transpose(weight, perm=[1, 0]))
+            matrix = op.Slice(matrix, [0], [K], [1])
+        results.append(a @ op.Transpose(matrix, perm=[1, 0]))
     y = results[0] if len(results) == 1 else op.Concat(*results, axis=-1)
     return y if bias is None else y + bias
+
+
+def _floats(
+    op: OpBuilder, a: Tensor, b: Tensor, scales: Tensor, zeros: Tensor | None,
+    bits: int, shape: tuple[int, int, int],
+) -> np.ndarray[Any, Any] | None:  # fmt: skip
+    """A small weight as floats [outputs, inputs], computed now; None if it is large or no constant.
+
+    onnxruntime would do the same by some twelve nodes whenever the model is loaded.
+    """
+    n, blocks, size = shape
+    tensors = [known(t.value) for t in (b, scales, zeros) if t is not None]
+    if 4 * n * blocks * size > SMALL_BYTES or any(t is None for t in tensors):
+        return None
+    stored, factors, *points = (t for t in tensors if t is not None)
+    packed_zeros = points[0] if points and points[0].dtype == ir.DataType.UINT8 else None
+    _check_sizes(stored, factors, packed_zeros, bits, shape)
+    dtype = a.dtype.numpy()
+    codes = _codes(stored.numpy(), bits, (n * blocks, size)).astype(dtype).reshape(shape)
+    middle: Any = dtype.type(2 ** (bits - 1))
+    if packed_zeros is not None:
+        rows = _codes(packed_zeros.numpy(), bits, (n, -1))[:, :blocks]
+        middle = rows.astype(dtype).reshape(n, blocks, 1)
+    elif points:
+        middle = points[0].numpy().astype(dtype).reshape(n, blocks, 1)
+    floats: np.ndarray[Any, Any] = (codes - middle) * factors.numpy().astype(dtype).reshape(
+        n, blocks, 1
+    )
+    return floats.reshape(n, -1)
+
+
+def _codes(packed: np.ndarray[Any, Any], bits: int, shape: tuple[int, int]) -> Any:
+    """Small integers out of bytes, the lowest bits first."""
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)
+    return (packed.reshape(-1, 1) >> shifts & np.uint8(2**bits - 1)).reshape(shape)
 
 
 def _unpacked(

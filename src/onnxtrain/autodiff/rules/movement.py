@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ...graph import OpBuilder, Tensor
+from ...graph.nodes import ints
 from ..registry import gradient, gradient_multi
 from ._index import Size, as_int64, dim, flat_index, scatter_flat, vector
 
@@ -22,8 +23,12 @@ FIRST = np.iinfo(np.int64).min
 
 
 @gradient("Reshape", stops=(1,), straight_through=True)
-def reshape(op: OpBuilder, dy: Tensor, y: Tensor, x: Tensor, shape: Tensor) -> Any:
-    return op.reshape_like(dy, x)
+def reshape(
+    op: OpBuilder, dy: Tensor, y: Tensor, x: Tensor, shape: Tensor, *, allowzero: int = 0
+) -> Any:
+    sizes = None if allowzero else ints(shape.value)
+    copied = [i for i, n in enumerate(sizes or ()) if n == 0] if sizes and -1 in sizes else ()
+    return op.reshape_like(dy, x, y.shape, copied)
 
 
 @gradient("Flatten", straight_through=True)

@@ -14,6 +14,7 @@ from typing import Any
 from ...errors import ModelFileError
 from ...operators import RANDOM
 from ..files.onnxfile import ModelFile, tensor_type, uses
+from ..files.outline import Outline
 from ..files.wire import Message
 
 OWN = ".own"
@@ -38,8 +39,11 @@ def is_long(model: ModelFile) -> bool:
 
 
 def may_be_long(model: bytes) -> bool:
-    """Whether it is worth counting the nodes of a model: each takes some twenty bytes."""
-    return len(model) > 16 * MANY_NODES
+    """The same of a serialized model; each node takes some twenty bytes."""
+    if len(model) <= 16 * MANY_NODES:
+        return False
+    outline = Outline.of(model)
+    return outline is None or len(outline.nodes) > MANY_NODES
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,80 @@
+"""Which of onnxruntime's graph optimizers have nothing to do in a model.
+
+Each of some fifty optimizers sorts the whole graph anew to look for its pattern, two or three times
+over, and one that changes anything has all shapes inferred again: for graphs of gradients that is
+more than half of the time that a session takes to create. An optimizer whose operators do not occur
+cannot change anything, so it is left out.
+"""
+
+from __future__ import annotations
+
+from ..files.outline import Outline
+
+QUANTISED = ("QuantizeLinear", "DequantizeLinear")
+INTEGERS = ("MatMulInteger", "DynamicQuantizeLinear")
+NORMS = (
+    "LayerNormalization", "ReduceMean", "SimplifiedLayerNormalization", "SkipLayerNormalization",
+)  # fmt: skip
+GELUS = ("Gelu", "FastGelu", "Erf", "Tanh")
+
+NEEDS: dict[str, tuple[str, ...]] = {
+    "AttentionFusion": ("Softmax", "Attention", "MultiHeadAttention"),
+    "BiasDropoutFusion": ("Dropout",),
+    "BiasGeluFusion": GELUS,
+    "BiasSkipLayerNormFusion": NORMS,
+    "BiasSoftmaxFusion": ("Softmax",),
+    "ConvActivationFusion": ("Conv",),
+    "DoubleQDQPairsRemover": QUANTISED,
+    "DynamicQuantizeMatMulFusion": INTEGERS,
+    "EmbedLayerNormFusion": NORMS,
+    "EnsureUniqueDQForNodeUnit": QUANTISED,
+    "FastGeluFusion": GELUS,
+    "GatherSliceToSplitFusion": ("Gather", "Slice"),
+    "GatherToSliceFusion": ("Gather",),
+    "GeluFusionL1": GELUS,
+    "GeluFusionL2": GELUS,
+    "GemmActivationFusion": ("Gemm", "MatMul"),
+    "GroupQueryAttentionFusion": ("GroupQueryAttention",),
+    "GroupQueryAttentionPreNormFusion": ("GroupQueryAttention",),
+    "LayerNormFusionL1": NORMS,
+    "LayerNormFusionL2": NORMS,
+    "MatMulActivationFusion": ("MatMul", "Gemm"),
+    "MatMulAddFusion": ("MatMul",),
+    "MatMulIntegerToFloatFusion": INTEGERS,
+    "MatMulNBitsFusion": ("MatMulNBits", *QUANTISED),
+    "MatMulScaleFusion": ("MatMul",),
+    "MatmulTransposeFusion": ("MatMul",),
+    "QDQFinalCleanupTransformer": QUANTISED,
+    "QDQPropagationTransformer": QUANTISED,
+    "QDQS8ToU8Transformer": (*QUANTISED, *INTEGERS),
+    "QDQSelectorActionTransformer": QUANTISED,
+    "QuickGeluFusion": ("Sigmoid",),
+    "ReshapeFusion": ("Reshape",),
+    "SimplifiedLayerNormFusion": ("SimplifiedLayerNormalization", "Pow"),
+    "SkipLayerNormFusion": NORMS,
+    "SliceConcatToSpaceToDepthFusion": ("Slice",),
+    "TransposeOptimizer": ("Transpose", *QUANTISED),
+    "TransposeOptimizer_CPUExecutionProvider": ("Transpose", *QUANTISED),
+    "WeightBiasQuantization": QUANTISED,
+    "WhereDummyDq": QUANTISED,
+}
+"""An optimizer, and operators without any of which it finds nothing, those included of which other
+optimizers make what it looks for."""
+
+SHARING = "ConstantSharing"
+"""Equal numbers become one constant, for the next optimizer: a step is none the faster."""
+DUPLICATES = "CommonSubexpressionElimination"
+CLEANED = b"onnxtrain.gradients"
+"""Metadata of a model whose duplicate nodes are gone since it was differentiated."""
+
+
+def idle_optimizers(model: bytes) -> list[str]:
+    """Names of the optimizers that a session of a model does without; none if it is damaged."""
+    outline = Outline.of(model)
+    if outline is None:  # onnxruntime says what is wrong with it
+        return []
+    idle = [SHARING, *([DUPLICATES] if outline.says(CLEANED) else [])]
+    if not outline.has_functions:  # their operators appear when onnxruntime inlines them
+        operators = outline.operators()
+        idle += [name for name, needed in NEEDS.items() if operators.isdisjoint(needed)]
+    return idle
