@@ -361,7 +361,7 @@ def _action_embeddings(model: Any) -> torch.Tensor:
 
 
 def _no_padding(model: Any) -> torch.Tensor:
-    return torch.zeros(_series(model).shape, dtype=torch.int64)
+    return torch.zeros_like(_series(model))
 
 
 def _frequencies(model: Any) -> torch.Tensor:
