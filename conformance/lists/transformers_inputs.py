@@ -361,7 +361,8 @@ def _action_embeddings(model: Any) -> torch.Tensor:
 
 
 def _no_padding(model: Any) -> torch.Tensor:
-    return torch.zeros_like(_series(model))
+    """In integers: as floats they would have a gradient, beside which all others are nothing."""
+    return torch.zeros(_series(model).shape, dtype=torch.int64)
 
 
 def _frequencies(model: Any) -> torch.Tensor:
