@@ -117,11 +117,10 @@ def _values(config: Any, overrides: dict[str, Any]) -> dict[str, Any]:
     """The arguments that make a small one like this configuration."""
     values: dict[str, Any] = {}
     for name, value in config.to_dict().items():
-        part = config.__dict__.get(name)
         if name in overrides and not isinstance(overrides[name], dict):
             values[name] = overrides[name]
-        elif hasattr(part, "to_dict"):
-            values[name] = _part(part, overrides.get(name, {}))
+        elif _is_part(config, name):
+            values[name] = _part(config.__dict__[name], overrides.get(name, {}))
         elif name in ("initializer_range", "init_std"):
             values[name] = SPREAD
         elif isinstance(value, (int, list, tuple)) and not isinstance(value, bool):
@@ -132,19 +131,24 @@ def _values(config: Any, overrides: dict[str, Any]) -> dict[str, Any]:
     _keep_stages(config, values)
     _keep_kinds_of_layers(config, values)
     _keep_rotations(config, values)
-    values.update({name: value for name, value in overrides.items() if name not in values})
+    values.update(
+        {n: v for n, v in overrides.items() if n not in values or not _is_part(config, n)}
+    )
     if hasattr(config, "use_cache"):
         values["use_cache"] = False
     return values
+
+
+def _is_part(config: Any, name: str) -> bool:
+    return hasattr(config.__dict__.get(name), "to_dict")
 
 
 def _part(part: Any, overrides: dict[str, Any]) -> dict[str, Any]:
     """A configuration inside another one; what differs from its class's defaults stays."""
     if part.model_type == "timm_backbone":
         return dict(BACKBONE)
-    if part.model_type == "timm_wrapper":
-        whole = {"model_type": part.model_type, "architecture": part.architecture, "num_labels": 2}
-        return {**whole, **overrides}
+    if hasattr(part, "architecture"):  # of a network of timm, which is as large as its name says
+        return {"model_type": part.model_type, "num_classes": 2, **overrides}
     kept = {
         k: v
         for k, v in part.to_diff_dict().items()

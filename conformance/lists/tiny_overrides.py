@@ -36,6 +36,16 @@ _QWEN4 = {
     "indexer_compress_ratio": 2, "hc_lowrank": 8, "ngram_vocab_size_base": 97,
     "split_ngram_parts": 1,
 }  # fmt: skip
+_SMALL_MOBILENET = {"architecture": "mobilenetv4_conv_small_035"}
+"""One of timm's in the place of a network of 300 million parameters."""
+_EDGETAM_VISION = {
+    "backbone_config": {
+        "architecture": "resnet10t",
+        "model_args": {"in_chans": 3, "features_only": True, "out_indices": [1, 2, 3, 4]},
+    },
+    "backbone_channel_list": [512, 256, 128, 64],
+    "backbone_feature_sizes": [[16, 16], [8, 8], [4, 4]],
+}
 _DAC = {"downsampling_ratios": [2, 4], "upsampling_ratios": [4, 2]}
 _VIBEVOICE = {"downsampling_ratios": [2, 4], "depths": [1, 1, 1]}
 _HIERA_DET = {
@@ -123,7 +133,12 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     },
     "neomme": {"sliding_window": 16, "rope_parameters": _both_attentions(0.5)},
     "gemma3n_text": _GEMMA3N,
-    "gemma3n": {"text_config": _GEMMA3N},
+    "gemma3n_vision": _SMALL_MOBILENET,
+    "gemma3n": {
+        "text_config": _GEMMA3N,
+        "vision_config": {**_SMALL_MOBILENET, "hidden_size": 960},
+        "vision_soft_tokens_per_image": 4,
+    },
     "instructblip": {"image_token_index": 90},
     "instructblipvideo": {"video_token_index": 90},
     "siglip2": {"vision_config": {"num_patches": 16}},
@@ -183,9 +198,22 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     },
     "fun_asr_nano": {"adaptor_config": {"intermediate_size": WIDTH // 4}},
     "gradium_phonon_tts": {"flow_head_config": {"condition_dim": WIDTH}},
-    "clvp": {"decoder_config": {"decoder_fixing_codes": [83, 45, 45, 24]}},
+    "clvp": {
+        "decoder_config": {"decoder_fixing_codes": [83, 45, 45, 24]},
+        "text_config": {"num_attention_heads": 1},
+        "speech_config": {"num_attention_heads": 1},
+    },
+    "edgetam": {"vision_config": _EDGETAM_VISION},
+    "edgetam_vision_model": _EDGETAM_VISION,
+    "granite4_vision": {
+        "downsample_rate": "1/2",
+        "deepstack_layer_map": [[-1, 0], [-2, 1]],
+        "spatial_target_layers": [0, 1],
+        "vision_config": {"hidden_size": 64},
+    },
     "gemma4_audio": {"subsampling_conv_channels": [16, 8]},
     "lw_detr": {
+        "projector_scale_factors": [1.0],
         "backbone_config": {"num_windows": 4, "window_block_indices": [0, 2], "image_size": 64},
     },
     "pe_audio": {"audio_config": {"dac_config": _DAC}},
@@ -263,6 +291,13 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "vibevoice_acoustic_tokenizer_encoder": _VIBEVOICE,
     "vibevoice_acoustic_tokenizer_decoder": {**_VIBEVOICE, "depths": [1, 1, 1]},
     "videoprism": {"vision_config": {"image_size": 36, "num_frames": 4}},
-    "clap": {"audio_config": {"spec_size": 128, "window_size": 2}},
+    "clap": {
+        "audio_config": {
+            "spec_size": 64,
+            "num_mel_bins": 32,
+            "window_size": 2,
+            "hidden_size": 8 * WIDTH,
+        },
+    },
 }
 """What no rule can know, by family; a dictionary in it is for a part of the configuration."""

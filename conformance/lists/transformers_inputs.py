@@ -147,9 +147,13 @@ def _text_and_columns(model: Any) -> Inputs:
 def _pairs_of_images(model: Any) -> Inputs:
     """Two images for each row; where there is text, every token sees both."""
     images = torch.stack([_image(model), _image(model)], 1)
-    inputs = {**_made(model, ["input_ids", "attention_mask"]), "pixel_values": images}
-    if "image_attention_mask" in inspect.signature(model.forward).parameters:
+    names = ["input_ids", "attention_mask", "action_embeds"]
+    inputs = {**_made(model, names), "pixel_values": images}
+    wanted = inspect.signature(model.forward).parameters
+    if "image_attention_mask" in wanted:
         inputs["image_attention_mask"] = torch.ones(ROWS, LENGTH, 2, dtype=torch.int64)
+    if "pixel_attention_mask" in wanted:
+        inputs["pixel_attention_mask"] = torch.ones(ROWS, 2, dtype=torch.bool)
     return inputs
 
 
@@ -348,7 +352,8 @@ def _latents(model: Any) -> torch.Tensor:
 
 
 def _context(model: Any) -> torch.Tensor:
-    return torch.randn(ROWS, LENGTH, model.encoder.in_features)
+    width = len(model.config.target_layer_ids) * model.config.hidden_size
+    return torch.randn(ROWS, LENGTH, width)
 
 
 def _action_embeddings(model: Any) -> torch.Tensor:
@@ -356,6 +361,7 @@ def _action_embeddings(model: Any) -> torch.Tensor:
 
 
 def _no_padding(model: Any) -> torch.Tensor:
+    """In integers: as floats they would have a gradient, beside which all others are nothing."""
     return torch.zeros(_series(model).shape, dtype=torch.int64)
 
 

@@ -55,6 +55,29 @@ def test_each_kind_of_layer_stays() -> None:
     assert tiny(Config, "made up").layer_types == ["local", "global"]
 
 
+def test_what_there_is_for_each_layer_is_cut_with_the_layers() -> None:
+    class Sources(Config):
+        def __init__(self, **values: Any) -> None:
+            super().__init__()
+            self.sources = list(range(40))
+            self.__dict__.update(values)
+
+    assert tiny(Sources, "made up").sources == list(range(LAYERS))
+
+
+def test_a_backbone_has_the_stages_that_are_read() -> None:
+    class Backbone(Config):
+        def __init__(self, **values: Any) -> None:
+            super().__init__()
+            self.stage_names = ["stem", *(f"stage{n}" for n in range(1, 41))]
+            self.out_features = ["stage10", "stage20", "stage30", "stage40"]
+            self.__dict__.update(values)
+
+    config = tiny(Backbone, "made up")
+    assert config.num_hidden_layers == 4
+    assert config.out_features == ["stage1", "stage2", "stage3", "stage4"]
+
+
 def test_equal_numbers_of_heads_stay_equal() -> None:
     class Plain(Config):
         def __init__(self, **values: Any) -> None:

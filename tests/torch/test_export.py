@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import onnx.helper
 import onnx.numpy_helper
@@ -11,7 +13,7 @@ import torch
 from torch import nn
 
 import onnxtrain
-from onnxtrain.torch import FixedValueWarning, repair
+from onnxtrain.torch import FixedValueWarning, ORTModule, repair
 from onnxtrain.torch.export import ExportError, default_exporter, export
 
 from .models import WORDS, Net, Statistics, Tied
@@ -314,6 +316,7 @@ def test_attention_with_a_learned_bias(exporter: str) -> None:
     """The layout that torch traces is the one that it decomposes attention into."""
     exported = export(BiasedAttention(), [torch.randn(2, 4, 8)], exporter=exporter)
     assert "bias.weight" in exported.names
+    assert not {"Greater", "Where"} & {n.op_type for n in exported.model.graph.node}, "it is finite"
 
 
 class AttentionOfAnyRank(nn.Module):
@@ -344,6 +347,36 @@ def test_attention_of_any_rank() -> None:
         x = torch.randn(rows, 3, 2, 4, 8)
         for got, expected in zip(run(exported, {"x": x.numpy()}), module(x), strict=True):
             np.testing.assert_allclose(got, expected.numpy(), rtol=1e-5, atol=1e-6)
+
+
+class MaskedAttention(nn.Module):
+    """Attention by a mask of truth values and by one of minus infinities."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(8, 24)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        heads = self.project(x).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
+        attend = nn.functional.scaled_dot_product_attention
+        minus = torch.zeros_like(mask, dtype=x.dtype).masked_fill(~mask, -torch.inf)
+        return attend(*heads, attn_mask=mask) + attend(*heads, attn_mask=minus).cos()
+
+
+@pytest.mark.parametrize("exporter", EXPORTERS)
+def test_who_sees_nothing_gets_zeros(exporter: str) -> None:
+    """As a row that is padded on the left; exporters give averages, or no number."""
+    mask = torch.ones(2, 2, 4, 4, dtype=torch.bool).tril()
+    mask[1, :, :2] = False
+    x, reference = torch.randn(2, 4, 8), MaskedAttention()
+    trained = ORTModule(copy.deepcopy(reference), exporter=exporter)
+    for module in (reference, trained):
+        module(x, mask).sum().backward()
+    np.testing.assert_allclose(
+        trained(x, mask).detach(), reference(x, mask).detach(), rtol=1e-4, atol=1e-6
+    )
+    for got, expected in zip(trained.parameters(), reference.parameters(), strict=True):
+        np.testing.assert_allclose(got.grad, expected.grad, rtol=1e-4, atol=1e-5)
 
 
 def test_a_failure_says_how_experts_can_be_exported() -> None:

@@ -1,8 +1,12 @@
-"""Attention over three or five axes, where the dynamo exporter asserts that there are four."""
+"""Attention as torch computes it, where the dynamo exporter does otherwise.
+
+It asserts that there are four axes, and a position that sees nothing gets the average of all values
+(a mask of truth values) or no number at all (a mask of minus infinities); in torch it gets zeros.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch.nn import functional
@@ -19,7 +23,32 @@ def attention(
     *args: Any,
     **kwargs: Any,
 ) -> torch.Tensor:
-    """`functional.scaled_dot_product_attention` of any rank, computed over four axes.
+    """`functional.scaled_dot_product_attention` in a form that is exported as it is."""
+    if not may_hide_all(attn_mask):
+        return _over_four_axes(query, key, value, attn_mask, *args, **kwargs)
+    if attn_mask.dtype == torch.bool:
+        sees_any = attn_mask.any(-1, keepdim=True)
+    else:
+        sees_any = (attn_mask > -torch.inf).any(-1, keepdim=True)
+        attn_mask = torch.where(sees_any, attn_mask, 0.0)  # no NaN that a gradient could meet
+    result = _over_four_axes(query, key, value, attn_mask, *args, **kwargs)
+    return torch.where(sees_any, result, 0.0)
+
+
+def may_hide_all(mask: torch.Tensor | None) -> TypeGuard[torch.Tensor]:
+    """Whether a position may see nothing; what is learned is a bias, and finite."""
+    return mask is not None and not mask.requires_grad
+
+
+def _over_four_axes(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    *args: Any,
+    **kwargs: Any,
+) -> torch.Tensor:
+    """Attention of any rank.
 
     Missing axes are put in front. Where there are more, those before the heads are broadcast
     against each other and become one.

@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from ..graph.edit import remove_nodes, replace_value
 from ..graph.nodes import same_shape
 from ..graph.subgraphs import node_protos
-from .attention_forms import attention
+from .attention_forms import attention, may_hide_all
 from .loss_forms import cross_entropy, needs_another_form, reduction_of
 from .pool_forms import AXES, divided
 
@@ -287,8 +287,21 @@ def _selecting(function: Callable[..., Any], argument: Callable[..., torch.Tenso
 # --- attention ------------------------------------------------------------------------------------
 
 
-def _attention(marks: GradientMarks, *args: Any, **kwargs: Any) -> torch.Tensor:
-    return attention(*args, **kwargs)
+def _attention(
+    marks: GradientMarks,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    *args: Any,
+    **kwargs: Any,
+) -> torch.Tensor:
+    """`functional.scaled_dot_product_attention`, with what exporters leave out of it.
+
+    Masks of minus infinities need the other form from both exporters, so they count.
+    """
+    marks.count += may_hide_all(attn_mask) and attn_mask.is_floating_point()
+    return attention(query, key, value, attn_mask, *args, **kwargs)
 
 
 # --- pooling --------------------------------------------------------------------------------------
