@@ -8,6 +8,7 @@ cannot change anything, so it is left out.
 
 from __future__ import annotations
 
+from ...operators import IDLE_OPTIMIZERS
 from ..files.outline import Outline
 
 QUANTISED = ("QuantizeLinear", "DequantizeLinear")
@@ -63,9 +64,13 @@ optimizers make what it looks for."""
 
 SHARING = "ConstantSharing"
 """Equal numbers become one constant, for the next optimizer: a step is none the faster."""
-DUPLICATES = "CommonSubexpressionElimination"
-CLEANED = b"onnxtrain.gradients"
-"""Metadata of a model whose duplicate nodes are gone since it was differentiated."""
+NOTED = frozenset(
+    {
+        "CommonSubexpressionElimination", "ConstantFolding", "TransposeOptimizer",
+        "TransposeOptimizer_CPUExecutionProvider",
+    }
+)  # fmt: skip
+"""What a model may say that it has no work for, since `passes/idle.py` looked at it."""
 
 
 def idle_optimizers(model: bytes) -> list[str]:
@@ -73,8 +78,9 @@ def idle_optimizers(model: bytes) -> list[str]:
     outline = Outline.of(model)
     if outline is None:  # onnxruntime says what is wrong with it
         return []
-    idle = [SHARING, *([DUPLICATES] if outline.says(CLEANED) else [])]
+    noted = outline.metadata(IDLE_OPTIMIZERS).split(";")
+    idle = [SHARING, *sorted(NOTED.intersection(noted))]
     if not outline.has_functions:  # their operators appear when onnxruntime inlines them
         operators = outline.operators()
         idle += [name for name, needed in NEEDS.items() if operators.isdisjoint(needed)]
-    return idle
+    return sorted(set(idle))
