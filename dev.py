@@ -54,6 +54,9 @@ FAST = (
 VERSIONS = {"--lowest": "lowest", "--newest": "newest"}
 """Options of ``test`` that take other versions than requirements-test.txt."""
 
+EXPLAINED_HERE = ("test", "matrix", "build", "api", "docs")
+"""Commands whose ``--help`` is the text above; the others are programs with their own."""
+
 
 def main() -> int:
     """Run one command; the exit code is the first one that is not zero."""
@@ -64,6 +67,9 @@ def main() -> int:
     if len(sys.argv) < 2 or sys.argv[1] not in commands:
         print(f"usage: python3 dev.py {'|'.join(commands)} [arguments]", file=sys.stderr)
         return 2
+    if sys.argv[1] in EXPLAINED_HERE and {"-h", "--help"} & set(sys.argv[2:]):
+        print(__doc__)
+        return 0
     if sys.version_info < (3, 10):  # noqa: UP036 - this file runs before anything is installed
         print("onnxtrain needs Python 3.10 or newer.", file=sys.stderr)
         return 2
@@ -128,7 +134,9 @@ def matrix(arguments: list[str]) -> int:
         environment = {**os.environ, "ONNXTRAIN_VENV": f".venv-{version}"}
         call = [python_3, "dev.py", "test", *arguments]
         rows.append((f"Python {version}", said(subprocess.call(call, cwd=ROOT, env=environment))))
-    rows += [(option.strip("-"), said(test([option, *arguments]))) for option in VERSIONS]
+    for option, versions in VERSIONS.items():
+        call = [sys.executable, "dev.py", "test", option, *arguments]
+        rows.append((versions, said(subprocess.call(call, cwd=ROOT))))
     print(*(f"{name:14} {result}" for name, result in rows), sep="\n")
     return int(any(result == FAILED for _, result in rows))
 

@@ -105,6 +105,27 @@ def test_usage_names_the_commands(dev, monkeypatch, capsys) -> None:
         assert f"dev.py {command}" in (dev.__doc__ or "")
 
 
+def test_asked_for_help_a_command_only_explains(dev, monkeypatch, capsys) -> None:
+    for command in dev.EXPLAINED_HERE:
+        monkeypatch.setattr(dev.sys, "argv", ["dev.py", command, "--help"])
+        assert dev.main() == 0
+        assert f"dev.py {command}" in capsys.readouterr().out
+    assert not dev.ran
+
+
+def test_an_environment_that_fails_is_a_row_of_the_matrix(dev, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(dev.shutil, "which", lambda name: name if name == "python3.12" else None)
+    codes = {"-c": 0, "--lowest": 1}  # of the first call, and of the one that fails
+    monkeypatch.setattr(
+        dev.subprocess, "call", lambda call, **_: next((codes[a] for a in call if a in codes), 0)
+    )
+    assert dev.matrix([]) == 1
+    rows = dict(line.rsplit(None, 1) for line in capsys.readouterr().out.splitlines())
+    assert rows["Python 3.12"] == "passed"
+    assert rows["lowest"] == "failed"
+    assert rows["newest"] == "passed"
+
+
 def test_pre_commit_takes_the_tools_of_the_tests(dev) -> None:
     config = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())
     hooks = [hook for repo in config["repos"] for hook in repo["hooks"]]

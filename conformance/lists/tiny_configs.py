@@ -3,17 +3,19 @@
 Every class of configuration has its own words for the same few things: width, depth, heads,
 vocabulary, image. `tiny` reads the defaults, applies the first rule whose pattern matches the name,
 and constructs the class anew, so that what the class derives from these values fits again.
-`OVERRIDES` has what no rule can know, one line per family.
+`tiny_overrides` has what no rule can know.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-WIDTH, HEADS, HEAD_WIDTH, INNER, LAYERS, VOCABULARY, POSITIONS = 32, 4, 8, 48, 2, 96, 64
-IMAGE, PATCH, MELS = 32, 8, 16
+from .tiny_overrides import OVERRIDES
+from .tiny_sizes import HEAD_WIDTH, HEADS, INNER, LAYERS, VOCABULARY, WIDTH
+
+POSITIONS, IMAGE, PATCH, MELS = 64, 32, 8, 16
 SPREAD = 0.2
 """Of random weights: so that with this width a layer's output is as large as its input."""
 
@@ -55,7 +57,7 @@ def token(value: Any) -> Any:
 WIDTHS = (
     r"(.*hidden_size|d_model|n_embd|.*_?embed_dim|emb_dim|dim|hidden_dim|.*embedding_size"
     r"|.*projection_dim|.*_hidden_dim|d_latents|.*conv_dim|.*proj_size"
-    r"|.*pos_feats|intra_bottleneck_size|upsample_groups|hidden_size_global|output_channels)$"
+    r"|.*pos_feats|mask_dim|intra_bottleneck_size|upsample_groups|hidden_size_global|output_channels)$"
 )
 
 RULES: list[Rule] = [
@@ -86,7 +88,7 @@ RULES: list[Rule] = [
     (r"(depth|block_sizes|.*num_.*layers|n_layers?|.*_layers|num_blocks)$", at_most(LAYERS)),
     (r"(hidden_sizes|embed_dims|embedding_dims|neck_hidden_sizes|stage_channels)$", ascending),
     (r"(.*head_dim|d_head|d_kv|.*_head_size|kv_channels)$", at_most(HEAD_WIDTH)),
-    (r"(.*lora_rank|sliding_window|attention_window|local_attention)$", at_most(16)),
+    (r"(.*lora_rank|sliding_window|attention_window|local_attention|context_size)$", at_most(16)),
     (r"(image_size|pretrain_image_size|crop_size|img_size)$", at_most(IMAGE)),
     (r"(patch_size)$", at_most(PATCH)),
     (r"(num_mel_bins|n_mels|feature_size)$", at_most(MELS)),
@@ -95,132 +97,6 @@ RULES: list[Rule] = [
     (r"(num_conv_pos_embeddings|num_conv_pos_embedding_groups)$", at_most(4)),
     (WIDTHS, ascending),
 ]  # fmt: skip
-
-_EFFICIENTNET = {
-    "image_size": 64, "width_coefficient": 0.25, "depth_coefficient": 0.3, "hidden_dim": 320,
-}  # fmt: skip
-_GEMMA3N = {
-    "intermediate_size": [48, 48], "hidden_size_per_layer_input": 8, "num_kv_shared_layers": 0,
-    "activation_sparsity_pattern": [0.0, 0.0], "laurel_rank": 4, "vocab_size_per_layer_input": 96,
-}  # fmt: skip
-
-OVERRIDES: dict[str, dict[str, Any]] = {
-    "longformer": {"onnx_export": True},
-    "led": {"onnx_export": True},
-    "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
-    "nemotron": {"num_key_value_heads": 2},
-    "ministral": {"head_dim": 8},
-    "hunyuan_v1_dense": {"head_dim": 8},
-    "hunyuan_v1_moe": {"head_dim": 8},
-    "esm": {"vocab_size": VOCABULARY, "pad_token_id": 1, "mask_token_id": 32},
-    "autoformer": {
-        "prediction_length": 4,
-        "context_length": 8,
-        "lags_sequence": [1, 2, 3],
-        "num_time_features": 2,
-        "label_length": 4,
-    },
-    "informer": {
-        "prediction_length": 4,
-        "context_length": 8,
-        "lags_sequence": [1, 2, 3],
-        "num_time_features": 2,
-        "label_length": 4,
-    },
-    "time_series_transformer": {
-        "prediction_length": 4,
-        "context_length": 8,
-        "lags_sequence": [1, 2],
-        "num_time_features": 2,
-    },
-    "swin": {"image_size": 64, "window_size": 2},
-    "donut-swin": {"image_size": 64, "window_size": 2},
-    "maskformer-swin": {"image_size": 64, "window_size": 2},
-    "mamba2": {"num_heads": 8, "head_dim": 8, "n_groups": 2, "hidden_size": 32, "chunk_size": 4},
-    "efficientnet": _EFFICIENTNET,
-    "align": {"projection_dim": 80, "vision_config": _EFFICIENTNET},
-    "levit": {"image_size": 64, "patch_size": 16, "hidden_sizes": [32, 48, 64]},
-    "wav2vec2-bert": {"vocab_size": VOCABULARY},
-    "wav2vec2-conformer": {"vocab_size": VOCABULARY},
-    "bridgetower": {
-        "hidden_size": 128,
-        "text_config": {"hidden_size": 128},
-        "vision_config": {"hidden_size": 128},
-    },
-    "reformer": {
-        "axial_pos_embds_dim": [8, 24],
-        "axial_pos_shape": [4, 2],
-        "attn_layers": ["local", "lsh"],
-        "num_buckets": 2,
-        "lsh_attn_chunk_length": 4,
-        "local_attn_chunk_length": 4,
-    },
-    "xmod": {"default_language": "en_XX", "languages": ["en_XX"]},
-    "longcat_flash": {
-        "qk_rope_head_dim": 8,
-        "qk_nope_head_dim": 8,
-        "qk_head_dim": 16,
-        "head_dim": 8,
-        "v_head_dim": 8,
-    },
-    "mask2former": {
-        "feature_size": 32,
-        "mask_feature_size": 32,
-        "hidden_dim": 32,
-        "num_queries": 6,
-    },
-    "deepseek_v3": {"first_k_dense_replace": 1},
-    "zamba": {"num_hidden_layers": 4, "attn_layer_period": 2, "attn_layer_offset": 1},
-    "neomme": {"sliding_window": 16},
-    "gemma3n_text": _GEMMA3N,
-    "gemma3n": {"text_config": _GEMMA3N},
-    "instructblip": {"image_token_index": 90},
-    "instructblipvideo": {"image_token_index": 90},
-    "siglip2": {"vision_config": {"num_patches": 16}},
-    "wavlm": {"num_buckets": 8},
-    "seggpt": {"image_size": [32, 32]},
-    "cvt": {"embed_dim": [16, 32, 64], "depth": [1, 2, 3]},
-    "deepseek_v2": {"num_experts_per_tok": 2},
-    "bros": {"hidden_size": 64},
-    "dpt": {"num_hidden_layers": 4, "backbone_out_indices": [0, 1, 2, 3]},
-    "bit": {"num_groups": 4, "embedding_size": 16},
-    "lilt": {"channel_shrink_ratio": 2, "hidden_size": 48},
-    "layoutlmv3": {"coordinate_size": 4, "shape_size": 8},
-    "mobilevitv2": {"image_size": 64},
-    "sam": {"vision_config": {"num_pos_feats": WIDTH // 2}},
-    "sam_hq": {"vision_config": {"num_pos_feats": WIDTH // 2}},
-    "zamba2": {
-        "attention_hidden_size": 64,
-        "attention_head_dim": 16,
-        "num_key_value_heads": 4,
-        "layers_block_type": ["linear_attention", "hybrid", "linear_attention", "hybrid"],
-        "num_hidden_layers": 4,
-        "chunk_size": 4,
-        "adapter_rank": 8,
-    },
-    "nemotron_h": {"n_groups": 2, "mamba_num_heads": 8, "chunk_size": 4},
-    "blip-2": {"image_token_index": 90},
-    "vits": {
-        "upsample_initial_channel": 32,
-        "upsample_rates": [4, 4],
-        "upsample_kernel_sizes": [8, 8],
-        "flow_size": 32,
-        "spectrogram_bins": 17,
-        "wavenet_layers": 1,
-    },
-    "chameleon": {"vocabulary_map": {"<image>": 90}},
-    "blt": {"encoder_hash_byte_group_vocab": VOCABULARY},
-    "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "first_k_dense_replace": 1},
-    "dbrx": {"attn_config": {"rope_theta": 10000.0, "kv_n_heads": 2}},
-    "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
-    "hunyuan_vl": {"text_config": {"head_dim": HEAD_WIDTH}},
-    "deepseek_ocr2": {"text_config": {"mlp_layer_types": ["dense", "sparse"]}},
-    "diffusion_gemma": {"text_config": {"num_experts": 4, "top_k_experts": 2}},
-    "fun_asr_nano": {"adaptor_config": {"intermediate_size": WIDTH // 4}},
-    "granite_speech5_ctc": {"context_size": 16},
-    "gradium_phonon_tts": {"flow_head_config": {"condition_dim": WIDTH}},
-}
-"""What no rule can know, by family; a dictionary in it is for a part of the configuration."""
 
 BACKBONE = {
     "model_type": "resnet", "embedding_size": 8, "hidden_sizes": [8, 16, 24, 32],
@@ -253,7 +129,9 @@ def _values(config: Any, overrides: dict[str, Any]) -> dict[str, Any]:
             if scaled is not None and scaled != value and not _is_derived(config, name):
                 values[name] = scaled
     _keep_grouping(config, values)
+    _keep_stages(config, values)
     _keep_kinds_of_layers(config, values)
+    _keep_rotations(config, values)
     values.update({name: value for name, value in overrides.items() if name not in values})
     if hasattr(config, "use_cache"):
         values["use_cache"] = False
@@ -264,6 +142,9 @@ def _part(part: Any, overrides: dict[str, Any]) -> dict[str, Any]:
     """A configuration inside another one; what differs from its class's defaults stays."""
     if part.model_type == "timm_backbone":
         return dict(BACKBONE)
+    if part.model_type == "timm_wrapper":
+        whole = {"model_type": part.model_type, "architecture": part.architecture, "num_labels": 2}
+        return {**whole, **overrides}
     kept = {
         k: v
         for k, v in part.to_diff_dict().items()
@@ -272,13 +153,26 @@ def _part(part: Any, overrides: dict[str, Any]) -> dict[str, Any]:
     return {**kept, **_values(part, overrides), "model_type": part.model_type}
 
 
+def _keep_rotations(config: Any, values: dict[str, Any]) -> None:
+    """Of a rotary embedding that has its sections from the start: some classes check them."""
+    rope = config.to_dict().get("rope_parameters")
+    if isinstance(rope, dict) and "mrope_section" in rope:
+        values["rope_parameters"] = {**rope, "mrope_section": _sections(rope)}
+
+
 def _divide_rotations(config: Any) -> None:
     """A rotary embedding of three axes divides half of a head's width."""
     rope = vars(config).get("rope_parameters")
     known = getattr(config, "ignore_keys_at_rope_validation", None) or ()
     if isinstance(rope, dict) and "mrope_section" in {*known, *rope}:
-        half = int(HEAD_WIDTH * rope.get("partial_rotary_factor", 1.0)) // 2
-        rope["mrope_section"] = [half - 2 * (half // 3), half // 3, half // 3]
+        sections = _sections(rope)
+        if sum(rope.get("mrope_section", ())) != sum(sections):
+            rope["mrope_section"] = sections
+
+
+def _sections(rope: dict[str, Any]) -> list[int]:
+    half = int(HEAD_WIDTH * rope.get("partial_rotary_factor", 1.0)) // 2
+    return [half - 2 * (half // 3), half // 3, half // 3]
 
 
 def _scaled(name: str, value: Any) -> Any:
@@ -305,11 +199,34 @@ def _keep_grouping(config: Any, values: dict[str, Any]) -> None:
         values["num_key_value_heads"] = smaller if groups == heads else min(groups, smaller // 2)
 
 
+def _keep_stages(config: Any, values: dict[str, Any]) -> None:
+    """A backbone whose stages are layers has as many layers as it gives features of stages."""
+    known = config.to_dict()
+    stages, layers = known.get("out_features"), values.get("num_hidden_layers")
+    last = f"stage{known.get('num_hidden_layers')}"
+    if isinstance(stages, list) and layers and last in (known.get("stage_names") or ()):
+        values["num_hidden_layers"] = layers = max(layers, len(stages))
+        values["out_features"] = [f"stage{layers - back}" for back in reversed(range(len(stages)))]
+
+
 def _keep_kinds_of_layers(config: Any, values: dict[str, Any]) -> None:
     """Of each kind of layer the first, as many as there are layers left."""
-    for name in ("layer_types", "mlp_layer_types", "layers_block_type"):
-        kinds = config.to_dict().get(name)
-        if isinstance(kinds, (list, tuple)) and kinds and not _is_derived(config, name):
-            layers = values.get("num_hidden_layers", len(kinds))
+    known = config.to_dict()
+    before = known.get("num_hidden_layers")
+    for name, kinds in known.items():
+        if not isinstance(kinds, (list, tuple)) or not kinds or _is_derived(config, name):
+            continue
+        layers = values.get("num_hidden_layers", len(kinds))
+        if name in KINDS_OF_LAYERS or (_is_per_layer(kinds, before) and isinstance(kinds[0], str)):
             distinct = list(dict.fromkeys(kinds))
             values[name] = (distinct * layers)[:layers]
+        elif _is_per_layer(kinds, before):
+            values[name] = list(values.get(name, kinds))[:layers]
+
+
+KINDS_OF_LAYERS = ("layer_types", "mlp_layer_types", "layers_block_type")
+
+
+def _is_per_layer(values: Sequence[Any], layers: Any) -> bool:
+    """Whether there is one for each layer; what has few entries may be about other stages."""
+    return len(values) == layers and len(values) > 4

@@ -8,9 +8,7 @@ Optimum's exporter is not tried: optimum-onnx 0.1.0, the newest, wants transform
 from __future__ import annotations
 
 import contextlib
-import inspect
 import os
-from collections.abc import Callable
 from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -20,8 +18,9 @@ from torch.utils import _pytree as pytree
 
 from conformance.cases import TorchCase
 
-from .tiny_configs import tiny
+from .tiny_configs import SPREAD, tiny
 from .torchvision_build import import_torchvision
+from .transformers_inputs import inputs_of
 
 PACKAGES = ["transformers>=5", "timm", "torchvision"]
 
@@ -50,11 +49,6 @@ FIRST = [
 """What is used most comes first, a family of each kind before others of its kind: a run that
 is cut off has seen it."""
 
-Inputs = dict[str, torch.Tensor]
-
-WITHOUT_MASK = ("xlnet",)
-"""It subtracts a mask of integers from a float, which torch's exporter cannot decompose."""
-
 HEADS = [
     "SEQ_TO_SEQ_CAUSAL_LM", "MASKED_LM", "CAUSAL_LM", "IMAGE_CLASSIFICATION", "CTC",
     "AUDIO_CLASSIFICATION", "SPEECH_SEQ_2_SEQ", "VIDEO_CLASSIFICATION", "SEMANTIC_SEGMENTATION",
@@ -64,8 +58,6 @@ HEADS = [
 
 BATCH = 30
 """How many cases share a process."""
-
-ROWS, LENGTH, FRAMES, SAMPLES, REGIONS = 2, 8, 32, 1600, 4
 
 
 def names() -> list[str]:
@@ -79,8 +71,6 @@ PARTS = {
     "bark": ("semantic_config", "BarkSemanticModel"),
     "musicgen": ("decoder", "MusicgenForCausalLM"),
     "musicgen_melody": ("decoder", "MusicgenMelodyForCausalLM"),
-    "emu3": ("text_config", "Emu3ForCausalLM"),
-    "llama4": ("text_config", "Llama4ForCausalLM"),
 }
 """Models of several that are called one after the other: the part that is tried, and its class."""
 
@@ -101,10 +91,13 @@ def of_type(name: str, class_name: str) -> TorchCase:
     if name in PARTS:
         part, class_name = PARTS[name]
         config = getattr(config, part)
+    model_class = getattr(transformers, class_name)
+    config = _config_for(model_class, config)
     if getattr(config, "pad_token_id", 0) is None:
         config.pad_token_id = 1  # classifiers of sequences look for it
-    model = getattr(transformers, class_name)(config).eval()
+    model = model_class(config).eval()
     _prefer_exportable_experts(model)
+    _fill_zeros(model)
     inputs = inputs_of(model)
     return TorchCase(
         Tensors(model, list(inputs)).eval(),
@@ -112,6 +105,27 @@ def of_type(name: str, class_name: str) -> TorchCase:
         family=model.__module__.split(".")[-2],
         exporters=("dynamo", "torchscript"),
     )
+
+
+def _config_for(model_class: type, config: Any) -> Any:
+    """The part of a configuration that a class is for: the text's, where its head is of text."""
+    wanted = getattr(model_class, "config_class", None)
+    if wanted is None or isinstance(config, wanted):
+        return config
+    parts = [part for part in vars(config).values() if isinstance(part, wanted)]
+    return parts[0] if parts else config
+
+
+def _fill_zeros(model: torch.nn.Module) -> None:
+    """Random numbers for matrices that begin as zeros.
+
+    A router of zeros gives every expert the same score, and which of them are the best is then a
+    matter of how torch and onnxruntime sort; a factor of zeros hides what is behind it.
+    """
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() >= 2 and not parameter.any():
+                parameter.normal_(std=SPREAD)
 
 
 def _prefer_exportable_experts(model: Any) -> None:
@@ -135,250 +149,6 @@ class Tensors(torch.nn.Module):
 
 def _is_floating(leaf: Any) -> bool:
     return isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
-
-
-def inputs_of(model: Any) -> Inputs:
-    """What the forward of this model asks for; the first choice of inputs that it takes."""
-    errors: list[Exception] = []
-    for choose in CHOICES:
-        try:
-            inputs = choose(model)
-            with torch.no_grad():
-                model(**inputs)
-        except Exception as error:  # noqa: PERF203 - a few tries
-            errors.append(error)
-        else:
-            return inputs
-    raise errors[0]
-
-
-def _main_inputs(model: Any) -> Inputs:
-    """The main input of the class, and what goes with it."""
-    wanted = inspect.signature(model.forward).parameters
-    main = getattr(model, "main_input_name", "input_ids")
-    if main not in wanted:
-        main = next((n for n in MAKERS if n in wanted and n != "attention_mask"), main)
-    names = [main]
-    if "input_ids" in wanted and hasattr(model.config, "vision_config"):
-        names = ["input_ids", "pixel_values"]
-    if "input_ids" in names and model.config.model_type not in WITHOUT_MASK:
-        names.append("attention_mask")
-    names += [n for n, p in wanted.items() if p.default is p.empty and n in MAKERS]
-    more = ["decoder_input_ids", "bbox", "visual_feats", "visual_pos"]
-    if main == "states":
-        more += ["actions", "rewards", "returns_to_go", "timesteps", "attention_mask"]
-    if "past_values" in names and "future_time_features" in wanted:
-        more += ["future_time_features", "future_values"]
-    return _made(model, [*names, *more])
-
-
-def _text_with_images(model: Any) -> Inputs:
-    """Text with as many placeholders as the images have features."""
-    pixels, config = _image(model), model.config
-    with torch.no_grad():
-        features = pytree.tree_leaves(
-            model.get_image_features(pixels, return_dict=True).pooler_output
-        )
-    count = sum(part.shape[:-1].numel() for part in features) // ROWS
-    token = _first(config, "image_token_id", "image_token_index", default=0)
-    ids = torch.cat([torch.full((ROWS, count), token), _tokens(model)], 1)
-    inputs = {"input_ids": ids, "pixel_values": pixels, "attention_mask": torch.ones_like(ids)}
-    if "token_type_ids" in inspect.signature(model.forward).parameters:
-        inputs["token_type_ids"] = (ids == token).to(torch.int64)
-    return inputs
-
-
-def _long_features(model: Any) -> Inputs:
-    """Spectrograms in columns, as long as the encoder has positions."""
-    frames = 2 * _first(
-        model.config, "max_source_positions", "audio_config.max_source_positions", default=16
-    )
-    mels = _features(model).shape[-1]
-    inputs = _main_inputs(model)
-    inputs["input_features"] = torch.randn(ROWS, mels, frames)
-    if "input_features_mask" in inputs:
-        inputs["input_features_mask"] = torch.ones(ROWS, frames, dtype=torch.int64)
-    return inputs
-
-
-def _video_only(model: Any) -> Inputs:
-    return {"pixel_values": _video(model)}
-
-
-def _mono(model: Any) -> Inputs:
-    return {"input_values": torch.randn(ROWS, 1, SAMPLES)}
-
-
-def _patches(model: Any) -> Inputs:
-    """Images cut into patches already, one of 4 × 4 for each row."""
-    config = model.config
-    width = _first(config, "in_channels", "in_chans", default=3) * config.patch_size**2
-    width *= getattr(config, "temporal_patch_size", 1)
-    names = list(inspect.signature(model.forward).parameters)
-    grid = torch.tensor([[1, 4, 4]] * ROWS)
-    return {names[0]: torch.randn(16 * ROWS, width), "grid_thw": grid}
-
-
-def _codebooks(model: Any) -> Inputs:
-    """Tokens of several codebooks, one after the other."""
-    count = _first(model.config, "num_codebooks", "decoder_config.num_channels", default=1)
-    inputs, rows = _main_inputs(model), torch.cat([_tokens(model)] * count)
-    inputs["decoder_input_ids" if "decoder_input_ids" in inputs else "input_ids"] = rows
-    inputs.pop("attention_mask", None)
-    return inputs
-
-
-def _text_only(model: Any) -> Inputs:
-    return _made(model, ["input_ids", "attention_mask", "decoder_input_ids"])
-
-
-def _image_only(model: Any) -> Inputs:
-    return _made(model, ["pixel_values"])
-
-
-def _made(model: Any, names: list[str]) -> Inputs:
-    """Inputs of these names, as far as the model has them."""
-    wanted = inspect.signature(model.forward).parameters
-    return {name: MAKERS[name](model) for name in dict.fromkeys(names) if name in wanted}
-
-
-def _first(config: Any, *paths: str, default: int) -> Any:
-    for path in paths:
-        value: Any = config
-        for part in path.split("."):
-            value = getattr(value, part, None)
-        if value is not None:
-            return value
-    return default
-
-
-def _tokens(model: Any) -> torch.Tensor:
-    size = _first(
-        model.config, "vocab_size", "text_config.vocab_size", "model_config.vocab_size", default=96
-    )
-    return torch.randint(min(size // 2, 40), min(size, 96), (ROWS, LENGTH))  # none is special
-
-
-def _mask(model: Any) -> torch.Tensor:
-    """The second row is shorter by two."""
-    mask = torch.ones(ROWS, LENGTH, dtype=torch.int64)
-    mask[1, -2:] = 0
-    return mask
-
-
-def _image(model: Any) -> torch.Tensor:
-    size = _first(model.config, "image_size", "vision_config.image_size", default=64)
-    height, width = size if isinstance(size, (list, tuple)) else (size, size)
-    channels = _first(model.config, "num_channels", "vision_config.num_channels", default=3)
-    return torch.randn(ROWS, channels, height, width)
-
-
-def _video(model: Any) -> torch.Tensor:
-    frames = _first(model.config, "num_frames", default=4)
-    return _image(model)[:, None].expand(-1, frames, -1, -1, -1).contiguous()
-
-
-def _samples(model: Any) -> torch.Tensor:
-    mels = getattr(model.config, "num_mel_bins", None)
-    if mels and hasattr(model.config, "max_length"):
-        return torch.randn(ROWS, model.config.max_length, mels)
-    return torch.randn(ROWS, SAMPLES)
-
-
-def _features(model: Any) -> torch.Tensor:
-    mels = _first(
-        model.config,
-        "num_mel_bins",
-        "encoder_config.num_mel_bins",
-        "audio_config.num_mel_bins",
-        "input_feat_per_channel",
-        "feature_projection_input_dim",
-        default=16,
-    )
-    positions = getattr(model.config, "max_source_positions", None)
-    if model.config.model_type == "whisper" and positions:
-        return torch.randn(ROWS, mels, 2 * positions)
-    return torch.randn(ROWS, FRAMES, mels)
-
-
-def _boxes(model: Any) -> torch.Tensor:
-    corners = torch.randint(0, 30, (ROWS, LENGTH, 2))
-    return torch.cat([corners, corners + 5], -1)
-
-
-def _series(model: Any) -> torch.Tensor:
-    config = model.config
-    lags = getattr(config, "lags_sequence", None) or [0]
-    length = getattr(config, "context_length", 8) + max(lags)
-    channels = getattr(config, "num_input_channels", 0)
-    return torch.randn(ROWS, length, channels) if channels else torch.randn(ROWS, length)
-
-
-def _observed(model: Any) -> torch.Tensor:
-    return torch.ones_like(_series(model))
-
-
-def _time_features(model: Any) -> torch.Tensor:
-    return torch.randn(*_series(model).shape[:2], model.config.num_time_features)
-
-
-def _future_features(model: Any) -> torch.Tensor:
-    return torch.randn(ROWS, model.config.prediction_length, model.config.num_time_features)
-
-
-def _future_values(model: Any) -> torch.Tensor:
-    return torch.randn(ROWS, model.config.prediction_length)
-
-
-def _regions(model: Any) -> torch.Tensor:
-    return torch.randn(ROWS, REGIONS, model.config.visual_feat_dim)
-
-
-def _region_boxes(model: Any) -> torch.Tensor:
-    return torch.rand(ROWS, REGIONS, model.config.visual_pos_dim)
-
-
-def _query_embeddings(model: Any) -> torch.Tensor:
-    return torch.randn(ROWS, REGIONS, model.config.hidden_size)
-
-
-def _states(model: Any) -> torch.Tensor:
-    return torch.randn(ROWS, LENGTH, model.config.state_dim)
-
-
-def _actions(model: Any) -> torch.Tensor:
-    return torch.randn(ROWS, LENGTH, model.config.act_dim)
-
-
-def _rewards(model: Any) -> torch.Tensor:
-    return torch.randn(ROWS, LENGTH, 1)
-
-
-def _timesteps(model: Any) -> torch.Tensor:
-    return torch.arange(LENGTH).expand(ROWS, -1).contiguous()
-
-
-def _frames_mask(model: Any) -> torch.Tensor:
-    return torch.ones(ROWS, FRAMES, dtype=torch.int64)
-
-
-MAKERS: dict[str, Callable[[Any], torch.Tensor]] = {
-    "input_ids": _tokens, "attention_mask": _mask, "pixel_values": _image,
-    "input_features": _features, "input_values": _samples, "decoder_input_ids": _tokens,
-    "input_features_mask": _frames_mask, "past_time_features": _time_features,
-    "past_observed_mask": _observed, "future_time_features": _future_features,
-    "future_values": _future_values, "bbox": _boxes, "pixel_values_videos": _video,
-    "past_values": _series, "visual_feats": _regions, "visual_pos": _region_boxes,
-    "query_embeds": _query_embeddings, "qformer_input_ids": _tokens, "states": _states,
-    "actions": _actions, "rewards": _rewards, "returns_to_go": _rewards, "timesteps": _timesteps,
-}  # fmt: skip
-
-
-CHOICES: list[Callable[[Any], Inputs]] = [
-    _main_inputs, _text_with_images, _text_only, _image_only, _long_features, _video_only, _mono,
-    _patches, _codebooks,
-]  # fmt: skip
-"""Sets of inputs, in the order in which they are tried."""
 
 
 def _auto() -> Any:

@@ -25,11 +25,11 @@ import onnx_ir as ir
 
 from .autodiff import differentiate_model, reachable
 from .errors import ModelError, UnknownNameError, model_errors
-from .graph import FLOATS, ModelLike, OpBuilder, load, replace_outputs, set_outputs, to_proto
+from .graph import FLOATS, ModelLike, OpBuilder, load, replace_outputs, set_outputs
 from .graph import parameters as params
 from .graph.contract import RANDOM_INPUT, describe, order_inputs
 from .graph.infer import infer_shapes
-from .graph.io import clone, save
+from .graph.io import clone, deliver
 from .graph.labels import ClassLabels, class_labels, guard_labels
 from .normalize import MAX_IR, MAX_OPSET, lift_constants, normalize
 from .optim import Optimizer, append_update
@@ -272,10 +272,7 @@ def differentiate(
     set_outputs(built.model, [*plan.outputs, *names.values()])
     params.to_initializers(built.model)
     built.model.metadata_props["onnxtrain.gradients"] = json.dumps(names)
-    if output is not None:
-        save(built.model, output)
-        return onnx.load(output, load_external_data=False)
-    return to_proto(built.model)
+    return deliver(built.model, output)
 
 
 def _with_constants_lifted(model: ir.Model, wrt: Sequence[str]) -> ir.Model:

@@ -9,9 +9,9 @@ import onnx
 import onnx_ir as ir
 
 from .errors import ModelError, UnknownNameError, model_errors
-from .graph import ModelLike, load, to_proto
+from .graph import ModelLike, load
 from .graph.edit import become
-from .graph.io import save
+from .graph.io import deliver
 from .graph.parameters import mark_constant
 from .normalize import normalize
 from .normalize.raise_opset import raise_opset
@@ -66,10 +66,7 @@ def with_teacher(
     graph.extend(nodes)
     for domain, version in master.opset_imports.items():
         pupil.opset_imports.setdefault(domain, version)
-    if output is None:
-        return to_proto(pupil)
-    save(pupil, output)
-    return onnx.load(output, load_external_data=False)
+    return deliver(pupil, output)
 
 
 def _one_opset(student: ir.Model, teacher: ir.Model) -> tuple[ir.Model, ir.Model]:

@@ -84,7 +84,7 @@ def test_weights_that_are_no_reordering_are_taken_as_they_come() -> None:
         model = model_of(weights)
         fast = onnxtrain.differentiate(model, wrt=WRT)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(columns, "is_plain", lambda node: False)
+            patch.setattr(columns, "has_form", lambda node: False)
             slow = onnxtrain.differentiate(model, wrt=WRT)
         for found, expected in zip(run_ort(fast, feeds()), run_ort(slow, feeds())):
             np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
@@ -98,16 +98,16 @@ def test_activations_may_be_named(named: list[str], plain: bool) -> None:
     node = next(n for n in model.graph.node if n.op_type == "LSTM")
     node.attribute.append(onnx.helper.make_attribute("activations", named))
     found = next(n for n in onnxtrain.graph.load(model).graph if n.op_type == "LSTM")
-    assert columns.is_plain(found) == plain
+    assert columns.has_form(found) == plain
 
 
 def test_few_sequences_keep_their_rows() -> None:
     model = model_of(PLAIN)
     node = next(n for n in onnxtrain.graph.load(model).graph if n.op_type == "LSTM")
-    assert columns.is_plain(node)
+    assert columns.has_form(node)
     model.graph.input[0].type.tensor_type.shape.dim[1].dim_value = columns.FEWEST_SEQUENCES - 1
     node = next(n for n in onnxtrain.graph.load(model).graph if n.op_type == "LSTM")
-    assert not columns.is_plain(node)
+    assert not columns.has_form(node)
 
 
 LAST = {
@@ -194,7 +194,7 @@ def test_few_and_many_sequences(name: str, monkeypatch: pytest.MonkeyPatch) -> N
     model = open_model(body)
     both = onnxtrain.differentiate(model, wrt=WRT)
     assert [n.op_type for n in both.graph.node].count("If") == conditions
-    monkeypatch.setattr(columns, "is_plain", lambda node: False)
+    monkeypatch.setattr(columns, "has_form", lambda node: False)
     in_rows = onnxtrain.differentiate(model, wrt=WRT)
     assert "If" not in {n.op_type for n in in_rows.graph.node}
     rng = np.random.default_rng(2)

@@ -43,6 +43,23 @@ g (REAL[5,3] x, REAL[2,3] y, REAL[7,3] r) => (REAL loss) {
     check(text, {"x": real(5, 3), "y": real(2, 3), "r": real(7, 3)}, ["x", "y", "r"])
 
 
+def test_parts_of_sizes_known_at_run_time() -> None:
+    """As experts get their tokens; one name for all sizes would let unequal parts share memory."""
+    parts = "".join(
+        f"i{k} = Constant<value=int64{{{k}}}>() a{k} = SequenceAt(s, i{k}) "
+        f"b{k} = MatMul(a{k}, w) c{k} = Tanh(b{k})\n"
+        for k in range(4)
+    )
+    text = f"""
+g (REAL[N,3] x, REAL[3,2] w, int64[4] sizes) => (REAL loss) {{
+  h = Sin(x) s = SplitToSequence<axis=0>(h, sizes)
+  {parts}
+  y = Concat<axis=0>(c0, c1, c2, c3) loss = ReduceSum<keepdims=0>(y)
+}}"""
+    sizes = np.array([4, 1, 2, 3])
+    check(text, {"x": real(10, 3), "w": real(3, 2), "sizes": sizes}, ["x", "w"])
+
+
 @pytest.mark.parametrize("axis", [0, 1, -1])
 def test_construct_and_stack(axis: int) -> None:
     text = f"""

@@ -12,6 +12,7 @@ from conformance.verdicts import (
     distance,
     judge,
     judge_alone,
+    judge_by_differences,
     judge_together,
     or_rounding,
     worst,
@@ -203,6 +204,24 @@ def test_kinks_of_opposite_signs_are_looked_at_axis_by_axis() -> None:
     assert {said([1.0, 1.0, 1.0], seed) for seed in range(8)} == {"kink"}
     assert {said([1.5, 1.0, 1.0], seed) for seed in range(8)} == {"wrong"}
     assert {said([1.0, 1.0, 1.2], seed) for seed in range(8)} == {"wrong"}
+
+
+def test_many_kinks_where_torch_chose_the_other_side_are_kinks() -> None:
+    """Inputs of ReLU6 that are exactly zero: torch drops the gradient there, Clip passes it."""
+
+    def relus(x):
+        return float(np.maximum(x[:4], 0) @ [1.0, -2.0, 3.0, -1.5] + x[4])
+
+    at = np.array([0.0, 0.0, 0.0, 0.0, 1.0])
+    exact = np.array([0.0, 0.0, 0.0, 0.0, 1.0])
+
+    def said(gradient):
+        ours = np.array(gradient)
+        return judge_by_differences(ours, exact, relus, at, largest=3.0).word
+
+    assert said([1.0, -2.0, 3.0, -1.5, 1.0]) == "kink"
+    assert said([1.0, -2.0, 3.5, -1.5, 1.0]) == "wrong"
+    assert said([1.0, -2.0, 3.0, -1.5, 1.2]) == "wrong"
 
 
 def test_a_function_that_bends_within_the_smallest_step_is_looked_at_closer() -> None:

@@ -51,3 +51,30 @@ def test_long_vectors_are_followed_only_where_a_shape_needs_it(
     assert found.node == model.graph.node
     assert found.initializer == model.graph.initializer
     assert asked == followed
+
+
+@pytest.mark.parametrize(
+    ("equation", "a", "b", "shape"),
+    [
+        ("...ij,...jk->...ik", "1,2,3", "N,3,4", ["N", 2, 4]),
+        ("...ij,...jk->...ik", "N,2,3", "1,3,4", ["N", 2, 4]),
+        ("...ij,...jk->...ik", "N,2,3", "M,3,4", [None, 2, 4]),
+        ("...ij,...jk->...ik", "2,3", "M,3,4", ["M", 2, 4]),
+        ("...ij,...jk", "5,M,2,3", "1,N,3,4", [5, None, 2, 4]),
+        ("i...,j...->ij...", "2,N", "3,N", [2, 3, "N"]),
+    ],
+)
+def test_the_dots_of_an_einsum_are_broadcast(
+    equation: str, a: str, b: str, shape: list[int | str | None]
+) -> None:
+    """onnx takes those of the first operand, a 1 included; what follows would be wrong too."""
+    model = onnx.parser.parse_model(
+        f"{HEAD}g (float[{a}] a, float[{b}] b) => (z) "
+        f'{{ y = Einsum <equation = "{equation}"> (a, b) x = Einsum <equation = "...,..."> (y, y) '
+        "z = Relu(x) }"
+    )
+    inferred = infer_shapes_of(model)
+    assert [(n.op_type, n.domain) for n in inferred.graph.node[:2]] == [("Einsum", "")] * 2
+    dims = inferred.graph.output[0].type.tensor_type.shape.dim
+    got = [d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in dims]
+    assert [None if str(d).startswith("unk__") else d for d in got] == shape

@@ -5,9 +5,11 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import onnx.parser
+import onnx_ir as ir
 import onnxruntime as ort
 
 import onnxtrain
+from onnxtrain.autodiff.composites import Composite, declare, find_composites
 
 
 def parse(text: str) -> onnx.ModelProto:
@@ -58,3 +60,15 @@ def test_the_gradient_uses_the_mask_that_was_drawn() -> None:
         { d = Dropout(x, r, t) y = ReduceSum<keepdims=0>(d) }""")
     result = run(onnxtrain.differentiate(model, wrt=["x"], of="y"), x=np.ones(1000, np.float32))
     np.testing.assert_array_equal(result["d"], result["x_grad"])
+
+
+def test_a_declared_gradient_does_not_outlive_what_its_nodes_read() -> None:
+    """A pass that comes later and lets one of them read another value makes it another function."""
+    model = ir.from_onnx_text("""
+        <ir_version: 8, opset_import: ["": 18]>
+        g (float[3] x, float[3] z) => (float[3] y) { h = Neg(x) y = Exp(h) }""")
+    first, last = model.graph
+    declare(Composite(last, (first.outputs[0],), lambda walk, dys: [], (first, last)))
+    assert last in find_composites(model.graph)
+    first.replace_input_with(0, model.graph.inputs[1])
+    assert last not in find_composites(model.graph)

@@ -150,3 +150,21 @@ def test_an_einsum_that_repeats_its_first_operand_has_a_shape_of_its_own() -> No
     session = ort.InferenceSession(result.SerializeToString())
     feeds = {"a": np.ones((2, 1), np.float32), "b": np.ones((2, 4), np.float32)}
     np.testing.assert_array_equal(session.run(["a_grad"], feeds)[0], [[4.0], [4.0]])
+
+
+def test_an_einsum_of_one_row_and_many_has_many() -> None:
+    """onnx infers one row; a gradient that believed it would not sum over them."""
+    model = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["": 18]>
+        g (float[N, 3, 4] x) => (float loss)
+        <float[1, 2, 3] w = {1,2,3,4,5,6}, float[2, 4] b = {1,1,1,1,1,1,1,1}>
+        { y = Einsum <equation = "...ij,...jk->...ik"> (w, x) z = Add (y, b) q = Mul (z, z)
+          loss = ReduceSum <keepdims = 0> (q) }""")
+    result = differentiate(model, wrt=["w", "b"], of="loss")
+    session = ort.InferenceSession(result.SerializeToString())
+    x = np.arange(60, dtype=np.float32).reshape(5, 3, 4) / 10
+    w, b = np.arange(1, 7, dtype=np.float32).reshape(1, 2, 3), np.ones((2, 4), np.float32)
+    outer = 2 * (w @ x + b)
+    w_grad, b_grad = session.run(["w_grad", "b_grad"], {"x": x})
+    np.testing.assert_allclose(w_grad, (outer @ x.transpose(0, 2, 1)).sum(0, keepdims=True), 1e-5)
+    np.testing.assert_allclose(b_grad, outer.sum(0), 1e-5)

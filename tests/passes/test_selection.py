@@ -18,7 +18,8 @@ VALUES = (
     "<int64 first = {0}, int64 last = {-1}, int64[1] one = {1}, int64[1] two = {2}, "
     "int64[1] end = {9223372036854775807}, int64[1] minus = {-1}, "
     "int64[3] flat = {0, 5, 6}, int64[2] rows = {-1, 6}, int64[4] heads = {0, 5, 2, 3}, "
-    "float rate = {0.5}>"
+    "float rate = {0.5}, float half = {0.5}, float unit = {1}, float r2pi = {0.7978845608}, "
+    "float cubic = {0.044715}>"
 )
 INPUTS = "(float[B,5,6] x, float[6,6] w, float[6,4] v, float[6] s, float[1,5,6] p, float[B,5,5] a)"
 FEEDS = {"x": (2, 5, 6), "w": (6, 6), "v": (6, 4), "s": (6,), "p": (1, 5, 6), "a": (2, 5, 5)}
@@ -55,6 +56,16 @@ MOVES = {
         ),
         ["q", "r", "e", "b", "h"],
     ),
+    "gelu by tanh": (
+        (
+            "k = MatMul(x, w) ka = Mul(k, half) b = Mul(k, r2pi) c = Mul(k, cubic) d = Mul(c, k) "
+            "e = Add(d, unit) q = Mul(b, e) t = Tanh(q) u0 = Add(t, unit) h = Mul(ka, u0) "
+            "y = Gather<axis=1>(h, first)"
+        ),
+        ["k", "h"],
+    ),
+    "softplus": ("k = MatMul(x, w) h = Softplus(k) y = Gather<axis=1>(h, first)", ["k", "h"]),
+    "mish": ("k = MatMul(x, w) h = Mish(k) y = Gather<axis=1>(h, first)", ["k", "h"]),
     "case of a batch": ("h = MatMul(a, x) y = Gather<axis=0>(h, last)", ["h"]),
     "dropout": ("d = Dropout(x, rate) h = MatMul(d, w) y = Gather<axis=1>(h, first)", ["d", "h"]),
 }

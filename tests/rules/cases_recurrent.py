@@ -1,6 +1,7 @@
-"""Cases of passes/recurrent and rules/lstm.py: 4 time steps, 3 features, hidden size 5.
+"""Cases of passes/recurrent and rules/recurrent.py: 4 time steps, 3 features, hidden size 5.
 
-Two sequences, or as many as the loop in columns wants (`columns.FEWEST_SEQUENCES`).
+Two sequences, or as many as the loop in columns wants (`columns.FEWEST_SEQUENCES`), with the hidden
+size that it wants (`columns.NARROWEST`).
 """
 
 from typing import Any
@@ -8,8 +9,9 @@ from typing import Any
 from .harness import Case, case, fixed, x
 
 GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
-SPANS = [3, 4]
+SPANS = [3, 4, 1, 2]
 MANY = 16
+WIDE = {"LSTM": 5, "GRU": 64, "RNN": 256}
 
 
 def layer(
@@ -23,26 +25,28 @@ def layer(
     c: bool = False,
     p: bool = False,
     scale: float = 1.0,
+    size: int | None = None,
     **attrs: Any,
 ) -> Case:
     """A recurrent node with the optional inputs that are asked for."""
-    rows = GATES[op] * 5
+    size = size or (WIDE[op] if n >= MANY else 5)
+    rows, most = GATES[op] * size, min(1.0, 2 / size**0.5)
     by_batch = attrs.get("layout") == 1
-    state = (n, d, 5) if by_batch else (d, n, 5)
+    state = (n, d, size) if by_batch else (d, n, size)
     inputs = [
         x(n, 4, 3, low=-scale, high=scale) if by_batch else x(4, n, 3, low=-scale, high=scale),
         x(d, rows, 3),
-        x(d, rows, 5),
+        x(d, rows, size, low=-most, high=most),
         x(d, 2 * rows) if b else None,
-        fixed(SPANS, "int32") if lens else None,
+        fixed((SPANS * n)[:n], "int32") if lens else None,
         x(*state) if h else None,
     ]
     if op == "LSTM":
-        inputs += [x(*state) if c else None, x(d, 15) if p else None]
+        inputs += [x(*state) if c else None, x(d, 3 * size) if p else None]
     while inputs[-1] is None:
         inputs.pop()
     attrs.setdefault("_outputs", 3 if op == "LSTM" else 2)
-    return case(op, *inputs, hidden_size=5, **attrs)
+    return case(op, *inputs, hidden_size=size, **attrs)
 
 
 BOTH = {"d": 2, "direction": "bidirectional"}
@@ -78,6 +82,27 @@ CASES = [
     layer("LSTM", n=MANY, b=True, _outputs=(True, False, False)),
     layer("LSTM", n=MANY, b=True, _outputs=(False, True, False)),
     layer("LSTM", n=MANY, _outputs=(False, False, True), direction="reverse"),
+    *(layer(op, n=MANY, b=True, h=True, lens=True) for op in GATES),
+    *(layer(op, n=MANY, lens=True, direction="reverse") for op in GATES),
+    *(layer(op, n=MANY, b=True, h=True, lens=True, c=op == "LSTM", **BOTH) for op in GATES),
+    *(layer(op, n=MANY, b=True, lens=True, layout=1, **BOTH) for op in GATES),
+    *(layer(op, n=MANY, b=True, lens=True, _outputs=(True, False)) for op in ("GRU", "RNN")),
+    layer("LSTM", n=MANY, p=True, b=True, h=True, c=True),
+    layer("LSTM", n=MANY, p=True, lens=True, **BOTH),
+    layer("LSTM", n=MANY, p=True, _outputs=(False, False, True)),
+    layer("LSTM", n=MANY, b=True, input_forget=1),
+    layer("GRU", n=MANY),
+    layer("GRU", n=MANY, b=True, h=True),
+    layer("GRU", n=MANY, b=True, clip=0.4),
+    layer("GRU", n=MANY, linear_before_reset=1),
+    layer("GRU", n=MANY, b=True, h=True, linear_before_reset=1, lens=True),
+    layer("GRU", n=MANY, b=True, linear_before_reset=1, **BOTH),
+    layer("GRU", n=MANY, b=True, h=True, _outputs=(False, True), direction="reverse"),
+    layer("RNN", n=MANY),
+    layer("RNN", n=MANY, b=True, h=True),
+    layer("RNN", n=MANY, b=True, activations=["Relu"]),
+    layer("RNN", n=MANY, b=True, activations=["Sigmoid", "Tanh"], **BOTH),
+    layer("RNN", n=MANY, b=True, activations=["Softsign"]),
     # variants of the cells
     layer("LSTM", b=True, p=True, h=True, c=True),
     layer("LSTM", b=True, p=True, lens=True, **BOTH),

@@ -14,6 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 import onnxtrain
 from onnxtrain import compile as compiler
 from onnxtrain.artifacts import generate_artifacts
+from onnxtrain.graph import to_proto
 from onnxtrain.training import TrainingParameters, TrainingSession
 
 torch = pytest.importorskip("torch")
@@ -82,7 +83,7 @@ def built(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, onnx.ModelProto]]:
 
     def spy(plan: compiler.Plan) -> compiler.Gradients:
         result = build(plan)
-        seen.append((plan, compiler.to_proto(result.copy().model)))
+        seen.append((plan, to_proto(result.copy().model)))
         return result
 
     monkeypatch.setattr(compiler, "_build_gradients", spy)
@@ -168,7 +169,7 @@ def test_gradients_of_ort_module_are_those_of_differentiate(
     plan, gradients = results[-1]
     wrt = [*plan.trainable, *plan.inputs]
     assert len(wrt) > 1
-    found = structure(compiler.to_proto(gradients.model), wrt, gradients.gradients)
+    found = structure(to_proto(gradients.model), wrt, gradients.gradients)
     other = onnxtrain.differentiate(plan.load(), wrt, list(plan.of) or None, vjp=True)
     assert found == structure(other, wrt)
     assert len(set(found.values())) == len(wrt)

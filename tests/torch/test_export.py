@@ -316,6 +316,36 @@ def test_attention_with_a_learned_bias(exporter: str) -> None:
     assert "bias.weight" in exported.names
 
 
+class AttentionOfAnyRank(nn.Module):
+    """Attention with fewer axes and with more than four, with masks that are broadcast."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        attend = nn.functional.scaled_dot_product_attention
+        three = x[:, 0, 0]
+        lower = torch.ones(4, 4, dtype=torch.bool).tril()
+        by_row = (x[..., :1] * x[..., :1].transpose(-1, -2)).mean(2, keepdim=True)
+        return (
+            attend(three, 2 * three, three.cos(), is_causal=True),
+            attend(three, three, three, lower.expand(x.shape[0], 4, 4)),
+            attend(three[0], three[0], three[0].cos()),
+            attend(x, x.cos(), x, lower, scale=0.3),
+            attend(x, x[:, :1], x.sin(), attn_mask=by_row),
+            attend(x, x[:, :, :1], x[:, :, :1], enable_gqa=True),
+        )
+
+
+@pytest.mark.skipif(default_exporter() != "dynamo", reason="an older torch")
+def test_attention_of_any_rank() -> None:
+    """The dynamo exporter asserts that it has four axes."""
+    module = AttentionOfAnyRank()
+    axes = {"x": {0: "batch"}}
+    exported = export(module, [torch.randn(2, 3, 2, 4, 8)], exporter="dynamo", dynamic_axes=axes)
+    for rows in (2, 5):
+        x = torch.randn(rows, 3, 2, 4, 8)
+        for got, expected in zip(run(exported, {"x": x.numpy()}), module(x), strict=True):
+            np.testing.assert_allclose(got, expected.numpy(), rtol=1e-5, atol=1e-6)
+
+
 def test_a_failure_says_how_experts_can_be_exported() -> None:
     class Experts(nn.Module):
         def set_experts_implementation(self, name: str) -> None:

@@ -52,16 +52,31 @@ class Composite:
 
 
 def declare(composite: Composite) -> None:
-    """Let the walk differentiate these nodes as one."""
-    composite.last.meta[DECLARED] = composite
+    """Let the walk differentiate these nodes as one, for as long as they read what they read now.
+
+    The gradient names values. A pass that lets a node read another one has changed the function,
+    and its nodes are differentiated one by one.
+    """
+    composite.last.meta[DECLARED] = (composite, _reads(composite))
+
+
+def _declared(node: ir.Node) -> Composite | None:
+    composite, reads = node.meta.get(DECLARED, (None, ()))
+    if composite is None or composite.last is not node:  # a copy has other nodes around it
+        return None
+    return composite if _reads(composite) == reads else None
+
+
+def _reads(composite: Composite) -> list[tuple[ir.Value | None, ...]]:
+    return [tuple(node.inputs) for node in composite.nodes or (composite.last,)]
 
 
 def find_composites(nodes: Iterable[ir.Node]) -> dict[ir.Node, Composite]:
     """Composites by their last node: those that were declared, and those with a known form."""
     composites = {}
     for node in nodes:
-        declared = node.meta.get(DECLARED)
-        if declared is not None and declared.last is node:  # a copy of a node has others around it
+        declared = _declared(node)
+        if declared is not None:
             composites[node] = declared
         form = FORMS.get(node.op_type) if not node.domain else None
         formula = form(node) if form is not None else None

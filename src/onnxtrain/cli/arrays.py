@@ -8,38 +8,22 @@ import gzip
 import io
 import os
 import zipfile
-from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from ..runtime.files.readfile import ALLOWED_BYTES, GROWTH, open_regular, refuse_growth
+from ..data import files as data_files
+from ..runtime.files.readfile import ALLOWED_BYTES, GROWTH, refuse_growth
 from .output import UserError
 
 Array = npt.NDArray[Any]
 PathLike: TypeAlias = "str | os.PathLike[str]"
 
 
-@contextlib.contextmanager
-def reading(path: PathLike, kind: str, remedy: str) -> Iterator[BinaryIO]:
-    """An open file; whatever goes wrong with its content becomes one `UserError`.
-
-    The libraries that read these formats raise many kinds of errors, and not all are documented.
-    """
-    try:
-        with open_regular(path, UserError) as file:
-            yield file
-    except UserError:
-        raise
-    except FileNotFoundError:
-        raise UserError(f"There is no data file {os.fspath(path)!r}.") from None
-    except Exception as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise UserError(
-            f"{os.fspath(path)!r} cannot be read as {kind} ({reason}). {remedy}"
-        ) from error
+reading = partial(data_files.reading, raises=UserError)
 
 
 def read_npy(path: PathLike) -> Array:

@@ -66,20 +66,24 @@ def _braces(text: str) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def reading(path: str, kind: str, remedy: str) -> Iterator[BinaryIO]:
-    """An open file; whatever goes wrong with its content becomes one `DataError`.
+def reading(
+    path: PathLike, kind: str, remedy: str, raises: type[OnnxTrainError] = DataError
+) -> Iterator[BinaryIO]:
+    """An open file; whatever goes wrong with its content becomes one error of the kind `raises`.
 
     The libraries that read these formats raise many kinds of errors, and not all are documented.
     """
     try:
-        with open_regular(path, DataError) as file:
+        with open_regular(path, raises) as file:
             yield file
     except OnnxTrainError:
         raise
     except FileNotFoundError:
-        raise DataError(f"There is no data file {path!r}.") from None
+        raise raises(f"There is no data file {os.fspath(path)!r}.") from None
     except IsADirectoryError:
-        raise DataError(f"{path!r} is a folder, not a data file.") from None
+        raise raises(f"{os.fspath(path)!r} is a folder, not a data file.") from None
     except Exception as error:
         reason = " ".join(str(error).split())[:300] or type(error).__name__
-        raise DataError(f"{path!r} cannot be read as {kind} ({reason}). {remedy}") from error
+        raise raises(
+            f"{os.fspath(path)!r} cannot be read as {kind} ({reason}). {remedy}"
+        ) from error

@@ -155,6 +155,17 @@ def to_proto(model: ir.Model) -> onnx.ModelProto:
     return ir.to_proto(model)
 
 
+def deliver(model: ir.Model, output: str | os.PathLike[str] | None) -> onnx.ModelProto:
+    """The finished model, in memory or, where `output` says so, written there.
+
+    Of a model that was written the weights that are in files of their own are only referred to.
+    """
+    if output is None:
+        return to_proto(model)
+    save(model, output)
+    return onnx.load(output, load_external_data=False)
+
+
 def _weight_bytes(model: ir.Model) -> int:
     return sum(
         v.const_value.nbytes for v in model.graph.initializers.values() if v.const_value is not None

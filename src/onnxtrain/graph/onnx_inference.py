@@ -10,7 +10,9 @@ import onnx.shape_inference
 
 from ..errors import ModelError
 from ..runtime.files.external import bits_of
+from .einsum_shapes import has_einsum_with_dots, infer_einsums
 from .evaluate import evaluate
+from .subgraphs import graph_protos
 
 HUGE = 2**40
 """Bytes of a value that no machine holds."""
@@ -18,6 +20,8 @@ MAX_EVALUATED = 2**24
 """Elements that constants may have, all together, that are computed to infer shapes."""
 SHAPE_ELEMENTS = 4096
 """Elements of a vector from which on it is not the shape of anything."""
+UNKNOWN = "unk__"
+"""How the names begin that onnx gives to dimensions that it knows nothing of."""
 ARITHMETIC_OF_SHAPES = frozenset(
     {"Add", "Cast", "Concat", "Constant", "Div", "Gather", "Identity", "Mul", "Slice", "Squeeze",
      "Sub", "Unsqueeze"}
@@ -37,6 +41,12 @@ def infer_shapes_of(proto: onnx.ModelProto, **options: Any) -> onnx.ModelProto:
     Raises:
         ModelError: a value would have more than a terabyte.
     """
+    if has_einsum_with_dots(proto.graph):
+        return open_elements(infer_einsums(proto, lambda model: _infer(model, options)))
+    return open_elements(_infer(proto, options))
+
+
+def _infer(proto: onnx.ModelProto, options: dict[str, Any]) -> onnx.ModelProto:
     plain = onnx.shape_inference.infer_shapes(proto, data_prop=False, **options)
     _refuse_huge(plain.graph)
     if _is_complete(plain.graph):
@@ -149,6 +159,24 @@ def _values(
     return {n: onnx.numpy_helper.from_array(v, n) for n, v in zip(names, values)}
 
 
+def open_elements(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Forget the names that inference has invented for sizes of a sequence's elements.
+
+    Elements differ in size. One name for all of them makes onnxruntime put one into the memory of
+    another.
+    """
+    graphs = list(graph_protos(proto.graph))
+    types = [value.type for g in graphs for value in (*g.value_info, *g.output)]
+    tensors = [t.tensor_type for t in types]
+    elements = [t.sequence_type.elem_type.tensor_type for t in types if t.HasField("sequence_type")]
+    names = {d.dim_param for t in elements for d in t.shape.dim if d.dim_param.startswith(UNKNOWN)}
+    for kind in (*tensors, *elements) if names else ():
+        for dim in kind.shape.dim:
+            if dim.dim_param in names:
+                dim.ClearField("dim_param")
+    return proto
+
+
 def _is_complete(graph: onnx.GraphProto) -> bool:
     """Whether every result of a node has a known shape (and none is inside a subgraph)."""
     known = {v.name for v in (*graph.value_info, *graph.output) if _is_known(v.type)}
@@ -160,8 +188,7 @@ def _is_complete(graph: onnx.GraphProto) -> bool:
 
 
 def _is_known(value: onnx.TypeProto) -> bool:
-    """A dimension that onnx knows nothing of gets a name of its own, ``unk__<N>``."""
     return value.tensor_type.HasField("shape") and all(
-        d.HasField("dim_value") or (d.dim_param and not d.dim_param.startswith("unk__"))
+        d.HasField("dim_value") or (d.dim_param and not d.dim_param.startswith(UNKNOWN))
         for d in value.tensor_type.shape.dim
     )

@@ -21,8 +21,8 @@ import onnx_ir as ir
 
 from ..errors import AdapterError as AdapterError
 from ..errors import model_errors
-from ..graph import ModelLike, load, to_proto
-from ..graph.io import save
+from ..graph import ModelLike, load
+from ..graph.io import deliver
 from ..normalize.constants import lift_constants
 from .adapter import Adapter as Adapter
 from .adapter import LayerAdapter as LayerAdapter
@@ -85,7 +85,7 @@ def add(
     values = start_values(config, seed)
     adapted, description = add_adapters(_base(model), targets, config, values, modules_to_save)
     description.write(adapted)
-    return _give(adapted, output)
+    return deliver(adapted, output)
 
 
 @model_errors("Attaching the adapter")
@@ -99,7 +99,7 @@ def attach(model: ModelLike, adapter: Adapter, *, output: Output = None) -> onnx
     for name, array in adapter.saved.items():
         adapted.graph.initializers[name].const_value = ir.tensor(array, name=name)
     description.write(adapted)
-    return _give(adapted, output)
+    return deliver(adapted, output)
 
 
 @model_errors("Merging the adapter")
@@ -108,7 +108,7 @@ def merge(model: ModelLike, adapter: Adapter, *, output: Output = None) -> onnx.
 
     Layers whose weights are quantised become layers of floats.
     """
-    return _give(merge_into(_base(model), adapter), output)
+    return deliver(merge_into(_base(model), adapter), output)
 
 
 @model_errors("Making inputs for adapters")
@@ -130,16 +130,9 @@ def with_inputs(
         chosen = adapter.matched(known)
         adapter.check_base(fingerprint(chosen))
         names.update(dict.fromkeys(layer.name for layer in chosen))
-    return _give(base_with_inputs(base, list(names)), output)
+    return deliver(base_with_inputs(base, list(names)), output)
 
 
 def _base(model: ModelLike) -> ir.Model:
     """A model whose weights are initializers, also those that came as Constant nodes."""
     return lift_constants(load(model))
-
-
-def _give(model: ir.Model, output: Output) -> onnx.ModelProto:
-    if output is None:
-        return to_proto(model)
-    save(model, output)
-    return onnx.load(output, load_external_data=False)

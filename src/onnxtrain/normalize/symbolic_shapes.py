@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import onnx_ir as ir
 
+from ..graph.einsum_shapes import broadcast_dim
 from ..operators import BROADCASTING, KEEPS_SHAPE
 from .polynomial import Poly
 from .symbolic_facts import Array, Facts, SymDim, product
@@ -25,18 +26,8 @@ def broadcast(shapes: list[list[SymDim] | None]) -> list[SymDim] | None:
         return None
     known = [s for s in shapes if s is not None]
     rank = max(map(len, known))
-    result: list[SymDim] = []
-    for axis in range(-rank, 0):
-        column = [s[axis] for s in known if len(s) >= -axis]
-        big = {d for d in column if d != 1}
-        if not big:
-            result.append(1)
-        elif len(big) == 1:
-            result.append(big.pop())
-        else:
-            numbers = [d for d in big if isinstance(d, int)]
-            result.append(numbers[0] if numbers else None)
-    return result
+    columns = [[s[axis] for s in known if len(s) >= -axis] for axis in range(-rank, 0)]
+    return [broadcast_dim(column) for column in columns]
 
 
 def _broadcast(p: Facts, node: ir.Node) -> Shapes:

@@ -37,6 +37,11 @@ from .small_maps import small_maps_as_products as small_maps_as_products
 
 BEFORE = (
     Pass(
+        "early selection",
+        "rows that nobody reads are not computed (ADR 10)",
+        lambda model, c: select_early(model, keep={*c.wrt, *c.of}),
+    ),
+    Pass(
         "fast forms",
         "operators with slow kernels are written with operators that have fast ones",
         lambda model, c: use_fast_forms(model, c.wrt, c.of, c.no_gradient),
@@ -45,11 +50,6 @@ BEFORE = (
         "function bodies",
         "operators without a gradient rule become the formula that their schema gives",
         lambda model, c: expand_functions(model, c.wrt, c.of, c.no_gradient),
-    ),
-    Pass(
-        "early selection",
-        "rows that nobody reads are not computed (ADR 10)",
-        lambda model, c: select_early(model, keep={*c.wrt, *c.of}),
     ),
     Pass(
         "columns",
@@ -83,8 +83,8 @@ BEFORE = (
 )
 """What changes the forward graph, before it is differentiated.
 
-From cross entropy on, passes declare gradients of what they write (`autodiff.composites`), which
-name values: what replaces values of others comes before.
+Passes declare gradients of what they write (`autodiff.composites`), which name values: what lets
+nodes read other values comes before, or the nodes are differentiated one by one.
 """
 
 AFTER = (

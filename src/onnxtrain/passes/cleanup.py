@@ -61,9 +61,8 @@ def merge_duplicates(graph: ir.Graph) -> None:
     """Common sub-expression elimination by hashing, in one forward pass."""
     seen: dict[Any, ir.Node] = {}
     dropped = []
-    by_symbols = not any(_has_wrong_symbols(node) for node in graph)
     for node in list(graph):
-        key = _computes(node, by_symbols)
+        key = duplicate_key(node)
         if key is None:
             continue
         first = seen.setdefault(key, node)
@@ -75,20 +74,10 @@ def merge_duplicates(graph: ir.Graph) -> None:
     remove_nodes(graph, dropped)
 
 
-def _has_wrong_symbols(node: ir.Node) -> bool:
-    """Whether onnx infers a shape for a node that it may not have.
-
-    Of an Einsum with dots it takes the symbols of the first operand, which may be repeated.
-    """
-    if node.op_type != "Einsum" or node.domain:
-        return False
-    return len(node.inputs) > 1 and "..." in node.attributes.get_string("equation", "")
-
-
-def _computes(node: ir.Node, by_symbols: bool) -> Any:
+def duplicate_key(node: ir.Node) -> Any:
     """What makes two nodes compute the same; None for those that must stay apart.
 
-    With `by_symbols` dimensions of one name have one size, of whatever value they are.
+    Dimensions of one name have one size, of whatever value they are.
     """
     if node.op_type in RANDOM or node.op_type == "Identity":
         return None
@@ -102,7 +91,7 @@ def _computes(node: ir.Node, by_symbols: bool) -> Any:
         elif isinstance(value, (list, tuple)):
             value = tuple(value)
         attributes.append((name, value))
-    if by_symbols and node.op_type == "Shape" and not node.domain:
+    if node.op_type == "Shape" and not node.domain:
         dims = _known_dims(node)
         if dims is not None:
             return ("Shape", dims)

@@ -13,9 +13,9 @@ import onnx.helper as oh
 import onnx_ir as ir
 
 from ..errors import ModelError, model_errors
-from ..graph import ModelLike, OpBuilder, load, to_proto
+from ..graph import ModelLike, OpBuilder, load
 from ..graph.edit import take_over
-from ..graph.io import save
+from ..graph.io import deliver
 from ..lora.layers import Layer, find_layers, integer, name_of
 from ..lora.targets import matching
 from ..lora.values import Array, weight_of
@@ -94,10 +94,7 @@ def quantize(
         tool.quantize_table(node, name)
     tool.finish()
     names = [*(layer.name for layer in layers), *(name for _, name in tables)]
-    if output is not None:
-        save(base, output)
-    proto = to_proto(base) if output is None else onnx.load(output, load_external_data=False)
-    return Quantized(proto, names, tool.bytes_before, tool.bytes_after)
+    return Quantized(deliver(base, output), names, tool.bytes_before, tool.bytes_after)
 
 
 def _check(bits: int, block_size: int, embeddings: bool) -> None:

@@ -11,8 +11,8 @@ import onnx
 import onnx_ir as ir
 
 from ..errors import QuantizationError, UnknownNameError, model_errors
-from ..graph import ModelLike, load, to_proto
-from ..graph.io import save
+from ..graph import ModelLike, load
+from ..graph.io import deliver
 from ..normalize import lift_constants
 from ..passes.cleanup import remove_dead, remove_unread_initializers
 from ..runtime.state.checkpoint_state import CheckpointState
@@ -61,10 +61,7 @@ def convert(
     remove_dead(graph)
     remove_unread_initializers(graph)
     trained.metadata_props.pop(PREPARED, None)
-    if output is None:
-        return to_proto(trained)
-    save(trained, output)
-    return onnx.load(output, load_external_data=False)
+    return deliver(trained, output)
 
 
 def _set_parameters(model: ir.Model, parameters: Parameters) -> None:

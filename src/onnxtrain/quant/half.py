@@ -6,12 +6,11 @@ import os
 from collections.abc import Sequence
 
 import numpy as np
-import onnx
 import onnx_ir as ir
 
 from ..errors import QuantizationError, model_errors
-from ..graph import ModelLike, OpBuilder, load, to_proto
-from ..graph.io import save
+from ..graph import ModelLike, OpBuilder, load
+from ..graph.io import deliver
 from ..lora.layers import Layer
 from ..normalize.constants import lift_constants
 from .blocks import Quantized, linear_layers
@@ -62,10 +61,8 @@ def half_weights(
     before = sum(_bytes(value) for value in weights)
     for layer in weights.values():
         writer.store(layer)
-    if output is not None:
-        save(base, output)
-    proto = to_proto(base) if output is None else onnx.load(output, load_external_data=False)
-    return Quantized(proto, [layer.name for layer in layers], before, before // 2)
+    names = [layer.name for layer in layers]
+    return Quantized(deliver(base, output), names, before, before // 2)
 
 
 def _bytes(value: ir.Value) -> int:

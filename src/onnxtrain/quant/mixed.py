@@ -9,9 +9,9 @@ import onnx
 import onnx_ir as ir
 
 from ..errors import QuantizationError, model_errors
-from ..graph import ModelLike, OpBuilder, load, to_proto
+from ..graph import ModelLike, OpBuilder, load
 from ..graph.edit import take_over
-from ..graph.io import save
+from ..graph.io import deliver
 from ..graph.nodes import initializer
 from ..graph.parameters import LOSS_SCALE, STOP_GRADIENT, mark_constant
 from ..graph.schema import signature
@@ -68,10 +68,7 @@ def mixed_precision(
     if TYPES[dtype] == ir.DataType.FLOAT16:
         _scale_gradients(base.graph, op, loss_scale)
     op.register_constants(base.graph, mark=True)
-    if output is None:
-        return to_proto(base)
-    save(base, output)
-    return onnx.load(output, load_external_data=False)
+    return deliver(base, output)
 
 
 def _is_product(node: ir.Node, dtype: ir.DataType, opset: int) -> bool:

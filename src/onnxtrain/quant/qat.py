@@ -12,8 +12,8 @@ import onnx
 import onnx_ir as ir
 
 from ..errors import QuantizationError, model_errors
-from ..graph import ModelLike, load, to_proto
-from ..graph.io import save
+from ..graph import ModelLike, load
+from ..graph.io import deliver
 from ..graph.schema import MAX_OPSET
 from ..normalize import lift_constants, normalize
 from ..normalize.custom_types import infer_with_custom
@@ -141,11 +141,11 @@ def prepare_qat(
     check_method(observer, percentile)
     base = lift_constants(load(model))
     if PREPARED in base.metadata_props:
-        return _give(base, output)
+        return deliver(base, output)
     refuse_operators(base)
     if is_quantized(base):
         writer = reopen(_typed(base, OLDEST), learn_scales)
-        return _give(_described(writer, options), output)
+        return deliver(_described(writer, options), output)
     base = _typed(base, options.opset)
     if fold_batch_norm:
         fold_batch_norms(base)
@@ -169,7 +169,7 @@ def prepare_qat(
         names = [a.value.name or "" for a in activations]
         observed = observe(base, names, calibration, observer, percentile, calibration_rows)
     writer = _write(base, layers, activations, observed, options)
-    return _give(_described(writer, options), output)
+    return deliver(_described(writer, options), output)
 
 
 def refuse_operators(model: ir.Model) -> None:
@@ -275,10 +275,3 @@ def _described(writer: Writer, options: _Options) -> ir.Model:
     }
     model.metadata_props[PREPARED] = json.dumps(noted)
     return model
-
-
-def _give(model: ir.Model, output: str | os.PathLike[str] | None) -> onnx.ModelProto:
-    if output is None:
-        return to_proto(model)
-    save(model, output)
-    return onnx.load(output, load_external_data=False)

@@ -10,9 +10,9 @@ import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from ..errors import TextError, model_errors
-from ..graph import ModelLike, OpBuilder, Tensor, load, to_proto
+from ..graph import ModelLike, OpBuilder, Tensor, load
 from ..graph.edit import become, replace_outputs
-from ..graph.io import save
+from ..graph.io import deliver
 from ..graph.tensor import dims_of
 from .inputs import PRESENT, SET, LanguageInputs, is_cache
 
@@ -38,10 +38,7 @@ def without_cache(
         output: also write the model to this path; weights that lie beside it stay there.
     """
     decoder = remove_cache(model)
-    if output is None:
-        return to_proto(decoder)
-    save(decoder, output)
-    return onnx.load(output, load_external_data=False)
+    return deliver(decoder, output)
 
 
 @model_errors("Taking the cache out of the model")

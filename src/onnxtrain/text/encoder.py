@@ -10,9 +10,9 @@ import onnx
 import onnx_ir as ir
 
 from ..errors import TextError, model_errors
-from ..graph import ModelLike, OpBuilder, Tensor, load, to_proto
+from ..graph import ModelLike, OpBuilder, Tensor, load
 from ..graph.edit import replace_outputs
-from ..graph.io import save
+from ..graph.io import deliver
 from ..graph.tensor import dims_of
 from .inputs import LanguageInputs
 
@@ -78,10 +78,7 @@ def sentence_encoder(
     replace_outputs(encoder, outputs)
     if texts > 1:
         _several(encoder, texts)
-    if output is None:
-        return to_proto(encoder)
-    save(encoder, output)
-    return onnx.load(output, load_external_data=False)
+    return deliver(encoder, output)
 
 
 def _choose_output(model: ir.Model, pooling: Pooling) -> tuple[ir.Value, bool]:

@@ -10,9 +10,9 @@ import onnx
 import onnx_ir as ir
 
 from ..errors import TextError, model_errors
-from ..graph import ModelLike, OpBuilder, Tensor, load, to_proto
+from ..graph import ModelLike, OpBuilder, Tensor, load
 from ..graph.infer import infer_shapes
-from ..graph.io import save
+from ..graph.io import deliver
 from ..graph.nodes import rank_of
 from ..graph.tensor import dims_of
 from .inputs import DOCUMENTS, MASKS, is_cache
@@ -46,10 +46,7 @@ def separate_documents(
             in no form in which a mask can be put.
     """
     separated = separated_model(model)
-    if output is None:
-        return to_proto(separated)
-    save(separated, output)
-    return onnx.load(output, load_external_data=False)
+    return deliver(separated, output)
 
 
 @model_errors("Keeping packed texts apart")

@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 from ..graph.edit import remove_nodes, replace_value
 from ..graph.nodes import same_shape
 from ..graph.subgraphs import node_protos
+from .attention_forms import attention
 from .loss_forms import cross_entropy, needs_another_form, reduction_of
 from .pool_forms import AXES, divided
 
@@ -283,6 +284,13 @@ def _selecting(function: Callable[..., Any], argument: Callable[..., torch.Tenso
     return another
 
 
+# --- attention ------------------------------------------------------------------------------------
+
+
+def _attention(marks: GradientMarks, *args: Any, **kwargs: Any) -> torch.Tensor:
+    return attention(*args, **kwargs)
+
+
 # --- pooling --------------------------------------------------------------------------------------
 
 
@@ -356,6 +364,7 @@ ANOTHER_FORM: dict[Any, Callable[..., Any]] = {
     **{function: _selecting(function, torch.argmin) for function in (torch.min, torch.Tensor.min)},
     **{function: _adaptive_average(function) for function in SPATIAL},
     **{function: _divided_average(function) for function in AXES},
+    functional.scaled_dot_product_attention: _attention,
     functional.cross_entropy: _cross_entropy,
     functional.nll_loss: _ignoring(functional.nll_loss),
     functional.embedding: _embedding,

@@ -15,9 +15,9 @@ import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from ..errors import ModelError, model_errors
-from ..graph import ModelLike, OpBuilder, Tensor, load, replace_outputs, to_proto
+from ..graph import ModelLike, OpBuilder, Tensor, load, replace_outputs
 from ..graph.inline import inline_calls
-from ..graph.io import save
+from ..graph.io import deliver
 from ..graph.nodes import initializer, ints, known, rank_of
 from ..graph.tensor import dims_of
 from ..normalize.constants import lift_constants
@@ -116,11 +116,7 @@ def new_head(
         changed.metadata_props[CLASS_NAMES] = json.dumps(list(classes))
     elif CLASS_NAMES in changed.metadata_props:
         del changed.metadata_props[CLASS_NAMES]  # those of the old ones
-    if output is not None:
-        save(changed, output)
-    return writer.described(
-        to_proto(changed) if output is None else onnx.load(output, load_external_data=False)
-    )
+    return writer.described(deliver(changed, output))
 
 
 class _Writer:

@@ -12,12 +12,12 @@ from . import indexing as indexing
 from . import linear as linear
 from . import loop as loop
 from . import losses as losses
-from . import lstm as lstm
 from . import movement as movement
 from . import normalization as normalization
 from . import pool as pool
 from . import quantization as quantization
 from . import randomness as randomness
+from . import recurrent as recurrent
 from . import reductions as reductions
 from . import resize as resize
 from . import roi as roi

@@ -2,8 +2,8 @@
 
 The fused forward kernels keep neither gates nor cell states, and computing them again costs a third
 of the whole step (ADR 7). As a Scan with a small body a layer returns what its gradient needs. The
-plain LSTM has a form of its own, laid out for speed (ADR 12): for few sequences the other one is
-faster, so where their number is open the graph has both, and an If.
+form in columns is laid out for speed (ADR 12); for few sequences the one in rows is faster. So
+where their number is open the graph has both, and an If.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ def recurrent_layers_as_scans(
         split.update(chain)
         x, axis = columns.batch_axis(chain[0])
         for graph, write in zip(forms.split(chain, x, axis), (columns.write, rows.write)):
-            for node in [n for n in graph if n.op_type == "LSTM"]:
+            for node in [n for n in graph if n.op_type in CELLS]:
                 _rewrite(inside(op), node, write)
     for node in (n for n in layers if n not in split):
-        _rewrite(inside(op), node, columns.write if columns.is_plain(node) else rows.write)
+        _rewrite(inside(op), node, columns.write if columns.has_form(node) else rows.write)
     op.attach(model.graph)
     return model
 
@@ -70,7 +70,7 @@ def _chains(graph: ir.Graph, layers: Sequence[ir.Node]) -> list[list[ir.Node]]:
     chains: list[list[ir.Node]] = []
     chain_of: dict[ir.Node, list[ir.Node]] = {}
     for node in layers:
-        if node.graph is not graph or not columns.is_plain(node) or not columns.is_open(node):
+        if node.graph is not graph or not columns.has_form(node) or not columns.is_open(node):
             continue
         chain: list[ir.Node] = []
         source = _layer_before(node)

@@ -1,12 +1,13 @@
-"""In which order a model has the gates of an LSTM.
+"""In which order a model has the gates of a recurrent layer.
 
-ONNX wants the gates in the order i, o, f, g. Frameworks have other orders, so exporters cut weights
-into blocks of rows and join them again. The gradient would have to undo that; a loop that takes the
-blocks in the order of the original needs neither.
+ONNX wants the gates of an LSTM in the order i, o, f, g. Frameworks have other orders, so exporters
+cut weights into blocks of rows and join them again. The gradient would have to undo that; a loop
+that takes the blocks in the order of the original needs neither.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -17,7 +18,8 @@ from ...graph.nodes import ints
 from ...graph.tensor import dims_of
 from .layer import Layer
 
-ONNX = "iofg"
+ONNX = {"LSTM": "iofg", "GRU": "urn", "RNN": "h"}
+"""Gates in the order of the operator; u and r are update and reset, n and g the candidates."""
 
 Rows: TypeAlias = tuple[ir.Value, int, int]
 """Some rows of a value: the first, and the one after the last."""
@@ -28,45 +30,51 @@ class Gates:
     """Weights of one direction.
 
     Attributes:
-        w: of the input, [4 · hidden size, input size].
-        r: of the state, [4 · hidden size, hidden size].
-        bias: the sum of both biases.
+        w: of the input, [gates · hidden size, input size].
+        r: of the state, [gates · hidden size, hidden size].
+        biases: none, or that of the input and that of the state.
         order: of the blocks of rows.
     """
 
     w: Tensor
     r: Tensor
-    bias: Tensor | None
-    order: str = ONNX
+    biases: Sequence[Tensor]
+    order: str
+
+    def bias(self, op: OpBuilder) -> Tensor | None:
+        """The sum of both biases."""
+        return op.Add(*self.biases) if self.biases else None
 
 
 def find_gates(op: OpBuilder, layer: Layer, d: int) -> Gates:
     """The weights of direction `d`, as the model has them where that can be seen."""
-    part = layer.weights(d)
+    part, usual = layer.weights(d), ONNX[layer.node.op_type]
     operands = [part.w, part.r] + [b for b in (part.wb, part.rb) if b is not None]
-    originals = [_original(operand.value, layer.size) for operand in operands]
+    originals = [_original(operand.value, layer.size, usual) for operand in operands]
     orders = {None if f is None else f[1] for f in originals}
     order = orders.pop() if len(orders) == 1 else None
+    if order is not None and order[-1:] != "n" and "n" in usual:
+        order = None  # candidate and gates of a GRU are two blocks
     if order is not None:
         operands = [op.tensor(f[0]) for f in originals if f is not None]
     w, r, *biases = operands
-    return Gates(w, r, op.Add(*biases) if biases else None, order or ONNX)
+    return Gates(w, r, biases, order or usual)
 
 
-def _original(value: ir.Value, size: int) -> tuple[ir.Value, str] | None:
+def _original(value: ir.Value, size: int, usual: str) -> tuple[ir.Value, str] | None:
     """What a weight was made of by moving blocks of rows, and the order of the gates there."""
     ranges = _row_ranges(value)
     if ranges is None:
         return None
     sources = {source for source, _, _ in ranges}
     blocks = [b for _, start, end in ranges for b in range(start, end, size)]
-    if len(sources) != 1 or sorted(blocks) != [0, size, 2 * size, 3 * size]:
+    if len(sources) != 1 or sorted(blocks) != [k * size for k in range(len(usual))]:
         return None
     source = sources.pop()
     dims = dims_of(source)
-    if dims is None or dims[0] != 4 * size:
+    if dims is None or dims[0] != len(usual) * size:
         return None
-    return source, "".join(ONNX[blocks.index(k * size)] for k in range(4))
+    return source, "".join(usual[blocks.index(k * size)] for k in range(len(usual)))
 
 
 def _row_ranges(value: ir.Value) -> list[Rows] | None:

@@ -40,8 +40,10 @@ class Layer:
         self.count = len(self.backwards)
         self.size = self._hidden_size()
         names = self.flags.get("activations") or default * self.count
+        names = [n.decode() if isinstance(n, bytes) else n for n in names]
+        self.activations = [n.lower() for n in names]
         self.functions = activations(
-            [n.decode() if isinstance(n, bytes) else n for n in names],
+            names,
             self.flags.get("activation_alpha") or [],
             self.flags.get("activation_beta") or [],
         )
@@ -92,6 +94,15 @@ class Layer:
         functions = self.functions[d * each : (d + 1) * each]
         p = self._part(self.p, d)
         return Weights(self.x, w, r, wb, rb, p, self.size, self.flags, functions)
+
+    def peepholes(self, d: int) -> dict[str, Tensor]:
+        """Peephole weights of direction `d` by gate, if there are any."""
+        p = self._part(self.p, d)
+        return (
+            {}
+            if p is None
+            else dict(zip("iof", self.op.many("Split", p, outputs=3, axis=0, num_outputs=3)))
+        )
 
     def starts(self, d: int) -> list[Tensor]:
         """The states before the first step: h and, for an LSTM, c."""

@@ -17,18 +17,19 @@ MASK = "mask"
 def write(op: OpBuilder, node: ir.Node) -> list[Tensor]:
     """The layer's Y, Y_h and, for an LSTM, Y_c."""
     layer = Layer(op, node)
-    mask = _mask(op, layer)
+    steps = steps_of_sequences(op, layer)
+    mask = None if steps is None else op.Unsqueeze(steps, [2])
     return layer.results(op, [_direction(op, layer, d, mask) for d in range(layer.count)])
 
 
-def _mask(op: OpBuilder, layer: Layer) -> Tensor | None:
-    """Whether a time step belongs to a sequence: BOOL [time, batch, 1]."""
+def steps_of_sequences(op: OpBuilder, layer: Layer) -> Tensor | None:
+    """Whether a time step belongs to a sequence: BOOL [time, batch]; None if all do."""
     if layer.lengths is None:
         return None
     count = op.Squeeze(op.dim_of(layer.x, 0), [0])
     steps = op.Unsqueeze(op.Range(op.const(np.array(0)), count, op.const(np.array(1))), [1])
     lengths = op.Unsqueeze(op.Cast(layer.lengths, to=ir.DataType.INT64), [0])
-    return op.Unsqueeze(op.Less(steps, lengths), [2])
+    return op.Less(steps, lengths)
 
 
 def _direction(
