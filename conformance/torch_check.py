@@ -38,8 +38,10 @@ from .weighted import LOSS, differentiate, gradient_names, weight_of, with_loss
 
 FORWARD_TOLERANCE = 2e-3
 SECOND = "conformance_second"
-BY_THEMSELVES = 3
-"""How many gradients that differ from torch's are judged one by one."""
+BY_THEMSELVES, AXES = 3, 40
+"""How many gradients that differ from torch's are judged one by one, and along how many axes."""
+LARGE, BY_THEMSELVES_LARGE, AXES_LARGE = 2_000_000, 1, 6
+"""Elements from which on a network takes long to compute, and fewer differences are taken."""
 FINE = ("right", "rounding", "kink", "torch wrong")
 
 
@@ -178,8 +180,9 @@ class TorchTrial:
         compared = {n: self._compare(n, ours[n], largest) for n in self.wrt}
         differ = [n for n in self.wrt if compared[n].word == "undecided"]
         differ.sort(key=lambda n: -compared[n].error)
-        groups = [[n] for n in differ[:BY_THEMSELVES]]
-        groups += [differ[BY_THEMSELVES:]] if len(differ) > BY_THEMSELVES else []
+        alone = BY_THEMSELVES_LARGE if self._is_large else BY_THEMSELVES
+        groups = [[n] for n in differ[:alone]]
+        groups += [differ[alone:]] if len(differ) > alone else []
         judged = [self._judge(names, ours, largest) for names in groups]
         return [v for v in compared.values() if v.word != "undecided"] + judged
 
@@ -204,12 +207,17 @@ class TorchTrial:
 
         exact = flat(self.gradients64)
         verdict = judge_by_differences(
-            flat(ours), exact, function, flat(at), largest=largest, tolerance=self.case.tolerance
-        )
+            flat(ours), exact, function, flat(at), largest=largest, tolerance=self.case.tolerance,
+            axes=AXES_LARGE if self._is_large else AXES,
+        )  # fmt: skip
         if verdict.word in ("wrong", "undecided") and self.twin is not None:
             verdict = or_rounding(verdict, flat(self.twin), exact, largest, flat(ours))
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         return Verdict(verdict.word, verdict.error, f"{names[0]}{more}: {verdict.note}")
+
+    @cached_property
+    def _is_large(self) -> bool:
+        return sum(p.numel() for p in self.case.module.parameters()) > LARGE
 
     @cached_property
     def twin(self) -> dict[str, Array] | None:

@@ -129,8 +129,12 @@ def judge_by_differences(
     *,
     largest: float,
     tolerance: float = 1e-3,
+    axes: int = FAR_AXES,
 ) -> Verdict:
-    """Whether differences agree with a gradient that autograd's float64 contradicts."""
+    """Whether differences agree with a gradient that autograd's float64 contradicts.
+
+    Where it does not seem so, along so many `axes` by themselves.
+    """
     error = distance(ours, exact, largest)
     if error <= tolerance:  # small beside others: it counts by its own size
         largest = float(np.abs(exact).max(initial=0.0))
@@ -141,8 +145,8 @@ def judge_by_differences(
     if decided.word in ("wrong", "undecided"):
         # At several kinks at once a choice at each need not lie between the two sides of a slant.
         differ = ~(np.abs(ours - exact) <= tolerance * np.abs(exact).max(initial=0.0))
-        axes = [u for u in coordinates(ours - exact, FAR_AXES) if np.any(differ & (u != 0))]
-        each = [_along(u, ours, function, at, largest, tolerance, early=True) for u in axes]
+        far = [u for u in coordinates(ours - exact, axes) if np.any(differ & (u != 0))]
+        each = [_along(u, ours, function, at, largest, tolerance, early=True) for u in far]
         if {one.word for one in each} <= {"right", "kink"}:
             decided, found = worst(each), each
     if decided.word == "right":

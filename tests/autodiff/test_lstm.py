@@ -1,4 +1,4 @@
-"""The plain LSTM: gates in the order of the model, and the last step as the final state."""
+"""Recurrent layers in columns: order of gates, the last step as final state, open sizes."""
 
 from __future__ import annotations
 
@@ -207,3 +207,49 @@ def test_few_and_many_sequences(name: str, monkeypatch: pytest.MonkeyPatch) -> N
 def test_recomputation_has_one_form() -> None:
     made = onnxtrain.differentiate(open_model(OPEN["one"][0]), wrt=WRT, recompute=2)
     assert "If" not in {n.op_type for n in made.graph.node}
+
+
+OTHERS = {
+    "GRU": (9, "h = GRU<hidden_size=3, linear_before_reset=1>(x, w, r, b)"),
+    "RNN": (3, "h = RNN<hidden_size=3>(x, w, r, b)"),
+    "lengths": (12, "h = LSTM<hidden_size=3>(x, w, r, b, lens)"),
+    "peepholes": (12, "h = LSTM<hidden_size=3>(x, w, r, b, , , , p)"),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_few_and_many_sequences_of_other_layers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(columns, "NARROWEST", dict.fromkeys(columns.NARROWEST, 1))
+    rows, body = OTHERS[name]
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 18]>\n'
+        f"g (float[T,N,2] x, float[1,{rows},2] w, float[1,{rows},3] r, float[1,{2 * rows}] b, "
+        "float[1,9] p, int32[N] lens) => (float loss) "
+        f"{{ {body} t = Exp(h) loss = ReduceSum<keepdims=0>(t) }}"
+    )
+    wrt = ["x", "w", "r", "b", *["p"] * (name == "peepholes")]
+    both = onnxtrain.differentiate(model, wrt=wrt)
+    assert [n.op_type for n in both.graph.node].count("If") == 2
+    monkeypatch.setattr(columns, "has_form", lambda node: False)
+    in_rows = onnxtrain.differentiate(model, wrt=wrt)
+    rng = np.random.default_rng(3)
+    shapes = {"w": (1, rows, 2), "r": (1, rows, 3), "b": (1, 2 * rows), "p": (1, 9)}
+    weights = {n: rng.normal(size=s).astype(np.float32) for n, s in shapes.items()}
+    for time, count in ((4, 1), (6, 15), (5, 16), (3, 20)):
+        given: dict[str, Any] = dict(weights)
+        given["x"] = rng.normal(size=(time, count, 2)).astype(np.float32)
+        given["lens"] = rng.integers(1, time + 1, count).astype(np.int32)
+        for value, expected in zip(run_ort(both, given), run_ort(in_rows, given), strict=True):
+            np.testing.assert_allclose(value, expected, rtol=2e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("kind", "size"), [("GRU", 64), ("RNN", 256)])
+def test_narrow_layers_keep_their_rows(kind: str, size: int) -> None:
+    for hidden, expected in ((size, True), (size - 1, False)):
+        model = onnx.parser.parse_model(
+            '<ir_version: 8, opset_import: ["": 18]>\n'
+            "g (float[5,16,2] x, float[1,A,2] w, float[1,A,B] r) => (float[T,1,N,B] h) "
+            f"{{ h = {kind}<hidden_size={hidden}>(x, w, r) }}"
+        )
+        (node,) = onnxtrain.graph.load(model).graph
+        assert columns.has_form(node) == expected

@@ -192,7 +192,7 @@ class RnnCell(Cell):
         z = op.Add(product.times(op, states[0]), now["x·w"])
         (h,) = op.emit(self._operator, [z], 1)
         y = op.Mul(h, now[MASK]) if MASK in now else h
-        return [_or_kept(op, y, states[0], now)], {"y": y, product.source: states[0]}
+        return [_or_old(op, y, states[0], now)], {"y": y, product.source: states[0]}
 
     def factors(self, op: OpBuilder, stacks: Slices) -> dict[str, Tensor]:
         """The slope, 0 where a sequence has ended."""
@@ -206,7 +206,7 @@ class RnnCell(Cell):
         product = self.products[1]
         dz = op.Mul(_with_result(op, grads[0], now), now["slope"])
         before = op.MatMul(turned[product.name], dz)
-        return [_or_kept(op, before, grads[0], now)], {product.result: dz}
+        return [_or_old(op, before, grads[0], now)], {product.result: dz}
 
 
 class LstmCell(Cell):
@@ -260,7 +260,7 @@ class LstmCell(Cell):
         stacks |= {"i": i, "f": f, "o": o, "g": g, "ig": ig, "fc": fc, "tanh c": tanh_c}
         if self._p:
             stacks |= {"seen by i": c, "seen by f": c, "seen by o": new}
-        return [_or_kept(op, y, h, now), new], stacks
+        return [_or_old(op, y, h, now), new], stacks
 
     def _seen(self, op: OpBuilder, gate: str, z: Tensor, c: Tensor) -> Tensor:
         """What goes into a gate, with what it sees of a cell state."""
@@ -292,7 +292,7 @@ class LstmCell(Cell):
         dc = op.Add(grads[1], op.Mul(dh, now["c"]))
         parts = [op.Mul(dh if k == "o" else dc, now[f"to {k}"]) for k in self._order]
         dz = op.Concat(*parts, axis=0)
-        before = _or_kept(op, op.MatMul(turned[name], dz), grads[0], now)
+        before = _or_old(op, op.MatMul(turned[name], dz), grads[0], now)
         return [before, op.Mul(dc, now["f"])], {self._product.result: dz}
 
     def further_gradients(self, op: OpBuilder, dzs: Slices, stacks: Slices) -> list[Pair]:
@@ -352,9 +352,9 @@ class GruCell(Cell):
             seen = op.Concat(x, reset, axis=0)
             n = op.Tanh(product.times(op, seen))
         if MASK in now:  # exact where u is 1
-            kept = op.Mul(u, h)
-            h = op.Add(kept, op.Mul(op.Sub(op.like(1.0, u), u), n))
-            toward = op.Sub(kept, op.Mul(u, n))
+            part = op.Mul(u, h)
+            h = op.Add(part, op.Mul(op.Sub(op.like(1.0, u), u), n))
+            toward = op.Sub(part, op.Mul(u, n))
         else:
             toward = op.Mul(u, op.Sub(h, n))
             h = op.Add(n, toward)
@@ -403,7 +403,7 @@ class GruCell(Cell):
         return [op.Add(product, before)], dzs
 
 
-def _or_kept(op: OpBuilder, new: Tensor, old: Tensor, now: Slices) -> Tensor:
+def _or_old(op: OpBuilder, new: Tensor, old: Tensor, now: Slices) -> Tensor:
     """A state, or its gradient, that is 0 where a sequence has ended: there the old one."""
     return op.Add(new, op.Mul(old, now[KEEP])) if KEEP in now else new
 

@@ -19,6 +19,7 @@ from onnxruntime.capi import _pybind_state as ort
 from ..errors import DeviceError
 from ..graph.contract import RANDOM_INPUT
 from ..runtime.session import threads
+from ..runtime.session.cut_session import share_arena
 from ..runtime.session.devices import CPU, Device, open_session, session_options
 from ..runtime.session.feeds import on_host
 from ..runtime.session.threads import HEAVY, applications
@@ -120,6 +121,8 @@ def make_session(model: onnx.ModelProto, device: torch.device, config: Mapping[s
     options.log_severity_level = severity
     if profile:
         options.enable_profiling, options.profile_file_prefix = True, profile
+    if device.type == "cpu":
+        share_arena(options)  # what the forward half let go is in the caches: backward uses it
     try:
         session = open_session(model.SerializeToString(), options, providers_for(device))
     except ORTModuleDeviceException:
