@@ -83,3 +83,7 @@ WITH_POLES = frozenset({"Log", "Pow", "Reciprocal", "Sqrt"})
 its gradients itself, looks after its own poles.)"""
 SELECTION = frozenset({"Where"})
 """Takes elements of its operands (not of the first, which decides) and drops the others."""
+
+IDLE_OPTIMIZERS = "onnxtrain.idle_optimizers"
+"""Key of a model's metadata: names of onnxruntime's optimizers that its passes have left without
+work, with semicolons between them."""

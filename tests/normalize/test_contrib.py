@@ -11,7 +11,9 @@ import pytest
 from onnx import TensorProto, helper
 
 import onnxtrain
+from onnxtrain.compile import weights_of
 from onnxtrain.errors import ModelError
+from onnxtrain.normalize import few_bits as few_bits_module
 
 from .compare import assert_same, normalized, op_model, operators, run_ort
 
@@ -321,6 +323,30 @@ def test_gradient_of_a_quantized_product_flows_to_the_activation() -> None:
     weight = run_ort(model, {"x0": np.eye(32, dtype=np.float32)[:3]})[0]
     dx = run_ort(gradient, {**feeds, "y0_grad": seed})[-1]
     np.testing.assert_allclose(dx[:, :3], seed @ weight.T, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c.op == "MatMulNBits"], ids=lambda c: c.id)
+def test_small_weights_of_a_few_bits_are_floats_at_once(
+    case: Contrib, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, feeds = contrib_model(case, dynamic=False)
+    small = normalized(model)
+    assert operators(small) <= {"Add", "MatMul"}
+    monkeypatch.setattr(few_bits_module, "SMALL_BYTES", 0)
+    stored = normalized(model)
+    assert "Reshape" in operators(stored)
+    for after in (small, stored):
+        assert_same(model, after, feeds, rtol=1e-4, atol=1e-4)
+
+
+def test_scales_of_a_few_bits_are_trained_when_they_are_named() -> None:
+    case = next(c for c in CASES if c.op == "MatMulNBits")
+    model, feeds = contrib_model(case, dynamic=False)
+    (scales,) = (i.name for i in model.graph.initializer if i.data_type == TensorProto.FLOAT)
+    assert weights_of(model, ["y0"]) == []
+    gradient = onnxtrain.differentiate(model, wrt=[scales], of="y0", vjp=True)
+    (dscales,) = run_ort(gradient, {**feeds, "y0_grad": f(3, 6)})[1:]
+    assert dscales.any()
 
 
 def test_an_attribute_that_is_not_understood_is_an_error() -> None:

@@ -11,10 +11,12 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper, parser
 
 import onnxtrain
+from onnxtrain.operators import IDLE_OPTIMIZERS
+from onnxtrain.passes.idle import DUPLICATES, FOLDING, TRANSPOSING
 from onnxtrain.runtime.files.outline import Outline
 from onnxtrain.runtime.session import cutting
 from onnxtrain.runtime.session.devices import create_session, session_options
-from onnxtrain.runtime.session.optimizers import DUPLICATES, NEEDS, SHARING, idle_optimizers
+from onnxtrain.runtime.session.optimizers import NEEDS, SHARING, idle_optimizers
 
 HEAD = '<ir_version: 9, opset_import: ["" : 18, "local" : 1]>'
 
@@ -98,11 +100,55 @@ def test_optimizers_without_their_operators_are_left_out() -> None:
     assert "QDQSelectorActionTransformer" in with_norm
 
 
-def test_duplicates_are_looked_for_unless_they_are_gone() -> None:
-    model = pattern("y = MatMul(x, w)")
-    assert DUPLICATES not in idle_optimizers(model.SerializeToString())
-    gradients = onnxtrain.differentiate(model, wrt=["w"], of="y", vjp=True)
-    assert DUPLICATES in idle_optimizers(gradients.SerializeToString())
+@pytest.mark.parametrize(
+    ("body", "folds"),
+    [
+        ("y = MatMul(x, w)", False),  # its gradient reads w transposed
+        ("e = Exp(w) y = MatMul(x, e)", True),
+        ("y = Mul(x, w)", False),
+    ],
+)
+def test_a_differentiated_model_says_what_is_done(body: str, folds: bool) -> None:
+    model = pattern(body)
+    assert not {DUPLICATES, FOLDING}.intersection(idle_optimizers(model.SerializeToString()))
+    gradients = onnxtrain.differentiate(model, wrt=["x"], of="y", vjp=True)
+    idle = idle_optimizers(gradients.SerializeToString())
+    assert DUPLICATES in idle
+    assert (FOLDING in idle) != folds
+
+
+@pytest.mark.parametrize(("wrt", "moves"), [("kernel", False), ("x", True)])
+def test_a_frozen_network_in_another_layout_has_its_transpositions_moved(
+    wrt: str, moves: bool
+) -> None:
+    model = pattern(
+        """i = Reshape(x, image) l = Transpose<perm = [0, 2, 3, 1]>(i) f = Relu(l)
+        b = Transpose<perm = [0, 3, 1, 2]>(f) c = Conv(b, kernel) y = Tanh(c)"""
+    )
+    gradients = onnxtrain.differentiate(model, wrt=[wrt], of="y", vjp=True)
+    idle = idle_optimizers(gradients.SerializeToString())
+    assert set(TRANSPOSING).isdisjoint(idle) == moves
+
+
+def test_a_branch_that_reads_constants_is_folded_by_onnxruntime() -> None:
+    model = parser.parse_model(
+        f"""{HEAD} g (bool b, float[2] x) => (float[2] y) {{
+            c = If (b) <then_branch = t () => (float[2] p) {{ p = Exp(k) }},
+                        else_branch = e () => (float[2] q) {{ q = Tanh(x) }}>
+            y = Mul(x, c)
+        }}"""
+    )
+    model.graph.initializer.append(numpy_helper.from_array(np.ones(2, np.float32), "k"))
+    gradients = onnxtrain.differentiate(model, wrt=["x"], of="y", vjp=True)
+    assert FOLDING not in idle_optimizers(gradients.SerializeToString())
+
+
+def test_a_model_cannot_say_that_other_optimizers_are_idle() -> None:
+    model = pattern(PATTERNS["gelu"][0])
+    helper.set_model_props(model, {IDLE_OPTIMIZERS: f"GeluFusionL2;{FOLDING};nonsense"})
+    idle = idle_optimizers(model.SerializeToString())
+    assert FOLDING in idle
+    assert not {"GeluFusionL2", "nonsense"}.intersection(idle)
 
 
 def test_operators_of_inner_graphs_count() -> None:

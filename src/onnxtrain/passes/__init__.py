@@ -24,6 +24,7 @@ from .cross_entropy import split_cross_entropies
 from .draws import draw_from_counter
 from .expand import expand_functions
 from .fast_forms import use_fast_forms
+from .idle import note_idle_optimizers
 from .late_weights import delay_weights as delay_weights
 from .recompute import recompute_activations as recompute_activations
 from .recurrent import recurrent_layers_as_scans
@@ -121,6 +122,11 @@ AFTER = (
         "names",
         "no two nodes or values have one name, as in a graph that is differentiated again",
         lambda model, _: name_apart(model),
+    ),
+    Pass(
+        "idle optimizers",
+        "sessions are told which of onnxruntime's optimizers would find nothing",
+        lambda model, _: note_idle_optimizers(model),
     ),
 )
 """What runs on the differentiated model."""

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 from .wire import BYTES, FIXED32, FIXED64, MAX_FIELDS, VARINT
 
-GRAPH, FUNCTION, NODE = 7, 25, 1
-"""Field numbers of a model's graph and functions, and of a graph's nodes."""
+GRAPH, METADATA, FUNCTION, NODE = 7, 14, 25, 1
+"""Field numbers of a model's graph, metadata and functions, and of a graph's nodes."""
 OPERATOR = re.compile(rb'"([\x01-\x40])([A-Z]\w*)', re.ASCII)
 """Field 4 of a node, its size, and its text with what may follow it."""
 
@@ -26,14 +26,14 @@ class Outline:
 
     Attributes:
         model: the bytes.
-        end: of the graph.
         nodes: begin and end of each node.
+        entries: the same of the metadata.
         has_functions: whether the model brings operators of its own.
     """
 
     model: bytes
-    end: int
     nodes: tuple[tuple[int, int], ...]
+    entries: tuple[tuple[int, int], ...]
     has_functions: bool
 
     @classmethod
@@ -46,7 +46,8 @@ class Outline:
             nodes = tuple((first, last) for number, first, last in inner if number == NODE)
         except IndexError:
             return None
-        return cls(model, end, nodes, any(number == FUNCTION for number, _, _ in parts))
+        entries = tuple((first, last) for number, first, last in parts if number == METADATA)
+        return cls(model, nodes, entries, any(number == FUNCTION for number, _, _ in parts))
 
     def operators(self) -> set[str]:
         """The operators of all nodes, those of inner graphs included.
@@ -58,9 +59,16 @@ class Outline:
         pairs = set(OPERATOR.findall(self.model, self.nodes[0][0], self.nodes[-1][1]))
         return {text[: size[0]].decode() for size, text in pairs}
 
-    def says(self, key: bytes) -> bool:
-        """Whether the metadata, which follow the graph, have a key."""
-        return self.model.find(key, self.end) >= 0
+    def metadata(self, key: str) -> str:
+        """What the model says of itself under a key; nothing if it does not."""
+        for begin, end in self.entries:
+            try:
+                texts = {n: self.model[i:j] for n, i, j in _fields(self.model, begin, end)}
+            except IndexError:
+                return ""
+            if texts.get(1) == key.encode():
+                return texts.get(2, b"").decode(errors="replace")
+        return ""
 
 
 def _fields(data: bytes, at: int, end: int) -> Iterator[tuple[int, int, int]]:

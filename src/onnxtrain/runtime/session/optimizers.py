@@ -8,16 +8,19 @@ cannot change anything, so it is left out.
 
 from __future__ import annotations
 
+from ...operators import IDLE_OPTIMIZERS
 from ..files.outline import Outline
 
 QUANTISED = ("QuantizeLinear", "DequantizeLinear")
 INTEGERS = ("MatMulInteger", "DynamicQuantizeLinear")
+NORM_BY_PARTS = frozenset({"ReduceMean", "Sqrt", "Div"})
 NORMS = (
-    "LayerNormalization", "ReduceMean", "SimplifiedLayerNormalization", "SkipLayerNormalization",
+    "LayerNormalization", "SimplifiedLayerNormalization", "SkipLayerNormalization", NORM_BY_PARTS,
+    frozenset({"Pow", "ReduceMean"}),
 )  # fmt: skip
 GELUS = ("Gelu", "FastGelu", "Erf", "Tanh")
 
-NEEDS: dict[str, tuple[str, ...]] = {
+NEEDS: dict[str, tuple[str | frozenset[str], ...]] = {
     "AttentionFusion": ("Softmax", "Attention", "MultiHeadAttention"),
     "BiasDropoutFusion": ("Dropout",),
     "BiasGeluFusion": GELUS,
@@ -30,16 +33,16 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "EnsureUniqueDQForNodeUnit": QUANTISED,
     "FastGeluFusion": GELUS,
     "GatherSliceToSplitFusion": ("Gather", "Slice"),
-    "GatherToSliceFusion": ("Gather",),
+    "GatherToSliceFusion": (frozenset({"Gather", "Range"}),),
     "GeluFusionL1": GELUS,
     "GeluFusionL2": GELUS,
     "GemmActivationFusion": ("Gemm", "MatMul"),
     "GroupQueryAttentionFusion": ("GroupQueryAttention",),
     "GroupQueryAttentionPreNormFusion": ("GroupQueryAttention",),
-    "LayerNormFusionL1": NORMS,
-    "LayerNormFusionL2": NORMS,
+    "LayerNormFusionL1": (NORM_BY_PARTS,),
+    "LayerNormFusionL2": (NORM_BY_PARTS,),
     "MatMulActivationFusion": ("MatMul", "Gemm"),
-    "MatMulAddFusion": ("MatMul",),
+    "MatMulAddFusion": (frozenset({"MatMul", "Add"}),),
     "MatMulIntegerToFloatFusion": INTEGERS,
     "MatMulNBitsFusion": ("MatMulNBits", *QUANTISED),
     "MatMulScaleFusion": ("MatMul",),
@@ -52,20 +55,24 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "ReshapeFusion": ("Reshape",),
     "SimplifiedLayerNormFusion": ("SimplifiedLayerNormalization", "Pow"),
     "SkipLayerNormFusion": NORMS,
-    "SliceConcatToSpaceToDepthFusion": ("Slice",),
+    "SliceConcatToSpaceToDepthFusion": (frozenset({"Slice", "Concat"}),),
     "TransposeOptimizer": ("Transpose", *QUANTISED),
     "TransposeOptimizer_CPUExecutionProvider": ("Transpose", *QUANTISED),
     "WeightBiasQuantization": QUANTISED,
     "WhereDummyDq": QUANTISED,
 }
-"""An optimizer, and operators without any of which it finds nothing, those included of which other
-optimizers make what it looks for."""
+"""An optimizer, and operators (or sets of them) without any of which it finds nothing, those
+included of which other optimizers make what it looks for."""
 
 SHARING = "ConstantSharing"
 """Equal numbers become one constant, for the next optimizer: a step is none the faster."""
-DUPLICATES = "CommonSubexpressionElimination"
-CLEANED = b"onnxtrain.gradients"
-"""Metadata of a model whose duplicate nodes are gone since it was differentiated."""
+NOTED = frozenset(
+    {
+        "CommonSubexpressionElimination", "ConstantFolding", "TransposeOptimizer",
+        "TransposeOptimizer_CPUExecutionProvider",
+    }
+)  # fmt: skip
+"""What a model may say that it has no work for, since `passes/idle.py` looked at it."""
 
 
 def idle_optimizers(model: bytes) -> list[str]:
@@ -73,8 +80,13 @@ def idle_optimizers(model: bytes) -> list[str]:
     outline = Outline.of(model)
     if outline is None:  # onnxruntime says what is wrong with it
         return []
-    idle = [SHARING, *([DUPLICATES] if outline.says(CLEANED) else [])]
+    noted = outline.metadata(IDLE_OPTIMIZERS).split(";")
+    idle = [SHARING, *sorted(NOTED.intersection(noted))]
     if not outline.has_functions:  # their operators appear when onnxruntime inlines them
         operators = outline.operators()
-        idle += [name for name, needed in NEEDS.items() if operators.isdisjoint(needed)]
-    return idle
+        idle += [name for name, needed in NEEDS.items() if not _has_any(operators, needed)]
+    return sorted(set(idle))
+
+
+def _has_any(operators: set[str], needed: tuple[str | frozenset[str], ...]) -> bool:
+    return any(n in operators if isinstance(n, str) else n <= operators for n in needed)
