@@ -334,10 +334,10 @@ class OpBuilder:
         """
         dims = like.shape
         if dims is not None and 0 not in dims:
-            given = (x.shape if x_shape is None else x_shape) or ()
+            x_dims = (x.shape if x_shape is None else x_shape) or ()
             shape = [d if isinstance(d, int) else -1 for d in dims]
             same = {
-                i for i, (mine, other) in enumerate(zip(given, dims))
+                i for i, (mine, other) in enumerate(zip(x_dims, dims))
                 if shape[i] == -1 and mine is not None and mine == other
             }  # fmt: skip
             unknown = shape.count(-1)

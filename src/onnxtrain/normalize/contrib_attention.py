@@ -212,7 +212,7 @@ def group_query_attention(
         parts = list(_unpacked(op, query, counts))
     *turning, v = (_in_rows(op, part, count) for part, count in zip(parts, counts))
     if q_norm is not None and k_norm is not None:
-        turning = [_kept_shape(t, rms(op, t, w, axis=-1, epsilon=qk_norm_epsilon)[0])
+        turning = [_with_shape_of(t, rms(op, t, w, axis=-1, epsilon=qk_norm_epsilon)[0])
                    for t, w in zip(turning, (q_norm, k_norm))]  # fmt: skip
     offset = None
     if past_key is not None and past_value is not None:
@@ -258,12 +258,12 @@ def _turned(
     width = tables[0].dim(1)
     dim = 2 * width if isinstance(width, int) else 0
     return [
-        _kept_shape(part, rotate(op, part, c, s, interleaved=interleaved, rotary_dim=dim))
+        _with_shape_of(part, rotate(op, part, c, s, interleaved=interleaved, rotary_dim=dim))
         for part in parts
     ]
 
 
-def _kept_shape(before: Tensor, after: Tensor) -> Tensor:
+def _with_shape_of(before: Tensor, after: Tensor) -> Tensor:
     """`after`, which has the shape that is known of `before`."""
     after.value.shape = before.value.shape
     return after
