@@ -20,12 +20,12 @@ from ..errors import AdapterError
 from ..runtime.files.atomic import write_atomically
 from ..runtime.files.readfile import read_regular
 from .adapter import Adapter, LayerAdapter
+from .adapter_tables import read_tables
 from .add import adapter_shapes, add_adapters, parameter_names
 from .config import Config
 from .layers import Layer
 from .values import Array
 
-IDENTIFIER = b"TORT"
 DIGITS = 7
 """Of the fingerprint of the base, as many as the file's INT32 holds."""
 RANK = "lora_rank"
@@ -95,25 +95,13 @@ def load_onnx_adapter(path: str | os.PathLike[str]) -> Adapter:
         AdapterError: the file is none, is damaged, or has other tensors than A and B.
     """
     where = repr(os.fspath(path))
-    content = read_regular(path, AdapterError)
-    if content[4:8] != IDENTIFIER:
-        raise AdapterError(f"{where} is no .onnx_adapter of onnxruntime.")
-    with tempfile.TemporaryDirectory(prefix="onnxtrain-") as folder:
-        copy = Path(folder) / "adapter"  # read once: what is checked is what is used
-        copy.write_bytes(content)
-        try:
-            form = onnxruntime.AdapterFormat.read_adapter(str(copy))
-            values = {name: value.numpy() for name, value in form.get_parameters().items()}
-        except Exception as error:
-            raise AdapterError(f"{where} cannot be read by onnxruntime: {error}") from error
-        values = {name: np.array(array) for name, array in values.items()}
-        version = form.get_model_version()
-        del form  # it maps the file
-    layers = _layers(values, where)
+    tables = read_tables(read_regular(path, AdapterError), where)
+    layers = _layers(tables.values, where)
     ranks = {_rank(layer) for layer in layers.values()}
     if len(ranks) != 1:
         raise AdapterError(f"{where} has layers of several ranks ({sorted(ranks)}).")
     rank = ranks.pop()
+    version = tables.model_version
     return Adapter(Config(rank, float(rank)), layers, f"{version:0{DIGITS}x}" if version else "")
 
 
@@ -129,6 +117,8 @@ def _layers(values: dict[str, Array], where: str) -> dict[str, LayerAdapter]:
     odd = expected.symmetric_difference(values)
     if odd or not names:
         raise AdapterError(f"{where} is no adapter of A and B in pairs: see {sorted(odd)[:3]}.")
+    if any(array.ndim < 2 for array in values.values()):
+        raise AdapterError(f"{where} has tensors that are no matrices.")
     return {n: LayerAdapter(values[f"{n}{ends[0]}"], values[f"{n}{ends[1]}"]) for n in names}
 
 
