@@ -432,7 +432,7 @@ class OpBuilder:
             else:
                 shape = self.Concat(self.const([-1]), self.dim_of(x, 0), axis=0)
                 rows = self.Reshape(dx, shape)
-        dims = dx.shape if dx_shape is None else dx_shape
+        dims = _more_exact(dx.shape, dx_shape)
         return self._ones(rows, None if dims is None else dims[:-1]) @ rows
 
     def _ones(self, rows: Tensor, lead: tuple[Dim, ...] | None) -> Tensor:
@@ -450,6 +450,15 @@ class OpBuilder:
         """Transpose; without a permutation the last two axes are swapped."""
         order = list(perm) if perm else [*range(x.rank - 2), x.rank - 1, x.rank - 2]
         return self.Transpose(x, perm=order)
+
+
+def _more_exact(
+    one: tuple[Dim, ...] | None, other: tuple[Dim, ...] | None
+) -> tuple[Dim, ...] | None:
+    """What two descriptions of one shape tell together: numbers rather than symbols or nothing."""
+    if one is None or other is None:
+        return one if other is None else other
+    return tuple(a if isinstance(a, int) or b is None else b for a, b in zip(one, other))
 
 
 def broadcast_axes(x: tuple[Dim, ...], y: tuple[Dim, ...]) -> list[int] | None:
