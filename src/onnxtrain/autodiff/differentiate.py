@@ -11,6 +11,7 @@ from ..errors import ModelError, UnknownNameError, UnreachableError, model_error
 from ..graph import Constants, Dim, Names, OpBuilder, Tensor
 from ..graph.edit import all_names, values_by_name
 from ..graph.nodes import identity
+from ..graph.onnx_inference import UNKNOWN
 from .rules.elementwise import SEED
 from .walk import Walk
 
@@ -127,7 +128,7 @@ def _seed(op: OpBuilder, graph: ir.Graph, target: ir.Value, vjp: bool) -> Tensor
 
 def _is_known(dim: Dim) -> bool:
     """A number, or a symbol that the model itself names."""
-    return isinstance(dim, int) or (dim is not None and not dim.startswith("unk__"))
+    return isinstance(dim, int) or (dim is not None and not dim.startswith(UNKNOWN))
 
 
 def _result(op: OpBuilder, walk: Walk, value: ir.Value) -> Tensor:

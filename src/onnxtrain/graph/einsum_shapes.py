@@ -130,12 +130,13 @@ def _result(node: onnx.NodeProto, shapes: list[list[Dim]]) -> list[Dim] | None:
         return None
     return [
         *(broadcast_dim(letters[x]) for x in before),
-        *(_broadcast_all(dots) if has_dots else ()),
+        *(broadcast_dims(dots) if has_dots else ()),
         *(broadcast_dim(letters[x]) for x in after),
     ]
 
 
-def _broadcast_all(shapes: list[list[Dim]]) -> list[Dim]:
+def broadcast_dims(shapes: Sequence[Sequence[T | int | None]]) -> list[T | int | None]:
+    """Dimensions of operands put together by the broadcasting rules."""
     rank = max(map(len, shapes))
     columns = [[s[axis] for s in shapes if len(s) >= -axis] for axis in range(-rank, 0)]
     return [broadcast_dim(column) for column in columns]

@@ -8,7 +8,7 @@ import onnx
 import onnx_ir as ir
 
 from .infer_bodies import infer_with_bodies
-from .onnx_inference import infer_shapes_of
+from .onnx_inference import UNKNOWN, infer_shapes_of
 from .subgraphs import graph_protos, subgraphs
 
 CONSTANT_BYTES = 1024
@@ -59,7 +59,7 @@ def _dims(info: onnx.ValueInfoProto) -> Iterable[onnx.TensorShapeProto.Dimension
 def _name_apart(info: onnx.ValueInfoProto, known_names: Collection[str], scope: str) -> None:
     """Let a dimension that onnx has named not have the name of one from another inference."""
     for dim in _dims(info):
-        if dim.dim_param.startswith("unk__") and dim.dim_param not in known_names:
+        if dim.dim_param.startswith(UNKNOWN) and dim.dim_param not in known_names:
             dim.dim_param = f"{dim.dim_param}/{scope}"
 
 

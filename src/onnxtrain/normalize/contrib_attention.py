@@ -16,7 +16,6 @@ from .attention import (
     merge_heads,
     positions,
     rotate,
-    split_heads,
     untrained,
     window,
 )
@@ -27,13 +26,7 @@ FOUR = ir.Shape([None, None, None, None])
 
 def _heads(op: OpBuilder, x: Tensor, count: int) -> Tensor:
     """[batch, length, heads·size] as [batch, heads, length, size], with what is known of them."""
-    split = split_heads(op, x, count)
-    split.value.shape = FOUR.copy()
-    if x.shape is not None and x.rank == 3:
-        batch, length, width = x.shape
-        size = width // count if isinstance(width, int) else None
-        split.value.shape = ir.Shape([batch, count, length, size])
-    return split
+    return _before_lengths(op, _in_rows(op, x, count))
 
 
 def _in_rows(op: OpBuilder, x: Tensor, count: int) -> Tensor:

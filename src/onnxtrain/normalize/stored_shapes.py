@@ -19,6 +19,7 @@ import onnx_ir as ir
 
 from ..errors import ShapeInferenceError
 from ..graph.infer import infer_shapes
+from ..graph.onnx_inference import UNKNOWN
 from ..graph.tensor import Dim, dims_of
 from .custom_types import infer_with_custom
 from .rewrite import all_graphs, standard
@@ -139,4 +140,4 @@ def _fill(value: ir.Value, stored: tuple[Dim, ...]) -> bool:
 
 def _is_open(dim: Dim) -> bool:
     """onnx names a dimension that it knows nothing of ``unk__<N>``."""
-    return dim is None or str(dim).startswith("unk__")
+    return dim is None or str(dim).startswith(UNKNOWN)

@@ -13,6 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ..graph.nodes import initializer
+from ..graph.onnx_inference import UNKNOWN
 from ..graph.parameters import mark_constant
 from ..graph.tensor import dims_of
 from .polynomial import Poly, UnknownError
@@ -124,4 +125,4 @@ class _Pass:
 
 def _complete(value: ir.Value) -> bool:
     dims = dims_of(value)
-    return dims is not None and not any(d is None or str(d).startswith("unk__") for d in dims)
+    return dims is not None and not any(d is None or str(d).startswith(UNKNOWN) for d in dims)

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import onnx_ir as ir
 
-from ..graph.einsum_shapes import broadcast_dim
+from ..graph.einsum_shapes import broadcast_dims
 from ..operators import BROADCASTING, KEEPS_SHAPE
 from .polynomial import Poly
 from .symbolic_facts import Array, Facts, SymDim, product
@@ -25,9 +25,7 @@ def broadcast(shapes: list[list[SymDim] | None]) -> list[SymDim] | None:
     if any(s is None for s in shapes):
         return None
     known = [s for s in shapes if s is not None]
-    rank = max(map(len, known))
-    columns = [[s[axis] for s in known if len(s) >= -axis] for axis in range(-rank, 0)]
-    return [broadcast_dim(column) for column in columns]
+    return broadcast_dims(known)
 
 
 def _broadcast(p: Facts, node: ir.Node) -> Shapes:

@@ -12,6 +12,7 @@ import onnx_ir as ir
 from ..errors import model_errors
 from ..graph.edit import remove_nodes, replace_value, take_over
 from ..graph.nodes import known
+from ..graph.onnx_inference import UNKNOWN
 from ..graph.subgraphs import subgraphs
 from ..graph.tensor import dims_of
 from ..operators import RANDOM
@@ -109,7 +110,7 @@ def _known_dims(node: ir.Node) -> tuple[int | str, ...] | None:
     if dims is None:
         return None
     start, end = node.attributes.get_int("start", 0), node.attributes.get_int("end", len(dims))
-    chosen = tuple(d for d in dims[start:end] if d is not None and not str(d).startswith("unk__"))
+    chosen = tuple(d for d in dims[start:end] if d is not None and not str(d).startswith(UNKNOWN))
     return chosen if len(chosen) == len(dims[start:end]) else None
 
 
