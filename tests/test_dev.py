@@ -39,6 +39,17 @@ def test_every_run_lints_and_checks_types(dev, options) -> None:
     assert [step[1] for step in dev.ran] == ["ruff", "ruff", "mypy", "pytest"]
 
 
+@pytest.mark.parametrize(
+    ("version", "said"), [((3, 10), ()), ((3, 11, 7), ()), ((3, 13), ("--python-version", "3.13"))]
+)
+def test_types_are_read_as_those_of_a_python_that_numpy_has_types_for(
+    dev, monkeypatch, version, said
+) -> None:
+    monkeypatch.setattr(dev.sys, "version_info", version)
+    dev.test([])
+    assert next(step for step in dev.ran if step[1] == "mypy")[2:] == said
+
+
 def test_fast_runs_the_list_unless_something_else_is_named(dev) -> None:
     dev.test(["--fast"])
     assert dev.ran[-1][-len(dev.FAST) :] == dev.FAST
