@@ -21,7 +21,7 @@ from ..files.onnxfile import ModelFile
 from .cut_session import cut_if_long
 from .native import core_of, ort_device
 from .optimizers import idle_optimizers
-from .options import BUSY, FOLDER, PREPACKING, SPINNING, UserOptions, may_spin, ready
+from .options import BUSY, FOLDER, PREPACKING, SPINNING, UserOptions, create_with, may_spin
 from .sharing import note_session
 
 Array = npt.NDArray[Any]
@@ -219,14 +219,17 @@ def create_session(
         providers: execution providers, with or without their options; by default the CPU's.
         provider_options: their options, where the providers are names.
     """
-    with ready(options if options is not None else session_options()) as chosen:
-        session = onnxruntime.InferenceSession(
+
+    def make(chosen: Any) -> onnxruntime.InferenceSession:
+        return onnxruntime.InferenceSession(
             model,
             chosen,
             providers=[CPU] if providers is None else list(providers),
             provider_options=provider_options,
             disabled_optimizers=idle_optimizers(model) if isinstance(model, bytes) else None,
         )
+
+    session = create_with(options if options is not None else session_options(), make)
     note_session(core_of(session))
     return session
 
