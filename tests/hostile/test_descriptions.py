@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,8 @@ import pytest
 
 from onnxtrain import artifacts
 from onnxtrain.api import CheckpointState, Module, Optimizer
-from onnxtrain.errors import CheckpointError, ModelFileError
+from onnxtrain.artifacts.device import device_file
+from onnxtrain.errors import CheckpointError, ModelFileError, UnknownNameError
 
 from . import models
 
@@ -72,3 +74,14 @@ def test_moments_of_another_size_are_refused(sound: Path, tmp_path: Path) -> Non
     module = Module(sound / "training_model.onnx", mixed)
     with pytest.raises(CheckpointError, match="do not have the shapes"):
         Optimizer(sound / "optimizer_model.onnx", module)
+
+
+def test_a_device_learns_of_no_parameter_that_is_no_input(sound: Path, tmp_path: Path) -> None:
+    """The name in the description was taken for one in the graph: a KeyError of `serve`."""
+    folder = tmp_path / "folder"
+    shutil.copytree(sound, folder)
+    model = onnx.load(folder / "training_model.onnx")
+    next(value for value in model.graph.input if value.name == "w").name = "v"
+    onnx.save(model, folder / "training_model.onnx")
+    with pytest.raises(UnknownNameError, match="'w'"):
+        device_file(folder)
