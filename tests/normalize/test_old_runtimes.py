@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import onnx
 import onnx.parser
+import onnxruntime
 import pytest
 
+from onnxtrain.errors import OldRuntimeWarning
 from onnxtrain.graph import load, to_proto
-from onnxtrain.normalize import normalize
+from onnxtrain.normalize import normalize, old_runtimes
 from onnxtrain.normalize.old_runtimes import OF_ONE_ELEMENT
 from tests.rules.harness import run_ort
 
@@ -44,3 +48,37 @@ def test_the_axes_of_resize_count_from_the_front() -> None:
     (resize,) = (n for n in model.graph.node if n.op_type == "Resize")
     assert list(next(a for a in resize.attribute if a.name == "axes").ints) == [1, 2]
     assert run_ort(model, {"x": X})[0].shape == (2, 6, 8)
+
+
+WINDOW = """<ir_version: 8, opset_import: ["": 18, "com.microsoft": 1]>
+    g (float[1, 8, 64] q, float[1, 8, 32] k, float[1, 8, 32] v, int32[1] s, int32 t) => (y) {
+        y = com.microsoft.GroupQueryAttention<num_heads = 4, kv_num_heads = 2%s>(q, k, v, , , s, t)
+    }"""
+
+
+@pytest.mark.parametrize(
+    ("release", "window", "warned"),
+    [
+        ((1, 23), ", local_window_size = 2", True),
+        ((1, 24), ", local_window_size = 2", False),
+        ((1, 23), ", local_window_size = -1", False),
+        ((1, 23), "", False),
+        (None, ", local_window_size = 2", False),
+    ],
+)
+def test_a_window_that_is_too_wide_is_told(
+    release: tuple[int, int] | None, window: str, warned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before 1.24 onnxruntime sees one position too many; what is written here does not."""
+    monkeypatch.setattr(old_runtimes, "installed", lambda: release)
+    model = load(onnx.parser.parse_model(WINDOW % window))
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        written = {node.op_type for node in to_proto(normalize(model)).graph.node}
+    assert [w.category for w in said] == [OldRuntimeWarning] * warned
+    assert "GroupQueryAttention" not in written
+
+
+def test_the_release_that_is_installed() -> None:
+    release = old_runtimes.installed()
+    assert release is None or onnxruntime.__version__.startswith(f"{release[0]}.{release[1]}.")

@@ -3,12 +3,22 @@
 Before 1.24 a reduction over no axes fails, or, where its axes are given and empty, leaves its
 operand as it is even if it is a norm or a logarithm. Up to 1.24 a Resize whose axes count from the
 end reads memory that is not its own.
+
+The window of a GroupQueryAttention needs no other form, for what is trained and exported has none
+of that operator; but whoever runs the model itself with such a release gets other numbers, so that
+is said.
 """
 
 from __future__ import annotations
 
+import re
+import warnings
+from functools import cache
+from importlib import metadata
+
 import onnx_ir as ir
 
+from ..errors import OldRuntimeWarning
 from ..graph.nodes import known, rank_of
 from .rewrite import all_nodes, standard
 
@@ -18,6 +28,41 @@ OF_ONE_ELEMENT = {
     "ReduceL1": "Abs", "ReduceL2": "Abs", "ReduceLogSum": "Log", "ReduceSumSquare": "Mul",
 }  # fmt: skip
 """What a reduction makes of a single element; the last one multiplies it with itself."""
+
+
+WINDOWS_ARE_RIGHT = (1, 24)
+"""The first release whose GroupQueryAttention looks back as far as the window says."""
+
+
+def tell_of_old_windows(model: ir.Model) -> ir.Model:
+    """Warn of windows in which the installed onnxruntime sees one position too many."""
+    release = installed()
+    if release is None or release >= WINDOWS_ARE_RIGHT:
+        return model
+    for node in all_nodes(model):
+        if node.op_type == "GroupQueryAttention":
+            size = node.attributes.get_int("local_window_size", -1)
+            if size > 0:
+                warnings.warn(
+                    f"GroupQueryAttention {node.name!r} has a window of {size}, and onnxruntime "
+                    f"{release[0]}.{release[1]} looks one position further back than that. What "
+                    "is trained and exported here does not; the model itself gives other numbers "
+                    "with this release. Update to onnxruntime "
+                    f"{WINDOWS_ARE_RIGHT[0]}.{WINDOWS_ARE_RIGHT[1]} or newer.",
+                    OldRuntimeWarning,
+                    stacklevel=2,
+                )
+    return model
+
+
+@cache
+def installed() -> tuple[int, int] | None:
+    """Release of the onnxruntime that is installed; None if it goes by another name."""
+    try:
+        numbers = re.match(r"(\d+)\.(\d+)", metadata.version("onnxruntime"))
+    except metadata.PackageNotFoundError:
+        return None
+    return None if numbers is None else (int(numbers[1]), int(numbers[2]))
 
 
 def suit_old_runtimes(model: ir.Model) -> ir.Model:
