@@ -4,9 +4,9 @@ Before 1.24 a reduction over no axes fails, or, where its axes are given and emp
 operand as it is even if it is a norm or a logarithm. Up to 1.24 a Resize whose axes count from the
 end reads memory that is not its own.
 
-The window of a GroupQueryAttention needs no other form, for what is trained and exported has none
-of that operator; but whoever runs the model itself with such a release gets other numbers, so that
-is said.
+The window of a GroupQueryAttention and the four bits of a QMoE, wrong before 1.24, need no other
+form, for what is trained and exported has none of these operators; but whoever runs the model
+itself with such a release gets other numbers, so that is said.
 """
 
 from __future__ import annotations
@@ -30,29 +30,36 @@ OF_ONE_ELEMENT = {
 """What a reduction makes of a single element; the last one multiplies it with itself."""
 
 
-WINDOWS_ARE_RIGHT = (1, 24)
-"""The first release whose GroupQueryAttention looks back as far as the window says."""
+RIGHT = (1, 24)
+"""The first release in which the kernels below compute what they should."""
 
 
-def tell_of_old_windows(model: ir.Model) -> ir.Model:
-    """Warn of windows in which the installed onnxruntime sees one position too many."""
+def tell_of_old_kernels(model: ir.Model) -> ir.Model:
+    """Warn of operators that the installed onnxruntime computes otherwise than is trained."""
     release = installed()
-    if release is None or release >= WINDOWS_ARE_RIGHT:
+    if release is None or release >= RIGHT:
         return model
     for node in all_nodes(model):
-        if node.op_type == "GroupQueryAttention":
-            size = node.attributes.get_int("local_window_size", -1)
-            if size > 0:
-                warnings.warn(
-                    f"GroupQueryAttention {node.name!r} has a window of {size}, and onnxruntime "
-                    f"{release[0]}.{release[1]} looks one position further back than that. What "
-                    "is trained and exported here does not; the model itself gives other numbers "
-                    "with this release. Update to onnxruntime "
-                    f"{WINDOWS_ARE_RIGHT[0]}.{WINDOWS_ARE_RIGHT[1]} or newer.",
-                    OldRuntimeWarning,
-                    stacklevel=2,
-                )
+        mistake = _mistake(node)
+        if mistake:
+            warnings.warn(
+                f"{node.op_type} {node.name!r}: onnxruntime {release[0]}.{release[1]} {mistake}. "
+                "What is trained and exported here does not; the model itself gives other numbers "
+                f"with this release. Update to onnxruntime {RIGHT[0]}.{RIGHT[1]} or newer.",
+                OldRuntimeWarning,
+                stacklevel=2,
+            )
     return model
+
+
+def _mistake(node: ir.Node) -> str:
+    """What old kernels do with a node that they should not."""
+    window = node.attributes.get_int("local_window_size", -1)
+    if node.op_type == "GroupQueryAttention" and window > 0:
+        return f"looks one position further back than its window of {window}"
+    if node.op_type == "QMoE" and node.attributes.get_int("expert_weight_bits", 4) == 4:
+        return "reads weights of four bits in another way"
+    return ""
 
 
 @cache
