@@ -3,7 +3,8 @@
 `python3 dev.py test --lowest` leaves these out, by name and with the reason; with releases that do
 not have a defect its tests run. None of them is wrong in silence for a user: what was is written
 in another form (`onnxtrain.normalize.old_runtimes`), what is left is an error of onnxruntime, or
-a mistake of the oracle that only tests ask, or told by a warning. The table in docs/compatibility.md has the same rows.
+a mistake of the oracle that only tests ask, or told by a warning. The table in
+docs/compatibility.md has the same rows.
 """
 
 from __future__ import annotations
