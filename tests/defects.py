@@ -52,6 +52,10 @@ DEFECTS = (
     Defect("onnxruntime", "1.23", (CONTRIB, "[QMoE("), FEWER_KERNELS),
     Defect("onnxruntime", "1.23", (CONTRIB, "[GatherBlockQuantized(", "bits="), FEWER_KERNELS),
     Defect("onnxruntime", "1.23", ("test_contrib", "[MatMulNBits(", "bits=8"), FEWER_KERNELS),
+    Defect(
+        "onnxruntime", "1.23", ("test_the_deployed_integers_are_the_trained_ones", "': 4"),
+        "cannot cast from four bits",
+    ),
     Defect("onnxruntime", "1.24", (CONTRIB, "local_window_size=2"), WINDOW),
     Defect("onnxruntime", "1.24", (CONTRIB, "[QMoE(", "expert_weight_bits=4"), WINDOW),
     Defect("onnxruntime", "1.25", (CONTRIB, "[CausalConvWithState("), "has no CausalConvWithState"),
