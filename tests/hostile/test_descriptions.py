@@ -9,7 +9,9 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from onnx import numpy_helper
 
+import onnxtrain
 from onnxtrain import artifacts
 from onnxtrain.api import CheckpointState, Module, Optimizer
 from onnxtrain.artifacts.device import device_file
@@ -85,3 +87,18 @@ def test_a_device_learns_of_no_parameter_that_is_no_input(sound: Path, tmp_path:
     onnx.save(model, folder / "training_model.onnx")
     with pytest.raises(UnknownNameError, match="'w'"):
         device_file(folder)
+
+
+@pytest.mark.parametrize("place", ["graph", "function"])
+def test_a_name_of_a_node_that_is_no_text(place: str, tmp_path: Path) -> None:
+    """It was read, and could not be written: an error of onnx-ir's from `generate_artifacts`."""
+    model = models.forward("node1")
+    if place == "function":
+        models.as_function(model, numpy_helper.from_array(models.VALUES, "c"))
+        model.functions[0].node[0].name = "node1"
+        model.graph.node[1].name = "scale"
+    content = model.SerializeToString()
+    (tmp_path / "model.onnx").write_bytes(content.replace(b"node1", b"nod\xb81"))
+    for door in (artifacts.generate_artifacts, onnxtrain.differentiate):
+        with pytest.raises(ModelFileError, match="is no text"):
+            door(tmp_path / "model.onnx", ["w"])  # type: ignore[operator]
