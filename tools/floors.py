@@ -34,6 +34,10 @@ NEWEST_ONLY = {"onnxruntime-genai", "transformers", "accelerate", "peft"}
 """Guests of the tests that ask for the newest onnxruntime or click themselves; not for the
 lowest."""
 
+OF_THEIR_TIME = ("scipy<1.14", "sqlalchemy<2.1")
+"""What guests of the lowest versions bring without a limit and do not go with today: scikit-learn
+1.5 warns of the newest SciPy in every fit, MLflow 2.16 does not find a name in SQLAlchemy 2.1."""
+
 
 def claimed() -> list[Requirement]:
     """What pyproject.toml asks for, its extras included."""
@@ -68,7 +72,8 @@ def lowest() -> list[Requirement]:
             floors[name] = requirement
     for requirement in floors.values():
         requirement.specifier = SpecifierSet(f"=={floor(requirement)}")
-    return [*floors.values(), *_without(of_tests(), {*floors, *NEWEST_ONLY})]
+    guests = _without(of_tests(), {*floors, *NEWEST_ONLY})
+    return [*floors.values(), *guests, *map(Requirement, OF_THEIR_TIME)]
 
 
 def newest() -> list[Requirement]:
