@@ -152,11 +152,23 @@ def _with_size(make: Maker, size: int) -> tuple[Any, torch.Tensor]:
     keep_layers(module.eval(), LAYERS.get(type(module).__name__, {}))
     for name in SKIPPED.get(type(module).__name__, ()):
         setattr(module, name, torch.nn.Identity())
+    _forget_biases(module)
     image = torch.randn(2, 3, size, size)
     spread(module, image)
     with torch.no_grad():
         module(image)
     return module, image
+
+
+def _forget_biases(module: torch.nn.Module) -> None:
+    """Attention that gathers its biases at every call.
+
+    Outside of training some layers keep the first gathering for later calls, where no gradient
+    reaches the parameter that it was gathered from. Nothing else in these layers asks for the mode.
+    """
+    for layer in module.modules():
+        if hasattr(layer, "attention_bias_cache"):
+            layer.training = True
 
 
 def _smallest(module: str) -> str:
