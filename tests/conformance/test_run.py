@@ -15,7 +15,7 @@ from conformance.run import Limits
 WORKER = """
 import json, os, sys, time
 if "--names" in sys.argv:
-    names = ["fine", "crash", "hang", "early", "after"]
+    names = ["fine", "crash", "hang", "early", "after"] + ["absent"] * ("--absent" in sys.argv)
     print(json.dumps({"names": names, "batch": 9}), flush=True)
 for line in sys.stdin:
     name = line.strip()
@@ -28,7 +28,8 @@ for line in sys.stdin:
         os._exit(3)
     if name == "hang":
         time.sleep(60)
-    say({"row": {"name": name, "exporter": "dynamo", "outcome": "right", "pid": os.getpid()}})
+    if name != "absent":
+        say({"row": {"name": name, "exporter": "dynamo", "outcome": "right", "pid": os.getpid()}})
     say({"done": name})
 """
 
@@ -51,6 +52,17 @@ def test_a_crash_and_a_hang_are_rows(path: Path) -> None:
     assert rows["hang"]["reason"] == "timeout in differentiate: 2 s"
     assert "SIGABRT" in rows["early"]["reason"]
     assert rows["crash"]["exporter"] == "dynamo"
+    assert json.loads((path.parent / results.TOTALS).read_text()) == {"rows": 5}
+
+
+def test_a_call_that_the_table_does_not_have_is_not_counted(path: Path, monkeypatch) -> None:
+    command = run._command
+    monkeypatch.setattr(run, "_command", lambda *a: [*command(*a), "--absent"])
+    for name in ("crash", "hang", "early"):
+        results.append(path, {"name": name, "exporter": "dynamo", "outcome": "crash"})
+    run.run("list", sys.executable, path, Limits(seconds=9.0))
+    assert json.loads((path.parent / results.TOTALS).read_text()) == {"rows": 5}
+    run.run("list", sys.executable, path, Limits(seconds=9.0), only="absent")
     assert json.loads((path.parent / results.TOTALS).read_text()) == {"rows": 5}
 
 
