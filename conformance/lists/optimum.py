@@ -10,9 +10,11 @@ onnxruntime must give.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -48,7 +50,7 @@ ALL_TASKS = ("bert", "gpt2", "llama", "qwen2", "bart", "t5", "vit", "wav2vec2", 
 
 SIZES = {
     "batch_size": 2, "sequence_length": 6, "num_choices": 2, "width": 32, "height": 32,
-    "num_channels": 3, "nb_max_frames": 40, "audio_sequence_length": 800, "feature_size": 16,
+    "num_channels": 3, "nb_max_frames": 128, "audio_sequence_length": 800, "feature_size": 16,
 }  # fmt: skip
 """Of what the exporter is shown, where the configuration leaves it open."""
 
@@ -60,14 +62,17 @@ Shown = dict[str, tuple[dict[str, Array], dict[str, Array]]]
 
 
 def names() -> list[str]:
-    """Types with a task; encoders that have a file of their own are further cases."""
-    listed = []
+    """Types with a task, a type of each task before the next; encoders in files of their own."""
+    listed: list[str] = []
     for kind, tasks in _supported().items():
         chosen = tasks if kind in ALL_TASKS else [_main_task(tasks)]
         listed += [f"{kind}/{task}" for task in chosen]
     encoders = [f"{n}/encoder" for n in listed if "2" in n.split("/")[1] and "past" in n]
     encoders += [f"{n}/encoder" for n in listed if n.endswith("speech-recognition-with-past")]
-    return listed + encoders
+    by_task: dict[str, list[str]] = {}
+    for name in listed + encoders:
+        by_task.setdefault(name.partition("/")[2], []).append(name)
+    return [name for turn in zip_longest(*by_task.values()) for name in turn if name]
 
 
 def case(name: str) -> OnnxCase:
@@ -121,6 +126,8 @@ def _model(kind: str, task: str) -> Any:
     config.use_cache = task.endswith("-with-past")
     if getattr(config, "pad_token_id", 0) is None:
         config.pad_token_id = 1  # classifiers of sequences look for it
+    if getattr(config, "use_pretrained_backbone", False):
+        config.use_pretrained_backbone = False  # its weights would be downloaded
     auto = TasksManager.get_model_class_for_task(
         task.removesuffix("-with-past"), framework="pt", model_type=kind, library="transformers"
     )
@@ -139,9 +146,9 @@ def _watched() -> Iterator[Shown]:
         given = args[0]
         with torch.no_grad():
             answer = model(**pytree.tree_map(_copied, given))
-        shown[Path(f).name] = (
-            _named(given, options["input_names"]), _named(answer, options["output_names"])
-        )  # fmt: skip
+        in_order = [given[n] for n in inspect.signature(model.forward).parameters if n in given]
+        inputs, outputs = options["input_names"], options["output_names"]
+        shown[Path(f).name] = (_named(in_order, inputs), _named(answer, outputs))
         return export(model, args, *more, f=f, **options)
 
     with mock.patch("torch.onnx.export", looked_at):
@@ -152,15 +159,12 @@ def _copied(value: Any) -> Any:
     return value.clone() if isinstance(value, torch.Tensor) else value
 
 
-def _named(values: Mapping[str, Any], names: Sequence[str]) -> dict[str, Array]:
-    """Tensors by the names that the graph has for them; those of caches are in order."""
-    arrays: dict[str, Array] = {}
-    for key, value in values.items():
-        leaves = [v for v in pytree.tree_leaves(value) if isinstance(v, torch.Tensor)]
-        fitting = [key] if key in names else [n for n in names if n.startswith((key, "present"))]
-        if len(fitting) == len(leaves):
-            arrays |= {n: v.detach().numpy().copy() for n, v in zip(fitting, leaves)}
-    return arrays
+def _named(values: Any, names: Sequence[str]) -> dict[str, Array]:
+    """Tensors, in the order of the model's arguments or results, by their names in the graph."""
+    leaves = [v for v in pytree.tree_leaves(values) if isinstance(v, torch.Tensor)]
+    if len(leaves) != len(names):
+        return {}
+    return {n: v.detach().numpy().copy() for n, v in zip(names, leaves)}
 
 
 def _calls(shown: Shown, file: str) -> tuple[dict[str, Array], dict[str, Array]]:
