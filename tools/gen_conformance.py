@@ -61,7 +61,8 @@ equal torch's. An ONNX model has no autograd to compare with: differences of a f
 which onnxruntime computes where it has the kernels, and onnx's evaluator otherwise.
 
 What torch cannot export, what onnxruntime cannot run or runs to other results than torch, and what
-has no gradient in torch is not counted: *counted* are the cases that are left.
+has no gradient in torch is not counted: *counted* are the cases that are left. A network that was
+tried through two exporters is two cases.
 
 """
 
