@@ -41,7 +41,7 @@ def arguments() -> argparse.Namespace:
     add("list", choices=list(lists()), help="which list")
     add("--only", metavar="GLOB", default="*", help="only cases whose name fits")
     add("--again", action="store_true", help="also cases that have a row already")
-    add("--seconds", type=float, default=300.0, help="time for one case (300)")
+    add("--seconds", type=float, default=300.0, help="of the processor, for one case (300)")
     add("--memory", type=float, default=8.0, help="gigabytes that a case may allocate (8)")
     add("--total", type=float, default=0.0, help="stop after about so many seconds")
     add("--exporter", default="", help="of a module's exporters only this one")

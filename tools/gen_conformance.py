@@ -61,7 +61,8 @@ equal torch's. An ONNX model has no autograd to compare with: differences of a f
 which onnxruntime computes where it has the kernels, and onnx's evaluator otherwise.
 
 What torch cannot export, what onnxruntime cannot run or runs to other results than torch, and what
-has no gradient in torch is not counted: *counted* are the cases that are left.
+has no gradient in torch is not counted: *counted* are the cases that are left. A network that was
+tried through two exporters is two cases.
 
 """
 
@@ -181,11 +182,24 @@ def _families(rows: Sequence[Row]) -> str:
     if len(groups) < 2:
         return "\n"
     if len(groups) > MANY_FAMILIES:
-        right = sum(all(r["outcome"] == "right" for r in g if r["outcome"] in COUNTED)
-                    for g in groups.values())  # fmt: skip
-        return f" {len(groups)} families, {right} of them right throughout.\n"
+        families = _grouped([row for row in rows if row["outcome"] in COUNTED], "family")
+        right = sum(all(r["outcome"] == "right" for r in group) for group in families.values())
+        text = f" {len(families)} families count, {right} of them are right throughout.\n"
+        exporters = _grouped([row for row in rows if row.get("exporter")], "exporter")
+        return text + (f"\n{_scores(exporters, 'exporter')}" if len(exporters) > 1 else "")
+    return f"\n\n{_scores(groups, 'kind')}"
+
+
+def _grouped(rows: Sequence[Row], field: str) -> dict[str, list[Row]]:
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(row.get(field, ""), []).append(row)
+    return groups
+
+
+def _scores(groups: Mapping[str, Sequence[Row]], what: str) -> str:
     lines = [f"| {_cell(key)} {score(group)}\n" for key, group in sorted(groups.items())]
-    return f"\n\n{_columns('kind')}{''.join(lines)}"
+    return f"{_columns(what)}{''.join(lines)}"
 
 
 def _columns(first: str) -> str:

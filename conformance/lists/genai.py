@@ -3,6 +3,9 @@
 Each architecture is a tiny configuration of transformers, saved with random weights and a
 tokenizer of a few words, and given to the builder: float32, and weights of four or eight bits
 (`MatMulNBits`, `QMoE`), which stay frozen while gradients pass through them.
+
+Five cases the builder (0.18.0) cannot make: it builds PhiMoE for CUDA only, reads fields of Gemma 3
+that transformers 5 has renamed, and takes gpt-oss in four bits from the original file alone.
 """
 
 from __future__ import annotations

@@ -87,7 +87,10 @@ LAYERS: dict[str, dict[str, Sequence[int]]] = {
 }
 """What is left of long rows of equal blocks that no argument shortens."""
 
-SKIPPED = {"InceptionV3": ("Mixed_5d", "Mixed_6c", "Mixed_6d", "Mixed_6e")}
+SKIPPED = {
+    "InceptionV3": ("Mixed_5d", "Mixed_6c", "Mixed_6d", "Mixed_6e"),
+    "PNASNet5Large": ("cell_2", "cell_3", "cell_6", "cell_7", "cell_10", "cell_11"),
+}
 """Blocks between others of their kind that are left out."""
 
 SIZE_WORDS = (
@@ -97,6 +100,14 @@ SIZE_WORDS = (
 LARGE = ("mobilenetv5", "nasnet", "pnasnet")
 """Modules whose only models have far more nodes than the others."""
 SIZES = (64, 96, 128, 160, 224, 240, 256)
+
+
+class Latest(torch.nn.Module):
+    """In the place of a block that is left out: what the block before it gave."""
+
+    def forward(self, *values: torch.Tensor) -> torch.Tensor:
+        """The last of what the block would have combined."""
+        return values[-1]
 
 
 def names() -> list[str]:
@@ -151,12 +162,24 @@ def _with_size(make: Maker, size: int) -> tuple[Any, torch.Tensor]:
         module = make(num_classes=10)
     keep_layers(module.eval(), LAYERS.get(type(module).__name__, {}))
     for name in SKIPPED.get(type(module).__name__, ()):
-        setattr(module, name, torch.nn.Identity())
+        setattr(module, name, Latest())
+    _forget_biases(module)
     image = torch.randn(2, 3, size, size)
     spread(module, image)
     with torch.no_grad():
         module(image)
     return module, image
+
+
+def _forget_biases(module: torch.nn.Module) -> None:
+    """Attention that gathers its biases at every call.
+
+    Outside of training some layers keep the first gathering for later calls, where no gradient
+    reaches the parameter that it was gathered from. Nothing else in these layers asks for the mode.
+    """
+    for layer in module.modules():
+        if hasattr(layer, "attention_bias_cache"):
+            layer.training = True
 
 
 def _smallest(module: str) -> str:

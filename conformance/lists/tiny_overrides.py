@@ -47,6 +47,10 @@ _EDGETAM_VISION = {
     "backbone_feature_sizes": [[16, 16], [8, 8], [4, 4]],
 }
 _DAC = {"downsampling_ratios": [2, 4], "upsampling_ratios": [4, 2]}
+_PE_VISION = {
+    "architecture": "vit_pe_core_tiny_patch16_384", "num_classes": 16,
+    "model_args": {"img_size": 64, "depth": 2, "embed_dim": 48, "num_heads": 3},
+}  # fmt: skip
 _VIBEVOICE = {"downsampling_ratios": [2, 4], "depths": [1, 1, 1]}
 _HIERA_DET = {
     "hidden_size": 16, "embed_dim_per_stage": [16, 32, 64, 128], "blocks_per_stage": [1, 2, 2, 1],
@@ -218,6 +222,18 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     },
     "pe_audio": {"audio_config": {"dac_config": _DAC}},
     "pe_audio_encoder": {"dac_config": _DAC},
+    "pe_video": {"video_config": {"vision_config": _PE_VISION}},
+    "pe_video_encoder": {"vision_config": _PE_VISION},
+    "pe_audio_video": {
+        "audio_video_config": {
+            "audio_config": {"dac_config": _DAC},
+            "video_config": {"vision_config": _PE_VISION},
+        },
+    },
+    "pe_audio_video_encoder": {
+        "audio_config": {"dac_config": _DAC},
+        "video_config": {"vision_config": _PE_VISION},
+    },
     "cohere_compass": {"text_config": {"rope_parameters": _both_attentions()}},
     "cohere_compass_text": {"rope_parameters": _both_attentions()},
     "depth_pro": {
@@ -262,6 +278,11 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     },
     "pp_ocrv6_small_rec": {"backbone_config": _LCNET4},
     "pp_ocrv6_tiny_rec": {"backbone_config": _LCNET4},
+    "perception_lm": {"vision_config": _PE_VISION},
+    "sapiens2": {
+        "head_config": {"upsample_out_channels": [16, 8], "conv_out_channels": [8]},
+        "num_key_value_heads_per_layer": [4, 2],
+    },
     "qwen2_5_omni_thinker": {"vision_start_token_id": 9},
     "qwen3_omni_moe_thinker": {"vision_start_token_id": 9},
     "qwen3_asr_encoder": {"max_source_positions": 50},

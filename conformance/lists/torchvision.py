@@ -66,8 +66,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 LAYERS: dict[str, dict[str, tuple[int, ...]]] = {
     "resnext50_32x4d": _RESNET, "wide_resnet50_2": _RESNET, "fcn_resnet50": _BACKBONE,
     "fcos_resnet50_fpn": _BODY, "retinanet_resnet50_fpn": _BODY, "maskrcnn_resnet50_fpn": _BODY,
-    "keypointrcnn_resnet50_fpn": _BODY, "r3d_18": _RESNET,
-    "r2plus1d_18": {**_RESNET, "layer4": ()},
+    "keypointrcnn_resnet50_fpn": _BODY, "r3d_18": _RESNET, "r2plus1d_18": _RESNET,
     "efficientnet_b0": {f"features.{i}": (0, 1) for i in range(1, 8)},
     "efficientnet_v2_s": {f"features.{i}": (0, 1) for i in range(1, 7)},
     "convnext_tiny": {f"features.{i}": (0,) for i in (1, 3, 5, 7)},
@@ -111,8 +110,6 @@ def _made(name: str) -> torch.nn.Module:
         narrow(module.classifier, 4096, 64)
     if name == "s3d":
         module.avgpool = torch.nn.AvgPool3d(2, 1)  # its own is for images of 224
-    if name == "r2plus1d_18":
-        module.fc = torch.nn.Linear(256, CLASSES)
     if name.startswith("deeplabv3"):
         module.classifier = _narrow_head()
     if hasattr(module, "rpn"):

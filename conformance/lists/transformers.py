@@ -2,7 +2,7 @@
 
 The name of a case is a model type, as `AutoConfig` knows it. Of its classes the one with the most
 usual head is taken, because heads tie weights and reshape; where there is none, the bare model.
-Optimum's exporter is not tried: optimum-onnx 0.1.0, the newest, wants transformers below 4.58.
+Optimum's exporter, which wants an older transformers, has a list of its own.
 """
 
 from __future__ import annotations

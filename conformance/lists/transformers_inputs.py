@@ -50,6 +50,8 @@ def _main_inputs(model: Any) -> Inputs:
         more += ["actions", "rewards", "returns_to_go", "timesteps", "attention_mask"]
     if first == "query_embeds":
         more += ["encoder_hidden_states"]
+    if model.config.model_type == "vit_mae":
+        more += ["noise"]  # what it would draw, and hide by
     if "past_values" in names and "future_time_features" in wanted:
         more += ["future_time_features", "future_values"]
     return _made(model, [*names, *more])
@@ -94,6 +96,11 @@ def _mono(model: Any) -> Inputs:
 
 def _main_and_mono(model: Any) -> Inputs:
     return {**_main_inputs(model), **_mono(model)}
+
+
+def _video_and_mono(model: Any) -> Inputs:
+    """Frames with their sound, and a text where there is one."""
+    return {**_made(model, ["input_ids", "pixel_values_videos"]), **_mono(model)}
 
 
 def _mono_states(model: Any) -> Inputs:
@@ -360,6 +367,12 @@ def _action_embeddings(model: Any) -> torch.Tensor:
     return torch.randn(ROWS, LENGTH, model.config.dit_config.hidden_size)
 
 
+def _noise(model: Any) -> torch.Tensor:
+    """An order of the patches, in steps that nothing rounds away."""
+    count = (model.config.image_size // model.config.patch_size) ** 2
+    return torch.stack([torch.randperm(count) for _ in range(ROWS)]) / count
+
+
 def _no_padding(model: Any) -> torch.Tensor:
     """In integers: as floats they would have a gradient, beside which all others are nothing."""
     return torch.zeros(_series(model).shape, dtype=torch.int64)
@@ -428,7 +441,8 @@ MAKERS: dict[str, Callable[[Any], torch.Tensor]] = {
     "classes_input_ids": _tokens, "classes_attention_mask": _mask, "tasks_input_ids": _tokens,
     "tasks_attention_mask": _mask, "classes_structure": _one_each, "audio_mel": _mel,
     "audio_mel_mask": _no_mel_padding, "qformer_attention_mask": _mask,
-    "actions": _actions, "rewards": _rewards, "returns_to_go": _rewards, "timesteps": _timesteps,
+    "noise": _noise, "actions": _actions, "rewards": _rewards, "returns_to_go": _rewards,
+    "timesteps": _timesteps,
 }  # fmt: skip
 
 
@@ -437,5 +451,6 @@ CHOICES: list[Callable[[Any], Inputs]] = [
     _patches, _square_patches, _padded_patches, _codebooks, _channels, _text_and_image,
     _text_and_video, _text_and_mono, _text_and_spectrogram, _text_and_columns, _pairs_of_images,
     _boxes_in_floats, _main_and_mono, _mono_states, _stacked_features, _one_row_of_video,
+    _video_and_mono,
 ]  # fmt: skip
 """Sets of inputs, in the order in which they are tried."""

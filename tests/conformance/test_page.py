@@ -77,6 +77,18 @@ def test_a_list_has_its_score_its_refusals_and_its_figures(tool: ModuleType) -> 
     assert "| not exported | No ONNX function found | 1 |" in text
 
 
+def test_a_list_of_many_families_has_a_score_by_exporter(tool: ModuleType) -> None:
+    rows = [
+        {"name": f"n{i}", "family": f"f{i}", "exporter": exporter, "outcome": outcome}
+        for i in range(8)
+        for exporter, outcome in (("dynamo", "right"), ("torchscript", "wrong" if i else "right"))
+    ]
+    text = tool.list_section("a list", [*rows, {"name": "n9", "outcome": "not exported"}])
+    assert "8 families count, 1 of them are right throughout." in text
+    assert "| dynamo | 8 | 0 | 0 | 0 | 8 | 8 | 0 | 0 |" in text
+    assert "| torchscript | 8 | 0 | 0 | 0 | 8 | 1 | 0 | 7 |" in text
+
+
 def test_an_outcome_that_nobody_knows_is_refused(tool: ModuleType) -> None:
     with pytest.raises(ValueError, match="fine"):
         tool.score([{"outcome": "fine"}])

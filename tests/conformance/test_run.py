@@ -15,7 +15,7 @@ from conformance.run import Limits
 WORKER = """
 import json, os, sys, time
 if "--names" in sys.argv:
-    names = ["fine", "crash", "hang", "early", "after"]
+    names = ["fine", "crash", "hang", "busy", "early", "after"] + ["absent"] * ("--absent" in sys.argv)
     print(json.dumps({"names": names, "batch": 9}), flush=True)
 for line in sys.stdin:
     name = line.strip()
@@ -28,7 +28,10 @@ for line in sys.stdin:
         os._exit(3)
     if name == "hang":
         time.sleep(60)
-    say({"row": {"name": name, "exporter": "dynamo", "outcome": "right", "pid": os.getpid()}})
+    while name == "busy":
+        pass
+    if name != "absent":
+        say({"row": {"name": name, "exporter": "dynamo", "outcome": "right", "pid": os.getpid()}})
     say({"done": name})
 """
 
@@ -42,16 +45,34 @@ def path(tmp_path: Path, monkeypatch) -> Path:
 
 
 def test_a_crash_and_a_hang_are_rows(path: Path) -> None:
-    run.run("list", sys.executable, path, Limits(seconds=2.0))
+    run.run("list", sys.executable, path, Limits(seconds=0.5))
     rows = {r["name"]: r for r in results.read(path)}
     assert [r["outcome"] for r in rows.values()] == [
-        "right", "crash", "timeout", "not exported", "right",
+        "right", "crash", "timeout", "timeout", "not exported", "right",
     ]  # fmt: skip
     assert rows["crash"]["reason"] == "crash in differentiate: exit code 3"
-    assert rows["hang"]["reason"] == "timeout in differentiate: 2 s"
+    assert rows["hang"]["reason"] == "timeout in differentiate: 2 s by the clock"
     assert "SIGABRT" in rows["early"]["reason"]
     assert rows["crash"]["exporter"] == "dynamo"
-    assert json.loads((path.parent / results.TOTALS).read_text()) == {"rows": 5}
+    assert json.loads((path.parent / results.TOTALS).read_text()) == {"rows": 6}
+
+
+def test_seconds_are_those_of_the_processor(path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(run, "PATIENCE", 300.0)
+    run.run("list", sys.executable, path, Limits(seconds=0.2), only="busy")
+    (row,) = results.read(path)
+    assert row["reason"] == "timeout in differentiate: 0.2 s of the processor"
+
+
+def test_a_call_that_the_table_does_not_have_is_not_counted(path: Path, monkeypatch) -> None:
+    command = run._command
+    monkeypatch.setattr(run, "_command", lambda *a: [*command(*a), "--absent"])
+    for name in ("crash", "hang", "busy", "early"):
+        results.append(path, {"name": name, "exporter": "dynamo", "outcome": "crash"})
+    run.run("list", sys.executable, path, Limits(seconds=9.0))
+    assert json.loads((path.parent / results.TOTALS).read_text()) == {"rows": 6}
+    run.run("list", sys.executable, path, Limits(seconds=9.0), only="absent")
+    assert json.loads((path.parent / results.TOTALS).read_text()) == {"rows": 6}
 
 
 def test_cases_with_a_row_are_not_tried_again(path: Path, capsys) -> None:
@@ -59,7 +80,7 @@ def test_cases_with_a_row_are_not_tried_again(path: Path, capsys) -> None:
     run.run("list", sys.executable, path, Limits(seconds=2.0), only="[fh]*")
     assert [r["name"] for r in results.read(path)] == ["hang", "fine"]
     run.run("list", sys.executable, path, Limits(seconds=2.0), only="fine", again=True)
-    assert "1 of 5 cases" in capsys.readouterr().out
+    assert "1 of 6 cases" in capsys.readouterr().out
     assert [r["name"] for r in results.read(path)] == ["hang", "fine"]
 
 

@@ -402,6 +402,19 @@ def test_a_convolution_without_bias_has_none(rank: int, exporter: str) -> None:
     np.testing.assert_allclose(got, layer(x).detach(), rtol=1e-5, atol=1e-6)
 
 
+class Permuted(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.permute(0, -2, -1, 1) * 2
+
+
+@pytest.mark.parametrize("exporter", EXPORTERS)
+def test_axes_may_be_counted_from_the_end(exporter: str) -> None:
+    """As Mamba 2 permutes."""
+    x = torch.randn(2, 3, 4, 5)
+    (got,) = run(export(Permuted(), (x,), exporter=exporter, input_names=["x"]), {"x": x.numpy()})
+    np.testing.assert_array_equal(got, Permuted()(x))
+
+
 def test_zeros_that_others_read_stay() -> None:
     zero = onnx.numpy_helper.from_array(np.zeros((), np.float32))
     nodes = [

@@ -498,6 +498,7 @@ def _finish(
     repair.restore_buffers(proto, flat)
     repair.activate_dropout(proto)
     repair.drop_zero_biases(proto)
+    repair.count_axes_from_the_front(proto)
     repair.separate_outputs(proto)
     aliases = repair.aliases(flat)
     renamed = repair.canonical_names(proto, flat, aliases)

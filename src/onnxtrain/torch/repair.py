@@ -84,6 +84,16 @@ def drop_zero_biases(proto: onnx.ModelProto) -> None:
     _remove_unread(graph, unread, makers)
 
 
+def count_axes_from_the_front(proto: onnx.ModelProto) -> None:
+    """Permutations without negative axes, which torch knows and ONNX does not.
+
+    The TorchScript exporter writes them down as they are, and onnxruntime refuses the model.
+    """
+    transposes = [n for n in node_protos(proto.graph.node) if n.op_type == "Transpose"]
+    for order in (a.ints for n in transposes for a in n.attribute if a.name == "perm"):
+        order[:] = [axis % len(order) for axis in order]
+
+
 def _is_zeros(name: str, makers: Mapping[str, onnx.NodeProto]) -> bool:
     """Whether a value is a zero constant, maybe of another type and expanded."""
     node = makers.get(name)
