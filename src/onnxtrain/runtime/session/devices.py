@@ -7,6 +7,7 @@ for the device's, and marked "not run on hardware" in the documentation.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -19,6 +20,7 @@ from ...errors import DeviceError, ModelFileError
 from ...preparing import preparing
 from ..files.onnxfile import ModelFile
 from .cut_session import cut_if_long
+from .few_bits import with_kernels
 from .native import core_of, ort_device
 from .optimizers import idle_optimizers
 from .options import BUSY, FOLDER, PREPACKING, SPINNING, UserOptions, create_with, may_spin
@@ -198,11 +200,21 @@ def open_session(
         return create_session(content, options, providers, provider_options)
 
     on_host = all(p in (CPU, (CPU, {})) for p in providers or [CPU])
-    with preparing("making a session of onnxruntime", lambda: len(ModelFile.load(model).nodes)):
+
+    def opened(content: bytes | str) -> Any:
         cut_session = (
-            cut_if_long(model, options, create) if isinstance(model, bytes) and on_host else None
+            cut_if_long(content, options, create)
+            if isinstance(content, bytes) and on_host
+            else None
         )
-        return create(model) if cut_session is None else cut_session
+        return create(content) if cut_session is None else cut_session
+
+    with preparing("making a session of onnxruntime", lambda: len(ModelFile.load(model).nodes)):
+        native = with_kernels(model, options) if isinstance(model, bytes) and on_host else model
+        if native is not model:
+            with contextlib.suppress(Exception):  # a build, or a version, without these kernels
+                return opened(native)
+        return opened(model)
 
 
 def create_session(
