@@ -83,7 +83,9 @@ class BatchAsDepth:
         """Of image, weights and bias: those of the Conv."""
         x, w = op.tensor(self._x), op.tensor(self._w)
         kernel = kernel_of(self._attributes.get("kernel_shape", ()), w)
-        axes = axes_of(op, x, op.tensor(self.result.value), kernel, **self._geometry())
+        geometry = self._geometry()
+        sizes = (geometry["strides"], geometry["dilations"], geometry["pads"])
+        axes = axes_of(op, x, op.tensor(self.result.value), kernel, *sizes)
         gradients: list[tuple[ir.Value, Tensor | None]] = [
             (self._x, rules.input_gradient(op, dy, w, axes, 1)),
             (self._w, weight_gradient(op, x, dy, w, axes, 1)),
