@@ -12,15 +12,21 @@ no such readers, and keeps it.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
+from typing import TypeAlias
+
 import onnx_ir as ir
 
 from ..graph.subgraphs import subgraphs
-from ..operators import IDLE_OPTIMIZERS, RANDOM
+from ..operators import ACTIVATIONS, IDLE_OPTIMIZERS, RANDOM
+from .transposed import is_left_to_onnxruntime
 
 DUPLICATES, FOLDING = "CommonSubexpressionElimination", "ConstantFolding"
 TRANSPOSING = ("TransposeOptimizer", "TransposeOptimizer_CPUExecutionProvider")
+TRANSPOSED_PRODUCTS = "MatmulTransposeFusion"
 PRODUCTS = frozenset({"MatMul"})
 CONVOLUTIONS = frozenset({"Conv", "ConvTranspose"})
+Occurs: TypeAlias = "Callable[[ir.Node], bool]"
 LATER = frozenset({"DequantizeLinear"})
 """What onnxruntime leaves as it is, though it reads constants only."""
 
@@ -32,8 +38,85 @@ def note_idle_optimizers(model: ir.Model) -> ir.Model:
         idle.append(FOLDING)
     if not _has_frozen_layouts(model.graph):
         idle += TRANSPOSING
+    if not is_left_to_onnxruntime(model):
+        idle.append(TRANSPOSED_PRODUCTS)
+    nodes = [node for node in model.graph.all_nodes() if not node.domain]
+    idle += [name for name, occurs in PATTERNS.items() if not any(map(occurs, nodes))]
     model.metadata_props[IDLE_OPTIMIZERS] = ";".join(idle)
     return model
+
+
+def _only_reader(node: ir.Node) -> ir.Node | None:
+    """The node that alone reads the result of another: what onnxruntime puts together."""
+    uses = node.outputs[0].uses() if node.outputs else ()
+    return uses[0][0] if len(uses) == 1 and not node.outputs[0].is_graph_output() else None
+
+
+def _goes_into(operators: Collection[str], readers: Collection[str]) -> Occurs:
+    """Nodes of some operators whose only reader is one of others."""
+
+    def occurs(node: ir.Node) -> bool:
+        reader = _only_reader(node) if node.op_type in operators else None
+        return reader is not None and reader.op_type in readers
+
+    return occurs
+
+
+def _is_read_once(operator: str) -> Occurs:
+    return lambda node: node.op_type == operator and _only_reader(node) is not None
+
+
+def _comes_from(operator: str, place: int, sources: Collection[str]) -> Occurs:
+    """Nodes of an operator whose operand at a place is made by one of some operators."""
+
+    def occurs(node: ir.Node) -> bool:
+        if node.op_type != operator or len(node.inputs) <= place:
+            return False
+        value = node.inputs[place]
+        producer = None if value is None else value.producer()
+        return producer is not None and producer.op_type in sources
+
+    return occurs
+
+
+def _takes_parts_of_one(node: ir.Node) -> bool:
+    """Whether several nodes take parts of the result of this one."""
+    return any(
+        sum(user.op_type in ("Gather", "Slice") and place == 0 for user, place in value.uses()) > 1
+        for value in (*node.outputs, *(v for v in node.inputs if v is not None and not v.producer()))
+    )
+
+
+def _is_scaled(node: ir.Node) -> bool:
+    """Whether a product, or an operand of it, is multiplied with a constant number."""
+    if node.op_type != "MatMul":
+        return False
+    before = (v.producer() for v in node.inputs if v is not None)
+    return any(
+        other is not None and other.op_type in ("Div", "Mul")
+        and any(v is not None and _is_constant_number(v) for v in other.inputs)
+        for other in (_only_reader(node), *before)
+    )  # fmt: skip
+
+
+def _is_constant_number(value: ir.Value) -> bool:
+    return value.const_value is not None and value.const_value.size == 1
+
+
+PATTERNS: dict[str, Occurs] = {
+    "AttentionFusion": _is_read_once("Softmax"),  # its gradient reads it too
+    "BiasSoftmaxFusion": _goes_into({"Add"}, {"Softmax"}),
+    "ConvActivationFusion": _goes_into({"Conv"}, ACTIVATIONS | {"Clip"}),
+    "GatherSliceToSplitFusion": _takes_parts_of_one,
+    "GatherToSliceFusion": _comes_from("Gather", 1, {"Range"}),
+    "GemmActivationFusion": _goes_into({"Gemm", "MatMul"}, ACTIVATIONS),
+    "MatMulAddFusion": _goes_into({"MatMul"}, {"Add"}),
+    "MatMulScaleFusion": _is_scaled,
+    "QuickGeluFusion": _goes_into({"Sigmoid"}, {"Mul"}),
+    "ReshapeFusion": _comes_from("Reshape", 1, {"Concat"}),
+    "SliceConcatToSpaceToDepthFusion": _comes_from("Concat", 0, {"Slice"}),
+}
+"""Optimizers, and for each what a node must be like, or they find nothing at all."""
 
 
 def _can_be_folded(graph: ir.Graph) -> bool:

@@ -7,6 +7,7 @@ for the device's, and marked "not run on hardware" in the documentation.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -18,10 +19,12 @@ from onnxruntime.capi import _pybind_state as ort
 from ...errors import DeviceError, ModelFileError
 from ...preparing import preparing
 from ..files.onnxfile import ModelFile
+from ..files.outline import Outline
 from .cut_session import cut_if_long
 from .native import core_of, ort_device
-from .optimizers import idle_optimizers
+from .optimizers import TRANSPOSING, idle_optimizers
 from .options import BUSY, FOLDER, PREPACKING, SPINNING, UserOptions, may_spin, ready
+from .products import fuse_transposed
 from .sharing import note_session
 
 Array = npt.NDArray[Any]
@@ -197,7 +200,7 @@ def open_session(
     def create(content: bytes | str) -> onnxruntime.InferenceSession:
         return create_session(content, options, providers, provider_options)
 
-    on_host = all(p in (CPU, (CPU, {})) for p in providers or [CPU])
+    on_host = is_on_host(providers)
     with preparing("making a session of onnxruntime", lambda: len(ModelFile.load(model).nodes)):
         cut_session = (
             cut_if_long(model, options, create) if isinstance(model, bytes) and on_host else None
@@ -219,16 +222,39 @@ def create_session(
         providers: execution providers, with or without their options; by default the CPU's.
         provider_options: their options, where the providers are names.
     """
-    with ready(options if options is not None else session_options()) as chosen:
-        session = onnxruntime.InferenceSession(
-            model,
-            chosen,
-            providers=[CPU] if providers is None else list(providers),
-            provider_options=provider_options,
-            disabled_optimizers=idle_optimizers(model) if isinstance(model, bytes) else None,
-        )
+    providers = [CPU] if providers is None else list(providers)
+    outline = Outline.of(model) if isinstance(model, bytes) else None
+    on_host = is_on_host(providers)
+    idle = idle_optimizers(outline, on_host=on_host)
+
+    def create(content: bytes | str, idle: Sequence[str]) -> onnxruntime.InferenceSession:
+        with ready(options if options is not None else session_options()) as chosen:
+            return onnxruntime.InferenceSession(
+                content, chosen, providers, provider_options, disabled_optimizers=list(idle)
+            )
+
+    fused = None
+    if outline is not None and on_host and _are_fused(options):
+        fused = fuse_transposed(outline)
+    session = None
+    if fused is not None:
+        with contextlib.suppress(Exception):  # changed since it was marked: taken as it is
+            session = create(fused, idle)
+    if session is None:
+        session = create(model, [name for name in idle if name != TRANSPOSING])
     note_session(core_of(session))
     return session
+
+
+def is_on_host(providers: Sequence[Any] | None) -> bool:
+    """Whether all is computed by the host's processor."""
+    return all(p in (CPU, (CPU, {})) for p in providers or [CPU])
+
+
+def _are_fused(options: Any) -> bool:
+    """Whether onnxruntime would put operators together, as far as the options say."""
+    extended = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    return options is None or int(options.graph_optimization_level) >= int(extended)
 
 
 def session_options(

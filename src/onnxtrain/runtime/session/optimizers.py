@@ -41,7 +41,6 @@ NEEDS: dict[str, tuple[str | frozenset[str], ...]] = {
     "GroupQueryAttentionPreNormFusion": ("GroupQueryAttention",),
     "LayerNormFusionL1": (NORM_BY_PARTS,),
     "LayerNormFusionL2": (NORM_BY_PARTS,),
-    "MatMulActivationFusion": ("MatMul", "Gemm"),
     "MatMulAddFusion": (frozenset({"MatMul", "Add"}),),
     "MatMulIntegerToFloatFusion": INTEGERS,
     "MatMulNBitsFusion": ("MatMulNBits", *QUANTISED),
@@ -64,24 +63,34 @@ NEEDS: dict[str, tuple[str | frozenset[str], ...]] = {
 """An optimizer, and operators (or sets of them) without any of which it finds nothing, those
 included of which other optimizers make what it looks for."""
 
-SHARING = "ConstantSharing"
-"""Equal numbers become one constant, for the next optimizer: a step is none the faster."""
+SHARING, ACTIVATING = "ConstantSharing", "MatMulActivationFusion"
+"""Equal numbers become one constant, for the next optimizer: a step is none the faster. The other
+puts activations to products for DirectML alone."""
+TRANSPOSING = "MatmulTransposeFusion"
+"""Idle only where `fuse_transposed` has done its work."""
 NOTED = frozenset(
     {
-        "CommonSubexpressionElimination", "ConstantFolding", "TransposeOptimizer",
-        "TransposeOptimizer_CPUExecutionProvider",
+        "AttentionFusion", "BiasSoftmaxFusion", "CommonSubexpressionElimination", "ConstantFolding",
+        "ConvActivationFusion", "GatherSliceToSplitFusion", "GatherToSliceFusion",
+        "GemmActivationFusion", "MatMulAddFusion", "MatMulScaleFusion", "QuickGeluFusion",
+        "ReshapeFusion", "SliceConcatToSpaceToDepthFusion", "TransposeOptimizer",
+        "TransposeOptimizer_CPUExecutionProvider", TRANSPOSING,
     }
 )  # fmt: skip
 """What a model may say that it has no work for, since `passes/idle.py` looked at it."""
 
 
-def idle_optimizers(model: bytes) -> list[str]:
-    """Names of the optimizers that a session of a model does without; none if it is damaged."""
-    outline = Outline.of(model)
+def idle_optimizers(outline: Outline | None, *, on_host: bool = True) -> list[str]:
+    """Names of the optimizers that a session of a model does without; none if it is damaged.
+
+    Args:
+        outline: of the model.
+        on_host: whether the host's processor computes all of it.
+    """
     if outline is None:  # onnxruntime says what is wrong with it
         return []
     noted = outline.metadata(IDLE_OPTIMIZERS).split(";")
-    idle = [SHARING, *sorted(NOTED.intersection(noted))]
+    idle = [SHARING, *([ACTIVATING] if on_host else []), *NOTED.intersection(noted)]
     if not outline.has_functions:  # their operators appear when onnxruntime inlines them
         operators = outline.operators()
         idle += [name for name, needed in NEEDS.items() if not _has_any(operators, needed)]
