@@ -196,9 +196,9 @@ def test_fields_of_all_kinds_are_passed_over() -> None:
 def test_a_long_model_is_known_by_its_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     content = pattern("a = Add(x, x) b = Add(a, x) y = Add(b, w)").SerializeToString()
     monkeypatch.setattr(cutting, "MANY_NODES", 3)
-    assert not cutting.may_be_long(content)
+    assert not cutting.may_be_long(Outline.of(content))
     monkeypatch.setattr(cutting, "MANY_NODES", 2)
-    assert cutting.may_be_long(content)
+    assert cutting.may_be_long(Outline.of(content))
 
 
 def test_a_user_may_have_buffers_planned() -> None:

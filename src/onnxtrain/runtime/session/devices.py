@@ -200,12 +200,13 @@ def open_session(
     def create(content: bytes | str) -> onnxruntime.InferenceSession:
         return create_session(content, options, providers, provider_options)
 
-    on_host = is_on_host(providers)
     with preparing("making a session of onnxruntime", lambda: len(ModelFile.load(model).nodes)):
-        cut_session = (
-            cut_if_long(model, options, create) if isinstance(model, bytes) and on_host else None
-        )
-        return create(model) if cut_session is None else cut_session
+        outline = Outline.of(model) if isinstance(model, bytes) else None
+        if isinstance(model, bytes) and is_on_host(providers):
+            cut_session = cut_if_long(model, outline, options, create)
+            if cut_session is not None:
+                return cut_session
+        return create_session(model, options, providers, provider_options, outline=outline)
 
 
 def create_session(
@@ -213,6 +214,8 @@ def create_session(
     options: Any = None,
     providers: Sequence[Any] | None = None,
     provider_options: Sequence[Any] | None = None,
+    *,
+    outline: Outline | None = None,
 ) -> onnxruntime.InferenceSession:
     """A session of onnxruntime; all that onnxtrain has are created here.
 
@@ -221,9 +224,11 @@ def create_session(
         options: of the session, by default those of `session_options`.
         providers: execution providers, with or without their options; by default the CPU's.
         provider_options: their options, where the providers are names.
+        outline: of the model's bytes, if somebody has looked at them already.
     """
     providers = [CPU] if providers is None else list(providers)
-    outline = Outline.of(model) if isinstance(model, bytes) else None
+    if outline is None and isinstance(model, bytes):
+        outline = Outline.of(model)
     on_host = is_on_host(providers)
     idle = idle_optimizers(outline, on_host=on_host)
 
