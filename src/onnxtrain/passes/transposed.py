@@ -1,4 +1,4 @@
-"""Marks products and the transpositions before them, for sessions to make one operation of both.
+"""Marks products with the transpositions and factors around them, for sessions to make one node.
 
 onnxruntime would do the same by itself, and have all shapes inferred again for it. Whoever makes a
 session (`runtime/session/products.py`) finds the marks in the bytes of the model. A mark is a
@@ -13,12 +13,42 @@ from ..operators import TRANSPOSED
 
 
 def mark_transposed(model: ir.Model) -> ir.Model:
-    """Mark every Transpose of the last two axes that only products read, and these products."""
+    """Mark what only products read, Transposes of the last two axes and Muls and Divs by a number.
+
+    A Mul or a Div that alone reads a product is marked too, and so are these products.
+    """
     for node in model.graph:
-        products = _products(node, model.graph)
-        for marked in [node, *products] if products else []:
+        group = [*_products(node, model.graph), *_scaled_product(node)]
+        for marked in [node, *group] if group else []:
             marked.doc_string = TRANSPOSED
     return model
+
+
+def is_scale(node: ir.Node) -> bool:
+    """Whether a node multiplies floats with a constant number, or divides them by one."""
+    if node.op_type not in ("Div", "Mul") or node.domain or len(node.inputs) != 2:
+        return False
+    factor = node.inputs[1]
+    if node.outputs[0].dtype != ir.DataType.FLOAT or factor is None or not factor.is_initializer():
+        return False
+    value = factor.const_value
+    return value is not None and len(value.shape) == 0 and node.inputs[0] is not factor
+
+
+def _scaled_product(node: ir.Node) -> list[ir.Node]:
+    """The product that a Mul or a Div by a number alone reads."""
+    if not is_scale(node) or node.inputs[0] is None:
+        return []
+    product = node.inputs[0].producer()
+    if product is None or product.graph is not node.graph or not _is_product(product):
+        return []
+    output = product.outputs[0]
+    return [product] if len(output.uses()) == 1 and not output.is_graph_output() else []
+
+
+def _is_product(node: ir.Node) -> bool:
+    is_own = node.op_type == "MatMul" and not node.domain
+    return is_own and all(v is not None and _is_matrix(v) for v in node.inputs)
 
 
 def is_left_to_onnxruntime(model: ir.Model) -> bool:
@@ -41,18 +71,18 @@ def _may_be_fused(node: ir.Node) -> bool:
 
 
 def _products(node: ir.Node, graph: ir.Graph) -> list[ir.Node]:
-    """The readers of a Transpose if they are all products that can swap the axes themselves."""
-    if node.op_type != "Transpose" or node.domain or not _swaps_last_two(node):
+    """The readers of a node if they are all products that can do its work themselves."""
+    is_turned = node.op_type == "Transpose" and not node.domain and _swaps_last_two(node)
+    if not is_turned and not is_scale(node):
         return []
+    source = node.inputs[0].producer() if node.inputs[0] is not None else None
+    if not is_turned and source is not None and _is_product(source) and not _scaled_product(node):
+        return []  # others read the product as it is
     output = node.outputs[0]
     if output.dtype != ir.DataType.FLOAT or output.is_graph_output() or not output.uses():
         return []
     readers = [user for user, _ in output.uses()]
-    fits = all(
-        reader.op_type == "MatMul" and not reader.domain and reader.graph is graph
-        and all(v is not None and _is_matrix(v) for v in reader.inputs)
-        for reader in readers
-    )  # fmt: skip
+    fits = all(reader.graph is graph and _is_product(reader) for reader in readers)
     return readers if fits else []
 
 

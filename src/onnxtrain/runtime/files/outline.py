@@ -11,13 +11,16 @@ import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from .wire import BYTES, FIXED32, FIXED64, MAX_FIELDS, VARINT
 
 GRAPH, OPSET, METADATA, FUNCTION = 7, 8, 14, 25
 """Field numbers of a model's parts."""
-NODE, OUTPUT = 1, 12
-"""Field numbers of a graph's nodes and outputs."""
+NODE, INITIALIZER, OUTPUT, TYPE = 1, 5, 12, 13
+"""Field numbers of a graph's nodes, constants, outputs, and of what it says of other values."""
+Ranges: TypeAlias = "tuple[tuple[int, int], ...]"
+"""Begin and end of several parts."""
 OPERATOR = re.compile(rb'"([\x01-\x40])([A-Z]\w*)', re.ASCII)
 """Field 4 of a node, its size, and its text with what may follow it."""
 
@@ -30,7 +33,9 @@ class Outline:
         model: the bytes.
         graph: begin and end of the graph.
         nodes: begin and end of each node.
-        results: the same of the outputs of the graph.
+        constants: the same of the initializers of the graph.
+        results: the same of its outputs.
+        types: where it says what it knows of other values; empty if in several places.
         opsets: the same of the operator sets of the model.
         entries: the same of the metadata.
         has_functions: whether the model brings operators of its own.
@@ -38,10 +43,12 @@ class Outline:
 
     model: bytes
     graph: tuple[int, int]
-    nodes: tuple[tuple[int, int], ...]
-    results: tuple[tuple[int, int], ...]
-    opsets: tuple[tuple[int, int], ...]
-    entries: tuple[tuple[int, int], ...]
+    nodes: Ranges
+    constants: Ranges
+    results: Ranges
+    types: tuple[int, int]
+    opsets: Ranges
+    entries: Ranges
     has_functions: bool
 
     @classmethod
@@ -57,7 +64,9 @@ class Outline:
             model,
             (begin, end),
             nodes=_ranges(inner, NODE),
+            constants=_ranges(inner, INITIALIZER),
             results=_ranges(inner, OUTPUT),
+            types=_region(inner, TYPE, begin),
             opsets=_ranges(parts, OPSET),
             entries=_ranges(parts, METADATA),
             has_functions=bool(_ranges(parts, FUNCTION)),
@@ -90,9 +99,19 @@ class Outline:
         return ""
 
 
-def _ranges(parts: list[tuple[int, int, int]], number: int) -> tuple[tuple[int, int], ...]:
+def _ranges(parts: list[tuple[int, int, int]], number: int) -> Ranges:
     """Begin and end of each field with this number."""
     return tuple([(begin, end) for field, begin, end in parts if field == number])
+
+
+def _region(parts: list[tuple[int, int, int]], number: int, begin: int) -> tuple[int, int]:
+    """Where the fields with this number are, with their heads, if nothing is between them."""
+    numbers = [field for field, _, _ in parts]
+    count = numbers.count(number)
+    first = numbers.index(number) if count else 0
+    if not count or numbers[first + count - 1] != number:
+        return begin, begin
+    return (parts[first - 1][2] if first else begin), parts[first + count - 1][2]
 
 
 def fields(data: bytes, at: int, end: int) -> Iterator[tuple[int, int, int]]:

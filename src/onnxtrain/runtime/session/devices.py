@@ -22,7 +22,7 @@ from ..files.onnxfile import ModelFile
 from ..files.outline import Outline
 from .cut_session import cut_if_long
 from .native import core_of, ort_device
-from .optimizers import TRANSPOSING, idle_optimizers
+from .optimizers import TRANSPOSING, idle_of_shapes, idle_optimizers
 from .options import BUSY, FOLDER, PREPACKING, SPINNING, UserOptions, may_spin, ready
 from .products import fuse_transposed
 from .sharing import note_session
@@ -240,7 +240,7 @@ def create_session(
 
     fused = None
     if outline is not None and on_host and _are_fused(options):
-        fused = fuse_transposed(outline)
+        fused = fuse_transposed(outline, with_types=not idle_of_shapes(idle))
     session = None
     if fused is not None:
         with contextlib.suppress(Exception):  # changed since it was marked: taken as it is

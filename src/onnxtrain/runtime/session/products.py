@@ -12,6 +12,7 @@ then, and gets the model as it was (`devices.create_session`).
 
 from __future__ import annotations
 
+import struct
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
@@ -28,6 +29,10 @@ INPUT, OUTPUT, NAME, OPERATOR, ATTRIBUTE, DOCUMENTATION, DOMAIN = 1, 2, 3, 4, 5,
 """Fields of a node."""
 OPSETS = 8
 """A field of a model."""
+DIMS, DATA_TYPE, FLOAT_DATA, CONSTANT_NAME, RAW_DATA = 1, 2, 4, 8, 9
+"""Fields of a constant."""
+FLOAT = b"\x01"
+"""The data type of single precision, as it is written."""
 CONTRIBUTED = b"com.microsoft"
 RANKS = range(2, 9)
 
@@ -54,6 +59,7 @@ def _swap(rank: int) -> bytes:
 
 
 GRAPH_TAG, NODE_TAG = _tag(GRAPH), _tag(NODE)
+CONSTANT_NAME_TAG = _tag(CONSTANT_NAME)
 INPUT_TAG, OUTPUT_TAG, NAME_TAG = _tag(INPUT), _tag(OUTPUT), _tag(NAME)
 MARK = _field(DOCUMENTATION, TRANSPOSED.encode())
 FLAGS = (_flag("transA"), _flag("transB"))
@@ -73,13 +79,27 @@ class Node(NamedTuple):
     attributes: list[bytes]
 
 
-def fuse_transposed(outline: Outline) -> bytes | None:
-    """The model with its marked products put together; None if there is nothing to do."""
+class Before(NamedTuple):
+    """A node whose work a product does when it reads its result."""
+
+    node: Node
+    is_turned: bool
+    factor: float
+
+
+def fuse_transposed(outline: Outline, *, with_types: bool = True) -> bytes | None:
+    """The model with its marked products put together; None if there is nothing to do.
+
+    Args:
+        outline: of the model.
+        with_types: whether it goes on saying what it knows of values that are no outputs.
+    """
     if len(outline.model) > LONGEST or not outline.nodes:
         return None
     try:
-        changes = _changes(list(_marked(outline)), outline.outputs())
-        return _with_nodes(outline, changes) if changes else None
+        changes = _changes(outline, list(_marked(outline)))
+        begin, end = outline.types if not with_types else (0, 0)
+        return _changed(outline, changes, begin, end) if changes or begin < end else None
     except (ModelFileError, IndexError):  # onnxruntime says what is wrong with it
         return None
 
@@ -115,44 +135,84 @@ def _read(outline: Outline, index: int) -> Node | None:
     return node._replace(name=name, operator=operator) if is_marked else None
 
 
-def _changes(marked: list[Node], results: set[bytes]) -> dict[int, bytes]:
-    """What takes the place of which nodes; nothing for a transposition that nobody reads then."""
-    turned = {
-        node.outputs[0]: node
-        for node in marked
-        if node.operator == b"Transpose" and len(node.attributes) == 1
-        and node.attributes[0] in SWAPS
-    }  # fmt: skip
-    changes = dict[int, bytes]()
+def _changes(outline: Outline, marked: list[Node]) -> dict[int, bytes]:
+    """What takes the place of which nodes; nothing for one that nobody reads then."""
+    results = outline.outputs()
+    products = {n.outputs[0]: n for n in marked if n.operator == b"MatMul" and len(n.inputs) == 2}
+    before, after = dict[bytes, Before](), dict[bytes, tuple[Node, float]]()
     for node in marked:
-        operands = [name for name in node.inputs if name in turned]
-        if node.operator == b"MatMul" and len(node.inputs) == 2 and operands:
-            changes[node.index] = _fused(node, turned)
-            changes |= {turned[n].index: b"" for n in operands if n not in results}
+        if node.operator == b"Transpose":
+            if len(node.attributes) == 1 and node.attributes[0] in SWAPS:
+                before[node.outputs[0]] = Before(node, is_turned=True, factor=1.0)
+        elif node.outputs[0] not in products and (factor := _factor(outline, node)):
+            if node.inputs[0] in products and node.inputs[0] not in results:
+                after[node.inputs[0]] = node, factor
+            else:
+                before[node.outputs[0]] = Before(node, is_turned=False, factor=factor)
+    changes = dict[int, bytes]()
+    for output, node in products.items():
+        operands = [before.get(name) for name in node.inputs]
+        last, factor = after.get(output, (node, 1.0))
+        if any(operands) or last is not node:
+            changes |= {o.node.index: b"" for o in operands if o and o.node.outputs[0] not in results}
+            changes |= {last.index: b"", node.index: _fused(node, operands, last, factor)}
     return changes
 
 
-def _fused(node: Node, turned: Mapping[bytes, Node]) -> bytes:
-    sources = [turned[name].inputs[0] if name in turned else name for name in node.inputs]
-    parts = [INPUT_TAG + varint(len(name)) + name for name in sources]
-    parts += [OUTPUT_TAG, varint(len(node.outputs[0])), node.outputs[0]]
+def _factor(outline: Outline, node: Node) -> float | None:
+    """What a node multiplies its first operand with: a number that is a constant of the graph."""
+    if node.operator not in (b"Mul", b"Div") or len(node.inputs) != 2 or not outline.constants:
+        return None
+    number = _number(outline, node.inputs[1])
+    return number if node.operator == b"Mul" or not number else 1 / number
+
+
+def _number(outline: Outline, name: bytes) -> float | None:
+    """A constant that is one single precision number."""
+    model, begins = outline.model, [begin for begin, _ in outline.constants]
+    needle = CONSTANT_NAME_TAG + varint(len(name)) + name
+    at = model.find(needle, begins[0], outline.constants[-1][1])
+    if at < 0:
+        return None
+    place = outline.constants[bisect_right(begins, at) - 1]
+    described = {number: model[begin:end] for number, begin, end in fields(model, *place)}
+    data = described.get(RAW_DATA, described.get(FLOAT_DATA, b""))
+    fits = described.get(CONSTANT_NAME) == name and described.get(DATA_TYPE) == FLOAT
+    return struct.unpack("<f", data)[0] if fits and len(data) == 4 and DIMS not in described else None
+
+
+def _fused(node: Node, operands: list[Before | None], last: Node, factor: float) -> bytes:
+    """One node that does the work of a product, what comes before, and what comes last."""
+    parts = list[bytes]()
+    for name, operand in zip(node.inputs, operands):
+        source = operand.node.inputs[0] if operand else name
+        parts += [INPUT_TAG, varint(len(source)), source]
+        factor *= operand.factor if operand else 1.0
+    parts += [OUTPUT_TAG, varint(len(last.outputs[0])), last.outputs[0]]
     parts += [NAME_TAG, varint(len(node.name)), node.name]
-    parts += [flag for name, flag in zip(node.inputs, FLAGS) if name in turned]
+    parts += [flag for operand, flag in zip(operands, FLAGS) if operand and operand.is_turned]
+    if factor != 1.0:
+        alpha = Message().add(1, "alpha").add_fixed32(2, struct.pack("<f", factor)).add(20, 1)
+        parts.append(_field(ATTRIBUTE, alpha))
     return b"".join([*parts, FUSED])
 
 
-def _with_nodes(outline: Outline, changes: Mapping[int, bytes]) -> bytes:
-    """The model with other nodes in the places of some; empty bytes leave a node out."""
+def _changed(outline: Outline, changes: Mapping[int, bytes], first: int, last: int) -> bytes:
+    """The model with other nodes in the places of some, and without a part of its graph.
+
+    Empty bytes leave a node out.
+    """
     model, (begin, end) = outline.model, outline.graph
-    parts, at, size = [b""], begin, end - begin
-    for index in sorted(changes):
-        first, last = outline.nodes[index]
-        start = _start(model, NODE_TAG, first, last)
-        node = changes[index]
+    edits = [(first, last, b"")] if first < last else []
+    for index, node in changes.items():
+        start, stop = outline.nodes[index]
         piece = NODE_TAG + varint(len(node)) + node if node else b""
+        edits.append((_start(model, NODE_TAG, start, stop), stop, piece))
+    parts, at, size = [b""], begin, end - begin
+    for start, stop, piece in sorted(edits):
         parts += [model[at:start], piece]
-        size += len(piece) - (last - start)
-        at = last
+        size += len(piece) - (stop - start)
+        at = stop
     parts[0] = model[: _start(model, GRAPH_TAG, begin, end)] + GRAPH_TAG + varint(size)
     parts += [model[at:]]
     if not any(CONTRIBUTED in model[i:j] for i, j in outline.opsets):
