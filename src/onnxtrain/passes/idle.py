@@ -20,7 +20,7 @@ import onnx_ir as ir
 
 from ..graph.subgraphs import subgraphs
 from ..operators import ACTIVATIONS, AT_THE_SPEED_OF_MEMORY, IDLE_OPTIMIZERS, RANDOM, TRANSPOSED
-from .transposed import is_left_to_onnxruntime, is_scale
+from .transposed import has_bias, is_left_to_onnxruntime, is_scale, only_reader
 
 DUPLICATES, FOLDING = "CommonSubexpressionElimination", "ConstantFolding"
 TRANSPOSING = ("TransposeOptimizer", "TransposeOptimizer_CPUExecutionProvider")
@@ -57,24 +57,18 @@ def note_idle_optimizers(model: ir.Model) -> ir.Model:
     return model
 
 
-def _only_reader(node: ir.Node) -> ir.Node | None:
-    """The node that alone reads the result of another: what onnxruntime puts together."""
-    uses = node.outputs[0].uses() if node.outputs else ()
-    return uses[0][0] if len(uses) == 1 and not node.outputs[0].is_graph_output() else None
-
-
 def _goes_into(operators: Collection[str], readers: Collection[str]) -> Occurs:
     """Nodes of some operators whose only reader is one of others."""
 
     def occurs(node: ir.Node) -> bool:
-        reader = _only_reader(node) if node.op_type in operators else None
+        reader = only_reader(node) if node.op_type in operators else None
         return reader is not None and reader.op_type in readers
 
     return occurs
 
 
 def _is_read_once(operator: str) -> Occurs:
-    return lambda node: node.op_type == operator and _only_reader(node) is not None
+    return lambda node: node.op_type == operator and only_reader(node) is not None
 
 
 def _comes_from(operator: str, place: int, sources: Collection[str]) -> Occurs:
@@ -94,7 +88,10 @@ def _takes_parts_of_one(node: ir.Node) -> bool:
     """Whether several nodes take parts of the result of this one."""
     return any(
         sum(user.op_type in ("Gather", "Slice") and place == 0 for user, place in value.uses()) > 1
-        for value in (*node.outputs, *(v for v in node.inputs if v is not None and not v.producer()))
+        for value in (
+            *node.outputs,
+            *(v for v in node.inputs if v is not None and not v.producer()),
+        )
     )
 
 
@@ -105,15 +102,6 @@ def _joins_slices(node: ir.Node) -> bool:
     return node.op_type == "Concat" and slices >= 4
 
 
-def _has_bias(node: ir.Node) -> bool:
-    """Whether only an Add reads a product, of something that may be a vector or a matrix."""
-    reader = _only_reader(node) if node.op_type == "MatMul" else None
-    if reader is None or reader.op_type != "Add":
-        return False
-    others = [v for v in reader.inputs if v is not None and v.producer() is not node]
-    return any(v.shape is None or v.shape.rank() <= 2 for v in others)
-
-
 def _is_scaled(node: ir.Node) -> bool:
     """Whether a product, or an operand of it, is multiplied with a constant number.
 
@@ -122,7 +110,7 @@ def _is_scaled(node: ir.Node) -> bool:
     if node.op_type != "MatMul":
         return False
     before = [v.producer() for v in node.inputs if v is not None]
-    scales = [_only_reader(node), *(n for n in before if n is not None and _only_reader(n) is node)]
+    scales = [only_reader(node), *(n for n in before if n is not None and only_reader(n) is node)]
     return any(n is not None and is_scale(n) and n.doc_string != TRANSPOSED for n in scales)
 
 
@@ -132,7 +120,7 @@ PATTERNS: dict[str, Occurs] = {
     "GatherSliceToSplitFusion": _takes_parts_of_one,
     "GatherToSliceFusion": _comes_from("Gather", 1, {"Range"}),
     "GemmActivationFusion": _goes_into({"Gemm", "MatMul"}, ACTIVATIONS),
-    "MatMulAddFusion": _has_bias,
+    "MatMulAddFusion": has_bias,
     "MatMulScaleFusion": _is_scaled,
     "QuickGeluFusion": _goes_into({"Sigmoid"}, {"Mul"}),
     "ReshapeFusion": _comes_from("Reshape", 1, {"Concat"}),

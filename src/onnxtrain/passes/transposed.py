@@ -35,6 +35,24 @@ def is_scale(node: ir.Node) -> bool:
     return value is not None and len(value.shape) == 0 and node.inputs[0] is not factor
 
 
+def has_bias(node: ir.Node) -> bool:
+    """Whether only an Add reads a product, and adds what may be a vector or a matrix.
+
+    onnxruntime makes a Gemm of both.
+    """
+    reader = only_reader(node) if node.op_type == "MatMul" else None
+    if reader is None or reader.op_type != "Add":
+        return False
+    others = [v for v in reader.inputs if v is not None and v.producer() is not node]
+    return any(v.shape is None or v.shape.rank() <= 2 for v in others)
+
+
+def only_reader(node: ir.Node) -> ir.Node | None:
+    """The node that alone reads the result of another: what onnxruntime puts together."""
+    uses = node.outputs[0].uses() if node.outputs else ()
+    return uses[0][0] if len(uses) == 1 and not node.outputs[0].is_graph_output() else None
+
+
 def _scaled_product(node: ir.Node) -> list[ir.Node]:
     """The product that a Mul or a Div by a number alone reads."""
     if not is_scale(node) or node.inputs[0] is None:
@@ -47,7 +65,7 @@ def _scaled_product(node: ir.Node) -> list[ir.Node]:
 
 
 def _is_product(node: ir.Node) -> bool:
-    is_own = node.op_type == "MatMul" and not node.domain
+    is_own = node.op_type == "MatMul" and not node.domain and not has_bias(node)
     return is_own and all(v is not None and _is_matrix(v) for v in node.inputs)
 
 

@@ -147,9 +147,7 @@ def _slice_steps(starts: Tensor, steps: Tensor | None) -> list[int] | None:
     return [1] * count if isinstance(count, int) else None
 
 
-def _slice_begin(
-    op: OpBuilder, starts: Tensor, size: Tensor, down: np.ndarray[Any, Any]
-) -> Tensor:
+def _slice_begin(op: OpBuilder, starts: Tensor, size: Tensor, down: np.ndarray[Any, Any]) -> Tensor:
     """Where a slice begins, counted from the front, with no node for what is sure already."""
     begin, zeros = as_int64(op, starts), np.zeros(1, np.int64)
     last = size - down.astype(np.int64) if down.any() else size

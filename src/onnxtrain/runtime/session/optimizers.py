@@ -65,9 +65,7 @@ included of which other optimizers make what it looks for."""
 
 SHARING = "ConstantSharing"
 """Equal numbers become one constant, for the next optimizer: a step is none the faster."""
-OF_OTHER_DEVICES = frozenset(
-    {"BiasDropoutFusion", "BiasSoftmaxFusion", "MatMulActivationFusion"}
-)
+OF_OTHER_DEVICES = frozenset({"BiasDropoutFusion", "BiasSoftmaxFusion", "MatMulActivationFusion"})
 """What they put together has no kernel for the host's processor."""
 TRANSPOSING = "MatmulTransposeFusion"
 """Idle only where `fuse_transposed` has done its work."""

@@ -154,7 +154,9 @@ def _changes(outline: Outline, marked: list[Node]) -> dict[int, bytes]:
         operands = [before.get(name) for name in node.inputs]
         last, factor = after.get(output, (node, 1.0))
         if any(operands) or last is not node:
-            changes |= {o.node.index: b"" for o in operands if o and o.node.outputs[0] not in results}
+            changes |= {
+                o.node.index: b"" for o in operands if o and o.node.outputs[0] not in results
+            }
             changes |= {last.index: b"", node.index: _fused(node, operands, last, factor)}
     return changes
 
@@ -178,7 +180,9 @@ def _number(outline: Outline, name: bytes) -> float | None:
     described = {number: model[begin:end] for number, begin, end in fields(model, *place)}
     data = described.get(RAW_DATA, described.get(FLOAT_DATA, b""))
     fits = described.get(CONSTANT_NAME) == name and described.get(DATA_TYPE) == FLOAT
-    return struct.unpack("<f", data)[0] if fits and len(data) == 4 and DIMS not in described else None
+    return (
+        struct.unpack("<f", data)[0] if fits and len(data) == 4 and DIMS not in described else None
+    )
 
 
 def _fused(node: Node, operands: list[Before | None], last: Node, factor: float) -> bytes:
