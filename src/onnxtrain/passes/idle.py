@@ -168,12 +168,16 @@ def _work(node: ir.Node, sizes: dict[ir.Value, float]) -> float:
         shape = value.shape
         if shape is not None and shape.is_static():
             sizes[value] = float(math.prod(shape.numpy()))
-        elif node.op_type == "ConstantOfShape" and node.inputs[0].const_value is not None:
-            sizes[value] = float(node.inputs[0].const_value.numpy().prod())
+        elif node.op_type == "ConstantOfShape" and (sides := _constant(node.inputs[0])) is not None:
+            sizes[value] = float(math.prod(sides.numpy()))
         else:
             sizes[value] = math.inf if node.op_type in GROWING else read
     copies = node.op_type in AT_THE_SPEED_OF_MEMORY or node.op_type in COPYING
     return 1.0 + max(read, *(sizes[v] for v in node.outputs)) / (8 if copies else 1) / MANY_ELEMENTS
+
+
+def _constant(value: ir.Value | None) -> ir.TensorProtocol | None:
+    return None if value is None else value.const_value
 
 
 def _elements(value: ir.Value) -> float:

@@ -50,7 +50,8 @@ def has_bias(node: ir.Node) -> bool:
 def only_reader(node: ir.Node) -> ir.Node | None:
     """The node that alone reads the result of another: what onnxruntime puts together."""
     uses = node.outputs[0].uses() if node.outputs else ()
-    return uses[0][0] if len(uses) == 1 and not node.outputs[0].is_graph_output() else None
+    is_alone = len(uses) == 1 and not node.outputs[0].is_graph_output()
+    return next(iter(uses))[0] if is_alone else None
 
 
 def _scaled_product(node: ir.Node) -> list[ir.Node]:

@@ -71,7 +71,7 @@ SWAPS = frozenset(map(_swap, RANKS))
 class Node(NamedTuple):
     """What counts of a node that has the mark."""
 
-    index: int
+    place: int
     name: bytes
     operator: bytes
     inputs: list[bytes]
@@ -155,9 +155,9 @@ def _changes(outline: Outline, marked: list[Node]) -> dict[int, bytes]:
         last, factor = after.get(output, (node, 1.0))
         if any(operands) or last is not node:
             changes |= {
-                o.node.index: b"" for o in operands if o and o.node.outputs[0] not in results
+                o.node.place: b"" for o in operands if o and o.node.outputs[0] not in results
             }
-            changes |= {last.index: b"", node.index: _fused(node, operands, last, factor)}
+            changes |= {last.place: b"", node.place: _fused(node, operands, last, factor)}
     return changes
 
 
@@ -210,12 +210,12 @@ def _changed(outline: Outline, changes: Mapping[int, bytes], first: int, last: i
     edits = [(first, last, b"")] if first < last else []
     for index, node in changes.items():
         start, stop = outline.nodes[index]
-        piece = NODE_TAG + varint(len(node)) + node if node else b""
-        edits.append((_start(model, NODE_TAG, start, stop), stop, piece))
+        written = NODE_TAG + varint(len(node)) + node if node else b""
+        edits.append((_start(model, NODE_TAG, start, stop), stop, written))
     parts, at, size = [b""], begin, end - begin
-    for start, stop, piece in sorted(edits):
-        parts += [model[at:start], piece]
-        size += len(piece) - (stop - start)
+    for start, stop, written in sorted(edits):
+        parts += [model[at:start], written]
+        size += len(written) - (stop - start)
         at = stop
     parts[0] = model[: _start(model, GRAPH_TAG, begin, end)] + GRAPH_TAG + varint(size)
     parts += [model[at:]]
