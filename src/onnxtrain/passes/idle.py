@@ -27,6 +27,7 @@ TRANSPOSING = ("TransposeOptimizer", "TransposeOptimizer_CPUExecutionProvider")
 TRANSPOSED_PRODUCTS = "MatmulTransposeFusion"
 PRODUCTS = frozenset({"MatMul"})
 CONVOLUTIONS = frozenset({"Conv", "ConvTranspose"})
+OF_NORMS = ("BiasSkipLayerNormFusion", "EmbedLayerNormFusion", "SkipLayerNormFusion")
 Occurs: TypeAlias = "Callable[[ir.Node], bool]"
 FOLDED_SHARE = 0.125
 """Of all nodes: what may depend on constants alone before it is worth while to fold it."""
@@ -51,7 +52,7 @@ def note_idle_optimizers(model: ir.Model) -> ir.Model:
         idle += TRANSPOSING
     if not is_left_to_onnxruntime(model):
         idle.append(TRANSPOSED_PRODUCTS)
-    nodes = [node for node in model.graph.all_nodes() if not node.domain]
+    nodes = list(model.graph.all_nodes())
     idle += [name for name, occurs in PATTERNS.items() if not any(map(occurs, nodes))]
     model.metadata_props[IDLE_OPTIMIZERS] = ";".join(idle)
     return model
@@ -95,6 +96,17 @@ def _takes_parts_of_one(node: ir.Node) -> bool:
     )
 
 
+def _is_norm_by_parts(node: ir.Node) -> bool:
+    """Whether a node divides by a root, or may be turned into one that does."""
+    return node.op_type == "Div" and _comes_from("Div", 1, {"Sqrt", "Cast"})(node)
+
+
+def _is_norm(node: ir.Node) -> bool:
+    """Whether a node is a normalization, or onnxruntime may make one of it."""
+    is_own = node.op_type.endswith(("LayerNormalization", "RMSNormalization"))
+    return is_own or node.op_type == "Pow" or _is_norm_by_parts(node)
+
+
 def _joins_slices(node: ir.Node) -> bool:
     """Whether a Concat joins slices, of which four would make an image's blocks."""
     sources = [v.producer() for v in node.inputs if v is not None]
@@ -120,6 +132,8 @@ PATTERNS: dict[str, Occurs] = {
     "GatherSliceToSplitFusion": _takes_parts_of_one,
     "GatherToSliceFusion": _comes_from("Gather", 1, {"Range"}),
     "GemmActivationFusion": _goes_into({"Gemm", "MatMul"}, ACTIVATIONS),
+    **dict.fromkeys(("LayerNormFusionL1", "LayerNormFusionL2"), _is_norm_by_parts),
+    **dict.fromkeys(OF_NORMS, _is_norm),
     "MatMulAddFusion": has_bias,
     "MatMulScaleFusion": _is_scaled,
     "QuickGeluFusion": _goes_into({"Sigmoid"}, {"Mul"}),

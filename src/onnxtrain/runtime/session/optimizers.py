@@ -71,10 +71,12 @@ TRANSPOSING = "MatmulTransposeFusion"
 """Idle only where `fuse_transposed` has done its work."""
 NOTED = frozenset(
     {
-        "AttentionFusion", "CommonSubexpressionElimination", "ConstantFolding",
-        "ConvActivationFusion", "GatherSliceToSplitFusion", "GatherToSliceFusion",
-        "GemmActivationFusion", "MatMulAddFusion", "MatMulScaleFusion", "QuickGeluFusion",
-        "ReshapeFusion", "SliceConcatToSpaceToDepthFusion", "TransposeOptimizer",
+        "AttentionFusion", "BiasSkipLayerNormFusion", "CommonSubexpressionElimination",
+        "ConstantFolding", "ConvActivationFusion", "EmbedLayerNormFusion",
+        "GatherSliceToSplitFusion", "GatherToSliceFusion", "GemmActivationFusion",
+        "LayerNormFusionL1", "LayerNormFusionL2", "MatMulAddFusion", "MatMulScaleFusion",
+        "QuickGeluFusion", "ReshapeFusion", "SkipLayerNormFusion",
+        "SliceConcatToSpaceToDepthFusion", "TransposeOptimizer",
         "TransposeOptimizer_CPUExecutionProvider", TRANSPOSING,
     }
 )  # fmt: skip
