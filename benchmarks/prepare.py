@@ -54,7 +54,7 @@ def prepare(name: str, folder: Path, peers: tuple[str, ...] = ()) -> None:
         if workload.dynamic:
             exported = _export(model, sample, training, None, workload.exporter)
         onnx.save(exported, folder / "model_static.onnx")
-    if "old" in peers and workload.exporter == "torchscript":
+    if "old" in set(peers) - set(workload.left_out) and workload.exporter == "torchscript":
         _for_the_predecessor(model, sample, training, axes, folder / "model_old.onnx")
     weights = model.state_dict()
     torch.save(weights, folder / "weights.pt")
@@ -66,6 +66,7 @@ def prepare(name: str, folder: Path, peers: tuple[str, ...] = ()) -> None:
         "batches": BATCHES,
         "loss": workload.loss,
         "random": workload.random,
+        "left_out": workload.left_out,
         "optimizer": workload.optimizer,
         "trainable": trainable,
         "packages": packages(),

@@ -32,6 +32,9 @@ PAUSE = 0.15
 TURN = 0.25
 """Seconds that a turn should take; it has one step at least."""
 
+ENOUGH, LONG = 3, 30.0
+"""Rounds end after so many when they have taken so many seconds: steps of seconds spread little."""
+
 TOLERANCE, TOLERANCE_RANDOM = 2e-3, 5e-2
 """How far the first five losses may be from torch's: |a − b| ≤ tolerance·|b| + 1e-4."""
 
@@ -136,8 +139,9 @@ class Contestant:
         """Turns that are not counted: they find how many steps take that long."""
         for _ in range(2):
             self.run()
-            if self.times:
-                self.steps = max(1, round(seconds / self.times[-1]))
+            if self.error or self.times[-1] > seconds:
+                break
+            self.steps = round(seconds / self.times[-1])
         self.times.clear()
         self.processor_times.clear()
 
@@ -170,7 +174,7 @@ def race(
     Args:
         name: of the workload.
         pythons: by contestant, the interpreter that runs it.
-        rounds: how often each has its turn.
+        rounds: how often each has its turn, at most.
         beside: once more, ours and torch in one process.
         profile: also find the time per operator type, after the rounds.
     """
@@ -224,7 +228,10 @@ def run_rounds(
     """All in turns, the order reversed every other time."""
     for contestant in contestants:
         contestant.warm_up(turn)
+    began = time.monotonic()
     for number in range(rounds):
+        if number >= ENOUGH and time.monotonic() - began > LONG:
+            break
         order = contestants if number % 2 == 0 else contestants[::-1]
         for contestant in order:
             time.sleep(pause if not contestant.error else 0.0)

@@ -78,6 +78,8 @@ def get_ready(peer: str, folder: Path, spec: dict[str, Any], batches: Batches) -
 
 
 def start(peer: str, folder: Path, spec: dict[str, Any], clock: Clock) -> Loop:
+    if peer in spec["left_out"]:
+        raise Cannot(spec["left_out"][peer])
     module, _, function = PEERS[peer].partition(":")
     contestant = importlib.import_module(f"benchmarks.contestants.{module}")
     loop: Loop = getattr(contestant, function)(folder, spec, clock)

@@ -370,6 +370,12 @@ def test_contestants_share_a_process_or_have_one_each(fake_worker):
     assert shown["old"]["error"] == "it fell over"
 
 
+def test_long_rounds_are_few(fake_worker, monkeypatch):
+    monkeypatch.setattr(race, "LONG", 0.0)
+    shown = race.compete([(["eager"], sys.executable)], fake_worker, rounds=9)
+    assert len(shown["eager"]["times_ms"]) == race.ENOUGH
+
+
 def test_reasons_of_workers_fit_a_table():
     assert worker.reason(Cannot("it has no such layer")) == "it has no such layer"
     assert worker.reason(ValueError("first; more\nsecond")) == "ValueError: first"
