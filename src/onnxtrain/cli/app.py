@@ -167,7 +167,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         error.show()
         return USAGE
     except (click.Abort, KeyboardInterrupt) as error:
-        terminated = isinstance(error.__cause__ or error, Terminated)
+        terminated = isinstance(error.__context__ or error, Terminated)  # click's Abort hides it
         click.echo("Terminated." if terminated else "Interrupted.", err=True)
         return TERMINATED if terminated else INTERRUPTED
     except BrokenPipeError:  # the reader of our output went away: nothing is left to say

@@ -60,13 +60,13 @@ def _column(footer: Compact, kind: int) -> tuple[list[str], int]:
         if field != ABOUT:
             footer.skip(inner)
             continue
-        for detail, told in footer.fields(inner):
+        for detail, type_of_detail in footer.fields(inner):
             if detail == PATH:
-                path = [footer.text(element) for element in footer.elements(told)]
+                path = [footer.text(element) for element in footer.elements(type_of_detail)]
             elif detail == UNCOMPRESSED:
-                size = footer.number(told)
+                size = footer.number(type_of_detail)
             else:
-                footer.skip(told)
+                footer.skip(type_of_detail)
     return path, size
 
 
