@@ -297,19 +297,22 @@ def table(rows: dict[str, Any]) -> str:
             peer = rows.get(f"peft/{rank}/{context}", {}).get(threads)
             base = who.replace("-open", ", lengths open")
             cells = [f"{base}, {threads} threads" if threads != "1" else f"{base}, 1 thread"]
-            cells += [rank, context, f"{ours['peak']:.1f}", f"{_time(ours, threads):.1f}"]
-            if peer is None:
-                cells += ["", "", ""]
-            else:
-                ratio = _time(peer, threads) / _time(ours, threads)
-                cells += [f"{peer['peak']:.1f}", f"{_time(peer, threads):.1f}", f"{ratio:.2f}"]
+            cells += [rank, context, *_cells(ours, threads), *_cells(peer or {}, threads)]
+            times = [_time(row, threads) for row in (peer or {}, ours)]
+            cells.append(f"{times[0] / times[1]:.2f}" if all(times) else "")
             lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
+def _cells(row: dict[str, float], threads: str) -> list[str]:
+    """Memory and time; a point that was disturbed has its memory only."""
+    seconds = _time(row, threads)
+    return [f"{row['peak']:.1f}" if row else "", f"{seconds:.1f}" if seconds else ""]
+
+
 def _time(row: dict[str, float], threads: str) -> float:
-    """Processor time where one thread ran."""
-    return row["processor"] if threads == "1" else row["seconds"]
+    """Processor time where one thread ran; 0 if it is not known."""
+    return row.get("processor" if threads == "1" else "seconds", 0.0)
 
 
 if __name__ == "__main__":
