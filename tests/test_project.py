@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -24,6 +26,16 @@ PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text("utf
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 
 
+def module_of(path: Path) -> ModuleType:
+    """A script as a module."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 def commands(workflow: Path) -> list[str]:
     """The lines that the steps of a workflow run."""
     jobs = yaml.safe_load(workflow.read_text("utf-8"))["jobs"].values()
@@ -32,11 +44,7 @@ def commands(workflow: Path) -> list[str]:
 
 @pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda p: p.stem)
 def test_workflows_run_what_developers_run(workflow: Path) -> None:
-    spec = importlib.util.spec_from_file_location("dev", ROOT / "dev.py")
-    assert spec is not None
-    assert spec.loader is not None
-    dev = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(dev)
+    dev = module_of(ROOT / "dev.py")
     names = [n for line in commands(workflow) for n in re.findall(r"dev\.py (\w+)", line)]
     assert all(callable(getattr(dev, name)) for name in names)
     assert names or "bash .ci/run" in commands(workflow)
@@ -97,6 +105,54 @@ def test_the_recipe_needs_what_the_package_needs() -> None:
     claimed = {r.name: str(r.specifier) for r in map(Requirement, PROJECT["dependencies"])}
     assert needed == claimed
     assert recipe["context"]["version"] == onnxtrain.__version__
+
+
+@pytest.fixture
+def release() -> ModuleType:
+    """The script that builds what is published."""
+    return module_of(ROOT / "tools" / "build_release.py")
+
+
+def test_the_bill_of_materials_has_what_a_plain_install_brings(release: ModuleType) -> None:
+    bill = release.materials("1.2.3", {"x.tar.gz": "aa", "onnxtrain-1.2.3.whl": "bb"})
+    claimed = {r.name: str(r.specifier) for r in map(Requirement, PROJECT["dependencies"])}
+    listed = {c["name"]: c["properties"][0]["value"] for c in bill["components"]}
+    assert listed == claimed
+    assert bill["metadata"]["component"]["hashes"] == [{"alg": "SHA-256", "content": "bb"}]
+    assert bill["dependencies"][0]["dependsOn"] == sorted(claimed)
+
+
+def test_only_what_is_committed_is_built(release: ModuleType, monkeypatch, tmp_path, capsys):
+    """Or whoever builds the same commit would get other files."""
+    git = ("git", "-C", str(tmp_path), "-c", "user.name=x", "-c", "user.email=x@example.com")
+    subprocess.run([*git, "init", "-q"], check=True)
+    (tmp_path / "known.txt").write_text("1")
+    subprocess.run([*git, "add", "known.txt"], check=True)
+    subprocess.run([*git, "commit", "-qm", "first"], check=True)
+    monkeypatch.setattr(release, "ROOT", tmp_path)
+    assert release.not_committed() == []
+    (tmp_path / "stray.txt").write_text("2")
+    monkeypatch.setattr(sys, "argv", ["build_release.py", "--output", str(tmp_path / "dist")])
+    assert release.main() == 1
+    assert "stray.txt" in capsys.readouterr().err
+    assert not (tmp_path / "dist").exists()
+
+
+@pytest.mark.parametrize("wheels", [("a", "a"), ("a", "b")])
+def test_two_builds_must_be_the_same(release: ModuleType, monkeypatch, tmp_path, capsys, wheels):
+    digests = iter(wheels)
+
+    def built(folder: Path) -> dict[str, str]:
+        (folder / "onnxtrain-1.2.3-py3.whl").write_text("wheel")
+        return {"onnxtrain-1.2.3-py3.whl": next(digests)}
+
+    monkeypatch.setattr(release, "built", built)
+    monkeypatch.setattr(release, "not_committed", list)
+    monkeypatch.setattr(sys, "argv", ["build_release.py", "--output", str(tmp_path / "dist")])
+    same = wheels[0] == wheels[1]
+    assert release.main() == int(not same)
+    assert (tmp_path / "dist" / "onnxtrain-1.2.3.cdx.json").is_file() == same
+    assert ("Two builds differ" in capsys.readouterr().err) == (not same)
 
 
 def test_the_citation_is_of_this_version() -> None:

@@ -35,6 +35,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, default=ROOT / "dist")
     output: Path = parser.parse_args().output
+    if strays := not_committed():
+        print(
+            f"These files are not as in the last commit, and the sources would hold them: "
+            f"{', '.join(strays[:5])}{' …' if strays[5:] else ''}. Commit, remove or ignore them.",
+            file=sys.stderr,
+        )
+        return 1
     with tempfile.TemporaryDirectory() as first, tempfile.TemporaryDirectory() as second:
         digests = [built(Path(folder)) for folder in (first, second)]
         if digests[0] != digests[1]:
@@ -59,6 +66,13 @@ def built(folder: Path) -> dict[str, str]:
     command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(ROOT)]
     subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
     return {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in sorted(folder.iterdir())}
+
+
+def not_committed() -> list[str]:
+    """Files that were changed, or that git neither knows nor ignores."""
+    command = ["git", "status", "--porcelain"]
+    lines = subprocess.check_output(command, cwd=ROOT, text=True).splitlines()
+    return [line[3:] for line in lines]
 
 
 def commit_time() -> str:

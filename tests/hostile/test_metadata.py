@@ -17,6 +17,7 @@ import onnx
 import pytest
 
 from onnxtrain.api import CheckpointState, Module
+from onnxtrain.runtime.files.outline import Outline
 from onnxtrain.runtime.session.optimizers import NOTED, idle_optimizers
 
 from . import models
@@ -54,6 +55,11 @@ def noted(content: bytes, key: str, value: str) -> bytes:
     model.metadata_props.extend(kept)
     model.metadata_props.add(key=key, value=value)
     return model.SerializeToString()
+
+
+def _idle(content: bytes) -> list[str]:
+    """What a session of a model leaves out."""
+    return idle_optimizers(Outline.of(content))
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +104,7 @@ def test_idle_optimizers(name: str, sound: Path) -> None:
     note, used = NOTES[name]
     plain = noted((sound / "training_model.onnx").read_bytes(), KEY, "")
     told = noted(plain, KEY, note)
-    assert set(idle_optimizers(told)) == {*idle_optimizers(plain), *used}
+    assert set(_idle(told)) == {*_idle(plain), *used}
     state = CheckpointState.load_checkpoint(sound / "checkpoint")
     x = np.ones((2, 4), np.float32)
     losses = [Module(content, state)(x) for content in (plain, told)]
@@ -109,4 +115,4 @@ def test_a_note_that_is_no_text(sound: Path) -> None:
     plain = noted((sound / "training_model.onnx").read_bytes(), KEY, "?" * 20)
     damaged = plain.replace(b"?" * 20, b"\xff\xfe" * 10)
     assert damaged != plain
-    assert idle_optimizers(damaged) == idle_optimizers(plain)
+    assert _idle(damaged) == _idle(plain)

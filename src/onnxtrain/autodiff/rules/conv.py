@@ -130,12 +130,12 @@ def input_gradient(
     if few and group == 1 and dy.dtype.name == "FLOAT" and all(a.static for a in axes):
         return _folded(op, dy, w, axes)
     points = all(a.kernel == 1 for a in axes)
-    if (points or group > 1 or _turning_pays(dy, w, counts)) and all(_mirrors(a) for a in axes):
+    if (points or group > 1 or _turning_pays(dy, w, axes)) and all(_mirrors(a) for a in axes):
         return _flipped(op, dy, w, axes, group)
     return _transposed(op, dy, w, axes, group)
 
 
-def _turning_pays(dy: Tensor, w: Tensor, windows: Sequence[int]) -> bool:
+def _turning_pays(dy: Tensor, w: Tensor, axes: Sequence[Axis]) -> bool:
     """Whether a Conv with the kernel turned around is faster than ConvTranspose.
 
     onnxruntime lays out the windows of a Conv on all threads if there are at least as many of them
@@ -144,7 +144,8 @@ def _turning_pays(dy: Tensor, w: Tensor, windows: Sequence[int]) -> bool:
     channels_out, channels_in, images = w.dim(0), w.dim(1), dy.dim(0)
     if not isinstance(channels_out, int) or not isinstance(channels_in, int):
         return False
-    if len(windows) != dy.rank - 2 or channels_out > 2 * channels_in:
+    windows = [a.windows for a in axes if isinstance(a.windows, int)]
+    if len(windows) != len(axes) or channels_out > 2 * channels_in:
         return False
     count = math.prod(windows)
     batch = images if isinstance(images, int) else OPEN_BATCH
