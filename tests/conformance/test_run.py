@@ -15,7 +15,8 @@ from conformance.run import Limits
 WORKER = """
 import json, os, sys, time
 if "--names" in sys.argv:
-    names = ["fine", "crash", "hang", "busy", "early", "after"] + ["absent"] * ("--absent" in sys.argv)
+    names = ["fine", "crash", "hang", "busy", "early", "after"]
+    names += ["absent"] * ("--absent" in sys.argv)
     print(json.dumps({"names": names, "batch": 9}), flush=True)
 for line in sys.stdin:
     name = line.strip()
