@@ -7,7 +7,8 @@
     python3 dev.py test --coverage      the same with a table of what the tests execute
     python3 dev.py test --lowest        the tests with the lowest versions that we claim
     python3 dev.py test --newest        the tests with the newest versions that there are
-    python3 dev.py matrix               the tests with every installed Python, and both of these
+    python3 dev.py matrix               the tests with every installed Python, and both of these;
+                                        rows may be named: matrix 3.12 newest --fast --tidy
     python3 dev.py build                wheel, sources, bill of materials: built twice, compared
     python3 dev.py fuzz                 throw damaged files at every parser, for hours if asked
     python3 dev.py api                  write tests/api/snapshot.txt again
@@ -26,9 +27,11 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
+import time
 import venv
 from pathlib import Path
 
@@ -96,7 +99,7 @@ def test(arguments: list[str]) -> int:
     steps = [
         ("-m", "ruff", "format", "--check", "."),
         ("-m", "ruff", "check", "."),
-        ("-m", "mypy"),
+        ("-m", "mypy", *types_of()),
         tests,
     ]
     for step in steps:
@@ -105,6 +108,15 @@ def test(arguments: list[str]) -> int:
         if code:
             return code
     return 0
+
+
+def types_of() -> tuple[str, ...]:
+    """As which Python mypy reads: pyproject.toml says the lowest, where packages allow that.
+
+    numpy's types for Python 3.12 and newer cannot be read as those of 3.10.
+    """
+    newer = sys.version_info[:2] >= (3, 12)
+    return ("--python-version", "{}.{}".format(*sys.version_info[:2])) if newer else ()
 
 
 def test_with(versions: str, tests: tuple[str, ...]) -> int:
@@ -124,21 +136,57 @@ def test_with(versions: str, tests: tuple[str, ...]) -> int:
 
 
 def matrix(arguments: list[str]) -> int:
-    """Run the tests with every installed Python, then with the lowest and newest versions."""
-    rows: list[tuple[str, str]] = []
-    for version in PYTHONS:
-        python_3 = shutil.which(f"python{version}")
-        if python_3 is None or subprocess.call([python_3, "-c", ""], stderr=subprocess.DEVNULL):
-            rows.append((f"Python {version}", "not installed"))
-            continue
-        environment = {**os.environ, "ONNXTRAIN_VENV": f".venv-{version}"}
-        call = [python_3, "dev.py", "test", *arguments]
-        rows.append((f"Python {version}", said(subprocess.call(call, cwd=ROOT, env=environment))))
-    for option, versions in VERSIONS.items():
-        call = [sys.executable, "dev.py", "test", option, *arguments]
-        rows.append((versions, said(subprocess.call(call, cwd=ROOT))))
-    print(*(f"{name:14} {result}" for name, result in rows), sep="\n")
-    return int(any(result == FAILED for _, result in rows))
+    """Run the tests with every installed Python, then with the lowest and newest versions.
+
+    Rows may be named (``matrix 3.12 newest --fast``); ``--tidy`` deletes the environment of each
+    row after its run. All else goes to the test command.
+    """
+    rows = (*PYTHONS, *VERSIONS.values())
+    chosen = [row for row in rows if row in arguments] or rows
+    options = [a for a in arguments if a not in {"--tidy", *rows}]
+    results: dict[str, str] = {}
+    for row in chosen:
+        started = time.monotonic()
+        environment = ROOT / f".venv-{row}"
+        code = call_row(row, environment, options)
+        minutes = (time.monotonic() - started) / 60
+        results[row] = "not installed" if code is None else f"{said(code)} in {minutes:.0f} min"
+        if "--tidy" in arguments:
+            shutil.rmtree(environment, ignore_errors=True)
+    for row, result in results.items():
+        print(f"{'Python ' + row if row in PYTHONS else row:14} {result}")
+    return int(any(result.startswith(FAILED) for result in results.values()))
+
+
+def call_row(row: str, environment: Path, options: list[str]) -> int | None:
+    """The exit code of the tests of one row of the matrix, None if its Python is missing."""
+    if row not in PYTHONS:
+        call = [sys.executable, "dev.py", "test", f"--{row}", *options]
+        return subprocess.call(call, cwd=ROOT)
+    interpreter = installed(row)
+    if interpreter is None:
+        return None
+    variables = {**os.environ, "ONNXTRAIN_VENV": environment.name}
+    return subprocess.call([interpreter, "dev.py", "test", *options], cwd=ROOT, env=variables)
+
+
+def installed(version: str) -> str | None:
+    """A Python of this version that starts: the one on the path, or else one of pyenv's.
+
+    pyenv puts a command for each of its versions on the path; those start in folders that choose
+    this version, and say "command not found" elsewhere.
+    """
+    name = f"python{version}"
+    versions = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    newest_first = sorted(
+        versions.glob(f"{version}.*/bin/{name}"),
+        key=lambda path: [int(n) for n in re.findall(r"\d+", path.parts[-3])],
+        reverse=True,
+    )
+    for candidate in (shutil.which(name), *map(str, newest_first)):
+        if candidate and not subprocess.call([candidate, "-c", ""], stderr=subprocess.DEVNULL):
+            return candidate
+    return None
 
 
 FAILED = "failed"

@@ -20,8 +20,9 @@ ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / ".venv-bench"
 MAIN = [
     "-e", ".[torch,sklearn]", "onnxruntime==1.31.1", "torch==2.13.0", "onnxsim==0.8.1", "jax",
-    "matplotlib>=3.8", "numba>=0.60; python_version < '3.14'",
+    "matplotlib>=3.8",
 ]  # fmt: skip
+"""What `pip install onnxtrain` brings, and the peers: nothing that would make ours faster."""
 OLD = [
     "onnxruntime-training-cpu==1.19.2", "onnx==1.16.2", "numpy<2", "torch==2.13.0",
     "cerberus", "h5py", "setuptools",

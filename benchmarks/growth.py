@@ -2,15 +2,16 @@
 
 Step time of onnxtrain (Module + Optimizer) and of torch against batch size, sequence length, depth
 and width of a transformer encoder, and against batch size and width of an MLP: contestants in
-processes of their own, rounds interleaved, the best counts. Then the time of differentiation and of
-session creation against the number of nodes. Stored in `benchmarks/growth.json`; a run of some of
-the curves replaces those only.
+processes of their own, rounds interleaved, the median counts. Then the time of differentiation and
+of session creation against the number of nodes. Stored in `benchmarks/growth.json`; a run of some
+of the curves replaces those only.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -86,11 +87,14 @@ def measure(
     for value, name in list(zip(values, names(curve)))[: 2 if options.quick else None]:
         if name not in known:
             rounds = 1 if options.quick else options.rounds
-            known[name] = race(name, dict.fromkeys(peers, python), rounds, profile=False)
+            known[name] = race(name, dict.fromkeys(peers, python), rounds)
             errors = {p: r["error"] for p, r in known[name]["peers"].items() if r["error"]}
             if errors:
                 print(f"FAILED: {name}: {errors}", flush=True)
-        times = {peer: result["ms"] for peer, result in known[name]["peers"].items()}
+        times = {
+            peer: statistics.median(result["times_ms"])
+            for peer, result in known[name]["peers"].items() if result["times_ms"]
+        }  # fmt: skip
         points.append({"at": value, "ms": times})
     fixed = ", ".join(f"{k} {v}" for k, v in base.items() if k != axis)
     return {
@@ -99,6 +103,7 @@ def measure(
         "title": f"{kind if kind != 'mlp' else 'MLP'}, {fixed}",
         "axis": TITLES[axis],
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+        "statistic": "median",
         "points": points,
     }
 

@@ -7,7 +7,6 @@ input and a random key (for dropout), and returns the output. Layouts are torch'
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -15,7 +14,6 @@ import jax.numpy as jnp
 from jax import lax
 
 Params = dict[str, Any]
-Model = Callable[[Params, Any, Any], Any]
 
 
 def dense(p: Params, name: str, x: Any) -> Any:
@@ -100,18 +98,91 @@ def _attention(p: Params, name: str, x: Any, heads: int, keys: Any) -> Any:
     return dropout(dense(p, f"{name}.self_attn.out_proj", mixed), next(keys))
 
 
-def encoder(p: Params, tokens: Any, key: Any, heads: int = 4) -> Any:
+def encoder(p: Params, tokens: Any, key: Any) -> Any:
+    return dense(p, "head", encoded(p, tokens)[:, 0])
+
+
+def token_encoder(p: Params, tokens: Any, key: Any) -> Any:
+    return dense(p, "head", encoded(p, tokens)).reshape(tokens.size, -1)
+
+
+def encoded(p: Params, tokens: Any, heads: int = 4) -> Any:
+    """Post-norm blocks over tokens: all positions."""
     batch, length = tokens.shape
     x = layer_norm(p, "norm", p["embed.weight"][tokens] + p["position"][:, :length])
-    layers = 1 + max(int(name.split(".")[1]) for name in p if name.startswith("blocks."))
-    for name in (f"blocks.{i}" for i in range(layers)):
+    for name in blocks(p):
         q, k, v = (dense(p, f"{name}.{c}", x).reshape(batch, length, heads, -1) for c in "qkv")
-        scores = jnp.einsum("bihd,bjhd->bhij", q, k) / math.sqrt(q.shape[-1])
-        mixed = jnp.einsum("bhij,bjhd->bihd", jax.nn.softmax(scores), v).reshape(x.shape)
-        x = layer_norm(p, f"{name}.norm1", x + dense(p, f"{name}.o", mixed))
+        x = layer_norm(p, f"{name}.norm1", x + dense(p, f"{name}.o", attention(q, k, v)))
         h = jax.nn.gelu(dense(p, f"{name}.up", x), approximate=False)
         x = layer_norm(p, f"{name}.norm2", x + dense(p, f"{name}.down", h))
-    return dense(p, "head", x[:, 0])
+    return x
+
+
+def blocks(p: Params) -> list[str]:
+    """The names of the transformer's blocks."""
+    count = 1 + max(int(name.split(".")[1]) for name in p if name.startswith("blocks."))
+    return [f"blocks.{i}" for i in range(count)]
+
+
+def attention(q: Any, k: Any, v: Any, mask: Any = 0.0) -> Any:
+    """Heads in the third axis; the result has them side by side again."""
+    scores = jnp.einsum("bihd,bjhd->bhij", q, k) / math.sqrt(q.shape[-1]) + mask
+    return jnp.einsum("bhij,bjhd->bihd", jax.nn.softmax(scores), v).reshape(*q.shape[:2], -1)
+
+
+def pre_norm(p: Params, name: str, x: Any, heads: int, tanh: bool, mask: Any = 0.0) -> Any:
+    """The block of GPT-2 and ViT."""
+    projected = dense(p, f"{name}.qkv", layer_norm(p, f"{name}.norm1", x))
+    q, k, v = (t.reshape(*x.shape[:2], heads, -1) for t in jnp.split(projected, 3, -1))
+    x = x + dense(p, f"{name}.out", attention(q, k, v, mask))
+    h = jax.nn.gelu(dense(p, f"{name}.up", layer_norm(p, f"{name}.norm2", x)), approximate=tanh)
+    return x + dense(p, f"{name}.down", h)
+
+
+def gpt2(p: Params, tokens: Any, key: Any) -> Any:
+    x = p["embed.weight"][tokens] + p["position.weight"][p["places"]]
+    for name in blocks(p):
+        x = pre_norm(p, name, x, 12, True, p["mask"])
+    return (layer_norm(p, "norm", x) @ p["embed.weight"].T).reshape(tokens.size, -1)
+
+
+def vit(p: Params, images: Any, key: Any) -> Any:
+    x = conv(p, "patches", images, p["patches.weight"].shape[-1])
+    x = x.reshape(*x.shape[:2], -1).transpose(0, 2, 1)
+    first = jnp.broadcast_to(p["token"], (len(x), 1, x.shape[-1]))
+    x = jnp.concatenate([first, x], 1) + p["position"]
+    for name in blocks(p):
+        x = pre_norm(p, name, x, 3, False)
+    return dense(p, "head", layer_norm(p, "norm", x)[:, 0])
+
+
+def llama(p: Params, tokens: Any, key: Any, heads: int = 8, groups: int = 2) -> Any:
+    def linear(name: str, x: Any) -> Any:
+        return x @ p[f"{name}.weight"].T
+
+    def rms_norm(name: str, x: Any) -> Any:
+        tiny = jnp.finfo(x.dtype).eps
+        return x * lax.rsqrt((x * x).mean(-1, keepdims=True) + tiny) * p[f"{name}.weight"]
+
+    def rotated(x: Any) -> Any:
+        a, b = jnp.split(x, 2, -1)
+        cos, sin = (p[table][:, None] for table in ("cos", "sin"))
+        return x * cos + jnp.concatenate([-b, a], -1) * sin
+
+    x = p["embed.weight"][tokens]
+    for name in blocks(p):
+        h = rms_norm(f"{name}.norm1", x)
+        q, k, v = (
+            linear(f"{name}.{c}", h).reshape(*x.shape[:2], n, -1)
+            for c, n in (("q", heads), ("k", groups), ("v", groups))
+        )
+        q, k = rotated(q), rotated(k)
+        k, v = (jnp.repeat(t, heads // groups, 2) for t in (k, v))
+        x = x + linear(f"{name}.o", attention(q, k, v, p["mask"]))
+        h = rms_norm(f"{name}.norm2", x)
+        gated = jax.nn.silu(linear(f"{name}.gate", h)) * linear(f"{name}.up", h)
+        x = x + linear(f"{name}.down", gated)
+    return linear("head", rms_norm("norm", x)).reshape(tokens.size, -1)
 
 
 def resnet18(p: Params, x: Any, key: Any, norm: Any = batch_norm) -> Any:
@@ -166,10 +237,3 @@ def unet(p: Params, x: Any, key: Any) -> Any:
 
 def many_tensors(p: Params, x: Any, key: Any) -> Any:
     return x + sum(part[:1] for part in p.values())
-
-
-MODELS: dict[str, Model] = {
-    "mlp_sgd": mlp, "mlp_adamw": mlp, "mlp_small": mlp, "cnn": cnn, "encoder": encoder,
-    "transformer_lm": transformer_lm, "resnet18": resnet18, "resnet18_head": resnet18_head,
-    "lstm": lstm, "unet": unet, "optimizer_25m": many_tensors,
-}  # fmt: skip

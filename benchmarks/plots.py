@@ -1,21 +1,23 @@
-"""The plots of docs/performance.md as small SVG files, out of the stored results."""
+"""The plots of docs/performance.md as small SVG files, out of the stored runs."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .report import NAMES, ratio
+from .figures import ALONE, BESIDE, Figures
+from .race import OURS
+from .report import NAMES, history
+from .runs import Run, newest
 
-COLOURS = dict(zip(
-    ["eager", "compiled", "old", "jax", "onnxsim", "sklearn"],
-    ["#4477aa", "#66ccee", "#228833", "#ccbb44", "#ee6677", "#aa3377"],
-))  # fmt: skip
-OURS = "#222222"
+COLOURS = {"eager": "#4477aa", "compiled": "#66ccee"}
+BLACK = "#222222"
+WAYS = dict(zip(OURS, ["#228833", "#4477aa", "#ee6677"]))
 
 
-def draw(results: dict[str, Any], growth: dict[str, Any], folder: Path) -> None:
+def draw(runs: Sequence[Run], growth: dict[str, Any], folder: Path) -> None:
     """All plots into the folder."""
     import matplotlib
 
@@ -26,7 +28,8 @@ def draw(results: dict[str, Any], growth: dict[str, Any], folder: Path) -> None:
         "axes.spines.top": False, "axes.spines.right": False, "font.family": "sans-serif",
     })  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)
-    _save(_ratios(results), folder / "ratios.svg")
+    _save(_ratios(Figures(newest(runs))), folder / "ratios.svg")
+    _save(_versions(runs), folder / "versions.svg")
     if growth.get("curves"):
         _save(_growth(growth["curves"]), folder / "growth.svg")
     if growth.get("nodes"):
@@ -41,40 +44,58 @@ def _save(figure: Any, path: Path) -> None:
     path.write_text("\n".join(line.rstrip() for line in path.read_text().splitlines()) + "\n")
 
 
-def _ratios(results: dict[str, Any]) -> Any:
-    """A bar per workload and peer, on a logarithmic axis that starts at 1."""
+def _ratios(figures: Figures) -> Any:
+    """A point per workload and way with its quartiles: filled alone, hollow beside torch."""
     from matplotlib import pyplot
 
-    entries = list(results.values())
-    peers = [p for p in NAMES if any(math.isfinite(ratio(e, p)) for e in entries)]
-    figure, axes = pyplot.subplots(figsize=(8, 1 + 0.62 * max(1, len(entries))))
-    height = 0.8 / max(1, len(peers))
-    for i, peer in enumerate(peers):
-        values = [ratio(e, peer) for e in entries]
-        rows = [(row + i * height, v) for row, v in enumerate(values) if math.isfinite(v)]
-        if rows:
-            places, widths = zip(*rows)
-            axes.barh(
-                places, [w - 1 for w in widths], height, left=1, color=COLOURS[peer],
-                label=NAMES[peer],
-            )  # fmt: skip
-        for place, value in rows:
-            axes.annotate(
-                f"{value:.2f}", (value, place), (3 if value >= 1 else -3, 0),
-                textcoords="offset points", va="center", ha="left" if value >= 1 else "right",
-                fontsize=6,
-            )  # fmt: skip
+    rows = figures.names
+    figure, axes = pyplot.subplots(figsize=(8, 1 + 0.5 * max(1, len(rows))))
+    for i, (way, colour) in enumerate(WAYS.items()):
+        for setting, shift, fill in ((ALONE, 0.0, colour), (BESIDE, 0.1, "white")):
+            points = []
+            for row, name in enumerate(rows):
+                ratio = figures.against_torch(name, way, setting)
+                if math.isfinite(ratio.median):
+                    points.append((ratio, row + (i - 1) * 0.25 + shift))
+            if points:
+                middle = [r.median for r, _ in points]
+                ends = [
+                    [r.median - r.low for r, _ in points],
+                    [r.high - r.median for r, _ in points],
+                ]
+                place = "" if setting == ALONE else ", beside torch"
+                axes.errorbar(
+                    middle, [y for _, y in points], xerr=ends, fmt="o", color=colour, mfc=fill,
+                    markersize=4, elinewidth=1, label=f"{NAMES[way]}{place}",
+                )  # fmt: skip
     axes.set_xscale("log")
-    axes.axvline(1, color=OURS, linewidth=1)
-    axes.set_yticks([r + 0.4 - height / 2 for r in range(len(entries))])
-    axes.set_yticklabels([e["title"] for e in entries], fontsize=7)
+    axes.axvline(1, color=BLACK, linewidth=1)
+    axes.set_yticks(range(len(rows)), [figures.last(n)["title"] for n in rows], fontsize=7)
     axes.invert_yaxis()
-    ticks = [0.5, 1, 2, 5, 10, 20]
+    axes.grid(axis="x", alpha=0.25)
+    ticks = [0.5, 0.8, 1, 1.2, 1.5, 2, 5, 10]
     axes.set_xticks(ticks, [f"{t:g}" for t in ticks])
     axes.minorticks_off()
-    axes.margins(x=0.12)
-    axes.set_xlabel("time of the peer ÷ ours (right of the line: onnxtrain is faster)")
+    axes.set_xlabel("the better torch ÷ ours (right of the line: onnxtrain is faster)")
     axes.legend(fontsize=7, frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
+    return figure
+
+
+def _versions(runs: Sequence[Run]) -> Any:
+    """The geometric mean of each way, by state of the sources."""
+    from matplotlib import pyplot
+
+    states = history(runs)
+    figure, axes = pyplot.subplots(figsize=(8, 3.2))
+    for way, colour in WAYS.items():
+        known = [(i, m[way].value) for i, (_, m) in enumerate(states) if m[way].count]
+        if known:
+            axes.plot(*zip(*known), "o-", color=colour, markersize=4, label=NAMES[way])
+    axes.axhline(1, color=BLACK, linewidth=1)
+    axes.set_xticks(range(len(states)), [s for s, _ in states], rotation=20, ha="right", fontsize=7)
+    axes.set_ylabel("the better torch ÷ ours")
+    axes.grid(axis="y", alpha=0.25)
+    axes.legend(fontsize=7, frameon=False)
     return figure
 
 
@@ -85,7 +106,7 @@ def _growth(curves: list[dict[str, Any]]) -> Any:
     axes_of = list(dict.fromkeys(c["axis"] for c in curves))
     figure, panels = pyplot.subplots(2, math.ceil(len(axes_of) / 2), figsize=(8, 6), squeeze=False)
     titles = list(dict.fromkeys(c["model"] for c in curves))
-    lines = {"ours_parts": ("ours", OURS), "eager": ("torch eager", COLOURS["eager"]),
+    lines = {"ours_parts": ("ours", BLACK), "eager": ("torch eager", COLOURS["eager"]),
              "compiled": ("torch compiled", COLOURS["compiled"])}  # fmt: skip
     for panel, axis in zip(panels.flat, axes_of):
         for curve in (c for c in curves if c["axis"] == axis):
@@ -118,7 +139,7 @@ def _nodes(points: list[dict[str, Any]]) -> Any:
     figure, axes = pyplot.subplots(figsize=(5, 3.4))
     nodes = [p["nodes"] for p in points]
     for key, label, colour in (
-        ("differentiate_s", "differentiate", OURS),
+        ("differentiate_s", "differentiate", BLACK),
         ("session_s", "one session (onnxruntime)", COLOURS["eager"]),
         ("module_s", "Module ready (in pieces)", COLOURS["compiled"]),
     ):

@@ -6,17 +6,18 @@ written when it is named.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import platform
 import sys
 import warnings
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import torch
 
 from onnxtrain.torch.export import export
@@ -24,6 +25,9 @@ from onnxtrain.torch.export import export
 from .workloads import find
 
 BATCHES = 4
+PACKAGES = (
+    "onnxtrain", "onnxruntime", "numpy", "numba", "onnx", "torch", "jax", "onnxsim", "scikit-learn",
+)  # fmt: skip
 
 
 def prepare(name: str, folder: Path, peers: tuple[str, ...] = ()) -> None:
@@ -44,10 +48,13 @@ def prepare(name: str, folder: Path, peers: tuple[str, ...] = ()) -> None:
     training = not workload.trainable
     sample = batches[0][0]
     axes = {"x": {0: "batch"}} if workload.dynamic else None
-    onnx.save(_export(model, sample, training, axes), folder / "model.onnx")
+    exported = _export(model, sample, training, axes, workload.exporter)
+    onnx.save(exported, folder / "model.onnx")
     if "onnxsim" in peers:
-        onnx.save(_export(model, sample, training, None), folder / "model_static.onnx")
-    if "old" in peers:
+        if workload.dynamic:
+            exported = _export(model, sample, training, None, workload.exporter)
+        onnx.save(exported, folder / "model_static.onnx")
+    if "old" in set(peers) - set(workload.left_out) and workload.exporter == "torchscript":
         _for_the_predecessor(model, sample, training, axes, folder / "model_old.onnx")
     weights = model.state_dict()
     torch.save(weights, folder / "weights.pt")
@@ -57,24 +64,31 @@ def prepare(name: str, folder: Path, peers: tuple[str, ...] = ()) -> None:
         "name": name,
         "title": workload.title,
         "batches": BATCHES,
-        "steps": workload.steps,
         "loss": workload.loss,
         "random": workload.random,
+        "left_out": workload.left_out,
         "optimizer": workload.optimizer,
         "trainable": trainable,
-        "versions": {
-            "python": platform.python_version(),
-            "onnxruntime": onnxruntime.__version__,
-            "torch": torch.__version__,
-        },
+        "packages": packages(),
     }
     (folder / "spec.json").write_text(json.dumps(spec))
 
 
-def _export(model: torch.nn.Module, sample: torch.Tensor, training: bool, axes: Any) -> Any:
+def packages() -> dict[str, str]:
+    """What is installed here of those that a time may depend on, with Python itself."""
+    installed = {"python": platform.python_version()}
+    for name in PACKAGES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            installed[name] = metadata.version(name)
+    return installed
+
+
+def _export(
+    model: torch.nn.Module, sample: torch.Tensor, training: bool, axes: Any, exporter: str
+) -> Any:
     exported = export(
         model, (sample,), input_names=["x"], output_names=["output"], dynamic_axes=axes,
-        training=training, exporter="torchscript",
+        training=training, exporter=exporter,
     )  # fmt: skip
     return exported.model
 

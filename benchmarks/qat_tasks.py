@@ -44,8 +44,11 @@ class Task:
     test_y: Array
 
 
-def digits() -> Task:
-    """The convolutional network of `onnxtrain demo`, trained on scikit-learn's digits."""
+def digits(seed: int = SEED) -> Task:
+    """The convolutional network of `onnxtrain demo`, trained on scikit-learn's digits.
+
+    The seed decides which rows are for tests, and where the weights begin.
+    """
     import onnxtrain
     from onnxtrain import losses, optim
     from onnxtrain.api import Trainer
@@ -53,15 +56,15 @@ def digits() -> Task:
     from onnxtrain.data import digits as load
 
     images, labels = load()
-    order = np.random.default_rng(SEED).permutation(len(labels))
+    order = np.random.default_rng(seed).permutation(len(labels))
     images, labels = images[order], labels[order]
     with tempfile.TemporaryDirectory() as folder:
         onnxtrain.generate_artifacts(
-            digits_network(SEED), loss=losses.CrossEntropyLoss(), optimizer=optim.adamw(),
+            digits_network(seed), loss=losses.CrossEntropyLoss(), optimizer=optim.adamw(),
             artifact_directory=folder,
         )  # fmt: skip
         trainer = Trainer.from_directory(folder, learning_rate=2e-3)
-        trainer.fit((images[:1200], labels[:1200]), 12, 32, progress=False, seed=SEED)
+        trainer.fit((images[:1200], labels[:1200]), 12, 32, progress=False, seed=seed)
         trainer.export(Path(folder) / "trained.onnx")
         model = onnx.load(Path(folder) / "trained.onnx")
     return Task(model, "scores", images[:1200], labels[:1200], images[1200:], labels[1200:])
@@ -213,7 +216,7 @@ def _features(path: Path, config: dict[str, Any]) -> Array:
     return np.array(first + last, np.int32)
 
 
-MAKERS: dict[str, Callable[[], Task]] = {
+MAKERS: dict[str, Callable[..., Task]] = {
     "digits": digits,
     "text direction": text_direction,
     "orientation": orientation,
@@ -221,12 +224,13 @@ MAKERS: dict[str, Callable[[], Task]] = {
 }
 
 
-def load_task(name: str) -> Task:
-    """A task, made once and then read from the cache."""
-    model, arrays = CACHE / f"{name}.onnx", CACHE / f"{name}.npz"
+def load_task(name: str, seed: int = 0) -> Task:
+    """A task, made once and then read from the cache; only some look at the seed."""
+    file = f"{name} {seed}" if seed else name
+    model, arrays = CACHE / f"{file}.onnx", CACHE / f"{file}.npz"
     if not arrays.exists():
         CACHE.mkdir(parents=True, exist_ok=True)
-        task = MAKERS[name]()
+        task = MAKERS[name](seed) if seed else MAKERS[name]()
         onnx.save(task.model, model)
         np.savez(arrays, compared=task.compared, x=task.x, y=task.y, test_x=task.test_x,
                  test_y=task.test_y)  # fmt: skip

@@ -1,11 +1,10 @@
-"""Contestants as processes, and one workload run by all of them in turns. Standard library only."""
+"""Contestants in processes, and one workload run by all of them in turns. Standard library only."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
-import platform
 import signal
 import subprocess
 import tempfile
@@ -16,178 +15,234 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-OURS = ("ours", "ours_parts")
-PEERS = (*OURS, "eager", "compiled", "old", "jax", "onnxsim", "sklearn")
+OURS = ("ours", "ours_parts", "ortmodule")
+TORCH = ("eager", "compiled")
+PEERS = (*OURS, *TORCH, "old", "jax", "onnxsim", "sklearn")
+BESIDE = (*TORCH, *OURS)
+"""Who shares a process in the second table, in the order in which they get ready: torch is there
+first, as in a program that loads its data with torch."""
+
 THREAD_SETTINGS = (
     "BENCHMARK_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS",
 )  # fmt: skip
-PAUSE = 0.3
-"""Seconds between turns: threads of the one before spin for a while after their work."""
+QUIET = {"PYTHONWARNINGS": "ignore", "ONNXTRAIN_QUIET": "1"}
+PAUSE = 0.15
+"""Seconds between turns of two processes: threads of the one before spin after their work."""
+
+TURN = 0.25
+"""Seconds that a turn should take; it has one step at least."""
+
+ENOUGH, LONG = 3, 30.0
+"""Rounds end after so many when they have taken so many seconds: steps of seconds spread little."""
 
 TOLERANCE, TOLERANCE_RANDOM = 2e-3, 5e-2
 """How far the first five losses may be from torch's: |a − b| ≤ tolerance·|b| + 1e-4."""
 
 
-class Contestant:
-    """A worker process and what it answered.
+class Host:
+    """A worker process with one contestant or several.
 
     Args:
-        peer: who.
-        python: the interpreter that runs it.
+        peers: who.
+        python: the interpreter that runs them.
         folder: what `benchmarks.prepare` wrote.
         source: folder of the package to import instead of the installed one.
-        threads: how many it may use.
+        threads: how many may be used.
 
     Attributes:
-        times: seconds of a step, by round.
-        processor_times: the same of the processor, of all threads together.
+        contestants: those that it holds, ready or with an error.
     """
 
     def __init__(
         self,
-        peer: str,
+        peers: Sequence[str],
         python: str,
         folder: Path,
         source: Path | None = None,
         threads: int = 2,
     ) -> None:
-        self.peer, self.error = peer, ""
-        self.times, self.processor_times = list[float](), list[float]()
-        self.answer: dict[str, Any] = {}
-        self.log = (folder / f"{peer.replace(':', '_')}.log").open("w+")
+        name = ",".join(peers)
+        self._log = (folder / f"{name.replace(':', '_')}.log").open("w+")
         limits = dict.fromkeys(THREAD_SETTINGS, str(threads))
         path = {} if source is None else {"PYTHONPATH": str(source)}
-        self.process = subprocess.Popen(
-            [python, str(HERE / "worker.py"), peer, str(folder)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log, text=True,
-            env={**os.environ, **limits, **path, "PYTHONWARNINGS": "ignore"},
+        self._process = subprocess.Popen(
+            [python, str(HERE / "worker.py"), name, str(folder)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True,
+            env={**os.environ, **limits, **path, **QUIET},
             start_new_session=True,  # Ctrl-C is for the driver, which ends the others
         )  # fmt: skip
         try:
-            self._read()
+            self.contestants = [Contestant(peer, self) for peer in peers]
         except BaseException:  # interrupted while it gets ready: nobody else knows it yet
             self.kill()
             raise
-        self.first = self.answer
 
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
+    def ask(self, question: str = "") -> dict[str, Any]:
+        """The next answer; one with an `error` when the process has ended instead."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            if question:
+                print(question, file=self._process.stdin, flush=True)
+            line = self._process.stdout.readline()
+        except BrokenPipeError:
+            line = ""
         if line:
-            self.answer = json.loads(line)
-            return
-        self.process.wait()
-        self.log.seek(0)
-        lines = [x for x in self.log.read().splitlines() if x.strip()]
-        said = lines[-1].partition(";")[0][:160] if lines else ""
-        self.error = said or f"exit code {self.process.returncode}"
-
-    def run(self, steps: int) -> None:
-        """One round."""
-        if self.error:
-            return
-        assert self.process.stdin is not None
-        self.process.stdin.write(f"{steps}\n")
-        self.process.stdin.flush()
-        self._read()
-        if not self.error:
-            self.times.append(self.answer["seconds"] / self.answer["steps"])
-            self.processor_times.append(self.answer["processor"] / self.answer["steps"])
+            answer: dict[str, Any] = json.loads(line)
+            return answer
+        self._process.wait()
+        self._log.seek(0)
+        lines = [x for x in self._log.read().splitlines() if x.strip()]
+        return {"error": lines[-1][:160] if lines else f"exit code {self._process.returncode}"}
 
     def kill(self) -> None:
         """End it and what it has started, whatever it is doing."""
-        if self.process.poll() is None:
+        if self._process.poll() is None:
             if hasattr(os, "killpg"):
-                os.killpg(self.process.pid, signal.SIGKILL)
+                os.killpg(self._process.pid, signal.SIGKILL)
             else:
-                self.process.kill()
-            self.process.wait()
-        for stream in (self.process.stdin, self.process.stdout, self.log):
+                self._process.kill()
+            self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout, self._log):
             if stream is not None and not stream.closed:
                 stream.close()
 
+
+class Contestant:
+    """One who takes turns.
+
+    Attributes:
+        first: what it answered when it was ready.
+        times: seconds of a step, by turn.
+        processor_times: the same of the processor, of all threads together.
+        steps: how many make a turn.
+        error: why it cannot go on, "" while it can.
+    """
+
+    def __init__(self, peer: str, host: Host) -> None:
+        self.peer, self._host, self.steps = peer, host, 1
+        self.first = self._last = host.ask()
+        self.error: str = self.first.get("error", "")
+        self.times, self.processor_times = list[float](), list[float]()
+
+    def run(self) -> None:
+        """One turn."""
+        if self.error:
+            return
+        self._last = self._host.ask(f"{self.peer} {self.steps}")
+        self.error = self._last.get("error", "")
+        if not self.error:
+            self.times.append(self._last["seconds"] / self._last["steps"])
+            self.processor_times.append(self._last["processor"] / self._last["steps"])
+
+    def warm_up(self, seconds: float) -> None:
+        """Turns that are not counted: they find how many steps take that long."""
+        for _ in range(2):
+            self.run()
+            if self.error or self.times[-1] > seconds:
+                break
+            self.steps = round(seconds / self.times[-1])
+        self.times.clear()
+        self.processor_times.clear()
+
     def result(self, folder: Path) -> dict[str, Any]:
         """What it showed."""
-        parts = self.first.get("parts", {})
-        found = {
-            "ms": min(self.times) * 1e3 if self.times else None,
-            "median_ms": sorted(self.times)[len(self.times) // 2] * 1e3 if self.times else None,
-            "first_step_s": sum(parts.values()) if parts else None,
-            "first_step_parts_s": parts,
-            "rss_mb": self.answer.get("rss"),
-            "losses": self.first.get("losses", []),
+        shown = {
+            "times_ms": [_rounded(t * 1e3) for t in self.times],
+            "steps": self.steps,
+            "first_step_parts_s": {k: round(v, 3) for k, v in self.first.get("parts", {}).items()},
+            "rss_mb": _rounded(self._last["rss"]) if "rss" in self._last else None,
+            "losses": [_rounded(x, 7) for x in self.first.get("losses", [])],
             "remark": self.first.get("remark", ""),
             "error": self.error,
         }
         cost = folder / f"artifacts_{'one' if self.peer == 'ours' else 'parts'}" / "cost.json"
-        if self.peer in OURS and cost.exists():
-            found["artifacts_rss_mb"] = json.loads(cost.read_text())["rss"]
-        return found
+        if self.peer in ("ours", "ours_parts") and cost.exists():
+            shown["artifacts_rss_mb"] = _rounded(json.loads(cost.read_text())["rss"])
+        return shown
+
+
+def _rounded(value: float, digits: int = 5) -> float:
+    return float(f"{value:.{digits}g}")
 
 
 def race(
-    name: str, pythons: dict[str, str], rounds: int, *, quick: bool = False, profile: bool = True
+    name: str, pythons: dict[str, str], rounds: int, *, beside: bool = False, profile: bool = False
 ) -> dict[str, Any]:
     """All contestants on one workload, as it is stored.
 
     Args:
         name: of the workload.
         pythons: by contestant, the interpreter that runs it.
-        rounds: how often each has its turn; the best counts.
-        quick: fewer steps, for trying out.
+        rounds: how often each has its turn, at most.
+        beside: once more, ours and torch in one process.
         profile: also find the time per operator type, after the rounds.
     """
-    began = time.time()
+    began, load = time.time(), load_average()
     python = next((python for peer, python in pythons.items() if peer != "old"), "")
     if not python:
         raise SystemExit("The predecessor cannot run alone: name another peer too.")
-    contestants: list[Contestant] = []
     with tempfile.TemporaryDirectory(prefix="onnxtrain-bench-", ignore_cleanup_errors=True) as text:
         folder = Path(text)
         command = [python, "-m", "benchmarks.prepare", name, text, *pythons]
-        subprocess.run(command, check=True, cwd=HERE.parent)
+        subprocess.run(command, check=True, cwd=HERE.parent, env={**os.environ, **QUIET})
         spec = json.loads((folder / "spec.json").read_text())
-        steps = max(1, spec["steps"] // 5) if quick else spec["steps"]
-        try:
-            for peer, its_python in pythons.items():
-                contestants.append(Contestant(peer, its_python, folder))
-            run_rounds(contestants, steps, rounds)
-            peers = {c.peer: c.result(folder) for c in contestants}
-        finally:
-            for contestant in contestants:
-                contestant.kill()
-        mine = [p for p in OURS if p in pythons and not peers[p]["error"]]
+        peers = compete([([p], its) for p, its in pythons.items()], folder, rounds, PAUSE)
+        together = [p for p in BESIDE if p in pythons and not peers[p]["error"]]
+        shared = compete([(together, python)], folder, rounds) if beside and together else {}
+        mine = [p for p in ("ours", "ours_parts") if p in together]
         operators = {p: _operators(p, pythons[p], folder) for p in mine if profile}
     return {
         "title": spec["title"],
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+        "load": load,
         "rounds": rounds,
-        "seconds": time.time() - began,
-        "machine": {**machine(), **spec["versions"]},
+        "seconds": round(time.time() - began, 1),
         "tolerance": TOLERANCE_RANDOM if spec["random"] else TOLERANCE,
+        "packages": spec["packages"],
         "peers": peers,
+        "beside": {p: {k: r[k] for k in ("times_ms", "steps", "error")} for p, r in shared.items()},
         "operators": operators,
     }
 
 
-def run_rounds(contestants: Sequence[Contestant], steps: int, rounds: int) -> None:
+def compete(
+    processes: Sequence[tuple[Sequence[str], str]], folder: Path, rounds: int, pause: float = 0.0
+) -> dict[str, dict[str, Any]]:
+    """Get everybody ready, have the rounds, end everybody; what each showed."""
+    hosts: list[Host] = []
+    try:
+        for peers, python in processes:
+            hosts.append(Host(peers, python, folder))
+        contestants = [c for host in hosts for c in host.contestants]
+        run_rounds(contestants, rounds, pause=pause)
+        return {c.peer: c.result(folder) for c in contestants}
+    finally:
+        for host in hosts:
+            host.kill()
+
+
+def run_rounds(
+    contestants: Sequence[Contestant], rounds: int, turn: float = TURN, pause: float = PAUSE
+) -> None:
     """All in turns, the order reversed every other time."""
-    for contestant in contestants:  # not measured: caches, compilation of other shapes
-        contestant.run(max(1, steps // 5))
-        contestant.times.clear()
-        contestant.processor_times.clear()
+    for contestant in contestants:
+        contestant.warm_up(turn)
+    began = time.monotonic()
     for number in range(rounds):
+        if number >= ENOUGH and time.monotonic() - began > LONG:
+            break
         order = contestants if number % 2 == 0 else contestants[::-1]
         for contestant in order:
-            time.sleep(PAUSE)
-            contestant.run(steps)
+            time.sleep(pause if not contestant.error else 0.0)
+            contestant.run()
 
 
 def _operators(peer: str, python: str, folder: Path) -> dict[str, float]:
-    profiled = Contestant(f"profile:{peer}", python, folder)
-    profiled.kill()
-    found: dict[str, float] = profiled.answer.get("operators", {})
-    return found
+    host = Host([f"profile:{peer}"], python, folder)
+    host.kill()
+    shares = host.contestants[0].first.get("operators", {})
+    return {name: round(share, 4) for name, share in shares.items()}
 
 
 def disagreements(entry: dict[str, Any]) -> dict[str, float]:
@@ -200,25 +255,16 @@ def differences(entry: dict[str, Any]) -> dict[str, float]:
     reference = entry["peers"].get("eager", {}).get("losses")
     if not reference:
         return {}
-    found = {}
+    largest = {}
     for peer, result in entry["peers"].items():
         pairs = list(zip(result.get("losses", []), reference))
         if peer != "eager" and pairs:
             gaps = [max(0.0, abs(a - b) - 1e-4) / abs(b) for a, b in pairs]
             odd = any(not math.isfinite(a) for a, _ in pairs)
-            found[peer] = math.inf if odd else max(gaps)
-    return found
+            largest[peer] = math.inf if odd else max(gaps)
+    return largest
 
 
-def machine() -> dict[str, Any]:
-    """Cores and instruction set, so that the numbers can be placed."""
-    flags = ""
-    if Path("/proc/cpuinfo").exists():
-        text = Path("/proc/cpuinfo").read_text()
-        flags = next((line for line in text.splitlines() if line.startswith("flags")), "")
-    known = ("avx2", "fma", "avx512f", "avx512_vnni", "amx_tile")
-    return {
-        "cores": os.cpu_count(),
-        "architecture": platform.machine(),
-        "instructions": [f for f in known if f in flags.split()],
-    }
+def load_average() -> float | None:
+    """How many processes wanted a core in the last minute, where the system tells."""
+    return round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None

@@ -1,334 +1,316 @@
-"""The page docs/performance.md and the README's table, out of the stored results.
+"""The page docs/performance.md and the README's table, out of the stored runs.
 
-`python -m benchmarks.report` writes them again; nothing is measured. What is written by hand, the
-section "Where it loses, and why", is kept in `benchmarks/losses.md`.
+`python -m benchmarks.report` writes them again; nothing is measured. What is written by hand is in
+`benchmarks/losses.md`, and the reason for every ratio below 1 in `benchmarks/reasons.json`.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .race import differences
+from . import runs as stored_runs
+from .figures import (
+    ALONE,
+    BASE,
+    BESIDE,
+    OTHERS,
+    Figures,
+    Loss,
+    Mean,
+    Spread,
+    geometric_mean,
+)  # fmt: skip
+from .growth_report import growth_section, rows_of, shown, three_digits
+from .race import OURS, TORCH, differences
+from .runs import Run
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 IMAGES = "images/performance"
 NAMES = {
+    "ours": "Trainer", "ours_parts": "Module + Optimizer", "ortmodule": "ORTModule",
     "eager": "torch eager", "compiled": "torch compiled", "old": "predecessor", "jax": "jax",
     "onnxsim": "onnxsim", "sklearn": "scikit-learn",
 }  # fmt: skip
+TRANSFORMERS = ("encoder", "token_encoder", "gpt2", "vit", "llama")
+KINDS = {"alone": "time, a process each", "beside": "time, one process", "memory": "memory"}
+SETTINGS = {ALONE: "a process each", BESIDE: "one process"}
 MARK = "<!-- benchmark -->"
-Entry = dict[str, Any]
-
-
-def best(entry: Entry) -> float:
-    """Our time in ms: the better of Trainer and of Module + Optimizer."""
-    return min(_time(entry, "ours"), _time(entry, "ours_parts"))
-
-
-def ratio(entry: Entry, peer: str) -> float:
-    """The peer's time ÷ ours; nan without either."""
-    mine, theirs = best(entry), _time(entry, peer)
-    return theirs / mine if math.isfinite(mine) and math.isfinite(theirs) else math.nan
-
-
-def ratio_to_torch(entry: Entry) -> float:
-    """Against the better of torch eager and compiled."""
-    return min(
-        (r for r in (ratio(entry, "eager"), ratio(entry, "compiled")) if math.isfinite(r)),
-        default=math.nan,
-    )
-
-
-def geometric_mean(ratios: Iterable[float]) -> tuple[float, int]:
-    """Over those that are there, and how many that are."""
-    known = [r for r in ratios if math.isfinite(r)]
-    if not known:
-        return math.nan, 0
-    return math.exp(sum(map(math.log, known)) / len(known)), len(known)
-
-
-def _time(entry: Entry, peer: str) -> float:
-    return entry["peers"].get(peer, {}).get("ms") or math.inf
-
-
-def _number(value: float | None, digits: int = 2) -> str:
-    if value is None or not math.isfinite(value):
-        return "–"
-    return f"{value:.{digits}f}"
-
-
-def _rows(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    lines = [list(head), *map(list, rows)]
-    lines.insert(1, ["---"] * len(lines[0]))
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+UNEXPLAINED = "not explained yet"
 
 
 # --- tables ------------------------------------------------------------------------------------
 
 
-def table(results: dict[str, Entry]) -> str:
-    """Our times, and the peers' ratios."""
-    peers = [p for p in NAMES if any(p in e["peers"] for e in results.values())]
+def torch_table(figures: Figures, setting: str) -> str:
+    """Torch's times, and the better one ÷ each of ours."""
     rows = []
-    for entry in results.values():
-        both = (_number(entry["peers"].get(p, {}).get("ms")) for p in ("ours", "ours_parts"))
-        rows.append([entry["title"], *both, *(_cell(entry, p) for p in peers)])
-    means = [geometric_mean(ratio(e, p) for e in results.values()) for p in peers]
-    rows.append([
-        "**geometric mean** (of so many)", "", "",
-        *(f"**{_number(mean)}** ({count})" if count else "" for mean, count in means),
-    ])  # fmt: skip
-    head = ["workload", "Trainer, ms", "Module + Optimizer, ms", *(NAMES[p] for p in peers)]
-    mean, count = geometric_mean(map(ratio_to_torch, results.values()))
-    text = "Geometric mean against the better of torch eager and compiled:"
-    return f"{_rows(head, rows)}\n\n{text} **{_number(mean)}** (over {count})."
+    if not any(figures.last(name).get(setting) for name in figures.names):
+        return "Not measured in these runs."
+    for name in figures.names:
+        times = (_times(figures.time(name, peer, setting)) for peer in TORCH)
+        ratios = (_spread(figures.against_torch(name, way, setting)) for way in OURS)
+        rows.append([figures.last(name)["title"], *times, *ratios])
+    means = [figures.mean(way, setting) for way in OURS]
+    rows.append(["**geometric mean**, the least", "", "", *map(_mean, means)])
+    subset = [name for name in TRANSFORMERS if name in figures.names]
+    if len(subset) > 1:
+        means = [figures.mean(way, setting, subset) for way in OURS]
+        rows.append([f"of the {len(subset)} transformers", "", "", *map(_mean, means)])
+    head = ["workload", *(f"{NAMES[p]}, ms" for p in TORCH), *(NAMES[way] for way in OURS)]
+    return rows_of(head, rows)
 
 
-def _cell(entry: Entry, peer: str) -> str:
-    value = ratio(entry, peer)
-    if math.isfinite(value):
-        return f"{value:.2f}" + ("¹" if entry["peers"][peer].get("remark") else "")
-    return "cannot" if entry["peers"].get(peer, {}).get("error") else ""
+def times_table(figures: Figures) -> str:
+    """Milliseconds of everybody."""
+    peers = [p for p in NAMES if any(p in figures.peers(n) for n in figures.names)]
+    rows = [
+        [figures.last(n)["title"], *(_times(figures.time(n, p)) for p in peers)]
+        for n in figures.names
+    ]
+    return rows_of(["workload", *(NAMES[p] for p in peers)], rows)
 
 
-def start_table(results: dict[str, Entry]) -> str:
-    """Time to the first step, by parts."""
-    head = ["workload", "import", "differentiate + artifacts", "session", "first run", "in all",
-            "torch eager", "torch compiled", "predecessor", "jax"]  # fmt: skip
+def peers_table(figures: Figures) -> str:
+    """Peers other than torch ÷ Module + Optimizer."""
+    rows = [
+        [figures.last(n)["title"], *(_peer_cell(figures, n, p) for p in OTHERS)]
+        for n in figures.names
+    ]
+    means = (
+        geometric_mean(figures.ratio(n, p, BASE).median for n in figures.names) for p in OTHERS
+    )
+    rows.append(["**geometric mean**, the least", *map(_mean, means)])
+    return rows_of(["workload", *(NAMES[p] for p in OTHERS)], rows)
+
+
+def _peer_cell(figures: Figures, name: str, peer: str) -> str:
+    ratio, result = figures.ratio(name, peer, BASE), figures.peers(name).get(peer, {})
+    if math.isfinite(ratio.median):
+        return _spread(ratio) + ("¹" if result.get("remark") else "")
+    return "cannot" if result.get("error") else ""
+
+
+def memory_table(figures: Figures) -> str:
+    """Peak memory, and each of ours ÷ torch's."""
+    peers = (*OURS, "eager", "compiled", "old", "jax")
     rows = []
-    for entry in results.values():
-        mine = entry["peers"].get("ours_parts", {})
-        parts = mine.get("first_step_parts_s") or {}
+    for name in figures.names:
+        eager = figures.memory(name, "eager")
+        made = figures.memory(name, BASE, "artifacts_rss_mb")
+        sizes = [*(figures.memory(name, p) for p in peers), made]
+        shares = (figures.memory(name, way) / eager for way in OURS)
         rows.append([
-            entry["title"],
-            *(_number(parts.get(k), 1) for k in ("import", "artifacts", "session", "first run")),
-            *(
-                _number(entry["peers"].get(p, {}).get("first_step_s"), 1)
-                for p in ("ours_parts", "eager", "compiled", "old", "jax")
-            ),
+            figures.last(name)["title"], *(shown(s, 0) for s in sizes), *map(shown, shares),
         ])  # fmt: skip
-    return _rows(head, rows)
+    shares_head = [f"{NAMES[way]} ÷ eager" for way in OURS]
+    return rows_of(
+        ["workload", *(NAMES[p] for p in peers), "writing artifacts", *shares_head], rows
+    )
 
 
-def memory_table(results: dict[str, Entry]) -> str:
-    """Peak memory, and ours ÷ torch's."""
-    head = ["workload", "Trainer", "Module + Optimizer", "writing artifacts", "torch eager",
-            "torch compiled", "predecessor", "jax", "ours ÷ eager"]  # fmt: skip
+def start_table(figures: Figures) -> str:
+    """Time to the first step, of Module + Optimizer by parts."""
+    parts = {"import": "import", "artifacts": "differentiate + artifacts", "session": "session",
+             "first run": "first run"}  # fmt: skip
+    peers = (BASE, "ours", "ortmodule", "eager", "compiled", "old", "jax")
     rows = []
-    for entry in results.values():
-        peers = entry["peers"]
-        made = peers.get("ours_parts", {}).get("artifacts_rss_mb")
-        sizes = {p: found.get("rss_mb") for p, found in peers.items()}
-        mine = min((s for s in (sizes.get("ours"), sizes.get("ours_parts")) if s), default=math.nan)
-        share = mine / sizes["eager"] if sizes.get("eager") else math.nan
-        cells = [sizes.get("ours"), sizes.get("ours_parts"), made]
-        cells += [sizes.get(p) for p in ("eager", "compiled", "old", "jax")]
-        rows.append([entry["title"], *(_number(c, 0) for c in cells), _number(share)])
-    return _rows(head, rows)
+    for name in figures.names:
+        mine = figures.start(name, BASE)
+        whole = (sum(figures.start(name, p).values()) or math.nan for p in peers)
+        cells = [*(mine.get(k, math.nan) for k in parts), *whole]
+        rows.append([figures.last(name)["title"], *(shown(c, 1) for c in cells)])
+    head = ["workload", *parts.values(), "in all", *(NAMES[p] for p in peers[1:])]
+    return rows_of(head, rows)
 
 
-def operator_table(results: dict[str, Entry]) -> str:
-    """Shares of the operator types in a step of Module + Optimizer, and of the one-graph step."""
+def operator_table(figures: Figures) -> str:
+    """Shares of the operator types in a step, of the last run that was profiled."""
     rows = []
-    for entry in results.values():
-        for peer, label in (("ours_parts", "Module + Optimizer"), ("ours", "Trainer")):
-            found = entry.get("operators", {}).get(peer)
-            if found:
-                shares = ", ".join(f"{k} {v:.0%}" for k, v in found.items() if v >= 0.005)
-                rows.append([entry["title"], label, shares])
-    return _rows(["workload", "by", "share of the step"], rows)
+    for name in figures.names:
+        profiled = [e["operators"] for e in figures.entries(name) if e.get("operators")]
+        for way, found in (profiled[-1] if profiled else {}).items():
+            shares = ", ".join(f"{k} {v:.0%}" for k, v in found.items() if v >= 0.005)
+            rows.append([figures.last(name)["title"], NAMES[way], shares])
+    return rows_of(["workload", "by", "share of the step"], rows) if rows else ""
 
 
-def loss_table(results: dict[str, Entry]) -> str:
+def agreement_table(figures: Figures) -> str:
     """How far the first five losses are from torch's, relatively."""
-    peers = [p for p in ("ours", "ours_parts", *NAMES) if p != "eager"]
+    peers = [p for p in NAMES if p != "eager"]
     rows = []
-    for entry in results.values():
+    for name in figures.names:
+        entry = figures.last(name)
         gaps = differences(entry)
         cells = (f"{gaps[p]:.1g}" if p in gaps else "" for p in peers)
-        limit = entry.get("tolerance")
-        rows.append([entry["title"], *cells, f"{limit:g}" if limit else "–"])
-    titles = {"ours": "Trainer", "ours_parts": "Module + Optimizer", **NAMES}
-    return _rows(["workload", *(titles[p] for p in peers), "allowed"], rows)
+        rows.append([entry["title"], *cells, f"{entry['tolerance']:g}"])
+    return rows_of(["workload", *(NAMES[p] for p in peers), "allowed"], rows)
 
 
-def refusals(results: dict[str, Entry]) -> str:
+def refusals(figures: Figures) -> str:
     """What the peers cannot do, and why; each reason once."""
     reasons: dict[tuple[str, str], list[str]] = {}
-    for entry in results.values():
-        for peer, found in entry["peers"].items():
-            if found.get("error"):
-                key = NAMES.get(peer, peer), found["error"].replace("|", "/").replace("`", "'")
-                reasons.setdefault(key, []).append(entry["title"])
+    for name in figures.names:
+        for peer, result in figures.peers(name).items():
+            if result.get("error"):
+                key = NAMES[peer], result["error"].replace("|", "/").replace("`", "'")
+                reasons.setdefault(key, []).append(figures.last(name)["title"])
     return "\n".join(
         f"- **{peer}**: `{why}` ({'; '.join(titles)})" for (peer, why), titles in reasons.items()
     )
 
 
-def growth_table(growth: dict[str, Any]) -> str:
-    """All points of all curves."""
+def losses_table(figures: Figures, reasons: Mapping[str, str]) -> str:
+    """Every ratio below 1, with its reason."""
+    rows = [
+        [figures.last(loss.name)["title"], NAMES[loss.way], NAMES[loss.peer],
+         KINDS.get(loss.kind, KINDS["alone"]), _spread(loss.ratio), reason(reasons, loss)]
+        for loss in figures.losses()
+    ]  # fmt: skip
+    if not rows:
+        return "None of what these runs measured is below 1."
+    return rows_of(["workload", "by", "better", "what", "theirs ÷ ours", "reason"], rows)
+
+
+def reason(reasons: Mapping[str, str], loss: Loss) -> str:
+    """The most particular one of `workload/way/kind`, where any part may be a star."""
+    parts = (loss.name, loss.way, loss.kind)
+    stars = sorted(itertools.product((False, True), repeat=3), key=sum)
+    keys = ("/".join("*" if star else p for star, p in zip(s, parts)) for s in stars)
+    return next((reasons[key] for key in keys if key in reasons), UNEXPLAINED)
+
+
+def runs_table(runs: Sequence[Run]) -> str:
+    """Every run by itself: what it measured under which conditions."""
     rows = []
-    for curve in growth.get("curves", []):
-        for point in curve["points"]:
-            mine, theirs = point["ms"].get("ours_parts"), point["ms"].get("eager")
-            quotient = theirs / mine if mine and theirs else None
-            rows.append([
-                curve["title"], f"{curve['axis']} {point['at']}", _number(mine), _number(theirs),
-                _number(point["ms"].get("compiled")), _number(quotient),
-            ])  # fmt: skip
-    head = ["model", "at", "ours, ms", "torch eager, ms", "torch compiled, ms", "eager ÷ ours"]
-    return _rows(head, rows)
+    for run in runs:
+        alone = Figures([run])
+        means = [alone.mean(way, setting) for setting in SETTINGS for way in OURS]
+        minutes = sum(e["seconds"] for e in run.workloads.values()) / 60
+        commit = run.facts["commit"] + (" (changed)" if run.facts.get("changed") else "")
+        rows.append([
+            run.name, run.facts["date"], commit, str(run.facts.get("load", "–")),
+            str(len(run.workloads)), f"{minutes:.0f}", *map(_mean, means),
+        ])  # fmt: skip
+    columns = (f"{NAMES[way]}, {place}" for place in SETTINGS.values() for way in OURS)
+    return rows_of(["run", "begun", "commit", "load", "workloads", "minutes", *columns], rows)
 
 
-def node_table(growth: dict[str, Any]) -> str:
-    """Differentiation, one session and a ready Module against the number of nodes."""
-    rows, last = [], None
-    for point in growth.get("nodes", []):
-        times = [point[f"{kind}_s"] for kind in ("differentiate", "session", "module")]
-        grown = [f"{b / a:.2f}×" for a, b in zip(last, times)] if last else [""] * len(times)
-        cells = [c for time, more in zip(times, grown) for c in (_number(time), more)]
-        rows.append([str(point["nodes"]), str(point["nodes_with_gradient"]), *cells])
-        last = times
-    kinds = ("differentiate", "one session", "Module ready")
-    head = ["nodes", "with gradients", *(c for k in kinds for c in (f"{k}, s", "growth"))]
-    return _rows(head, rows)
+def history(runs: Iterable[Run]) -> list[tuple[str, dict[str, Mean]]]:
+    """By state of the sources: its name, and the mean of each way over what all states have."""
+    groups = [Figures(group) for group in stored_runs.by_state(runs)]
+    common = [n for n in (groups[-1].names if groups else []) if all(n in g.names for g in groups)]
+    facts = [group.runs[0].facts for group in groups]
+    labels = [f"{f['version']}, {f['date'][:10]}, {f['commit']}" for f in facts]
+    return [(x, {w: g.mean(w, names=common) for w in OURS}) for x, g in zip(labels, groups)]
+
+
+def history_table(runs: Sequence[Run]) -> str:
+    """The geometric mean of each way, by state of the sources."""
+    groups = stored_runs.by_state(runs)
+    rows = [
+        [label, machine_of(group[0]), str(len(group)), *(_mean(means[way]) for way in OURS)]
+        for group, (label, means) in zip(groups, history(runs))
+    ]
+    head = ["version, first run, commit", "machine", "runs", *(NAMES[way] for way in OURS)]
+    return rows_of(head, rows)
+
+
+def _spread(value: Spread, form: Callable[[float], str] = shown) -> str:
+    low, middle, high = map(form, value)
+    return middle if low == high else f"{middle} ({low}–{high})"
+
+
+def _times(value: Spread) -> str:
+    return _spread(value, three_digits)
+
+
+def _mean(mean: Mean) -> str:
+    return f"**{shown(mean.value)}** ({mean.count}), {shown(mean.least)}" if mean.count else "–"
+
+
+def machine_of(run: Run) -> str:
+    """Cores and instruction set."""
+    machine = run.facts["machine"]
+    instructions = " ".join(machine["instructions"]) or "no AVX2"
+    return f"{machine['cores']} cores, {machine['architecture']}, {instructions}"
 
 
 # --- pages -------------------------------------------------------------------------------------
 
-PAGE = """# Measured
 
-Made by `python3 -m benchmarks.run` (all of it; it sets up its own environments) and
-`python3 -m benchmarks.growth`; the raw numbers are in `benchmarks/results.json` and
-`benchmarks/growth.json`. Every contestant runs in a process of its own with two threads: same
-weights, same batches, whole steps with the optimizer. Rounds are interleaved and the best of
-{rounds} counts. Columns of peers are ratios, their time ÷ ours: above 1 onnxtrain is faster. "Ours"
-is the better of `Trainer` (one graph for the whole step, where that is faster) and of
-Module + Optimizer. PyTorch uses its fused optimizers; the predecessor is onnxruntime-training
-1.19.2; jax is a compiled step of plain `jax.numpy`; onnxsim is its `compile_training_loop`;
-scikit-learn is `MLPClassifier` or `MLPRegressor`.
-
-Machine: {machine}. Measured {dates}.
-
-## Time per step
-
-![Time of the peers ÷ ours, by workload]({images}/ratios.svg)
-
-{table}
-
-{remarks}
-
-{refusals}
-
-## Memory
-
-Peak resident memory in MB, of the process that trains. The artifacts are written by another
-process, once; what that needs is a column of its own.
-
-{memory}
-
-## Time to the first step
-
-Seconds, from an ONNX model (for torch: from a module) to the end of the first step;
-Module + Optimizer by parts.
-
-{start}
-
-## Time per operator type
-
-From onnxruntime's profiler, in runs of their own that are not timed. "Outside nodes" is the rest
-of the step: calls, bindings, a compiled update.
-
-{operators}
-
-## Do they compute the same?
-
-Largest relative difference of the first five losses from those of torch eager. A contestant beyond
-what is allowed makes the benchmark fail.
-
-{losses_agree}
-
-{growth}{by_hand}"""
-
-GROWTH = """## Growth
-
-Step time against batch size, sequence length, depth and width; the other sizes stay as they are.
-
-![Step time against batch size, length, depth and width]({images}/growth.svg)
-
-{growth_table}
-
-Differentiation (load, normalize, differentiate, optimize), the creation of one session of the
-result by onnxruntime, and the time until a `Module` is ready, which cuts models of more than 12,000
-nodes into pieces, against the number of nodes of the model:
-
-![Seconds against the number of nodes]({images}/nodes.svg)
-
-{node_table}
-
-"""
+def overview(runs: Sequence[Run]) -> str:
+    """What the driver shows at the end of a run."""
+    figures = Figures(runs)
+    parts = ["Torch ÷ ours, a process each:", torch_table(figures, ALONE),
+             "Torch ÷ ours, in one process:", torch_table(figures, BESIDE),
+             f"Other peers ÷ {NAMES[BASE]}:", peers_table(figures)]  # fmt: skip
+    return "\n\n".join(parts)
 
 
-def page(results: dict[str, Entry], growth: dict[str, Any], by_hand: str) -> str:
+def page(runs: Sequence[Run], growth: dict[str, Any], by_hand: str, reasons: dict[str, str]) -> str:
     """The whole page."""
-    entries = list(results.values())
-    dates = sorted({e.get("date", "")[:10] for e in entries} - {""})
+    shown_runs = stored_runs.newest(runs)
+    figures = Figures(shown_runs)
     remarks = sorted({
-        f"{NAMES[p]}: {e['peers'][p]['remark']}"
-        for e in entries for p in NAMES if e["peers"].get(p, {}).get("remark")
+        f"{NAMES[p]}: {result['remark']}"
+        for n in figures.names for p, result in figures.peers(n).items() if result.get("remark")
     })  # fmt: skip
-    cannot = refusals(results)
-    return PAGE.format(
-        rounds=" or ".join(map(str, sorted({e.get("rounds", 5) for e in entries}))),
-        machine="; ".join(dict.fromkeys(_machine(e) for e in entries if e.get("machine"))),
-        dates=" to ".join(dict.fromkeys((dates[0], dates[-1]))) if dates else "",
+    facts = shown_runs[-1].facts
+    packages = ", ".join(f"{k} {v}" for k, v in facts.get("packages", {}).items())
+    cannot = refusals(figures)
+    template = (HERE / "performance.template.md").read_text().rstrip("\n")
+    return template.format(
         images=IMAGES,
-        table=table(results),
+        version=facts["version"],
+        complete=sum(not run.missing for run in shown_runs),
+        cut=sum(bool(run.missing) for run in shown_runs),
+        rounds=" or ".join(sorted({str(run.facts["rounds"]) for run in shown_runs})),
+        machine=machine_of(shown_runs[-1]),
+        packages=packages,
+        notes=" ".join(sorted({run.facts["note"] for run in shown_runs if "note" in run.facts})),
+        alone=torch_table(figures, ALONE),
+        beside=torch_table(figures, BESIDE),
+        losses=losses_table(figures, reasons),
+        times=times_table(figures),
+        peers=peers_table(figures),
         remarks="¹ " + "; ".join(remarks) if remarks else "",
         refusals=f"What cannot be done, and what was said about it:\n\n{cannot}" if cannot else "",
-        memory=memory_table(results),
-        start=start_table(results),
-        operators=operator_table(results),
-        losses_agree=loss_table(results),
-        growth=_growth(growth),
+        memory=memory_table(figures),
+        start=start_table(figures),
+        operators=operator_table(figures) or "Not profiled (`--profile`).",
+        agreement=agreement_table(figures),
+        runs=runs_table(shown_runs),
+        history=history_table(runs),
+        growth=growth_section(growth, IMAGES),
         by_hand=by_hand,
     )
 
 
-def _growth(growth: dict[str, Any]) -> str:
-    if not growth:
-        return ""
-    tables = {"growth_table": growth_table(growth), "node_table": node_table(growth)}
-    return GROWTH.format(images=IMAGES, **tables)
-
-
-def _machine(entry: Entry) -> str:
-    found = entry["machine"]
-    instructions = " ".join(found["instructions"]) or "no AVX2"
-    return (
-        f"{found['cores']} cores, {found['architecture']}, {instructions}; "
-        f"Python {found['python']}, onnxruntime {found['onnxruntime']}, torch {found['torch']}"
-    )
-
-
-def short_table(results: dict[str, Entry]) -> str:
-    """For the README: a line per workload."""
-    peers = ("old", "jax", "sklearn")
-    rows = [
-        [e["title"], _number(best(e)), _number(ratio_to_torch(e)), *(_cell(e, p) for p in peers)]
-        for e in results.values()
+def short_table(runs: Sequence[Run]) -> str:
+    """For the README: a line per workload, medians only."""
+    figures = Figures(stored_runs.newest(runs))
+    rows = []
+    for name in figures.names:
+        torch_time = figures.time(name, figures.better_torch(name)).median
+        ratios = [figures.against_torch(name, way).median for way in OURS]
+        ratios += [figures.against_torch(name, BASE, BESIDE).median]
+        ratios += [figures.ratio(name, p, BASE).median for p in OTHERS]
+        rows.append([figures.last(name)["title"], three_digits(torch_time), *map(shown, ratios)])
+    means = [figures.mean(way) for way in OURS] + [figures.mean(BASE, BESIDE)]
+    means += [
+        geometric_mean(figures.ratio(n, p, BASE).median for n in figures.names) for p in OTHERS
     ]
-    means = [geometric_mean(map(ratio_to_torch, results.values()))[0]]
-    means += [geometric_mean(ratio(e, p) for e in results.values())[0] for p in peers]
-    rows.append(["geometric mean", "", *map(_number, means)])
-    head = ["time ÷ ours", "ours, ms", "torch, the better of eager and compiled",
-            "onnxruntime-training 1.19.2", "jax", "scikit-learn"]  # fmt: skip
-    return _rows(head, rows).replace("¹", "")
+    rows.append(["geometric mean", "", *(shown(mean.value) for mean in means)])
+    head = ["", "torch, ms", *(f"torch ÷ {NAMES[way]}" for way in OURS),
+            "torch ÷ Module + Optimizer, in one process",
+            *(f"{NAMES[p]} ÷ Module + Optimizer" for p in OTHERS)]  # fmt: skip
+    return rows_of(head, rows)
 
 
 def put_between_marks(text: str, new: str) -> str:
@@ -340,14 +322,18 @@ def put_between_marks(text: str, new: str) -> str:
 def main() -> None:
     from .plots import draw
 
-    results = json.loads((HERE / "results.json").read_text())
+    runs = stored_runs.stored()
     growth_file = HERE / "growth.json"
     growth = json.loads(growth_file.read_text()) if growth_file.exists() else {}
-    draw(results, growth, ROOT / "docs" / IMAGES)
+    reasons = json.loads((HERE / "reasons.json").read_text())
+    draw(runs, growth, ROOT / "docs" / IMAGES)
     by_hand = (HERE / "losses.md").read_text()
-    (ROOT / "docs" / "performance.md").write_text(page(results, growth, by_hand))
+    (ROOT / "docs" / "performance.md").write_text(page(runs, growth, by_hand, reasons))
     readme = ROOT / "README.md"
-    readme.write_text(put_between_marks(readme.read_text(), short_table(results)))
+    readme.write_text(put_between_marks(readme.read_text(), short_table(runs)))
+    for loss in Figures(stored_runs.newest(runs)).losses():
+        if reason(reasons, loss) == UNEXPLAINED:
+            print(f"no reason for {loss.name}/{loss.way}/{loss.kind}: {loss.ratio.median:.2f}")
 
 
 if __name__ == "__main__":

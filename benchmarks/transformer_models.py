@@ -60,10 +60,12 @@ class Decoder(nn.Module):
 
     def __init__(
         self, vocabulary: int = 8000, width: int = 256, heads: int = 4, layers: int = 4,
-        length: int = 64,
+        length: int = 64, positions: int = 64,
     ) -> None:  # fmt: skip
         super().__init__()
-        self.embed, self.position = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
+        self.embed, self.position = nn.Embedding(vocabulary, width), nn.Embedding(positions, width)
+        for table in (self.embed, self.position):  # as GPT-2 begins
+            nn.init.normal_(table.weight, std=0.02)
         self.blocks = nn.ModuleList([PreNormBlock(width, heads, "tanh") for _ in range(layers)])
         self.norm = nn.LayerNorm(width)
         self.register_buffer("mask", causal_mask(length))

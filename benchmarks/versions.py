@@ -25,9 +25,10 @@ from pathlib import Path
 from typing import Any
 
 from .environments import ROOT, main_python
-from .race import OURS, Contestant, run_rounds
+from .race import TURN, Host, run_rounds
 from .workloads import WORKLOADS
 
+WAYS = ("ours", "ours_parts")
 OURS_MODULE = "benchmarks.contestants.ours"
 
 
@@ -62,7 +63,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("commit", help="the tree to compare with")
     parser.add_argument("workloads", nargs="*", metavar="NAME", help=", ".join(WORKLOADS))
     parser.add_argument("--rounds", type=int, default=7, help="how often each has its turn")
-    parser.add_argument("--turn", type=float, default=1.0, help="part of a workload's steps in it")
+    parser.add_argument("--turn", type=float, default=TURN, help="seconds that a turn takes")
     parser.add_argument("--python", default="", help="of an environment that has torch")
     parser.add_argument("--ortmodule", action="store_true", help="ORTModule, in turns with torch")
     parser.add_argument("--processor-time", action="store_true", help="of one thread")
@@ -74,25 +75,24 @@ def compare(name: str, python: str, sources: dict[str, Path], options: argparse.
     """One workload, both ways, a row each."""
     processor_time = options.processor_time
     threads = 1 if processor_time else 2
-    contestants: dict[tuple[str, str], Contestant] = {}
+    hosts: dict[tuple[str, str], Host] = {}
     with tempfile.TemporaryDirectory(prefix="onnxtrain-bench-", ignore_cleanup_errors=True) as text:
         common = Path(text) / "common"
         common.mkdir()
         command = [python, "-m", "benchmarks.prepare", name, str(common)]
         subprocess.run(command, check=True, cwd=ROOT)
-        steps = json.loads((common / "spec.json").read_text())["steps"]
-        steps = max(1, round(steps * options.turn))
         try:
             for tree, source in sources.items():
                 folder = Path(text) / tree  # the artifacts of each tree are its own
                 shutil.copytree(common, folder)
-                for way in OURS:
-                    contestants[way, tree] = Contestant(way, python, folder, source, threads)
-            run_rounds(list(contestants.values()), steps, options.rounds)
+                for way in WAYS:
+                    hosts[way, tree] = Host([way], python, folder, source, threads)
+            contestants = {key: host.contestants[0] for key, host in hosts.items()}
+            run_rounds(list(contestants.values()), options.rounds, options.turn)
         finally:
-            for contestant in contestants.values():
-                contestant.kill()
-    for way in OURS:
+            for host in hosts.values():
+                host.kill()
+    for way in WAYS:
         now, before = contestants[way, "now"], contestants[way, "before"]
         if now.error or before.error:
             print(f"| {name} | {way} | {before.error} | {now.error} | | |", flush=True)
@@ -104,7 +104,7 @@ def compare(name: str, python: str, sources: dict[str, Path], options: argparse.
 
 def compare_files(name: str, python: str, sources: dict[str, Path], seconds: float) -> None:
     """The artifacts of one workload, both ways; the spread is that of half the steps."""
-    for way, kind in zip(OURS, ("one", "parts")):
+    for way, kind in zip(WAYS, ("one", "parts")):
         with tempfile.TemporaryDirectory(prefix="onnxtrain-bench-") as text:
             commands = [
                 ("now", ["benchmarks.prepare", name, text]),

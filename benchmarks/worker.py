@@ -1,10 +1,11 @@
-"""One contestant in a process of its own: `python worker.py PEER DIRECTORY`.
+"""Contestants in a process: `python worker.py PEER[,PEER...] DIRECTORY`.
 
 Reads the model, the weights and the batches that `benchmarks.prepare` wrote into the directory,
-gets ready, makes the first steps and prints what that took and which losses came out. Then each
-line on standard input is a number of steps to make; the answer is a line of JSON with their time
-(and that of the processor), their number and the last loss. `profile:PEER` makes some steps under
-onnxruntime's profiler, prints the time per operator type and ends.
+gets the named contestants ready one after the other, makes the first steps and prints what that
+took and which losses came out. Then each line on standard input is a contestant and a number of
+steps to make; the answer is a line of JSON with their time (and that of the processor) and their
+number. `profile:PEER` makes some steps under onnxruntime's profiler, prints the time per operator
+type and ends.
 """
 
 from __future__ import annotations
@@ -14,16 +15,18 @@ import json
 import os
 import sys
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
 sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
-from benchmarks.contestants.base import THREADS, Clock, Loop, peak  # noqa: E402
+from benchmarks.contestants.base import THREADS, Batches, Cannot, Clock, Loop, peak  # noqa: E402
 
 PEERS = {
     "ours": "ours:trainer",
     "ours_parts": "ours:parts",
+    "ortmodule": "pytorch:ortmodule",
     "eager": "pytorch:eager",
     "compiled": "pytorch:compiled",
     "old": "predecessor:start",
@@ -34,48 +37,72 @@ PEERS = {
 CHECKED = 5
 """How many losses are compared."""
 
+PROFILED = 10
+"""How many steps are profiled, after three others."""
+
 
 def main() -> None:
-    peer, folder = sys.argv[1], Path(sys.argv[2])
+    peers, folder = sys.argv[1], Path(sys.argv[2])
     spec = json.loads((folder / "spec.json").read_text())
     import numpy as np
 
     data = np.load(folder / "batches.npz")
     batches = [(data[f"x{i}"], data[f"y{i}"]) for i in range(spec["batches"])]
-    if peer.startswith("profile:"):
-        profile(peer.removeprefix("profile:"), folder, spec, batches)
+    if peers.startswith("profile:"):
+        profile(peers.removeprefix("profile:"), folder, spec, batches)
         return
-    clock = Clock()
-    loop = start(peer, folder, spec, clock)
-    losses = loop.losses(batches, 1)
-    clock.lap("first run")
-    losses += loop.losses(batches, CHECKED - 1)
-    answer(parts=clock.parts, losses=losses, remark=loop.remark, rss=peak())
+    loops = {peer: get_ready(peer, folder, spec, batches) for peer in peers.split(",")}
     for line in sys.stdin:
+        peer, steps = line.split()
         began, used = time.perf_counter(), time.process_time()
-        steps, loss = loop.many(batches, int(line))
+        count = loops[peer].many(batches, int(steps))
         used = time.process_time() - used
         seconds = time.perf_counter() - began
-        answer(seconds=seconds, processor=used, steps=steps, loss=loss, rss=peak())
+        answer(seconds=seconds, processor=used, steps=count, rss=peak())
 
 
-def start(peer: str, folder: Path, spec: dict[str, Any], clock: Clock) -> Loop:
-    module, _, function = PEERS[peer].partition(":")
-    found = importlib.import_module(f"benchmarks.contestants.{module}")
-    loop: Loop = getattr(found, function)(folder, spec, clock)
+def get_ready(peer: str, folder: Path, spec: dict[str, Any], batches: Batches) -> Loop:
+    """The contestant after its first steps, or one that cannot go on; it has answered which."""
+    clock = Clock()
+    try:
+        loop = start(peer, folder, spec, clock)
+        losses = loop.losses(batches, 1)
+        clock.lap("first run")
+        losses += loop.losses(batches, CHECKED - 1)
+    except (Exception, Cannot) as error:
+        traceback.print_exc()
+        answer(error=reason(error))
+        return Loop(lambda x, y: float("nan"))
+    answer(parts=clock.parts, losses=losses, remark=loop.remark, rss=peak())
     return loop
 
 
-def profile(peer: str, folder: Path, spec: dict[str, Any], batches: Any) -> None:
+def start(peer: str, folder: Path, spec: dict[str, Any], clock: Clock) -> Loop:
+    if peer in spec["left_out"]:
+        raise Cannot(spec["left_out"][peer])
+    module, _, function = PEERS[peer].partition(":")
+    contestant = importlib.import_module(f"benchmarks.contestants.{module}")
+    loop: Loop = getattr(contestant, function)(folder, spec, clock)
+    return loop
+
+
+def reason(error: BaseException) -> str:
+    """The first line of what was said, short enough for a table."""
+    name = "" if isinstance(error, Cannot) else f"{type(error).__name__}: "
+    lines = str(error).strip().splitlines() or [""]
+    return f"{name}{lines[0].partition(';')[0]}"[:160]
+
+
+def profile(peer: str, folder: Path, spec: dict[str, Any], batches: Batches) -> None:
     from benchmarks.contestants.profiling import Profiler
 
     profiler = Profiler(folder)
     loop = start(peer, folder, spec, Clock())
-    before, steps = 3, min(spec["steps"], 20)
+    before = 3
     loop.losses(batches, before)
     began = time.perf_counter()
-    loop.losses(batches, steps)
-    answer(operators=profiler.operators(time.perf_counter() - began, steps, before))
+    loop.losses(batches, PROFILED)
+    answer(operators=profiler.operators(time.perf_counter() - began, PROFILED, before))
 
 
 def answer(**values: Any) -> None:

@@ -11,6 +11,7 @@ import pytest
 from tests.defects import defect_of
 
 os.environ.setdefault("ONNXTRAIN_QUIET", "1")  # on a busy machine much takes two seconds
+os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # it is told nothing of our tests
 
 MISSING = ("not installed", "set ONNXTRAIN", "could not import")
 """Reasons that an installation would remove; all others belong to the cases."""

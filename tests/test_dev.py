@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import re
 from pathlib import Path
 from types import ModuleType
 
@@ -35,6 +37,17 @@ def dev(monkeypatch) -> ModuleType:
 def test_every_run_lints_and_checks_types(dev, options) -> None:
     assert dev.test(options) == 0
     assert [step[1] for step in dev.ran] == ["ruff", "ruff", "mypy", "pytest"]
+
+
+@pytest.mark.parametrize(
+    ("version", "said"), [((3, 10), ()), ((3, 11, 7), ()), ((3, 13), ("--python-version", "3.13"))]
+)
+def test_types_are_read_as_those_of_a_python_that_numpy_has_types_for(
+    dev, monkeypatch, version, said
+) -> None:
+    monkeypatch.setattr(dev.sys, "version_info", version)
+    dev.test([])
+    assert next(step for step in dev.ran if step[1] == "mypy")[2:] == said
 
 
 def test_fast_runs_the_list_unless_something_else_is_named(dev) -> None:
@@ -114,16 +127,54 @@ def test_asked_for_help_a_command_only_explains(dev, monkeypatch, capsys) -> Non
 
 
 def test_an_environment_that_fails_is_a_row_of_the_matrix(dev, monkeypatch, capsys) -> None:
-    monkeypatch.setattr(dev.shutil, "which", lambda name: name if name == "python3.12" else None)
-    codes = {"-c": 0, "--lowest": 1}  # of the first call, and of the one that fails
-    monkeypatch.setattr(
-        dev.subprocess, "call", lambda call, **_: next((codes[a] for a in call if a in codes), 0)
-    )
+    monkeypatch.setattr(dev, "installed", lambda version: version if version == "3.12" else None)
+    monkeypatch.setattr(dev.subprocess, "call", lambda call, **_: int("--lowest" in call))
     assert dev.matrix([]) == 1
-    rows = dict(line.rsplit(None, 1) for line in capsys.readouterr().out.splitlines())
-    assert rows["Python 3.12"] == "passed"
-    assert rows["lowest"] == "failed"
-    assert rows["newest"] == "passed"
+    rows = dict(re.split("  +", line, maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert rows["Python 3.12"].startswith("passed")
+    assert rows["Python 3.13"] == "not installed"
+    assert rows["lowest"].startswith("failed")
+    assert rows["newest"].startswith("passed")
+
+
+def test_rows_of_the_matrix_can_be_named(dev, monkeypatch, tmp_path) -> None:
+    calls: list[list[str]] = []
+    for row in ("3.12", "newest", "3.13"):
+        (tmp_path / f".venv-{row}").mkdir()
+    monkeypatch.setattr(dev, "ROOT", tmp_path)
+    monkeypatch.setattr(dev, "installed", lambda version: f"python{version}")
+    monkeypatch.setattr(dev.subprocess, "call", lambda call, **_: calls.append(call) or 0)
+    assert dev.matrix(["newest", "3.12", "--fast", "--tidy", "-n0"]) == 0
+    assert [call[2:] for call in calls] == [
+        ["test", "--fast", "-n0"],
+        ["test", "--newest", "--fast", "-n0"],
+    ]
+    assert calls[0][0] == "python3.12"
+    assert [p.name for p in tmp_path.iterdir()] == [".venv-3.13"], "tidied, the others left alone"
+
+
+def python_that(folder: Path, version: str, *, starts: bool) -> Path:
+    """A program by the name of a Python, which starts or does not."""
+    folder.mkdir(parents=True)
+    program = folder / f"python{version}"
+    program.write_text(f"#!/bin/sh\nexit {0 if starts else 127}\n")
+    program.chmod(0o755)
+    return program
+
+
+@pytest.mark.skipif(os.name == "nt", reason="the stand-ins are shell scripts")
+def test_a_python_of_pyenv_is_installed(dev, monkeypatch, tmp_path) -> None:
+    """Its command on the path does not start in a folder that has not chosen this version."""
+    shim = python_that(tmp_path / "shims", "3.12", starts=False)
+    monkeypatch.setenv("PATH", str(shim.parent))
+    monkeypatch.setenv("PYENV_ROOT", str(tmp_path))
+    assert dev.installed("3.12") is None
+    python_that(tmp_path / "versions/3.12.9/bin", "3.12", starts=True)
+    newest = python_that(tmp_path / "versions/3.12.10/bin", "3.12", starts=True)
+    assert dev.installed("3.12") == str(newest)
+    assert dev.installed("3.1") is None
+    shim.write_text("#!/bin/sh\nexit 0\n")
+    assert dev.installed("3.12") == str(shim), "what the path has comes first"
 
 
 def test_pre_commit_takes_the_tools_of_the_tests(dev) -> None:

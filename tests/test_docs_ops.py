@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from collections import Counter
 from pathlib import Path
 from types import ModuleType
 
@@ -46,6 +47,19 @@ def test_every_operator_has_a_status(tool: ModuleType) -> None:
     known = {tool.RULE, tool.BODY, tool.REWRITTEN, tool.STOPS, tool.MISSING}
     assert {r.status for r in standard} <= known
     assert all(r.note for r in standard if r.status == tool.MISSING), "a refusal has a reason"
+
+
+def test_the_readme_counts_the_same(tool: ModuleType) -> None:
+    standard = tool.standard_rows()
+    if f"Made with onnx {onnx.__version__}." not in tool.TARGET.read_text(encoding="utf-8"):
+        pytest.skip("another onnx has other operators")
+    counts = Counter(row.status for row in standard)
+    assert counts[tool.MISSING] == 0
+    assert (
+        f"all {len(standard)} of ai.onnx: {counts[tool.RULE]} have a gradient rule, "
+        f"{counts[tool.STOPS]} stop the gradient by nature, "
+        f"{counts[tool.REWRITTEN] + counts[tool.BODY]} are rewritten or expanded"
+    ) in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def test_rules_show_their_cases(tool: ModuleType) -> None:

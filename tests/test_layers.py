@@ -292,8 +292,15 @@ def users_of(*names: str) -> set[str]:
 
 
 def test_one_place_creates_sessions() -> None:
-    """Threads, options and providers are decided in one file; TrainingSession looks like one."""
-    assert users_of("InferenceSession") == {"runtime/session/devices.py", "compat/ort/session.py"}
+    """Threads, options and providers are decided in one file; TrainingSession looks like one.
+
+    What native.py makes never runs: it is asked for its options.
+    """
+    assert users_of("InferenceSession") == {
+        "runtime/session/devices.py",
+        "runtime/session/native.py",
+        "compat/ort/session.py",
+    }
 
 
 def test_there_is_one_binding_class() -> None:

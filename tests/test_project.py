@@ -43,6 +43,36 @@ def test_workflows_run_what_developers_run(workflow: Path) -> None:
 
 
 @pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda p: p.stem)
+def test_what_the_commands_name_is_there(workflow: Path) -> None:
+    for line in commands(workflow):
+        for module in re.findall(r"-m (tests\.[\w.]+)", line):
+            assert importlib.util.find_spec(module) is not None, module
+        for script in re.findall(r"bash (\S+)", line):
+            assert (ROOT / script).is_file()
+
+
+@pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda p: p.stem)
+def test_a_job_asks_only_for_what_is_known_before_it_runs(workflow: Path) -> None:
+    """GitHub refuses a whole file in which, say, a job's variables ask for `runner`."""
+    known = {"github", "needs", "strategy", "matrix", "vars", "secrets", "inputs"}
+    for job in yaml.safe_load(workflow.read_text("utf-8"))["jobs"].values():
+        settings = {name: value for name, value in job.items() if name != "steps"}
+        for expression in re.findall(r"\$\{\{(.*?)\}\}", str(settings)):
+            assert set(re.findall(r"\b([a-z]\w*)\.", expression)) <= known, expression
+
+
+def test_the_matrix_of_the_workflow_takes_the_options_of_the_tests() -> None:
+    workflow = yaml.safe_load((ROOT / ".github/workflows/tests.yml").read_text("utf-8"))
+    matrix = workflow["jobs"]["tests"]["strategy"]["matrix"]
+    systems = {*matrix["os"], *(row["os"] for row in matrix["include"])}
+    for start in ("ubuntu-latest", "ubuntu-24.04-arm", "macos", "windows"):
+        assert any(system.startswith(start) for system in systems), start
+    assert {row["versions"] for row in matrix["include"]} == {"", "--lowest", "--newest"}
+    for row in matrix["include"]:
+        assert row["python"] in matrix["python"]
+
+
+@pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda p: p.stem)
 def test_no_job_can_hang_or_write_more_than_it_says(workflow: Path) -> None:
     content = yaml.safe_load(workflow.read_text("utf-8"))
     assert content["permissions"]["contents"] == "read"

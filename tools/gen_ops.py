@@ -119,6 +119,8 @@ def status_of(name: str, versions: list[Any]) -> tuple[str, str]:
         return (STOPS if rule.kind == "zero" else RULE), rule.note
     if name in CELLS:
         return REWRITTEN, "as a Scan, where a gradient passes"
+    if ("", name) in QUANTIZED:
+        return REWRITTEN, "as the product of what the integers stand for; straight-through"
     if ("", name) in NEWER:
         return REWRITTEN, f"introduced after opset {MAX_OPSET}" * _newer(versions)
     absent = [op for op in BODY_NEEDS.get(name, ()) if lookup("", op) is None]

@@ -35,12 +35,11 @@ class Loop:
         """The first steps: what the contestants are compared by."""
         return [self._next(batches) for _ in range(count)]
 
-    def many(self, batches: Batches, count: int) -> tuple[int, float]:
-        """About `count` steps on the batches in turn: how many, and the last loss."""
-        loss = 0.0
+    def many(self, batches: Batches, count: int) -> int:
+        """About `count` steps on the batches in turn: how many."""
         for _ in range(count):
-            loss = self._next(batches)
-        return count, loss
+            self._next(batches)
+        return count
 
     def _next(self, batches: Batches) -> float:
         batch = batches[self._position % len(batches)]

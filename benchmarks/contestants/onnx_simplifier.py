@@ -9,14 +9,14 @@ from .base import Cannot, Clock, Loop, limit_threads
 
 
 def start(folder: Path, spec: dict[str, Any], clock: Clock) -> Loop:
+    options = spec["optimizer"]
+    if options.get("clip"):
+        raise Cannot("its training loop cannot clip gradients")
     import onnx
     import onnxsim
 
     limit_threads()
     clock.lap("import")
-    options = spec["optimizer"]
-    if options.get("clip"):
-        raise Cannot("its training loop cannot clip gradients")
     model = onnx.load(folder / "model_static.onnx")
     _flatten_by_reshape(model.graph)
     add_loss(model, spec)

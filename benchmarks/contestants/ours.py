@@ -1,4 +1,4 @@
-"""onnxtrain: `Trainer` (the one-graph step where that is faster), and Module + Optimizer.
+"""onnxtrain: `Trainer.fit`, and Module + Optimizer.
 
 The artifacts are written by a process of its own (`python -m benchmarks.contestants.ours FOLDER
 TARGET STEP_MODEL`), because that half needs neither to be fast nor to be on the device: its time
@@ -13,26 +13,35 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from .base import Clock, Loop, limit_threads, peak
+from .base import Batches, Clock, Loop, limit_threads, peak
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
+class FitLoop(Loop):
+    """`Trainer.fit` as a user calls it; a turn is one epoch."""
+
+    def __init__(self, trainer: Any) -> None:
+        super().__init__(lambda x, y: self._fit([(x, y)]))
+        self._trainer = trainer
+
+    def many(self, batches: Batches, count: int) -> int:
+        self._fit([batches[i % len(batches)] for i in range(count)])
+        return count
+
+    def _fit(self, batches: Batches) -> float:
+        return float(self._trainer.fit(batches, progress=False)["loss"][0])
+
+
 def trainer(folder: Path, spec: dict[str, Any], clock: Clock) -> Loop:
-    """The step as `Trainer` runs it."""
+    """The loop that comes with onnxtrain."""
     directory = _artifacts(folder, "one", clock)
     from onnxtrain.api import Trainer
 
     clock.lap("import")
-    made = Trainer.from_directory(directory, learning_rate=_rate(spec))
-    engine = made._engine
+    loop = FitLoop(Trainer.from_directory(directory, learning_rate=_rate(spec)))
     clock.lap("session")
-
-    def step(x: Any, y: Any) -> float:
-        return float(engine.run((x, y))[0])
-
-    kind = "one graph" if type(engine).__name__ == "_OneGraph" else "Module + Optimizer"
-    return Loop(step, f"runs {kind}")
+    return loop
 
 
 def parts(folder: Path, spec: dict[str, Any], clock: Clock) -> Loop:

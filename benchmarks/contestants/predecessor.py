@@ -9,6 +9,8 @@ from .base import THREADS, Cannot, Clock, Loop
 
 
 def start(folder: Path, spec: dict[str, Any], clock: Clock) -> Loop:
+    if not (folder / "model_old.onnx").exists():
+        raise Cannot("the exporter that its documentation asks for cannot write this model")
     import onnx
     import onnxruntime
     from onnxruntime.training import artifacts, onnxblock

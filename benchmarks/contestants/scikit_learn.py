@@ -15,7 +15,7 @@ class FitLoop(Loop):
         super().__init__(step, remark)
         self._network, self._data = network, None
 
-    def many(self, batches: Batches, count: int) -> tuple[int, float]:
+    def many(self, batches: Batches, count: int) -> int:
         import numpy as np
 
         if self._data is None:
@@ -24,23 +24,20 @@ class FitLoop(Loop):
         passes = max(1, count // len(batches))
         self._network.set_params(max_iter=passes, shuffle=False)
         self._network.fit(*self._data)
-        return passes * len(batches), float(self._network.loss_)
+        return passes * len(batches)
 
 
 def start(folder: Path, spec: dict[str, Any], clock: Clock) -> Loop:
     import numpy as np
+
+    layers = [name.removesuffix(".weight") for name in spec["trainable"] if ".weight" in name]
+    if not layers or not all(name.isdecimal() for name in layers):
+        raise Cannot("it has fully connected networks only")
     from sklearn.neural_network import MLPClassifier, MLPRegressor
 
     clock.lap("import")
     with np.load(folder / "weights.npz") as data:
         weights = {name: data[name] for name in data.files}
-    layers = [name.removesuffix(".weight") for name in weights if name.endswith(".weight")]
-    if (
-        not layers
-        or any(weights[f"{name}.weight"].ndim != 2 for name in layers)
-        or not all(name.isdecimal() for name in layers)
-    ):
-        raise Cannot("it has fully connected networks only")
     options = spec["optimizer"]
     classifies = spec["loss"] == "ce"
     sizes = tuple(len(weights[f"{name}.weight"]) for name in layers)

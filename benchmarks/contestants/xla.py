@@ -8,8 +8,18 @@ from typing import Any
 
 from .base import THREADS, Cannot, Clock, Loop
 
+MODELS = {
+    "mlp_sgd": "mlp", "mlp_adamw": "mlp", "mlp_small": "mlp", "cnn": "cnn", "encoder": "encoder",
+    "transformer_lm": "transformer_lm", "resnet18": "resnet18", "resnet18_head": "resnet18_head",
+    "lstm": "lstm", "unet": "unet", "optimizer_25m": "many_tensors",
+    "token_encoder": "token_encoder", "gpt2": "gpt2", "vit": "vit", "llama": "llama",
+}  # fmt: skip
+"""By workload, the function of `benchmarks.jax_models`."""
+
 
 def start(folder: Path, spec: dict[str, Any], clock: Clock) -> Loop:
+    if spec["name"] not in MODELS:
+        raise Cannot("the model has not been written for it")
     os.environ["JAX_PLATFORMS"] = "cpu"
     if hasattr(os, "sched_setaffinity"):  # its thread pool has as many threads as it has cores
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:THREADS])
@@ -17,12 +27,10 @@ def start(folder: Path, spec: dict[str, Any], clock: Clock) -> Loop:
     import jax.numpy as jnp
     import numpy as np
 
-    from benchmarks.jax_models import MODELS
+    from benchmarks import jax_models
 
     clock.lap("import")
-    if spec["name"] not in MODELS:
-        raise Cannot("the model has not been written for it")
-    model = MODELS[spec["name"]]
+    model = getattr(jax_models, MODELS[spec["name"]])
     with np.load(folder / "weights.npz") as data:
         weights = {name: jnp.asarray(data[name]) for name in data.files}
     trained = {name: weights[name] for name in spec["trainable"]}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import onnx
 from model import gpt
-from texts import documentation, logbook
+from texts import logbook, wikitext
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from onnxtrain import artifacts, lora, losses, optim, text
@@ -103,13 +103,13 @@ def main() -> None:
     options = parser.parse_args()
     folder = Path(options.output)
     folder.mkdir(exist_ok=True)
-    train, valid = documentation()
+    train, valid = wikitext()
     if options.text:
         given = [d.text for d in text.read_documents(options.text, by_line=True)]
         train, valid = [t for i, t in enumerate(given) if i % 10], given[::10]
     size, epochs, vocabulary = 96, options.epochs, options.vocabulary
     if options.quick:
-        train, valid, size, epochs, vocabulary = train[:20], valid[:2], 48, 2, 400
+        train, valid, size, epochs, vocabulary = train[:80], valid[:8], 48, 2, 400
     tokenizer = make_tokenizer(train, vocabulary)
     tokenizer.backend.save(str(folder / "tokenizer.json"))
     learn(gpt(tokenizer.size, size, context=CONTEXT), tokenizer, train, valid, folder, epochs)

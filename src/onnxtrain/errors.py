@@ -166,6 +166,10 @@ class LossInputWarning(OnnxTrainWarning):
     """A loss is computed from something that it is not meant for: probabilities, say."""
 
 
+class OldRuntimeWarning(OnnxTrainWarning):
+    """The installed onnxruntime is known to compute an operator of the model wrongly."""
+
+
 # --- the device half: files, states, inputs -------------------------------------------------------
 
 

@@ -87,3 +87,6 @@ SELECTION = frozenset({"Where"})
 IDLE_OPTIMIZERS = "onnxtrain.idle_optimizers"
 """Key of a model's metadata: names of onnxruntime's optimizers that its passes have left without
 work, with semicolons between them."""
+
+TRANSPOSED = "onnxtrain: one operation of a product and its transposed operands"
+"""What a Transpose and a MatMul say of themselves if a session may put them together."""

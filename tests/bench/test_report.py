@@ -1,27 +1,28 @@
-"""The benchmark's page, table and plots from stored results; nothing is timed here."""
+"""The benchmark's runs, page, table and plots from small made-up runs; nothing is timed here."""
 
 from __future__ import annotations
 
 import json
 import math
+import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
-from benchmarks import report, run
-from benchmarks.contestants.base import Clock, Loop, peak
+from benchmarks import environments, race, report, run, runs, worker
+from benchmarks.contestants.base import Cannot, Clock, Loop, peak
 from benchmarks.contestants.profiling import own_times, shares
+from benchmarks.figures import BESIDE, Figures, Spread, geometric_mean
 from benchmarks.growth import CURVES, names
 from benchmarks.race import differences, disagreements
-from benchmarks.workloads import WORKLOADS, find
+from benchmarks.workloads import OTHERS, WORKLOADS, find
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def peer(ms: float | None, losses=(2.0, 1.5), **more):
+def peer(*times: float, losses=(2.0, 1.5), **more):
     return {
-        "ms": ms,
-        "first_step_s": 3.5,
+        "times_ms": list(times),
         "first_step_parts_s": {"import": 1.0, "artifacts": 0.5, "session": 1.5, "first run": 0.5},
         "rss_mb": 100.0,
         "losses": list(losses),
@@ -31,35 +32,69 @@ def peer(ms: float | None, losses=(2.0, 1.5), **more):
     }
 
 
-def entry(title: str, **peers):
+def entry(title: str, beside=None, **peers):
     return {
         "title": title,
         "date": "2026-02-03 04:05 UTC",
-        "rounds": 5,
-        "seconds": 61.0,
-        "machine": {
-            "cores": 2, "architecture": "x86_64", "instructions": ["avx2", "fma"],
-            "python": "3.11", "onnxruntime": "1.31", "torch": "2.13",
-        },
+        "load": 0.1,
+        "rounds": 2,
+        "seconds": 60.0,
         "tolerance": 1e-3,
         "peers": peers,
+        "beside": beside or {},
         "operators": {"ours_parts": {"MatMul": 0.75, "outside nodes": 0.25}},
+    }
+
+
+def first_run_workloads():
+    beside = {"eager": peer(3.0, 3.0), "compiled": peer(5.0, 5.0), "ours_parts": peer(6.0, 6.0)}
+    return {
+        "mlp_sgd": entry(
+            "first", beside, ours=peer(2.0, 2.0), ours_parts=peer(4.0, 3.0, artifacts_rss_mb=150.0),
+            ortmodule=peer(1.0, 1.0), eager=peer(3.0, 3.0, rss_mb=400.0), compiled=peer(5.0, 5.0),
+            sklearn=peer(8.0, 6.0, remark="Adam without weight decay"),
+        ),
+        "mlp_adamw": entry(
+            "second", ours=peer(5.0), ours_parts=peer(4.0), ortmodule=peer(2.0), eager=peer(2.0),
+            compiled=peer(1.0), old=peer(losses=(), error="it has no such optimizer"),
+        ),
     }  # fmt: skip
+
+
+def facts(**more):
+    return {
+        "version": "1.0",
+        "date": "2026-02-03 04:05 UTC",
+        "commit": "abc",
+        "source": "s1",
+        "changed": "",
+        "machine": {"cores": 2, "architecture": "x86_64", "instructions": ["avx2", "fma"]},
+        "load": 0.1,
+        "rounds": 2,
+        "asked": ["mlp_sgd", "mlp_adamw"],
+        "packages": {"python": "3.11"},
+        **more,
+    }
 
 
 @pytest.fixture
-def results():
-    return {
-        "mlp_sgd": entry(
-            "first", ours=peer(2.0), ours_parts=peer(4.0, artifacts_rss_mb=150.0),
-            eager=peer(3.0, rss_mb=400.0), compiled=peer(5.0),
-            sklearn=peer(8.0, remark="Adam without weight decay"),
-        ),
-        "mlp_adamw": entry(
-            "second", ours=peer(5.0), ours_parts=peer(4.0), eager=peer(2.0), compiled=peer(8.0),
-            old=peer(None, losses=(), error="it has no such optimizer"), sklearn=peer(16.0),
-        ),
-    }  # fmt: skip
+def folder(tmp_path):
+    """Three runs of one state, of which the last was cut, and one of a state before."""
+    before = facts(version="0.9", source="s0", commit="old", date="2026-01-01 00:00 UTC")
+    changes = [{}, {"eager": peer(6.0, 6.0)}, {"eager": peer(9.0, 9.0)}]
+    for number, (about, change) in enumerate(
+        [(before, {}), *((facts(), change) for change in changes)]
+    ):
+        one = runs.begin(about, tmp_path)
+        for name, result in first_run_workloads().items():
+            if number < 3 or name == "mlp_sgd":
+                one.add(name, {**result, "peers": {**result["peers"], **change}})
+    return tmp_path
+
+
+@pytest.fixture
+def group(folder):
+    return runs.newest(runs.stored(folder))
 
 
 @pytest.fixture
@@ -79,71 +114,189 @@ def growth():
     }  # fmt: skip
 
 
-def test_ratios(results):
-    first, second = results.values()
-    assert report.best(first) == 2.0
-    assert report.ratio(first, "eager") == 1.5
-    assert report.ratio_to_torch(second) == 0.5
-    assert math.isnan(report.ratio(first, "old"))
-    mean, count = report.geometric_mean(map(report.ratio_to_torch, results.values()))
-    assert mean == pytest.approx(math.sqrt(1.5 * 0.5))
-    assert count == 2
+def test_runs_are_files_of_their_own(folder):
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "0.9-2026-01-01-1.json", "1.0-2026-02-03-1.json", "1.0-2026-02-03-2.json",
+        "1.0-2026-02-03-3.json",
+    ]  # fmt: skip
+    found = runs.stored(folder)
+    assert [one.missing for one in found] == [[], [], [], ["mlp_adamw"]]
+    assert found[1].workloads == first_run_workloads()
+    assert '"times_ms": [ 4.0, 3.0 ]' in found[1].path.read_text()
 
 
-def test_page_has_every_number_also_where_it_loses(results, growth):
-    text = report.page(results, growth, "## By hand\n\nlost because\n")
-    assert "| first | 2.00 | 4.00 | 1.50 | 2.50 |  | 4.00¹ |" in text
-    assert "| second | 5.00 | 4.00 | 0.50 | 2.00 | cannot | 4.00 |" in text
+def test_runs_of_the_same_sources_belong_together(folder):
+    found = runs.stored(folder)
+    assert [[one.name for one in group] for group in runs.by_state(found)] == [
+        ["0.9-2026-01-01-1"],
+        ["1.0-2026-02-03-1", "1.0-2026-02-03-2", "1.0-2026-02-03-3"],
+    ]
+    assert len(runs.newest(found)) == 3  # the one that was cut counts too
+    assert runs.newest(found[:1]) == found[:1]
+    later = runs.Run(folder / "x.json", facts(source="s2"), {})
+    assert later not in runs.newest([*found, later])  # none of its runs is complete
+
+
+def test_a_cut_run_goes_on_with_the_same_sources_only(folder):
+    cut = runs.unfinished(facts(), folder)
+    assert cut is not None
+    assert cut.missing == ["mlp_adamw"]
+    assert runs.unfinished(facts(source="s2"), folder) is None
+    cut.add("mlp_adamw", first_run_workloads()["mlp_adamw"])
+    assert runs.unfinished(facts(), folder) is None
+
+
+def test_a_whole_run_is_stored_workload_by_workload_and_resumed(tmp_path, monkeypatch, capsys):
+    asked = []
+
+    def fake_race(name, pythons, rounds, **options):
+        if len(asked) == 2:
+            asked.append("cut")
+            raise KeyboardInterrupt
+        asked.append(name)
+        return {**first_run_workloads()["mlp_sgd"], "packages": {"python": "3"}}
+
+    monkeypatch.setattr(run, "race", fake_race)
+    monkeypatch.setattr(runs.begin, "__defaults__", (tmp_path,))
+    monkeypatch.setattr(runs.stored, "__defaults__", (tmp_path,))
+    monkeypatch.setattr(runs.unfinished, "__defaults__", (tmp_path,))
+    monkeypatch.setattr(run, "main_python", lambda given: "python")
+    monkeypatch.setattr(run, "old_python", lambda given: ("", "none here"))
+    monkeypatch.setattr(run.subprocess, "run", lambda *command, **options: None)
+    monkeypatch.setattr(run, "ROOT", tmp_path)
+    monkeypatch.setattr(sys, "argv", ["run"])
+    monkeypatch.setattr(runs, "_git", lambda *arguments: "same")
+    assert run.main() == 130
+    (stored,) = runs.stored()
+    assert list(stored.workloads) == list(WORKLOADS)[:2]
+    monkeypatch.setattr(sys, "argv", ["run", "--resume"])
+    assert run.main() == 0
+    (stored,) = runs.stored()
+    assert not stored.missing
+    assert stored.facts["packages"] == {"python": "3"}
+    assert asked == [*list(WORKLOADS)[:2], "cut", *list(WORKLOADS)[2:]]
+    monkeypatch.setattr(sys, "argv", ["run", "--quick", "cnn"])
+    assert run.main() == 0
+    assert len(runs.stored()) == 1  # only whole runs are stored
+    assert "Torch ÷ ours, in one process" in capsys.readouterr().out
+
+
+def test_spread():
+    assert Spread.of([1.0, 2.0, 3.0, 4.0, 5.0]) == (2.0, 3.0, 4.0)
+    assert Spread.of([7.0]) == (7.0, 7.0, 7.0)
+    assert math.isnan(Spread.of([]).median)
+
+
+def test_figures_pool_every_round_of_every_run(group):
+    figures = Figures(group)
+    assert figures.names == ["mlp_sgd", "mlp_adamw"]
+    assert figures.time("mlp_sgd", "eager") == (3.75, 6.0, 8.25)
+    # eager's median is 6 over the runs: compiled is the better one, in two of them not by itself
+    assert figures.better_torch("mlp_sgd") == "compiled"
+    assert figures.against_torch("mlp_sgd", "ours").median == 2.5
+    # round by round: 5 ÷ 4 and 5 ÷ 3, three times each
+    assert figures.against_torch("mlp_sgd", "ours_parts").median == pytest.approx(35 / 24)
+    assert figures.against_torch("mlp_sgd", "ours_parts", BESIDE).median == 0.5
+    assert math.isnan(figures.ratio("mlp_sgd", "old", "ours").median)
+    mean = geometric_mean([2.5, 0.2, math.nan])
+    assert figures.mean("ours") == mean
+    assert mean == (pytest.approx(math.sqrt(0.5)), 2, 0.2)
+
+
+def test_every_ratio_below_one_is_listed_with_its_reason(group):
+    figures = Figures(group)
+    assert {(loss.name, loss.way, loss.kind) for loss in figures.losses()} == {
+        ("mlp_adamw", "ours", "alone"), ("mlp_adamw", "ours_parts", "alone"),
+        ("mlp_adamw", "ortmodule", "alone"), ("mlp_sgd", "ours_parts", "beside"),
+    }  # fmt: skip
+    reasons = {
+        "mlp_adamw/ours/alone": "particular", "mlp_adamw/*/*": "general", "*/*/beside": "any",
+    }  # fmt: skip
+    text = report.losses_table(figures, reasons)
+    assert (
+        "| second | Trainer | torch compiled | time, a process each | 0.20 | particular |" in text
+    )
+    assert "| second | ORTModule | torch compiled | time, a process each | 0.50 | general |" in text
+    assert "| first | Module + Optimizer | torch eager | time, one process | 0.50 | any |" in text
+    assert report.UNEXPLAINED in report.losses_table(figures, {})
+    assert "None" in report.losses_table(Figures([]), {})
+
+
+def test_losses_to_other_peers_and_in_memory_are_listed_too(group):
+    results = group[0].workloads["mlp_sgd"]["peers"]
+    results["jax"], results["ortmodule"]["rss_mb"] = peer(1.0, 1.0), 800.0
+    losses = {(loss.way, loss.kind): loss.ratio.median for loss in Figures(group[:1]).losses()}
+    assert losses["ortmodule", "memory"] == 0.5
+    assert losses["ours_parts", "jax"] == pytest.approx((1 / 4 + 1 / 3) / 2)
+
+
+def test_page_has_every_way_in_a_column_and_every_run(folder, growth):
+    text = report.page(runs.stored(folder), growth, "## By hand\n\nlost because\n", {})
+    # the better torch ÷ Trainer, Module + Optimizer, ORTModule
+    assert "| first | 6.00 (3.75–8.25) | 5.00 | 2.50 | 1.46 (1.25–1.67) | 5.00 |" in text
+    assert "| second | 6.00 (4.00–6.00) | 1.00 | 0.20 | 0.25 | 0.50 |" in text
+    assert "| first | 3.00 | 5.00 | – | 0.50 | – |" in text
+    assert "| first |  |  |  | 2.00¹ |" in text
+    assert "| second | cannot |  |  |  |" in text
     assert "scikit-learn: Adam without weight decay" in text
     assert "- **predecessor**: `it has no such optimizer` (second)" in text
-    assert "2 cores, x86_64, avx2 fma" in text
-    assert "2026-02-03" in text
-    assert "| first | 100 | 100 | 150 | 400 | 100 | – | – | 0.25 |" in text
-    assert "| first | 1.0 | 0.5 | 1.5 | 0.5 | 3.5 | 3.5 | 3.5 | – | – |" in text
+    assert "complete runs: 2, cut ones: 1, rounds in each: 2" in text
+    assert "2 cores, x86_64, avx2 fma. python 3.11" in text
+    assert "| 1.0-2026-02-03-3 | 2026-02-03 04:05 UTC | abc | 0.1 | 1 | 1 |" in text
+    assert "| 0.9, 2026-01-01, old | 2 cores, x86_64, avx2 fma | 1 |" in text
+    assert "| 1.0, 2026-02-03, abc | 2 cores, x86_64, avx2 fma | 3 |" in text
     assert "MatMul 75%, outside nodes 25%" in text
     assert "| encoder | batch size 8 | 8.00 | 16.00 | – | 2.00 |" in text
     assert "| 2000 | 10000 | 2.00 | 2.00× | 4.00 | 2.00× |" in text
     assert text.endswith("lost because\n")
+    assert "better of" not in text
 
 
-def test_page_without_growth_and_of_older_results(results):
-    for found in results.values():
-        del found["operators"], found["tolerance"]
-        for result in found["peers"].values():
-            del result["first_step_parts_s"], result["losses"]
-    text = report.page(results, {}, "")
-    assert "## Growth" not in text
-    assert "| first | 2.00 |" in text
+def test_memory_and_start(group):
+    figures = Figures(group[:1])
+    assert "| first | 100 | 100 | 100 | 400 | 100 | – | – | 150 | 0.25 | 0.25 | 0.25 |" in (
+        report.memory_table(figures)
+    )
+    start = "| first | 1.0 | 0.5 | 1.5 | 0.5 | 3.5 | 3.5 | 3.5 | 3.5 | 3.5 | – | – |"
+    assert start in report.start_table(figures)
 
 
-def test_only_what_is_between_the_marks_is_replaced(results):
+def test_only_what_is_between_the_marks_is_replaced(folder):
     text = f"# head\n{report.MARK}\nold\n{report.MARK}\ntail\n"
-    new = report.put_between_marks(text, report.short_table(results))
+    new = report.put_between_marks(text, report.short_table(runs.stored(folder)))
     assert new.startswith("# head\n")
     assert new.endswith("tail\n")
     assert "old\n" not in new
-    assert "| first | 2.00 | 1.50 |" in new
+    assert "| first | 5.00 | 2.50 | 1.46 | 5.00 | 0.50 |" in new
     assert report.put_between_marks(new, "again") == report.put_between_marks(text, "again")
     assert report.put_between_marks("no marks", "x") == "no marks"
 
 
-def test_plots(results, growth, tmp_path):
+@pytest.mark.parametrize(
+    ("ms", "text"), [(0.04123, "0.0412"), (1.234, "1.23"), (56.78, "56.8"), (1234.5, "1234")]
+)
+def test_times_have_three_digits(ms, text):
+    assert report.three_digits(ms) == text
+
+
+def test_plots(folder, growth, tmp_path):
     pytest.importorskip("matplotlib")
     from benchmarks.plots import draw
 
-    draw(results, growth, tmp_path / "a")
-    draw(results, growth, tmp_path / "b")
-    for name in ("ratios.svg", "growth.svg", "nodes.svg"):
+    found = runs.stored(folder)
+    draw(found, growth, tmp_path / "a")
+    draw(found, growth, tmp_path / "b")
+    for name in ("ratios.svg", "versions.svg", "growth.svg", "nodes.svg"):
         text = (tmp_path / "a" / name).read_text()
         assert ET.fromstring(text).tag.endswith("svg")
         assert len(text) < 100_000
         assert text == (tmp_path / "b" / name).read_text()
-    ratios = (tmp_path / "a" / "ratios.svg").read_text()
-    assert "first" in ratios
-    assert ">0.50<" in ratios
+    assert "first" in (tmp_path / "a" / "ratios.svg").read_text()
+    assert "0.9, 2026-01-01, old" in (tmp_path / "a" / "versions.svg").read_text()
 
 
-def test_losses_are_compared_with_torch(results, capsys):
+def test_losses_are_compared_with_torch(capsys):
+    results = first_run_workloads()
     second = results["mlp_adamw"]
     assert disagreements(second) == {}
     second["peers"]["jax"] = peer(1.0, losses=(2.0, 1.6))
@@ -154,27 +307,79 @@ def test_losses_are_compared_with_torch(results, capsys):
     assert "LOSSES DIFFER: mlp_adamw, jax" in capsys.readouterr().out
 
 
-def test_failures_of_ours_are_loud(results, capsys):
+@pytest.mark.parametrize("way", race.OURS)
+def test_failures_of_ours_are_loud(way, capsys):
+    results = first_run_workloads()
     assert run.complain(results) == 0
-    results["mlp_sgd"]["peers"]["ours"] = peer(None, losses=(), error="boom")
+    results["mlp_sgd"]["peers"][way] = peer(losses=(), error="boom")
     assert run.complain(results) == 1
     assert "boom" in capsys.readouterr().out
 
 
-def test_results_are_merged_by_workload(results, tmp_path):
-    path = tmp_path / "results.json"
-    run.save(path, {"mlp_adamw": results["mlp_adamw"]})
-    run.save(path, {**run.load(path), "mlp_sgd": results["mlp_sgd"]})
-    assert list(run.load(path)) == ["mlp_sgd", "mlp_adamw"]
-    assert run.load(path) == results
-    assert list(tmp_path.iterdir()) == [path]
+def test_stored_runs_make_the_published_page():
+    """docs/performance.md and the README are what the stored runs say."""
+    found = runs.stored()
+    growth = json.loads((ROOT / "benchmarks" / "growth.json").read_text())
+    by_hand = (ROOT / "benchmarks" / "losses.md").read_text()
+    reasons = json.loads((ROOT / "benchmarks" / "reasons.json").read_text())
+    text = report.page(found, growth, by_hand, reasons)
+    assert (ROOT / "docs" / "performance.md").read_text() == text
+    readme = (ROOT / "README.md").read_text()
+    assert report.put_between_marks(readme, report.short_table(found)) == readme
 
 
-def test_stored_results_can_be_shown():
-    stored = json.loads((ROOT / "benchmarks" / "results.json").read_text())
-    assert set(stored) == set(WORKLOADS)
-    text = report.page(stored, {}, "")
-    assert all(f"| {e['title']} |" in text for e in stored.values())
+def test_the_environment_has_what_a_plain_install_gives():
+    """Nothing that makes onnxtrain faster is added by name: its own dependencies bring it."""
+    named = " ".join(environments.MAIN)
+    assert "numba" not in named
+    assert "[fast" not in named
+
+
+FAKE = """
+import json, sys
+ready = {"parts": {"session": 1.0}, "losses": [1.0], "remark": "", "rss": 5.0}
+for peer in sys.argv[1].split(","):
+    print(json.dumps({"error": "it cannot"} if peer == "jax" else ready), flush=True)
+for line in sys.stdin:
+    peer, steps = line.split()
+    if peer == "old":
+        sys.exit("it fell over")
+    seconds = (0.05 if peer == "eager" else 0.12) * int(steps)
+    answer = {"seconds": seconds, "processor": 2 * seconds, "steps": int(steps), "rss": 6.0}
+    print(json.dumps(answer), flush=True)
+"""
+
+
+@pytest.fixture
+def fake_worker(tmp_path, monkeypatch):
+    (tmp_path / "worker.py").write_text(FAKE)
+    monkeypatch.setattr(race, "HERE", tmp_path)
+    return tmp_path
+
+
+def test_contestants_share_a_process_or_have_one_each(fake_worker):
+    together = [(["eager", "ours", "jax"], sys.executable), (["old"], sys.executable)]
+    shown = race.compete(together, fake_worker, rounds=3)
+    assert shown["eager"]["times_ms"] == [50.0] * 3
+    assert shown["ours"]["times_ms"] == [120.0] * 3
+    assert shown["eager"]["steps"] == 5  # as many as take the time of a turn
+    assert shown["ours"]["steps"] == 2
+    assert shown["ours"]["rss_mb"] == 6.0
+    assert shown["jax"]["error"] == "it cannot"
+    assert shown["jax"]["times_ms"] == []
+    assert shown["old"]["error"] == "it fell over"
+
+
+def test_long_rounds_are_few(fake_worker, monkeypatch):
+    monkeypatch.setattr(race, "LONG", 0.0)
+    shown = race.compete([(["eager"], sys.executable)], fake_worker, rounds=9)
+    assert len(shown["eager"]["times_ms"]) == race.ENOUGH
+
+
+def test_reasons_of_workers_fit_a_table():
+    assert worker.reason(Cannot("it has no such layer")) == "it has no such layer"
+    assert worker.reason(ValueError("first; more\nsecond")) == "ValueError: first"
+    assert len(worker.reason(ValueError("x" * 500))) == 160
 
 
 def test_time_of_a_body_is_not_counted_twice():
@@ -204,7 +409,7 @@ def test_loop_takes_the_batches_in_turn():
     loop = Loop(lambda x, y: float(seen.append(x) or y))
     batches = [(i, i) for i in range(3)]
     assert loop.losses(batches, 2) == [0.0, 1.0]
-    assert loop.many(batches, 3) == (3, 1.0)
+    assert loop.many(batches, 3) == 3
     assert seen == [0, 1, 2, 0, 1]
 
 
@@ -225,3 +430,4 @@ def test_every_point_of_a_curve_is_a_workload():
             assert find(name).title
     assert find("mlp:batch=16,width=128").title == "MLP 128-128-128-10, batch 16, SGD"
     assert find("cnn") is WORKLOADS["cnn"]
+    assert find("decoder") is OTHERS["decoder"]

@@ -17,7 +17,7 @@ import onnxruntime as ort
 import pytest
 
 from onnxtrain.cli.app import COMMANDS
-from onnxtrain.cli.measure import WARM_UP, read_profile
+from onnxtrain.cli.measure import FORWARD_BACKWARD, WARM_UP, profiler_note, read_profile
 from onnxtrain.cli.recipes import LOSSES, METRICS, SCHEDULES, optimizer_names
 from onnxtrain.cli.settings import read_recompute
 from onnxtrain.passes import AFTER, BEFORE
@@ -349,6 +349,14 @@ def test_bench(run):
     assert sum(o["share"] for o in found["operators"]) == pytest.approx(1)
     shown = run("bench", "model.onnx", "--steps", "3").out
     assert "Where the time goes" in shown
+
+
+def test_a_profile_that_is_longer_than_the_step_is_explained():
+    figures = {"operators": [{"ms_per_step": 0.06}, {"ms_per_step": 0.03}]}
+    figures["times"] = {FORWARD_BACKWARD: {"median_ms": 0.02}}
+    assert "takes 0.090 ms for these 0.020 ms" in profiler_note(figures)
+    figures["times"] = {FORWARD_BACKWARD: {"median_ms": 0.08}}
+    assert profiler_note(figures) == ""
 
 
 def test_bench_leaves_out_the_first_steps(tmp_path):

@@ -9,6 +9,7 @@ import types
 
 import numpy as np
 import pytest
+from packaging.version import Version
 
 from onnxtrain import losses, optim
 from onnxtrain.api import Trainer
@@ -170,7 +171,8 @@ def test_the_real_weights_and_biases(artifacts, tmp_path, monkeypatch):
     wandb = pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_SILENT", "true")
     monkeypatch.setenv("WANDB_MODE", "offline")
-    logger = WandbLogger(folder=tmp_path, settings=wandb.Settings(x_disable_stats=True))
+    name = "x_disable_stats" if Version(wandb.__version__) >= Version("0.19") else "_disable_stats"
+    logger = WandbLogger(folder=tmp_path, settings=wandb.Settings(**{name: True}))
     trainer = trained(artifacts, logger)
     wandb.teardown()  # its own process writes the file
     (folder,) = (tmp_path / "wandb").glob("offline-run-*")

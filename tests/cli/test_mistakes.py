@@ -133,6 +133,11 @@ MISTAKES = {
         CSV,
         ("Column 'age'", "holds text", "--features"),
     ),
+    "a slip among numbers": Mistake(
+        table({**HOUSES, "age": ["12", "", "l5", "30"]}),
+        CSV,
+        ("Column 'age'", "'l5' in row 3", "1 of its 4 cells"),
+    ),
     "text as a number": Mistake(
         table({**HOUSES, "price": ["low", "high", "low", "high"]}),
         CSV,

@@ -457,6 +457,9 @@ def test_the_newest_run_is_taken_and_named(run):
     other = run("train", "model.onnx", "--data", "other.npz", *LOSS, "--epochs", "3", "--resume")
     assert "Going on with the run in runs/model-2, the newest of 2" in other.err
     assert "The run in runs/model-2 was started with other data than other.npz" in other.err
+    done = run(*common[:-1], "2", "--resume")
+    assert "has had 3 epochs already, so nothing is trained" in done.err
+    assert "so nothing is trained" not in other.err
 
 
 def test_other_data_are_told(run):

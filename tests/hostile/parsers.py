@@ -648,6 +648,14 @@ def stream(path: Path) -> object:
     return list(data.batches(["x"], 2, shuffle=True).epoch(0))
 
 
+def large_groups(path: Path) -> object:
+    """One column of row groups that are above the limit, so that its own size is looked at."""
+    from onnxtrain.data import Stream
+
+    data = Stream(path, columns={"x": "a"}, largest_chunk=150)
+    return [next(data.batches(["x"], 2, shuffle=True).epoch(0)) for _ in range(data.rows > 0)]
+
+
 def png(folder: Path) -> list[bytes]:
     from PIL import Image
 
@@ -844,6 +852,7 @@ PARSERS: dict[str, Parser] = {
     "csv.gz": Parser("d.csv.gz", "", csv_gz, data),
     "parquet": Parser("d.parquet", "", parquet, data, 2),
     "streamed parquet": Parser("d.parquet", "", row_groups, stream, 4),
+    "parquet footer": Parser("d.parquet", "", row_groups, large_groups, 4),
     "streamed arrow": Parser("d.arrow", "flatbuffers", arrow, stream, 2),
     "streamed tar": Parser("d.tar", "tar", tar, stream, 2),
     "streamed csv": Parser("d.csv", "text", csv, stream),

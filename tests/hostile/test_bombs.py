@@ -286,6 +286,38 @@ def stream(path: str) -> object:
     return next(data.batches(["x"], 4, shuffle=True).epoch(0))
 
 
+def small_limit(path: str) -> object:
+    """As `stream`, of one column, where the row groups are above the limit and the column not."""
+    from onnxtrain.data import Stream
+
+    data = Stream(path, columns={"x": "x"}, largest_chunk=1500)
+    return next(data.batches(["x"], 4, shuffle=True).epoch(0))
+
+
+def damaged_column(path: Path) -> None:
+    """The schema says that x has no gaps, and the entry of its column counts them.
+
+    pyarrow 26 ends the process when it is asked for that entry; older ones have no such count.
+    """
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    table = pa.table({"x": np.arange(100), "y": np.arange(100) * 7})
+    parquet.write_table(table, path, compression=None)
+    content, optional, required = path.read_bytes(), b"\x25\x02\x18\x01x", b"\x25\x00\x18\x01x"
+    assert content.count(optional) == 1
+    path.write_bytes(content.replace(optional, required))
+
+
+def lengths_beyond_the_footer(path: Path) -> None:
+    """A footer whose list of row groups says that it has 2³⁵ of them."""
+    pytest.importorskip("pyarrow")
+    damaged_column(path)
+    content = path.read_bytes()
+    groups = content.rindex(b"\x19\x1c\x19\x2c")  # a list of a struct, with a list of two
+    path.write_bytes(content[:groups] + b"\x19\xfc\xff\xff\xff\xff\x7f" + content[groups + 7 :])
+
+
 def tar_of(*members: tuple[str, bytes, bytes, int | None]) -> Callable[[Path], None]:
     """An archive of members: name, type, content, and the size that the header claims."""
 
@@ -380,6 +412,19 @@ FILES: dict[str, Row] = {
         lambda p: tar_of(("a.npy", b"0", huge_header(), None))(p),
         stream,
         "be read",
+    ),
+    "a damaged column of a parquet": ("d.parquet", damaged_column, stream, "as parquet"),
+    "a damaged column of a large row group": (
+        "d.parquet",
+        damaged_column,
+        small_limit,
+        "as parquet",
+    ),
+    "a parquet of 2^35 row groups": (
+        "d.parquet",
+        lengths_beyond_the_footer,
+        small_limit,
+        "as parquet",
     ),
     "an arrow message of 2^31 bytes": ("d.arrow", arrow_claim, stream, "bytes follow"),
     "a csv line without end": (

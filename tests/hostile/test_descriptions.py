@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
+from onnx import numpy_helper
 
+import onnxtrain
 from onnxtrain import artifacts
 from onnxtrain.api import CheckpointState, Module, Optimizer
-from onnxtrain.errors import CheckpointError, ModelFileError
+from onnxtrain.artifacts.device import device_file
+from onnxtrain.errors import CheckpointError, ModelFileError, UnknownNameError
 
 from . import models
 
@@ -72,3 +76,29 @@ def test_moments_of_another_size_are_refused(sound: Path, tmp_path: Path) -> Non
     module = Module(sound / "training_model.onnx", mixed)
     with pytest.raises(CheckpointError, match="do not have the shapes"):
         Optimizer(sound / "optimizer_model.onnx", module)
+
+
+def test_a_device_learns_of_no_parameter_that_is_no_input(sound: Path, tmp_path: Path) -> None:
+    """The name in the description was taken for one in the graph: a KeyError of `serve`."""
+    folder = tmp_path / "folder"
+    shutil.copytree(sound, folder)
+    model = onnx.load(folder / "training_model.onnx")
+    next(value for value in model.graph.input if value.name == "w").name = "v"
+    onnx.save(model, folder / "training_model.onnx")
+    with pytest.raises(UnknownNameError, match="'w'"):
+        device_file(folder)
+
+
+@pytest.mark.parametrize("place", ["graph", "function"])
+def test_a_name_of_a_node_that_is_no_text(place: str, tmp_path: Path) -> None:
+    """It was read, and could not be written: an error of onnx-ir's from `generate_artifacts`."""
+    model = models.forward("node1")
+    if place == "function":
+        models.as_function(model, numpy_helper.from_array(models.VALUES, "c"))
+        model.functions[0].node[0].name = "node1"
+        model.graph.node[1].name = "scale"
+    content = model.SerializeToString()
+    (tmp_path / "model.onnx").write_bytes(content.replace(b"node1", b"nod\xb81"))
+    for door in (artifacts.generate_artifacts, onnxtrain.differentiate):
+        with pytest.raises(ModelFileError, match="is no text"):
+            door(tmp_path / "model.onnx", ["w"])  # type: ignore[operator]

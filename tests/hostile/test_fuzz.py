@@ -21,6 +21,7 @@ def missing(door: str) -> str:
     needed = {
         "parquet": "pyarrow",
         "streamed parquet": "pyarrow",
+        "parquet footer": "pyarrow",
         "streamed arrow": "pyarrow",
         "streamed tar": "PIL",
         "pictures": "PIL",
@@ -60,6 +61,7 @@ def test_damaged_files_are_read_or_refused(door: str) -> None:
         "serve",
         "labels of a loss",
         "streamed parquet",
+        "parquet footer",
         "streamed arrow",
         "streamed tar",
         "streamed csv",

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import onnx
 import onnx.parser
+import onnxruntime
 import pytest
 
+from onnxtrain.errors import OldRuntimeWarning
 from onnxtrain.graph import load, to_proto
-from onnxtrain.normalize import normalize
+from onnxtrain.normalize import normalize, old_runtimes
 from onnxtrain.normalize.old_runtimes import OF_ONE_ELEMENT
 from tests.rules.harness import run_ort
 
@@ -44,3 +48,45 @@ def test_the_axes_of_resize_count_from_the_front() -> None:
     (resize,) = (n for n in model.graph.node if n.op_type == "Resize")
     assert list(next(a for a in resize.attribute if a.name == "axes").ints) == [1, 2]
     assert run_ort(model, {"x": X})[0].shape == (2, 6, 8)
+
+
+GROUPS = """<ir_version: 8, opset_import: ["": 18, "com.microsoft": 1]>
+    g (float[1, 8, 64] q, float[1, 8, 32] k, float[1, 8, 32] v, int32[1] s, int32 t) => (y) {
+        y = com.microsoft.GroupQueryAttention<num_heads = 4, kv_num_heads = 2%s>(q, k, v, , , s, t)
+    }"""
+EXPERTS = """<ir_version: 8, opset_import: ["": 18, "com.microsoft": 1]>
+    g (float[6, 32] x, float[6, 4] r, uint8[4, 64, %d] a, float[4, 64] b, float[4, 64] c,
+       uint8[4, 32, %d] d, float[4, 32] e, float[4, 32] f) => (y) {
+        y = com.microsoft.QMoE<expert_weight_bits = %d, activation_type = "swiglu",
+            swiglu_fusion = 1, k = 2>(x, r, a, b, c, d, e, f)
+    }"""
+
+
+@pytest.mark.parametrize(
+    ("release", "model", "warned"),
+    [
+        ((1, 23), GROUPS % ", local_window_size = 2", True),
+        ((1, 24), GROUPS % ", local_window_size = 2", False),
+        ((1, 23), GROUPS % ", local_window_size = -1", False),
+        ((1, 23), GROUPS % "", False),
+        (None, GROUPS % ", local_window_size = 2", False),
+        ((1, 23), EXPERTS % (16, 16, 4), True),
+        ((1, 24), EXPERTS % (16, 16, 4), False),
+        ((1, 23), EXPERTS % (32, 32, 8), False),
+    ],
+)
+def test_kernels_that_compute_another_thing_are_told(
+    release: tuple[int, int] | None, model: str, warned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is written here is right, and has none of the operators."""
+    monkeypatch.setattr(old_runtimes, "installed", lambda: release)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        written = to_proto(normalize(load(onnx.parser.parse_model(model))))
+    assert [w.category for w in said] == [OldRuntimeWarning] * warned
+    assert {node.domain for node in written.graph.node} == {""}
+
+
+def test_the_release_that_is_installed() -> None:
+    release = old_runtimes.installed()
+    assert release is None or onnxruntime.__version__.startswith(f"{release[0]}.{release[1]}.")

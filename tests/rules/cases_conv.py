@@ -35,6 +35,8 @@ CASES = [
     case("Conv", x(2, 5, 7, 8), x(4, 5, 1, 1), kernel_shape=[1, 1], strides=[2, 2]),
     case("Conv", x(2, 5, 4, 4), x(4, 5, 1, 1), kernel_shape=[1, 1], pads=[1, 0, 0, 1]),
     case("Conv", x(2, 5, 22, 21), x(4, 5, 3, 3), kernel_shape=K33, pads=[1] * 4, _label="large"),
+    case("Conv", x(1, 5, 9, 9, 9), x(2, 5, 2, 2, 2), kernel_shape=[2] * 3, _label="large, 3-D"),
+    case("Conv", x(1, 260, 2, 2), x(256, 260, 2, 1), kernel_shape=[2, 1], _label="many weights"),
     # few channels, patches, few windows: the special forms
     case("Conv", x(2, 1, 8, 8), x(4, 1, 3, 3), x(4), kernel_shape=K33),
     case("Conv", x(2, 3, 13, 12), x(4, 3, 7, 7), kernel_shape=[7, 7], strides=[2, 2], pads=[3] * 4),

@@ -140,6 +140,18 @@ def test_file_written_by_onnxruntime_training():
     assert loaded.training_state.optimizer.step == 7
 
 
+def test_reading_the_old_format_does_not_import_torch():
+    """onnxruntime's package around the format does, where it is installed: seconds, a gigabyte."""
+    pytest.importorskip("torch")
+    path = Path(__file__).parent / "data" / "onnxruntime_training_1.19.2.ckpt"
+    code = (
+        "import sys; from onnxtrain.runtime.state.checkpoint_state import CheckpointState; "
+        f"CheckpointState.load_checkpoint({str(path)!r}); print('torch' in sys.modules)"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert said.stdout.strip() == "False"
+
+
 def test_odtc_external_data(tmp_path):
     from onnxtrain.runtime.files import odtc
 

@@ -10,7 +10,7 @@ from onnxtrain.api import CheckpointState, Module, Optimizer
 from onnxtrain.runtime.loop.trainer import Trainer
 from onnxtrain.runtime.session.cut_session import share_arena
 from onnxtrain.runtime.session.devices import Device, create_session, session_options
-from onnxtrain.runtime.session.options import ALLOCATORS, SPINNING, entry_of, may_spin
+from onnxtrain.runtime.session.options import ALLOCATORS, SPINNING, create_with, entry_of, may_spin
 
 from . import handmade
 
@@ -105,6 +105,45 @@ def test_what_was_lent_once_is_not_taken_for_the_users():
         session_options(given).get_session_config_entry(ALLOCATORS)
 
 
+def test_onnxruntime_has_nothing_to_say_about_it(capfd):
+    """It would write a line about each setting of ours that is put in and taken out again."""
+    given = ort.SessionOptions()
+    for _ in range(2):
+        create_session(identity(), session_options(given, folder="here"))
+    assert capfd.readouterr().err == ""
+
+
+def test_the_copy_has_what_cannot_be_read(tmp_path):
+    """Free dimensions and settings by a key that nobody asks for."""
+    given = ort.SessionOptions()
+    given.add_free_dimension_override_by_name("rows", 4)
+    given.add_session_config_entry("session.set_denormal_as_zero", "1")
+    given.enable_profiling, given.profile_file_prefix = True, str(tmp_path / "profile")
+    session = create_session(identity("rows"), session_options(given))
+    assert session.get_inputs()[0].shape == [4]
+    assert entry(session, "session.set_denormal_as_zero") == "1"
+    session.end_profiling()
+    assert len(list(tmp_path.iterdir())) == 1, "of the session, none of the making of the copy"
+    assert given.enable_profiling
+
+
+def test_what_a_copy_lacks_is_taken_from_the_object_itself(monkeypatch):
+    """Libraries of custom operators: a session of a copy does not find the operator."""
+    given, seen = ort.SessionOptions(), []
+    given.log_severity_level = 4
+
+    def make(options):
+        seen.append(options)
+        if options is not given:
+            raise RuntimeError("my:Neg is not a registered function/op")
+        return options.get_session_config_entry(SPINNING)
+
+    assert create_with(session_options(given), make) == "1"
+    assert len(seen) == 2
+    assert entry_of(given, SPINNING) is None, "and given back"
+    assert may_spin(given)
+
+
 def test_a_failure_gives_the_object_back():
     given = ort.SessionOptions()
     with pytest.raises(Exception, match="cannot load"):
@@ -122,9 +161,10 @@ def test_trainer_takes_them(artifacts):
     assert looks(given) == before
 
 
-def identity() -> bytes:
+def identity(rows: object = 1) -> bytes:
     import onnx
 
     return onnx.parser.parse_model(
-        '<ir_version: 8, opset_import: ["": 17]> g (float[1] x) => (float[1] y) { y = Neg(x) }'
+        '<ir_version: 8, opset_import: ["": 17]> '
+        f"g (float[{rows}] x) => (float[{rows}] y) {{ y = Neg(x) }}"
     ).SerializeToString()

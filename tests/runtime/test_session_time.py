@@ -11,12 +11,18 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper, parser
 
 import onnxtrain
+from onnxtrain.graph import load, to_proto
+from onnxtrain.graph.infer import infer_shapes
 from onnxtrain.operators import IDLE_OPTIMIZERS
-from onnxtrain.passes.idle import DUPLICATES, FOLDING, TRANSPOSING
+from onnxtrain.passes.idle import DUPLICATES, FOLDING, TRANSPOSING, note_idle_optimizers
+from onnxtrain.passes.transposed import mark_transposed
 from onnxtrain.runtime.files.outline import Outline
 from onnxtrain.runtime.session import cutting
 from onnxtrain.runtime.session.devices import create_session, session_options
-from onnxtrain.runtime.session.optimizers import NEEDS, SHARING, idle_optimizers
+from onnxtrain.runtime.session.optimizers import NEEDS, OF_OTHER_DEVICES, SHARING
+from onnxtrain.runtime.session.optimizers import TRANSPOSING as TRANSPOSING_PRODUCTS
+from onnxtrain.runtime.session.optimizers import idle_optimizers as idle_of
+from onnxtrain.runtime.session.products import fuse_transposed
 
 HEAD = '<ir_version: 9, opset_import: ["" : 18, "local" : 1]>'
 
@@ -57,8 +63,29 @@ CONSTANTS: dict[str, object] = {
     "scale": np.ones(8, np.float32), "bias": np.ones(8, np.float32),
     "row": np.ones((1, 8), np.float32), "w": np.ones((8, 8), np.float32),
     "image": np.array([1, 1, 8, 8]), "kernel": np.ones((1, 1, 3, 3), np.float32),
+    "zero64": np.array([0]), "four": np.array([4]), "eight": np.array([8]),
+    "batch": np.array([2, 4, 8]), "large": np.ones((80, 80), np.float32),
     "step": np.float32(0.1), "zero": np.uint8(128), "codes": np.ones((8, 8), np.uint8),
 }  # fmt: skip
+
+
+def noted(model: onnx.ModelProto) -> bytes:
+    """The model with what the last passes say of it."""
+    return to_proto(
+        note_idle_optimizers(mark_transposed(infer_shapes(load(model))))
+    ).SerializeToString()
+
+
+def optimized(content: bytes, folder: Path) -> list[str]:
+    """The operators that a session of ours runs."""
+    options = session_options(threads=1, weights_change=True)
+    options.optimized_model_filepath = str(folder / "optimized.onnx")
+    create_session(content, options)
+    return [node.op_type for node in onnx.load(options.optimized_model_filepath).graph.node]
+
+
+def idle_optimizers(content: bytes) -> list[str]:
+    return idle_of(Outline.of(content))
 
 
 def pattern(body: str) -> onnx.ModelProto:
@@ -71,6 +98,148 @@ def pattern(body: str) -> onnx.ModelProto:
         for n in sorted(read & CONSTANTS.keys())
     )
     return model
+
+
+MARKED = {
+    "left operand": ("t = Transpose<perm = [1, 0]>(x) y = MatMul(t, w)", 1),
+    "right operand": ("t = Transpose<perm = [1, 0]>(x) y = MatMul(w, t)", 1),
+    "both": ("t = Transpose<perm = [1, 0]>(x) u = Transpose<perm = [1, 0]>(w) y = MatMul(t, u)", 2),
+    "twice read": (
+        "t = Transpose<perm = [1, 0]>(x) a = MatMul(t, w) b = MatMul(w, t) y = Mul(a, b)",
+        1,
+    ),
+    "of four axes": (
+        """i = Reshape(x, image) t = Transpose<perm = [0, 1, 3, 2]>(i) m = MatMul(i, t)
+        y = Tanh(m)""",
+        1,
+    ),
+    "scaled after": ("m = MatMul(x, w) y = Mul(m, half)", 1),
+    "divided after": ("m = MatMul(x, w) y = Div(m, two)", 1),
+    "scaled before": ("s = Mul(x, half) y = MatMul(s, w)", 1),
+    "both sides and after": (
+        """s = Mul(x, half) t = Transpose<perm = [1, 0]>(w) m = MatMul(s, t) d = Div(m, r)
+        y = Tanh(d)""",
+        3,
+    ),
+}
+"""Bodies, and how many of their nodes go into products."""
+
+
+@pytest.mark.parametrize("name", MARKED)
+def test_marked_products_are_what_onnxruntime_would_make_of_them(name: str, tmp_path: Path) -> None:
+    body, gone = MARKED[name]
+    plain = pattern(body)
+    content = noted(plain)
+    outline = Outline.of(content)
+    assert outline is not None
+    fused = fuse_transposed(outline)
+    assert fused is not None
+    assert len(onnx.ModelProto.FromString(fused).graph.node) == len(plain.graph.node) - gone
+    assert TRANSPOSING_PRODUCTS in idle_optimizers(content)
+    made, stock = optimized(content, tmp_path), optimized(plain.SerializeToString(), tmp_path)
+    assert sorted(made) == sorted(stock)
+    feeds = {"x": np.random.default_rng(0).normal(size=(8, 8)).astype(np.float32)}
+    expected = onnxruntime.InferenceSession(plain.SerializeToString()).run(None, feeds)
+    np.testing.assert_allclose(create_session(content).run(None, feeds)[0], expected[0], rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "t = Transpose<perm = [1, 0]>(x) m = MatMul(t, w) y = Add(m, t)",  # others read it
+        "t = Transpose<perm = [0, 1]>(x) y = MatMul(t, w)",
+        "m = MatMul(x, w) y = Mul(m, scale)",
+        "m = MatMul(x, w) s = Mul(m, half) y = Add(s, m)",
+        "s = Mul(x, half) t = MatMul(s, w) y = Add(s, t)",
+    ],
+)
+def test_what_others_read_too_is_not_marked(body: str) -> None:
+    outline = Outline.of(noted(pattern(body)))
+    assert outline is not None
+    assert fuse_transposed(outline) is None
+
+
+def test_a_model_that_was_changed_since_it_was_marked_is_taken_as_it_is() -> None:
+    model = onnx.ModelProto.FromString(noted(pattern(MARKED["left operand"][0])))
+    model.graph.node.append(helper.make_node("Neg", ["t"], ["z"]))
+    model.graph.output.append(helper.make_tensor_value_info("z", TensorProto.FLOAT, None))
+    x = np.arange(64, dtype=np.float32).reshape(8, 8)
+    y, z = create_session(model.SerializeToString()).run(None, {"x": x})
+    np.testing.assert_allclose(y, x.T @ np.ones((8, 8)), rtol=1e-6)
+    np.testing.assert_array_equal(z, -x.T)
+
+
+def test_a_transposed_operand_that_is_an_output_stays() -> None:
+    model = onnx.ModelProto.FromString(noted(pattern(MARKED["left operand"][0])))
+    model.graph.output.append(helper.make_tensor_value_info("t", TensorProto.FLOAT, None))
+    outline = Outline.of(model.SerializeToString())
+    assert outline is not None
+    fused = onnx.ModelProto.FromString(fuse_transposed(outline) or b"")
+    assert [node.op_type for node in fused.graph.node] == ["Transpose", "FusedMatMul"]
+
+
+def test_another_order_of_axes_than_the_marked_one_is_seen() -> None:
+    model = onnx.ModelProto.FromString(noted(pattern(MARKED["left operand"][0])))
+    del model.graph.node[0].attribute[0].ints[:]
+    model.graph.node[0].attribute[0].ints.extend([0, 1])
+    x = np.arange(64, dtype=np.float32).reshape(8, 8)
+    (y,) = create_session(model.SerializeToString()).run(None, {"x": x})
+    np.testing.assert_allclose(y, x @ np.ones((8, 8)), rtol=1e-6)
+
+
+def test_another_number_than_the_marked_one_is_seen() -> None:
+    model = onnx.ModelProto.FromString(noted(pattern(MARKED["scaled after"][0])))
+    number = next(i for i in model.graph.initializer if i.name == "half")
+    number.CopyFrom(helper.make_tensor("half", TensorProto.FLOAT, [], [3.0]))
+    x = np.ones((8, 8), np.float32)
+    (y,) = create_session(model.SerializeToString()).run(None, {"x": x})
+    np.testing.assert_allclose(y, np.full((8, 8), 24.0))
+
+
+def test_what_is_known_of_values_is_left_out_where_nobody_reads_it() -> None:
+    gradients = onnxtrain.differentiate(
+        pattern("t = Tanh(x) s = Sin(t) y = Mul(s, t)"), wrt=["x"], of="y", vjp=True
+    )
+    assert gradients.graph.value_info
+    outline = Outline.of(gradients.SerializeToString())
+    assert outline is not None
+    bare = onnx.ModelProto.FromString(fuse_transposed(outline, with_types=False) or b"")
+    del gradients.graph.value_info[:]
+    assert bare.graph == gradients.graph
+
+
+def test_a_user_who_wants_no_fusions_gets_none(tmp_path: Path) -> None:
+    content = noted(pattern(MARKED["left operand"][0]))
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
+    create_session(content, options)
+    nodes = onnx.load(tmp_path / "optimized.onnx").graph.node
+    assert [node.op_type for node in nodes] == ["Transpose", "MatMul"]
+
+
+FOUND = {
+    **{name: body for name, (body, _) in PATTERNS.items() if name != "quantised"},
+    "gemm with an activation": "m = Gemm(x, w, bias) f = Relu(m) y = Identity(f)",
+    "parts": "a = Slice(x, zero64, four) b = Slice(x, four, eight) y = Concat<axis = 0>(b, a)",
+    "a transposition of batches": (
+        """i = Reshape(x, batch) t = Transpose<perm = [1, 0, 2]>(i) m = MatMul(t, w)
+        y = Identity(m)"""
+    ),
+    "a transposed operand and a bias": (
+        "t = Transpose<perm = [1, 0]>(x) m = MatMul(t, w) y = Add(m, bias)"
+    ),
+    "softmax of a sum": "a = Add(x, row) y = Softmax<axis = -1>(a)",
+    "a constant": "e = Exp(large) s = ReduceMean<keepdims = 0>(e) y = Mul(x, s)",
+}
+"""Bodies in which onnxruntime finds something, or might."""
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_an_optimizer_that_finds_something_is_not_left_out(name: str, tmp_path: Path) -> None:
+    plain = pattern(FOUND[name])
+    made = optimized(noted(plain), tmp_path)
+    assert sorted(made) == sorted(optimized(plain.SerializeToString(), tmp_path))
 
 
 @pytest.mark.parametrize("name", PATTERNS)
@@ -94,7 +263,7 @@ def test_what_onnxruntime_fuses_it_still_fuses(name: str, tmp_path: Path) -> Non
 
 def test_optimizers_without_their_operators_are_left_out() -> None:
     idle = idle_optimizers(pattern("y = Add(x, x)").SerializeToString())
-    assert set(idle) == {*NEEDS, SHARING}
+    assert set(idle) == {*NEEDS, SHARING, *OF_OTHER_DEVICES}
     with_norm = idle_optimizers(pattern(PATTERNS["layer norm"][0]).SerializeToString())
     assert "LayerNormFusionL1" not in with_norm
     assert "QDQSelectorActionTransformer" in with_norm
@@ -132,13 +301,13 @@ def test_a_frozen_network_in_another_layout_has_its_transpositions_moved(
 
 def test_a_branch_that_reads_constants_is_folded_by_onnxruntime() -> None:
     model = parser.parse_model(
-        f"""{HEAD} g (bool b, float[2] x) => (float[2] y) {{
-            c = If (b) <then_branch = t () => (float[2] p) {{ p = Exp(k) }},
-                        else_branch = e () => (float[2] q) {{ q = Tanh(x) }}>
+        f"""{HEAD} g (bool b, float[9000] x) => (float[9000] y) {{
+            c = If (b) <then_branch = t () => (float[9000] p) {{ p = Exp(k) }},
+                        else_branch = e () => (float[9000] q) {{ q = Tanh(x) }}>
             y = Mul(x, c)
         }}"""
     )
-    model.graph.initializer.append(numpy_helper.from_array(np.ones(2, np.float32), "k"))
+    model.graph.initializer.append(numpy_helper.from_array(np.ones(9000, np.float32), "k"))
     gradients = onnxtrain.differentiate(model, wrt=["x"], of="y", vjp=True)
     assert FOLDING not in idle_optimizers(gradients.SerializeToString())
 
@@ -169,7 +338,7 @@ def test_a_model_with_functions_has_all_optimizers_of_patterns() -> None:
         f"""{HEAD} g (float[2] x) => (float[2] y) {{ y = local.f(x) }}
         <domain: "local", opset_import: ["" : 18]> f (a) => (b) {{ b = Erf(a) }}"""
     )
-    assert idle_optimizers(model.SerializeToString()) == [SHARING]
+    assert idle_optimizers(model.SerializeToString()) == sorted([*OF_OTHER_DEVICES, SHARING])
 
 
 @pytest.mark.parametrize(
@@ -191,9 +360,9 @@ def test_fields_of_all_kinds_are_passed_over() -> None:
 def test_a_long_model_is_known_by_its_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     content = pattern("a = Add(x, x) b = Add(a, x) y = Add(b, w)").SerializeToString()
     monkeypatch.setattr(cutting, "MANY_NODES", 3)
-    assert not cutting.may_be_long(content)
+    assert not cutting.may_be_long(Outline.of(content))
     monkeypatch.setattr(cutting, "MANY_NODES", 2)
-    assert cutting.may_be_long(content)
+    assert cutting.may_be_long(Outline.of(content))
 
 
 def test_a_user_may_have_buffers_planned() -> None:

@@ -39,7 +39,10 @@ def matching(pattern: str) -> set[str]:
 PATTERNS: dict[str, tuple[str, dict[str, str]]] = {
     "sessions of onnxruntime": (
         r"\bInferenceSession\(",
-        {"runtime/session/devices.py": "the place"},
+        {
+            "runtime/session/devices.py": "the place",
+            "runtime/session/native.py": "one that never runs, and tells the options it was given",
+        },
     ),
     "bindings of onnxruntime": (
         r"\bSessionIOBinding\(|\.bind_output\(",
@@ -54,6 +57,7 @@ PATTERNS: dict[str, tuple[str, dict[str, str]]] = {
         r"intra_op_num_threads['\"]?(\]| *=|: *\w)",
         {
             "runtime/session/devices.py": "the place",
+            "runtime/session/options.py": "of the session that never runs: none",
             "torch/_ortmodule_cache.py": "a setting that a user's own goes before",
         },
     ),

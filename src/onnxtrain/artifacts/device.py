@@ -50,6 +50,7 @@ def device_file(folder: Path, prefix: str = "") -> bytes:
     source = _content(folder / f"{prefix}{TRAINING}")
     training = load_artifact(source, "training")
     trainable, specs = training.trainable, specs_of(training)
+    training.infos(trainable)  # the model's description names them; each must be an input
     if LOSS_SCALE in specs:
         raise ArtifactError(
             "The loss is scaled for gradients in half precision, which JavaScript does not undo: "

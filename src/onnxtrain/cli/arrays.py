@@ -64,7 +64,7 @@ def read_csv(path: PathLike) -> dict[str, Array]:
     if not rows:
         raise UserError(f"{shown!r} is empty. It needs a line of column names and rows.")
     names, rows = [n.strip() for n in rows[0][1]], rows[1:]
-    if all(_is_number(n) for n in names):
+    if all(is_number(n) for n in names):
         raise UserError(
             f"The first line of {shown!r} holds numbers: {', '.join(names[:5])}. A csv file "
             "needs a first line with the names of its columns."
@@ -99,7 +99,8 @@ def _rows(text: io.TextIOWrapper) -> list[tuple[int, list[str]]]:
     return [(reader.line_num, row) for row in reader if row]
 
 
-def _is_number(text: str) -> bool:
+def is_number(text: str) -> bool:
+    """Whether a cell of a table is a number."""
     try:
         float(text)
     except ValueError:

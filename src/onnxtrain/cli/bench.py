@@ -75,6 +75,8 @@ def _sizes(dims: tuple[str, ...]) -> dict[str, int]:
 
 
 def _show(model: str, loss: str, figures: dict[str, Any]) -> None:
+    from .measure import profiler_note
+
     screen = current()
     screen.show(
         f"{model}: {loss}, {figures['optimizer']}, batch {figures['batch_size']}, "
@@ -98,3 +100,5 @@ def _show(model: str, loss: str, figures: dict[str, Any]) -> None:
     ]
     columns = ("operator", "nodes", "ms per step", "share")
     screen.table("Where the time goes", columns, operators[:20], "nodes,ms per step,share")
+    if note := profiler_note(figures):
+        screen.show(note)

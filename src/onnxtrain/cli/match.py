@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from ..data import Stream
 from ..summary import ValueSummary
-from .arrays import reading
+from .arrays import is_number, reading
 from .images import ImageSettings
 from .output import UserError, count
 from .recipes import IGNORED, LossRecipe
@@ -273,13 +273,22 @@ def _from_columns(source: Columns, task: Task) -> tuple[dict[str, Array], Array]
 
 
 def _refuse_text(columns: dict[str, Array], chosen: Sequence[str], where: str) -> None:
-    text = [n for n in chosen if columns[n].dtype.kind in "US"]
-    if text:
-        raise UserError(
-            f"Column {text[0]!r} of {where} holds text ({_first(columns[text[0]])}), and the model "
-            f"takes numbers. If it holds categories, say --categorical {text[0]} (or auto); "
-            "otherwise choose other columns with --features a,b,c."
-        )
+    name = next((n for n in chosen if columns[n].dtype.kind in "US"), None)
+    if name is None:
+        return
+    texts = [
+        row
+        for row, cell in enumerate(columns[name])
+        if str(cell).strip() and not is_number(str(cell))
+    ]
+    cell = f"{str(columns[name][texts[0]])!r} in row {texts[0] + 1}" if texts else "no rows"
+    slips = f"{len(texts)} of its {len(columns[name])} cells are not numbers: mend them. "
+    mend = slips if 2 * len(texts) < len(columns[name]) else ""
+    raise UserError(
+        f"Column {name!r} of {where} holds text ({cell}), and the model takes numbers. {mend}If "
+        f"it holds categories, say --categorical {name} (or auto); otherwise choose other columns "
+        "with --features a,b,c."
+    )
 
 
 def _first(array: Array) -> str:

@@ -51,7 +51,7 @@ def measure(
     step, forward_backward = _stepper(folder, feeds)
     times = {
         "onnxtrain, whole step": _time(step, steps, settings.batch_size),
-        "forward and backward": _time(forward_backward, steps, settings.batch_size),
+        FORWARD_BACKWARD: _time(forward_backward, steps, settings.batch_size),
     }
     after = resident()
     torch_times, note = _torch(settings, feeds, plan, steps)
@@ -75,6 +75,8 @@ def measure(
 
 WARM_UP = 3
 """Steps that are not counted: the first ones allocate memory."""
+FORWARD_BACKWARD = "forward and backward"
+"""Name of the time without the update, which is what the operators are measured in."""
 COUNTED = 0.9
 """Share of a node's runs that are counted, the fastest ones: a busy machine holds some up."""
 
@@ -229,6 +231,18 @@ def _usual(runs: Sequence[float]) -> float:
     """The sum of durations, with the slowest taken for as long as the others."""
     counted = sorted(runs)[: math.ceil(COUNTED * len(runs))]
     return statistics.mean(counted) * len(runs) if counted else 0.0
+
+
+def profiler_note(figures: dict[str, Any]) -> str:
+    """What to make of operators that take longer together than the step that they are of."""
+    profiled = sum(o["ms_per_step"] for o in figures["operators"])
+    step = figures["times"][FORWARD_BACKWARD]["median_ms"]
+    if profiled < 1.5 * step:
+        return ""
+    return (
+        f"With its profiler onnxruntime takes {profiled:.3f} ms for these {step:.3f} ms: it costs "
+        "some microseconds per node. Go by the shares, and less by those of small operators."
+    )
 
 
 # --- PyTorch ------------------------------------------------------------------------------------

@@ -201,7 +201,9 @@ def train_on(
     if task.language is not None and not settings.resume:
         task.language.sample(trainer, "before", output, validation or training)
     say_static(trainer, validation, settings, output)
+    steps = trainer.step
     _fit(run, output, drop_last, callbacks)
+    _say_if_idle(run, output, steps)
     if task.language is not None:
         task.language.sample(trainer, "after", output, validation or training)
     if trainer.group.is_main:
@@ -234,6 +236,16 @@ def _trainer(folder: Path, artifacts: str, settings: Settings, **options: Any) -
             f"The run in {folder} cannot be resumed: {error} Put a good copy of the checkpoint "
             "there, or start a new run without --resume."
         ) from error
+
+
+def _say_if_idle(run: Run, output: Output, steps_before: int) -> None:
+    """Say that a resumed run had no epoch left to train."""
+    epochs = run.trainer.epoch
+    if run.settings.resume and run.trainer.step == steps_before and run.trainer.group.is_main:
+        output.say(
+            f"The run in {run.folder} has had {count(epochs, 'epoch')} already, so nothing is "
+            "trained; a larger number after --epochs goes on."
+        )
 
 
 def _fit(run: Run, output: Output, drop_last: bool, callbacks: Sequence[Callback]) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, BinaryIO
 
 from ..errors import DataError, MissingPackageError
 from .arrow_columns import to_arrays
 from .files import reading
 from .formats import LARGEST_CHUNK, Block, Chunk, Format, Selection
+from .parquet_footer import column_sizes
 
 REMEDY = "Write it again, for example with pandas."
 KNOWN_FOOTERS = 64
@@ -49,7 +50,7 @@ class Parquet(Format):
                 file, metadata=self._footers.get(path), buffer_size=2**20, pre_buffer=False
             )
             names = self.check_columns(path, source.schema_arrow.names, selection)
-            self._check_group(path, source.metadata, chunk, names)
+            self._check_group(path, source.metadata, chunk, names, file)
             batches = source.iter_batches(
                 batch_size=min(selection.size, max(chunk.rows, 1)),
                 row_groups=[chunk.place],
@@ -63,20 +64,20 @@ class Parquet(Format):
                     rows = batch.slice(max(skip - begin, 0))
                     yield to_arrays(rows.select(names), path, chunk.first + max(skip, begin))
 
-    def _check_group(self, path: str, footer: Any, chunk: Chunk, names: Sequence[str]) -> None:
+    def _check_group(
+        self, path: str, footer: Any, chunk: Chunk, names: Sequence[str], file: BinaryIO
+    ) -> None:
         """The file may have changed; and what is unpacked at once is a page, or all of it."""
         if not 0 <= chunk.place < footer.num_row_groups:
             raise DataError(f"{path!r} has changed: it has no row group {chunk.place} any more.")
-        group = footer.row_group(chunk.place)
-        if 0 <= group.total_byte_size <= self.largest:
-            return  # pyarrow 26 ends the process where the entry of a column is damaged
-        for number in range(group.num_columns):
-            column = group.column(number)
-            if column.path_in_schema.split(".")[0] in names:
+        if 0 <= footer.row_group(chunk.place).total_byte_size <= self.largest:
+            return
+        for parts, size in column_sizes(file, chunk.place):
+            if parts and parts[0] in names:
                 self.check_size(
                     path,
-                    f"the column {column.path_in_schema!r} of row group {chunk.place}",
-                    column.total_uncompressed_size,
+                    f"the column {'.'.join(parts)!r} of row group {chunk.place}",
+                    size,
                     "Write it with smaller row groups (row_group_size= of pyarrow and pandas)",
                 )
 

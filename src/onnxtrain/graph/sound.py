@@ -41,8 +41,10 @@ def check_sound(proto: onnx.ModelProto, what: str) -> bool:
         has_external |= tensor.data_location == EXTERNAL
     for value in (*proto.graph.input, *proto.graph.output, *proto.graph.value_info):
         _check_dimensions(value, what)
+    _check_names(proto.graph.node, what)
     functions: dict[Key, Callable[[], Body]] = {}
     for function in proto.functions:
+        _check_names(function.node, what)
         key = key_of(function.domain, function.name, getattr(function, "overload", ""))
         refuse_second(key, functions, what)
         functions[key] = partial(_body, function.node)
@@ -96,6 +98,18 @@ def _check_dimensions(value: onnx.ValueInfoProto, what: str) -> None:
                 f"{what}: {value.name!r} has the dimension {dimension.dim_value}, and sizes cannot "
                 "be negative. The file is damaged."
             )
+
+
+def _check_names(nodes: Iterable[onnx.NodeProto], what: str, depth: int = 0) -> None:
+    for node in nodes:
+        if isinstance(node.name, bytes):  # protobuf gives bytes for what is not UTF-8
+            raise ModelFileError(
+                f"{what}: the name {node.name!r} of a node is no text. The file is damaged, or "
+                "was written by a program that does not write UTF-8: name the node anew."
+            )
+        if depth <= MAX_NESTING:  # what is deeper is refused elsewhere
+            for graph in subgraph_protos(node):
+                _check_names(graph.node, what, depth + 1)
 
 
 def _body(nodes: Iterable[onnx.NodeProto]) -> Body:

@@ -18,7 +18,7 @@ from .functions import inline_functions
 from .lower_opset import lower_opset
 from .ml import ML, drop_zipmaps
 from .norms import smooth_norms
-from .old_runtimes import suit_old_runtimes
+from .old_runtimes import suit_old_runtimes, tell_of_old_kernels
 from .pools import count_windows
 from .preview_training import PREVIEW
 from .quantized import QUANTIZED
@@ -94,6 +94,7 @@ STEPS = (
     one_opset,
     raise_for_four_bits,
     agree_on_sizes,
+    tell_of_old_kernels,
     standard_operators,
     open_crops,
     smooth_norms,

@@ -3,12 +3,22 @@
 Before 1.24 a reduction over no axes fails, or, where its axes are given and empty, leaves its
 operand as it is even if it is a norm or a logarithm. Up to 1.24 a Resize whose axes count from the
 end reads memory that is not its own.
+
+The window of a GroupQueryAttention and the four bits of a QMoE, wrong before 1.24, need no other
+form, for what is trained and exported has none of these operators; but whoever runs the model
+itself with such a release gets other numbers, so that is said.
 """
 
 from __future__ import annotations
 
+import re
+import warnings
+from functools import cache
+from importlib import metadata
+
 import onnx_ir as ir
 
+from ..errors import OldRuntimeWarning
 from ..graph.nodes import known, rank_of
 from .rewrite import all_nodes, standard
 
@@ -18,6 +28,48 @@ OF_ONE_ELEMENT = {
     "ReduceL1": "Abs", "ReduceL2": "Abs", "ReduceLogSum": "Log", "ReduceSumSquare": "Mul",
 }  # fmt: skip
 """What a reduction makes of a single element; the last one multiplies it with itself."""
+
+
+RIGHT = (1, 24)
+"""The first release in which the kernels below compute what they should."""
+
+
+def tell_of_old_kernels(model: ir.Model) -> ir.Model:
+    """Warn of operators that the installed onnxruntime computes otherwise than is trained."""
+    release = installed()
+    if release is None or release >= RIGHT:
+        return model
+    for node in all_nodes(model):
+        mistake = _mistake(node)
+        if mistake:
+            warnings.warn(
+                f"{node.op_type} {node.name!r}: onnxruntime {release[0]}.{release[1]} {mistake}. "
+                "What is trained and exported here does not; the model itself gives other numbers "
+                f"with this release. Update to onnxruntime {RIGHT[0]}.{RIGHT[1]} or newer.",
+                OldRuntimeWarning,
+                stacklevel=2,
+            )
+    return model
+
+
+def _mistake(node: ir.Node) -> str:
+    """What old kernels do with a node that they should not."""
+    window = node.attributes.get_int("local_window_size", -1)
+    if node.op_type == "GroupQueryAttention" and window > 0:
+        return f"looks one position further back than its window of {window}"
+    if node.op_type == "QMoE" and node.attributes.get_int("expert_weight_bits", 4) == 4:
+        return "reads weights of four bits in another way"
+    return ""
+
+
+@cache
+def installed() -> tuple[int, int] | None:
+    """Release of the onnxruntime that is installed; None if it goes by another name."""
+    try:
+        numbers = re.match(r"(\d+)\.(\d+)", metadata.version("onnxruntime"))
+    except metadata.PackageNotFoundError:
+        return None
+    return None if numbers is None else (int(numbers[1]), int(numbers[2]))
 
 
 def suit_old_runtimes(model: ir.Model) -> ir.Model:

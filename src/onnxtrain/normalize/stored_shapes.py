@@ -51,6 +51,7 @@ def _is_nameless(dim: Dim) -> bool:
 
 def infer_anew(model: ir.Model) -> ir.Model:
     """Infer the shapes of all results; the file's fill the gaps."""
+    model.metadata_props.pop(DECLARED, None)  # a note between two stages here, of nobody else
     stored = _take(model)
     if not stored:
         return model

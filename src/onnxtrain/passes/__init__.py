@@ -34,6 +34,7 @@ from .segments import check_recompute as check_recompute
 from .segments import stored_by_name
 from .selection import select_early
 from .small_maps import small_maps_as_products as small_maps_as_products
+from .transposed import mark_transposed
 
 BEFORE = (
     Pass(
@@ -122,6 +123,11 @@ AFTER = (
         "names",
         "no two nodes or values have one name, as in a graph that is differentiated again",
         lambda model, _: name_apart(model),
+    ),
+    Pass(
+        "transposed operands",
+        "sessions make one operation of a product and the transpositions before it",
+        lambda model, _: mark_transposed(model),
     ),
     Pass(
         "idle optimizers",

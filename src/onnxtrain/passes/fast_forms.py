@@ -26,6 +26,7 @@ from ..graph import OpBuilder, Tensor
 from ..graph.edit import remove_nodes, replace_value, take_over
 from ..graph.infer_nodes import infer_nodes
 from ..graph.nodes import known, scalar
+from .batch_as_depth import BatchAsDepth, has_small_maps
 from .few_pixels import FewPixels, gives_few_pixels
 from .huber import huber_parts
 from .rewrites import neutral_operand
@@ -353,9 +354,14 @@ def resize(op: OpBuilder, node: ir.Node) -> Written:
 
 
 def conv(op: OpBuilder, node: ir.Node) -> Written:
-    """A product over the windows of all images."""
-    form = FewPixels(op, node)
+    """A product over the windows of all images, laid out here or by onnxruntime."""
+    few = gives_few_pixels(node, ())
+    form: FewPixels | BatchAsDepth = FewPixels(op, node) if few else BatchAsDepth(op, node)
     return Written(form.result, lambda nodes: _composite(nodes, form.gradient))
+
+
+def _is_small_conv(node: ir.Node, named: Collection[str]) -> bool:
+    return gives_few_pixels(node, named) or has_small_maps(node, named)
 
 
 def _composite(
@@ -413,7 +419,7 @@ def _is_cubic(node: ir.Node, named: Collection[str]) -> bool:
 
 
 FORMS = {
-    "Conv": Form(gives_few_pixels, conv),
+    "Conv": Form(_is_small_conv, conv),
     "Celu": Form(_has_rule(activations.celu, "Celu"), celu),
     "Log": Form(_is_log_sigmoid, log_sigmoid),
     "Mul": Form(_is_tanh_gelu, tanh_gelu_product),

@@ -35,6 +35,12 @@ MANY_OFFSETS = 200
 FEW_SHIFTS = 3
 """Up to this many columns of a depthwise kernel, each has a product of its own."""
 
+MANY_WEIGHTS = 2**16
+"""Pairs of channels up to which `_convolved` is the fastest however few windows there are."""
+
+WINDOWS_OF_MANY = 100
+"""Windows per image from which on it is with more pairs of channels, too."""
+
 MANY_WINDOWS = 400
 """From this many windows per image on, a product per image and a sum beat a transposed dy."""
 
@@ -58,6 +64,8 @@ def weight_gradient(
         return _shifted(op, image, signal, w, axes, group)
     if isinstance(width, int) and (few or kernel > FEW_OFFSETS):
         return _one_product(op, image, signal, axes, width)
+    if _suits_convolving(w, axes):
+        return _convolved(op, image, signal, axes)
     counts = [a.windows for a in axes if isinstance(a.windows, int)]
     many = len(counts) == len(axes) and math.prod(counts) >= MANY_WINDOWS
     products = _per_offset(op, image, signal, w, axes, per_image=many)
@@ -134,6 +142,51 @@ def _swapped(op: OpBuilder, image: Tensor, signal: Tensor, axes: Sequence[Axis])
     spatial_axes = list(range(2, spatial + 2))
     product = op.Slice(product, [0] * spatial, [a.kernel for a in axes], spatial_axes)
     return op.transpose(product, *swapped)
+
+
+def _suits_convolving(w: Tensor, axes: Sequence[Axis]) -> bool:
+    """Whether all is known that a Conv has as attributes, and its result is not too large.
+
+    The result, laid out as the weights, is turned once more: 512 by 512 channels on 7×7 with four
+    images take 1.2 times as long as with a product per position.
+    """
+    if len(axes) > 2 or not all(a.static for a in axes):  # a Conv has three axes at most
+        return False
+    channels = [d for d in (w.dim(0), w.dim(1)) if isinstance(d, int)]
+    windows = [a.windows for a in axes if isinstance(a.windows, int)]
+    few = len(channels) == 2 and math.prod(channels) <= MANY_WEIGHTS
+    return few or math.prod(windows) >= WINDOWS_OF_MANY
+
+
+def _convolved(op: OpBuilder, image: Tensor, signal: Tensor, axes: Sequence[Axis]) -> Tensor:
+    """Conv with the signal as its kernel, as in `_swapped`, and the channels as one more axis.
+
+    So it is one product, (M, N·windows) by (N·windows, kernel·C), which threads share once, and
+    onnxruntime lays out the second factor piece by piece while it multiplies, in runs of C numbers.
+    On one thread that takes as long as a product per position, on two half to nine tenths of it.
+    """
+    spatial = len(axes)
+    behind = list(range(2, spatial + 2))
+    overhangs = [_overhang(a) for a in axes]  # more padding would give further positions
+    product = op.Conv(
+        op.Unsqueeze(op.transpose(image, 0, *behind, 1), [0]),
+        op.Unsqueeze(op.transpose(signal, 1, 0, *behind), [spatial + 2]),
+        None,
+        kernel_shape=[*(a.windows for a in axes), 1],
+        strides=[*(a.dilation for a in axes), 1],
+        dilations=[*(a.stride for a in axes), 1],
+        pads=[*(a.begin for a in axes), 0, *(max(o, 0) for o in overhangs), 0],
+    )
+    if min(overhangs) < 0:
+        product = op.Slice(product, [0] * spatial, [a.kernel for a in axes], behind)
+    return op.transpose(op.Squeeze(product, [0]), 0, spatial + 1, *range(1, spatial + 1))
+
+
+def _overhang(axis: Axis) -> int:
+    """How far the last window reaches beyond the image; below 0 where the image goes on."""
+    sizes = (axis.windows, axis.begin, axis.image)
+    windows, begin, image = (size for size in sizes if isinstance(size, int))
+    return (windows - 1) * axis.stride + axis.span - begin - image
 
 
 def _per_offset(

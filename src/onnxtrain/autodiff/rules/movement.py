@@ -147,6 +147,23 @@ def _slice_steps(starts: Tensor, steps: Tensor | None) -> list[int] | None:
     return [1] * count if isinstance(count, int) else None
 
 
+def _slice_begin(op: OpBuilder, starts: Tensor, size: Tensor, down: np.ndarray[Any, Any]) -> Tensor:
+    """Where a slice begins, counted from the front, with no node for what is sure already."""
+    begin, zeros = as_int64(op, starts), np.zeros(1, np.int64)
+    last = size - down.astype(np.int64) if down.any() else size
+    if starts.const is None:
+        begin = op.Where(begin < 0, begin + size, begin)
+        return op.Max(op.Min(begin, last), zeros)
+    if not starts.const.any() and not down.any():
+        return op.const(np.zeros(len(starts.const), np.int64))
+    if (starts.const >= 0).all():
+        begin = op.Min(begin, last)
+        return op.Max(begin, zeros) if down.any() else begin
+    is_behind = starts.const < 0
+    begin = begin + size if is_behind.all() else op.Where(op.const(is_behind), begin + size, begin)
+    return op.Max(op.Min(begin, last), zeros)
+
+
 def _slice_pads(
     op: OpBuilder,
     y: Tensor,
@@ -172,13 +189,12 @@ def _slice_pads(
             return op.const(np.concatenate([first, last]).astype(np.int64))
     size = op.Gather(op.shape_of(x), op.const(axes), axis=0)
     length = op.Gather(op.shape_of(y), op.const(axes), axis=0)
-    begin = as_int64(op, starts)
-    begin = op.Where(begin < 0, begin + size, begin)
-    begin = op.Max(op.Min(begin, size - down.astype(np.int64)), np.zeros(1, np.int64))
+    begin = _slice_begin(op, starts, size, down)
     if down.any():  # the lowest position taken is the last one
         begin = begin - (length - 1) * np.where(down, width, 0)
     covered = length if (width == 1).all() else length * width
-    return op.Concat(begin, size - begin - covered, axis=0)
+    is_first = begin.const is not None and not begin.const.any()
+    return op.Concat(begin, (size if is_first else size - begin) - covered, axis=0)
 
 
 def reverse(op: OpBuilder, x: Tensor, axes: Sequence[int]) -> Tensor:

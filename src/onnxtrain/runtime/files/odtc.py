@@ -8,8 +8,10 @@ has no place for the current learning rate, a scheduler or random state.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +33,27 @@ VERSION = 2
 MOMENTS = ("first_order_moments", "second_order_moments")
 EXTERNAL_ABOVE = 1800 * 1024 * 1024
 SUPPORTED = {1, 2, 3, 4, 5, 6, 7, 9, 11, 12, 13}
-_TABLES = "onnxruntime.tools.ort_format_model.ort_flatbuffers_py.fbs"
+_TABLES = "ort_flatbuffers_py"
 
 
 def _table(name: str) -> Any:
-    """A generated module; imported here only, since few runs need it."""
-    return import_module(f"{_TABLES}.{name}")
+    """A generated module; imported here only, since few runs need it.
+
+    They come with onnxruntime, in a package of tools that imports PyTorch where it is installed,
+    which takes seconds and a gigabyte: they are imported by themselves, under the name by which
+    they know each other.
+    """
+    if _TABLES not in sys.modules:
+        onnxruntime = find_spec("onnxruntime")
+        assert onnxruntime is not None
+        (root, *_) = onnxruntime.submodule_search_locations or [""]
+        folder = Path(root, "tools", "ort_format_model", _TABLES)
+        spec = spec_from_file_location(
+            _TABLES, folder / "__init__.py", submodule_search_locations=[str(folder)]
+        )
+        assert spec is not None
+        sys.modules[_TABLES] = module_from_spec(spec)
+    return import_module(f"{_TABLES}.fbs.{name}")
 
 
 # --- reading --------------------------------------------------------------------------------------

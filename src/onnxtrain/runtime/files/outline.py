@@ -11,11 +11,16 @@ import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from .wire import BYTES, FIXED32, FIXED64, MAX_FIELDS, VARINT
 
-GRAPH, METADATA, FUNCTION, NODE = 7, 14, 25, 1
-"""Field numbers of a model's graph, metadata and functions, and of a graph's nodes."""
+GRAPH, OPSET, METADATA, FUNCTION = 7, 8, 14, 25
+"""Field numbers of a model's parts."""
+NODE, INITIALIZER, OUTPUT, TYPE = 1, 5, 12, 13
+"""Field numbers of a graph's nodes, constants, outputs, and of what it says of other values."""
+Ranges: TypeAlias = "tuple[tuple[int, int], ...]"
+"""Begin and end of several parts."""
 OPERATOR = re.compile(rb'"([\x01-\x40])([A-Z]\w*)', re.ASCII)
 """Field 4 of a node, its size, and its text with what may follow it."""
 
@@ -26,28 +31,46 @@ class Outline:
 
     Attributes:
         model: the bytes.
+        graph: begin and end of the graph.
         nodes: begin and end of each node.
+        constants: the same of the initializers of the graph.
+        results: the same of its outputs.
+        types: where it says what it knows of other values; empty if in several places.
+        opsets: the same of the operator sets of the model.
         entries: the same of the metadata.
         has_functions: whether the model brings operators of its own.
     """
 
     model: bytes
-    nodes: tuple[tuple[int, int], ...]
-    entries: tuple[tuple[int, int], ...]
+    graph: tuple[int, int]
+    nodes: Ranges
+    constants: Ranges
+    results: Ranges
+    types: tuple[int, int]
+    opsets: Ranges
+    entries: Ranges
     has_functions: bool
 
     @classmethod
     def of(cls, model: bytes) -> Outline | None:
         """The outline of a model; None if that is damaged."""
         try:
-            parts = list(itertools.islice(_fields(model, 0, len(model)), MAX_FIELDS))
+            parts = list(itertools.islice(fields(model, 0, len(model)), MAX_FIELDS))
             _, begin, end = [part for part in parts if part[0] == GRAPH][-1]
-            inner = _fields(model, begin, end)
-            nodes = tuple((first, last) for number, first, last in inner if number == NODE)
+            inner = list(fields(model, begin, end))
         except IndexError:
             return None
-        entries = tuple((first, last) for number, first, last in parts if number == METADATA)
-        return cls(model, nodes, entries, any(number == FUNCTION for number, _, _ in parts))
+        return cls(
+            model,
+            (begin, end),
+            nodes=_ranges(inner, NODE),
+            constants=_ranges(inner, INITIALIZER),
+            results=_ranges(inner, OUTPUT),
+            types=_region(inner, TYPE, begin),
+            opsets=_ranges(parts, OPSET),
+            entries=_ranges(parts, METADATA),
+            has_functions=bool(_ranges(parts, FUNCTION)),
+        )
 
     def operators(self) -> set[str]:
         """The operators of all nodes, those of inner graphs included.
@@ -59,11 +82,16 @@ class Outline:
         pairs = set(OPERATOR.findall(self.model, self.nodes[0][0], self.nodes[-1][1]))
         return {text[: size[0]].decode() for size, text in pairs}
 
+    def outputs(self) -> set[bytes]:
+        """Names of the outputs of the graph; an `IndexError` if one is damaged."""
+        described = (f for begin, end in self.results for f in fields(self.model, begin, end))
+        return {self.model[begin:end] for number, begin, end in described if number == 1}
+
     def metadata(self, key: str) -> str:
         """What the model says of itself under a key; nothing if it does not."""
         for begin, end in self.entries:
             try:
-                texts = {n: self.model[i:j] for n, i, j in _fields(self.model, begin, end)}
+                texts = {n: self.model[i:j] for n, i, j in fields(self.model, begin, end)}
             except IndexError:
                 return ""
             if texts.get(1) == key.encode():
@@ -71,7 +99,22 @@ class Outline:
         return ""
 
 
-def _fields(data: bytes, at: int, end: int) -> Iterator[tuple[int, int, int]]:
+def _ranges(parts: list[tuple[int, int, int]], number: int) -> Ranges:
+    """Begin and end of each field with this number."""
+    return tuple([(begin, end) for field, begin, end in parts if field == number])
+
+
+def _region(parts: list[tuple[int, int, int]], number: int, begin: int) -> tuple[int, int]:
+    """Where the fields with this number are, with their heads, if nothing is between them."""
+    numbers = [field for field, _, _ in parts]
+    count = numbers.count(number)
+    first = numbers.index(number) if count else 0
+    if not count or numbers[first + count - 1] != number:
+        return begin, begin
+    return (parts[first - 1][2] if first else begin), parts[first + count - 1][2]
+
+
+def fields(data: bytes, at: int, end: int) -> Iterator[tuple[int, int, int]]:
     """Number, begin and end of each field of a message; an `IndexError` if it is damaged."""
     while at < end:
         key = data[at]

@@ -177,25 +177,25 @@ class Message:
         """Number of bytes that `chunks` gives."""
         total = 0
         for number, wire, value in self.fields:
-            total += len(_encode(number << 3 | wire))
+            total += len(varint(number << 3 | wire))
             if isinstance(value, int):
-                total += len(_encode(value))
+                total += len(varint(value))
                 continue
             size = value.size() if isinstance(value, Message) else len(value)
-            total += size + (len(_encode(size)) if wire == BYTES else 0)
+            total += size + (len(varint(size)) if wire == BYTES else 0)
         return total
 
     def chunks(self) -> Iterator[Chunk]:
         """The encoded message in pieces; large raw data is passed through, not copied."""
         for number, wire, value in self.fields:
-            key = _encode(number << 3 | wire)
+            key = varint(number << 3 | wire)
             if isinstance(value, int):
-                yield key + _encode(value)
+                yield key + varint(value)
             elif isinstance(value, Message):
-                yield key + _encode(value.size())
+                yield key + varint(value.size())
                 yield from value.chunks()
             else:
-                yield key + _encode(len(value)) if wire == BYTES else key
+                yield key + varint(len(value)) if wire == BYTES else key
                 content: Any = value
                 yield content.read() if hasattr(content, "read") else content
 
@@ -231,7 +231,8 @@ def _take(view: Chunk, at: int, size: int) -> tuple[Chunk, int]:
     return (bytes(part) if size <= COPIED_BYTES else part), at + size
 
 
-def _encode(value: int) -> bytes:
+def varint(value: int) -> bytes:
+    """A number, seven bits in each byte, the lowest first."""
     if value < 0x80:
         return _ONE_BYTE[value]
     out = bytearray()

@@ -127,7 +127,7 @@ class TopK(_Mean):
         labels = _labels(prediction, target)
         own = np.take_along_axis(prediction, np.expand_dims(labels, 1), axis=1)
         better = (prediction > own).sum(axis=1)
-        self.add((better < self.k).sum(), labels.size)
+        self.add(int(np.count_nonzero(better < self.k)), labels.size)
 
 
 class _Confusions(Metric):

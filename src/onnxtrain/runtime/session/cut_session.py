@@ -18,6 +18,7 @@ from onnxruntime.capi import _pybind_state as ort
 
 from ...errors import UnknownNameError
 from ..files.onnxfile import ModelFile, ValueInfo
+from ..files.outline import Outline
 from ..files.wire import Message
 from . import cutting
 from .cutting import ELEMENTS, OWN, Piece, Template, cut_by_nodes, type_proto
@@ -46,9 +47,11 @@ def _register_arena() -> None:
     onnxruntime.create_and_register_allocator(info, None)
 
 
-def cut_if_long(model: bytes, options: Any, create: Create) -> CutSession | None:
+def cut_if_long(
+    model: bytes, outline: Outline | None, options: Any, create: Create
+) -> CutSession | None:
     """Sessions of the pieces of a model; None if it is short, and one session is there sooner."""
-    if not cutting.may_be_long(model):
+    if not cutting.may_be_long(outline):
         return None
     file = ModelFile(Message.parse(model))
     if not cutting.is_long(file):

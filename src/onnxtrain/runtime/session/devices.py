@@ -7,6 +7,7 @@ for the device's, and marked "not run on hardware" in the documentation.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -18,10 +19,13 @@ from onnxruntime.capi import _pybind_state as ort
 from ...errors import DeviceError, ModelFileError
 from ...preparing import preparing
 from ..files.onnxfile import ModelFile
+from ..files.outline import Outline
 from .cut_session import cut_if_long
+from .few_bits import with_kernels
 from .native import core_of, ort_device
-from .optimizers import idle_optimizers
-from .options import BUSY, FOLDER, PREPACKING, SPINNING, UserOptions, may_spin, ready
+from .optimizers import TRANSPOSING, idle_of_shapes, idle_optimizers
+from .options import BUSY, FOLDER, PREPACKING, SPINNING, UserOptions, create_with, may_spin
+from .products import fuse_transposed
 from .sharing import note_session
 
 Array = npt.NDArray[Any]
@@ -197,12 +201,22 @@ def open_session(
     def create(content: bytes | str) -> onnxruntime.InferenceSession:
         return create_session(content, options, providers, provider_options)
 
-    on_host = all(p in (CPU, (CPU, {})) for p in providers or [CPU])
+    on_host = is_on_host(providers)
+
+    def opened(content: bytes | str) -> Any:
+        outline = Outline.of(content) if isinstance(content, bytes) else None
+        if isinstance(content, bytes) and on_host:
+            cut_session = cut_if_long(content, outline, options, create)
+            if cut_session is not None:
+                return cut_session
+        return create_session(content, options, providers, provider_options, outline=outline)
+
     with preparing("making a session of onnxruntime", lambda: len(ModelFile.load(model).nodes)):
-        cut_session = (
-            cut_if_long(model, options, create) if isinstance(model, bytes) and on_host else None
-        )
-        return create(model) if cut_session is None else cut_session
+        native = with_kernels(model, options) if isinstance(model, bytes) and on_host else model
+        if native is not model:
+            with contextlib.suppress(Exception):  # a build, or a version, without these kernels
+                return opened(native)
+        return opened(model)
 
 
 def create_session(
@@ -210,6 +224,8 @@ def create_session(
     options: Any = None,
     providers: Sequence[Any] | None = None,
     provider_options: Sequence[Any] | None = None,
+    *,
+    outline: Outline | None = None,
 ) -> onnxruntime.InferenceSession:
     """A session of onnxruntime; all that onnxtrain has are created here.
 
@@ -218,17 +234,44 @@ def create_session(
         options: of the session, by default those of `session_options`.
         providers: execution providers, with or without their options; by default the CPU's.
         provider_options: their options, where the providers are names.
+        outline: of the model's bytes, if somebody has looked at them already.
     """
-    with ready(options if options is not None else session_options()) as chosen:
-        session = onnxruntime.InferenceSession(
-            model,
-            chosen,
-            providers=[CPU] if providers is None else list(providers),
-            provider_options=provider_options,
-            disabled_optimizers=idle_optimizers(model) if isinstance(model, bytes) else None,
-        )
+    providers = [CPU] if providers is None else list(providers)
+    if outline is None and isinstance(model, bytes):
+        outline = Outline.of(model)
+    on_host = is_on_host(providers)
+    idle = idle_optimizers(outline, on_host=on_host)
+
+    def create(content: bytes | str, idle: Sequence[str]) -> onnxruntime.InferenceSession:
+        def make(chosen: Any) -> onnxruntime.InferenceSession:
+            return onnxruntime.InferenceSession(
+                content, chosen, providers, provider_options, disabled_optimizers=list(idle)
+            )
+
+        return create_with(options if options is not None else session_options(), make)
+
+    fused = None
+    if outline is not None and on_host and _are_fused(options):
+        fused = fuse_transposed(outline, with_types=not idle_of_shapes(idle))
+    session = None
+    if fused is not None:
+        with contextlib.suppress(Exception):  # changed since it was marked: taken as it is
+            session = create(fused, idle)
+    if session is None:
+        session = create(model, [name for name in idle if name != TRANSPOSING])
     note_session(core_of(session))
     return session
+
+
+def is_on_host(providers: Sequence[Any] | None) -> bool:
+    """Whether all is computed by the host's processor."""
+    return all(p in (CPU, (CPU, {})) for p in providers or [CPU])
+
+
+def _are_fused(options: Any) -> bool:
+    """Whether onnxruntime would put operators together, as far as the options say."""
+    extended = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    return options is None or int(options.graph_optimization_level) >= int(extended)
 
 
 def session_options(

@@ -23,6 +23,14 @@ def core_of(session: Any) -> Any:
     return getattr(session, "_sess", session)
 
 
+def read_back(options: Any, model: bytes) -> Any:
+    """The options that a session of a model says it was made with: a copy of those given.
+
+    The session is not initialized, so that nothing is asked of the model.
+    """
+    return ort.InferenceSession(options, model, False, False).session_options
+
+
 def whole_session(session: Any) -> Any:
     """An `onnxruntime.InferenceSession`, also from a `CutSession`: its first piece's."""
     sessions = getattr(session, "sessions", None)

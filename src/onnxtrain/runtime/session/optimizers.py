@@ -8,6 +8,8 @@ cannot change anything, so it is left out.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from ...operators import IDLE_OPTIMIZERS
 from ..files.outline import Outline
 
@@ -22,10 +24,8 @@ GELUS = ("Gelu", "FastGelu", "Erf", "Tanh")
 
 NEEDS: dict[str, tuple[str | frozenset[str], ...]] = {
     "AttentionFusion": ("Softmax", "Attention", "MultiHeadAttention"),
-    "BiasDropoutFusion": ("Dropout",),
     "BiasGeluFusion": GELUS,
     "BiasSkipLayerNormFusion": NORMS,
-    "BiasSoftmaxFusion": ("Softmax",),
     "ConvActivationFusion": ("Conv",),
     "DoubleQDQPairsRemover": QUANTISED,
     "DynamicQuantizeMatMulFusion": INTEGERS,
@@ -41,7 +41,6 @@ NEEDS: dict[str, tuple[str | frozenset[str], ...]] = {
     "GroupQueryAttentionPreNormFusion": ("GroupQueryAttention",),
     "LayerNormFusionL1": (NORM_BY_PARTS,),
     "LayerNormFusionL2": (NORM_BY_PARTS,),
-    "MatMulActivationFusion": ("MatMul", "Gemm"),
     "MatMulAddFusion": (frozenset({"MatMul", "Add"}),),
     "MatMulIntegerToFloatFusion": INTEGERS,
     "MatMulNBitsFusion": ("MatMulNBits", *QUANTISED),
@@ -66,26 +65,55 @@ included of which other optimizers make what it looks for."""
 
 SHARING = "ConstantSharing"
 """Equal numbers become one constant, for the next optimizer: a step is none the faster."""
+OF_OTHER_DEVICES = frozenset({"BiasDropoutFusion", "BiasSoftmaxFusion", "MatMulActivationFusion"})
+"""What they put together has no kernel for the host's processor."""
+TRANSPOSING = "MatmulTransposeFusion"
+"""Idle only where `fuse_transposed` has done its work."""
 NOTED = frozenset(
     {
-        "CommonSubexpressionElimination", "ConstantFolding", "TransposeOptimizer",
-        "TransposeOptimizer_CPUExecutionProvider",
+        "AttentionFusion", "BiasSkipLayerNormFusion", "CommonSubexpressionElimination",
+        "ConstantFolding", "ConvActivationFusion", "EmbedLayerNormFusion",
+        "GatherSliceToSplitFusion", "GatherToSliceFusion", "GemmActivationFusion",
+        "LayerNormFusionL1", "LayerNormFusionL2", "MatMulAddFusion", "MatMulScaleFusion",
+        "QuickGeluFusion", "ReshapeFusion", "SkipLayerNormFusion",
+        "SliceConcatToSpaceToDepthFusion", "TransposeOptimizer",
+        "TransposeOptimizer_CPUExecutionProvider", TRANSPOSING,
     }
 )  # fmt: skip
 """What a model may say that it has no work for, since `passes/idle.py` looked at it."""
 
 
-def idle_optimizers(model: bytes) -> list[str]:
-    """Names of the optimizers that a session of a model does without; none if it is damaged."""
-    outline = Outline.of(model)
+OF_SHAPES = frozenset(NEEDS) - {
+    "ConvActivationFusion", "GatherSliceToSplitFusion", "GemmActivationFusion",
+    "QuickGeluFusion", *(name for name in NEEDS if "QDQ" in name),
+}  # fmt: skip
+"""Optimizers whose patterns have ranks or sizes in them."""
+
+
+def idle_optimizers(outline: Outline | None, *, on_host: bool = True) -> list[str]:
+    """Names of the optimizers that a session of a model does without; none if it is damaged.
+
+    Args:
+        outline: of the model.
+        on_host: whether the host's processor computes all of it.
+    """
     if outline is None:  # onnxruntime says what is wrong with it
         return []
     noted = outline.metadata(IDLE_OPTIMIZERS).split(";")
-    idle = [SHARING, *sorted(NOTED.intersection(noted))]
+    idle = [SHARING, *(OF_OTHER_DEVICES if on_host else ()), *NOTED.intersection(noted)]
     if not outline.has_functions:  # their operators appear when onnxruntime inlines them
         operators = outline.operators()
         idle += [name for name, needed in NEEDS.items() if not _has_any(operators, needed)]
     return sorted(set(idle))
+
+
+def idle_of_shapes(idle: Collection[str]) -> bool:
+    """Whether none of the optimizers that are left looks at the shapes of values.
+
+    onnxruntime infers shapes itself. What a model says of its values takes it a fifteenth of the
+    time that a session takes, and serves these optimizers where inference ends.
+    """
+    return OF_SHAPES.issubset(idle)
 
 
 def _has_any(operators: set[str], needed: tuple[str | frozenset[str], ...]) -> bool:

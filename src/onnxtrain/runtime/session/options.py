@@ -2,20 +2,26 @@
 
 What somebody sets, holds; what he leaves alone is what onnxtrain would have chosen, or his step
 would be several times slower for having set something else (two sessions whose idle threads spin
-take the cores away from each other). onnxruntime cannot copy its options, so ours are put into the
-user's object while a session is made, and taken out again.
+take the cores away from each other). Ours are put into a copy of the user's object. onnxruntime has
+no copy of its options by itself, but a session tells those that it was made with: a session of a
+model without a node is asked for them. What such a copy lacks are libraries of custom operators and
+providers that were added to the object; where those are, ours are put into the user's object while
+a session is made, and taken out again, of which onnxruntime writes a line to the terminal.
 """
 
 from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import onnxruntime
 
+from .native import read_back
 from .sharing import GlobalLock
+
+Session = TypeVar("Session")
 
 SPINNING = "session.force_spinning_stop"
 FOLDER = "session.model_external_initializers_file_folder_path"
@@ -25,6 +31,15 @@ NEUTRAL = {SPINNING: "0", FOLDER: "", ALLOCATORS: "0", PREPACKING: "0"}
 """What onnxruntime takes for our settings where there are none; it cannot forget one."""
 BUSY = (SPINNING, "session.intra_op.allow_spinning", "session.inter_op.allow_spinning")
 """Settings that say whether idle threads spin."""
+
+NO_NODE = b"\x08\x08\x42\x02\x10\x0d\x3a\x03\x12\x01g"
+"""A model of IR 8 and opset 13, whose graph "g" is empty."""
+WHILE_COPYING = {
+    "enable_profiling": False,
+    "intra_op_num_threads": 1,
+    "inter_op_num_threads": 1,
+}
+"""A session that exists to be asked for its options writes no file and starts no thread."""
 
 _lock = GlobalLock()
 _borrowed: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
@@ -72,19 +87,31 @@ class UserOptions:
         """For the sessions that are made with these options, not in the user's object."""
         self._entries[key] = value
 
-    @contextlib.contextmanager
-    def lent(self) -> Iterator[Any]:
-        """The user's object with ours in it."""
+    def create(self, make: Callable[[Any], Session]) -> Session:
+        """What `make` makes of these options, as onnxruntime takes them."""
+        copy = copy_of(self.options)
+        if copy is not None:
+            with contextlib.suppress(Exception):  # an operator that the copy does not know
+                return make(self._complete(copy))
+        return self._lend(make)
+
+    def _complete(self, options: Any) -> Any:
+        """Put ours in."""
+        for name, value in self._attributes.items():
+            setattr(options, name, value)
+        for key, value in self._entries.items():
+            if entry_of(options, key) != value:
+                options.add_session_config_entry(key, value)
+        return options
+
+    def _lend(self, make: Callable[[Any], Session]) -> Session:
+        """The same with the user's object itself, which has ours only meanwhile."""
         options = self.options
         with _lock:
             attributes = {n: getattr(options, n) for n in self._attributes}
             entries = {k: entry_of(options, k) for k in self._entries}
             try:
-                for name, value in self._attributes.items():
-                    setattr(options, name, value)
-                for key, value in self._entries.items():
-                    options.add_session_config_entry(key, value)
-                yield options
+                return make(self._complete(options))
             finally:
                 for name, value in attributes.items():
                     setattr(options, name, value)
@@ -96,14 +123,30 @@ class UserOptions:
                     )
 
 
-@contextlib.contextmanager
-def ready(options: Any) -> Iterator[Any]:
-    """Options as onnxruntime takes them, for as long as a session is being made."""
-    if isinstance(options, UserOptions):
-        with options.lent() as completed:
-            yield completed
-    else:
-        yield options
+def create_with(options: Any, make: Callable[[Any], Session]) -> Session:
+    """What `make` makes of options, a user's among them."""
+    return options.create(make) if isinstance(options, UserOptions) else make(options)
+
+
+def copy_of(options: Any) -> Any:
+    """Options like these in an object of their own; None where that would lack something."""
+    has_providers = getattr(options, "has_providers", None)  # from onnxruntime 1.22 on
+    if has_providers is not None and has_providers():
+        return None
+    with _lock:
+        attributes = {name: getattr(options, name) for name in WHILE_COPYING}
+        try:
+            for name, value in WHILE_COPYING.items():
+                setattr(options, name, value)
+            copy = read_back(options, NO_NODE)
+        except Exception:  # e.g. options that say that the file is in onnxruntime's own format
+            return None
+        finally:
+            for name, value in attributes.items():
+                setattr(options, name, value)
+    for name, value in attributes.items():
+        setattr(copy, name, value)
+    return copy
 
 
 def is_left_alone(options: Any, attribute: str) -> bool:
