@@ -167,7 +167,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         error.show()
         return USAGE
     except (click.Abort, KeyboardInterrupt) as error:
-        terminated = isinstance(error.__context__ or error, Terminated)  # click's Abort hides it
+        hidden = (error, error.__cause__, error.__context__)  # click puts its Abort in front
+        terminated = any(isinstance(one, Terminated) for one in hidden)
         click.echo("Terminated." if terminated else "Interrupted.", err=True)
         return TERMINATED if terminated else INTERRUPTED
     except BrokenPipeError:  # the reader of our output went away: nothing is left to say

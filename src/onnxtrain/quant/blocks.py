@@ -242,7 +242,15 @@ def _quantized(
         ) from error
     model = _model_of(op_type, name, weight)
     axis = (("MatMul", 0), ("Gather", 1))
-    tool = MatMulNBitsQuantizer(model, op_types_to_quantize=(op_type,), quant_axes=axis, **settings)
+    try:
+        tool = MatMulNBitsQuantizer(
+            model, op_types_to_quantize=(op_type,), quant_axes=axis, **settings
+        )
+    except TypeError as error:
+        raise ModelError(
+            f"The tool of this onnxruntime does not know a setting ({error}). Update onnxruntime, "
+            "or quantise the model elsewhere; it can be trained here."
+        ) from error
     tool.process()
     graph = tool.model.model.graph
     node = graph.node[0]
