@@ -4,7 +4,7 @@ The model has the shape of Qwen3-0.6B (28 layers, width 1024, 151,936 words, 0.6
 and random weights. onnxruntime-genai's builder writes it with weights of 4 or 8 bits; adapters go
 beside all linear layers but the last; batch 1, AdamW. The peer is PEFT on the same model in torch,
 float32 on the CPU, without recomputation. Each point is a process of its own; memory is the peak of
-what was resident, session and weights included, time the least of the steps after the first.
+what was resident, session and weights included, time the median of the steps after the first.
 
 `--again` leaves the preparation out, so that a point is done in half a minute.
 `--threads 1` counts processor time too, which other programs on the machine disturb less. Results
@@ -19,6 +19,7 @@ import importlib
 import json
 import os
 import resource
+import statistics
 import subprocess
 import sys
 import time
@@ -52,7 +53,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--folder", default=str(ROOT / ".qlora"), help="where the models are")
     parser.add_argument("--only", nargs="*", default=POINTS, choices=POINTS, metavar="POINT")
-    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument(
         "--again", action="store_true", help="run with the artifacts that are there"
@@ -119,7 +120,7 @@ def work(folder: str, threads: int, task: str, *arguments: str) -> dict[str, Any
 
 
 def timed(step: Step, steps: int) -> dict[str, Any]:
-    """Seconds of the best step after the first, and GB at the peak."""
+    """Median seconds of the steps after the first with least and most, and GB at the peak."""
     times, processor, loss = [], [], 0.0
     for _ in range(1 + steps):
         began, used = time.perf_counter(), time.process_time()
@@ -127,8 +128,10 @@ def timed(step: Step, steps: int) -> dict[str, Any]:
         times.append(time.perf_counter() - began)
         processor.append(time.process_time() - used)
     return {
-        "seconds": round(min(times[1:]), 2),
-        "processor": round(min(processor[1:]), 2),
+        "seconds": round(statistics.median(times[1:]), 2),
+        "least": round(min(times[1:]), 2),
+        "most": round(max(times[1:]), 2),
+        "processor": round(statistics.median(processor[1:]), 2),
         "peak": peak(),
         "loss": round(loss, 4),
     }
@@ -307,7 +310,8 @@ def table(rows: dict[str, Any]) -> str:
 def _cells(row: dict[str, float], threads: str) -> list[str]:
     """Memory and time; a point that was disturbed has its memory only."""
     seconds = _time(row, threads)
-    return [f"{row['peak']:.1f}" if row else "", f"{seconds:.1f}" if seconds else ""]
+    spread = f" ({row['least']:.2f}–{row['most']:.2f})" if "least" in row else ""
+    return [f"{row['peak']:.1f}" if row else "", f"{seconds:.2f}{spread}" if seconds else ""]
 
 
 def _time(row: dict[str, float], threads: str) -> float:
