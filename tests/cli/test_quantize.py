@@ -27,6 +27,19 @@ def test_a_quantised_base_is_adapted(run):
     assert Path("run/adapter.onnx_adapter").is_file()
 
 
+@pytest.mark.parametrize(("dtype", "element"), [("float16", 10), ("bfloat16", 16)])
+def test_a_base_of_half_precision_is_adapted(run, dtype, element):
+    classifier()
+    write_npz()
+    result = run("quantize", "model.onnx", "--dtype", dtype, "-o", "base.onnx")
+    assert result.code == 0, result.err
+    assert element in {tensor.data_type for tensor in onnx.load("base.onnx").graph.initializer}
+    data = ("--data", "train.npz", "--loss", "cross_entropy", "--epochs", "1")
+    adapted = run("lora", "base.onnx", *data, "--rank", "2", "--output", "run")
+    assert adapted.code == 0, adapted.err
+    assert Path("run/adapter.onnx_adapter").is_file()
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -34,6 +47,8 @@ def test_a_quantised_base_is_adapted(run):
         (("-o", "base.onnx", "--block-size", "7"), "choose 16"),
         (("-o", "base.onnx", "--targets", "encw"), "Near: enc_w"),
         (("-o", "nowhere/base.onnx"), "folder that exists"),
+        (("-o", "base.onnx", "--dtype", "float16", "--bits", "4"), "leave it or --dtype out"),
+        (("-o", "base.onnx", "--dtype", "float16", "--zero-points"), "--zero-points is for"),
         ((), "Missing option"),
     ],
 )
