@@ -14,14 +14,12 @@ from collections.abc import Collection, Iterable
 
 import onnx_ir as ir
 
-from ..autodiff.registry import is_rule
 from ..autodiff.rules import conv as rules
 from ..autodiff.rules.conv_weight import weight_gradient
 from ..autodiff.rules.windows import axes_of, kernel_of
 from ..autodiff.walk import attributes_of
 from ..graph import OpBuilder, Tensor
-from ..graph.nodes import known
-from ..graph.tensor import dims_of
+from .few_pixels import operands_of, sizes_if_trained
 
 MOST_AXES = 2
 """A Conv has three axes at most, one of which is the batch here."""
@@ -29,14 +27,9 @@ MOST_AXES = 2
 
 def has_small_maps(node: ir.Node, named: Collection[str]) -> bool:
     """Whether a Conv gives fewer pixels than channels, and has more than one image."""
-    image, weights, result = node.inputs[0], node.inputs[1], node.outputs[0]
-    if image is None or weights is None or known(weights) is not None:
-        return False
-    if node.attributes.get_int("group", 1) != 1 or not is_rule(rules.conv, "Conv"):
-        return False
     if node.attributes.get_string("auto_pad", "NOTSET") not in ("NOTSET", "VALID"):
         return False
-    x, w, y = (dims_of(value) for value in (image, weights, result))
+    x, w, y = sizes_if_trained(node)
     if x is None or w is None or y is None or x[0] == 1 or not 1 <= len(w) - 2 <= MOST_AXES:
         return False
     filters, kernel = w[0], [d for d in w[2:] if isinstance(d, int)]
@@ -55,10 +48,7 @@ class BatchAsDepth:
     """
 
     def __init__(self, op: OpBuilder, node: ir.Node) -> None:
-        operands = [None if v is None else op.tensor(v) for v in (*node.inputs, None)[:3]]
-        x, w, bias = operands
-        assert x is not None
-        assert w is not None
+        x, w, bias = operands_of(op, node)
         self._x, self._w, self._bias = x.value, w.value, None if bias is None else bias.value
         self._attributes = attributes_of(node, None)
         rank = len(w.shape or ()) - 2

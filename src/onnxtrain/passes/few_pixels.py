@@ -24,7 +24,7 @@ from ..autodiff.rules.windows import Axis, at_offset, axes_of, kernel_of, offset
 from ..autodiff.walk import attributes_of
 from ..graph import OpBuilder, Tensor
 from ..graph.nodes import known
-from ..graph.tensor import dims_of
+from ..graph.tensor import Dim, dims_of
 
 FEW_PIXELS = 9
 """Of one output image: up to so many the product over the batch is faster, whatever the sizes."""
@@ -33,14 +33,35 @@ MOST_OFFSETS = 27
 """Positions in the kernel, each of which is a node."""
 
 
+def sizes_if_trained(node: ir.Node) -> list[tuple[Dim, ...] | None]:
+    """Dimensions of a Conv's image, weights and result; None where they are not known.
+
+    None of all three where its weights are constant, where it has groups, or where somebody has
+    registered another gradient.
+    """
+    weights = node.inputs[1]
+    is_trained = weights is not None and known(weights) is None
+    if (
+        not is_trained
+        or node.attributes.get_int("group", 1) != 1
+        or not is_rule(rules.conv, "Conv")
+    ):
+        return [None, None, None]
+    values = (node.inputs[0], weights, node.outputs[0])
+    return [None if value is None else dims_of(value) for value in values]
+
+
+def operands_of(op: OpBuilder, node: ir.Node) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Image, weights and bias of a Conv."""
+    x, w, bias = (None if v is None else op.tensor(v) for v in (*node.inputs, None)[:3])
+    assert x is not None
+    assert w is not None
+    return x, w, bias
+
+
 def gives_few_pixels(node: ir.Node, named: Collection[str]) -> bool:
     """Whether a Conv is faster as a product; constant weights are for `small_maps`."""
-    image, weights, result = node.inputs[0], node.inputs[1], node.outputs[0]
-    if image is None or weights is None or known(weights) is not None:
-        return False
-    if node.attributes.get_int("group", 1) != 1 or not is_rule(rules.conv, "Conv"):
-        return False
-    shapes = [dims_of(value) for value in (image, weights, result)]
+    shapes = sizes_if_trained(node)
     if any(shape is None for shape in shapes):
         return False
     # Beside the number of rows all sizes have to be known.
@@ -61,10 +82,7 @@ class FewPixels:
     """
 
     def __init__(self, op: OpBuilder, node: ir.Node) -> None:
-        operands = [None if v is None else op.tensor(v) for v in (*node.inputs, None)[:3]]
-        x, w, bias = operands
-        assert x is not None
-        assert w is not None
+        x, w, bias = operands_of(op, node)
         self._x, self._w, self._bias = x.value, w.value, None if bias is None else bias.value
         self._axes = _axes(op, node, x, w)
         self._rows = _window_rows(op, x, w, self._axes)
