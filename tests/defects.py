@@ -51,9 +51,10 @@ EXPORTERS = (
     "refuses, or fail"
 )
 CONTRIB = "test_same_as_the_contrib_operator"
-TOOL = "its tool does not know the settings of `onnxtrain quantize`, which says so"
 DEFECTS = (
     Defect("onnxruntime", "1.23", (CONTRIB, "[GroupQueryAttention(2x5x32"), FEWER_KERNELS),
+    Defect("onnxruntime", "1.23", ("weights_are_small[", "-8-"), FEWER_KERNELS),
+    Defect("onnxruntime", "1.23", ("weights_are_small[tied-",), FEWER_KERNELS),
     Defect("onnxruntime", "1.23", (CONTRIB, "[MoE("), FEWER_KERNELS),
     Defect("onnxruntime", "1.23", (CONTRIB, "[QMoE("), FEWER_KERNELS),
     Defect("onnxruntime", "1.23", (CONTRIB, "[GatherBlockQuantized(", "bits="), FEWER_KERNELS),
@@ -62,9 +63,6 @@ DEFECTS = (
         "onnxruntime", "1.23", ("test_the_deployed_integers_are_the_trained_ones", "': 4"),
         "cannot cast from four bits",
     ),
-    Defect("onnxruntime", "1.23", ("tests/quant/test_quantize.py",), TOOL),
-    Defect("onnxruntime", "1.23", ("test_a_quantised_base_is_adapted",), TOOL),
-    Defect("onnxruntime", "1.23", ("test_external_data.py", "quantize]"), TOOL),
     Defect("onnxruntime", "1.24", (CONTRIB, "local_window_size=2"), WINDOW),
     Defect("onnxruntime", "1.24", (CONTRIB, "[QMoE(", "expert_weight_bits=4"), WINDOW),
     Defect("onnxruntime", "1.25", (CONTRIB, "[CausalConvWithState("), "has no CausalConvWithState"),

@@ -234,7 +234,10 @@ def _quantized(
 ) -> list[onnx.TensorProto]:
     """What onnxruntime's tool makes of a model with one weight: codes, scales, zero points."""
     try:
-        from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
+        from onnxruntime.quantization.matmul_nbits_quantizer import (
+            DefaultWeightOnlyQuantConfig,
+            MatMulNBitsQuantizer,
+        )
     except ImportError as error:
         raise ModelError(
             "Quantising needs the tool of onnxruntime 1.22 or newer, which cannot be imported here "
@@ -243,9 +246,10 @@ def _quantized(
     model = _model_of(op_type, name, weight)
     axis = (("MatMul", 0), ("Gather", 1))
     try:
-        tool = MatMulNBitsQuantizer(
-            model, op_types_to_quantize=(op_type,), quant_axes=axis, **settings
+        config = DefaultWeightOnlyQuantConfig(
+            op_types_to_quantize=(op_type,), quant_axes=axis, **settings
         )
+        tool = MatMulNBitsQuantizer(model, algo_config=config)
     except TypeError as error:
         raise ModelError(
             f"The tool of this onnxruntime does not know a setting ({error}). Update onnxruntime, "
