@@ -84,6 +84,7 @@ def test_rewrite(body: str, expected: list[str]) -> None:
     ("rows", "columns", "expected"),
     [
         (512, 12_000, ["Transpose", "MatMul", "Transpose"]),
+        (256, 25_000, ["Transpose", "MatMul", "Transpose"]),
         (64, 100_000, ["Gemm"]),  # too few rows
         (512, 1_000, ["Gemm"]),  # not a large operand
     ],
@@ -102,6 +103,76 @@ def test_a_tall_weight_gradient_is_computed_wide(
     a, b = (rng.normal(size=(rows, n)).astype(np.float32) for n in (columns, 4))
     found = ort.InferenceSession(to_proto(result).SerializeToString()).run(["y"], {"a": a, "b": b})
     np.testing.assert_allclose(found[0], a.T @ b, rtol=1e-4, atol=1e-4)
+
+
+def test_a_tall_weight_gradient_of_fewer_rows_than_columns_stays() -> None:
+    """Transposing the result would take as long as it saves, and twice the memory."""
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 18]>\n'
+        "g (float[256,50000] a, float[256,300] b) => (float[50000,300] y)"
+        " { y = Gemm<transA=1>(a, b) }"
+    )
+    assert [n.op_type for n in clean_up(normalize(load(model))).graph] == ["Gemm"]
+
+
+SCATTERED = "z = ConstantOfShape(size) s = ScatterND(z, at, rows)"
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (f"{SCATTERED} y = Add(full, s)", ["GatherND", "Add", "ScatterND"]),
+        (f"{SCATTERED} y = Add(s, full)", ["GatherND", "Add", "ScatterND"]),
+        (f"{SCATTERED} a = Add(s, full) y = Mul(a, s)", None),  # somebody else reads the rows
+        (f"{SCATTERED} y = Add(s, one)", None),  # not one number for each of the scattered
+        ("z = Exp(full) s = ScatterND(z, at, rows) y = Add(full, s)", None),  # no zeros
+        (f"{SCATTERED} y = Add(full, s)".replace("D(", 'D<reduction = "add">('), None),
+    ],
+)
+def test_rows_are_added_where_they_belong(body: str, expected: list[str] | None) -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 18]>\n'
+        "g (float[6,3] full, float[2,3] rows) => (float[6,3] y) <int64[2] size = {6, 3}, "
+        f"int64[2,1] at = {{4, 1}}, float[3] one = {{1, 2, 3}}> {{ {body} }}"
+    )
+    result = clean_up(normalize(load(model)))
+    operators = [n.op_type for n in result.graph]
+    assert operators == expected if expected else "GatherND" not in operators
+    rng = np.random.default_rng(0)
+    feeds = {n: rng.normal(size=(k, 3)).astype(np.float32) for n, k in (("full", 6), ("rows", 2))}
+    before, after = (
+        ort.InferenceSession(m.SerializeToString()).run(["y"], feeds)[0]
+        for m in (model, to_proto(result))
+    )
+    np.testing.assert_array_equal(before, after)
+
+
+@pytest.mark.parametrize("bad", [0.5, np.nan])
+def test_a_table_that_is_looked_up_and_multiplied_with_has_one_full_gradient(bad: float) -> None:
+    """No second tensor of its size is made, neither zeros nor a sum."""
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 18]>\n'
+        "g (float[50,9] w, int64[7] i, float[7,50] c) => (float loss) "
+        "{ x = Gather(w, i) t = Transpose<perm=[1,0]>(w) y = MatMul(x, t) m = Mul(y, c) "
+        "loss = ReduceSum<keepdims=0>(m) }"
+    )
+    gradient = differentiate(model, wrt=["w"], of="loss")
+    full = [v.name for v in gradient.graph.value_info if shape_of(v) == [50, 9]]
+    assert len(full) <= 1, f"besides the gradient itself: {full}"
+    rng = np.random.default_rng(0)
+    w, c = rng.normal(size=(50, 9)).astype(np.float32), rng.normal(size=(7, 50)).astype(np.float32)
+    i = np.array([3, 41, 3, 0, 49, 41, 3])
+    c[2, 10] = bad
+    expected = c.T @ w[i]
+    np.add.at(expected, i, c @ w)
+    session = ort.InferenceSession(gradient.SerializeToString())
+    (found,) = session.run(["w_grad"], {"w": w, "i": i, "c": c})
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    assert np.isnan(found).any(axis=1).sum() == (2 if np.isnan(bad) else 0)
+
+
+def shape_of(value: onnx.ValueInfoProto) -> list[int]:
+    return [d.dim_value for d in value.type.tensor_type.shape.dim]
 
 
 @pytest.mark.parametrize("body", ["y = Mul(x, one)", "y = Add(x, zero)"])

@@ -17,7 +17,12 @@ from ..graph.tensor import dims_of
 OUT_OF_CACHE = 6_000_000
 """Elements of an operand from which on reading it by columns is slow."""
 ENOUGH_ROWS = 256
-"""Rows from which on it pays: the gain grows with them, transposing the result costs the same."""
+"""Rows from which on it pays, if they are no fewer than the result has columns.
+
+The gain grows with them, and transposing the result, for which it is there twice, costs the same:
+with a vocabulary of 50,257, 768 columns and two threads of AVX-512, 2,048 rows take 1,053 ms
+against 1,195, and 256 rows 168 against 167.
+"""
 
 
 def transpose_for_product(node: ir.Node) -> ir.Value | None:
@@ -87,7 +92,7 @@ def tall_product(node: ir.Node) -> ir.Value | None:
     if not isinstance(tall, int) or not isinstance(narrow, int) or tall < 4 * narrow:
         return None
     rows = _rows(a)
-    if rows < ENOUGH_ROWS or tall * rows < OUT_OF_CACHE:
+    if rows < max(ENOUGH_ROWS, narrow) or tall * rows < OUT_OF_CACHE:
         return None
     if node.attributes.get_float("alpha", 1.0) != 1.0:
         return None

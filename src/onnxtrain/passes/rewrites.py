@@ -216,6 +216,38 @@ def add_of_negation(node: ir.Node) -> ir.Value | None:
     return None
 
 
+def add_of_scattered(node: ir.Node) -> ir.Value | None:
+    """a + (zeros, but for some rows) is a with these rows added: only they are read and written.
+
+    A table that is looked up and multiplied with, as the words of a language model are, has two
+    gradients: a full one, and one of the rows that were looked up.
+    """
+    for full, scattered in (node.inputs, reversed(node.inputs)):
+        inner = scattered.producer() if scattered is not None else None
+        if inner is None or inner.op_type != "ScatterND" or inner.domain:
+            continue
+        is_alone = len(scattered.uses()) == 1 and not scattered.is_graph_output()  # type: ignore[union-attr]
+        if not is_alone or inner.attributes.get_string("reduction", "none") != "none":
+            continue
+        zeros, places, rows = inner.inputs
+        if not _is_zero(zeros) or not same_shape(full, scattered) or full is scattered:
+            continue
+        taken = insert(node, "GatherND", [full, places])
+        sums = insert(node, "Add", [taken, rows], "rows")
+        taken.shape = sums.shape = rows.shape if rows is not None else None
+        return insert(node, "ScatterND", [full, places, sums])
+    return None
+
+
+def _is_zero(value: ir.Value | None) -> bool:
+    """Whether a value is made as a tensor of zeros."""
+    producer = value.producer() if value is not None else None
+    if producer is None or producer.op_type != "ConstantOfShape" or producer.domain:
+        return False
+    fill = producer.attributes.get_tensor("value", None)
+    return fill is None or not fill.numpy().any()
+
+
 def same_branches(node: ir.Node) -> ir.Value | None:
     """A choice between a value and itself."""
     _, left, right = node.inputs
@@ -223,7 +255,7 @@ def same_branches(node: ir.Node) -> ir.Value | None:
 
 
 REWRITES: dict[str, tuple[Rewrite, ...]] = {
-    "Add": (neutral_operand, add_of_negation),
+    "Add": (neutral_operand, add_of_negation, add_of_scattered),
     "Sub": (neutral_operand,),
     "Mul": (neutral_operand,),
     "Div": (neutral_operand,),

@@ -168,7 +168,8 @@ def add_rows(
     if isinstance(width, int) and width < 8:
         return _add_one_by_one(op, shape, rows, dy)
     ordered, order = op.many("TopK", rows, op.Shape(rows), outputs=2, largest=0, axis=0)
-    wide = op.Cast(op.Gather(dy, order, axis=0), to=ir.DataType.DOUBLE)
+    sorted_dy = op.Gather(dy, order, axis=0)
+    wide = op.Cast(sorted_dy, to=ir.DataType.DOUBLE)
     sums = op.CumSum(wide, op.const(np.array(0, np.int64)))
     following = op.Concat(op.Slice(ordered, [1], [np.iinfo(np.int64).max]), [-1], axis=0)
     last = op.Not(op.Equal(ordered, following))
@@ -179,11 +180,14 @@ def add_rows(
     # The last sum has seen them all; an infinity in it alone is right where it is.
     final = op.ReduceSum(op.Slice(total, [-1], [np.iinfo(np.int64).max], [0]), keepdims=0)
 
-    def scatter() -> Tensor:
-        start = zeros(op, shape, dy.dtype)
-        return op.ScatterND(start, op.Unsqueeze(target, [1]), op.Cast(total, to=dy.dtype))
+    def one_by_one() -> Tensor:
+        counted = op.Cast(last, to=ir.DataType.INT64)
+        ends_before = op.CumSum(counted, op.const(np.array(0, np.int64)), exclusive=1)
+        return _add_one_by_one(op, op.Shape(total), ends_before, sorted_dy)
 
-    return _choose(op, op.IsNaN(final), lambda: _add_one_by_one(op, shape, rows, dy), scatter)
+    # Only the sums are chosen: what holds all rows is made once, outside of the branches.
+    added = _choose(op, op.IsNaN(final), one_by_one, lambda: op.Cast(total, to=dy.dtype))
+    return op.ScatterND(zeros(op, shape, dy.dtype), op.Unsqueeze(target, [1]), added)
 
 
 def _add_one_by_one(op: OpBuilder, shape: Tensor, rows: Tensor, dy: Tensor) -> Tensor:
