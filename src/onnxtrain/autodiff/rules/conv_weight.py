@@ -91,7 +91,7 @@ def _shape(op: OpBuilder, w: Tensor, axes: Sequence[Axis]) -> Tensor:
     return vector(op, -1, dim(op, w, 1), *(a.kernel for a in axes))
 
 
-def _signal_rows(op: OpBuilder, signal: Tensor, axes: Sequence[Axis]) -> Tensor:
+def signal_rows(op: OpBuilder, signal: Tensor, axes: Sequence[Axis]) -> Tensor:
     """(N, M, …) as (M, N·windows)."""
     return op.Reshape(op.transpose(signal, 1, 0, *range(2, len(axes) + 2)), [0, -1])
 
@@ -111,7 +111,7 @@ def _tiles(op: OpBuilder, image: Tensor, signal: Tensor, w: Tensor, axes: Sequen
         windows, inner = range(2, 2 * spatial + 2, 2), range(3, 2 * spatial + 2, 2)
         cells = op.transpose(split, 0, *windows, 1, *inner)
     width = channels * math.prod(a.kernel for a in axes)
-    product = op.MatMul(_signal_rows(op, signal, axes), op.Reshape(cells, vector(op, -1, width)))
+    product = op.MatMul(signal_rows(op, signal, axes), op.Reshape(cells, vector(op, -1, width)))
     return op.Reshape(product, _shape(op, w, axes))
 
 
@@ -206,7 +206,7 @@ def _per_offset(
     """
     channels = dim(op, w, 1)
     padded = pad_image(op, op.transpose(image, 0, *range(2, len(axes) + 2), 1), axes, 1)
-    rows = op.Reshape(signal, [0, 0, -1]) if per_image else _signal_rows(op, signal, axes)
+    rows = op.Reshape(signal, [0, 0, -1]) if per_image else signal_rows(op, signal, axes)
     products = []
     for offset in offsets_of(axes):
         cells = at_offset(op, padded, axes, offset, 1)
