@@ -7,6 +7,11 @@ added up. Nothing is done to the weights or to their gradient.
 
 The windows are laid out by a Conv, too: each channel is an image of its own, with one filter per
 position of the kernel, which is 1 there and 0 elsewhere. Threads share it channel by channel.
+
+Forward and both gradients on two threads, onnxruntime 1.31.1, old ÷ new, while handing work from
+thread to thread was fast (and while it was slow): 16 images of 256 channels on 4×4 1.12 (1.3), with
+stride 2 from 128 on 8×8 1.17 (1.6), 4 of 512 on 7×7 1.19 (1.3), one of 256 on 4×4 1.76. On one
+thread 0.89 to 1.13. On larger maps, and with fewer channels, 0.86 to 1.0: they stay a Conv.
 """
 
 from __future__ import annotations
@@ -29,6 +34,9 @@ MOST_AXES = 2
 MANY_WEIGHTS = 2**15
 """Pairs of channels from which on the products are worth while."""
 
+MANY_POINTS = 2**18
+"""The same for kernels of one pixel, whose columns are the image, on maps of any size."""
+
 WINDOWS = range(FEW_PIXELS + 1, 65)
 """Of an image. With fewer the images are laid out faster by slices (`few_pixels`); with more
 onnxruntime's Conv is as fast, and the columns would take more memory than other values do."""
@@ -43,11 +51,10 @@ def has_many_weights(node: ir.Node, named: Collection[str]) -> bool:
     sizes = [*x[1:], *w, *y[1:]]
     if not 1 <= len(w) - 2 <= MOST_AXES or not all(isinstance(d, int) and d > 0 for d in sizes):
         return False
-    windows = _product(y[2:])
-    # A kernel of one pixel that visits all of them: the columns are the image
-    is_laid_out = _product(w[2:]) == 1 and windows == _product(x[2:])
-    suits = windows >= WINDOWS.start if is_laid_out else windows in WINDOWS
-    return _product(w[:2]) >= MANY_WEIGHTS and suits
+    pairs, windows = _product(w[:2]), _product(y[2:])
+    if _product(w[2:]) == 1 and windows == _product(x[2:]):
+        return pairs >= MANY_POINTS and windows >= WINDOWS.start
+    return pairs >= MANY_WEIGHTS and windows in WINDOWS
 
 
 def _product(sizes: Sequence[object]) -> int:
