@@ -30,6 +30,7 @@ from .batch_as_depth import BatchAsDepth, has_small_maps
 from .few_pixels import FewPixels, gives_few_pixels
 from .huber import huber_parts
 from .rewrites import neutral_operand
+from .window_columns import WindowColumns, has_many_weights
 
 ROUNDS_TO_ONE = 17.0
 """From this number on, sigmoid is 1 and softplus the identity in single precision."""
@@ -355,13 +356,26 @@ def resize(op: OpBuilder, node: ir.Node) -> Written:
 
 def conv(op: OpBuilder, node: ir.Node) -> Written:
     """A product over the windows of all images, laid out here or by onnxruntime."""
-    few = gives_few_pixels(node, ())
-    form: FewPixels | BatchAsDepth = FewPixels(op, node) if few else BatchAsDepth(op, node)
+    form = next(form for applies, form in CONVOLUTIONS if applies(node, ()))(op, node)
     return Written(form.result, lambda nodes: _composite(nodes, form.gradient))
 
 
 def _is_small_conv(node: ir.Node, named: Collection[str]) -> bool:
-    return gives_few_pixels(node, named) or has_small_maps(node, named)
+    return any(applies(node, named) for applies, _ in CONVOLUTIONS)
+
+
+CONVOLUTIONS: tuple[
+    tuple[
+        Callable[[ir.Node, Collection[str]], bool],
+        Callable[[OpBuilder, ir.Node], WindowColumns | FewPixels | BatchAsDepth],
+    ],
+    ...,
+] = (
+    (has_many_weights, WindowColumns),
+    (gives_few_pixels, FewPixels),
+    (has_small_maps, BatchAsDepth),
+)
+"""Forms of a trained convolution; the first that applies is taken."""
 
 
 def _composite(

@@ -84,9 +84,9 @@ class FewPixels:
     def __init__(self, op: OpBuilder, node: ir.Node) -> None:
         x, w, bias = operands_of(op, node)
         self._x, self._w, self._bias = x.value, w.value, None if bias is None else bias.value
-        self._axes = _axes(op, node, x, w)
+        self._axes = axes_of_conv(op, node, x, w)
         self._rows = _window_rows(op, x, w, self._axes)
-        product = op.Gemm(self._rows, _flat(op, w), bias, transB=1)
+        product = op.Gemm(self._rows, flat_weights(op, w), bias, transB=1)
         windows = [axis.windows for axis in self._axes]
         pixels = op.Reshape(product, op.const([-1, *windows, w.dim(0)]))
         self.result = op.transpose(pixels, 0, len(windows) + 1, *range(1, len(windows) + 1))
@@ -105,7 +105,8 @@ class FewPixels:
         return gradients
 
 
-def _axes(op: OpBuilder, node: ir.Node, x: Tensor, w: Tensor) -> list[Axis]:
+def axes_of_conv(op: OpBuilder, node: ir.Node, x: Tensor, w: Tensor) -> list[Axis]:
+    """The geometry of a Conv."""
     attributes = attributes_of(node, None)
     geometry = {n: attributes[n] for n in ("strides", "dilations", "pads") if n in attributes}
     auto_pad = attributes.get("auto_pad", "NOTSET")
@@ -130,7 +131,8 @@ def _window_rows(op: OpBuilder, x: Tensor, w: Tensor, axes: Sequence[Axis]) -> T
     return op.Reshape(stacked, op.const([-1, _width(w)]))
 
 
-def _flat(op: OpBuilder, w: Tensor) -> Tensor:
+def flat_weights(op: OpBuilder, w: Tensor) -> Tensor:
+    """A row per filter."""
     return op.Reshape(w, op.const([w.dim(0), _width(w)]))
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from ...graph import OpBuilder, Tensor
 from ..registry import gradient
 from ._index import Size, dim, vector
-from .conv_weight import weight_gradient
+from .conv_weight import signal_rows, weight_gradient
 from .windows import Axis, at_least, axes_of, kernel_of, pad_image, quotient
 
 FOLD_WINDOWS = 16
@@ -161,18 +161,21 @@ def _mirrors(axis: Axis) -> bool:
 
 def _folded(op: OpBuilder, dy: Tensor, w: Tensor, axes: Sequence[Axis]) -> Tensor:
     """Few windows: one product for the whole batch, then the windows are added up."""
-    channels_last = op.transpose(dy, 0, *_spatial(axes), 1)
-    rows = op.Reshape(channels_last, vector(op, -1, dim(op, w, 0)))
-    cells = op.MatMul(rows, op.Reshape(w, [0, -1]))  # (N·windows, C·kernel)
+    rows = signal_rows(op, dy, axes)
+    return folded(op, op.Gemm(op.Reshape(w, [0, -1]), rows, transA=1), axes)
+
+
+def folded(op: OpBuilder, cells: Tensor, axes: Sequence[Axis]) -> Tensor:
+    """Windows (C·kernel, N·windows) of images, all sizes known, added up to (N, C, …).
+
+    Whole images of windows change places. With the windows in front, (N·windows, C·kernel), single
+    numbers would, which onnxruntime's threads write into each other's cache lines: sixteen images
+    of 256 channels on 4×4 take 0.2 to 0.5 instead of 0.9 to 1.7 ms on two threads.
+    """
     count = math.prod(a.windows for a in axes if isinstance(a.windows, int))
-    width = dim(op, w, 1) * math.prod(a.kernel for a in axes)
-    per_image = op.Reshape(cells, vector(op, -1, count, width))
-    return op.Col2Im(
-        op.transpose(per_image, 0, 2, 1),
-        vector(op, *[a.image for a in axes]),
-        [a.kernel for a in axes],
-        **_geometry(axes),
-    )
+    per_image = op.transpose(op.Reshape(cells, [0, -1, count]), 1, 0, 2)
+    sizes = vector(op, *[a.image for a in axes])
+    return op.Col2Im(per_image, sizes, [a.kernel for a in axes], **_geometry(axes))
 
 
 def _flipped(op: OpBuilder, dy: Tensor, w: Tensor, axes: Sequence[Axis], group: int) -> Tensor:

@@ -65,7 +65,7 @@ def weight_gradient(
     if isinstance(width, int) and (few or kernel > FEW_OFFSETS):
         return _one_product(op, image, signal, axes, width)
     if _suits_convolving(w, axes):
-        return _convolved(op, image, signal, axes)
+        return _convolved(op, image, signal, w, axes)
     counts = [a.windows for a in axes if isinstance(a.windows, int)]
     many = len(counts) == len(axes) and math.prod(counts) >= MANY_WINDOWS
     products = _per_offset(op, image, signal, w, axes, per_image=many)
@@ -91,7 +91,7 @@ def _shape(op: OpBuilder, w: Tensor, axes: Sequence[Axis]) -> Tensor:
     return vector(op, -1, dim(op, w, 1), *(a.kernel for a in axes))
 
 
-def _signal_rows(op: OpBuilder, signal: Tensor, axes: Sequence[Axis]) -> Tensor:
+def signal_rows(op: OpBuilder, signal: Tensor, axes: Sequence[Axis]) -> Tensor:
     """(N, M, …) as (M, N·windows)."""
     return op.Reshape(op.transpose(signal, 1, 0, *range(2, len(axes) + 2)), [0, -1])
 
@@ -111,7 +111,7 @@ def _tiles(op: OpBuilder, image: Tensor, signal: Tensor, w: Tensor, axes: Sequen
         windows, inner = range(2, 2 * spatial + 2, 2), range(3, 2 * spatial + 2, 2)
         cells = op.transpose(split, 0, *windows, 1, *inner)
     width = channels * math.prod(a.kernel for a in axes)
-    product = op.MatMul(_signal_rows(op, signal, axes), op.Reshape(cells, vector(op, -1, width)))
+    product = op.MatMul(signal_rows(op, signal, axes), op.Reshape(cells, vector(op, -1, width)))
     return op.Reshape(product, _shape(op, w, axes))
 
 
@@ -158,7 +158,9 @@ def _suits_convolving(w: Tensor, axes: Sequence[Axis]) -> bool:
     return few or math.prod(windows) >= WINDOWS_OF_MANY
 
 
-def _convolved(op: OpBuilder, image: Tensor, signal: Tensor, axes: Sequence[Axis]) -> Tensor:
+def _convolved(
+    op: OpBuilder, image: Tensor, signal: Tensor, w: Tensor, axes: Sequence[Axis]
+) -> Tensor:
     """Conv with the signal as its kernel, as in `_swapped`, and the channels as one more axis.
 
     So it is one product, (M, N·windows) by (N·windows, kernel·C), which threads share once, and
@@ -179,7 +181,22 @@ def _convolved(op: OpBuilder, image: Tensor, signal: Tensor, axes: Sequence[Axis
     )
     if min(overhangs) < 0:
         product = op.Slice(product, [0] * spatial, [a.kernel for a in axes], behind)
-    return op.transpose(op.Squeeze(product, [0]), 0, spatial + 1, *range(1, spatial + 1))
+    return _positions_last(op, op.Squeeze(product, [0]), w, axes)
+
+
+def _positions_last(op: OpBuilder, dw: Tensor, w: Tensor, axes: Sequence[Axis]) -> Tensor:
+    """(M, *kernel, C) as (M, C, *kernel).
+
+    By way of (*kernel, M, C), which moves whole rows, and a transposition of one matrix. Directly
+    it would be one of a small matrix per filter, for each of which onnxruntime calls all threads:
+    128 × 128 kernels of 3×3 take 0.25 instead of 0.65 ms on two threads, and 0.05 instead of 0.03
+    on one.
+    """
+    spatial = len(axes)
+    kernel = math.prod(a.kernel for a in axes)
+    planes = op.transpose(dw, *range(1, spatial + 1), 0, spatial + 1)
+    cells = op.transpose(op.Reshape(planes, vector(op, kernel, -1)), 1, 0)
+    return op.Reshape(cells, _shape(op, w, axes))
 
 
 def _overhang(axis: Axis) -> int:
@@ -206,7 +223,7 @@ def _per_offset(
     """
     channels = dim(op, w, 1)
     padded = pad_image(op, op.transpose(image, 0, *range(2, len(axes) + 2), 1), axes, 1)
-    rows = op.Reshape(signal, [0, 0, -1]) if per_image else _signal_rows(op, signal, axes)
+    rows = op.Reshape(signal, [0, 0, -1]) if per_image else signal_rows(op, signal, axes)
     products = []
     for offset in offsets_of(axes):
         cells = at_offset(op, padded, axes, offset, 1)

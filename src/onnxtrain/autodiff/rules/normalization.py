@@ -7,6 +7,7 @@ Most share one formula. With x̂ = (x - μ)·r normalized over n elements and g 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,9 @@ from ..registry import gradient, gradient_multi
 from .elementwise import as_type
 from .linear import as_rows
 from .reductions import inverse_count
+
+SMALL_MAP = 16
+"""Pixels up to which BatchNormalization's kernel adds a number per channel faster than Sub does."""
 
 # --- helpers -----------------------------------------------------------------------------------
 
@@ -73,6 +77,13 @@ def channel_affine(
     return op.BatchNormalization(x, slope, zero if shift is None else shift, zero, one, epsilon=0.0)
 
 
+def _has_small_maps(x: Tensor) -> bool:
+    """Whether it takes longer to begin a map than to go through it."""
+    sizes = [x.dim(axis) for axis in range(2, x.rank)]
+    known = [size for size in sizes if isinstance(size, int)]
+    return 0 < len(known) == len(sizes) and math.prod(known) <= SMALL_MAP
+
+
 def _vector(op: OpBuilder, like: Tensor, number: float, typed: Tensor) -> Tensor:
     if like.static_shape is not None:
         return op.const(np.full(like.static_shape, number), typed.dtype)
@@ -102,7 +113,10 @@ def batch_statistics(op: OpBuilder, x: Tensor, scale: Tensor) -> BatchStatistics
     wide = x if x.dtype == ir.DataType.DOUBLE else as_type(op, x, ir.DataType.FLOAT)
     share = inverse_count(op, x, scale, like=wide)
     mu = channel_sum(op, wide, x, scale) * share
-    centred = wide - per_channel(op, mu, x.rank)
+    if _has_small_maps(x):  # 16 × 512 maps of 2×2, two threads: 0.04 instead of 0.2 ms
+        centred = channel_affine(op, wide, x.rank, _vector(op, scale, 1, wide), -mu, scale)
+    else:
+        centred = wide - per_channel(op, mu, x.rank)
     variance = channel_sum(op, centred * centred, x, scale) * share
     mu.value.shape = variance.value.shape = scale.value.shape
     centred.value.shape = x.value.shape
