@@ -7,7 +7,7 @@ What the algorithm replaces (weights, moments, a count of steps) becomes inputs.
 from __future__ import annotations
 
 import os
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -54,7 +54,7 @@ class Algorithm:
     initialization: onnx.ModelProto | None
     resets: dict[str, str]
     state: Arrays
-    labels: list[ClassLabels] = field(default_factory=list)
+    labels: list[ClassLabels]
 
 
 @model_errors("Reading the training information")

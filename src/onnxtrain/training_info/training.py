@@ -75,8 +75,8 @@ class Training:
         except Exception as error:  # its errors have no common base class
             given = ", ".join(f"{n} {a.dtype}{list(a.shape)}" for n, a in arrays.items())
             raise RunError(
-                f"onnxruntime could not run a step with {given}: {error} Do types, sizes and labels "
-                "fit the model?"
+                f"onnxruntime could not run a step with {given}: {error} Do types, sizes and "
+                "labels fit the model?"
             ) from error
         results = dict(zip(names, values))
         self.state.update((n, results[source]) for n, source in updates.items())
