@@ -53,6 +53,8 @@ def test_a_run_leaves_the_adapter_in_every_form_and_goes_on(run):
         (("--rank", "9", "--targets", "enc_w"), "4 at most"),
         (("--rank", "0"), "--rank must be at least 1"),
         (("--adapter", "nowhere"), "There is no adapter"),
+        (("--adapter", "nowhere", "--rank", "16"), "--rank is for a new one"),
+        (("--targets", "("), "(missing ), unterminated subpattern)"),
         (("--dora", "--lora-dropout", "0.1"), "dropout"),
     ],
 )

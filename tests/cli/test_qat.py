@@ -45,6 +45,7 @@ def test_a_run_leaves_integers_and_goes_on(run):
     ("arguments", "said"),
     [
         (("--weight-bits", "3"), "3 bits"),
+        (("--weight-bits", "4", "--eight-bits", "encw"), "enc_w"),
         (("--activation-bits", "9"), "9 bits"),
         (("--observer", "mean"), "no observer 'mean'"),
         (("--calibration-rows", "4"), "at least 8"),

@@ -20,12 +20,15 @@ OURS = (
     "digits_from_scratch",
     "fine_tune_head",
     "four_bit_digits",
+    "half_precision",
     "language_model",
     "photo_transfer",
+    "qlora",
     "sentence_embeddings",
     "tabular_regression",
     "text_classification",
     "time_series_lstm",
+    "training_info",
     "two_output_loss",
 )
 
@@ -86,6 +89,54 @@ def test_four_bit_digits_learn_with_the_rounding(tmp_path):
     sizes = {p.stem: p.stat().st_size for p in (tmp_path / "four_bits").glob("*.onnx")}
     assert sizes["learned"] < sizes["floats"] / 5
     exported(tmp_path / "four_bits" / "learned.onnx")
+
+
+def test_qlora_keeps_the_base_in_four_bits(tmp_path):
+    pytest.importorskip("onnxruntime.quantization.matmul_nbits_quantizer")
+    printed = run("qlora", tmp_path, "--quick")
+    for base in ("floats", "4_bits"):
+        before = number(rf"{base}: .* source: ([\d.]+)", printed)
+        assert number(rf"{base}: .* source: [\d.]+ → ([\d.]+)", printed) < 0.9 * before
+    sizes = [number(rf"{base}: ([\d.]+) MB", printed) for base in ("floats", "4_bits")]
+    assert sizes[1] < sizes[0] / 4  # tables of letters and places are floats
+    assert "the same file as before: True" in printed
+    assert number(r"merged model: ([\d.e-]+) apart", printed) < 1e-4
+    assert "PyTorch was imported: False" in printed
+    exported(tmp_path / "qlora" / "adapted_4_bits" / "merged.onnx")
+    training = onnx.load(tmp_path / "qlora" / "adapted_4_bits" / "training_model.onnx")
+    codes = [t for t in training.graph.initializer if t.data_type == onnx.TensorProto.UINT4]
+    assert sum(np.prod(t.dims) for t in codes) >= 12 * 512 * 512  # all of a layer
+
+
+def test_training_info_trains_as_the_file_says(tmp_path):
+    printed = run("training_info", tmp_path, "--quick")
+    assert number(r"new images right: ([\d.]+)", printed) > 0.93
+    assert "the same to the bit: True" in printed
+    assert "of these Gradient, Adagrad" in printed
+    assert number(r"; ([\d.e-]+) from numpy's", printed) < 1e-5
+    assert "onnxruntime alone: [ONNXRuntimeError]" in printed
+    assert "7 outputs, ai.onnx\n" in printed  # no other domain
+    described = onnx.load(tmp_path / "described" / "epoch_3.onnx")
+    assert len(described.training_info) == 1
+
+
+def test_half_precision_takes_fewer_bytes_for_the_same_curve(tmp_path):
+    printed = run("half_precision", tmp_path, "--quick")
+    kinds = ("float32", "float16", "int8")
+    sizes = [number(rf"moments in {kind}: ([\d.]+) MB", printed) for kind in kinds]
+    assert sizes[0] == pytest.approx(2 * sizes[1], rel=0.05)
+    assert sizes[0] == pytest.approx(4 * sizes[2], rel=0.1)
+    ends = [number(rf"moments in {kind}: .* ([\d.]+); [\d.]+ of", printed) for kind in kinds]
+    np.testing.assert_allclose(ends[1:], ends[0], rtol=0.03)
+    kinds = ("float32", "float16", "bfloat16")
+    files = [number(rf"frozen weights in {kind}: file ([\d.]+)", printed) for kind in kinds]
+    assert files[1] == files[2] == pytest.approx(files[0] / 2, rel=0.05)
+    right = [number(rf"frozen weights in {kind}: .* → ([\d.]+)", printed) for kind in kinds]
+    assert min(right) > 0.85  # by chance: 0.1
+    np.testing.assert_allclose(right[1:], right[0], atol=0.02)
+    half = number(r"products in float16: loss ([\d.]+)", printed)
+    assert half == pytest.approx(number(r"\(float32: ([\d.]+)", printed), rel=0.03)
+    assert "PyTorch was imported: False" in printed
 
 
 def test_fine_tune_head_moves_nothing_else(tmp_path):

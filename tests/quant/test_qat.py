@@ -439,6 +439,8 @@ def test_mistakes_are_told() -> None:
             call()
     with pytest.raises(UnknownNameError, match="conv9"):
         quant.prepare_qat(model, x, exclude=["conv9"])
+    with pytest.raises(UnknownNameError, match="conv1"):  # the nearest
+        quant.prepare_qat(model, x, weight_bits=4, overrides={"fc*": 8, "convl": 8})
     with pytest.raises(ModelError):
         quant.prepare_qat(b"not a model", x)
 

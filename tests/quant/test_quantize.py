@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -172,3 +174,18 @@ def test_mistakes_are_told(mistake: str) -> None:
 def test_quantised_twice_is_told() -> None:
     with pytest.raises(ModelError, match="nothing to quantise"):
         quant.quantize(quant.quantize(matmul()).model)
+
+
+def test_the_tool_leaves_the_log_of_the_program_alone(tmp_path: Path) -> None:
+    """It is set up when the tool is imported, and gets two lines for each weight."""
+    onnx.save(matmul(), tmp_path / "model.onnx")
+    script = (
+        "import logging, sys; from onnxtrain import quant; quant.quantize(sys.argv[1]); "
+        "root = logging.getLogger(); print(root.handlers, root.level == logging.WARNING)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path / "model.onnx")],
+        capture_output=True, text=True, check=True, timeout=300,
+    )  # fmt: skip
+    assert done.stdout.split() == ["[]", "True"]
+    assert "quantize" not in done.stderr

@@ -13,7 +13,7 @@ import pytest
 from onnxtrain import losses, optim
 from onnxtrain.api import CheckpointState, Module, Optimizer
 from onnxtrain.artifacts import generate_artifacts
-from onnxtrain.errors import InputError, StateError
+from onnxtrain.errors import InputError, LabelError, RunError, StateError
 from onnxtrain.training_info import Training, TrainingInfoError, add, read
 from tests.sklearn.models import mlp, regression
 
@@ -152,8 +152,26 @@ def test_what_does_not_fit_is_named() -> None:
         training.step({"x": X})
     with pytest.raises(InputError, match="'u' is unknown"):
         training.step({"x": X, "target": Y, "u": Y})
+    with pytest.raises(RunError, match=r"with x float32\[\d+, 9\], target"):
+        training.step({"x": np.zeros((len(Y), 9), np.float32), "target": Y})
     with pytest.raises(StateError, match="no initialization"):
         training.initialize()
+
+
+@pytest.mark.parametrize("label", [-1, 3])
+def test_labels_that_are_no_class_are_told(label: int) -> None:
+    """The last one is what a negative index of ONNX would mean."""
+    network = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["": 18]>
+        g (float[N, 2] x) => (float[N, 3] scores) <float[2, 3] w = {1, 2, 3, 4, 5, 6}> {
+            scores = MatMul (x, w)
+        }
+    """)
+    training = Training(add(network, losses.CrossEntropyLoss()))
+    x = np.ones((2, 2), np.float32)
+    training.step({"x": x, "labels": np.array([0, 2])})
+    with pytest.raises(LabelError, match=f"the label {label} in row 1"):
+        training.step({"x": x, "labels": np.array([0, label])})
 
 
 def test_data_beside_the_file_are_checked_and_taken_along(tmp_path: Path) -> None:

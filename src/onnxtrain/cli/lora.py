@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from .train import command as train
 from .train import run_training
@@ -48,12 +49,22 @@ OPTIONS = [
         ["--adapter"], type=click.Path(), help="Go on with this one: a PEFT folder, or a file."
     ),
 ]
+OWN = [option.name or "" for option in OPTIONS if option.name != "adapter"]
+"""What an adapter has settled when it is there."""
 
 
 @click.command(epilog=EPILOG)
 @click.pass_context
 def command(ctx: click.Context, /, config: str | None, **options: Any) -> None:
     """Adapt MODEL to data: only small matrices beside its layers are trained."""
+    given = [o for o in OWN if ctx.get_parameter_source(o) is ParameterSource.COMMANDLINE]
+    if options["adapter"] is not None and given:
+        name = f"--{given[0].replace('_', '-')}"
+        raise click.UsageError(
+            f"--adapter goes on with an adapter as it is; {name} is for a new one. Leave one of "
+            "them out.",
+            ctx,
+        )
     if options["adapter"] is None and options["rank"] < 1:
         raise click.UsageError("--rank must be at least 1.", ctx)
     run_training(ctx, config, options)

@@ -103,7 +103,11 @@ class _Writer:
         names = parameter_names(layer.name)
         for name in names:
             if name in self.graph.initializers:
-                raise AdapterError(f"The model has a parameter {name!r} already: it is no base.")
+                raise AdapterError(
+                    f"The model has a parameter {name!r} already: it has been adapted, and is no "
+                    "base. Give the model without adapters; to go on with one, attach its files "
+                    "to that model (onnxtrain.lora.attach; --adapter on the command line)."
+                )
         left, right = self._parameter(names[0], a), self._parameter(names[1], b)
         factor: Tensor | None = None
         self.op.scope = f"{layer.name}.lora"

@@ -83,8 +83,8 @@ def _expression(targets: str) -> re.Pattern[str]:
         return re.compile(rf"(?:^|\.)(?:{targets})$")
     except re.error as error:
         raise AdapterError(
-            f"targets={targets!r} is no regular expression ({error}). For patterns with * give a "
-            f"list: targets=[{targets!r}]."
+            f"targets={targets!r} is no regular expression ({error.msg}). For patterns with * "
+            f"give a list: targets=[{targets!r}]."
         ) from error
 
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
+import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -233,29 +237,21 @@ def _quantized(
     op_type: str, name: str, weight: Array, settings: dict[str, Any]
 ) -> list[onnx.TensorProto]:
     """What onnxruntime's tool makes of a model with one weight: codes, scales, zero points."""
-    try:
-        from onnxruntime.quantization.matmul_nbits_quantizer import (
-            DefaultWeightOnlyQuantConfig,
-            MatMulNBitsQuantizer,
-        )
-    except ImportError as error:
-        raise ModelError(
-            "Quantising needs the tool of onnxruntime 1.22 or newer, which cannot be imported here "
-            f"({error}). Quantise the model elsewhere; it can be trained here."
-        ) from error
+    tool_of = _tool_of_onnxruntime()
     model = _model_of(op_type, name, weight)
     axis = (("MatMul", 0), ("Gather", 1))
     try:
-        config = DefaultWeightOnlyQuantConfig(
+        config = tool_of.DefaultWeightOnlyQuantConfig(
             op_types_to_quantize=(op_type,), quant_axes=axis, **settings
         )
-        tool = MatMulNBitsQuantizer(model, algo_config=config)
+        tool = tool_of.MatMulNBitsQuantizer(model, algo_config=config)
     except TypeError as error:
         raise ModelError(
             f"The tool of this onnxruntime does not know a setting ({error}). Update onnxruntime, "
             "or quantise the model elsewhere; it can be trained here."
         ) from error
-    tool.process()
+    with _log_level(tool_of.logger, logging.WARNING):  # else two lines for each weight
+        tool.process()
     graph = tool.model.model.graph
     node = graph.node[0]
     if node.domain != MS:
@@ -265,6 +261,33 @@ def _quantized(
         )
     stored = {tensor.name: tensor for tensor in graph.initializer}
     return [stored[n] for n in node.input if n in stored]
+
+
+def _tool_of_onnxruntime() -> ModuleType:
+    """onnxruntime's tool; importing it sets up the program's own log, which is undone here."""
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    try:
+        return importlib.import_module("onnxruntime.quantization.matmul_nbits_quantizer")
+    except ImportError as error:
+        raise ModelError(
+            "Quantising needs the tool of onnxruntime 1.22 or newer, which cannot be imported here "
+            f"({error}). Quantise the model elsewhere; it can be trained here."
+        ) from error
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(level)
+
+
+@contextmanager
+def _log_level(logger: logging.Logger, level: int) -> Iterator[None]:
+    """Let a logger be quieter for a while, and not louder."""
+    before = logger.level
+    logger.setLevel(max(level, logger.getEffectiveLevel()))
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 def _model_of(op_type: str, name: str, weight: Array) -> onnx.ModelProto:

@@ -11,7 +11,7 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from ..errors import QuantizationError, model_errors
+from ..errors import QuantizationError, UnknownNameError, model_errors
 from ..graph import ModelLike, load
 from ..graph.io import deliver
 from ..graph.schema import MAX_OPSET
@@ -78,6 +78,12 @@ class _Options:
         """The first opset that has the types."""
         bits = {self.weight_bits, self.activation_bits, *self.overrides.values()}
         return OLDEST if bits.isdisjoint(NEWEST) else MAX_OPSET
+
+    def check_names(self, layers: Sequence[QuantizedLayer]) -> None:
+        """Raise if bits were asked for a layer that is not there."""
+        for pattern in self.overrides:
+            if not any(matches(layer, pattern) for layer in layers):
+                raise UnknownNameError("layer", pattern, [layer.name for layer in layers])
 
     def bits_of(self, layer: QuantizedLayer) -> int:
         fitting = [bits for pattern, bits in self.overrides.items() if matches(layer, pattern)]
@@ -156,6 +162,7 @@ def prepare_qat(
             "with a stored float32 weight in its main graph"
             + (" that is not excluded." if exclude else ".")
         )
+    options.check_names(layers)
     observed: dict[str, Observed] = {}
     activations: list[Activation] = []
     if activation_bits is not None:

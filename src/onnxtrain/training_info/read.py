@@ -7,7 +7,7 @@ What the algorithm replaces (weights, moments, a count of steps) becomes inputs.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,8 @@ from ..graph import load, set_outputs, to_proto
 from ..graph import parameters as params
 from ..graph.external import resolved
 from ..graph.io import read_proto
+from ..graph.labels import class_labels
+from ..runtime.session.labels import ClassLabels
 from .expand import expanded
 
 LIMIT = 2**31
@@ -42,6 +44,7 @@ class Algorithm:
         initialization: a model that gives fresh values, if the file has one.
         resets: which output of `initialization` replaces which part of the state.
         state: the values in the file.
+        labels: which inputs hold class labels, and what these may be.
     """
 
     step: onnx.ModelProto
@@ -51,6 +54,7 @@ class Algorithm:
     initialization: onnx.ModelProto | None
     resets: dict[str, str]
     state: Arrays
+    labels: list[ClassLabels]
 
 
 @model_errors("Reading the training information")
@@ -80,6 +84,7 @@ def read(model: onnx.ModelProto | str | os.PathLike[str], index: int = 0) -> Alg
     user = [v.name or "" for v in loaded.graph.inputs if v.name not in loaded.graph.initializers]
     replaced = [*updates, *(n for n in resets if n not in updates)]
     state = {n: _value(loaded, n) for n in replaced}
+    labels = [ClassLabels(**asdict(one)) for one in class_labels(loaded)]
     params.to_inputs(loaded, replaced)
     outputs = [o.name or "" for o in loaded.graph.outputs]
     outputs = [n for n in dict.fromkeys(outputs) if n not in updates.values()]
@@ -88,7 +93,8 @@ def read(model: onnx.ModelProto | str | os.PathLike[str], index: int = 0) -> Alg
     initialization = None
     if resets:
         initialization = to_proto(expanded(_alone(proto, info.initialization)))
-    return Algorithm(to_proto(step), user, outputs, updates, initialization, resets, state)
+    step_proto = to_proto(step)
+    return Algorithm(step_proto, user, outputs, updates, initialization, resets, state, labels)
 
 
 def whole_proto(model: onnx.ModelProto | str | os.PathLike[str]) -> onnx.ModelProto:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from ..errors import InputError, StateError
+from ..errors import InputError, RunError, StateError
 from ..runtime.files.atomic import write_atomically
 from ..runtime.session.devices import Device
 from .read import Arrays, read, whole_proto
@@ -66,9 +66,19 @@ class Training:
             what = f"{missing[0]!r} is missing" if missing else f"{unknown[0]!r} is unknown"
             raise InputError(f"{what}: a step takes {self.algorithm.inputs}.")
         arrays = {n: np.asarray(v) for n, v in feeds.items()}
+        for labels in self.algorithm.labels:
+            labels.check(arrays[labels.input])
         updates = self.algorithm.updates
         names = [*self.algorithm.outputs, *dict.fromkeys(updates.values())]
-        results = dict(zip(names, self._step.run(names, {**arrays, **self.state})))
+        try:
+            values = self._step.run(names, {**arrays, **self.state})
+        except Exception as error:  # its errors have no common base class
+            given = ", ".join(f"{n} {a.dtype}{list(a.shape)}" for n, a in arrays.items())
+            raise RunError(
+                f"onnxruntime could not run a step with {given}: {error} Do types, sizes and "
+                "labels fit the model?"
+            ) from error
+        results = dict(zip(names, values))
         self.state.update((n, results[source]) for n, source in updates.items())
         return {n: results[n] for n in self.algorithm.outputs}
 
