@@ -31,6 +31,7 @@ from .simplify import simplify
 from .slices import end_backwards
 from .stored_shapes import infer_anew, open_nameless, use_declared_outputs
 from .symbolic import infer_symbolic
+from .transposed import name_crops
 from .validate import validate
 
 
@@ -92,6 +93,7 @@ STEPS = (
     open_nameless,
     count_windows,
     end_backwards,
+    name_crops,
     infer_anew,
     one_opset,
     raise_for_four_bits,
