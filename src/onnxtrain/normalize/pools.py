@@ -183,11 +183,16 @@ def _name_padding(node: ir.Node, sizes: Sequence[int | str | None]) -> bool:
     for k, stride, size in zip(kernel, strides, sizes):
         more = -(-size // stride) * stride - size if isinstance(size, int) else 0
         totals.append(max(k - stride + more, 0))
-    upper = node.attributes.get_string("auto_pad") == "SAME_UPPER"
-    less, rest = [t // 2 for t in totals], [t - t // 2 for t in totals]
-    node.attributes["pads"] = ir.AttrInt64s("pads", [*less, *rest] if upper else [*rest, *less])
+    pads = shared_out(totals, node.attributes.get_string("auto_pad", ""))
+    node.attributes["pads"] = ir.AttrInt64s("pads", pads)
     del node.attributes["auto_pad"]
     return True
+
+
+def shared_out(totals: Sequence[int], way: str) -> list[int]:
+    """Padding before and behind, axis by axis: SAME_UPPER puts the odd one behind."""
+    less, rest = [t // 2 for t in totals], [t - t // 2 for t in totals]
+    return [*less, *rest] if way == "SAME_UPPER" else [*rest, *less]
 
 
 def _axes(node: ir.Node, sizes: Sequence[int | str | None]) -> list[_Windows | None]:

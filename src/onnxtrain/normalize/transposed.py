@@ -10,6 +10,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from ..graph.tensor import dims_of
+from .pools import shared_out
 from .rewrite import all_nodes, standard
 
 
@@ -38,9 +39,7 @@ def _write_out(node: ir.Node) -> None:
         more + (k - 1) * dilation + 1 - stride
         for more, k, dilation, stride in zip(extra, kernel, dilations, strides)
     ]
-    less = [max(total, 0) // 2 for total in totals]
-    rest = [max(total, 0) - half for total, half in zip(totals, less)]
-    pads = [*less, *rest] if way == "SAME_UPPER" else [*rest, *less]
+    pads = shared_out([max(total, 0) for total in totals], way)
     behind = [more + max(-total, 0) for more, total in zip(extra, totals)]  # what no window reaches
     attributes["pads"] = ir.AttrInt64s("pads", pads)
     attributes["output_padding"] = ir.AttrInt64s("output_padding", behind)
