@@ -320,3 +320,12 @@ def test_the_model_that_was_passed_stays_as_it_is() -> None:
     first = onnxtrain.differentiate(model, vjp=True)
     assert model.SerializeToString(deterministic=True) == before
     assert onnxtrain.differentiate(model, vjp=True) == first
+
+
+def test_a_transposed_number_is_nothing_to_log_about(caplog: pytest.LogCaptureFixture) -> None:
+    model = onnx.parser.parse_model("""
+        <ir_version: 9, opset_import: ["": 18]>
+        g (float x) => (float y) { t = Transpose(x) y = Mul(t, t) }
+    """)
+    onnxtrain.differentiate(model, wrt=["x"])
+    assert not caplog.records

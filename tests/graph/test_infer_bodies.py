@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import onnx.parser
+import onnx_ir as ir
 
 from onnxtrain.graph import load
 from onnxtrain.graph.tensor import dims_of
@@ -71,3 +72,28 @@ def test_ranks_that_a_body_forgets_are_not_filled_for_ever() -> None:
     loop = next(n for n in normal.graph if n.op_type == "Loop")
     ranks = [len(dims_of(n.outputs[0]) or ()) for n in loop.attributes["body"].as_graph()]
     assert 2 in ranks
+
+
+def test_a_state_whose_open_size_a_weight_may_change_keeps_its_rank() -> None:
+    """onnx names the forgotten size anew each time it is asked."""
+    model = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["": 18]>
+        g (float[1,N] x) => (float loss)
+        <float[1,3] w = {1, 2, 3}, int64 count = {3}, bool go = {1}> {
+            y = Loop (count, go, x) <
+                body = b (int64 i, bool c, float h) => (bool again, float more) {
+                    again = Identity(c)
+                    more = Mul(h, w)
+                } >
+            s = Softplus(y) loss = ReduceSum<keepdims = 0>(s)
+        }""")
+    body = model.graph.node[0].attribute[0].g
+    for value in (body.input[2], body.output[1]):
+        value.type.tensor_type.ClearField("shape")
+    normal = normalize(load(model))
+    loop = next(n for n in normal.graph if n.op_type == "Loop")
+    assert [len(dims_of(v) or ()) for v in (loop.outputs[0], body_state(loop))] == [2, 2]
+
+
+def body_state(loop: ir.Node) -> ir.Value:
+    return loop.attributes["body"].as_graph().inputs[2]

@@ -3,6 +3,7 @@
 from .harness import case, const, fixed, x
 
 BIG, SMALL = 2**62, -(2**62)
+END, END_32 = 2**63 - 1, 2**31 - 1
 
 CASES = [
     case("Range", x(), const(2.9, "f4"), x(array=0.4)),
@@ -46,6 +47,13 @@ CASES = [
     case("Slice", x(5, 7), const([100, 3]), const([1, SMALL]), const([1, 0]), const([-2, -3])),
     case("Slice", x(5, 7, 4), const([5, 1]), const([1, 4]), const([1, 2]), const([-1, 2])),
     case("Slice", x(5, 6), const([3]), const([3]), const([0]), _label="empty"),
+    case("Slice", x(5, 6), const([-9]), const([SMALL]), const([0]), const([-2])),
+    # the largest integers are "to the end", which backwards is the front
+    case("Slice", x(5, 6), const([-1, 3]), const([END, END_32]), const([1, 0]), const([-1, -2])),
+    case("Slice", x(5, 6), const([-9]), const([END]), const([0]), const([-1])),
+    case("Slice", x(5, 6), fixed([-9, -1]), fixed([SMALL, END]), const([0, 1]), const([-1, -2])),
+    case("Slice", x(5, 6), const([-1]), const([BIG]), const([0]), const([-1]), _label="empty"),
+    case("Slice", x(5, 6), fixed([-1]), fixed([BIG]), const([0]), const([-2]), _label="empty"),
     case("Slice", x(5, 6), fixed([1, -4]), fixed([4, 100])),
     case("Slice", x(5, 6), fixed([1, -4]), fixed([4, -1]), const([0, 1])),
     case("Slice", x(5, 6), fixed([4, -1]), fixed([0, SMALL]), const([0, 1]), const([-1, -2])),

@@ -485,7 +485,7 @@ def _attribute(name: str, value: Any) -> ir.Attr:
         return ir.AttrInt64(name, int(value))
     if isinstance(value, float):
         return ir.AttrFloat32(name, value)
-    if isinstance(value, (list, tuple)) and value and all(type(v) is int for v in value):
+    if isinstance(value, (list, tuple)) and all(type(v) is int for v in value):
         return ir.AttrInt64s(name, value)
     return ir.convenience.convert_attribute(name, value)
 

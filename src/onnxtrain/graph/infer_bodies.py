@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 
 import onnx
 
+from .onnx_inference import UNKNOWN
 from .subgraphs import graph_protos, subgraph_protos
 
 Infer = Callable[[onnx.ModelProto], onnx.ModelProto]
@@ -183,10 +184,15 @@ def _shape(value: onnx.ValueInfoProto) -> onnx.TensorShapeProto | None:
 
 
 def _weaken(before: onnx.TensorShapeProto, after: onnx.TensorShapeProto) -> bool:
-    """Forget dimensions that an iteration changes; whether there were any."""
+    """Forget dimensions that an iteration changes; whether there were any.
+
+    What was forgotten before has got a name from onnx meanwhile, a new one each time.
+    """
     weaker = False
     for old, new in zip(before.dim, after.dim):
-        if old.WhichOneof("value") is not None and (old.dim_value, old.dim_param) != (
+        if old.dim_param.startswith(UNKNOWN):
+            old.ClearField("dim_param")
+        elif old.WhichOneof("value") is not None and (old.dim_value, old.dim_param) != (
             new.dim_value,
             new.dim_param,
         ):

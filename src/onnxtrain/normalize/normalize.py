@@ -28,8 +28,10 @@ from .resize_scales import agree_on_sizes
 from .rewrite import rewrite_typed, standard
 from .sequence_maps import unroll_sequence_maps
 from .simplify import simplify
+from .slices import end_backwards
 from .stored_shapes import infer_anew, open_nameless, use_declared_outputs
 from .symbolic import infer_symbolic
+from .transposed import name_crops
 from .validate import validate
 
 
@@ -90,6 +92,8 @@ STEPS = (
     lift_constants,
     open_nameless,
     count_windows,
+    end_backwards,
+    name_crops,
     infer_anew,
     one_opset,
     raise_for_four_bits,

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from ..graph.slices import taken
 from .polynomial import Poly, UnknownError
 from .symbolic_facts import MAX_ELEMENTS, Array, Facts, product
 
@@ -77,7 +78,7 @@ def _slice_content(p: Facts, node: ir.Node) -> Array | None:
         return None
     start, end = int(parts[0][0]), int(parts[1][0])
     step = int(parts[3][0]) if len(parts) > 3 else 1
-    return data[start:end:step]
+    return data[list(taken(len(data), start, end, step))]
 
 
 def _concat_content(p: Facts, node: ir.Node) -> Array | None:

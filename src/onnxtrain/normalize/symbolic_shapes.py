@@ -9,6 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ..graph.einsum_shapes import broadcast_dims
+from ..graph.slices import taken
 from ..operators import BROADCASTING, KEEPS_SHAPE
 from .polynomial import Poly
 from .symbolic_facts import Array, Facts, SymDim, product
@@ -156,7 +157,7 @@ def _slice(p: Facts, node: ir.Node) -> Shapes:
 
 def _sliced(size: SymDim, start: Any, end: Any, step: int) -> SymDim:
     if isinstance(size, int) and isinstance(start, int) and isinstance(end, int):
-        return len(range(*slice(start, end, step).indices(size)))
+        return len(taken(size, start, end, step))
     if size is None or step != 1 or start is None or end is None:
         return None
     if isinstance(start, int) and start == 0:

@@ -13,6 +13,7 @@ import numpy as np
 
 from ...graph import OpBuilder, Tensor
 from ...graph.nodes import ints
+from ...graph.slices import taken
 from ..registry import gradient, gradient_multi
 from ._index import Size, as_int64, dim, flat_index, scatter_flat, vector
 
@@ -181,7 +182,7 @@ def _slice_pads(
         sizes = [d for d in dims if isinstance(d, int)]
         if len(sizes) == len(dims):
             ranges = [
-                range(d)[int(s) : int(e) : step]
+                taken(d, int(s), int(e), step)
                 for d, s, e, step in zip(sizes, starts.const, ends.const, strides)
             ]
             first = np.array([min(r) if len(r) else 0 for r in ranges], np.int64)
@@ -190,8 +191,9 @@ def _slice_pads(
     size = op.Gather(op.shape_of(x), op.const(axes), axis=0)
     length = op.Gather(op.shape_of(y), op.const(axes), axis=0)
     begin = _slice_begin(op, starts, size, down)
-    if down.any():  # the lowest position taken is the last one
-        begin = begin - (length - 1) * np.where(down, width, 0)
+    if down.any():  # the lowest position taken is the last one, if any is taken
+        steps_down = op.Max(length - 1, np.zeros(1, np.int64))
+        begin = begin - steps_down * np.where(down, width, 0)
     covered = length if (width == 1).all() else length * width
     is_first = begin.const is not None and not begin.const.any()
     return op.Concat(begin, (size if is_first else size - begin) - covered, axis=0)

@@ -44,7 +44,7 @@ def max_pool(
         indices = op.many("MaxPool", x, outputs=2, **settings)[1]
     else:
         indices = op.output(1)
-    axes = axes_of(op, x, y, kernel_shape, strides, dilations, pads, auto_pad)
+    axes = axes_of(op, x, y, kernel_shape, strides, dilations, pads, auto_pad, pool=True)
     disjoint = all(a.stride >= a.span for a in axes)
     rest = [_rest(a) for a in axes]
     if disjoint and x.dtype.name in KERNELS and all(r is not None for r in rest):
@@ -93,7 +93,7 @@ def average_pool(
     pads: Sequence[int] = (),
     strides: Sequence[int] = (),
 ) -> Any:
-    axes = axes_of(op, x, y, kernel_shape, strides, dilations, pads, auto_pad)
+    axes = axes_of(op, x, y, kernel_shape, strides, dilations, pads, auto_pad, pool=True)
     padded = not all(isinstance(s, int) and s == 0 for a in axes for s in (a.begin, a.end))
     if not ceil_mode and (count_include_pad or not padded):
         return spread(op, dy, axes, 1 / math.prod(kernel_shape), ceil_mode)
@@ -128,7 +128,7 @@ def lp_pool(
     strides: Sequence[int] = (),
 ) -> Any:
     # y = (Σ|x|ᵖ)^(1/p):  dx = sign(x)·|x|ᵖ⁻¹ · Σ over windows of dy·y¹⁻ᵖ
-    axes = axes_of(op, x, y, kernel_shape, strides, dilations, pads, auto_pad)
+    axes = axes_of(op, x, y, kernel_shape, strides, dilations, pads, auto_pad, pool=True)
     return _power(op, x, p) * spread(op, _by_norm(op, dy, y, p), axes, 1.0, ceil_mode)
 
 

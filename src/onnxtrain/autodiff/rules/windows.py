@@ -92,11 +92,13 @@ def axes_of(
     auto_pad: str = "NOTSET",
     *,
     clipped: bool = False,
+    pool: bool = False,
 ) -> list[Axis]:
     """The geometry of all spatial axes (the third and later ones of `image` and `windows`).
 
     With `clipped` the last window may reach over the padding (`ceil_mode`): what is needed behind
-    the image follows from the sizes.
+    the image follows from the sizes. Of a `pool` onnxruntime chooses the padding without regard to
+    dilations.
     """
     rank = len(kernel)
     strides, dilations = strides or [1] * rank, dilations or [1] * rank
@@ -107,7 +109,9 @@ def axes_of(
         span, size, count = (k - 1) * d + 1, dim(op, image, i + 2), dim(op, windows, i + 2)
         begin: Size = int(pads[i])
         end: Size = int(pads[i + rank])
-        if auto_pad.startswith("SAME"):
+        if auto_pad.startswith("SAME") and pool and d > 1:
+            begin, end = _same(op, s, k, size, quotient(op, size + (s - 1), s), auto_pad)
+        elif auto_pad.startswith("SAME"):
             begin, end = _same(op, s, span, size, count, auto_pad)
         elif clipped:
             end = at_least(op, (count - 1) * s + (span - begin) - size, 0)

@@ -1,4 +1,7 @@
-"""Pad for `onnx.reference`, whose own knows no negative amounts."""
+"""Pad and Slice for `onnx.reference`.
+
+Its own know no negative amounts, and slice as numpy does where onnxruntime does otherwise.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,8 @@ from typing import Any
 
 import numpy as np
 from onnx.reference.op_run import OpRun
+
+from ..slices import taken
 
 
 class Pad(OpRun):
@@ -27,4 +32,16 @@ class Pad(OpRun):
         return (np.pad(data, grow, mode=mode, **options).astype(data.dtype),)
 
 
-OPS = [Pad]
+class Slice(OpRun):
+    op_domain = ""
+
+    def _run(self, data: Any, starts: Any, ends: Any, axes: Any = None, steps: Any = None) -> Any:
+        where = range(len(starts)) if axes is None else axes
+        strides = [1] * len(starts) if steps is None else steps
+        for start, end, axis, step in zip(starts, ends, where, strides):
+            positions = taken(data.shape[axis], int(start), int(end), int(step))
+            data = np.take(data, np.array(positions, np.int64), int(axis))
+        return (data,)
+
+
+OPS = [Pad, Slice]

@@ -1,6 +1,7 @@
-"""LpNormalization and LRN for `onnx.reference`.
+"""LpNormalization, LRN and MeanVarianceNormalization for `onnx.reference`.
 
-Its own forget the absolute value of p = 1, and normalize as many channels as the batch has samples.
+Its own forget the absolute value of p = 1, normalize as many channels as the batch has samples, and
+take no float64.
 """
 
 from __future__ import annotations
@@ -29,4 +30,11 @@ class LRN(OpRun):
         return (x / (bias + alpha / size * squares) ** beta,)
 
 
-OPS = [LpNormalization, LRN]
+class MeanVarianceNormalization(OpRun):
+    def _run(self, x: Any, axes: Any = None) -> Any:
+        over = (0, 2, 3) if axes is None else tuple(axes)
+        spread = np.sqrt((x**2).mean(over, keepdims=True) - x.mean(over, keepdims=True) ** 2)
+        return ((x - x.mean(over, keepdims=True)) / (spread + x.dtype.type(1e-9)),)
+
+
+OPS = [LpNormalization, LRN, MeanVarianceNormalization]

@@ -31,6 +31,8 @@ class Geometry:
         pads: Any,
         auto_pad: str = "NOTSET",
         ceil_mode: int = 0,
+        *,
+        pool: bool = False,
     ) -> None:
         self.image, self.kernel = [int(i) for i in image], [int(k) for k in kernel]
         rank = len(self.kernel)
@@ -44,10 +46,13 @@ class Geometry:
             size, s, span = self.image[i], self.strides[i], self.span[i]
             if auto_pad in ("SAME_UPPER", "SAME_LOWER"):
                 count = -(-size // s)
-                total = max((count - 1) * s + span - size, 0)
+                # onnxruntime pads for a pool as if it were not dilated
+                total = max((count - 1) * s + (self.kernel[i] if pool else span) - size, 0)
                 small, large = total // 2, total - total // 2
                 upper = auto_pad == "SAME_UPPER"
                 self.begin[i], self.end[i] = (small, large) if upper else (large, small)
+                if pool:
+                    count = (size + total - span) // s + 1
             else:
                 if auto_pad == "VALID":
                     self.begin[i] = self.end[i] = 0
@@ -193,7 +198,9 @@ class MaxPool(OpRun):
         storage_order: Any = 0,
         strides: Any = None,
     ) -> Any:
-        g = Geometry(x.shape[2:], kernel_shape, strides, dilations, pads, auto_pad, ceil_mode)
+        g = Geometry(
+            x.shape[2:], kernel_shape, strides, dilations, pads, auto_pad, ceil_mode, pool=True
+        )
         order: Literal["C", "F"] = "F" if storage_order else "C"
         # Column-major numbering is within one channel; channels stay row-major.
         place: Array = np.arange(int(np.prod(g.image)))
@@ -222,7 +229,9 @@ class AveragePool(OpRun):
         pads: Any = None,
         strides: Any = None,
     ) -> Any:
-        g = Geometry(x.shape[2:], kernel_shape, strides, dilations, pads, auto_pad, ceil_mode)
+        g = Geometry(
+            x.shape[2:], kernel_shape, strides, dilations, pads, auto_pad, ceil_mode, pool=True
+        )
         ones = np.ones((1, 1, *g.image))
         counted = g.pad(ones, 0)
         if count_include_pad:  # all but what ceil_mode added behind the padding
@@ -246,7 +255,9 @@ class LpPool(OpRun):
         pads: Any = None,
         strides: Any = None,
     ) -> Any:
-        g = Geometry(x.shape[2:], kernel_shape, strides, dilations, pads, auto_pad, ceil_mode)
+        g = Geometry(
+            x.shape[2:], kernel_shape, strides, dilations, pads, auto_pad, ceil_mode, pool=True
+        )
         xp = np.abs(g.pad(x, 0)) ** p
         total = _sum_of_windows(g, xp)
         return ((total ** (1 / p)).astype(x.dtype),)
