@@ -164,6 +164,46 @@ def test_log_of_sigmoid_does_not_underflow():
     np.testing.assert_allclose(values["x_grad"], sigmoid(-wide), rtol=1e-5, atol=1e-7)
 
 
+def group_norm(batch: str = "N", *, ones: str = "1, 1", shape: str = "0, 4, 3, 3"):
+    return onnx.parser.parse_model(f"""
+        <ir_version: 9, opset_import: ["": 18]>
+        g (float[{batch}, 4, 3, 3] x, float[4] scale, float[4] bias) => (float[A, 4, 3, 3] y)
+        <int64[3] split = {{0, 2, -1}}, float[2] ones = {{{ones}}}, float[2] zeros = {{0, 0}},
+         int64[4] whole = {{{shape}}}, int64[2] axes = {{1, 2}}>
+        {{ r = Reshape(x, split) i = InstanceNormalization(r, ones, zeros) b = Reshape(i, whole)
+           s = Unsqueeze(scale, axes) t = CastLike(s, b) m = Mul(b, t)
+           u = Unsqueeze(bias, axes) v = CastLike(u, m) y = Add(m, v) }}""")
+
+
+@pytest.mark.parametrize("mean", [0, 300])
+@pytest.mark.parametrize("batch", ["N", "5"])
+def test_group_norm_computes_its_statistics_once(batch, mean):
+    torch = pytest.importorskip("torch")
+    graded = differentiate(group_norm(batch), wrt=["x", "scale", "bias"], vjp=True)
+    assert "InstanceNormalization" not in types(graded)
+    assert sum(n.op_type == "ReduceMean" for n in graded.graph.node) == 2
+    rng = np.random.default_rng(0)
+    x, dy = rng.normal(size=(2, 5, 4, 3, 3)).astype(np.float32)
+    x += np.float32(mean)
+    scale, bias = rng.normal(size=(2, 4)).astype(np.float32)
+    values = run(graded, x=x, scale=scale, bias=bias, y_grad=dy)
+    wide = [torch.tensor(v, dtype=torch.float64, requires_grad=True) for v in (x, scale, bias)]
+    y = torch.nn.functional.group_norm(wide[0], 2, *wide[1:])
+    y.backward(torch.tensor(dy))
+    wanted = {"y": y.detach(), **dict(zip(("x_grad", "scale_grad", "bias_grad"), wide))}
+    for name, value in wanted.items():
+        exact = value if name == "y" else value.grad
+        np.testing.assert_allclose(values[name], exact, rtol=1e-4, atol=2e-4 if mean else 1e-5)
+
+
+def test_group_norms_of_another_shape_are_left_alone():
+    for model in (group_norm(ones="1, 2"), group_norm(batch="6", shape="3, 4, 6, 3")):
+        graded = differentiate(model, wrt=["x", "scale", "bias"], vjp=True)
+        assert "InstanceNormalization" in types(graded)
+    named = differentiate(group_norm(), wrt=["x", "m"], vjp=True)
+    assert "InstanceNormalization" in types(named)
+
+
 @pytest.mark.parametrize("reverse", [0, 1])
 @pytest.mark.parametrize("shape", ["512, 64", "B, 3, 16380"])
 def test_long_cumulative_sums_are_taken_in_blocks(shape, reverse):

@@ -19,7 +19,7 @@ import onnx_ir as ir
 
 from ..autodiff.composites import Composite, Gradient, as_operator, declare, tanh_gelu
 from ..autodiff.registry import is_rule
-from ..autodiff.rules import activations, elementwise, reductions
+from ..autodiff.rules import activations, elementwise, normalization, reductions
 from ..autodiff.rules.resize import as_products
 from ..autodiff.walk import Walk, attributes_of
 from ..graph import OpBuilder, Tensor
@@ -29,6 +29,7 @@ from ..graph.nodes import ints, known, scalar
 from ..graph.tensor import dims_of
 from .batch_as_depth import BatchAsDepth, has_small_maps
 from .few_pixels import FewPixels, gives_few_pixels
+from .group_norm import group_norm_parts
 from .huber import huber_parts
 from .rewrites import neutral_operand
 
@@ -92,12 +93,12 @@ def _use(op: OpBuilder, node: ir.Node, form: Form, named: Collection[str]) -> No
 # --- values that need no node ------------------------------------------------------------------
 
 
-def constant_like(node: ir.Node) -> ir.Value | None:
-    """A number brought to the type of another value is a number."""
-    tensor, like = known(node.inputs[0]), node.inputs[1]
-    if tensor is None or tensor.size != 1 or like is None or like.dtype is None:
+def same_type(node: ir.Node) -> ir.Value | None:
+    """What has the type of another value already is not brought to it."""
+    x, like = node.inputs
+    if x is None or like is None or x.dtype is None:
         return None
-    return node.inputs[0] if tensor.dtype == like.dtype else None
+    return x if x.dtype == like.dtype else None
 
 
 def saturated_softplus(node: ir.Node) -> ir.Value | None:
@@ -165,7 +166,7 @@ def _is_erf_of(value: ir.Value | None, x: ir.Value) -> bool:
 
 
 REWRITES: dict[str, tuple[Callable[[ir.Node], ir.Value | None], ...]] = {
-    "CastLike": (constant_like,),
+    "CastLike": (same_type,),
     "Mul": (neutral_operand, gelu_that_fuses),
     "Div": (neutral_operand,),
     "Where": (saturated_softplus,),
@@ -344,6 +345,39 @@ def _is_huber(node: ir.Node, named: Collection[str]) -> bool:
     return parts is not None and not any(v.name in named for v in parts.inner)
 
 
+def group_norm(op: OpBuilder, node: ir.Node) -> Written:
+    """The statistics once, for both halves: x - μ times scale·r, a number per image and channel."""
+    parts = group_norm_parts(node)
+    assert parts is not None
+    x, scale, bias = (op.tensor(v) for v in (parts.x, parts.scale, parts.bias))
+    groups, by_group = parts.groups, op.Reshape(x, [0, parts.groups, -1])
+    centred, rstd = normalization.centre(op, by_group, [2], parts.epsilon)
+    slope = op.Reshape(op.Reshape(scale, [groups, -1]) * rstd, [0, -1, 1])
+    y = op.reshape_like(op.Reshape(centred, [0, x.dim(1), -1]) * slope, x) + bias
+
+    def gradient(op: OpBuilder, dy: Tensor) -> Iterable[tuple[ir.Value, Tensor]]:
+        x, scale, bias = (op.tensor(v) for v in (parts.x, parts.scale, parts.bias))
+        vectors = [op.Reshape(v, [-1]) for v in (scale, bias)]
+        for vector in vectors:
+            vector.value.shape = ir.Shape([x.dim(1)])
+        statistics = [op.tensor(v.value) for v in (centred, rstd)]
+        dx, *rest = normalization.group_gradient(op, dy, x, *vectors, *statistics, groups)
+        d_scale, d_bias = (op.reshape_like(d, v) for d, v in zip(rest, (scale, bias)))
+        return [(parts.x, dx), (parts.scale, d_scale), (parts.bias, d_bias)]
+
+    return Written(y, lambda new: _composite(new, gradient))
+
+
+def _is_group_norm(node: ir.Node, named: Collection[str]) -> bool:
+    parts = group_norm_parts(node)
+    rules = (normalization.instance_normalization, "InstanceNormalization"), (elementwise.mul, "Mul")
+    return (
+        parts is not None
+        and all(is_rule(rule, op_type) for rule, op_type in rules)
+        and not any(v.name in named for v in parts.inner)
+    )
+
+
 def cum_sum(op: OpBuilder, node: ir.Node) -> Written:
     """Along the last axis in blocks."""
     x, block = _input(op, node), _block(node)
@@ -445,6 +479,7 @@ def _is_cubic(node: ir.Node, named: Collection[str]) -> bool:
 
 
 FORMS = {
+    "Add": Form(_is_group_norm, group_norm),
     "Conv": Form(_is_small_conv, conv),
     "CumSum": Form(_is_long_sum, cum_sum),
     "Celu": Form(_has_rule(activations.celu, "Celu"), celu),
