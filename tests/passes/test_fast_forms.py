@@ -8,6 +8,7 @@ import onnxruntime
 import pytest
 
 from onnxtrain import differentiate
+from onnxtrain.autodiff.rules import elementwise
 
 EDGES = [0.0, 1e-8, -1e-8, 0.5, -0.5, 3.0, -3.0, 16.5, 17.5, 25.0, -25.0, 88.0, -88.0]
 ENDS = [1e4, -1e4, 3e38, -3e38, np.inf, -np.inf]
@@ -128,6 +129,67 @@ def test_parabola_with_tangents(name):
     np.testing.assert_allclose(values["y"], run(text, x=x)["y"], rtol=1e-6, atol=1e-12)
     slope = np.clip(x, -3, 3) / (3 if name == "smooth L1" else 1)
     np.testing.assert_allclose(values["x_grad"], slope, rtol=1e-6)
+
+
+SHRINKS = {
+    "soft": "a = Abs(x) s = Sign(x) m = Mul(x, nought) c = Greater(a, low)"
+    " t = Mul(s, low) u = Sub(x, t) y = Where(c, u, m)",
+    "hard": "a = Abs(x) c = LessOrEqual(a, low) y = Where(c, nought, x)",
+}
+
+
+@pytest.mark.parametrize("name", SHRINKS)
+@pytest.mark.parametrize("limit", [1, 1 << 40])
+def test_shrinks_without_a_choice(name, limit, monkeypatch):
+    monkeypatch.setattr(elementwise, "LARGE", limit)
+    model = parse(SHRINKS[name], size="11")
+    model.graph.initializer.append(onnx.helper.make_tensor("nought", 1, [], [0.0]))
+    graded = differentiate(model, wrt=["x"], vjp=True)
+    assert ("If" in types(graded)) == (limit == 1)
+    above = np.nextafter(np.float32(3), np.float32(4))
+    x = np.array([0, 1e-30, 2.9, -2.9, 3, -3, above, -above, 7, -np.inf, np.nan], np.float32)
+    for seed in (1.0, np.inf, np.nan):
+        values = run(graded, x=x, y_grad=np.full_like(x, seed))
+        np.testing.assert_array_equal(values["y"], run(model, x=x)["y"])
+        beyond = ~(np.abs(x) <= 3)
+        np.testing.assert_array_equal(values["x_grad"][:-1], np.where(beyond, seed, 0)[:-1])
+
+
+def test_other_choices_are_no_shrinks():
+    for old, new in (("Greater", "Less"), ("Sign(x)", "Sign(a)"), ("Mul(x, nought)", "Mul(x, low)")):
+        model = parse(SHRINKS["soft"].replace(old, new))
+        model.graph.initializer.append(onnx.helper.make_tensor("nought", 1, [], [0.0]))
+        assert "Sign" in types(differentiate(model, wrt=["x"], vjp=True))
+
+
+@pytest.mark.parametrize("shape", [(2, 5, 16, 64), (3, 7, 200)])
+@pytest.mark.parametrize("name", ["Softmax", "LogSoftmax"])
+def test_softmax_across_rows_is_written_out(name, shape):
+    dims = ", ".join(map(str, shape))
+    model = onnx.parser.parse_model(f"""
+        <ir_version: 9, opset_import: ["": 18]> g (float[{dims}] x) => (float[{dims}] y)
+        {{ y = {name}<axis = 1>(x) }}""")
+    graded = differentiate(model, wrt=["x"], vjp=True)
+    assert name not in types(graded)
+    rng = np.random.default_rng(0)
+    x, dy = (rng.normal(size=shape, scale=30).astype(np.float32) for _ in range(2))
+    x[0, 1], x[1, 2] = -np.inf, 3e38
+    values, expected = run(graded, x=x, y_grad=dy), run(model, x=x)["y"]
+    np.testing.assert_allclose(values["y"], expected, rtol=1e-5, atol=1e-6)
+    y = values["y"].astype(np.float64)
+    if name == "Softmax":
+        wanted = y * (dy - (dy * y).sum(1, keepdims=True))
+    else:
+        wanted = dy - np.exp(y) * dy.sum(1, keepdims=True)
+    np.testing.assert_allclose(values["x_grad"], wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_softmax_along_rows_keeps_its_kernel():
+    for shape, axis in (("64, 128", -1), ("64, 100, 16", 1), ("N, 4, 64", 1)):
+        model = onnx.parser.parse_model(f"""
+            <ir_version: 9, opset_import: ["": 18]> g (float[{shape}] x) => (float[{shape}] y)
+            {{ y = Softmax<axis = {axis}>(x) }}""")
+        assert "Softmax" in types(differentiate(model, wrt=["x"], vjp=True))
 
 
 @pytest.mark.parametrize("mode", ["half_pixel", "align_corners", "asymmetric"])
@@ -292,6 +354,44 @@ def test_an_infinite_gradient_from_outside_is_dropped_where_nothing_passes():
     one = np.eye(2, dtype=np.float32) + 1
     values = run(graded, x=x, w=one, v=one, y_grad=seed)
     np.testing.assert_allclose(values["x_grad"], np.where(x > 0, one @ one, 0))
+
+
+@pytest.mark.parametrize("name", ["Relu", "HardSigmoid", "HardSwish"])
+@pytest.mark.parametrize("worst", [1.0, np.inf, np.nan, 3e38])
+def test_large_masks_are_factors_where_every_gradient_is_finite(name, worst, monkeypatch):
+    def graded(limit):
+        monkeypatch.setattr(elementwise, "LARGE", limit)
+        return differentiate(parse(f"y = {name}(x)", size="64"), wrt=["x"], vjp=True)
+
+    small, large = graded(1 << 40), graded(64)
+    assert "If" in types(large)
+    assert "If" not in types(small)
+    rng = np.random.default_rng(0)
+    x, dy = (rng.normal(size=64, scale=4).astype(np.float32) for _ in range(2))
+    for places in ([], np.flatnonzero(x < -3)[:2], np.flatnonzero(abs(x) < 2)[:2]):
+        seed = dy.copy()
+        seed[places] = worst
+        expected = run(small, x=x, y_grad=seed)["x_grad"]
+        assert np.isnan(expected).sum() == (np.isnan(seed) & (expected != 0)).sum()
+        np.testing.assert_array_equal(run(large, x=x, y_grad=seed)["x_grad"], expected)
+
+
+@pytest.mark.parametrize("name", ["Relu", "HardSigmoid", "HardSwish"])
+def test_large_masks_have_second_derivatives(name, monkeypatch):
+    monkeypatch.setattr(elementwise, "LARGE", 64)
+    once = differentiate(parse(f"h = {name}(x) y = Mul(h, h)", size="64"), wrt=["x"], vjp=True)
+    assert "If" in types(once)
+    rng = np.random.default_rng(0)
+    x, dy, v = (rng.normal(size=64, scale=2).astype(np.float32) for _ in range(3))
+    twice = differentiate(once, wrt=["x", "y_grad"], of=["x_grad"], vjp=True)
+    found = run(twice, x=x, y_grad=dy, x_grad_grad=v)
+    slope = run(once, x=x, y_grad=np.ones_like(x))["x_grad"]
+    np.testing.assert_allclose(found["y_grad_grad"], v * slope, rtol=1e-5, atol=1e-6)
+    step = np.float32(1e-3)
+    around = [run(once, x=x + s, y_grad=dy)["x_grad"] for s in (step, -step)]
+    smooth = (np.abs(np.abs(x) - 3) > 0.01) & (np.abs(x) > 0.01) & (np.abs(np.abs(x) - 2.5) > 0.01)
+    expected = v * (around[0] - around[1]) / (2 * step)
+    np.testing.assert_allclose(found["x_grad_1"][smooth], expected[smooth], rtol=1e-2, atol=2e-2)
 
 
 def test_masks_behind_products_need_no_where():

@@ -19,7 +19,7 @@ import onnx_ir as ir
 
 from ..autodiff.composites import Composite, Gradient, as_operator, declare, tanh_gelu
 from ..autodiff.registry import is_rule
-from ..autodiff.rules import activations, elementwise, normalization, reductions
+from ..autodiff.rules import activations, elementwise, normalization, reductions, softmax
 from ..autodiff.rules.resize import as_products
 from ..autodiff.walk import Walk, attributes_of
 from ..graph import OpBuilder, Tensor
@@ -32,6 +32,7 @@ from .few_pixels import FewPixels, gives_few_pixels
 from .group_norm import group_norm_parts
 from .huber import huber_parts
 from .rewrites import neutral_operand
+from .shrink import shrink_parts
 
 ROUNDS_TO_ONE = 17.0
 """From this number on, sigmoid is 1 and softplus the identity in single precision."""
@@ -416,6 +417,60 @@ def _is_long_sum(node: ir.Node, named: Collection[str]) -> bool:
     return inclusive and is_rule(reductions.cum_sum, "CumSum") and _block(node) is not None
 
 
+def softmax_across(op: OpBuilder, node: ir.Node) -> Written:
+    """Along an axis that is not the last, the kernels of Softmax and LogSoftmax transpose."""
+    x, axis = _input(op, node), node.attributes.get_int("axis", -1)
+    is_log, op_type = node.op_type == "LogSoftmax", node.op_type
+    form = softmax.log_softmax_across if is_log else softmax.softmax_across
+    y = form(op, x, axis)
+    return Written(y, lambda nodes: as_operator(op_type, nodes, x.value, axis=axis))
+
+
+def _is_across(rule: Callable[..., object]) -> Callable[[ir.Node, Collection[str]], bool]:
+    def applies(node: ir.Node, _: Collection[str]) -> bool:
+        dims = None if node.inputs[0] is None else dims_of(node.inputs[0])
+        axis = node.attributes.get_int("axis", -1)
+        return is_rule(rule, node.op_type) and softmax.is_across(dims, axis)
+
+    return applies
+
+
+def shrink(op: OpBuilder, node: ir.Node) -> Written:
+    """The soft one is what x is beyond its bounds, the hard one x times a mask; both keep NaN."""
+    parts = shrink_parts(node)
+    assert parts is not None
+    x, limit = op.tensor(parts.x), parts.limit
+    if parts.is_soft:
+        y = x - op.Clip(x, op.like(-limit, x), op.like(limit, x))
+    else:
+        y = x * op.HardSigmoid(op.Abs(x) - limit, alpha=3e38, beta=0.0)
+
+    def gradient(op: OpBuilder, dy: Tensor) -> Iterable[tuple[ir.Value, Tensor]]:
+        to = op.tensor(y.value)  # 0 between the bounds and nowhere else
+
+        def product() -> Tensor:
+            return dy * op.HardSigmoid(op.Abs(to), alpha=3e38, beta=0.0)
+
+        def choice() -> Tensor:
+            return op.Where(op.Equal(to, 0), 0, dy)
+
+        return [(parts.x, elementwise.by_factor(op, dy, to, product, choice))]
+
+    return Written(y, lambda new: _composite(new, gradient))
+
+
+def choice(op: OpBuilder, node: ir.Node) -> Written:
+    """What exporters write with a Where."""
+    return shrink(op, node) if shrink_parts(node) is not None else huber(op, node)
+
+
+def _is_known_choice(node: ir.Node, named: Collection[str]) -> bool:
+    parts = shrink_parts(node) if is_rule(elementwise.where, "Where") else None
+    if parts is None:
+        return _is_huber(node, named)
+    return not any(v.name in named for v in parts.inner)
+
+
 def resize(op: OpBuilder, node: ir.Node) -> Written:
     """A product with an interpolation matrix per axis."""
     x, roi, scales, sizes = [
@@ -504,5 +559,7 @@ FORMS = {
     "Elu": Form(_is_plain_elu, elu),
     "Resize": Form(_is_cubic, resize),
     "Selu": Form(_has_rule(activations.selu, "Selu"), selu),
-    "Where": Form(_is_huber, huber),
+    "Softmax": Form(_is_across(softmax.softmax), softmax_across),
+    "LogSoftmax": Form(_is_across(softmax.log_softmax), softmax_across),
+    "Where": Form(_is_known_choice, choice),
 }

@@ -183,7 +183,7 @@ def add_rows(
         start = zeros(op, shape, dy.dtype)
         return op.ScatterND(start, op.Unsqueeze(target, [1]), op.Cast(total, to=dy.dtype))
 
-    return _choose(op, op.IsNaN(final), lambda: _add_one_by_one(op, shape, rows, dy), scatter)
+    return choose(op, op.IsNaN(final), lambda: _add_one_by_one(op, shape, rows, dy), scatter)
 
 
 def _add_one_by_one(op: OpBuilder, shape: Tensor, rows: Tensor, dy: Tensor) -> Tensor:
@@ -191,7 +191,7 @@ def _add_one_by_one(op: OpBuilder, shape: Tensor, rows: Tensor, dy: Tensor) -> T
     return scatter_elements(op, zeros(op, shape, dy.dtype), spread, dy, 0, "add")
 
 
-def _choose(
+def choose(
     op: OpBuilder, condition: Tensor, yes: Callable[[], Tensor], no: Callable[[], Tensor]
 ) -> Tensor:
     """An If with one result; only the branch that is taken is computed."""

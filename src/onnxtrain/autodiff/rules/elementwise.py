@@ -11,6 +11,7 @@ import onnx_ir as ir
 from ...graph import OpBuilder, Tensor
 from ..poles import is_selected, zero_where
 from ..registry import elementwise, gradient, zero_gradient
+from ._index import choose
 
 # --- helpers -----------------------------------------------------------------------------------
 
@@ -27,6 +28,8 @@ SEED = "onnxtrain.seed"
 """Marks an input that is the gradient of an output: nobody knows what it was computed from."""
 FARTHEST = 12
 """How many nodes to look back."""
+LARGE = 65_536
+"""From this many numbers on, a look at all of them costs less than a Where (see `by_factor`)."""
 
 
 def masked(op: OpBuilder, dy: Tensor, keep: Tensor) -> Tensor:
@@ -39,6 +42,26 @@ def masked(op: OpBuilder, dy: Tensor, keep: Tensor) -> Tensor:
     if is_contracted(dy):
         return dy * op.Cast(keep, to=dy.dtype)
     return op.Where(keep, dy, 0)
+
+
+def by_factor(
+    op: OpBuilder, dy: Tensor, y: Tensor, product: Callable[[], Tensor], choice: Callable[[], Tensor]
+) -> Tensor:
+    """`product`, which is fast and makes NaN of an infinity that nobody asked for, or `choice`.
+
+    Where nobody knows what `dy` is made of, its sum says whether all of it is finite; for a million
+    numbers that takes 0.1 ms, and a Where with its comparison 0.7. Only for sizes that are known
+    and large: an If takes as long as several small operators.
+    """
+    if is_contracted(dy):
+        return product()
+    shape = y.static_shape
+    if shape is None or math.prod(shape) < LARGE:
+        return choice()
+    total = op.ReduceSum(dy, keepdims=0)
+    result = choose(op, op.IsNaN(total - total), choice, product)
+    result.value.shape = y.value.shape
+    return result
 
 
 def is_contracted(x: Tensor) -> bool:
