@@ -156,7 +156,11 @@ def test_shrinks_without_a_choice(name, limit, monkeypatch):
 
 
 def test_other_choices_are_no_shrinks():
-    for old, new in (("Greater", "Less"), ("Sign(x)", "Sign(a)"), ("Mul(x, nought)", "Mul(x, low)")):
+    for old, new in (
+        ("Greater", "Less"),
+        ("Sign(x)", "Sign(a)"),
+        ("Mul(x, nought)", "Mul(x, low)"),
+    ):
         model = parse(SHRINKS["soft"].replace(old, new))
         model.graph.initializer.append(onnx.helper.make_tensor("nought", 1, [], [0.0]))
         assert "Sign" in types(differentiate(model, wrt=["x"], vjp=True))

@@ -25,7 +25,7 @@ from ..autodiff.walk import Walk, attributes_of
 from ..graph import OpBuilder, Tensor
 from ..graph.edit import remove_nodes, replace_value, take_over
 from ..graph.infer_nodes import infer_nodes
-from ..graph.nodes import ints, known, scalar
+from ..graph.nodes import ints, scalar
 from ..graph.tensor import dims_of
 from .batch_as_depth import BatchAsDepth, has_small_maps
 from .few_pixels import FewPixels, gives_few_pixels
@@ -374,8 +374,9 @@ def group_norm(op: OpBuilder, node: ir.Node) -> Written:
         vectors = [op.Reshape(v, [-1]) for v in (scale, bias)]
         for vector in vectors:
             vector.value.shape = ir.Shape([x.dim(1)])
-        statistics = [op.tensor(v.value) for v in (centred, rstd)]
-        dx, *rest = normalization.group_gradient(op, dy, x, *vectors, *statistics, groups)
+        by, shift = vectors
+        c, r = (op.tensor(v.value) for v in (centred, rstd))
+        dx, *rest = normalization.group_gradient(op, dy, x, by, shift, c, r, groups)
         d_scale, d_bias = (op.reshape_like(d, v) for d, v in zip(rest, (scale, bias)))
         return [(parts.x, dx), (parts.scale, d_scale), (parts.bias, d_bias)]
 
@@ -384,7 +385,10 @@ def group_norm(op: OpBuilder, node: ir.Node) -> Written:
 
 def _is_group_norm(node: ir.Node, named: Collection[str]) -> bool:
     parts = group_norm_parts(node)
-    rules = (normalization.instance_normalization, "InstanceNormalization"), (elementwise.mul, "Mul")
+    rules = (
+        (normalization.instance_normalization, "InstanceNormalization"),
+        (elementwise.mul, "Mul"),
+    )
     return (
         parts is not None
         and all(is_rule(rule, op_type) for rule, op_type in rules)

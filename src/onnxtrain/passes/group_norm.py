@@ -61,7 +61,9 @@ def _maker(value: ir.Value | None, op_type: str) -> ir.Node | None:
     if value is None or node is None or node.op_type != op_type or node.domain:
         return None
     # A CastLike that was left out reads it still
-    readers = [n for n, _ in value.uses() if any(o.uses() or o.is_graph_output() for o in n.outputs)]
+    readers = [
+        n for n, _ in value.uses() if any(o.uses() or o.is_graph_output() for o in n.outputs)
+    ]
     return node if len(readers) == 1 and not value.is_graph_output() else None
 
 

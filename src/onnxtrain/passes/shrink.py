@@ -9,7 +9,6 @@ import onnx_ir as ir
 
 from ..graph.nodes import scalar
 
-
 SMALLEST = 1e-30
 """The least limit: what is beyond a smaller one by a rounding error is lost in a mask."""
 

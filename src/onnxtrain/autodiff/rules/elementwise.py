@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import onnx_ir as ir
@@ -45,7 +45,11 @@ def masked(op: OpBuilder, dy: Tensor, keep: Tensor) -> Tensor:
 
 
 def by_factor(
-    op: OpBuilder, dy: Tensor, y: Tensor, product: Callable[[], Tensor], choice: Callable[[], Tensor]
+    op: OpBuilder,
+    dy: Tensor,
+    y: Tensor,
+    product: Callable[[], Tensor],
+    choice: Callable[[], Tensor],
 ) -> Tensor:
     """`product`, which is fast and makes NaN of an infinity that nobody asked for, or `choice`.
 
@@ -177,13 +181,35 @@ def mean(op: OpBuilder, dy: Tensor, y: Tensor, *inputs: Tensor) -> Any:
     return (dy * (1.0 / len(inputs)) if len(inputs) > 1 else dy,) * len(inputs)
 
 
-@elementwise("Max", "Min", note="equal operands share the gradient evenly")
-def extremum(op: OpBuilder, dy: Tensor, y: Tensor, *inputs: Tensor) -> Any:
+@elementwise("Max", note="equal operands share the gradient evenly")
+def maximum(op: OpBuilder, dy: Tensor, y: Tensor, *inputs: Tensor) -> Any:
+    return _extremum(op, dy, y, inputs, 3e38)
+
+
+@elementwise("Min", note="equal operands share the gradient evenly")
+def minimum(op: OpBuilder, dy: Tensor, y: Tensor, *inputs: Tensor) -> Any:
+    return _extremum(op, dy, y, inputs, -3e38)
+
+
+def _extremum(
+    op: OpBuilder, dy: Tensor, y: Tensor, inputs: Sequence[Tensor], steep: float
+) -> Tensor | tuple[Tensor | None, ...]:
     if len(inputs) == 1:
         return dy
+    bounds = [scalar_const(x) for x in inputs]
+    if len(inputs) == 2 and dy.dtype == ir.DataType.FLOAT and any(map(_is_number, bounds)):
+        # The share of x beside a number: 0 on one side of it, 1 on the other and ½ at it
+        return tuple(
+            None if not _is_number(bound) else dy * op.HardSigmoid(x - bound, alpha=steep, beta=0.5)
+            for x, bound in zip(inputs, reversed(bounds))
+        )
     winners = [op.Cast(op.Equal(x, y), to=dy.dtype) for x in inputs]
     share = dy / op.Sum(*winners)
     return tuple(op.Mul(share, winner) for winner in winners)
+
+
+def _is_number(bound: float | None) -> bool:
+    return bound is not None and math.isfinite(bound)
 
 
 @gradient("Neg")

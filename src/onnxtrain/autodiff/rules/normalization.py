@@ -295,9 +295,7 @@ def group_gradient(
     sums, products = (_space_sum(op, t, flat) for t in (flat, flat * by_scale(centred)))
     factors = op.Reshape(as_type(op, scale, wide), [-1, 1] if groups is None else [groups, -1])
     slope, share = factors * rstd, _share_of_group(op, x, rstd, groups)
-    along, across = (
-        op.ReduceSum(by_group(t) * slope, [2]) * share for t in (sums, products)
-    )
+    along, across = (op.ReduceSum(by_group(t) * slope, [2]) * share for t in (sums, products))
     mean = centred * (across * (rstd * rstd)) + along
     # Both in the shape of x before they are subtracted: a Reshape at the end of a graph copies.
     dx = op.reshape_like(flat * op.Reshape(slope, [0, -1, 1]), x) - op.reshape_like(mean, x)

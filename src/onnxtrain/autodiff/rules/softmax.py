@@ -12,7 +12,6 @@ from ...graph import OpBuilder, Tensor
 from ...graph.tensor import Dim
 from ..registry import gradient
 
-
 ACROSS, MANY_NUMBERS = 64, 4096
 """How many numbers behind the axis, and in all, make `log_softmax_across` the faster form."""
 
