@@ -270,33 +270,6 @@ def test_group_norms_of_another_shape_are_left_alone():
     assert "InstanceNormalization" in types(named)
 
 
-@pytest.mark.parametrize("reverse", [0, 1])
-@pytest.mark.parametrize("shape", ["512, 64", "B, 3, 16380"])
-def test_long_cumulative_sums_are_taken_in_blocks(shape, reverse):
-    model = onnx.parser.parse_model(f"""
-        <ir_version: 9, opset_import: ["": 18]>
-        g (float[{shape}] x) => (float[{shape}] y) <int64 last = {{-1}}>
-        {{ y = CumSum<reverse = {reverse}>(x, last) }}""")
-    graded = differentiate(model, wrt=["x"], vjp=True)
-    assert "Transpose" in types(graded)
-    rng = np.random.default_rng(0)
-    x, dy = rng.normal(size=(2, *[2 if d == "B" else int(d) for d in shape.split(", ")]))
-    x = x.astype(np.float32)
-    x[1, ..., 30], x[0, ..., 40] = np.inf, -np.inf  # nothing before them is touched
-    values = run(graded, x=x, y_grad=dy.astype(np.float32))
-    forth, back = (1, -1) if not reverse else (-1, 1)
-    expected = np.cumsum(x.astype(float)[..., ::forth], -1)[..., ::forth]
-    np.testing.assert_allclose(values["y"], expected, atol=2e-3)
-    expected = np.cumsum(dy[..., ::back], -1)[..., ::back]
-    np.testing.assert_allclose(values["x_grad"], expected, atol=2e-3)
-
-
-def test_short_cumulative_sums_keep_the_operator():
-    text = '<ir_version: 9, opset_import: ["": 18]> g (float[N, 64] x) => (float[N, 64] y)'
-    model = onnx.parser.parse_model(text + "<int64 last = {1}> { y = CumSum(x, last) }")
-    assert "Transpose" not in types(differentiate(model, wrt=["x"], vjp=True))
-
-
 def test_prelu_without_its_kernel():
     model = onnx.parser.parse_model(
         '<ir_version: 9, opset_import: ["": 18]>'

@@ -19,13 +19,13 @@ import onnx_ir as ir
 
 from ..autodiff.composites import Composite, Gradient, as_operator, declare, tanh_gelu
 from ..autodiff.registry import is_rule
-from ..autodiff.rules import activations, elementwise, normalization, reductions, softmax
+from ..autodiff.rules import activations, elementwise, normalization, softmax
 from ..autodiff.rules.resize import as_products
 from ..autodiff.walk import Walk, attributes_of
 from ..graph import OpBuilder, Tensor
 from ..graph.edit import remove_nodes, replace_value, take_over
 from ..graph.infer_nodes import infer_nodes
-from ..graph.nodes import ints, scalar
+from ..graph.nodes import scalar
 from ..graph.tensor import dims_of
 from .batch_as_depth import BatchAsDepth, has_small_maps
 from .few_pixels import FewPixels, gives_few_pixels
@@ -396,31 +396,6 @@ def _is_group_norm(node: ir.Node, named: Collection[str]) -> bool:
     )
 
 
-def cum_sum(op: OpBuilder, node: ir.Node) -> Written:
-    """Along the last axis in blocks."""
-    x, block = _input(op, node), _block(node)
-    assert block is not None
-    reverse = node.attributes.get_int("reverse", 0)
-    y = reductions.cumulative_sum_in_blocks(op, x, x, block, reverse=reverse)
-
-    def gradient(op: OpBuilder, dy: Tensor) -> Iterable[tuple[ir.Value, Tensor]]:
-        of = op.tensor(x.value)
-        dx = reductions.cumulative_sum_in_blocks(op, dy, of, block, reverse=1 - reverse)
-        return [(x.value, dx)]
-
-    return Written(y, lambda new: _composite(new, gradient))
-
-
-def _block(node: ir.Node) -> int | None:
-    axes, x = ints(node.inputs[1]), node.inputs[0]
-    return reductions.cumulative_block(dims_of(x), axes[0]) if x is not None and axes else None
-
-
-def _is_long_sum(node: ir.Node, named: Collection[str]) -> bool:
-    inclusive = not node.attributes.get_int("exclusive", 0)
-    return inclusive and is_rule(reductions.cum_sum, "CumSum") and _block(node) is not None
-
-
 def softmax_across(op: OpBuilder, node: ir.Node) -> Written:
     """Along an axis that is not the last, the kernels of Softmax and LogSoftmax transpose."""
     x, axis = _input(op, node), node.attributes.get_int("axis", -1)
@@ -553,7 +528,6 @@ def _is_cubic(node: ir.Node, named: Collection[str]) -> bool:
 FORMS = {
     "Add": Form(_is_group_norm, group_norm),
     "Conv": Form(_is_small_conv, conv),
-    "CumSum": Form(_is_long_sum, cum_sum),
     "Celu": Form(_has_rule(activations.celu, "Celu"), celu),
     "Log": Form(_is_log_sigmoid, log_sigmoid),
     "Mul": Form(_is_tanh_gelu, tanh_gelu_product),

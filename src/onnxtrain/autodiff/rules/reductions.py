@@ -7,14 +7,12 @@ In all of them `axes` is an optional input: absent or empty it means all axes or
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
 from ...graph import OpBuilder, Tensor
-from ...graph.tensor import Dim
 from ..registry import gradient, zero_gradient
 
 # --- helpers -----------------------------------------------------------------------------------
@@ -206,10 +204,6 @@ zero_gradient("ArgMax", "ArgMin", note="integer result")
 # --- cumulative --------------------------------------------------------------------------------
 
 
-MANY_NUMBERS = 16_384
-"""From this many numbers on, a cumulative sum in blocks is faster; unknown dimensions count 1."""
-
-
 @gradient("CumSum", stops=(1,))
 def cum_sum(
     op: OpBuilder,
@@ -221,41 +215,4 @@ def cum_sum(
     exclusive: int = 0,
     reverse: int = 0,
 ) -> Any:
-    along = None if axis.const is None else int(axis.const.reshape(()))
-    block = None if exclusive else cumulative_block(x.shape, along)
-    if block is not None:
-        return cumulative_sum_in_blocks(op, dy, x, block, reverse=1 - reverse)
     return op.CumSum(dy, axis, exclusive=exclusive, reverse=1 - reverse)
-
-
-def cumulative_block(shape: Sequence[Dim] | None, axis: int | None) -> int | None:
-    """How many numbers to add up at a time along an axis; None: use the operator itself.
-
-    The kernel of CumSum takes 3.4 ms for 1024 rows of as many numbers, one after the other, and
-    0.15 across rows. Blocks of 16 take 1.1, of 8 or 32 1.2, of 64 1.6, of 128 2.5.
-    """
-    if axis is None or not shape or axis % len(shape) != len(shape) - 1:
-        return None
-    length, known = shape[-1], math.prod(d for d in shape if isinstance(d, int))
-    if not isinstance(length, int) or length < 64 or known < MANY_NUMBERS:
-        return None
-    blocks = (b for b in (16, 20, 12, 24, 10, 32, 8, *range(9, 32)) if length % b == 0)
-    return next(blocks, None)
-
-
-def cumulative_sum_in_blocks(
-    op: OpBuilder, x: Tensor, like: Tensor, block: int, *, reverse: int
-) -> Tensor:
-    """CumSum of `x`, shaped like `like`, along its last axis, which is a multiple of `block`.
-
-    The blocks are turned, so that the kernel adds many of them at once; what is before a block is
-    the sum of those before it. Nothing is multiplied, so an infinity stays where it is.
-    """
-    length = like.dim(-1)
-    assert isinstance(length, int)
-    rows = op.Transpose(op.Reshape(x, [-1, length // block, block]), perm=[0, 2, 1])
-    sums = op.CumSum(rows, op.const(np.array(1, np.int64)), reverse=reverse)
-    first = 0 if reverse else block - 1
-    totals = op.Slice(sums, [first], [first + 1], [1])
-    before = op.CumSum(totals, op.const(np.array(2, np.int64)), exclusive=1, reverse=reverse)
-    return op.reshape_like(op.Transpose(sums + before, perm=[0, 2, 1]), like)
