@@ -85,5 +85,7 @@ def _per_channel(operands: Collection[ir.Value], x: ir.Value, normal: ir.Value) 
     dims = dims_of(x)
     if dims is None or len(dims) < 3 or None in dims or dims != dims_of(normal):
         return False
-    wanted = (dims[1], *[1] * (len(dims) - 2))
-    return isinstance(dims[1], int) and all(dims_of(v) in (wanted, (1, *wanted)) for v in operands)
+    per_channel = (dims[1], *[1] * (len(dims) - 2))
+    return isinstance(dims[1], int) and all(
+        dims_of(v) in (per_channel, (1, *per_channel)) for v in operands
+    )
