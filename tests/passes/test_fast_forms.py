@@ -141,7 +141,7 @@ SHRINKS = {
 @pytest.mark.parametrize("name", SHRINKS)
 @pytest.mark.parametrize("limit", [1, 1 << 40])
 def test_shrinks_without_a_choice(name, limit, monkeypatch):
-    monkeypatch.setattr(elementwise, "LARGE", limit)
+    monkeypatch.setattr(elementwise, "LARGE_GRADIENT", limit)
     model = parse(SHRINKS[name], size="11")
     model.graph.initializer.append(onnx.helper.make_tensor("nought", 1, [], [0.0]))
     graded = differentiate(model, wrt=["x"], vjp=True)
@@ -337,7 +337,7 @@ def test_an_infinite_gradient_from_outside_is_dropped_where_nothing_passes():
 @pytest.mark.parametrize("worst", [1.0, np.inf, np.nan, 3e38])
 def test_large_masks_are_factors_where_every_gradient_is_finite(name, worst, monkeypatch):
     def graded(limit):
-        monkeypatch.setattr(elementwise, "LARGE", limit)
+        monkeypatch.setattr(elementwise, "LARGE_GRADIENT", limit)
         return differentiate(parse(f"y = {name}(x)", size="64"), wrt=["x"], vjp=True)
 
     small, large = graded(1 << 40), graded(64)
@@ -355,7 +355,7 @@ def test_large_masks_are_factors_where_every_gradient_is_finite(name, worst, mon
 
 @pytest.mark.parametrize("name", ["Relu", "HardSigmoid", "HardSwish"])
 def test_large_masks_have_second_derivatives(name, monkeypatch):
-    monkeypatch.setattr(elementwise, "LARGE", 64)
+    monkeypatch.setattr(elementwise, "LARGE_GRADIENT", 64)
     once = differentiate(parse(f"h = {name}(x) y = Mul(h, h)", size="64"), wrt=["x"], vjp=True)
     assert "If" in types(once)
     rng = np.random.default_rng(0)

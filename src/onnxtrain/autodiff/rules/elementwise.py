@@ -28,7 +28,7 @@ SEED = "onnxtrain.seed"
 """Marks an input that is the gradient of an output: nobody knows what it was computed from."""
 FARTHEST = 12
 """How many nodes to look back."""
-LARGE = 65_536
+LARGE_GRADIENT = 65_536
 """From this many numbers on, a look at all of them costs less than a Where (see `by_factor`)."""
 
 
@@ -60,7 +60,7 @@ def by_factor(
     if is_contracted(dy):
         return product()
     shape = y.static_shape
-    if shape is None or math.prod(shape) < LARGE:
+    if shape is None or math.prod(shape) < LARGE_GRADIENT:
         return choice()
     total = op.ReduceSum(dy, keepdims=0)
     result = choose(op, op.IsNaN(total - total), choice, product)
