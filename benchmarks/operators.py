@@ -1,6 +1,7 @@
 """Single operators, forward and backward, against torch eager.
 
 python -m benchmarks.operators [--only GLOB] [--list package.module:ATTRIBUTE] [--seconds 2]
+    [--threads 1]
 
 Both sides run in turns in one process; `ORTModule` is ours. Every case has a process of its own,
 forked from one that has imported everything, so that one that crashes or hangs is a row and not
@@ -52,6 +53,7 @@ def measure(source: str, name: str, seconds: float) -> Row:
     theirs = Side(copy.deepcopy(case.module), case.inputs)
     ours = Side(ORTModule(case.module), case.inputs)
     row: Row = {"name": name, "list": source.partition(":")[2]}
+    row["threads"] = torch.get_num_threads()
     row["elements"] = max((x.numel() for x in case.inputs if torch.is_tensor(x)), default=0)
     row["eager_first"], row["ours_first"] = theirs.first(), ours.first()
     row["difference"] = difference(theirs.results(), ours.results())
@@ -157,7 +159,7 @@ def run_apart(source: str, name: str, seconds: float, limit: float) -> Row:
     process = context.Process(target=_send, args=(sending, source, name, seconds))
     process.start()
     sending.close()
-    row: Row = {"name": name, "list": source.partition(":")[2]}
+    row: Row = {"name": name, "list": source.partition(":")[2], "threads": _threads()}
     try:
         if receiving.poll(limit):
             return {**row, **receiving.recv()}
@@ -187,7 +189,7 @@ def stored(path: Path) -> dict[str, Any]:
 
 
 def keep(path: Path, row: Row) -> list[Row]:
-    """Put the row into the file, in the place of an older one of the same name; all rows."""
+    """Put the row into the file, in the place of one with its name and threads; all rows."""
     results = stored(path)
     others = [r for r in results["rows"] if _key(r) != _key(row)]
     path.parent.mkdir(exist_ok=True)
@@ -196,8 +198,14 @@ def keep(path: Path, row: Row) -> list[Row]:
     return [*others, row]
 
 
-def _key(row: Row) -> tuple[str, str]:
-    return row.get("list", ""), row["name"]
+def _key(row: Row) -> tuple[str, str, int]:
+    return row.get("list", ""), row["name"], row.get("threads", 1)
+
+
+def _threads() -> int:
+    import torch
+
+    return torch.get_num_threads()
 
 
 def about() -> dict[str, Any]:
@@ -205,7 +213,6 @@ def about() -> dict[str, Any]:
     import torch
 
     return {
-        "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "onnxruntime": onnxruntime.__version__,
         "day": time.strftime("%Y-%m-%d"),
@@ -220,7 +227,8 @@ Made by `python3 -m benchmarks.operators`; the numbers are in `benchmarks/result
 Forward and backward of one module or function through [`ORTModule`](guides/pytorch.md), beside
 torch eager in one process, in turns. Milliseconds are medians (in brackets: least, first and third
 quartile); the ratio is torch's time ÷ ours, above 1 onnxtrain is faster. The first call exports,
-differentiates and creates the sessions. Slowest first.
+differentiates and creates the sessions. Slowest first. All columns are of one thread but the last,
+which has the ratio of the medians with two, where that was measured.
 """
 
 TITLES = {
@@ -239,7 +247,7 @@ TITLES = {
 }
 COLUMNS = (
     "case", "elements", "ours, ms", "torch eager, ms", "ratio", "of the best", "of CPU time",
-    "first call, s",
+    "first call, s", "two threads",
 )  # fmt: skip
 
 
@@ -254,10 +262,12 @@ def page(results: dict[str, Any], notes: str = "") -> str:
 
 
 def _table(rows: Sequence[Row]) -> list[str]:
-    timed = sorted((r for r in rows if "error" not in r), key=lambda r: ratio(r) or 0)
+    single = [r for r in rows if r.get("threads", 1) == 1]
+    two = {r["name"]: r for r in rows if r.get("threads", 1) == 2 and "error" not in r}
+    timed = sorted((r for r in single if "error" not in r), key=lambda r: ratio(r) or 0)
     lines = [_summary(timed), "", "| " + " | ".join(COLUMNS) + " |", "|---" * len(COLUMNS) + "|"]
-    lines += [_line(r) for r in timed]
-    failed = [r for r in rows if "error" in r]
+    lines += [_line(r, two.get(r["name"])) for r in timed]
+    failed = [r for r in single if "error" in r]
     if failed:
         lines += ["", f"Without a result ({len(failed)}):", ""]
         lines += [f"- {r['name']}: `{r['error'].replace('`', '')}`" for r in failed]
@@ -271,7 +281,7 @@ def ratio(row: Row) -> float | None:
 def _setting(versions: dict[str, Any]) -> str:
     return (
         f"onnxruntime {versions.get('onnxruntime')}, torch {versions.get('torch')}, "
-        f"{versions.get('threads')} thread(s), measured {versions.get('day')}.\n"
+        f"last measured {versions.get('day')}.\n"
     )
 
 
@@ -288,7 +298,7 @@ def _summary(rows: Sequence[Row]) -> str:
     )
 
 
-def _line(row: Row) -> str:
+def _line(row: Row, two: Row | None = None) -> str:
     cells = [row["name"].replace("|", "\\|"), f"{row.get('elements', 0):,}"]
     for side in ("ours", "eager"):
         least, low, high = row[f"{side}_spread"]
@@ -297,6 +307,7 @@ def _line(row: Row) -> str:
     cells.append(f"{row['eager_spread'][0] / row['ours_spread'][0]:.2f}")
     cells.append(f"{row['eager_cpu'] / row['ours_cpu']:.2f}")
     cells.append(f"{row['ours_first']:.1f}")
+    cells.append("" if two is None else f"{ratio(two):.2f}")
     return "| " + " | ".join(cells) + " |"
 
 
@@ -307,7 +318,7 @@ def main() -> None:
     parser.add_argument("--missing", action="store_true", help="only cases without a row")
     parser.add_argument("--seconds", type=float, default=2, help="how long to time each case")
     parser.add_argument("--limit", type=float, default=120, help="seconds that a case may take")
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--notes", type=Path, default=NOTES, help="Markdown with the reasons")
     parser.add_argument("--page", type=Path, default=PAGE)
@@ -331,7 +342,7 @@ def run(options: argparse.Namespace) -> None:
     have = {_key(r) for r in stored(options.results)["rows"]} if options.missing else set()
     attribute = options.list.partition(":")[2]
     for name in cases_of(options.list):
-        if fnmatch.fnmatch(name, options.only) and (attribute, name) not in have:
+        if fnmatch.fnmatch(name, options.only) and (attribute, name, options.threads) not in have:
             row = run_apart(options.list, name, options.seconds, options.limit)
             keep(options.results, row)
             print(_line(row) if "error" not in row else f"{name}: {row['error']}", flush=True)

@@ -25,6 +25,15 @@ def test_page_sorts_and_counts() -> None:
     assert "2 cases, geometric mean **1.00**; 1 slower than torch, 1 of" in text
 
 
+def test_two_threads_are_a_column(tmp_path: Path) -> None:
+    path, one, two = tmp_path / "rows.json", row("a", 2, 1), {**row("a", 1, 3), "threads": 2}
+    for each in (one, two, {**one, "threads": 1}):
+        rows = operators.keep(path, each)
+    assert [r.get("threads") for r in rows] == [2, 1]
+    (line,) = (t for t in operators.page({"about": {}, "rows": rows}).split("\n") if "| a |" in t)
+    assert line.endswith("| 1.0 | 3.00 |")
+
+
 def test_a_row_replaces_the_older_one(tmp_path: Path) -> None:
     path = tmp_path / "rows.json"
     for one in (row("a", 1, 1), row("b", 1, 1), row("a", 2, 1)):

@@ -8,6 +8,7 @@ import onnxruntime
 import pytest
 
 from onnxtrain import differentiate
+from onnxtrain.autodiff.rules import elementwise
 
 EDGES = [0.0, 1e-8, -1e-8, 0.5, -0.5, 3.0, -3.0, 16.5, 17.5, 25.0, -25.0, 88.0, -88.0]
 ENDS = [1e4, -1e4, 3e38, -3e38, np.inf, -np.inf]
@@ -130,6 +131,71 @@ def test_parabola_with_tangents(name):
     np.testing.assert_allclose(values["x_grad"], slope, rtol=1e-6)
 
 
+SHRINKS = {
+    "soft": "a = Abs(x) s = Sign(x) m = Mul(x, nought) c = Greater(a, low)"
+    " t = Mul(s, low) u = Sub(x, t) y = Where(c, u, m)",
+    "hard": "a = Abs(x) c = LessOrEqual(a, low) y = Where(c, nought, x)",
+}
+
+
+@pytest.mark.parametrize("name", SHRINKS)
+@pytest.mark.parametrize("limit", [1, 1 << 40])
+def test_shrinks_without_a_choice(name, limit, monkeypatch):
+    monkeypatch.setattr(elementwise, "LARGE_GRADIENT", limit)
+    model = parse(SHRINKS[name], size="11")
+    model.graph.initializer.append(onnx.helper.make_tensor("nought", 1, [], [0.0]))
+    graded = differentiate(model, wrt=["x"], vjp=True)
+    assert ("If" in types(graded)) == (limit == 1)
+    above = np.nextafter(np.float32(3), np.float32(4))
+    x = np.array([0, 1e-30, 2.9, -2.9, 3, -3, above, -above, 7, -np.inf, np.nan], np.float32)
+    for seed in (1.0, np.inf, np.nan):
+        values = run(graded, x=x, y_grad=np.full_like(x, seed))
+        np.testing.assert_array_equal(values["y"], run(model, x=x)["y"])
+        beyond = ~(np.abs(x) <= 3)
+        np.testing.assert_array_equal(values["x_grad"][:-1], np.where(beyond, seed, 0)[:-1])
+
+
+def test_other_choices_are_no_shrinks():
+    for old, new in (
+        ("Greater", "Less"),
+        ("Sign(x)", "Sign(a)"),
+        ("Mul(x, nought)", "Mul(x, low)"),
+    ):
+        model = parse(SHRINKS["soft"].replace(old, new))
+        model.graph.initializer.append(onnx.helper.make_tensor("nought", 1, [], [0.0]))
+        assert "Sign" in types(differentiate(model, wrt=["x"], vjp=True))
+
+
+@pytest.mark.parametrize("shape", [(2, 5, 16, 64), (3, 7, 200)])
+@pytest.mark.parametrize("name", ["Softmax", "LogSoftmax"])
+def test_softmax_across_rows_is_written_out(name, shape):
+    dims = ", ".join(map(str, shape))
+    model = onnx.parser.parse_model(f"""
+        <ir_version: 9, opset_import: ["": 18]> g (float[{dims}] x) => (float[{dims}] y)
+        {{ y = {name}<axis = 1>(x) }}""")
+    graded = differentiate(model, wrt=["x"], vjp=True)
+    assert name not in types(graded)
+    rng = np.random.default_rng(0)
+    x, dy = (rng.normal(size=shape, scale=30).astype(np.float32) for _ in range(2))
+    x[0, 1], x[1, 2] = -np.inf, 3e38
+    values, expected = run(graded, x=x, y_grad=dy), run(model, x=x)["y"]
+    np.testing.assert_allclose(values["y"], expected, rtol=1e-5, atol=1e-6)
+    y = values["y"].astype(np.float64)
+    if name == "Softmax":
+        wanted = y * (dy - (dy * y).sum(1, keepdims=True))
+    else:
+        wanted = dy - np.exp(y) * dy.sum(1, keepdims=True)
+    np.testing.assert_allclose(values["x_grad"], wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_softmax_along_rows_keeps_its_kernel():
+    for shape, axis in (("64, 128", -1), ("64, 100, 16", 1), ("N, 4, 64", 1)):
+        model = onnx.parser.parse_model(f"""
+            <ir_version: 9, opset_import: ["": 18]> g (float[{shape}] x) => (float[{shape}] y)
+            {{ y = Softmax<axis = {axis}>(x) }}""")
+        assert "Softmax" in types(differentiate(model, wrt=["x"], vjp=True))
+
+
 @pytest.mark.parametrize("mode", ["half_pixel", "align_corners", "asymmetric"])
 def test_cubic_resize_is_products(mode):
     model = onnx.parser.parse_model(f"""
@@ -157,11 +223,51 @@ def test_celu_with_another_alpha():
 def test_log_of_sigmoid_does_not_underflow():
     model = parse("s = Sigmoid(x) y = Log(s)")
     graded = differentiate(model, wrt=["x"], vjp=True)
-    x = np.array([-1e4, -120, -50, -1, 0, 1, 50, 120, np.inf], np.float32)
+    x = np.array([-1e4, -120, -50, -1, 0, 1, 50, 80, np.inf], np.float32)
     values = run(graded, x=x, y_grad=np.ones_like(x))
     wide = x.astype(np.float64)
-    np.testing.assert_allclose(values["y"], -np.logaddexp(0, -wide), rtol=2e-6, atol=1e-7)
+    np.testing.assert_allclose(values["y"], -np.logaddexp(0, -wide), rtol=1e-6)
     np.testing.assert_allclose(values["x_grad"], sigmoid(-wide), rtol=1e-5, atol=1e-7)
+
+
+def group_norm(batch: str = "N", *, ones: str = "1, 1", shape: str = "0, 4, 3, 3"):
+    return onnx.parser.parse_model(f"""
+        <ir_version: 9, opset_import: ["": 18]>
+        g (float[{batch}, 4, 3, 3] x, float[4] scale, float[4] bias) => (float[A, 4, 3, 3] y)
+        <int64[3] split = {{0, 2, -1}}, float[2] ones = {{{ones}}}, float[2] zeros = {{0, 0}},
+         int64[4] whole = {{{shape}}}, int64[2] axes = {{1, 2}}>
+        {{ r = Reshape(x, split) i = InstanceNormalization(r, ones, zeros) b = Reshape(i, whole)
+           s = Unsqueeze(scale, axes) t = CastLike(s, b) m = Mul(b, t)
+           u = Unsqueeze(bias, axes) v = CastLike(u, m) y = Add(m, v) }}""")
+
+
+@pytest.mark.parametrize("mean", [0, 300])
+@pytest.mark.parametrize("batch", ["N", "5"])
+def test_group_norm_computes_its_statistics_once(batch, mean):
+    torch = pytest.importorskip("torch")
+    graded = differentiate(group_norm(batch), wrt=["x", "scale", "bias"], vjp=True)
+    assert "InstanceNormalization" not in types(graded)
+    assert sum(n.op_type == "ReduceMean" for n in graded.graph.node) == 2
+    rng = np.random.default_rng(0)
+    x, dy = rng.normal(size=(2, 5, 4, 3, 3)).astype(np.float32)
+    x += np.float32(mean)
+    scale, bias = rng.normal(size=(2, 4)).astype(np.float32)
+    values = run(graded, x=x, scale=scale, bias=bias, y_grad=dy)
+    wide = [torch.tensor(v, dtype=torch.float64, requires_grad=True) for v in (x, scale, bias)]
+    y = torch.nn.functional.group_norm(wide[0], 2, *wide[1:])
+    y.backward(torch.tensor(dy))
+    wanted = {"y": y.detach(), **dict(zip(("x_grad", "scale_grad", "bias_grad"), wide))}
+    for name, value in wanted.items():
+        exact = value if name == "y" else value.grad
+        np.testing.assert_allclose(values[name], exact, rtol=1e-4, atol=2e-4 if mean else 1e-5)
+
+
+def test_group_norms_of_another_shape_are_left_alone():
+    for model in (group_norm(ones="1, 2"), group_norm(batch="6", shape="3, 4, 6, 3")):
+        graded = differentiate(model, wrt=["x", "scale", "bias"], vjp=True)
+        assert "InstanceNormalization" in types(graded)
+    named = differentiate(group_norm(), wrt=["x", "m"], vjp=True)
+    assert "InstanceNormalization" in types(named)
 
 
 def test_prelu_without_its_kernel():
@@ -227,6 +333,44 @@ def test_an_infinite_gradient_from_outside_is_dropped_where_nothing_passes():
     np.testing.assert_allclose(values["x_grad"], np.where(x > 0, one @ one, 0))
 
 
+@pytest.mark.parametrize("name", ["Relu", "HardSigmoid", "HardSwish"])
+@pytest.mark.parametrize("worst", [1.0, np.inf, np.nan, 3e38])
+def test_large_masks_are_factors_where_every_gradient_is_finite(name, worst, monkeypatch):
+    def graded(limit):
+        monkeypatch.setattr(elementwise, "LARGE_GRADIENT", limit)
+        return differentiate(parse(f"y = {name}(x)", size="64"), wrt=["x"], vjp=True)
+
+    small, large = graded(1 << 40), graded(64)
+    assert "If" in types(large)
+    assert "If" not in types(small)
+    rng = np.random.default_rng(0)
+    x, dy = (rng.normal(size=64, scale=4).astype(np.float32) for _ in range(2))
+    for places in ([], np.flatnonzero(x < -3)[:2], np.flatnonzero(abs(x) < 2)[:2]):
+        seed = dy.copy()
+        seed[places] = worst
+        expected = run(small, x=x, y_grad=seed)["x_grad"]
+        assert np.isnan(expected).sum() == (np.isnan(seed) & (expected != 0)).sum()
+        np.testing.assert_array_equal(run(large, x=x, y_grad=seed)["x_grad"], expected)
+
+
+@pytest.mark.parametrize("name", ["Relu", "HardSigmoid", "HardSwish"])
+def test_large_masks_have_second_derivatives(name, monkeypatch):
+    monkeypatch.setattr(elementwise, "LARGE_GRADIENT", 64)
+    once = differentiate(parse(f"h = {name}(x) y = Mul(h, h)", size="64"), wrt=["x"], vjp=True)
+    assert "If" in types(once)
+    rng = np.random.default_rng(0)
+    x, dy, v = (rng.normal(size=64, scale=2).astype(np.float32) for _ in range(3))
+    twice = differentiate(once, wrt=["x", "y_grad"], of=["x_grad"], vjp=True)
+    found = run(twice, x=x, y_grad=dy, x_grad_grad=v)
+    slope = run(once, x=x, y_grad=np.ones_like(x))["x_grad"]
+    np.testing.assert_allclose(found["y_grad_grad"], v * slope, rtol=1e-5, atol=1e-6)
+    step = np.float32(1e-3)
+    around = [run(once, x=x + s, y_grad=dy)["x_grad"] for s in (step, -step)]
+    smooth = (np.abs(np.abs(x) - 3) > 0.01) & (np.abs(x) > 0.01) & (np.abs(np.abs(x) - 2.5) > 0.01)
+    expected = v * (around[0] - around[1]) / (2 * step)
+    np.testing.assert_allclose(found["x_grad_1"][smooth], expected[smooth], rtol=1e-2, atol=2e-2)
+
+
 def test_masks_behind_products_need_no_where():
     model = onnx.parser.parse_model("""
         <ir_version: 9, opset_import: ["": 18]>
@@ -252,6 +396,13 @@ def test_softplus_of_a_very_negative_number_is_not_zero():
     values = run(graded, x=x, y_grad=np.ones(10, np.float32))
     exact = np.logaddexp(0, x.astype(np.float64))
     np.testing.assert_allclose(values["y"], exact, rtol=1e-6)
+
+
+def test_the_logarithm_of_softplus_has_seven_digits():
+    graded = differentiate(parse("y = Softplus(x)"), wrt=["x"], vjp=True)
+    x = -np.geomspace(1e-6, 80, 20_001, dtype=np.float32)
+    values = run(graded, x=x, y_grad=np.ones_like(x))
+    np.testing.assert_allclose(values["y"], np.logaddexp(0, x.astype(np.float64)), rtol=6e-7)
 
 
 def test_other_types_are_left_alone():

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx.parser
+import onnxruntime
 import pytest
 import torch
 import torch.nn.functional as F
@@ -60,6 +61,21 @@ def test_equal_operands_share(op: str) -> None:
         np.testing.assert_array_equal(got, want)
     thirds = gradients(op, a, a, a, wrt=[0, 1, 2])
     np.testing.assert_allclose(thirds, np.full((3, 5), 1 / 3), rtol=1e-6)
+
+
+@pytest.mark.parametrize("op", ["Max", "Min"])
+@pytest.mark.parametrize("operands", ["x, c", "c, x"])
+def test_a_number_shares_with_what_is_equal(op: str, operands: str) -> None:
+    model = onnx.parser.parse_model(f"""
+        <ir_version: 9, opset_import: ["": 18]>
+        g (float[8] x) => (float[8] y) <float c = {{1.5}}> {{ y = {op}({operands}) }}""")
+    graded = onnxtrain.differentiate(model, wrt=["x"], vjp=True)
+    assert "Equal" not in {n.op_type for n in graded.graph.node}
+    x = f32(-INF, -3e38, 0, np.nextafter(f32(1.5)[0], f32(0)[0]), 1.5, 1.6, 3e38, INF)
+    session = onnxruntime.InferenceSession(graded.SerializeToString())
+    (got,) = session.run(["x_grad"], {"x": x, "y_grad": np.arange(1, 9, dtype=np.float32)})
+    share = np.where(x == 1.5, 0.5, (x > 1.5) == (op == "Max"))
+    np.testing.assert_array_equal(got, share * np.arange(1, 9))
 
 
 def test_clip_passes_at_the_bounds() -> None:

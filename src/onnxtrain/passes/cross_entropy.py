@@ -28,6 +28,7 @@ from ..autodiff.rules.losses import (
     softmax_cross_entropy_loss,
     wide_type,
 )
+from ..autodiff.rules.softmax import is_across, log_softmax_across
 from ..autodiff.walk import Walk
 from ..graph import OpBuilder, Tensor
 from ..graph.edit import remove_nodes, take_over
@@ -176,7 +177,8 @@ class _Loss:
         """The log-probabilities, and the loss from them."""
         op, scores, target, weights = self.op, self.scores, self.target, self.weights
         reduction, ignored = self.reduction, self.ignore_index
-        log_prob = op.LogSoftmax(scores, axis=1)
+        across = scores.dtype == ir.DataType.FLOAT and is_across(scores.shape, 1)
+        log_prob = log_softmax_across(op, scores, 1) if across else op.LogSoftmax(scores, axis=1)
         if weights is None and reduction != "none":
             loss = -self._total(log_prob)
         else:

@@ -33,6 +33,9 @@ _to_dlpack, _from_dlpack = torch._C._to_dlpack, torch._C._from_dlpack
 _from_torch = ort.OrtValue.from_dlpack
 _address, _shape = torch.Tensor.data_ptr, operator.attrgetter("shape")
 
+MANY_NUMBERS = 262_144
+"""Numbers of an argument from which on operators without weights are divided among threads."""
+
 SECOND = (
     b"The gradients of an ORTModule are computed in onnxruntime and have no derivative in torch."
 )
@@ -84,7 +87,8 @@ def providers_for(device: torch.device) -> list[Any]:
 def is_small(forward: onnx.ModelProto, arguments: Collection[str]) -> bool:
     """Whether waking up a second thread takes longer than the products it would help with.
 
-    See `runtime.session.threads`, whose answer it is.
+    See `runtime.session.threads`, whose answer it is. Large arguments are worth a second thread
+    without any weight: a pass over `MANY_NUMBERS` takes 0.05 ms, and an activation has several.
 
     Args:
         forward: a graph with inputs of known sizes.
@@ -100,6 +104,8 @@ def is_small(forward: onnx.ModelProto, arguments: Collection[str]) -> bool:
             weights += math.prod(shape)
             continue
         indices = tensor.elem_type in (onnx.TensorProto.INT64, onnx.TensorProto.INT32)
+        if not indices and math.prod(shape) >= MANY_NUMBERS:
+            return False
         times = max(times, applications(shape, indices=indices))
     return threads.is_small(weights, times)
 

@@ -186,7 +186,7 @@ def add_rows(
         return _add_one_by_one(op, op.Shape(total), ends_before, sorted_dy)
 
     # Only the sums are chosen: what holds all rows is made once, outside of the branches.
-    added = _choose(op, op.IsNaN(final), one_by_one, lambda: op.Cast(total, to=dy.dtype))
+    added = choose(op, op.IsNaN(final), one_by_one, lambda: op.Cast(total, to=dy.dtype))
     return op.ScatterND(zeros(op, shape, dy.dtype), op.Unsqueeze(target, [1]), added)
 
 
@@ -195,7 +195,7 @@ def _add_one_by_one(op: OpBuilder, shape: Tensor, rows: Tensor, dy: Tensor) -> T
     return scatter_elements(op, zeros(op, shape, dy.dtype), spread, dy, 0, "add")
 
 
-def _choose(
+def choose(
     op: OpBuilder, condition: Tensor, yes: Callable[[], Tensor], no: Callable[[], Tensor]
 ) -> Tensor:
     """An If with one result; only the branch that is taken is computed."""

@@ -9,17 +9,21 @@ import onnx_ir as ir
 
 from ...graph import OpBuilder, Tensor
 from ..registry import elementwise, gradient, zero_gradient
-from .elementwise import is_contracted, masked, step
+from .elementwise import by_factor, masked, step
 
 # --- piecewise linear --------------------------------------------------------------------------
 
 
 @gradient("Relu", note="0 at 0")
 def relu(op: OpBuilder, dy: Tensor, y: Tensor, x: Tensor) -> Any:
-    if is_contracted(dy) and y.dtype == ir.DataType.FLOAT:
+    if y.dtype != ir.DataType.FLOAT:
+        return masked(op, dy, y > 0)
+
+    def product() -> Tensor:
         # The cheapest 0/1 mask there is: min(1, 3e38·y). A float16 cannot hold the factor.
         return dy * op.HardSigmoid(y, alpha=3e38, beta=0.0)
-    return masked(op, dy, y > 0)
+
+    return by_factor(op, dy, y, product, lambda: op.Where(y > 0, dy, 0))
 
 
 @gradient("LeakyRelu", note="alpha at 0")
@@ -48,11 +52,15 @@ def shrink(op: OpBuilder, dy: Tensor, y: Tensor, x: Tensor, *, lambd: float = 0.
 
 @gradient("HardSigmoid", note="0 at both ends")
 def hard_sigmoid(op: OpBuilder, dy: Tensor, y: Tensor, x: Tensor, *, alpha: float = 0.2) -> Any:
-    if is_contracted(dy) and y.dtype == ir.DataType.FLOAT:
+    def choice() -> Tensor:
+        return masked(op, dy * alpha, op.And(y > 0, y < 1))
+
+    def product() -> Tensor:
         # 1 where y is less than ½ away from ½: 3e38·(½ - |y - ½|), cut off
         inside = op.HardSigmoid(op.Abs(y - 0.5), alpha=-3e38, beta=1.5e38)
         return dy * (inside * alpha)
-    return masked(op, dy * alpha, op.And(y > 0, y < 1))
+
+    return by_factor(op, dy, y, product, choice) if y.dtype == ir.DataType.FLOAT else choice()
 
 
 @gradient("HardSwish", note="0 at -3, 1 at 3")
@@ -62,9 +70,11 @@ def hard_swish(op: OpBuilder, dy: Tensor, y: Tensor, x: Tensor) -> Any:
         return masked(op, dy * op.Where(x < 3, x * (1 / 3) + 0.5, 1), x > -3)
     # Three times that. The kernel of ThresholdedRelu takes an eighth of the time of Where's
     slope = 3.0 - op.ThresholdedRelu(1.5 - x, alpha=-1.5)
-    if is_contracted(dy):
+
+    def product() -> Tensor:
         return dy * (op.ThresholdedRelu(slope, alpha=-1.5) * (1 / 3))
-    return masked(op, dy * (slope * (1 / 3)), x > -3)
+
+    return by_factor(op, dy, y, product, lambda: op.Where(x > -3, dy * (slope * (1 / 3)), 0))
 
 
 zero_gradient("Hardmax")

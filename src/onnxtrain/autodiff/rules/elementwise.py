@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import onnx_ir as ir
@@ -11,6 +11,7 @@ import onnx_ir as ir
 from ...graph import OpBuilder, Tensor
 from ..poles import is_selected, zero_where
 from ..registry import elementwise, gradient, zero_gradient
+from ._index import choose
 
 # --- helpers -----------------------------------------------------------------------------------
 
@@ -27,6 +28,8 @@ SEED = "onnxtrain.seed"
 """Marks an input that is the gradient of an output: nobody knows what it was computed from."""
 FARTHEST = 12
 """How many nodes to look back."""
+LARGE_GRADIENT = 65_536
+"""From this many numbers on, a look at all of them costs less than a Where (see `by_factor`)."""
 
 
 def masked(op: OpBuilder, dy: Tensor, keep: Tensor) -> Tensor:
@@ -39,6 +42,30 @@ def masked(op: OpBuilder, dy: Tensor, keep: Tensor) -> Tensor:
     if is_contracted(dy):
         return dy * op.Cast(keep, to=dy.dtype)
     return op.Where(keep, dy, 0)
+
+
+def by_factor(
+    op: OpBuilder,
+    dy: Tensor,
+    y: Tensor,
+    product: Callable[[], Tensor],
+    choice: Callable[[], Tensor],
+) -> Tensor:
+    """`product`, which is fast and makes NaN of an infinity that nobody asked for, or `choice`.
+
+    Where nobody knows what `dy` is made of, its sum says whether all of it is finite; for a million
+    numbers that takes 0.1 ms, and a Where with its comparison 0.7. Only for sizes that are known
+    and large: an If takes as long as several small operators.
+    """
+    if is_contracted(dy):
+        return product()
+    shape = y.static_shape
+    if shape is None or math.prod(shape) < LARGE_GRADIENT:
+        return choice()
+    total = op.ReduceSum(dy, keepdims=0)
+    result = choose(op, op.IsNaN(total - total), choice, product)
+    result.value.shape = y.value.shape
+    return result
 
 
 def is_contracted(x: Tensor) -> bool:
@@ -154,13 +181,35 @@ def mean(op: OpBuilder, dy: Tensor, y: Tensor, *inputs: Tensor) -> Any:
     return (dy * (1.0 / len(inputs)) if len(inputs) > 1 else dy,) * len(inputs)
 
 
-@elementwise("Max", "Min", note="equal operands share the gradient evenly")
-def extremum(op: OpBuilder, dy: Tensor, y: Tensor, *inputs: Tensor) -> Any:
+@elementwise("Max", note="equal operands share the gradient evenly")
+def maximum(op: OpBuilder, dy: Tensor, y: Tensor, *inputs: Tensor) -> Any:
+    return _extremum(op, dy, y, inputs, 3e38)
+
+
+@elementwise("Min", note="equal operands share the gradient evenly")
+def minimum(op: OpBuilder, dy: Tensor, y: Tensor, *inputs: Tensor) -> Any:
+    return _extremum(op, dy, y, inputs, -3e38)
+
+
+def _extremum(
+    op: OpBuilder, dy: Tensor, y: Tensor, inputs: Sequence[Tensor], steep: float
+) -> Tensor | tuple[Tensor | None, ...]:
     if len(inputs) == 1:
         return dy
+    bounds = [scalar_const(x) for x in inputs]
+    if len(inputs) == 2 and dy.dtype == ir.DataType.FLOAT and any(map(_is_number, bounds)):
+        # The share of x beside a number: 0 on one side of it, 1 on the other and ½ at it
+        return tuple(
+            None if not _is_number(bound) else dy * op.HardSigmoid(x - bound, alpha=steep, beta=0.5)
+            for x, bound in zip(inputs, reversed(bounds))
+        )
     winners = [op.Cast(op.Equal(x, y), to=dy.dtype) for x in inputs]
     share = dy / op.Sum(*winners)
     return tuple(op.Mul(share, winner) for winner in winners)
+
+
+def _is_number(bound: float | None) -> bool:
+    return bound is not None and math.isfinite(bound)
 
 
 @gradient("Neg")

@@ -53,9 +53,18 @@ def channel_sum(op: OpBuilder, t: Tensor, x: Tensor, like: Tensor) -> Tensor:
 
     Space first and batch then is the faster order, and `sum_to` knows the fastest sum of rows.
     """
-    if x.rank > 2:
-        t = op.ReduceSum(t, list(range(2, x.rank)), keepdims=0)
-        t.value.shape = ir.Shape([x.dim(0), x.dim(1)])
+    return batch_sum(op, _space_sum(op, t, x) if x.rank > 2 else t, like)
+
+
+def _space_sum(op: OpBuilder, t: Tensor, x: Tensor) -> Tensor:
+    """Sum a tensor shaped like `x` over all axes behind the second."""
+    t = op.ReduceSum(t, list(range(2, x.rank)), keepdims=0)
+    t.value.shape = ir.Shape([x.dim(0), x.dim(1)])
+    return t
+
+
+def batch_sum(op: OpBuilder, t: Tensor, like: Tensor) -> Tensor:
+    """Sum a matrix over its rows, which are as wide as the vector `like`."""
     width = like.dim(0)
     if isinstance(width, int):
         return op.sum_to(t, like, (None, width), t)
@@ -260,10 +269,63 @@ def instance_normalization(
     epsilon: float = 1e-5,
 ) -> Any:
     # The forward half written out, so that x̂ is computed once, is no faster: its kernel is good.
-    axes = range(2, x.rank)
-    normal, rstd = standardize(op, x, axes, epsilon)
-    dx = project(op, dy, normal, rstd * per_channel(op, scale, x.rank), axes)
-    return dx, *(channel_sum(op, d, x, scale) for d in (dy * normal, dy))
+    centred, rstd = centre(op, op.Reshape(x, [0, 0, -1]), [2], epsilon)
+    return group_gradient(op, dy, x, scale, bias, centred, rstd)
+
+
+def group_gradient(
+    op: OpBuilder,
+    dy: Tensor,
+    x: Tensor,
+    scale: Tensor,
+    bias: Tensor,
+    centred: Tensor,
+    rstd: Tensor,
+    groups: int | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of x, scale and bias, from x - μ (N, groups, n) and r = 1/√(variance + ε).
+
+    With s = scale·r, per image and group, and c = x - μ
+
+        ∂loss/∂x = s·dy - (c·r²·mean(s·dy·c) + mean(s·dy))
+
+    where the means are sums over maps first, which the gradients of scale and bias are made of,
+    too. The scale has an entry per channel or per group; without `groups` both are the same.
+    """
+    wide = x.dtype if x.dtype == ir.DataType.DOUBLE else ir.DataType.FLOAT
+    dy, centred, rstd = (as_type(op, t, wide) for t in (dy, centred, rstd))
+
+    def by_group(t: Tensor) -> Tensor:
+        return op.Reshape(t, [0, -1, 1] if groups is None else [0, groups, -1])
+
+    def by_scale(t: Tensor) -> Tensor:
+        target = op.Concat(op.const([0]), op.dim_of(scale, 0), op.const([-1]), axis=0)
+        shaped = op.Reshape(t, target)
+        shaped.value.shape = ir.Shape([x.dim(0), scale.dim(0), None])
+        return shaped
+
+    flat = by_scale(dy)
+    sums, products = (_space_sum(op, t, flat) for t in (flat, flat * by_scale(centred)))
+    factors = op.Reshape(as_type(op, scale, wide), [-1, 1] if groups is None else [groups, -1])
+    slope, share = factors * rstd, _share_of_group(op, x, rstd, groups)
+    along, across = (op.ReduceSum(by_group(t) * slope, [2]) * share for t in (sums, products))
+    mean = centred * (across * (rstd * rstd)) + along
+    # Both in the shape of x before they are subtracted: a Reshape at the end of a graph copies.
+    dx = op.reshape_like(flat * op.Reshape(slope, [0, -1, 1]), x) - op.reshape_like(mean, x)
+    d_scale = op.Reshape(by_group(products) * rstd, [0, -1])
+    return (
+        as_type(op, dx, x.dtype),
+        as_type(op, batch_sum(op, d_scale, scale), scale.dtype),
+        as_type(op, batch_sum(op, sums, bias), bias.dtype),
+    )
+
+
+def _share_of_group(op: OpBuilder, x: Tensor, rstd: Tensor, groups: int | None) -> Tensor:
+    """One over the elements of a group."""
+    numbers = [d for d in (x.shape or ())[1:] if isinstance(d, int)]
+    if len(numbers) < x.rank - 1 or 0 in numbers:
+        return inverse_count(op, x, rstd, like=rstd)
+    return op.const((groups or numbers[0]) / math.prod(numbers), rstd.dtype)
 
 
 @gradient("GroupNormalization", note="scale per group (opset 18) or per channel (opset 21)")
@@ -278,19 +340,8 @@ def group_normalization(
     num_groups: int,
     epsilon: float = 1e-5,
 ) -> Any:
-    def by_group(t: Tensor) -> Tensor:
-        return op.Reshape(t, [0, num_groups, -1])
-
-    def by_scale(t: Tensor) -> Tensor:  # the scale has an entry per group, or per channel
-        target = op.Concat(op.const([0]), op.dim_of(scale, 0), op.const([-1]), axis=0)
-        shaped = op.Reshape(t, target)
-        shaped.value.shape = ir.Shape([x.dim(0), scale.dim(0), None])
-        return shaped
-
-    normal, rstd = standardize(op, by_group(x), [2], epsilon)
-    dy, weighted = by_scale(dy), by_scale(by_group(dy) * normal)
-    dx = project(op, by_group(dy * per_channel(op, scale, 3)), normal, rstd, [2])
-    return op.reshape_like(dx, x), *(channel_sum(op, d, d, scale) for d in (weighted, dy))
+    centred, rstd = centre(op, op.Reshape(x, [0, num_groups, -1]), [2], epsilon)
+    return group_gradient(op, dy, x, scale, bias, centred, rstd, num_groups)
 
 
 @gradient("MeanVarianceNormalization")

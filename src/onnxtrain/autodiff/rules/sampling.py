@@ -119,25 +119,15 @@ class Reader:
 
     def image_gradient(self, dy: Tensor) -> Tensor:
         """Add (N, C, L) up where it was read from."""
-        op = self.op
-        indices, updates = [], []
-        shape = op.Shape(dy)
+        op, shape_now = self.op, vector(self.op, *self.shape)
+        total = op.Reshape(op.full(shape_now, 0, self.image.dtype), [0, 0, -1])
+        # One tap after the other: all of them in one operator take twice as long, because
+        # onnxruntime copies its indices, and every call gets new pages of memory for them.
         for index, combination in self.combinations():
             weight = self._weight([t.weight for t in combination])
-            updates.append(dy if weight is None else dy * op.Unsqueeze(weight, [1]))
-            indices.append(op.Expand(index, shape))
-        together = len(indices) > 1
-        shape_now = vector(op, *self.shape)
-        flat = op.Reshape(op.full(shape_now, 0, self.image.dtype), [0, 0, -1])
-        placed = scatter_elements(
-            op,
-            flat,
-            op.Concat(*indices, axis=2) if together else indices[0],
-            op.Concat(*updates, axis=2) if together else updates[0],
-            2,
-            "add",
-        )
-        return op.Reshape(placed, shape_now)
+            update = dy if weight is None else dy * op.Unsqueeze(weight, [1])
+            total = scatter_elements(op, total, self._per_channel(index), update, 2, "add")
+        return op.Reshape(total, shape_now)
 
     def read(self) -> list[tuple[Tensor, tuple[Tap, ...]]]:
         """The pixels (N, C, L) that are read, not weighted yet, and their taps."""
@@ -145,9 +135,15 @@ class Reader:
         flat = op.Reshape(self.image, [0, 0, -1])
         pixels = []
         for index, combination in self.combinations():
-            shape = op.Concat(vector(op, *self.shape[:2]), op.Shape(index, start=2), axis=0)
-            pixels.append((op.GatherElements(flat, op.Expand(index, shape), axis=2), combination))
+            pixel = op.GatherElements(flat, self._per_channel(index), axis=2)
+            pixels.append((pixel, combination))
         return pixels
+
+    def _per_channel(self, index: Tensor) -> Tensor:
+        """Flat indices (N, 1, L), once for every channel."""
+        op = self.op
+        shape = op.Concat(vector(op, *self.shape[:2]), op.Shape(index, start=2), axis=0)
+        return op.Expand(index, shape)
 
     def value(self, pixels: Sequence[tuple[Tensor, tuple[Tap, ...]]]) -> Tensor:
         """What was read (N, C, L)."""
