@@ -256,9 +256,9 @@ def create_session(
         outline = Outline.of(model)
     on_host = is_on_host(providers)
     forms = _forms(model, outline, options, on_host=on_host, kernels=kernels and on_host)
-    way, *others = ways_with(options, is_foreign=_is_foreign(outline))
-    plain = forms[-1]
-    attempts = [*((form, way) for form in forms), *((plain, other) for other in others)]
+    ways: list[Way[onnxruntime.InferenceSession]]
+    ways = ways_with(options, is_foreign=_is_foreign(outline))
+    attempts = [*((form, ways[0]) for form in forms), *((forms[-1], way) for way in ways[1:])]
 
     def made(form: Form, way: Way[onnxruntime.InferenceSession]) -> onnxruntime.InferenceSession:
         return way(
