@@ -90,7 +90,9 @@ class Layer:
             sizes = [size for size in dims[2:] if isinstance(size, int)] if dims else []
             if axis == 0 and dims is not None and len(sizes) == len(dims) - 2:
                 rows = op.Reshape(x, op.const([-1, *sizes]))
-                parts = op.many("Split", rows, outputs=count, axis=0, num_outputs=count)
+                parts: Sequence[Tensor] = op.many(
+                    "Split", rows, outputs=count, axis=0, num_outputs=count
+                )
                 for part in parts:
                     part.value.type, part.value.shape = x.value.type, ir.Shape([dims[1], *sizes])
             else:
