@@ -35,8 +35,8 @@ def infer_nodes(nodes: Sequence[ir.Node], opset: int) -> None:
     graph = onnx.helper.make_graph(
         [ir.to_proto(node) for node in nodes], "new", inputs, [], constants
     )
-    given = [v for v in results if v.name and v.shape is not None and v.type is not None]
-    graph.value_info.extend(ir.serde.serialize_value(v) for v in given)
+    described = [v for v in results if v.name and v.shape is not None and v.type is not None]
+    graph.value_info.extend(ir.serde.serialize_value(v) for v in described)
     model = onnx.helper.make_model(
         graph, opset_imports=[onnx.helper.make_opsetid("", opset)], ir_version=10
     )

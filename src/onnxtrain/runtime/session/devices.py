@@ -260,7 +260,7 @@ def create_session(
     ways = ways_with(options, is_foreign=_is_foreign(outline))
     attempts = [*((form, ways[0]) for form in forms), *((forms[-1], way) for way in ways[1:])]
 
-    def made(form: Form, way: Way[onnxruntime.InferenceSession]) -> onnxruntime.InferenceSession:
+    def create(form: Form, way: Way[onnxruntime.InferenceSession]) -> onnxruntime.InferenceSession:
         return way(
             lambda chosen: onnxruntime.InferenceSession(
                 form.content, chosen, providers, provider_options, disabled_optimizers=form.idle
@@ -270,12 +270,12 @@ def create_session(
     session = None
     for form, chosen_way in attempts[:-1]:
         try:
-            session = made(form, chosen_way)
+            session = create(form, chosen_way)
             break
         except REFUSALS:
             continue
     if session is None:
-        session = made(*attempts[-1])
+        session = create(*attempts[-1])
     note_session(core_of(session))
     return session
 
