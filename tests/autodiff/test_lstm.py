@@ -101,6 +101,15 @@ def test_activations_may_be_named(named: list[str], plain: bool) -> None:
     assert columns.has_form(found) == plain
 
 
+@pytest.fixture
+def any_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Narrow layers have the forms that wide ones have."""
+    monkeypatch.setattr(columns, "ALWAYS", 0)
+    monkeypatch.setattr(columns, "ALWAYS_WITH_LENGTHS", 0)
+    monkeypatch.setattr(columns, "NARROW", 0)
+
+
+@pytest.mark.usefixtures("any_width")
 def test_few_sequences_keep_their_rows() -> None:
     model = model_of(PLAIN)
     node = next(n for n in onnxtrain.graph.load(model).graph if n.op_type == "LSTM")
@@ -188,12 +197,18 @@ OPEN = {
 }
 
 
+@pytest.mark.parametrize("is_narrow", [False, True])
 @pytest.mark.parametrize("name", OPEN)
-def test_few_and_many_sequences(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_and_many_sequences(
+    name: str, is_narrow: bool, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
     body, conditions = OPEN[name]
+    if not is_narrow:
+        request.getfixturevalue("any_width")
     model = open_model(body)
     both = onnxtrain.differentiate(model, wrt=WRT)
-    assert [n.op_type for n in both.graph.node].count("If") == conditions
+    count_of_ifs = [n.op_type for n in both.graph.node].count("If")
+    assert count_of_ifs == (0 if is_narrow else conditions)
     monkeypatch.setattr(columns, "has_form", lambda node: False)
     in_rows = onnxtrain.differentiate(model, wrt=WRT)
     assert "If" not in {n.op_type for n in in_rows.graph.node}
@@ -217,8 +232,13 @@ OTHERS = {
 }
 
 
+@pytest.mark.parametrize("is_narrow", [False, True])
 @pytest.mark.parametrize("name", OTHERS)
-def test_few_and_many_sequences_of_other_layers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_and_many_sequences_of_other_layers(
+    name: str, is_narrow: bool, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not is_narrow:
+        request.getfixturevalue("any_width")
     monkeypatch.setattr(columns, "NARROWEST", dict.fromkeys(columns.NARROWEST, 1))
     rows, body = OTHERS[name]
     model = onnx.parser.parse_model(
@@ -229,7 +249,8 @@ def test_few_and_many_sequences_of_other_layers(name: str, monkeypatch: pytest.M
     )
     wrt = ["x", "w", "r", "b", *["p"] * (name == "peepholes")]
     both = onnxtrain.differentiate(model, wrt=wrt)
-    assert [n.op_type for n in both.graph.node].count("If") == 2
+    has_one_form = is_narrow and "LSTM" in body
+    assert [n.op_type for n in both.graph.node].count("If") == (0 if has_one_form else 2)
     monkeypatch.setattr(columns, "has_form", lambda node: False)
     in_rows = onnxtrain.differentiate(model, wrt=wrt)
     rng = np.random.default_rng(3)
@@ -241,6 +262,59 @@ def test_few_and_many_sequences_of_other_layers(name: str, monkeypatch: pytest.M
         given["lens"] = rng.integers(1, time + 1, count).astype(np.int32)
         for value, expected in zip(run_ort(both, given), run_ort(in_rows, given), strict=True):
             np.testing.assert_allclose(value, expected, rtol=2e-4, atol=1e-4)
+
+
+@pytest.mark.usefixtures("any_width")
+@pytest.mark.parametrize("direction", ["forward", "bidirectional"])
+def test_what_both_forms_need_is_computed_once(direction: str) -> None:
+    """Weights are taken apart, and their gradients put together, outside of the branches."""
+    count = 2 if direction == "bidirectional" else 1
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 18]>\n'
+        f"g (float[5,N,2] x, float[{count},12,2] w, float[{count},12,3] r, float[{count},24] b)"
+        " => (float loss) {"
+        f'h = LSTM<hidden_size=3, direction="{direction}">(x, w, r, b) t = Exp(h) '
+        "loss = ReduceSum<keepdims=0>(t) }"
+    )
+    made = onnxtrain.differentiate(model, wrt=["x", "w", "r", "b"])
+    ifs = [n for n in made.graph.node if n.op_type == "If"]
+    assert len(ifs) == 2
+    branches = [a.g for n in ifs for a in n.attribute]
+    assert not {"w", "r", "b"} & {name for g in branches for n in g.node for name in n.input}
+    assert not {"ConstantOfShape", "Gather", "Pad"} & {
+        n.op_type for g in branches[1::2] for n in g.node if n.name.startswith("LSTM")
+    }
+    frozen = onnxtrain.differentiate(model_with_values(model), wrt=["x"])
+    assert "Squeeze" not in {n.op_type for n in frozen.graph.node}
+    assert "Split" not in {n.op_type for n in frozen.graph.node}
+
+
+def model_with_values(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with weights that are constants."""
+    frozen = onnx.ModelProto.FromString(model.SerializeToString())
+    rng = np.random.default_rng(0)
+    for value in list(frozen.graph.input)[1:]:
+        shape = [d.dim_value for d in value.type.tensor_type.shape.dim]
+        array = rng.normal(size=shape).astype(np.float32)
+        frozen.graph.initializer.append(onnx.numpy_helper.from_array(array, value.name))
+        frozen.graph.input.remove(value)
+    return frozen
+
+
+@pytest.mark.parametrize("direction", ["forward", "reverse"])
+def test_no_stack_is_copied_for_the_gradient_of_weights(direction: str) -> None:
+    """The states of a loop, read in the order in which its gradients are written."""
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 18]>\n'
+        "g (float[5,4,2] x, float[1,9,2] w, float[1,9,3] r) => (float loss) {"
+        f'h = GRU<hidden_size=3, linear_before_reset=1, direction="{direction}">(x, w, r) '
+        "t = Exp(h) loss = ReduceSum<keepdims=0>(t) }"
+    )
+    made = onnxtrain.differentiate(model, wrt=["x", "w", "r"])
+    backward = [n for n in made.graph.node if n.op_type == "Scan"][-1]
+    (body,) = (a.g for a in backward.attribute if a.name == "body")
+    inputs = {i.name for i in body.input}
+    assert not [n for n in body.node if n.op_type == "Identity" and n.input[0] in inputs]
 
 
 @pytest.mark.parametrize(("kind", "size"), [("GRU", 64), ("RNN", 256)])

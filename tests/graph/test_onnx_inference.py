@@ -9,6 +9,8 @@ import onnx.parser
 import onnx.shape_inference
 import pytest
 
+from onnxtrain.graph import load, onnx_inference
+from onnxtrain.graph.infer import infer_shapes
 from onnxtrain.graph.onnx_inference import infer_shapes_of
 
 HEAD = '<ir_version: 8, opset_import: ["": 18]>\n'
@@ -78,3 +80,22 @@ def test_the_dots_of_an_einsum_are_broadcast(
     dims = inferred.graph.output[0].type.tensor_type.shape.dim
     got = [d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in dims]
     assert [None if str(d).startswith("unk__") else d for d in got] == shape
+
+
+def test_the_dots_are_broadcast_where_values_cannot_be_followed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Following values fails on valid models too; then they are inferred without."""
+
+    def fails(*_: object) -> onnx.ModelProto:
+        raise RuntimeError("a [2, 1] tensor of integers is taken for a shape")
+
+    monkeypatch.setattr(onnx_inference, "_infer", fails)
+    model = onnx.parser.parse_model(
+        f"{HEAD}g (float[1,2,3] a, float[N,3,4] b) => (float[N,2,4] z) "
+        '{ y = Einsum <equation = "...ij,...jk->...ik"> (a, b) z = Relu(y) }'
+    )
+    inferred = infer_shapes(load(model))
+    (y,) = inferred.graph.node(0).outputs
+    assert y.shape is not None
+    assert [str(d) for d in y.shape] == ["N", "2", "4"]

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import onnxruntime as ort
 import pytest
+from onnx import parser
 
 from onnxtrain import optim
 from onnxtrain.api import CheckpointState, Module, Optimizer
 from onnxtrain.runtime.loop.trainer import Trainer
+from onnxtrain.runtime.session import devices
 from onnxtrain.runtime.session.cut_session import share_arena
 from onnxtrain.runtime.session.devices import Device, create_session, session_options
-from onnxtrain.runtime.session.options import ALLOCATORS, SPINNING, create_with, entry_of, may_spin
+from onnxtrain.runtime.session.options import ALLOCATORS, SPINNING, entry_of, may_spin
 
 from . import handmade
 
@@ -127,19 +129,31 @@ def test_the_copy_has_what_cannot_be_read(tmp_path):
     assert given.enable_profiling
 
 
-def test_what_a_copy_lacks_is_taken_from_the_object_itself(monkeypatch):
+def foreign(domain="my"):
+    """A model of an operator that a library of the user's would bring."""
+    return parser.parse_model(
+        f'<ir_version: 8, opset_import: ["" : 17, "{domain}" : 1]> '
+        f"g (float[2] x) => (float[2] y) {{ y = {domain}.Thing (x) }}"
+    ).SerializeToString()
+
+
+@pytest.mark.parametrize(("domain", "copies"), [("my", 0), ("com.microsoft", 1)])
+def test_what_a_copy_lacks_is_taken_from_the_object_itself(monkeypatch, domain, copies):
     """Libraries of custom operators: a session of a copy does not find the operator."""
     given, seen = ort.SessionOptions(), []
     given.log_severity_level = 4
+    stock = ort.InferenceSession
 
-    def make(options):
+    def make(content, options, *rest, **more):
         seen.append(options)
         if options is not given:
-            raise RuntimeError("my:Neg is not a registered function/op")
-        return options.get_session_config_entry(SPINNING)
+            raise devices.ort.Fail(f"{domain}:Thing is not a registered function/op")
+        assert options.get_session_config_entry(SPINNING) == "1"
+        return stock(identity(), options, *rest, **more)
 
-    assert create_with(session_options(given), make) == "1"
-    assert len(seen) == 2
+    monkeypatch.setattr(ort, "InferenceSession", make)
+    create_session(foreign(domain), session_options(given))
+    assert len(seen) == 1 + copies
     assert entry_of(given, SPINNING) is None, "and given back"
     assert may_spin(given)
 

@@ -217,6 +217,22 @@ def body_outputs(op: OpBuilder, results: Sequence[Tensor]) -> list[ir.Value]:
     return outputs
 
 
+def zero_state(op: OpBuilder, first: Tensor) -> Tensor:
+    """Zeros like the first state of a loop: that state itself where it is zeros."""
+    return first if _is_zeros(first.value) else op.zeros_like(first)
+
+
+def _is_zeros(value: ir.Value) -> bool:
+    node = value.producer()
+    if node is None or node.domain:
+        return False
+    if node.op_type == "Transpose" and node.inputs[0] is not None:
+        return _is_zeros(node.inputs[0])
+    filled = node.attributes.get("value")
+    is_filled = node.op_type == "ConstantOfShape"
+    return is_filled and (filled is None or not filled.as_tensor().numpy().any())
+
+
 def add_body_output(op: OpBuilder, body: ir.Graph, value: ir.Value) -> ir.Value:
     """Make a value of a forward body one more output of it."""
     if value.producer() is None or value.is_graph_output():

@@ -17,7 +17,7 @@ from ..graph.subgraphs import live_nodes, subgraphs, used_values
 from ..graph.tensor import dims_of
 from ..operators import ELEMENTWISE
 from . import bodies
-from .loops import Backward, Port
+from .loops import Backward, Port, typed
 
 
 @dataclass(frozen=True)
@@ -134,12 +134,14 @@ class After:
     """Sums over iterations that are taken after the loop.
 
     Attributes:
+        backwards: whether the stacks are written from their ends.
         stacked: values of the backward body that are to be stacked for it.
         terms: captured value, how its gradient is made, and the factors: a stack that exists
             already, or a position in `stacked`; negative ones count back from it into the stacks
             that the loop writes before them.
     """
 
+    backwards: bool
     stacked: list[Tensor] = field(default_factory=list)
     terms: list[tuple[ir.Value, ir.Node, list[ir.Value | int]]] = field(default_factory=list)
 
@@ -148,6 +150,8 @@ class After:
     ) -> list[tuple[ir.Value, Tensor]]:
         """The gradients, from the stacks that the loop wrote, `before` of them for others."""
         gradients = []
+        for stack, inner in zip(written[before:], self.stacked):
+            typed(stack, inner.value, 0)
         for value, node, factors in self.terms:
             whole = [written[before + f] if isinstance(f, int) else op.tensor(f) for f in factors]
             op.scope = f"{value.name}_grad"
@@ -163,19 +167,32 @@ def _sum_over_time(op: OpBuilder, node: ir.Node, whole: list[Tensor]) -> Tensor:
         moved = [0, *(a + 1 if a >= 0 else a for a in axes)]
         return op.ReduceSum(whole[0], moved, keepdims=0)
     # Σₜ aₜᵀ·bₜ = Aᵀ·B with the iterations laid out below each other
-    rows = [op.Flatten(w, axis=2) for w in whole]
-    return op.transpose(rows[0], 1, 0) @ rows[1]
+    return op.Gemm(_rows(op, whole[0]), _rows(op, whole[1]), transA=1)
+
+
+def _rows(op: OpBuilder, stack: Tensor) -> Tensor:
+    """The rows of all iterations, as the gradient of a Reshape that made the stack has them."""
+    width = None if stack.shape is None else stack.dim(-1)
+    if isinstance(width, int) and width > 0:
+        return op.Reshape(stack, op.const([-1, width]))
+    return op.Flatten(stack, axis=2)
 
 
 def after_the_loop(back: Backward) -> After:
-    """Find sums over iterations of products or of reductions, and take them out of the body."""
-    after = After()
+    """Find sums over iterations of products or of reductions, and take them out of the body.
+
+    Stacks that are multiplied with one another have the iterations in one order, that in which
+    the loop reads most of what it reads.
+    """
+    after = After(_reads_backwards(back))
     producers = {o: n for n in back.op.nodes for o in n.outputs}
     existing: dict[ir.Value, ir.Value | int] = {
-        p.inner: p.outer for p in back.reads if p.axis == 0 and p.backwards and p.outer is not None
+        p.inner: p.outer
+        for p in back.reads
+        if p.axis == 0 and p.backwards == after.backwards and p.outer is not None
     }
     for index, (port, gradient) in enumerate(back.slices):
-        if port.axis == 0 and not port.backwards:  # a stack that the loop writes anyway
+        if port.axis == 0 and port.backwards != after.backwards:  # the loop writes it anyway
             existing.setdefault(gradient.value, index - len(back.slices))
     left: list[tuple[ir.Value, Tensor]] = []
     for value, gradient in back.sums:
@@ -186,6 +203,11 @@ def after_the_loop(back: Backward) -> After:
         results = [*back.results(), *after.stacked]
         back.op.nodes[:] = live_nodes(back.op.nodes, [r.value for r in results])
     return after
+
+
+def _reads_backwards(back: Backward) -> bool:
+    """In which direction a backward loop reads its stacks; the usual one where it reads both."""
+    return any(p.backwards for p in back.reads) or not back.reads
 
 
 def _split(

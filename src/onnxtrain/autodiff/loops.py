@@ -179,7 +179,7 @@ def differentiate_body(walk: Walk, form: Repeat, dys: Sequence[Tensor | None]) -
     for (first, state, _, final), seed in zip(carried, seeds):
         gradient = inner.take(state)
         dy = finals[state]
-        start = sequences.zeros(walk.op, walk.op.tensor(final)) if dy is None else dy
+        start = _zeros(walk.op, form.node, first, final) if dy is None else dy
         if gradient is None:
             # That of a state which the body replaces; the sequence before may have another length.
             of = state if sequences.is_sequence(state) else seed.value
@@ -191,6 +191,16 @@ def differentiate_body(walk: Walk, form: Repeat, dys: Sequence[Tensor | None]) -
     back.locals = bodies.values_of(form.body)
     _trim(back, form)
     return back
+
+
+def _zeros(op: OpBuilder, node: ir.Node, first: ir.Value, final: ir.Value) -> Tensor:
+    """What the gradient of a state starts with whose last value nobody reads.
+
+    A state of a Scan keeps its shape, one of a Loop may change it.
+    """
+    if node.op_type == "Scan":
+        return bodies.zero_state(op, op.tensor(first))
+    return sequences.zeros(op, op.tensor(final))
 
 
 def _taken(inner: Walk, value: ir.Value) -> Tensor | None:

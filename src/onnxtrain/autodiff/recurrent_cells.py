@@ -205,8 +205,7 @@ class RnnCell(Cell):
         """One product."""
         product = self.products[1]
         dz = op.Mul(_with_result(op, grads[0], now), now["slope"])
-        before = op.MatMul(turned[product.name], dz)
-        return [_or_old(op, before, grads[0], now)], {product.result: dz}
+        return [_product_or_old(op, turned[product.name], dz, grads[0], now)], {product.result: dz}
 
 
 class LstmCell(Cell):
@@ -226,6 +225,8 @@ class LstmCell(Cell):
         order: of the gates, which are blocks of rows: a permutation of "iofg".
         peepholes: by gate, [hidden size] each.
         columns: the same as columns.
+        is_narrow: whether a step takes its time for the number of its operators, and not for what
+            they compute: then gates are scaled together.
     """
 
     def __init__(
@@ -234,9 +235,11 @@ class LstmCell(Cell):
         order: str,
         peepholes: Mapping[str, Tensor],
         columns: Mapping[str, Tensor],
+        *,
+        is_narrow: bool = False,
     ) -> None:
         super().__init__([product])
-        self._product, self._order = product, order
+        self._product, self._order, self._is_narrow = product, order, is_narrow
         self._peepholes, self._p = peepholes, columns
 
     def forward(self, op: OpBuilder, states: Sequence[Tensor], now: Slices) -> Results:
@@ -282,6 +285,9 @@ class LstmCell(Cell):
             factors["c"] = op.Add(factors["c"], op.Mul(factors["to o"], self._p["o"]))
             for k in "if":
                 factors["f"] = op.Add(factors["f"], op.Mul(factors[f"to {k}"], self._p[k]))
+        if self._is_narrow:
+            parts = [factors.pop(f"to {k}") for k in self._order]
+            factors["to all"] = op.Concat(*parts, axis=1)
         return factors
 
     def backward(
@@ -290,9 +296,13 @@ class LstmCell(Cell):
         """One product; the rest is scaling."""
         name, dh = self._product.name, _with_result(op, grads[0], now)
         dc = op.Add(grads[1], op.Mul(dh, now["c"]))
-        parts = [op.Mul(dh if k == "o" else dc, now[f"to {k}"]) for k in self._order]
-        dz = op.Concat(*parts, axis=0)
-        before = _or_old(op, op.MatMul(turned[name], dz), grads[0], now)
+        parts = [dh if k == "o" else dc for k in self._order]
+        if self._is_narrow:
+            dz = op.Mul(op.Concat(*parts, axis=0), now["to all"])
+        else:
+            scaled = [op.Mul(part, now[f"to {k}"]) for part, k in zip(parts, self._order)]
+            dz = op.Concat(*scaled, axis=0)
+        before = _product_or_old(op, turned[name], dz, grads[0], now)
         return [before, op.Mul(dc, now["f"])], {self._product.result: dz}
 
     def further_gradients(self, op: OpBuilder, dzs: Slices, stacks: Slices) -> list[Pair]:
@@ -399,13 +409,19 @@ class GruCell(Cell):
         if self._resets_after:
             dzs[names[1]] = dq
             into_state = op.Concat(dz, dq, axis=0)
-        product = op.MatMul(turned[self._gates.name], into_state)
-        return [op.Add(product, before)], dzs
+        return [op.Gemm(turned[self._gates.name], into_state, before)], dzs
 
 
 def _or_old(op: OpBuilder, new: Tensor, old: Tensor, now: Slices) -> Tensor:
     """A state, or its gradient, that is 0 where a sequence has ended: there the old one."""
     return op.Add(new, op.Mul(old, now[KEEP])) if KEEP in now else new
+
+
+def _product_or_old(op: OpBuilder, weights: Tensor, dz: Tensor, old: Tensor, now: Slices) -> Tensor:
+    """The gradient of a state by a product; the old one where a sequence has ended."""
+    if KEEP in now:
+        return op.Gemm(weights, dz, op.Mul(old, now[KEEP]))
+    return op.MatMul(weights, dz)
 
 
 def _with_result(op: OpBuilder, dh: Tensor, now: Slices) -> Tensor:

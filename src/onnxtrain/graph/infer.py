@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from ..errors import ModelError, ShapeInferenceError
 from .infer_bodies import infer_with_bodies
-from .onnx_inference import infer_shapes_of, open_elements
+from .onnx_inference import infer_shapes_of
 from .ranks import fill_ranks
 
 KEEP_BYTES = 1024
@@ -120,7 +120,7 @@ def infer_shapes(model: ir.Model) -> ir.Model:
             # for a shape of two numbers and refuses to add a longer one.
             pass
         try:
-            return open_elements(onnx.shape_inference.infer_shapes(proto, **strict))
+            return infer_shapes_of(proto, follows_values=False, **strict)
         except Exception as error:
             raise ShapeInferenceError(
                 f"Shape inference failed: {str(error).strip()}. The model contradicts itself; "

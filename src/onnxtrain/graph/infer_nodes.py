@@ -18,7 +18,8 @@ CONSTANT_BYTES = 1024
 def infer_nodes(nodes: Sequence[ir.Node], opset: int) -> None:
     """Give the outputs of new nodes, and the values inside their subgraphs, types and shapes.
 
-    Names must be unique across all subgraphs, as the builder makes them.
+    Names must be unique across all subgraphs, as the builder makes them. A shape that whoever built
+    a node has given to its output stays, where inference would not know the dimensions.
     """
     results = {o for node in nodes for o in node.outputs}
     inside = [v for node in nodes for v in _inside(node)]
@@ -34,6 +35,8 @@ def infer_nodes(nodes: Sequence[ir.Node], opset: int) -> None:
     graph = onnx.helper.make_graph(
         [ir.to_proto(node) for node in nodes], "new", inputs, [], constants
     )
+    described = [v for v in results if v.name and v.shape is not None and v.type is not None]
+    graph.value_info.extend(ir.serde.serialize_value(v) for v in described)
     model = onnx.helper.make_model(
         graph, opset_imports=[onnx.helper.make_opsetid("", opset)], ir_version=10
     )

@@ -29,21 +29,29 @@ ARITHMETIC_OF_SHAPES = frozenset(
 """What exporters compute axes and sizes with when they do not fold constants."""
 
 
-def infer_shapes_of(proto: onnx.ModelProto, **options: Any) -> onnx.ModelProto:
+def infer_shapes_of(
+    proto: onnx.ModelProto, *, follows_values: bool = True, **options: Any
+) -> onnx.ModelProto:
     """`onnx.shape_inference.infer_shapes` that follows values which are shapes.
 
     With `data_prop` onnx keeps one entry per element for every vector that is sliced, added or
     multiplied, also for a parameter of a million numbers. So a model is inferred without first,
     which also shows whether a value is of a size that nothing can hold. If a shape stays open
     and there are long vectors, what follows from constants is computed; only if one stays open
-    all the same, values are followed.
+    all the same, values are followed. Without `follows_values` onnx is asked once, and not to.
 
     Raises:
         ModelError: a value would have more than a terabyte.
     """
+
+    def infer(model: onnx.ModelProto) -> onnx.ModelProto:
+        if follows_values:
+            return _infer(model, options)
+        return onnx.shape_inference.infer_shapes(model, data_prop=False, **options)
+
     if has_einsum_with_dots(proto.graph):
-        return open_elements(infer_einsums(proto, lambda model: _infer(model, options)))
-    return open_elements(_infer(proto, options))
+        return open_elements(infer_einsums(proto, infer))
+    return open_elements(infer(proto))
 
 
 def _infer(proto: onnx.ModelProto, options: dict[str, Any]) -> onnx.ModelProto:

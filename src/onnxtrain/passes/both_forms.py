@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import onnx_ir as ir
 
 from ..graph import Dim, OpBuilder, Tensor
 from ..graph.edit import copy_node, remove_nodes, take_over
+from ..graph.subgraphs import subgraphs
+from .cleanup import duplicate_key
 
 
 class BothForms:
@@ -82,6 +84,49 @@ class BothForms:
                 )
             self._conditions[rows] = is_many
         return self._conditions[rows]
+
+
+def share_common(
+    graph: ir.Graph, branches: tuple[ir.Graph, ir.Graph], trained: Collection[str]
+) -> None:
+    """Move what both branches of an If compute of outer values alone before it.
+
+    One of the branches would compute it anyway, and its gradient is taken once. What depends on
+    constants alone stays: onnxruntime folds it, and lays a product's weight out for that product
+    only if it finds the weight beside it.
+
+    Args:
+        graph: that has the If.
+        branches: of it; of nodes that are the same those of the first are moved.
+        trained: names of values that change, though they may have a value now.
+    """
+    first, second = branches
+    holder = next(n for n in graph if n.op_type == "If" and first in subgraphs(n))
+    moved = True
+    while moved:  # what reads only what was moved can be moved next
+        known = {duplicate_key(node): node for node in second if _is_movable(node, second, trained)}
+        moved = False
+        for node in [n for n in first if _is_movable(n, first, trained)]:
+            key = duplicate_key(node)
+            same = known.pop(key, None) if key is not None else None
+            if same is None or len(same.outputs) != len(node.outputs):
+                continue
+            for old, new in zip(same.outputs, node.outputs):
+                old.replace_all_uses_with(new)
+            remove_nodes(second, [same])
+            first.remove(node)
+            graph.insert_before(holder, node)
+            moved = True
+
+
+def _is_movable(node: ir.Node, branch: ir.Graph, trained: Collection[str]) -> bool:
+    """Whether a node of a branch reads outer values only, and gives none of its results."""
+    if any(o.is_graph_output() for o in node.outputs):
+        return False
+    read = [v for v in node.inputs if v is not None]
+    if all(v.const_value is not None and v.name not in trained for v in read):
+        return False
+    return all((maker := v.producer()) is None or maker.graph is not branch for v in read)
 
 
 def is_read_outside(value: ir.Value, inside: set[ir.Node]) -> bool:

@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from ...graph import OpBuilder, Tensor
 from ...graph.infer_nodes import infer_nodes
-from ..bodies import Slices, scan
+from ..bodies import Slices, scan, zero_state
 from ..composites import Composite, declare
 from ..recurrent_cells import KEEP, MASK, Cell, Product
 from ..walk import Walk
@@ -103,7 +103,7 @@ class RecurrentLoop:
         ) -> tuple[list[Tensor], dict[str, Tensor]]:
             return self.cell.backward(op, states, now, turned)
 
-        starts = [op.zeros_like(h) if d is None else d for h, d in zip(self.starts, dstates)]
+        starts = [zero_state(op, h) if d is None else d for h, d in zip(self.starts, dstates)]
         before, dzs = scan(op, starts, stacks, step, not self.backwards)
         return dzs, before
 

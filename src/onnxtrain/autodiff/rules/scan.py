@@ -32,7 +32,7 @@ def scan(walk: Walk, node: ir.Node, dys: Sequence[Tensor | None]) -> Gradients:
     sums = loops.accumulate(back, op)
     states = [*back.states, *((a, b, c) for _, a, b, c in sums)]
     stacks = [(p.axis, int(not p.backwards), g) for p, g in back.slices]
-    stacks += [(0, 1, g) for g in later.stacked]
+    stacks += [(0, int(later.backwards), g) for g in later.stacked]
     outputs = bodies.body_outputs(back.op, [*(r for _, _, r in states), *(g for *_, g in stacks)])
     used = used_values(back.op.nodes)
     reads = [p for p in back.reads if p.inner in used]
@@ -67,7 +67,10 @@ def scan(walk: Walk, node: ir.Node, dys: Sequence[Tensor | None]) -> Gradients:
 
 
 def _stack_of(op: OpBuilder, form: loops.Repeat, value: ir.Value) -> loops.Port:
-    """The stack of a forward value over all iterations; made an output of the Scan if need be."""
+    """The stack of a forward value over all iterations; made an output of the Scan if need be.
+
+    It has the order of what the Scan reads: stacks of one order can be multiplied with one another.
+    """
     for port in (*form.sliced, *form.stacked):
         if port.inner is value:
             return port
@@ -78,13 +81,13 @@ def _stack_of(op: OpBuilder, form: loops.Repeat, value: ir.Value) -> loops.Port:
     inner = bodies.add_body_output(op, form.body, value)
     outer = bodies.add_node_output(op, form.node, f"{value.name}_stack")
     loops.typed(op.tensor(outer), value, 0)
-    for name in ("scan_output_axes", "scan_output_directions"):
-        if name in form.node.attributes:
-            values = [*form.node.attributes[name].as_ints(), 0]
-            form.node.attributes[name] = ir.AttrInt64s(name, values)
-    port = loops.Port(outer, inner)
-    form.stacked.append(loops.Port(outer, value))
-    return port
+    attributes = form.node.attributes
+    backwards = "scan_output_directions" in attributes and all(p.backwards for p in form.sliced)
+    for name, number in (("scan_output_axes", 0), ("scan_output_directions", int(backwards))):
+        if name in attributes:
+            attributes[name] = ir.AttrInt64s(name, [*attributes[name].as_ints(), number])
+    form.stacked.append(loops.Port(outer, value, 0, backwards))
+    return loops.Port(outer, inner, 0, backwards)
 
 
 def _port_of(form: loops.Repeat, value: ir.Value) -> loops.Port | None:

@@ -20,7 +20,7 @@ from ...graph import OpBuilder, Tensor
 from ...graph.edit import remove_nodes, take_over
 from ...graph.infer_nodes import infer_nodes
 from ...graph.subgraphs import live_nodes, used_values
-from ..both_forms import BothForms
+from ..both_forms import BothForms, share_common
 from . import columns, rows
 from .cells import CELLS
 
@@ -49,9 +49,11 @@ def recurrent_layers_as_scans(
     for chain in _chains(model.graph, layers) if open_batches else ():
         split.update(chain)
         x, axis = columns.batch_axis(chain[0])
-        for graph, write in zip(forms.split(chain, x, axis), (columns.write, rows.write)):
+        branches = forms.split(chain, x, axis)
+        for graph, write in zip(branches, (columns.write, rows.write)):
             for node in [n for n in graph if n.op_type in CELLS]:
                 _rewrite(inside(op), node, write)
+        share_common(model.graph, branches, wrt)
     for node in (n for n in layers if n not in split):
         _rewrite(inside(op), node, columns.write if columns.has_form(node) else rows.write)
     op.attach(model.graph)

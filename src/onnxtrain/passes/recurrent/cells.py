@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import onnx_ir as ir
+
 from ...errors import ModelError
 from ...graph import OpBuilder, Tensor
 
@@ -101,8 +103,14 @@ def _clipped(op: OpBuilder, weights: Weights, z: Tensor) -> Tensor:
 def _project(op: OpBuilder, k: Weights, gates: int, bias: Tensor | None) -> Tensor:
     """X·Wᵀ + b, all time steps at once."""
     rows = op.Gemm(op.Flatten(k.x, axis=2), k.w, bias, transB=1)
-    width = op.const([gates * k.size])
-    return op.Reshape(rows, op.Concat(op.dim_of(k.x, 0), op.dim_of(k.x, 1), width, axis=0))
+    width, dims = gates * k.size, [k.x.dim(0), k.x.dim(1)]
+    sizes = [size if isinstance(size, int) else -1 for size in dims]
+    shape = op.const([*sizes, width])
+    if sizes.count(-1) == 2 or 0 in sizes:
+        shape = op.Concat(op.Shape(k.x, start=0, end=2), op.const([width]), axis=0)
+    results = op.Reshape(rows, shape)
+    results.value.type, results.value.shape = k.x.value.type, ir.Shape([*dims, width])
+    return results
 
 
 def rnn(op: OpBuilder, k: Weights) -> tuple[list[Tensor], Step]:

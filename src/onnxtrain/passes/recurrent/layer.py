@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import onnx_ir as ir
 
 from ...autodiff.walk import attributes_of
@@ -19,6 +18,8 @@ class Layer:
 
     def __init__(self, op: OpBuilder, node: ir.Node) -> None:
         self.op, self.node = op, node
+        self._parts: dict[tuple[ir.Value, int], Sequence[Tensor]] = {}
+        self._zeros: Tensor | None = None
         self.flags = attributes_of(node, None)
         self.make, self.gates, default = CELLS[node.op_type]
         inputs = [None if v is None else op.tensor(v) for v in node.inputs]
@@ -77,7 +78,28 @@ class Layer:
             return self.op.tensor(joined)
         if self.count == 1:
             return self.op.Squeeze(x, [axis])
-        return self.op.Gather(x, self.op.const(np.array(d, np.int64)), axis=axis)
+        return self._directions(x, axis)[d]
+
+    def _directions(self, x: Tensor, axis: int) -> Sequence[Tensor]:
+        """The parts of an operand that belong to the directions: one Split, once.
+
+        A Gather each is what onnxruntime makes a Split of, and has a gradient of more nodes.
+        """
+        if (x.value, axis) not in self._parts:
+            op, count, dims = self.op, self.count, x.shape
+            sizes = [size for size in dims[2:] if isinstance(size, int)] if dims else []
+            if axis == 0 and dims is not None and len(sizes) == len(dims) - 2:
+                rows = op.Reshape(x, op.const([-1, *sizes]))
+                parts: Sequence[Tensor] = op.many(
+                    "Split", rows, outputs=count, axis=0, num_outputs=count
+                )
+                for part in parts:
+                    part.value.type, part.value.shape = x.value.type, ir.Shape([dims[1], *sizes])
+            else:
+                split = op.many("Split", x, outputs=count, axis=axis, num_outputs=count)
+                parts = [op.Squeeze(part, [axis]) for part in split]
+            self._parts[x.value, axis] = parts
+        return self._parts[x.value, axis]
 
     def weights(self, d: int) -> Weights:
         """Weights and biases of direction `d`."""
@@ -115,8 +137,10 @@ class Layer:
             start = self._part(initial, d, 1 if self.by_batch else 0)
             assert start is not None
             return start
-        shape = op.Concat(op.dim_of(self.x, 1), op.const([self.size]), axis=0)
-        return op.full(shape, 0, self.x.dtype)
+        if self._zeros is None:
+            shape = op.Concat(op.dim_of(self.x, 1), op.const([self.size]), axis=0)
+            self._zeros = op.full(shape, 0, self.x.dtype)
+        return self._zeros
 
 
 def _joined(op: OpBuilder, parts: Sequence[Tensor], axis: int) -> Tensor:

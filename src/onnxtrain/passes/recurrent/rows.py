@@ -26,8 +26,12 @@ def steps_of_sequences(op: OpBuilder, layer: Layer) -> Tensor | None:
     """Whether a time step belongs to a sequence: BOOL [time, batch]; None if all do."""
     if layer.lengths is None:
         return None
-    count = op.Squeeze(op.dim_of(layer.x, 0), [0])
-    steps = op.Unsqueeze(op.Range(op.const(np.array(0)), count, op.const(np.array(1))), [1])
+    count = layer.x.dim(0)
+    if isinstance(count, int):
+        steps = op.const(np.arange(count, dtype=np.int64)[:, None])
+    else:
+        last = op.Squeeze(op.dim_of(layer.x, 0), [0])
+        steps = op.Unsqueeze(op.Range(op.const(np.array(0)), last, op.const(np.array(1))), [1])
     lengths = op.Unsqueeze(op.Cast(layer.lengths, to=ir.DataType.INT64), [0])
     return op.Less(steps, lengths)
 

@@ -87,11 +87,32 @@ class Outline:
         described = (f for begin, end in self.results for f in fields(self.model, begin, end))
         return {self.model[begin:end] for number, begin, end in described if number == 1}
 
+    def mentions(self, text: bytes) -> bool:
+        """Whether a text occurs among the nodes."""
+        begin, end = (self.nodes[0][0], self.nodes[-1][1]) if self.nodes else (0, 0)
+        return self.model.find(text, begin, end) >= 0
+
+    def domains(self) -> set[bytes]:
+        """Where the operators of the model come from; an `IndexError` if one is damaged."""
+        described = [dict(self._described(place)) for place in self.opsets]
+        return {texts.get(1, b"") for texts in described}
+
+    def has_constant_of(self, element_type: int) -> bool:
+        """Whether an initializer has such elements; an `IndexError` if one is damaged."""
+        needle = bytes([element_type])
+        described = (field for place in self.constants for field in self._described(place))
+        return any(number == 2 and value == needle for number, value in described)
+
+    def _described(self, place: tuple[int, int]) -> Iterator[tuple[int, bytes]]:
+        """Numbers and contents of the fields of a message."""
+        for number, begin, end in fields(self.model, *place):
+            yield number, self.model[begin:end]
+
     def metadata(self, key: str) -> str:
         """What the model says of itself under a key; nothing if it does not."""
         for begin, end in self.entries:
             try:
-                texts = {n: self.model[i:j] for n, i, j in fields(self.model, begin, end)}
+                texts = dict(self._described((begin, end)))
             except IndexError:
                 return ""
             if texts.get(1) == key.encode():

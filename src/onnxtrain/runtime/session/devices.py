@@ -7,9 +7,8 @@ for the device's, and marked "not run on hardware" in the documentation.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +23,7 @@ from .cut_session import cut_if_long
 from .few_bits import with_kernels
 from .native import core_of, ort_device
 from .optimizers import TRANSPOSING, idle_of_shapes, idle_optimizers
-from .options import BUSY, FOLDER, PREPACKING, SPINNING, UserOptions, create_with, may_spin
+from .options import BUSY, FOLDER, PREPACKING, SPINNING, UserOptions, Way, may_spin, ways_with
 from .products import fuse_transposed
 from .sharing import note_session
 
@@ -33,6 +32,25 @@ Provider: TypeAlias = "str | tuple[str, dict[str, Any]]"
 
 RUN_OPTIONS = onnxruntime.RunOptions()
 """The defaults. A run that is given none makes them anew, which takes 5 µs in every step."""
+
+REFUSALS = (
+    ort.Fail,
+    ort.InvalidArgument,
+    ort.InvalidGraph,
+    ort.NotImplemented,
+    ort.RuntimeException,
+)
+"""What onnxruntime raises for a form of a model that it does not support: an operator, an attribute
+or a kernel that it lacks. A file that is missing or damaged is so in every form."""
+
+OWN_DOMAINS = frozenset(
+    {
+        b"", b"ai.onnx", b"ai.onnx.ml", b"ai.onnx.training", b"ai.onnx.preview.training",
+        b"com.microsoft", b"com.microsoft.nchwc", b"com.microsoft.experimental",
+        b"com.ms.internal.nhwc", b"org.pytorch.aten",
+    }
+)  # fmt: skip
+"""Domains whose operators onnxruntime brings, or refuses, by itself."""
 
 MANY_CONSTANTS = 2**29
 """Bytes of constants from which on no copies of them are made, see `session_options`."""
@@ -197,26 +215,20 @@ def open_session(
     `create_session`.
     """
     options = session_options() if options is None else options
-
-    def create(content: bytes | str) -> onnxruntime.InferenceSession:
-        return create_session(content, options, providers, provider_options)
-
     on_host = is_on_host(providers)
 
-    def opened(content: bytes | str) -> Any:
-        outline = Outline.of(content) if isinstance(content, bytes) else None
-        if isinstance(content, bytes) and on_host:
-            cut_session = cut_if_long(content, outline, options, create)
-            if cut_session is not None:
-                return cut_session
-        return create_session(content, options, providers, provider_options, outline=outline)
+    def create(content: bytes | str, outline: Outline | None = None) -> Any:
+        return create_session(
+            content, options, providers, provider_options, outline=outline, kernels=on_host
+        )
 
     with preparing("making a session of onnxruntime", lambda: len(ModelFile.load(model).nodes)):
-        native = with_kernels(model, options) if isinstance(model, bytes) and on_host else model
-        if native is not model:
-            with contextlib.suppress(Exception):  # a build, or a version, without these kernels
-                return opened(native)
-        return opened(model)
+        outline = Outline.of(model) if isinstance(model, bytes) else None
+        if isinstance(model, bytes) and on_host:
+            cut_session = cut_if_long(model, outline, options, create)
+            if cut_session is not None:
+                return cut_session
+        return create(model, outline)
 
 
 def create_session(
@@ -226,6 +238,7 @@ def create_session(
     provider_options: Sequence[Any] | None = None,
     *,
     outline: Outline | None = None,
+    kernels: bool = False,
 ) -> onnxruntime.InferenceSession:
     """A session of onnxruntime; all that onnxtrain has are created here.
 
@@ -235,32 +248,79 @@ def create_session(
         providers: execution providers, with or without their options; by default the CPU's.
         provider_options: their options, where the providers are names.
         outline: of the model's bytes, if somebody has looked at them already.
+        kernels: whether weights of four bits may go through onnxruntime's own kernel.
     """
     providers = [CPU] if providers is None else list(providers)
+    options = session_options() if options is None else options
     if outline is None and isinstance(model, bytes):
         outline = Outline.of(model)
     on_host = is_on_host(providers)
-    idle = idle_optimizers(outline, on_host=on_host)
+    forms = _forms(model, outline, options, on_host=on_host, kernels=kernels and on_host)
+    ways: list[Way[onnxruntime.InferenceSession]]
+    ways = ways_with(options, is_foreign=_is_foreign(outline))
+    attempts = [*((form, ways[0]) for form in forms), *((forms[-1], way) for way in ways[1:])]
 
-    def create(content: bytes | str, idle: Sequence[str]) -> onnxruntime.InferenceSession:
-        def make(chosen: Any) -> onnxruntime.InferenceSession:
-            return onnxruntime.InferenceSession(
-                content, chosen, providers, provider_options, disabled_optimizers=list(idle)
+    def create(form: Form, way: Way[onnxruntime.InferenceSession]) -> onnxruntime.InferenceSession:
+        return way(
+            lambda chosen: onnxruntime.InferenceSession(
+                form.content, chosen, providers, provider_options, disabled_optimizers=form.idle
             )
+        )
 
-        return create_with(options if options is not None else session_options(), make)
-
-    fused = None
-    if outline is not None and on_host and _are_fused(options):
-        fused = fuse_transposed(outline, with_types=not idle_of_shapes(idle))
     session = None
-    if fused is not None:
-        with contextlib.suppress(Exception):  # changed since it was marked: taken as it is
-            session = create(fused, idle)
+    for form, chosen_way in attempts[:-1]:
+        try:
+            session = create(form, chosen_way)
+            break
+        except REFUSALS:
+            continue
     if session is None:
-        session = create(model, [name for name in idle if name != TRANSPOSING])
+        session = create(*attempts[-1])
     note_session(core_of(session))
     return session
+
+
+class Form(NamedTuple):
+    """A model as a session is asked for it, and the optimizers that it does without."""
+
+    content: bytes | str
+    idle: list[str]
+
+
+def _forms(
+    model: bytes | str, outline: Outline | None, options: Any, *, on_host: bool, kernels: bool
+) -> list[Form]:
+    """The forms of a model, the fastest first and last the model itself, whose error is shown.
+
+    A form may be refused: a build or a version may lack the kernel for weights of four bits, and a
+    model may have been changed since its products were marked.
+    """
+    idle = idle_optimizers(outline, on_host=on_host)
+    plain = Form(model, [name for name in idle if name != TRANSPOSING])
+    if outline is None or not on_host:
+        return [plain]
+    is_fused = _are_fused(options)
+    forms = [_fused(outline, idle)] if is_fused else []
+    native = with_kernels(outline, options) if kernels else None
+    if native is not None:
+        native_outline = Outline.of(native)
+        form = _fused(native_outline, idle) if is_fused and native_outline is not None else None
+        forms.insert(0, form or Form(native, plain.idle))
+    return [*(form for form in forms if form is not None), plain]
+
+
+def _fused(outline: Outline, idle: Sequence[str]) -> Form | None:
+    """A model with its marked products put together, None if it has none."""
+    content = fuse_transposed(outline, with_types=not idle_of_shapes(idle))
+    return None if content is None else Form(content, list(idle))
+
+
+def _is_foreign(outline: Outline | None) -> bool:
+    """Whether a model has operators that a library of the user's brings."""
+    try:
+        return outline is not None and not outline.domains() <= OWN_DOMAINS
+    except IndexError:  # onnxruntime says what is wrong with it
+        return False
 
 
 def is_on_host(providers: Sequence[Any] | None) -> bool:

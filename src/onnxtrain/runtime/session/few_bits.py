@@ -27,6 +27,7 @@ import numpy as np
 from ...errors import ModelFileError
 from ..files.external import EXTERNAL
 from ..files.onnxfile import ModelFile, Node
+from ..files.outline import Outline
 from ..files.wire import Chunk, Message
 from .options import PREPACKING, entry_of
 
@@ -40,25 +41,29 @@ WAY = frozenset({"DequantizeLinear", "Reshape", "Transpose"})
 """What lies between the constants and the product."""
 
 
-def with_kernels(model: bytes, options: Any) -> bytes:
-    """A model for a session on the processor: the same one if there is nothing to gain.
+def with_kernels(outline: Outline, options: Any) -> bytes | None:
+    """A model for a session on the processor; None if there is nothing to gain.
+
+    Only one that has weights of four bits is read.
 
     Args:
-        model: its bytes; files that it names have been checked.
+        outline: of the model; files that it names have been checked.
         options: of the session that it is for.
     """
-    if b"DequantizeLinear" not in model or entry_of(options, PREPACKING) == "1":
-        return model
+    if not outline.mentions(b"DequantizeLinear") or entry_of(options, PREPACKING) == "1":
+        return None
     try:
-        file = ModelFile(Message.parse(model))
+        if not outline.has_constant_of(UINT4):
+            return None
+        file = ModelFile(Message.parse(outline.model))
         products = list(_Graph(file).products())
-    except ModelFileError:  # onnxruntime says what is wrong with it
-        return model
+    except (ModelFileError, IndexError):  # onnxruntime says what is wrong with it
+        return None
     inside = {
         p.codes.string(8): 0 if _is_external(p.codes) else len(_raw(p.codes)) for p in products
     }
     if not products or sum(inside.values()) > MOST_BYTES:
-        return model
+        return None
     editor = _Editor(file)
     for product in products:
         editor.use_kernel(product)

@@ -11,10 +11,9 @@ a session is made, and taken out again, of which onnxruntime writes a line to th
 
 from __future__ import annotations
 
-import contextlib
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import onnxruntime
 
@@ -22,6 +21,8 @@ from .native import read_back
 from .sharing import GlobalLock
 
 Session = TypeVar("Session")
+Way: TypeAlias = Callable[[Callable[[Any], Session]], Session]
+"""Calls what makes a session of options."""
 
 SPINNING = "session.force_spinning_stop"
 FOLDER = "session.model_external_initializers_file_folder_path"
@@ -87,13 +88,17 @@ class UserOptions:
         """For the sessions that are made with these options, not in the user's object."""
         self._entries[key] = value
 
-    def create(self, make: Callable[[Any], Session]) -> Session:
-        """What `make` makes of these options, as onnxruntime takes them."""
-        copy = copy_of(self.options)
-        if copy is not None:
-            with contextlib.suppress(Exception):  # an operator that the copy does not know
-                return make(self._complete(copy))
-        return self._lend(make)
+    def ways(self, *, is_foreign: bool) -> list[Way[Session]]:
+        """How a session gets these options, as onnxruntime takes them; the first is to be tried.
+
+        Args:
+            is_foreign: whether a model has operators that onnxruntime does not bring: their library
+                is registered with the user's object, and a copy does not know it.
+        """
+        copy = None if is_foreign else copy_of(self.options)
+        if copy is None:
+            return [self._lend]
+        return [lambda make: make(self._complete(copy)), self._lend]
 
     def _complete(self, options: Any) -> Any:
         """Put ours in."""
@@ -123,9 +128,11 @@ class UserOptions:
                     )
 
 
-def create_with(options: Any, make: Callable[[Any], Session]) -> Session:
-    """What `make` makes of options, a user's among them."""
-    return options.create(make) if isinstance(options, UserOptions) else make(options)
+def ways_with(options: Any, *, is_foreign: bool = False) -> list[Way[Session]]:
+    """How a session gets options, a user's among them; the first is to be tried, see `ways`."""
+    if isinstance(options, UserOptions):
+        return options.ways(is_foreign=is_foreign)
+    return [lambda make: make(options)]
 
 
 def copy_of(options: Any) -> Any:
