@@ -91,6 +91,10 @@ DEFECTS = (
         "its tool for quantizing has no bits to choose, as an error says",
     ),
     Defect("onnxruntime", "1.27", ("test_ml", "Classifier-", "2 classes,LOGISTIC"), LOGISTIC),
+    Defect(
+        "onnx", "1.22", ("test_of_the_onnx_package[test_adam_multiple]",),
+        "its case of Adam for several tensors computes with an epsilon that its node does not have",
+    ),
     Defect("onnx", "1.23", ("test_floored_modulo",), "its reference divides towards zero"),
     Defect(
         "onnx", "1.23", ("test_normalizations_equal_torch[100.0]",),

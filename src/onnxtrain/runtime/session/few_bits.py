@@ -50,10 +50,14 @@ def with_kernels(model: bytes, options: Any) -> bytes:
     if b"DequantizeLinear" not in model or entry_of(options, PREPACKING) == "1":
         return model
     try:
-        file = ModelFile(Message.parse(model))
-        products = list(_Graph(file).products())
+        return _with_kernels(model)
     except ModelFileError:  # onnxruntime says what is wrong with it
         return model
+
+
+def _with_kernels(model: bytes) -> bytes:
+    file = ModelFile(Message.parse(model))
+    products = list(_Graph(file).products())
     inside = {
         p.codes.string(8): 0 if _is_external(p.codes) else len(_raw(p.codes)) for p in products
     }
@@ -92,7 +96,7 @@ class _Graph:
         has_weights = any(t.integer(2) == UINT4 for t in self._constants.values())
         nodes = [(n, n.op_type) for n in file.nodes if not n.domain] if has_weights else []
         self._makers = {n.outputs[0]: n for n, kind in nodes if kind in WAY and n.outputs}
-        self._matmuls = [n for n, kind in nodes if kind == "MatMul"]
+        self._matmuls = [n for n, kind in nodes if kind == "MatMul" and len(n.inputs) == 2]
 
     def products(self) -> Iterator[_Product]:
         """Those that MatMulNBits can carry out."""
