@@ -1,13 +1,13 @@
 """What releases of onnxruntime that we claim to run on compute wrongly, in a form that is right.
 
 Before 1.24 a reduction over no axes fails, or, where its axes are given and empty, leaves its
-operand as it is even if it is a norm or a logarithm. Up to 1.24 a Resize whose axes count from the
+operand as it is even if it is a norm or a logarithm. Up to 1.26 a Resize whose axes count from the
 end reads memory that is not its own.
 
-The window of a GroupQueryAttention and the four bits of a QMoE, wrong before 1.24, and the logistic
-that a classifier of two classes forgets before 1.27 need no other form, for what is trained and
-exported has none of these operators; but whoever runs the model itself with such a release gets
-other numbers, so that is said.
+The window of a GroupQueryAttention (wrong before 1.24), the four bits of a QMoE (before 1.25) and
+the logistic that a classifier of two classes forgets (before 1.27) need no other form, for what is
+trained and exported has none of these operators; but whoever runs the model itself with such a
+release gets other numbers, so that is said.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def _mistake(node: ir.Node) -> tuple[tuple[int, int], str]:
     if node.op_type == "GroupQueryAttention" and window > 0:
         return (1, 24), f"looks one position further back than its window of {window}"
     if node.op_type == "QMoE" and node.attributes.get_int("expert_weight_bits", 4) == 4:
-        return (1, 24), "reads weights of four bits in another way"
+        return (1, 25), "reads weights of four bits in another way"
     if node.domain == ML and node.op_type in CLASSIFIERS and _forgets_the_logistic(node):
         return (1, 27), "gives the score of the second of two classes without its logistic"
     return (0, 0), ""

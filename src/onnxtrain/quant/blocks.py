@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -190,7 +191,7 @@ class _Tool:
         self.bytes_before += weight.nbytes
         values = []
         for tensor in tensors:
-            tensor.name = self.op.names.fresh(tensor.name)
+            tensor.name = self.op.names.fresh(f"{name}.{tensor.name}")
             converted = ir.serde.deserialize_tensor(tensor)
             self.bytes_after += converted.nbytes
             value = ir.Value(
@@ -233,23 +234,14 @@ def _quantized(
     op_type: str, name: str, weight: Array, settings: dict[str, Any]
 ) -> list[onnx.TensorProto]:
     """What onnxruntime's tool makes of a model with one weight: codes, scales, zero points."""
-    try:
-        from onnxruntime.quantization.matmul_nbits_quantizer import (
-            DefaultWeightOnlyQuantConfig,
-            MatMulNBitsQuantizer,
-        )
-    except ImportError as error:
-        raise ModelError(
-            "Quantising needs the tool of onnxruntime 1.22 or newer, which cannot be imported here "
-            f"({error}). Quantise the model elsewhere; it can be trained here."
-        ) from error
-    model = _model_of(op_type, name, weight)
+    tools = _tools()
+    model = _model_of(op_type, weight)
     axis = (("MatMul", 0), ("Gather", 1))
     try:
-        config = DefaultWeightOnlyQuantConfig(
+        config = tools.DefaultWeightOnlyQuantConfig(
             op_types_to_quantize=(op_type,), quant_axes=axis, **settings
         )
-        tool = MatMulNBitsQuantizer(model, algo_config=config)
+        tool = tools.MatMulNBitsQuantizer(model, algo_config=config)
     except TypeError as error:
         raise ModelError(
             f"The tool of this onnxruntime does not know a setting ({error}). Update onnxruntime, "
@@ -267,16 +259,33 @@ def _quantized(
     return [stored[n] for n in node.input if n in stored]
 
 
-def _model_of(op_type: str, name: str, weight: Array) -> onnx.ModelProto:
-    """A model with one product, or one table."""
-    stored = f"{name}.weight"
+def _tools() -> Any:
+    """onnxruntime's tool, without the log that it opens for the whole process when imported."""
+    log = logging.getLogger()
+    handlers, level = log.handlers[:], log.level
+    try:
+        from onnxruntime.quantization import matmul_nbits_quantizer
+    except ImportError as error:
+        raise ModelError(
+            "Quantising needs the tool of onnxruntime 1.22 or newer, which cannot be imported here "
+            f"({error}). Quantise the model elsewhere; it can be trained here."
+        ) from error
+    finally:
+        log.handlers[:] = handlers
+        log.setLevel(level)
+    return matmul_nbits_quantizer
+
+
+def _model_of(op_type: str, weight: Array) -> onnx.ModelProto:
+    """A model with one product, or one table; the tool logs its names, so they are ours."""
+    stored = "weight"
     kind = oh.np_dtype_to_tensor_dtype(weight.dtype)
     if op_type == "MatMul":
         x = oh.make_tensor_value_info("x", kind, ["n", weight.shape[0]])
-        node = oh.make_node("MatMul", ["x", stored], ["y"], name=f"/{name}/MatMul")
+        node = oh.make_node("MatMul", ["x", stored], ["y"], name="MatMul")
     else:
         x = oh.make_tensor_value_info("x", onnx.TensorProto.INT64, ["n"])
-        node = oh.make_node("Gather", [stored, "x"], ["y"], name=f"/{name}/Gather")
+        node = oh.make_node("Gather", [stored, "x"], ["y"], name="Gather")
     y = oh.make_tensor_value_info("y", kind, ["n", weight.shape[1]])
     graph = oh.make_graph([node], "g", [x], [y], [onnx.numpy_helper.from_array(weight, stored)])
     return oh.make_model(graph, opset_imports=[oh.make_opsetid("", 21)], ir_version=10)
