@@ -90,10 +90,6 @@ DEFECTS = (
         "onnxruntime", "1.23", ("test_scores_of_packed_texts", "[an operator-"),
         "refuses a model of opset 23, in which the test has Attention; normalized it runs",
     ),
-    Defect(
-        "onnxruntime", "1.31", ("test_blocks_run[guides/lora.md]",),
-        "its tool for quantizing has no bits to choose, as an error says",
-    ),
     Defect("onnxruntime", "1.27", ("test_ml", "Classifier-", "2 classes,LOGISTIC"), LOGISTIC),
     Defect(
         "onnx", "1.22", ("test_of_the_onnx_package[test_adam_multiple]",),
@@ -106,7 +102,7 @@ DEFECTS = (
         "at a mean of 100 deviations",
     ),
     Defect(
-        "onnxscript", "0.7.2", ("test_the_label_to_ignore_may_be_a_size",),
+        "onnxscript", "0.6.2", ("test_the_label_to_ignore_may_be_a_size",),
         "writes a label to ignore that is a size with shapes that contradict each other",
     ),
     Defect(
@@ -165,7 +161,7 @@ DEFECTS = (
         ATTENTION_ORDER,
     ),
     Defect(
-        "onnxscript", "0.7.2", ("test_embedding_bags[True-",),
+        "onnxscript", "0.6.2", ("test_embedding_bags[True-",),
         "does not export a bag of embeddings that has no padding row",
     ),
 )  # fmt: skip

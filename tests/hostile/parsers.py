@@ -247,17 +247,17 @@ def few_bit_models(folder: Path) -> list[bytes]:
     del folder
     models_of_few_bits = []
     for middle in (8, 7):
-        model = onnx.parser.parse_model(f"""
+        model = onnx.parser.parse_model("""
             <ir_version: 10, opset_import: ["": 21]>
             g (float[N, 32] x) => (float[N, 4] y)
-              <float[8] s = {{1, 2, 3, 4, 5, 6, 7, 8}}, int64[1] all = {{-1}},
-               int64[2] sizes = {{4, 32}}> {{
+              <float[8] s = {1, 2, 3, 4, 5, 6, 7, 8}, int64[1] all = {-1},
+               int64[2] sizes = {4, 32}> {
               scales = Reshape (s, all)
               floats = DequantizeLinear <axis = 0> (w, scales, z)
               matrix = Reshape (floats, sizes)
               turned = Transpose <perm = [1, 0]> (matrix)
               y = MatMul (x, turned)
-            }}
+            }
         """)
         codes = onnx.helper.make_tensor("w", TensorProto.UINT4, [8, 16], bytes(64), raw=True)
         points = bytes([middle * 17] * 4)
