@@ -50,7 +50,7 @@ def main() -> None:
     task.make_artifacts()
     home = task.FOLDER / "flower_home"
     home.mkdir()
-    link, *nodes = free_ports(3)
+    link, fleet, apps, *nodes = free_ports(5)
     (home / "config.toml").write_text(
         f'[superlink]\ndefault = "local"\n\n[superlink.local]\n'
         f'address = "127.0.0.1:{link}"\ninsecure = true\n'
@@ -64,15 +64,24 @@ def main() -> None:
         started.append(subprocess.Popen(command, env=variables, stdout=log, stderr=log, cwd=home))
 
     try:
-        start(
-            "superlink", "flower-superlink", "--insecure", "--host", "127.0.0.1",
-            "--port", str(link), "--disable-runtime-dependency-installation",
-        )  # fmt: skip
-        wait_for(link, started[0])
+        one_port = has_one_port(variables)
+        if one_port:
+            fleet = link
+            of_link = f"--host 127.0.0.1 --port {link} --disable-runtime-dependency-installation"
+        else:
+            of_link = (
+                f"--control-api-address 127.0.0.1:{link} --fleet-api-address 127.0.0.1:{fleet} "
+                f"--serverappio-api-address 127.0.0.1:{apps}"
+            )
+        start("superlink", "flower-superlink", "--insecure", *of_link.split())
+        for port in {link, fleet}:
+            wait_for(port, started[0])
         for number, port in enumerate(nodes):
+            own = f"--clientappio-api-address 127.0.0.1:{port}"
+            of_node = f"--host 127.0.0.1 --port {port}" if one_port else own
             start(
-                f"supernode{number}", "flower-supernode", "--insecure",
-                "--superlink", f"127.0.0.1:{link}", "--host", "127.0.0.1", "--port", str(port),
+                f"supernode{number}", "flower-supernode", "--insecure", *of_node.split(),
+                "--superlink", f"127.0.0.1:{fleet}",
                 "--node-config", f"partition-id={number} num-partitions=2",
             )  # fmt: skip
         with (task.FOLDER / "run.log").open("wb") as log:
@@ -90,6 +99,13 @@ def main() -> None:
         for pid in others:  # an interrupted app would wait for its SuperLink, in vain
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+
+
+def has_one_port(variables: dict[str, str]) -> bool:
+    """Whether a SuperLink of the installed release has one port, or one for each interface."""
+    command = [str(BIN / "flower-superlink"), "--help"]
+    said = subprocess.run(command, env=variables, capture_output=True, text=True, check=True)
+    return "--port PORT" in said.stdout
 
 
 def descendants(pids: list[int]) -> list[int]:

@@ -28,8 +28,10 @@ export async function readBytes(
     check(isInside, `"${location}" is a link that leads out of its directory.`, ModelFileError);
     file = await open(real, constants.O_RDONLY | constants.O_NOFOLLOW | constants.O_NONBLOCK);
   } catch (error) {
-    if ((error as { code?: string }).code === "ENOENT") return undefined;
-    throw error;
+    const { code } = error as { code?: string };
+    if (code === "ENOENT") return undefined;
+    if (code === undefined) throw error;
+    throw new ModelFileError(`"${location}" cannot be opened: ${code}.`);
   }
   try {
     const found = await file.stat();

@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import html
 import json
+import subprocess
+import sys
 import xml.etree.ElementTree as ElementTree
 from html.parser import HTMLParser
 from pathlib import Path
@@ -34,7 +36,7 @@ def model(folder):
     weights = {W: rng.standard_normal((4, 3)), B: np.zeros(3)}
     graph = helper.make_graph(
         [
-            helper.make_node("MatMul", [X, W], [f"h{TAGS}{CODES}"], name=f"n{TAGS}{CODES}"),
+            helper.make_node("MatMul", [X, W], [f"h{TAGS}{CODES}"], name=f"n{CODES}{TAGS}"),
             helper.make_node("Add", [f"h{TAGS}{CODES}", B], [Y], name=OUTSIDE),
         ],
         f"graph{TAGS}{CODES}",
@@ -116,6 +118,14 @@ COMMANDS = {
 def test_a_terminal_and_the_files(run, inside, folder, name):
     result = run(*COMMANDS[name])
     assert_inert(result, inside, folder)
+
+
+@pytest.mark.parametrize("name", ["quantize"])
+def test_a_terminal_of_its_own(inside, name):
+    """What other packages log is seen there only: pytest has handlers of its own."""
+    command = [sys.executable, "-m", "onnxtrain", *COMMANDS[name]]
+    done = subprocess.run(command, capture_output=True, cwd=inside, check=True)
+    assert controls((done.stdout + done.stderr).decode()) == []
 
 
 def assert_inert(result, inside, folder):

@@ -242,6 +242,46 @@ def export(path: Path) -> object:
     return write(path, state.training_state, path.parent / "out.onnx", ["y"])
 
 
+def few_bit_models(folder: Path) -> list[bytes]:
+    """Products with weights of four bits, with zero points and without any."""
+    del folder
+    models_of_few_bits = []
+    for middle in (8, 7):
+        model = onnx.parser.parse_model("""
+            <ir_version: 10, opset_import: ["": 21]>
+            g (float[N, 32] x) => (float[N, 4] y)
+              <float[8] s = {1, 2, 3, 4, 5, 6, 7, 8}, int64[1] all = {-1},
+               int64[2] sizes = {4, 32}> {
+              scales = Reshape (s, all)
+              floats = DequantizeLinear <axis = 0> (w, scales, z)
+              matrix = Reshape (floats, sizes)
+              turned = Transpose <perm = [1, 0]> (matrix)
+              y = MatMul (x, turned)
+            }
+        """)
+        codes = onnx.helper.make_tensor("w", TensorProto.UINT4, [8, 16], bytes(64), raw=True)
+        points = bytes([middle * 17] * 4)
+        zeros = onnx.helper.make_tensor("z", TensorProto.UINT4, [8], points, raw=True)
+        model.graph.initializer.extend([codes, zeros])
+        models_of_few_bits.append(model.SerializeToString())
+    return models_of_few_bits
+
+
+def few_bits(path: Path) -> object:
+    """The bytes that a session gets; what onnxruntime refuses of them is not taken."""
+    from onnxtrain.runtime.files.outline import Outline
+    from onnxtrain.runtime.session import devices
+    from onnxtrain.runtime.session.few_bits import with_kernels
+
+    outline, options = Outline.of(path.read_bytes()), devices.session_options(threads=1)
+    native = None if outline is None else with_kernels(outline, options)
+    if native is None:
+        return False
+    with contextlib.suppress(Exception):
+        devices.create_session(native, options).run(None, {"x": np.ones((2, 32), np.float32)})
+    return True
+
+
 def optimizer(path: Path) -> object:
     from onnxtrain.runtime.step.optimizer import Optimizer
 
@@ -834,6 +874,7 @@ PARSERS: dict[str, Parser] = {
     ),
     "module": Parser("m.onnx", "model", content_of("sound/training_model.onnx"), module, 20),
     "module in ort format": Parser("m.ort", "flatbuffers", ort_models, module, 50),
+    "few bits": Parser("m.onnx", "model", few_bit_models, few_bits),
     "export": Parser("m.onnx", "model", content_of("sound/eval_model.onnx"), export, 4),
     "optimizer": Parser("m.onnx", "model", content_of("sound/optimizer_model.onnx"), optimizer, 20),
     "old artifact": Parser("m.onnx", "protobuf", old_models, old_model, 200),

@@ -52,6 +52,7 @@ def test_damaged_files_are_read_or_refused(door: str) -> None:
         "checkpoint",
         "old checkpoint",
         "module",
+        "few bits",
         "npz",
         "yaml",
         "csv",

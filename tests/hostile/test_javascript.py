@@ -93,6 +93,10 @@ ATTACKS: dict[str, tuple[Attack, str]] = {
     "the eval model is a link": (linked(lambda a, b: a.symlink_to(b)), "out of its directory"),
     "the eval model is a hard link": (linked(lambda a, b: a.hardlink_to(b)), "hard links"),
     "the eval model is a pipe": (linked(lambda a, _: os.mkfifo(a)), "not a regular file"),
+    "the eval model is a link to itself": (
+        linked(lambda a, _: a.symlink_to(a.name)), "cannot be opened",
+    ),
+    "the folder is a file": (lambda f: _file_instead(f), "cannot be opened"),
     "device.json is not JSON": (lambda f: _write(f, "{"), "device.json"),
     "device.json is a list": (lambda f: _write(f, "[]"), "device.json"),
     "device.json is nested": (lambda f: _write(f, "[" * 100_000), "device.json"),
@@ -100,6 +104,11 @@ ATTACKS: dict[str, tuple[Attack, str]] = {
         lambda f: described(f, lambda facts: facts.pop("models")), "device.json",
     ),
 }  # fmt: skip
+
+
+def _file_instead(folder: Path) -> None:
+    shutil.rmtree(folder)
+    folder.write_text("")
 
 
 def _write(folder: Path, text: str) -> None:

@@ -142,6 +142,10 @@ OPERATORS: list[tuple[str, list[np.ndarray], dict[str, Any], int]] = [
     ("LinearClassifier", [f(4, 3)],
      {"coefficients": [1.0, -2, 3, 3, 1, 0], "intercepts": [0.1, 0.2],
       "classlabels_ints": [0, 1], "post_transform": "NONE"}, 2),
+    *(("LinearClassifier", [X2[:4, :3]],
+       {"coefficients": [1.0, -2, 3], "intercepts": [0.1], "classlabels_ints": [5, 7],
+        "post_transform": post}, 2)
+      for post in ("NONE", "SOFTMAX", "SOFTMAX_ZERO")),
     *(("SVMRegressor", [f(4, 3)],
        {"coefficients": [0.5, -1.5], "kernel_params": [0.7, 0.2, 3.0], "kernel_type": kernel,
         "n_supports": 2, "rho": [0.3], "support_vectors": [1.0, -2, 3, 0.5, 1, 0],
@@ -182,7 +186,15 @@ OPERATORS: list[tuple[str, list[np.ndarray], dict[str, Any], int]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("case", OPERATORS, ids=[f"{c[0]}-{i}" for i, c in enumerate(OPERATORS)])
+def name_of(number: int, op: str, attributes: dict[str, Any]) -> str:
+    """As in "LinearClassifier-2,2 classes,LOGISTIC"."""
+    classes, post = attributes.get("classlabels_ints"), attributes.get("post_transform")
+    return f"{op}-{number}" + (f",{len(classes)} classes,{post}" if classes else "")
+
+
+@pytest.mark.parametrize(
+    "case", OPERATORS, ids=[name_of(i, c[0], c[2]) for i, c in enumerate(OPERATORS)]
+)
 def test_operators(case: tuple[str, list[np.ndarray], dict[str, Any], int]) -> None:
     op, arrays, attributes, outputs = case
     model, feeds = op_model(
@@ -191,6 +203,20 @@ def test_operators(case: tuple[str, list[np.ndarray], dict[str, Any], int]) -> N
     after = normalized(model)
     assert not any(o.startswith(ML) for o in operators(after))
     assert_same(model, after, feeds, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("op", ["LinearClassifier", "SVMClassifier"])
+def test_transforms_that_are_not_there_are_refused(op: str) -> None:
+    """onnxruntime gives NaN there, for one score of two classes."""
+    wanted = f"{op}-", "2 classes,LOGISTIC"
+    cases = {name_of(0, c[0], c[2]): c[2] for c in OPERATORS}
+    (attributes,) = [a for name, a in cases.items() if all(part in name for part in wanted)]
+    model, _ = op_model(
+        op, [X2[:4, :3]], opset=17, domain=ML, outputs=2, imports={ML: 3},
+        **attributes | {"post_transform": "PROBIT"},
+    )  # fmt: skip
+    with pytest.raises(ModelError, match="PROBIT"):
+        normalized(model)
 
 
 PROBABILITIES = {

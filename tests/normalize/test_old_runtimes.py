@@ -60,6 +60,17 @@ EXPERTS = """<ir_version: 8, opset_import: ["": 18, "com.microsoft": 1]>
         y = com.microsoft.QMoE<expert_weight_bits = %d, activation_type = "swiglu",
             swiglu_fusion = 1, k = 2>(x, r, a, b, c, d, e, f)
     }"""
+LINEAR = """<ir_version: 8, opset_import: ["": 18, "ai.onnx.ml": 3]>
+    g (float[2, 3] x) => (int64[2] label, float[2, 2] y) {
+        label, y = ai.onnx.ml.LinearClassifier<coefficients = [%s], intercepts = [%s],
+            classlabels_ints = [0, 1], post_transform = "%s">(x)
+    }"""
+VECTORS = """<ir_version: 8, opset_import: ["": 18, "ai.onnx.ml": 3]>
+    g (float[2, 3] x) => (int64[2] label, float[2, 2] y) {
+        label, y = ai.onnx.ml.SVMClassifier<coefficients = [0.5, -0.5], rho = [0.1],
+            kernel_params = [0.5, 0.5, 3.0], support_vectors = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0],
+            vectors_per_class = [1, 1], classlabels_ints = [0, 1], post_transform = "%s">(x)
+    }"""
 
 
 @pytest.mark.parametrize(
@@ -70,9 +81,16 @@ EXPERTS = """<ir_version: 8, opset_import: ["": 18, "com.microsoft": 1]>
         ((1, 23), GROUPS % ", local_window_size = -1", False),
         ((1, 23), GROUPS % "", False),
         (None, GROUPS % ", local_window_size = 2", False),
-        ((1, 23), EXPERTS % (16, 16, 4), True),
-        ((1, 24), EXPERTS % (16, 16, 4), False),
+        ((1, 24), EXPERTS % (16, 16, 4), True),
+        ((1, 25), EXPERTS % (16, 16, 4), False),
         ((1, 23), EXPERTS % (32, 32, 8), False),
+        ((1, 26), LINEAR % ("1.0, 2.0, 3.0", "0.5", "LOGISTIC"), True),
+        ((1, 27), LINEAR % ("1.0, 2.0, 3.0", "0.5", "LOGISTIC"), False),
+        ((1, 26), LINEAR % ("1.0, 2.0, 3.0", "0.5", "NONE"), False),
+        ((1, 26), LINEAR % ("1.0, 2.0, 3.0, 4.0, 5.0, 6.0", "0.5, 1.0", "LOGISTIC"), False),
+        ((1, 26), VECTORS % "LOGISTIC", True),
+        ((1, 27), VECTORS % "LOGISTIC", False),
+        ((1, 26), VECTORS % "NONE", False),
     ],
 )
 def test_kernels_that_compute_another_thing_are_told(

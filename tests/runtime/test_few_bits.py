@@ -12,6 +12,7 @@ import pytest
 
 import onnxtrain
 from onnxtrain.runtime.files.outline import Outline
+from onnxtrain.runtime.files.wire import Message
 from onnxtrain.runtime.session import devices, few_bits
 from onnxtrain.runtime.session.options import PREPACKING
 from tests.passes.test_late_weights import FORMS, ROWS, nbits
@@ -142,3 +143,19 @@ def test_a_damaged_model_is_for_onnxruntime_to_judge(length: int) -> None:
     assert not with_kernels(damaged, devices.session_options())
     with pytest.raises(Exception, match=r"(?i)pars|protobuf|load"):
         onnxruntime.InferenceSession(damaged)
+
+
+def test_a_product_of_nothing_is_for_onnxruntime_to_judge() -> None:
+    model = onnx.load_from_string(gradient_of(nbits(512, 520)[0]))
+    model.graph.node.insert(0, onnx.helper.make_node("MatMul", [], ["of_nothing"]))
+    native = with_kernels(model.SerializeToString(), devices.session_options())
+    assert "MatMulNBits" in operators(native)
+
+
+def test_a_type_that_cannot_be_read_is_for_onnxruntime_to_judge() -> None:
+    """The constants and the nodes can be read, so that the product was taken."""
+    file = Message.parse(gradient_of(nbits(512, 520)[0]))
+    (output, *_) = file.message(7).messages(12)
+    output.replace(2, [b"\x0a\xff"])
+    damaged = file.encode()
+    assert not with_kernels(damaged, devices.session_options())

@@ -16,7 +16,7 @@ import onnx_ir as ir
 from ..errors import ModelError
 from ..graph import OpBuilder, Tensor
 from ..graph.nodes import identity
-from .ml_common import floats, labels, transform
+from .ml_common import both, floats, labels, transform
 from .rewrite import Lowering, all_nodes, describe, weight
 from .svm import svm_classifier, svm_regressor
 
@@ -65,13 +65,12 @@ def linear_classifier(
     classes = len(classlabels_ints) or len(classlabels_strings)
     rows = len(intercepts) or classes
     raw = _linear(op, x, coefficients, intercepts, rows)
-    scores = transform(op, raw, post_transform)
     if rows == 1 and classes == 2:
         chosen = op.Cast(op.Squeeze(raw, [1]) > 0, to=ir.DataType.INT64)
-        other = 1.0 - scores if post_transform == "LOGISTIC" else -scores
-        scores = op.Concat(other, scores, axis=1)
+        scores = both(op, raw, post_transform)
     else:
         chosen = op.ArgMax(raw, axis=1, keepdims=0)
+        scores = transform(op, raw, post_transform)
     return labels(op, chosen, classlabels_ints, classlabels_strings), scores
 
 

@@ -28,6 +28,18 @@ def transform(op: OpBuilder, scores: Tensor, kind: str) -> Tensor:
     raise ModelError(f"post_transform {kind!r} is not supported.")
 
 
+def both(op: OpBuilder, score: Tensor, kind: str) -> Tensor:
+    """The scores of two classes of which only the second has one.
+
+    As onnxruntime has it, which of all transforms knows the logistic one alone here.
+    """
+    if kind == "LOGISTIC":
+        score = op.Sigmoid(score)
+    elif kind not in ("NONE", "SOFTMAX", "SOFTMAX_ZERO"):
+        raise ModelError(f"post_transform {kind!r} is not supported.")
+    return op.Concat(1.0 - score, score, axis=1)
+
+
 def labels(
     op: OpBuilder, chosen: Tensor, integers: Sequence[int], strings: Sequence[str | bytes]
 ) -> Tensor:

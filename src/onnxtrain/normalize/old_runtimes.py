@@ -1,12 +1,13 @@
 """What releases of onnxruntime that we claim to run on compute wrongly, in a form that is right.
 
 Before 1.24 a reduction over no axes fails, or, where its axes are given and empty, leaves its
-operand as it is even if it is a norm or a logarithm. Up to 1.24 a Resize whose axes count from the
+operand as it is even if it is a norm or a logarithm. Up to 1.26 a Resize whose axes count from the
 end reads memory that is not its own.
 
-The window of a GroupQueryAttention and the four bits of a QMoE, wrong before 1.24, need no other
-form, for what is trained and exported has none of these operators; but whoever runs the model
-itself with such a release gets other numbers, so that is said.
+The window of a GroupQueryAttention (wrong before 1.24), the four bits of a QMoE (before 1.25) and
+the logistic that a classifier of two classes forgets (before 1.27) need no other form, for what is
+trained and exported has none of these operators; but whoever runs the model itself with such a
+release gets other numbers, so that is said.
 """
 
 from __future__ import annotations
@@ -30,36 +31,49 @@ OF_ONE_ELEMENT = {
 """What a reduction makes of a single element; the last one multiplies it with itself."""
 
 
-RIGHT = (1, 24)
-"""The first release in which the kernels below compute what they should."""
+ML = "ai.onnx.ml"
+CLASSIFIERS = {"LinearClassifier", "SVMClassifier"}
 
 
 def tell_of_old_kernels(model: ir.Model) -> ir.Model:
     """Warn of operators that the installed onnxruntime computes otherwise than is trained."""
     release = installed()
-    if release is None or release >= RIGHT:
+    if release is None:
         return model
     for node in all_nodes(model):
-        mistake = _mistake(node)
-        if mistake:
+        right, mistake = _mistake(node)
+        if release < right:
             warnings.warn(
                 f"{node.op_type} {node.name!r}: onnxruntime {release[0]}.{release[1]} {mistake}. "
                 "What is trained and exported here does not; the model itself gives other numbers "
-                f"with this release. Update to onnxruntime {RIGHT[0]}.{RIGHT[1]} or newer.",
+                f"with this release. Update to onnxruntime {right[0]}.{right[1]} or newer.",
                 OldRuntimeWarning,
                 stacklevel=2,
             )
     return model
 
 
-def _mistake(node: ir.Node) -> str:
-    """What old kernels do with a node that they should not."""
+def _mistake(node: ir.Node) -> tuple[tuple[int, int], str]:
+    """The first release that computes a node as it should, and what those before it do."""
     window = node.attributes.get_int("local_window_size", -1)
     if node.op_type == "GroupQueryAttention" and window > 0:
-        return f"looks one position further back than its window of {window}"
+        return (1, 24), f"looks one position further back than its window of {window}"
     if node.op_type == "QMoE" and node.attributes.get_int("expert_weight_bits", 4) == 4:
-        return "reads weights of four bits in another way"
-    return ""
+        return (1, 25), "reads weights of four bits in another way"
+    if node.domain == ML and node.op_type in CLASSIFIERS and _forgets_the_logistic(node):
+        return (1, 27), "gives the score of the second of two classes without its logistic"
+    return (0, 0), ""
+
+
+def _forgets_the_logistic(node: ir.Node) -> bool:
+    """Whether one score, of the second of two classes, is to go through a logistic."""
+    attributes = node.attributes
+    if attributes.get_string("post_transform", "NONE") != "LOGISTIC":
+        return False
+    if node.op_type == "LinearClassifier":
+        return len(attributes.get_floats("intercepts", ())) == 1
+    two = len(attributes.get_ints("vectors_per_class", ())) == 2
+    return two and not attributes.get_floats("prob_a", ())
 
 
 @cache

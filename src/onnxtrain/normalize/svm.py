@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from ..errors import ModelError
 from ..graph import OpBuilder, Tensor
-from .ml_common import floats, labels, transform
+from .ml_common import both, floats, labels, transform
 from .rewrite import weight
 
 SURE = 1e-7
@@ -70,7 +70,8 @@ def svm_classifier(
             shares = _probabilities(op, pairs, prob_a, prob_b, classes)
             scores = transform(op, shares, post_transform)
         elif classes == 2:
-            scores = _both(op, pairs, post_transform)
+            none = post_transform == "NONE"
+            scores = op.Concat(-pairs, pairs, axis=1) if none else both(op, pairs, post_transform)
         else:
             scores = transform(op, pairs, post_transform)
     return labels(op, chosen, classlabels_ints, classlabels_strings), scores
@@ -122,15 +123,6 @@ def _class_of_votes(op: OpBuilder, pairs: Tensor, classes: int) -> Tensor:
     change = weight(op, "votes", first - second, trained=False)
     votes = op.MatMul(yes, change) + weight(op, "no_votes", second.sum(0), trained=False)
     return op.ArgMax(votes, axis=1, keepdims=0)
-
-
-def _both(op: OpBuilder, score: Tensor, post_transform: str) -> Tensor:
-    """The scores of two classes; onnxruntime transforms that of the second alone."""
-    if post_transform == "NONE":
-        return op.Concat(-score, score, axis=1)
-    if post_transform == "LOGISTIC":
-        score = op.Sigmoid(score)
-    return op.Concat(1.0 - score, score, axis=1)
 
 
 def _probabilities(

@@ -194,7 +194,7 @@ class _Tool:
         self.bytes_before += weight.nbytes
         values = []
         for tensor in tensors:
-            tensor.name = self.op.names.fresh(tensor.name)
+            tensor.name = self.op.names.fresh(f"{name}.{tensor.name}")
             converted = ir.serde.deserialize_tensor(tensor)
             self.bytes_after += converted.nbytes
             value = ir.Value(
@@ -238,7 +238,7 @@ def _quantized(
 ) -> list[onnx.TensorProto]:
     """What onnxruntime's tool makes of a model with one weight: codes, scales, zero points."""
     tool_of = _tool_of_onnxruntime()
-    model = _model_of(op_type, name, weight)
+    model = _model_of(op_type, weight)
     axis = (("MatMul", 0), ("Gather", 1))
     try:
         config = tool_of.DefaultWeightOnlyQuantConfig(
@@ -290,16 +290,16 @@ def _log_level(logger: logging.Logger, level: int) -> Iterator[None]:
         logger.setLevel(before)
 
 
-def _model_of(op_type: str, name: str, weight: Array) -> onnx.ModelProto:
-    """A model with one product, or one table."""
-    stored = f"{name}.weight"
+def _model_of(op_type: str, weight: Array) -> onnx.ModelProto:
+    """A model with one product, or one table; the tool logs its names, so they are ours."""
+    stored = "weight"
     kind = oh.np_dtype_to_tensor_dtype(weight.dtype)
     if op_type == "MatMul":
         x = oh.make_tensor_value_info("x", kind, ["n", weight.shape[0]])
-        node = oh.make_node("MatMul", ["x", stored], ["y"], name=f"/{name}/MatMul")
+        node = oh.make_node("MatMul", ["x", stored], ["y"], name="MatMul")
     else:
         x = oh.make_tensor_value_info("x", onnx.TensorProto.INT64, ["n"])
-        node = oh.make_node("Gather", [stored, "x"], ["y"], name=f"/{name}/Gather")
+        node = oh.make_node("Gather", [stored, "x"], ["y"], name="Gather")
     y = oh.make_tensor_value_info("y", kind, ["n", weight.shape[1]])
     graph = oh.make_graph([node], "g", [x], [y], [onnx.numpy_helper.from_array(weight, stored)])
     return oh.make_model(graph, opset_imports=[oh.make_opsetid("", 21)], ir_version=10)

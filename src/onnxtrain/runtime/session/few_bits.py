@@ -53,12 +53,14 @@ def with_kernels(outline: Outline, options: Any) -> bytes | None:
     if not outline.mentions(b"DequantizeLinear") or entry_of(options, PREPACKING) == "1":
         return None
     try:
-        if not outline.has_constant_of(UINT4):
-            return None
-        file = ModelFile(Message.parse(outline.model))
-        products = list(_Graph(file).products())
+        return _with_kernels(outline.model) if outline.has_constant_of(UINT4) else None
     except (ModelFileError, IndexError):  # onnxruntime says what is wrong with it
         return None
+
+
+def _with_kernels(model: bytes) -> bytes | None:
+    file = ModelFile(Message.parse(model))
+    products = list(_Graph(file).products())
     inside = {
         p.codes.string(8): 0 if _is_external(p.codes) else len(_raw(p.codes)) for p in products
     }
@@ -97,7 +99,7 @@ class _Graph:
         has_weights = any(t.integer(2) == UINT4 for t in self._constants.values())
         nodes = [(n, n.op_type) for n in file.nodes if not n.domain] if has_weights else []
         self._makers = {n.outputs[0]: n for n, kind in nodes if kind in WAY and n.outputs}
-        self._matmuls = [n for n, kind in nodes if kind == "MatMul"]
+        self._matmuls = [n for n, kind in nodes if kind == "MatMul" and len(n.inputs) == 2]
 
     def products(self) -> Iterator[_Product]:
         """Those that MatMulNBits can carry out."""

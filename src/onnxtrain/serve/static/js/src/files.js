@@ -25,9 +25,12 @@ export async function readBytes(location, directory) {
         file = await open(real, constants.O_RDONLY | constants.O_NOFOLLOW | constants.O_NONBLOCK);
     }
     catch (error) {
-        if (error.code === "ENOENT")
+        const { code } = error;
+        if (code === "ENOENT")
             return undefined;
-        throw error;
+        if (code === undefined)
+            throw error;
+        throw new ModelFileError(`"${location}" cannot be opened: ${code}.`);
     }
     try {
         const found = await file.stat();
