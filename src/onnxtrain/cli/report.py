@@ -58,9 +58,9 @@ def _headline(run: Run) -> str:
 
 def _cards(run: Run) -> str:
     cells = [("epochs", str(len(run.history.get("loss", [])))), ("steps", f"{run.trainer.step:,}")]
-    for name, values in run.history.items():
-        if values and name != "lr":
-            cells.append((name.replace("_", " "), _number(name, values[-1])))
+    if run.best is not None:
+        cells.append(("best epoch", str(run.best.epoch(run.history) + 1)))
+    cells += [(name.replace("_", " "), _number(name, v)) for name, v in run.reached.items()]
     cards = "".join(
         f'<div class="card"><b>{escape(v)}</b><span>{escape(n)}</span></div>' for n, v in cells
     )
