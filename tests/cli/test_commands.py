@@ -88,7 +88,7 @@ def test_version_knows_every_extra():
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_output_has_a_short_name(run, name):
     text = run(name, "--help").out
-    assert not re.search(r"^ +--output ", text, re.MULTILINE)
+    assert not re.search(r"^  --output ", text, re.MULTILINE)
 
 
 def test_a_closed_pipe_is_no_error():
