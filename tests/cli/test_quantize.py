@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import onnx
@@ -25,6 +27,18 @@ def test_a_quantised_base_is_adapted(run):
     adapted = run("lora", "base.onnx", *data, "--rank", "2", "--output", "run")
     assert adapted.code == 0, adapted.err
     assert Path("run/adapter.onnx_adapter").is_file()
+
+
+def test_the_tool_does_not_turn_logging_on(folder):
+    """In a program of its own: it does so when it is imported."""
+    classifier()
+    code = "import sys, logging; from onnxtrain.cli import main; c = main(sys.argv[1:]); "
+    code += "sys.exit(c or len(logging.getLogger().handlers))"
+    arguments = ["quantize", "model.onnx", "--block-size", "16", "-o", "base.onnx"]
+    command = [sys.executable, "-c", code, *arguments]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert result.stderr == ""
 
 
 @pytest.mark.parametrize(("dtype", "element"), [("float16", 10), ("bfloat16", 16)])

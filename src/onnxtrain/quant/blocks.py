@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -234,10 +236,11 @@ def _quantized(
 ) -> list[onnx.TensorProto]:
     """What onnxruntime's tool makes of a model with one weight: codes, scales, zero points."""
     try:
-        from onnxruntime.quantization.matmul_nbits_quantizer import (
-            DefaultWeightOnlyQuantConfig,
-            MatMulNBitsQuantizer,
-        )
+        with _logging_unchanged():
+            from onnxruntime.quantization.matmul_nbits_quantizer import (
+                DefaultWeightOnlyQuantConfig,
+                MatMulNBitsQuantizer,
+            )
     except ImportError as error:
         raise ModelError(
             "Quantising needs the tool of onnxruntime 1.22 or newer, which cannot be imported here "
@@ -265,6 +268,18 @@ def _quantized(
         )
     stored = {tensor.name: tensor for tensor in graph.initializer}
     return [stored[n] for n in node.input if n in stored]
+
+
+@contextmanager
+def _logging_unchanged() -> Iterator[None]:
+    """The tool turns logging on for the whole program when it is imported: two lines a layer."""
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    try:
+        yield
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(level)
 
 
 def _model_of(op_type: str, name: str, weight: Array) -> onnx.ModelProto:
