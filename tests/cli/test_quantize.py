@@ -60,6 +60,7 @@ def test_a_base_of_half_precision_is_adapted(run, dtype, element):
         (("-o", "base.onnx", "--bits", "3"), "4 or 8 bits"),
         (("-o", "base.onnx", "--block-size", "7"), "choose 16"),
         (("-o", "base.onnx", "--targets", "encw"), "Near: enc_w"),
+        (("-o", "base.onnx", "--exclude", "lm_head"), "exclude='lm_head' match none"),
         (("-o", "nowhere/base.onnx"), "folder that exists"),
         (("-o", "base.onnx", "--dtype", "float16", "--bits", "4"), "leave it or --dtype out"),
         (("-o", "base.onnx", "--dtype", "float16", "--zero-points"), "--zero-points is for"),
