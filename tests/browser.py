@@ -22,3 +22,8 @@ def browse(address: str, folder: Path, *arguments: str) -> str:
     command = [str(BROWSER), *FLAGS, f"--user-data-dir={profile}", *arguments, address]
     out = subprocess.run(command, capture_output=True, text=True, check=True, timeout=180)
     return out.stdout
+
+
+def in_dark() -> str:
+    """The argument with which a page finds that its reader wants dark pages."""
+    return "--blink-settings=preferredColorScheme=0"

@@ -391,7 +391,7 @@ def eval_model(plan: Plan) -> ir.Model:
     """The forward half with the loss, Dropout and BatchNormalization in inference mode.
 
     It keeps the opset of the base, because models for inference are made from it again, unless
-    that is newer than every onnxruntime from 1.21 on runs, or has operators outside the standard.
+    that is newer than every onnxruntime from 1.22 on runs, or has operators outside the standard.
     """
     model = plan.load()
     modes.switch_off_training(model)

@@ -20,6 +20,7 @@ from onnxtrain.cli.app import COMMANDS
 from onnxtrain.cli.measure import FORWARD_BACKWARD, WARM_UP, profiler_note, read_profile
 from onnxtrain.cli.recipes import LOSSES, METRICS, SCHEDULES, optimizer_names
 from onnxtrain.cli.settings import read_recompute
+from onnxtrain.cli.version import PACKAGES
 from onnxtrain.passes import AFTER, BEFORE
 from onnxtrain.training_info import Training
 
@@ -72,8 +73,22 @@ def test_completion_of_a_loss():
 def test_version(run):
     result = run("version")
     assert result.code == 0
-    assert f"onnxruntime   {ort.__version__}" in result.out
+    assert re.search(rf"^onnxruntime +{re.escape(ort.__version__)} ", result.out, re.MULTILINE)
     assert run("--version").out.startswith("onnxtrain, version")
+
+
+def test_version_knows_every_extra():
+    text = (Path(__file__).parents[2] / "pyproject.toml").read_text()
+    extras = text.split("[project.optional-dependencies]")[1].split("\n[")[0]
+    packages = {name.lower() for name in re.findall(r'"([\w-]+)[^"]*"', extras)}
+    beside = {"onnxscript", "pyopenssl", "mpich"}  # what others bring along
+    assert packages - beside <= {name.lower() for name in PACKAGES}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_output_has_a_short_name(run, name):
+    text = run(name, "--help").out
+    assert not re.search(r"^  --output ", text, re.MULTILINE)
 
 
 def test_a_closed_pipe_is_no_error():

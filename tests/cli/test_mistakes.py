@@ -233,6 +233,9 @@ MISTAKES = {
     "wrong rank": Mistake(
         both(x=X[:, :, None]), TRAIN, ("3 dimensions", "takes 2: N×4", "reshape")
     ),
+    "inputs with one axis": Mistake(
+        both(x=X[:, 0]), TRAIN, ("has 1 dimension, ", "takes 2: N×4", "reshape")
+    ),
     "text for numbers": Mistake(
         both(x=X.astype(str)), TRAIN, ("holds text", "takes float32", "Convert it")
     ),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import onnx
@@ -27,6 +29,18 @@ def test_a_quantised_base_is_adapted(run):
     assert Path("run/adapter.onnx_adapter").is_file()
 
 
+def test_the_tool_does_not_turn_logging_on(folder):
+    """In a program of its own: it does so when it is imported."""
+    classifier()
+    code = "import sys, logging; from onnxtrain.cli import main; c = main(sys.argv[1:]); "
+    code += "sys.exit(c or len(logging.getLogger().handlers))"
+    arguments = ["quantize", "model.onnx", "--block-size", "16", "-o", "base.onnx"]
+    command = [sys.executable, "-c", code, *arguments]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert result.stderr == ""
+
+
 @pytest.mark.parametrize(("dtype", "element"), [("float16", 10), ("bfloat16", 16)])
 def test_a_base_of_half_precision_is_adapted(run, dtype, element):
     classifier()
@@ -46,6 +60,7 @@ def test_a_base_of_half_precision_is_adapted(run, dtype, element):
         (("-o", "base.onnx", "--bits", "3"), "4 or 8 bits"),
         (("-o", "base.onnx", "--block-size", "7"), "choose 16"),
         (("-o", "base.onnx", "--targets", "encw"), "Near: enc_w"),
+        (("-o", "base.onnx", "--exclude", "lm_head"), "exclude='lm_head' match none"),
         (("-o", "nowhere/base.onnx"), "folder that exists"),
         (("-o", "base.onnx", "--dtype", "float16", "--bits", "4"), "leave it or --dtype out"),
         (("-o", "base.onnx", "--dtype", "float16", "--zero-points"), "--zero-points is for"),

@@ -5,15 +5,16 @@ from __future__ import annotations
 import html
 import json
 import re
+from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from onnxtrain.cli import main, report
-from onnxtrain.cli.charts import curves
+from onnxtrain.cli import main, pages, report
+from onnxtrain.cli.charts import COLOURS, DARK, GROUND, curves
 from onnxtrain.drawing.scene import nice_steps, png_bytes, thin
-from tests.browser import BROWSER, browse
+from tests.browser import BROWSER, browse, in_dark
 
 from .models import classifier, regressor, write_csv, write_npz
 
@@ -77,19 +78,74 @@ def test_in_a_browser(digits_report, tmp_path, width):
     assert all(address.startswith("data:") for address in found["loaded"])
 
 
+def picture(page: Path, folder: Path, *arguments: str) -> np.ndarray:
+    """The pixels of a page, (all of them, 3)."""
+    image = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
+    shot = folder / "shot.png"
+    browse(page.as_uri(), folder, "--window-size=1120,1600", f"--screenshot={shot}", *arguments)
+    with image.open(shot) as opened:
+        return np.asarray(opened.convert("RGB")).reshape(-1, 3).astype(int)
+
+
+def how_many(pixels: np.ndarray, colour: str) -> int:
+    channels = [int(colour[i : i + 2], 16) for i in (1, 3, 5)]
+    return int((np.abs(pixels - channels).max(axis=1) < 8).sum())
+
+
 @pytest.mark.skipif(BROWSER is None, reason="no chromium or chrome is installed")
 def test_picture_of_the_page(digits_report, tmp_path):
-    image = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
-    browse(
-        digits_report.as_uri(),
-        tmp_path,
-        "--window-size=1120,1600",
-        f"--screenshot={tmp_path / 'shot.png'}",
-    )
-    with image.open(tmp_path / "shot.png") as shot:
-        pixels = np.asarray(shot.convert("RGB")).reshape(-1, 3)
-    for colour in ((37, 99, 235), (234, 88, 12)):  # the curves, and the diagonal of the matrix
-        assert (np.abs(pixels - np.array(colour)).max(axis=1) < 8).sum() > 100
+    pixels = picture(digits_report, tmp_path)
+    for colour in ("#2563eb", "#ea580c"):  # the curves, and the diagonal of the matrix
+        assert how_many(pixels, colour) > 100
+    assert how_many(pixels, "#f4f5f7") > 100_000
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no chromium or chrome is installed")
+def test_picture_of_the_page_in_the_dark(digits_report, tmp_path):
+    pixels = picture(digits_report, tmp_path, in_dark())
+    for colour in ("#7fb0ff", "#ffae66", "#2563eb"):  # two curves, the diagonal of the matrix
+        assert how_many(pixels, colour) > 100
+    for colour in ("#14171c", "#1d2128"):  # the page and its cards
+        assert how_many(pixels, colour) > 100_000
+    bright = pixels.min(axis=1) > 200
+    assert bright.mean() < 0.05  # text and the digits alone
+
+
+def contrast(one: str, other: str) -> float:
+    """Of two colours, as WCAG defines it."""
+
+    def luminance(colour: str) -> float:
+        channels = np.array([int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)])
+        linear = np.where(
+            channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4
+        )
+        return float(linear @ [0.2126, 0.7152, 0.0722])
+
+    high, low = sorted((luminance(one), luminance(other)), reverse=True)
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("light", COLOURS)
+def test_lines_are_seen_on_both_grounds(light):
+    assert contrast(light, GROUND) > 3
+    assert contrast(DARK[light], DARK[GROUND]) > 5
+
+
+def test_every_colour_of_a_chart_has_another_in_the_dark(digits_report):
+    charts = re.findall(r"<svg.*?</svg>", digits_report.read_text(), re.DOTALL)
+    shapes = re.findall(r"<(?:rect|text|polyline) [^>]*>", "".join(charts))
+    plain = [s for s in shapes if "--dark" not in s]
+    used = {c for shape in plain for c in re.findall(r'(?:fill|stroke)="(#\w+)"', shape)}
+    assert used
+    assert used <= set(DARK)
+
+
+def test_the_palette_is_that_of_the_served_page():
+    style = (files("onnxtrain") / "serve/static/style.css").read_text()
+    served = [dict(re.findall(r"(--\w+): (#\w+)", part)) for part in style.split("prefers-color")]
+    for mine, theirs in zip((pages.LIGHT_PALETTE, pages.DARK_PALETTE), served, strict=True):
+        own = dict(re.findall(r"(--\w+): (#\w+)", mine))
+        assert {**theirs, "--good": own["--good"]}.items() >= own.items()
 
 
 def test_regression_report(run):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from onnxtrain.cli.runs import SHOWN, narrowed
+from onnxtrain.cli.runs import MOST_CURVES, SHOWN, narrowed
 
 
 def write_run(folder: str, lr: float, losses: list[float], **settings: object) -> None:
@@ -55,6 +55,15 @@ def test_one_page_with_all_curves(run, runs):
         assert f">{name}</text>" in page
     assert "<script>" not in page
     assert not re.search(r"https?://(?!www\.w3\.org)", page)  # it needs no network
+    assert "prefers-color-scheme: dark" in page
+
+
+def test_each_run_has_a_colour_of_its_own(run, folder):
+    for i in range(MOST_CURVES):
+        write_run(f"runs/{i}", 0.1, [0.9, 0.5])
+    assert run("runs", "--html", "all.html").code == 0
+    first = Path("all.html").read_text().split("</svg>")[0]
+    assert len(set(re.findall(r'stroke="(#\w+)" stroke-width="2"', first))) == MOST_CURVES
 
 
 @pytest.mark.parametrize(

@@ -349,6 +349,10 @@ def test_the_best_model_is_kept_and_training_stops_early(run):
     assert len(losses) == best + 1 + 3 < 30
     assert f"Stopped after epoch {len(losses)}: val_loss brought no progress for 3" in result.err
     assert f"that of epoch {best + 1}" in result.err
+    assert f"val_loss {losses[best]:.4g}" in result.out.splitlines()[0]
+    cards = Path("out/report.html").read_text().split("<h2>")[0]
+    assert f"<b>{best + 1}</b><span>best epoch</span>" in cards
+    assert f"<b>{losses[best]:.4g}</b><span>val loss</span>" in cards
     data = np.load("val.npz")
     session = ort.InferenceSession("out/model.onnx", providers=["CPUExecutionProvider"])
     scores = session.run(None, {"x": data["x"]})[0].astype(float)

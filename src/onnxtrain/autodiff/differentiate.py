@@ -119,7 +119,8 @@ def _seed(op: OpBuilder, graph: ir.Graph, target: ir.Value, vjp: bool) -> Tensor
         raise ModelError(
             f"{target.name!r} has shape {list(dims)}, and only a scalar has a gradient. "
             "Reduce it to one number first (ReduceMean, ReduceSum), or ask for the "
-            "vector–Jacobian form with `vjp=True`, in which its gradient is an input."
+            "vector–Jacobian form with `vjp=True` (--vjp on the command line), in which its "
+            "gradient is an input."
         )
     if shape is not None:
         return op.const(np.ones(shape), target.dtype)

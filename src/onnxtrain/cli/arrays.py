@@ -30,10 +30,12 @@ def read_npy(path: PathLike) -> Array:
     """One array; mapped first, so that a shape larger than the file costs nothing."""
     remedy = "Write it with numpy.save, as numbers and not as Python objects."
     with reading(path, "a numpy array", remedy) as file:
-        version = np.lib.format.read_magic(file)
+        # Typed since numpy 2.3, which Python 3.10 has not.
+        version = np.lib.format.read_magic(file)  # type: ignore[no-untyped-call, unused-ignore]
         if version[0] not in {1, 2, 3}:
             raise UserError(f"{os.fspath(path)!r} has version {version} of the npy format.")
-        return np.array(np.lib.format.open_memmap(os.fspath(path), mode="r"))
+        mapped = np.lib.format.open_memmap(os.fspath(path), mode="r")  # type: ignore[no-untyped-call, unused-ignore]
+        return np.array(mapped)
 
 
 def read_npz(path: PathLike) -> dict[str, Array]:

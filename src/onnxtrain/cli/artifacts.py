@@ -21,7 +21,7 @@ Examples:
 
 @click.command(epilog=EPILOG)
 @click.argument("model", type=click.Path())
-@click.option("--output", required=True, type=click.Path(), help="Folder; made if missing.")
+@click.option("-o", "--output", required=True, type=click.Path(), help="Folder; made if missing.")
 @click.option("--loss", required=True, help="As for onnxtrain train.")
 @click.option(
     "--optimizer", default="adamw", show_default=True, help=f"One of {', '.join(OPTIMIZERS)}."

@@ -12,7 +12,7 @@ from .output import Output, UserError, count, one_of
 from .recipes import KEEP
 
 if TYPE_CHECKING:
-    from ..runtime.loop.trainer import Trainer
+    from ..runtime.loop.trainer import History, Trainer
     from .settings import Settings
 
 FILE = "best"
@@ -62,12 +62,17 @@ class Best:
             hooks.append(EarlyStopping(self.monitor, self.patience - 1, restore_best=False))
         return hooks
 
-    def put_back(self, trainer: Trainer, folder: Path, epochs: int, output: Output) -> None:
-        """Give the trainer the parameters of the best epoch; say which that is."""
-        values, best = trainer.history[self.monitor], 0
+    def epoch(self, history: History) -> int:
+        """The best epoch, counted from 0."""
+        values, best = history[self.monitor], 0
         for i, value in enumerate(values):
             if is_better(value, values[best], self.monitor, None, 0.0):
                 best = i
+        return best
+
+    def put_back(self, trainer: Trainer, folder: Path, epochs: int, output: Output) -> None:
+        """Give the trainer the parameters of the best epoch; say which that is."""
+        values, best = trainer.history[self.monitor], self.epoch(trainer.history)
         if self.patience is not None and len(values) < epochs:
             stopped = f"{self.monitor} brought no progress for {count(self.patience, 'epoch')}"
             output.say(f"Stopped after epoch {len(values)}: {stopped}.")

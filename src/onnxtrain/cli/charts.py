@@ -13,8 +13,24 @@ from ..drawing.scene import Box, Line, Point, Scene, Text, nice_steps, thin
 
 Array = npt.NDArray[Any]
 
-COLOURS = ("#2563eb", "#ea580c", "#16a34a", "#9333ea", "#0891b2")
-GRID, GREY = "#e3e8ee", "#52606d"
+COLOURS = (
+    "#2563eb", "#ea580c", "#16a34a", "#9333ea", "#0891b2", "#be123c",
+    "#a16207", "#4d7c0f", "#db2777", "#475569", "#7c2d12", "#0f766e",
+)  # fmt: skip
+"""Of the lines, as many as `onnxtrain runs` draws."""
+GROUND, INK, GRID, GREY = "#ffffff", "#1f2933", "#e3e8ee", "#52606d"
+DARK_COLOURS = (
+    "#7fb0ff", "#ffae66", "#4ade80", "#d0a5ff", "#22d3ee", "#fb7185",
+    "#facc15", "#a3e635", "#f9a8d4", "#cbd5e1", "#c8926a", "#5eead4",
+)  # fmt: skip
+DARK = {
+    GROUND: "#1d2128",
+    INK: "#e9ecf1",
+    GRID: "#343a45",
+    GREY: "#a3acba",
+    **dict(zip(COLOURS, DARK_COLOURS, strict=True)),
+}
+"""What a page that is dark has in place of each colour."""
 
 
 def curves(title: str, series: Mapping[str, Sequence[Point]], x_label: str) -> Scene:
@@ -22,7 +38,7 @@ def curves(title: str, series: Mapping[str, Sequence[Point]], x_label: str) -> S
     width, height = 640.0, 360.0
     left, right, top, bottom = 64.0, 16.0, 40.0, 48.0
     scene = Scene(width, height, title)
-    scene.add(Box(0, 0, width, height, "#ffffff"), Text(left, 22, title, 14, bold=True))
+    scene.add(Box(0, 0, width, height, GROUND), Text(left, 22, title, 14, bold=True))
     clean = {
         name: thin([p for p in points if math.isfinite(p[1])]) for name, points in series.items()
     }
@@ -66,7 +82,7 @@ def confusion(matrix: Array, names: Sequence[str], title: str = "Confusion matri
     cell, left, top = 40.0, 84.0, 84.0
     extent = cell * len(names)
     scene = Scene(left + extent + 24, top + extent + 24, title)
-    scene.add(Box(0, 0, scene.width, scene.height, "#ffffff"), Text(16, 24, title, 14, bold=True))
+    scene.add(Box(0, 0, scene.width, scene.height, GROUND), Text(16, 24, title, 14, bold=True))
     scene.add(Text(left + extent / 2, top - 32, "predicted", 12, "middle", GREY))
     scene.add(Text(16, top + extent / 2, "true", 12, "start", GREY))
     shares = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
@@ -78,19 +94,24 @@ def confusion(matrix: Array, names: Sequence[str], title: str = "Confusion matri
             share, number = float(shares[i, j]), int(matrix[i, j])
             note = f"{name} taken for {other}: {number}"
             x, y = left + cell * j, top + cell * i
-            scene.add(Box(x, y, cell - 2, cell - 2, _shade(share, i == j), note=note))
+            light, dark = _shades(share, i == j)
+            scene.add(Box(x, y, cell - 2, cell - 2, light, note=note, dark=dark))
             if number:
-                colour = "#ffffff" if share > 0.5 else "#1f2933"
+                colour = GROUND if share > 0.5 else INK
                 middle_y = y + cell / 2 + 3
                 scene.add(Text(x + cell / 2 - 1, middle_y, str(number), 12, "middle", colour))
     return scene
 
 
-def _shade(share: float, right: bool) -> str:
-    """From near white to blue for what is right, to orange for what is wrong."""
-    full = np.array((37, 99, 235) if right else (234, 88, 12))
+def _shades(share: float, right: bool) -> tuple[str, str]:
+    """From near white, or near black, to blue for what is right, to orange for what is wrong."""
     strength = math.sqrt(share)
-    mixed = np.round(np.array((243, 245, 248)) * (1 - strength) + full * strength).astype(int)
+    light, dark = ((37, 99, 235), (37, 99, 235)) if right else ((234, 88, 12), (194, 65, 12))
+    return _mixed((243, 245, 248), light, strength), _mixed((38, 43, 52), dark, strength)
+
+
+def _mixed(ground: tuple[int, ...], full: tuple[int, ...], strength: float) -> str:
+    mixed = np.round(np.array(ground) * (1 - strength) + np.array(full) * strength).astype(int)
     return "#" + "".join(f"{v:02x}" for v in mixed)
 
 

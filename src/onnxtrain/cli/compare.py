@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from .charts import curves
 from .output import count
-from .report import STYLE, escape, html_table
+from .pages import whole_page
+from .report import html_table
 
 if TYPE_CHECKING:
     from .runs import FinishedRun
@@ -25,14 +26,8 @@ def page(runs: Sequence[FinishedRun], head: Sequence[str], rows: Sequence[Sequen
     names = list(dict.fromkeys(name for run in runs for name in run.history))
     charts = "".join(f'<div class="chart">{_chart(name, runs)}</div>' for name in names)
     title = f"{count(len(rows), 'run')} of onnxtrain"
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n"
-        f"<h1>{escape(title)}</h1>\n<h2>Curves</h2>\n"
-        f'<div class="charts">{charts}</div>\n<h2>Runs</h2>\n{html_table(head, rows)}\n'
-        "</body>\n</html>\n"
-    )
+    body = f'<div class="charts">{charts}</div>\n<h2>Runs</h2>\n{html_table(head, rows)}'
+    return whole_page(title, f"<h2>Curves</h2>\n{body}")
 
 
 def _chart(name: str, runs: Sequence[FinishedRun]) -> str:

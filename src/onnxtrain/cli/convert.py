@@ -18,7 +18,9 @@ Example:
 @click.command(epilog=EPILOG)
 @click.argument("folder", type=click.Path())
 @click.argument("target", type=click.Path(), required=False)
-@click.option("--output", type=click.Path(), help="Folder; made if missing. The same as TARGET.")
+@click.option(
+    "-o", "--output", type=click.Path(), help="Folder; made if missing. The same as TARGET."
+)
 @click.option("--prefix", default="", help="Of the artifacts' names.")
 @common
 def command(folder: str, target: str | None, output: str | None, prefix: str) -> None:

@@ -27,7 +27,9 @@ Handwritten Digits" (E. Alpaydin and C. Kaynak, UCI, CC BY 4.0), as scikit-learn
 
 
 @click.command(epilog=EPILOG)
-@click.option("--output", default=None, help="Folder for the results; by default runs/digits.")
+@click.option(
+    "-o", "--output", default=None, help="Folder for the results; by default runs/digits."
+)
 @click.option("--epochs", default=15, show_default=True, help="Passes over the training data.")
 @click.option("--seed", default=0, show_default=True, help="Of the weights, split and order.")
 @click.option("--overwrite", is_flag=True, help="Throw away a run that is in the folder.")

@@ -14,7 +14,7 @@ Examples:
   onnxtrain differentiate loss.onnx -o gradient.onnx
   onnxtrain differentiate model.onnx -o gradient.onnx --wrt fc1.weight --wrt x --of loss
   onnxtrain differentiate model.onnx -o gradient.onnx --vjp
-  onnxtrain differentiate model.onnx --explain
+  onnxtrain differentiate loss.onnx --explain
 """
 
 

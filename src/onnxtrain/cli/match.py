@@ -400,8 +400,8 @@ def check_shape(array: Array, shape: Sequence[int | str | None], name: str) -> N
 
     if array.ndim != len(shape):
         raise UserError(
-            f"{name} has {array.ndim} dimensions, {array.shape}, and the model takes {len(shape)}: "
-            f"{shown(tuple(shape))}. Reshape the data, for example with "
+            f"{name} has {count(array.ndim, 'dimension')}, {array.shape}, and the model takes "
+            f"{len(shape)}: {shown(tuple(shape))}. Reshape the data, for example with "
             "array.reshape(len(array), ...)."
         )
     for axis, (have, want) in enumerate(zip(array.shape[1:], shape[1:]), 1):

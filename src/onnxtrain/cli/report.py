@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -11,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from ..drawing.inert import inert
 from ..drawing.scene import png_address
 from .charts import confusion, curves
 from .inspect import shown
 from .match import thumbnail
 from .output import count, size
+from .pages import escape, whole_page
 
 if TYPE_CHECKING:
     from .run import Run
@@ -26,38 +25,10 @@ SAMPLES, LOOKED_AT = 12, 512
 """Predictions that are shown, and rows from which they are chosen."""
 MOST_CLASSES = 20
 
-STYLE = """
-:root { color-scheme: light; }
-body { font: 15px/1.5 system-ui, Helvetica, Arial, sans-serif; color: #1f2933; margin: 0 auto;
-       max-width: 1060px; padding: 24px; background: #f7f9fb; }
-h1 { font-size: 24px; margin: 0 0 4px; } h2 { font-size: 18px; margin: 32px 0 12px; }
-p.sub { color: #52606d; margin: 0 0 20px; }
-.cards, .charts, .samples { display: flex; flex-wrap: wrap; gap: 12px; }
-.card, .chart, table, .sample { background: #fff; border: 1px solid #e3e8ee; border-radius: 8px; }
-.card { padding: 12px 16px; min-width: 120px; }
-.card b { display: block; font-size: 20px; } .card span { color: #52606d; font-size: 13px; }
-.chart { padding: 8px; flex: 0 1 510px; box-sizing: border-box; }
-.chart svg { display: block; width: 100%; height: auto; }
-table { border-collapse: collapse; width: 100%; } td, th { text-align: left; padding: 5px 12px;
-  border-bottom: 1px solid #edf1f5; font-variant-numeric: tabular-nums; word-break: break-word; }
-tr:last-child td { border-bottom: 0; } th { color: #52606d; font-weight: 600; }
-.sample { padding: 10px; width: 140px; font-size: 13px; }
-.sample img { width: 100%; image-rendering: pixelated; border-radius: 4px; background: #000; }
-.right { color: #15803d; } .wrong { color: #b91c1c; }
-.scroll { overflow-x: auto; }
-"""
-
-
-def escape(text: str) -> str:
-    """Text as HTML holds it."""
-    return html.escape(inert(text))
-
 
 def page(run: Run) -> str:
     """The whole page as text."""
-    title = f"Training of {Path(run.settings.model).name}"
     parts = [
-        f"<h1>{escape(title)}</h1>",
         f'<p class="sub">{escape(_headline(run))}</p>',
         _cards(run),
         "<h2>Curves</h2>",
@@ -72,13 +43,7 @@ def page(run: Run) -> str:
         "<h2>Epochs</h2>",
         _epochs(run),
     ]
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n"
-        + "\n".join(parts)
-        + "\n</body>\n</html>\n"
-    )
+    return whole_page(f"Training of {Path(run.settings.model).name}", "\n".join(parts))
 
 
 def _headline(run: Run) -> str:
@@ -93,9 +58,9 @@ def _headline(run: Run) -> str:
 
 def _cards(run: Run) -> str:
     cells = [("epochs", str(len(run.history.get("loss", [])))), ("steps", f"{run.trainer.step:,}")]
-    for name, values in run.history.items():
-        if values and name != "lr":
-            cells.append((name.replace("_", " "), _number(name, values[-1])))
+    if run.best is not None:
+        cells.append(("best epoch", str(run.best.epoch(run.history) + 1)))
+    cells += [(name.replace("_", " "), _number(name, v)) for name, v in run.reached.items()]
     cards = "".join(
         f'<div class="card"><b>{escape(v)}</b><span>{escape(n)}</span></div>' for n, v in cells
     )

@@ -76,6 +76,14 @@ class Run:
     best: Best | None = None
     files: list[Path] = field(default_factory=list)
 
+    @property
+    def reached(self) -> dict[str, float]:
+        """The values of the epoch whose model is written, learning rate apart."""
+        epoch = -1 if self.best is None else self.best.epoch(self.history)
+        return {
+            k: v[epoch] for k, v in self.history.items() if len(v) > max(epoch, 0) and k != "lr"
+        }
+
 
 def train(settings: Settings, output: Output, callbacks: Sequence[Callback] = ()) -> Run:
     """Read model and data, train, and write everything into the folder of the run.

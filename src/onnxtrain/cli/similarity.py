@@ -115,7 +115,8 @@ class SimilarityTask:
             )
         flat = [one for row in texts for one in row]
         arrays = text.encoded(flat, self.tokenizer, self.inputs, self.settings.max_length)
-        shaped = {k: v.reshape(len(texts), self.texts, -1) for k, v in arrays.items()}
+        shape = len(texts), self.texts, -1
+        shaped: dict[str, Array] = {k: v.reshape(shape) for k, v in arrays.items()}
         if scores is not None:
             shaped[SCORES] = np.array(scores, np.float32)
             if self.settings.loss in WITH_SCORES:

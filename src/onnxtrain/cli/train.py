@@ -247,7 +247,9 @@ def _listed(option: str, names: Iterable[str], **settings: Any) -> Callable[[F],
     help="Stop before a batch whose loss or gradient is NaN or infinite changes anything.",
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the rows and of Dropout.")
-@click.option("--output", type=click.Path(), help="Folder of the run; by default runs/<model>.")
+@click.option(
+    "-o", "--output", type=click.Path(), help="Folder of the run; by default runs/<model>."
+)
 @click.option("--resume", is_flag=True, help="Go on with the run in the folder.")
 @click.option("--overwrite", is_flag=True, help="Throw away a run that is in the folder.")
 @click.option(
@@ -299,7 +301,6 @@ def run_training(ctx: click.Context, config: str | None, options: dict[str, Any]
     run = train(read_settings(ctx, config, options), current())
     if not run.trainer.group.is_main:
         return
-    last = {k: v[-1] for k, v in run.history.items() if v and k != "lr"}
-    current().show("  ".join(f"{k} {v:.4g}" for k, v in last.items()))
+    current().show("  ".join(f"{k} {v:.4g}" for k, v in run.reached.items()))
     for file in run.files:
         current().show(f"  {file}")

@@ -20,11 +20,16 @@ PACKAGES = {
     "scikit-learn": "extra 'sklearn'",
     "pillow": "extra 'images'",
     "pyarrow": "extra 'parquet'",
+    "tokenizers": "extra 'text'",
     "pyyaml": "extra 'yaml'",
     "tensorboardX": "extra 'tensorboard'",
-    "mlflow": "extra 'mlflow'",
+    "mlflow-skinny": "extra 'mlflow'",
     "wandb": "extra 'wandb'",
     "optuna": "extra 'tune'",
+    "model-signing": "extra 'sign'",
+    "mpi4py": "extra 'mpi'",
+    "ray": "extra 'ray'",
+    "flwr": "extra 'flower'",
 }
 
 

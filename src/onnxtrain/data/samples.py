@@ -65,14 +65,15 @@ def _decoder(kind: str) -> Callable[[bytes], Any]:
 def read_npy(content: bytes) -> Array:
     """An array; one that says that it is larger than it is costs nothing."""
     file = io.BytesIO(content)
-    version = np.lib.format.read_magic(file)
+    # Typed since numpy 2.3, which Python 3.10 has not.
+    version = np.lib.format.read_magic(file)  # type: ignore[no-untyped-call, unused-ignore]
     read = {
         (1, 0): np.lib.format.read_array_header_1_0,
         (2, 0): np.lib.format.read_array_header_2_0,
     }.get(version)
     if read is None:
         raise DataError(f"its part npy has version {version} of the format.")
-    shape, in_columns, dtype = read(file)
+    shape, in_columns, dtype = read(file)  # type: ignore[no-untyped-call, unused-ignore]
     if dtype.hasobject:
         raise DataError("its part npy holds Python objects. Store numbers.")
     array: Array = np.ndarray(shape, dtype, content, file.tell(), order="F" if in_columns else "C")

@@ -159,7 +159,7 @@ def _block(samples: Sequence[Mapping[str, Any]], path: str) -> Block:
                 f"{str(samples[0][KEY])[:200]!r} has {_listed(samples[0])}. All samples need the "
                 "same endings; columns= chooses some of them."
             )
-    block = {}
+    block: Block = {}
     for name in names:
         block[name] = np.empty(len(samples), object)
         block[name][:] = [sample[name] for sample in samples]

@@ -57,6 +57,8 @@ class Box:
     note: str = ""
     mark: str = ""
     """What a page calls it."""
+    dark: str = ""
+    """Its fill on a page that is dark, for the style of that page: ``var(--dark)``."""
 
 
 @dataclass(frozen=True)
@@ -191,7 +193,8 @@ def _svg(shape: Shape) -> str:
         corner = f'x="{shape.x:.1f}" y="{shape.y:.1f}"'
         extent = f'width="{shape.width:.1f}" height="{shape.height:.1f}"'
         note = f"<title>{escape(shape.note)}</title>" if shape.note else ""
-        fill = f'fill="{shape.fill}"'
+        dark = f' style="--dark: {shape.dark}"' if shape.dark else ""
+        fill = f'fill="{shape.fill}"{dark}'
         return f"<rect {corner} {extent}{radius} {fill}{edge}{_mark(shape)}>{note}</rect>"
     bold = ' font-weight="bold"' if shape.bold else ""
     halo = ' stroke="#ffffff" stroke-width="3" paint-order="stroke"' if shape.halo else ""

@@ -43,8 +43,9 @@ def _read(name: str, array: FlowerArray, shape: tuple[int, ...]) -> Array:
         raise InputError(f"Array {name!r} is sent as {array.stype[:40]!r}, not as {_NUMPY!r}.")
     stream = io.BytesIO(array.data)
     try:
-        version = np.lib.format.read_magic(stream)
-        claimed, fortran, dtype = _HEADERS[version](stream)
+        # Typed since numpy 2.3, which Python 3.10 has not.
+        version = np.lib.format.read_magic(stream)  # type: ignore[no-untyped-call, unused-ignore]
+        claimed, fortran, dtype = _HEADERS[version](stream)  # type: ignore[no-untyped-call, unused-ignore]
     except _UNREADABLE as error:
         raise InputError(f"Array {name!r} is not in numpy's format: {str(error)[:80]}.") from None
     if claimed != shape or dtype.kind != "f":

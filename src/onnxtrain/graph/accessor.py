@@ -149,7 +149,7 @@ def empty_base(opset_version: int | None = None) -> Iterator[ModelAccessor]:
 
     Args:
         opset_version: version of ai.onnx, by default the newest that every onnxruntime from
-            1.21 on runs.
+            1.22 on runs.
     """
     version = opset_version or min(MAX_OPSET, onnx.defs.onnx_opset_version())
     with _active(ModelAccessor(_empty_model(version, "graph"))) as accessor:

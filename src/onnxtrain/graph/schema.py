@@ -14,7 +14,7 @@ FLOATS = frozenset(
     {ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16, ir.DataType.BFLOAT16}
 )
 MIN_OPSET, MAX_OPSET, MAX_IR = 18, 21, 10
-"""What is emitted: the range that every onnxruntime from 1.21 on runs, in browsers too."""
+"""What is emitted: the range that every onnxruntime from 1.22 on runs, in browsers too."""
 
 
 @dataclass(frozen=True)

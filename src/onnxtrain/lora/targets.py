@@ -43,14 +43,26 @@ def choose(
     return chosen
 
 
-def matching(model: ir.Model, layers: Sequence[Layer], targets: str | Sequence[str]) -> list[Layer]:
-    """The layers that are meant, whatever is to be done with them; see `choose`."""
+def matching(
+    model: ir.Model,
+    layers: Sequence[Layer],
+    targets: str | Sequence[str],
+    argument: str = "targets",
+) -> list[Layer]:
+    """The layers that are meant, whatever is to be done with them; see `choose`.
+
+    Args:
+        model: the model of the layers.
+        layers: those that there are.
+        targets: as for `choose`.
+        argument: what the caller's caller named them by, for errors.
+    """
     if targets == ALL:
         chosen = _all_linear(model, layers)
     else:
-        chosen = [layer for layer in layers if _is_meant(layer.name, targets)]
+        chosen = [layer for layer in layers if _is_meant(layer.name, targets, argument)]
     if not chosen:
-        raise AdapterError(_nothing(targets, layers))
+        raise AdapterError(_nothing(targets, layers, argument))
     return chosen
 
 
@@ -69,26 +81,26 @@ def _gives_output(node: ir.Node) -> bool:
     return value.is_graph_output()
 
 
-def _is_meant(name: str, targets: str | Sequence[str]) -> bool:
+def _is_meant(name: str, targets: str | Sequence[str], argument: str) -> bool:
     if isinstance(targets, str):
-        return bool(_expression(targets).search(name))
+        return bool(_expression(targets, argument).search(name))
     return any(
         name == one or name.endswith(f".{one}") or fnmatch.fnmatchcase(name, one) for one in targets
     )
 
 
-def _expression(targets: str) -> re.Pattern[str]:
+def _expression(targets: str, argument: str) -> re.Pattern[str]:
     """For a whole name, or for parts at its end."""
     try:
         return re.compile(rf"(?:^|\.)(?:{targets})$")
     except re.error as error:
         raise AdapterError(
-            f"targets={targets!r} is no regular expression ({error.msg}). For patterns with * "
-            f"give a list: targets=[{targets!r}]."
+            f"{argument}={targets!r} is no regular expression ({error.msg}). For patterns with * give "
+            f"a list: {argument}=[{targets!r}]."
         ) from error
 
 
-def _nothing(targets: str | Sequence[str], layers: Sequence[Layer]) -> str:
+def _nothing(targets: str | Sequence[str], layers: Sequence[Layer], argument: str) -> str:
     """What to say when no layer is meant: the names that come near, or those that there are."""
     asked = re.split(r"[|,]", targets) if isinstance(targets, str) else list(targets)
     endings = list(dict.fromkeys(layer.name.rpartition(".")[2] for layer in layers))
@@ -96,7 +108,7 @@ def _nothing(targets: str | Sequence[str], layers: Sequence[Layer]) -> str:
     shown = ", ".join(dict.fromkeys(near)) or ", ".join(endings[:12])
     example = layers[0].name
     return (
-        f"targets={targets!r} match none of the {len(layers)} layers. "
+        f"{argument}={targets!r} match none of the {len(layers)} layers. "
         f"{'Near' if near else 'There are'}: {shown}. A whole name looks like {example!r}; "
         f"{ALL!r} means all linear layers; onnxtrain.lora.layers(model) lists them."
     )

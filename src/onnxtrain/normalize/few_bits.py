@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 
 from ..errors import ModelError
@@ -199,7 +200,9 @@ def _zero_points(
     if zeros is None or stored is None or blocks * bits % 8 == 0:
         return None if zeros is None else zeros.value
     packed = stored.numpy().reshape(n, -1)  # each row begins with a byte of its own
-    codes = np.stack([packed & 15, packed >> 4], -1).reshape(n, -1)[:, :blocks].reshape(-1)
+    codes: npt.NDArray[Any] = (
+        np.stack([packed & 15, packed >> 4], -1).reshape(n, -1)[:, :blocks].reshape(-1)
+    )
     codes = np.append(codes, np.zeros(codes.size % 2, np.uint8))
     name = op.names.fresh(f"{zeros.name}.dense")
     return _initializer(ir.tensor(codes[::2] | codes[1::2] << 4, name=name), name)

@@ -48,7 +48,7 @@ class ForwardBlock(Block):
 
 
 def _runnable(model: onnx.ModelProto, base_dir: str) -> onnx.ModelProto:
-    """A copy that every onnxruntime from 1.21 on reads: the newest opsets and formats are not."""
+    """A copy that every onnxruntime from 1.22 on reads: the newest opsets and formats are not."""
     opset = max((o.version for o in model.opset_import if o.domain in {"", "ai.onnx"}), default=0)
     if opset > MAX_OPSET:
         return to_proto(one_opset(load(model, base_dir=base_dir)))

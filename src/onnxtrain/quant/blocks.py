@@ -121,7 +121,8 @@ def linear_layers(
         for layer in find_layers(model)
         if layer.is_plain and not layer.kernel and layer.dtype in FLOATS
     ]
-    left_out = {layer.name for layer in matching(model, layers, exclude)} if exclude else set()
+    unwanted = matching(model, layers, exclude, "exclude") if exclude else []
+    left_out = {layer.name for layer in unwanted}
     meant = layers if targets is None else matching(model, layers, targets)
     return [layer for layer in meant if layer.name not in left_out]
 

@@ -47,7 +47,8 @@ def similarity_rows(
     """
     texts, scores = read_pairs(source, columns, score)
     arrays = encoded([t for row in texts for t in row], tokenizer, inputs, max_length)
-    shaped = {k: v.reshape(len(texts), len(texts[0]), -1) for k, v in arrays.items()}
+    shape = len(texts), len(texts[0]), -1
+    shaped: dict[str, Array] = {k: v.reshape(shape) for k, v in arrays.items()}
     return shaped if scores is None else {**shaped, target: np.array(scores, np.float32)}
 
 

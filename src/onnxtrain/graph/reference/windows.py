@@ -209,7 +209,7 @@ class MaxPool(OpRun):
         number = g.pad(place[None, None], -1)
         xp = g.pad(x, -np.inf)
         y = np.full((*x.shape[:2], *g.windows), -np.inf, x.dtype)
-        index = np.zeros(y.shape, np.int64)
+        index: Array = np.zeros(y.shape, np.int64)
         for _, places in g.positions():
             new = xp[places]
             index = np.where(new > y, number[places], index)

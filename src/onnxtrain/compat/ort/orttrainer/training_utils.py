@@ -51,9 +51,10 @@ def dtype_torch_to_numpy(torch_dtype: torch.dtype) -> type[np.generic]:
         'int64'
     """
     try:
-        return torch.empty(0, dtype=torch_dtype).numpy().dtype.type
+        kind: type[np.generic] = torch.empty(0, dtype=torch_dtype).numpy().dtype.type
     except TypeError:
         raise UtilityError(f"numpy has no type for {torch_dtype}.") from None
+    return kind
 
 
 def get_device_index(device: str | int | torch.device) -> int:
