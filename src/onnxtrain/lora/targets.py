@@ -95,8 +95,8 @@ def _expression(targets: str, argument: str) -> re.Pattern[str]:
         return re.compile(rf"(?:^|\.)(?:{targets})$")
     except re.error as error:
         raise AdapterError(
-            f"{argument}={targets!r} is no regular expression ({error.msg}). For patterns with * give "
-            f"a list: {argument}=[{targets!r}]."
+            f"{argument}={targets!r} is no regular expression ({error.msg}). For patterns with * "
+            f"give a list: {argument}=[{targets!r}]."
         ) from error
 
 
