@@ -32,6 +32,12 @@ def ints(value: ir.Value | None) -> list[int] | None:
     return None if tensor is None else [int(i) for i in np.atleast_1d(tensor.numpy())]
 
 
+def made_by(value: ir.Value | None, *op_types: str) -> ir.Node | None:
+    """The node that makes a value, if it is of one of these standard operators."""
+    node = value.producer() if value is not None else None
+    return node if node is not None and node.op_type in op_types and not node.domain else None
+
+
 def same_shape(a: ir.Value | None, b: ir.Value | None) -> bool:
     """Whether two values certainly have the same shape (unknown dimensions are not certain)."""
     if a is None or b is None:

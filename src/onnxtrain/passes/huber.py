@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from ..graph.nodes import scalar
+from ..graph.nodes import made_by, scalar
 
 
 @dataclass(frozen=True)
@@ -32,10 +32,10 @@ class HuberParts:
 def huber_parts(node: ir.Node) -> HuberParts | None:
     """What a Where chooses between, if it is a parabola and its tangents."""
     condition, near, far = node.inputs
-    less = _producer(condition, "Less", "LessOrEqual")
+    less = made_by(condition, "Less", "LessOrEqual")
     size = less.inputs[0] if less is not None else None
     limit = scalar(less.inputs[1]) if less is not None else None
-    absolute = _producer(size, "Abs")
+    absolute = made_by(size, "Abs")
     d = absolute.inputs[0] if absolute is not None else None
     if size is None or d is None or limit is None or limit <= 0 or near is None or far is None:
         return None
@@ -47,16 +47,11 @@ def huber_parts(node: ir.Node) -> HuberParts | None:
     return HuberParts(d, size, limit, 2 * factor, (size, near, far))
 
 
-def _producer(value: ir.Value | None, *op_types: str) -> ir.Node | None:
-    node = value.producer() if value is not None else None
-    return node if node is not None and node.op_type in op_types and not node.domain else None
-
-
 def _monomial(value: ir.Value | None, bases: tuple[ir.Value, ...]) -> tuple[float, int] | None:
     """(c, n) of a value that is computed as c·xⁿ from one of the bases."""
     if any(value is base for base in bases):
         return 1.0, 1
-    node = _producer(value, "Mul", "Div", "Pow")
+    node = made_by(value, "Mul", "Div", "Pow")
     if node is None:
         number = scalar(value)
         return None if number is None else (number, 0)
@@ -74,7 +69,7 @@ def _monomial(value: ir.Value | None, bases: tuple[ir.Value, ...]) -> tuple[floa
 
 def _line(value: ir.Value | None, size: ir.Value) -> tuple[float, float] | None:
     """(k, m) of a value that is computed as k·(size - m)."""
-    node = _producer(value, "Mul", "Div", "Sub")
+    node = made_by(value, "Mul", "Div", "Sub")
     if node is None:
         return None
     if node.op_type == "Sub":
