@@ -75,12 +75,25 @@ def test_each_run_has_a_colour_of_its_own(run, folder):
         ('{"loss": ["x"]}', "is damaged"),
     ],
 )
-def test_a_damaged_history_is_named(run, runs, content, says):
+def test_a_damaged_history_is_named_and_left_out(run, runs, content, says):
     Path("runs/one/history.json").write_text(content)
     result = run("runs")
-    assert result.code == 1
+    assert result.code == 0
     assert says in result.err
     assert "runs/one/history.json" in result.err
+    assert "runs/two" in result.out
+    assert "runs/one" not in result.out
+    alone = run("runs", "runs/one")
+    assert alone.code == 1
+    assert says in alone.err
+
+
+def test_a_damaged_run_is_left_out(run, runs):
+    Path("runs/one/run.json").write_text("{")
+    result = run("runs", "--json")
+    assert result.code == 0
+    assert "runs/one/run.json" in result.err
+    assert {Path(r["folder"]).name for r in json.loads(result.out)} == {"two", "trial-0"}
 
 
 def test_mistakes(run, runs):

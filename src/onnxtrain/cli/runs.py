@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from ..errors import OnnxTrainError
 from .app import common
 from .output import UserError, count, current
 
@@ -86,21 +87,30 @@ def command(folder: str, sort: str | None, html: str | None, as_json: bool) -> N
 
 
 def find_runs(folder: Path) -> list[FinishedRun]:
-    """The runs in a folder and the folders in it, by name."""
+    """The runs in a folder and the folders in it, by name; damaged ones are named and left out."""
     if not folder.is_dir():
         raise UserError(f"There is no folder {str(folder)!r} with runs. onnxtrain train makes one.")
     files = [*folder.glob("run.json"), *folder.glob("*/run.json"), *folder.glob("*/*/run.json")]
-    runs = [_read(file.parent) for file in sorted(set(files))]
+    results = [_read_or_reason(file.parent) for file in sorted(set(files))]
+    runs = [run for run in results if isinstance(run, FinishedRun)]
+    damaged = [reason for reason in results if isinstance(reason, str)]
     if not runs:
-        raise UserError(f"The folder {str(folder)!r} holds no runs (no run.json).")
+        nothing = f"The folder {str(folder)!r} holds no runs (no run.json)."
+        raise UserError(damaged[0] if damaged else nothing)
+    for message in damaged:
+        current().say(f"left out: {message}", "yellow")
     return runs
 
 
-def _read(folder: Path) -> FinishedRun:
+def _read_or_reason(folder: Path) -> FinishedRun | str:
+    """A run, or what is wrong with what it has left."""
     from .run_folder import read_about
 
-    about = read_about(folder / "run.json")
-    return FinishedRun(folder, about["settings"], read_history(folder / "history.json"))
+    try:
+        settings = read_about(folder / "run.json")["settings"]
+        return FinishedRun(folder, settings, read_history(folder / "history.json"))
+    except OnnxTrainError as error:
+        return str(error)
 
 
 def read_history(path: Path) -> dict[str, list[float]]:
