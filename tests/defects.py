@@ -137,7 +137,7 @@ DEFECTS = (
     ),
     Defect(
         "onnxruntime", "1.31", ("test_gradient[Gather-18(40x9,0)sorted empty",),
-        "adds up over all axes, not over none, where a tensor has no elements; a Reshape refuses it",
+        "adds up over all axes, not none, where a tensor has no elements; a Reshape refuses that",
     ),
     Defect(
         "onnx", "1.23", ("test_gradient[Resize-18(1x2x5x6,8,-,4;mode=nearest", "tf_crop"),
