@@ -57,9 +57,9 @@ OWN = [option.name or "" for option in OPTIONS if option.name != "adapter"]
 @click.pass_context
 def command(ctx: click.Context, /, config: str | None, **options: Any) -> None:
     """Adapt MODEL to data: only small matrices beside its layers are trained."""
-    given = [o for o in OWN if ctx.get_parameter_source(o) is ParameterSource.COMMANDLINE]
-    if options["adapter"] is not None and given:
-        name = f"--{given[0].replace('_', '-')}"
+    own_options = [o for o in OWN if ctx.get_parameter_source(o) is ParameterSource.COMMANDLINE]
+    if options["adapter"] is not None and own_options:
+        name = f"--{own_options[0].replace('_', '-')}"
         raise click.UsageError(
             f"--adapter goes on with an adapter as it is; {name} is for a new one. Leave one of "
             "them out.",

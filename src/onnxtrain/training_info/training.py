@@ -73,9 +73,9 @@ class Training:
         try:
             values = self._step.run(names, {**arrays, **self.state})
         except Exception as error:  # its errors have no common base class
-            given = ", ".join(f"{n} {a.dtype}{list(a.shape)}" for n, a in arrays.items())
+            described = ", ".join(f"{n} {a.dtype}{list(a.shape)}" for n, a in arrays.items())
             raise RunError(
-                f"onnxruntime could not run a step with {given}: {error} Do types, sizes and "
+                f"onnxruntime could not run a step with {described}: {error} Do types, sizes and "
                 "labels fit the model?"
             ) from error
         results = dict(zip(names, values))
