@@ -32,7 +32,7 @@ def ints(value: ir.Value | None) -> list[int] | None:
     return None if tensor is None else [int(i) for i in np.atleast_1d(tensor.numpy())]
 
 
-def made_by(value: ir.Value | None, *op_types: str) -> ir.Node | None:
+def producer_of(value: ir.Value | None, *op_types: str) -> ir.Node | None:
     """The node that makes a value, if it is of one of these standard operators."""
     node = value.producer() if value is not None else None
     return node if node is not None and node.op_type in op_types and not node.domain else None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from ..graph.nodes import made_by, scalar
+from ..graph.nodes import producer_of, scalar
 
 
 @dataclass(frozen=True)
@@ -32,10 +32,10 @@ class HuberParts:
 def huber_parts(node: ir.Node) -> HuberParts | None:
     """What a Where chooses between, if it is a parabola and its tangents."""
     condition, near, far = node.inputs
-    less = made_by(condition, "Less", "LessOrEqual")
+    less = producer_of(condition, "Less", "LessOrEqual")
     size = less.inputs[0] if less is not None else None
     limit = scalar(less.inputs[1]) if less is not None else None
-    absolute = made_by(size, "Abs")
+    absolute = producer_of(size, "Abs")
     d = absolute.inputs[0] if absolute is not None else None
     if size is None or d is None or limit is None or limit <= 0 or near is None or far is None:
         return None
@@ -51,7 +51,7 @@ def _monomial(value: ir.Value | None, bases: tuple[ir.Value, ...]) -> tuple[floa
     """(c, n) of a value that is computed as c·xⁿ from one of the bases."""
     if any(value is base for base in bases):
         return 1.0, 1
-    node = made_by(value, "Mul", "Div", "Pow")
+    node = producer_of(value, "Mul", "Div", "Pow")
     if node is None:
         number = scalar(value)
         return None if number is None else (number, 0)
@@ -69,7 +69,7 @@ def _monomial(value: ir.Value | None, bases: tuple[ir.Value, ...]) -> tuple[floa
 
 def _line(value: ir.Value | None, size: ir.Value) -> tuple[float, float] | None:
     """(k, m) of a value that is computed as k·(size - m)."""
-    node = made_by(value, "Mul", "Div", "Sub")
+    node = producer_of(value, "Mul", "Div", "Sub")
     if node is None:
         return None
     if node.op_type == "Sub":

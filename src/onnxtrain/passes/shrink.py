@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from ..graph.nodes import made_by, scalar
+from ..graph.nodes import producer_of, scalar
 
 SMALLEST = 1e-30
 """The least limit: what is beyond a smaller one by a rounding error is lost in a mask."""
@@ -26,11 +26,11 @@ class ShrinkParts:
 def shrink_parts(where: ir.Node) -> ShrinkParts | None:
     """What a Where chooses between, if it is x beyond a limit and zero up to it."""
     condition, yes, no = where.inputs
-    compared = made_by(condition, "Greater", "LessOrEqual")
+    compared = producer_of(condition, "Greater", "LessOrEqual")
     if compared is None or condition is None or yes is None or no is None:
         return None
     beyond, within = (yes, no) if compared.op_type == "Greater" else (no, yes)
-    size, limit = made_by(compared.inputs[0], "Abs"), scalar(compared.inputs[1])
+    size, limit = producer_of(compared.inputs[0], "Abs"), scalar(compared.inputs[1])
     x = size.inputs[0] if size is not None else None
     if size is None or x is None or limit is None or limit < SMALLEST or not _is_zero(within, x):
         return None
@@ -43,7 +43,7 @@ def shrink_parts(where: ir.Node) -> ShrinkParts | None:
 
 def _is_zero(value: ir.Value, x: ir.Value) -> bool:
     """Whether a value is 0, or x times 0, which keeps what is no number."""
-    product = made_by(value, "Mul")
+    product = producer_of(value, "Mul")
     if product is None:
         return scalar(value) == 0
     return _is_pair(product, lambda v: v is x, lambda v: scalar(v) == 0)
@@ -51,13 +51,13 @@ def _is_zero(value: ir.Value, x: ir.Value) -> bool:
 
 def _is_moved(value: ir.Value, x: ir.Value, limit: float) -> bool:
     """Whether a value is x less the limit with the sign of x."""
-    difference = made_by(value, "Sub")
+    difference = producer_of(value, "Sub")
     if difference is None or difference.inputs[0] is not x:
         return False
-    product = made_by(difference.inputs[1], "Mul")
+    product = producer_of(difference.inputs[1], "Mul")
 
     def is_sign(value: ir.Value | None) -> bool:
-        sign = made_by(value, "Sign")
+        sign = producer_of(value, "Sign")
         return sign is not None and sign.inputs[0] is x
 
     return product is not None and _is_pair(product, is_sign, lambda v: scalar(v) == limit)
