@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from ..graph import Dim, OpBuilder, Tensor
 from ..graph.edit import copy_node
-from ..graph.nodes import identity
+from ..graph.nodes import identity, is_zeros, producer_of
 from ..graph.subgraphs import captured_values, subgraphs, used_values
 from ..operators import RANDOM
 from .walk import Walk, is_differentiable
@@ -219,18 +219,10 @@ def body_outputs(op: OpBuilder, results: Sequence[Tensor]) -> list[ir.Value]:
 
 def zero_state(op: OpBuilder, first: Tensor) -> Tensor:
     """Zeros like the first state of a loop: that state itself where it is zeros."""
-    return first if _is_zeros(first.value) else op.zeros_like(first)
-
-
-def _is_zeros(value: ir.Value) -> bool:
-    node = value.producer()
-    if node is None or node.domain:
-        return False
-    if node.op_type == "Transpose" and node.inputs[0] is not None:
-        return _is_zeros(node.inputs[0])
-    filled = node.attributes.get("value")
-    is_filled = node.op_type == "ConstantOfShape"
-    return is_filled and (filled is None or not filled.as_tensor().numpy().any())
+    value: ir.Value | None = first.value
+    while (turned := producer_of(value, "Transpose")) is not None:
+        value = turned.inputs[0]
+    return first if is_zeros(value) else op.zeros_like(first)
 
 
 def add_body_output(op: OpBuilder, body: ir.Graph, value: ir.Value) -> ir.Value:

@@ -38,6 +38,15 @@ def producer_of(value: ir.Value | None, *op_types: str) -> ir.Node | None:
     return node if node is not None and node.op_type in op_types and not node.domain else None
 
 
+def is_zeros(value: ir.Value | None) -> bool:
+    """Whether a value is made as a tensor of zeros."""
+    node = producer_of(value, "ConstantOfShape")
+    if node is None:
+        return False
+    fill = node.attributes.get_tensor("value", None)
+    return fill is None or not fill.numpy().any()
+
+
 def same_shape(a: ir.Value | None, b: ir.Value | None) -> bool:
     """Whether two values certainly have the same shape (unknown dimensions are not certain)."""
     if a is None or b is None:

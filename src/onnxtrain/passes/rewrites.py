@@ -11,7 +11,7 @@ from collections.abc import Callable
 import onnx_ir as ir
 
 from ..graph.edit import GATE, replace_value
-from ..graph.nodes import constant, insert, ints, permutation, rank_of, same_shape, scalar
+from ..graph.nodes import constant, insert, ints, is_zeros, permutation, rank_of, same_shape, scalar
 from ..graph.tensor import dims_of
 from ..operators import BROADCASTING
 from .products import (
@@ -230,22 +230,13 @@ def add_of_scattered(node: ir.Node) -> ir.Value | None:
         if not is_alone or inner.attributes.get_string("reduction", "none") != "none":
             continue
         zeros, places, rows = inner.inputs
-        if not _is_zero(zeros) or not same_shape(full, scattered) or full is scattered:
+        if not is_zeros(zeros) or not same_shape(full, scattered) or full is scattered:
             continue
         taken = insert(node, "GatherND", [full, places])
         sums = insert(node, "Add", [taken, rows], "rows")
         taken.shape = sums.shape = rows.shape if rows is not None else None
         return insert(node, "ScatterND", [full, places, sums])
     return None
-
-
-def _is_zero(value: ir.Value | None) -> bool:
-    """Whether a value is made as a tensor of zeros."""
-    producer = value.producer() if value is not None else None
-    if producer is None or producer.op_type != "ConstantOfShape" or producer.domain:
-        return False
-    fill = producer.attributes.get_tensor("value", None)
-    return fill is None or not fill.numpy().any()
 
 
 def same_branches(node: ir.Node) -> ir.Value | None:
