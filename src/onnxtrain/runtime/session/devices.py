@@ -20,6 +20,7 @@ from ...preparing import preparing
 from ..files.onnxfile import ModelFile
 from ..files.outline import Outline
 from .cut_session import cut_if_long
+from .blocked import in_blocks
 from .few_bits import with_kernels
 from .native import core_of, ort_device
 from .optimizers import TRANSPOSING, idle_of_shapes, idle_optimizers
@@ -301,6 +302,11 @@ def _forms(
         return [plain]
     is_fused = _are_fused(options)
     forms = [_fused(outline, idle)] if is_fused else []
+    blocks = in_blocks(outline) if is_fused else None
+    if blocks is not None:
+        blocks_outline = Outline.of(blocks)
+        form = _fused(blocks_outline, idle) if blocks_outline is not None else None
+        forms.insert(0, form or Form(blocks, plain.idle))
     native = with_kernels(outline, options) if kernels else None
     if native is not None:
         native_outline = Outline.of(native)
