@@ -1,8 +1,9 @@
 """Marks trained convolutions that a session may carry out in onnxruntime's blocked layout.
 
-Whoever makes a session (`runtime/session/blocked.py`) finds the marks in the bytes of the model. The
-file stays one of standard operators; on another device, or in a build without that layout, the
-marks say nothing. The parts of a depthwise weight's gradient are marked by its rule.
+Whoever makes a session (`runtime/session/blocked.py`) finds the marks in the bytes of the model.
+The file stays one of standard operators; on another device, or in a build without that layout, the
+marks say nothing. Rules mark what only they know: the input's gradient, whose weights are turned
+around, and the parts of the weights' gradient (`autodiff/rules/conv.py`, `conv_weight.py`).
 """
 
 from __future__ import annotations

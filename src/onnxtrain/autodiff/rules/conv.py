@@ -218,9 +218,7 @@ def _marked(convolved: Tensor, w: Tensor, group: int) -> Tensor:
     is_image = len(sizes) == len(w.shape or ()) == 4 and w.dtype.name == "FLOAT"
     if node is not None and is_image and math.prod(sizes[2:]) > 1 and w.const is None:
         filters, channels, *kernel = sizes
-        node.doc_string = blocked_convolution(
-            [channels * group, filters // group, *kernel], group
-        )
+        node.doc_string = blocked_convolution([channels * group, filters // group, *kernel], group)
     return convolved
 
 

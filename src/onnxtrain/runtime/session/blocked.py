@@ -25,24 +25,21 @@ import numpy as np
 
 from ...errors import ModelFileError
 from ...operators import BLOCKED
-from ..files.onnxfile import ModelFile, Node
 from ..files.outline import Outline
 from ..files.wire import Message
+from .edits import LONGEST, Node, changed, idle_after, marked
 from .native import try_out
 
 NCHWC = "com.microsoft.nchwc"
-LONGEST = 2**26
-"""Bytes of a model above which it is left alone: its weights would be in memory twice."""
 EVEN = 4
 """onnxruntime lays out multiples of so many channels."""
 FLOAT, INT64 = 1, 7
 INTEGER, GRAPH, INTEGERS = 2, 5, 7
 """Kinds of attributes."""
-DOCUMENTATION = 6
-"""A field of a node."""
 
 
-
+SIZES = {"convolution": 5, "image": 0, "signal": 0, "weights": 14}
+"""How many numbers a mark has, by what it is of."""
 CHUNK = 8
 """Images whose depthwise weights' gradients are one convolution where the batch size is open."""
 
@@ -116,73 +113,65 @@ def in_blocks(outline: Outline) -> bytes | None:
     if not block:
         return None
     try:
-        return _Editor(ModelFile(Message.parse(outline.model)), block).encode()
-    except (ModelFileError, ValueError, IndexError):  # onnxruntime says what is wrong with it
+        return _Editor(outline, block).encode()
+    except (ModelFileError, ValueError, LookupError):  # onnxruntime says what is wrong with it
         return None
 
 
 class _Editor:
     """Writes onnxruntime's operators into a model."""
 
-    def __init__(self, file: ModelFile, block: int) -> None:
-        self._file, self._block = file, block
-        self._taken = {*file.initializer_names, *(v.name for v in file.inputs)}
+    def __init__(self, outline: Outline, block: int) -> None:
+        self._outline, self._block = outline, block
+        self._prefix, self._names = "blocked", 0
+        while outline.model.find(self._prefix.encode() + b"/") >= 0:
+            self._prefix += "_"
         self._nodes: list[Message] = []
         self._constants: dict[tuple[int, ...], str] = {}
         self._laid_out: dict[str, str] = {}
         self._images: dict[str, list[str]] = {}
         self._signals: dict[str, list[str]] = {}
-        self._count = 0
 
     def encode(self) -> bytes | None:
         """The model, without what nobody reads any more; None if nothing has changed."""
-        nodes = self._file.nodes
-        self._taken.update(name for node in nodes for name in node.outputs)
-        marks = [self._mark(node) for node in nodes]
-        for node, (role, _, key) in zip(nodes, marks):
+        marks = [(node, *_mark(node)) for node in marked(self._outline, BLOCKED)]
+        for node, role, _, key in marks:
             if role in ("image", "signal"):
                 sources = self._images if role == "image" else self._signals
-                sources.setdefault(key, []).append(node.inputs[0])
-        for node, (role, sizes, key) in zip(nodes, marks):
-            if not (
-                (role == "convolution" and self._convolution(node, Convolution(*sizes)))
-                or (role == "weights" and self._weights(node, WeightGradient.of(sizes), key))
+                sources.setdefault(key, []).append(node.inputs[0].decode())
+        changes = dict[int, list[bytes]]()
+        still_read = set[bytes]()
+        for node, role, sizes, key in marks:
+            if (role == "convolution" and self._convolution(node, Convolution(*sizes))) or (
+                role == "weights" and self._weights(node, WeightGradient.of(sizes), key)
             ):
-                self._nodes.append(node.message)
-        if not self._count:
+                still_read.update(n.encode() for m in self._nodes for n in m.strings(1))
+                changes[node.place] = [message.encode() for message in self._nodes]
+                self._nodes = []
+        if not changes:
             return None
-        file = self._file
-        file.graph.replace(1, self._nodes)
-        file.message.add(8, Message().add(1, NCHWC).add(2, 1))
-        file.prune()
-        return file.encode()
-
-    def _mark(self, node: Node) -> tuple[str, list[int], str]:
-        """Role, sizes and key."""
-        text = node.message.string(DOCUMENTATION)
-        if not text.startswith(BLOCKED):
-            return "", [], ""
-        words = text[len(BLOCKED) :].split()
-        count = {"convolution": 5, "weights": 14}.get(words[0], 0)
-        return words[0], [int(word) for word in words[1 : count + 1]], " ".join(words[count + 1 :])
+        idle = idle_after(self._outline, changes, still_read)
+        constants = [_integers(name, values) for values, name in self._constants.items()]
+        changes |= {place: [] for place in idle}
+        return changed(self._outline, changes, NCHWC.encode(), constants=constants)
 
     # --- convolutions ------------------------------------------------------------------------
 
     def _convolution(self, node: Node, sizes: Convolution) -> bool:
         """Write a Conv in blocks; False if onnxruntime has no kernel for it."""
-        if not sizes.suits(self._block) or node.op_type != "Conv" or not 2 <= len(node.inputs) <= 3:
+        if not sizes.suits(self._block) or node.operator != b"Conv":
             return False
-        image, weights, *bias = node.inputs
+        image, weights, *bias = (name.decode() for name in node.inputs)
         filters = self._padded(sizes.filters)
         group = filters if sizes.is_depthwise else sizes.group
         is_flat = sizes.group == 1 and sizes.channels < self._block
         inputs = [image if is_flat else self._image(image), self._filters(weights, sizes)]
         if bias and bias[0]:
             inputs.append(self._pad(bias[0], [0, filters - sizes.filters]))
-        attributes = [a for a in node.message.messages(5) if a.string(1) != "group"]
-        blocks = self._emit("Conv", inputs, NCHWC, attributes, group=group)
-        self._reorder_output(blocks, node.outputs[0], sizes.filters)
-        self._count += 1
+        attributes = [Message.parse(attribute) for attribute in node.attributes]
+        others = [attribute for attribute in attributes if attribute.string(1) != "group"]
+        blocks = self._emit("Conv", inputs, NCHWC, others, group=group)
+        self._reorder_output(blocks, node.outputs[0].decode(), sizes.filters)
         return True
 
     def _image(self, name: str) -> str:
@@ -202,7 +191,9 @@ class _Editor:
         name = self._pad(name, [0, 0, 0, 0, 0, channels - sizes.channels, 0, 0])
         by_filter = self._reorder(self._reshape(name, [1, sizes.filters, channels, kernel]))
         block = self._block
-        parts = self._reshape(by_filter, [filters // block, channels // block, block, kernel, block])
+        parts = self._reshape(
+            by_filter, [filters // block, channels // block, block, kernel, block]
+        )
         turned = self._emit("Transpose", [parts], perm=[0, 1, 3, 2, 4])
         return self._reshape(turned, [filters, channels, sizes.height, sizes.width])
 
@@ -213,14 +204,13 @@ class _Editor:
         images, signals = self._images.get(key, []), self._signals.get(key, [])
         if len(images) != 1 or len(signals) != 1 or sizes.filters % EVEN:
             return False
-        signal, result = self._image(signals[0]), node.outputs[0]
+        signal, result = self._image(signals[0]), node.outputs[0].decode()
         if sizes.group > 1:
             self._of_channels(self._reorder(images[0]), signal, result, sizes)
         else:
             top, left, bottom, right = sizes.pads
             padded = self._pad(images[0], [0, 0, top, left, 0, 0, bottom, right])
             self._of_filters(padded, signal, result, sizes._replace(pads=(0, 0, 0, 0)))
-        self._count += 1
         return True
 
     def _of_filters(self, image: str, signal: str, result: str, sizes: WeightGradient) -> None:
@@ -268,11 +258,8 @@ class _Editor:
         count = self._emit("Gather", [shape, self._integers([0])], axis=0)
         rest = self._emit("Mod", [count, self._integers([CHUNK])])
         is_even = self._emit("Equal", [rest, self._integers([0])])
-        branches = {
-            f"{name}_branch": self._turns_of(turn, image, signal, sizes)
-            for name, turn in (("then", CHUNK), ("else", 1))
-        }
-        return self._emit("If", [is_even], **branches)
+        chunks, single = (self._turns_of(turn, image, signal, sizes) for turn in (CHUNK, 1))
+        return self._emit("If", [is_even], then_branch=chunks, else_branch=single)
 
     def _turns_of(self, turn: int, image: str, signal: str, sizes: WeightGradient) -> Message:
         """A branch that scans the images, so many in each turn."""
@@ -312,9 +299,7 @@ class _Editor:
         return self._emit("ReorderInput", [name], NCHWC, channels_last=0)
 
     def _reorder_output(self, blocks: str, name: str, channels: int) -> None:
-        node = _node(
-            "ReorderOutput", [blocks], [name], NCHWC, channels_last=0, channels=channels
-        )
+        node = _node("ReorderOutput", [blocks], [name], NCHWC, channels_last=0, channels=channels)
         self._nodes.append(node)
 
     def _reshape(self, name: str, shape: Sequence[int]) -> str:
@@ -329,33 +314,44 @@ class _Editor:
         op_type: str,
         inputs: Sequence[str],
         domain: str = "",
-        given: Sequence[Message] = (),
+        others: Sequence[Message] = (),
         **attributes: int | Sequence[int] | Message,
     ) -> str:
-        """Append a node, and give the name of its result."""
+        """Append a node, and give the name of its result; `others` are attributes, too."""
         result = self._fresh()
         node = _node(op_type, inputs, [result], domain, **attributes)
-        for attribute in given:
+        for attribute in others:
             node.add(5, attribute)
         self._nodes.append(node)
         return result
 
     def _fresh(self) -> str:
         """A name that nobody has."""
-        name = f"blocked_{len(self._taken)}"
-        while name in self._taken:
-            name += "_"
-        self._taken.add(name)
-        return name
+        self._names += 1
+        return f"{self._prefix}/{self._names}"
 
     def _integers(self, values: Sequence[int]) -> str:
         """A constant; one for all that read it."""
         key = tuple(values)
         if key not in self._constants:
-            self._constants[key] = name = self._fresh()
-            raw = np.array(key, "<i8").tobytes()
-            self._file.add_initializer(name, INT64, [len(key)], raw)
+            self._constants[key] = self._fresh()
         return self._constants[key]
+
+
+def _mark(node: Node) -> tuple[str, list[int], str]:
+    """Role, sizes and key of a node."""
+    role, *words = node.mark[len(BLOCKED) :].decode().split()
+    count = SIZES[role]
+    sizes = [int(word) for word in words[:count]]
+    if len(sizes) < count or min(sizes, default=0) < 0:
+        raise ValueError(f"{node.mark!r} is no mark")
+    return role, sizes, " ".join(words[count:])
+
+
+def _integers(name: str, values: Sequence[int]) -> bytes:
+    """A constant of the graph."""
+    tensor = Message().add(1, len(values)).add(2, INT64).add(8, name)
+    return tensor.add(9, np.array(values, "<i8").tobytes()).encode()
 
 
 def _node(
