@@ -294,7 +294,7 @@ def users_of(*names: str) -> set[str]:
 def test_one_place_creates_sessions() -> None:
     """Threads, options and providers are decided in one file; TrainingSession looks like one.
 
-    What native.py makes never runs: it is asked for its options.
+    What native.py makes is asked for its options, or tells what a build can do.
     """
     assert users_of("InferenceSession") == {
         "runtime/session/devices.py",

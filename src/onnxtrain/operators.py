@@ -6,6 +6,8 @@ more, says so where it uses them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 ACTIVATIONS = frozenset(
     {
         "Celu", "Elu", "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu", "Mish", "Relu", "Selu",
@@ -90,3 +92,26 @@ work, with semicolons between them."""
 
 TRANSPOSED = "onnxtrain: one operation of a product and its transposed operands"
 """What a Transpose and a MatMul say of themselves if a session may put them together."""
+
+BLOCKED = "onnxtrain: blocked"
+"""How begins what a convolution, or a part of the gradient of its weights, says of itself if a
+session may carry it out in onnxruntime's blocked layout."""
+
+
+def blocked_convolution(weights: Sequence[int], group: int) -> str:
+    """What a Conv says of itself: the shape of its weights and the number of its groups."""
+    return f"{BLOCKED} convolution {' '.join(map(str, (*weights, group)))}"
+
+
+def blocked_part(role: str, key: str, *sizes: int) -> str:
+    """What a node of the gradient of a convolution's weights says of itself.
+
+    Args:
+        role: "image" or "signal" of one whose first operand that is, "weights" of the one whose
+            result the gradient is.
+        key: what all nodes of one gradient have in common.
+        sizes: of the one with the result: filters, channels of each, groups, then of both axes
+            kernel, stride, dilation, and padding before and behind; last the number of images, 0 if
+            that is open.
+    """
+    return " ".join([BLOCKED, role, *map(str, sizes), key])

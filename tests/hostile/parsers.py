@@ -17,6 +17,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, numpy_helper
 
+import onnxtrain
 from onnxtrain.api import CheckpointState, Module
 from onnxtrain.errors import OnnxTrainError
 from onnxtrain.runtime.files import odtc
@@ -279,6 +280,45 @@ def few_bits(path: Path) -> object:
         return False
     with contextlib.suppress(Exception):
         devices.create_session(native, options).run(None, {"x": np.ones((2, 32), np.float32)})
+    return True
+
+
+def blocked_models(folder: Path) -> list[bytes]:
+    """Gradients of convolutions that sessions carry out in blocks."""
+    del folder
+    models_in_blocks = []
+    for group, size in ((8, 6), (1, 33)):
+        model = onnx.parser.parse_model(f"""
+            <ir_version: 9, opset_import: ["": 18]>
+            g (float[N, 8, {size}, {size}] x, float[8, {8 // group}, 3, 3] w) => (float loss) {{
+              h = Tanh (x)
+              y = Conv <group = {group}, pads = [1, 1, 1, 1]> (h, w)
+              loss = ReduceSum <keepdims = 0> (y)
+            }}
+        """)
+        gradients = onnxtrain.differentiate(model, wrt=["x", "w"], of="loss")
+        models_in_blocks.append(gradients.SerializeToString())
+    return models_in_blocks
+
+
+def blocked(path: Path) -> object:
+    """The bytes that a session gets; what onnxruntime refuses of them is not taken."""
+    from onnxtrain.runtime.files.outline import Outline
+    from onnxtrain.runtime.session import devices
+    from onnxtrain.runtime.session.blocked import in_blocks
+
+    outline = Outline.of(path.read_bytes())
+    content = None if outline is None else in_blocks(outline)
+    if content is None:
+        return False
+    options = devices.session_options(threads=1)
+    for size, width in ((6, 1), (33, 8)):
+        feeds = {
+            "x": np.ones((2, 8, size, size), np.float32),
+            "w": np.ones((8, width, 3, 3), np.float32),
+        }
+        with contextlib.suppress(Exception):
+            devices.create_session(content, options).run(None, feeds)
     return True
 
 
@@ -875,6 +915,7 @@ PARSERS: dict[str, Parser] = {
     "module": Parser("m.onnx", "model", content_of("sound/training_model.onnx"), module, 20),
     "module in ort format": Parser("m.ort", "flatbuffers", ort_models, module, 50),
     "few bits": Parser("m.onnx", "model", few_bit_models, few_bits),
+    "blocks": Parser("m.onnx", "model", blocked_models, blocked),
     "export": Parser("m.onnx", "model", content_of("sound/eval_model.onnx"), export, 4),
     "optimizer": Parser("m.onnx", "model", content_of("sound/optimizer_model.onnx"), optimizer, 20),
     "old artifact": Parser("m.onnx", "protobuf", old_models, old_model, 200),

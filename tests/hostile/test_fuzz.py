@@ -53,6 +53,7 @@ def test_damaged_files_are_read_or_refused(door: str) -> None:
         "old checkpoint",
         "module",
         "few bits",
+        "blocks",
         "npz",
         "yaml",
         "csv",

@@ -41,7 +41,7 @@ PATTERNS: dict[str, tuple[str, dict[str, str]]] = {
         r"\bInferenceSession\(",
         {
             "runtime/session/devices.py": "the place",
-            "runtime/session/native.py": "one that never runs, and tells the options it was given",
+            "runtime/session/native.py": "ones that tell their options, or what a build can do",
         },
     ),
     "bindings of onnxruntime": (

@@ -18,6 +18,7 @@ from .base import Pass as Pass
 from .base import Record as Record
 from .base import Trace as Trace
 from .batch_norm import split_batch_norms
+from .blocked import mark_convolutions
 from .cleanup import clean_up as clean_up
 from .columns import layers_in_columns as layers_in_columns
 from .cross_entropy import split_cross_entropies
@@ -128,6 +129,11 @@ AFTER = (
         "transposed operands",
         "sessions make one operation of a product and the transpositions before it",
         lambda model, _: mark_transposed(model),
+    ),
+    Pass(
+        "blocked layout",
+        "sessions carry out trained convolutions as onnxruntime does those of constant weights",
+        lambda model, _: mark_convolutions(model),
     ),
     Pass(
         "idle optimizers",

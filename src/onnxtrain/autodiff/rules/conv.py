@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ...graph import OpBuilder, Tensor
+from ...operators import blocked_convolution
 from ..registry import gradient
 from ._index import Size, dim, vector
 from .conv_weight import signal_rows, weight_gradient
@@ -23,6 +24,10 @@ FLIP_WINDOWS = 8
 """From this many windows per channel of dy on, in the whole batch, turning the kernel around costs
 less than a Conv, which lays out windows on all threads, saves against ConvTranspose, which adds
 them up on one."""
+
+IMAGE_AXES, EVEN = 2, 4
+"""A Conv of images with such multiples of channels is carried out in onnxruntime's blocked layout
+(`passes/blocked.py`), which ConvTranspose does not have."""
 
 OPEN_BATCH = 4
 """How many images are expected where their number is open."""
@@ -144,6 +149,8 @@ def _turning_pays(dy: Tensor, w: Tensor, axes: Sequence[Axis]) -> bool:
     channels_out, channels_in, images = w.dim(0), w.dim(1), dy.dim(0)
     if not isinstance(channels_out, int) or not isinstance(channels_in, int):
         return False
+    if len(axes) == IMAGE_AXES and channels_out % EVEN == channels_in % EVEN == 0:
+        return True
     windows = [a.windows for a in axes if isinstance(a.windows, int)]
     if len(windows) != len(axes) or channels_out > 2 * channels_in:
         return False
@@ -184,20 +191,35 @@ def _flipped(op: OpBuilder, dy: Tensor, w: Tensor, axes: Sequence[Axis], group: 
     rows, width = quotient(op, dim(op, w, 0), group), dim(op, w, 1)
     around = [a.span - 1 - a.begin for a in axes] + [a.span - 1 - a.end for a in axes]
     if group == 1 and any(k > 1 for k in kernel):
-        return op.Conv(dy, _turned(op, w, kernel), None, **_settings(axes, group), pads=around)
+        turned = _turned(op, w, kernel)
+        return _marked(op.Conv(dy, turned, None, **_settings(axes, group), pads=around), w, group)
+    swapped = w
     if any(k > 1 for k in kernel):
-        turned = [i + 2 for i, k in enumerate(kernel) if k > 1]
-        lowest = -(2**63)
-        w = op.Slice(w, [-1] * len(turned), [lowest] * len(turned), turned, [-1] * len(turned))
+        axes_turned = [i + 2 for i, k in enumerate(kernel) if k > 1]
+        ones, lowest = [-1] * len(axes_turned), [-(2**63)] * len(axes_turned)
+        swapped = op.Slice(w, ones, lowest, axes_turned, ones)
     if rows == width == 1:  # one channel each: nothing to swap
-        swapped = w
+        pass
     elif group == 1:
-        swapped = op.transpose(w, 1, 0, *range(2, spatial + 2))
+        swapped = op.transpose(swapped, 1, 0, *range(2, spatial + 2))
     else:
-        split = op.Reshape(w, vector(op, group, -1, width, *kernel))
+        split = op.Reshape(swapped, vector(op, group, -1, width, *kernel))
         swapped = op.transpose(split, 0, 2, 1, *range(3, spatial + 3))
         swapped = op.Reshape(swapped, vector(op, -1, rows, *kernel))
-    return op.Conv(dy, swapped, None, **_settings(axes, group), pads=around)
+    return _marked(op.Conv(dy, swapped, None, **_settings(axes, group), pads=around), w, group)
+
+
+def _marked(convolved: Tensor, w: Tensor, group: int) -> Tensor:
+    """The result of a Conv with weights whose channels are swapped, marked for `passes/blocked`.
+
+    The shape of weights that were turned around step by step is not known any more.
+    """
+    node, sizes = convolved.value.producer(), [s for s in w.shape or () if isinstance(s, int)]
+    is_image = len(sizes) == len(w.shape or ()) == 4 and w.dtype.name == "FLOAT"
+    if node is not None and is_image and math.prod(sizes[2:]) > 1 and w.const is None:
+        filters, channels, *kernel = sizes
+        node.doc_string = blocked_convolution([channels * group, filters // group, *kernel], group)
+    return convolved
 
 
 def _turned(op: OpBuilder, w: Tensor, kernel: Sequence[int]) -> Tensor:

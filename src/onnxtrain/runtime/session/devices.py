@@ -19,6 +19,7 @@ from ...errors import DeviceError, ModelFileError
 from ...preparing import preparing
 from ..files.onnxfile import ModelFile
 from ..files.outline import Outline
+from .blocked import in_blocks
 from .cut_session import cut_if_long
 from .few_bits import with_kernels
 from .native import core_of, ort_device
@@ -292,8 +293,8 @@ def _forms(
 ) -> list[Form]:
     """The forms of a model, the fastest first and last the model itself, whose error is shown.
 
-    A form may be refused: a build or a version may lack the kernel for weights of four bits, and a
-    model may have been changed since its products were marked.
+    A form may be refused: a build or a version may lack the kernel for weights of four bits or the
+    blocked layout, and a model may have been changed since its products were marked.
     """
     idle = idle_optimizers(outline, on_host=on_host)
     plain = Form(model, [name for name in idle if name != TRANSPOSING])
@@ -301,12 +302,20 @@ def _forms(
         return [plain]
     is_fused = _are_fused(options)
     forms = [_fused(outline, idle)] if is_fused else []
+    blocks = in_blocks(outline) if is_fused else None
+    if blocks is not None:
+        forms.insert(0, _with_fused(blocks, plain, idle, is_fused=is_fused))
     native = with_kernels(outline, options) if kernels else None
     if native is not None:
-        native_outline = Outline.of(native)
-        form = _fused(native_outline, idle) if is_fused and native_outline is not None else None
-        forms.insert(0, form or Form(native, plain.idle))
+        forms.insert(0, _with_fused(native, plain, idle, is_fused=is_fused))
     return [*(form for form in forms if form is not None), plain]
+
+
+def _with_fused(content: bytes, plain: Form, idle: Sequence[str], *, is_fused: bool) -> Form:
+    """A model that has been changed already, its marked products put together if that is wanted."""
+    outline = Outline.of(content) if is_fused else None
+    form = None if outline is None else _fused(outline, idle)
+    return form or Form(content, plain.idle)
 
 
 def _fused(outline: Outline, idle: Sequence[str]) -> Form | None:
@@ -350,8 +359,9 @@ def session_options(
     Idle worker threads of one session spin and take the cores away from the next (Module,
     Optimizer and eval model alternate), so spinning stops when a run ends, unless no other session
     is near (`spin`) or the caller's own options say otherwise. Where weights change
-    (`weights_change`), onnxruntime's blocked layout for convolutions does not apply; without it no
-    tensor is reordered for nothing (3 to 5 % of a step of ResNet-18 and U-Net).
+    (`weights_change`), onnxruntime's own use of its blocked layout does not apply; without it no
+    tensor is reordered for nothing (3 to 5 % of a step of ResNet-18 and U-Net). Marked convolutions
+    are laid out by `blocked`.
 
     onnxruntime does not plan which buffer takes the place of which (`enable_mem_reuse`): it would
     compare each value with all free ones, half of the time that a session of gradients takes, and

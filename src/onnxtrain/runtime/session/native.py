@@ -31,6 +31,18 @@ def read_back(options: Any, model: bytes) -> Any:
     return ort.InferenceSession(options, model, False, False).session_options
 
 
+def try_out(model: bytes, output: str, feeds: dict[str, Any]) -> Any:
+    """A result of a tiny model, which is run to learn what this onnxruntime can do.
+
+    It is an error of onnxruntime's if it cannot, and nothing is logged.
+    """
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    session = ort.InferenceSession(options, model, False, False)
+    session.initialize_session(["CPUExecutionProvider"], [{}], set())
+    return session.run([output], feeds, None)[0]
+
+
 def whole_session(session: Any) -> Any:
     """An `onnxruntime.InferenceSession`, also from a `CutSession`: its first piece's."""
     sessions = getattr(session, "sessions", None)

@@ -14,21 +14,27 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from ...errors import ModelFileError
 from ...operators import TRANSPOSED
-from ..files.outline import GRAPH, NODE, Outline, fields
-from ..files.wire import BYTES, Message, varint
+from ..files.outline import Outline, fields
+from ..files.wire import Message, varint
+from .edits import (
+    ATTRIBUTE,
+    DOMAIN,
+    INPUT,
+    LONGEST,
+    NAME,
+    OPERATOR,
+    OUTPUT,
+    Node,
+    changed,
+    field,
+    marked,
+    tag,
+)
 
-LONGEST = 2**26
-"""Bytes of a model above which it is left alone: its weights would be in memory twice."""
-
-INPUT, OUTPUT, NAME, OPERATOR, ATTRIBUTE, DOCUMENTATION, DOMAIN = 1, 2, 3, 4, 5, 6, 7
-"""Fields of a node."""
-OPSETS = 8
-"""A field of a model."""
 DIMS, DATA_TYPE, FLOAT_DATA, CONSTANT_NAME, RAW_DATA = 1, 2, 4, 8, 9
 """Fields of a constant."""
 FLOAT = b"\x01"
@@ -37,17 +43,9 @@ CONTRIBUTED = b"com.microsoft"
 RANKS = range(2, 9)
 
 
-def _tag(number: int) -> bytes:
-    return bytes([number << 3 | BYTES])
-
-
-def _field(number: int, content: Message | bytes) -> bytes:
-    return Message().add(number, content).encode()
-
-
 def _flag(name: str) -> bytes:
     """An attribute that is the integer 1."""
-    return _field(ATTRIBUTE, Message().add(1, name).add(3, 1).add(20, 2))
+    return field(ATTRIBUTE, Message().add(1, name).add(3, 1).add(20, 2))
 
 
 def _swap(rank: int) -> bytes:
@@ -58,25 +56,11 @@ def _swap(rank: int) -> bytes:
     return attribute.add(20, 7).encode()
 
 
-GRAPH_TAG, NODE_TAG = _tag(GRAPH), _tag(NODE)
-CONSTANT_NAME_TAG = _tag(CONSTANT_NAME)
-INPUT_TAG, OUTPUT_TAG, NAME_TAG = _tag(INPUT), _tag(OUTPUT), _tag(NAME)
-MARK = _field(DOCUMENTATION, TRANSPOSED.encode())
+CONSTANT_NAME_TAG = tag(CONSTANT_NAME)
+INPUT_TAG, OUTPUT_TAG, NAME_TAG = tag(INPUT), tag(OUTPUT), tag(NAME)
 FLAGS = (_flag("transA"), _flag("transB"))
-FUSED = _field(OPERATOR, b"FusedMatMul") + _field(DOMAIN, CONTRIBUTED)
-OPSET = _field(OPSETS, Message().add(1, CONTRIBUTED).add(2, 1))
+FUSED = field(OPERATOR, b"FusedMatMul") + field(DOMAIN, CONTRIBUTED)
 SWAPS = frozenset(map(_swap, RANKS))
-
-
-class Node(NamedTuple):
-    """What counts of a node that has the mark."""
-
-    place: int
-    name: bytes
-    operator: bytes
-    inputs: list[bytes]
-    outputs: list[bytes]
-    attributes: list[bytes]
 
 
 class Before(NamedTuple):
@@ -97,50 +81,21 @@ def fuse_transposed(outline: Outline, *, with_types: bool = True) -> bytes | Non
     if len(outline.model) > LONGEST or not outline.nodes:
         return None
     try:
-        changes = _changes(outline, list(_marked(outline)))
-        begin, end = outline.types if not with_types else (0, 0)
-        return _changed(outline, changes, begin, end) if changes or begin < end else None
+        changes = _changes(outline, list(marked(outline, TRANSPOSED)))
+        without = outline.types if not with_types else (0, 0)
+        if not changes and without[0] == without[1]:
+            return None
+        return changed(outline, changes, CONTRIBUTED, without=without)
     except (ModelFileError, IndexError):  # onnxruntime says what is wrong with it
         return None
 
 
-def _marked(outline: Outline) -> Iterator[Node]:
-    """Nodes that have the mark; not those inside of other nodes."""
-    model, begins = outline.model, [begin for begin, _ in outline.nodes]
-    at, end = begins[0], outline.nodes[-1][1]
-    while (at := model.find(MARK, at, end)) >= 0:
-        index = bisect_right(begins, at) - 1
-        at = outline.nodes[index][1]
-        node = _read(outline, index)
-        if node is not None:
-            yield node
-
-
-def _read(outline: Outline, index: int) -> Node | None:
-    """A node; None if it is not ONNX's own or only has the mark somewhere inside."""
-    node, is_marked = Node(index, b"", b"", [], [], []), False
-    lists = {INPUT: node.inputs, OUTPUT: node.outputs, ATTRIBUTE: node.attributes}
-    name = operator = b""
-    for number, begin, end in fields(outline.model, *outline.nodes[index]):
-        value = outline.model[begin:end]
-        if number in lists:
-            lists[number].append(value)
-        elif number == NAME:
-            name = value
-        elif number == OPERATOR:
-            operator = value
-        elif number == DOMAIN and value:
-            return None
-        is_marked |= number == DOCUMENTATION
-    return node._replace(name=name, operator=operator) if is_marked else None
-
-
-def _changes(outline: Outline, marked: list[Node]) -> dict[int, bytes]:
+def _changes(outline: Outline, nodes: list[Node]) -> dict[int, list[bytes]]:
     """What takes the place of which nodes; nothing for one that nobody reads then."""
     results = outline.outputs()
-    products = {n.outputs[0]: n for n in marked if n.operator == b"MatMul" and len(n.inputs) == 2}
+    products = {n.outputs[0]: n for n in nodes if n.operator == b"MatMul" and len(n.inputs) == 2}
     before, after = dict[bytes, Before](), dict[bytes, tuple[Node, float]]()
-    for node in marked:
+    for node in nodes:
         if node.operator == b"Transpose":
             if len(node.attributes) == 1 and node.attributes[0] in SWAPS:
                 before[node.outputs[0]] = Before(node, is_turned=True, factor=1.0)
@@ -149,15 +104,15 @@ def _changes(outline: Outline, marked: list[Node]) -> dict[int, bytes]:
                 after[node.inputs[0]] = node, factor
             else:
                 before[node.outputs[0]] = Before(node, is_turned=False, factor=factor)
-    changes = dict[int, bytes]()
+    changes = dict[int, list[bytes]]()
     for output, node in products.items():
         operands = [before.get(name) for name in node.inputs]
         last, factor = after.get(output, (node, 1.0))
         if any(operands) or last is not node:
             changes |= {
-                o.node.place: b"" for o in operands if o and o.node.outputs[0] not in results
+                o.node.place: [] for o in operands if o and o.node.outputs[0] not in results
             }
-            changes |= {last.place: b"", node.place: _fused(node, operands, last, factor)}
+            changes |= {last.place: [], node.place: [_fused(node, operands, last, factor)]}
     return changes
 
 
@@ -197,36 +152,5 @@ def _fused(node: Node, operands: list[Before | None], last: Node, factor: float)
     parts += [flag for operand, flag in zip(operands, FLAGS) if operand and operand.is_turned]
     if factor != 1.0:
         alpha = Message().add(1, "alpha").add_fixed32(2, struct.pack("<f", factor)).add(20, 1)
-        parts.append(_field(ATTRIBUTE, alpha))
+        parts.append(field(ATTRIBUTE, alpha))
     return b"".join([*parts, FUSED])
-
-
-def _changed(outline: Outline, changes: Mapping[int, bytes], first: int, last: int) -> bytes:
-    """The model with other nodes in the places of some, and without a part of its graph.
-
-    Empty bytes leave a node out.
-    """
-    model, (begin, end) = outline.model, outline.graph
-    edits = [(first, last, b"")] if first < last else []
-    for index, node in changes.items():
-        start, stop = outline.nodes[index]
-        written = NODE_TAG + varint(len(node)) + node if node else b""
-        edits.append((_start(model, NODE_TAG, start, stop), stop, written))
-    parts, at, size = [b""], begin, end - begin
-    for start, stop, written in sorted(edits):
-        parts += [model[at:start], written]
-        size += len(written) - (stop - start)
-        at = stop
-    parts[0] = model[: _start(model, GRAPH_TAG, begin, end)] + GRAPH_TAG + varint(size)
-    parts += [model[at:]]
-    if not any(CONTRIBUTED in model[i:j] for i, j in outline.opsets):
-        parts.append(OPSET)
-    return b"".join(parts)
-
-
-def _start(model: bytes, tag: bytes, begin: int, end: int) -> int:
-    """Where the head of a field is whose content begins and ends there."""
-    head = tag + varint(end - begin)
-    if model[begin - len(head) : begin] != head:
-        raise ModelFileError("a length is written in more bytes than it needs")
-    return begin - len(head)

@@ -1,0 +1,178 @@
+"""Other nodes in the places of marked ones, in the bytes of a model.
+
+A pass has marked nodes by their documentation. A search through the bytes finds them, and only they
+are read: opening every message of a model would take as long as a third of its session.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from ...errors import ModelFileError
+from ..files.onnxfile import Node as OpenNode
+from ..files.onnxfile import uses
+from ..files.outline import GRAPH, INITIALIZER, NODE, Outline, fields
+from ..files.wire import BYTES, Message, varint
+
+LONGEST = 2**26
+"""Bytes of a model above which it is left alone: its weights would be in memory twice."""
+
+INPUT, OUTPUT, NAME, OPERATOR, ATTRIBUTE, DOCUMENTATION, DOMAIN = 1, 2, 3, 4, 5, 6, 7
+"""Fields of a node."""
+OPSETS = 8
+"""A field of a model."""
+WITH_BODIES = (b"If", b"Loop", b"Scan", b"SequenceMap")
+"""Operators whose inner graphs may read any value."""
+
+
+def tag(number: int) -> bytes:
+    """What a field of bytes begins with."""
+    return bytes([number << 3 | BYTES])
+
+
+def field(number: int, content: Message | bytes) -> bytes:
+    """A field of bytes."""
+    return Message().add(number, content).encode()
+
+
+GRAPH_TAG, NODE_TAG = tag(GRAPH), tag(NODE)
+
+
+class Node(NamedTuple):
+    """What counts of a node that has a mark."""
+
+    place: int
+    name: bytes
+    operator: bytes
+    inputs: list[bytes]
+    outputs: list[bytes]
+    attributes: list[bytes]
+    mark: bytes
+
+
+def marked(outline: Outline, mark: str) -> Iterator[Node]:
+    """Nodes whose documentation begins with a mark; not those inside of other nodes."""
+    model, begins, needle = outline.model, [begin for begin, _ in outline.nodes], mark.encode()
+    at, end = begins[0], outline.nodes[-1][1]
+    while (at := model.find(needle, at, end)) >= 0:
+        index = bisect_right(begins, at) - 1
+        at = outline.nodes[index][1]
+        node = _read(outline, index)
+        if node is not None and node.mark.startswith(needle):
+            yield node
+
+
+def _read(outline: Outline, index: int) -> Node | None:
+    """A node; None if it is not ONNX's own."""
+    node = Node(index, b"", b"", [], [], [], b"")
+    lists = {INPUT: node.inputs, OUTPUT: node.outputs, ATTRIBUTE: node.attributes}
+    texts = {NAME: b"", OPERATOR: b"", DOCUMENTATION: b"", DOMAIN: b""}
+    for number, begin, end in fields(outline.model, *outline.nodes[index]):
+        value = outline.model[begin:end]
+        if number in lists:
+            lists[number].append(value)
+        elif number in texts:
+            texts[number] = value
+    if texts[DOMAIN]:
+        return None
+    return node._replace(name=texts[NAME], operator=texts[OPERATOR], mark=texts[DOCUMENTATION])
+
+
+def changed(
+    outline: Outline,
+    changes: Mapping[int, Sequence[bytes]],
+    domain: bytes,
+    *,
+    constants: Iterable[bytes] = (),
+    without: tuple[int, int] = (0, 0),
+) -> bytes:
+    """The model with other nodes in the places of some, none or several for each.
+
+    Args:
+        outline: of the model.
+        changes: what stands in the places of which nodes.
+        domain: of the operators that they bring.
+        constants: more initializers.
+        without: a part of the graph that is left out.
+    """
+    model, (begin, end) = outline.model, outline.graph
+    edits = [(*without, b"")] if without[0] < without[1] else []
+    for index, nodes in changes.items():
+        start, stop = outline.nodes[index]
+        written = b"".join([NODE_TAG + varint(len(node)) + node for node in nodes])
+        edits.append((_start(model, NODE_TAG, start, stop), stop, written))
+    more = b"".join([field(INITIALIZER, constant) for constant in constants])
+    parts, at, size = [b""], begin, end - begin + len(more)
+    for start, stop, written in sorted(edits):
+        parts += [model[at:start], written]
+        size += len(written) - (stop - start)
+        at = stop
+    parts[0] = model[: _start(model, GRAPH_TAG, begin, end)] + GRAPH_TAG + varint(size)
+    parts += [model[at:end], more, model[end:]]
+    if domain not in outline.domains():
+        parts.append(field(OPSETS, Message().add(1, domain).add(2, 1)))
+    return b"".join(parts)
+
+
+def _start(model: bytes, head_tag: bytes, begin: int, end: int) -> int:
+    """Where the head of a field is whose content begins and ends there."""
+    head = head_tag + varint(end - begin)
+    if model[begin - len(head) : begin] != head:
+        raise ModelFileError("a length is written in more bytes than it needs")
+    return begin - len(head)
+
+
+def idle_after(
+    outline: Outline, replaced: Collection[int], still_read: Collection[bytes]
+) -> set[int]:
+    """Nodes whose results nobody reads any more, now that others do the work of some.
+
+    Args:
+        outline: of the model.
+        replaced: places of the nodes whose operands are read by nobody, unless they are
+            `still_read`.
+        still_read: names that the new nodes read.
+    """
+    operands, makers, readers = _connections(outline)
+    needed = outline.outputs().union(still_read)
+    idle, todo = set[int](), list(replaced)
+    while todo:
+        index = todo.pop()
+        for name in operands[index][0]:
+            readers[name] -= 1
+            maker = makers.get(name, -1)
+            if readers[name] or name in needed or maker < 0 or maker in idle:
+                continue
+            results = operands[maker][1]
+            if maker not in replaced and not any(readers.get(r) or r in needed for r in results):
+                idle.add(maker)
+                todo.append(maker)
+    return idle
+
+
+Connections = tuple[list[tuple[list[bytes], list[bytes]]], dict[bytes, int], dict[bytes, int]]
+
+
+def _connections(outline: Outline) -> Connections:
+    """Operands and results of each node, who makes each value, and how often it is read."""
+    model, operands = outline.model, list[tuple[list[bytes], list[bytes]]]()
+    makers, readers = dict[bytes, int](), dict[bytes, int]()
+    for index, (begin, end) in enumerate(outline.nodes):
+        inputs, outputs = list[bytes](), list[bytes]()
+        for number, start, stop in fields(model, begin, end):
+            if number == INPUT:
+                inputs.append(model[start:stop])
+            elif number == OUTPUT:
+                outputs.append(model[start:stop])
+            elif number == OPERATOR:
+                if model[start:stop] in WITH_BODIES:
+                    opened = OpenNode(Message.parse(model[begin:end]))
+                    inputs += [name.encode() for name in uses(opened)]
+                break  # what follows is not names
+        operands.append((inputs, outputs))
+        for name in inputs:
+            readers[name] = readers.get(name, 0) + 1
+        makers |= dict.fromkeys(outputs, index)
+    return operands, makers, readers
