@@ -156,7 +156,7 @@ def summarize(
         ir_version=loaded.ir_version,
         producer=" ".join(p for p in (loaded.producer_name, loaded.producer_version) if p),
         metadata=dict(loaded.metadata_props),
-        inputs=tuple(_value(v) for v in loaded.graph.inputs if not v.is_initializer()),
+        inputs=tuple(value_summary(v) for v in loaded.graph.inputs if not v.is_initializer()),
         outputs=tuple(v for v in typed if v.name in own),
         inner=tuple(v for v in typed if v.name not in own),
         parameters=parameters,
@@ -224,7 +224,8 @@ def _parameter(value: ir.Value, reason: str) -> ParameterSummary:
     )
 
 
-def _value(value: ir.Value) -> ValueSummary:
+def value_summary(value: ir.Value) -> ValueSummary:
+    """Name, type and shape of a value."""
     shape = dims_of(value)
     dtype = _type(value.dtype) if value.dtype is not None else "unknown"
     return ValueSummary(value.name or "", dtype, None if shape is None else tuple(shape))
@@ -233,7 +234,7 @@ def _value(value: ir.Value) -> ValueSummary:
 def _typed_outputs(model: ir.Model, normalized: ir.Model | None) -> tuple[ValueSummary, ...]:
     """Outputs with the shapes that the normalizing stage inferred, where the file says less."""
     better = {o.name: o for o in normalized.graph.outputs} if normalized is not None else {}
-    return tuple(_value(better.get(o.name, o)) for o in model.graph.outputs)
+    return tuple(value_summary(better.get(o.name, o)) for o in model.graph.outputs)
 
 
 def _type(dtype: ir.DataType) -> str:

@@ -90,6 +90,15 @@ COMMANDS = {
     "differentiate": ("differentiate", "model.onnx", "--explain"),
     "check": ("check", "model.onnx"),
     "artifacts": ("artifacts", "model.onnx", "--loss", "cross_entropy", "--output", "artifacts"),
+    "training information": (
+        "artifacts",
+        "model.onnx",
+        "--loss",
+        "cross_entropy",
+        "--output",
+        "artifacts",
+        "--training-info",
+    ),
     "train": TRAIN,
     "train with a log": (*TRAIN, "--log", "csv"),
     "lora": ("lora", *TRAIN[1:], "--rank", "1"),
@@ -118,6 +127,13 @@ COMMANDS = {
 def test_a_terminal_and_the_files(run, inside, folder, name):
     result = run(*COMMANDS[name])
     assert_inert(result, inside, folder)
+
+
+def test_a_file_that_says_how_it_is_trained(run, inside, folder):
+    assert run(*COMMANDS["training information"]).code == 0
+    command = ("training-info", "artifacts/training_info.onnx")
+    for options in ((), ("--data", "train.npz", "-o", "trained.onnx")):
+        assert_inert(run(*command, *options), inside, folder)
 
 
 @pytest.mark.parametrize("name", ["quantize"])

@@ -31,6 +31,9 @@ def test_a_run_leaves_the_adapter_in_every_form_and_goes_on(run):
     assert result.code == 0, result.err
     state = CheckpointState.load_checkpoint("a/checkpoint")
     assert [n for n, _ in state.parameters] == ["enc_w.lora_A.weight", "enc_w.lora_B.weight"]
+    again = run("lora", "a/base.onnx", *data, "--rank", "1", "--output", "b")
+    assert again.code == 1
+    assert "takes adapters as inputs ('enc_w.lora_A.weight')" in " ".join(again.err.split())
     x, _ = blobs(60, seed=1)
     merged = scores("a/model.onnx", x)
     assert np.abs(merged - scores("model.onnx", x)).max() > 0.1

@@ -125,6 +125,10 @@ def test_columns_have_other_names(run, files) -> None:
         (("--tokenizer", "large.json"), "do not belong together"),
         (("--teacher", "encoder.onnx"), "--teacher compares classes or tokens"),
         (("--scale", "0"), "--scale is 0"),
+        (
+            ("--data", "pairs.csv", "--features", "anchor,q"),
+            "pairs.csv, line 2 has no 'q'; it has 'anchor', 'positive'.",
+        ),
         (("--data", "short.csv"), "line 2 has 1 columns, and the first line 2"),
         (("--data", "words.csv"), "'score' is str 'high', and it must be a number"),
     ],
@@ -142,3 +146,15 @@ def test_mistakes_are_told(run, files, options, said) -> None:
 def test_a_loss_of_vectors_needs_the_task(run, files) -> None:
     result = run("train", "encoder.onnx", "--data", "pairs.csv", "--loss", "cosent")
     assert "goes with --task sentence-similarity" in " ".join(result.err.split())
+
+
+def test_a_vector_that_all_texts_share_is_nearest_to_none() -> None:
+    from onnxtrain.cli.similarity import measures
+
+    same, different = np.ones((4, 3)), np.eye(4)
+    assert measures([same, same], None) == {"accuracy_at_1": 0.0}
+    assert measures([different, different], None) == {"accuracy_at_1": 1.0}
+    twice = different[[0, 0, 1, 2]]  # two rows have one text: it is right for both
+    tokens = np.array([[5], [5], [6], [7]])
+    assert measures([twice, twice], None, tokens) == {"accuracy_at_1": 1.0}
+    assert measures([twice, twice], None) == {"accuracy_at_1": 0.5}

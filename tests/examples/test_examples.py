@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
 OURS = (
     "digits_from_scratch",
+    "distillation",
     "fine_tune_head",
     "four_bit_digits",
     "half_precision",
@@ -137,6 +138,19 @@ def test_half_precision_takes_fewer_bytes_for_the_same_curve(tmp_path):
     half = number(r"products in float16: loss ([\d.]+)", printed)
     assert half == pytest.approx(number(r"\(float32: ([\d.]+)", printed), rel=0.03)
     assert "PyTorch was imported: False" in printed
+
+
+def test_distillation_teaches_what_labels_do_not(tmp_path):
+    printed = run("distillation", tmp_path, "--quick")
+    few = number(r"student from 100 labels: ([\d.]+)", printed)
+    assert number(r"student from the teacher, no labels: ([\d.]+)", printed) > few + 0.03
+    assert number(r"labels alone: ([\d.]+) of the 3s", printed) == 0
+    assert number(r"temperature 16: ([\d.]+) of the 3s", printed) > 0.2
+    assert "PyTorch was imported: False" in printed
+    session = exported(tmp_path / "distilled" / "taught" / "trained.onnx")
+    assert [i.name for i in session.get_inputs()] == ["image"]
+    student = onnx.load(tmp_path / "distilled" / "taught" / "trained.onnx")
+    assert sum(np.prod(t.dims) for t in student.graph.initializer) == 910  # and no teacher
 
 
 def test_fine_tune_head_moves_nothing_else(tmp_path):

@@ -185,6 +185,9 @@ DOORS: dict[str, Door] = {
         "train", "{}/predict.onnx", "--data", "{}/data.npz", "--output", "{}/run",
         "--loss", "mse", "--epochs", "1", "--target", "target",
     ),
+    "training-info": command(
+        "training-info", "{}/info.onnx", "--data", "{}/data.npz", "-o", "{}/out.onnx"
+    ),
     "bench": command("bench", "{}/predict.onnx", "--loss", "mse", "--steps", "1"),
 }  # fmt: skip
 """Name → what it does with a folder. JavaScript is a door too: see `test_javascript`."""

@@ -71,7 +71,8 @@ REFUSE = ("differentiate", "TrainingSession")
 BOUNDED = ("generate_artifacts", "check_gradient", "inspect", "draw", "artifacts", "quantize")
 """Doors that may give another reason, or do without what is large."""
 OF_ARTIFACTS = ("Module", "Module.eval", "evaluate", "export", "flower", "serve", "export command",
-                "train", "lora", "training_info", "teacher", "prepare qat", "new head")  # fmt: skip
+                "train", "lora", "training_info", "training-info", "teacher", "prepare qat",
+                "new head")  # fmt: skip
 """Doors that take what `generate_artifacts` makes, or a model beside data."""
 NO_DOORS = {
     "bench": "runs the model that train takes",

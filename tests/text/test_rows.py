@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from onnxtrain import text
+from onnxtrain.errors import OnnxTrainWarning
 
 from .models import TEXTS, VOCABULARY, WORDS, tokenizer_json, write_jsonl
 
@@ -166,8 +167,10 @@ def test_a_vocabulary_that_does_not_fit_is_refused(tmp_path) -> None:
     larger = text.load_tokenizer(tokenizer_json(tmp_path / "tokenizer.json", words))
     with pytest.raises(text.TextError, match=f"{VOCABULARY + 5} tokens, and lm.onnx knows"):
         text.check_vocabulary(larger, VOCABULARY, "lm.onnx")
-    text.check_vocabulary(larger, VOCABULARY + 64, "lm.onnx")
+    text.check_vocabulary(larger, 2 * larger.size, "lm.onnx")
     text.check_vocabulary(larger, None, "lm.onnx")
+    with pytest.warns(OnnxTrainWarning, match="Is it the tokenizer that came with the model"):
+        text.check_vocabulary(larger, 3 * larger.size, "lm.onnx")
 
 
 def test_generation_draws_and_stops(tokenizer) -> None:

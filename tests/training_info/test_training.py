@@ -13,7 +13,7 @@ import pytest
 from onnxtrain import losses, optim
 from onnxtrain.api import CheckpointState, Module, Optimizer
 from onnxtrain.artifacts import generate_artifacts
-from onnxtrain.errors import InputError, LabelError, RunError, StateError
+from onnxtrain.errors import InputError, LabelError, NonFiniteError, RunError, StateError
 from onnxtrain.training_info import Training, TrainingInfoError, add, read
 from tests.sklearn.models import mlp, regression
 
@@ -193,3 +193,46 @@ def test_data_beside_the_file_are_checked_and_taken_along(tmp_path: Path) -> Non
     path.write_bytes(moved.SerializeToString())
     with pytest.raises(Exception, match="secret"):
         Training(path)
+
+
+def test_fit_is_its_steps(tmp_path: Path) -> None:
+    fitted, stepped = (Training(add(model(), losses.MSELoss())) for _ in range(2))
+    seen: list[tuple[int, float]] = []
+    history = fitted.fit(
+        (X, Y), 2, 8, shuffle=False, on_epoch=lambda n, means: seen.append((n, means["loss"]))
+    )
+    for epoch in history:
+        batches = [slice(i, i + 8) for i in range(0, len(X), 8)]
+        steps = [stepped.step({"X": X[rows], "target": Y[rows]})["loss"] for rows in batches]
+        assert epoch == {"loss": pytest.approx(float(np.mean(steps)))}
+    assert seen == [(n + 1, epoch["loss"]) for n, epoch in enumerate(history)]
+    for name, value in stepped.state.items():
+        np.testing.assert_array_equal(fitted.state[name], value)
+    assert fitted.algorithm.targets == ["target"]
+
+
+def test_rows_come_in_an_order_of_the_seed() -> None:
+    made = [Training(add(model(), losses.MSELoss())) for _ in range(3)]
+    for training, seed in zip(made, (1, 1, 2)):
+        training.fit({"X": X, "target": Y}, batch_size=8, seed=seed)
+    np.testing.assert_array_equal(made[0].state["bias"], made[1].state["bias"])
+    assert (made[0].state["bias"] != made[2].state["bias"]).any()
+
+
+def test_what_fit_refuses() -> None:
+    training = Training(add(model(), losses.MSELoss()))
+    before = dict(training.state)
+    with pytest.raises(InputError, match="epochs"):
+        training.fit((X, Y), 0)
+    with pytest.raises(InputError, match=r"a step takes \['X', 'target'\]"):
+        training.fit([(X,)])
+    with pytest.raises(InputError, match="target"):
+        training.fit({"X": X})
+    bad = Y.copy()
+    bad[0] = np.inf
+    with pytest.raises(NonFiniteError, match="It changed nothing"):
+        training.fit((X, bad))
+    for name, value in before.items():
+        np.testing.assert_array_equal(training.state[name], value)
+    training.fit((X, bad), check_finite=False)
+    assert not np.isfinite(training.state["bias"]).all()

@@ -32,6 +32,7 @@ COMMANDS = {
     "runs": "runs",
     "export": "export",
     "artifacts": "artifacts",
+    "training-info": "training_info",
     "check": "check",
     "differentiate": "differentiate",
     "draw": "draw",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from .app import common
-from .output import UserError, current, size
+from .output import UserError, current, names_in, size
 from .sign_option import check, sign_option, signed
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def command(
     if target.is_dir() or not target.absolute().parent.is_dir():
         raise UserError(f"-o {output}: give the name of a file in a folder that exists.")
     state = CheckpointState.load_checkpoint(file).training_state
-    names = [n.strip() for n in (outputs or "").split(",") if n.strip()]
+    names = names_in(outputs)
     export(str(model), state, target, names or _predictions(model, state))
     for written in [target, *signed(target, sign)]:
         current().show(f"{written}  {size(written.stat().st_size)}")

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from ..runtime.loop.batches import ArrayBatches
 from ..summary import ValueSummary
-from .output import UserError, one_of
+from .output import UserError, names_in, one_of
 
 if TYPE_CHECKING:
     from .settings import Settings
@@ -230,7 +230,7 @@ class Augmentation:
 
 def read_augmentations(text: str | None) -> tuple[str, ...]:
     """What ``--augment`` names."""
-    names = [name.strip() for name in (text or "").split(",") if name.strip()]
+    names = names_in(text)
     return tuple(one_of(name, AUGMENTATIONS, "--augment") for name in names)
 
 

@@ -123,8 +123,8 @@ def match(source: Source, task: Task) -> Dataset:
 
 def matched(source: Source, task: Task) -> dict[str, Array]:
     """The rows of a source by name of the input, targets included."""
-    inputs, target = _assign(source, task)
-    arrays = {v.name: _input(v, inputs[v.name], source.where) for v in task.fed}
+    inputs, target = assign(source, task)
+    arrays = {v.name: fit_input(v, inputs[v.name], source.where) for v in task.fed}
     arrays[task.loss.target] = _target(task, target, source.where)
     lengths = {name: len(a) if a.ndim else 0 for name, a in arrays.items()}
     if len(set(lengths.values())) > 1:
@@ -179,7 +179,7 @@ def count_classes(source: Source, task: Task) -> int | list[str]:
                     f"The folder {name!r} in {source.where} holds no images: fill it or remove it."
                 )
         return source.classes
-    _, target = _assign(source, task)
+    _, target = assign(source, task)
     if target.dtype.kind in "US":
         return [str(c) for c in np.unique(target)]
     if target.ndim == 2 and target.shape[1] > 1:
@@ -193,7 +193,8 @@ def count_classes(source: Source, task: Task) -> int | list[str]:
 # --- which array is what --------------------------------------------------------------------------
 
 
-def _assign(source: Source, task: Task) -> tuple[dict[str, Array], Array]:
+def assign(source: Source, task: Task) -> tuple[dict[str, Array], Array]:
+    """The arrays of a source by name of the input, and the targets, as they are in the file."""
     if isinstance(source, Pictures):
         if task.loss.kind != "class":
             raise UserError(
@@ -258,7 +259,7 @@ def _from_columns(source: Columns, task: Task) -> tuple[dict[str, Array], Array]
                 f"{source.where} has no column {missing[0]!r}, which the model takes as input. "
                 f"Its columns are {_shown(columns)}; name them as the inputs: {_names(task.fed)}."
             )
-        return {v.name: _as_input(columns[v.name], v) for v in task.fed}, columns[target]
+        return {v.name: as_input(columns[v.name], v) for v in task.fed}, columns[target]
     value = task.fed[0]
     if task.categories is not None:
         features = task.categories.encode(columns, chosen, source.where)
@@ -266,10 +267,10 @@ def _from_columns(source: Columns, task: Task) -> tuple[dict[str, Array], Array]
         takes = math.prod(d for d in (value.shape or ())[1:] if isinstance(d, int))
         if features.shape[1] != takes and None not in (value.shape or (None,)):
             raise UserError(task.categories.explain(features.shape[1], takes))
-        return {value.name: _as_input(features, value)}, columns[target]
+        return {value.name: as_input(features, value)}, columns[target]
     _refuse_text(columns, chosen, source.where)
     features = np.stack([columns[n] for n in chosen], axis=1) if chosen else np.empty((0, 0))
-    return {value.name: _as_input(features, value)}, columns[target]
+    return {value.name: as_input(features, value)}, columns[target]
 
 
 def _refuse_text(columns: dict[str, Array], chosen: Sequence[str], where: str) -> None:
@@ -295,7 +296,7 @@ def _first(array: Array) -> str:
     return repr(str(array.reshape(-1)[0])) if array.size else "no rows"
 
 
-def _as_input(array: Array, value: ValueSummary) -> Array:
+def as_input(array: Array, value: ValueSummary) -> Array:
     """A column, or columns, in the rank of the input when only one reshape is possible."""
     shape = value.shape
     if shape is None or array.ndim == len(shape):
@@ -345,10 +346,11 @@ def _shown(names: dict[str, Array]) -> str:
 # --- inputs ---------------------------------------------------------------------------------------
 
 
-def _input(value: ValueSummary, array: Array, where: str) -> Array:
+def fit_input(value: ValueSummary, array: Array, where: str) -> Array:
+    """An array in the type and rank of an input; an error where it does not fit."""
     name = f"{where}: input {value.name!r}"
     if array.ndim == 1:
-        array = _as_input(array, value)
+        array = as_input(array, value)
     if array.dtype.kind in "USO":
         raise UserError(
             f"{name} holds text or objects ({array.dtype}), and the model takes {value.dtype}. "
@@ -444,7 +446,7 @@ def _like_output(array: Array, output: ValueSummary, name: str) -> Array:
     if shape is None:
         return array
     if array.ndim == 1:
-        array = _as_input(array, output)
+        array = as_input(array, output)
     if len(shape) == 1 and array.ndim == 2 and array.shape[1] == 1:
         array = array[:, 0]
     check_shape(array, shape, f"{name} (it is compared with the output {output.name!r})")

@@ -109,6 +109,11 @@ def size(bytes_: float) -> str:
     return f"{bytes_:.2f} GiB"
 
 
+def names_in(text: str | None) -> list[str]:
+    """Names with commas between them."""
+    return [name.strip() for name in (text or "").split(",") if name.strip()]
+
+
 def one_of(value: str, known: Iterable[str], option: str) -> str:
     """`value` if it is known, else an error that lists what is and names the nearest."""
     import difflib

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from .. import quant
 from ..optim import Group, Optimizer
-from .output import Output, UserError
+from .output import Output, UserError, names_in
 from .plan import Plan, with_model
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def quantized_plan(settings: Settings, plan: Plan, training: Dataset) -> Plan:
             "onnxtrain qat observes rows of arrays, and --data gives batches. Prepare the model in "
             "Python, with onnxtrain.quant.prepare_qat, and train what that gives."
         )
-    eight = _patterns(settings.eight_bits)
+    eight = names_in(settings.eight_bits)
     prepared = quant.prepare_qat(
         plan.model,
         training.arrays,
@@ -50,14 +50,10 @@ def quantized_plan(settings: Settings, plan: Plan, training: Dataset) -> Plan:
         percentile=settings.percentile,
         calibration_rows=settings.calibration_rows,
         learn_scales=settings.learn_scales,
-        exclude=_patterns(settings.exclude),
+        exclude=names_in(settings.exclude),
         overrides=dict.fromkeys(eight, 8),
     )
     return with_model(settings, plan, prepared)
-
-
-def _patterns(text: str | None) -> list[str]:
-    return [part.strip() for part in (text or "").split(",") if part.strip()]
 
 
 def without_decay(optimizer: Optimizer, plan: Plan) -> Optimizer:

@@ -37,7 +37,7 @@ from .language import LanguageTask, check_settings, copy_tokenizer
 from .match import Dataset, Task, match, target_column
 from .new_head import HeadTask
 from .new_head import check_settings as check_head
-from .output import Output, UserError, count, one_of
+from .output import Output, UserError, count, names_in, one_of
 from .plan import Plan, make_plan
 from .recipes import make_optimizer, make_scheduler, metric_names
 from .rounding import check_settings as check_rounding
@@ -105,10 +105,10 @@ def train(settings: Settings, output: Output, callbacks: Sequence[Callback] = ()
     base = None if similar is None else similar.model
     plan = make_plan(settings, base=base) if head is None else head.plan
     task = Task(
-        plan.summary.inputs, plan.output, plan.loss, settings.target, _names(settings.features),
+        plan.summary.inputs, plan.output, plan.loss, settings.target, names_in(settings.features),
         ignore_index=settings.ignore_index,
         images=_images(settings, plan, output),
-        categories=Categories(_names(settings.categorical)) if settings.categorical else None,
+        categories=Categories(names_in(settings.categorical)) if settings.categorical else None,
         language=similar or (LanguageTask.of(settings, plan) if settings.task else None),
         head=head,
     )  # fmt: skip
@@ -149,11 +149,6 @@ def _decided(settings: Settings, output: Output) -> Settings:
     if going_on and (group is None or group.is_main):
         output.say(f"Going on with the run in {folder}.")
     return replace(settings, resume=going_on, overwrite=not going_on)
-
-
-def _names(text: str | None) -> list[str]:
-    """Names with commas between them."""
-    return [name.strip() for name in (text or "").split(",") if name.strip()]
 
 
 def train_on(

@@ -15,7 +15,7 @@ import onnx
 from .. import losses, text
 from .history import write_text
 from .match import Dataset
-from .output import Output, UserError, count, one_of
+from .output import Output, UserError, count, names_in, one_of
 from .recipes import SIMILARITY_LOSSES
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def check_settings(settings: Settings) -> None:
 
 def read_lengths(written: str | None) -> list[int]:
     """What ``--matryoshka`` means: lengths with commas between them."""
-    parts = [part.strip() for part in (written or "").split(",") if part.strip()]
+    parts = names_in(written)
     if not all(part.isdigit() and int(part) > 0 for part in parts):
         raise UserError(f"--matryoshka {written!r} is lengths with commas between them, as 256,64.")
     return [int(part) for part in parts]
@@ -133,7 +133,8 @@ class SimilarityTask:
         """Measure how well the vectors tell what is similar, and say it."""
         inputs = {n: a for n, a in data.arrays.items() if n not in {SCORES, TARGET}}
         vectors = trainer.predict(inputs, self.settings.batch_size)
-        self.measured[when] = measures(vectors, data.arrays.get(SCORES))
+        tokens = inputs[self.inputs.tokens]
+        self.measured[when] = measures(vectors, data.arrays.get(SCORES), tokens[:, 1])
         output.say(f"{when}: {_shown(self.measured[when])} on {data.where}")
 
     def write(self, folder: Path) -> list[Path]:
@@ -149,7 +150,7 @@ WITH_SCORES = frozenset({"cosent", "cosine_similarity"})
 
 
 def _read(settings: Settings, source: str) -> tuple[list[list[str]], list[float] | None]:
-    names = [n.strip() for n in (settings.features or "").split(",") if n.strip()]
+    names = names_in(settings.features)
     return text.read_pairs(source, names or None, settings.target)
 
 
@@ -182,30 +183,43 @@ def _no_scores(source: str, loss: str) -> str:
     )
 
 
-def measures(vectors: Sequence[Array], scores: Array | None) -> dict[str, float]:
+def measures(
+    vectors: Sequence[Array], scores: Array | None, positives: Array | None = None
+) -> dict[str, float]:
     """How well vectors of the texts of rows tell what is similar.
 
     With scores the rank correlation of cosines with them. Without, how often an anchor is nearer to
-    its own positive than to that of any other row (and, in triples, than to its negative).
+    its own positive than to that of any other row (and, in triples, than to its negative). A
+    vector that all texts share is nearer to none: an encoder that gives it has learned nothing.
+
+    Args:
+        vectors: of the anchors, the positives and so on, a row each.
+        scores: of the rows, where there are some.
+        positives: the tokens of the positives: a text that several rows have is their own for all.
     """
     if scores is not None:
         cosines = text.cosine_similarities(vectors[0], vectors[1])
         return {"spearman": text.spearman(cosines, scores)}
-    anchors, positives = (_unit(v) for v in vectors[:2])
-    known = {"accuracy_at_1": float((_nearest(anchors, positives)).mean())}
+    texts = np.arange(len(vectors[0]))
+    if positives is not None:
+        texts = np.unique(positives, axis=0, return_inverse=True)[1].reshape(-1)
+    anchors, others = (_unit(v) for v in vectors[:2])
+    known = {"accuracy_at_1": float(_nearest(anchors, others, texts).mean())}
     if len(vectors) > 2:
         near, far = (text.cosine_similarities(vectors[0], v) for v in vectors[1:3])
         known["triplet_accuracy"] = float((near > far).mean())
     return known
 
 
-def _nearest(anchors: Array, positives: Array, rows: int = 1024) -> Array:
-    """Whether no other positive is nearer to an anchor; equal ones are no nearer."""
+def _nearest(anchors: Array, positives: Array, texts: Array, rows: int = 1024) -> Array:
+    """Whether an anchor is nearer to its own positive than to every other text."""
     right = []
     for start in range(0, len(anchors), rows):
         cosines = anchors[start : start + rows] @ positives.T
-        own = cosines[np.arange(len(cosines)), np.arange(start, start + len(cosines))]
-        right.append(cosines.max(axis=1) <= own + 1e-6)
+        places = np.arange(start, start + len(cosines))
+        own = cosines[np.arange(len(cosines)), places]
+        cosines[texts[places][:, None] == texts] = -np.inf
+        right.append(own > cosines.max(axis=1) + 1e-6)
     return np.concatenate(right)
 
 

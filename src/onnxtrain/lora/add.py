@@ -18,6 +18,8 @@ from .layers import MS, Layer, find_layers
 from .targets import choose
 from .values import Array, fingerprint, weight_of
 
+INPUT = ".lora_A.weight"
+"""How the name of a layer's first matrix ends."""
 OPSET = 13
 """From here on Dropout says by an input whether it trains, and ReduceSum has its axes there."""
 
@@ -38,6 +40,12 @@ def add_adapters(
             "The model has adapters already. Go on training it as it is, take them out with "
             "onnxtrain.lora.Adapter.of and merge them, or add to the base model."
         )
+    taken = next((n for n, v in model.graph.initializers.items() if _is_place(n, v)), None)
+    if taken is not None:
+        raise AdapterError(
+            f"The model takes adapters as inputs ({taken!r}), as the base.onnx of a run does: give "
+            "the model that it was made of."
+        )
     if (config.dropout or config.use_dora) and model.opset_imports.get("", 1) < OPSET:
         model = normalize(model)
     layers = find_layers(model)
@@ -48,6 +56,11 @@ def add_adapters(
     places = [writer.adapt(layer, *values(layer)) for layer in chosen]
     writer.op.register_constants(model.graph, mark=True)
     return model, Description(config, base, places, saved)
+
+
+def _is_place(name: str, value: ir.Value) -> bool:
+    """Whether an initializer is an empty matrix that an adapter of onnxruntime's is put for."""
+    return name.endswith(INPUT) and value.const_value is not None and not value.const_value.size
 
 
 def start_values(config: Config, seed: int) -> Values:
@@ -74,7 +87,7 @@ def adapter_shapes(layer: Layer, rank: int) -> tuple[tuple[int, ...], tuple[int,
 
 def parameter_names(layer: str) -> tuple[str, str, str]:
     """Names of A, B and the norms of a layer, as PEFT has them."""
-    return f"{layer}.lora_A.weight", f"{layer}.lora_B.weight", f"{layer}.lora_magnitude_vector"
+    return f"{layer}{INPUT}", f"{layer}.lora_B.weight", f"{layer}.lora_magnitude_vector"
 
 
 def _saved(model: ir.Model, layers: Sequence[Layer], patterns: Sequence[str]) -> list[str]:

@@ -154,7 +154,7 @@ def read_pairs(
 
 def _rows(source: Any) -> Iterable[tuple[Any, str]]:
     if isinstance(source, (str, os.PathLike)):
-        return read_rows(source)
+        return ((row, f"{os.fspath(source)}, {place}") for row, place in read_rows(source))
     if not isinstance(source, Iterable) or isinstance(source, (bytes, Mapping)):
         raise TextError(f"Rows of type {type(source).__name__} are not understood.")
     return ((row, f"Row {i}") for i, row in enumerate(source))
@@ -177,7 +177,10 @@ def _cell(row: Any, name: Any, where: str, kind: Any) -> Any:
     try:
         value = row[name]
     except (KeyError, IndexError, TypeError):
-        raise TextError(f"{where} has no {name!r}.") from None
+        known = (
+            f"; it has {', '.join(map(repr, list(row)[:12]))}" if isinstance(row, Mapping) else ""
+        )
+        raise TextError(f"{where} has no {name!r}{known}.") from None
     if not isinstance(value, kind) or isinstance(value, bool):
         needed = "text" if kind is str else "a number"
         raise TextError(f"{where}: {name!r} is {type(value).__name__}, and it must be {needed}.")

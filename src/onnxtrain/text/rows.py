@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -10,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import TextError
+from ..errors import OnnxTrainWarning, TextError, outside_level
 from .documents import Document, read_documents
 from .inputs import LanguageInputs
 from .tokenizer import Tokenizer, load_tokenizer
@@ -186,6 +187,8 @@ def _filled(
 def check_vocabulary(tokenizer: Tokenizer, vocabulary: int | None, model: str) -> None:
     """Refuse a tokenizer that has numbers which the model does not know.
 
+    One that has less than half of them is warned of: it is likely another model's.
+
     Args:
         tokenizer: the tokenizer.
         vocabulary: how many tokens the model scores; None if it is not known.
@@ -195,4 +198,12 @@ def check_vocabulary(tokenizer: Tokenizer, vocabulary: int | None, model: str) -
         raise TextError(
             f"{tokenizer.where} has {tokenizer.size} tokens, and {model} knows {vocabulary}: they "
             "do not belong together. Use the tokenizer that came with the model."
+        )
+    if vocabulary is not None and 2 * tokenizer.size < vocabulary:
+        warnings.warn(
+            f"{tokenizer.where} has {tokenizer.size} tokens, and {model} knows {vocabulary}: a few "
+            "more than it uses are usual, twice as many are not. Is it the tokenizer that came "
+            "with the model?",
+            OnnxTrainWarning,
+            stacklevel=outside_level(),
         )

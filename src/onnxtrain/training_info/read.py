@@ -45,6 +45,7 @@ class Algorithm:
         resets: which output of `initialization` replaces which part of the state.
         state: the values in the file.
         labels: which inputs hold class labels, and what these may be.
+        targets: the inputs that the network alone does not take.
     """
 
     step: onnx.ModelProto
@@ -55,6 +56,7 @@ class Algorithm:
     resets: dict[str, str]
     state: Arrays
     labels: list[ClassLabels]
+    targets: list[str]
 
 
 @model_errors("Reading the training information")
@@ -73,7 +75,8 @@ def read(model: onnx.ModelProto | str | os.PathLike[str], index: int = 0) -> Alg
     if not 0 <= index < count:
         raise TrainingInfoError(
             f"The model has {count or 'no'} training_info; number {index} was asked for. "
-            "onnxtrain.training_info.add writes one."
+            "onnxtrain.training_info.add writes one, and so does onnxtrain artifacts with "
+            "--training-info."
         )
     info = proto.training_info[index]
     updates = _bindings(info.update_binding, "update_binding")
@@ -93,8 +96,11 @@ def read(model: onnx.ModelProto | str | os.PathLike[str], index: int = 0) -> Alg
     initialization = None
     if resets:
         initialization = to_proto(expanded(_alone(proto, info.initialization)))
-    step_proto = to_proto(step)
-    return Algorithm(step_proto, user, outputs, updates, initialization, resets, state, labels)
+    taken = {value.name for value in proto.graph.input}
+    targets = [name for name in user if name not in taken]
+    return Algorithm(
+        to_proto(step), user, outputs, updates, initialization, resets, state, labels, targets
+    )
 
 
 def whole_proto(model: onnx.ModelProto | str | os.PathLike[str]) -> onnx.ModelProto:
