@@ -7,6 +7,7 @@
     python3 dev.py test --coverage      the same with a table of what the tests execute
     python3 dev.py test --lowest        the tests with the lowest versions that we claim
     python3 dev.py test --newest        the tests with the newest versions that there are
+    python3 dev.py test --without-torch the tests that need no torch, where there is none
     python3 dev.py matrix               the tests with every installed Python, and both of these;
                                         rows may be named: matrix 3.12 newest --fast --tidy
     python3 dev.py build                wheel, sources, bill of materials: built twice, compared
@@ -56,6 +57,10 @@ FAST = (
 """What ``test --fast`` runs, but for tests marked slow: all stages, and some of each front end."""
 VERSIONS = {"--lowest": "lowest", "--newest": "newest"}
 """Options of ``test`` that take other versions than requirements-test.txt."""
+WITHOUT_TORCH = "--without-torch"
+"""Option of ``test`` for a Python that has no torch, or only one with gigabytes beside it."""
+NEEDS_TORCH = ("torch", "transformers", "accelerate", "peft", "lightning")
+"""What that leaves out of requirements-test.txt. `tests/conftest.py` skips what imports them."""
 
 EXPLAINED_HERE = ("test", "matrix", "build", "api", "docs")
 """Commands whose ``--help`` is the text above; the others are programs with their own."""
@@ -87,21 +92,26 @@ def demo(arguments: list[str]) -> int:
 
 def test(arguments: list[str]) -> int:
     """Lint, types and tests."""
-    chosen = [a for a in arguments if a not in {"--fast", "--coverage", *VERSIONS}]
+    chosen = [a for a in arguments if a not in {"--fast", "--coverage", WITHOUT_TORCH, *VERSIONS}]
     if "--fast" in arguments:
-        chosen += ["-m", "not slow", *(FAST if all(a.startswith("-") for a in chosen) else ())]
+        names_tests = any((ROOT / a.partition("::")[0]).exists() for a in chosen)
+        chosen += ["-m", "not slow", *(() if names_tests else FAST)]
     if "--coverage" in arguments:
         chosen += ["--cov", "--cov-report", "term:skip-covered", "--cov-report", "html"]
     tests = ("-m", "pytest", "-n", "2", "--dist", "worksteal", *chosen)
     for option in VERSIONS.keys() & arguments:
         return test_with(VERSIONS[option], tests)
-    set_up_tests()
     steps = [
         ("-m", "ruff", "format", "--check", "."),
         ("-m", "ruff", "check", "."),
         ("-m", "mypy", *types_of()),
         tests,
     ]
+    if WITHOUT_TORCH in arguments:
+        set_up_without_torch()
+        steps = [step for step in steps if "mypy" not in step]  # it reads torch's types
+    else:
+        set_up_tests()
     for step in steps:
         print("+ python", " ".join(step), flush=True)
         code = run(*step)
@@ -255,6 +265,17 @@ def run(*arguments: str) -> int:
 def set_up_tests() -> None:
     """The environment of the tests."""
     set_up("test", ["-r", "requirements-test.txt"])
+
+
+def set_up_without_torch() -> None:
+    """The environment of the tests but for torch; they leave out what imports it."""
+    create(VENV)
+    lines = (ROOT / "requirements-test.txt").read_text("utf-8").splitlines()
+    left = [line for line in lines if re.split(r"\W", line, maxsplit=1)[0] not in NEEDS_TORCH]
+    requirements = VENV / "requirements.txt"
+    requirements.write_text("\n".join(left) + "\n", "utf-8")
+    set_up("without-torch", ["-r", str(requirements)])
+    os.environ["ONNXTRAIN_LEFT_OUT"] = " ".join(NEEDS_TORCH)
 
 
 def set_up(name: str, requirements: list[str], environment: Path = VENV) -> None:

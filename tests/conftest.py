@@ -22,6 +22,53 @@ LONG = 900
 STARTS_PROGRAMS = {"docs", "examples", "flower", "js"}
 
 
+LEFT_OUT = os.environ.get("ONNXTRAIN_LEFT_OUT", "").split()
+"""Packages that ``dev.py test --without-torch`` does not install: tests that import one are
+skipped. In every other run they fail."""
+
+
+def skip_what_is_left_out(error):
+    """Skip what failed because such a package is missing; return for every other error."""
+    while error is not None:
+        name = getattr(error, "name", None) if isinstance(error, ModuleNotFoundError) else None
+        if name is not None and name.partition(".")[0] in LEFT_OUT:
+            pytest.skip(f"{name} is not installed", allow_module_level=True)
+        error = error.__cause__ or error.__context__
+
+
+class Module(pytest.Module):
+    """A file of tests, which is skipped as a whole if it imports what is left out."""
+
+    def collect(self):
+        try:
+            return super().collect()
+        except self.CollectError as error:
+            skip_what_is_left_out(error)
+            raise
+
+
+def pytest_pycollect_makemodule(module_path, parent):
+    return Module.from_parent(parent, path=module_path) if LEFT_OUT else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call():
+    try:
+        return (yield)
+    except Exception as error:
+        skip_what_is_left_out(error)
+        raise
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup():
+    try:
+        return (yield)
+    except Exception as error:
+        skip_what_is_left_out(error)
+        raise
+
+
 def pytest_collection_modifyitems(items):
     for item in items:
         folders = {HERE / name for name in STARTS_PROGRAMS}

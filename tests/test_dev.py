@@ -5,11 +5,14 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -57,6 +60,10 @@ def test_fast_runs_the_list_unless_something_else_is_named(dev) -> None:
     assert "tests/graph" in dev.ran[-1]
     assert not set(dev.FAST) - {"tests/graph"} & set(dev.ran[-1])
     assert "not slow" in dev.ran[-1]
+    dev.test(["--fast", "tests/graph/test_io.py::test_one"])
+    assert dev.FAST[0] not in dev.ran[-1]
+    dev.test(["--fast", "-p", "no:cacheprovider", "-k", "Softmax"])
+    assert dev.ran[-1][-len(dev.FAST) :] == dev.FAST, "an option's value names no tests"
     dev.test(["tests/graph"])
     assert "not slow" not in dev.ran[-1]
 
@@ -100,6 +107,58 @@ def test_the_lowest_versions_have_no_packages_for_new_pythons(dev, monkeypatch, 
     monkeypatch.setattr(dev.sys, "version_info", (3, 13))
     assert dev.test(["--lowest"]) == 2
     assert "3.10 to 3.12" in capsys.readouterr().err
+
+
+def test_without_torch_leaves_out_what_needs_it(dev, monkeypatch, tmp_path) -> None:
+    asked: list[list[str]] = []
+    monkeypatch.setattr(dev, "VENV", tmp_path)
+    monkeypatch.setattr(dev, "create", lambda environment: None)
+    monkeypatch.setattr(dev, "set_up", lambda name, requirements: asked.append(requirements))
+    monkeypatch.setenv("ONNXTRAIN_LEFT_OUT", "")
+    assert dev.test(["--fast", "--without-torch", "tests/graph"]) == 0
+    left = [Requirement(line) for line in packages_of(Path(asked[0][1]))]
+    names = {requirement.name for requirement in left}
+    assert {"onnxruntime", "pytest", "onnxscript"} <= names
+    assert not names & set(dev.NEEDS_TORCH)
+    every = {Requirement(line).name for line in packages_of(ROOT / "requirements-test.txt")}
+    assert every - names == set(dev.NEEDS_TORCH)
+    assert os.environ["ONNXTRAIN_LEFT_OUT"].split() == list(dev.NEEDS_TORCH)
+    assert [step[1] for step in dev.ran] == ["ruff", "ruff", "pytest"], "mypy reads torch's types"
+    assert "--without-torch" not in dev.ran[-1]
+
+
+def packages_of(requirements: Path) -> list[str]:
+    """The lines of a file for pip, without its comments."""
+    lines = (line.partition("#")[0].strip() for line in requirements.read_text().splitlines())
+    return [line for line in lines if line]
+
+
+TORCHLESS = """
+def test_imports_it_late():
+    import nowhere_to_be_found.part
+
+def test_fails_for_another_reason():
+    import nowhere_else
+
+def test_passes():
+    pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("left_out", "outcome"),
+    [("nowhere_to_be_found", "1 failed, 1 passed, 2 skipped"), ("", "2 failed, 1 passed, 1 error")],
+)
+def test_only_what_was_left_out_on_purpose_is_skipped(tmp_path, left_out, outcome) -> None:
+    (tmp_path / "conftest.py").write_text("from tests.conftest import *\n")
+    (tmp_path / "test_late.py").write_text(TORCHLESS)
+    (tmp_path / "test_early.py").write_text("import nowhere_to_be_found\n")
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "src")])
+    variables = {**os.environ, "ONNXTRAIN_LEFT_OUT": left_out, "PYTHONPATH": paths}
+    call = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    options = ["--continue-on-collection-errors", "--rootdir", str(tmp_path), str(tmp_path)]
+    ran = subprocess.run([*call, *options], env=variables, capture_output=True, text=True)
+    assert outcome in ran.stdout, ran.stdout + ran.stderr
 
 
 def test_the_first_failure_ends_the_run(dev, monkeypatch) -> None:

@@ -18,10 +18,10 @@ from .conftest import LIMIT, mpirun, needs_mpi
 pytestmark = needs_mpi
 
 
-def train(folder, ranks, *arguments):
+def train(folder, ranks, *arguments, data="data.npz"):
     command = [
         mpirun(), "-n", str(ranks), sys.executable, "-m", "onnxtrain", "train", "model.onnx",
-        "--data", "data.npz", "--loss", "cross_entropy", "--val", "0.2", *arguments,
+        "--data", data, "--loss", "cross_entropy", "--val", "0.2", *arguments,
     ]  # fmt: skip
     return subprocess.run(
         command, cwd=folder, capture_output=True, text=True, timeout=LIMIT, check=False
@@ -53,3 +53,15 @@ def test_the_command_under_mpirun(tmp_path):
         for name, value in a.items():
             assert b[name] == pytest.approx(value, rel=1e-4), name
     assert not list(tmp_path.glob(".two*")), "nothing is left of the preparation"
+
+
+def test_one_rank_says_what_the_data_are(tmp_path):
+    images, labels = digits()
+    onnx.save(digits_network(), tmp_path / "model.onnx")
+    names = [f"p{i}" for i in range(64)]
+    with (tmp_path / "data.csv").open("w", newline="") as file:
+        rows = np.column_stack([images[:60].reshape(60, 64), labels[:60]])
+        csv.writer(file).writerows([[*names, "digit"], *rows.tolist()])
+    done = train(tmp_path, 2, "--epochs", "1", "--output", "run", data="data.csv")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("the target is the column 'digit'") == 1, done.stderr

@@ -183,10 +183,34 @@ def test_lightning_trains_it(tmp_path: Path, precision: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")  # those of torch, about what it does not look into
-def test_torch_compile_is_refused_by_name() -> None:
+def test_torch_compile_inside_is_refused_by_name() -> None:
     compiled = torch.compile(nn.Linear(2, 2), backend="aot_eager")
     with pytest.raises(TypeError, match=r"torch\.compile.*ORTModule\(module\)"):
         ORTModule(compiled)
-    around = torch.compile(ORTModule(nn.Linear(2, 2), exporter="torchscript"), backend="aot_eager")
+    partly = ORTModule(nn.Sequential(compiled), exporter="torchscript")
     with pytest.raises(ORTModuleTorchModelException, match=r"leave torch\.compile"):
-        around(torch.ones(1, 2, requires_grad=True))
+        partly(torch.ones(1, 2, requires_grad=True))
+
+
+@pytest.mark.parametrize("warm", [False, True], ids=["at the first call", "later"])
+@pytest.mark.parametrize("place", ["around", "in place"])
+def test_torch_compile_around_leaves_the_module_to_onnxruntime(place: str, warm: bool) -> None:
+    """As trainers do with torch_compile=True; looking into a session ended the process."""
+    network = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    twin = copy.deepcopy(network)
+    wrapped = ORTModule(network, exporter="torchscript")
+    x = torch.randn(5, 3)
+    if warm:
+        wrapped(x)
+    if place == "around":
+        call = torch.compile(wrapped, backend="aot_eager")
+    else:
+        wrapped.compile(backend="aot_eager")
+        call = wrapped
+    for _ in range(2):
+        assert torch.allclose(call(x), twin(x), atol=1e-6)
+        call(x).square().sum().backward()
+        twin(x).square().sum().backward()
+    for mine, its in zip(network.parameters(), twin.parameters(), strict=True):
+        assert torch.allclose(mine.grad, its.grad, rtol=1e-5)
+    assert "_compiled_call_impl" not in vars(network), "a wrapped module that called its wrapper"

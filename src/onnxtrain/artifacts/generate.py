@@ -31,7 +31,7 @@ from ..onnxblock.optim import OptimizerBlock
 from ..onnxblock.optim.optim import shapes_of
 from ..passes import Recompute
 from ..preparing import preparing
-from ..runtime.files.readfile import PROTOBUF_LIMIT
+from ..runtime.files.readfile import PROTOBUF_LIMIT, file_name
 from ..runtime.session.sharing import GlobalLock
 from ..runtime.step.loss_scale import LOSS_SCALE
 from .choose import ArtifactError, Choice, check_apart, choose
@@ -281,7 +281,7 @@ def _load(model: Any) -> tuple[onnx.ModelProto, str | None]:
 
 
 def _directory(artifact_directory: str | os.PathLike[str] | None) -> Path:
-    directory = Path.cwd() if artifact_directory is None else Path(artifact_directory)
+    directory = Path.cwd() if artifact_directory is None else Path(file_name(artifact_directory))
     if not directory.is_dir() and (directory.exists() or not directory.absolute().parent.is_dir()):
         raise FileNotFoundError(
             f"The artifact directory {str(directory)!r} does not exist, nor the folder that it "

@@ -114,6 +114,9 @@ def train(settings: Settings, output: Output, callbacks: Sequence[Callback] = ()
     )  # fmt: skip
     if read_augmentations(settings.augment) and not Path(settings.data).is_dir():
         raise UserError("--augment is for folders of images: --data names none.")
+    group = connect("auto")
+    if group is not None and not group.is_main:  # each reads the data, one says what they are
+        output = replace(output, quiet=True)
     training = _data(settings.data, task, output, settings)
     validation = None
     if settings.val:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..hyper import LARGEST
-from ..runtime.files.readfile import read_regular
+from ..runtime.files.readfile import file_name, read_regular
 from .output import UserError
 from .recipes import IGNORED, loss_recipe
 
@@ -129,6 +129,8 @@ class Settings:
         _whole("--interleave", self.interleave)
         if self.save_every is not None:
             _whole("--save-every", self.save_every)
+        if self.output is not None:
+            file_name(self.output, UserError)
         if self.auto_resume and self.output is None:
             raise UserError("--auto-resume needs --output, the folder that all starts share.")
         if self.sample_tokens < 0:

@@ -18,6 +18,7 @@ from typing import IO, TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from .. import plugins
 from ..errors import InputError, MissingPackageError
+from ..runtime.files.readfile import file_name
 from ..runtime.loop.callbacks import Callback
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ class CSVLogger:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
+        self.path = Path(file_name(path))
         self._file: IO[str] | None = None
 
     def start(self, run: str, settings: Mapping[str, Any]) -> None:
@@ -135,7 +136,7 @@ class TensorBoardLogger:
                 "tensorboardX", "Logging to TensorBoard", "tensorboard"
             ) from None
         self._open: Callable[[str], Any] = SummaryWriter
-        self.folder = os.fspath(folder)
+        self.folder = file_name(folder)
         self._writer: Any = None
 
     def start(self, run: str, settings: Mapping[str, Any]) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from ..errors import AdapterError, MissingFileError
 from ..runtime.files import tensorfile
 from ..runtime.files.atomic import write_atomically
-from ..runtime.files.readfile import open_regular
+from ..runtime.files.readfile import file_name, open_regular
 from .adapter import Adapter, LayerAdapter
 from .config import Config
 from .values import Array
@@ -43,7 +43,7 @@ def save_peft(adapter: Adapter, folder: str | os.PathLike[str], base_model: str 
         folder: is made if it is not there.
         base_model: name of the torch model, for ``base_model_name_or_path``.
     """
-    path = Path(folder)
+    path = Path(file_name(folder))
     path.mkdir(parents=True, exist_ok=True)
     tensors: dict[str, Array] = {}
     for name, layer in adapter.layers.items():

@@ -328,8 +328,8 @@ def called(
     custom = custom_functions(result)
     if "CompiledFunction" in custom:
         raise ExportError(
-            f"{type(module).__name__} runs in torch.compile, and ORTModule cannot look into that. "
-            "Use one of the two: leave torch.compile (torch_compile=True of a trainer) out."
+            f"A part of {type(module).__name__} runs in torch.compile, and ORTModule cannot look "
+            "into that. Use one of the two: leave torch.compile out."
         )
     if custom:
         raise ExportError(

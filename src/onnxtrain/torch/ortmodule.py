@@ -171,6 +171,12 @@ class ORTModule(torch.nn.Module):
     @_WithSignatureOfWrapped
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the module; see there for its arguments and results."""
+        if torch.compiler.is_compiling():  # it would look into sessions, and end the process
+            return torch.compiler.disable(ORTModule._called)(self, args, kwargs)
+        return self._called(args, kwargs)
+
+    def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run in onnxruntime, or in torch where that was asked for."""
         if self._may_fall_back and self._torch_runs():
             return self._wrapped(*args, **kwargs)
         try:
@@ -246,6 +252,9 @@ class ORTModule(torch.nn.Module):
         if choice is None and self._policy & FallbackPolicy.FALLBACK_UNSUPPORTED_TORCH_MODEL:
             return "error"
         return choice
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Do nothing: the graphs are compiled already."""
 
     def reset(self) -> None:
         """Forget all graphs; the next call exports again."""

@@ -35,6 +35,7 @@ from ...normalize.validate import validate
 from ...passes import clean_up
 from ...passes.accumulation import RESET, accumulate
 from ...passes.modes import random_nodes
+from ...runtime.files.readfile import file_name
 from ...runtime.state.checkpoint_state import CheckpointState
 from .lowerings import FIRST, PRIVATE, TABLE
 
@@ -314,7 +315,7 @@ def convert_artifacts(
     """
     from ...artifacts.write import all_or_nothing
 
-    old, new = Path(old_dir), Path(new_dir)
+    old, new = Path(file_name(old_dir)), Path(file_name(new_dir))
     for name in ("training_model.onnx", "checkpoint"):
         if not (old / f"{prefix}{name}").exists():
             raise MissingFileError(f"There is no {prefix}{name} in {str(old)!r}.")

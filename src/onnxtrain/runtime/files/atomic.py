@@ -11,6 +11,8 @@ import stat
 from collections.abc import Iterable
 from pathlib import Path
 
+from .readfile import file_name
+
 try:
     import fcntl
 except ImportError:  # not on Windows, where an open file cannot be removed anyway
@@ -38,6 +40,7 @@ def write_atomically(
     stays, and the file it leads to is replaced. Into a device such as ``/dev/null``, and into a
     named pipe that somebody reads, the data are written as they come.
     """
+    file_name(path)
     target = Path(os.path.realpath(path) if follow_links else path)
     mode = 0 if target.is_symlink() and not target.is_dir() else _mode(target)
     if stat.S_ISDIR(mode):

@@ -7,7 +7,7 @@ import stat
 from pathlib import Path
 from typing import BinaryIO
 
-from ...errors import OnnxTrainError
+from ...errors import InputError, OnnxTrainError
 
 PROTOBUF_LIMIT = 2**31 - 1
 GROWTH, ALLOWED_BYTES = 200, 2**28
@@ -21,19 +21,31 @@ _FLAGS = (
 )
 
 
+def file_name(path: str | os.PathLike[str], error: type[OnnxTrainError] = InputError) -> str:
+    """`path` as the system takes it; an `error` if no file or folder can have such a name."""
+    name = os.fspath(path)
+    try:
+        zero = b"\0" in os.fsencode(name)
+    except UnicodeEncodeError:  # half of a surrogate pair
+        raise error(
+            f"{name!r} is not the name of a file or folder: it has half a character."
+        ) from None
+    if zero:
+        raise error(f"{name!r} is not the name of a file or folder: it has a zero byte.")
+    return name
+
+
 def open_regular(path: str | os.PathLike[str], error: type[OnnxTrainError]) -> BinaryIO:
     """Open a file for reading; a pipe or a device, which may never end, is an `error`.
 
     A link is followed: it is the user who named the path. That there is no such file, or that it is
     a folder, stays Python's own error for the caller to put into words.
     """
-    shown = os.fspath(path)
+    shown = file_name(path, error)
     if os.path.isdir(path):
         raise IsADirectoryError(f"{shown!r} is a directory.")
     try:
         descriptor = os.open(path, _FLAGS)
-    except ValueError:
-        raise error(f"{shown!r} is not the name of a file: it has a zero byte.") from None
     except FileNotFoundError:
         raise
     except OSError as problem:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 
 from ....errors import CheckpointError, InputError
+from ....runtime.files.readfile import file_name
 from . import checkpoint_storage as storage
 
 Array = npt.NDArray[Any]
@@ -151,7 +152,7 @@ def experimental_save_checkpoint(
     include_optimizer_state: bool = True,
 ) -> None:
     """Save a trainer's state, with more of the user's, in a folder."""
-    folder = Path(checkpoint_dir)
+    folder = Path(file_name(checkpoint_dir))
     folder.mkdir(parents=True, exist_ok=True)
     ort_trainer.save_checkpoint(
         folder / f"{checkpoint_prefix}.ort.pt",
