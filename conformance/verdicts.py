@@ -146,8 +146,12 @@ def judge_by_differences(
         # At several kinks at once a choice at each need not lie between the two sides of a slant.
         differ = ~(np.abs(ours - exact) <= tolerance * np.abs(exact).max(initial=0.0))
         far = [u for u in coordinates(ours - exact, axes) if np.any(differ & (u != 0))]
-        each = [_along(u, ours, function, at, largest, tolerance, early=True) for u in far]
-        if {one.word for one in each} <= {"right", "kink"}:
+        each: list[Verdict] = []
+        for u in far:
+            each.append(_along(u, ours, function, at, largest, tolerance, early=True))
+            if each[-1].word not in ("right", "kink"):
+                break  # of a large network every one of them takes a minute
+        else:
             decided, found = worst(each), each
     if decided.word == "right":
         if any(one.note == APART for one in found):

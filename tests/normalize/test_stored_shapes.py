@@ -85,6 +85,24 @@ def test_a_contradiction_inside_a_branch() -> None:
     onnxtrain.check_gradient(given, wrt=["w", "x"], inputs=feeds()).raise_if_wrong()
 
 
+def test_a_contradiction_that_folding_brings_to_light() -> None:
+    """Of the repeats of a Tile an exporter pads a branch that is never taken, by nothing."""
+    given = onnx.parser.parse_model(
+        '<ir_version: 9, opset_import: ["": 18]> g (float[5, 4] x) => (float loss) '
+        f"{WEIGHT[:-1]}, int64[1] one = {{1}}, int64[2] sizes = {{1, 2}}> {{ "
+        "h = MatMul(x, w) shape = Shape(w) rank = Size(shape) wanted = Size(sizes) "
+        "missing = Sub(wanted, rank) k = Greater(missing, wanted) "
+        "repeats = If(k) <then_branch = t () => (int64[3] longer) { "
+        "count = Reshape(missing, one) ones = Expand(one, count) "
+        "longer = Concat<axis = 0>(ones, sizes) }, "
+        "else_branch = e () => (int64[2] same) { same = Identity(sizes) }> "
+        "y = Tile(h, repeats) s = Mul(y, y) loss = ReduceSum<keepdims = 0>(s) }"
+    )
+    values = {"x": feeds()["x"]}
+    session(given).run(None, values)
+    onnxtrain.check_gradient(given, wrt=["w", "x"], inputs=values).raise_if_wrong()
+
+
 @pytest.mark.parametrize("rows", [1, 64])
 def test_a_declared_output_smaller_than_what_flows(rows: int) -> None:
     given = model("h = MatMul(x, w) y = Add(h, b)", {}, "float[1, 11] y")

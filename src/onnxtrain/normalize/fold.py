@@ -13,10 +13,10 @@ import onnx_ir as ir
 
 from ..graph import Names
 from ..graph.evaluate import evaluate
-from ..graph.infer import infer_shapes
 from ..graph.nodes import initializer
 from ..graph.parameters import mark_constant
 from .rewrite import names_in, standard
+from .stored_shapes import infer_or_forget
 from .symbolic import infer_symbolic
 
 MAX_ELEMENTS = 1024
@@ -32,7 +32,7 @@ WHOLE = frozenset(
 def fold_integers(model: ir.Model) -> ir.Model:
     """Replace nodes that compute small integer constants by initializers, in subgraphs too."""
     if _fold(model):
-        model = infer_symbolic(infer_shapes(model))
+        model = infer_symbolic(infer_or_forget(model))
     return model
 
 
