@@ -121,6 +121,13 @@ class TorchFunction:
                 total += float(products[torch.isfinite(products)].sum())
         return total
 
+    def loss_and_size(self, moved: Mapping[str, Array]) -> tuple[float, float]:
+        """The loss where some arrays are others, and the sum of its terms without their signs."""
+        with torch.no_grad():
+            point = self.point() | {n: torch.as_tensor(a).to(self.dtype) for n, a in moved.items()}
+            terms = [o.double() * torch.from_numpy(w).double() for o, w in self._weighted(point)]
+        return sum(float(t.sum()) for t in terms), sum(float(t.abs().sum()) for t in terms)
+
     def _weighted(self, point: Mapping[str, torch.Tensor]) -> list[tuple[torch.Tensor, Array]]:
         """Outputs that count, and what each is multiplied by."""
         pairs = [(o, w) for o, w in zip(self.outputs(point), self.weights) if w.size]

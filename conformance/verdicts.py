@@ -382,6 +382,8 @@ class Differences:
     steps: Sequence[float]
     forward: Array
     backward: Array
+    resolution: Array
+    """What the last digit of the function's value is of a difference."""
 
     @classmethod
     def of(cls, line: Line, scale: float, steps: Sequence[float] = STEPS) -> Differences:
@@ -390,8 +392,10 @@ class Differences:
         middle = line(0.0)
         ahead = np.array([line(step) for step in h])
         behind = np.array([line(-step) for step in h])
+        largest = np.nanmax(np.abs([middle, *ahead, *behind]), initial=0.0)
         with np.errstate(all="ignore"):
-            return cls(steps, (ahead - middle) / h, (middle - behind) / h)
+            digit = np.finfo(np.float64).eps * largest / h
+            return cls(steps, (ahead - middle) / h, (middle - behind) / h, digit)
 
     @property
     def central(self) -> Array:
@@ -399,9 +403,12 @@ class Differences:
         return (self.forward + self.backward) / 2
 
     def _best(self) -> tuple[float, float]:
-        """The central difference that changes least with the step, and by how much."""
+        """The central difference that changes least with the step, and by how much.
+
+        Small steps may leave a few digits of the function's value, which change not at all.
+        """
         with np.errstate(all="ignore"):
-            changes = np.abs(np.diff(self.central))
+            changes = np.abs(np.diff(self.central)) + self.resolution[1:]
         if not np.isfinite(changes).any():
             return np.nan, np.inf
         best = int(np.nanargmin(np.where(np.isfinite(changes), changes, np.inf)))
