@@ -204,9 +204,7 @@ class OnnxTrial:
         start = {n: widened(a) for n, a in self._start().items() if n in there}
         if not all(np.isfinite(a).all() for a in there.values()):
             return verdict
-        formula = judge_together(
-            there, evaluate, start, tolerance=self.case.tolerance, steps=STEPS
-        )
+        formula = judge_together(there, evaluate, start, tolerance=self.case.tolerance, steps=STEPS)
         return _rounded(verdict) if formula.word in ("right", "kink") else verdict
 
     @cached_property
