@@ -120,7 +120,7 @@ def is_another_function(
     parameters: Mapping[str, str],
     values: Mapping[str, Array],
 ) -> bool:
-    """Whether a graph and its module have different losses with these values of its initializers."""
+    """Whether a graph and its module differ in their loss with other values of initializers."""
     moved = onnx.ModelProto()
     moved.CopyFrom(model)
     for tensor in moved.graph.initializer:

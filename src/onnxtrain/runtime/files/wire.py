@@ -179,17 +179,17 @@ class Message:
 
     def size(self) -> int:
         """Number of bytes that `chunks` gives."""
-        return self._encode_into([])
+        return self.encode_into([])
 
     def chunks(self) -> Iterator[Chunk]:
         """The encoded message in pieces; large raw data is passed through, not copied."""
         parts: list[Chunk | Later] = []
-        self._encode_into(parts)
+        self.encode_into(parts)
         for part in parts:
             content: Any = part
             yield content.read() if hasattr(content, "read") else content
 
-    def _encode_into(self, parts: list[Chunk | Later]) -> int:
+    def encode_into(self, parts: list[Chunk | Later]) -> int:
         """Append what the message is made of; gives the number of bytes.
 
         The size of a message goes before it, and is known when all that is in it has been passed:
@@ -204,7 +204,7 @@ class Message:
             elif isinstance(value, Message):
                 place = len(parts)
                 parts.append(head)
-                size = value._encode_into(parts)
+                size = value.encode_into(parts)
                 head += varint(size)
                 parts[place] = head
                 total += size
