@@ -19,6 +19,10 @@ Array = np.ndarray[Any, Any]
 Point = dict[str, torch.Tensor]
 
 
+class OtherSizes(Exception):  # noqa: N818 - not an error of the module's
+    """At this point the outputs have other sizes than at the first: the loss is another."""
+
+
 class Widened(TorchFunctionMode):
     """Where a module asks for float32 it gets float64: norms and softmaxes of many do."""
 
@@ -96,21 +100,41 @@ class TorchFunction:
         """What is differentiated."""
         terms = [
             (output * torch.from_numpy(weight).to(output.dtype)).sum()
-            for output, weight in zip(self.outputs(point), self.weights)
-            if weight.size
+            for output, weight in self._weighted(point)
         ]
         return torch.stack([t.to(self.dtype) for t in terms]).sum()
 
     def value(self, moved: Mapping[str, Array]) -> float:
-        """The loss where some arrays are others, without outputs that are not finite."""
+        """The loss where some arrays are others, without outputs that are not finite.
+
+        It is no number where outputs have other sizes.
+        """
         total = 0.0
         with torch.no_grad():
             point = self.point() | {n: torch.as_tensor(a).to(self.dtype) for n, a in moved.items()}
-            for output, weight in zip(self.outputs(point), self.weights):
-                if weight.size:
-                    products = output.double() * torch.from_numpy(weight).double()
-                    total += float(products[torch.isfinite(products)].sum())
+            try:
+                weighted = self._weighted(point)
+            except OtherSizes:
+                return float("nan")
+            for output, weight in weighted:
+                products = output.double() * torch.from_numpy(weight).double()
+                total += float(products[torch.isfinite(products)].sum())
         return total
+
+    def loss_and_size(self, moved: Mapping[str, Array]) -> tuple[float, float]:
+        """The loss where some arrays are others, and the sum of its terms without their signs."""
+        with torch.no_grad():
+            point = self.point() | {n: torch.as_tensor(a).to(self.dtype) for n, a in moved.items()}
+            terms = [o.double() * torch.from_numpy(w).double() for o, w in self._weighted(point)]
+        return sum(float(t.sum()) for t in terms), sum(float(t.abs().sum()) for t in terms)
+
+    def _weighted(self, point: Mapping[str, torch.Tensor]) -> list[tuple[torch.Tensor, Array]]:
+        """Outputs that count, and what each is multiplied by."""
+        pairs = [(o, w) for o, w in zip(self.outputs(point), self.weights) if w.size]
+        for output, weight in pairs:
+            if tuple(output.shape) != weight.shape:
+                raise OtherSizes(f"{tuple(output.shape)}, not {weight.shape}")
+        return pairs
 
     def second_value(self, moved: Mapping[str, Array], along: Mapping[str, Array]) -> float:
         """`second` where some arrays are others."""

@@ -146,8 +146,12 @@ def judge_by_differences(
         # At several kinks at once a choice at each need not lie between the two sides of a slant.
         differ = ~(np.abs(ours - exact) <= tolerance * np.abs(exact).max(initial=0.0))
         far = [u for u in coordinates(ours - exact, axes) if np.any(differ & (u != 0))]
-        each = [_along(u, ours, function, at, largest, tolerance, early=True) for u in far]
-        if {one.word for one in each} <= {"right", "kink"}:
+        each: list[Verdict] = []
+        for u in far:
+            each.append(_along(u, ours, function, at, largest, tolerance, early=True))
+            if each[-1].word not in ("right", "kink"):
+                break  # of a large network every one of them takes a minute
+        else:
             decided, found = worst(each), each
     if decided.word == "right":
         if any(one.note == APART for one in found):
@@ -378,6 +382,8 @@ class Differences:
     steps: Sequence[float]
     forward: Array
     backward: Array
+    resolution: Array
+    """What the last digit of the function's value is of a difference."""
 
     @classmethod
     def of(cls, line: Line, scale: float, steps: Sequence[float] = STEPS) -> Differences:
@@ -386,8 +392,10 @@ class Differences:
         middle = line(0.0)
         ahead = np.array([line(step) for step in h])
         behind = np.array([line(-step) for step in h])
+        largest = np.nanmax(np.abs([middle, *ahead, *behind]), initial=0.0)
         with np.errstate(all="ignore"):
-            return cls(steps, (ahead - middle) / h, (middle - behind) / h)
+            digit = np.finfo(np.float64).eps * largest / h
+            return cls(steps, (ahead - middle) / h, (middle - behind) / h, digit)
 
     @property
     def central(self) -> Array:
@@ -395,9 +403,12 @@ class Differences:
         return (self.forward + self.backward) / 2
 
     def _best(self) -> tuple[float, float]:
-        """The central difference that changes least with the step, and by how much."""
+        """The central difference that changes least with the step, and by how much.
+
+        Small steps may leave a few digits of the function's value, which change not at all.
+        """
         with np.errstate(all="ignore"):
-            changes = np.abs(np.diff(self.central))
+            changes = np.abs(np.diff(self.central)) + self.resolution[1:]
         if not np.isfinite(changes).any():
             return np.nan, np.inf
         best = int(np.nanargmin(np.where(np.isfinite(changes), changes, np.inf)))

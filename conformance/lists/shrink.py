@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d)
+FROZEN = ("weight", "bias")
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
@@ -73,8 +74,10 @@ def scatter_constants(module: nn.Module) -> None:
     """Parameters that begin as a constant get random values around it.
 
     A branch whose last factor begins at zero, or at 1e-5, has gradients that vanish beside the
-    others, and would be compared in vain.
+    others, and would be compared in vain. So would a frozen norm's, whose factors are buffers: it
+    leaves zeros for a ReLU to bend at.
     """
-    for parameter in module.parameters():
-        if parameter.numel() > 1 and parameter.min() == parameter.max():
-            parameter.add_(0.2 * torch.randn_like(parameter))
+    frozen = [b for name, b in module.named_buffers() if name.rpartition(".")[2] in FROZEN]
+    for tensor in [*module.parameters(), *frozen]:
+        if tensor.is_floating_point() and tensor.numel() > 1 and tensor.min() == tensor.max():
+            tensor.add_(0.2 * torch.randn_like(tensor))

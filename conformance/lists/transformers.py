@@ -22,7 +22,7 @@ from .tiny_configs import SPREAD, tiny
 from .torchvision_build import import_torchvision
 from .transformers_inputs import inputs_of
 
-PACKAGES = ["transformers>=5", "timm", "torchvision"]
+PACKAGES = ["transformers>=5", "timm", "torchvision", "scipy"]
 
 FIRST = [
     "bert", "gpt2", "llama", "qwen2", "qwen3", "mistral", "gemma", "gemma2", "gemma3_text", "phi",

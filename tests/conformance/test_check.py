@@ -12,7 +12,7 @@ import onnxtrain
 from conformance import steps, weighted
 from conformance.cases import OnnxCase, TorchCase
 from conformance.check import check
-from conformance.torch_function import TorchFunction
+from conformance.torch_function import OtherSizes, TorchFunction
 
 
 class Small(torch.nn.Module):
@@ -116,9 +116,77 @@ def test_steps_may_leave_a_kink_on_either_side(monkeypatch, side, word) -> None:
     last = _torch_steps(case, 2)
     ours = {"w": first["w"] - side * (last["w"] - first["w"])}
     monkeypatch.setattr(steps, "our_steps", lambda *_: [first, ours])
+    monkeypatch.setattr(steps, "is_another_function", lambda *_: False)
     function = _function(case)
     verdict = steps.compare_steps(onnx.ModelProto(), {}, {"w": "w"}, function, case)
     assert verdict.word == word
+
+
+class Chooses(torch.nn.Module):
+    """Its weight decides which of two functions it is; tracing fixes the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.tensor([1e-4, 2e-4, -2e-4]))
+
+    def forward(self, x):
+        return x * self.w if self.w.sum() > 0 else (5 * x * self.w).exp()
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+@pytest.mark.filterwarnings("ignore::onnxtrain.torch.value_reads.FixedValueWarning")
+def test_a_choice_that_tracing_fixed_is_the_exporters_fault() -> None:
+    case = TorchCase(
+        Chooses(), (torch.tensor([0.5, -0.5, -0.5]),), exporters=("torchscript",), timing=False,
+        inputs_have_gradients=False,
+    )  # fmt: skip
+    row = row_of(case)
+    assert (row["outcome"], row["gradients"]) == ("not exported", "right"), row
+    assert "after a step" in row["reason"]
+
+
+class Longer(torch.nn.Module):
+    """Says as much as its weight tells it to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.tensor([1.4995]))
+
+    def forward(self, x):
+        return (x * self.w).repeat_interleave(torch.round(self.w).long())
+
+
+def test_steps_after_which_outputs_have_other_sizes_are_not_compared() -> None:
+    case = TorchCase(Longer(), (-torch.ones(3),), inputs_have_gradients=False)
+    function = TorchFunction(case)
+    function.weights = [np.ones(3, np.float32)]
+    with pytest.raises(OtherSizes):
+        steps.torch_steps(function, ["w"], 1e-3, 3)
+    assert np.isnan(function.value({"w": np.array([1.51])}))
+
+
+def test_a_mask_that_leaves_nothing_in_float32_is_rounding() -> None:
+    """Every position of the first row is masked: what float32 adds to −1e10 is lost."""
+    model = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["": 18]>
+        g (float[2,4] x) => (float[2,4] y)
+        <float[4,4] w = {1, 2, -3, 4, 2, 1, 1, -1, 0, 2, 1, 3, 1, 1, -2, 2},
+         float[2,1] mask = {-10000000000, 0}>
+        { h = MatMul(x, w) masked = Add(h, mask) p = Softmax(masked) y = Mul(p, p) }
+    """)
+    x = np.array([[0.1, -0.2, 0.5, 0.3], [0.3, 0.2, -0.1, 0.4]], np.float32)
+    row = row_of(OnnxCase(model, {"x": x}, timing=False))
+    assert (row["outcome"], row["gradients"]) == ("right", "rounding"), row
+
+
+def test_what_stands_for_minus_infinity_counts_nothing() -> None:
+    model = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["": 18]>
+        g (float[4] x) => (float[4] y) <float[4] mask = {0, -3.0e38, 0, -3.0e38}>
+        { t = Tanh(x) y = Add(t, mask) }
+    """)
+    row = row_of(OnnxCase(model, {"x": np.array([0.1, -0.2, 0.5, 0.3], np.float32)}, timing=False))
+    assert row["outcome"] == "right", row
 
 
 def _function(case: TorchCase) -> TorchFunction:

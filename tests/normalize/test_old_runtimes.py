@@ -108,3 +108,34 @@ def test_kernels_that_compute_another_thing_are_told(
 def test_the_release_that_is_installed() -> None:
     release = old_runtimes.installed()
     assert release is None or onnxruntime.__version__.startswith(f"{release[0]}.{release[1]}.")
+
+
+@pytest.mark.parametrize(
+    ("size", "window", "moves"),
+    [
+        ("12", "kernel_shape = [1], strides = [4]", True),
+        ("10", "kernel_shape = [1], strides = [4]", False),  # one element is left, behind the last
+        ("N", "kernel_shape = [2], strides = [5]", True),
+        ("12", "kernel_shape = [2], strides = [3]", False),
+        ("12", "kernel_shape = [2], strides = [5], dilations = [4]", False),
+    ],
+)
+@pytest.mark.parametrize("way", ["SAME_UPPER", "SAME_LOWER"])
+def test_windows_that_onnxruntime_moves_are_told_of(
+    size: str, window: str, moves: bool, way: str
+) -> None:
+    pool = f'first = LpPool<{window}, auto_pad = "{way}">(x) y = Mul(first, first)'
+    text = f"""<ir_version: 8, opset_import: ["": 18]>
+        g (float[2, 1, {size}] x) => (float[a, b, c] y) {{ {pool} }}"""
+    model = load(onnx.parser.parse_model(text))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        normalize(model)
+    assert [w.category for w in told] == [OldRuntimeWarning] * moves
+
+
+def test_the_windows_of_a_convolution_are_as_wide_as_its_weight() -> None:
+    text = """<ir_version: 8, opset_import: ["": 18]> g (float[2, 1, 12] x) => (float[a, b, c] y)
+        <float[1, 1, 1] w = {2}> { y = Conv<strides = [4], auto_pad = "SAME_UPPER">(x, w) }"""
+    with pytest.warns(OldRuntimeWarning, match="pads"):
+        normalize(load(onnx.parser.parse_model(text)))

@@ -85,6 +85,43 @@ def test_a_contradiction_inside_a_branch() -> None:
     onnxtrain.check_gradient(given, wrt=["w", "x"], inputs=feeds()).raise_if_wrong()
 
 
+def test_a_contradiction_that_folding_brings_to_light() -> None:
+    """Of the repeats of a Tile an exporter pads a branch that is never taken, by nothing."""
+    given = onnx.parser.parse_model(
+        '<ir_version: 9, opset_import: ["": 18]> g (float[5, 4] x) => (float loss) '
+        f"{WEIGHT[:-1]}, int64[1] one = {{1}}, int64[2] sizes = {{1, 2}}> {{ "
+        "h = MatMul(x, w) shape = Shape(w) rank = Size(shape) wanted = Size(sizes) "
+        "missing = Sub(wanted, rank) k = Greater(missing, wanted) "
+        "repeats = If(k) <then_branch = t () => (int64[3] longer) { "
+        "count = Reshape(missing, one) ones = Expand(one, count) "
+        "longer = Concat<axis = 0>(ones, sizes) }, "
+        "else_branch = e () => (int64[2] same) { same = Identity(sizes) }> "
+        "y = Tile(h, repeats) s = Mul(y, y) loss = ReduceSum<keepdims = 0>(s) }"
+    )
+    values = {"x": feeds()["x"]}
+    session(given).run(None, values)
+    onnxtrain.check_gradient(given, wrt=["w", "x"], inputs=values).raise_if_wrong()
+
+
+def test_in_a_branch_the_number_of_repeats_is_a_constant() -> None:
+    """onnx follows the lengths of vectors in a graph and not in its bodies."""
+    given = onnx.parser.parse_model(
+        '<ir_version: 9, opset_import: ["": 18]> g (float[N, 4] x, bool k) => (float loss) '
+        f"{WEIGHT[:-1]}, int64[1] zero = {{0}}, int64[1] two = {{2}}> {{ h = MatMul(x, w) "
+        "t = If(k) <then_branch = a () => (float[P, Q] y) { "
+        "sizes = Shape(x) rows = Gather(sizes, zero) twice = Concat<axis = 0>(rows, two) "
+        "rank = Shape(twice) ones = ConstantOfShape<value = int64[1] {1}>(rank) "
+        "same = Expand(h, ones) y = Tile(same, twice) }, "
+        "else_branch = b () => (float[P, Q] z) { z = Neg(h) }> "
+        "s = Mul(t, t) loss = ReduceSum<keepdims = 0>(s) }"
+    )
+    for chosen in (True, False):
+        values = {"x": feeds()["x"], "k": np.array(chosen)}
+        onnxtrain.check_gradient(given, wrt=["w", "x"], inputs=values).raise_if_wrong()
+    operators = [node.op_type for node in normalize(load(given)).graph.all_nodes()]
+    assert "ConstantOfShape" not in operators
+
+
 @pytest.mark.parametrize("rows", [1, 64])
 def test_a_declared_output_smaller_than_what_flows(rows: int) -> None:
     given = model("h = MatMul(x, w) y = Add(h, b)", {}, "float[1, 11] y")

@@ -6,12 +6,16 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx.parser
 import pytest
 import torch
 import torch.nn.functional as F
 from onnx import helper, numpy_helper
 
 import onnxtrain
+from onnxtrain.graph import load, to_proto
+from onnxtrain.graph.evaluate import evaluator
+from onnxtrain.graph.retype import to_float64
 
 from .conventions import INF, f32, gradients, torch_gradients
 from .harness import run_ort
@@ -253,3 +257,18 @@ def test_dropout_gives_back_what_it_kept(ratio: float, stored: bool) -> None:
     y, dx = run_ort(onnxtrain.differentiate(model, wrt=["x"], of=["y"], vjp=True), feeds)
     np.testing.assert_allclose(dx * x, y, rtol=1e-5)
     assert abs((dx == 0).mean() - ratio) < 0.1
+
+
+@pytest.mark.parametrize("spread", [1e-9, 1e-3, 0.5])
+def test_of_two_numbers_only_the_epsilon_of_mean_variance_normalization_is_left(
+    spread: float,
+) -> None:
+    """y = ±d/(d + ε) with d half of what is between them: its slope is ε/(d + ε)²."""
+    text = """<ir_version: 8, opset_import: ["": 18]> g (float[1, 2] x) => (float[1, 2] y)
+              { y = MeanVarianceNormalization<axes = [1]>(x) }"""
+    gradient = onnxtrain.differentiate(onnx.parser.parse_model(text), wrt=["x"], vjp=True)
+    exact = evaluator(to_proto(to_float64(load(gradient))))
+    feeds = {"x": np.array([[spread, -spread]]), "y_grad": np.array([[1.0, 0.0]])}
+    _, dx = exact.run(None, feeds)
+    slope = 0.5e-9 / (spread + 1e-9) ** 2
+    np.testing.assert_allclose(dx, [[slope, -slope]], rtol=1e-6)

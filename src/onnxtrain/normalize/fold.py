@@ -8,15 +8,16 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 
 from ..graph import Names
 from ..graph.evaluate import evaluate
-from ..graph.infer import infer_shapes
 from ..graph.nodes import initializer
 from ..graph.parameters import mark_constant
 from .rewrite import names_in, standard
+from .stored_shapes import infer_or_forget
 from .symbolic import infer_symbolic
 
 MAX_ELEMENTS = 1024
@@ -32,17 +33,21 @@ WHOLE = frozenset(
 def fold_integers(model: ir.Model) -> ir.Model:
     """Replace nodes that compute small integer constants by initializers, in subgraphs too."""
     if _fold(model):
-        model = infer_symbolic(infer_shapes(model))
+        model = infer_symbolic(infer_or_forget(model))
     return model
 
 
 def _fold(model: ir.Model) -> bool:
     changed = False
+    arrays: list[Any] | None
     names: Names | None = None
     for node in list(model.graph.all_nodes()):
-        if not _is_constant(node):
+        if _is_length(node):
+            arrays = [_length(node)]
+        elif _is_constant(node):
+            arrays = _evaluate(node, model.opset_imports[""])
+        else:
             continue
-        arrays = _evaluate(node, model.opset_imports[""])
         if arrays is None:
             continue
         if names is None:
@@ -58,6 +63,28 @@ def _fold(model: ir.Model) -> bool:
         node.graph.remove(node, safe=True)
         changed = True
     return changed
+
+
+def _is_length(node: ir.Node) -> bool:
+    """Whether a node tells how many integers a vector has, and they have been counted already.
+
+    onnx follows such numbers in a graph and not in its bodies, where repeats become a rank.
+    """
+    if standard(node.domain) or node.op_type != "Shape" or node.attributes:
+        return False
+    vector, (output,) = node.inputs[0], node.outputs
+    if vector is None or vector.dtype not in WHOLE or output.is_graph_output():
+        return False
+    shape = vector.shape
+    return shape is not None and len(shape) == 1 and shape.is_static() and bool(output.uses())
+
+
+def _length(node: ir.Node) -> Any:
+    """The length of a node's vector, as a vector."""
+    vector = node.inputs[0]
+    assert vector is not None
+    assert vector.shape is not None
+    return np.array(vector.shape.numpy(), np.int64)
 
 
 def _is_constant(node: ir.Node) -> bool:

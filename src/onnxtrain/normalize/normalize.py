@@ -18,7 +18,7 @@ from .functions import inline_functions
 from .lower_opset import lower_opset
 from .ml import ML, drop_zipmaps
 from .norms import smooth_norms
-from .old_runtimes import suit_old_runtimes, tell_of_old_kernels
+from .old_runtimes import suit_old_runtimes, tell_of_moved_windows, tell_of_old_kernels
 from .pools import count_windows
 from .preview_training import PREVIEW
 from .quantized import QUANTIZED
@@ -106,6 +106,7 @@ STEPS = (
     tidy_imports,
     infer_shapes,
     infer_symbolic,
+    tell_of_moved_windows,
     scalar_ranges,
     use_declared_outputs,
     fold_integers,

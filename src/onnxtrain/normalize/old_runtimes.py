@@ -7,7 +7,9 @@ end reads memory that is not its own.
 The window of a GroupQueryAttention (wrong before 1.24), the four bits of a QMoE (before 1.25) and
 the logistic that a classifier of two classes forgets (before 1.27) need no other form, for what is
 trained and exported has none of these operators; but whoever runs the model itself with such a
-release gets other numbers, so that is said.
+release gets other numbers, so that is said. So is that every release so far moves the windows of a
+Conv or LpPool with `auto_pad` SAME whose strides leave two or three elements between them: negative
+padding is shared among both ends, by each of them in its own way. (MaxPool and AveragePool fail.)
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import onnx_ir as ir
 
 from ..errors import OldRuntimeWarning
 from ..graph.nodes import known, rank_of
+from ..graph.tensor import Dim, dims_of
 from .rewrite import all_nodes, standard
 
 OF_ONE_ELEMENT = {
@@ -32,6 +35,8 @@ OF_ONE_ELEMENT = {
 
 
 ML = "ai.onnx.ml"
+MOVING = {"Conv": 3, "LpPool": 2}
+"""How many elements must be left between windows (1.31) before they are moved."""
 CLASSIFIERS = {"LinearClassifier", "SVMClassifier"}
 
 
@@ -51,6 +56,46 @@ def tell_of_old_kernels(model: ir.Model) -> ir.Model:
                 stacklevel=2,
             )
     return model
+
+
+def tell_of_moved_windows(model: ir.Model) -> ir.Model:
+    """Warn where onnxruntime's windows lie elsewhere than the specification has them."""
+    for node in all_nodes(model):
+        if _moves_windows(node):
+            warnings.warn(
+                f"{node.op_type} {node.name!r}: with auto_pad SAME and strides that leave elements "
+                "between the windows, onnxruntime moves these by an element or more for some sizes;"
+                " gradients are those of the specification. Write the padding as pads, which is 0 "
+                "wherever all windows fit.",
+                OldRuntimeWarning,
+                stacklevel=2,
+            )
+    return model
+
+
+def _moves_windows(node: ir.Node) -> bool:
+    attributes = node.attributes
+    if standard(node.domain) or node.op_type not in MOVING:
+        return False
+    if not attributes.get_string("auto_pad", "NOTSET").startswith("SAME"):
+        return False
+    strides, kernel = attributes.get_ints("strides", ()), attributes.get_ints("kernel_shape", ())
+    weight = node.inputs[1] if node.op_type == "Conv" else None
+    if not kernel and weight is not None and weight.shape is not None:
+        kernel = [d for d in weight.shape[2:] if isinstance(d, int)]
+    dilations = attributes.get_ints("dilations", ()) or [1] * len(kernel)
+    image = dims_of(node.inputs[0]) if node.inputs[0] is not None else None
+    sizes = image[2:] if image is not None else [None] * len(kernel)
+    spare = MOVING[node.op_type]
+    return any(
+        _covered(stride, size) >= (width - 1) * dilation + 1 + spare
+        for width, stride, dilation, size in zip(kernel, strides, dilations, sizes)
+    )
+
+
+def _covered(stride: int, size: Dim) -> int:
+    """How many elements the last stride covers, or may cover, of an image of this size."""
+    return (size - 1) % stride + 1 if isinstance(size, int) else stride
 
 
 def _mistake(node: ir.Node) -> tuple[tuple[int, int], str]:

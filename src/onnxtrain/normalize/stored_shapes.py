@@ -65,6 +65,19 @@ def infer_anew(model: ir.Model) -> ir.Model:
     return model
 
 
+def infer_or_forget(model: ir.Model) -> ir.Model:
+    """Infer shapes where more is known than before; what contradicts it is forgotten.
+
+    Of a branch that is never taken an exporter tells a shape that it cannot have, and nobody finds
+    out before the integers that it is made of have been computed.
+    """
+    try:
+        return infer_shapes(model)
+    except ShapeInferenceError:
+        _take(model)
+        return infer_shapes(model)
+
+
 def use_declared_outputs(model: ir.Model) -> ir.Model:
     """Fill the gaps that are left with what the file says of the outputs."""
     declared = json.loads(model.metadata_props.pop(DECLARED, "{}"))

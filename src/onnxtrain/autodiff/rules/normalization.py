@@ -350,7 +350,12 @@ def mean_variance_normalization(
 ) -> Any:
     centred = x - op.ReduceMean(x, list(axes))
     deviation = op.Sqrt(op.ReduceMean(centred * centred, list(axes)))
-    return project(op, dy, y, op.Reciprocal(deviation + 1e-9), axes)
+    # y = c/(σ + ε), and σ has the slope c/(nσ), not c/(n(σ + ε)): it counts where nothing else is
+    # left, as of two numbers, which are always ±σ/(σ + ε). (onnxruntime leaves ε out.)
+    inverse = op.Reciprocal(deviation + 1e-9)
+    along, across = op.ReduceMean(dy, list(axes)), op.ReduceMean(dy * centred, list(axes))
+    slope = across * inverse / op.Where(op.Equal(deviation, 0), 1, deviation)
+    return (dy - (centred * slope + along)) * inverse
 
 
 # --- by a norm, by the neighbouring channels ---------------------------------------------------

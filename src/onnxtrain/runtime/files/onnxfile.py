@@ -17,9 +17,10 @@ from typing import Any, TypeAlias, TypeVar
 from ...errors import ExternalDataError, MissingFileError, ModelFileError, UnknownNameError
 from . import external
 from .atomic import write_atomically
+from .outline import fields
 from .readfile import read_regular
 from .sound import check_model
-from .wire import MAX_FIELDS, Chunk, Later, Message
+from .wire import MAX_FIELDS, Chunk, Later, Message, Value
 
 D = TypeVar("D", int, None)
 
@@ -83,6 +84,8 @@ class Node:
 
     def subgraphs(self) -> list[Message]:
         """The graphs among the attributes (branches, loop bodies)."""
+        if not any(may_have_graph(value) for n, _, value in self.message.fields if n == 5):
+            return []
         graphs: list[Message] = []
         for attribute in self.message.messages(5):
             graphs += attribute.messages(6) + attribute.messages(11)
@@ -363,6 +366,20 @@ def read_source(source: Source) -> tuple[str, bytes | memoryview]:
 def folder_of(source: Source) -> Path | None:
     """The folder that a model's external data are relative to; bytes have none."""
     return None if isinstance(source, bytes | bytearray | memoryview) else Path(source).parent
+
+
+def may_have_graph(attribute: Value) -> bool:
+    """Whether an attribute has graphs, or is damaged; it is not opened for that.
+
+    What has been opened is written field by field: a long model would take longer to cut than
+    onnxruntime takes for its sessions.
+    """
+    if not isinstance(attribute, bytes | memoryview):
+        return True
+    try:
+        return any(number in (6, 11) for number, _, _ in fields(attribute, 0, len(attribute)))
+    except IndexError:
+        return True
 
 
 def uses(node: Node) -> set[str]:

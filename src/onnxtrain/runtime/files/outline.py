@@ -135,7 +135,7 @@ def _region(parts: list[tuple[int, int, int]], number: int, begin: int) -> tuple
     return (parts[first - 1][2] if first else begin), parts[first + count - 1][2]
 
 
-def fields(data: bytes, at: int, end: int) -> Iterator[tuple[int, int, int]]:
+def fields(data: bytes | memoryview, at: int, end: int) -> Iterator[tuple[int, int, int]]:
     """Number, begin and end of each field of a message; an `IndexError` if it is damaged."""
     while at < end:
         key = data[at]
@@ -163,7 +163,7 @@ def fields(data: bytes, at: int, end: int) -> Iterator[tuple[int, int, int]]:
         raise IndexError("a field goes beyond its message")
 
 
-def _rest(first: int, data: bytes, at: int) -> tuple[int, int]:
+def _rest(first: int, data: bytes | memoryview, at: int) -> tuple[int, int]:
     """A number of several bytes, of which the first has been read."""
     value, shift = first & 0x7F, 7
     while True:

@@ -102,9 +102,13 @@ class Message:
         submessages = self.messages(number)
         return submessages[-1] if submessages else None
 
+    def values(self, number: int) -> list[Value]:
+        """Every value with this field number, messages as they are: bytes if nobody opened them."""
+        return [value for field, _, value in self.fields if field == number]
+
     def strings(self, number: int) -> list[str]:
         """Every string with this field number."""
-        return [_text(value) for field, _, value in self.fields if field == number]
+        return [text_of(value) for field, _, value in self.fields if field == number]
 
     def string(self, number: int, default: str = "") -> str:
         """The last string with this number."""
@@ -175,29 +179,44 @@ class Message:
 
     def size(self) -> int:
         """Number of bytes that `chunks` gives."""
-        total = 0
-        for number, wire, value in self.fields:
-            total += len(varint(number << 3 | wire))
-            if isinstance(value, int):
-                total += len(varint(value))
-                continue
-            size = value.size() if isinstance(value, Message) else len(value)
-            total += size + (len(varint(size)) if wire == BYTES else 0)
-        return total
+        return self.encode_into([])
 
     def chunks(self) -> Iterator[Chunk]:
         """The encoded message in pieces; large raw data is passed through, not copied."""
+        parts: list[Chunk | Later] = []
+        self.encode_into(parts)
+        for part in parts:
+            content: Any = part
+            yield content.read() if hasattr(content, "read") else content
+
+    def encode_into(self, parts: list[Chunk | Later]) -> int:
+        """Append what the message is made of; gives the number of bytes.
+
+        The size of a message goes before it, and is known when all that is in it has been passed:
+        it is counted once, however deep the message lies.
+        """
+        total = 0
         for number, wire, value in self.fields:
-            key = varint(number << 3 | wire)
+            head = varint(number << 3 | wire)
             if isinstance(value, int):
-                yield key + varint(value)
+                head += varint(value)
+                parts.append(head)
             elif isinstance(value, Message):
-                yield key + varint(value.size())
-                yield from value.chunks()
+                place = len(parts)
+                parts.append(head)
+                size = value.encode_into(parts)
+                head += varint(size)
+                parts[place] = head
+                total += size
             else:
-                yield key + varint(len(value)) if wire == BYTES else key
-                content: Any = value
-                yield content.read() if hasattr(content, "read") else content
+                size = len(value)
+                if wire == BYTES:
+                    head += varint(size)
+                parts.append(head)
+                parts.append(value)
+                total += size
+            total += len(head)
+        return total
 
     def encode(self) -> bytes:
         """The encoded message."""
@@ -246,7 +265,8 @@ def varint(value: int) -> bytes:
 _ONE_BYTE = [bytes([n]) for n in range(0x80)]
 
 
-def _text(value: Value) -> str:
+def text_of(value: Value) -> str:
+    """The text of a field; a `ModelFileError` if it is none."""
     if not isinstance(value, bytes | memoryview):
         raise ModelFileError("damaged protobuf data: text was expected")
     try:

@@ -21,7 +21,7 @@ from ..files.onnxfile import ModelFile, ValueInfo
 from ..files.outline import Outline
 from ..files.wire import Message
 from . import cutting
-from .cutting import ELEMENTS, OWN, Piece, Template, cut_by_nodes, type_proto
+from .cutting import ELEMENTS, OWN, Piece, ReadNode, Template, cut_by_nodes, type_proto
 from .native import core_of, ort_device, raw_ortvalue
 from .options import ALLOCATORS, entry_of
 
@@ -58,8 +58,9 @@ def cut_if_long(
         return None
     names = [v.name for v in file.outputs]
     share_arena(options)
-    pieces = cut_by_nodes(file, names[:1], names[1:], cutting.NODES_OF_A_PIECE)
-    return CutSession(file, pieces, create)
+    nodes = cutting.read_nodes(file)
+    pieces = cut_by_nodes(file, names[:1], names[1:], cutting.NODES_OF_A_PIECE, nodes)
+    return CutSession(file, pieces, create, nodes=nodes)
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,7 @@ class CutSession:
         pieces: how it is cut.
         create: makes a session from the bytes of a piece.
         own: outputs that their reader may change when their piece has run: later pieces get a copy.
+        nodes: of the model, if somebody has read them already.
 
     Attributes:
         sessions: one for each piece, in the order in which they run.
@@ -90,9 +92,10 @@ class CutSession:
         pieces: Sequence[Piece],
         create: Create,
         own: Collection[str] = (),
+        nodes: Sequence[ReadNode] | None = None,
     ) -> None:
         self.pieces, self._own = list(pieces), frozenset(own)
-        self.sessions = list(_sessions(Template(model, own), self.pieces, create))
+        self.sessions = list(_sessions(Template(model, own, nodes), self.pieces, create))
         self.cores = [core_of(session) for session in self.sessions]
         self._inputs = _arguments(model.inputs, [s.get_inputs() for s in self.sessions])
         self._outputs = _arguments(model.outputs, [s.get_outputs() for s in self.sessions])
