@@ -172,7 +172,8 @@ class ORTModule(torch.nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the module; see there for its arguments and results."""
         if torch.compiler.is_compiling():  # it would look into sessions, and end the process
-            return torch.compiler.disable(ORTModule._called)(self, args, kwargs)
+            eagerly = torch.compiler.disable(ORTModule._called)  # type: ignore[no-untyped-call]
+            return eagerly(self, args, kwargs)
         return self._called(args, kwargs)
 
     def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
