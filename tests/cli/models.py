@@ -66,5 +66,6 @@ def write_csv(path: str, columns: dict[str, list[object]]) -> str:
 
 
 def tree(folder: Path) -> set[str]:
-    """Every file and folder below a folder."""
-    return {str(p.relative_to(folder)) for p in folder.rglob("*")}
+    """Every file and folder below a folder, but for what Python itself keeps of modules."""
+    paths = (p.relative_to(folder) for p in folder.rglob("*"))
+    return {str(path) for path in paths if "__pycache__" not in path.parts}
