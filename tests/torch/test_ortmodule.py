@@ -286,3 +286,30 @@ def test_small_graphs_get_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
         (kind,) = model._graphs._kinds.values()
         for session in (kind.graphs.forward_session, kind.graphs.backward_session):
             assert session.get_session_options().intra_op_num_threads == threads
+
+
+def test_a_module_trained_in_eval_mode_runs_forward_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first backward pass has to run it again; from then on what it needs is kept."""
+    forward, calls = Graphs.run_forward, list[bool]()
+
+    def counted(self: Graphs, feeds: Any, *, save: bool) -> Any:
+        calls.append(save)
+        return forward(self, feeds, save=save)
+
+    monkeypatch.setattr(Graphs, "run_forward", counted)
+    torch.manual_seed(0)
+    theirs = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.BatchNorm1d(5)).eval()
+    ours = ORTModule(copy.deepcopy(theirs))
+    x = torch.randn(3, 4)
+    for expected in ([False, True], [True], [True]):
+        calls.clear()
+        for module in (ours, theirs):
+            module.zero_grad()
+            module(x).square().sum().backward()
+        assert calls == expected
+        for mine, wanted in zip(ours.parameters(), theirs.parameters(), strict=True):
+            torch.testing.assert_close(mine.grad, wanted.grad)
+    calls.clear()
+    with torch.no_grad():
+        ours(x)
+    assert calls == [False]

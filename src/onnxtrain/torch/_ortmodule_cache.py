@@ -162,6 +162,9 @@ class Cache:
         known: graphs by the exact kind of a call.
         used: those of the last call in training mode (True) and in eval mode (False).
         stale: whether graphs were dropped since the last call.
+        is_trained_in_eval_mode: whether results in eval mode have been differentiated, as where a
+            head is trained on frozen layers: from then on what that needs is kept at once, and the
+            forward pass does not run twice.
     """
 
     def __init__(self, module: torch.nn.Module) -> None:
@@ -170,7 +173,7 @@ class Cache:
         note(self)
         self.known: dict[Any, Kind] = {}
         self.used: dict[bool, Kind] = {}
-        self.stale = False
+        self.stale = self.is_trained_in_eval_mode = False
         self._traced: dict[Any, list[Traced]] = {}
         self._kinds: dict[Any, Kind] = {}
         self._parts: list[torch.nn.Module] = []
@@ -252,11 +255,13 @@ class Cache:
         trained = [n for n, t in zip(self.names, self.tensors) if t.requires_grad]
         trained += [n for n, t in zip(traced.inputs, inputs) if t.requires_grad]
         with_gradients = graded and bool(trained)
-        training = self.module.training
-        kind = self._kind(traced, inputs, trained if with_gradients and training else [], settings)
-        if with_gradients and not training:
+        at_once = with_gradients and (self.module.training or self.is_trained_in_eval_mode)
+        kind = self._kind(traced, inputs, trained if at_once else [], settings)
+        if with_gradients and not at_once:
 
             def later() -> Graphs:
+                self.is_trained_in_eval_mode = True
+                self.known = {key: kind for key, kind in self.known.items() if kind.later is None}
                 return self._kind(traced, inputs, trained, settings).graphs
 
             kind = Kind(traced, kind.graphs, self.names, later)

@@ -375,7 +375,8 @@ class RunAgainForBackward(torch.autograd.Function):
     """Forward as inference; should torch ask for gradients, the graphs for them are made then.
 
     For modules in eval mode, whose results are rarely differentiated: inference then costs nothing
-    more, and gradients are still right.
+    more, and gradients are still right. A module of which they are wanted once is not run so again
+    (`Cache.is_trained_in_eval_mode`).
     """
 
     @staticmethod
