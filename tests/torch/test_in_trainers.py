@@ -17,6 +17,7 @@ from torch import nn  # noqa: E402
 
 from onnxtrain.torch import ORTModule  # noqa: E402
 from onnxtrain.torch.fallback import ORTModuleTorchModelException  # noqa: E402
+from tests.docs.blocks import read_blocks  # noqa: E402
 
 TWO_PROCESSES = """
 import copy, os, sys
@@ -53,6 +54,22 @@ def test_two_processes_average_their_gradients(tmp_path: Path) -> None:
     for process in running:
         _, said = process.communicate(timeout=120)
         assert process.returncode == 0, said
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")
+def test_torchrun_runs_the_script_of_the_guide(tmp_path: Path) -> None:
+    guide = Path(__file__).parents[2] / "docs" / "guides" / "trainers.md"
+    (script,) = (block.code for block in read_blocks(guide) if block.language == "python")
+    (tmp_path / "train.py").write_text(script)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    done = subprocess.run(
+        [*torchrun, "--nproc-per-node", "2", "train.py"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    for rank in range(2):
+        assert f"rank {rank} of 2: loss below 0.2: True" in done.stdout
 
 
 def test_accelerate_takes_it_as_it_is() -> None:
