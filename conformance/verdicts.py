@@ -257,7 +257,7 @@ def _together(
     def line(step: float) -> float:
         return function({n: at[n] + np.float64(step / length) * u[n] for n in ours})
 
-    size = max(abs(claimed), largest * widest) / length
+    size = max(abs(claimed), largest * widest, 1e-30) / length  # all may be zero
     return _on_line(line, scale, claimed / length, size, largest, tolerance, steps, early=True)
 
 

@@ -113,6 +113,8 @@ def case(name: str) -> OnnxCase:
     keras.utils.set_random_seed(0)
     model, x = _model(keras, name)
     _move_off_symmetric_points(model)
+    if name.startswith("application/"):
+        _take_statistics(model, x)
     proto, output = _convert(model, x)
     expected = np.asarray(model(x, training=False))
     family = name.split("/", maxsplit=1)[0]
@@ -204,6 +206,23 @@ def _move_off_symmetric_points(model: Any) -> None:
         value = np.asarray(weight)
         if value.dtype.kind == "f":
             weight.assign(value + 0.05 * rng.uniform(0, 1, value.shape).astype(value.dtype))
+
+
+def _take_statistics(model: Any, x: np.ndarray[Any, Any]) -> None:
+    """Statistics of the norms of batches, from a few more images.
+
+    A deep network whose norms know nothing grows until its last layer gives zeros and ones, or no
+    numbers: there is no gradient to compare then.
+    """
+    norms = [layer for layer in model.layers if hasattr(layer, "moving_variance")]
+    momenta = [norm.momentum for norm in norms]
+    for norm in norms:
+        norm.momentum = 0.0
+    images = np.random.default_rng(2).uniform(0, 1, (6, *x.shape[1:])).astype(np.float32)
+    if norms:
+        model(images, training=True)
+    for norm, momentum in zip(norms, momenta):
+        norm.momentum = momentum
 
 
 def _convert(model: Any, x: np.ndarray[Any, Any]) -> tuple[Any, str]:

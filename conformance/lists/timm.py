@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib import import_module
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -93,6 +95,11 @@ SKIPPED = {
 }
 """Blocks between others of their kind that are left out."""
 
+NARROWER = {"pnasnet": (6, ("ConvNormAct", "CellStem0", "Cell", "create_classifier"))}
+"""Modules whose only model is too wide to be judged (86 million weights): what its widths are
+divided by, and the names of the module that they are given to."""
+WIDE = 50
+
 SIZE_WORDS = (
     "test", "atto", "femto", "pico", "nano", "tiny", "xxtiny", "xxs", "xs", "mobile", "micro",
     "small", "s", "050", "035", "18", "base",
@@ -137,7 +144,33 @@ def _maker(name: str) -> Maker:
     if name in CLASSES:
         class_name, options = CLASSES[name]
         return partial(getattr(import_module(f"timm.models.{name}"), class_name), **options)
-    return of_model(SMALLEST.get(name) or _smallest(name), SMALLER.get(name, {}))
+    make = of_model(SMALLEST.get(name) or _smallest(name), SMALLER.get(name, {}))
+    return _narrower(name, make) if name in NARROWER else make
+
+
+def _narrower(name: str, make: Maker) -> Maker:
+    """Makes a model whose layers are told smaller widths."""
+    by, parts = NARROWER[name]
+    module = import_module(f"timm.models.{name}")
+
+    def divided(width: Any) -> Any:
+        is_wide = isinstance(width, int) and width > WIDE and width % by == 0
+        return width // by if is_wide else width
+
+    def narrowed(part: Maker) -> Maker:
+        def made(*args: Any, **options: Any) -> Any:
+            return part(*map(divided, args), **{n: divided(v) for n, v in options.items()})
+
+        return made
+
+    def made(**options: Any) -> Any:
+        with contextlib.ExitStack() as patches:
+            for part in parts:
+                patch = mock.patch.object(module, part, narrowed(getattr(module, part)))
+                patches.enter_context(patch)
+            return make(**options)
+
+    return made
 
 
 def smallest_image(make: Maker) -> tuple[Any, torch.Tensor]:

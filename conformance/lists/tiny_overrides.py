@@ -244,6 +244,14 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "intermediate_feature_dims": [16, 16],
         "scaled_images_feature_dims": [32, 32, 16],
     },
+    "dots3_note": {
+        "vision_config": {
+            "adapter_in_dim": WIDTH,
+            "adapter_out_dim": WIDTH,
+            "mlp_layer_types": ["dense", "sparse"],
+        },
+        "audio_config": {"adapter_input_size": WIDTH, "adapter_out_dim": WIDTH},
+    },
     "efficientloftr": {
         "stage_num_blocks": [1, 1, 1, 1],
         "out_features": [16, 16, 32, 32],
@@ -254,6 +262,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "ernie4_5_vl_moe": {
         "text_config": {"rope_parameters": {**_ROPE, "mrope_section": [1, 1, 2]}},
     },
+    "fast_vlm": {"vision_config": {"architecture": "resnet10t", "hidden_size": 512}},
     "fastspeech2_conformer_with_hifigan": {"vocoder_config": {**_HIFIGAN, "model_in_dim": 16}},
     "hunyuan_vl_text": {"head_dim": HEAD_WIDTH},
     "kosmos-2": {"latent_query_num": 4},
