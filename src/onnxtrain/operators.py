@@ -97,6 +97,10 @@ BLOCKED = "onnxtrain: blocked"
 """How begins what a convolution, or a part of the gradient of its weights, says of itself if a
 session may carry it out in onnxruntime's blocked layout."""
 
+OPERAND = " <- "
+"""Behind the mark of a node that reads an image or a signal, before the name of that operand: a
+pass may let the node read another value instead, and then the mark counts nothing."""
+
 
 def blocked_convolution(weights: Sequence[int], group: int) -> str:
     """What a Conv says of itself: the shape of its weights and the number of its groups."""

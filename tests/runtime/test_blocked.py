@@ -206,6 +206,19 @@ def test_a_body_that_reads_a_value_keeps_it() -> None:
         np.testing.assert_allclose(actual, wanted, rtol=2e-4, atol=2e-4)
 
 
+@pytest.mark.parametrize("role", ["image", "signal"])
+def test_a_node_that_reads_another_value_by_now_tells_nothing(role: str) -> None:
+    standard, feeds = gradient_model(CASES["depthwise"])
+    model = onnx.load_from_string(standard)
+    reader = next(n for n in model.graph.node if n.doc_string.startswith(f"{BLOCKED} {role}"))
+    model.graph.node.insert(0, helper.make_node("Abs", ["x"], ["other"]))
+    reader.input[0] = "other"
+    content = model.SerializeToString()
+    expected = run(without_marks(content), feeds)
+    for actual, wanted in zip(run(content, feeds), expected, strict=True):
+        np.testing.assert_allclose(actual, wanted, rtol=2e-4, atol=2e-4)
+
+
 MARKS: dict[str, Callable[[str], str]] = {
     "no role": lambda _: BLOCKED,
     "an unknown role": lambda _: f"{BLOCKED} wheel 1 2",

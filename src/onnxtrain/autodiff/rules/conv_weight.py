@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import onnx_ir as ir
 
 from ...graph import OpBuilder, Tensor
-from ...operators import blocked_part
+from ...operators import OPERAND, blocked_part
 from ._index import Size, dim, vector
 from .windows import (
     FEW_OFFSETS,
@@ -127,7 +127,7 @@ def _mark_parts(
         readers = (n for n in nodes if n.inputs[0] is tensor.value and n.op_type not in OF_SHAPES)
         reader = next(readers, None)
         if reader is not None:
-            reader.doc_string = blocked_part(role, key)
+            reader.doc_string = blocked_part(role, key) + OPERAND + (tensor.value.name or "")
     geometry = (s for a in axes for s in (a.kernel, a.stride, a.dilation, a.begin, _behind(a)))
     sizes = [w.dim(0), w.dim(1), group, *geometry]
     known = [s for s in sizes if isinstance(s, int) and s >= 0]

@@ -24,7 +24,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...errors import ModelFileError
-from ...operators import BLOCKED
+from ...operators import BLOCKED, OPERAND
 from ..files.outline import Outline
 from ..files.wire import Message
 from .edits import LONGEST, Node, changed, idle_after, marked
@@ -137,8 +137,10 @@ class _Editor:
         marks = [(node, *_mark(node)) for node in marked(self._outline, BLOCKED)]
         for node, role, _, key in marks:
             if role in ("image", "signal"):
+                part_of, _, operand = key.partition(OPERAND)
                 sources = self._images if role == "image" else self._signals
-                sources.setdefault(key, []).append(node.inputs[0].decode())
+                if operand == node.inputs[0].decode():
+                    sources.setdefault(part_of, []).append(operand)
         changes = dict[int, list[bytes]]()
         still_read = set[bytes]()
         for node, role, sizes, key in marks:
