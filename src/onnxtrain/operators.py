@@ -97,6 +97,26 @@ BLOCKED = "onnxtrain: blocked"
 """How begins what a convolution, or a part of the gradient of its weights, says of itself if a
 session may carry it out in onnxruntime's blocked layout."""
 
+FUSED = "onnxtrain: fused"
+"""How begins what an elementwise node says of itself if a session may compute it together with
+others, in one pass over memory. Behind it: the number of the group, how many nodes that has, the
+rank of the result, and `OUTSIDE` if somebody else reads it."""
+
+OUTSIDE = "out"
+
+FUSABLE = frozenset(
+    {
+        "Abs", "Add", "And", "Cast", "Clip", "Div", "Equal", "Erf", "Exp", "Floor", "Greater",
+        "GreaterOrEqual", "Identity", "Less", "LessOrEqual", "Log", "Max", "Min", "Mul", "Neg",
+        "Not", "Or", "Pow", "Reciprocal", "ReduceMax", "ReduceMean", "ReduceSum", "Relu", "Sigmoid",
+        "Sign", "Softplus", "Sqrt", "Sub", "Sum", "Tanh", "Where", "Xor",
+    }
+)  # fmt: skip
+"""Operators that can be computed together with others: elementwise ones on floats and truth values,
+powers with an exponent of `FUSABLE_POWERS`, and reductions of the last axis that keep it."""
+
+FUSABLE_POWERS = (2.0, 3.0, 0.5)
+
 OPERAND = " <- "
 """Behind the mark of a node that reads an image or a signal, before the name of that operand: a
 pass may let the node read another value instead, and then the mark counts nothing."""

@@ -25,6 +25,7 @@ from .cross_entropy import split_cross_entropies
 from .draws import draw_from_counter
 from .expand import expand_functions
 from .fast_forms import use_fast_forms
+from .fusion import mark_fusable
 from .idle import note_idle_optimizers
 from .late_weights import delay_weights as delay_weights
 from .recompute import recompute_activations as recompute_activations
@@ -134,6 +135,11 @@ AFTER = (
         "blocked layout",
         "sessions carry out trained convolutions as onnxruntime does those of constant weights",
         lambda model, _: mark_convolutions(model),
+    ),
+    Pass(
+        "fusion",
+        "sessions compute elementwise operators that follow each other in one pass over memory",
+        lambda model, _: mark_fusable(model),
     ),
     Pass(
         "idle optimizers",

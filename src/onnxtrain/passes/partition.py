@@ -22,6 +22,7 @@ from ..graph.edit import remove_nodes, values_by_name
 from ..graph.infer import infer_shapes
 from ..graph.subgraphs import live_nodes, subgraphs, used_values
 from ..operators import AT_THE_SPEED_OF_MEMORY, RANDOM, VIEWS
+from .fusion import mark_fusable
 
 SYMBOLIC = 64
 """What a dimension of unknown size counts when values are weighed against each other."""
@@ -82,7 +83,8 @@ def partition(model: ModelLike, seeds: Sequence[str], gradients: Sequence[str]) 
     names = [v.name or "" for v in saved]
     forward = _forward(loaded, outputs, names, seeds)
     backward = _backward(loaded, names, seeds, gradients)
-    return Partition(to_proto(forward), to_proto(backward), names, outputs)
+    parts = (to_proto(mark_fusable(half)) for half in (forward, backward))
+    return Partition(*parts, names, outputs)
 
 
 def _depending_on(graph: ir.Graph, seeds: Iterable[ir.Value]) -> set[ir.Value]:

@@ -7,6 +7,7 @@ for the device's, and marked "not run on hardware" in the documentation.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -19,9 +20,11 @@ from ...errors import DeviceError, ModelFileError
 from ...preparing import preparing
 from ..files.onnxfile import ModelFile
 from ..files.outline import Outline
+from ..fusion.library import register_path
 from .blocked import in_blocks
 from .cut_session import cut_if_long
 from .few_bits import with_kernels
+from .fusion import fused
 from .native import core_of, ort_device
 from .optimizers import TRANSPOSING, idle_of_shapes, idle_optimizers
 from .options import BUSY, FOLDER, PREPACKING, SPINNING, UserOptions, Way, may_spin, ways_with
@@ -262,11 +265,14 @@ def create_session(
     attempts = [*((form, ways[0]) for form in forms), *((forms[-1], way) for way in ways[1:])]
 
     def create(form: Form, way: Way[onnxruntime.InferenceSession]) -> onnxruntime.InferenceSession:
-        return way(
-            lambda chosen: onnxruntime.InferenceSession(
+        def make(chosen: Any) -> onnxruntime.InferenceSession:
+            if form.is_fused:
+                _register(chosen, is_lent=isinstance(options, UserOptions) and chosen is options.options)
+            return onnxruntime.InferenceSession(
                 form.content, chosen, providers, provider_options, disabled_optimizers=form.idle
             )
-        )
+
+        return way(make)
 
     session = None
     for form, chosen_way in attempts[:-1]:
@@ -281,11 +287,27 @@ def create_session(
     return session
 
 
+_registered: weakref.WeakSet[Any] = weakref.WeakSet()
+"""Options that know our operator: they take it only once."""
+
+
+def _register(options: Any, *, is_lent: bool) -> None:
+    """Tell onnxruntime of the operator of fused nodes; a refusal if that cannot be."""
+    if options in _registered:
+        return
+    path = "" if is_lent else register_path()  # an object of the user's would keep it
+    if not path:
+        raise ort.NotImplemented("there is no kernel for fused nodes")
+    options.register_custom_ops_library(path)
+    _registered.add(options)
+
+
 class Form(NamedTuple):
     """A model as a session is asked for it, and the optimizers that it does without."""
 
     content: bytes | str
     idle: list[str]
+    is_fused: bool = False
 
 
 def _forms(
@@ -308,7 +330,16 @@ def _forms(
     native = with_kernels(outline, options) if kernels else None
     if native is not None:
         forms.insert(0, _with_fused(native, plain, idle, is_fused=is_fused))
-    return [*(form for form in forms if form is not None), plain]
+    found = [*(form for form in forms if form is not None), plain]
+    best = _in_one_pass(found[0]) if is_fused else None
+    return found if best is None else [best, *found]
+
+
+def _in_one_pass(form: Form) -> Form | None:
+    """A form with its marked elementwise nodes fused, None if it has none."""
+    outline = Outline.of(form.content) if isinstance(form.content, bytes) else None
+    content = None if outline is None else fused(outline)
+    return None if content is None else Form(content, form.idle, is_fused=True)
 
 
 def _with_fused(content: bytes, plain: Form, idle: Sequence[str], *, is_fused: bool) -> Form:

@@ -118,14 +118,25 @@ def _changes(outline: Outline, nodes: list[Node]) -> dict[int, list[bytes]]:
 
 def _factor(outline: Outline, node: Node) -> float | None:
     """What a node multiplies its first operand with: a number that is a constant of the graph."""
-    if node.operator not in (b"Mul", b"Div") or len(node.inputs) != 2 or not outline.constants:
+    if node.operator not in (b"Mul", b"Div") or len(node.inputs) != 2:
         return None
-    number = _number(outline, node.inputs[1])
+    number = number_of(outline, node.inputs[1])
     return number if node.operator == b"Mul" or not number else 1 / number
 
 
-def _number(outline: Outline, name: bytes) -> float | None:
+def number_of(outline: Outline, name: bytes) -> float | None:
     """A constant that is one single precision number."""
+    described = constant_of(outline, name)
+    if described is None or described.get(DATA_TYPE) != FLOAT or DIMS in described:
+        return None
+    data = described.get(RAW_DATA, described.get(FLOAT_DATA, b""))
+    return struct.unpack("<f", data)[0] if len(data) == 4 else None
+
+
+def constant_of(outline: Outline, name: bytes) -> dict[int, bytes] | None:
+    """The fields of an initializer; None if there is none of that name."""
+    if not outline.constants:
+        return None
     model, begins = outline.model, [begin for begin, _ in outline.constants]
     needle = CONSTANT_NAME_TAG + varint(len(name)) + name
     at = model.find(needle, begins[0], outline.constants[-1][1])
@@ -133,11 +144,7 @@ def _number(outline: Outline, name: bytes) -> float | None:
         return None
     place = outline.constants[bisect_right(begins, at) - 1]
     described = {number: model[begin:end] for number, begin, end in fields(model, *place)}
-    data = described.get(RAW_DATA, described.get(FLOAT_DATA, b""))
-    fits = described.get(CONSTANT_NAME) == name and described.get(DATA_TYPE) == FLOAT
-    return (
-        struct.unpack("<f", data)[0] if fits and len(data) == 4 and DIMS not in described else None
-    )
+    return described if described.get(CONSTANT_NAME) == name else None
 
 
 def _fused(node: Node, operands: list[Before | None], last: Node, factor: float) -> bytes:

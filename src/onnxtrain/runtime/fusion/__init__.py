@@ -1,0 +1,14 @@
+"""Several elementwise operators as one pass over memory, in a kernel of our own.
+
+A step of standard operators reads and writes every intermediate result. Where numba is installed,
+a session gets one node for a group of them (`session/fusion.py` writes it, `passes/fusion.py` has
+chosen the group), and onnxruntime calls our kernel through its own interface for custom operators.
+
+- `program`: a group of nodes as instructions;
+- `codegen`, `functions`: a program as one loop of vector instructions, compiled by LLVM;
+- `driver`: calls it for all parts of a result, whatever is broadcast, on onnxruntime's threads;
+- `library`, `stub`: how onnxruntime learns of it.
+
+Without numba, on another system than Linux, or on another device than the host's processor, nodes
+stay as they are.
+"""

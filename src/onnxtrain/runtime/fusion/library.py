@@ -1,0 +1,190 @@
+"""How onnxruntime learns of the fused operator: its interface for custom operators, from Python.
+
+The interface is a table of C functions (`OrtApi`) that onnxruntime only ever extends at its end,
+so a function keeps its place. What runs in a step is compiled; Python is asked while
+sessions are made, and never after: nothing of it may be gone when the last session goes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import threading
+from typing import Any
+
+from ...preparing import preparing
+from ..step.kernels import available as has_numba
+from . import stub
+from .program import Program, ProgramError
+
+DOMAIN, OPERATOR = "onnxtrain.fused", "Elementwise"
+API_VERSION = 17
+"""Of onnxruntime's interface: 1.17 has all that is used here."""
+
+Address = ctypes.c_void_p
+(CREATE_STATUS, GET_DATA, GET_TYPE, GET_RANK, GET_DIMS, GET_INFO) = (0, 51, 60, 61, 62, 65)
+(CREATE_DOMAIN, ADD_OPERATOR, ADD_DOMAIN, RELEASE_INFO) = (26, 27, 28, 99)
+(GET_STRING, GET_INPUT, GET_OUTPUT, PARALLEL_FOR) = (87, 90, 91, 274)
+"""Places in onnxruntime's table of functions."""
+FUNCTIONS = 276
+
+FLOAT, ANY = 1, 0
+"""Element types; inputs may be truth values, too."""
+VARIADIC, REQUIRED, HETEROGENEOUS, HOMOGENEOUS = 2, 0, 0, 1
+FAILED = 1
+"""onnxruntime's code of an error."""
+MISFIT = (
+    b"The inputs of a fused node do not have the shapes and types that they were fused for. "
+    b"ONNXTRAIN_NO_FUSION=1 runs the operators one by one."
+)
+FIELDS = (
+    "CreateKernel", "GetName", "GetProvider", "GetInputType", "GetInputCount", "GetOutputType",
+    "GetOutputCount", "Compute", "Destroy", "GetInputKind", "GetOutputKind", "GetMemoryType",
+    "GetLeastInputs", "AreInputsAlike", "GetLeastOutputs", "AreOutputsAlike", "CreateKernelV2",
+    "ComputeV2", "InferShapes", "GetFirstVersion", "GetLastVersion",
+)  # fmt: skip
+"""Functions of a custom operator, in the order of onnxruntime 1.17; those of later versions follow
+and are not read where the version says 17."""
+
+
+class CustomOperator(ctypes.Structure):
+    """What onnxruntime asks a custom operator (`OrtCustomOp`)."""
+
+    _fields_ = [("version", ctypes.c_uint32), *((name, Address) for name in FIELDS)]
+
+
+def is_available() -> bool:
+    """Whether sessions of this process can have fused nodes, as far as can be told at once."""
+    if os.environ.get("ONNXTRAIN_NO_FUSION", "") not in {"", "0"}:
+        return False
+    return stub.machine() is not None and has_numba()
+
+
+def register_path() -> str:
+    """The path that `SessionOptions.register_custom_ops_library` takes; "" if there is none.
+
+    The first call of a process loads the kernel, and compiles it on the first call ever.
+    """
+    library = _library()
+    return "" if library is None else library.path
+
+
+@functools.cache
+def _library() -> _Library | None:
+    """What is behind the path, for as long as the process lives."""
+    try:
+        return _Library()
+    except Exception:  # a cache that cannot be written, a processor that LLVM does not know, …
+        return None
+
+
+class _Library:
+    """The operator, and what has to stay in memory for it."""
+
+    def __init__(self) -> None:
+        with preparing("compiling the fused kernel with numba"):
+            from . import codegen, driver
+
+        self._codegen, self._driver = codegen, driver
+        self._lock = threading.Lock()
+        self._kept: list[Any] = []
+        self._domain = 0
+        self._functions: Any = None
+        self._message = ctypes.create_string_buffer(MISFIT)
+        self._name = ctypes.create_string_buffer(OPERATOR.encode())
+        self._libc = ctypes.CDLL(None)
+        self._libc.malloc.restype = Address
+        self._libc.malloc.argtypes = [ctypes.c_size_t]
+        self._operator = self._describe()
+        register = self._callback(self._register, Address, Address, Address)
+        self.path = stub.path_of_library(register)
+
+    def _callback(self, function: Any, result: Any, *arguments: Any) -> int:
+        """The address of a Python function, which is kept."""
+        made = ctypes.CFUNCTYPE(result, *arguments)(function)
+        self._kept.append(made)
+        address = ctypes.cast(made, Address).value
+        assert address is not None
+        return address
+
+    def _describe(self) -> CustomOperator:
+        number = ctypes.c_size_t
+        operator = CustomOperator(version=API_VERSION)
+
+        def gives(value: Any, kind: Any, arguments: int) -> int:
+            return self._callback(lambda *_: value, kind, *([Address] * arguments))
+
+        operator.GetName = gives(ctypes.addressof(self._name), Address, 1)
+        operator.GetProvider = gives(None, Address, 1)
+        operator.GetInputType = gives(ANY, ctypes.c_int, 2)
+        operator.GetOutputType = gives(FLOAT, ctypes.c_int, 2)
+        operator.GetInputCount = operator.GetOutputCount = gives(1, number, 1)
+        operator.GetInputKind = operator.GetOutputKind = gives(VARIADIC, ctypes.c_int, 2)
+        operator.GetMemoryType = gives(0, ctypes.c_int, 2)
+        operator.GetLeastInputs = operator.GetLeastOutputs = gives(1, ctypes.c_int, 1)
+        operator.AreInputsAlike = gives(HETEROGENEOUS, ctypes.c_int, 1)
+        operator.AreOutputsAlike = gives(HOMOGENEOUS, ctypes.c_int, 1)
+        operator.GetFirstVersion = gives(1, ctypes.c_int, 1)
+        operator.GetLastVersion = gives(2**31 - 1, ctypes.c_int, 1)
+        operator.CreateKernelV2 = self._callback(
+            self._create, Address, Address, Address, Address, ctypes.POINTER(Address)
+        )
+        operator.ComputeV2 = self._driver.compute.address
+        operator.Destroy = ctypes.cast(self._libc.free, Address).value
+        return operator
+
+    def _register(self, options: int, base: int) -> int | None:
+        """What `RegisterCustomOps` does: our domain for these options."""
+        with self._lock:
+            if not self._domain:
+                get = ctypes.CFUNCTYPE(Address, ctypes.c_uint32)(
+                    Address.from_address(base).value or 0
+                )
+                table = get(API_VERSION)
+                self._functions = (Address * FUNCTIONS).from_address(table or 0)
+                domain = Address()
+                name = ctypes.c_char_p(DOMAIN.encode())
+                self._call(CREATE_DOMAIN, name, ctypes.byref(domain))
+                self._call(ADD_OPERATOR, domain, ctypes.byref(self._operator))
+                self._domain = domain.value or 0
+        return self._call(ADD_DOMAIN, Address(options), Address(self._domain))
+
+    def _call(self, place: int, *arguments: Any) -> int | None:
+        """A function of onnxruntime's that returns nothing, or an error."""
+        status: int | None = ctypes.CFUNCTYPE(Address)(self._functions[place])(*arguments)
+        return status
+
+    def _create(self, _operator: int, _api: int, info: int, kernel: Any) -> int | None:
+        """The state of a node, in memory that the C library frees."""
+        try:
+            program = Program.parse(self._string(info, b"program"))
+            kernel_address = self._codegen.compiled(program)
+            spilled = self._codegen.spilled(program)
+            state = program.state(spilled, kernel_address, self._addresses())
+        except (ProgramError, OSError, ValueError) as error:
+            return self._call(CREATE_STATUS, ctypes.c_int(FAILED), str(error).encode())
+        memory = self._libc.malloc(8 * len(state))
+        ctypes.memmove(memory, (ctypes.c_int64 * len(state))(*state), 8 * len(state))
+        kernel[0] = memory
+        return None
+
+    def _string(self, info: int, name: bytes) -> str:
+        """An attribute of a node."""
+        size = ctypes.c_size_t(0)
+        read = functools.partial(self._call, GET_STRING, Address(info), ctypes.c_char_p(name))
+        read(None, ctypes.byref(size))
+        buffer = ctypes.create_string_buffer(max(1, size.value))
+        if read(buffer, ctypes.byref(size)):
+            raise ProgramError("a fused node has no program")
+        return buffer.value.decode()
+
+    def _addresses(self) -> list[int]:
+        """What the kernel calls, in the order of its state."""
+        places = (
+            GET_INPUT, GET_OUTPUT, GET_DATA, GET_INFO, GET_TYPE, GET_RANK, GET_DIMS, RELEASE_INFO,
+            PARALLEL_FOR, CREATE_STATUS,
+        )  # fmt: skip
+        run_chunk: int = self._driver.run_chunk.address
+        message = ctypes.addressof(self._message)
+        return [*(self._functions[place] for place in places), message, run_chunk]

@@ -1,0 +1,33 @@
+"""The instructions that a program is made of.
+
+An instruction is five integers: the operation, the register of its result, and up to three
+registers that it reads. Registers are rows of floats; a truth value is 1.0 or 0.0.
+"""
+
+from __future__ import annotations
+
+LOAD, STORE = 0, 1
+"""From input `a` into a register; from register `a` to the output that stands for the result."""
+
+BINARY = {
+    name: number
+    for number, name in enumerate(
+        ("Add", "Sub", "Mul", "Div", "Max", "Min", "Equal", "Greater", "GreaterOrEqual", "And",
+         "Or", "Xor"),
+        start=2,
+    )
+}  # fmt: skip
+UNARY = {
+    name: number
+    for number, name in enumerate(
+        ("Neg", "Abs", "Sqrt", "Reciprocal", "Exp", "Log", "Tanh", "Sigmoid", "Erf", "Relu", "Not",
+         "Sign", "Floor", "Softplus", "IsTrue", "Square", "Copy"),
+        start=20,
+    )
+}  # fmt: skip
+WHERE = 40
+REDUCTIONS = {"ReduceSum": 50, "ReduceMean": 51, "ReduceMax": 52}
+"""Over the last axis, which stays with the size 1."""
+
+WIDTH = 5
+"""Integers of an instruction."""

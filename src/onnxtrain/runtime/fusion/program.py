@@ -1,0 +1,234 @@
+"""A group of elementwise nodes as instructions for a kernel.
+
+The text of a program is what a fused node has as its attribute, so it is read like anything that
+comes from outside: a register that does not exist, or one that nothing has been written to, is an
+error before anything runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from ...errors import OnnxTrainError
+from .opcodes import BINARY, LOAD, REDUCTIONS, STORE, UNARY, WHERE, WIDTH
+
+MOST_OPERANDS, MOST_REGISTERS, MOST_INSTRUCTIONS = 24, 48, 400
+"""What `driver` has room for, and where registers leave the caches."""
+
+
+class ProgramError(OnnxTrainError):
+    """A program that cannot be carried out."""
+
+
+Instruction = tuple[int, int, int, int, int]
+READS = {
+    **dict.fromkeys(BINARY.values(), 2),
+    **dict.fromkeys(UNARY.values(), 1),
+    **dict.fromkeys(REDUCTIONS.values(), 1),
+    WHERE: 3,
+}
+"""How many registers an operation reads."""
+
+
+class Program(NamedTuple):
+    """Instructions, and how many inputs, outputs and registers they use."""
+
+    inputs: int
+    outputs: int
+    registers: int
+    code: tuple[Instruction, ...]
+
+    def text(self) -> str:
+        """As an attribute of a node."""
+        numbers = [self.inputs, self.outputs, self.registers]
+        for instruction in self.code:
+            numbers += instruction
+        return " ".join(map(str, numbers))
+
+    @classmethod
+    def parse(cls, text: str) -> Program:
+        """From an attribute; a `ProgramError` if it could read or write what is not there."""
+        try:
+            inputs, outputs, registers, *rest = (int(word) for word in text.split())
+        except ValueError as error:
+            raise ProgramError("a fused program is not made of numbers") from error
+        if len(rest) % WIDTH:
+            raise ProgramError("a fused program ends in the middle of an instruction")
+        code = tuple(
+            (rest[i], rest[i + 1], rest[i + 2], rest[i + 3], rest[i + 4])
+            for i in range(0, len(rest), WIDTH)
+        )
+        program = cls(inputs, outputs, registers, code)
+        program.check()
+        return program
+
+    def check(self) -> None:
+        """Raise a `ProgramError` unless every instruction reads what has been written."""
+        sizes = (
+            (self.inputs, MOST_OPERANDS), (self.outputs, MOST_OPERANDS),
+            (self.registers, MOST_REGISTERS), (len(self.code), MOST_INSTRUCTIONS),
+        )  # fmt: skip
+        if not all(1 <= size <= most for size, most in sizes):
+            raise ProgramError("a fused program has too many operands, registers or instructions")
+        written, stored = set[int](), set[int]()
+        for operation, target, *operands in self.code:
+            if operation == STORE:
+                is_right = operands[0] in written and 0 <= target < self.outputs
+                stored.add(target)
+            elif operation == LOAD:
+                is_right = 0 <= operands[0] < self.inputs
+            else:
+                count = READS.get(operation, -1)
+                is_right = count > 0 and written.issuperset(operands[:count])
+                is_right = is_right and all(0 <= n < self.registers for n in operands)
+            if operation != STORE:
+                is_right = is_right and 0 <= target < self.registers
+                written.add(target)
+            if not is_right:
+                raise ProgramError("a fused program has an instruction that cannot be carried out")
+        if stored != set(range(self.outputs)):
+            raise ProgramError("a fused program does not write all of its outputs")
+
+    def state(self, spilled: int, kernel: int, addresses: Sequence[int]) -> list[int]:
+        """As `driver` reads it."""
+        flat = [number for instruction in self.code for number in instruction]
+        counts = (self.inputs, self.outputs, len(self.code), self.registers, spilled)
+        return [*counts, kernel, *addresses, *flat]
+
+
+class Step(NamedTuple):
+    """One operation on named values; a node of a graph is one or several."""
+
+    operation: int
+    result: str
+    operands: tuple[str, ...]
+
+
+def assemble(steps: Sequence[Step], inputs: Sequence[str], outputs: Sequence[str]) -> Program:
+    """Steps in an order in which they can be done, as a program with as few registers as possible.
+
+    An input is loaded before its first use, an output is written as soon as it is there.
+    """
+    last = {name: index for index, step in enumerate(steps) for name in step.operands}
+    free, used = list[int](), 0
+    places, code = dict[str, int](), list[Instruction]()
+    numbers = {name: number for number, name in enumerate(inputs)}
+
+    def take() -> int:
+        nonlocal used
+        if free:
+            return free.pop()
+        used += 1
+        return used - 1
+
+    for index, step in enumerate(steps):
+        for name in step.operands:
+            if name not in places:
+                places[name] = take()
+                code.append((LOAD, places[name], numbers[name], 0, 0))
+        operands = [places[name] for name in step.operands]
+        target = take()
+        first, second, third = (*operands, *[operands[0]] * 2)[:3]
+        code.append((step.operation, target, first, second, third))
+        places[step.result] = target
+        for number, name in enumerate(outputs):
+            if name == step.result:
+                code.append((STORE, number, target, 0, 0))
+        for name in {*step.operands, step.result}:
+            if last.get(name, index) <= index:
+                free.append(places.pop(name))
+    program = Program(len(inputs), len(outputs), used, tuple(code))
+    program.check()
+    return program
+
+
+# --- nodes ----------------------------------------------------------------------------------------
+
+Lowering = Callable[[str, Sequence[str], Mapping[str, float]], list[Step]]
+
+
+def lower(
+    operator: str, result: str, operands: Sequence[str], attributes: Mapping[str, float]
+) -> list[Step]:
+    """A node as steps; a `ProgramError` for one that has none."""
+    if operator in BINARY and len(operands) >= 2:
+        return _chain(BINARY[operator], result, operands)
+    if operator in UNARY and len(operands) == 1:
+        return [Step(UNARY[operator], result, tuple(operands))]
+    if operator in REDUCTIONS:
+        return [Step(REDUCTIONS[operator], result, tuple(operands[:1]))]
+    if operator in LOWERINGS:
+        return LOWERINGS[operator](result, operands, attributes)
+    raise ProgramError(f"there is no fused form of {operator}")
+
+
+def _chain(operation: int, result: str, operands: Sequence[str]) -> list[Step]:
+    """Of several operands, from the left."""
+    steps, name = list[Step](), operands[0]
+    for number, operand in enumerate(operands[1:], start=1):
+        target = result if number == len(operands) - 1 else f"{result}/{number}"
+        steps.append(Step(operation, target, (name, operand)))
+        name = target
+    return steps
+
+
+def _sum(result: str, operands: Sequence[str], _: Mapping[str, float]) -> list[Step]:
+    if len(operands) == 1:
+        return [Step(UNARY["Copy"], result, tuple(operands))]
+    return _chain(BINARY["Add"], result, operands)
+
+
+def _swapped(name: str) -> Lowering:
+    return lambda result, operands, _: [Step(BINARY[name], result, (operands[1], operands[0]))]
+
+
+def _where(result: str, operands: Sequence[str], _: Mapping[str, float]) -> list[Step]:
+    return [Step(WHERE, result, tuple(operands))]
+
+
+def _cast(result: str, operands: Sequence[str], attributes: Mapping[str, float]) -> list[Step]:
+    name = "IsTrue" if attributes.get("to") == BOOL else "Copy"
+    return [Step(UNARY[name], result, tuple(operands))]
+
+
+def _clip(result: str, operands: Sequence[str], _: Mapping[str, float]) -> list[Step]:
+    low, high = (*operands[1:], "", "")[:2]
+    if not low and not high:
+        return [Step(UNARY["Copy"], result, (operands[0],))]
+    steps, name = list[Step](), operands[0]
+    if low:
+        target = f"{result}/low" if high else result
+        steps.append(Step(BINARY["Max"], target, (name, low)))
+        name = target
+    if high:
+        steps.append(Step(BINARY["Min"], result, (name, high)))
+    return steps
+
+
+def _pow(result: str, operands: Sequence[str], attributes: Mapping[str, float]) -> list[Step]:
+    base, exponent = operands[0], attributes.get("exponent")
+    if exponent == 2:
+        return [Step(UNARY["Square"], result, (base,))]
+    if exponent == 3:
+        square = f"{result}/square"
+        return [
+            Step(UNARY["Square"], square, (base,)), Step(BINARY["Mul"], result, (square, base))
+        ]  # fmt: skip
+    if exponent == 0.5:
+        return [Step(UNARY["Sqrt"], result, (base,))]
+    raise ProgramError("there is no fused form of this power")
+
+
+BOOL = 9
+"""ONNX's number of the type of truth values."""
+LOWERINGS: dict[str, Lowering] = {
+    "Sum": _sum,
+    "Less": _swapped("Greater"),
+    "LessOrEqual": _swapped("GreaterOrEqual"),
+    "Where": _where,
+    "Cast": _cast,
+    "Clip": _clip,
+    "Pow": _pow,
+    "Identity": lambda result, operands, _: [Step(UNARY["Copy"], result, tuple(operands))],
+}
