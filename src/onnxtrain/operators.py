@@ -100,16 +100,18 @@ session may carry it out in onnxruntime's blocked layout."""
 FUSED = "onnxtrain: fused"
 """How begins what an elementwise node says of itself if a session may compute it together with
 others, in one pass over memory. Behind it: the number of the group, how many nodes that has, the
-rank of the result, and `OUTSIDE` if somebody else reads it."""
+rank of the result, a letter for each operand (n: one number, r: one for each row, -: else), and
+`OUTSIDE` if somebody else reads the result."""
 
 OUTSIDE = "out"
 
 FUSABLE = frozenset(
     {
-        "Abs", "Add", "And", "Cast", "Clip", "Div", "Equal", "Erf", "Exp", "Floor", "Greater",
-        "GreaterOrEqual", "Identity", "Less", "LessOrEqual", "Log", "Max", "Min", "Mul", "Neg",
-        "Not", "Or", "Pow", "Reciprocal", "ReduceMax", "ReduceMean", "ReduceSum", "Relu", "Sigmoid",
-        "Sign", "Softplus", "Sqrt", "Sub", "Sum", "Tanh", "Where", "Xor",
+        "Abs", "Add", "And", "Cast", "Clip", "Div", "Elu", "Equal", "Erf", "Exp", "Floor",
+        "Greater", "GreaterOrEqual", "HardSigmoid", "HardSwish", "Identity", "LeakyRelu", "Less",
+        "LessOrEqual", "Log", "Max", "Min", "Mul", "Neg", "Not", "Or", "Pow", "Reciprocal",
+        "ReduceMax", "ReduceMean", "ReduceSum", "Relu", "Sigmoid", "Sign", "Softplus", "Softsign",
+        "Sqrt", "Sub", "Sum", "Tanh", "ThresholdedRelu", "Where", "Xor",
     }
 )  # fmt: skip
 """Operators that can be computed together with others: elementwise ones on floats and truth values,

@@ -434,7 +434,7 @@ def shrink(op: OpBuilder, node: ir.Node) -> Written:
         def choice() -> Tensor:
             return op.Where(op.Equal(to, 0), 0, dy)
 
-        return [(parts.x, elementwise.by_factor(op, dy, to, product, choice))]
+        return [(parts.x, elementwise.by_factor(op, dy, product, choice))]
 
     return Written(y, lambda new: _composite(new, gradient))
 

@@ -3,10 +3,8 @@
 What is marked stays as it is: standard operators, in files and on devices. A session on a desktop
 (`runtime/session/fusion.py`) finds the marks, and has a kernel of our own for a group.
 
-A group grows along the order of the graph. It takes in a node of its shape that reads from it, and
-ends when somebody else reads from it: then all of it can be computed at the place of its last
-node, whatever lies between. Sums, means and maxima along the last axis may be in it, since a row
-fits into a cache.
+A group takes in nodes of its shape that read from it, as long as all of it can be computed in one
+place. Sums, means and maxima along the last axis may be in it, since a row fits into a cache.
 """
 
 from __future__ import annotations
@@ -28,6 +26,8 @@ MOST_NODES, MOST_OPERANDS, MOST_AXES = 60, 20, 8
 """What a kernel has room for."""
 ELEMENTS = 8192
 """A tensor from which on a pass over it counts for more than calling a kernel."""
+LONG_ROW = 64
+"""Elements of a row from which on numbers for each row are better read as such."""
 SYMBOLIC = 64
 """What a dimension of unknown size counts for."""
 
@@ -38,66 +38,109 @@ class _Group:
 
     Attributes:
         shape: of the results.
-        nodes: in the order of the graph.
-        is_open: nobody outside has read from it yet.
+        nodes: its members.
+        place: where all of it is computed, in the order of the graph.
     """
 
     shape: Shape
     nodes: list[ir.Node] = field(default_factory=list)
-    is_open: bool = True
+    place: float = 0.0
 
 
 def mark_fusable(model: ir.Model) -> ir.Model:
-    """Mark the nodes of all groups that are worth it; marks of another time are taken away."""
-    for node in model.graph:
+    """Mark the nodes of all groups that are worth it; marks of another time are taken away.
+
+    The nodes of a group are put side by side.
+    """
+    graph = model.graph
+    for node in graph:
         if (node.doc_string or "").startswith(FUSED):
             node.doc_string = None
-    number = 0
-    for group in _groups(model.graph):
-        if _pays(group):
-            number += 1
-            _mark(group, number)
+    grouping = _Grouping(graph)
+    worth = [group for group in grouping.groups if _pays(group)]
+    if not worth:
+        return model
+    nodes = list(graph)
+    ordered = sorted(nodes, key=grouping.place)  # nodes of one place stay in their order
+    if ordered != nodes:
+        graph.remove(nodes)
+        graph.extend(ordered)
+    for number, group in enumerate(worth, start=1):
+        _mark(group, number)
     return model
 
 
-def _groups(graph: ir.Graph) -> list[_Group]:
-    groups = list[_Group]()
-    group_of = dict[ir.Node, _Group]()
-    for node in graph:
-        sources = _sources(node, group_of)
+class _Grouping:
+    """Grows groups along the order of the graph.
+
+    A node has a place, which is its number, and all nodes of a group have the place of the group.
+    Whoever reads a value has a later place than whoever makes it, so that there is no circle. A
+    group that nobody else reads from moves along to the node that it takes in. One that somebody
+    has read from stays before that reader, and takes in what needs nothing that is made later.
+    """
+
+    def __init__(self, graph: ir.Graph) -> None:
+        self.groups = list[_Group]()
+        self._number = {node: number for number, node in enumerate(graph)}
+        self._group_of = dict[ir.Node, _Group]()
+        self._readers = dict[ir.Node, list[ir.Node]]()
+        for node in graph:
+            self._take_in(node)
+        self.groups = [group for group in self.groups if group.nodes]
+
+    def place(self, node: ir.Node) -> float:
+        """Where a node is computed."""
+        group = self._group_of.get(node)
+        return self._number[node] if group is None else group.place
+
+    def _take_in(self, node: ir.Node) -> None:
+        makers = _makers(node)
+        found = [g for m in makers if (g := self._group_of.get(m)) is not None]
+        sources = list(dict.fromkeys(found))
         shape = _shape_in_group(node, sources)
-        if shape is None:
-            for source in sources:
-                source.is_open = False
-            continue
-        joined = [source for source in sources if source.shape == shape]
-        for source in sources:
-            source.is_open = source.is_open and source.shape == shape
-        group = joined[0] if joined else _Group(shape)
-        if sum(len(g.nodes) for g in joined) >= MOST_NODES:
-            for source in joined:
-                source.is_open = False
-            group, joined = _Group(shape), []
-        for other in joined[1:]:
-            _merge(group, other, group_of)
-        if not joined:
-            groups.append(group)
-        group.nodes.append(node)
-        group_of[node] = group
-    return [group for group in groups if group.nodes]
+        if shape is not None:
+            joined = [g for g in sources if g.shape == shape]
+            self._join(node, joined, _Group(shape))
+        for maker in makers:
+            self._readers.setdefault(maker, []).append(node)
+
+    def _join(self, node: ir.Node, joined: list[_Group], alone: _Group) -> None:
+        """Put a node into as many of the groups as possible, which become one; or into its own."""
+        while joined:
+            nodes = [*(n for g in joined for n in g.nodes), node]
+            place = self._place_for(nodes) if len(nodes) <= MOST_NODES else None
+            if place is not None:
+                break
+            joined = joined[:-1]
+        else:
+            nodes, place = [node], float(self._number[node])
+            joined = [alone]
+            self.groups.append(alone)
+        assert place is not None
+        for group in joined[1:]:
+            group.nodes = []
+        joined[0].nodes, joined[0].place = nodes, place
+        self._group_of.update(dict.fromkeys(nodes, joined[0]))
+
+    def _place_for(self, nodes: list[ir.Node]) -> float | None:
+        """Behind all that some nodes read, and before all that reads from them; None if nowhere."""
+        members = set(nodes)
+        last = self._number[nodes[-1]]
+        before = max(
+            (self.place(m) for n in nodes for m in _makers(n) if m not in members), default=-1.0
+        )
+        readers = (r for n in nodes for r in self._readers.get(n, ()) if r not in members)
+        behind = min((self.place(r) for r in readers), default=last + 1.0)
+        if behind > last:
+            return float(last) if before < last else None
+        middle = (before + behind) / 2
+        return middle if before < middle < behind else None
 
 
-def _merge(group: _Group, other: _Group, group_of: dict[ir.Node, _Group]) -> None:
-    group.nodes += other.nodes
-    group_of.update(dict.fromkeys(other.nodes, group))
-    other.nodes, other.is_open = [], False
-
-
-def _sources(node: ir.Node, group_of: dict[ir.Node, _Group]) -> list[_Group]:
-    """Open groups that a node reads from, each once; also from inside of its bodies."""
+def _makers(node: ir.Node) -> list[ir.Node]:
+    """Nodes that make what a node reads, also inside of its bodies."""
     producers = (value.producer() for value in used_values([node]))
-    groups = (group_of.get(producer) for producer in producers if producer is not None)
-    return list(dict.fromkeys(g for g in groups if g is not None and g.is_open))
+    return [p for p in dict.fromkeys(producers) if p is not None and p.graph is node.graph]
 
 
 def _shape_in_group(node: ir.Node, sources: list[_Group]) -> Shape | None:
@@ -185,6 +228,24 @@ def _is_read_outside(node: ir.Node, members: set[ir.Node]) -> bool:
 
 def _mark(group: _Group, number: int) -> None:
     members = set(group.nodes)
+    has_rows = any(node.op_type in REDUCTIONS for node in group.nodes)
     for node in group.nodes:
-        words = [FUSED, str(number), str(len(group.nodes)), str(len(group.shape))]
-        node.doc_string = " ".join([*words, *([OUTSIDE] if _is_read_outside(node, members) else [])])
+        hints = "".join(_hint(v, group.shape, members, has_rows) for v in node.inputs)
+        words = [FUSED, str(number), str(len(group.nodes)), str(len(group.shape)), hints]
+        if _is_read_outside(node, members):
+            words.append(OUTSIDE)
+        node.doc_string = " ".join(words)
+
+
+def _hint(value: ir.Value | None, shape: Shape, members: set[ir.Node], has_rows: bool) -> str:
+    """What is known of the shape of an operand that is not computed in the group."""
+    known = _shape(value)
+    if value is None or known is None or value.producer() in members:
+        return "-"
+    if value.dtype != ir.DataType.FLOAT:
+        return "-"
+    if all(size == 1 for size in known):
+        return "n"
+    is_long = has_rows or (isinstance(shape[-1], int) and shape[-1] >= LONG_ROW)
+    is_per_row = is_long and shape[-1] != 1 and known == (*shape[:-1], 1)
+    return "r" if is_per_row else "-"

@@ -23,7 +23,7 @@ def relu(op: OpBuilder, dy: Tensor, y: Tensor, x: Tensor) -> Any:
         # The cheapest 0/1 mask there is: min(1, 3e38·y). A float16 cannot hold the factor.
         return dy * op.HardSigmoid(y, alpha=3e38, beta=0.0)
 
-    return by_factor(op, dy, y, product, lambda: op.Where(y > 0, dy, 0))
+    return by_factor(op, dy, product, lambda: op.Where(y > 0, dy, 0))
 
 
 @gradient("LeakyRelu", note="alpha at 0")
@@ -60,7 +60,7 @@ def hard_sigmoid(op: OpBuilder, dy: Tensor, y: Tensor, x: Tensor, *, alpha: floa
         inside = op.HardSigmoid(op.Abs(y - 0.5), alpha=-3e38, beta=1.5e38)
         return dy * (inside * alpha)
 
-    return by_factor(op, dy, y, product, choice) if y.dtype == ir.DataType.FLOAT else choice()
+    return by_factor(op, dy, product, choice) if y.dtype == ir.DataType.FLOAT else choice()
 
 
 @gradient("HardSwish", note="0 at -3, 1 at 3")
@@ -74,7 +74,7 @@ def hard_swish(op: OpBuilder, dy: Tensor, y: Tensor, x: Tensor) -> Any:
     def product() -> Tensor:
         return dy * (op.ThresholdedRelu(slope, alpha=-1.5) * (1 / 3))
 
-    return by_factor(op, dy, y, product, lambda: op.Where(x > -3, dy * (slope * (1 / 3)), 0))
+    return by_factor(op, dy, product, lambda: op.Where(x > -3, dy * (slope * (1 / 3)), 0))
 
 
 zero_gradient("Hardmax")

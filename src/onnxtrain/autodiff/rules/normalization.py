@@ -230,16 +230,8 @@ def layer_normalization(
             d_scale = op.Reshape(rstd, [-1]) @ as_rows(op, weighted, scale)
         else:
             d_scale = op.sum_to(weighted * rstd, scale, x.shape, x)
-        width = scale.dim(0)
-        if scale.rank == 1 and x.rank > 1 and isinstance(width, int) and scale.const is None:
-            # The means of g and of g·(x - μ) over rows as products with a column: an eighth less
-            # of the whole than with ReduceMean, which needs g·(x - μ) in memory. A constant column
-            # onnxruntime lays out for products with matrices, and then they are slow.
-            share = op.Reshape(scale * (1 / width), [-1, 1])
-            along, across = dy @ share, weighted @ share * (rstd * rstd)
-        else:
-            along = op.ReduceMean(g, axes)
-            across = op.ReduceMean(g * centred, axes) * (rstd * rstd)
+        along = op.ReduceMean(g, axes)
+        across = op.ReduceMean(g * centred, axes) * (rstd * rstd)
         d_x.append((g - (centred * across + along)) * rstd)
     if len(dys) > 1 and dys[1] is not None:
         d_mean = as_type(op, dys[1], x.dtype) * inverse_count(op, x, rstd)

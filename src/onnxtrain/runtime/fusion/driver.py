@@ -15,7 +15,7 @@ from llvmlite import ir
 from numba import carray, cfunc, njit, types
 from numba.extending import intrinsic
 
-from .opcodes import LOAD, REDUCTIONS, STORE, UNARY, WHERE, WIDTH
+from .opcodes import ANY_SHAPE, LOAD, NUMBER, PER_ROW, REDUCTIONS, STORE, UNARY, WHERE, WIDTH
 
 F32, I64 = np.float32, np.int64
 LANES = 16
@@ -41,17 +41,22 @@ BAD_ARGUMENT = 2
 
 # --- what is handed to `run_chunk`: integers, too ------------------------------------------------
 
-STATE, TOTAL, STEP, ROW, AXES, SIZES = 0, 1, 2, 3, 4, 8
-"""The state, elements, elements of a call, those of a row if rows are reduced, coalesced axes."""
+STATE, TOTAL, STEP, ROW, IS_DIRECT, AXES, SIZES = 0, 1, 2, 3, 4, 5, 8
+"""The state, elements, elements of a call, those of a row (or 0), whether rows are side by side in
+memory, coalesced axes."""
 SOURCES = SIZES + MAX_RANK
 KIND, FORM, STRIDES = 1, 2, 3
 SOURCE = STRIDES + MAX_RANK
 """An input: address, element type, how it is broadcast, strides of the coalesced axes."""
 SINKS = SOURCES + MAX_OPERANDS * SOURCE
 JOB = SINKS + MAX_OPERANDS * 2
-"""An output: address, and whether it has one number a row."""
-WHOLE, NUMBER, MIXED = range(3)
-"""Forms of an input: as large as the result, one number, or something between."""
+"""An output: address, and whether it has one number for each row."""
+WHOLE, CONSTANT, VECTOR, MIXED = range(4)
+"""Forms of an input: as large as the result, one number, one row for all, something else."""
+LAST = 1 << (MAX_RANK - 1)
+"""The last axis, in a set of axes."""
+LEAST_ROW = 64
+"""Elements of a row from which on a loop over rows pays where nothing is reduced."""
 
 OPTIONS: dict[str, Any] = {"error_model": "numpy", "cache": True}
 FIRST_UNARY, FIRST_REDUCTION = min(UNARY.values()), min(REDUCTIONS.values())
@@ -61,12 +66,14 @@ FIRST_UNARY, FIRST_REDUCTION = min(UNARY.values()), min(REDUCTIONS.values())
 
 
 def _pointer(kind: Any, element: Any) -> Any:
-    @intrinsic  # type: ignore[untyped-decorator]
+    pointer_type: Any = types.CPointer(kind)  # type: ignore[no-untyped-call]
+
+    @intrinsic
     def pointer(typing_context: Any, address: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             return builder.inttoptr(arguments[0], element.as_pointer())
 
-        return types.CPointer(kind)(types.int64), generate
+        return pointer_type(types.int64), generate
 
     return pointer
 
@@ -76,8 +83,7 @@ integers_at = _pointer(types.int64, ir.IntType(64))
 bytes_at = _pointer(types.uint8, ir.IntType(8))
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def call(typing_context: Any, address: Any, arguments: Any) -> Any:
+def _call(typing_context: Any, address: Any, arguments: Any) -> Any:
     """Call the C function at an address: integers and pointers in, one of them out."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
@@ -88,7 +94,10 @@ def call(typing_context: Any, address: Any, arguments: Any) -> Any:
     return types.int64(types.int64, arguments), generate
 
 
-# --- a program on some elements --------------------------------------------------------------------
+call: Any = intrinsic(_call)
+
+
+# --- a program on some elements -------------------------------------------------------------------
 
 
 @njit(**OPTIONS)
@@ -122,7 +131,7 @@ def _load(job: Any, number: Any, begin: Any, n: Any, o: Any) -> None:
     source, kind, form = job[at], job[at + KIND], job[at + FORM]
     if form == WHOLE:
         _copy(source, kind, begin, o, 0, n)
-    elif form == NUMBER:
+    elif form == CONSTANT:
         _fill(source, kind, 0, o, 0, n)
     else:
         last = job[AXES] - 1
@@ -144,50 +153,97 @@ def _load(job: Any, number: Any, begin: Any, n: Any, o: Any) -> None:
 
 
 @njit(**OPTIONS)
+def _hint(state: Any, number: Any) -> Any:
+    """What a program knows of the shape of an input."""
+    at = CODE + WIDTH * state[INSTRUCTIONS] + number
+    return carray(integers_at(state.ctypes.data + 8 * at), (1,))[0]
+
+
+@njit(**OPTIONS)
+def _is_per_row(state: Any, number: Any) -> Any:
+    """Whether an output has one number for each row."""
+    return _hint(state, state[INPUTS] + number) != 0
+
+
+@njit(**OPTIONS)
 def _run(job: Any, index: Any) -> None:
-    """A chunk of the result, tile by tile; a row is a tile where rows are reduced.
-
-    The compiled function gets addresses that are good for whole vectors: a tensor's own where its
-    elements stand side by side and fill the last vector, else those of a lent row.
-    """
+    """A chunk of the result: all of its rows at once if they are side by side, or one by one."""
     state = carray(integers_at(job[STATE]), (CODE,))
+    begin = index * job[STEP]
+    end = min(job[TOTAL], begin + job[STEP])
+    row = job[ROW]
+    if not job[IS_DIRECT]:
+        tile = row if row else TILE
+        _run_tiles(state, job, begin, end, tile)
+    elif row:
+        _run_rows(state, job, begin, (end - begin) // row, row)
+    else:
+        filled = (end - begin) // LANES * LANES
+        if filled:
+            _run_rows(state, job, begin, 1, filled)
+        if begin + filled < end:
+            _run_tiles(state, job, begin + filled, end, LANES)
+
+
+@njit(**OPTIONS)
+def _run_rows(state: Any, job: Any, begin: Any, rows: Any, size: Any) -> None:
+    """Rows that fill whole vectors, where they are."""
     inputs, outputs, spilled = state[INPUTS], state[OUTPUTS], state[SPILLED]
-    row, step = job[ROW], job[STEP]
-    tile = row if row else TILE
-    width = (tile + LANES - 1) // LANES * LANES
-    rows = np.empty((inputs + outputs + spilled, width), F32)
-    places = np.empty(inputs + outputs + spilled, np.int64)
+    count = inputs + outputs + spilled
+    places, strides = np.empty(count, np.int64), np.zeros(count, np.int64)
+    for number in range(inputs):
+        at = SOURCES + number * SOURCE
+        hint = _hint(state, number)
+        if hint == PER_ROW:
+            places[number], strides[number] = job[at] + 4 * (begin // size), 4
+        elif hint == ANY_SHAPE and job[at + FORM] == WHOLE:
+            places[number], strides[number] = job[at] + 4 * begin, 4 * size
+        else:  # the same for all rows
+            places[number] = job[at]
+    for number in range(outputs):
+        place = inputs + number
+        if _is_per_row(state, number):
+            places[place], strides[place] = job[SINKS + 2 * number] + 4 * (begin // size), 4
+        else:
+            places[place], strides[place] = job[SINKS + 2 * number] + 4 * begin, 4 * size
+    lent = np.empty((spilled, size), F32)
     for number in range(spilled):
-        places[inputs + outputs + number] = rows[inputs + outputs + number].ctypes.data
-    end = min(job[TOTAL], (index + 1) * step)
-    for begin in range(index * step, end, tile):
-        n = min(tile, end - begin)
-        fills = n % LANES == 0
+        places[inputs + outputs + number] = lent[number].ctypes.data
+    call(state[KERNEL], (places.ctypes.data, strides.ctypes.data, rows, size, size))
+
+
+@njit(**OPTIONS)
+def _run_tiles(state: Any, job: Any, begin: Any, end: Any, tile: Any) -> None:
+    """Tiles, or rows, one by one, with lent memory for what does not stand side by side."""
+    inputs, outputs, spilled = state[INPUTS], state[OUTPUTS], state[SPILLED]
+    count = inputs + outputs + spilled
+    width = (tile + LANES - 1) // LANES * LANES
+    lent = np.empty((count, width), F32)
+    places, strides = np.empty(count, np.int64), np.zeros(count, np.int64)
+    for number in range(count):
+        places[number] = lent[number].ctypes.data
+    for first in range(begin, end, tile):
+        n = min(tile, end - first)
         for number in range(inputs):
-            at = SOURCES + number * SOURCE
-            if fills and job[at + FORM] == WHOLE and job[at + KIND] == FLOAT:
-                places[number] = job[at] + 4 * begin
+            hint = _hint(state, number)
+            if hint == ANY_SHAPE:
+                _load(job, number, first, n, lent[number])
             else:
-                _load(job, number, begin, n, rows[number])
-                places[number] = rows[number].ctypes.data
+                place = first // tile if hint == PER_ROW else 0
+                places[number] = job[SOURCES + number * SOURCE] + 4 * place
         for number in range(outputs):
-            if fills and not job[SINKS + 2 * number + 1]:
-                places[inputs + number] = job[SINKS + 2 * number] + 4 * begin
-            else:
-                places[inputs + number] = rows[inputs + number].ctypes.data
+            if _is_per_row(state, number):
+                places[inputs + number] = job[SINKS + 2 * number] + 4 * (first // tile)
         padded = (n + LANES - 1) // LANES * LANES
-        call(state[KERNEL], (places.ctypes.data, padded, n))
+        call(state[KERNEL], (places.ctypes.data, strides.ctypes.data, I64(1), padded, n))
         for number in range(outputs):
-            if job[SINKS + 2 * number + 1]:
-                result = carray(floats_at(job[SINKS + 2 * number] + 4 * (begin // row)), (1,))
-                result[0] = rows[inputs + number, 0]
-            elif not fills:
-                result = carray(floats_at(job[SINKS + 2 * number] + 4 * begin), (n,))
+            if not _is_per_row(state, number):
+                result = carray(floats_at(job[SINKS + 2 * number] + 4 * first), (n,))
                 for i in range(n):
-                    result[i] = rows[inputs + number, i]
+                    result[i] = lent[inputs + number, i]
 
 
-@cfunc("void(int64, int64)", **OPTIONS)  # type: ignore[untyped-decorator]
+@cfunc("void(int64, int64)", **OPTIONS)
 def run_chunk(job: int, index: int) -> None:
     """One part of a result; onnxruntime's threads call it."""
     _run(carray(integers_at(job), (JOB,)), index)
@@ -247,95 +303,143 @@ def _broadcast(count: Any, shapes: Any, result: Any, masks: Any) -> Any:
 
 
 @njit(**OPTIONS)
-def _lay_out(count: Any, shapes: Any, result: Any, masks: Any, job: Any) -> None:
-    """Axes that all inputs treat alike become one; strides of the inputs along them."""
-    axes = 0
-    group = np.empty(MAX_RANK, np.int64)
+def _coalesce(count: Any, result: Any, masks: Any, job: Any, group: Any) -> None:
+    """Axes that all inputs treat alike become one; `group` says which axis became which."""
+    axes, before = 0, -1
     for axis in range(MAX_RANK):
+        group[axis] = -1
         if result[axis] == 1:
-            group[axis] = -1
             continue
-        joins = axes > 0
-        before = axis - 1
-        while before >= 0 and group[before] < 0:
-            before -= 1
+        joins = before >= 0
         for i in range(count):
-            same = before >= 0 and ((masks[i] >> axis) & 1) == ((masks[i] >> before) & 1)
-            joins = joins and same
+            joins = joins and ((masks[i] >> axis) & 1) == ((masks[i] >> max(before, 0)) & 1)
         if joins:
             job[SIZES + axes - 1] *= result[axis]
         else:
             job[SIZES + axes] = result[axis]
             axes += 1
         group[axis] = axes - 1
+        before = axis
     job[AXES] = axes
+
+
+@njit(**OPTIONS)
+def _lay_out(count: Any, shapes: Any, result: Any, masks: Any, job: Any) -> None:
+    """How each input is broadcast, and its strides along the coalesced axes."""
+    group = np.empty(MAX_RANK, np.int64)
+    _coalesce(count, result, masks, job, group)
+    others = _axes_of(result) & ~LAST
     for i in range(count):
         at = SOURCES + i * SOURCE
-        stride, is_whole, is_number = 1, True, True
+        stride, after = 1, -1
         for axis in range(MAX_RANK - 1, -1, -1):
             if group[axis] < 0:
                 continue
             if (masks[i] >> axis) & 1:
                 job[at + STRIDES + group[axis]] = 0
-                is_whole = False
-            else:
-                if axis == MAX_RANK - 1 or group[_next(group, axis)] != group[axis]:
-                    job[at + STRIDES + group[axis]] = stride
-                stride *= shapes[i, axis]
-                is_number = False
-        job[at + FORM] = WHOLE if is_whole else (NUMBER if is_number else MIXED)
+            elif group[axis] != after:
+                job[at + STRIDES + group[axis]] = stride
+            stride *= shapes[i, axis]
+            after = group[axis]
+        if masks[i] == 0:
+            job[at + FORM] = WHOLE
+        elif masks[i] == _axes_of(result):
+            job[at + FORM] = CONSTANT
+        else:
+            is_vector = masks[i] == others and result[MAX_RANK - 1] != 1
+            job[at + FORM] = VECTOR if is_vector else MIXED
 
 
 @njit(**OPTIONS)
-def _next(group: Any, axis: Any) -> Any:
-    """The next axis that counts, or itself if there is none: then groups are compared in vain."""
-    after = axis + 1
-    while after < MAX_RANK and group[after] < 0:
-        after += 1
-    return after if after < MAX_RANK else MAX_RANK - 1
-
-
-LAST = 1 << (MAX_RANK - 1)
+def _axes_of(result: Any) -> Any:
+    """The axes of a shape that have another size than 1."""
+    axes = I64(0)
+    for axis in range(MAX_RANK):
+        if result[axis] != 1:
+            axes |= I64(1) << axis
+    return axes
 
 
 @njit(**OPTIONS)
-def _shapes_of_outputs(state: Any, masks: Any, ranks: Any, result: Any, sinks: Any) -> Any:
-    """Follow shapes through the program: rank and mask of each output; False if one is odd."""
+def _shapes_of_outputs(state: Any, job: Any, masks: Any, ranks: Any, result: Any) -> Any:
+    """Follow shapes through the program; none of the outputs may have another than it should.
+
+    Returns:
+        Of each output the axes along which it has the size 1 and its rank; no rows if one is odd.
+    """
     count = state[INSTRUCTIONS]
     code = carray(integers_at(state.ctypes.data + 8 * CODE), (WIDTH * count,))
-    registers = np.zeros((state[REGISTERS], 2), np.int64)
+    everywhere = _axes_of(result)
+    last = everywhere & LAST
+    held = np.zeros((state[REGISTERS], 2), np.int64)
+    sinks = np.zeros((state[OUTPUTS], 2), np.int64)
+    nothing = np.zeros((0, 2), np.int64)
     for k in range(0, WIDTH * count, WIDTH):
         op, target, a, b, c = code[k], code[k + 1], code[k + 2], code[k + 3], code[k + 4]
         if op == LOAD:
-            registers[target, 0], registers[target, 1] = masks[a], ranks[a]
+            expected = masks[a] if b == ANY_SHAPE else last if b == PER_ROW else everywhere
+            is_float = job[SOURCES + a * SOURCE + KIND] == FLOAT
+            if masks[a] != expected or (b != ANY_SHAPE and not is_float):
+                return nothing
+            held[target, 0], held[target, 1] = masks[a], ranks[a]
+        elif op == NUMBER:
+            held[target, 0], held[target, 1] = everywhere, 0
         elif op == STORE:
-            mask = registers[a, 0]
-            if mask != 0 and (mask != LAST or not state_has_rows(code)):
-                return False
-            sinks[target, 0], sinks[target, 1] = mask, registers[a, 1]
+            if held[a, 0] != (last if _is_per_row(state, target) else 0):
+                return nothing
+            sinks[target, 0], sinks[target, 1] = held[a, 0], held[a, 1]
         elif op >= FIRST_REDUCTION:
-            mask = registers[a, 0]
-            if (mask & LAST) or registers[a, 1] == 0:
-                return False
-            registers[target, 0] = mask | (LAST if result[MAX_RANK - 1] != 1 else 0)
-            registers[target, 1] = registers[a, 1]
+            if held[a, 0] & last or held[a, 1] == 0:
+                return nothing
+            held[target, 0], held[target, 1] = held[a, 0] | last, held[a, 1]
         else:
-            mask, rank = registers[a, 0], registers[a, 1]
-            if op < FIRST_UNARY or op == WHERE:
-                mask, rank = mask & registers[b, 0], max(rank, registers[b, 1])
-            if op == WHERE:
-                mask, rank = mask & registers[c, 0], max(rank, registers[c, 1])
-            registers[target, 0], registers[target, 1] = mask, rank
-    return True
+            held[target, 0], held[target, 1] = _joined(op, held[a], held[b], held[c])
+    return sinks
 
 
 @njit(**OPTIONS)
-def state_has_rows(code: Any) -> Any:
-    """Whether a program reduces rows."""
+def _joined(op: Any, a: Any, b: Any, c: Any) -> Any:
+    """Repeated axes and rank of a result of one, two or three operands."""
+    mask, rank = a[0], a[1]
+    if op < FIRST_UNARY or op == WHERE:
+        mask, rank = mask & b[0], max(rank, b[1])
+    if op == WHERE:
+        mask, rank = mask & c[0], max(rank, c[1])
+    return mask, rank
+
+
+@njit(**OPTIONS)
+def _has_rows(state: Any) -> Any:
+    """Whether a program reduces rows, or reads one number for each."""
+    count = state[INSTRUCTIONS]
+    code = carray(integers_at(state.ctypes.data + 8 * CODE), (WIDTH * count,))
     for k in range(0, code.size, WIDTH):
-        if code[k] >= FIRST_REDUCTION:
+        if code[k] >= FIRST_REDUCTION or (code[k] == LOAD and code[k + 3] == PER_ROW):
             return True
     return False
+
+
+@njit(**OPTIONS)
+def _choose_row(state: Any, job: Any, result: Any) -> None:
+    """How long a row is, and whether all operands of rows can be read and written in place."""
+    has_rows = _has_rows(state)
+    row = result[MAX_RANK - 1]
+    is_direct, has_vectors = True, False
+    for number in range(state[INPUTS]):
+        at = SOURCES + number * SOURCE
+        if _hint(state, number) != ANY_SHAPE:
+            continue
+        form = job[at + FORM]
+        has_vectors = has_vectors or form == VECTOR
+        is_direct = is_direct and job[at + KIND] == FLOAT and form in (WHOLE, VECTOR)
+    fills = row % LANES == 0
+    if has_rows:
+        job[ROW], job[IS_DIRECT] = row, is_direct and fills
+    elif has_vectors:
+        is_direct = is_direct and fills and row >= LEAST_ROW
+        job[ROW], job[IS_DIRECT] = row if is_direct else 0, is_direct
+    else:
+        job[ROW], job[IS_DIRECT] = 0, is_direct
 
 
 @njit(**OPTIONS)
@@ -358,12 +462,12 @@ def _compute(state: Any, context: Any) -> Any:
     shapes = np.empty((MAX_OPERANDS, MAX_RANK), np.int64)
     ranks, masks = np.zeros(MAX_OPERANDS, np.int64), np.zeros(MAX_OPERANDS, np.int64)
     result = np.empty(MAX_RANK, np.int64)
-    sinks = np.zeros((MAX_OPERANDS, 2), np.int64)
     if not _describe(state, context, job, shapes, ranks):
         return False
     if not _broadcast(count, shapes, result, masks):
         return False
-    if not _shapes_of_outputs(state, masks, ranks, result, sinks):
+    sinks = _shapes_of_outputs(state, job, masks, ranks, result)
+    if not len(sinks):
         return False
     _lay_out(count, shapes, result, masks, job)
     total = 1
@@ -381,10 +485,10 @@ def _compute(state: Any, context: Any) -> Any:
         job[SINKS + 2 * number], job[SINKS + 2 * number + 1] = cell[0], 1 if mask else 0
     if total == 0:
         return _fill_empty(state, result, sinks, job)
-    code = carray(integers_at(state.ctypes.data + 8 * CODE), (WIDTH * state[INSTRUCTIONS],))
-    row = result[MAX_RANK - 1] if state_has_rows(code) else 0
+    _choose_row(state, job, result)
+    row = job[ROW]
     step = row * max(1, CHUNK // row) if row else CHUNK
-    job[STATE], job[TOTAL], job[STEP], job[ROW] = state.ctypes.data, total, step, row
+    job[STATE], job[TOTAL], job[STEP] = state.ctypes.data, total, step
     chunks = (total + step - 1) // step
     if chunks == 1:
         _run(job, 0)
@@ -394,10 +498,10 @@ def _compute(state: Any, context: Any) -> Any:
     return True
 
 
-@cfunc("int64(int64, int64)", **OPTIONS)  # type: ignore[untyped-decorator]
-def compute(address: int, context: int) -> int:
+@cfunc("int64(int64, int64)", **OPTIONS)
+def compute(address: int, context: int) -> Any:
     """A node; 0, or the address of onnxruntime's description of an error."""
     state = carray(integers_at(address), (CODE,))
     if _compute(state, context):
         return 0
-    return call(state[CREATE_STATUS], (I64(BAD_ARGUMENT), state[MESSAGE]))  # type: ignore[no-any-return]
+    return call(state[CREATE_STATUS], (I64(BAD_ARGUMENT), state[MESSAGE]))

@@ -38,10 +38,15 @@ FITS: dict[str, tuple[Callable[[Any], Any], float, float, int]] = {
     "exp": (np.exp, -0.35, 0.35, 7),
     "log": (_each(lambda f: (math.log1p(f) - f + f * f / 2) / f**3), -0.2929, 0.4143, 8),
     "tanh": (_each(lambda s: (math.tanh(math.sqrt(s)) / math.sqrt(s) - 1) / s), 1e-4, 0.4, 5),
-    "erf": (_each(lambda s: math.erf(math.sqrt(s)) / math.sqrt(s) - 1), 1e-9, 1.0, 7),
-    "erf tail": (_each(lambda t: math.log(math.erfc(t))), 0.95, 4.1, 10),
 }
 """What is fitted, between which numbers, and of which degree."""
+ERF_ABOVE = (
+    1.12837916, 1.87301350e-1, 5.23469301e-2, 3.63770821e-3, 2.82854333e-4, 2.08285422e-6,
+)  # fmt: skip
+ERF_BELOW = (1.0, 4.99324554e-1, 1.12834404e-1, 1.47087492e-2, 1.13334056e-3, 3.83305446e-5)
+ERF_END = 3.95
+"""erf(x) / x as a quotient of polynomials in x² up to this x, behind which erf is 1 in single
+precision: least squares, weighted until the largest error was 9e-9."""
 
 
 class Vectors:
@@ -118,7 +123,7 @@ class Vectors:
         return self.keep_nan(x, p)
 
     def log(self, x: Value) -> Value:
-        """n·ln 2 + log(1 + f) with 1 + f between √½ and √2."""
+        """The logarithm: n·ln 2 + log1p(f) with 1 + f between √½ and √2."""
         b, number = self.builder, self.number
         is_tiny = self.test("<", x, number(1.1754944e-38))
         y = self.choose(is_tiny, b.fmul(x, number(2.0**23)), x)
@@ -147,14 +152,15 @@ class Vectors:
         return self.keep_nan(x, self.choose(self.test("<", t, number(0.625)), near, far))
 
     def erf(self, x: Value) -> Value:
-        """x + x·P(x²) near zero, else 1 − e^Q(|x|) with the sign of x."""
+        """x·P(x²) / Q(x²), and never more than 1."""
         b, number = self.builder, self.number
-        t, s = self.intrinsic("fabs", x), b.fmul(x, x)
-        near = self.intrinsic("fmuladd", x, self.polynomial(fitted("erf"), s), x)
-        u = self.choose(self.test("<", t, number(4.0)), t, number(4.0))
-        far = b.fsub(number(1.0), self.exp(self.polynomial(fitted("erf tail"), u)))
-        far = self.intrinsic("copysign", far, x)
-        return self.keep_nan(x, self.choose(self.test("<", t, number(0.97)), near, far))
+        t = self.intrinsic("fabs", x)
+        t = self.choose(self.test("<", t, number(ERF_END)), t, number(ERF_END))
+        s = b.fmul(t, t)
+        above, below = self.polynomial(ERF_ABOVE, s), self.polynomial(ERF_BELOW, s)
+        y = b.fdiv(b.fmul(t, above), below)
+        y = self.choose(self.test("<", y, number(1.0)), y, number(1.0))
+        return self.keep_nan(x, self.intrinsic("copysign", y, x))
 
     def sigmoid(self, x: Value) -> Value:
         """1 / (1 + e^−x)."""

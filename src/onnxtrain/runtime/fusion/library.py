@@ -187,4 +187,4 @@ class _Library:
         )  # fmt: skip
         run_chunk: int = self._driver.run_chunk.address
         message = ctypes.addressof(self._message)
-        return [*(self._functions[place] for place in places), message, run_chunk]
+        return [*(int(self._functions[place]) for place in places), message, run_chunk]

@@ -7,7 +7,10 @@ registers that it reads. Registers are rows of floats; a truth value is 1.0 or 0
 from __future__ import annotations
 
 LOAD, STORE = 0, 1
-"""From input `a` into a register; from register `a` to the output that stands for the result."""
+"""From input `a` into a register; from register `a` to the output that stands for the result. What
+else a LOAD says, as `b`, is what is known of the input's shape:"""
+ANY_SHAPE, PER_ROW, SINGLE = range(3)
+"""Nothing; it has one number for each row (a last axis of size 1); it is one number."""
 
 BINARY = {
     name: number
@@ -26,6 +29,8 @@ UNARY = {
     )
 }  # fmt: skip
 WHERE = 40
+NUMBER = 41
+"""One number everywhere: `a` is what its 32 bits are as an integer."""
 REDUCTIONS = {"ReduceSum": 50, "ReduceMean": 51, "ReduceMax": 52}
 """Over the last axis, which stays with the size 1."""
 

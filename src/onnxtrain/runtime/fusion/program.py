@@ -7,11 +7,24 @@ error before anything runs.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from ...errors import OnnxTrainError
-from .opcodes import BINARY, LOAD, REDUCTIONS, STORE, UNARY, WHERE, WIDTH
+from .opcodes import (
+    ANY_SHAPE,
+    BINARY,
+    LOAD,
+    NUMBER,
+    PER_ROW,
+    REDUCTIONS,
+    SINGLE,
+    STORE,
+    UNARY,
+    WHERE,
+    WIDTH,
+)
 
 MOST_OPERANDS, MOST_REGISTERS, MOST_INSTRUCTIONS = 24, 48, 400
 """What `driver` has room for, and where registers leave the caches."""
@@ -76,8 +89,9 @@ class Program(NamedTuple):
             if operation == STORE:
                 is_right = operands[0] in written and 0 <= target < self.outputs
                 stored.add(target)
-            elif operation == LOAD:
-                is_right = 0 <= operands[0] < self.inputs
+            elif operation in (LOAD, NUMBER):
+                is_right = 0 <= operands[0] < (self.inputs if operation == LOAD else 2**32)
+                is_right = is_right and operands[1] in (ANY_SHAPE, PER_ROW, SINGLE)
             else:
                 count = READS.get(operation, -1)
                 is_right = count > 0 and written.issuperset(operands[:count])
@@ -94,26 +108,65 @@ class Program(NamedTuple):
         """As `driver` reads it."""
         flat = [number for instruction in self.code for number in instruction]
         counts = (self.inputs, self.outputs, len(self.code), self.registers, spilled)
-        return [*counts, kernel, *addresses, *flat]
+        return [*counts, kernel, *addresses, *flat, *self.hints(), *self.is_per_row()]
+
+    def hints(self) -> list[int]:
+        """What is known of the shape of each input."""
+        hints = [ANY_SHAPE] * self.inputs
+        for operation, _, number, hint, _ in self.code:
+            if operation == LOAD:
+                hints[number] = hint
+        return hints
+
+    def kinds(self) -> list[bool]:
+        """Of each instruction, whether its result is one number for each row."""
+        kinds, holder = list[bool](), dict[int, bool]()
+        for operation, target, *operands in self.code:
+            if operation == LOAD:
+                kind = operands[1] != ANY_SHAPE
+            elif operation == NUMBER or operation in REDUCTIONS.values():
+                kind = True
+            else:
+                count = 1 if operation == STORE else READS[operation]
+                kind = all(holder[register] for register in operands[:count])
+            kinds.append(kind)
+            if operation != STORE:
+                holder[target] = kind
+        return kinds
+
+    def is_per_row(self) -> list[int]:
+        """Of each output, whether it has one number for each row."""
+        kinds = zip(self.code, self.kinds())
+        return [int(k) for _, k in sorted((c[1], k) for c, k in kinds if c[0] == STORE)]
 
 
 class Step(NamedTuple):
-    """One operation on named values; a node of a graph is one or several."""
+    """One operation on named values; a node of a graph is one or several.
+
+    An operand may be a number, too.
+    """
 
     operation: int
     result: str
-    operands: tuple[str, ...]
+    operands: tuple[str | float, ...]
 
 
-def assemble(steps: Sequence[Step], inputs: Sequence[str], outputs: Sequence[str]) -> Program:
+def assemble(
+    steps: Sequence[Step],
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    hints: Mapping[str, int] | None = None,
+) -> Program:
     """Steps in an order in which they can be done, as a program with as few registers as possible.
 
-    An input is loaded before its first use, an output is written as soon as it is there.
+    An input is loaded before its first use, an output is written as soon as it is there. `hints`
+    say what is known of the shapes of inputs.
     """
+    hints = hints or {}
     last = {name: index for index, step in enumerate(steps) for name in step.operands}
-    free, used = list[int](), 0
-    places, code = dict[str, int](), list[Instruction]()
     numbers = {name: number for number, name in enumerate(inputs)}
+    free, used = list[int](), 0
+    places, code = dict[str | float, int](), list[Instruction]()
 
     def take() -> int:
         nonlocal used
@@ -124,9 +177,14 @@ def assemble(steps: Sequence[Step], inputs: Sequence[str], outputs: Sequence[str
 
     for index, step in enumerate(steps):
         for name in step.operands:
-            if name not in places:
-                places[name] = take()
-                code.append((LOAD, places[name], numbers[name], 0, 0))
+            if name in places:
+                continue
+            places[name] = take()
+            if isinstance(name, str):
+                hint = hints.get(name, ANY_SHAPE)
+                code.append((LOAD, places[name], numbers[name], hint, 0))
+            else:
+                code.append((NUMBER, places[name], _bits(name), 0, 0))
         operands = [places[name] for name in step.operands]
         target = take()
         first, second, third = (*operands, *[operands[0]] * 2)[:3]
@@ -135,12 +193,17 @@ def assemble(steps: Sequence[Step], inputs: Sequence[str], outputs: Sequence[str
         for number, name in enumerate(outputs):
             if name == step.result:
                 code.append((STORE, number, target, 0, 0))
-        for name in {*step.operands, step.result}:
-            if last.get(name, index) <= index:
-                free.append(places.pop(name))
+        for operand in {*step.operands, step.result}:
+            if last.get(operand, index) <= index:
+                free.append(places.pop(operand))
     program = Program(len(inputs), len(outputs), used, tuple(code))
     program.check()
     return program
+
+
+def _bits(number: float) -> int:
+    """What the bits of a float are as an integer."""
+    return int(struct.unpack("<I", struct.pack("<f", number))[0])
 
 
 # --- nodes ----------------------------------------------------------------------------------------
@@ -220,6 +283,34 @@ def _pow(result: str, operands: Sequence[str], attributes: Mapping[str, float]) 
     raise ProgramError("there is no fused form of this power")
 
 
+def _formula(*steps: tuple[str, str, tuple[str | float, ...]], **defaults: float) -> Lowering:
+    """Steps of an operator with one operand, "x"; attributes stand for their values.
+
+    The last step has the result. A name that is no attribute is the result of a step before.
+    """
+
+    def lowering(
+        result: str, operands: Sequence[str], attributes: Mapping[str, float]
+    ) -> list[Step]:
+        values: dict[str, str | float] = {**defaults, "x": operands[0]}
+        values |= {name: attributes[name] for name in defaults if name in attributes}
+        written = list[Step]()
+        for number, (operation, name, read) in enumerate(steps, start=1):
+            target = result if number == len(steps) else f"{result}/{name}"
+            known = tuple(values[r] if isinstance(r, str) else r for r in read)
+            written.append(Step(OPERATIONS[operation], target, known))
+            values[name] = target
+        return written
+
+    return lowering
+
+
+OPERATIONS = {**BINARY, **UNARY, "Where": WHERE}
+HARD_SIGMOID = (
+    ("Mul", "scaled", ("x", "alpha")), ("Add", "shifted", ("scaled", "beta")),
+    ("Max", "above", ("shifted", 0.0)), ("Min", "inside", ("above", 1.0)),
+)  # fmt: skip
+EXPONENTIAL = (("Exp", "e", ("x",)), ("Sub", "less", ("e", 1.0)))
 BOOL = 9
 """ONNX's number of the type of truth values."""
 LOWERINGS: dict[str, Lowering] = {
@@ -230,5 +321,26 @@ LOWERINGS: dict[str, Lowering] = {
     "Cast": _cast,
     "Clip": _clip,
     "Pow": _pow,
+    "HardSigmoid": _formula(*HARD_SIGMOID, alpha=0.2, beta=0.5),
+    "HardSwish": _formula(*HARD_SIGMOID, ("Mul", "y", ("x", "inside")), alpha=1 / 6, beta=0.5),
+    "ThresholdedRelu": _formula(
+        ("Greater", "passes", ("x", "alpha")), ("Where", "y", ("passes", "x", 0.0)), alpha=1.0
+    ),
+    "LeakyRelu": _formula(
+        ("Mul", "small", ("x", "alpha")),
+        ("Greater", "is_negative", (0.0, "x")),
+        ("Where", "y", ("is_negative", "small", "x")),
+        alpha=0.01,
+    ),
+    "Elu": _formula(
+        *EXPONENTIAL,
+        ("Mul", "below", ("less", "alpha")),
+        ("Greater", "is_negative", (0.0, "x")),
+        ("Where", "y", ("is_negative", "below", "x")),
+        alpha=1.0,
+    ),
+    "Softsign": _formula(
+        ("Abs", "size", ("x",)), ("Add", "divisor", ("size", 1.0)), ("Div", "y", ("x", "divisor"))
+    ),
     "Identity": lambda result, operands, _: [Step(UNARY["Copy"], result, tuple(operands))],
 }

@@ -67,9 +67,8 @@ def shared_library(number: int, address: int) -> bytes:
     dynamic = b"".join(struct.pack("<qQ", *entry) for entry in entries)
     size = PAGE + len(dynamic)
     header = b"\x7fELF\x02\x01\x01" + bytes(9)
-    header += struct.pack(
-        "<HHIQQQIHHHHHH", 3, number, 1, 0, header_size, 0, 0, header_size, part_size, parts, 64, 0, 0
-    )
+    sizes = (header_size, part_size, parts, 64, 0, 0)
+    header += struct.pack("<HHIQQQIHHHHHH", 3, number, 1, 0, header_size, 0, 0, *sizes)
     header += _part(1, READ | EXECUTE, 0, end, PAGE)
     header += _part(1, READ | WRITE, PAGE, len(dynamic), PAGE)
     header += _part(2, READ | WRITE, PAGE, len(dynamic), 8)

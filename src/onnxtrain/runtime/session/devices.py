@@ -267,7 +267,7 @@ def create_session(
     def create(form: Form, way: Way[onnxruntime.InferenceSession]) -> onnxruntime.InferenceSession:
         def make(chosen: Any) -> onnxruntime.InferenceSession:
             if form.is_fused:
-                _register(chosen, is_lent=isinstance(options, UserOptions) and chosen is options.options)
+                _register(chosen, is_lent=chosen is getattr(options, "options", None))
             return onnxruntime.InferenceSession(
                 form.content, chosen, providers, provider_options, disabled_optimizers=form.idle
             )

@@ -15,7 +15,7 @@ from ...operators import FUSED, OUTSIDE
 from ..files.outline import Outline, fields
 from ..files.wire import Message
 from ..fusion.library import DOMAIN, OPERATOR, is_available
-from ..fusion.opcodes import REDUCTIONS
+from ..fusion.opcodes import ANY_SHAPE, PER_ROW, REDUCTIONS, SINGLE
 from ..fusion.program import ProgramError, Step, assemble, lower
 from .edits import LONGEST, Node, changed, marked
 from .products import constant_of, number_of
@@ -25,6 +25,8 @@ COMPARING = frozenset(
 )
 """Operators whose results are truth values, of which a kernel makes numbers."""
 BOOL, INT64 = 9, b"\x07"
+HINTS = {"-": ANY_SHAPE, "r": PER_ROW, "n": SINGLE}
+"""What a mark says of the shapes of operands; the kernel checks it."""
 
 
 def fused(outline: Outline) -> bytes | None:
@@ -48,29 +50,31 @@ def _change(outline: Outline, members: Sequence[tuple[Node, list[str]]]) -> dict
     """What stands in the places of a group's nodes; nothing if it is incomplete or has no form."""
     if any(int(words[0]) != len(members) for _, words in members):
         return {}  # the rest of it is in another piece, half or branch
-    steps, outputs, flags = list[Step](), list[str](), set[str]()
+    steps, outputs, flags, hints = list[Step](), list[str](), set[str](), dict[str, int]()
     try:
         for node, words in members:
             steps += _steps(outline, node, rank=int(words[1]))
-            if OUTSIDE in words[2:]:
+            hints |= {n.decode(): HINTS[h] for n, h in zip(node.inputs, words[2])}
+            if OUTSIDE in words[3:]:
                 outputs.append(node.outputs[0].decode())
                 if _is_flag(node):
                     flags.add(outputs[-1])
         made = {step.result for step in steps}
-        read = dict.fromkeys(name for step in steps for name in step.operands if name not in made)
-        program = assemble(steps, list(read), outputs)
+        names = (name for step in steps for name in step.operands if isinstance(name, str))
+        read = dict.fromkeys(name for name in names if name not in made)
+        program = assemble(steps, list(read), outputs, hints)
     except ProgramError:
         return {}
-    node = Message()
+    message = Message()
     for name in read:
-        node.add(1, name)
+        message.add(1, name)
     for name in outputs:
-        node.add(2, _as_number(name) if name in flags else name)
-    node.add(3, members[-1][0].name).add(4, OPERATOR)
-    node.add(5, Message().add(1, "program").add(4, program.text()).add(20, 3)).add(7, DOMAIN)
+        message.add(2, _as_number(name) if name in flags else name)
+    message.add(3, members[-1][0].name).add(4, OPERATOR)
+    message.add(5, Message().add(1, "program").add(4, program.text()).add(20, 3)).add(7, DOMAIN)
     casts = [_cast(_as_number(name), name) for name in outputs if name in flags]
     changes: dict[int, list[bytes]] = {member.place: [] for member, _ in members}
-    changes[max(changes)] = [node.encode(), *casts]
+    changes[max(changes)] = [message.encode(), *casts]
     return changes
 
 
@@ -107,7 +111,9 @@ def _attributes(node: Node) -> dict[str, float]:
     """Those that are a number."""
     found = dict[str, float]()
     for content in node.attributes:
-        parts = {number: content[begin:end] for number, begin, end in fields(content, 0, len(content))}
+        parts = {
+            number: content[begin:end] for number, begin, end in fields(content, 0, len(content))
+        }
         name = parts.get(1, b"").decode()
         if 3 in parts:
             found[name] = Message.parse(content).integer(3)
