@@ -8,7 +8,6 @@ import onnxruntime
 import pytest
 
 from onnxtrain import differentiate
-from onnxtrain.autodiff.rules import elementwise
 
 EDGES = [0.0, 1e-8, -1e-8, 0.5, -0.5, 3.0, -3.0, 16.5, 17.5, 25.0, -25.0, 88.0, -88.0]
 ENDS = [1e4, -1e4, 3e38, -3e38, np.inf, -np.inf]
@@ -139,13 +138,10 @@ SHRINKS = {
 
 
 @pytest.mark.parametrize("name", SHRINKS)
-@pytest.mark.parametrize("limit", [1, 1 << 40])
-def test_shrinks_without_a_choice(name, limit, monkeypatch):
-    monkeypatch.setattr(elementwise, "LARGE_GRADIENT", limit)
+def test_shrinks_without_a_choice(name):
     model = parse(SHRINKS[name], size="11")
     model.graph.initializer.append(onnx.helper.make_tensor("nought", 1, [], [0.0]))
     graded = differentiate(model, wrt=["x"], vjp=True)
-    assert ("If" in types(graded)) == (limit == 1)
     above = np.nextafter(np.float32(3), np.float32(4))
     x = np.array([0, 1e-30, 2.9, -2.9, 3, -3, above, -above, 7, -np.inf, np.nan], np.float32)
     for seed in (1.0, np.inf, np.nan):
@@ -334,30 +330,20 @@ def test_an_infinite_gradient_from_outside_is_dropped_where_nothing_passes():
 
 
 @pytest.mark.parametrize("name", ["Relu", "HardSigmoid", "HardSwish"])
-@pytest.mark.parametrize("worst", [1.0, np.inf, np.nan, 3e38])
-def test_large_masks_are_factors_where_every_gradient_is_finite(name, worst, monkeypatch):
-    def graded(limit):
-        monkeypatch.setattr(elementwise, "LARGE_GRADIENT", limit)
-        return differentiate(parse(f"y = {name}(x)", size="64"), wrt=["x"], vjp=True)
-
-    small, large = graded(1 << 40), graded(64)
-    assert "If" in types(large)
-    assert "If" not in types(small)
+@pytest.mark.parametrize("worst", [np.inf, np.nan])
+def test_masks_drop_an_infinity_that_nobody_asked_for(name, worst):
+    graded = differentiate(parse(f"y = {name}(x)", size="64"), wrt=["x"], vjp=True)
     rng = np.random.default_rng(0)
     x, dy = (rng.normal(size=64, scale=4).astype(np.float32) for _ in range(2))
-    for places in ([], np.flatnonzero(x < -3)[:2], np.flatnonzero(abs(x) < 2)[:2]):
-        seed = dy.copy()
-        seed[places] = worst
-        expected = run(small, x=x, y_grad=seed)["x_grad"]
-        assert np.isnan(expected).sum() == (np.isnan(seed) & (expected != 0)).sum()
-        np.testing.assert_array_equal(run(large, x=x, y_grad=seed)["x_grad"], expected)
+    expected = run(graded, x=x, y_grad=dy)["x_grad"]
+    dy[x < -3] = worst
+    assert (x < -3).any()
+    np.testing.assert_array_equal(run(graded, x=x, y_grad=dy)["x_grad"], expected)
 
 
 @pytest.mark.parametrize("name", ["Relu", "HardSigmoid", "HardSwish"])
-def test_large_masks_have_second_derivatives(name, monkeypatch):
-    monkeypatch.setattr(elementwise, "LARGE_GRADIENT", 64)
+def test_masks_have_second_derivatives(name):
     once = differentiate(parse(f"h = {name}(x) y = Mul(h, h)", size="64"), wrt=["x"], vjp=True)
-    assert "If" in types(once)
     rng = np.random.default_rng(0)
     x, dy, v = (rng.normal(size=64, scale=2).astype(np.float32) for _ in range(3))
     twice = differentiate(once, wrt=["x", "y_grad"], of=["x_grad"], vjp=True)

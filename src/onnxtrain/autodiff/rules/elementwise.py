@@ -27,8 +27,6 @@ SEED = "onnxtrain.seed"
 """Marks an input that is the gradient of an output: nobody knows what it was computed from."""
 FARTHEST = 12
 """How many nodes to look back."""
-LARGE_GRADIENT = 65_536
-"""From this many numbers on, a look at all of them costs less than a Where (see `by_factor`)."""
 
 
 def masked(op: OpBuilder, dy: Tensor, keep: Tensor) -> Tensor:

@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import carray, cfunc, njit, types
+from numba import cfunc, njit, types
 from numba.extending import intrinsic
+from numba.np.numpy_support import carray
 
 from .opcodes import ANY_SHAPE, LOAD, NUMBER, PER_ROW, REDUCTIONS, STORE, UNARY, WHERE, WIDTH
 

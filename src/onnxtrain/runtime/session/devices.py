@@ -17,6 +17,7 @@ import onnxruntime
 from onnxruntime.capi import _pybind_state as ort
 
 from ...errors import DeviceError, ModelFileError
+from ...operators import FUSED
 from ...preparing import preparing
 from ..files.onnxfile import ModelFile
 from ..files.outline import Outline
@@ -331,7 +332,8 @@ def _forms(
     if native is not None:
         forms.insert(0, _with_fused(native, plain, idle, is_fused=is_fused))
     found = [*(form for form in forms if form is not None), plain]
-    best = _in_one_pass(found[0]) if is_fused else None
+    is_marked = is_fused and outline.mentions(FUSED.encode())
+    best = _in_one_pass(found[0]) if is_marked else None
     return found if best is None else [best, *found]
 
 

@@ -1,0 +1,143 @@
+"""A fused node gives what numpy gives, whatever is broadcast, reduced, or cut into chunks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from onnxtrain.runtime.fusion.opcodes import PER_ROW, SINGLE
+
+from .support import Array, needs_kernel, program_of, run, session_of
+
+pytestmark = needs_kernel
+
+
+def numbers(*shape: int, seed: int = 0) -> Array:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+SHAPES = {
+    "equal": ((3, 5, 7), (3, 5, 7)),
+    "a number": ((40, 50), ()),
+    "one element": ((40, 50), (1, 1)),
+    "a row": ((6, 128), (128,)),
+    "a short row": ((600, 3), (3,)),
+    "a column": ((40, 70), (40, 1)),
+    "channels": ((4, 6, 5, 9), (6, 1, 1)),
+    "an axis in the middle": ((4, 6, 9), (4, 1, 9)),
+    "both ways": ((4, 1, 9), (1, 6, 1)),
+    "of higher rank": ((9,), (2, 3, 9)),
+    "many chunks": ((70, 1000), (70, 1000)),
+    "many chunks and a row": ((90, 512), (512,)),
+    "an odd number": ((33333,), (33333,)),
+    "eight axes": ((2, 1, 2, 1, 2, 1, 2, 3), (1, 2, 1, 2, 1, 2, 1, 3)),
+    "nothing": ((0, 4), (4,)),
+    "a scalar": ((), ()),
+}
+
+
+@pytest.mark.parametrize("case", SHAPES)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_operands_are_broadcast(case: str, threads: int) -> None:
+    a, b = (numbers(*shape, seed=i) for i, shape in enumerate(SHAPES[case]))
+    nodes = [("Mul", "t", ["a", "b"]), ("Add", "y", ["t", "a"])]
+    (y,) = run(nodes, {"a": a, "b": b}, threads=threads)
+    np.testing.assert_array_equal(y, a * b + a)
+    assert y.shape == (a * b).shape
+
+
+@pytest.mark.parametrize("width", [1, 3, 16, 100, 256, 1000, 5000])
+@pytest.mark.parametrize("rows", [1, 7, 300])
+def test_rows_are_reduced(width: int, rows: int) -> None:
+    x, y = numbers(rows, width), numbers(rows, width, seed=1)
+    nodes = [
+        ("Mul", "p", ["x", "y"]), ("ReduceSum", "s", ["p"]), ("Sub", "d", ["x", "s"]),
+        ("Mul", "e", ["y", "d"]), ("ReduceMean", "m", ["e"]), ("ReduceMax", "top", ["e"]),
+        ("Add", "z", ["e", "m"]),
+    ]  # fmt: skip
+    z, m, top = run(nodes, {"x": x, "y": y}, ["z", "m", "top"])
+    a, b = x.astype(float), y.astype(float)
+    e = b * (a - (a * b).sum(1, keepdims=True))
+    scale = abs(e).max()
+    np.testing.assert_allclose(z, e + e.mean(1, keepdims=True), rtol=0, atol=2e-6 * scale)
+    np.testing.assert_allclose(m, e.mean(1, keepdims=True), rtol=0, atol=2e-6 * scale)
+    np.testing.assert_allclose(top, e.max(1, keepdims=True), rtol=0, atol=2e-6 * scale)
+
+
+@pytest.mark.parametrize("width", [1, 37, 64, 640])
+def test_what_is_known_of_shapes_changes_no_number(width: int) -> None:
+    feeds = {"x": numbers(50, width), "r": numbers(50, 1, seed=1), "n": numbers(1, seed=2)}
+    nodes = [("Mul", "t", ["x", "r"]), ("Add", "y", ["t", "n"])]
+    (plain,) = run(nodes, feeds)
+    (hinted,) = run(nodes, feeds, hints={"r": PER_ROW, "n": SINGLE})
+    np.testing.assert_array_equal(plain, hinted)
+
+
+def test_numbers_do_not_depend_on_threads() -> None:
+    x = numbers(300, 777)
+    nodes = [("Exp", "e", ["x"]), ("ReduceSum", "s", ["e"]), ("Div", "y", ["e", "s"])]
+    one, two = (run(nodes, {"x": x}, threads=t)[0] for t in (1, 2))
+    np.testing.assert_array_equal(one, two)
+
+
+def test_truth_values_are_read() -> None:
+    x, keep = numbers(9, 33), numbers(9, 33, seed=1) > 0
+    nodes = [
+        ("Greater", "p", ["x", "zero"]), ("And", "q", ["p", "keep"]),
+        ("Not", "no", ["q"]), ("Where", "y", ["no", "zero", "x"]),
+    ]  # fmt: skip
+    (y,) = run(nodes, {"x": x, "keep": keep, "zero": np.zeros((), np.float32)})
+    np.testing.assert_array_equal(y, np.where((x > 0) & keep, x, 0))
+
+
+@pytest.mark.parametrize(
+    ("nodes", "expected"),
+    [
+        ([("Clip", "y", ["x", "low", "high"])], lambda x: np.clip(x, -0.5, 1)),
+        ([("Clip", "y", ["x", "low"])], lambda x: np.maximum(x, -0.5)),
+        ([("Clip", "y", ["x", "", "high"])], lambda x: np.minimum(x, 1)),
+        ([("Sum", "y", ["x", "x", "high"])], lambda x: x + x + 1),
+        ([("Max", "y", ["x", "low", "high"])], lambda x: np.maximum(x, 1)),
+        ([("Pow", "y", ["x"], {"exponent": 3.0})], lambda x: x * x * x),
+        ([("Less", "b", ["x", "low"]), ("Cast", "y", ["b"], {"to": 1})], lambda x: x < -0.5),
+        ([("LessOrEqual", "b", ["x", "x"]), ("Cast", "y", ["b"], {"to": 1})], lambda x: x == x),
+        ([("Cast", "b", ["x"], {"to": 9}), ("Xor", "y", ["b", "b"])], lambda x: x != x),
+        ([("Identity", "y", ["x"])], lambda x: x),
+    ],
+)
+def test_forms_of_operators(nodes: Any, expected: Any) -> None:
+    x = numbers(5, 21)
+    feeds = {"x": x, "low": np.array(-0.5, np.float32), "high": np.array(1, np.float32)}
+    (y,) = run(nodes, feeds)
+    np.testing.assert_array_equal(y, expected(x).astype(np.float32))
+
+
+@pytest.mark.parametrize(
+    ("shapes", "hints"),
+    [
+        (((3, 4), (5, 4)), {}),
+        (((3, 64), (3, 64)), {"b": PER_ROW}),
+        (((3, 64), (64,)), {"b": SINGLE}),
+        (((2,) * 9, (1,)), {}),
+    ],
+    ids=["sizes that do not fit", "not per row", "not a number", "nine axes"],
+)
+def test_shapes_that_do_not_fit_are_an_error(shapes: Any, hints: dict[str, int]) -> None:
+    a, b = (numbers(*shape) for shape in shapes)
+    with pytest.raises(Exception, match="fused node do not have the shapes"):
+        run([("Mul", "t", ["a", "b"]), ("Neg", "y", ["t"])], {"a": a, "b": b}, hints=hints)
+
+
+def test_another_type_is_an_error() -> None:
+    program, inputs = program_of([("Neg", "y", ["x"])], ["y"])
+    session = session_of(program, inputs, ["y"], {"x": 7})
+    with pytest.raises(Exception, match="fused node do not have the shapes and types"):
+        session.run(None, {"x": np.zeros(4, np.int64)})
+
+
+def test_a_sum_over_nothing_is_zero() -> None:
+    program, inputs = program_of([("Neg", "n", ["x"]), ("ReduceSum", "y", ["n"])], ["y"])
+    (y,) = session_of(program, inputs, ["y"]).run(None, {"x": numbers(3, 0)})
+    np.testing.assert_array_equal(y, np.zeros((3, 1), np.float32))
