@@ -25,7 +25,7 @@ from .cross_entropy import split_cross_entropies
 from .draws import draw_from_counter
 from .expand import expand_functions
 from .fast_forms import use_fast_forms
-from .fusion import mark_fusable
+from .fusion import mark_where_shapes_are_inferred
 from .idle import note_idle_optimizers
 from .late_weights import delay_weights as delay_weights
 from .recompute import recompute_activations as recompute_activations
@@ -139,7 +139,7 @@ AFTER = (
     Pass(
         "fusion",
         "sessions compute elementwise operators that follow each other in one pass over memory",
-        lambda model, _: mark_fusable(model),
+        lambda model, _: mark_where_shapes_are_inferred(model),
     ),
     Pass(
         "idle optimizers",

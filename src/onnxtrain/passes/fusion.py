@@ -10,11 +10,14 @@ place. Sums, means and maxima along the last axis may be in it, since a row fits
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import onnx_ir as ir
 
+from ..errors import ModelError
+from ..graph.infer import infer_shapes
 from ..graph.subgraphs import used_values
 from ..operators import FUSABLE, FUSABLE_POWERS, FUSED, OUTSIDE
 from .transposed import has_bias
@@ -45,6 +48,28 @@ class _Group:
     shape: Shape
     nodes: list[ir.Node] = field(default_factory=list)
     place: float = 0.0
+
+
+def mark_where_shapes_are_inferred(model: ir.Model) -> ir.Model:
+    """Mark a model of whose gradients nobody knows the shapes yet; it knows no more of them then.
+
+    What onnxruntime infers itself would only make files longer.
+    """
+    known = {v.name for v in _values(model.graph) if v.shape is not None}
+    try:
+        inferred = infer_shapes(model)
+    except ModelError:  # onnxruntime says what is wrong with it, if anything is
+        return model
+    mark_fusable(inferred)
+    for value in _values(inferred.graph):
+        if value.name not in known:
+            value.shape = None
+    return inferred
+
+
+def _values(graph: ir.Graph) -> Iterator[ir.Value]:
+    """What the nodes of a graph make, but for its outputs."""
+    return (v for node in graph for v in node.outputs if not v.is_graph_output())
 
 
 def mark_fusable(model: ir.Model) -> ir.Model:
