@@ -18,7 +18,7 @@ import onnx_ir as ir
 
 from ..errors import ModelError
 from ..graph.infer import infer_shapes
-from ..graph.subgraphs import used_values
+from ..graph.subgraphs import subgraphs, used_values
 from ..operators import FUSABLE, FUSABLE_POWERS, FUSED, OUTSIDE
 from .transposed import has_bias
 
@@ -29,6 +29,8 @@ MOST_NODES, MOST_OPERANDS, MOST_AXES = 60, 20, 8
 """What a kernel has room for."""
 ELEMENTS = 8192
 """A tensor from which on a pass over it counts for more than calling a kernel."""
+ELEMENTS_IN_LOOPS = 1024
+"""The same in the body of a loop, where calling kernels counts for more."""
 LONG_ROW = 64
 """Elements of a row from which on numbers for each row are better read as such."""
 SYMBOLIC = 64
@@ -77,14 +79,20 @@ def mark_fusable(model: ir.Model) -> ir.Model:
 
     The nodes of a group are put side by side.
     """
-    graph = model.graph
+    _mark_graph(model.graph, ELEMENTS)
+    return model
+
+
+def _mark_graph(graph: ir.Graph, elements: int) -> None:
     for node in graph:
         if (node.doc_string or "").startswith(FUSED):
             node.doc_string = None
+        for body in subgraphs(node):
+            _mark_graph(body, elements if node.op_type == "If" else ELEMENTS_IN_LOOPS)
     grouping = _Grouping(graph)
-    worth = [group for group in grouping.groups if _pays(group)]
+    worth = [group for group in grouping.groups if _pays(group, elements)]
     if not worth:
-        return model
+        return
     nodes = list(graph)
     ordered = sorted(nodes, key=grouping.place)  # nodes of one place stay in their order
     if ordered != nodes:
@@ -92,7 +100,6 @@ def mark_fusable(model: ir.Model) -> ir.Model:
         graph.extend(ordered)
     for number, group in enumerate(worth, start=1):
         _mark(group, number)
-    return model
 
 
 class _Grouping:
@@ -234,9 +241,9 @@ def _is_bias(node: ir.Node) -> bool:
     return node.op_type == "Add" and any(p is not None and has_bias(p) for p in producers)
 
 
-def _pays(group: _Group) -> bool:
+def _pays(group: _Group, least: int) -> bool:
     elements = math.prod(d if isinstance(d, int) else SYMBOLIC for d in group.shape)
-    if len(group.nodes) < 2 or elements < ELEMENTS:
+    if len(group.nodes) < 2 or elements < least:
         return False
     members = set(group.nodes)
     inputs = {

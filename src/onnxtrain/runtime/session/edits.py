@@ -54,14 +54,29 @@ class Node(NamedTuple):
 
 def marked(outline: Outline, mark: str) -> Iterator[Node]:
     """Nodes whose documentation begins with a mark; not those inside of other nodes."""
-    model, begins, needle = outline.model, [begin for begin, _ in outline.nodes], mark.encode()
+    needle = mark.encode()
+    for index in _mentioning(outline, needle):
+        node = _read(outline, index)
+        if node is not None and node.mark.startswith(needle):
+            yield node
+
+
+def nodes_around(outline: Outline, mark: str) -> Iterator[int]:
+    """Places of the nodes that have bodies in which a mark occurs."""
+    for index in _mentioning(outline, mark.encode()):
+        node = _read(outline, index)
+        if node is not None and node.operator in WITH_BODIES:
+            yield index
+
+
+def _mentioning(outline: Outline, needle: bytes) -> Iterator[int]:
+    """Places of the nodes that have a text anywhere in them."""
+    model, begins = outline.model, [begin for begin, _ in outline.nodes]
     at, end = begins[0], outline.nodes[-1][1]
     while (at := model.find(needle, at, end)) >= 0:
         index = bisect_right(begins, at) - 1
         at = outline.nodes[index][1]
-        node = _read(outline, index)
-        if node is not None and node.mark.startswith(needle):
-            yield node
+        yield index
 
 
 def _read(outline: Outline, index: int) -> Node | None:

@@ -12,12 +12,12 @@ from collections.abc import Mapping, Sequence
 
 from ...errors import ModelFileError
 from ...operators import FUSED, OUTSIDE
-from ..files.outline import Outline, fields
+from ..files.outline import GRAPH, Outline, fields
 from ..files.wire import Message
 from ..fusion.library import DOMAIN, OPERATOR, is_available
 from ..fusion.opcodes import ANY_SHAPE, PER_ROW, REDUCTIONS, SINGLE
 from ..fusion.program import ProgramError, Step, assemble, lower
-from .edits import LONGEST, Node, changed, marked
+from .edits import ATTRIBUTE, LONGEST, Node, changed, field, marked, nodes_around
 from .products import constant_of, number_of
 
 COMPARING = frozenset(
@@ -25,6 +25,8 @@ COMPARING = frozenset(
 )
 """Operators whose results are truth values, of which a kernel makes numbers."""
 BOOL, INT64 = 9, b"\x07"
+BODY = 6
+"""Field of an attribute that is a graph."""
 HINTS = {"-": ANY_SHAPE, "r": PER_ROW, "n": SINGLE}
 """What a mark says of the shapes of operands; the kernel checks it."""
 
@@ -34,16 +36,39 @@ def fused(outline: Outline) -> bytes | None:
     if len(outline.model) > LONGEST or not outline.mentions(FUSED.encode()) or not is_available():
         return None
     try:
-        groups = dict[str, list[tuple[Node, list[str]]]]()
-        for node in marked(outline, FUSED):
-            number, *words = node.mark[len(FUSED) :].decode().split()
-            groups.setdefault(number, []).append((node, words))
-        changes = dict[int, list[bytes]]()
-        for members in groups.values():
-            changes |= _change(outline, members)
-        return changed(outline, changes, DOMAIN.encode()) if changes else None
+        return _fused(outline)
     except (ModelFileError, ValueError, LookupError):  # onnxruntime says what is wrong with it
         return None
+
+
+def _fused(outline: Outline) -> bytes | None:
+    groups = dict[str, list[tuple[Node, list[str]]]]()
+    for node in marked(outline, FUSED):
+        number, *words = node.mark[len(FUSED) :].decode().split()
+        groups.setdefault(number, []).append((node, words))
+    changes = dict[int, list[bytes]]()
+    for members in groups.values():
+        changes |= _change(outline, members)
+    for place in nodes_around(outline, FUSED):
+        begin, end = outline.nodes[place]
+        content = _with_bodies(outline.model[begin:end])
+        if content is not None:
+            changes[place] = [content]
+    return changed(outline, changes, DOMAIN.encode()) if changes else None
+
+
+def _with_bodies(content: bytes) -> bytes | None:
+    """A node with its bodies' groups fused; None if there are none. A body is outlined alone."""
+    node, is_changed = Message.parse(content), False
+    for attribute in node.messages(ATTRIBUTE):
+        body = attribute.message(BODY)
+        outline = None if body is None else Outline.of(field(GRAPH, body))
+        inner = None if outline is None or not outline.nodes else _fused(outline)
+        if inner is not None:
+            graph = Message.parse(inner).message(GRAPH)
+            attribute.replace(BODY, [] if graph is None else [graph])
+            is_changed = True
+    return node.encode() if is_changed else None
 
 
 def _change(outline: Outline, members: Sequence[tuple[Node, list[str]]]) -> dict[int, list[bytes]]:
