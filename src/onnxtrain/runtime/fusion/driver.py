@@ -60,6 +60,7 @@ LEAST_ROW = 64
 """Elements of a row from which on a loop over rows pays where nothing is reduced."""
 
 OPTIONS: dict[str, Any] = {"error_model": "numpy", "cache": True}
+"""Numbers in calls are written as I64(…): numba compiles a function again for a literal."""
 FIRST_UNARY, FIRST_REDUCTION = min(UNARY.values()), min(REDUCTIONS.values())
 
 
@@ -131,9 +132,9 @@ def _load(job: Any, number: Any, begin: Any, n: Any, o: Any) -> None:
     at = SOURCES + number * SOURCE
     source, kind, form = job[at], job[at + KIND], job[at + FORM]
     if form == WHOLE:
-        _copy(source, kind, begin, o, 0, n)
+        _copy(source, kind, begin, o, I64(0), n)
     elif form == CONSTANT:
-        _fill(source, kind, 0, o, 0, n)
+        _fill(source, kind, I64(0), o, I64(0), n)
     else:
         last = job[AXES] - 1
         length, stride = job[SIZES + last], job[at + STRIDES + last]
@@ -181,9 +182,9 @@ def _run(job: Any, index: Any) -> None:
     else:
         filled = (end - begin) // LANES * LANES
         if filled:
-            _run_rows(state, job, begin, 1, filled)
+            _run_rows(state, job, begin, I64(1), filled)
         if begin + filled < end:
-            _run_tiles(state, job, begin + filled, end, LANES)
+            _run_tiles(state, job, begin + filled, end, I64(LANES))
 
 
 @njit(**OPTIONS)
@@ -492,7 +493,7 @@ def _compute(state: Any, context: Any) -> Any:
     job[STATE], job[TOTAL], job[STEP] = state.ctypes.data, total, step
     chunks = (total + step - 1) // step
     if chunks == 1:
-        _run(job, 0)
+        call(state[RUN_CHUNK], (job.ctypes.data, I64(0)))
     else:
         arguments = (context, state[RUN_CHUNK], chunks, I64(0), job.ctypes.data)
         call(state[PARALLEL_FOR], arguments)

@@ -185,5 +185,5 @@ class _Library:
             GET_INPUT, GET_OUTPUT, GET_DATA, GET_INFO, GET_TYPE, GET_RANK, GET_DIMS, RELEASE_INFO,
             PARALLEL_FOR, CREATE_STATUS,
         )  # fmt: skip
-        functions = [int(self._functions[place]) for place in places]
+        functions = [self._functions[place] or 0 for place in places]
         return [*functions, ctypes.addressof(self._message), int(self._driver.run_chunk.address)]

@@ -1,0 +1,153 @@
+"""Which nodes are computed together: groups of one shape that one place will do for."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+import onnx
+import onnx.parser
+import onnx_ir as ir
+import pytest
+
+import onnxtrain
+from onnxtrain.operators import FUSED, OUTSIDE
+from onnxtrain.passes.fusion import mark_fusable
+
+
+def parse(nodes: str, inputs: str = "float[64, 256] x, float[64, 256] z", **sizes: Any) -> ir.Model:
+    outputs = sizes.get("outputs", "float[64, 256] y")
+    constants = (
+        "<float two = {2.0}, float half = {0.5}, int64[1] last = {-1}, int64[1] first = {0}>"
+    )
+    text = f"""<ir_version: 9, opset_import: ["": 18]>
+        g ({inputs}) => ({outputs}) {constants} {{ {nodes} }}"""
+    model = onnx.shape_inference.infer_shapes(onnx.parser.parse_model(text))
+    return mark_fusable(ir.from_proto(model))
+
+
+def groups(graph: ir.Graph) -> list[set[str]]:
+    """Names of the results of each group."""
+    members = defaultdict[str, set[str]](set)
+    for node in graph:
+        if (node.doc_string or "").startswith(FUSED):
+            number = (node.doc_string or "")[len(FUSED) :].split()[0]
+            members[number].add(node.outputs[0].name or "")
+    return list(members.values())
+
+
+def marks(graph: ir.Graph) -> dict[str, list[str]]:
+    return {
+        node.outputs[0].name or "": (node.doc_string or "")[len(FUSED) :].split()
+        for node in graph
+        if (node.doc_string or "").startswith(FUSED)
+    }
+
+
+SPLITTING = (
+    "a = Neg(x) e = Exp(a) c = Concat<axis = 0>(e, e) s, t = Split<axis = 0, num_outputs = 2>(c)"
+    " f = Mul(s, e) y = Add(f, t)"
+)
+GROUPS = {
+    "a chain": ("a = Neg(x) b = Exp(a) y = Mul(b, z)", [{"a", "b", "y"}]),
+    "one node is none": ("y = Neg(x)", []),
+    "a product ends it": (
+        "a = Neg(x) b = Exp(a) t = Transpose(b) m = MatMul(b, t) n = MatMul(m, z) y = Neg(n)",
+        [{"a", "b"}],
+    ),
+    "somebody else may read it": (
+        "a = Neg(x) t = Transpose(a) m = MatMul(a, t) b = Exp(a) y = Add(b, z) w = ReduceSum(m)",
+        [{"a", "b", "y"}],
+    ),
+    "not what depends on that reader": (
+        SPLITTING,
+        [{"a", "e"}, {"f", "y"}],
+    ),
+    "rows are reduced": (
+        "p = Mul(x, z) s = ReduceSum(p, last) d = Sub(x, s) y = Mul(z, d)",
+        [{"p", "s", "d", "y"}],
+    ),
+    "columns are not": (
+        "p = Mul(x, z) q = Neg(p) s = ReduceSum(q, first) d = Sub(x, s) y = Mul(z, d)",
+        [{"p", "q"}, {"d", "y"}],
+    ),
+    "a number for each row": (
+        "s = ReduceMean(x, last) r = Sqrt(s) q = Reciprocal(r) y = Mul(x, q)",
+        [{"s", "r", "q", "y"}],
+    ),
+    "a square is a power": ("a = Pow(x, two) y = Add(a, z)", [{"a", "y"}]),
+    "a root is a power": ("a = Pow(x, half) y = Add(a, z)", [{"a", "y"}]),
+    "other powers are not": ("a = Pow(x, z) b = Neg(a) y = Exp(b)", [{"b", "y"}]),
+    "two groups meet": (
+        "a = Neg(x) b = Exp(a) c = Neg(z) d = Exp(c) y = Add(b, d)", [{"a", "b", "c", "d", "y"}],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", GROUPS)
+def test_groups(case: str) -> None:
+    nodes, expected = GROUPS[case]
+    model = parse(nodes)
+    assert sorted(map(sorted, groups(model.graph))) == sorted(map(sorted, expected))
+    onnx.checker.check_model(ir.to_proto(model))  # which asks for an order that can be run
+
+
+def test_small_tensors_are_left_alone() -> None:
+    small = "float[8, 8] x, float[8, 8] z"
+    model = parse("a = Neg(x) b = Exp(a) y = Mul(b, z)", small, outputs="float[8, 8] y")
+    assert not groups(model.graph)
+
+
+def test_open_sizes_count() -> None:
+    shape = "float[N, 256]"
+    model = parse("a = Neg(x) y = Mul(a, z)", f"{shape} x, {shape} z", outputs=f"{shape} y")
+    assert groups(model.graph) == [{"a", "y"}]
+
+
+def test_unknown_shapes_and_integers_are_left_alone() -> None:
+    integers = "int64[64, 256] x, int64[64, 256] z"
+    assert not groups(parse("a = Neg(x) y = Mul(a, z)", integers, outputs="int64[64, 256] y").graph)
+    model = parse("a = Neg(x) b = Exp(a) y = Mul(b, z)")
+    for node in model.graph:
+        node.outputs[0].shape = None
+    assert not groups(mark_fusable(model).graph)
+
+
+def test_a_mark_says_who_reads_and_what_shapes_operands_have() -> None:
+    model = parse(
+        "a = Mul(x, two) s = ReduceSum(a, last) b = Sub(a, r) y = Add(b, s)",
+        "float[64, 256] x, float[64, 1] r",
+        outputs="float[64, 256] y, float[64, 256] a",
+    )
+    found = marks(model.graph)
+    assert {name: OUTSIDE in words for name, words in found.items()} == {
+        "a": True, "s": False, "b": False, "y": True,
+    }  # fmt: skip
+    assert found["a"][1:4] == ["4", "2", "-n"]
+    assert found["b"][3] == "-r"
+
+
+def test_marks_of_another_time_go() -> None:
+    model = parse("a = Neg(x) b = Exp(a) y = Mul(b, z)")
+    before = marks(model.graph)
+    assert marks(mark_fusable(model).graph) == before
+    next(iter(model.graph)).op_type = "Selu"  # has no fused form
+    assert set(marks(mark_fusable(model).graph)) == {"b", "y"}
+
+
+def test_other_marks_stay() -> None:
+    model = parse("a = Neg(x) b = Exp(a) y = Mul(b, z)")
+    next(iter(model.graph)).doc_string = "onnxtrain: something else"
+    assert set(marks(mark_fusable(model).graph)) == {"b", "y"}
+    assert next(iter(model.graph)).doc_string == "onnxtrain: something else"
+
+
+def test_gradients_are_marked_and_files_know_no_more_shapes() -> None:
+    model = onnx.parser.parse_model("""
+        <ir_version: 9, opset_import: ["": 18]> g (float[64, 256] x) => (float[64, 256] y)
+        { s = Sigmoid(x) y = Mul(x, s) }""")
+    graded = onnxtrain.differentiate(model, wrt=["x"], vjp=True)
+    gradients = [n for n in graded.graph.node if any(o.endswith("x_grad") for o in n.output)]
+    assert all(n.doc_string.startswith(FUSED) for n in gradients)
+    shaped = {v.name for v in graded.graph.value_info if v.type.tensor_type.HasField("shape")}
+    assert shaped <= {"s", *(t.name for t in graded.graph.initializer)}
