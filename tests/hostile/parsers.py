@@ -322,6 +322,47 @@ def blocked(path: Path) -> object:
     return True
 
 
+ROWS = "rows (float[256] row) => (float[256] out) { e = Exp (row) out = Mul (e, row) }"
+
+
+def fused_models(folder: Path) -> list[bytes]:
+    """Gradients whose elementwise nodes sessions compute together, some inside of a loop."""
+    del folder
+    models_in_groups = []
+    for nodes in (
+        "s = Sigmoid (x) y = Mul (x, s)",
+        "m = ReduceMean (x, last) d = Sub (x, m) p = Pow (d, two) y = Clip (p, low, two)",
+        f"y = Scan <num_scan_inputs = 1, body = {ROWS}> (x)",
+    ):
+        model = onnx.parser.parse_model(f"""
+            <ir_version: 9, opset_import: ["": 18]>
+            g (float[64, 256] x) => (float[64, 256] y)
+            <int64[1] last = {{-1}}, float two = {{2.0}}, float low = {{0.5}}> {{ {nodes} }}
+        """)
+        gradients = onnxtrain.differentiate(model, wrt=["x"], of="y", vjp=True)
+        models_in_groups.append(gradients.SerializeToString())
+    return models_in_groups
+
+
+def fused_groups(path: Path) -> object:
+    """The bytes that a session gets; what onnxruntime refuses of them is not taken."""
+    from onnxtrain.runtime.files.outline import Outline
+    from onnxtrain.runtime.session import devices
+    from onnxtrain.runtime.session.fusion import fused
+
+    outline = Outline.of(path.read_bytes())
+    content = None if outline is None else fused(outline)
+    if content is None:
+        return False
+    x = np.ones((64, 256), np.float32)
+    with contextlib.suppress(Exception):
+        form = devices.Form(content, [], is_fused=True)
+        devices.session_of(form, devices.session_options(threads=1)).run(
+            None, {"x": x, "y_grad": x}
+        )
+    return True
+
+
 def optimizer(path: Path) -> object:
     from onnxtrain.runtime.step.optimizer import Optimizer
 
@@ -929,6 +970,7 @@ PARSERS: dict[str, Parser] = {
     "module in ort format": Parser("m.ort", "flatbuffers", ort_models, module, 50),
     "few bits": Parser("m.onnx", "model", few_bit_models, few_bits),
     "blocks": Parser("m.onnx", "model", blocked_models, blocked),
+    "fused": Parser("m.onnx", "model", fused_models, fused_groups),
     "export": Parser("m.onnx", "model", content_of("sound/eval_model.onnx"), export, 4),
     "optimizer": Parser("m.onnx", "model", content_of("sound/optimizer_model.onnx"), optimizer, 20),
     "old artifact": Parser("m.onnx", "protobuf", old_models, old_model, 200),

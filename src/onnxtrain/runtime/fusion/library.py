@@ -186,4 +186,4 @@ class _Library:
             PARALLEL_FOR, CREATE_STATUS,
         )  # fmt: skip
         functions = [self._functions[place] or 0 for place in places]
-        return [*functions, ctypes.addressof(self._message), int(self._driver.run_chunk.address)]
+        return [*functions, ctypes.addressof(self._message), self._driver.run_chunk.address or 0]

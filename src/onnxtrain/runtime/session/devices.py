@@ -267,11 +267,8 @@ def create_session(
 
     def create(form: Form, way: Way[onnxruntime.InferenceSession]) -> onnxruntime.InferenceSession:
         def make(chosen: Any) -> onnxruntime.InferenceSession:
-            if form.is_fused:
-                _register(chosen, is_lent=chosen is getattr(options, "options", None))
-            return onnxruntime.InferenceSession(
-                form.content, chosen, providers, provider_options, disabled_optimizers=form.idle
-            )
+            is_lent = chosen is getattr(options, "options", None)
+            return session_of(form, chosen, providers, provider_options, is_lent=is_lent)
 
         return way(make)
 
@@ -286,6 +283,22 @@ def create_session(
         session = create(*attempts[-1])
     note_session(core_of(session))
     return session
+
+
+def session_of(
+    form: Form,
+    options: Any,
+    providers: Sequence[Any] = (CPU,),
+    provider_options: Sequence[Any] | None = None,
+    *,
+    is_lent: bool = False,
+) -> onnxruntime.InferenceSession:
+    """The session of one form of a model; `is_lent` says that the options are a user's own."""
+    if form.is_fused:
+        _register(options, is_lent=is_lent)
+    return onnxruntime.InferenceSession(
+        form.content, options, list(providers), provider_options, disabled_optimizers=form.idle
+    )
 
 
 _registered: weakref.WeakSet[Any] = weakref.WeakSet()
