@@ -29,6 +29,22 @@ MOST_NODES, MOST_OPERANDS, MOST_AXES = 60, 20, 8
 """What a kernel has room for."""
 ELEMENTS = 8192
 """A tensor from which on a pass over it counts for more than calling a kernel."""
+SLOW = frozenset(
+    {
+        "Elu",
+        "Erf",
+        "Floor",
+        "HardSwish",
+        "Log",
+        "Reciprocal",
+        "Sign",
+        "Softplus",
+        "Softsign",
+        "Sqrt",
+    }
+)
+"""Operators that take onnxruntime 1.8 to 10 times as long as our kernel, also alone: a million
+elements on one thread, onnxruntime 1.31.1 on AVX-512."""
 ELEMENTS_IN_LOOPS = 1024
 """The same in the body of a loop, where calling kernels counts for more."""
 LONG_ROW = 64
@@ -243,7 +259,8 @@ def _is_bias(node: ir.Node) -> bool:
 
 def _pays(group: _Group, least: int) -> bool:
     elements = math.prod(d if isinstance(d, int) else SYMBOLIC for d in group.shape)
-    if len(group.nodes) < 2 or elements < least:
+    is_alone = len(group.nodes) < 2 and group.nodes[0].op_type not in SLOW
+    if is_alone or elements < least:
         return False
     members = set(group.nodes)
     inputs = {
@@ -275,7 +292,7 @@ def _hint(value: ir.Value | None, shape: Shape, members: set[ir.Node], has_rows:
     if value is None or known is None or value.producer() in members:
         return "-"
     if value.dtype != ir.DataType.FLOAT:
-        return "-"
+        return "b" if known == shape else "-"
     if all(size == 1 for size in known):
         return "n"
     is_long = has_rows or (isinstance(shape[-1], int) and shape[-1] >= LONG_ROW)

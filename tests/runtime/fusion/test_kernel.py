@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from onnxtrain.runtime.fusion.opcodes import PER_ROW, SINGLE
+from onnxtrain.runtime.fusion.opcodes import FLAGS, PER_ROW, SINGLE
 
 from .support import Array, needs_kernel, program_of, run, session_of
 
@@ -82,13 +82,15 @@ def test_numbers_do_not_depend_on_threads() -> None:
     np.testing.assert_array_equal(one, two)
 
 
-def test_truth_values_are_read() -> None:
-    x, keep = numbers(9, 33), numbers(9, 33, seed=1) > 0
+@pytest.mark.parametrize("width", [7, 33, 4096])
+@pytest.mark.parametrize("hints", [{}, {"keep": FLAGS}], ids=["unknown", "known"])
+def test_truth_values_are_read(width: int, hints: dict[str, int]) -> None:
+    x, keep = numbers(9, width), numbers(9, width, seed=1) > 0
     nodes = [
         ("Greater", "p", ["x", "zero"]), ("And", "q", ["p", "keep"]),
         ("Not", "no", ["q"]), ("Where", "y", ["no", "zero", "x"]),
     ]  # fmt: skip
-    (y,) = run(nodes, {"x": x, "keep": keep, "zero": np.zeros((), np.float32)})
+    (y,) = run(nodes, {"x": x, "keep": keep, "zero": np.zeros((), np.float32)}, hints=hints)
     np.testing.assert_array_equal(y, np.where((x > 0) & keep, x, 0))
 
 
@@ -120,9 +122,10 @@ def test_forms_of_operators(nodes: Any, expected: Any) -> None:
         (((3, 4), (5, 4)), {}),
         (((3, 64), (3, 64)), {"b": PER_ROW}),
         (((3, 64), (64,)), {"b": SINGLE}),
+        (((3, 64), (3, 64)), {"b": FLAGS}),
         (((2,) * 9, (1,)), {}),
     ],
-    ids=["sizes that do not fit", "not per row", "not a number", "nine axes"],
+    ids=["sizes that do not fit", "not per row", "not a number", "no flags", "nine axes"],
 )
 def test_shapes_that_do_not_fit_are_an_error(shapes: Any, hints: dict[str, int]) -> None:
     a, b = (numbers(*shape) for shape in shapes)

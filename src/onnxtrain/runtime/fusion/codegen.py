@@ -18,7 +18,7 @@ from typing import Any
 from llvmlite import binding, ir
 
 from .functions import LANES, VECTOR, Value, Vectors
-from .opcodes import BINARY, LOAD, NUMBER, REDUCTIONS, STORE, UNARY, WHERE
+from .opcodes import BINARY, FLAGS, LOAD, NUMBER, REDUCTIONS, STORE, UNARY, WHERE
 from .program import READS, Program
 
 I32, I64 = ir.IntType(32), ir.IntType(64)
@@ -249,12 +249,22 @@ class _Writer:
         if number not in values:
             program, phases = self._program, self._phases
             if phases.operation(number) == LOAD:
-                operand = program.code[number][2]
+                operand, hint = program.code[number][2:4]
+                if hint == FLAGS:
+                    values[number] = self._flags_at(operand, index)
+                    return values[number]
             else:
                 operand = program.inputs + program.outputs + phases.kept[number]
             pointer = self._vector_at(operand, index)
             values[number] = self._builder.load(pointer, align=4)
         return values[number]
+
+    def _flags_at(self, operand: int, index: Value) -> Value:
+        """Bytes that are 0 or 1, as numbers."""
+        b, kind = self._builder, ir.VectorType(ir.IntType(8), LANES)
+        first = b.bitcast(self._pointers[operand], ir.IntType(8).as_pointer())
+        pointer = b.bitcast(b.gep(first, [index]), kind.as_pointer())
+        return b.uitofp(b.load(pointer, align=1), VECTOR)
 
     def _vector_at(self, operand: int, index: Value) -> Value:
         place = self._builder.gep(self._pointers[operand], [index])

@@ -16,7 +16,7 @@ from numba import cfunc, njit, types
 from numba.extending import intrinsic
 from numba.np.numpy_support import carray
 
-from .opcodes import ANY_SHAPE, LOAD, NUMBER, PER_ROW, REDUCTIONS, STORE, UNARY, WHERE, WIDTH
+from .opcodes import ANY_SHAPE, FLAGS, LOAD, NUMBER, PER_ROW, REDUCTIONS, STORE, UNARY, WHERE, WIDTH
 
 F32, I64 = np.float32, np.int64
 LANES = 16
@@ -116,6 +116,14 @@ def _copy(source: Any, kind: Any, begin: Any, o: Any, at: Any, n: Any) -> None:
 
 
 @njit(**OPTIONS)
+def _copy_bytes(source: Any, target: Any, n: Any) -> None:
+    """Truth values as they are."""
+    old, new = carray(bytes_at(source), (n,)), carray(bytes_at(target), (n,))
+    for i in range(n):
+        new[i] = old[i]
+
+
+@njit(**OPTIONS)
 def _fill(source: Any, kind: Any, place: Any, o: Any, at: Any, n: Any) -> None:
     """One element, repeated."""
     if kind == BOOL:
@@ -198,6 +206,8 @@ def _run_rows(state: Any, job: Any, begin: Any, rows: Any, size: Any) -> None:
         hint = _hint(state, number)
         if hint == PER_ROW:
             places[number], strides[number] = job[at] + 4 * (begin // size), 4
+        elif hint == FLAGS:
+            places[number], strides[number] = job[at] + begin, size
         elif hint == ANY_SHAPE and job[at + FORM] == WHOLE:
             places[number], strides[number] = job[at] + 4 * begin, 4 * size
         else:  # the same for all rows
@@ -230,6 +240,8 @@ def _run_tiles(state: Any, job: Any, begin: Any, end: Any, tile: Any) -> None:
             hint = _hint(state, number)
             if hint == ANY_SHAPE:
                 _load(job, number, first, n, lent[number])
+            elif hint == FLAGS:
+                _copy_bytes(job[SOURCES + number * SOURCE] + first, places[number], n)
             else:
                 place = first // tile if hint == PER_ROW else 0
                 places[number] = job[SOURCES + number * SOURCE] + 4 * place
@@ -379,9 +391,7 @@ def _shapes_of_outputs(state: Any, job: Any, masks: Any, ranks: Any, result: Any
     for k in range(0, WIDTH * count, WIDTH):
         op, target, a, b, c = code[k], code[k + 1], code[k + 2], code[k + 3], code[k + 4]
         if op == LOAD:
-            expected = masks[a] if b == ANY_SHAPE else last if b == PER_ROW else everywhere
-            is_float = job[SOURCES + a * SOURCE + KIND] == FLOAT
-            if masks[a] != expected or (b != ANY_SHAPE and not is_float):
+            if not _fits(b, masks[a], job[SOURCES + a * SOURCE + KIND], last, everywhere):
                 return nothing
             held[target, 0], held[target, 1] = masks[a], ranks[a]
         elif op == NUMBER:
@@ -397,6 +407,16 @@ def _shapes_of_outputs(state: Any, job: Any, masks: Any, ranks: Any, result: Any
         else:
             held[target, 0], held[target, 1] = _joined(op, held[a], held[b], held[c])
     return sinks
+
+
+@njit(**OPTIONS)
+def _fits(hint: Any, mask: Any, kind: Any, last: Any, everywhere: Any) -> Any:
+    """Whether an input is what a program takes it for."""
+    if hint == FLAGS:
+        return mask == 0 and kind == BOOL
+    if hint == ANY_SHAPE:
+        return True
+    return kind == FLOAT and mask == (last if hint == PER_ROW else everywhere)
 
 
 @njit(**OPTIONS)

@@ -15,6 +15,7 @@ from ...errors import OnnxTrainError
 from .opcodes import (
     ANY_SHAPE,
     BINARY,
+    FLAGS,
     LOAD,
     NUMBER,
     PER_ROW,
@@ -91,7 +92,7 @@ class Program(NamedTuple):
                 stored.add(target)
             elif operation in (LOAD, NUMBER):
                 is_right = 0 <= operands[0] < (self.inputs if operation == LOAD else 2**32)
-                is_right = is_right and operands[1] in (ANY_SHAPE, PER_ROW, SINGLE)
+                is_right = is_right and operands[1] in (ANY_SHAPE, PER_ROW, SINGLE, FLAGS)
             else:
                 count = READS.get(operation, -1)
                 is_right = count > 0 and written.issuperset(operands[:count])
@@ -123,7 +124,7 @@ class Program(NamedTuple):
         kinds, holder = list[bool](), dict[int, bool]()
         for operation, target, *operands in self.code:
             if operation == LOAD:
-                kind = operands[1] != ANY_SHAPE
+                kind = operands[1] in (PER_ROW, SINGLE)
             elif operation == NUMBER or operation in REDUCTIONS.values():
                 kind = True
             else:

@@ -15,7 +15,7 @@ from ...operators import FUSED, OUTSIDE
 from ..files.outline import GRAPH, Outline, fields
 from ..files.wire import Message
 from ..fusion.library import DOMAIN, OPERATOR, is_available
-from ..fusion.opcodes import ANY_SHAPE, PER_ROW, REDUCTIONS, SINGLE
+from ..fusion.opcodes import ANY_SHAPE, FLAGS, PER_ROW, REDUCTIONS, SINGLE
 from ..fusion.program import ProgramError, Step, assemble, lower
 from .edits import ATTRIBUTE, LONGEST, Node, changed, field, marked, nodes_around
 from .products import constant_of, number_of
@@ -27,7 +27,7 @@ COMPARING = frozenset(
 BOOL, INT64 = 9, b"\x07"
 BODY = 6
 """Field of an attribute that is a graph."""
-HINTS = {"-": ANY_SHAPE, "r": PER_ROW, "n": SINGLE}
+HINTS = {"-": ANY_SHAPE, "r": PER_ROW, "n": SINGLE, "b": FLAGS}
 """What a mark says of the shapes of operands; the kernel checks it."""
 
 
