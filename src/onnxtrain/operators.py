@@ -100,8 +100,8 @@ session may carry it out in onnxruntime's blocked layout."""
 FUSED = "onnxtrain: fused"
 """How begins what an elementwise node says of itself if a session may compute it together with
 others, in one pass over memory. Behind it: the number of the group, how many nodes that has, the
-rank of the result, a letter for each operand (n: one number, r: one for each row, b: truth values,
--: else), and `OUTSIDE` if somebody else reads the result."""
+rank of the result, how many of its last axes make a row, a letter for each operand (n: one number,
+r: the same all along a row, b: truth values, -: else), and `OUTSIDE` if somebody else reads it."""
 
 OUTSIDE = "out"
 

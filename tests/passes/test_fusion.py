@@ -123,8 +123,19 @@ def test_a_mark_says_who_reads_and_what_shapes_operands_have() -> None:
     assert {name: OUTSIDE in words for name, words in found.items()} == {
         "a": True, "s": False, "b": False, "y": True,
     }  # fmt: skip
-    assert found["a"][1:4] == ["4", "2", "-n"]
-    assert found["b"][3] == "-r"
+    assert found["a"][1:5] == ["4", "2", "1", "-n"]
+    assert found["b"][4] == "-r"
+
+
+def test_images_are_rows_where_channels_have_a_number_each() -> None:
+    model = parse(
+        "a = Sub(x, c) y = Mul(a, s)",
+        "float[N, 8, 16, 16] x, float[8, 1, 1] c, float[N, 8, 1, 1] s",
+        outputs="float[N, 8, 16, 16] y",
+    )
+    assert {n: m[2:5] for n, m in marks(model.graph).items()} == {
+        "a": ["4", "2", "-r"], "y": ["4", "2", "-r"],
+    }  # fmt: skip
 
 
 def test_marks_of_another_time_go() -> None:

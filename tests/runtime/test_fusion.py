@@ -119,8 +119,9 @@ def test_a_group_of_which_a_part_is_elsewhere_is_left_alone() -> None:
 
 
 BAD_MARKS = [
-    "", "x", "1", "1 2", "1 2 2", "1 x 2 --", "1 2 x --", "1 1 2 ?? out", "999999999999999999999",
-    "1 1 2 nn out", "1 1 2 rr out", "1 1 0 -- out", "1 1 -5 -- out", "é",
+    "", "x", "1", "1 2", "1 2 2 1", "1 x 2 1 --", "1 2 x 1 --", "1 1 2 1 ?? out", "9" * 40,
+    "1 1 2 9 -- out", "1 1 2 x -- out", "1 1 2 2 -- out", "1 1 2 1 bb out",
+    "1 1 2 1 nn out", "1 1 2 1 rr out", "1 1 0 1 -- out", "1 1 -5 1 -- out", "é",
 ]  # fmt: skip
 
 

@@ -277,24 +277,53 @@ def _is_read_outside(node: ir.Node, members: set[ir.Node]) -> bool:
 
 def _mark(group: _Group, number: int) -> None:
     members = set(group.nodes)
-    has_rows = any(node.op_type in REDUCTIONS for node in group.nodes)
+    row_axes = _row_axes(group, members)
     for node in group.nodes:
-        hints = "".join(_hint(v, group.shape, members, has_rows) for v in node.inputs)
-        words = [FUSED, str(number), str(len(group.nodes)), str(len(group.shape)), hints]
+        hints = "".join(_hint(v, group.shape, members, row_axes) for v in node.inputs)
+        counts = (number, len(group.nodes), len(group.shape), max(row_axes, 1))
+        words = [FUSED, *map(str, counts), hints]
         if _is_read_outside(node, members):
             words.append(OUTSIDE)
         node.doc_string = " ".join(words)
 
 
-def _hint(value: ir.Value | None, shape: Shape, members: set[ir.Node], has_rows: bool) -> str:
+def _row_axes(group: _Group, members: set[ir.Node]) -> int:
+    """How many of the last axes make a row: those along which an operand is the same.
+
+    One if rows are reduced; none if rows would be too short to be worth it.
+    """
+    if any(node.op_type in REDUCTIONS for node in group.nodes):
+        return 1
+    outside = {
+        v for n in group.nodes for v in n.inputs if v is not None and not _is_made(v, members)
+    }
+    counts = [_ones(known, group.shape) for v in outside if (known := _shape(v)) is not None]
+    axes = min((n for n in counts if 0 < n < len(group.shape)), default=0)
+    length = math.prod(d if isinstance(d, int) else SYMBOLIC for d in group.shape[-axes:])
+    return axes if axes and length >= LONG_ROW else 0
+
+
+def _is_made(value: ir.Value, members: set[ir.Node]) -> bool:
+    return value.producer() in members
+
+
+def _ones(known: Shape, shape: Shape) -> int:
+    """Along how many of the last axes of a shape a smaller one has the size 1; all for a number."""
+    if all(size == 1 for size in known):
+        return len(shape)
+    count = 0
+    while known[-1 - count] == 1:
+        count += 1
+    return count
+
+
+def _hint(value: ir.Value | None, shape: Shape, members: set[ir.Node], row_axes: int) -> str:
     """What is known of the shape of an operand that is not computed in the group."""
     known = _shape(value)
-    if value is None or known is None or value.producer() in members:
+    if value is None or known is None or _is_made(value, members):
         return "-"
     if value.dtype != ir.DataType.FLOAT:
         return "b" if known == shape else "-"
     if all(size == 1 for size in known):
         return "n"
-    is_long = has_rows or (isinstance(shape[-1], int) and shape[-1] >= LONG_ROW)
-    is_per_row = is_long and shape[-1] != 1 and known == (*shape[:-1], 1)
-    return "r" if is_per_row else "-"
+    return "r" if row_axes and _ones(known, shape) >= row_axes else "-"

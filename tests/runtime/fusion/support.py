@@ -21,7 +21,12 @@ Nodes = Sequence[tuple[str, str, Sequence[str]] | tuple[str, str, Sequence[str],
 """Operator, result, operands, and attributes if there are any."""
 
 
-def program_of(nodes: Nodes, outputs: Sequence[str], hints: Mapping[str, int] | None = None) -> Any:
+def program_of(
+    nodes: Nodes,
+    outputs: Sequence[str],
+    hints: Mapping[str, int] | None = None,
+    row_axes: int = 1,
+) -> Any:
     """The program of some nodes, and the names of its inputs."""
     steps = list[Step]()
     for operator, result, operands, *attributes in nodes:
@@ -29,7 +34,7 @@ def program_of(nodes: Nodes, outputs: Sequence[str], hints: Mapping[str, int] | 
     made = {step.result for step in steps}
     names = [n for s in steps for n in s.operands if isinstance(n, str) and n not in made]
     inputs = list(dict.fromkeys(names))
-    return assemble(steps, inputs, outputs, hints), inputs
+    return assemble(steps, inputs, outputs, hints, row_axes), inputs
 
 
 def session_of(
@@ -67,9 +72,10 @@ def run(
     outputs: Sequence[str] = ("y",),
     hints: Mapping[str, int] | None = None,
     threads: int = 1,
+    row_axes: int = 1,
 ) -> list[Array]:
     """The outputs of some nodes, computed as one."""
-    program, inputs = program_of(nodes, outputs, hints)
+    program, inputs = program_of(nodes, outputs, hints, row_axes)
     types = {n: TensorProto.BOOL for n, a in feeds.items() if a.dtype == bool}
     session = session_of(program, inputs, outputs, types, threads)
     return list(session.run(None, {n: feeds[n] for n in inputs}))

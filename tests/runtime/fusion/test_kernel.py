@@ -75,6 +75,27 @@ def test_what_is_known_of_shapes_changes_no_number(width: int) -> None:
     np.testing.assert_array_equal(plain, hinted)
 
 
+CONSTANT_ALONG_ROWS = {
+    "channels": ((5, 8, 6, 6), (8, 1, 1), 2),
+    "channels of images that fill vectors": ((5, 8, 8, 16), (8, 1, 1), 2),
+    "each image's channels": ((5, 8, 8, 16), (5, 8, 1, 1), 2),
+    "images": ((5, 8, 8, 16), (5, 1, 1, 1), 2),
+    "a repeated row": ((5, 8, 64), (8, 1), 1),
+    "the other axis": ((5, 8, 64), (5, 1, 1), 1),
+    "many chunks": ((9, 16, 40, 40), (16, 1, 1), 2),
+}
+
+
+@pytest.mark.parametrize("case", CONSTANT_ALONG_ROWS)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_what_is_the_same_along_a_row(case: str, threads: int) -> None:
+    shape, smaller, row_axes = CONSTANT_ALONG_ROWS[case]
+    feeds = {"x": numbers(*shape), "c": numbers(*smaller, seed=1)}
+    nodes = [("Sub", "d", ["x", "c"]), ("Mul", "y", ["d", "c"])]
+    (y,) = run(nodes, feeds, hints={"c": PER_ROW}, threads=threads, row_axes=row_axes)
+    np.testing.assert_array_equal(y, (feeds["x"] - feeds["c"]) * feeds["c"])
+
+
 def test_numbers_do_not_depend_on_threads() -> None:
     x = numbers(300, 777)
     nodes = [("Exp", "e", ["x"]), ("ReduceSum", "s", ["e"]), ("Div", "y", ["e", "s"])]

@@ -10,25 +10,28 @@ from onnxtrain.runtime.fusion.program import LOWERINGS, Program, ProgramError
 
 from .support import needs_kernel, program_of, session_of
 
-GOOD = "1 1 2 0 0 0 0 0 20 1 0 0 0 1 0 1 0 0"
+GOOD = "1 1 2 1 0 0 0 0 0 20 1 0 0 0 1 0 1 0 0"
 """The negative of one input."""
 
 BAD = {
     "no numbers": "one two three",
     "nothing": "",
-    "an instruction that ends too early": "1 1 2 0 0 0",
-    "no instruction": "1 1 2",
-    "an input that is not there": "1 1 2 0 0 5 0 0 20 1 0 0 0 1 0 1 0 0",
-    "a negative input": "1 1 2 0 0 -1 0 0 20 1 0 0 0 1 0 1 0 0",
-    "a hint that means nothing": "1 1 2 0 0 0 7 0 20 1 0 0 0 1 0 1 0 0",
-    "a register that is not there": "1 1 2 0 0 0 0 0 20 9 0 0 0 1 0 9 0 0",
-    "a register that was not written": "1 1 2 0 0 0 0 0 20 1 1 0 0 1 0 1 0 0",
-    "an unread register that is not there": "1 1 2 0 0 0 0 0 20 1 0 99 0 1 0 1 0 0",
-    "an operation that is not there": "1 1 2 0 0 0 0 0 77 1 0 0 0 1 0 1 0 0",
-    "an output that is not there": "1 1 2 0 0 0 0 0 20 1 0 0 0 1 3 1 0 0",
-    "an output that is not written": "1 2 2 0 0 0 0 0 20 1 0 0 0 1 0 1 0 0",
-    "too many registers": "1 1 999999999 0 0 0 0 0 20 1 0 0 0 1 0 1 0 0",
-    "too many inputs": "999 1 2 0 0 0 0 0 20 1 0 0 0 1 0 1 0 0",
+    "an instruction that ends too early": "1 1 2 1 0 0 0",
+    "no instruction": "1 1 2 1",
+    "an input that is not there": "1 1 2 1 0 0 5 0 0 20 1 0 0 0 1 0 1 0 0",
+    "a negative input": "1 1 2 1 0 0 -1 0 0 20 1 0 0 0 1 0 1 0 0",
+    "a hint that means nothing": "1 1 2 1 0 0 0 7 0 20 1 0 0 0 1 0 1 0 0",
+    "a register that is not there": "1 1 2 1 0 0 0 0 0 20 9 0 0 0 1 0 9 0 0",
+    "a register that was not written": "1 1 2 1 0 0 0 0 0 20 1 1 0 0 1 0 1 0 0",
+    "an unread register that is not there": "1 1 2 1 0 0 0 0 0 20 1 0 99 0 1 0 1 0 0",
+    "an operation that is not there": "1 1 2 1 0 0 0 0 0 77 1 0 0 0 1 0 1 0 0",
+    "an output that is not there": "1 1 2 1 0 0 0 0 0 20 1 0 0 0 1 3 1 0 0",
+    "an output that is not written": "1 2 2 1 0 0 0 0 0 20 1 0 0 0 1 0 1 0 0",
+    "too many registers": "1 1 999999999 1 0 0 0 0 0 20 1 0 0 0 1 0 1 0 0",
+    "too many axes": "1 1 2 9 0 0 0 0 0 20 1 0 0 0 1 0 1 0 0",
+    "no axis": "1 1 2 0 0 0 0 0 0 20 1 0 0 0 1 0 1 0 0",
+    "reductions of two axes": "1 1 2 2 0 0 0 0 0 50 1 0 0 0 1 0 1 0 0",
+    "too many inputs": "999 1 2 1 0 0 0 0 0 20 1 0 0 0 1 0 1 0 0",
     "too many instructions": GOOD + " 20 1 0 0 0" * 1000,
 }
 

@@ -29,11 +29,12 @@ MAX_RANK, MAX_OPERANDS = 8, 24
 
 # --- a node's state: integers that `library` writes and `compute` reads -------------------------
 
-INPUTS, OUTPUTS, INSTRUCTIONS, REGISTERS, SPILLED, KERNEL = range(6)
-"""Counts of the program, rows that its function is lent, and the function's address."""
+INPUTS, OUTPUTS, INSTRUCTIONS, REGISTERS, SPILLED, ROW_AXES, KERNEL = range(7)
+"""Counts of the program, rows that its function is lent, how many axes make a row, and the
+function's address."""
 (GET_INPUT, GET_OUTPUT, GET_DATA, GET_INFO, GET_TYPE, GET_RANK, GET_DIMS, RELEASE_INFO,
- PARALLEL_FOR, CREATE_STATUS, MESSAGE, RUN_CHUNK) = range(6, 18)  # fmt: skip
-CODE = 18
+ PARALLEL_FOR, CREATE_STATUS, MESSAGE, RUN_CHUNK) = range(7, 19)  # fmt: skip
+CODE = 19
 """Where the instructions begin."""
 FLOAT, BOOL = 1, 9
 """onnxruntime's numbers of element types."""
@@ -52,10 +53,9 @@ SOURCE = STRIDES + MAX_RANK
 SINKS = SOURCES + MAX_OPERANDS * SOURCE
 JOB = SINKS + MAX_OPERANDS * 2
 """An output: address, and whether it has one number for each row."""
-WHOLE, CONSTANT, VECTOR, MIXED = range(4)
-"""Forms of an input: as large as the result, one number, one row for all, something else."""
-LAST = 1 << (MAX_RANK - 1)
-"""The last axis, in a set of axes."""
+WHOLE, CONSTANT, VECTOR, ROWS, MIXED = range(5)
+"""Forms of an input: as large as the result, one number, one row for all, one number for each row,
+something else."""
 LEAST_ROW = 64
 """Elements of a row from which on a loop over rows pays where nothing is reduced."""
 
@@ -196,16 +196,34 @@ def _run(job: Any, index: Any) -> None:
 
 
 @njit(**OPTIONS)
+def _element(job: Any, number: Any, place: Any) -> Any:
+    """Where an input has what belongs to an element of the result."""
+    at = SOURCES + number * SOURCE
+    offset = I64(0)
+    for axis in range(job[AXES] - 1, -1, -1):
+        size = job[SIZES + axis]
+        offset += (place % size) * job[at + STRIDES + axis]
+        place //= size
+    return job[at] + 4 * offset
+
+
+@njit(**OPTIONS)
 def _run_rows(state: Any, job: Any, begin: Any, rows: Any, size: Any) -> None:
     """Rows that fill whole vectors, where they are."""
     inputs, outputs, spilled = state[INPUTS], state[OUTPUTS], state[SPILLED]
     count = inputs + outputs + spilled
     places, strides = np.empty(count, np.int64), np.zeros(count, np.int64)
+    of_rows = np.empty((inputs, rows), F32)
     for number in range(inputs):
         at = SOURCES + number * SOURCE
         hint = _hint(state, number)
-        if hint == PER_ROW:
+        if hint == PER_ROW and job[at + FORM] == ROWS:
             places[number], strides[number] = job[at] + 4 * (begin // size), 4
+        elif hint == PER_ROW:
+            for row in range(rows):
+                place = _element(job, number, begin + row * size)
+                of_rows[number, row] = carray(floats_at(place), (1,))[0]
+            places[number], strides[number] = of_rows[number].ctypes.data, 4
         elif hint == FLAGS:
             places[number], strides[number] = job[at] + begin, size
         elif hint == ANY_SHAPE and job[at + FORM] == WHOLE:
@@ -243,8 +261,7 @@ def _run_tiles(state: Any, job: Any, begin: Any, end: Any, tile: Any) -> None:
             elif hint == FLAGS:
                 _copy_bytes(job[SOURCES + number * SOURCE] + first, places[number], n)
             else:
-                place = first // tile if hint == PER_ROW else 0
-                places[number] = job[SOURCES + number * SOURCE] + 4 * place
+                places[number] = _element(job, number, first)
         for number in range(outputs):
             if _is_per_row(state, number):
                 places[inputs + number] = job[SINKS + 2 * number] + 4 * (first // tile)
@@ -338,11 +355,11 @@ def _coalesce(count: Any, result: Any, masks: Any, job: Any, group: Any) -> None
 
 
 @njit(**OPTIONS)
-def _lay_out(count: Any, shapes: Any, result: Any, masks: Any, job: Any) -> None:
+def _lay_out(count: Any, shapes: Any, result: Any, masks: Any, row_axes: Any, job: Any) -> None:
     """How each input is broadcast, and its strides along the coalesced axes."""
     group = np.empty(MAX_RANK, np.int64)
     _coalesce(count, result, masks, job, group)
-    others = _axes_of(result) & ~LAST
+    others = _axes_of(result) & ~_row_axes(row_axes)
     for i in range(count):
         at = SOURCES + i * SOURCE
         stride, after = 1, -1
@@ -360,8 +377,14 @@ def _lay_out(count: Any, shapes: Any, result: Any, masks: Any, job: Any) -> None
         elif masks[i] == _axes_of(result):
             job[at + FORM] = CONSTANT
         else:
-            is_vector = masks[i] == others and result[MAX_RANK - 1] != 1
-            job[at + FORM] = VECTOR if is_vector else MIXED
+            is_vector, is_rows = masks[i] == others, masks[i] == _axes_of(result) & ~others
+            job[at + FORM] = VECTOR if is_vector else ROWS if is_rows else MIXED
+
+
+@njit(**OPTIONS)
+def _row_axes(count: Any) -> Any:
+    """The last axes, as a set."""
+    return ((I64(1) << count) - I64(1)) << (MAX_RANK - count)
 
 
 @njit(**OPTIONS)
@@ -384,7 +407,7 @@ def _shapes_of_outputs(state: Any, job: Any, masks: Any, ranks: Any, result: Any
     count = state[INSTRUCTIONS]
     code = carray(integers_at(state.ctypes.data + 8 * CODE), (WIDTH * count,))
     everywhere = _axes_of(result)
-    last = everywhere & LAST
+    last = everywhere & _row_axes(state[ROW_AXES])
     held = np.zeros((state[REGISTERS], 2), np.int64)
     sinks = np.zeros((state[OUTPUTS], 2), np.int64)
     nothing = np.zeros((0, 2), np.int64)
@@ -416,7 +439,8 @@ def _fits(hint: Any, mask: Any, kind: Any, last: Any, everywhere: Any) -> Any:
         return mask == 0 and kind == BOOL
     if hint == ANY_SHAPE:
         return True
-    return kind == FLOAT and mask == (last if hint == PER_ROW else everywhere)
+    wanted = last if hint == PER_ROW else everywhere
+    return kind == FLOAT and mask & wanted == wanted
 
 
 @njit(**OPTIONS)
@@ -445,7 +469,9 @@ def _has_rows(state: Any) -> Any:
 def _choose_row(state: Any, job: Any, result: Any) -> None:
     """How long a row is, and whether all operands of rows can be read and written in place."""
     has_rows = _has_rows(state)
-    row = result[MAX_RANK - 1]
+    row = I64(1)
+    for axis in range(MAX_RANK - state[ROW_AXES], MAX_RANK):
+        row *= result[axis]
     is_direct, has_vectors = True, False
     for number in range(state[INPUTS]):
         at = SOURCES + number * SOURCE
@@ -491,7 +517,7 @@ def _compute(state: Any, context: Any) -> Any:
     sinks = _shapes_of_outputs(state, job, masks, ranks, result)
     if not len(sinks):
         return False
-    _lay_out(count, shapes, result, masks, job)
+    _lay_out(count, shapes, result, masks, state[ROW_AXES], job)
     total = 1
     for axis in range(MAX_RANK):
         total *= result[axis]

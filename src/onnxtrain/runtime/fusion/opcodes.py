@@ -10,8 +10,8 @@ LOAD, STORE = 0, 1
 """From input `a` into a register; from register `a` to the output that stands for the result. What
 else a LOAD says, as `b`, is what is known of the input's shape:"""
 ANY_SHAPE, PER_ROW, SINGLE, FLAGS = range(4)
-"""Nothing; it has one number for each row (a last axis of size 1); it is one number; it is as large
-as the result and has truth values."""
+"""Nothing; it is the same all along a row; it is one number; it is as large as the result and has
+truth values. How many of the last axes make a row is said by the program."""
 
 BINARY = {
     name: number

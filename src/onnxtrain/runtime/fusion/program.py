@@ -27,7 +27,7 @@ from .opcodes import (
     WIDTH,
 )
 
-MOST_OPERANDS, MOST_REGISTERS, MOST_INSTRUCTIONS = 24, 48, 400
+MOST_OPERANDS, MOST_REGISTERS, MOST_INSTRUCTIONS, MOST_AXES = 24, 48, 400, 8
 """What `driver` has room for, and where registers leave the caches."""
 
 
@@ -46,16 +46,21 @@ READS = {
 
 
 class Program(NamedTuple):
-    """Instructions, and how many inputs, outputs and registers they use."""
+    """Instructions, how many inputs, outputs and registers they use, and what a row is.
+
+    `row_axes` is how many of the last axes make a row: one where rows are reduced, those of an
+    image where something is the same all over a channel.
+    """
 
     inputs: int
     outputs: int
     registers: int
+    row_axes: int
     code: tuple[Instruction, ...]
 
     def text(self) -> str:
         """As an attribute of a node."""
-        numbers = [self.inputs, self.outputs, self.registers]
+        numbers = [self.inputs, self.outputs, self.registers, self.row_axes]
         for instruction in self.code:
             numbers += instruction
         return " ".join(map(str, numbers))
@@ -64,7 +69,7 @@ class Program(NamedTuple):
     def parse(cls, text: str) -> Program:
         """From an attribute; a `ProgramError` if it could read or write what is not there."""
         try:
-            inputs, outputs, registers, *rest = (int(word) for word in text.split())
+            inputs, outputs, registers, row_axes, *rest = (int(w) for w in text.split())
         except ValueError as error:
             raise ProgramError("a fused program is not made of numbers") from error
         if len(rest) % WIDTH:
@@ -73,7 +78,7 @@ class Program(NamedTuple):
             (rest[i], rest[i + 1], rest[i + 2], rest[i + 3], rest[i + 4])
             for i in range(0, len(rest), WIDTH)
         )
-        program = cls(inputs, outputs, registers, code)
+        program = cls(inputs, outputs, registers, row_axes, code)
         program.check()
         return program
 
@@ -82,6 +87,7 @@ class Program(NamedTuple):
         sizes = (
             (self.inputs, MOST_OPERANDS), (self.outputs, MOST_OPERANDS),
             (self.registers, MOST_REGISTERS), (len(self.code), MOST_INSTRUCTIONS),
+            (self.row_axes, MOST_AXES if not self.reduces() else 1),
         )  # fmt: skip
         if not all(1 <= size <= most for size, most in sizes):
             raise ProgramError("a fused program has too many operands, registers or instructions")
@@ -109,7 +115,19 @@ class Program(NamedTuple):
         """As `driver` reads it."""
         flat = [number for instruction in self.code for number in instruction]
         counts = (self.inputs, self.outputs, len(self.code), self.registers, spilled)
-        return [*counts, kernel, *addresses, *flat, *self.hints(), *self.is_per_row()]
+        return [
+            *counts,
+            self.row_axes,
+            kernel,
+            *addresses,
+            *flat,
+            *self.hints(),
+            *self.is_per_row(),
+        ]
+
+    def reduces(self) -> bool:
+        """Whether rows are reduced."""
+        return any(instruction[0] in REDUCTIONS.values() for instruction in self.code)
 
     def hints(self) -> list[int]:
         """What is known of the shape of each input."""
@@ -157,6 +175,7 @@ def assemble(
     inputs: Sequence[str],
     outputs: Sequence[str],
     hints: Mapping[str, int] | None = None,
+    row_axes: int = 1,
 ) -> Program:
     """Steps in an order in which they can be done, as a program with as few registers as possible.
 
@@ -197,7 +216,7 @@ def assemble(
         for operand in {*step.operands, step.result}:
             if last.get(operand, index) <= index:
                 free.append(places.pop(operand))
-    program = Program(len(inputs), len(outputs), used, tuple(code))
+    program = Program(len(inputs), len(outputs), used, row_axes, tuple(code))
     program.check()
     return program
 

@@ -76,18 +76,19 @@ def _change(outline: Outline, members: Sequence[tuple[Node, list[str]]]) -> dict
     if any(int(words[0]) != len(members) for _, words in members):
         return {}  # the rest of it is in another piece, half or branch
     steps, outputs, flags, hints = list[Step](), list[str](), set[str](), dict[str, int]()
+    row_axes = int(members[0][1][2])
     try:
         for node, words in members:
             steps += _steps(outline, node, rank=int(words[1]))
-            hints |= {n.decode(): HINTS[h] for n, h in zip(node.inputs, words[2])}
-            if OUTSIDE in words[3:]:
+            hints |= {n.decode(): HINTS[h] for n, h in zip(node.inputs, words[3])}
+            if OUTSIDE in words[4:]:
                 outputs.append(node.outputs[0].decode())
                 if _is_flag(node):
                     flags.add(outputs[-1])
         made = {step.result for step in steps}
         names = (name for step in steps for name in step.operands if isinstance(name, str))
         read = dict.fromkeys(name for name in names if name not in made)
-        program = assemble(steps, list(read), outputs, hints)
+        program = assemble(steps, list(read), outputs, hints, row_axes)
     except ProgramError:
         return {}
     message = Message()
