@@ -23,6 +23,8 @@ SHAPES = {
     "a number": ((40, 50), ()),
     "one element": ((40, 50), (1, 1)),
     "a row": ((6, 128), (128,)),
+    "a matrix for all": ((3, 4, 8, 16), (8, 16)),
+    "a matrix for all, many chunks": ((30, 4, 64, 16), (1, 1, 64, 16)),
     "a short row": ((600, 3), (3,)),
     "a column": ((40, 70), (40, 1)),
     "channels": ((4, 6, 5, 9), (6, 1, 1)),

@@ -467,16 +467,25 @@ def _has_rows(state: Any) -> Any:
 
 @njit(**OPTIONS)
 def _choose_row(state: Any, job: Any, result: Any) -> None:
-    """How long a row is, and whether all operands of rows can be read and written in place."""
-    has_rows = _has_rows(state)
+    """How long a row is, and whether all operands of rows can be read and written in place.
+
+    Where a program has no rows, what is repeated along the first axes makes some.
+    """
     row = I64(1)
     for axis in range(MAX_RANK - state[ROW_AXES], MAX_RANK):
         row *= result[axis]
+    has_rows = _has_rows(state)
+    is_repeating = not has_rows and job[AXES] == 2
+    if is_repeating:
+        row = job[SIZES + 1]
     is_direct, has_vectors = True, False
     for number in range(state[INPUTS]):
         at = SOURCES + number * SOURCE
         if _hint(state, number) != ANY_SHAPE:
             continue
+        if is_repeating and job[at + FORM] != WHOLE:
+            is_row = job[at + STRIDES] == 0 and job[at + STRIDES + 1] == 1
+            job[at + FORM] = VECTOR if is_row else MIXED
         form = job[at + FORM]
         has_vectors = has_vectors or form == VECTOR
         is_direct = is_direct and job[at + KIND] == FLOAT and form in (WHOLE, VECTOR)
@@ -484,7 +493,7 @@ def _choose_row(state: Any, job: Any, result: Any) -> None:
     if has_rows:
         job[ROW], job[IS_DIRECT] = row, is_direct and fills
     elif has_vectors:
-        is_direct = is_direct and fills and row >= LEAST_ROW
+        is_direct = is_direct and is_repeating and fills and row >= LEAST_ROW
         job[ROW], job[IS_DIRECT] = row if is_direct else 0, is_direct
     else:
         job[ROW], job[IS_DIRECT] = 0, is_direct
