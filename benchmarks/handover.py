@@ -46,7 +46,7 @@ def _play(shared: mmap.mmap, me: int, core: int) -> tuple[list[float], bool]:
     """Take turns with the other process: seconds of one handover, and whether it got to its end."""
     os.sched_setaffinity(0, {core})
     other, end = 1 - me, time.monotonic() + LIMIT
-    seconds = []
+    seconds: list[float] = []
     for _ in range(MEASUREMENTS):
         began = time.perf_counter()
         for _ in range(TURNS):

@@ -1,46 +1,87 @@
 """Let torch's idle threads sleep while onnxruntime computes.
 
-Behind each of its parallel operators, torch's OpenMP threads go on spinning for about a
-millisecond in the hope of more work. Where onnxruntime takes over, they hold the cores it needs.
-OpenMP's own call for that, `omp_pause_resource`, lets them go; torch makes new ones when it next
-needs them, which takes a tenth of a millisecond.
+Behind each of its parallel operators, torch's OpenMP threads go on spinning for milliseconds, in the
+hope of more work. Where onnxruntime takes over, they hold the cores it needs. GNU's OpenMP lets idle
+threads sleep at once while it has more threads than cores. So a thread of ours has an OpenMP
+team of its own, which does nothing, as long as the runs of an ORTModule follow one another.
+
+To end torch's threads before every run (`omp_pause_resource`) is a little faster where nothing else
+runs, and ten times slower after pauses and on busy machines: new threads start on the core of the
+one that waits for them, and both spin (see `runtime.session.cores`).
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
+import os
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
-SOFT = 1
-"""omp_pause_soft: threads are let go, settings stay."""
+from ..runtime.session.sharing import note
+
+LINGER = 0.05
+"""Seconds after the last run from which on torch's threads wait busily again: whatever else torch
+does in the process is as fast as without us."""
 
 
-def pause() -> None:
-    """Let go of the threads of torch's last parallel operator, if there are several."""
-    if torch.get_num_threads() > 1:
-        _pause()()
+class IdleTeam:
+    """An OpenMP team that makes torch's idle threads sleep.
+
+    Attributes:
+        thread: who has it; None without one.
+    """
+
+    def __init__(self) -> None:
+        self.thread: threading.Thread | None = None
+        self._used = 0.0
+        note(self)
+
+    def need(self) -> None:
+        """Have it for the run that comes, and for a while after it."""
+        self._used = time.monotonic()
+        if self.thread is None and torch.get_num_threads() > 1:
+            start = team_starter()
+            if start is not None:
+                self.thread = threading.Thread(target=self._keep, args=(start,), daemon=True)
+                self.thread.start()
+
+    def _keep(self, start: Callable[[int], object]) -> None:
+        """Own the team until it has not been needed for a while."""
+        start(max(2, _cores() - torch.get_num_threads() + 2))
+        while time.monotonic() < self._used + LINGER:
+            time.sleep(LINGER)
+        self.thread = None  # a thread that ends takes its team with it
+
+    def after_fork(self) -> None:
+        """Have none: the thread has stayed behind."""
+        self.thread = None
+
+
+IDLE_TEAM = IdleTeam()
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @functools.cache
-def _pause() -> Callable[[], object]:
-    """OpenMP's call in the library that torch has loaded; nothing where it has none."""
+def team_starter() -> Callable[[int], object] | None:
+    """Starts a team of so many threads that do nothing; None without GNU's OpenMP."""
     try:
         maps = Path("/proc/self/maps").read_text()
     except OSError:
-        return _nothing
+        return None
     loaded = {line.split()[-1] for line in maps.splitlines() if "libgomp" in line}
     inside = [path for path in loaded if "torch" in path] or sorted(loaded)
     if not inside:
-        return _nothing
-    library = ctypes.CDLL(inside[0])
-    if not hasattr(library, "omp_pause_resource"):
-        return _nothing
-    return functools.partial(library.omp_pause_resource, SOFT, library.omp_get_initial_device())
-
-
-def _nothing() -> None:
-    """What is done without GNU's OpenMP."""
+        return None
+    parallel = getattr(ctypes.CDLL(inside[0]), "GOMP_parallel", None)
+    if parallel is None:
+        return None
+    nothing = ctypes.cast(ctypes.CDLL(None).free, ctypes.c_void_p)  # free(NULL)
+    return lambda count: parallel(nothing, None, ctypes.c_uint(count), ctypes.c_uint(0))
