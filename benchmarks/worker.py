@@ -2,10 +2,11 @@
 
 Reads the model, the weights and the batches that `benchmarks.prepare` wrote into the directory,
 gets the named contestants ready one after the other, makes the first steps and prints what that
-took and which losses came out. Then each line on standard input is a contestant and a number of
-steps to make; the answer is a line of JSON with their time (and that of the processor) and their
-number. `profile:PEER` makes some steps under onnxruntime's profiler, prints the time per operator
-type and ends.
+took and which losses came out. Then each line on standard input is a contestant, a number of steps
+to make first and a number of steps to time; the answer is a line of JSON with the time of the
+latter (and that of the processor) and their number. The line `ready PEER` gets one more ready.
+`profile:PEER` makes some steps under onnxruntime's profiler, prints the time per operator type and
+ends.
 """
 
 from __future__ import annotations
@@ -37,6 +38,11 @@ PEERS = {
 CHECKED = 5
 """How many losses are compared."""
 
+LATER = 2
+"""First steps of one that comes in later: its losses have been compared in another process."""
+
+READY = "ready"
+
 PROFILED = 10
 """How many steps are profiled, after three others."""
 
@@ -53,27 +59,42 @@ def main() -> None:
         return
     loops = {peer: get_ready(peer, folder, spec, batches) for peer in peers.split(",")}
     for line in sys.stdin:
-        peer, steps = line.split()
-        began, used = time.perf_counter(), time.process_time()
-        count = loops[peer].many(batches, int(steps))
-        used = time.process_time() - used
-        seconds = time.perf_counter() - began
-        answer(seconds=seconds, processor=used, steps=count, rss=peak())
+        words = line.split()
+        if words[0] == READY:
+            loops[words[1]] = get_ready(words[1], folder, spec, batches, LATER)
+        else:
+            turn(loops[words[0]], batches, int(words[1]), int(words[2]))
 
 
-def get_ready(peer: str, folder: Path, spec: dict[str, Any], batches: Batches) -> Loop:
+def turn(loop: Loop, batches: Batches, before: int, steps: int) -> None:
+    """Steps that are not timed, steps that are, and the answer."""
+    if before:
+        loop.many(batches, before)
+    began, used = time.perf_counter(), time.process_time()
+    count = loop.many(batches, steps)
+    used = time.process_time() - used
+    seconds = time.perf_counter() - began
+    answer(seconds=seconds, processor=used, steps=count, rss=peak())
+
+
+def get_ready(
+    peer: str, folder: Path, spec: dict[str, Any], batches: Batches, checked: int = CHECKED
+) -> Loop:
     """The contestant after its first steps, or one that cannot go on; it has answered which."""
     clock = Clock()
     try:
         loop = start(peer, folder, spec, clock)
         losses = loop.losses(batches, 1)
         clock.lap("first run")
-        losses += loop.losses(batches, CHECKED - 1)
+        losses += loop.losses(batches, checked - 2)
+        began = time.perf_counter()
+        losses += loop.losses(batches, 1)
+        seconds = time.perf_counter() - began
     except (Exception, Cannot) as error:
         traceback.print_exc()
         answer(error=reason(error))
         return Loop(lambda x, y: float("nan"))
-    answer(parts=clock.parts, losses=losses, remark=loop.remark, rss=peak())
+    answer(parts=clock.parts, losses=losses, step=seconds, remark=loop.remark, rss=peak())
     return loop
 
 

@@ -45,6 +45,23 @@ def test_the_team_comes_with_a_run_and_goes_after_the_last(two_threads):
         wait_for_end(team)
 
 
+@linux_only
+@pytest.mark.parametrize(("seconds", "stays"), [(0.0, True), (2 * _openmp.LONG, False)])
+def test_torch_has_its_busy_threads_where_it_does_much(two_threads, seconds, stays):
+    if _openmp.team_starter() is None:
+        pytest.skip("this torch does not use GNU's OpenMP")
+    team = _openmp.IdleTeam()
+    team.need()
+    team.done()
+    time.sleep(seconds)
+    team.need()
+    owner = team.thread
+    team.done()
+    assert (team.thread is owner) is stays
+    owner.join(10)
+    assert not owner.is_alive()
+
+
 def test_one_thread_of_torch_holds_no_other_core(monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     monkeypatch.setattr(_openmp, "team_starter", lambda: pytest.fail("called"))

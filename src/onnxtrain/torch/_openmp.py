@@ -1,8 +1,8 @@
 """Let torch's idle threads sleep while onnxruntime computes.
 
-Behind each of its parallel operators, torch's OpenMP threads go on spinning for milliseconds, in the
-hope of more work. Where onnxruntime takes over, they hold the cores it needs. GNU's OpenMP lets idle
-threads sleep at once while it has more threads than cores. So a thread of ours has an OpenMP
+Behind each of its parallel operators, torch's OpenMP threads go on spinning for milliseconds, in
+the hope of more work. Where onnxruntime takes over, they hold the cores it needs. GNU's OpenMP lets
+idle threads sleep at once while it has more threads than cores. So a thread of ours has an OpenMP
 team of its own, which does nothing, as long as the runs of an ORTModule follow one another.
 
 To end torch's threads before every run (`omp_pause_resource`) is a little faster where nothing else
@@ -28,6 +28,10 @@ LINGER = 0.05
 """Seconds after the last run from which on torch's threads wait busily again: whatever else torch
 does in the process is as fast as without us."""
 
+LONG = 0.005
+"""Seconds between the steps' runs from which on torch has its busy threads there: an update of 150
+tensors wakes them 150 times, 3 of 20 ms. To have the team again takes 0.1 ms."""
+
 
 class IdleTeam:
     """An OpenMP team that makes torch's idle threads sleep.
@@ -38,24 +42,40 @@ class IdleTeam:
 
     def __init__(self) -> None:
         self.thread: threading.Thread | None = None
-        self._used = 0.0
+        self._end = threading.Event()
+        self._used = self._done = 0.0
+        self._between_is_long = False
         note(self)
 
     def need(self) -> None:
         """Have it for the run that comes, and for a while after it."""
-        self._used = time.monotonic()
+        self._used = now = time.monotonic()
+        if self._done:
+            self._between_is_long = now > self._done + LONG
+            self._done = 0.0
         if self.thread is None and torch.get_num_threads() > 1:
             start = team_starter()
             if start is not None:
-                self.thread = threading.Thread(target=self._keep, args=(start,), daemon=True)
+                self._end = threading.Event()
+                self.thread = threading.Thread(
+                    target=self._keep, args=(start, self._end), daemon=True
+                )
                 self.thread.start()
 
-    def _keep(self, start: Callable[[int], object]) -> None:
-        """Own the team until it has not been needed for a while."""
+    def done(self) -> None:
+        """After the last run of a step: it is torch's turn, for as long as it was last time."""
+        self._done = time.monotonic()
+        if self._between_is_long:
+            self._end.set()
+            self.thread = None
+
+    def _keep(self, start: Callable[[int], object], end: threading.Event) -> None:
+        """Own the team until it is told to end, or has not been needed for a while."""
         start(max(2, _cores() - torch.get_num_threads() + 2))
-        while time.monotonic() < self._used + LINGER:
-            time.sleep(LINGER)
-        self.thread = None  # a thread that ends takes its team with it
+        while not end.wait(LINGER):
+            if time.monotonic() > self._used + LINGER:
+                self.thread = None
+                break  # a thread that ends takes its team with it
 
     def after_fork(self) -> None:
         """Have none: the thread has stayed behind."""

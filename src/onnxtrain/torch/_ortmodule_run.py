@@ -309,7 +309,10 @@ class Graphs:
     def run_backward(self, vector: Any) -> list[torch.Tensor]:
         """The gradients, in the order of `wrt`."""
         self._free_cores(self._backward_cores)
-        return list(self._backward.run(vector).to_dlpacks(_from_dlpack))
+        gradients = list(self._backward.run(vector).to_dlpacks(_from_dlpack))
+        if self._many_threads:
+            IDLE_TEAM.done()
+        return gradients
 
     def with_seeds(self, saved: Any, grads: Sequence[torch.Tensor], *, again: bool) -> Any:
         """All that the backward graph reads; `again` leaves what was kept as it is."""
