@@ -20,6 +20,7 @@ import os
 import signal
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from datetime import datetime, timezone
@@ -44,6 +45,12 @@ QUIET = {"PYTHONWARNINGS": "ignore", "ONNXTRAIN_QUIET": "1"}
 PAUSE = 0.05
 """Seconds between turns of two processes: threads of the one before spin after their work."""
 
+CHECKED, LATER = 5, 2
+"""First steps, whose losses are compared; of one that comes in later they have been."""
+
+UNTIMED = ("onnxsim", "sklearn")
+"""Those whose time to the first step is not published: they get ready at the same time."""
+
 WAKE = 0.1
 """Seconds of steps at the beginning of a turn that are not counted."""
 
@@ -58,7 +65,7 @@ TOLERANCE, TOLERANCE_RANDOM = 2e-3, 5e-2
 
 
 class Host:
-    """A worker process with one contestant or several.
+    """A worker process with one contestant or several; it starts, and waits for `get_ready`.
 
     Args:
         peers: who.
@@ -68,7 +75,8 @@ class Host:
         threads: how many may be used.
 
     Attributes:
-        contestants: those that it holds, ready or with an error.
+        peers: who.
+        contestants: those that it has got ready, or that answered with an error.
     """
 
     def __init__(
@@ -89,15 +97,17 @@ class Host:
             env={**os.environ, **limits, **path, **QUIET},
             start_new_session=True,  # Ctrl-C is for the driver, which ends the others
         )  # fmt: skip
-        try:
-            self.contestants = [Contestant(peer, self) for peer in peers]
-        except BaseException:  # interrupted while it gets ready: nobody else knows it yet
-            self.kill()
-            raise
+        self.peers = list(peers)
+        self.contestants: list[Contestant] = []
 
-    def add(self, peer: str) -> None:
+    def get_ready(self) -> None:
+        """Have its contestants make their first steps, one after the other."""
+        for peer in self.peers:
+            self.add(peer, CHECKED)
+
+    def add(self, peer: str, steps: int) -> None:
         """Get one more ready in this process."""
-        self.contestants.append(Contestant(peer, self, f"ready {peer}"))
+        self.contestants.append(Contestant(peer, self, self.ask(f"ready {peer} {steps}")))
 
     def ask(self, question: str = "") -> dict[str, Any]:
         """The next answer; one with an `error` when the process has ended instead."""
@@ -142,9 +152,9 @@ class Contestant:
         error: why it cannot go on, "" while it can.
     """
 
-    def __init__(self, peer: str, host: Host, question: str = "") -> None:
+    def __init__(self, peer: str, host: Host, first: dict[str, Any]) -> None:
         self.peer, self._host, self.steps, self.before = peer, host, 1, 0
-        self.first = self._last = host.ask(question)
+        self.first = self._last = first
         self.error: str = self.first.get("error", "")
         self.times, self.processor_times = list[float](), list[float]()
 
@@ -310,6 +320,7 @@ def compete(
     try:
         for peers, python in processes:
             hosts.append(Host(peers, python, folder))
+        get_ready(hosts)
         spent.lap("get ready")
         contestants = [c for host in hosts for c in host.contestants]
         run_rounds(contestants, rounds, pause=pause)
@@ -323,7 +334,7 @@ def compete(
             if other is not host:
                 other.kill()
         for peer in together[1:]:
-            host.add(peer)
+            host.add(peer, LATER)
         spent.lap("get ready beside")
         host.contestants[0].forget()
         run_rounds(host.contestants, rounds, pause=0.0)
@@ -332,6 +343,19 @@ def compete(
     finally:
         for host in hosts:
             host.kill()
+
+
+def get_ready(hosts: Sequence[Host]) -> None:
+    """One after the other where the time is published, the others together at the end."""
+    together = [host for host in hosts if set(host.peers) <= set(UNTIMED)]
+    for host in hosts:
+        if host not in together:
+            host.get_ready()
+    threads = [threading.Thread(target=host.get_ready, daemon=True) for host in together]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 def run_rounds(
@@ -352,8 +376,10 @@ def run_rounds(
 
 def _operators(peer: str, python: str, folder: Path) -> dict[str, float]:
     host = Host([f"profile:{peer}"], python, folder)
-    host.kill()
-    shares = host.contestants[0].first.get("operators", {})
+    try:
+        shares = host.ask().get("operators", {})
+    finally:
+        host.kill()
     return {name: round(share, 4) for name, share in shares.items()}
 
 

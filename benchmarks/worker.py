@@ -1,12 +1,11 @@
-"""Contestants in a process: `python worker.py PEER[,PEER...] DIRECTORY`.
+"""Contestants in a process: `python worker.py NAME DIRECTORY`.
 
-Reads the model, the weights and the batches that `benchmarks.prepare` wrote into the directory,
-gets the named contestants ready one after the other, makes the first steps and prints what that
-took and which losses came out. Then each line on standard input is a contestant, a number of steps
-to make first and a number of steps to time; the answer is a line of JSON with the time of the
-latter (and that of the processor) and their number. The line `ready PEER` gets one more ready.
-`profile:PEER` makes some steps under onnxruntime's profiler, prints the time per operator type and
-ends.
+Reads what `benchmarks.prepare` wrote into the directory, and then a line at a time from standard
+input; every answer is a line of JSON. `ready PEER STEPS` gets a contestant ready and makes so many
+steps: what that took, and which losses came out. `PEER BEFORE STEPS` makes steps that are not timed
+and steps that are: the time of the latter (and that of the processor) and their number. The name is
+for whoever looks at the processes. `profile:PEER` in its place makes some steps under onnxruntime's
+profiler, prints the time per operator type and ends.
 """
 
 from __future__ import annotations
@@ -35,12 +34,6 @@ PEERS = {
     "onnxsim": "onnx_simplifier:start",
     "sklearn": "scikit_learn:start",
 }
-CHECKED = 5
-"""How many losses are compared."""
-
-LATER = 2
-"""First steps of one that comes in later: its losses have been compared in another process."""
-
 READY = "ready"
 
 PROFILED = 10
@@ -57,13 +50,13 @@ def main() -> None:
     if peers.startswith("profile:"):
         profile(peers.removeprefix("profile:"), folder, spec, batches)
         return
-    loops = {peer: get_ready(peer, folder, spec, batches) for peer in peers.split(",")}
+    loops: dict[str, Loop] = {}
     for line in sys.stdin:
-        words = line.split()
-        if words[0] == READY:
-            loops[words[1]] = get_ready(words[1], folder, spec, batches, LATER)
+        first, second, third = line.split()
+        if first == READY:
+            loops[second] = get_ready(second, folder, spec, batches, int(third))
         else:
-            turn(loops[words[0]], batches, int(words[1]), int(words[2]))
+            turn(loops[first], batches, int(second), int(third))
 
 
 def turn(loop: Loop, batches: Batches, before: int, steps: int) -> None:
@@ -77,16 +70,14 @@ def turn(loop: Loop, batches: Batches, before: int, steps: int) -> None:
     answer(seconds=seconds, processor=used, steps=count, rss=peak())
 
 
-def get_ready(
-    peer: str, folder: Path, spec: dict[str, Any], batches: Batches, checked: int = CHECKED
-) -> Loop:
+def get_ready(peer: str, folder: Path, spec: dict[str, Any], batches: Batches, steps: int) -> Loop:
     """The contestant after its first steps, or one that cannot go on; it has answered which."""
     clock = Clock()
     try:
         loop = start(peer, folder, spec, clock)
         losses = loop.losses(batches, 1)
         clock.lap("first run")
-        losses += loop.losses(batches, checked - 2)
+        losses += loop.losses(batches, steps - 2)
         began = time.perf_counter()
         losses += loop.losses(batches, 1)
         seconds = time.perf_counter() - began
