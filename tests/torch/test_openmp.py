@@ -46,7 +46,7 @@ def test_the_team_comes_with_a_run_and_goes_after_the_last(two_threads):
 
 
 @linux_only
-@pytest.mark.parametrize(("seconds", "stays"), [(0.0, True), (2 * _openmp.LONG, False)])
+@pytest.mark.parametrize(("seconds", "stays"), [(0.0, True), (2 * _openmp.LONG_SECONDS, False)])
 def test_torch_has_its_busy_threads_where_it_does_much(two_threads, seconds, stays):
     if _openmp.team_starter() is None:
         pytest.skip("this torch does not use GNU's OpenMP")

@@ -28,7 +28,7 @@ LINGER = 0.05
 """Seconds after the last run from which on torch's threads wait busily again: whatever else torch
 does in the process is as fast as without us."""
 
-LONG = 0.005
+LONG_SECONDS = 0.005
 """Seconds between the steps' runs from which on torch has its busy threads there: an update of 150
 tensors wakes them 150 times, 3 of 20 ms. To have the team again takes 0.1 ms."""
 
@@ -51,7 +51,7 @@ class IdleTeam:
         """Have it for the run that comes, and for a while after it."""
         self._used = now = time.monotonic()
         if self._done:
-            self._between_is_long = now > self._done + LONG
+            self._between_is_long = now > self._done + LONG_SECONDS
             self._done = 0.0
         if self.thread is None and torch.get_num_threads() > 1:
             start = team_starter()

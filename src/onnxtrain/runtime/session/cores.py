@@ -27,8 +27,8 @@ def threads_of(make: Callable[[], T]) -> tuple[T, frozenset[int]]:
     """What `make` returns, and the system's numbers of the threads that it started (Linux)."""
     with _lock:  # sessions that are made at the same time have different threads
         before = _threads()
-        made = make()
-        return made, _threads() - before
+        result = make()
+        return result, _threads() - before
 
 
 def _threads() -> frozenset[int]:
