@@ -1,9 +1,9 @@
 """How long two cores take to hand work to each other: `python3 -m benchmarks.handover`.
 
 A virtual machine's two cores seem to be neighbours in the host at some times and far apart at
-others, and steps of a millisecond on two threads depend on it: an MLP's took 1.35 ms when a handover
-took 0.08 microseconds, and 2.65 ms when it took 0.15 (one machine, few samples). So every workload
-is stored with the figure of its time.
+others, and steps of a millisecond on two threads depend on it: an MLP's took 1.35 ms when a
+handover took 0.08 microseconds, and 2.65 ms when it took 0.15 (one machine, few samples). So every
+workload is stored with the figure of its time.
 
 Two processes, each bound to one core, wait for a byte of shared memory to be theirs and give it
 away. Standard library only.

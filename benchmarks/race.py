@@ -8,8 +8,8 @@ to 100 ms that was over (two cores of EPYC under KVM, steps timed one by one), s
 What kept ORTModule at 20 to 50 ms for up to a second was another thing: the system started its
 threads on the core of the one that waited for them (`onnxtrain.runtime.session.cores`). Processes
 of lowest priority that keep both cores awake helped as much, but made our steps of ResNet-18 two or
-three percent longer and, where a third process ran, those of PyTorch eager a hundred times: the system
-then sees no idle core to move a thread to. So there are none.
+three percent longer and, where a third process ran, those of PyTorch eager a hundred times: the
+system then sees no idle core to move a thread to. So there are none.
 """
 
 from __future__ import annotations
