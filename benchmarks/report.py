@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,13 @@ KINDS = {"alone": "time, a process each", "beside": "time, one process", "memory
 SETTINGS = {ALONE: "a process each", BESIDE: "one process"}
 MARK = "<!-- benchmark -->"
 UNEXPLAINED = "not explained yet"
+TURNS = (
+    "turns of a fifth of a second or one step, with a pause between; a tenth of a second of steps "
+    "before is not counted (after idleness they are slow; steps of a fifth of a second and more "
+    "have no such beginning)"
+)
+TURNS_BEFORE = "turns of a quarter of a second or one step, with a pause between"
+"""Of runs that did not measure the time from core to core yet."""
 
 
 # --- tables ------------------------------------------------------------------------------------
@@ -195,10 +203,21 @@ def runs_table(runs: Sequence[Run]) -> str:
         commit = run.facts["commit"] + (" (changed)" if run.facts.get("changed") else "")
         rows.append([
             run.name, run.facts["date"], commit, str(run.facts.get("load", "–")),
-            str(len(run.workloads)), f"{minutes:.0f}", *map(_mean, means),
+            handovers(run), str(len(run.workloads)), f"{minutes:.0f}", *map(_mean, means),
         ])  # fmt: skip
     columns = (f"{NAMES[way]}, {place}" for place in SETTINGS.values() for way in OURS)
-    return rows_of(["run", "begun", "commit", "load", "workloads", "minutes", *columns], rows)
+    return rows_of(
+        ["run", "begun", "commit", "load", "core to core, µs", "workloads", "minutes", *columns],
+        rows,
+    )
+
+
+def handovers(run: Run) -> str:
+    """Microseconds from core to core before the workloads: the median, the least and the most."""
+    known = [e["handover_us"] for e in run.workloads.values() if e.get("handover_us")]
+    if not known:
+        return "–"
+    return f"{statistics.median(known):.2f} ({min(known):.2f}–{max(known):.2f})"
 
 
 def history(runs: Iterable[Run]) -> list[tuple[str, dict[str, Mean]]]:
@@ -273,6 +292,7 @@ def page(runs: Sequence[Run], growth: dict[str, Any], by_hand: str, reasons: dic
         rounds=" or ".join(sorted({str(run.facts["rounds"]) for run in shown_runs})),
         machine=machine_of(shown_runs[-1]),
         packages=packages,
+        turns=TURNS_BEFORE if all(handovers(run) == "–" for run in shown_runs) else TURNS,
         notes=" ".join(sorted({run.facts["note"] for run in shown_runs if "note" in run.facts})),
         alone=torch_table(figures, ALONE),
         beside=torch_table(figures, BESIDE),

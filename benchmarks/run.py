@@ -5,9 +5,9 @@ install` gives. Every workload is run by each contestant in a process of its own
 onnxtrain (`Trainer.fit`, Module + Optimizer, ORTModule), PyTorch eager and compiled (fused
 optimizers), onnxruntime-training 1.19.2, jax, onnxsim's `compile_training_loop` and scikit-learn,
 where they can do the workload. Then ours and PyTorch's once more, in one process. Same weights,
-same batches, whole steps with the optimizer; the first losses must agree. Turns of a quarter of
-a second are interleaved; all times are kept, and the tables show medians and quartiles over all
-rounds of all runs of the same sources.
+same batches, whole steps with the optimizer; the first losses must agree. Turns of a third of
+a second are interleaved, of which the first tenth of a second is not counted; all times are kept,
+and the tables show medians and quartiles over all rounds of all runs of the same sources.
 
 A run is a file, `benchmarks/results/runs/<version>-<date>-<number>.json`, written workload by
 workload: `--resume` goes on with one that was cut. `docs/performance.md`, the plots and the table
@@ -21,6 +21,8 @@ import argparse
 import signal
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 from typing import Any
 
 from . import runs
@@ -47,8 +49,11 @@ def main() -> int:
     bad = 0
     store = not (options.quick or options.workloads or options.peers != ",".join(PEERS))
     try:
-        for number in range(options.runs):
-            bad |= one_run(options, pythons, store, resume=options.resume and number == 0)
+        with tempfile.TemporaryDirectory(prefix="onnxtrain-bench-") as text:
+            kept = Path(text) if options.runs > 1 else None
+            for number in range(options.runs):
+                resume = options.resume and number == 0
+                bad |= one_run(options, pythons, store, resume=resume, kept=kept)
     except KeyboardInterrupt:
         print("\ninterrupted; the contestants have been ended", file=sys.stderr)
         bad = 130
@@ -57,7 +62,14 @@ def main() -> int:
     return bad
 
 
-def one_run(options: argparse.Namespace, pythons: dict[str, str], store: bool, resume: bool) -> int:
+def one_run(
+    options: argparse.Namespace,
+    pythons: dict[str, str],
+    store: bool,
+    *,
+    resume: bool,
+    kept: Path | None,
+) -> int:
     """All workloads that are asked for or missing; 1 when there is something to complain about."""
     rounds = options.rounds or (1 if options.quick else ROUNDS)
     facts = runs.facts_now(rounds)
@@ -71,8 +83,10 @@ def one_run(options: argparse.Namespace, pythons: dict[str, str], store: bool, r
     fresh: dict[str, Any] = {}
     try:
         for name in names:
-            fresh[name] = race(name, pythons, rounds, beside=True, profile=options.profile)
-            print(f"{name}: {fresh[name]['seconds']:.0f} s", flush=True)
+            fresh[name] = race(
+                name, pythons, rounds, kept=kept, beside=True, profile=options.profile
+            )
+            print(f"{name}: {fresh[name]['seconds']:.0f} s {fresh[name]['spent']}", flush=True)
             if store:
                 run.add(name, fresh[name])
     finally:

@@ -87,6 +87,7 @@ def compare(name: str, python: str, sources: dict[str, Path], options: argparse.
                 shutil.copytree(common, folder)
                 for way in WAYS:
                     hosts[way, tree] = Host([way], python, folder, source, threads)
+                    hosts[way, tree].get_ready()
             contestants = {key: host.contestants[0] for key, host in hosts.items()}
             run_rounds(list(contestants.values()), options.rounds, options.turn)
         finally:

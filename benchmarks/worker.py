@@ -1,11 +1,11 @@
-"""Contestants in a process: `python worker.py PEER[,PEER...] DIRECTORY`.
+"""Contestants in a process: `python worker.py NAME DIRECTORY`.
 
-Reads the model, the weights and the batches that `benchmarks.prepare` wrote into the directory,
-gets the named contestants ready one after the other, makes the first steps and prints what that
-took and which losses came out. Then each line on standard input is a contestant and a number of
-steps to make; the answer is a line of JSON with their time (and that of the processor) and their
-number. `profile:PEER` makes some steps under onnxruntime's profiler, prints the time per operator
-type and ends.
+Reads what `benchmarks.prepare` wrote into the directory, and then a line at a time from standard
+input; every answer is a line of JSON. `ready PEER STEPS` gets a contestant ready and makes so many
+steps: what that took, and which losses came out. `PEER BEFORE STEPS` makes steps that are not timed
+and steps that are: the time of the latter (and that of the processor) and their number. The name is
+for whoever looks at the processes. `profile:PEER` in its place makes some steps under onnxruntime's
+profiler, prints the time per operator type and ends.
 """
 
 from __future__ import annotations
@@ -34,8 +34,7 @@ PEERS = {
     "onnxsim": "onnx_simplifier:start",
     "sklearn": "scikit_learn:start",
 }
-CHECKED = 5
-"""How many losses are compared."""
+READY = "ready"
 
 PROFILED = 10
 """How many steps are profiled, after three others."""
@@ -51,29 +50,42 @@ def main() -> None:
     if peers.startswith("profile:"):
         profile(peers.removeprefix("profile:"), folder, spec, batches)
         return
-    loops = {peer: get_ready(peer, folder, spec, batches) for peer in peers.split(",")}
+    loops: dict[str, Loop] = {}
     for line in sys.stdin:
-        peer, steps = line.split()
-        began, used = time.perf_counter(), time.process_time()
-        count = loops[peer].many(batches, int(steps))
-        used = time.process_time() - used
-        seconds = time.perf_counter() - began
-        answer(seconds=seconds, processor=used, steps=count, rss=peak())
+        first, second, third = line.split()
+        if first == READY:
+            loops[second] = get_ready(second, folder, spec, batches, int(third))
+        else:
+            turn(loops[first], batches, int(second), int(third))
 
 
-def get_ready(peer: str, folder: Path, spec: dict[str, Any], batches: Batches) -> Loop:
+def turn(loop: Loop, batches: Batches, before: int, steps: int) -> None:
+    """Steps that are not timed, steps that are, and the answer."""
+    if before:
+        loop.many(batches, before)
+    began, used = time.perf_counter(), time.process_time()
+    count = loop.many(batches, steps)
+    used = time.process_time() - used
+    seconds = time.perf_counter() - began
+    answer(seconds=seconds, processor=used, steps=count, rss=peak())
+
+
+def get_ready(peer: str, folder: Path, spec: dict[str, Any], batches: Batches, steps: int) -> Loop:
     """The contestant after its first steps, or one that cannot go on; it has answered which."""
     clock = Clock()
     try:
         loop = start(peer, folder, spec, clock)
         losses = loop.losses(batches, 1)
         clock.lap("first run")
-        losses += loop.losses(batches, CHECKED - 1)
+        losses += loop.losses(batches, steps - 2)
+        began = time.perf_counter()
+        losses += loop.losses(batches, 1)
+        seconds = time.perf_counter() - began
     except (Exception, Cannot) as error:
         traceback.print_exc()
         answer(error=reason(error))
         return Loop(lambda x, y: float("nan"))
-    answer(parts=clock.parts, losses=losses, remark=loop.remark, rss=peak())
+    answer(parts=clock.parts, losses=losses, step=seconds, remark=loop.remark, rss=peak())
     return loop
 
 

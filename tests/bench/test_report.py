@@ -14,6 +14,7 @@ from benchmarks.contestants.base import Cannot, Clock, Loop, peak
 from benchmarks.contestants.profiling import own_times, shares
 from benchmarks.figures import BESIDE, Figures, Spread, geometric_mean
 from benchmarks.growth import CURVES, names
+from benchmarks.handover import handover
 from benchmarks.race import differences, disagreements
 from benchmarks.workloads import OTHERS, WORKLOADS, find
 
@@ -37,8 +38,10 @@ def entry(title: str, beside=None, **peers):
         "title": title,
         "date": "2026-02-03 04:05 UTC",
         "load": 0.1,
+        "handover_us": 0.25,
         "rounds": 2,
         "seconds": 60.0,
+        "spent": {"rounds": 60.0},
         "tolerance": 1e-3,
         "peers": peers,
         "beside": beside or {},
@@ -242,7 +245,9 @@ def test_page_has_every_way_in_a_column_and_every_run(folder, growth):
     assert "- **predecessor**: `it has no such optimizer` (second)" in text
     assert "complete runs: 2, cut ones: 1, rounds in each: 2" in text
     assert "2 cores, x86_64, avx2 fma. python 3.11" in text
-    assert "| 1.0-2026-02-03-3 | 2026-02-03 04:05 UTC | abc | 0.1 | 1 | 1 |" in text
+    assert (
+        "| 1.0-2026-02-03-3 | 2026-02-03 04:05 UTC | abc | 0.1 | 0.25 (0.25–0.25) | 1 | 1 |" in text
+    )
     assert "| 0.9, 2026-01-01, old | 2 cores, x86_64, avx2 fma | 1 |" in text
     assert "| 1.0, 2026-02-03, abc | 2 cores, x86_64, avx2 fma | 3 |" in text
     assert "MatMul 75%, outside nodes 25%" in text
@@ -337,15 +342,21 @@ def test_the_environment_has_what_a_plain_install_gives():
 
 FAKE = """
 import json, sys
-ready = {"parts": {"session": 1.0}, "losses": [1.0], "remark": "", "rss": 5.0}
-for peer in sys.argv[1].split(","):
-    print(json.dumps({"error": "it cannot"} if peer == "jax" else ready), flush=True)
+pace = {"eager": 0.05, "slow": 1.0}
+def ready(peer):
+    return {"parts": {"session": 1.0}, "losses": [1.0], "step": pace.get(peer, 0.12),
+            "remark": "", "rss": 5.0}
 for line in sys.stdin:
-    peer, steps = line.split()
+    peer, *numbers = line.split()
+    if peer == "ready":
+        cannot = {"error": "it cannot"}
+        print(json.dumps(cannot if numbers[0] == "jax" else ready(numbers[0])), flush=True)
+        continue
+    before, steps = map(int, numbers)
     if peer == "old":
         sys.exit("it fell over")
-    seconds = (0.05 if peer == "eager" else 0.12) * int(steps)
-    answer = {"seconds": seconds, "processor": 2 * seconds, "steps": int(steps), "rss": 6.0}
+    seconds = pace.get(peer, 0.12) * steps
+    answer = {"seconds": seconds, "processor": before, "steps": steps, "rss": 6.0}
     print(json.dumps(answer), flush=True)
 """
 
@@ -359,10 +370,11 @@ def fake_worker(tmp_path, monkeypatch):
 
 def test_contestants_share_a_process_or_have_one_each(fake_worker):
     together = [(["eager", "ours", "jax"], sys.executable), (["old"], sys.executable)]
-    shown = race.compete(together, fake_worker, rounds=3)
+    shown, beside = race.compete(together, fake_worker, rounds=3)
+    assert beside == {}
     assert shown["eager"]["times_ms"] == [50.0] * 3
     assert shown["ours"]["times_ms"] == [120.0] * 3
-    assert shown["eager"]["steps"] == 5  # as many as take the time of a turn
+    assert shown["eager"]["steps"] == 4  # as many as take the time of a turn
     assert shown["ours"]["steps"] == 2
     assert shown["ours"]["rss_mb"] == 6.0
     assert shown["jax"]["error"] == "it cannot"
@@ -372,8 +384,63 @@ def test_contestants_share_a_process_or_have_one_each(fake_worker):
 
 def test_long_rounds_are_few(fake_worker, monkeypatch):
     monkeypatch.setattr(race, "LONG", 0.0)
-    shown = race.compete([(["eager"], sys.executable)], fake_worker, rounds=9)
+    shown, _ = race.compete([(["eager"], sys.executable)], fake_worker, rounds=9)
     assert len(shown["eager"]["times_ms"]) == race.ENOUGH
+
+
+def test_those_beside_come_into_the_process_of_the_first(fake_worker):
+    each = [([peer], sys.executable) for peer in ("eager", "jax", "ours", "sklearn", "ortmodule")]
+    spent = race.Stopwatch()
+    alone, beside = race.compete(
+        each, fake_worker, 2, beside=["ortmodule", "eager", "jax", "ours"], spent=spent
+    )
+    assert list(alone) == ["eager", "jax", "ours", "sklearn", "ortmodule"]
+    assert list(beside) == ["ortmodule", "eager", "ours"]  # jax could not alone
+    assert [result["times_ms"] for result in beside.values()] == [
+        [120.0] * 2,
+        [50.0] * 2,
+        [120] * 2,
+    ]
+    assert list(spent.parts) == ["get ready", "rounds", "get ready beside", "rounds beside"]
+
+
+@pytest.mark.parametrize(
+    ("peer", "before", "steps"), [("eager", 2, 4), ("ours", 1, 2), ("slow", 0, 1)]
+)
+def test_a_turn_begins_with_steps_that_are_not_counted(fake_worker, peer, before, steps):
+    host = race.Host([peer], sys.executable, fake_worker)
+    try:
+        host.get_ready()
+        [contestant] = host.contestants
+        race.run_rounds([contestant], 1, pause=0.0)
+        assert (contestant.before, contestant.steps) == (before, steps)
+        assert contestant.processor_times == [before / steps]  # as the worker was told
+    finally:
+        host.kill()
+
+
+def test_what_is_prepared_is_kept_for_the_next_run(tmp_path, monkeypatch):
+    calls = []
+
+    def run_prepare(command, **_):
+        calls.append(command)
+        (Path(command[4]) / "spec.json").write_text("{}")
+
+    monkeypatch.setattr(race.subprocess, "run", run_prepare)
+    for number in range(2):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        race.prepare("mlp_sgd", "python", ("ours",), folder, tmp_path / "kept")
+        assert (folder / "spec.json").read_text() == "{}"
+    assert len(calls) == 1
+    race.prepare("mlp_sgd", "python", ("ours",), folder := tmp_path / "alone")
+    assert len(calls) == 2
+    assert (folder / "spec.json").exists()
+
+
+def test_handing_work_between_cores_takes_microseconds():
+    microseconds = handover()
+    assert microseconds is None or 0 < microseconds < 1e4
 
 
 def test_reasons_of_workers_fit_a_table():

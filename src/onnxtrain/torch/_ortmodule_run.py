@@ -19,12 +19,13 @@ from onnxruntime.capi import _pybind_state as ort
 from ..errors import DeviceError
 from ..graph.contract import RANDOM_INPUT
 from ..runtime.session import threads
+from ..runtime.session.cores import OtherCores, threads_of
 from ..runtime.session.cut_session import share_arena
 from ..runtime.session.devices import CPU, Device, open_session, session_options
 from ..runtime.session.feeds import on_host
 from ..runtime.session.threads import HEAVY, applications
 from ..runtime.step.halves import BackwardHalf, ForwardHalf, vector_of
-from ._openmp import pause
+from ._openmp import IDLE_TEAM
 from ._ortmodule_graph import Halves
 from .fallback import ORTModuleDeviceException, ORTModuleONNXModelException
 from .refusals import explain
@@ -215,7 +216,10 @@ class Graphs:
         self.halves = halves
         input_at = {n: i for i, n in enumerate(inputs)}
         tensor_at = {n: i for i, n in enumerate(tensors)}
-        self.forward_session = make_session(halves.forward, device, config)
+        self.forward_session, started = threads_of(
+            lambda: make_session(halves.forward, device, config)
+        )
+        self._forward_cores = OtherCores(started)
         count = self.forward_session.get_session_options().intra_op_num_threads
         self._many_threads = count > 1 and device.type == "cpu"
         self.from_inputs = [input_at[n] for n in halves.feeds if n in input_at]
@@ -243,7 +247,9 @@ class Graphs:
         config: Mapping[str, str],
     ) -> None:
         assert halves.backward is not None
-        self.backward_session = make_session(halves.backward, device, config)
+        backward = halves.backward
+        self.backward_session, started = threads_of(lambda: make_session(backward, device, config))
+        self._backward_cores = OtherCores(started)
         reads, feeds = [i.name for i in halves.backward.graph.input], self._forward.feeds
         self._backward = BackwardHalf(
             self.backward_session,
@@ -277,15 +283,16 @@ class Graphs:
         from_user = [to_ort(inputs[i]) for i in self.from_inputs]
         return [*from_user, *bound.values(), *map(to_ort, drawn)]
 
-    def _free_cores(self) -> None:
-        """Free the cores, where freeing them takes less time than it saves."""
+    def _free_cores(self, cores: OtherCores) -> None:
+        """Let onnxruntime's threads have the cores on which neither we nor torch's run."""
         if self._many_threads:
-            pause()
+            IDLE_TEAM.need()
+            cores.use()
 
     def run_forward(self, feeds: Sequence[Any], *, save: bool) -> Any:
         """All results of the forward graph, or those that are not saved for backward only."""
         vector = vector_of(feeds)
-        self._free_cores()
+        self._free_cores(self._forward_cores)
         try:
             return self._forward.run(vector, None if save else self._plain)
         except Exception:
@@ -301,8 +308,11 @@ class Graphs:
 
     def run_backward(self, vector: Any) -> list[torch.Tensor]:
         """The gradients, in the order of `wrt`."""
-        self._free_cores()
-        return list(self._backward.run(vector).to_dlpacks(_from_dlpack))
+        self._free_cores(self._backward_cores)
+        gradients = list(self._backward.run(vector).to_dlpacks(_from_dlpack))
+        if self._many_threads:
+            IDLE_TEAM.done()
+        return gradients
 
     def with_seeds(self, saved: Any, grads: Sequence[torch.Tensor], *, again: bool) -> Any:
         """All that the backward graph reads; `again` leaves what was kept as it is."""
