@@ -104,6 +104,10 @@ rank of the result, and `OUTSIDE` if somebody else reads it."""
 
 OUTSIDE = "out"
 
+KERNEL = "onnxtrain: kernel"
+"""What a node says of itself if a session may compute it, with nodes before it, by a kernel of our
+own; the session finds out by itself what they compute."""
+
 FUSABLE = frozenset(
     {
         "Abs", "Add", "And", "Cast", "Clip", "Div", "Equal", "Erf", "Exp", "Floor", "Greater",

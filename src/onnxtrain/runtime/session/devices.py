@@ -25,6 +25,7 @@ from .blocked import in_blocks
 from .cut_session import cut_if_long
 from .few_bits import with_kernels
 from .fusion import fused
+from .kernels import with_own_kernels
 from .native import core_of, ort_device
 from .optimizers import TRANSPOSING, idle_of_shapes, idle_optimizers
 from .options import BUSY, FOLDER, PREPACKING, SPINNING, UserOptions, Way, may_spin, ways_with
@@ -267,7 +268,9 @@ def create_session(
     def create(form: Form, way: Way[onnxruntime.InferenceSession]) -> onnxruntime.InferenceSession:
         def make(chosen: Any) -> onnxruntime.InferenceSession:
             if form.is_fused:
-                _register(chosen, is_lent=isinstance(options, UserOptions) and chosen is options.options)
+                _register(
+                    chosen, is_lent=isinstance(options, UserOptions) and chosen is options.options
+                )
             return onnxruntime.InferenceSession(
                 form.content, chosen, providers, provider_options, disabled_optimizers=form.idle
             )
@@ -336,9 +339,11 @@ def _forms(
 
 
 def _in_one_pass(form: Form) -> Form | None:
-    """A form with its marked elementwise nodes fused, None if it has none."""
+    """A form with kernels of ours, for single nodes and fused elementwise ones; None without."""
     outline = Outline.of(form.content) if isinstance(form.content, bytes) else None
-    content = None if outline is None else fused(outline)
+    own = None if outline is None else with_own_kernels(outline)
+    outline = outline if own is None else Outline.of(own)
+    content = None if outline is None else fused(outline) or own
     return None if content is None else Form(content, form.idle, is_fused=True)
 
 

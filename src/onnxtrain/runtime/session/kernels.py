@@ -1,0 +1,166 @@
+"""Marked nodes that onnxruntime computes slowly become nodes of our own operators.
+
+`passes/kernels.py` has marked them. What is replaced is read from the nodes themselves: what does
+not match stays as it is. The file stays as it is, too, of standard operators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from ...errors import ModelFileError
+from ...operators import KERNEL
+from ..files.outline import Outline
+from ..files.wire import Message
+from ..fusion.library import DOMAIN, is_available
+from ..fusion.operators import ADD_ROWS, Operator
+from .edits import LONGEST, changed, idle_after, marked
+from .patterns import Made, Nodes, Number, Opened, Pattern, Value, Zeros, matches
+
+DOUBLE, FLOAT, INT64 = 11, 1, 7
+TO_END = 2**63 - 1
+
+
+class Node(NamedTuple):
+    """A node of ours."""
+
+    operator: Operator
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    numbers: tuple[int, ...] = ()
+
+    def encode(self) -> bytes:
+        """As it stands in a model."""
+        message = Message()
+        for name in self.inputs:
+            message.add(1, name)
+        for name in self.outputs:
+            message.add(2, name)
+        text = " ".join(map(str, self.numbers))
+        numbers = Message().add(1, "numbers").add(4, text).add(20, 3)
+        return message.add(4, self.operator.name).add(5, numbers).add(7, DOMAIN).encode()
+
+
+def with_own_kernels(outline: Outline) -> bytes | None:
+    """The model with nodes of ours in the places of marked ones; None if there is nothing to do."""
+    if len(outline.model) > LONGEST or not outline.mentions(KERNEL.encode()) or not is_available():
+        return None
+    try:
+        nodes, changes, still_read = Nodes(outline), dict[int, list[bytes]](), set[bytes]()
+        for found in marked(outline, KERNEL):
+            node = nodes.maker(found.outputs[0].decode())
+            recognise = RECOGNISED.get(node.operator) if node is not None else None
+            ours = recognise(nodes, node) if recognise is not None and node is not None else None
+            if ours is not None:
+                changes[found.place] = [ours.encode()]
+                still_read.update(name.encode() for name in ours.inputs)
+        if not changes:
+            return None
+        idle = idle_after(outline, list(changes), still_read)
+        return changed(outline, changes | {place: [] for place in idle}, DOMAIN.encode())
+    except (ModelFileError, ValueError, LookupError):  # onnxruntime says what is wrong with it
+        return None
+
+
+# --- rows added up by number ----------------------------------------------------------------------
+
+
+def _sorted_sums() -> Pattern:
+    """What `autodiff/rules/_index.py` writes: sums of rows, by way of sorting them."""
+    rows, ordered, last = Value("rows"), Value("ordered"), Value("last")
+    axis, first = {"axis": 0}, Number((0,))
+    order = Made(
+        "TopK", (rows, Made("Shape", (rows,))), {"largest": 0, "axis": 0}, output=1
+    )  # fmt: skip
+    sorted_rows = order._replace(output=0, name="ordered")
+    taken = Made("Gather", (Value("source"), order), name="taken")
+    sums = Made("CumSum", (Made("Cast", (taken,), {"to": DOUBLE}), Number((0,), 0)))
+    behind = Made("Slice", (ordered, Number((1,)), Number((TO_END,))))
+    following = Made("Concat", (behind, Number((-1,))), axis)
+    is_last = Made("Not", (Made("Equal", (ordered, following)),), name="last")
+    ends = Made("Compress", (sums, last), axis, name="ends")
+    before = Made("Slice", (Value("ends"), first, Number((-1,)), first))
+    shifted = Made("Pad", (before, Number((1, 0)), None, first))
+    total = Made("Sub", (ends, shifted), name="total")
+    of_last = Made("Slice", (total, Number((-1,)), Number((TO_END,)), first))
+    is_nan = Made("IsNaN", (Made("ReduceSum", (of_last,), {"keepdims": 0}),))
+    counted = Made("Cast", (last,), {"to": INT64})
+    place = Made("CumSum", (counted, Number((0,), 0)), {"exclusive": 1})
+    spread = Made(
+        "Expand", (Made("Unsqueeze", (place, Number((1,)))), Made("Shape", (Value("taken"),)))
+    )
+    one_by_one = Made(
+        "ScatterElements",
+        (Zeros(Value("part")), spread, Value("taken")),
+        {"axis": 0, "reduction": "add"},
+    )
+    at_once = Made("Cast", (Value("total"),), {"to": FLOAT})
+    target = Made("Unsqueeze", (Made("Compress", (sorted_rows, is_last), axis), Number((1,))))
+    added = Made("If", (is_nan, one_by_one, at_once))
+    return Made("ScatterND", (Zeros(Value("shape")), target, added))
+
+
+SORTED_SUMS = _sorted_sums()
+ONE_BY_ONE = Made(
+    "ScatterElements",
+    (
+        Zeros(Value("shape")),
+        Made(
+            "Expand",
+            (
+                Made("Unsqueeze", (Value("rows"), Number((1,)))),
+                Made("Shape", (Value("source"),)),
+            ),
+        ),
+        Value("source"),
+    ),
+    {"axis": 0, "reduction": "add"},
+)
+"""The same of narrow rows."""
+SINGLE = Made(
+    "ScatterElements",
+    (Zeros(Value("shape")), Value("rows"), Value("source")),
+    {"axis": 0, "reduction": "add"},
+)
+"""Single numbers added up, if there is one axis: the gradient of a pool whose windows overlap."""
+
+
+def _added_rows(nodes: Nodes, node: Opened) -> Node | None:
+    """Rows of the first operand's shape, added up by number."""
+    for pattern in (SORTED_SUMS, ONE_BY_ONE, SINGLE):
+        bound = dict[str, str]()
+        if matches(nodes, node.outputs[0], pattern, bound):
+            if pattern is SORTED_SUMS and not _is_shape_of(nodes, bound):
+                return None
+            if pattern is SINGLE and not _is_flat(nodes, bound):
+                return None
+            operands = (bound["shape"], _unwrapped(nodes, bound), bound["source"])
+            return Node(ADD_ROWS, operands, node.outputs)
+    return None
+
+
+def _is_shape_of(nodes: Nodes, bound: dict[str, str]) -> bool:
+    """Whether the sums one by one have the shape of those at once."""
+    return matches(nodes, bound["part"], Made("Shape", (Value("total"),)), bound)
+
+
+def _is_flat(nodes: Nodes, bound: dict[str, str]) -> bool:
+    """Whether single numbers have one axis, as far as the nodes before say."""
+    flat = Made("Reshape", (Value("any"), Number((-1,))))
+    return any(matches(nodes, bound[name], flat, {}) for name in ("rows", "source"))
+
+
+def _unwrapped(nodes: Nodes, bound: dict[str, str]) -> str:
+    """The numbers of rows before a Mod made negative ones positive: the kernel does that itself."""
+    shape, node = nodes.constant(bound["shape"]), nodes.maker(bound["rows"])
+    if shape is None or node is None or node.operator != "Mod" or any(node.attributes.values()):
+        return bound["rows"]
+    length = nodes.constant(node.inputs[1])
+    return node.inputs[0] if length == Number(shape.elements[:1], 0) else bound["rows"]
+
+
+RECOGNISED: dict[str, Callable[[Nodes, Opened], Node | None]] = {
+    "ScatterElements": _added_rows,
+    "ScatterND": _added_rows,
+}
