@@ -40,11 +40,15 @@ def backward(text: str, wrt: str, *operators: str) -> bytes:
     return marked(partition(both, ["y_grad"], [f"{wrt}_grad"]).backward, *operators)
 
 
-def operators_of(content: bytes) -> list[str]:
-    """Of the model as a session gets it."""
+def outline_of(content: bytes) -> Outline:
     outline = Outline.of(content)
     assert outline is not None
-    changed = with_own_kernels(outline)
+    return outline
+
+
+def operators_of(content: bytes) -> list[str]:
+    """Of the model as a session gets it."""
+    changed = with_own_kernels(outline_of(content))
     return [n.op_type for n in onnx.load_from_string(changed or content).graph.node]
 
 
@@ -163,10 +167,151 @@ def test_the_pass_marks_what_is_large() -> None:
     assert (marks(100), marks(10_000)) == (0, 1)
 
 
+# --- pools ----------------------------------------------------------------------------------------
+
+POOLS = [
+    ((2, 3, 8, 8), "kernel_shape=[2,2], strides=[2,2]"),
+    ((2, 3, 9, 17), "kernel_shape=[3,3], strides=[2,2], pads=[1,1,1,1]"),
+    ((1, 2, 7, 40), "kernel_shape=[3,2], strides=[1,1], pads=[2,0,1,1]"),
+    ((1, 2, 12, 13), "kernel_shape=[2,3], strides=[3,4], dilations=[2,3], pads=[0,0,1,2]"),
+    ((1, 1, 6, 6), "kernel_shape=[2,2], strides=[3,3], ceil_mode=1"),
+    ((1, 1, 7, 8), "kernel_shape=[3,3], strides=[2,2], ceil_mode=1, pads=[1,1,1,1]"),
+    ((1, 1, 5, 5), "kernel_shape=[1,1], strides=[3,3], ceil_mode=1, pads=[0,0,0,0]"),
+    ((1, 1, 5, 5), 'kernel_shape=[3,3], auto_pad="VALID"'),
+    ((3, 2, 31), "kernel_shape=[4], strides=[3], pads=[1,2]"),
+    ((2, 2, 5, 6, 7), "kernel_shape=[2,3,2], strides=[2,1,2], pads=[1,0,0,0,1,1]"),
+    ((0, 2, 5, 5), "kernel_shape=[2,2]"),
+    ((16, 64, 32, 32), "kernel_shape=[3,3], strides=[2,2], pads=[1,1,1,1]"),
+]
+
+
+def pool(shape: tuple[int, ...], attributes: str, outputs: str = "y, i") -> onnx.ModelProto:
+    sizes = ",".join(map(str, shape))
+    open_sizes = ",".join("abcde"[: len(shape)])
+    described = f"float[{open_sizes}] y" + (f", int64[{open_sizes}] i" if "i" in outputs else "")
+    text = f"g (float[{sizes}] x) => ({described}) {{ {outputs} = MaxPool<{attributes}>(x) }}"
+    return parsed(text)
+
+
+@pytest.mark.parametrize(("shape", "attributes"), POOLS)
+@pytest.mark.parametrize("kind", ["random", "ties", "odd"])
+def test_max_pool(
+    monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], attributes: str, kind: str
+) -> None:
+    """Also equal elements, and windows of nothing but NaN or minus infinity."""
+    content = marked(pool(shape, attributes), "MaxPool")
+    assert with_own_kernels(outline_of(content)) is not None
+    x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    if kind == "ties":
+        x = np.round(x)
+    elif kind == "odd":
+        x[x > 0.3] = np.nan
+        x[x < -0.5] = -np.inf
+        x.reshape(-1)[: x.size // 3] = np.nan
+        x.reshape(-1)[-x.size // 4 :] = -np.inf
+    ours, plain = both_ways(monkeypatch, content, {"x": x})
+    for a, b in zip(ours, plain, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("attributes", [
+    "kernel_shape=[2,2], storage_order=1", 'kernel_shape=[2,2], auto_pad="SAME_UPPER"',
+    "kernel_shape=[2,2,2,2]", "kernel_shape=[2,2], dilations=[3,3], pads=[1,1,1,1]",
+])  # fmt: skip
+def test_pools_without_a_kernel_stay(attributes: str) -> None:
+    content = marked(pool((1, 1, 4, 4), attributes), "MaxPool")
+    assert with_own_kernels(outline_of(content)) is None
+
+
+def test_a_pool_without_places_is_not_marked() -> None:
+    model = onnxtrain.differentiate(
+        pool((64, 64, 32, 32), "kernel_shape=[2,2]", "y"), wrt=["x"], vjp=True
+    )
+    marks = [n.op_type for n in model.graph.node if n.doc_string == KERNEL]
+    assert marks == ["MaxPool", "ScatterElements"]
+
+
+@pytest.mark.parametrize(("shape", "attributes"), POOLS)
+def test_gradient_of_max_pool(
+    monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], attributes: str
+) -> None:
+    model = onnxtrain.differentiate(pool(shape, attributes, "y"), wrt=["x"], vjp=True)
+    names = ("MaxPool", "MaxUnpool", "ScatterElements", "ScatterND")
+    content, rng = marked(model, *names), np.random.default_rng(0)
+    x = rng.standard_normal(shape).astype(np.float32)
+    (y, *_) = run(marked(pool(shape, attributes, "y")), {"x": x})
+    dy = rng.standard_normal(y.shape).astype(np.float32)
+    ours, plain = both_ways(monkeypatch, content, {"x": x, "y_grad": dy})
+    for a, b in zip(ours, plain, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def unpool(shape: str, attributes: str) -> bytes:
+    text = f"g (float[{shape}] x, int64[{shape}] i) => (float[a,b,c,d] y) "
+    return marked(parsed(f"{text}{{ y = MaxUnpool<{attributes}>(x, i) }}"), "MaxUnpool")
+
+
+@pytest.mark.parametrize("attributes", [
+    "kernel_shape=[2,2], strides=[2,2]", "kernel_shape=[3,4], strides=[2,3], pads=[1,0,0,1]",
+])  # fmt: skip
+def test_places_in_other_planes(monkeypatch: pytest.MonkeyPatch, attributes: str) -> None:
+    """Also the same place twice: the last number stays."""
+    content, rng = unpool("2,3,4,5", attributes), np.random.default_rng(0)
+    assert "MaxUnpool" in operators_of(content)
+    feeds = {"x": rng.standard_normal((2, 3, 4, 5)), "i": rng.integers(0, 6 * 7 * 9, (2, 3, 4, 5))}
+    feeds["x"] = feeds["x"].astype(np.float32)
+    (ours,), (plain,) = both_ways(monkeypatch, content, feeds)
+    np.testing.assert_array_equal(ours, plain)
+
+
+@pytest.mark.parametrize("place", [-1, 6 * 8 * 10, 2**62, -(2**63)])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_place_out_of_range_is_an_error(place: int, threads: int) -> None:
+    content = unpool("2,3,4,5", "kernel_shape=[2,2], strides=[2,2]")
+    indices = np.zeros((2, 3, 4, 5), np.int64)
+    indices[1, 1, 1, 1] = place
+    with pytest.raises(Exception, match="out of range"):
+        run(content, {"x": np.ones((2, 3, 4, 5), np.float32), "i": indices}, threads)
+
+
+# --- cumulative sums ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("exclusive", [0, 1])
+@pytest.mark.parametrize("reverse", [0, 1])
+@pytest.mark.parametrize(("shape", "axis"), [
+    ((7,), 0), ((5, 9), 1), ((4, 1000), -1), ((6, 5), 0), ((2, 3, 2000), 1), ((0, 4), 1),
+    ((3, 0), 1), ((2, 3, 4, 5), -2), ((200, 300), 1), ((200, 300), 0), ((1, 1), 0),
+])  # fmt: skip
+def test_cumulative_sum(
+    monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], axis: int, reverse: int, exclusive: int
+) -> None:
+    sizes = ",".join(map(str, shape))
+    text = f"g (float[{sizes}] x) => (float[{sizes}] y) <int64 axis = {{{axis}}}> "
+    attributes = f"exclusive={exclusive}, reverse={reverse}"
+    content = marked(parsed(f"{text}{{ y = CumSum<{attributes}>(x, axis) }}"), "CumSum")
+    assert with_own_kernels(outline_of(content)) is not None
+    x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    x.reshape(-1)[::5] = -0.0
+    (ours,), (plain,) = both_ways(monkeypatch, content, {"x": x})
+    np.testing.assert_array_equal(ours, plain)
+    np.testing.assert_array_equal(np.signbit(ours), np.signbit(plain))
+
+
+def test_cumulative_sums_of_other_types_or_axes_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An axis that is fed is not looked at; a type is onnxruntime's to refuse."""
+    text = "g (float[3,4] x, int64 axis) => (float[3,4] y) { y = CumSum(x, axis) }"
+    assert with_own_kernels(outline_of(marked(parsed(text), "CumSum"))) is None
+    text = "g (double[3,4] x) => (double[3,4] y) <int64 axis = {1}> { y = CumSum(x, axis) }"
+    x = np.arange(12.0).reshape(3, 4)
+    (ours,), _ = both_ways(monkeypatch, marked(parsed(text), "CumSum"), {"x": x})
+    np.testing.assert_array_equal(ours, x.cumsum(1))
+
+
 # --- attributes -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("text", ["1", "a", "1 0 0 1 1 0 0", "1 0 2 1 1 2 0", "4 0", f"{2**40}"])
+@pytest.mark.parametrize("text", ["1", "a", "1 0 0 1 1 0 0", "1 0 2 1 1 2 0", "1 0 2 1 2 1 0", "4 0", f"{2**40}"])
 def test_attributes_that_are_not_sound(text: str) -> None:
     for operator in operators.OPERATORS:
         with pytest.raises(ProgramError):

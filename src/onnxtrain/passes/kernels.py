@@ -11,6 +11,7 @@ import math
 
 import onnx_ir as ir
 
+from ..graph.nodes import known
 from ..operators import KERNEL
 
 ELEMENTS = 8192
@@ -51,10 +52,14 @@ def _is_zeros(value: ir.Value | None) -> bool:
 def _is_large(node: ir.Node) -> bool:
     """Whether a float operand or result has enough elements."""
     values = [v for v in (*node.inputs, *node.outputs) if v is not None]
-    return any(v.dtype == ir.DataType.FLOAT and _elements(v) >= ELEMENTS for v in values)
+    return any(v.dtype in (ir.DataType.FLOAT, None) and _elements(v) >= ELEMENTS for v in values)
 
 
 def _elements(value: ir.Value) -> int:
-    if value.shape is None:
-        return 0
-    return math.prod(d if isinstance(d, int) else SYMBOLIC for d in value.shape)
+    """How many there are, as far as the graph says."""
+    if value.shape is not None:
+        return math.prod(d if isinstance(d, int) else SYMBOLIC for d in value.shape)
+    maker = value.producer()
+    shape = maker.inputs[0] if maker is not None and _is_zeros(value) else None
+    sizes = None if shape is None else known(shape)
+    return 0 if sizes is None else math.prod(int(size) for size in sizes.numpy().ravel())

@@ -17,14 +17,20 @@ ANY, FLOAT, INT64 = 0, 1, 7
 """onnxruntime's numbers of element types; ANY is checked by the kernel."""
 LARGEST = 2**31 - 1
 """Of what an attribute says; sizes of windows are far below."""
+LARGEST_KERNEL = 1024
+"""Along an axis; for larger ones, places of the kernel are not the loop to be outside."""
 MOST_AXES = 3
 """Axes that a pool can have beside images and channels."""
 
 MISFITS = (
-    b"The inputs of a kernel of onnxtrain do not have the shapes that its node was made for. "
-    b"ONNXTRAIN_NO_FUSION=1 runs the standard operators.",
-    b"An index is out of range: the gradient would be added behind the end of a tensor. Check the "
-    b"indices that the model is fed; ONNXTRAIN_NO_FUSION=1 runs the standard operators.",
+    (
+        b"The inputs of a kernel of onnxtrain do not have the shapes that its node was made for. "
+        b"ONNXTRAIN_NO_FUSION=1 runs the standard operators."
+    ),
+    (
+        b"An index is out of range: the gradient would be added outside of a tensor. Check the "
+        b"indices that the model is fed; ONNXTRAIN_NO_FUSION=1 runs the standard operators."
+    ),
 )
 """What an error says, by its number; see `tensors.py`."""
 
@@ -73,18 +79,20 @@ def nothing(text: str) -> list[int]:
 
 
 def windows(text: str) -> list[int]:
-    """Axes and ceil_mode; then kernel, stride, dilation, and padding before and behind of each."""
+    """Axes and ceil_mode; then kernel, stride, dilation, and padding before and behind of each.
+
+    Every window has an element inside of the image then: with padding and a dilation one could lie
+    around it.
+    """
     numbers = _integers(text)
     axes = numbers[0] if numbers else 0
     if not 1 <= axes <= MOST_AXES or len(numbers) != 2 + 5 * axes or numbers[1] not in (0, 1):
         raise ProgramError("the windows of a pool are not described")
     for at in range(2, len(numbers), 5):
         kernel, stride, dilation, before, behind = numbers[at : at + 5]
-        if (
-            min(kernel, stride, dilation) < 1
-            or not 0 <= before < kernel
-            or not 0 <= behind < kernel
-        ):
+        is_possible = 1 <= kernel <= LARGEST_KERNEL and min(stride, dilation) >= 1
+        is_padded_less = 0 <= before < kernel and 0 <= behind < kernel
+        if not is_possible or not is_padded_less or (before and dilation > 1):
             raise ProgramError("the windows of a pool cannot be laid out")
     return numbers
 

@@ -77,7 +77,11 @@ def _of_rows(job: Any, part: Any) -> None:
         for token in range(block * BLOCK, min(tokens, (block + 1) * BLOCK)):
             row = rows[token]
             row += count if row < 0 else 0
-            if begin <= row < end:
+            if not begin <= row < end:
+                continue
+            if width == 1:
+                result[row] += source[token]
+            else:
                 for column in range(width):
                     result[row * width + column] += source[token * width + column]
 

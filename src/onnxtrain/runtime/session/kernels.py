@@ -14,7 +14,8 @@ from ...operators import KERNEL
 from ..files.outline import Outline
 from ..files.wire import Message
 from ..fusion.library import DOMAIN, is_available
-from ..fusion.operators import ADD_ROWS, Operator
+from ..fusion.operators import ADD_ROWS, CUM_SUM, MAX_POOL, MAX_UNPOOL, Operator
+from ..fusion.program import ProgramError
 from .edits import LONGEST, changed, idle_after, marked
 from .patterns import Made, Nodes, Number, Opened, Pattern, Value, Zeros, matches
 
@@ -160,7 +161,60 @@ def _unwrapped(nodes: Nodes, bound: dict[str, str]) -> str:
     return node.inputs[0] if length == Number(shape.elements[:1], 0) else bound["rows"]
 
 
+# --- pools ----------------------------------------------------------------------------------------
+
+
+def _pooled(_: Nodes, node: Opened) -> Node | None:
+    """A MaxPool with its places, in the order of the image's memory."""
+    said, kernel = node.attributes, node.attributes.get("kernel_shape")
+    is_plain = said.get("auto_pad", "NOTSET") in ("", "NOTSET", "VALID")
+    if not kernel or said.get("storage_order", 0) or not is_plain or not all(node.outputs):
+        return None
+    axes, is_padded = len(kernel), said.get("auto_pad") != "VALID"
+    strides, dilations = said.get("strides", [1] * axes), said.get("dilations", [1] * axes)
+    pads = said.get("pads", [0] * 2 * axes) if is_padded else [0] * 2 * axes
+    rows = zip(kernel, strides, dilations, pads[:axes], pads[axes:], strict=True)
+    numbers = (axes, said.get("ceil_mode", 0), *(number for row in rows for number in row))
+    return _if_sound(Node(MAX_POOL, node.inputs, node.outputs, numbers))
+
+
+def _unpooled(_: Nodes, node: Opened) -> Node | None:
+    """A MaxUnpool that says how large its result is."""
+    said, kernel = node.attributes, node.attributes.get("kernel_shape")
+    if not kernel or len(node.inputs) != 2:
+        return None
+    axes = len(kernel)
+    strides, pads = said.get("strides", [1] * axes), said.get("pads", [0] * 2 * axes)
+    rows = zip(kernel, strides, pads[:axes], pads[axes:], strict=True)
+    numbers = (axes, *(n for k, s, before, behind in rows for n in (k - before - behind, s)))
+    return _if_sound(Node(MAX_UNPOOL, node.inputs, node.outputs, numbers))
+
+
+def _if_sound(node: Node) -> Node | None:
+    """None for attributes that the kernel would refuse."""
+    try:
+        node.operator.parse(" ".join(map(str, node.numbers)))
+    except ProgramError:
+        return None
+    return node
+
+
+# --- cumulative sums ------------------------------------------------------------------------------
+
+
+def _cumulative(nodes: Nodes, node: Opened) -> Node | None:
+    """A CumSum along an axis that is a constant."""
+    axis, said = nodes.constant(node.inputs[1]), node.attributes
+    if axis is None or len(axis.elements) != 1:
+        return None
+    numbers = (axis.elements[0], said.get("exclusive", 0), said.get("reverse", 0))
+    return _if_sound(Node(CUM_SUM, node.inputs[:1], node.outputs, numbers))
+
+
 RECOGNISED: dict[str, Callable[[Nodes, Opened], Node | None]] = {
+    "CumSum": _cumulative,
+    "MaxPool": _pooled,
+    "MaxUnpool": _unpooled,
     "ScatterElements": _added_rows,
     "ScatterND": _added_rows,
 }
