@@ -308,10 +308,149 @@ def test_cumulative_sums_of_other_types_or_axes_stay(monkeypatch: pytest.MonkeyP
     np.testing.assert_array_equal(ours, x.cumsum(1))
 
 
+# --- images that are read between their pixels ----------------------------------------------------
+
+SAMPLES = [
+    (mode, padding, align) for mode in ("linear", "nearest")
+    for padding in ("zeros", "border", "reflection") for align in (0, 1)
+]  # fmt: skip
+IMAGES = [(2, 3, 6, 7), (1, 1, 5, 5), (3, 4, 1, 9)]
+
+
+def sampling(shape: tuple[int, ...], mode: str, padding: str, align: int) -> onnx.ModelProto:
+    images, channels, *sizes = shape
+    x, grid = ",".join(map(str, shape)), f"{images},11,8,2"
+    attributes = f'mode="{mode}", padding_mode="{padding}", align_corners={align}'
+    text = f"g (float[{x}] x, float[{grid}] grid) => (float[{images},{channels},11,8] y) "
+    model = onnx.parser.parse_model(
+        HEAD.replace("18", "20") + f"{text}{{ y = GridSample<{attributes}>(x, grid) }}"
+    )
+    assert len(sizes) == 2
+    return model
+
+
+def grid_for(shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray[Any, Any]:
+    """Also positions half-way between pixels, on corners, and outside."""
+    grid = rng.uniform(-1.6, 1.6, (shape[0], 11, 8, 2)).astype(np.float32)
+    grid[:, :4] = np.round(grid[:, :4] * shape[3]) / np.float32(shape[3])
+    grid[:, 4] = np.sign(grid[:, 4])
+    return grid
+
+
+@pytest.mark.parametrize(("mode", "padding", "align"), SAMPLES)
+@pytest.mark.parametrize("shape", IMAGES)
+def test_grid_sample(
+    monkeypatch: pytest.MonkeyPatch,
+    shape: tuple[int, ...],
+    mode: str,
+    padding: str,
+    align: int,
+) -> None:
+    model = onnxtrain.differentiate(
+        sampling(shape, mode, padding, align), wrt=["x", "grid"], vjp=True
+    )
+    mark_taps(model)
+    content, rng = model.SerializeToString(), np.random.default_rng(0)
+    has_kernel = mode == "linear" or padding == "zeros"
+    names = operators_of(content)
+    assert has_kernel == any(name in names for name in ("Add1Taps", "Add4Taps"))
+    assert ("Read4Dots" in names) == (mode == "linear")
+    assert ("NearestPixels" in names) == (mode == "nearest" and padding != "reflection")
+    feeds = {
+        "x": rng.standard_normal(shape).astype(np.float32), "grid": grid_for(shape, rng),
+        "y_grad": rng.standard_normal((*shape[:2], 11, 8)).astype(np.float32),
+    }  # fmt: skip
+    ours, plain = both_ways(monkeypatch, content, feeds)
+    np.testing.assert_array_equal(ours[0], plain[0])
+    for a, b in zip(ours[1:], plain[1:], strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+
+
+def mark_taps(model: onnx.ModelProto) -> None:
+    """As the pass does it with large images."""
+    read = {name for n in model.graph.node if n.op_type == "ScatterElements" for name in n.input}
+    for node in model.graph.node:
+        is_last = node.op_type == "ScatterElements" and node.output[0] not in read
+        if is_last or node.op_type in ("GridSample", "ReduceSum"):
+            node.doc_string = KERNEL
+
+
+@pytest.mark.parametrize("mode", ["linear", "nearest"])
+def test_the_pass_marks_large_images(mode: str) -> None:
+    x = onnx.parser.parse_model(
+        HEAD.replace("18", "20") + "g (float[4,3,64,64] x, float[4,64,64,2] grid) => "
+        f'(float[4,3,64,64] y) {{ y = GridSample<mode="{mode}">(x, grid) }}'
+    )
+    model = onnxtrain.differentiate(x, wrt=["x", "grid"], vjp=True)
+    names = operators_of(model.SerializeToString())
+    assert "ScatterElements" not in names
+    assert "GatherElements" not in names
+    assert ("GridSample" in names) == (mode == "linear")
+
+
+TAPS = """g (float[2,3,5] dy, int64[2,5] i, float[2,5] w) => (float[2,3,4] dx)
+    <int64[4] shape = {2,3,2,2}, int64[3] flat = {0,0,-1}, int64[1] one = {1},
+     int64[3] every = {2,3,5}> {
+    zeros = ConstantOfShape(shape)
+    begin = Reshape(zeros, flat)
+    places = Unsqueeze(i, one)
+    spread = Expand(places, every)
+    weights = Unsqueeze(w, one)
+    weighted = Mul(dy, weights)
+    dx = ScatterElements<axis=2, reduction="add">(begin, spread, weighted)
+}"""
+DOTS = """g (float[2,3,5] dy, int64[2,5] i, float[2,3,4] x) => (float[2,5] sums)
+    <int64[1] one = {1}, int64[3] every = {2,3,5}> {
+    places = Unsqueeze(i, one)
+    spread = Expand(places, every)
+    read = GatherElements<axis=2>(x, spread)
+    products = Mul(read, dy)
+    sums = ReduceSum<keepdims=0>(products, one)
+}"""
+
+
+def tap_feeds(text: str, places: np.ndarray[Any, Any]) -> dict[str, Any]:
+    rng = np.random.default_rng(0)
+    feeds = {"dy": rng.standard_normal((2, 3, 5)).astype(np.float32), "i": places}
+    name, shape = ("w", (2, 5)) if text is TAPS else ("x", (2, 3, 4))
+    return {**feeds, name: rng.standard_normal(shape).astype(np.float32)}
+
+
+@pytest.mark.parametrize(("text", "operator"), [(TAPS, "Add1Taps"), (DOTS, "Read1Dots")])
+def test_negative_places(monkeypatch: pytest.MonkeyPatch, text: str, operator: str) -> None:
+    content = marked(parsed(text), "ScatterElements", "ReduceSum")
+    assert operators_of(content) == [operator]
+    feeds = tap_feeds(text, np.random.default_rng(1).integers(-4, 4, (2, 5)))
+    (ours,), (plain,) = both_ways(monkeypatch, content, feeds)
+    np.testing.assert_allclose(ours, plain, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("place", [4, -5, 2**62, -(2**63)])
+@pytest.mark.parametrize("text", [TAPS, DOTS])
+def test_a_tap_outside_is_an_error(place: int, text: str) -> None:
+    places = np.zeros((2, 5), np.int64)
+    places[1, 3] = place
+    with pytest.raises(Exception, match="An index is out of range"):
+        run(marked(parsed(text), "ScatterElements", "ReduceSum"), tap_feeds(text, places))
+
+
+@pytest.mark.parametrize("text", [TAPS, DOTS])
+def test_places_of_another_shape_are_an_error(text: str) -> None:
+    """The standard operators refuse them, too."""
+    model = parsed(text)
+    del model.graph.input[1].type.tensor_type.shape.dim[:]
+    places = np.zeros((1, 1, 1), np.int64)
+    with pytest.raises(Exception, match="do not have the shapes|Invalid|rank"):
+        run(marked(model, "ScatterElements", "ReduceSum"), tap_feeds(text, places))
+
+
 # --- attributes -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("text", ["1", "a", "1 0 0 1 1 0 0", "1 0 2 1 1 2 0", "1 0 2 1 2 1 0", "4 0", f"{2**40}"])
+@pytest.mark.parametrize(
+    "text",
+    ["7", "a", "1 0 0 1 1 0 0", "1 0 2 1 1 2 0", "1 0 2 1 2 1 0", "4 0", f"{2**40}", "8 0 0"],
+)
 def test_attributes_that_are_not_sound(text: str) -> None:
     for operator in operators.OPERATORS:
         with pytest.raises(ProgramError):

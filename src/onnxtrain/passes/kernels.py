@@ -19,6 +19,8 @@ ELEMENTS = 8192
 stands for take some ten microseconds."""
 SYMBOLIC = 64
 """What a dimension of unknown size counts for."""
+AS_LARGE = frozenset({"GatherElements", "Mul", "Reshape", "ScatterElements"})
+"""In gradients, whose shapes nobody has inferred: the result is about as large as the first operand."""
 
 
 def mark_for_kernels(model: ir.Model) -> ir.Model:
@@ -33,20 +35,49 @@ def mark_for_kernels(model: ir.Model) -> ir.Model:
 
 def _has_kernel(node: ir.Node) -> bool:
     match node.op_type:
-        case "ScatterND" | "ScatterElements":  # the gradients of Gather and of pools
+        case "ScatterND":  # the gradient of Gather
             return _is_zeros(node.inputs[0])
+        case "ScatterElements":  # of pools, and of images that are read between their pixels
+            return _is_zeros(node.inputs[0]) or _is_last_tap(node)
+        case "ReduceSum":
+            return _sums_read(node)
         case "MaxPool":  # without indices onnxruntime's kernel is fast
             return len(node.outputs) > 1
         case "MaxUnpool":
             return len(node.inputs) == 2
         case "CumSum":
             return True
+        case "GridSample":  # of images, not of volumes
+            image, mode = node.inputs[0], node.attributes.get_string("mode", "")
+            is_image = image is not None and image.shape is not None and len(image.shape) == 4
+            return is_image and mode == "nearest"
     return False
 
 
 def _is_zeros(value: ir.Value | None) -> bool:
-    maker = value.producer() if value is not None else None
+    maker = _maker(value)
     return maker is not None and maker.op_type == "ConstantOfShape"
+
+
+def _is_last_tap(node: ir.Node) -> bool:
+    """Whether a node adds to what such nodes added, from zeros on, and none adds to its result."""
+    first = _maker(node.inputs[0])
+    while first is not None and first.op_type == node.op_type:
+        first = _maker(first.inputs[0])
+    is_zero = first is not None and first.op_type == "Reshape" and _is_zeros(first.inputs[0])
+    return is_zero and not any(u.op_type == node.op_type for u, _ in node.outputs[0].uses())
+
+
+def _sums_read(node: ir.Node) -> bool:
+    """Whether a node sums a product with what GatherElements has read."""
+    factors = _maker(node.inputs[0])
+    is_product = factors is not None and factors.op_type == "Mul"
+    read = _maker(factors.inputs[0]) if factors is not None and is_product else None
+    return read is not None and read.op_type == "GatherElements"
+
+
+def _maker(value: ir.Value | None) -> ir.Node | None:
+    return None if value is None else value.producer()
 
 
 def _is_large(node: ir.Node) -> bool:
@@ -57,9 +88,13 @@ def _is_large(node: ir.Node) -> bool:
 
 def _elements(value: ir.Value) -> int:
     """How many there are, as far as the graph says."""
+    maker = value.producer()
+    while value.shape is None and maker is not None and maker.op_type in AS_LARGE:
+        source = maker.inputs[0]
+        if source is None:
+            break
+        value, maker = source, source.producer()
     if value.shape is not None:
         return math.prod(d if isinstance(d, int) else SYMBOLIC for d in value.shape)
-    maker = value.producer()
-    shape = maker.inputs[0] if maker is not None and _is_zeros(value) else None
-    sizes = None if shape is None else known(shape)
+    sizes = known(maker.inputs[0]) if maker is not None and _is_zeros(value) else None
     return 0 if sizes is None else math.prod(int(size) for size in sizes.numpy().ravel())

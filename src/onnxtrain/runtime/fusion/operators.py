@@ -115,6 +115,14 @@ def running(text: str) -> list[int]:
     return numbers
 
 
+def sampling(text: str) -> list[int]:
+    """Whether corners are aligned, and whether the border goes on outside of the image."""
+    numbers = _integers(text)
+    if len(numbers) != 2 or not {*numbers} <= {0, 1}:
+        raise ProgramError("how an image is sampled is not described")
+    return numbers
+
+
 ELEMENTWISE = Operator("Elementwise", (ANY,), (FLOAT,), nothing, is_variadic=True)
 ADD_ROWS = Operator(
     "AddRows", (INT64, INT64, FLOAT), (FLOAT,), nothing, "rows", ("add_rows", "add_part")
@@ -127,4 +135,39 @@ MAX_UNPOOL = Operator(
     "MaxUnpool", (FLOAT, INT64), (FLOAT,), sizes, "unpool", ("max_unpool", "unpool_planes")
 )
 CUM_SUM = Operator("CumSum", (FLOAT,), (FLOAT,), running, "running", ("cum_sum", "sum_part"))
-OPERATORS = (ELEMENTWISE, ADD_ROWS, MAX_POOL, MAX_UNPOOL, CUM_SUM)
+
+
+def _taps(count: int) -> Callable[[str], list[int]]:
+    def number(text: str) -> list[int]:
+        if _integers(text) != [count]:
+            raise ProgramError("a kernel is asked for another number of taps than it has")
+        return [count]
+
+    return number
+
+
+MANY = 4
+"""Taps of a position between four pixels."""
+ADD_TAPS = {
+    count: Operator(
+        f"Add{count}Taps", (INT64, FLOAT, *[INT64] * count, *[FLOAT] * count), (FLOAT,),
+        _taps(count), "taps", ("add_taps", "add_planes"),
+    )
+    for count in (1, MANY)
+}  # fmt: skip
+"""Shape, gradient, places and weights of so many taps: the gradient of an image."""
+READ_DOTS = {
+    count: Operator(
+        f"Read{count}Dots", (FLOAT, FLOAT, *[INT64] * count), (FLOAT,) * count, _taps(count),
+        "dots", ("dots", "dot_block"),
+    )
+    for count in (1, MANY)
+}  # fmt: skip
+"""Pixels of an image, times a gradient, summed over channels; places of so many taps."""
+NEAREST = Operator(
+    "NearestPixels", (FLOAT, FLOAT), (FLOAT,), sampling, "nearest", ("grid_sample", "read_planes")
+)
+"""GridSample of images."""
+OPERATORS = (
+    ELEMENTWISE, ADD_ROWS, MAX_POOL, MAX_UNPOOL, CUM_SUM, NEAREST, *ADD_TAPS.values(), *READ_DOTS.values()
+)  # fmt: skip

@@ -54,9 +54,7 @@ def _begin(source: Any, at: Any, stride: Any, largest: Any, where: Any, count: A
 
 
 @njit(**OPTIONS)
-def _compare(
-    source: Any, at: Any, stride: Any, largest: Any, where: Any, count: Any
-) -> None:
+def _compare(source: Any, at: Any, stride: Any, largest: Any, where: Any, count: Any) -> None:
     """A later element of some windows with the best one so far, in the same places."""
     image = carray(floats_at(source), (stride * count,))
     best, places = carray(floats_at(largest), (count,)), carray(places_at(where), (count,))
@@ -92,9 +90,7 @@ def _spans(job: Any, spans: Any) -> None:
 
 
 @njit(**OPTIONS)
-def _row(
-    job: Any, spans: Any, image: Any, depth: Any, line: Any, best: Any, places: Any
-) -> None:
+def _row(job: Any, spans: Any, image: Any, depth: Any, line: Any, best: Any, places: Any) -> None:
     """The windows of one row of the plane at an address."""
     height, width, stride = job[SIZES + 1], job[SIZES + 2], job[STRIDES + 2]
     is_first = True

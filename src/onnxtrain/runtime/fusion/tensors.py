@@ -91,6 +91,21 @@ def product(dims: Any, begin: Any, end: Any) -> Any:
 
 
 @njit(**OPTIONS)
+def are_inside(places: Any, size: Any) -> Any:
+    """Whether indices are in range; negative ones count from the end."""
+    least, largest = I64(0), I64(-1)
+    for i in range(places.size):
+        least, largest = min(least, places[i]), max(largest, places[i])
+    return least >= -size and largest < size
+
+
+@njit(**OPTIONS)
+def counted(place: Any, size: Any) -> Any:
+    """An index that is in range, from the beginning, as a type that numba does not look at again."""
+    return np.uint64(place + (size & (place >> I64(63))))
+
+
+@njit(**OPTIONS)
 def in_parts(state: Any, context: Any, job: Any, parts: Any) -> None:
     """Have onnxruntime's threads do all parts of a job."""
     arguments = (context, state[WORK], I64(parts), I64(0), job.ctypes.data)

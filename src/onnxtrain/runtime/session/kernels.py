@@ -14,7 +14,17 @@ from ...operators import KERNEL
 from ..files.outline import Outline
 from ..files.wire import Message
 from ..fusion.library import DOMAIN, is_available
-from ..fusion.operators import ADD_ROWS, CUM_SUM, MAX_POOL, MAX_UNPOOL, Operator
+from ..fusion.operators import (
+    ADD_ROWS,
+    ADD_TAPS,
+    CUM_SUM,
+    MANY,
+    MAX_POOL,
+    MAX_UNPOOL,
+    NEAREST,
+    READ_DOTS,
+    Operator,
+)
 from ..fusion.program import ProgramError
 from .edits import LONGEST, changed, idle_after, marked
 from .patterns import Made, Nodes, Number, Opened, Pattern, Value, Zeros, matches
@@ -48,18 +58,19 @@ def with_own_kernels(outline: Outline) -> bytes | None:
     if len(outline.model) > LONGEST or not outline.mentions(KERNEL.encode()) or not is_available():
         return None
     try:
-        nodes, changes, still_read = Nodes(outline), dict[int, list[bytes]](), set[bytes]()
-        for found in marked(outline, KERNEL):
-            node = nodes.maker(found.outputs[0].decode())
+        nodes, found = Nodes(outline), dict[int, Node]()
+        for marked_node in marked(outline, KERNEL):
+            node = nodes.maker(marked_node.outputs[0].decode())
             recognise = RECOGNISED.get(node.operator) if node is not None else None
             ours = recognise(nodes, node) if recognise is not None and node is not None else None
             if ours is not None:
-                changes[found.place] = [ours.encode()]
-                still_read.update(name.encode() for name in ours.inputs)
-        if not changes:
+                found[marked_node.place] = ours
+        if not found:
             return None
-        idle = idle_after(outline, list(changes), still_read)
-        return changed(outline, changes | {place: [] for place in idle}, DOMAIN.encode())
+        still_read = {name.encode() for node in found.values() for name in node.inputs}
+        idle = idle_after(outline, list(found), still_read)
+        changes = _together(nodes, found) | {place: [] for place in idle}
+        return changed(outline, changes, DOMAIN.encode())
     except (ModelFileError, ValueError, LookupError):  # onnxruntime says what is wrong with it
         return None
 
@@ -129,6 +140,8 @@ SINGLE = Made(
 
 def _added_rows(nodes: Nodes, node: Opened) -> Node | None:
     """Rows of the first operand's shape, added up by number."""
+    if node.attributes.get("axis", 0):
+        return _added_taps(nodes, node)
     for pattern in (SORTED_SUMS, ONE_BY_ONE, SINGLE):
         bound = dict[str, str]()
         if matches(nodes, node.outputs[0], pattern, bound):
@@ -211,10 +224,84 @@ def _cumulative(nodes: Nodes, node: Opened) -> Node | None:
     return _if_sound(Node(CUM_SUM, node.inputs[:1], node.outputs, numbers))
 
 
+# --- images that are read between their pixels ----------------------------------------------------
+
+EVERY_CHANNEL = Made(
+    "Expand", (Made("Unsqueeze", (Value("places"), Number((1,)))), Value("any shape"))
+)
+WEIGHTED = Made("Mul", (Value("source"), Made("Unsqueeze", (Value("weights"), Number((1,))))))
+TAP = Made(
+    "ScatterElements", (Value("before"), EVERY_CHANNEL, WEIGHTED), {"axis": 2, "reduction": "add"}
+)
+NO_TAP = Made("Reshape", (Zeros(Value("shape")), Number((0, 0, -1))))
+READ = Made("GatherElements", (Value("image"), EVERY_CHANNEL), {"axis": 2})
+DOT = Made(
+    "ReduceSum", (Made("Mul", (READ, Value("gradient"))), Number((1,))), {"keepdims": 0}
+)  # fmt: skip
+
+
+def _added_taps(nodes: Nodes, node: Opened) -> Node | None:
+    """Taps that are added one after the other, all of one gradient, from zero on."""
+    places, weights, bound = list[str](), list[str](), {"before": node.outputs[0]}
+    sources = set[str]()
+    while matches(nodes, bound["before"], TAP, tap := dict[str, str]()):
+        places.insert(0, tap["places"])
+        weights.insert(0, tap["weights"])
+        sources.add(tap["source"])
+        bound["before"] = tap["before"]
+    operator = ADD_TAPS.get(len(places))
+    if operator is None or len(sources) != 1 or not matches(nodes, bound["before"], NO_TAP, bound):
+        return None
+    operands = (bound["shape"], *sources, *places, *weights)
+    return Node(operator, operands, node.outputs, (len(places),))
+
+
+def _read_dot(nodes: Nodes, node: Opened) -> Node | None:
+    """Pixels that were read, times a gradient, summed over channels."""
+    bound = dict[str, str]()
+    if not matches(nodes, node.outputs[0], DOT, bound):
+        return None
+    operands = (bound["image"], bound["gradient"], bound["places"])
+    return Node(READ_DOTS[1], operands, node.outputs, (1,))
+
+
+def _together(nodes: Nodes, found: dict[int, Node]) -> dict[int, list[bytes]]:
+    """What stands in which places: taps of one image and gradient are read together."""
+    changes = {place: [node.encode()] for place, node in found.items()}
+    groups = dict[tuple[str, ...], list[int]]()
+    for place, node in found.items():
+        if node.operator is READ_DOTS[1]:
+            groups.setdefault(node.inputs[:2], []).append(place)
+    for (image, gradient), places in groups.items():
+        for begin in range(0, len(places) // MANY * MANY, MANY):
+            members = places[begin : begin + MANY]
+            taps = [found[place].inputs[2] for place in members]
+            makers = (nodes.maker(name) for name in taps)
+            if any(maker is not None and maker.place > members[0] for maker in makers):
+                continue  # one is not there yet where the first is read
+            outputs = tuple(found[place].outputs[0] for place in members)
+            node = Node(READ_DOTS[MANY], (image, gradient, *taps), outputs, (MANY,))
+            changes |= {place: [] for place in members}
+            changes[members[0]] = [node.encode()]
+    return changes
+
+
+def _sampled(_: Nodes, node: Opened) -> Node | None:
+    """A GridSample of the nearest pixels."""
+    said, borders = node.attributes, {"zeros": 0, "border": 1}
+    padding = borders.get(said.get("padding_mode", "zeros"))
+    if said.get("mode") != "nearest" or padding is None:
+        return None
+    numbers = (said.get("align_corners", 0), padding)
+    return _if_sound(Node(NEAREST, node.inputs, node.outputs, numbers))
+
+
 RECOGNISED: dict[str, Callable[[Nodes, Opened], Node | None]] = {
     "CumSum": _cumulative,
+    "GridSample": _sampled,
     "MaxPool": _pooled,
     "MaxUnpool": _unpooled,
+    "ReduceSum": _read_dot,
     "ScatterElements": _added_rows,
     "ScatterND": _added_rows,
 }

@@ -1,0 +1,114 @@
+"""Pixels times a gradient, summed over channels: how much a position changes what was read.
+
+Every image has its own pixels, the same in all channels. Import it only where numba is.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import carray, cfunc, njit
+
+from .driver import F32, I64, OPTIONS, floats_at, integers_at
+from .tensors import (
+    INDEX,
+    MAX_RANK,
+    NUMBERS,
+    SHAPE,
+    are_inside,
+    counted,
+    failed,
+    in_parts,
+    make_output,
+    read_input,
+)
+
+IMAGE, GRADIENT, IMAGES, CHANNELS, POSITIONS, PIXELS, TAPS, BLOCKS, IS_ASTRAY = range(9)
+MOST_TAPS = 4
+PLACES = 9
+RESULTS = PLACES + MOST_TAPS
+JOB = RESULTS + MOST_TAPS
+BLOCK = 16_384
+"""Positions that one call of a thread takes: a plane of 64 KiB stays in the first cache so long."""
+
+
+@njit(**OPTIONS)
+def _add_four(job: Any, at: Any, pixels: Any, gradient: Any) -> None:
+    """Four taps of a channel, whose gradient is read once (2.5 ms instead of 3.3 for a million)."""
+    n, size = gradient.size, pixels.size
+    p = carray(integers_at(job[PLACES] + 8 * at), (n,))
+    q = carray(integers_at(job[PLACES + 1] + 8 * at), (n,))
+    r = carray(integers_at(job[PLACES + 2] + 8 * at), (n,))
+    s = carray(integers_at(job[PLACES + 3] + 8 * at), (n,))
+    a = carray(floats_at(job[RESULTS] + 4 * at), (n,))
+    b = carray(floats_at(job[RESULTS + 1] + 4 * at), (n,))
+    c = carray(floats_at(job[RESULTS + 2] + 4 * at), (n,))
+    d = carray(floats_at(job[RESULTS + 3] + 4 * at), (n,))
+    for i in range(n):
+        value = gradient[i]
+        a[i] += pixels[counted(p[i], size)] * value
+        b[i] += pixels[counted(q[i], size)] * value
+        c[i] += pixels[counted(r[i], size)] * value
+        d[i] += pixels[counted(s[i], size)] * value
+
+
+@njit(**OPTIONS)
+def _dot(job: Any, part: Any) -> None:
+    count, size = job[POSITIONS], job[PIXELS]
+    image, begin = part // job[BLOCKS], part % job[BLOCKS] * BLOCK
+    n, at = min(BLOCK, count - begin), image * count + begin
+    for tap in range(job[TAPS]):
+        result = carray(floats_at(job[RESULTS + tap] + 4 * at), (n,))
+        for i in range(n):
+            result[i] = F32(0)
+        if not are_inside(carray(integers_at(job[PLACES + tap] + 8 * at), (n,)), size):
+            job[IS_ASTRAY] = 1
+            return
+    for channel in range(job[CHANNELS]):
+        plane = image * job[CHANNELS] + channel
+        pixels = carray(floats_at(job[IMAGE] + 4 * plane * size), (size,))
+        gradient = carray(floats_at(job[GRADIENT] + 4 * (plane * count + begin)), (n,))
+        if job[TAPS] == MOST_TAPS:
+            _add_four(job, at, pixels, gradient)
+        else:
+            for tap in range(job[TAPS]):
+                places = carray(integers_at(job[PLACES + tap] + 8 * at), (n,))
+                result = carray(floats_at(job[RESULTS + tap] + 4 * at), (n,))
+                for i in range(n):
+                    result[i] += pixels[counted(places[i], size)] * gradient[i]
+
+
+@cfunc("void(int64, int64)", **OPTIONS)  # type: ignore[untyped-decorator]
+def dot_block(address: int, part: int) -> None:
+    """Some positions of an image; onnxruntime's threads call it."""
+    _dot(carray(integers_at(address), (JOB,)), part)
+
+
+@njit(**OPTIONS)
+def _dots(state: Any, context: Any) -> Any:
+    dims, others = np.zeros(MAX_RANK, np.int64), np.zeros(MAX_RANK, np.int64)
+    job = np.zeros(JOB, np.int64)
+    job[IMAGE], rank = read_input(state, context, 0, dims)
+    job[GRADIENT], rank_of_gradient = read_input(state, context, 1, others)
+    if rank != 3 or rank_of_gradient != 3 or dims[0] != others[0] or dims[1] != others[1]:
+        return failed(state, SHAPE)
+    job[IMAGES], job[CHANNELS], job[PIXELS], job[POSITIONS] = dims[0], dims[1], dims[2], others[2]
+    job[TAPS] = state[NUMBERS]
+    for tap in range(job[TAPS]):
+        job[PLACES + tap], rank = read_input(state, context, 2 + tap, dims)
+        if rank != 2 or dims[0] != job[IMAGES] or dims[1] != job[POSITIONS] or job[PIXELS] < 1:
+            return failed(state, SHAPE)
+        job[RESULTS + tap], status = make_output(state, context, tap, dims, 2)
+        if status != 0:
+            return status
+    job[BLOCKS] = (job[POSITIONS] + BLOCK - 1) // BLOCK
+    if job[IMAGES] * job[BLOCKS] > 0:
+        in_parts(state, context, job, job[IMAGES] * job[BLOCKS])
+    return failed(state, INDEX) if job[IS_ASTRAY] else I64(0)
+
+
+@cfunc("int64(int64, int64)", **OPTIONS)  # type: ignore[untyped-decorator]
+def dots(address: int, context: int) -> int:
+    """A node; 0, or the address of onnxruntime's description of an error."""
+    return _dots(carray(integers_at(address), (NUMBERS + 1,)), context)  # type: ignore[no-any-return]
