@@ -13,11 +13,11 @@ from numba import carray, cfunc, njit
 from .driver import F32, I64, OPTIONS, floats_at, integers_at
 from .tensors import (
     INDEX,
+    LARGEST_PLANE,
     MAX_RANK,
     NUMBERS,
     SHAPE,
-    are_inside,
-    counted,
+    copy_places,
     failed,
     in_parts,
     make_output,
@@ -34,49 +34,26 @@ BLOCK = 16_384
 
 
 @njit(**OPTIONS)
-def _add_four(job: Any, at: Any, pixels: Any, gradient: Any) -> None:
-    """Four taps of a channel, whose gradient is read once (2.5 ms instead of 3.3 for a million)."""
-    n, size = gradient.size, pixels.size
-    p = carray(integers_at(job[PLACES] + 8 * at), (n,))
-    q = carray(integers_at(job[PLACES + 1] + 8 * at), (n,))
-    r = carray(integers_at(job[PLACES + 2] + 8 * at), (n,))
-    s = carray(integers_at(job[PLACES + 3] + 8 * at), (n,))
-    a = carray(floats_at(job[RESULTS] + 4 * at), (n,))
-    b = carray(floats_at(job[RESULTS + 1] + 4 * at), (n,))
-    c = carray(floats_at(job[RESULTS + 2] + 4 * at), (n,))
-    d = carray(floats_at(job[RESULTS + 3] + 4 * at), (n,))
-    for i in range(n):
-        value = gradient[i]
-        a[i] += pixels[counted(p[i], size)] * value
-        b[i] += pixels[counted(q[i], size)] * value
-        c[i] += pixels[counted(r[i], size)] * value
-        d[i] += pixels[counted(s[i], size)] * value
-
-
-@njit(**OPTIONS)
 def _dot(job: Any, part: Any) -> None:
     count, size = job[POSITIONS], job[PIXELS]
     image, begin = part // job[BLOCKS], part % job[BLOCKS] * BLOCK
     n, at = min(BLOCK, count - begin), image * count + begin
+    places = np.empty((job[TAPS], n), np.uint32)
     for tap in range(job[TAPS]):
         result = carray(floats_at(job[RESULTS + tap] + 4 * at), (n,))
         for i in range(n):
             result[i] = F32(0)
-        if not are_inside(carray(integers_at(job[PLACES + tap] + 8 * at), (n,)), size):
+        if not copy_places(job[PLACES + tap] + 8 * at, size, places[tap]):
             job[IS_ASTRAY] = 1
             return
     for channel in range(job[CHANNELS]):
         plane = image * job[CHANNELS] + channel
         pixels = carray(floats_at(job[IMAGE] + 4 * plane * size), (size,))
         gradient = carray(floats_at(job[GRADIENT] + 4 * (plane * count + begin)), (n,))
-        if job[TAPS] == MOST_TAPS:
-            _add_four(job, at, pixels, gradient)
-        else:
-            for tap in range(job[TAPS]):
-                places = carray(integers_at(job[PLACES + tap] + 8 * at), (n,))
-                result = carray(floats_at(job[RESULTS + tap] + 4 * at), (n,))
-                for i in range(n):
-                    result[i] += pixels[counted(places[i], size)] * gradient[i]
+        for tap in range(job[TAPS]):  # all in one loop need more of the first cache than it has
+            result, of_tap = carray(floats_at(job[RESULTS + tap] + 4 * at), (n,)), places[tap]
+            for i in range(n):
+                result[i] += pixels[of_tap[i]] * gradient[i]
 
 
 @cfunc("void(int64, int64)", **OPTIONS)  # type: ignore[untyped-decorator]
@@ -95,9 +72,11 @@ def _dots(state: Any, context: Any) -> Any:
         return failed(state, SHAPE)
     job[IMAGES], job[CHANNELS], job[PIXELS], job[POSITIONS] = dims[0], dims[1], dims[2], others[2]
     job[TAPS] = state[NUMBERS]
+    if job[PIXELS] < 1 or job[PIXELS] > LARGEST_PLANE:
+        return failed(state, SHAPE)
     for tap in range(job[TAPS]):
         job[PLACES + tap], rank = read_input(state, context, 2 + tap, dims)
-        if rank != 2 or dims[0] != job[IMAGES] or dims[1] != job[POSITIONS] or job[PIXELS] < 1:
+        if rank != 2 or dims[0] != job[IMAGES] or dims[1] != job[POSITIONS]:
             return failed(state, SHAPE)
         job[RESULTS + tap], status = make_output(state, context, tap, dims, 2)
         if status != 0:

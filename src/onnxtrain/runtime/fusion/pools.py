@@ -19,6 +19,7 @@ from .driver import I64, OPTIONS, floats_at, integers_at
 from .driver import _pointer as pointer_to
 from .operators import MOST_AXES
 from .tensors import (
+    LARGEST_PLANE,
     MAX_RANK,
     NUMBERS,
     SHAPE,
@@ -35,7 +36,7 @@ KERNELS, STRIDES, DILATIONS, PADS, OUTPUTS = (SIZES + MOST_AXES * i for i in ran
 """Of three axes each; a signal or an image has leading ones of size 1."""
 JOB = OUTPUTS + MOST_AXES
 places_at = pointer_to(types.int32, ir.IntType(32))
-I32, LARGEST_PLANE = np.int32, 2**31 - 1
+I32 = np.int32
 CHUNK = 16_384
 """Elements of the result that one call of a thread takes, or one plane."""
 

@@ -17,11 +17,11 @@ from .driver import F32, I64, OPTIONS, floats_at, integers_at
 from .tensors import (
     CORES,
     INDEX,
+    LARGEST_PLANE,
     MAX_RANK,
     NUMBERS,
     SHAPE,
-    are_inside,
-    counted,
+    copy_places,
     failed,
     in_parts,
     make_output,
@@ -39,37 +39,33 @@ PARTS = 2
 
 
 @njit(**OPTIONS)
-def _tap(a: Any, b: Any, value: Any, other: Any, place: Any, weight: Any, size: Any) -> None:
+def _tap(a: Any, b: Any, value: Any, other: Any, place: Any, weight: Any) -> None:
     """One number in each of two planes."""
-    at = counted(place, size)
-    a[at] += value * weight
-    b[at] += other * weight
+    a[place] += value * weight
+    b[place] += other * weight
 
 
 @njit(**OPTIONS)
-def _add_pair(job: Any, image: Any, first: Any, second: Any, a: Any, b: Any) -> None:
+def _add_pair(job: Any, places: Any, image: Any, first: Any, second: Any, a: Any, b: Any) -> None:
     """The taps of two planes of an image."""
-    count, size, channel = job[POSITIONS], job[PIXELS], image * job[CHANNELS]
+    count, channel = job[POSITIONS], image * job[CHANNELS]
     x = carray(floats_at(job[SOURCE] + 4 * (channel + first) * count), (count,))
     y = carray(floats_at(job[SOURCE] + 4 * (channel + second) * count), (count,))
-    p = carray(integers_at(job[PLACES] + 8 * image * count), (count,))
-    v = carray(floats_at(job[WEIGHTS] + 4 * image * count), (count,))
+    p, v = places[0], carray(floats_at(job[WEIGHTS] + 4 * image * count), (count,))
     if job[TAPS] == 1:
         for i in range(count):
-            _tap(a, b, x[i], y[i], p[i], v[i], size)
+            _tap(a, b, x[i], y[i], p[i], v[i])
     else:
-        q = carray(integers_at(job[PLACES + 1] + 8 * image * count), (count,))
-        r = carray(integers_at(job[PLACES + 2] + 8 * image * count), (count,))
-        s = carray(integers_at(job[PLACES + 3] + 8 * image * count), (count,))
+        q, r, s = places[1], places[2], places[3]
         w = carray(floats_at(job[WEIGHTS + 1] + 4 * image * count), (count,))
         h = carray(floats_at(job[WEIGHTS + 2] + 4 * image * count), (count,))
         z = carray(floats_at(job[WEIGHTS + 3] + 4 * image * count), (count,))
         for i in range(count):
             value, other = x[i], y[i]
-            _tap(a, b, value, other, p[i], v[i], size)
-            _tap(a, b, value, other, q[i], w[i], size)
-            _tap(a, b, value, other, r[i], h[i], size)
-            _tap(a, b, value, other, s[i], z[i], size)
+            _tap(a, b, value, other, p[i], v[i])
+            _tap(a, b, value, other, q[i], w[i])
+            _tap(a, b, value, other, r[i], h[i])
+            _tap(a, b, value, other, s[i], z[i])
 
 
 @njit(**OPTIONS)
@@ -77,9 +73,9 @@ def _add_planes(job: Any, part: Any) -> None:
     """Some planes of one image."""
     count, size, channels = job[POSITIONS], job[PIXELS], job[CHANNELS]
     image = part // job[GROUPS]
+    places = np.empty((job[TAPS], count), np.uint32)
     for tap in range(job[TAPS]):
-        places = carray(integers_at(job[PLACES + tap] + 8 * image * count), (count,))
-        if not are_inside(places, size):
+        if not copy_places(job[PLACES + tap] + 8 * image * count, size, places[tap]):
             job[IS_ASTRAY] = 1
             return
     spare = np.empty(size if channels % 2 else 0, np.float32)
@@ -93,7 +89,7 @@ def _add_planes(job: Any, part: Any) -> None:
             a[place] = F32(0)
         for place in range(size):
             b[place] = F32(0)
-        _add_pair(job, image, first, second, a, b)
+        _add_pair(job, places, image, first, second, a, b)
 
 
 @cfunc("void(int64, int64)", **OPTIONS)  # type: ignore[untyped-decorator]
@@ -134,6 +130,8 @@ def _add_taps(state: Any, context: Any) -> Any:
             return failed(state, SHAPE)
     dims[2] = product(shape, 2, axes)
     job[PIXELS] = dims[2]
+    if dims[2] > LARGEST_PLANE:
+        return failed(state, SHAPE)
     job[RESULT], status = make_output(state, context, 0, dims, 3)
     if status != 0 or dims[0] * dims[1] == 0:
         return status

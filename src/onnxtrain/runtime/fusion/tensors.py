@@ -23,6 +23,8 @@ NUMBERS = MESSAGES + len(MISFITS)
 MOST_OWNERS = 16
 """Into how many parts the result is divided at most, each of which looks at all indices."""
 MAX_RANK = 8
+LARGEST_PLANE = 2**31 - 1
+"""Pixels of a plane: so many have numbers of 32 bits."""
 SHAPE, INDEX = range(len(MISFITS))
 """Numbers of errors."""
 BAD_ARGUMENT = 2
@@ -91,18 +93,18 @@ def product(dims: Any, begin: Any, end: Any) -> Any:
 
 
 @njit(**OPTIONS)
-def are_inside(places: Any, size: Any) -> Any:
-    """Whether indices are in range; negative ones count from the end."""
-    least, largest = I64(0), I64(-1)
+def copy_places(address: Any, size: Any, places: Any) -> Any:
+    """Indices as numbers of half the size, which are not looked at again; False if one is astray.
+
+    Negative ones count from the end.
+    """
+    source, is_astray = carray(integers_at(address), (places.size,)), False
     for i in range(places.size):
-        least, largest = min(least, places[i]), max(largest, places[i])
-    return least >= -size and largest < size
-
-
-@njit(**OPTIONS)
-def counted(place: Any, size: Any) -> Any:
-    """An index that is in range, from the beginning, as a type that numba does not look at again."""
-    return np.uint64(place + (size & (place >> I64(63))))
+        place = source[i]
+        place += size & (place >> I64(63))
+        is_astray |= place < 0 or place >= size
+        places[i] = np.uint32(place)
+    return not is_astray
 
 
 @njit(**OPTIONS)
