@@ -440,7 +440,7 @@ def test_places_of_another_shape_are_an_error(text: str) -> None:
     model = parsed(text)
     del model.graph.input[1].type.tensor_type.shape.dim[:]
     places = np.zeros((1, 1, 1), np.int64)
-    with pytest.raises(Exception, match="do not have the shapes|Invalid|rank"):
+    with pytest.raises(Exception, match=r"do not have the shapes|Invalid|rank"):
         run(marked(model, "ScatterElements", "ReduceSum"), tap_feeds(text, places))
 
 

@@ -20,7 +20,7 @@ stands for take some ten microseconds."""
 SYMBOLIC = 64
 """What a dimension of unknown size counts for."""
 AS_LARGE = frozenset({"GatherElements", "Mul", "Reshape", "ScatterElements"})
-"""In gradients, whose shapes nobody has inferred: the result is about as large as the first operand."""
+"""The result is about as large as the first operand: in gradients nobody has inferred shapes."""
 
 
 def mark_for_kernels(model: ir.Model) -> ir.Model:

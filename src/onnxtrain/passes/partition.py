@@ -84,8 +84,8 @@ def partition(model: ModelLike, seeds: Sequence[str], gradients: Sequence[str]) 
     names = [v.name or "" for v in saved]
     forward = _forward(loaded, outputs, names, seeds)
     backward = _backward(loaded, names, seeds, gradients)
-    parts = (to_proto(mark_fusable(mark_for_kernels(half))) for half in (forward, backward))
-    return Partition(*parts, names, outputs)
+    first, second = (to_proto(mark_fusable(mark_for_kernels(half))) for half in (forward, backward))
+    return Partition(first, second, names, outputs)
 
 
 def _depending_on(graph: ir.Graph, seeds: Iterable[ir.Value]) -> set[ir.Value]:

@@ -1,3 +1,4 @@
+# mypy: allow-untyped-decorators, disable-error-code="attr-defined, call-arg, no-any-return"
 """Pixels times a gradient, summed over channels: how much a position changes what was read.
 
 Every image has its own pixels, the same in all channels. Import it only where numba is.
@@ -56,7 +57,7 @@ def _dot(job: Any, part: Any) -> None:
                 result[i] += pixels[of_tap[i]] * gradient[i]
 
 
-@cfunc("void(int64, int64)", **OPTIONS)  # type: ignore[untyped-decorator]
+@cfunc("void(int64, int64)", **OPTIONS)
 def dot_block(address: int, part: int) -> None:
     """Some positions of an image; onnxruntime's threads call it."""
     _dot(carray(integers_at(address), (JOB,)), part)
@@ -87,7 +88,7 @@ def _dots(state: Any, context: Any) -> Any:
     return failed(state, INDEX) if job[IS_ASTRAY] else I64(0)
 
 
-@cfunc("int64(int64, int64)", **OPTIONS)  # type: ignore[untyped-decorator]
+@cfunc("int64(int64, int64)", **OPTIONS)
 def dots(address: int, context: int) -> int:
     """A node; 0, or the address of onnxruntime's description of an error."""
-    return _dots(carray(integers_at(address), (NUMBERS + 1,)), context)  # type: ignore[no-any-return]
+    return _dots(carray(integers_at(address), (NUMBERS + 1,)), context)

@@ -192,14 +192,16 @@ class _Library:
             state = self._tensors.state(
                 compiled, self._addresses()[:CALLED], messages, os.cpu_count() or 1, numbers
             )
+            kernel[0] = self._lasting(state)
         except Exception as error:  # of numba, too: onnxruntime must hear of it, not ctypes
             return self._call(CREATE_STATUS, ctypes.c_int(FAILED), str(error).encode())
-        kernel[0] = self._lasting(state)
         return None
 
-    def _lasting(self, state: list[int]) -> int | None:
+    def _lasting(self, state: list[int]) -> int:
         """The address of memory with these integers."""
         memory: int | None = self._libc.malloc(8 * len(state))
+        if not memory:
+            raise MemoryError
         ctypes.memmove(memory, (ctypes.c_int64 * len(state))(*state), 8 * len(state))
         return memory
 
@@ -219,6 +221,6 @@ class _Library:
             GET_INPUT, GET_OUTPUT, GET_DATA, GET_INFO, GET_TYPE, GET_RANK, GET_DIMS, RELEASE_INFO,
             PARALLEL_FOR, CREATE_STATUS,
         )  # fmt: skip
-        run_chunk: int = self._driver.run_chunk.address
+        run_chunk = int(self._driver.run_chunk.address or 0)
         message = ctypes.addressof(self._message)
         return [*(self._functions[place] for place in places), message, run_chunk]

@@ -1,3 +1,4 @@
+# mypy: allow-untyped-decorators, disable-error-code="attr-defined, call-arg, no-any-return"
 """GridSample of the nearest pixels of images. Import it only where numba is.
 
 onnxruntime finds each pixel anew in every channel; here they are found once for an image.
@@ -74,7 +75,7 @@ def _read_planes(job: Any, part: Any) -> None:
             result[i] = pixel if place >= 0 else F32(0)
 
 
-@cfunc("void(int64, int64)", **OPTIONS)  # type: ignore[untyped-decorator]
+@cfunc("void(int64, int64)", **OPTIONS)
 def read_planes(address: int, part: int) -> None:
     """Some planes; onnxruntime's threads call it."""
     _read_planes(carray(integers_at(address), (JOB,)), part)
@@ -104,7 +105,7 @@ def _grid_sample(state: Any, context: Any) -> Any:
     return I64(0)
 
 
-@cfunc("int64(int64, int64)", **OPTIONS)  # type: ignore[untyped-decorator]
+@cfunc("int64(int64, int64)", **OPTIONS)
 def grid_sample(address: int, context: int) -> int:
     """A node; 0, or the address of onnxruntime's description of an error."""
-    return _grid_sample(carray(integers_at(address), (NUMBERS + 2,)), context)  # type: ignore[no-any-return]
+    return _grid_sample(carray(integers_at(address), (NUMBERS + 2,)), context)

@@ -146,14 +146,14 @@ def _taps(count: int) -> Callable[[str], list[int]]:
     return number
 
 
-MANY = 4
+FOUR_TAPS = 4
 """Taps of a position between four pixels."""
 ADD_TAPS = {
     count: Operator(
         f"Add{count}Taps", (INT64, FLOAT, *[INT64] * count, *[FLOAT] * count), (FLOAT,),
         _taps(count), "taps", ("add_taps", "add_planes"),
     )
-    for count in (1, MANY)
+    for count in (1, FOUR_TAPS)
 }  # fmt: skip
 """Shape, gradient, places and weights of so many taps: the gradient of an image."""
 READ_DOTS = {
@@ -161,7 +161,7 @@ READ_DOTS = {
         f"Read{count}Dots", (FLOAT, FLOAT, *[INT64] * count), (FLOAT,) * count, _taps(count),
         "dots", ("dots", "dot_block"),
     )
-    for count in (1, MANY)
+    for count in (1, FOUR_TAPS)
 }  # fmt: skip
 """Pixels of an image, times a gradient, summed over channels; places of so many taps."""
 NEAREST = Operator(
@@ -169,5 +169,6 @@ NEAREST = Operator(
 )
 """GridSample of images."""
 OPERATORS = (
-    ELEMENTWISE, ADD_ROWS, MAX_POOL, MAX_UNPOOL, CUM_SUM, NEAREST, *ADD_TAPS.values(), *READ_DOTS.values()
+    ELEMENTWISE, ADD_ROWS, MAX_POOL, MAX_UNPOOL, CUM_SUM, NEAREST, *ADD_TAPS.values(),
+    *READ_DOTS.values(),
 )  # fmt: skip

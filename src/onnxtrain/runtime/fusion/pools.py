@@ -1,3 +1,4 @@
+# mypy: allow-untyped-decorators, disable-error-code="attr-defined, call-arg, import-untyped"
 """MaxPool with the places of the maxima, as its gradient wants it. Import it only where numba is.
 
 onnxruntime compares element by element. Here a row of windows is compared at once: first with the
@@ -81,7 +82,7 @@ def _compare(source: Any, at: Any, stride: Any, largest: Any, where: Any, count:
 
 @njit(**OPTIONS)
 def _spans(job: Any, spans: Any) -> None:
-    """For each place of the kernel along the last axis: windows that have it inside of the image."""
+    """Which windows have each place of the kernel, along the last axis, inside of the image."""
     width, stride = job[SIZES + 2], job[STRIDES + 2]
     for k in range(job[KERNELS + 2]):
         start = k * job[DILATIONS + 2] - job[PADS + 2]
@@ -137,7 +138,7 @@ def _pool_planes(job: Any, part: Any) -> None:
                 places[window] = plane * size + row[window]
 
 
-@cfunc("void(int64, int64)", **OPTIONS)  # type: ignore[untyped-decorator]
+@cfunc("void(int64, int64)", **OPTIONS)
 def pool_planes(address: int, part: int) -> None:
     """Some planes; onnxruntime's threads call it."""
     _pool_planes(carray(integers_at(address), (JOB,)), part)
@@ -194,8 +195,8 @@ def _max_pool(state: Any, context: Any) -> Any:
     return I64(0)
 
 
-@cfunc("int64(int64, int64)", **OPTIONS)  # type: ignore[untyped-decorator]
+@cfunc("int64(int64, int64)", **OPTIONS)
 def max_pool(address: int, context: int) -> int:
     """A node; 0, or the address of onnxruntime's description of an error."""
     state = carray(integers_at(address), (NUMBERS + 2 + 5 * MOST_AXES,))
-    return _max_pool(state, context)  # type: ignore[no-any-return]
+    return _max_pool(state, context)

@@ -1,3 +1,4 @@
+# mypy: allow-untyped-decorators, disable-error-code="attr-defined, call-arg, no-any-return"
 """Rows added up by number: the gradient of an embedding. Import it only where numba is.
 
 Each part of the result has one owner, who goes through all rows in their order, so the numbers do
@@ -94,7 +95,7 @@ def _add_part(job: Any, part: Any) -> None:
         _of_rows(job, part)
 
 
-@cfunc("void(int64, int64)", **OPTIONS)  # type: ignore[untyped-decorator]
+@cfunc("void(int64, int64)", **OPTIONS)
 def add_part(address: int, part: int) -> None:
     """What one owner does; onnxruntime's threads call it."""
     _add_part(carray(integers_at(address), (JOB,)), part)
@@ -151,7 +152,7 @@ def _add_rows(state: Any, context: Any) -> Any:
     return I64(0)
 
 
-@cfunc("int64(int64, int64)", **OPTIONS)  # type: ignore[untyped-decorator]
+@cfunc("int64(int64, int64)", **OPTIONS)
 def add_rows(address: int, context: int) -> int:
     """A node; 0, or the address of onnxruntime's description of an error."""
-    return _add_rows(carray(integers_at(address), (NUMBERS,)), context)  # type: ignore[no-any-return]
+    return _add_rows(carray(integers_at(address), (NUMBERS,)), context)

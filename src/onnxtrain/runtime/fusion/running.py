@@ -1,3 +1,4 @@
+# mypy: allow-untyped-decorators, disable-error-code="attr-defined, call-arg, no-any-return"
 """CumSum: sums along an axis up to each element. Import it only where numba is.
 
 The sums are added in the order of the axis, as onnxruntime does it, so the numbers are the same.
@@ -104,7 +105,7 @@ def _sum_part(job: Any, part: Any) -> None:
                 _line(job, line)
 
 
-@cfunc("void(int64, int64)", **OPTIONS)  # type: ignore[untyped-decorator]
+@cfunc("void(int64, int64)", **OPTIONS)
 def sum_part(address: int, part: int) -> None:
     """Some lines or columns; onnxruntime's threads call it."""
     _sum_part(carray(integers_at(address), (JOB,)), part)
@@ -139,7 +140,7 @@ def _cum_sum(state: Any, context: Any) -> Any:
     return I64(0)
 
 
-@cfunc("int64(int64, int64)", **OPTIONS)  # type: ignore[untyped-decorator]
+@cfunc("int64(int64, int64)", **OPTIONS)
 def cum_sum(address: int, context: int) -> int:
     """A node; 0, or the address of onnxruntime's description of an error."""
-    return _cum_sum(carray(integers_at(address), (NUMBERS + 3,)), context)  # type: ignore[no-any-return]
+    return _cum_sum(carray(integers_at(address), (NUMBERS + 3,)), context)

@@ -1,3 +1,4 @@
+# mypy: allow-untyped-decorators, disable-error-code="attr-defined, call-arg, no-any-return"
 """Pixels that are read between others: the gradient of what read them. Import it only with numba.
 
 A tap is one pixel for each position, the same in all channels, and its weight. The gradient of an
@@ -92,7 +93,7 @@ def _add_planes(job: Any, part: Any) -> None:
         _add_pair(job, places, image, first, second, a, b)
 
 
-@cfunc("void(int64, int64)", **OPTIONS)  # type: ignore[untyped-decorator]
+@cfunc("void(int64, int64)", **OPTIONS)
 def add_planes(address: int, part: int) -> None:
     """Some planes; onnxruntime's threads call it."""
     _add_planes(carray(integers_at(address), (JOB,)), part)
@@ -143,7 +144,7 @@ def _add_taps(state: Any, context: Any) -> Any:
     return failed(state, INDEX) if job[IS_ASTRAY] else I64(0)
 
 
-@cfunc("int64(int64, int64)", **OPTIONS)  # type: ignore[untyped-decorator]
+@cfunc("int64(int64, int64)", **OPTIONS)
 def add_taps(address: int, context: int) -> int:
     """A node; 0, or the address of onnxruntime's description of an error."""
-    return _add_taps(carray(integers_at(address), (NUMBERS + 1,)), context)  # type: ignore[no-any-return]
+    return _add_taps(carray(integers_at(address), (NUMBERS + 1,)), context)

@@ -1,3 +1,4 @@
+# mypy: allow-untyped-decorators, disable-error-code="attr-defined, call-arg, no-any-return"
 """MaxUnpool: zeros, and at given places the numbers of its input. Import it only where numba is.
 
 A place counts elements of the whole result. Those of a pool are in the plane of their window, so
@@ -50,7 +51,7 @@ def _put(job: Any, begin: Any, end: Any) -> None:
             job[IS_ASTRAY] = 1
 
 
-@cfunc("void(int64, int64)", **OPTIONS)  # type: ignore[untyped-decorator]
+@cfunc("void(int64, int64)", **OPTIONS)
 def unpool_planes(address: int, part: int) -> None:
     """Some planes; onnxruntime's threads call it."""
     job = carray(integers_at(address), (JOB,))
@@ -85,8 +86,8 @@ def _max_unpool(state: Any, context: Any) -> Any:
     return failed(state, INDEX) if job[IS_ASTRAY] else I64(0)
 
 
-@cfunc("int64(int64, int64)", **OPTIONS)  # type: ignore[untyped-decorator]
+@cfunc("int64(int64, int64)", **OPTIONS)
 def max_unpool(address: int, context: int) -> int:
     """A node; 0, or the address of onnxruntime's description of an error."""
     state = carray(integers_at(address), (NUMBERS + 1 + 2 * MOST_AXES,))
-    return _max_unpool(state, context)  # type: ignore[no-any-return]
+    return _max_unpool(state, context)

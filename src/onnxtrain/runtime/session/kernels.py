@@ -18,7 +18,7 @@ from ..fusion.operators import (
     ADD_ROWS,
     ADD_TAPS,
     CUM_SUM,
-    MANY,
+    FOUR_TAPS,
     MAX_POOL,
     MAX_UNPOOL,
     NEAREST,
@@ -58,18 +58,18 @@ def with_own_kernels(outline: Outline) -> bytes | None:
     if len(outline.model) > LONGEST or not outline.mentions(KERNEL.encode()) or not is_available():
         return None
     try:
-        nodes, found = Nodes(outline), dict[int, Node]()
+        nodes, replacements = Nodes(outline), dict[int, Node]()
         for marked_node in marked(outline, KERNEL):
             node = nodes.maker(marked_node.outputs[0].decode())
             recognise = RECOGNISED.get(node.operator) if node is not None else None
             ours = recognise(nodes, node) if recognise is not None and node is not None else None
             if ours is not None:
-                found[marked_node.place] = ours
-        if not found:
+                replacements[marked_node.place] = ours
+        if not replacements:
             return None
-        still_read = {name.encode() for node in found.values() for name in node.inputs}
-        idle = idle_after(outline, list(found), still_read)
-        changes = _together(nodes, found) | {place: [] for place in idle}
+        still_read = {name.encode() for node in replacements.values() for name in node.inputs}
+        idle = idle_after(outline, list(replacements), still_read)
+        changes = _together(nodes, replacements) | {place: [] for place in idle}
         return changed(outline, changes, DOMAIN.encode())
     except (ModelFileError, ValueError, LookupError):  # onnxruntime says what is wrong with it
         return None
@@ -265,22 +265,22 @@ def _read_dot(nodes: Nodes, node: Opened) -> Node | None:
     return Node(READ_DOTS[1], operands, node.outputs, (1,))
 
 
-def _together(nodes: Nodes, found: dict[int, Node]) -> dict[int, list[bytes]]:
+def _together(nodes: Nodes, replacements: dict[int, Node]) -> dict[int, list[bytes]]:
     """What stands in which places: taps of one image and gradient are read together."""
-    changes = {place: [node.encode()] for place, node in found.items()}
+    changes = {place: [node.encode()] for place, node in replacements.items()}
     groups = dict[tuple[str, ...], list[int]]()
-    for place, node in found.items():
+    for place, node in replacements.items():
         if node.operator is READ_DOTS[1]:
             groups.setdefault(node.inputs[:2], []).append(place)
     for (image, gradient), places in groups.items():
-        for begin in range(0, len(places) // MANY * MANY, MANY):
-            members = places[begin : begin + MANY]
-            taps = [found[place].inputs[2] for place in members]
+        for begin in range(0, len(places) // FOUR_TAPS * FOUR_TAPS, FOUR_TAPS):
+            members = places[begin : begin + FOUR_TAPS]
+            taps = [replacements[place].inputs[2] for place in members]
             makers = (nodes.maker(name) for name in taps)
             if any(maker is not None and maker.place > members[0] for maker in makers):
                 continue  # one is not there yet where the first is read
-            outputs = tuple(found[place].outputs[0] for place in members)
-            node = Node(READ_DOTS[MANY], (image, gradient, *taps), outputs, (MANY,))
+            outputs = tuple(replacements[place].outputs[0] for place in members)
+            node = Node(READ_DOTS[FOUR_TAPS], (image, gradient, *taps), outputs, (FOUR_TAPS,))
             changes |= {place: [] for place in members}
             changes[members[0]] = [node.encode()]
     return changes
