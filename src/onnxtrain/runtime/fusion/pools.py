@@ -1,4 +1,4 @@
-# mypy: allow-untyped-decorators, disable-error-code="attr-defined, call-arg, import-untyped"
+# mypy: allow-untyped-decorators, disable-error-code="attr-defined, import-untyped, no-any-return"
 """MaxPool with the places of the maxima, as its gradient wants it. Import it only where numba is.
 
 onnxruntime compares element by element. Here a row of windows is compared at once: first with the
@@ -66,7 +66,7 @@ def _compare(source: Any, at: Any, stride: Any, largest: Any, where: Any, count:
             is_larger = value > least
             best[window] = value if is_larger else least
             places[window] = I32(at + window) if is_larger else place
-    elif stride == 2:  # of a constant LLVM makes shuffles instead of single loads
+    elif stride == 2:  # the usual strides are constants to LLVM
         for window in range(count):
             value, least, place = image[2 * window], best[window], places[window]
             is_larger = value > least

@@ -34,7 +34,8 @@ BLOCK = 512
 LINE = 16
 """Floats of a line of the cache: an owner of columns has no less."""
 ALONE = 32_768
-"""Elements that one thread adds before another one is woken up."""
+"""Elements that one thread adds before another one is woken up: two chunks of the elementwise
+driver, not measured by itself."""
 
 
 @njit(**OPTIONS)

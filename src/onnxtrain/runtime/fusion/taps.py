@@ -4,7 +4,8 @@
 A tap is one pixel for each position, the same in all channels, and its weight. The gradient of an
 image adds up what was read, in the order of positions. Each plane of the result has one owner, so
 the numbers do not depend on the number of threads. Two planes are done at once: places and weights
-are read once for both (a million elements in four taps: 2.1 ms instead of 2.6, and 3.3 tap by tap).
+are read once for both (a million elements in four taps, by themselves on one thread of AVX-512:
+2.1 ms instead of 2.6, and 3.3 tap by tap).
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from ..fusion.operators import (
 )
 from ..fusion.program import ProgramError
 from .edits import LONGEST, changed, idle_after, marked
-from .patterns import Made, Nodes, Number, Opened, Pattern, Value, Zeros, matches
+from .patterns import Nodes, Number, Opened, Pattern, Result, Value, Zeros, matches
 
 DOUBLE, FLOAT, INT64 = 11, 1, 7
 TO_END = 2**63 - 1
@@ -82,47 +82,47 @@ def _sorted_sums() -> Pattern:
     """What `autodiff/rules/_index.py` writes: sums of rows, by way of sorting them."""
     rows, ordered, last = Value("rows"), Value("ordered"), Value("last")
     axis, first = {"axis": 0}, Number((0,))
-    order = Made(
-        "TopK", (rows, Made("Shape", (rows,))), {"largest": 0, "axis": 0}, output=1
+    order = Result(
+        "TopK", (rows, Result("Shape", (rows,))), {"largest": 0, "axis": 0}, output=1
     )  # fmt: skip
     sorted_rows = order._replace(output=0, name="ordered")
-    taken = Made("Gather", (Value("source"), order), name="taken")
-    sums = Made("CumSum", (Made("Cast", (taken,), {"to": DOUBLE}), Number((0,), 0)))
-    behind = Made("Slice", (ordered, Number((1,)), Number((TO_END,))))
-    following = Made("Concat", (behind, Number((-1,))), axis)
-    is_last = Made("Not", (Made("Equal", (ordered, following)),), name="last")
-    ends = Made("Compress", (sums, last), axis, name="ends")
-    before = Made("Slice", (Value("ends"), first, Number((-1,)), first))
-    shifted = Made("Pad", (before, Number((1, 0)), None, first))
-    total = Made("Sub", (ends, shifted), name="total")
-    of_last = Made("Slice", (total, Number((-1,)), Number((TO_END,)), first))
-    is_nan = Made("IsNaN", (Made("ReduceSum", (of_last,), {"keepdims": 0}),))
-    counted = Made("Cast", (last,), {"to": INT64})
-    place = Made("CumSum", (counted, Number((0,), 0)), {"exclusive": 1})
-    spread = Made(
-        "Expand", (Made("Unsqueeze", (place, Number((1,)))), Made("Shape", (Value("taken"),)))
+    taken = Result("Gather", (Value("source"), order), name="taken")
+    sums = Result("CumSum", (Result("Cast", (taken,), {"to": DOUBLE}), Number((0,), 0)))
+    behind = Result("Slice", (ordered, Number((1,)), Number((TO_END,))))
+    following = Result("Concat", (behind, Number((-1,))), axis)
+    is_last = Result("Not", (Result("Equal", (ordered, following)),), name="last")
+    ends = Result("Compress", (sums, last), axis, name="ends")
+    before = Result("Slice", (Value("ends"), first, Number((-1,)), first))
+    shifted = Result("Pad", (before, Number((1, 0)), None, first))
+    total = Result("Sub", (ends, shifted), name="total")
+    of_last = Result("Slice", (total, Number((-1,)), Number((TO_END,)), first))
+    is_nan = Result("IsNaN", (Result("ReduceSum", (of_last,), {"keepdims": 0}),))
+    counted = Result("Cast", (last,), {"to": INT64})
+    place = Result("CumSum", (counted, Number((0,), 0)), {"exclusive": 1})
+    spread = Result(
+        "Expand", (Result("Unsqueeze", (place, Number((1,)))), Result("Shape", (Value("taken"),)))
     )
-    one_by_one = Made(
+    one_by_one = Result(
         "ScatterElements",
         (Zeros(Value("part")), spread, Value("taken")),
         {"axis": 0, "reduction": "add"},
     )
-    at_once = Made("Cast", (Value("total"),), {"to": FLOAT})
-    target = Made("Unsqueeze", (Made("Compress", (sorted_rows, is_last), axis), Number((1,))))
-    added = Made("If", (is_nan, one_by_one, at_once))
-    return Made("ScatterND", (Zeros(Value("shape")), target, added))
+    at_once = Result("Cast", (Value("total"),), {"to": FLOAT})
+    target = Result("Unsqueeze", (Result("Compress", (sorted_rows, is_last), axis), Number((1,))))
+    added = Result("If", (is_nan, one_by_one, at_once))
+    return Result("ScatterND", (Zeros(Value("shape")), target, added))
 
 
 SORTED_SUMS = _sorted_sums()
-ONE_BY_ONE = Made(
+ONE_BY_ONE = Result(
     "ScatterElements",
     (
         Zeros(Value("shape")),
-        Made(
+        Result(
             "Expand",
             (
-                Made("Unsqueeze", (Value("rows"), Number((1,)))),
-                Made("Shape", (Value("source"),)),
+                Result("Unsqueeze", (Value("rows"), Number((1,)))),
+                Result("Shape", (Value("source"),)),
             ),
         ),
         Value("source"),
@@ -130,7 +130,7 @@ ONE_BY_ONE = Made(
     {"axis": 0, "reduction": "add"},
 )
 """The same of narrow rows."""
-SINGLE = Made(
+SINGLE = Result(
     "ScatterElements",
     (Zeros(Value("shape")), Value("rows"), Value("source")),
     {"axis": 0, "reduction": "add"},
@@ -156,12 +156,12 @@ def _added_rows(nodes: Nodes, node: Opened) -> Node | None:
 
 def _is_shape_of(nodes: Nodes, bound: dict[str, str]) -> bool:
     """Whether the sums one by one have the shape of those at once."""
-    return matches(nodes, bound["part"], Made("Shape", (Value("total"),)), bound)
+    return matches(nodes, bound["part"], Result("Shape", (Value("total"),)), bound)
 
 
 def _is_flat(nodes: Nodes, bound: dict[str, str]) -> bool:
     """Whether single numbers have one axis, as far as the nodes before say."""
-    flat = Made("Reshape", (Value("any"), Number((-1,))))
+    flat = Result("Reshape", (Value("any"), Number((-1,))))
     return any(matches(nodes, bound[name], flat, {}) for name in ("rows", "source"))
 
 
@@ -226,17 +226,17 @@ def _cumulative(nodes: Nodes, node: Opened) -> Node | None:
 
 # --- images that are read between their pixels ----------------------------------------------------
 
-EVERY_CHANNEL = Made(
-    "Expand", (Made("Unsqueeze", (Value("places"), Number((1,)))), Value("any shape"))
+EVERY_CHANNEL = Result(
+    "Expand", (Result("Unsqueeze", (Value("places"), Number((1,)))), Value("any shape"))
 )
-WEIGHTED = Made("Mul", (Value("source"), Made("Unsqueeze", (Value("weights"), Number((1,))))))
-TAP = Made(
+WEIGHTED = Result("Mul", (Value("source"), Result("Unsqueeze", (Value("weights"), Number((1,))))))
+TAP = Result(
     "ScatterElements", (Value("before"), EVERY_CHANNEL, WEIGHTED), {"axis": 2, "reduction": "add"}
 )
-NO_TAP = Made("Reshape", (Zeros(Value("shape")), Number((0, 0, -1))))
-READ = Made("GatherElements", (Value("image"), EVERY_CHANNEL), {"axis": 2})
-DOT = Made(
-    "ReduceSum", (Made("Mul", (READ, Value("gradient"))), Number((1,))), {"keepdims": 0}
+NO_TAP = Result("Reshape", (Zeros(Value("shape")), Number((0, 0, -1))))
+READ = Result("GatherElements", (Value("image"), EVERY_CHANNEL), {"axis": 2})
+DOT = Result(
+    "ReduceSum", (Result("Mul", (READ, Value("gradient"))), Number((1,))), {"keepdims": 0}
 )  # fmt: skip
 
 

@@ -64,7 +64,7 @@ class Zeros(NamedTuple):
     shape: Value
 
 
-class Made(NamedTuple):
+class Result(NamedTuple):
     """The result of an operator.
 
     Attributes:
@@ -83,7 +83,7 @@ class Made(NamedTuple):
     name: str = ""
 
 
-Pattern: TypeAlias = "Value | Number | Zeros | Made | None"
+Pattern: TypeAlias = "Value | Number | Zeros | Result | None"
 
 
 class Opened(NamedTuple):
@@ -198,7 +198,7 @@ def matches(nodes: Nodes, name: str, pattern: Pattern, bound: dict[str, str]) ->
     return _operands_match(nodes, node, pattern, bound)
 
 
-def _operands_match(nodes: Nodes, node: Opened, pattern: Made, bound: dict[str, str]) -> bool:
+def _operands_match(nodes: Nodes, node: Opened, pattern: Result, bound: dict[str, str]) -> bool:
     attributes, operands = dict(node.attributes), list(node.inputs)
     if node.operator == "If":
         results = [attributes.pop(branch, None) or () for branch in BRANCHES]
