@@ -105,6 +105,10 @@ r: the same all along a row, b: truth values, -: else), and `OUTSIDE` if somebod
 
 OUTSIDE = "out"
 
+KERNEL = "onnxtrain: kernel"
+"""What a node says of itself if a session may compute it, with nodes before it, by a kernel of our
+own; the session finds out by itself what they compute."""
+
 FUSABLE = frozenset(
     {
         "Abs", "Add", "And", "Cast", "Clip", "Div", "Elu", "Equal", "Erf", "Exp", "Floor",

@@ -27,6 +27,7 @@ from .expand import expand_functions
 from .fast_forms import use_fast_forms
 from .fusion import mark_where_shapes_are_inferred
 from .idle import note_idle_optimizers
+from .kernels import mark_for_kernels
 from .late_weights import delay_weights as delay_weights
 from .recompute import recompute_activations as recompute_activations
 from .recurrent import recurrent_layers_as_scans
@@ -135,6 +136,11 @@ AFTER = (
         "blocked layout",
         "sessions carry out trained convolutions as onnxruntime does those of constant weights",
         lambda model, _: mark_convolutions(model),
+    ),
+    Pass(
+        "kernels",
+        "sessions have kernels for sums by index, pools and cumulative sums",
+        lambda model, _: mark_for_kernels(model),
     ),
     Pass(
         "fusion",

@@ -23,6 +23,7 @@ from ..graph.infer import infer_shapes
 from ..graph.subgraphs import live_nodes, subgraphs, used_values
 from ..operators import AT_THE_SPEED_OF_MEMORY, RANDOM, VIEWS
 from .fusion import mark_fusable
+from .kernels import mark_for_kernels
 
 SYMBOLIC = 64
 """What a dimension of unknown size counts when values are weighed against each other."""
@@ -83,7 +84,7 @@ def partition(model: ModelLike, seeds: Sequence[str], gradients: Sequence[str]) 
     names = [v.name or "" for v in saved]
     forward = _forward(loaded, outputs, names, seeds)
     backward = _backward(loaded, names, seeds, gradients)
-    first, second = (to_proto(mark_fusable(half)) for half in (forward, backward))
+    first, second = (to_proto(mark_fusable(mark_for_kernels(half))) for half in (forward, backward))
     return Partition(first, second, names, outputs)
 
 

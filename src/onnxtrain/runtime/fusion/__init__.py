@@ -9,6 +9,13 @@ chosen the group), and onnxruntime calls our kernel through its own interface fo
 - `driver`: calls it for all parts of a result, whatever is broadcast, on onnxruntime's threads;
 - `library`, `stub`: how onnxruntime learns of it.
 
+Single operators that onnxruntime computes slowly have kernels, too (`session/kernels.py` writes
+their nodes, `passes/kernels.py` has marked what they stand for):
+
+- `operators`: the table of all our operators;
+- `tensors`: what their kernels share;
+- `rows`, `pools`, `unpool`, `running`, `taps`, `dots`, `nearest`: one kernel each.
+
 Without numba, on another system than Linux, or on another device than the host's processor, nodes
 stay as they are.
 """

@@ -1,4 +1,4 @@
-"""How onnxruntime learns of the fused operator: its interface for custom operators, from Python.
+"""How onnxruntime learns of our operators: its interface for custom operators, from Python.
 
 The interface is a table of C functions (`OrtApi`) that onnxruntime only ever extends at its end,
 so a function keeps its place. What runs in a step is compiled; Python is asked while
@@ -16,9 +16,10 @@ from typing import Any
 from ...preparing import preparing
 from ..step.kernels import available as has_numba
 from . import stub
+from .operators import ELEMENTWISE, MISFITS, OPERATORS, Operator
 from .program import Program, ProgramError
 
-DOMAIN, OPERATOR = "onnxtrain.fused", "Elementwise"
+DOMAIN, OPERATOR = "onnxtrain.fused", ELEMENTWISE.name
 API_VERSION = 17
 """Of onnxruntime's interface: 1.17 has all that is used here."""
 
@@ -27,11 +28,10 @@ Address = ctypes.c_void_p
 (CREATE_DOMAIN, ADD_OPERATOR, ADD_DOMAIN, RELEASE_INFO) = (26, 27, 28, 99)
 (GET_STRING, GET_INPUT, GET_OUTPUT, PARALLEL_FOR) = (87, 90, 91, 274)
 """Places in onnxruntime's table of functions."""
-FUNCTIONS = 276
+FUNCTIONS, CALLED = 276, 10
+"""How many the table has that are known here, and how many of them kernels call."""
 
-FLOAT, ANY = 1, 0
-"""Element types; inputs may be truth values, too."""
-VARIADIC, REQUIRED, HETEROGENEOUS, HOMOGENEOUS = 2, 0, 0, 1
+REQUIRED, VARIADIC, HETEROGENEOUS, HOMOGENEOUS = 0, 2, 0, 1
 FAILED = 1
 """onnxruntime's code of an error."""
 MISFIT = (
@@ -80,23 +80,23 @@ def _library() -> _Library | None:
 
 
 class _Library:
-    """The operator, and what has to stay in memory for it."""
+    """The operators, and what has to stay in memory for them."""
 
     def __init__(self) -> None:
         with preparing("compiling the fused kernel with numba"):
-            from . import codegen, driver
+            from . import codegen, driver, tensors
 
-        self._codegen, self._driver = codegen, driver
+        self._codegen, self._driver, self._tensors = codegen, driver, tensors
         self._lock = threading.Lock()
         self._kept: list[Any] = []
         self._domain = 0
         self._functions: Any = None
         self._message = ctypes.create_string_buffer(MISFIT)
-        self._name = ctypes.create_string_buffer(OPERATOR.encode())
+        self._misfits = [ctypes.create_string_buffer(text) for text in MISFITS]
         self._libc = ctypes.CDLL(None)
         self._libc.malloc.restype = Address
         self._libc.malloc.argtypes = [ctypes.c_size_t]
-        self._operator = self._describe()
+        self._operators = [self._describe(operator) for operator in OPERATORS]
         register = self._callback(self._register, Address, Address, Address)
         self.path = stub.path_of_library(register)
 
@@ -108,19 +108,30 @@ class _Library:
         assert address is not None
         return address
 
-    def _describe(self) -> CustomOperator:
+    def _describe(self, described: Operator) -> CustomOperator:
         number = ctypes.c_size_t
         operator = CustomOperator(version=API_VERSION)
+        name = ctypes.create_string_buffer(described.name.encode())
+        self._kept.append(name)
+        kind = VARIADIC if described.is_variadic else REQUIRED
+        create = self._create if described is ELEMENTWISE else functools.partial(
+            self._create_from_table, described
+        )  # fmt: skip
 
         def gives(value: Any, kind: Any, arguments: int) -> int:
             return self._callback(lambda *_: value, kind, *([Address] * arguments))
 
-        operator.GetName = gives(ctypes.addressof(self._name), Address, 1)
+        def gives_one_of(values: tuple[int, ...]) -> int:
+            get = lambda _, place: values[min(place, len(values) - 1)]  # noqa: E731
+            return self._callback(get, ctypes.c_int, Address, ctypes.c_size_t)
+
+        operator.GetName = gives(ctypes.addressof(name), Address, 1)
         operator.GetProvider = gives(None, Address, 1)
-        operator.GetInputType = gives(ANY, ctypes.c_int, 2)
-        operator.GetOutputType = gives(FLOAT, ctypes.c_int, 2)
-        operator.GetInputCount = operator.GetOutputCount = gives(1, number, 1)
-        operator.GetInputKind = operator.GetOutputKind = gives(VARIADIC, ctypes.c_int, 2)
+        operator.GetInputType = gives_one_of(described.inputs)
+        operator.GetOutputType = gives_one_of(described.outputs)
+        operator.GetInputCount = gives(len(described.inputs), number, 1)
+        operator.GetOutputCount = gives(len(described.outputs), number, 1)
+        operator.GetInputKind = operator.GetOutputKind = gives(kind, ctypes.c_int, 2)
         operator.GetMemoryType = gives(0, ctypes.c_int, 2)
         operator.GetLeastInputs = operator.GetLeastOutputs = gives(1, ctypes.c_int, 1)
         operator.AreInputsAlike = gives(HETEROGENEOUS, ctypes.c_int, 1)
@@ -128,9 +139,10 @@ class _Library:
         operator.GetFirstVersion = gives(1, ctypes.c_int, 1)
         operator.GetLastVersion = gives(2**31 - 1, ctypes.c_int, 1)
         operator.CreateKernelV2 = self._callback(
-            self._create, Address, Address, Address, Address, ctypes.POINTER(Address)
+            create, Address, Address, Address, Address, ctypes.POINTER(Address)
         )
-        operator.ComputeV2 = self._driver.compute.address
+        compute = self._driver.compute if described is ELEMENTWISE else self._tensors.compute
+        operator.ComputeV2 = compute.address
         operator.Destroy = ctypes.cast(self._libc.free, Address).value
         return operator
 
@@ -146,7 +158,8 @@ class _Library:
                 domain = Address()
                 name = ctypes.c_char_p(DOMAIN.encode())
                 self._call(CREATE_DOMAIN, name, ctypes.byref(domain))
-                self._call(ADD_OPERATOR, domain, ctypes.byref(self._operator))
+                for operator in self._operators:
+                    self._call(ADD_OPERATOR, domain, ctypes.byref(operator))
                 self._domain = domain.value or 0
         return self._call(ADD_DOMAIN, Address(options), Address(self._domain))
 
@@ -164,10 +177,33 @@ class _Library:
             state = program.state(spilled, kernel_address, self._addresses())
         except (ProgramError, OSError, ValueError) as error:
             return self._call(CREATE_STATUS, ctypes.c_int(FAILED), str(error).encode())
-        memory = self._libc.malloc(8 * len(state))
-        ctypes.memmove(memory, (ctypes.c_int64 * len(state))(*state), 8 * len(state))
-        kernel[0] = memory
+        kernel[0] = self._lasting(state)
         return None
+
+    def _create_from_table(
+        self, described: Operator, _operator: int, _api: int, info: int, kernel: Any
+    ) -> int | None:
+        """The same of a node of another operator; its kernel is compiled if it is the first."""
+        try:
+            numbers = described.parse(self._string(info, b"numbers"))
+            with preparing(f"compiling the kernel of {described.name} with numba"):
+                compiled = described.load()
+            messages = [ctypes.addressof(text) for text in self._misfits]
+            state = self._tensors.state(
+                compiled, self._addresses()[:CALLED], messages, os.cpu_count() or 1, numbers
+            )
+            kernel[0] = self._lasting(state)
+        except Exception as error:  # of numba, too: onnxruntime must hear of it, not ctypes
+            return self._call(CREATE_STATUS, ctypes.c_int(FAILED), str(error).encode())
+        return None
+
+    def _lasting(self, state: list[int]) -> int:
+        """The address of memory with these integers."""
+        memory: int | None = self._libc.malloc(8 * len(state))
+        if not memory:
+            raise MemoryError
+        ctypes.memmove(memory, (ctypes.c_int64 * len(state))(*state), 8 * len(state))
+        return memory
 
     def _string(self, info: int, name: bytes) -> str:
         """An attribute of a node."""
@@ -176,7 +212,7 @@ class _Library:
         read(None, ctypes.byref(size))
         buffer = ctypes.create_string_buffer(max(1, size.value))
         if read(buffer, ctypes.byref(size)):
-            raise ProgramError("a fused node has no program")
+            raise ProgramError(f"a fused node has no {name.decode()}")
         return buffer.value.decode()
 
     def _addresses(self) -> list[int]:

@@ -17,7 +17,7 @@ import onnxruntime
 from onnxruntime.capi import _pybind_state as ort
 
 from ...errors import DeviceError, ModelFileError
-from ...operators import FUSED
+from ...operators import FUSED, KERNEL
 from ...preparing import preparing
 from ..files.onnxfile import ModelFile
 from ..files.outline import Outline
@@ -26,6 +26,7 @@ from .blocked import in_blocks
 from .cut_session import cut_if_long
 from .few_bits import with_kernels
 from .fusion import fused
+from .kernels import with_own_kernels
 from .native import core_of, ort_device
 from .optimizers import TRANSPOSING, idle_of_shapes, idle_optimizers
 from .options import BUSY, FOLDER, PREPACKING, SPINNING, UserOptions, Way, may_spin, ways_with
@@ -345,15 +346,17 @@ def _forms(
     if native is not None:
         forms.insert(0, _with_fused(native, plain, idle, is_fused=is_fused))
     found = [*(form for form in forms if form is not None), plain]
-    is_marked = is_fused and outline.mentions(FUSED.encode())
+    is_marked = is_fused and any(outline.mentions(mark.encode()) for mark in (FUSED, KERNEL))
     best = _in_one_pass(found[0]) if is_marked else None
     return found if best is None else [best, *found]
 
 
 def _in_one_pass(form: Form) -> Form | None:
-    """A form with its marked elementwise nodes fused, None if it has none."""
+    """A form with kernels of ours, for single nodes and fused elementwise ones; None without."""
     outline = Outline.of(form.content) if isinstance(form.content, bytes) else None
-    content = None if outline is None else fused(outline)
+    own = None if outline is None else with_own_kernels(outline)
+    outline = outline if own is None else Outline.of(own)
+    content = None if outline is None else fused(outline) or own
     return None if content is None else Form(content, form.idle, is_fused=True)
 
 

@@ -1,0 +1,174 @@
+"""The operators that onnxruntime is told of, and what their attributes may say.
+
+What a kernel is told of its node is one attribute, integers as text; it is read like anything that
+comes from outside. A kernel is imported, and with that compiled, when the first node of its
+operator is made. This module imports nothing of numba.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from .program import ProgramError
+
+ANY, FLOAT, INT64 = 0, 1, 7
+"""onnxruntime's numbers of element types; ANY is checked by the kernel."""
+LARGEST = 2**31 - 1
+"""Of what an attribute says; sizes of windows are far below."""
+LARGEST_KERNEL = 1024
+"""Along an axis; for larger ones, places of the kernel are not the loop to be outside."""
+MOST_AXES = 3
+"""Axes that a pool can have beside images and channels."""
+
+MISFITS = (
+    (
+        b"The inputs of a kernel of onnxtrain do not have the shapes that its node was made for. "
+        b"ONNXTRAIN_NO_FUSION=1 runs the standard operators."
+    ),
+    (
+        b"An index is out of range: the gradient would be added outside of a tensor. Check the "
+        b"indices that the model is fed; ONNXTRAIN_NO_FUSION=1 runs the standard operators."
+    ),
+)
+"""What an error says, by its number; see `tensors.py`."""
+
+
+class Operator(NamedTuple):
+    """One of our operators.
+
+    Attributes:
+        name: in our domain.
+        inputs, outputs: element types; the last one is repeated where they are variadic.
+        parse: makes integers of the attribute; a `ProgramError` if they are not sound.
+        module, functions: which module has the kernel, and the names in it: what computes a node,
+            then what its threads call.
+        is_variadic: whether there may be any number of inputs and outputs.
+    """
+
+    name: str
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    parse: Callable[[str], list[int]]
+    module: str = ""
+    functions: tuple[str, ...] = ()
+    is_variadic: bool = False
+
+    def load(self) -> list[int]:
+        """Addresses of the compiled functions."""
+        module: Any = importlib.import_module(f"{__package__}.{self.module}")
+        return [int(getattr(module, name).address) for name in self.functions]
+
+
+def _integers(text: str) -> list[int]:
+    try:
+        numbers = [int(word) for word in text.split()]
+    except ValueError as error:
+        raise ProgramError("the attribute of a kernel is not made of numbers") from error
+    if any(not -LARGEST <= number <= LARGEST for number in numbers):
+        raise ProgramError("the attribute of a kernel has a number that is too large")
+    return numbers
+
+
+def nothing(text: str) -> list[int]:
+    """A kernel without attributes."""
+    if _integers(text):
+        raise ProgramError("the attribute of a kernel has numbers that it does not read")
+    return []
+
+
+def windows(text: str) -> list[int]:
+    """Axes and ceil_mode; then kernel, stride, dilation, and padding before and behind of each.
+
+    Every window has an element inside of the image then: with padding and a dilation one could lie
+    around it.
+    """
+    numbers = _integers(text)
+    axes = numbers[0] if numbers else 0
+    if not 1 <= axes <= MOST_AXES or len(numbers) != 2 + 5 * axes or numbers[1] not in (0, 1):
+        raise ProgramError("the windows of a pool are not described")
+    for at in range(2, len(numbers), 5):
+        kernel, stride, dilation, before, behind = numbers[at : at + 5]
+        is_possible = 1 <= kernel <= LARGEST_KERNEL and min(stride, dilation) >= 1
+        is_padded_less = 0 <= before < kernel and 0 <= behind < kernel
+        if not is_possible or not is_padded_less or (before and dilation > 1):
+            raise ProgramError("the windows of a pool cannot be laid out")
+    return numbers
+
+
+def sizes(text: str) -> list[int]:
+    """Axes; then of each what is added to the places of windows, and the stride between them."""
+    numbers = _integers(text)
+    if not numbers or not 1 <= numbers[0] <= MOST_AXES or len(numbers) != 1 + 2 * numbers[0]:
+        raise ProgramError("the result of a pool's gradient is not described")
+    if min(numbers) < 1:
+        raise ProgramError("the result of a pool's gradient has no size")
+    return numbers
+
+
+def running(text: str) -> list[int]:
+    """The axis of a cumulative sum, whether it is exclusive, and whether reversed."""
+    numbers = _integers(text)
+    if len(numbers) != 3 or not -8 <= numbers[0] < 8 or not {*numbers[1:]} <= {0, 1}:
+        raise ProgramError("the axis of a cumulative sum is not described")
+    return numbers
+
+
+def sampling(text: str) -> list[int]:
+    """Whether corners are aligned, and whether the border goes on outside of the image."""
+    numbers = _integers(text)
+    if len(numbers) != 2 or not {*numbers} <= {0, 1}:
+        raise ProgramError("how an image is sampled is not described")
+    return numbers
+
+
+ELEMENTWISE = Operator("Elementwise", (ANY,), (FLOAT,), nothing, is_variadic=True)
+ADD_ROWS = Operator(
+    "AddRows", (INT64, INT64, FLOAT), (FLOAT,), nothing, "rows", ("add_rows", "add_part")
+)
+"""Shape of the result, number of a row for each row of the third: those are added up."""
+MAX_POOL = Operator(
+    "MaxPool", (FLOAT,), (FLOAT, INT64), windows, "pools", ("max_pool", "pool_planes")
+)
+MAX_UNPOOL = Operator(
+    "MaxUnpool", (FLOAT, INT64), (FLOAT,), sizes, "unpool", ("max_unpool", "unpool_planes")
+)
+CUM_SUM = Operator("CumSum", (FLOAT,), (FLOAT,), running, "running", ("cum_sum", "sum_part"))
+
+
+def _taps(count: int) -> Callable[[str], list[int]]:
+    def number(text: str) -> list[int]:
+        if _integers(text) != [count]:
+            raise ProgramError("a kernel is asked for another number of taps than it has")
+        return [count]
+
+    return number
+
+
+FOUR_TAPS = 4
+"""Taps of a position between four pixels."""
+ADD_TAPS = {
+    count: Operator(
+        f"Add{count}Taps", (INT64, FLOAT, *[INT64] * count, *[FLOAT] * count), (FLOAT,),
+        _taps(count), "taps", ("add_taps", "add_planes"),
+    )
+    for count in (1, FOUR_TAPS)
+}  # fmt: skip
+"""Shape, gradient, places and weights of so many taps: the gradient of an image."""
+READ_DOTS = {
+    count: Operator(
+        f"Read{count}Dots", (FLOAT, FLOAT, *[INT64] * count), (FLOAT,) * count, _taps(count),
+        "dots", ("dots", "dot_block"),
+    )
+    for count in (1, FOUR_TAPS)
+}  # fmt: skip
+"""Pixels of an image, times a gradient, summed over channels; places of so many taps."""
+NEAREST = Operator(
+    "NearestPixels", (FLOAT, FLOAT), (FLOAT,), sampling, "nearest", ("grid_sample", "read_planes")
+)
+"""GridSample of images."""
+OPERATORS = (
+    ELEMENTWISE, ADD_ROWS, MAX_POOL, MAX_UNPOOL, CUM_SUM, NEAREST, *ADD_TAPS.values(),
+    *READ_DOTS.values(),
+)  # fmt: skip

@@ -1,0 +1,307 @@
+"""Marked nodes that onnxruntime computes slowly become nodes of our own operators.
+
+`passes/kernels.py` has marked them. What is replaced is read from the nodes themselves: what does
+not match stays as it is. The file stays as it is, too, of standard operators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from ...errors import ModelFileError
+from ...operators import KERNEL
+from ..files.outline import Outline
+from ..files.wire import Message
+from ..fusion.library import DOMAIN, is_available
+from ..fusion.operators import (
+    ADD_ROWS,
+    ADD_TAPS,
+    CUM_SUM,
+    FOUR_TAPS,
+    MAX_POOL,
+    MAX_UNPOOL,
+    NEAREST,
+    READ_DOTS,
+    Operator,
+)
+from ..fusion.program import ProgramError
+from .edits import LONGEST, changed, idle_after, marked
+from .patterns import Nodes, Number, Opened, Pattern, Result, Value, Zeros, matches
+
+DOUBLE, FLOAT, INT64 = 11, 1, 7
+TO_END = 2**63 - 1
+
+
+class Node(NamedTuple):
+    """A node of ours."""
+
+    operator: Operator
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    numbers: tuple[int, ...] = ()
+
+    def encode(self) -> bytes:
+        """As it stands in a model."""
+        message = Message()
+        for name in self.inputs:
+            message.add(1, name)
+        for name in self.outputs:
+            message.add(2, name)
+        text = " ".join(map(str, self.numbers))
+        numbers = Message().add(1, "numbers").add(4, text).add(20, 3)
+        return message.add(4, self.operator.name).add(5, numbers).add(7, DOMAIN).encode()
+
+
+def with_own_kernels(outline: Outline) -> bytes | None:
+    """The model with nodes of ours in the places of marked ones; None if there is nothing to do."""
+    if len(outline.model) > LONGEST or not outline.mentions(KERNEL.encode()) or not is_available():
+        return None
+    try:
+        nodes, replacements = Nodes(outline), dict[int, Node]()
+        for marked_node in marked(outline, KERNEL):
+            node = nodes.maker(marked_node.outputs[0].decode())
+            recognise = RECOGNISED.get(node.operator) if node is not None else None
+            ours = recognise(nodes, node) if recognise is not None and node is not None else None
+            if ours is not None:
+                replacements[marked_node.place] = ours
+        if not replacements:
+            return None
+        still_read = {name.encode() for node in replacements.values() for name in node.inputs}
+        idle = idle_after(outline, list(replacements), still_read)
+        changes = _together(nodes, replacements) | {place: [] for place in idle}
+        return changed(outline, changes, DOMAIN.encode())
+    except (ModelFileError, ValueError, LookupError):  # onnxruntime says what is wrong with it
+        return None
+
+
+# --- rows added up by number ----------------------------------------------------------------------
+
+
+def _sorted_sums() -> Pattern:
+    """What `autodiff/rules/_index.py` writes: sums of rows, by way of sorting them."""
+    rows, ordered, last = Value("rows"), Value("ordered"), Value("last")
+    axis, first = {"axis": 0}, Number((0,))
+    order = Result(
+        "TopK", (rows, Result("Shape", (rows,))), {"largest": 0, "axis": 0}, output=1
+    )  # fmt: skip
+    sorted_rows = order._replace(output=0, name="ordered")
+    taken = Result("Gather", (Value("source"), order), name="taken")
+    sums = Result("CumSum", (Result("Cast", (taken,), {"to": DOUBLE}), Number((0,), 0)))
+    behind = Result("Slice", (ordered, Number((1,)), Number((TO_END,))))
+    following = Result("Concat", (behind, Number((-1,))), axis)
+    is_last = Result("Not", (Result("Equal", (ordered, following)),), name="last")
+    ends = Result("Compress", (sums, last), axis, name="ends")
+    before = Result("Slice", (Value("ends"), first, Number((-1,)), first))
+    shifted = Result("Pad", (before, Number((1, 0)), None, first))
+    total = Result("Sub", (ends, shifted), name="total")
+    of_last = Result("Slice", (total, Number((-1,)), Number((TO_END,)), first))
+    is_nan = Result("IsNaN", (Result("ReduceSum", (of_last,), {"keepdims": 0}),))
+    counted = Result("Cast", (last,), {"to": INT64})
+    place = Result("CumSum", (counted, Number((0,), 0)), {"exclusive": 1})
+    spread = Result(
+        "Expand", (Result("Unsqueeze", (place, Number((1,)))), Result("Shape", (Value("taken"),)))
+    )
+    one_by_one = Result(
+        "ScatterElements",
+        (Zeros(Value("part")), spread, Value("taken")),
+        {"axis": 0, "reduction": "add"},
+    )
+    at_once = Result("Cast", (Value("total"),), {"to": FLOAT})
+    target = Result("Unsqueeze", (Result("Compress", (sorted_rows, is_last), axis), Number((1,))))
+    added = Result("If", (is_nan, one_by_one, at_once))
+    return Result("ScatterND", (Zeros(Value("shape")), target, added))
+
+
+SORTED_SUMS = _sorted_sums()
+ONE_BY_ONE = Result(
+    "ScatterElements",
+    (
+        Zeros(Value("shape")),
+        Result(
+            "Expand",
+            (
+                Result("Unsqueeze", (Value("rows"), Number((1,)))),
+                Result("Shape", (Value("source"),)),
+            ),
+        ),
+        Value("source"),
+    ),
+    {"axis": 0, "reduction": "add"},
+)
+"""The same of narrow rows."""
+SINGLE = Result(
+    "ScatterElements",
+    (Zeros(Value("shape")), Value("rows"), Value("source")),
+    {"axis": 0, "reduction": "add"},
+)
+"""Single numbers added up, if there is one axis: the gradient of a pool whose windows overlap."""
+
+
+def _added_rows(nodes: Nodes, node: Opened) -> Node | None:
+    """Rows of the first operand's shape, added up by number."""
+    if node.attributes.get("axis", 0):
+        return _added_taps(nodes, node)
+    for pattern in (SORTED_SUMS, ONE_BY_ONE, SINGLE):
+        bound = dict[str, str]()
+        if matches(nodes, node.outputs[0], pattern, bound):
+            if pattern is SORTED_SUMS and not _is_shape_of(nodes, bound):
+                return None
+            if pattern is SINGLE and not _is_flat(nodes, bound):
+                return None
+            operands = (bound["shape"], _unwrapped(nodes, bound), bound["source"])
+            return Node(ADD_ROWS, operands, node.outputs)
+    return None
+
+
+def _is_shape_of(nodes: Nodes, bound: dict[str, str]) -> bool:
+    """Whether the sums one by one have the shape of those at once."""
+    return matches(nodes, bound["part"], Result("Shape", (Value("total"),)), bound)
+
+
+def _is_flat(nodes: Nodes, bound: dict[str, str]) -> bool:
+    """Whether single numbers have one axis, as far as the nodes before say."""
+    flat = Result("Reshape", (Value("any"), Number((-1,))))
+    return any(matches(nodes, bound[name], flat, {}) for name in ("rows", "source"))
+
+
+def _unwrapped(nodes: Nodes, bound: dict[str, str]) -> str:
+    """The numbers of rows before a Mod made negative ones positive: the kernel does that itself."""
+    shape, node = nodes.constant(bound["shape"]), nodes.maker(bound["rows"])
+    if shape is None or node is None or node.operator != "Mod" or any(node.attributes.values()):
+        return bound["rows"]
+    length = nodes.constant(node.inputs[1])
+    return node.inputs[0] if length == Number(shape.elements[:1], 0) else bound["rows"]
+
+
+# --- pools ----------------------------------------------------------------------------------------
+
+
+def _pooled(_: Nodes, node: Opened) -> Node | None:
+    """A MaxPool with its places, in the order of the image's memory."""
+    said, kernel = node.attributes, node.attributes.get("kernel_shape")
+    is_plain = said.get("auto_pad", "NOTSET") in ("", "NOTSET", "VALID")
+    if not kernel or said.get("storage_order", 0) or not is_plain or not all(node.outputs):
+        return None
+    axes, is_padded = len(kernel), said.get("auto_pad") != "VALID"
+    strides, dilations = said.get("strides", [1] * axes), said.get("dilations", [1] * axes)
+    pads = said.get("pads", [0] * 2 * axes) if is_padded else [0] * 2 * axes
+    rows = zip(kernel, strides, dilations, pads[:axes], pads[axes:], strict=True)
+    numbers = (axes, said.get("ceil_mode", 0), *(number for row in rows for number in row))
+    return _if_sound(Node(MAX_POOL, node.inputs, node.outputs, numbers))
+
+
+def _unpooled(_: Nodes, node: Opened) -> Node | None:
+    """A MaxUnpool that says how large its result is."""
+    said, kernel = node.attributes, node.attributes.get("kernel_shape")
+    if not kernel or len(node.inputs) != 2:
+        return None
+    axes = len(kernel)
+    strides, pads = said.get("strides", [1] * axes), said.get("pads", [0] * 2 * axes)
+    rows = zip(kernel, strides, pads[:axes], pads[axes:], strict=True)
+    numbers = (axes, *(n for k, s, before, behind in rows for n in (k - before - behind, s)))
+    return _if_sound(Node(MAX_UNPOOL, node.inputs, node.outputs, numbers))
+
+
+def _if_sound(node: Node) -> Node | None:
+    """None for attributes that the kernel would refuse."""
+    try:
+        node.operator.parse(" ".join(map(str, node.numbers)))
+    except ProgramError:
+        return None
+    return node
+
+
+# --- cumulative sums ------------------------------------------------------------------------------
+
+
+def _cumulative(nodes: Nodes, node: Opened) -> Node | None:
+    """A CumSum along an axis that is a constant."""
+    axis, said = nodes.constant(node.inputs[1]), node.attributes
+    if axis is None or len(axis.elements) != 1:
+        return None
+    numbers = (axis.elements[0], said.get("exclusive", 0), said.get("reverse", 0))
+    return _if_sound(Node(CUM_SUM, node.inputs[:1], node.outputs, numbers))
+
+
+# --- images that are read between their pixels ----------------------------------------------------
+
+EVERY_CHANNEL = Result(
+    "Expand", (Result("Unsqueeze", (Value("places"), Number((1,)))), Value("any shape"))
+)
+WEIGHTED = Result("Mul", (Value("source"), Result("Unsqueeze", (Value("weights"), Number((1,))))))
+TAP = Result(
+    "ScatterElements", (Value("before"), EVERY_CHANNEL, WEIGHTED), {"axis": 2, "reduction": "add"}
+)
+NO_TAP = Result("Reshape", (Zeros(Value("shape")), Number((0, 0, -1))))
+READ = Result("GatherElements", (Value("image"), EVERY_CHANNEL), {"axis": 2})
+DOT = Result(
+    "ReduceSum", (Result("Mul", (READ, Value("gradient"))), Number((1,))), {"keepdims": 0}
+)  # fmt: skip
+
+
+def _added_taps(nodes: Nodes, node: Opened) -> Node | None:
+    """Taps that are added one after the other, all of one gradient, from zero on."""
+    places, weights, bound = list[str](), list[str](), {"before": node.outputs[0]}
+    sources = set[str]()
+    while matches(nodes, bound["before"], TAP, tap := dict[str, str]()):
+        places.insert(0, tap["places"])
+        weights.insert(0, tap["weights"])
+        sources.add(tap["source"])
+        bound["before"] = tap["before"]
+    operator = ADD_TAPS.get(len(places))
+    if operator is None or len(sources) != 1 or not matches(nodes, bound["before"], NO_TAP, bound):
+        return None
+    operands = (bound["shape"], *sources, *places, *weights)
+    return Node(operator, operands, node.outputs, (len(places),))
+
+
+def _read_dot(nodes: Nodes, node: Opened) -> Node | None:
+    """Pixels that were read, times a gradient, summed over channels."""
+    bound = dict[str, str]()
+    if not matches(nodes, node.outputs[0], DOT, bound):
+        return None
+    operands = (bound["image"], bound["gradient"], bound["places"])
+    return Node(READ_DOTS[1], operands, node.outputs, (1,))
+
+
+def _together(nodes: Nodes, replacements: dict[int, Node]) -> dict[int, list[bytes]]:
+    """What stands in which places: taps of one image and gradient are read together."""
+    changes = {place: [node.encode()] for place, node in replacements.items()}
+    groups = dict[tuple[str, ...], list[int]]()
+    for place, node in replacements.items():
+        if node.operator is READ_DOTS[1]:
+            groups.setdefault(node.inputs[:2], []).append(place)
+    for (image, gradient), places in groups.items():
+        for begin in range(0, len(places) // FOUR_TAPS * FOUR_TAPS, FOUR_TAPS):
+            members = places[begin : begin + FOUR_TAPS]
+            taps = [replacements[place].inputs[2] for place in members]
+            makers = (nodes.maker(name) for name in taps)
+            if any(maker is not None and maker.place > members[0] for maker in makers):
+                continue  # one is not there yet where the first is read
+            outputs = tuple(replacements[place].outputs[0] for place in members)
+            node = Node(READ_DOTS[FOUR_TAPS], (image, gradient, *taps), outputs, (FOUR_TAPS,))
+            changes |= {place: [] for place in members}
+            changes[members[0]] = [node.encode()]
+    return changes
+
+
+def _sampled(_: Nodes, node: Opened) -> Node | None:
+    """A GridSample of the nearest pixels."""
+    said, borders = node.attributes, {"zeros": 0, "border": 1}
+    padding = borders.get(said.get("padding_mode", "zeros"))
+    if said.get("mode") != "nearest" or padding is None:
+        return None
+    numbers = (said.get("align_corners", 0), padding)
+    return _if_sound(Node(NEAREST, node.inputs, node.outputs, numbers))
+
+
+RECOGNISED: dict[str, Callable[[Nodes, Opened], Node | None]] = {
+    "CumSum": _cumulative,
+    "GridSample": _sampled,
+    "MaxPool": _pooled,
+    "MaxUnpool": _unpooled,
+    "ReduceSum": _read_dot,
+    "ScatterElements": _added_rows,
+    "ScatterND": _added_rows,
+}

@@ -1,0 +1,457 @@
+"""Kernels of our own in sessions: the numbers of the standard operators, on any threads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+
+import onnxtrain
+from onnxtrain.operators import KERNEL
+from onnxtrain.passes.partition import partition
+from onnxtrain.runtime.files.outline import Outline
+from onnxtrain.runtime.fusion import operators
+from onnxtrain.runtime.fusion.library import is_available
+from onnxtrain.runtime.fusion.program import ProgramError
+from onnxtrain.runtime.session.devices import create_session, session_options
+from onnxtrain.runtime.session.kernels import with_own_kernels
+
+pytestmark = pytest.mark.skipif(not is_available(), reason="there is no numba, or no Linux")
+HEAD = '<ir_version: 8, opset_import: ["": 18]> '
+
+
+def parsed(text: str) -> onnx.ModelProto:
+    return onnx.parser.parse_model(HEAD + text)
+
+
+def marked(model: onnx.ModelProto, *operators: str) -> bytes:
+    """With marks on nodes that are too small for the pass."""
+    for node in model.graph.node:
+        if node.op_type in operators:
+            node.doc_string = KERNEL
+    return model.SerializeToString()
+
+
+def backward(text: str, wrt: str, *operators: str) -> bytes:
+    both = onnxtrain.differentiate(parsed(text), wrt=[wrt], vjp=True)
+    return marked(partition(both, ["y_grad"], [f"{wrt}_grad"]).backward, *operators)
+
+
+def outline_of(content: bytes) -> Outline:
+    outline = Outline.of(content)
+    assert outline is not None
+    return outline
+
+
+def operators_of(content: bytes) -> list[str]:
+    """Of the model as a session gets it."""
+    changed = with_own_kernels(outline_of(content))
+    return [n.op_type for n in onnx.load_from_string(changed or content).graph.node]
+
+
+def run(content: bytes, feeds: dict[str, Any], threads: int = 1) -> list[np.ndarray[Any, Any]]:
+    session = create_session(content, session_options(threads=threads))
+    return list(session.run(None, feeds))
+
+
+def both_ways(
+    monkeypatch: pytest.MonkeyPatch, content: bytes, feeds: dict[str, Any]
+) -> tuple[list[np.ndarray[Any, Any]], list[np.ndarray[Any, Any]]]:
+    """Our results, the same with one and two threads, and those of the standard operators."""
+    ours, with_two = run(content, feeds), run(content, feeds, threads=2)
+    for a, b in zip(ours, with_two, strict=True):
+        np.testing.assert_array_equal(a, b)
+    with monkeypatch.context() as patch:
+        patch.setenv("ONNXTRAIN_NO_FUSION", "1")
+        plain = run(content, feeds)
+    for a, b in zip(ours, plain, strict=True):
+        assert a.shape == b.shape
+        assert a.dtype == b.dtype
+    return ours, plain
+
+
+# --- rows added up by number ----------------------------------------------------------------------
+
+TABLES = [
+    (1000, 64, 16384), (1000, 63, 5000), (50, 8, 0), (33, 1, 40), (40, 3, 7), (2000, 300, 100),
+    (1_000, 5, 60_000), (70_000, 1, 50_000),
+]  # fmt: skip
+
+
+def embedding(rows: int, width: int, tokens: str = "N") -> bytes:
+    text = f"g (float[{rows},{width}] x, int64[{tokens}] i) => (float[{tokens},{width}] y) {{ "
+    return backward(text + "y = Gather(x, i) }", "x", "ScatterND", "ScatterElements")
+
+
+@pytest.mark.parametrize(("rows", "width", "tokens"), TABLES)
+def test_embedding(monkeypatch: pytest.MonkeyPatch, rows: int, width: int, tokens: int) -> None:
+    content, rng = embedding(rows, width), np.random.default_rng(0)
+    assert operators_of(content)[-1] == "AddRows"
+    assert "TopK" not in operators_of(content)
+    indices = rng.integers(-rows, rows, tokens)
+    dy = rng.standard_normal((tokens, width)).astype(np.float32)
+    (ours,), (plain,) = both_ways(monkeypatch, content, {"i": indices, "y_grad": dy})
+    expected = np.zeros((rows, width), np.float32)
+    np.add.at(expected, indices, dy)
+    np.testing.assert_array_equal(ours, expected)  # in the same order
+    np.testing.assert_allclose(ours, plain, rtol=1e-5, atol=1e-5)
+
+
+def test_open_sizes_of_the_table_leave_the_modulo(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "g (float[R,16] x, int64[N,M] i) => (float[N,M,16] y) { y = Gather(x, i) }"
+    content = backward(text, "x", "ScatterND", "ScatterElements")
+    assert "AddRows" in operators_of(content)
+    rng = np.random.default_rng(0)
+    feeds = {
+        "x": np.zeros((50, 16), np.float32), "i": rng.integers(-50, 50, (4, 30)),
+        "y_grad": rng.standard_normal((4, 30, 16)).astype(np.float32),
+    }  # fmt: skip
+    wanted = {i.name for i in onnx.load_from_string(content).graph.input}
+    (ours,), (plain,) = both_ways(
+        monkeypatch, content, {k: v for k, v in feeds.items() if k in wanted}
+    )
+    np.testing.assert_allclose(ours, plain, rtol=1e-5, atol=1e-5)
+
+
+def test_not_a_number_stays_in_its_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    dy = np.ones((5, 8), np.float32)
+    dy[1], dy[3] = np.nan, np.inf
+    feeds = {"i": np.array([3, 5, 3, 7, 0]), "y_grad": dy}
+    (ours,), (plain,) = both_ways(monkeypatch, embedding(40, 8), feeds)
+    np.testing.assert_array_equal(ours, plain)
+
+
+@pytest.mark.parametrize("index", [40, -41, 2**62, -(2**63)])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_an_index_out_of_range_is_an_error(index: int, threads: int) -> None:
+    indices = np.zeros(20_000, np.int64)
+    indices[15_000] = index
+    feeds = {"i": indices, "y_grad": np.ones((20_000, 8), np.float32)}
+    with pytest.raises(Exception, match="out of range"):
+        run(embedding(40, 8), feeds, threads)
+
+
+def test_what_does_not_match_stays() -> None:
+    """Another constant or attribute anywhere in it: the nodes compute something else."""
+    content = embedding(1000, 64)
+    assert "AddRows" in operators_of(content)
+    for operator, name, value in (("CumSum", "exclusive", 1), ("ScatterND", "reduction", "add")):
+        model = onnx.load_from_string(content)
+        node = next(n for n in model.graph.node if n.op_type == operator)
+        node.attribute.append(onnx.helper.make_attribute(name, value))
+        assert "AddRows" not in operators_of(model.SerializeToString())
+    model = onnx.load_from_string(content)
+    model.graph.node[-1].doc_string = ""
+    assert "AddRows" not in operators_of(model.SerializeToString())
+    model = onnx.load_from_string(content)
+    zeros = next(n for n in model.graph.node if n.op_type == "ConstantOfShape")
+    zeros.attribute[0].t.raw_data = np.float32(1).tobytes()
+    zeros.attribute[0].t.ClearField("float_data")
+    assert "AddRows" not in operators_of(model.SerializeToString())
+
+
+def test_another_type_stays() -> None:
+    text = "g (double[1000,64] x, int64[N] i) => (double[N,64] y) { y = Gather(x, i) }"
+    assert "AddRows" not in operators_of(backward(text, "x", "ScatterND"))
+
+
+def test_the_pass_marks_what_is_large() -> None:
+    def marks(rows: int) -> int:
+        text = f"g (float[{rows},8] x, int64[9] i) => (float[9,8] y) {{ y = Gather(x, i) }}"
+        model = onnxtrain.differentiate(parsed(text), wrt=["x"], vjp=True)
+        return sum(node.doc_string == KERNEL for node in model.graph.node)
+
+    assert (marks(100), marks(10_000)) == (0, 1)
+
+
+# --- pools ----------------------------------------------------------------------------------------
+
+POOLS = [
+    ((2, 3, 8, 8), "kernel_shape=[2,2], strides=[2,2]"),
+    ((2, 3, 9, 17), "kernel_shape=[3,3], strides=[2,2], pads=[1,1,1,1]"),
+    ((1, 2, 7, 40), "kernel_shape=[3,2], strides=[1,1], pads=[2,0,1,1]"),
+    ((1, 2, 12, 13), "kernel_shape=[2,3], strides=[3,4], dilations=[2,3], pads=[0,0,1,2]"),
+    ((1, 1, 6, 6), "kernel_shape=[2,2], strides=[3,3], ceil_mode=1"),
+    ((1, 1, 7, 8), "kernel_shape=[3,3], strides=[2,2], ceil_mode=1, pads=[1,1,1,1]"),
+    ((1, 1, 5, 5), "kernel_shape=[1,1], strides=[3,3], ceil_mode=1, pads=[0,0,0,0]"),
+    ((1, 1, 5, 5), 'kernel_shape=[3,3], auto_pad="VALID"'),
+    ((3, 2, 31), "kernel_shape=[4], strides=[3], pads=[1,2]"),
+    ((2, 2, 5, 6, 7), "kernel_shape=[2,3,2], strides=[2,1,2], pads=[1,0,0,0,1,1]"),
+    ((0, 2, 5, 5), "kernel_shape=[2,2]"),
+    ((16, 64, 32, 32), "kernel_shape=[3,3], strides=[2,2], pads=[1,1,1,1]"),
+]
+
+
+def pool(shape: tuple[int, ...], attributes: str, outputs: str = "y, i") -> onnx.ModelProto:
+    sizes = ",".join(map(str, shape))
+    open_sizes = ",".join("abcde"[: len(shape)])
+    described = f"float[{open_sizes}] y" + (f", int64[{open_sizes}] i" if "i" in outputs else "")
+    text = f"g (float[{sizes}] x) => ({described}) {{ {outputs} = MaxPool<{attributes}>(x) }}"
+    return parsed(text)
+
+
+@pytest.mark.parametrize(("shape", "attributes"), POOLS)
+@pytest.mark.parametrize("kind", ["random", "ties", "odd"])
+def test_max_pool(
+    monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], attributes: str, kind: str
+) -> None:
+    """Also equal elements, and windows of nothing but NaN or minus infinity."""
+    content = marked(pool(shape, attributes), "MaxPool")
+    assert with_own_kernels(outline_of(content)) is not None
+    x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    if kind == "ties":
+        x = np.round(x)
+    elif kind == "odd":
+        x[x > 0.3] = np.nan
+        x[x < -0.5] = -np.inf
+        x.reshape(-1)[: x.size // 3] = np.nan
+        x.reshape(-1)[-x.size // 4 :] = -np.inf
+    ours, plain = both_ways(monkeypatch, content, {"x": x})
+    for a, b in zip(ours, plain, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("attributes", [
+    "kernel_shape=[2,2], storage_order=1", 'kernel_shape=[2,2], auto_pad="SAME_UPPER"',
+    "kernel_shape=[2,2,2,2]", "kernel_shape=[2,2], dilations=[3,3], pads=[1,1,1,1]",
+])  # fmt: skip
+def test_pools_without_a_kernel_stay(attributes: str) -> None:
+    content = marked(pool((1, 1, 4, 4), attributes), "MaxPool")
+    assert with_own_kernels(outline_of(content)) is None
+
+
+def test_a_pool_without_places_is_not_marked() -> None:
+    model = onnxtrain.differentiate(
+        pool((64, 64, 32, 32), "kernel_shape=[2,2]", "y"), wrt=["x"], vjp=True
+    )
+    marks = [n.op_type for n in model.graph.node if n.doc_string == KERNEL]
+    assert marks == ["MaxPool", "ScatterElements"]
+
+
+@pytest.mark.parametrize(("shape", "attributes"), POOLS)
+def test_gradient_of_max_pool(
+    monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], attributes: str
+) -> None:
+    model = onnxtrain.differentiate(pool(shape, attributes, "y"), wrt=["x"], vjp=True)
+    names = ("MaxPool", "MaxUnpool", "ScatterElements", "ScatterND")
+    content, rng = marked(model, *names), np.random.default_rng(0)
+    x = rng.standard_normal(shape).astype(np.float32)
+    (y, *_) = run(marked(pool(shape, attributes, "y")), {"x": x})
+    dy = rng.standard_normal(y.shape).astype(np.float32)
+    ours, plain = both_ways(monkeypatch, content, {"x": x, "y_grad": dy})
+    for a, b in zip(ours, plain, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def unpool(shape: str, attributes: str) -> bytes:
+    text = f"g (float[{shape}] x, int64[{shape}] i) => (float[a,b,c,d] y) "
+    return marked(parsed(f"{text}{{ y = MaxUnpool<{attributes}>(x, i) }}"), "MaxUnpool")
+
+
+@pytest.mark.parametrize("attributes", [
+    "kernel_shape=[2,2], strides=[2,2]", "kernel_shape=[3,4], strides=[2,3], pads=[1,0,0,1]",
+])  # fmt: skip
+def test_places_in_other_planes(monkeypatch: pytest.MonkeyPatch, attributes: str) -> None:
+    """Also the same place twice: the last number stays."""
+    content, rng = unpool("2,3,4,5", attributes), np.random.default_rng(0)
+    assert "MaxUnpool" in operators_of(content)
+    feeds = {"x": rng.standard_normal((2, 3, 4, 5)), "i": rng.integers(0, 6 * 7 * 9, (2, 3, 4, 5))}
+    feeds["x"] = feeds["x"].astype(np.float32)
+    (ours,), (plain,) = both_ways(monkeypatch, content, feeds)
+    np.testing.assert_array_equal(ours, plain)
+
+
+@pytest.mark.parametrize("place", [-1, 6 * 8 * 10, 2**62, -(2**63)])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_place_out_of_range_is_an_error(place: int, threads: int) -> None:
+    content = unpool("2,3,4,5", "kernel_shape=[2,2], strides=[2,2]")
+    indices = np.zeros((2, 3, 4, 5), np.int64)
+    indices[1, 1, 1, 1] = place
+    with pytest.raises(Exception, match="out of range"):
+        run(content, {"x": np.ones((2, 3, 4, 5), np.float32), "i": indices}, threads)
+
+
+# --- cumulative sums ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("exclusive", [0, 1])
+@pytest.mark.parametrize("reverse", [0, 1])
+@pytest.mark.parametrize(("shape", "axis"), [
+    ((7,), 0), ((5, 9), 1), ((4, 1000), -1), ((6, 5), 0), ((2, 3, 2000), 1), ((0, 4), 1),
+    ((3, 0), 1), ((2, 3, 4, 5), -2), ((200, 300), 1), ((200, 300), 0), ((1, 1), 0),
+])  # fmt: skip
+def test_cumulative_sum(
+    monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], axis: int, reverse: int, exclusive: int
+) -> None:
+    sizes = ",".join(map(str, shape))
+    text = f"g (float[{sizes}] x) => (float[{sizes}] y) <int64 axis = {{{axis}}}> "
+    attributes = f"exclusive={exclusive}, reverse={reverse}"
+    content = marked(parsed(f"{text}{{ y = CumSum<{attributes}>(x, axis) }}"), "CumSum")
+    assert with_own_kernels(outline_of(content)) is not None
+    x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    x.reshape(-1)[::5] = -0.0
+    (ours,), (plain,) = both_ways(monkeypatch, content, {"x": x})
+    np.testing.assert_array_equal(ours, plain)
+    np.testing.assert_array_equal(np.signbit(ours), np.signbit(plain))
+
+
+def test_cumulative_sums_of_other_types_or_axes_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An axis that is fed is not looked at; a type is onnxruntime's to refuse."""
+    text = "g (float[3,4] x, int64 axis) => (float[3,4] y) { y = CumSum(x, axis) }"
+    assert with_own_kernels(outline_of(marked(parsed(text), "CumSum"))) is None
+    text = "g (double[3,4] x) => (double[3,4] y) <int64 axis = {1}> { y = CumSum(x, axis) }"
+    x = np.arange(12.0).reshape(3, 4)
+    (ours,), _ = both_ways(monkeypatch, marked(parsed(text), "CumSum"), {"x": x})
+    np.testing.assert_array_equal(ours, x.cumsum(1))
+
+
+# --- images that are read between their pixels ----------------------------------------------------
+
+SAMPLES = [
+    (mode, padding, align) for mode in ("linear", "nearest")
+    for padding in ("zeros", "border", "reflection") for align in (0, 1)
+]  # fmt: skip
+IMAGES = [(2, 3, 6, 7), (1, 1, 5, 5), (3, 4, 1, 9)]
+
+
+def sampling(shape: tuple[int, ...], mode: str, padding: str, align: int) -> onnx.ModelProto:
+    images, channels, *sizes = shape
+    x, grid = ",".join(map(str, shape)), f"{images},11,8,2"
+    attributes = f'mode="{mode}", padding_mode="{padding}", align_corners={align}'
+    text = f"g (float[{x}] x, float[{grid}] grid) => (float[{images},{channels},11,8] y) "
+    model = onnx.parser.parse_model(
+        HEAD.replace("18", "20") + f"{text}{{ y = GridSample<{attributes}>(x, grid) }}"
+    )
+    assert len(sizes) == 2
+    return model
+
+
+def grid_for(shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray[Any, Any]:
+    """Also positions half-way between pixels, on corners, and outside."""
+    grid = rng.uniform(-1.6, 1.6, (shape[0], 11, 8, 2)).astype(np.float32)
+    grid[:, :4] = np.round(grid[:, :4] * shape[3]) / np.float32(shape[3])
+    grid[:, 4] = np.sign(grid[:, 4])
+    return grid
+
+
+@pytest.mark.parametrize(("mode", "padding", "align"), SAMPLES)
+@pytest.mark.parametrize("shape", IMAGES)
+def test_grid_sample(
+    monkeypatch: pytest.MonkeyPatch,
+    shape: tuple[int, ...],
+    mode: str,
+    padding: str,
+    align: int,
+) -> None:
+    model = onnxtrain.differentiate(
+        sampling(shape, mode, padding, align), wrt=["x", "grid"], vjp=True
+    )
+    mark_taps(model)
+    content, rng = model.SerializeToString(), np.random.default_rng(0)
+    has_kernel = mode == "linear" or padding == "zeros"
+    names = operators_of(content)
+    assert has_kernel == any(name in names for name in ("Add1Taps", "Add4Taps"))
+    assert ("Read4Dots" in names) == (mode == "linear")
+    assert ("NearestPixels" in names) == (mode == "nearest" and padding != "reflection")
+    feeds = {
+        "x": rng.standard_normal(shape).astype(np.float32), "grid": grid_for(shape, rng),
+        "y_grad": rng.standard_normal((*shape[:2], 11, 8)).astype(np.float32),
+    }  # fmt: skip
+    ours, plain = both_ways(monkeypatch, content, feeds)
+    np.testing.assert_array_equal(ours[0], plain[0])
+    for a, b in zip(ours[1:], plain[1:], strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+
+
+def mark_taps(model: onnx.ModelProto) -> None:
+    """As the pass does it with large images."""
+    read = {name for n in model.graph.node if n.op_type == "ScatterElements" for name in n.input}
+    for node in model.graph.node:
+        is_last = node.op_type == "ScatterElements" and node.output[0] not in read
+        if is_last or node.op_type in ("GridSample", "ReduceSum"):
+            node.doc_string = KERNEL
+
+
+@pytest.mark.parametrize("mode", ["linear", "nearest"])
+def test_the_pass_marks_large_images(mode: str) -> None:
+    x = onnx.parser.parse_model(
+        HEAD.replace("18", "20") + "g (float[4,3,64,64] x, float[4,64,64,2] grid) => "
+        f'(float[4,3,64,64] y) {{ y = GridSample<mode="{mode}">(x, grid) }}'
+    )
+    model = onnxtrain.differentiate(x, wrt=["x", "grid"], vjp=True)
+    names = operators_of(model.SerializeToString())
+    assert "ScatterElements" not in names
+    assert "GatherElements" not in names
+    assert ("GridSample" in names) == (mode == "linear")
+
+
+TAPS = """g (float[2,3,5] dy, int64[2,5] i, float[2,5] w) => (float[2,3,4] dx)
+    <int64[4] shape = {2,3,2,2}, int64[3] flat = {0,0,-1}, int64[1] one = {1},
+     int64[3] every = {2,3,5}> {
+    zeros = ConstantOfShape(shape)
+    begin = Reshape(zeros, flat)
+    places = Unsqueeze(i, one)
+    spread = Expand(places, every)
+    weights = Unsqueeze(w, one)
+    weighted = Mul(dy, weights)
+    dx = ScatterElements<axis=2, reduction="add">(begin, spread, weighted)
+}"""
+DOTS = """g (float[2,3,5] dy, int64[2,5] i, float[2,3,4] x) => (float[2,5] sums)
+    <int64[1] one = {1}, int64[3] every = {2,3,5}> {
+    places = Unsqueeze(i, one)
+    spread = Expand(places, every)
+    read = GatherElements<axis=2>(x, spread)
+    products = Mul(read, dy)
+    sums = ReduceSum<keepdims=0>(products, one)
+}"""
+
+
+def tap_feeds(text: str, places: np.ndarray[Any, Any]) -> dict[str, Any]:
+    rng = np.random.default_rng(0)
+    feeds = {"dy": rng.standard_normal((2, 3, 5)).astype(np.float32), "i": places}
+    name, shape = ("w", (2, 5)) if text is TAPS else ("x", (2, 3, 4))
+    return {**feeds, name: rng.standard_normal(shape).astype(np.float32)}
+
+
+@pytest.mark.parametrize(("text", "operator"), [(TAPS, "Add1Taps"), (DOTS, "Read1Dots")])
+def test_negative_places(monkeypatch: pytest.MonkeyPatch, text: str, operator: str) -> None:
+    content = marked(parsed(text), "ScatterElements", "ReduceSum")
+    assert operators_of(content) == [operator]
+    feeds = tap_feeds(text, np.random.default_rng(1).integers(-4, 4, (2, 5)))
+    (ours,), (plain,) = both_ways(monkeypatch, content, feeds)
+    np.testing.assert_allclose(ours, plain, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("place", [4, -5, 2**62, -(2**63)])
+@pytest.mark.parametrize("text", [TAPS, DOTS])
+def test_a_tap_outside_is_an_error(place: int, text: str) -> None:
+    places = np.zeros((2, 5), np.int64)
+    places[1, 3] = place
+    with pytest.raises(Exception, match="An index is out of range"):
+        run(marked(parsed(text), "ScatterElements", "ReduceSum"), tap_feeds(text, places))
+
+
+@pytest.mark.parametrize("text", [TAPS, DOTS])
+def test_places_of_another_shape_are_an_error(text: str) -> None:
+    """The standard operators refuse them, too."""
+    model = parsed(text)
+    del model.graph.input[1].type.tensor_type.shape.dim[:]
+    places = np.zeros((1, 1, 1), np.int64)
+    with pytest.raises(Exception, match=r"do not have the shapes|Invalid|rank"):
+        run(marked(model, "ScatterElements", "ReduceSum"), tap_feeds(text, places))
+
+
+# --- attributes -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["7", "a", "1 0 0 1 1 0 0", "1 0 2 1 1 2 0", "1 0 2 1 2 1 0", "4 0", f"{2**40}", "8 0 0"],
+)
+def test_attributes_that_are_not_sound(text: str) -> None:
+    for operator in operators.OPERATORS:
+        with pytest.raises(ProgramError):
+            operator.parse(text)
