@@ -188,6 +188,9 @@ def reduce_prod(
     # xᵢ, unless a zero is left among the others. A single one that is left is multiplied in as
     # what it is, because the second derivative is by that one.
     dy = keep_axes(op, dy, x, axes, keepdims, noop_with_empty_axes)
+    dx = _product_of_few(op, dy, x, axes)
+    if dx is not None:
+        return dx
     is_zero = op.Equal(x, 0)
     factors = op.Where(is_zero, 1, x)
     zeros = op.Cast(is_zero, to=x.dtype)
@@ -197,6 +200,18 @@ def reduce_prod(
     left = op.ReduceSum(only_zeros, axes, noop_with_empty_axes=noop_with_empty_axes) - only_zeros
     dx = (dy * product) / factors
     return op.Where(op.Equal(others, 0), dx, op.Where(op.Equal(others, 1), dx * left, 0))
+
+
+def _product_of_few(op: OpBuilder, dy: Tensor, x: Tensor, axes: Tensor | None) -> Tensor | None:
+    """The gradient of products of one factor, or of two, of which each is the other's factor."""
+    if axes is None or axes.const is None or not axes.const.size or x.shape is None:
+        return None
+    several = [a for a in (int(a) % x.rank for a in axes.const) if x.dim(a) != 1]
+    if not several:
+        return dy
+    if len(several) > 1 or x.dim(several[0]) != 2:
+        return None
+    return dy * op.Gather(x, op.const([1, 0]), axis=several[0])
 
 
 zero_gradient("ArgMax", "ArgMin", note="integer result")
