@@ -126,11 +126,34 @@ def _is_scaled(node: ir.Node) -> bool:
     return any(n is not None and is_scale(n) and n.doc_string != TRANSPOSED for n in scales)
 
 
+def _any_of(*patterns: Occurs) -> Occurs:
+    return lambda node: any(occurs(node) for occurs in patterns)
+
+
+def _is_plus_one(operator: str) -> Occurs:
+    """Nodes of an operator to which something is added, and that is all that they are read for.
+
+    A gradient reads the sum too, which is a factor.
+    """
+
+    def occurs(node: ir.Node) -> bool:
+        sum_of = only_reader(node) if node.op_type == operator else None
+        return sum_of is not None and sum_of.op_type == "Add" and only_reader(sum_of) is not None
+
+    return occurs
+
+
+GELU_BY_PARTS, FAST_GELU_BY_PARTS = _is_plus_one("Erf"), _is_plus_one("Tanh")
+GELUS = frozenset({"FastGelu", "Gelu"})
+
 PATTERNS: dict[str, Occurs] = {
     "AttentionFusion": _is_read_once("Softmax"),  # its gradient reads it too
+    "BiasGeluFusion": _any_of(GELU_BY_PARTS, FAST_GELU_BY_PARTS, _goes_into({"Add"}, GELUS)),
     "ConvActivationFusion": _goes_into({"Conv"}, ACTIVATIONS | {"Clip"}),
+    "FastGeluFusion": FAST_GELU_BY_PARTS,
     "GatherSliceToSplitFusion": _takes_parts_of_one,
     "GatherToSliceFusion": _comes_from("Gather", 1, {"Range"}),
+    **dict.fromkeys(("GeluFusionL1", "GeluFusionL2"), GELU_BY_PARTS),
     "GemmActivationFusion": _goes_into({"Gemm", "MatMul"}, ACTIVATIONS),
     **dict.fromkeys(("LayerNormFusionL1", "LayerNormFusionL2"), _is_norm_by_parts),
     **dict.fromkeys(OF_NORMS, _is_norm),

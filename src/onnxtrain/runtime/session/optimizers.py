@@ -71,13 +71,13 @@ TRANSPOSING = "MatmulTransposeFusion"
 """Idle only where `fuse_transposed` has done its work."""
 NOTED = frozenset(
     {
-        "AttentionFusion", "BiasSkipLayerNormFusion", "CommonSubexpressionElimination",
-        "ConstantFolding", "ConvActivationFusion", "EmbedLayerNormFusion",
-        "GatherSliceToSplitFusion", "GatherToSliceFusion", "GemmActivationFusion",
-        "LayerNormFusionL1", "LayerNormFusionL2", "MatMulAddFusion", "MatMulScaleFusion",
-        "QuickGeluFusion", "ReshapeFusion", "SkipLayerNormFusion",
-        "SliceConcatToSpaceToDepthFusion", "TransposeOptimizer",
-        "TransposeOptimizer_CPUExecutionProvider", TRANSPOSING,
+        "AttentionFusion", "BiasGeluFusion", "BiasSkipLayerNormFusion",
+        "CommonSubexpressionElimination", "ConstantFolding", "ConvActivationFusion",
+        "EmbedLayerNormFusion", "FastGeluFusion", "GatherSliceToSplitFusion", "GatherToSliceFusion",
+        "GeluFusionL1", "GeluFusionL2", "GemmActivationFusion", "LayerNormFusionL1",
+        "LayerNormFusionL2", "MatMulAddFusion", "MatMulScaleFusion", "QuickGeluFusion",
+        "ReshapeFusion", "SkipLayerNormFusion", "SliceConcatToSpaceToDepthFusion",
+        "TransposeOptimizer", "TransposeOptimizer_CPUExecutionProvider", TRANSPOSING,
     }
 )  # fmt: skip
 """What a model may say that it has no work for, since `passes/idle.py` looked at it."""
