@@ -19,7 +19,14 @@ from typing import TypeAlias
 import onnx_ir as ir
 
 from ..graph.subgraphs import subgraphs
-from ..operators import ACTIVATIONS, AT_THE_SPEED_OF_MEMORY, IDLE_OPTIMIZERS, RANDOM, TRANSPOSED
+from ..operators import (
+    ACTIVATIONS,
+    AT_THE_SPEED_OF_MEMORY,
+    BIASED,
+    IDLE_OPTIMIZERS,
+    RANDOM,
+    TRANSPOSED,
+)
 from .transposed import has_bias, is_left_to_onnxruntime, is_scale, only_reader
 
 DUPLICATES, FOLDING = "CommonSubexpressionElimination", "ConstantFolding"
@@ -126,6 +133,14 @@ def _is_scaled(node: ir.Node) -> bool:
     return any(n is not None and is_scale(n) and n.doc_string != TRANSPOSED for n in scales)
 
 
+def _is_activated_layer(node: ir.Node) -> bool:
+    """Whether an activation alone reads a Gemm of the model's own.
+
+    One for each product with a bias would be found in vain before there is a Gemm.
+    """
+    return node.doc_string != BIASED and _goes_into({"Gemm", "MatMul"}, ACTIVATIONS)(node)
+
+
 def _any_of(*patterns: Occurs) -> Occurs:
     return lambda node: any(occurs(node) for occurs in patterns)
 
@@ -154,7 +169,7 @@ PATTERNS: dict[str, Occurs] = {
     "GatherSliceToSplitFusion": _takes_parts_of_one,
     "GatherToSliceFusion": _comes_from("Gather", 1, {"Range"}),
     **dict.fromkeys(("GeluFusionL1", "GeluFusionL2"), GELU_BY_PARTS),
-    "GemmActivationFusion": _goes_into({"Gemm", "MatMul"}, ACTIVATIONS),
+    "GemmActivationFusion": _is_activated_layer,
     **dict.fromkeys(("LayerNormFusionL1", "LayerNormFusionL2"), _is_norm_by_parts),
     **dict.fromkeys(OF_NORMS, _is_norm),
     "MatMulAddFusion": has_bias,
