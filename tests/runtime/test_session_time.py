@@ -240,6 +240,10 @@ FOUND = {
         """k = Mul(x, cubic) q = Mul(k, x) o = Add(q, one) f = Mul(x, root) z = Mul(f, o)
         t = Tanh(z) a = Add(t, one) h = Mul(x, half) y = Mul(a, h)"""
     ),
+    "root mean square norm": (
+        """p = Pow(x, two) v = ReduceMean<keepdims = 1>(p, last) a = Add(v, eps) s = Sqrt(a)
+        n = Div(x, s) y = Mul(n, scale)"""
+    ),
     "a constant": "e = Exp(large) s = ReduceMean<keepdims = 0>(e) y = Mul(x, s)",
 }
 """Bodies in which onnxruntime finds something, or might."""
@@ -338,12 +342,12 @@ def test_a_branch_that_reads_constants_is_folded_by_onnxruntime() -> None:
 
 
 def test_a_model_cannot_say_that_other_optimizers_are_idle() -> None:
-    model = pattern(PATTERNS["layer norm"][0])
-    names = f"SimplifiedLayerNormFusion;{FOLDING};nonsense"
+    model = pattern(PATTERNS["quantised"][0])
+    names = f"QDQSelectorActionTransformer;{FOLDING};nonsense"
     helper.set_model_props(model, {IDLE_OPTIMIZERS: names})
     idle = idle_optimizers(model.SerializeToString())
     assert FOLDING in idle
-    assert not {"SimplifiedLayerNormFusion", "nonsense"}.intersection(idle)
+    assert not {"QDQSelectorActionTransformer", "nonsense"}.intersection(idle)
 
 
 def test_operators_of_inner_graphs_count() -> None:

@@ -18,6 +18,7 @@ from typing import TypeAlias
 
 import onnx_ir as ir
 
+from ..graph.nodes import producer_of
 from ..graph.subgraphs import subgraphs
 from ..operators import (
     ACTIVATIONS,
@@ -104,14 +105,23 @@ def _takes_parts_of_one(node: ir.Node) -> bool:
 
 
 def _is_norm_by_parts(node: ir.Node) -> bool:
-    """Whether a node divides by a root, or may be turned into one that does."""
-    return node.op_type == "Div" and _comes_from("Div", 1, {"Sqrt", "Cast"})(node)
+    """Whether a node divides by a root, maybe of another type."""
+    if node.op_type != "Div" or len(node.inputs) < 2:
+        return False
+    cast = producer_of(node.inputs[1], "Cast")
+    return producer_of(node.inputs[1] if cast is None else cast.inputs[0], "Sqrt") is not None
+
+
+def _is_mean_of_powers(node: ir.Node) -> bool:
+    """Whether a mean of powers is taken, maybe of another type."""
+    readers = [user.op_type for value in node.outputs for user, _ in value.uses()]
+    return node.op_type == "Pow" and not {"Cast", "ReduceMean"}.isdisjoint(readers)
 
 
 def _is_norm(node: ir.Node) -> bool:
     """Whether a node is a normalization, or onnxruntime may make one of it."""
     is_own = node.op_type.endswith(("LayerNormalization", "RMSNormalization"))
-    return is_own or node.op_type == "Pow" or _is_norm_by_parts(node)
+    return is_own or _is_mean_of_powers(node) or _is_norm_by_parts(node)
 
 
 def _joins_slices(node: ir.Node) -> bool:
@@ -176,6 +186,9 @@ PATTERNS: dict[str, Occurs] = {
     "MatMulScaleFusion": _is_scaled,
     "QuickGeluFusion": _goes_into({"Sigmoid"}, {"Mul"}),
     "ReshapeFusion": _comes_from("Reshape", 1, {"Concat"}),
+    "SimplifiedLayerNormFusion": _any_of(
+        _is_mean_of_powers, lambda node: node.op_type == "SimplifiedLayerNormalization"
+    ),
     "SliceConcatToSpaceToDepthFusion": _joins_slices,
 }
 """Optimizers, and for each what a node must be like, or they find nothing at all."""

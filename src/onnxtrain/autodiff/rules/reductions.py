@@ -75,8 +75,27 @@ def reduce_mean(
     keepdims: int = 1,
     noop_with_empty_axes: int = 0,
 ) -> Any:
-    dy = keep_axes(op, dy * inverse_count(op, x, y), x, axes, keepdims, noop_with_empty_axes)
-    return op.Expand(dy, op.shape_of(x))
+    one = _one_over_length(op, dy, x, axes)
+    share = dy * (inverse_count(op, x, y) if one is None else one)
+    share = keep_axes(op, share, x, axes, keepdims, noop_with_empty_axes)
+    return op.Expand(share, op.shape_of(x))
+
+
+def _one_over_length(op: OpBuilder, dy: Tensor, x: Tensor, axes: Tensor | None) -> Tensor | None:
+    """One over the length of an axis, in a vector; None unless one axis of several is reduced.
+
+    Its length is not known: what is would be a constant.
+    """
+    if axes is None or axes.const is None or axes.const.size != 1 or x.shape is None:
+        return None
+    axis = int(axes.const.ravel()[0])
+    if x.rank < 2 or isinstance(x.dim(axis), int) or dy.dtype not in EXACT_LENGTHS:
+        return None
+    return op.Reciprocal(op.Cast(op.dim_of(x, axis), to=dy.dtype))
+
+
+EXACT_LENGTHS = frozenset({ir.DataType.FLOAT, ir.DataType.DOUBLE})
+"""Types that can hold a length: a float16 ends at 65,504."""
 
 
 @gradient("ReduceSumSquare", stops=(1,))

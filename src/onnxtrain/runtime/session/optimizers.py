@@ -76,8 +76,9 @@ NOTED = frozenset(
         "EmbedLayerNormFusion", "FastGeluFusion", "GatherSliceToSplitFusion", "GatherToSliceFusion",
         "GeluFusionL1", "GeluFusionL2", "GemmActivationFusion", "LayerNormFusionL1",
         "LayerNormFusionL2", "MatMulAddFusion", "MatMulScaleFusion", "QuickGeluFusion",
-        "ReshapeFusion", "SkipLayerNormFusion", "SliceConcatToSpaceToDepthFusion",
-        "TransposeOptimizer", "TransposeOptimizer_CPUExecutionProvider", TRANSPOSING,
+        "ReshapeFusion", "SimplifiedLayerNormFusion", "SkipLayerNormFusion",
+        "SliceConcatToSpaceToDepthFusion", "TransposeOptimizer",
+        "TransposeOptimizer_CPUExecutionProvider", TRANSPOSING,
     }
 )  # fmt: skip
 """What a model may say that it has no work for, since `passes/idle.py` looked at it."""
