@@ -70,7 +70,7 @@ CONSTANTS: dict[str, object] = {
     "image": np.array([1, 1, 8, 8]), "kernel": np.ones((1, 1, 3, 3), np.float32),
     "zero64": np.array([0]), "four": np.array([4]), "eight": np.array([8]),
     "cubic": np.float32(0.044715), "root": np.float32(0.7978845834732056),
-    "batch": np.array([2, 4, 8]), "large": np.ones((80, 80), np.float32),
+    "batch": np.array([2, 4, 8]), "row80": np.array([1, 6400]), "large": np.ones((80, 80), np.float32),
     "step": np.float32(0.1), "zero": np.uint8(128), "codes": np.ones((8, 8), np.uint8),
 }  # fmt: skip
 
@@ -298,6 +298,15 @@ def test_a_differentiated_model_says_what_is_done(body: str, folds: bool) -> Non
     idle = idle_optimizers(gradients.SerializeToString())
     assert DUPLICATES in idle
     assert (FOLDING in idle) != folds
+
+
+@pytest.mark.parametrize(
+    ("operator", "folds"), [("Reshape(large, row80)", False), ("Exp(large)", True)]
+)
+def test_a_constant_in_another_shape_is_no_work(operator: str, folds: bool) -> None:
+    tanhs = " ".join(f"t{i + 1} = Tanh(t{i})" for i in range(9))
+    model = pattern(f"c = {operator} t0 = MatMul(x, w) {tanhs} s = ReduceSum(t9) y = Mul(s, c)")
+    assert (FOLDING in idle_optimizers(noted(model))) != folds
 
 
 @pytest.mark.parametrize(
