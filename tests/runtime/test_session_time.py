@@ -70,7 +70,8 @@ CONSTANTS: dict[str, object] = {
     "image": np.array([1, 1, 8, 8]), "kernel": np.ones((1, 1, 3, 3), np.float32),
     "zero64": np.array([0]), "four": np.array([4]), "eight": np.array([8]),
     "cubic": np.float32(0.044715), "root": np.float32(0.7978845834732056),
-    "batch": np.array([2, 4, 8]), "row80": np.array([1, 6400]), "large": np.ones((80, 80), np.float32),
+    "batch": np.array([2, 4, 8]), "large": np.ones((80, 80), np.float32),
+    "row80": np.array([1, 6400]),
     "step": np.float32(0.1), "zero": np.uint8(128), "codes": np.ones((8, 8), np.uint8),
 }  # fmt: skip
 
