@@ -301,6 +301,13 @@ def test_a_differentiated_model_says_what_is_done(body: str, folds: bool) -> Non
     assert (FOLDING in idle) != folds
 
 
+@pytest.mark.parametrize(("others", "found"), [(10, True), (300, False)])
+def test_one_activation_among_many_nodes_is_no_reason(others: int, found: bool) -> None:
+    sines = " ".join(f"t{i + 1} = Sin(t{i})" for i in range(others))
+    model = pattern(f"m = Gemm(x, w, bias) t0 = Relu(m) {sines} y = Identity(t{others})")
+    assert ("GemmActivationFusion" not in idle_optimizers(noted(model))) == found
+
+
 @pytest.mark.parametrize(
     ("operator", "folds"), [("Reshape(large, row80)", False), ("Exp(large)", True)]
 )
