@@ -123,8 +123,8 @@ def _is_number(value: ir.Value | None) -> bool:
 
 
 def _constant(value: ir.Value) -> ir.TensorProtocol | None:
-    is_given = value.is_graph_input() or value.producer() is not None
-    return None if is_given else value.const_value
+    is_no_constant = value.is_graph_input() or value.producer() is not None
+    return None if is_no_constant else value.const_value
 
 
 def _evaluate(node: ir.Node, opset: int) -> list[Any] | None:

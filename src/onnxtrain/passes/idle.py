@@ -64,8 +64,8 @@ def note_idle_optimizers(model: ir.Model) -> ir.Model:
         idle.append(TRANSPOSED_PRODUCTS)
     nodes = list(model.graph.all_nodes())
     for name, occurs in PATTERNS.items():
-        found = sum(map(occurs, nodes)) if name in RARE else any(map(occurs, nodes))
-        if found <= RARE.get(name, 0.0) * len(nodes):
+        matches = sum(map(occurs, nodes)) if name in RARE else any(map(occurs, nodes))
+        if matches <= RARE.get(name, 0.0) * len(nodes):
             idle.append(name)
     model.metadata_props[IDLE_OPTIMIZERS] = ";".join(idle)
     return model
