@@ -22,6 +22,7 @@ CASES = [
     case("Gather", x(40, 9), fixed(MANY), _label="sorted"),
     case("Gather", x(2, 40, 9), fixed(MANY), axis=1, _label="sorted"),
     case("Gather", x(40, 9), fixed(np.zeros((0,))), _label="sorted empty"),
+    case("Gather", x(40, 9), fixed([7]), _label="sorted one"),
     case("Gather", x(5, 3), const([1, 2, 3]), _label="a range"),
     case("Gather", x(3, 4), const([2, 3, 0, 1]), axis=1, _label="a permutation"),
     case("Gather", x(3, 5), const([4, 0]), axis=1, _label="a few"),
