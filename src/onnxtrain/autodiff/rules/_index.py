@@ -210,11 +210,11 @@ def add_rows(
     sorted_dy = op.Gather(dy, order, axis=0)
     wide = op.Cast(sorted_dy, to=ir.DataType.DOUBLE)
     sums = op.CumSum(wide, op.const(np.array(0, np.int64)))
-    # A Pad that takes the first away would do, were it not 0 of one row in onnxruntime 1.22.
+    # A Pad that also takes a row away writes nothing of a single one in onnxruntime 1.22.
     following = op.Concat(op.Slice(ordered, [1], [LARGEST]), [LARGEST], axis=0)
     last = op.Less(ordered, following)
     ends = op.Compress(sums, last, axis=0)
-    total = ends - op.Pad(ends, [1, -1], None, op.const([0]))
+    total = ends - op.Pad(op.Slice(ends, [0], [-1], [0]), [1, 0], None, op.const([0]))
     target = op.Compress(ordered, last, axis=0)
     # The last sum has seen them all; an infinity in it alone is right where it is.
     final = op.ReduceSum(op.Slice(total, [-1], [LARGEST], [0]), keepdims=0)
