@@ -93,6 +93,9 @@ work, with semicolons between them."""
 TRANSPOSED = "onnxtrain: one operation of a product and its transposed operands"
 """What a Transpose and a MatMul say of themselves if a session may put them together."""
 
+BIASED = "onnxtrain: a product with its bias"
+"""What a Gemm says of itself that was a MatMul and an Add."""
+
 BLOCKED = "onnxtrain: blocked"
 """How begins what a convolution, or a part of the gradient of its weights, says of itself if a
 session may carry it out in onnxruntime's blocked layout."""

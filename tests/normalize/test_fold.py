@@ -69,6 +69,11 @@ def numbers(shape: str, count: int) -> str:
             "n = ReduceProd<keepdims = 0>(p, a)",
             "int64[2, 3] p = {1, 2, 3, 4, 5, 6}, int64[1] a = {0}",
         ),
+        # what torch's exporter makes of ones of integers
+        (
+            "c = Cast<to = 7>(p) e = Expand(c, q) n = Gather<axis = 0>(e, i)",
+            "float p = {1.0}, int64[2] q = {4, 3}, int64 i = {2}",
+        ),
     ],
 )
 def test_folded_numbers_are_onnxruntimes(nodes: str, constants: str) -> None:
@@ -94,6 +99,8 @@ def test_folded_numbers_are_onnxruntimes(nodes: str, constants: str) -> None:
          "int64[1] q = {1}, int64[2] p = {3000, 3000}", "Expand"),
         ("big = Range(a, b, c) n = ReduceMax<keepdims = 0>(big)",
          "int64 a = {0}, int64 b = {9000000}, int64 c = {1}", "Range"),
+        # floats may be weights
+        ("n = Cast<to = 7>(p)", "float[3] p = {1.5, 2.5, 3.5}", "Cast"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_folded_is_left_alone(nodes: str, constants: str, kept: str) -> None:

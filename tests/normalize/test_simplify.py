@@ -88,3 +88,28 @@ def test_slices_of_a_slice() -> None:
     assert operators(plain).count("Split") == 2
     assert "Slice" not in operators(plain)
     onnxtrain.check_gradient(model, wrt=["w", "x"]).raise_if_wrong()
+
+
+def test_slices_inside_of_a_branch() -> None:
+    model = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["": 18]>
+        g (float[N, 4] x, bool b) => (float loss)
+        <int64[1] zero = {0}, int64[1] two = {2}, int64[1] four = {4}, int64[1] one = {1}> {
+            y = If (b) <
+                then_branch = t () => (p) {
+                    e = Exp(x) l = Slice(e, zero, two, one) r = Slice(e, two, four, one)
+                    p = Mul(l, r)
+                },
+                else_branch = f () => (q) { q = Slice(x, zero, two, one) }
+            >
+            loss = ReduceSum<keepdims = 0>(y)
+        }""")
+    plain = to_proto(normalize(load(model)))
+    branches = {a.name: [n.op_type for n in a.g.node] for a in plain.graph.node[0].attribute}
+    assert branches == {"then_branch": ["Exp", "Split", "Mul"], "else_branch": ["Slice"]}
+    gradient = onnxtrain.differentiate(model, wrt=["x"])
+    session = onnxruntime.InferenceSession(gradient.SerializeToString())
+    x = np.arange(8, dtype=np.float32).reshape(2, 4) / 8
+    (_, dx) = session.run(None, {"x": x, "b": np.array(True)})
+    product = np.exp(x[:, :2]) * np.exp(x[:, 2:])
+    np.testing.assert_allclose(dx, np.tile(product, (1, 2)), rtol=1e-5)

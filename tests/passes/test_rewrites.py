@@ -115,6 +115,8 @@ def test_a_tall_weight_gradient_of_fewer_rows_than_columns_stays() -> None:
     assert [n.op_type for n in clean_up(normalize(load(model))).graph] == ["Gemm"]
 
 
+SINGLE = """z = ConstantOfShape(size)
+    s = ScatterElements<reduction = "none">(z, each, rows)"""
 SCATTERED = "z = ConstantOfShape(size) s = ScatterND(z, at, rows)"
 
 
@@ -127,13 +129,16 @@ SCATTERED = "z = ConstantOfShape(size) s = ScatterND(z, at, rows)"
         (f"{SCATTERED} y = Add(s, one)", None),  # not one number for each of the scattered
         ("z = Exp(full) s = ScatterND(z, at, rows) y = Add(full, s)", None),  # no zeros
         (f"{SCATTERED} y = Add(full, s)".replace("D(", 'D<reduction = "add">('), None),
+        (f"{SINGLE.replace('none', 'add')} y = Add(full, s)", ["ScatterElements"]),
+        (f"{SINGLE} y = Add(full, s)", None),
     ],
 )
 def test_rows_are_added_where_they_belong(body: str, expected: list[str] | None) -> None:
     model = onnx.parser.parse_model(
         '<ir_version: 8, opset_import: ["": 18]>\n'
         "g (float[6,3] full, float[2,3] rows) => (float[6,3] y) <int64[2] size = {6, 3}, "
-        f"int64[2,1] at = {{4, 1}}, float[3] one = {{1, 2, 3}}> {{ {body} }}"
+        "int64[2,1] at = {4, 1}, int64[2,3] each = {4, 1, 0, 5, 2, 3}, "
+        f"float[3] one = {{1, 2, 3}}> {{ {body} }}"
     )
     result = clean_up(normalize(load(model)))
     operators = [n.op_type for n in result.graph]

@@ -44,6 +44,7 @@ CASES = [
     case("Slice", x(5, 6), const([-3]), const([BIG]), const([-1])),
     case("Slice", x(5, 6), const([1, 0]), const([5, 6]), const([1, 0]), const([2, 3])),
     case("Slice", x(5, 7), const([-1]), const([SMALL]), const([1]), const([-1])),
+    case("Slice", x(5, 7), const([0, -1]), const([BIG, SMALL]), const([0, 1]), const([1, -1])),
     case("Slice", x(5, 7), const([100, 3]), const([1, SMALL]), const([1, 0]), const([-2, -3])),
     case("Slice", x(5, 7, 4), const([5, 1]), const([1, 4]), const([1, 2]), const([-1, 2])),
     case("Slice", x(5, 6), const([3]), const([3]), const([0]), _label="empty"),

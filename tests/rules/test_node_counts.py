@@ -69,3 +69,36 @@ def test_attention_with_a_cache_knows_its_sizes() -> None:
             loss = ReduceSum<keepdims = 0>(y)
         }""")
     assert len(onnxtrain.differentiate(model, wrt=["x"], of="loss").graph.node) <= 150
+
+
+@pytest.mark.parametrize(
+    ("body", "constants", "most"),
+    [
+        # Nothing is missing behind a slice of all of an axis.
+        (
+            "y = Slice(x, back, front, axis, back) t = Mul(y, x)",
+            "int64[1] back = {-1}, int64[1] front = {-9223372036854775807}, int64[1] axis = {1}",
+            9,
+        ),
+        ("y = Gather<axis = 1>(x, i) t = Mul(y, y)", "int64[3] i = {3, 0, 3}", 8),
+        ("y = Gather<axis = 1>(x, i) t = Mul(y, y)", "int64[3] i = {1, 2, 3}", 8),
+        (
+            "y = Gather<axis = 1>(x, i) p = ReduceProd(y, a) t = Mul(p, p)",
+            "int64[2] i = {3, 0}, int64[1] a = {1}",
+            11,
+        ),
+        ("y = ReduceMean(x, a) t = Mul(y, y)", "int64[1] a = {0}", 10),
+    ],
+)
+def test_positions_that_are_known(body: str, constants: str, most: int) -> None:
+    assert nodes_after("float[N, 4] x", body, ["x"], constants) <= most
+
+
+def test_an_embedding_of_a_few_tokens() -> None:
+    """Sorting them took 32 nodes, two branches included."""
+    count = nodes_after(
+        "float[100, 16] x, int64[2, 8] i, float[2, 8, 16] w",
+        "y = Gather(x, i) t = Mul(y, w)",
+        ["x"],
+    )
+    assert count <= 11

@@ -37,6 +37,11 @@ PATTERNS = {
         g = Mul(n, scale) y = Add(g, bias)""",
         "LayerNormalization",
     ),
+    "gelu of a sum": (
+        """s = Add(x, bias) d = Div(s, r) e = Erf(d) a = Add(e, one) m = Mul(s, a)
+        y = Mul(m, half)""",
+        "BiasGelu",
+    ),
     "quick gelu": ("k = Mul(x, factor) s = Sigmoid(k) y = Mul(x, s)", "QuickGelu"),
     "transposed product": (
         "t = Transpose<perm = [1, 0]>(x) y = MatMul(t, x)",
@@ -64,7 +69,9 @@ CONSTANTS: dict[str, object] = {
     "row": np.ones((1, 8), np.float32), "w": np.ones((8, 8), np.float32),
     "image": np.array([1, 1, 8, 8]), "kernel": np.ones((1, 1, 3, 3), np.float32),
     "zero64": np.array([0]), "four": np.array([4]), "eight": np.array([8]),
+    "cubic": np.float32(0.044715), "root": np.float32(0.7978845834732056),
     "batch": np.array([2, 4, 8]), "large": np.ones((80, 80), np.float32),
+    "row80": np.array([1, 6400]),
     "step": np.float32(0.1), "zero": np.uint8(128), "codes": np.ones((8, 8), np.uint8),
 }  # fmt: skip
 
@@ -230,6 +237,14 @@ FOUND = {
         "t = Transpose<perm = [1, 0]>(x) m = MatMul(t, w) y = Add(m, bias)"
     ),
     "softmax of a sum": "a = Add(x, row) y = Softmax<axis = -1>(a)",
+    "fast gelu": (
+        """k = Mul(x, cubic) q = Mul(k, x) o = Add(q, one) f = Mul(x, root) z = Mul(f, o)
+        t = Tanh(z) a = Add(t, one) h = Mul(x, half) y = Mul(a, h)"""
+    ),
+    "root mean square norm": (
+        """p = Pow(x, two) v = ReduceMean<keepdims = 1>(p, last) a = Add(v, eps) s = Sqrt(a)
+        n = Div(x, s) y = Mul(n, scale)"""
+    ),
     "a constant": "e = Exp(large) s = ReduceMean<keepdims = 0>(e) y = Mul(x, s)",
 }
 """Bodies in which onnxruntime finds something, or might."""
@@ -286,6 +301,37 @@ def test_a_differentiated_model_says_what_is_done(body: str, folds: bool) -> Non
     assert (FOLDING in idle) != folds
 
 
+@pytest.mark.parametrize(("others", "found"), [(10, True), (300, False)])
+def test_one_activation_among_many_nodes_is_no_reason(others: int, found: bool) -> None:
+    sines = " ".join(f"t{i + 1} = Sin(t{i})" for i in range(others))
+    model = pattern(f"m = Gemm(x, w, bias) t0 = Relu(m) {sines} y = Identity(t{others})")
+    assert ("GemmActivationFusion" not in idle_optimizers(noted(model))) == found
+
+
+@pytest.mark.parametrize(
+    ("operator", "folds"), [("Reshape(large, row80)", False), ("Exp(large)", True)]
+)
+def test_a_constant_in_another_shape_is_no_work(operator: str, folds: bool) -> None:
+    tanhs = " ".join(f"t{i + 1} = Tanh(t{i})" for i in range(9))
+    model = pattern(f"c = {operator} t0 = MatMul(x, w) {tanhs} s = ReduceSum(t9) y = Mul(s, c)")
+    assert (FOLDING in idle_optimizers(noted(model))) != folds
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        (PATTERNS["gelu"][0], True),  # its gradient is that of the whole, which stays in one piece
+        ("t = Tanh(x) s = Mul(t, x) y = Add(s, one)", False),
+        ("e = Erf(x) a = Add(e, one) y = Mul(a, a)", False),
+    ],
+)
+def test_only_a_gelu_in_one_piece_is_looked_for(body: str, found: bool) -> None:
+    gradients = onnxtrain.differentiate(pattern(body), wrt=["x"], of="y", vjp=True)
+    idle = idle_optimizers(gradients.SerializeToString())
+    assert "FastGeluFusion" in idle
+    assert {"BiasGeluFusion", "GeluFusionL1", "GeluFusionL2"}.isdisjoint(idle) == found
+
+
 @pytest.mark.parametrize(("wrt", "moves"), [("kernel", False), ("x", True)])
 def test_a_frozen_network_in_another_layout_has_its_transpositions_moved(
     wrt: str, moves: bool
@@ -313,11 +359,12 @@ def test_a_branch_that_reads_constants_is_folded_by_onnxruntime() -> None:
 
 
 def test_a_model_cannot_say_that_other_optimizers_are_idle() -> None:
-    model = pattern(PATTERNS["gelu"][0])
-    helper.set_model_props(model, {IDLE_OPTIMIZERS: f"GeluFusionL2;{FOLDING};nonsense"})
+    model = pattern(PATTERNS["quantised"][0])
+    names = f"QDQSelectorActionTransformer;{FOLDING};nonsense"
+    helper.set_model_props(model, {IDLE_OPTIMIZERS: names})
     idle = idle_optimizers(model.SerializeToString())
     assert FOLDING in idle
-    assert not {"GeluFusionL2", "nonsense"}.intersection(idle)
+    assert not {"QDQSelectorActionTransformer", "nonsense"}.intersection(idle)
 
 
 def test_operators_of_inner_graphs_count() -> None:

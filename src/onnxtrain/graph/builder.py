@@ -397,7 +397,7 @@ class OpBuilder:
                 sx,
                 axis=0,
             )
-        axes_now = self.Reshape(self.NonZero(self.Not(self.Equal(padded, sy))), [-1])
+        axes_now = self.Reshape(self.NonZero(padded - sy), [-1])
         summed = self.ReduceSum(dx, axes_now, keepdims=1, noop_with_empty_axes=1)
         return self.Reshape(summed, sx)
 

@@ -81,8 +81,8 @@ def rank_of(value: ir.Value | None, depth: int = 8) -> int | None:
     before = rank_of(node.inputs[0], depth - 1)
     if before is None or node.op_type in KEEPS_RANK:
         return before
-    axes = ints(node.inputs[1]) if len(node.inputs) > 1 else None
     change = {"Unsqueeze": 1, "Squeeze": -1}.get(node.op_type)
+    axes = ints(node.inputs[1]) if change is not None and len(node.inputs) > 1 else None
     return None if change is None or axes is None else before + change * len(axes)
 
 

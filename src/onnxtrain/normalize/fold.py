@@ -1,6 +1,7 @@
 """Integer arithmetic on constants is done now: pads, axes and sizes become visible to inference.
 
-Only integers and booleans are folded, never floats: a float constant may be a weight (ADR 1).
+Only integers and booleans are folded, never floats: a float constant may be a weight (ADR 1). A
+single number that is read as an integer is none, since no gradient reaches it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from ..graph import Names
+from ..graph import FLOATS, Names
 from ..graph.evaluate import evaluate
 from ..graph.nodes import initializer
 from ..graph.parameters import mark_constant
@@ -92,7 +93,9 @@ def _is_constant(node: ir.Node) -> bool:
         return False
     if any(o.dtype not in WHOLE or o.is_graph_output() or not o.uses() for o in node.outputs):
         return False
-    return all(v is None or _is_small(v) for v in node.inputs) and _size(node) <= MAX_RESULT
+    is_number = node.op_type == "Cast" and _is_number(node.inputs[0])
+    is_known = is_number or all(v is None or _is_small(v) for v in node.inputs)
+    return is_known and _size(node) <= MAX_RESULT
 
 
 def _size(node: ir.Node) -> int:
@@ -109,10 +112,19 @@ def _size(node: ir.Node) -> int:
 
 
 def _is_small(value: ir.Value) -> bool:
-    tensor = value.const_value
-    if tensor is None or value.is_graph_input() or value.producer() is not None:
-        return False
-    return tensor.dtype in WHOLE and tensor.size <= MAX_ELEMENTS
+    tensor = _constant(value)
+    return tensor is not None and tensor.dtype in WHOLE and tensor.size <= MAX_ELEMENTS
+
+
+def _is_number(value: ir.Value | None) -> bool:
+    """Whether a value is one constant number, of whatever type."""
+    tensor = None if value is None else _constant(value)
+    return tensor is not None and tensor.size == 1 and tensor.dtype in FLOATS
+
+
+def _constant(value: ir.Value) -> ir.TensorProtocol | None:
+    is_no_constant = value.is_graph_input() or value.producer() is not None
+    return None if is_no_constant else value.const_value
 
 
 def _evaluate(node: ir.Node, opset: int) -> list[Any] | None:

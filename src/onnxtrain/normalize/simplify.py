@@ -7,25 +7,38 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from ..graph import Names
 from ..graph.edit import replace_value
 from ..graph.nodes import initializer
 from ..graph.tensor import dims_of
+from .rewrite import names_in
 
 
 def simplify(model: ir.Model) -> ir.Model:
     """Replace a sequence that is only split and indexed, or slices side by side, by a Split."""
-    graph = model.graph
-    cut: dict[tuple[ir.Value, int], list[_Part]] = {}
-    for node in list(graph):
-        if node.op_type == "SplitToSequence" and not node.domain:
-            _as_split(graph, node)
-        elif node.op_type == "Slice" and not node.domain:
-            part = _part(node)
-            if part is not None:
-                cut.setdefault((part.source, part.axis), []).append(part)
-    for parts in cut.values():
-        _slices_as_split(graph, sorted(parts, key=lambda p: p.start))
+    names = names_in(model)
+    for graph in [model.graph, *model.graph.subgraphs()]:
+        cut: dict[tuple[ir.Value, int], list[_Part]] = {}
+        for node in list(graph):
+            if node.op_type == "SplitToSequence" and not node.domain:
+                _as_split(_Place(model.graph, graph, names), node)
+            elif node.op_type == "Slice" and not node.domain:
+                part = _part(node)
+                if part is not None:
+                    cut.setdefault((part.source, part.axis), []).append(part)
+        for parts in cut.values():
+            place = _Place(model.graph, graph, names)
+            _slices_as_split(place, sorted(parts, key=lambda p: p.start))
     return model
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A graph whose nodes are replaced, and the main graph, which has the constants."""
+
+    main: ir.Graph
+    graph: ir.Graph
+    names: Names
 
 
 @dataclass(frozen=True)
@@ -56,7 +69,7 @@ def _part(node: ir.Node) -> _Part | None:
     return _Part(node, source, axis % len(dims), start, end, total)
 
 
-def _slices_as_split(graph: ir.Graph, parts: list[_Part]) -> None:
+def _slices_as_split(place: _Place, parts: list[_Part]) -> None:
     """Slices that together are all of a value are a Split.
 
     Its gradient is one Concat; that of the slices is as many tensors of the whole size, and their
@@ -66,32 +79,35 @@ def _slices_as_split(graph: ir.Graph, parts: list[_Part]) -> None:
     joined = all(p.start == end < p.end for p, end in zip(parts, ends))
     if len(parts) < 2 or not joined or ends[-1] != parts[0].total:
         return
+    graph = place.graph
     first = next(n for n in graph if any(n is p.node for p in parts))
     sizes = [p.end - p.start for p in parts]
     # Read from the node: the source may have become a part of a Split meanwhile
-    new = _split(graph, first, parts[0].node.inputs[0], sizes, parts[0].axis)
+    new = _split(place, first, parts[0].node.inputs[0], sizes, parts[0].axis)
     for part, output in zip(parts, new.outputs):
         old = part.node.outputs[0]
-        output.name, output.type, output.shape = f"{old.name}_part", old.type, old.shape
+        output.name = place.names.fresh(f"{old.name}_part")
+        output.type, output.shape = old.type, old.shape
         replace_value(graph, old, output)
         graph.remove(part.node, safe=True)
 
 
 def _split(
-    graph: ir.Graph, before: ir.Node, x: ir.Value | None, sizes: list[int], axis: int
+    place: _Place, before: ir.Node, x: ir.Value | None, sizes: list[int], axis: int
 ) -> ir.Node:
     """A Split with these sizes, put before a node."""
     stem = before.outputs[0].name
-    split = initializer(graph, f"{stem}_sizes", np.array(sizes, np.int64))
+    name = place.names.fresh(f"{stem}_sizes")
+    split = initializer(place.main, name, np.array(sizes, np.int64))
     new = ir.Node(
         "", "Split", [x, split], {"axis": ir.AttrInt64("axis", axis)},
-        num_outputs=len(sizes), name=f"{before.name or stem}/Split",
+        num_outputs=len(sizes), name=place.names.fresh(f"{before.name or stem}/Split"),
     )  # fmt: skip
-    graph.insert_before(before, new)
+    place.graph.insert_before(before, new)
     return new
 
 
-def _as_split(graph: ir.Graph, node: ir.Node) -> None:
+def _as_split(place: _Place, node: ir.Node) -> None:
     """``SequenceAt(SplitToSequence(x), i)`` with constant sizes and index is part of a Split."""
     x, sequence = node.inputs[0], node.outputs[0]
     sizes = _sizes(node)
@@ -101,9 +117,9 @@ def _as_split(graph: ir.Graph, node: ir.Node) -> None:
     indices = [_constant(user.inputs[1]) for user in users]
     if any(user.op_type != "SequenceAt" for user in users) or any(i is None for i in indices):
         return
-    new = _split(graph, node, x, sizes, _axis(node))
+    graph, new = place.graph, _split(place, node, x, sizes, _axis(node))
     for i, output in enumerate(new.outputs):
-        output.name = f"{sequence.name}_{i}"
+        output.name = place.names.fresh(f"{sequence.name}_{i}")
         output.type = x.type if x is not None else None
     for user, index in zip(users, indices):
         part = new.outputs[int(index) % len(sizes)]  # type: ignore[arg-type]

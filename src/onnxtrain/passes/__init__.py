@@ -18,6 +18,7 @@ from .base import Pass as Pass
 from .base import Record as Record
 from .base import Trace as Trace
 from .batch_norm import split_batch_norms
+from .biases import biases_in_products
 from .blocked import mark_convolutions
 from .cleanup import clean_up as clean_up
 from .columns import layers_in_columns as layers_in_columns
@@ -121,6 +122,11 @@ AFTER = (
         "small maps",
         "frozen convolutions on maps of a few pixels are matrix products (ADR 14)",
         lambda model, _: small_maps_as_products(model),
+    ),
+    Pass(
+        "biases",
+        "a product and its bias are one operation, as onnxruntime would make them",
+        lambda model, _: biases_in_products(model),
     ),
     Pass(
         "names",

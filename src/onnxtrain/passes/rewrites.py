@@ -11,7 +11,17 @@ from collections.abc import Callable
 import onnx_ir as ir
 
 from ..graph.edit import GATE, replace_value
-from ..graph.nodes import constant, insert, ints, is_zeros, permutation, rank_of, same_shape, scalar
+from ..graph.nodes import (
+    constant,
+    insert,
+    ints,
+    is_zeros,
+    permutation,
+    producer_of,
+    rank_of,
+    same_shape,
+    scalar,
+)
 from ..graph.tensor import dims_of
 from ..operators import BROADCASTING
 from .products import (
@@ -223,19 +233,21 @@ def add_of_scattered(node: ir.Node) -> ir.Value | None:
     gradients: a full one, and one of the rows that were looked up.
     """
     for full, scattered in (node.inputs, reversed(node.inputs)):
-        inner = scattered.producer() if scattered is not None else None
-        if inner is None or inner.op_type != "ScatterND" or inner.domain:
-            continue
-        is_alone = len(scattered.uses()) == 1 and not scattered.is_graph_output()  # type: ignore[union-attr]
-        if not is_alone or inner.attributes.get_string("reduction", "none") != "none":
+        inner = producer_of(scattered, "ScatterElements", "ScatterND")
+        if inner is None or len(inner.outputs[0].uses()) > 1 or inner.outputs[0].is_graph_output():
             continue
         zeros, places, rows = inner.inputs
         if not is_zeros(zeros) or not same_shape(full, scattered) or full is scattered:
             continue
-        taken = insert(node, "GatherND", [full, places])
-        sums = insert(node, "Add", [taken, rows], "rows")
-        taken.shape = sums.shape = rows.shape if rows is not None else None
-        return insert(node, "ScatterND", [full, places, sums])
+        reduction = inner.attributes.get_string("reduction", "none")
+        if inner.op_type == "ScatterElements" and reduction == "add":
+            axis = inner.attributes.get_int("axis", 0)
+            return insert(node, "ScatterElements", [full, places, rows], axis=axis, reduction="add")
+        if inner.op_type == "ScatterND" and reduction == "none":
+            taken = insert(node, "GatherND", [full, places])
+            sums = insert(node, "Add", [taken, rows], "rows")
+            taken.shape = sums.shape = rows.shape if rows is not None else None
+            return insert(node, "ScatterND", [full, places, sums])
     return None
 
 

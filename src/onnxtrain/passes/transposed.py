@@ -38,10 +38,15 @@ def is_scale(node: ir.Node) -> bool:
 def has_bias(node: ir.Node) -> bool:
     """Whether only an Add reads a product, and adds what may be a vector or a matrix.
 
-    onnxruntime makes a Gemm of both.
+    onnxruntime makes a Gemm of both, of more than two axes if it knows all sizes.
     """
     reader = only_reader(node) if node.op_type == "MatMul" else None
     if reader is None or reader.op_type != "Add":
+        return False
+    shapes = [None if v is None else v.shape for v in node.inputs]
+    if any(s is not None and s.rank() > 2 and not s.is_static() for s in shapes):
+        return False
+    if shapes[1] is not None and shapes[1].rank() > 2:
         return False
     others = [v for v in reader.inputs if v is not None and v.producer() is not node]
     return any(v.shape is None or v.shape.rank() <= 2 for v in others)

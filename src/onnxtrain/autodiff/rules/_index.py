@@ -21,8 +21,17 @@ from ...graph import OpBuilder, Tensor
 Size: TypeAlias = "int | Tensor"
 """A number of elements: known now, or an INT64 tensor of shape [1]."""
 
+LARGEST = np.iinfo(np.int64).max
+
 FEW_ROWS = 32
 """Up to this many rows, a product with a one-hot matrix is the fastest sum of rows."""
+
+FEW_ELEMENTS = 4096
+"""Up to this many elements, adding one by one is as fast as sorting, in a quarter of the nodes.
+
+On one thread of AVX-512, into 100 rows: 16 × 32 elements take 13 µs against 20, 64 × 64 take 28
+against 28, 64 × 256 take 89 against 53.
+"""
 
 
 def dim(op: OpBuilder, x: Tensor, axis: int) -> Size:
@@ -133,66 +142,103 @@ def add_along(
     axis %= x.rank
     outer, length = size(op, x, range(axis)), dim(op, x, axis)
     inner = size(op, x, range(axis + 1, x.rank))
-    # negative indices count from the back
-    indices = op.Mod(op.Reshape(as_int64(op, indices), [-1]), scalar(op, length))
-    rows, count = indices, length
-    if axis and not (isinstance(outer, int) and outer == 1):
-        first = op.Unsqueeze(line(op, outer) * length, [1])
-        rows = op.Reshape(first + indices, [-1])
-        count = outer * length
+    taken = indices.static_shape
+    number = None if taken is None or not isinstance(outer, int) else outer * math.prod(taken)
+    rows = _rows_along(op, indices, outer, length)
+    count = length if isinstance(outer, int) and outer == 1 else outer * length
     flat = vector(op, -1, inner)
     if (isinstance(inner, int) and inner == 0) or x.static_shape is None:
         flat = op.Concat(op.shape_of(rows), vector(op, inner), axis=0)
-    dx = add_rows(op, count, inner, rows, op.Reshape(dy, flat), unique=unique)
+    dx = add_rows(op, count, inner, rows, op.Reshape(dy, flat), unique=unique, number=number)
     if axis == 0 and x.rank == 2:
         dx.value.shape = x.value.shape  # no Reshape, which copies what comes out of an If
         return dx
     return op.reshape_like(dx, x)
 
 
+def _rows_along(op: OpBuilder, indices: Tensor, outer: Size, length: Size) -> Tensor:
+    """The rows that indices along an axis of some `length` name, for all that is before it."""
+    known = indices.const
+    if known is not None and isinstance(outer, int) and isinstance(length, int):
+        first = np.arange(outer, dtype=np.int64)[:, None] * length
+        if outer * known.size <= FEW_ELEMENTS:
+            return op.const((first + known.ravel().astype(np.int64) % length).ravel())
+    # negative indices count from the back
+    indices = op.Mod(op.Reshape(as_int64(op, indices), [-1]), scalar(op, length))
+    if isinstance(outer, int) and outer == 1:
+        return indices
+    return op.Reshape(op.Unsqueeze(line(op, outer) * length, [1]) + indices, [-1])
+
+
 def add_rows(
-    op: OpBuilder, count: Size, width: Size, rows: Tensor, dy: Tensor, *, unique: bool = False
+    op: OpBuilder,
+    count: Size,
+    width: Size,
+    rows: Tensor,
+    dy: Tensor,
+    *,
+    unique: bool = False,
+    number: int | None = None,
 ) -> Tensor:
     """A matrix of `count` rows in which row ``rows[i]`` is the sum of all such ``dy[i]``.
 
-    Few rows: a product with a one-hot matrix. Narrow rows: ScatterElements. Otherwise the rows
-    are sorted by number, summed cumulatively in float64 and the sum at the end of each run is
-    taken: no duplicates remain, and the result is more exact than adding in float32. A NaN or
-    infinity in one row would be in all sums behind it, so then ScatterElements adds.
+    Few rows: a product with a one-hot matrix. Narrow rows, or few elements: ScatterElements.
+    Otherwise the rows are sorted by number, summed cumulatively in float64 and the sum at the end
+    of each run is taken: no duplicates remain, and the result is more exact than adding in
+    float32. A NaN or infinity in one row would be in all sums behind it, so then ScatterElements
+    adds.
+
+    Args:
+        op: builds the nodes.
+        count: rows of the result.
+        width: its columns.
+        rows: INT64 numbers, from 0 to `count` - 1.
+        dy: as many rows of `width` elements.
+        unique: whether all numbers are different.
+        number: how many they are, if that is known.
     """
     shape = vector(op, count, width)
     if unique:
-        return op.ScatterND(zeros(op, shape, dy.dtype), op.Unsqueeze(rows, [1]), dy)
+        return op.ScatterND(zeros(op, shape, dy.dtype), column(op, rows), dy)
     if isinstance(count, int) and count <= FEW_ROWS:
         return one_hot(op, rows, scalar(op, count), 0, dy.dtype) @ dy
+    if isinstance(width, int) and number is not None and number * width <= FEW_ELEMENTS:
+        return _add_one_by_one(op, shape, rows, dy, vector(op, number, width))
     if isinstance(width, int) and width < 8:
-        return _add_one_by_one(op, shape, rows, dy)
+        return _add_one_by_one(op, shape, rows, dy, op.Shape(dy))
     ordered, order = op.many("TopK", rows, op.Shape(rows), outputs=2, largest=0, axis=0)
     sorted_dy = op.Gather(dy, order, axis=0)
     wide = op.Cast(sorted_dy, to=ir.DataType.DOUBLE)
     sums = op.CumSum(wide, op.const(np.array(0, np.int64)))
-    following = op.Concat(op.Slice(ordered, [1], [np.iinfo(np.int64).max]), [-1], axis=0)
-    last = op.Not(op.Equal(ordered, following))
+    # A Pad that also takes a row away writes nothing of a single one in onnxruntime 1.22.
+    following = op.Concat(op.Slice(ordered, [1], [LARGEST]), [LARGEST], axis=0)
+    last = op.Less(ordered, following)
     ends = op.Compress(sums, last, axis=0)
-    before = op.Pad(op.Slice(ends, [0], [-1], [0]), [1, 0], None, op.const([0]))
-    total = ends - before
+    total = ends - op.Pad(op.Slice(ends, [0], [-1], [0]), [1, 0], None, op.const([0]))
     target = op.Compress(ordered, last, axis=0)
     # The last sum has seen them all; an infinity in it alone is right where it is.
-    final = op.ReduceSum(op.Slice(total, [-1], [np.iinfo(np.int64).max], [0]), keepdims=0)
+    final = op.ReduceSum(op.Slice(total, [-1], [LARGEST], [0]), keepdims=0)
 
     def one_by_one() -> Tensor:
         counted = op.Cast(last, to=ir.DataType.INT64)
         ends_before = op.CumSum(counted, op.const(np.array(0, np.int64)), exclusive=1)
-        return _add_one_by_one(op, op.Shape(total), ends_before, sorted_dy)
+        return _add_one_by_one(op, op.Shape(total), ends_before, sorted_dy, op.Shape(sorted_dy))
 
     # Only the sums are chosen: what holds all rows is made once, outside of the branches.
     added = choose(op, op.IsNaN(final), one_by_one, lambda: op.Cast(total, to=dy.dtype))
     return op.ScatterND(zeros(op, shape, dy.dtype), op.Unsqueeze(target, [1]), added)
 
 
-def _add_one_by_one(op: OpBuilder, shape: Tensor, rows: Tensor, dy: Tensor) -> Tensor:
-    spread = op.Expand(op.Unsqueeze(rows, [1]), op.Shape(dy))
+def _add_one_by_one(
+    op: OpBuilder, shape: Tensor, rows: Tensor, dy: Tensor, dy_shape: Tensor
+) -> Tensor:
+    spread = op.Expand(column(op, rows), dy_shape)
     return scatter_elements(op, zeros(op, shape, dy.dtype), spread, dy, 0, "add")
+
+
+def column(op: OpBuilder, rows: Tensor) -> Tensor:
+    """A vector as a matrix of one column."""
+    return op.Unsqueeze(rows, [1]) if rows.const is None else op.const(rows.const[:, None])
 
 
 def choose(

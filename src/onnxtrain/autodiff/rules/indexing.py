@@ -24,6 +24,7 @@ from ._index import (
     zeros,
 )
 from ._index import one_hot as hot
+from ._positions import add_known
 
 # --- gather ------------------------------------------------------------------------------------
 
@@ -35,6 +36,9 @@ def gather(
     known = indices.const
     if known is not None and known.size == 1:
         return _put_one(op, dy, x, int(known.ravel()[0]), axis % x.rank, known.ndim)
+    dx = None if known is None else add_known(op, x, dy, known, axis % x.rank)
+    if dx is not None:
+        return dx
     length = x.dim(axis)
     unique = known is not None and _all_different(known, length if isinstance(length, int) else 0)
     return add_along(op, x, indices, dy, axis, unique=unique)

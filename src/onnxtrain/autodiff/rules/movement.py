@@ -130,7 +130,24 @@ def slice_(
     for axis, stride in sorted(zip(where, strides)):
         if abs(stride) > 1:
             dy = _spread(op, dy, y, axis, abs(stride))
+    if _takes_all(starts, ends, strides):
+        return dy
     return op.Pad(dy, _slice_pads(op, y, x, starts, ends, where, strides), None, op.const(where))
+
+
+ANY_LENGTH = 2**31 - 1
+"""Where slices of an axis end whose length nobody knows: exporters mean its end."""
+
+
+def _takes_all(starts: Tensor, ends: Tensor, strides: list[int]) -> bool:
+    """Whether a slice takes all of its axes, from the front or from the back."""
+    if starts.const is None or ends.const is None:
+        return False
+    return all(
+        (step == 1 and start == 0 and end >= ANY_LENGTH)
+        or (step == -1 and start == -1 and end < -ANY_LENGTH)
+        for start, end, step in zip(starts.const.tolist(), ends.const.tolist(), strides)
+    )
 
 
 def _slice_axes(x: Tensor, starts: Tensor, axes: Tensor | None) -> list[int] | None:
@@ -165,6 +182,13 @@ def _slice_begin(op: OpBuilder, starts: Tensor, size: Tensor, down: np.ndarray[A
     return op.Max(op.Min(begin, last), zeros)
 
 
+def _dims(op: OpBuilder, x: Tensor, axes: list[int]) -> Tensor:
+    """Some dimensions, as a vector."""
+    if len(axes) == 1:
+        return op.dim_of(x, axes[0])
+    return op.Gather(op.shape_of(x), op.const(axes), axis=0)
+
+
 def _slice_pads(
     op: OpBuilder,
     y: Tensor,
@@ -188,12 +212,12 @@ def _slice_pads(
             first = np.array([min(r) if len(r) else 0 for r in ranges], np.int64)
             last = sizes - first - np.array([len(r) for r in ranges]) * width
             return op.const(np.concatenate([first, last]).astype(np.int64))
-    size = op.Gather(op.shape_of(x), op.const(axes), axis=0)
-    length = op.Gather(op.shape_of(y), op.const(axes), axis=0)
+    size, length = _dims(op, x, axes), _dims(op, y, axes)
     begin = _slice_begin(op, starts, size, down)
     if down.any():  # the lowest position taken is the last one, if any is taken
         steps_down = op.Max(length - 1, np.zeros(1, np.int64))
-        begin = begin - steps_down * np.where(down, width, 0)
+        each = np.where(down, width, 0)
+        begin = begin - (steps_down if (each == 1).all() else steps_down * each)
     covered = length if (width == 1).all() else length * width
     is_first = begin.const is not None and not begin.const.any()
     return op.Concat(begin, (size if is_first else size - begin) - covered, axis=0)

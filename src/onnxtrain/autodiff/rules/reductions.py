@@ -75,8 +75,27 @@ def reduce_mean(
     keepdims: int = 1,
     noop_with_empty_axes: int = 0,
 ) -> Any:
-    dy = keep_axes(op, dy * inverse_count(op, x, y), x, axes, keepdims, noop_with_empty_axes)
-    return op.Expand(dy, op.shape_of(x))
+    one = _one_over_length(op, dy, x, axes)
+    share = dy * (inverse_count(op, x, y) if one is None else one)
+    share = keep_axes(op, share, x, axes, keepdims, noop_with_empty_axes)
+    return op.Expand(share, op.shape_of(x))
+
+
+def _one_over_length(op: OpBuilder, dy: Tensor, x: Tensor, axes: Tensor | None) -> Tensor | None:
+    """One over the length of an axis, in a vector; None unless one axis of several is reduced.
+
+    Its length is not known: what is would be a constant.
+    """
+    if axes is None or axes.const is None or axes.const.size != 1 or x.shape is None:
+        return None
+    axis = int(axes.const.ravel()[0])
+    if x.rank < 2 or isinstance(x.dim(axis), int) or dy.dtype not in EXACT_LENGTHS:
+        return None
+    return op.Reciprocal(op.Cast(op.dim_of(x, axis), to=dy.dtype))
+
+
+EXACT_LENGTHS = frozenset({ir.DataType.FLOAT, ir.DataType.DOUBLE})
+"""Types that can hold a length: a float16 ends at 65,504."""
 
 
 @gradient("ReduceSumSquare", stops=(1,))
@@ -188,6 +207,9 @@ def reduce_prod(
     # xᵢ, unless a zero is left among the others. A single one that is left is multiplied in as
     # what it is, because the second derivative is by that one.
     dy = keep_axes(op, dy, x, axes, keepdims, noop_with_empty_axes)
+    dx = _product_of_few(op, dy, x, axes)
+    if dx is not None:
+        return dx
     is_zero = op.Equal(x, 0)
     factors = op.Where(is_zero, 1, x)
     zeros = op.Cast(is_zero, to=x.dtype)
@@ -197,6 +219,18 @@ def reduce_prod(
     left = op.ReduceSum(only_zeros, axes, noop_with_empty_axes=noop_with_empty_axes) - only_zeros
     dx = (dy * product) / factors
     return op.Where(op.Equal(others, 0), dx, op.Where(op.Equal(others, 1), dx * left, 0))
+
+
+def _product_of_few(op: OpBuilder, dy: Tensor, x: Tensor, axes: Tensor | None) -> Tensor | None:
+    """The gradient of products of one factor, or of two, of which each is the other's factor."""
+    if axes is None or axes.const is None or not axes.const.size or x.shape is None:
+        return None
+    several = [a for a in (int(a) % x.rank for a in axes.const) if x.dim(a) != 1]
+    if not several:
+        return dy
+    if len(several) > 1 or x.dim(several[0]) != 2:
+        return None
+    return dy * op.Gather(x, op.const([1, 0]), axis=several[0])
 
 
 zero_gradient("ArgMax", "ArgMin", note="integer result")

@@ -119,14 +119,9 @@ def _direction(
 ) -> tuple[Tensor, list[Tensor]]:
     """One direction: h of all steps, and the final states, in rows again."""
     cell = _cell(op, layer, d)
-    batch, size = layer.x.dim(1), layer.size
     x = op.transpose(layer.x, 0, 2, 1)
-    x.value.shape = ir.Shape([layer.x.dim(0), layer.x.dim(2), batch])
-    starts = layer.starts(d)
-    turned = {start.value: op.transpose(start, 1, 0) for start in starts}
-    for state in turned.values():
-        state.value.shape = ir.Shape([size, batch])
-    states = [turned[start.value] for start in starts]
+    x.value.shape = ir.Shape([layer.x.dim(0), layer.x.dim(2), layer.x.dim(1)])
+    states = layer.starts(d, in_columns=True)
     y, finals = recurrent_loop(op, cell, x, states, lengths, layer.backwards[d])
     return op.transpose(y, 0, 2, 1), [op.transpose(f, 1, 0) for f in finals]
 

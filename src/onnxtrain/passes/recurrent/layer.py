@@ -9,7 +9,7 @@ import onnx_ir as ir
 from ...autodiff.walk import attributes_of
 from ...errors import ModelError
 from ...graph import OpBuilder, Tensor
-from ...graph.nodes import ints
+from ...graph.nodes import ints, is_zeros, producer_of, scalar
 from .cells import CELLS, Weights, activations
 
 
@@ -19,7 +19,7 @@ class Layer:
     def __init__(self, op: OpBuilder, node: ir.Node) -> None:
         self.op, self.node = op, node
         self._parts: dict[tuple[ir.Value, int], Sequence[Tensor]] = {}
-        self._zeros: Tensor | None = None
+        self._zeros: dict[bool, Tensor] = {}
         self.flags = attributes_of(node, None)
         self.make, self.gates, default = CELLS[node.op_type]
         inputs = [None if v is None else op.tensor(v) for v in node.inputs]
@@ -103,12 +103,7 @@ class Layer:
 
     def weights(self, d: int) -> Weights:
         """Weights and biases of direction `d`."""
-        op = self.op
-        wb: Tensor | None = None
-        rb: Tensor | None = None
-        both = self._part(self.b, d)
-        if both is not None:
-            wb, rb = op.many("Split", both, outputs=2, axis=0, num_outputs=2)
+        wb, rb = self._biases(d)
         w, r = self._part(self.w, d), self._part(self.r, d)
         assert w is not None
         assert r is not None
@@ -116,6 +111,24 @@ class Layer:
         functions = self.functions[d * each : (d + 1) * each]
         p = self._part(self.p, d)
         return Weights(self.x, w, r, wb, rb, p, self.size, self.flags, functions)
+
+    def _biases(self, d: int) -> Sequence[Tensor | None]:
+        """The biases of input and state of direction `d`: one Split for those of all directions."""
+        op, b = self.op, self.b
+        if b is None:
+            return None, None
+        is_joined = _before_joining(b.value, d, self.count, 0) is not None
+        if self.count == 1 or is_joined:
+            both = self._part(b, d)
+            assert both is not None
+            return op.many("Split", both, outputs=2, axis=0, num_outputs=2)
+        if (b.value, 0) not in self._parts:
+            number = 2 * self.count
+            row = op.Reshape(b, op.const([-1]))
+            self._parts[b.value, 0] = op.many(
+                "Split", row, outputs=number, axis=0, num_outputs=number
+            )
+        return self._parts[b.value, 0][2 * d : 2 * d + 2]
 
     def peepholes(self, d: int) -> dict[str, Tensor]:
         """Peephole weights of direction `d` by gate, if there are any."""
@@ -126,21 +139,46 @@ class Layer:
             else dict(zip("iof", self.op.many("Split", p, outputs=3, axis=0, num_outputs=3)))
         )
 
-    def starts(self, d: int) -> list[Tensor]:
-        """The states before the first step: h and, for an LSTM, c."""
+    def starts(self, d: int, *, in_columns: bool = False) -> list[Tensor]:
+        """The states before the first step: h and, for an LSTM, c; features in rows or columns."""
         initial = [self.h0] if self.node.op_type != "LSTM" else [self.h0, self.c0]
-        return [self._start(g, d) for g in initial]
+        parts = [self._start(x, d) for x in initial]
+        turned: dict[ir.Value, Tensor] = {}
+        for part in parts if in_columns else ():
+            if part is not None and part.value not in turned:
+                state = turned[part.value] = self.op.transpose(part, 1, 0)
+                state.value.shape = ir.Shape([self.size, self.x.dim(1)])
+        return [self._nothing(in_columns) if p is None else turned.get(p.value, p) for p in parts]
 
-    def _start(self, initial: Tensor | None, d: int) -> Tensor:
-        op = self.op
-        if initial is not None:
-            start = self._part(initial, d, 1 if self.by_batch else 0)
-            assert start is not None
-            return start
-        if self._zeros is None:
-            shape = op.Concat(op.dim_of(self.x, 1), op.const([self.size]), axis=0)
-            self._zeros = op.full(shape, 0, self.x.dtype)
-        return self._zeros
+    def _start(self, initial: Tensor | None, d: int) -> Tensor | None:
+        """The state that direction `d` begins with; None if it is zero."""
+        if initial is None or _is_zero(initial.value):
+            return None
+        start = self._part(initial, d, 1 if self.by_batch else 0)
+        return None if start is None or _is_zero(start.value) else start
+
+    def _nothing(self, in_columns: bool) -> Tensor:
+        """A state of zeros, one for all that need it."""
+        if in_columns not in self._zeros:
+            op, batch = self.op, self.x.dim(1)
+            parts = [op.const([self.size]), op.dim_of(self.x, 1)]
+            parts = parts if in_columns else parts[::-1]
+            sizes = [self.size, batch] if in_columns else [batch, self.size]
+            shape = op.const(sizes) if isinstance(batch, int) else op.Concat(*parts, axis=0)
+            zeros = self._zeros[in_columns] = op.full(shape, 0, self.x.dtype)
+            zeros.value.shape = ir.Shape(sizes)
+        return self._zeros[in_columns]
+
+
+def _is_zero(value: ir.Value | None, depth: int = 4) -> bool:
+    """Whether a value is zeros, which exporters make in the size of the batch."""
+    if value is None or not depth:
+        return False
+    if is_zeros(value) or scalar(value) == 0:
+        return True
+    node = producer_of(value, "Concat", "Expand", "Squeeze", "Unsqueeze")
+    read = () if node is None else node.inputs if node.op_type == "Concat" else node.inputs[:1]
+    return bool(read) and all(_is_zero(v, depth - 1) for v in read)
 
 
 def _joined(op: OpBuilder, parts: Sequence[Tensor], axis: int) -> Tensor:

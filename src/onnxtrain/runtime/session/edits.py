@@ -119,13 +119,14 @@ def changed(
         written = b"".join([NODE_TAG + varint(len(node)) + node for node in nodes])
         edits.append((_start(model, NODE_TAG, start, stop), stop, written))
     more = b"".join([field(INITIALIZER, constant) for constant in constants])
-    parts, at, size = [b""], begin, end - begin + len(more)
+    view = memoryview(model)  # slices of bytes would be copies, as long as the weights
+    parts, at, size = list[bytes | memoryview]([b""]), begin, end - begin + len(more)
     for start, stop, written in sorted(edits):
-        parts += [model[at:start], written]
+        parts += [view[at:start], written]
         size += len(written) - (stop - start)
         at = stop
     parts[0] = model[: _start(model, GRAPH_TAG, begin, end)] + GRAPH_TAG + varint(size)
-    parts += [model[at:end], more, model[end:]]
+    parts += [view[at:end], more, view[end:]]
     if domain not in outline.domains():
         parts.append(field(OPSETS, Message().add(1, domain).add(2, 1)))
     return b"".join(parts)

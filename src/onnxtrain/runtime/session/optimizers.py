@@ -71,11 +71,12 @@ TRANSPOSING = "MatmulTransposeFusion"
 """Idle only where `fuse_transposed` has done its work."""
 NOTED = frozenset(
     {
-        "AttentionFusion", "BiasSkipLayerNormFusion", "CommonSubexpressionElimination",
-        "ConstantFolding", "ConvActivationFusion", "EmbedLayerNormFusion",
-        "GatherSliceToSplitFusion", "GatherToSliceFusion", "GemmActivationFusion",
-        "LayerNormFusionL1", "LayerNormFusionL2", "MatMulAddFusion", "MatMulScaleFusion",
-        "QuickGeluFusion", "ReshapeFusion", "SkipLayerNormFusion",
+        "AttentionFusion", "BiasGeluFusion", "BiasSkipLayerNormFusion",
+        "CommonSubexpressionElimination", "ConstantFolding", "ConvActivationFusion",
+        "EmbedLayerNormFusion", "FastGeluFusion", "GatherSliceToSplitFusion", "GatherToSliceFusion",
+        "GeluFusionL1", "GeluFusionL2", "GemmActivationFusion", "LayerNormFusionL1",
+        "LayerNormFusionL2", "MatMulAddFusion", "MatMulScaleFusion", "QuickGeluFusion",
+        "ReshapeFusion", "SimplifiedLayerNormFusion", "SkipLayerNormFusion",
         "SliceConcatToSpaceToDepthFusion", "TransposeOptimizer",
         "TransposeOptimizer_CPUExecutionProvider", TRANSPOSING,
     }
