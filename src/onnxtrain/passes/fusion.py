@@ -143,8 +143,8 @@ class _Grouping:
 
     def _take_in(self, node: ir.Node) -> None:
         makers = _makers(node)
-        found = [g for m in makers if (g := self._group_of.get(m)) is not None]
-        sources = list(dict.fromkeys(found))
+        groups = (self._group_of.get(maker) for maker in makers)
+        sources = [group for group in dict.fromkeys(groups) if group is not None]
         shape = _shape_in_group(node, sources)
         if shape is not None:
             joined = [g for g in sources if g.shape == shape]
@@ -295,7 +295,7 @@ def _row_axes(group: _Group, members: set[ir.Node]) -> int:
     if any(node.op_type in REDUCTIONS for node in group.nodes):
         return 1
     outside = {
-        v for n in group.nodes for v in n.inputs if v is not None and not _is_made(v, members)
+        v for n in group.nodes for v in n.inputs if v is not None and not _is_member_of(v, members)
     }
     counts = [_ones(known, group.shape) for v in outside if (known := _shape(v)) is not None]
     axes = min((n for n in counts if 0 < n < len(group.shape)), default=0)
@@ -303,7 +303,7 @@ def _row_axes(group: _Group, members: set[ir.Node]) -> int:
     return axes if axes and length >= LONG_ROW else 0
 
 
-def _is_made(value: ir.Value, members: set[ir.Node]) -> bool:
+def _is_member_of(value: ir.Value, members: set[ir.Node]) -> bool:
     return value.producer() in members
 
 
@@ -320,7 +320,7 @@ def _ones(known: Shape, shape: Shape) -> int:
 def _hint(value: ir.Value | None, shape: Shape, members: set[ir.Node], row_axes: int) -> str:
     """What is known of the shape of an operand that is not computed in the group."""
     known = _shape(value)
-    if value is None or known is None or _is_made(value, members):
+    if value is None or known is None or _is_member_of(value, members):
         return "-"
     if value.dtype != ir.DataType.FLOAT:
         return "b" if known == shape else "-"

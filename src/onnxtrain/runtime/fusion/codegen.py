@@ -67,7 +67,7 @@ def _start() -> None:
 
 def spilled(program: Program) -> int:
     """How many rows a program has to be lent."""
-    return len(_Phases(program).kept)
+    return len(_Phases(program).spills)
 
 
 class _Phases:
@@ -95,7 +95,7 @@ class _Phases:
             for o in operands
             if self.phase[o] < self.phase[number] and self._is_spilled(o)
         }
-        self.kept = {value: place for place, value in enumerate(sorted(later))}
+        self.spills = {value: place for place, value in enumerate(sorted(later))}
 
     def operation(self, number: int) -> int:
         """What an instruction does."""
@@ -135,7 +135,7 @@ class _Writer:
         b.position_at_end(body)
         row = b.phi(I64)
         row.add_incoming(ir.Constant(I64, 0), before)
-        operands = program.inputs + program.outputs + len(self._phases.kept)
+        operands = program.inputs + program.outputs + len(self._phases.spills)
         self._pointers = [self._pointer(number, row) for number in range(operands)]
         for phase in range(self._phases.last + 1):
             numbers = [n for n, p in enumerate(self._phases.phase) if p == phase]
@@ -254,7 +254,7 @@ class _Writer:
                     values[number] = self._flags_at(operand, index)
                     return values[number]
             else:
-                operand = program.inputs + program.outputs + phases.kept[number]
+                operand = program.inputs + program.outputs + phases.spills[number]
             pointer = self._vector_at(operand, index)
             values[number] = self._builder.load(pointer, align=4)
         return values[number]
@@ -280,8 +280,8 @@ class _Writer:
             self._builder.store(operands[0], self._vector_at(outputs + target, index), align=4)
             return
         values[number] = self._operation(operation, operands)
-        if number in self._phases.kept:
-            lent = outputs + self._program.outputs + self._phases.kept[number]
+        if number in self._phases.spills:
+            lent = outputs + self._program.outputs + self._phases.spills[number]
             self._builder.store(values[number], self._vector_at(lent, index), align=4)
 
     # --- single operations ------------------------------------------------------------------

@@ -67,7 +67,8 @@ FIRST_UNARY, FIRST_REDUCTION = min(UNARY.values()), min(REDUCTIONS.values())
 # --- addresses ------------------------------------------------------------------------------------
 
 
-def _pointer(kind: Any, element: Any) -> Any:
+def pointer_to(kind: Any, element: Any) -> Any:
+    """A function that takes an address for a pointer to elements of a type."""
     pointer_type: Any = types.CPointer(kind)  # type: ignore[no-untyped-call]
 
     @intrinsic
@@ -80,9 +81,9 @@ def _pointer(kind: Any, element: Any) -> Any:
     return pointer
 
 
-floats_at = _pointer(types.float32, ir.FloatType())
-integers_at = _pointer(types.int64, ir.IntType(64))
-bytes_at = _pointer(types.uint8, ir.IntType(8))
+floats_at = pointer_to(types.float32, ir.FloatType())
+integers_at = pointer_to(types.int64, ir.IntType(64))
+bytes_at = pointer_to(types.uint8, ir.IntType(8))
 
 
 def _call(typing_context: Any, address: Any, arguments: Any) -> Any:
@@ -439,8 +440,8 @@ def _fits(hint: Any, mask: Any, kind: Any, last: Any, everywhere: Any) -> Any:
         return mask == 0 and kind == BOOL
     if hint == ANY_SHAPE:
         return True
-    wanted = last if hint == PER_ROW else everywhere
-    return kind == FLOAT and mask & wanted == wanted
+    repeated = last if hint == PER_ROW else everywhere
+    return kind == FLOAT and mask & repeated == repeated
 
 
 @njit(**OPTIONS)

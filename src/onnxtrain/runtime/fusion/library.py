@@ -2,7 +2,7 @@
 
 The interface is a table of C functions (`OrtApi`) that onnxruntime only ever extends at its end,
 so a function keeps its place. What runs in a step is compiled; Python is asked while
-sessions are made, and never after: nothing of it may be gone when the last session goes.
+sessions are callback, and never after: nothing of it may be gone when the last session goes.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class _Library:
 
         self._codegen, self._driver, self._tensors = codegen, driver, tensors
         self._lock = threading.Lock()
-        self._kept: list[Any] = []
+        self._callbacks: list[Any] = []
         self._domain = 0
         self._functions: Any = None
         self._message = ctypes.create_string_buffer(MISFIT)
@@ -102,9 +102,9 @@ class _Library:
 
     def _callback(self, function: Any, result: Any, *arguments: Any) -> int:
         """The address of a Python function, which is kept."""
-        made = ctypes.CFUNCTYPE(result, *arguments)(function)
-        self._kept.append(made)
-        address = ctypes.cast(made, Address).value
+        callback = ctypes.CFUNCTYPE(result, *arguments)(function)
+        self._callbacks.append(callback)
+        address = ctypes.cast(callback, Address).value
         assert address is not None
         return address
 
@@ -112,7 +112,7 @@ class _Library:
         number = ctypes.c_size_t
         operator = CustomOperator(version=API_VERSION)
         name = ctypes.create_string_buffer(described.name.encode())
-        self._kept.append(name)
+        self._callbacks.append(name)
         kind = VARIADIC if described.is_variadic else REQUIRED
         create = self._create if described is ELEMENTWISE else functools.partial(
             self._create_from_table, described

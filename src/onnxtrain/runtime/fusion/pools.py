@@ -16,8 +16,7 @@ import numpy as np
 from llvmlite import ir
 from numba import carray, cfunc, njit, types
 
-from .driver import I64, OPTIONS, floats_at, integers_at
-from .driver import _pointer as pointer_to
+from .driver import I64, OPTIONS, floats_at, integers_at, pointer_to
 from .operators import MOST_AXES
 from .tensors import (
     LARGEST_PLANE,

@@ -31,7 +31,7 @@ MOST_OPERANDS, MOST_REGISTERS, MOST_INSTRUCTIONS, MOST_AXES = 24, 48, 400, 8
 """What `driver` has room for, and where registers leave the caches."""
 
 
-class ProgramError(OnnxTrainError):
+class ProgramError(OnnxTrainError, ValueError):
     """A program that cannot be carried out."""
 
 

@@ -74,11 +74,11 @@ def shared_library(number: int, address: int) -> bytes:
     header += _part(2, READ | WRITE, PAGE, len(dynamic), 8)
     header += _part(0x6474E551, READ | WRITE, 0, 0, 16)  # a stack that is not executed
     content = bytearray(size)
-    for at, piece in (
+    for at, part in (
         (0, header), (at_code, code), (at_symbols, symbols), (at_names, names),
         (at_hashes, hashes), (PAGE, dynamic),
     ):  # fmt: skip
-        content[at : at + len(piece)] = piece
+        content[at : at + len(part)] = part
     return bytes(content)
 
 

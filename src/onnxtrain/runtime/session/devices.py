@@ -345,10 +345,10 @@ def _forms(
     native = with_kernels(outline, options) if kernels else None
     if native is not None:
         forms.insert(0, _with_fused(native, plain, idle, is_fused=is_fused))
-    found = [*(form for form in forms if form is not None), plain]
+    standard = [*(form for form in forms if form is not None), plain]
     is_marked = is_fused and any(outline.mentions(mark.encode()) for mark in (FUSED, KERNEL))
-    best = _in_one_pass(found[0]) if is_marked else None
-    return found if best is None else [best, *found]
+    best = _in_one_pass(standard[0]) if is_marked else None
+    return standard if best is None else [best, *standard]
 
 
 def _in_one_pass(form: Form) -> Form | None:

@@ -85,9 +85,9 @@ def _change(outline: Outline, members: Sequence[tuple[Node, list[str]]]) -> dict
                 outputs.append(node.outputs[0].decode())
                 if _is_flag(node):
                     flags.add(outputs[-1])
-        made = {step.result for step in steps}
+        results = {step.result for step in steps}
         names = (name for step in steps for name in step.operands if isinstance(name, str))
-        read = dict.fromkeys(name for name in names if name not in made)
+        read = dict.fromkeys(name for name in names if name not in results)
         program = assemble(steps, list(read), outputs, hints, row_axes)
     except ProgramError:
         return {}
@@ -135,17 +135,17 @@ def _steps(outline: Outline, node: Node, rank: int) -> list[Step]:
 
 def _attributes(node: Node) -> dict[str, float]:
     """Those that are a number."""
-    found = dict[str, float]()
+    numbers = dict[str, float]()
     for content in node.attributes:
         parts = {
             number: content[begin:end] for number, begin, end in fields(content, 0, len(content))
         }
         name = parts.get(1, b"").decode()
         if 3 in parts:
-            found[name] = Message.parse(content).integer(3)
+            numbers[name] = Message.parse(content).integer(3)
         elif 2 in parts:
-            found[name] = struct.unpack("<f", parts[2])[0]
-    return found
+            numbers[name] = struct.unpack("<f", parts[2])[0]
+    return numbers
 
 
 def _axis(outline: Outline, node: Node) -> int | None:
