@@ -438,7 +438,7 @@ def test_constants_beside_the_model(artifacts, tmp_path):
         model.graph.initializer.append(big)
         top = onnx.helper.make_node("ReduceMax", ["big"], ["top"], keepdims=0)
         for node in model.graph.node:
-            if node.output[0] == "a":
+            if node.op_type in ("Gemm", "MatMul") and node.input[0] == "centred":
                 node.input[0] = "scaled"
         model.graph.node.insert(0, top)
         at = next(i for i, n in enumerate(model.graph.node) if n.output[0] == "centred")

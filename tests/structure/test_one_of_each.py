@@ -171,6 +171,8 @@ ALLOWED_SETS = {
     "graph/onnx_inference.py": "what exporters compute shapes with",
     "compat/onnxcustom/rewriter.py": "what may stand behind a loss",
     "passes/fusion.py": "operators whose kernels in onnxruntime are slow",
+    "runtime/fusion/opcodes.py": "numbers of instructions",
+    "runtime/session/fusion.py": "what gives truth values",
 }
 
 
