@@ -51,10 +51,10 @@ CHECKED, LATER = 5, 2
 UNTIMED = ("onnxsim", "sklearn")
 """Those whose time to the first step is not published: they get ready at the same time."""
 
-WAKE = 0.1
+WAKE = 0.08
 """Seconds of steps at the beginning of a turn that are not counted."""
 
-TURN = 0.2
+TURN = 0.15
 """Seconds that are counted of a turn; it has one step at least."""
 
 ENOUGH, LONG = 3, 30.0
