@@ -374,8 +374,8 @@ def test_contestants_share_a_process_or_have_one_each(fake_worker):
     assert beside == {}
     assert shown["eager"]["times_ms"] == [50.0] * 3
     assert shown["ours"]["times_ms"] == [120.0] * 3
-    assert shown["eager"]["steps"] == 4  # as many as take the time of a turn
-    assert shown["ours"]["steps"] == 2
+    assert shown["eager"]["steps"] == round(race.TURN / 0.05)  # what takes the time of a turn
+    assert shown["ours"]["steps"] == round(race.TURN / 0.12)
     assert shown["ours"]["rss_mb"] == 6.0
     assert shown["jax"]["error"] == "it cannot"
     assert shown["jax"]["times_ms"] == []
@@ -405,7 +405,12 @@ def test_those_beside_come_into_the_process_of_the_first(fake_worker):
 
 
 @pytest.mark.parametrize(
-    ("peer", "before", "steps"), [("eager", 2, 4), ("ours", 1, 2), ("slow", 0, 1)]
+    ("peer", "before", "steps"),
+    [
+        ("eager", round(race.WAKE / 0.05), round(race.TURN / 0.05)),
+        ("ours", round(race.WAKE / 0.12), round(race.TURN / 0.12)),
+        ("slow", 0, 1),
+    ],
 )
 def test_a_turn_begins_with_steps_that_are_not_counted(fake_worker, peer, before, steps):
     host = race.Host([peer], sys.executable, fake_worker)
