@@ -102,8 +102,12 @@ def _reorder(graph: ir.Graph, order: list[str]) -> None:
         graph.initializers[name] = value
 
 
-def infer_shapes(model: ir.Model) -> ir.Model:
+def infer_shapes(model: ir.Model, *, follows_long_vectors: bool = True) -> ir.Model:
     """Give every value its type and, as far as they follow, its dimensions.
+
+    Args:
+        model: is used up.
+        follows_long_vectors: see `infer_shapes_of`.
 
     Raises:
         ShapeInferenceError: types or shapes contradict each other; nothing is swallowed.
@@ -112,7 +116,7 @@ def infer_shapes(model: ir.Model) -> ir.Model:
     def infer(proto: onnx.ModelProto) -> onnx.ModelProto:
         strict = {"check_type": True, "strict_mode": True}
         try:
-            return infer_shapes_of(proto, **strict)
+            return infer_shapes_of(proto, follows_long_vectors=follows_long_vectors, **strict)
         except ModelError:
             raise
         except Exception:  # the C++ side raises several types

@@ -30,7 +30,11 @@ ARITHMETIC_OF_SHAPES = frozenset(
 
 
 def infer_shapes_of(
-    proto: onnx.ModelProto, *, follows_values: bool = True, **options: Any
+    proto: onnx.ModelProto,
+    *,
+    follows_values: bool = True,
+    follows_long_vectors: bool = True,
+    **options: Any,
 ) -> onnx.ModelProto:
     """`onnx.shape_inference.infer_shapes` that follows values which are shapes.
 
@@ -38,7 +42,8 @@ def infer_shapes_of(
     multiplied, also for a parameter of a million numbers. So a model is inferred without first,
     which also shows whether a value is of a size that nothing can hold. If a shape stays open
     and there are long vectors, what follows from constants is computed; only if one stays open
-    all the same, values are followed. Without `follows_values` onnx is asked once, and not to.
+    all the same, values are followed. Without `follows_values` onnx is asked once, and not to;
+    without `follows_long_vectors` shapes stay open rather than that gigabytes are taken.
 
     Raises:
         ModelError: a value would have more than a terabyte.
@@ -46,7 +51,7 @@ def infer_shapes_of(
 
     def infer(model: onnx.ModelProto) -> onnx.ModelProto:
         if follows_values:
-            return _infer(model, options)
+            return _infer(model, options, follows_long_vectors)
         return onnx.shape_inference.infer_shapes(model, data_prop=False, **options)
 
     if has_einsum_with_dots(proto.graph):
@@ -54,14 +59,16 @@ def infer_shapes_of(
     return open_elements(infer(proto))
 
 
-def _infer(proto: onnx.ModelProto, options: dict[str, Any]) -> onnx.ModelProto:
+def _infer(
+    proto: onnx.ModelProto, options: dict[str, Any], follows_long_vectors: bool
+) -> onnx.ModelProto:
     plain = onnx.shape_inference.infer_shapes(proto, data_prop=False, **options)
     _refuse_huge(plain.graph)
     if _is_complete(plain.graph):
         return plain
     if _has_long_vectors(plain.graph):
         inferred = _infer_from_constants(proto, _sizes(plain.graph), options)
-        if _is_complete(inferred.graph):
+        if _is_complete(inferred.graph) or not follows_long_vectors:
             return inferred
     return onnx.shape_inference.infer_shapes(proto, data_prop=True, **options)
 

@@ -75,7 +75,7 @@ def mark_where_shapes_are_inferred(model: ir.Model) -> ir.Model:
     """
     known = {v.name for v in _values(model.graph) if v.shape is not None}
     try:
-        inferred = infer_shapes(model)
+        inferred = infer_shapes(model, follows_long_vectors=False)
     except ModelError:  # onnxruntime says what is wrong with it, if anything is
         return model
     mark_fusable(inferred)
