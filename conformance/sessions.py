@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 
+from onnxtrain.runtime.fusion import library
 from onnxtrain.runtime.session.devices import open_session, session_options
 
 Array = np.ndarray[Any, Any]
@@ -31,6 +32,8 @@ class Session:
         self, model: onnx.ModelProto, *, whole: bool = False, optimized: bool = True
     ) -> None:
         content = model.SerializeToString()
+        if not whole:
+            library.register_path()  # half a second, once in a process, as onnxruntime's own import
         options = _stock_options() if whole else session_options(threads=1, weights_change=True)
         if not optimized:
             options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
