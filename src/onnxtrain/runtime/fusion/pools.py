@@ -186,11 +186,7 @@ def _max_pool(state: Any, context: Any) -> Any:
     if status != 0 or job[PLANES] == 0:
         return status
     job[STEP] = max(I64(1), CHUNK // product(dims, 2, rank))
-    parts = (job[PLANES] + job[STEP] - 1) // job[STEP]
-    if parts == 1:
-        _pool_planes(job, I64(0))
-    else:
-        in_parts(state, context, job, parts)
+    in_parts(state, context, job, (job[PLANES] + job[STEP] - 1) // job[STEP])
     return I64(0)
 
 

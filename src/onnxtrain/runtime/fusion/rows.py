@@ -146,10 +146,7 @@ def _add_rows(state: Any, context: Any) -> Any:
     owners = max(1, min(state[CORES], (tokens + count) * width // ALONE))
     job[BY_COLUMNS] = width >= LINE * owners
     job[OWNERS] = min(owners, count) if not job[BY_COLUMNS] else owners
-    if owners == 1:
-        _add_part(job, I64(0))
-    else:
-        in_parts(state, context, job, job[OWNERS])
+    in_parts(state, context, job, job[OWNERS])
     return I64(0)
 
 

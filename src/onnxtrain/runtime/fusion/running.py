@@ -132,11 +132,7 @@ def _cum_sum(state: Any, context: Any) -> Any:
         job[UNITS] = outer * ((inner + BLOCK - 1) // BLOCK)
         elements = min(BLOCK, inner) * length
     job[STEP] = max(I64(1), CHUNK // elements)
-    parts = (job[UNITS] + job[STEP] - 1) // job[STEP]
-    if parts == 1:
-        _sum_part(job, I64(0))
-    else:
-        in_parts(state, context, job, parts)
+    in_parts(state, context, job, (job[UNITS] + job[STEP] - 1) // job[STEP])
     return I64(0)
 
 

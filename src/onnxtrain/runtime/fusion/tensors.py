@@ -110,7 +110,10 @@ def copy_places(address: Any, size: Any, places: Any) -> Any:
 
 @njit(**OPTIONS)
 def in_parts(state: Any, context: Any, job: Any, parts: Any) -> None:
-    """Have onnxruntime's threads do all parts of a job."""
+    """Have onnxruntime's threads do all parts of a job, or do the only one here."""
+    if parts == 1:
+        call(state[WORK], (job.ctypes.data, I64(0)))
+        return
     arguments = (context, state[WORK], I64(parts), I64(0), job.ctypes.data)
     call(state[PARALLEL_FOR], arguments)
 

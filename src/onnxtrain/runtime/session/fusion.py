@@ -11,7 +11,7 @@ import struct
 from collections.abc import Mapping, Sequence
 
 from ...errors import ModelFileError
-from ...operators import FUSED, OUTSIDE
+from ...operators import COMPARISONS, FUSED, OUTSIDE
 from ..files.outline import GRAPH, Outline, fields
 from ..files.wire import Message
 from ..fusion.library import DOMAIN, OPERATOR, is_available
@@ -20,9 +20,7 @@ from ..fusion.program import ProgramError, Step, assemble, lower
 from .edits import ATTRIBUTE, LONGEST, Node, changed, field, marked, nodes_around
 from .products import constant_of, number_of
 
-COMPARING = frozenset(
-    {"And", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Not", "Or", "Xor"}
-)
+COMPARING = COMPARISONS | {"And", "Not", "Or", "Xor"}
 """Operators whose results are truth values, of which a kernel makes numbers."""
 BOOL, INT64 = 9, b"\x07"
 BODY = 6
