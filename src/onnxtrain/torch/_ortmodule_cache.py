@@ -16,6 +16,7 @@ import torch
 from ..passes import Recompute
 from ..preparing import preparing
 from ..runtime.session.sharing import keep_from_parent, note
+from ._ortmodule_constants import MAX_CHANGES, Constants, without_values, worth_it
 from ._ortmodule_graph import Halves, Traced, build, trace
 from ._ortmodule_run import (
     Bound,
@@ -64,6 +65,7 @@ class Kind:
         training: the mode.
         changes_arguments: whether the module changes arguments in place.
         is_tensor: whether a call gives a tensor, and changes no argument.
+        constants: tensors of the module that its graphs have as constants; None without any.
     """
 
     def __init__(
@@ -72,8 +74,10 @@ class Kind:
         graphs: Graphs,
         names: Sequence[str],
         later: Callable[[], Graphs] | None = None,
+        constants: Constants | None = None,
     ) -> None:
         self.traced, self.graphs, self.later = traced, graphs, later
+        self.constants = constants
         self.training, self.changes_arguments = traced.training, bool(traced.changed)
         self.is_tensor = traced.result == TENSOR and not traced.changed
         number = {n: i for i, n in enumerate(names)}
@@ -174,6 +178,7 @@ class Cache:
         self.known: dict[Any, Kind] = {}
         self.used: dict[bool, Kind] = {}
         self.stale = self.is_trained_in_eval_mode = False
+        self._changes = 0
         self._traced: dict[Any, list[Traced]] = {}
         self._kinds: dict[Any, Kind] = {}
         self._parts: list[torch.nn.Module] = []
@@ -264,7 +269,7 @@ class Cache:
                 self.known = {key: kind for key, kind in self.known.items() if kind.later is None}
                 return self._kind(traced, inputs, trained, settings).graphs
 
-            kind = Kind(traced, kind.graphs, self.names, later)
+            kind = Kind(traced, kind.graphs, self.names, later, kind.constants)
         log.info("%s runs on %s.", type(self.module).__name__, device)
         self.stale = False
         return kind
@@ -297,12 +302,14 @@ class Cache:
         log.info("%s is exported with %s.", type(self.module).__name__, traced.exporter)
         self._traced.setdefault(key, []).append(traced)
         settings.options.save(traced.model, "torch_exported", _mode(self.module))
+        traced.model = without_values(traced.model, self.names)  # they are fed
         return traced
 
     def _kind(
         self, traced: Traced, inputs: Sequence[torch.Tensor], trained: list[str], settings: Settings
     ) -> Kind:
         """Graphs for exactly these sizes the first time, for all sizes from the second on."""
+        self._drop_changed()
         exact = [tuple(t.shape) for t in inputs]
         general = (id(traced), tuple(trained))
         for sizes in (tuple(exact), None):
@@ -312,8 +319,15 @@ class Cache:
         first = not any(k[:2] == general for k in self._kinds)
         shapes = exact if first else None
         key = (*general, tuple(exact) if first else None)
+        constants = self._constants(traced, trained)
         halves = build(
-            traced, self.names, trained, shapes, bool(trained), recompute=settings.recompute
+            traced,
+            self.names,
+            trained,
+            shapes,
+            bool(trained),
+            recompute=settings.recompute,
+            constants=constants.values if constants else None,
         )
         device = _device([*inputs, *self.tensors])
         options = settings.options
@@ -328,9 +342,38 @@ class Cache:
             config["enable_mem_pattern"] = "0"
         config.update(options.config)
         graphs = Graphs(halves, traced.inputs, self.names, traced.outputs, device, config)
-        kind = Kind(traced, graphs, self.names)
+        if constants is not None:  # the sessions have them
+            halves.drop(constants.values)
+        kind = Kind(traced, graphs, self.names, constants=constants)
         self._kinds[key] = kind
         return kind
+
+    def _constants(self, traced: Traced, trained: Sequence[str]) -> Constants | None:
+        """The module's tensors that graphs should have as constants."""
+        if self._changes > MAX_CHANGES:
+            return None
+        updated = {*traced.buffers.values(), *traced.statistics}
+        frozen = {
+            name: tensor
+            for name, tensor in zip(self.names, self.tensors)
+            if not tensor.requires_grad and name not in updated and name not in trained
+        }
+        chosen = worth_it(traced.model, frozen, trained)
+        return Constants(self.names, self.tensors, chosen) if chosen else None
+
+    def is_current(self, kind: Kind) -> bool:
+        """Whether what a graph has as constants is still what the module has."""
+        return kind.constants is None or kind.constants.hold(self.tensors)
+
+    def _drop_changed(self) -> None:
+        """Drop graphs whose constants are not those of the module any more."""
+        changed = {key for key, kind in self._kinds.items() if not self.is_current(kind)}
+        if not changed:
+            return
+        self._changes += 1
+        log.info("Frozen weights of %s have changed.", type(self.module).__name__)
+        self._kinds = {key: kind for key, kind in self._kinds.items() if key not in changed}
+        self.known = {key: kind for key, kind in self.known.items() if self.is_current(kind)}
 
     def _save(
         self,

@@ -8,7 +8,7 @@ import hashlib
 import inspect
 import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +23,7 @@ from ..graph.labels import ClassLabels as Expected
 from ..passes import Recompute
 from ..passes.draws import draws
 from ..runtime.session.labels import ClassLabels
+from ._ortmodule_constants import without_values
 from ._ortmodule_structure import Structure, leaf_names, put_together, take_apart
 from .export import Exported, ExportError, Probe, called, export
 from .export_cache import Request, cached
@@ -169,6 +170,14 @@ class Halves:
     gradients: dict[str, str] = field(default_factory=dict)
     whole: onnx.ModelProto | None = None
     labels: dict[str, ClassLabels] = field(default_factory=dict)
+
+    def drop(self, constants: Collection[str]) -> None:
+        """Forget the numbers of constants, which sessions have copied."""
+        self.forward = without_values(self.forward, constants)
+        if self.backward is not None:
+            self.backward = without_values(self.backward, constants)
+        if self.whole is not None:
+            self.whole = without_values(self.whole, constants)
 
 
 # --- tracing --------------------------------------------------------------------------------------
@@ -409,6 +418,7 @@ def build(
     gradients: bool,
     *,
     recompute: Recompute = None,
+    constants: Mapping[str, torch.Tensor] | None = None,
 ) -> Halves:
     """Make the graphs.
 
@@ -419,9 +429,10 @@ def build(
         shapes: sizes of the inputs, when the graph shall be made for these only.
         gradients: whether a backward graph is needed.
         recompute: what it computes again instead of reading it.
+        constants: those of the module's tensors that are no inputs, with their values.
     """
     try:
-        return _build(traced, tensors, trained, shapes, gradients, recompute)
+        return _build(traced, tensors, trained, shapes, gradients, recompute, constants or {})
     except (OnnxTrainError, onnx.checker.ValidationError) as error:
         raise ORTModuleONNXModelException(
             f"The exported module cannot be {'differentiated' if gradients else 'prepared'}: "
@@ -436,9 +447,12 @@ def _build(
     shapes: Sequence[Sequence[int]] | None,
     gradients: bool,
     recompute: Recompute,
+    constants: Mapping[str, torch.Tensor],
 ) -> Halves:
     model = ir.from_proto(_with_sizes(traced, shapes))
-    present = set(model.graph.initializers)
+    for name, value in constants.items():
+        model.graph.initializers[name].const_value = ir.tensor(value.numpy(), name=name)
+    present = set(model.graph.initializers) - set(constants)
     known = [n for n in tensors if n in present]
     inputs = {v.name for v in model.graph.inputs}
     chosen = set(trained) if gradients else set()

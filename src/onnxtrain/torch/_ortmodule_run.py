@@ -25,7 +25,8 @@ from ..runtime.session.devices import CPU, Device, open_session, session_options
 from ..runtime.session.feeds import on_host
 from ..runtime.session.threads import HEAVY, applications
 from ..runtime.step.halves import BackwardHalf, ForwardHalf, vector_of
-from ._openmp import IDLE_TEAM
+from ._openmp import TORCH_THREADS
+from ._ortmodule_constants import CONVOLUTIONS
 from ._ortmodule_graph import Halves
 from .fallback import ORTModuleDeviceException, ORTModuleONNXModelException
 from .refusals import explain
@@ -119,8 +120,7 @@ def make_session(model: onnx.ModelProto, device: torch.device, config: Mapping[s
     pattern = entries.pop("enable_mem_pattern", "1") == "1"
     profile = entries.pop("profile_file_prefix", "")
     options = session_options(
-        # The blocked layout of the last level wants constant weights; without, it only costs
-        weights_change=any(n.op_type in {"Conv", "ConvTranspose"} for n in model.graph.node),
+        weights_change=_weights_change(model),
         pattern=pattern,
         threads=int(count) if count else torch.get_num_threads(),
         entries=entries,
@@ -137,6 +137,17 @@ def make_session(model: onnx.ModelProto, device: torch.device, config: Mapping[s
     except Exception as error:  # onnxruntime has a class of its own for every kind of failure
         raise ORTModuleONNXModelException(explain(model, error)) from error
     return session
+
+
+def _weights_change(model: onnx.ModelProto) -> bool:
+    """Whether a convolution has other weights than constants.
+
+    The blocked layout of onnxruntime's last level wants constants; without, it only costs.
+    """
+    constants = {tensor.name for tensor in model.graph.initializer}
+    return any(
+        node.op_type in CONVOLUTIONS and node.input[1] not in constants for node in model.graph.node
+    )
 
 
 class Weights:
@@ -283,18 +294,14 @@ class Graphs:
         from_user = [to_ort(inputs[i]) for i in self.from_inputs]
         return [*from_user, *bound.values(), *map(to_ort, drawn)]
 
-    def _free_cores(self, cores: OtherCores) -> None:
-        """Let onnxruntime's threads have the cores on which neither we nor torch's run."""
-        if self._many_threads:
-            IDLE_TEAM.need()
-            cores.use()
-
     def run_forward(self, feeds: Sequence[Any], *, save: bool) -> Any:
         """All results of the forward graph, or those that are not saved for backward only."""
-        vector = vector_of(feeds)
-        self._free_cores(self._forward_cores)
+        vector, first = vector_of(feeds), None if save else self._plain
         try:
-            return self._forward.run(vector, None if save else self._plain)
+            if not self._many_threads:
+                return self._forward.run(vector, first)
+            with _Cores(self._forward_cores):
+                return self._forward.run(vector, first)
         except Exception:
             self._check_labels(feeds)
             raise
@@ -308,11 +315,12 @@ class Graphs:
 
     def run_backward(self, vector: Any) -> list[torch.Tensor]:
         """The gradients, in the order of `wrt`."""
-        self._free_cores(self._backward_cores)
-        gradients = list(self._backward.run(vector).to_dlpacks(_from_dlpack))
         if self._many_threads:
-            IDLE_TEAM.done()
-        return gradients
+            with _Cores(self._backward_cores):
+                results = self._backward.run(vector)
+        else:
+            results = self._backward.run(vector)
+        return list(results.to_dlpacks(_from_dlpack))
 
     def with_seeds(self, saved: Any, grads: Sequence[torch.Tensor], *, again: bool) -> Any:
         """All that the backward graph reads; `again` leaves what was kept as it is."""
@@ -335,6 +343,22 @@ class Graphs:
                 if i in counts:  # the average over all batches so far
                     new[k] = old[k] + (new[k] - old[k]) / (tensors[counts[i]].item() + 1)
             torch._foreach_copy_(old, new)
+
+
+class _Cores:
+    """For the time of a run, onnxruntime's threads have the cores that are not the caller's."""
+
+    __slots__ = ("_cores",)
+
+    def __init__(self, cores: OtherCores) -> None:
+        self._cores = cores
+
+    def __enter__(self) -> None:
+        TORCH_THREADS.sleep()
+        self._cores.use()
+
+    def __exit__(self, *_: object) -> None:
+        TORCH_THREADS.wake()
 
 
 class _ORTModuleFunction(torch.autograd.Function):

@@ -214,7 +214,7 @@ class ORTModule(torch.nn.Module):
             cache.look()
             key = (structure, signature, cache.state, graded, autocast())
             kind = cache.known.get(key)
-            if kind is None:
+            if kind is None or not (kind.constants is None or cache.is_current(kind)):
                 settings = self._settings()
                 kind = cache.find(structure, inputs, graded, settings)
                 cache.remember(key, kind)
