@@ -24,6 +24,10 @@ COMPUTED = (
     "g (float[100000] p) => (y) <int64[1] s = {0}, int64 e = {8}, int64[1] a = {0}> "
     "{ u = Unsqueeze(e, a) y = Slice(p, s, u) }"
 )
+RESHAPED = (
+    "g (float[100000] p) => (y) <int64[1] s = {0}, int64 e = {8}, int64[1] one = {-1}> "
+    "{ u = Reshape(e, one) y = Slice(p, s, u) }"
+)
 SHORT = "g (float[8] p) => (y) <float c = {2}> { y = Mul(p, c) }"
 
 
@@ -32,6 +36,7 @@ SHORT = "g (float[8] p) => (y) <float c = {2}> { y = Mul(p, c) }"
     [
         (STATIC, [8], [False]),
         (COMPUTED, [8], [False, False]),
+        (RESHAPED, [8], [False, False]),
         (OPEN, [25000, 4], [False, False, True]),
         (SHORT, [8], [False]),
     ],

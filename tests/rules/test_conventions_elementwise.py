@@ -53,6 +53,13 @@ def test_no_overflow_far_out(op: str) -> None:
     np.testing.assert_allclose(got, torch_gradients(function, x)[0], rtol=1e-5, atol=1e-6)
 
 
+def test_of_a_softplus_far_below_zero_the_exponential_is_left() -> None:
+    """Also at infinities, where its operand and its result have no difference."""
+    x = f32(-INF, -80, -40, -25.4, -18, 0, 90, INF)
+    got = gradients("Softplus", x, opset=20)[0]
+    np.testing.assert_allclose(got, torch_gradients(F.softplus, x)[0], rtol=2e-6)
+
+
 @pytest.mark.parametrize("op", ["Max", "Min"])
 def test_equal_operands_share(op: str) -> None:
     a, b = f32(1, 2, 3, INF, -INF), f32(1, 3, 2, INF, -INF)

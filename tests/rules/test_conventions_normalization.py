@@ -272,3 +272,21 @@ def test_of_two_numbers_only_the_epsilon_of_mean_variance_normalization_is_left(
     _, dx = exact.run(None, feeds)
     slope = 0.5e-9 / (spread + 1e-9) ** 2
     np.testing.assert_allclose(dx, [[slope, -slope]], rtol=1e-6)
+
+
+@pytest.mark.parametrize("operator", ["InstanceNormalization", "GroupNormalization<num_groups=1>"])
+def test_nothing_is_left_of_a_shift_in_front_of_a_normalization(operator: str) -> None:
+    """Of three elements, of which a third is no number of single precision."""
+    text = f"""<ir_version: 10, opset_import: ["": 21]>
+        g (float[2, 1, 3] x, float[1] shift, float[1] w, float[1] b) => (float[2, 1, 3] y)
+        {{ moved = Add(x, shift)  y = {operator}(moved, w, b) }}"""
+    gradient = onnxtrain.differentiate(onnx.parser.parse_model(text), wrt=["shift"], vjp=True)
+    rng = np.random.default_rng(0)
+    exact = evaluator(to_proto(to_float64(load(gradient))))
+    feeds = {"x": rng.normal(size=(2, 1, 3)), "y_grad": rng.normal(size=(2, 1, 3))}
+    _, d_shift = exact.run(None, {**feeds, "shift": f64(0.5), "w": f64(2.0), "b": f64(0.1)})
+    np.testing.assert_allclose(d_shift, [0.0], atol=1e-13)
+
+
+def f64(number: float) -> np.ndarray[Any, Any]:
+    return np.array([number])

@@ -23,8 +23,8 @@ SHAPE_ELEMENTS = 4096
 UNKNOWN = "unk__"
 """How the names begin that onnx gives to dimensions that it knows nothing of."""
 ARITHMETIC_OF_SHAPES = frozenset(
-    {"Add", "Cast", "Concat", "Constant", "Div", "Gather", "Identity", "Mul", "Slice", "Squeeze",
-     "Sub", "Unsqueeze"}
+    {"Add", "Cast", "Concat", "Constant", "Div", "Gather", "Identity", "Mul", "Reshape", "Slice",
+     "Squeeze", "Sub", "Unsqueeze"}
 )  # fmt: skip
 """What exporters compute axes and sizes with when they do not fold constants."""
 

@@ -92,9 +92,14 @@ def tanh(op: OpBuilder, dy: Tensor, y: Tensor, x: Tensor) -> Any:
     return dy * (1.0 - y * y)
 
 
+FAR = 3e4
+"""Of a Softplus, which is its operand long before; infinities have no difference."""
+
+
 @gradient("Softplus")
 def softplus(op: OpBuilder, dy: Tensor, y: Tensor, x: Tensor) -> Any:
-    return dy * op.Sigmoid(x)
+    # eˣ/(1 + eˣ): onnxruntime's Sigmoid is exact beside 1 only, and zero below -18.
+    return dy * op.Exp(op.Min(x, FAR) - op.Min(y, FAR))
 
 
 @gradient("Softsign")

@@ -293,17 +293,27 @@ def group_gradient(
     def by_scale(t: Tensor) -> Tensor:
         target = op.Concat(op.const([0]), op.dim_of(scale, 0), op.const([-1]), axis=0)
         shaped = op.Reshape(t, target)
-        shaped.value.shape = ir.Shape([x.dim(0), scale.dim(0), None])
+        shaped.value.shape = ir.Shape([x.dim(0), scale.dim(0), _size_behind(x, scale)])
         return shaped
 
     flat = by_scale(dy)
     sums, products = (_space_sum(op, t, flat) for t in (flat, flat * by_scale(centred)))
     factors = op.Reshape(as_type(op, scale, wide), [-1, 1] if groups is None else [groups, -1])
-    slope, share = factors * rstd, _share_of_group(op, x, rstd, groups)
-    along, across = (op.ReduceSum(by_group(t) * slope, [2]) * share for t in (sums, products))
-    mean = centred * (across * (rstd * rstd)) + along
-    # Both in the shape of x before they are subtracted: a Reshape at the end of a graph copies.
-    dx = op.reshape_like(flat * op.Reshape(slope, [0, -1, 1]), x) - op.reshape_like(mean, x)
+    slope = factors * rstd
+    totals = (op.ReduceSum(by_group(t) * slope, [2]) for t in (sums, products))
+    along, across = (_mean_of_group(op, total, x, rstd, groups) for total in totals)
+    across = across * (rstd * rstd)
+    if groups is None or scale.dim(0) == x.dim(1):  # all in the shape of x: one pass over memory
+        maps, c = [0, -1, *[1] * (x.rank - 2)], op.reshape_like(centred, x)
+        of_maps = (
+            t if groups is None else op.Expand(t, op.shape_of(slope)) for t in (across, along)
+        )
+        by, shift = (op.Reshape(t, maps) for t in of_maps)
+        dx = dy * op.Reshape(slope, maps) - (c * by + shift)
+    else:
+        mean = centred * across + along
+        # Both in the shape of x before they are subtracted: a Reshape at the end of a graph copies.
+        dx = op.reshape_like(flat * op.Reshape(slope, [0, -1, 1]), x) - op.reshape_like(mean, x)
     d_scale = op.Reshape(by_group(products) * rstd, [0, -1])
     return (
         as_type(op, dx, x.dtype),
@@ -312,12 +322,26 @@ def group_gradient(
     )
 
 
-def _share_of_group(op: OpBuilder, x: Tensor, rstd: Tensor, groups: int | None) -> Tensor:
-    """One over the elements of a group."""
+def _size_behind(x: Tensor, scale: Tensor) -> int | None:
+    """Elements of an image that one entry of the scale stands for, if that is known."""
+    numbers, entries = [d for d in (x.shape or ())[1:] if isinstance(d, int)], scale.dim(0)
+    if len(numbers) < x.rank - 1 or not isinstance(entries, int) or not entries:
+        return None
+    return math.prod(numbers) // entries
+
+
+def _mean_of_group(
+    op: OpBuilder, total: Tensor, x: Tensor, rstd: Tensor, groups: int | None
+) -> Tensor:
+    """The sums of groups, divided by how many elements those have.
+
+    A known number is divided by: one over it would be rounded, and a gradient that cancels (of a
+    bias in front of a normalization, say) would keep the difference.
+    """
     numbers = [d for d in (x.shape or ())[1:] if isinstance(d, int)]
     if len(numbers) < x.rank - 1 or 0 in numbers:
-        return inverse_count(op, x, rstd, like=rstd)
-    return op.const((groups or numbers[0]) / math.prod(numbers), rstd.dtype)
+        return total * inverse_count(op, x, rstd, like=rstd)
+    return total / op.const(math.prod(numbers) // (groups or numbers[0]), rstd.dtype)
 
 
 @gradient("GroupNormalization", note="scale per group (opset 18) or per channel (opset 21)")

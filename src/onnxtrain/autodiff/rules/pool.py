@@ -14,6 +14,8 @@ from ._index import line, scatter_flat, size, vector
 from .axis_maps import back_along, counted, membership
 from .windows import Axis, axes_of
 
+VOLUME = 3
+"""Axes of a volume."""
 KERNELS = ("FLOAT", "FLOAT16")
 """Types for which onnxruntime has MaxUnpool, Resize and AveragePool on a CPU."""
 
@@ -188,13 +190,31 @@ def _slides(axis: Axis) -> bool:
 
 def _enlarged(op: OpBuilder, t: Tensor, axes: Sequence[Axis], *, exact: bool) -> Tensor:
     """Each element repeated over its window; zeros for a rest that no window covers."""
-    scales = op.const(np.array([1, 1, *(a.stride for a in axes)], np.float32))
-    large = op.Resize(
-        t, None, scales, mode="nearest", coordinate_transformation_mode="asymmetric",
-        nearest_mode="floor",
-    )  # fmt: skip
+    if len(axes) == VOLUME and all(a.static for a in axes):
+        large = _enlarged_volume(op, t, axes)
+    else:
+        large = _repeated(op, t, [a.stride for a in axes])
     if exact:
         return large
     behind = [a.image - a.windows * a.stride for a in axes]
     amounts = vector(op, *[0] * len(axes), *behind)
     return op.Pad(large, amounts, op.like(0, t), list(range(2, len(axes) + 2)))
+
+
+def _enlarged_volume(op: OpBuilder, t: Tensor, axes: Sequence[Axis]) -> Tensor:
+    """Images first, then their repetition: for volumes Resize takes 20 times as long."""
+    depth, height, width = axes
+    rows, columns = height.windows * height.stride, width.windows * width.stride
+    images = op.Reshape(t, [0, -1, height.windows, width.windows])
+    images = _repeated(op, images, [height.stride, width.stride])
+    repeated = op.Expand(op.Reshape(images, [0, -1, 1, rows * columns]), [1, 1, depth.stride, 1])
+    return op.Reshape(repeated, [0, -1, depth.windows * depth.stride, rows, columns])
+
+
+def _repeated(op: OpBuilder, t: Tensor, times: Sequence[int]) -> Tensor:
+    """Each element so many times along each axis behind the second."""
+    scales = op.const(np.array([1, 1, *times], np.float32))
+    return op.Resize(
+        t, None, scales, mode="nearest", coordinate_transformation_mode="asymmetric",
+        nearest_mode="floor",
+    )  # fmt: skip

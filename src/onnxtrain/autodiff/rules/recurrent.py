@@ -15,6 +15,7 @@ import onnx_ir as ir
 
 from ...graph import OpBuilder, Tensor
 from ...graph.infer_nodes import infer_nodes
+from ...operators import COLUMN_LOOP
 from ..bodies import Slices, scan, zero_state
 from ..composites import Composite, declare
 from ..recurrent_cells import KEEP, MASK, Cell, Product
@@ -105,6 +106,7 @@ class RecurrentLoop:
 
         starts = [zero_state(op, h) if d is None else d for h, d in zip(self.starts, dstates)]
         before, dzs = scan(op, starts, stacks, step, not self.backwards)
+        _say_what_it_is(before)
         return dzs, before
 
 
@@ -121,6 +123,7 @@ def recurrent_loop(
     slices = {"x": x, **{name: before[name] for name in cell.sliced}, **_by_name(lengths)}
 
     finals, stacks = scan(op, starts, slices, cell.forward, backwards)
+    _say_what_it_is(finals)
     y = stacks["y"]
     node, count = y.value.producer(), len(starts)
     assert node is not None
@@ -130,6 +133,13 @@ def recurrent_loop(
     inner = [*(p.weights.value for p in cell.products), *(t.value for t in before.values())]
     declare(Composite(node, (*inner, *node.outputs[count + 1 :]), loop.gradients))
     return y, finals
+
+
+def _say_what_it_is(finals: Sequence[Tensor]) -> None:
+    """Leave a word at a loop over columns, which its body alone does not tell."""
+    node = finals[0].value.producer()
+    assert node is not None
+    node.doc_string = COLUMN_LOOP
 
 
 def _by_name(lengths: Lengths | None) -> dict[str, Tensor]:

@@ -14,6 +14,8 @@ from ..registry import gradient
 
 ACROSS, MANY_NUMBERS = 64, 4096
 """How many numbers behind the axis, and in all, make `log_softmax_across` the faster form."""
+ACROSS_SHORT, TIMES_AS_MANY = 16, 4
+"""So many are enough if they are so many times what the axis has."""
 
 
 def is_across(shape: Sequence[Dim] | None, axis: int) -> bool:
@@ -21,13 +23,18 @@ def is_across(shape: Sequence[Dim] | None, axis: int) -> bool:
 
     A million numbers, one thread: (8, 21, 64, 96) along the second axis 9.5 ms by the kernel and
     1.1 written out, (16, 64, 32, 32) 9.2 and 1.4, (2, 8, 256, 256) along the third 1.3 and 1.0;
-    (64, 1000, 16) along the second 1.0 and 2.0, which is why what is behind the axis counts.
-    Unknown dimensions count 1.
+    (64, 1000, 16) along the second 1.0 and 2.0, which is why what is behind the axis counts; but
+    (6990, 3, 5, 10) along the second 24 and 2. Unknown dimensions count 1.
     """
     if shape is None or axis % len(shape) == len(shape) - 1:
         return False
     behind = math.prod(d for d in shape[axis % len(shape) + 1 :] if isinstance(d, int))
-    return behind >= ACROSS and math.prod(d for d in shape if isinstance(d, int)) >= MANY_NUMBERS
+    size = shape[axis]
+    enough = max(ACROSS_SHORT, TIMES_AS_MANY * size) if isinstance(size, int) else ACROSS
+    return (
+        behind >= min(ACROSS, enough)
+        and math.prod(d for d in shape if isinstance(d, int)) >= MANY_NUMBERS
+    )
 
 
 def softmax_across(op: OpBuilder, x: Tensor, axis: int) -> Tensor:
