@@ -112,6 +112,11 @@ KERNEL = "onnxtrain: kernel"
 """What a node says of itself if a session may compute it, with nodes before it, by a kernel of our
 own; the session finds out by itself what they compute."""
 
+COLUMN_LOOP = "onnxtrain: columns"
+"""What a Scan over time says of itself whose states have rows and columns, [features, batch], as
+have its slices and what it reads from outside (or one column for all). A session may take each
+column through all steps by itself, if it sees that the body does nothing else."""
+
 FUSABLE = frozenset(
     {
         "Abs", "Add", "And", "Cast", "Clip", "Div", "Elu", "Equal", "Erf", "Exp", "Floor",

@@ -363,6 +363,50 @@ def fused_groups(path: Path) -> object:
     return True
 
 
+def column_models(folder: Path) -> list[bytes]:
+    """Gradients of recurrent layers, whose loops sessions carry out by columns."""
+    del folder
+    texts = (
+        ("LSTM", 4, "y = LSTM <hidden_size = 48> (x, w, r)"),
+        ("GRU", 3, "y = GRU <hidden_size = 48, linear_before_reset = 1> (x, w, r)"),
+    )
+    return [
+        onnxtrain.differentiate(
+            onnx.parser.parse_model(f"""
+                <ir_version: 9, opset_import: ["": 18]>
+                {name} (float[2, 16, 8] x, float[1, {48 * gates}, 8] w,
+                float[1, {48 * gates}, 48] r)
+                => (float[2, 1, 16, 48] y) {{ {nodes} }}
+            """),
+            wrt=["w"], of="y", vjp=True,
+        ).SerializeToString()
+        for name, gates, nodes in texts
+    ]  # fmt: skip
+
+
+def column_loops(path: Path) -> object:
+    """The bytes that a session gets; what onnxruntime refuses of them is not taken."""
+    from onnxtrain.runtime.files.outline import Outline
+    from onnxtrain.runtime.session import devices
+    from onnxtrain.runtime.session.column_loops import with_column_loops
+
+    outline = Outline.of(path.read_bytes())
+    content = None if outline is None else with_column_loops(outline)
+    if content is None:
+        return False
+    for gates in (4, 3):
+        feeds = {
+            "x": np.ones((2, 16, 8), np.float32),
+            "w": np.ones((1, 48 * gates, 8), np.float32),
+            "r": np.ones((1, 48 * gates, 48), np.float32),
+            "y_grad": np.ones((2, 1, 16, 48), np.float32),
+        }
+        with contextlib.suppress(Exception):
+            form = devices.Form(content, [], is_fused=True)
+            devices.session_of(form, devices.session_options(threads=1)).run(None, feeds)
+    return True
+
+
 def optimizer(path: Path) -> object:
     from onnxtrain.runtime.step.optimizer import Optimizer
 
@@ -971,6 +1015,7 @@ PARSERS: dict[str, Parser] = {
     "few bits": Parser("m.onnx", "model", few_bit_models, few_bits),
     "blocks": Parser("m.onnx", "model", blocked_models, blocked),
     "fused": Parser("m.onnx", "model", fused_models, fused_groups),
+    "columns": Parser("m.onnx", "model", column_models, column_loops),
     "export": Parser("m.onnx", "model", content_of("sound/eval_model.onnx"), export, 4),
     "optimizer": Parser("m.onnx", "model", content_of("sound/optimizer_model.onnx"), optimizer, 20),
     "old artifact": Parser("m.onnx", "protobuf", old_models, old_model, 200),

@@ -14,11 +14,14 @@ import onnxtrain
 from onnxtrain.operators import FUSED, OUTSIDE
 from onnxtrain.passes.fusion import mark_fusable, mark_where_shapes_are_inferred
 
+INPUTS = "float[64, 256] x, float[64, 256] z, float[128, 128] sq, float[4, 8, 16, 32] im"
 
-def parse(nodes: str, inputs: str = "float[64, 256] x, float[64, 256] z", **sizes: Any) -> ir.Model:
+
+def parse(nodes: str, inputs: str = INPUTS, **sizes: Any) -> ir.Model:
     outputs = sizes.get("outputs", "float[64, 256] y")
     constants = (
-        "<float two = {2.0}, float half = {0.5}, int64[1] last = {-1}, int64[1] first = {0}>"
+        "<float two = {2.0}, float half = {0.5}, int64[1] last = {-1}, int64[1] first = {0},"
+        " int64[2] map = {2, -1}>"
     )
     text = f"""<ir_version: 9, opset_import: ["": 18]>
         g ({inputs}) => ({outputs}) {constants} {{ {nodes} }}"""
@@ -48,6 +51,14 @@ SPLITTING = (
     "a = Neg(x) e = Exp(a) c = Concat<axis = 0>(e, e) s, t = Split<axis = 0, num_outputs = 2>(c)"
     " f = Mul(s, e) y = Add(f, t)"
 )
+LOST = (
+    "p = Neg(sq) s = ReduceSum<keepdims = 0>(p, last) d = Sub(sq, s) e = Exp(d) t = Transpose(e)"
+    " y = Add(x, z)"
+)
+TRUE_ROWS = (
+    "s = ReduceMean(x, last) h = ReduceMax(z, last) t = Transpose(h) u = Transpose(t)"
+    " o = Cast<to = 9>(u) r = Where(o, s, two) y = Mul(x, r)"
+)
 GROUPS = {
     "a chain": ("a = Neg(x) b = Exp(a) y = Mul(b, z)", [{"a", "b", "y"}]),
     "one node is none": ("y = Neg(x)", []),
@@ -74,6 +85,26 @@ GROUPS = {
     "a number for each row": (
         "s = ReduceMean(x, last) r = Sqrt(s) q = Reciprocal(r) y = Mul(x, q)",
         [{"s", "r", "q", "y"}],
+    ),
+    "axes are dropped": (
+        "p = Mul(x, z) s = ReduceSum<keepdims = 0>(p, last) q = Neg(s) t = Sqrt(q) y = Add(p, z)",
+        [{"p", "s", "y"}],
+    ),
+    "what has lost its axes is not a number for each row": (
+        LOST,
+        [{"p", "s"}, {"d", "e"}],
+    ),
+    "several axes": (
+        "p = Mul(im, im) s = ReduceSum(p, map) r = Sqrt(s) d = Div(im, r) y = Transpose(d)",
+        [{"p", "s", "r", "d"}],
+    ),
+    "several axes, and one": (
+        "p = Mul(im, im) s = ReduceSum(p, map) d = Div(im, s) t = ReduceSum(d, last) y = Add(x, z)",
+        [{"p", "s", "d"}],
+    ),
+    "a truth value for each row": (
+        TRUE_ROWS,
+        [],
     ),
     "a square is a power": ("a = Pow(x, two) y = Add(a, z)", [{"a", "y"}]),
     "a root is a power": ("a = Pow(x, half) y = Add(a, z)", [{"a", "y"}]),

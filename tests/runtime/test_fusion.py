@@ -33,6 +33,8 @@ MODELS = {
     "softplus": "y = Softplus(x)",
     "tanh": "t = Tanh(x) y = Mul(t, w)",
     "a norm by hand": "p = Mul(x, x) m = ReduceMean(p, last) q = Sqrt(m) y = Div(x, q)",
+    "a sum that drops its axis": "p = Mul(x, x) m = ReduceMean<keepdims = 0>(p, last)"
+    " u = Unsqueeze(m, last) y = Mul(x, u)",
     "a choice": "p = Greater(x, b) n = Neg(x) y = Where(p, n, x)",
     "a mask that is a result": "n = Neg(x) p = Greater(n, b) y = Where(p, n, x)",
 }
@@ -123,6 +125,47 @@ BAD_MARKS = [
     "1 1 2 9 -- out", "1 1 2 x -- out", "1 1 2 2 -- out", "1 1 2 1 bb out",
     "1 1 2 1 nn out", "1 1 2 1 rr out", "1 1 0 1 -- out", "1 1 -5 1 -- out", "é",
 ]  # fmt: skip
+
+
+REDUCTIONS = {
+    "the last axis": "p = Mul(x, x) s = ReduceSum<keepdims = 0>(p, last) y = Neg(x)",
+    "an axis before": "p = Mul(x, x) s = ReduceSum(p, first) y = Sub(x, s)",
+    "an axis that another rank has last": "p = Neg(i) s = ReduceSum(p, second) y = Neg(x)",
+}
+
+
+@needs_kernel
+@pytest.mark.parametrize("mark", ["1 2 {} 1 -- out", "1 2 {} 2 -- out", "1 2 {} 1 rr out"])
+@pytest.mark.parametrize("rank", [1, 2, 3, 4, 9, -2])
+@pytest.mark.parametrize("case", REDUCTIONS)
+def test_a_wrong_mark_reduces_no_other_axis(
+    case: str, rank: int, mark: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = onnx.parser.parse_model(f"""
+        <ir_version: 9, opset_import: ["": 20]>
+        g (float[N, 6] x, float[2, 3, 4] i) => (float[N, 6] y, float[] s)
+        <int64[1] last = {{-1}}, int64[1] first = {{0}}, int64[1] second = {{1}}>
+        {{ {REDUCTIONS[case]} }}""")
+    model.graph.output[1].type.tensor_type.ClearField("shape")
+    for constant in model.graph.initializer:  # as bytes, as whoever writes a model stores them
+        array = onnx.numpy_helper.to_array(constant)
+        constant.CopyFrom(onnx.numpy_helper.from_array(array, constant.name))
+    for node in model.graph.node[:2]:
+        node.doc_string = f"{FUSED} {mark.format(rank)}"
+    rng = np.random.default_rng(0)
+    values = {"x": (6, 6), "i": (2, 3, 4)}
+    fed = {n: rng.standard_normal(shape).astype(np.float32) for n, shape in values.items()}
+    monkeypatch.setenv("ONNXTRAIN_NO_FUSION", "1")
+    expected = devices.open_session(model.SerializeToString()).run(None, fed)
+    monkeypatch.delenv("ONNXTRAIN_NO_FUSION")
+    error = ""
+    try:
+        found = devices.open_session(model.SerializeToString()).run(None, fed)
+    except Exception as caught:  # onnxruntime's errors have no common base class
+        found, error = expected, str(caught)
+    assert not error or "fused node do not have the shapes" in error
+    for ours, plain in zip(found, expected, strict=True):
+        np.testing.assert_allclose(ours, plain, rtol=2e-5, atol=2e-6)
 
 
 @pytest.mark.parametrize("mark", BAD_MARKS)

@@ -73,6 +73,118 @@ def both_ways(
     return ours, plain
 
 
+# --- elements added up by their places ------------------------------------------------------------
+
+PICKED = [
+    ((30, 7), (30, 1), 1), ((30, 7), (30, 12), -1), ((9, 4, 5, 6), (9, 1, 5, 6), 1),
+    ((8, 300), (20, 300), 0), ((500, 40, 3), (500, 5, 3), 1), ((40,), (1000,), 0),
+    ((9, 8), (4, 5), 1), ((9, 8, 7), (3, 20, 2), 1), ((5, 6), (0, 6), 0), ((5, 6), (5, 0), 1),
+]  # fmt: skip
+
+
+def picking(shape: tuple[int, ...], picked: tuple[int, ...], axis: int) -> bytes:
+    x, i = (", ".join(map(str, sizes)) for sizes in (shape, picked))
+    text = f"g (float[{x}] x, int64[{i}] i) => (float[{i}] y) {{ y = GatherElements<axis = {axis}>"
+    return backward(text + "(x, i) }", "x", "ScatterElements")
+
+
+@pytest.mark.parametrize(("shape", "picked", "axis"), PICKED)
+def test_elements_that_were_picked(
+    monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], picked: tuple[int, ...], axis: int
+) -> None:
+    content, rng = picking(shape, picked, axis), np.random.default_rng(0)
+    assert {"AddElements", "AddRows"} & {*operators_of(content)}
+    indices = rng.integers(-shape[axis], shape[axis], picked)
+    dy = rng.standard_normal(picked).astype(np.float32)
+    (ours,), (plain,) = both_ways(monkeypatch, content, {"i": indices, "y_grad": dy})
+    np.testing.assert_allclose(ours, plain, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("picked", [(30, 2), (20, 2)])
+@pytest.mark.parametrize("index", [7, -8, 2**62, -(2**63)])
+def test_an_element_out_of_range_is_an_error(index: int, picked: tuple[int, int]) -> None:
+    content = picking((30, 7), picked, 1)
+    indices = np.zeros(picked, np.int64)
+    indices[5, 1] = index
+    with pytest.raises(Exception, match="index is out of range"):
+        run(content, {"i": indices, "y_grad": np.zeros(picked, np.float32)})
+
+
+@pytest.mark.parametrize("numbers", ["", "1 2", "8", "-9", "x"])
+def test_a_bad_axis_is_refused(numbers: str) -> None:
+    with pytest.raises(ProgramError):
+        operators.ADD_ELEMENTS.parse(numbers)
+
+
+# --- padding --------------------------------------------------------------------------------------
+
+PADDED = [
+    ((30, 4), (0, 1, 0, 2)), ((5, 6, 7), (0, 2, 3, 0, 1, 2)), ((5, 6, 7), (1, 0, 0, 2, 0, 0)),
+    ((2, 3, 4, 5, 6), (0, 0, 1, 2, 3, 0, 0, 3, 2, 1)), ((9,), (4, 4)), ((3, 1), (1, 2, 2, 0)),
+    ((40_000, 3), (0, 1, 0, 1)), ((3, 5), (0, 0, 0, 0)), ((0, 5), (0, 1, 0, 1)),
+]  # fmt: skip
+
+
+def padded(
+    mode: str, pads: tuple[int, ...], axes: str = "", fill: str = "", rank: int = 2
+) -> bytes:
+    numbers, dims = ", ".join(map(str, pads)), ", ".join("ABCDEFGH"[:rank])
+    text = f"""g (float[{dims}] x) => (float[] y)
+        <int64[{len(pads)}] pads = {{{numbers}}}, int64[{len(pads) // 2}] axes = {{{axes or 0}}},
+         float fill = {{{fill or 0}}}> {{ y = Pad<mode = "{mode}">(x, pads{", fill" * bool(fill)}
+         {"," * bool(axes and not fill)}{", axes" * bool(axes)}) }}"""
+    model = parsed(text)
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    return marked(model, "Pad")
+
+
+@pytest.mark.parametrize("mode", ["constant", "reflect", "edge", "wrap"])
+@pytest.mark.parametrize(("shape", "pads"), PADDED)
+def test_padding(
+    monkeypatch: pytest.MonkeyPatch, mode: str, shape: tuple[int, ...], pads: tuple[int, ...]
+) -> None:
+    if mode == "reflect" and any(p >= d for p, d in zip(pads, (*shape, *shape))):
+        pytest.skip("numpy and onnxruntime disagree there")
+    if mode == "wrap" and not all(shape):
+        pytest.skip("there is nothing to repeat")
+    x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    content = padded(mode, pads, rank=len(shape))
+    assert operators_of(content) == ["Pad"]
+    assert onnx.load_from_string(with_own_kernels(outline_of(content)) or b"").graph.node[0].domain
+    (ours,), (plain,) = both_ways(monkeypatch, content, {"x": x})
+    np.testing.assert_array_equal(ours, plain)
+    each = list(zip(pads[: len(shape)], pads[len(shape) :]))
+    np.testing.assert_array_equal(ours, np.pad(x, each, mode=mode))  # type: ignore[call-overload]
+
+
+def test_padding_that_cuts_fills_and_names_axes(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = np.random.default_rng(0).standard_normal((4, 5, 6)).astype(np.float32)
+    content = padded("constant", (-1, 2, 3, -2), axes="2, -2", fill="1.5", rank=3)
+    (ours,), (plain,) = both_ways(monkeypatch, content, {"x": x})
+    np.testing.assert_array_equal(ours, plain)
+    assert ours.shape == (4, 5, 8)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        padded("constant", (1, 2, 3, 4), axes="0, 0"), padded("reflect", (-1, 0, 0, 0)),
+        padded("constant", (2**30, 0, 0, 0)), padded("constant", (1, 1), fill="-0.0"),
+    ],
+    ids=["an axis twice", "cut and reflected", "far too large", "another sign of zero"],
+)  # fmt: skip
+def test_padding_that_the_kernel_does_not_have(content: bytes) -> None:
+    assert with_own_kernels(outline_of(content)) is None
+
+
+def test_padding_of_another_rank_is_an_error() -> None:
+    content = padded("constant", (0, 1, 1, 0))
+    model = onnx.load_from_string(content)
+    model.graph.input[0].type.tensor_type.ClearField("shape")
+    with pytest.raises(Exception, match=r"do not have the shapes"):
+        run(model.SerializeToString(), {"x": np.zeros(5, np.float32)})
+
+
 # --- rows added up by number ----------------------------------------------------------------------
 
 TABLES = [
@@ -181,6 +293,9 @@ POOLS = [
     ((3, 2, 31), "kernel_shape=[4], strides=[3], pads=[1,2]"),
     ((2, 2, 5, 6, 7), "kernel_shape=[2,3,2], strides=[2,1,2], pads=[1,0,0,0,1,1]"),
     ((0, 2, 5, 5), "kernel_shape=[2,2]"),
+    ((1, 2, 2), "kernel_shape=[3], strides=[2]"),  # a window that sticks out is one
+    ((1, 2, 2, 7), "kernel_shape=[4,2], strides=[3,2], pads=[1,0,0,0], ceil_mode=1"),
+    ((1, 2, 2), "kernel_shape=[4], strides=[2]"),  # and there may be none
     ((16, 64, 32, 32), "kernel_shape=[3,3], strides=[2,2], pads=[1,1,1,1]"),
 ]
 
@@ -449,7 +564,7 @@ def test_places_of_another_shape_are_an_error(text: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["7", "a", "1 0 0 1 1 0 0", "1 0 2 1 1 2 0", "1 0 2 1 2 1 0", "4 0", f"{2**40}", "8 0 0"],
+    ["99", "a", "1 0 0 1 1 0 0", "1 0 2 1 1 2 0", "1 0 2 1 2 1 0", "4 0", f"{2**40}", "8 0 0"],
 )
 def test_attributes_that_are_not_sound(text: str) -> None:
     for operator in operators.OPERATORS:

@@ -367,8 +367,9 @@ def group_norm(op: OpBuilder, node: ir.Node) -> Written:
     x, scale, bias = (op.tensor(v) for v in (parts.x, parts.scale, parts.bias))
     groups, by_group = parts.groups, op.Reshape(x, [0, parts.groups, -1])
     centred, rstd = normalization.centre(op, by_group, [2], parts.epsilon)
-    slope = op.Reshape(op.Reshape(scale, [groups, -1]) * rstd, [0, -1, 1])
-    y = op.reshape_like(op.Reshape(centred, [0, x.dim(1), -1]) * slope, x) + bias
+    maps = [0, x.dim(1), *[1] * (x.rank - 2)]
+    slope = op.Reshape(op.Reshape(scale, [groups, -1]) * rstd, maps)
+    y = op.reshape_like(centred, x) * slope + bias
 
     def gradient(op: OpBuilder, dy: Tensor) -> Iterable[tuple[ir.Value, Tensor]]:
         x, scale, bias = (op.tensor(v) for v in (parts.x, parts.scale, parts.bias))

@@ -4,12 +4,11 @@ What is marked stays as it is: standard operators, in files and on devices. A se
 (`runtime/session/fusion.py`) finds the marks, and has a kernel of our own for a group.
 
 A group takes in nodes of its shape that read from it, as long as all of it can be computed in one
-place. Sums, means and maxima along the last axis may be in it, since a row fits into a cache.
+place. Sums, means and maxima along its last axes may be in it, since a row fits into a cache.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -20,6 +19,9 @@ from ..errors import ModelError
 from ..graph.infer import infer_shapes
 from ..graph.subgraphs import subgraphs, used_values
 from ..operators import FUSABLE, FUSABLE_POWERS, FUSED, OUTSIDE
+from .column_loops import unmark_small_loops
+from .kernels import mark_for_kernels
+from .sizes import elements_of
 from .transposed import has_bias
 
 Shape: TypeAlias = "tuple[int | str, ...]"
@@ -47,23 +49,26 @@ SLOW = frozenset(
 elements on one thread, onnxruntime 1.31.1 on AVX-512."""
 ELEMENTS_IN_LOOPS = 1024
 """The same in the body of a loop, where calling kernels counts for more."""
-LONG_ROW = 64
+LONG_ROW = 8
 """Elements of a row from which on numbers for each row are better read as such."""
-SYMBOLIC = 64
-"""What a dimension of unknown size counts for."""
+LONGEST_ROW = 65_536
+"""Elements of a row up to which rows are reduced here: it is read several times, and by one thread.
+Longer ones are in no cache, and there are few of them."""
 
 
 @dataclass(eq=False)
 class _Group:
-    """Nodes of one shape, or of that shape with a last axis of size 1.
+    """Nodes of one shape, or of that shape with last axes of size 1.
 
     Attributes:
         shape: of the results.
+        reduced: how many of the last axes are reduced; 0 if none is.
         nodes: its members.
         place: where all of it is computed, in the order of the graph.
     """
 
     shape: Shape
+    reduced: int = 0
     nodes: list[ir.Node] = field(default_factory=list)
     place: float = 0.0
 
@@ -71,6 +76,7 @@ class _Group:
 def mark_where_shapes_are_inferred(model: ir.Model) -> ir.Model:
     """Mark a model of whose gradients nobody knows the shapes yet; it knows no more of them then.
 
+    Kernels of single nodes are chosen again, since shapes say what is large.
     What onnxruntime infers itself would only make files longer.
     """
     known = {v.name for v in _values(model.graph) if v.shape is not None}
@@ -78,6 +84,8 @@ def mark_where_shapes_are_inferred(model: ir.Model) -> ir.Model:
         inferred = infer_shapes(model, follows_long_vectors=False)
     except ModelError:  # onnxruntime says what is wrong with it, if anything is
         return model
+    unmark_small_loops(inferred.graph)
+    mark_for_kernels(inferred)
     mark_fusable(inferred)
     for value in _values(inferred.graph):
         if value.name not in known:
@@ -148,7 +156,7 @@ class _Grouping:
         shape = _shape_in_group(node, sources)
         if shape is not None:
             joined = [g for g in sources if g.shape == shape]
-            self._join(node, joined, _Group(shape))
+            self._join(node, joined, _Group(shape, _reduced_axes(node)))
         for maker in makers:
             self._readers.setdefault(maker, []).append(node)
 
@@ -156,8 +164,11 @@ class _Grouping:
         """Put a node into as many of the groups as possible, which become one; or into its own."""
         while joined:
             nodes = [*(n for g in joined for n in g.nodes), node]
-            place = self._place_for(nodes) if len(nodes) <= MOST_NODES else None
+            reduced = {g.reduced for g in (*joined, alone)} - {0}
+            fits = len(nodes) <= MOST_NODES and len(reduced) <= 1 and not _reads_dropped(nodes)
+            place = self._place_for(nodes) if fits else None
             if place is not None:
+                joined[0].reduced = max(reduced, default=0)
                 break
             joined = joined[:-1]
         else:
@@ -199,9 +210,30 @@ def _shape_in_group(node: ir.Node, sources: list[_Group]) -> Shape | None:
         return _shape(node.inputs[0])
     shape = _shape(node.outputs[0])
     for source in sources:
-        if shape is not None and shape != source.shape and shape == (*source.shape[:-1], 1):
-            return source.shape
+        outer_axes = len(source.shape) - source.reduced
+        if source.reduced and shape == (*source.shape[:outer_axes], *[1] * source.reduced):
+            return source.shape if _reads_numbers(node, source) else shape
     return shape
+
+
+def _reads_dropped(nodes: list[ir.Node]) -> bool:
+    """Whether a node reads sums of rows that have lost their axes: those are no numbers of rows."""
+    members = set(nodes)
+    dropped = (n for n in nodes if n.op_type in REDUCTIONS and not _keeps_axes(n))
+    return any(user in members for n in dropped for user, _ in n.outputs[0].uses())
+
+
+def _keeps_axes(node: ir.Node) -> bool:
+    return bool(node.attributes.get_int("keepdims", 1))
+
+
+def _reads_numbers(node: ir.Node, group: _Group) -> bool:
+    """Whether all that a node reads from outside of a group are numbers.
+
+    Of truth values, one for each row is not told from one for each element.
+    """
+    outside = (v for v in node.inputs if v is not None and v.producer() not in group.nodes)
+    return all(v.dtype == ir.DataType.FLOAT for v in outside)
 
 
 def _shape(value: ir.Value | None) -> Shape | None:
@@ -223,24 +255,27 @@ def _is_fusable(node: ir.Node) -> bool:
     if any(v.dtype not in TYPES for v in values) or len(values) > MOST_OPERANDS:
         return False
     if node.op_type in REDUCTIONS:
-        return _reduces_last(node)
+        return _reduced_axes(node) > 0
     if node.op_type == "Pow":
         return _number(node.inputs[1]) in FUSABLE_POWERS
     return not _is_bias(node)
 
 
-def _reduces_last(node: ir.Node) -> bool:
-    """Whether a reduction is one of the last axis, which it keeps."""
-    shape = _shape(node.inputs[0])
-    if not shape or not node.attributes.get_int("keepdims", 1) or node.inputs[0] is None:
-        return False
-    if node.inputs[0].dtype != ir.DataType.FLOAT:
-        return False
+def _reduced_axes(node: ir.Node) -> int:
+    """How many axes a reduction is of, if those are the last ones; else 0."""
+    shape = _shape(node.inputs[0]) if node.op_type in REDUCTIONS else None
+    if not shape or node.inputs[0] is None or node.inputs[0].dtype != ir.DataType.FLOAT:
+        return 0
     axes = list(node.attributes.get_ints("axes", ()))
     if len(node.inputs) > 1 and node.inputs[1] is not None:
         constant = node.inputs[1].const_value if node.inputs[1].is_initializer() else None
         axes = [] if constant is None else [int(a) for a in constant.numpy().ravel()]
-    return len(axes) == 1 and axes[0] in (-1, len(shape) - 1)
+    rank = len(shape)
+    is_last = sorted(a % rank for a in axes) == list(range(rank - len(axes), rank))
+    is_dropped = not _keeps_axes(node) and len(node.inputs) < 2  # it takes an operand to drop them
+    row = elements_of(shape[rank - len(axes) :])
+    fits = is_last and 0 < len(axes) < rank and row <= LONGEST_ROW
+    return len(axes) if fits and not is_dropped else 0
 
 
 def _number(value: ir.Value | None) -> float | None:
@@ -258,7 +293,7 @@ def _is_bias(node: ir.Node) -> bool:
 
 
 def _pays(group: _Group, least: int) -> bool:
-    elements = math.prod(d if isinstance(d, int) else SYMBOLIC for d in group.shape)
+    elements = elements_of(group.shape)
     is_alone = len(group.nodes) < 2 and group.nodes[0].op_type not in SLOW
     if is_alone or elements < least:
         return False
@@ -290,16 +325,16 @@ def _mark(group: _Group, number: int) -> None:
 def _row_axes(group: _Group, members: set[ir.Node]) -> int:
     """How many of the last axes make a row: those along which an operand is the same.
 
-    One if rows are reduced; none if rows would be too short to be worth it.
+    Those that are reduced, if any are; none if rows would be too short to be worth it.
     """
-    if any(node.op_type in REDUCTIONS for node in group.nodes):
-        return 1
+    if group.reduced:
+        return group.reduced
     outside = {
         v for n in group.nodes for v in n.inputs if v is not None and not _is_member_of(v, members)
     }
     counts = [_ones(known, group.shape) for v in outside if (known := _shape(v)) is not None]
     axes = min((n for n in counts if 0 < n < len(group.shape)), default=0)
-    length = math.prod(d if isinstance(d, int) else SYMBOLIC for d in group.shape[-axes:])
+    length = elements_of(group.shape[-axes:])
     return axes if axes and length >= LONG_ROW else 0
 
 

@@ -13,12 +13,13 @@ import onnx_ir as ir
 
 from ..graph.nodes import known
 from ..operators import KERNEL
+from .sizes import elements_of
 
 ELEMENTS = 8192
 """A tensor from which on a kernel is worth being loaded: as for elementwise groups (`fusion.py`),
 not measured kernel by kernel."""
-SYMBOLIC = 64
-"""What a dimension of unknown size counts for."""
+SHORT_COPY = 512
+"""Elements of a copy up to which onnxruntime's Pad spends more time on beginning copies."""
 AS_LARGE = frozenset({"GatherElements", "Mul", "Reshape", "ScatterElements"})
 """The result is about as large as the first operand: in gradients nobody has inferred shapes."""
 
@@ -38,20 +39,37 @@ def _has_kernel(node: ir.Node) -> bool:
         case "ScatterND":  # the gradient of Gather
             return _is_zeros(node.inputs[0])
         case "ScatterElements":  # of pools, and of images that are read between their pixels
-            return _is_zeros(node.inputs[0]) or _is_last_tap(node)
+            is_known = node.inputs[1] is not None and node.inputs[1].dtype != ir.DataType.INT32
+            return is_known and (_is_zeros(node.inputs[0]) or _is_last_tap(node))
         case "ReduceSum":
             return _sums_read(node)
         case "MaxPool":  # without indices onnxruntime's kernel is fast
             return len(node.outputs) > 1
         case "MaxUnpool":
             return len(node.inputs) == 2
-        case "CumSum":
-            return True
+        case "Pad":  # onnxruntime's is fast for long rows
+            return _pads_short_rows(node)
         case "GridSample":  # of images, not of volumes
             image, mode = node.inputs[0], node.attributes.get_string("mode", "")
             is_image = image is not None and image.shape is not None and len(image.shape) == 4
             return is_image and mode == "nearest"
-    return False
+    return node.op_type == "CumSum"
+
+
+def _pads_short_rows(node: ir.Node) -> bool:
+    """Whether a Pad is of numbers, by constant sizes, and what it copies at once is short."""
+    x, pads, named = node.inputs[0], known(node.inputs[1]), (*node.inputs, None, None)[3]
+    if x is None or x.dtype != ir.DataType.FLOAT or x.shape is None or pads is None:
+        return False
+    axes = known(named)
+    if named is not None and axes is None:
+        return False
+    rank, amounts = len(x.shape), [int(n) for n in pads.numpy().ravel()]
+    numbers = range(rank) if axes is None else [int(a) % rank for a in axes.numpy()]
+    count = len(amounts) // 2
+    each = zip(numbers, amounts[:count], amounts[count:])
+    last = max((axis for axis, *both in each if any(both)), default=0)
+    return elements_of(x.shape[last:]) < SHORT_COPY
 
 
 def _is_zeros(value: ir.Value | None) -> bool:
@@ -95,6 +113,6 @@ def _elements(value: ir.Value) -> int:
             break
         value, maker = source, source.producer()
     if value.shape is not None:
-        return math.prod(d if isinstance(d, int) else SYMBOLIC for d in value.shape)
+        return elements_of(value.shape)
     sizes = known(maker.inputs[0]) if maker is not None and _is_zeros(value) else None
     return 0 if sizes is None else math.prod(int(size) for size in sizes.numpy().ravel())

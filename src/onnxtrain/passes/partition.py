@@ -24,9 +24,8 @@ from ..graph.subgraphs import live_nodes, subgraphs, used_values
 from ..operators import AT_THE_SPEED_OF_MEMORY, RANDOM, VIEWS
 from .fusion import mark_fusable
 from .kernels import mark_for_kernels
+from .sizes import SYMBOLIC
 
-SYMBOLIC = 64
-"""What a dimension of unknown size counts when values are weighed against each other."""
 FOREVER = math.inf
 AFTERWARDS = 1 + 2.0**-10
 """Of two values of equal size rather the forward half's own is kept: the backward half then starts

@@ -8,7 +8,6 @@ little is alive (between the layers), and the segments between them weigh about 
 from __future__ import annotations
 
 import fnmatch
-import math
 from bisect import bisect_left
 from collections.abc import Collection, Mapping, Sequence
 from itertools import accumulate
@@ -19,13 +18,12 @@ import onnx_ir as ir
 from ..errors import ModelError, UnknownNameError
 from ..graph.subgraphs import used_values
 from ..operators import VIEWS
+from .sizes import SYMBOLIC, elements_of
 
 Recompute: TypeAlias = "int | str | Sequence[str] | None"
 """How to recompute: see `check_recompute`."""
 
 WORDS = ("auto", "cheap")
-SYMBOLIC = 64
-"""What a dimension of unknown size counts when values are weighed against each other."""
 MOST_SEGMENTS = 256
 
 
@@ -58,7 +56,7 @@ def weight(value: ir.Value) -> float:
     width = value.dtype.itemsize if value.dtype is not None else 4
     if value.shape is None:
         return float(SYMBOLIC**3 * width)
-    return math.prod(d if isinstance(d, int) else SYMBOLIC for d in value.shape) * width
+    return elements_of(value.shape) * width
 
 
 def assign(

@@ -37,6 +37,9 @@ SHAPES = {
     "eight axes": ((2, 1, 2, 1, 2, 1, 2, 3), (1, 2, 1, 2, 1, 2, 1, 3)),
     "nothing": ((0, 4), (4,)),
     "a scalar": ((), ()),
+    "short rows for all, in rows": ((5, 7, 10), (5, 1, 10)),
+    "rows for all": ((3, 40, 30), (40, 30)),
+    "rows of another axis": ((3, 4, 5, 33), (3, 1, 5, 33)),
 }
 
 
@@ -66,6 +69,43 @@ def test_rows_are_reduced(width: int, rows: int) -> None:
     np.testing.assert_allclose(z, e + e.mean(1, keepdims=True), rtol=0, atol=2e-6 * scale)
     np.testing.assert_allclose(m, e.mean(1, keepdims=True), rtol=0, atol=2e-6 * scale)
     np.testing.assert_allclose(top, e.max(1, keepdims=True), rtol=0, atol=2e-6 * scale)
+
+
+MAPS = {
+    "maps that fill vectors": ((3, 5, 8, 16), 2),
+    "maps that do not": ((3, 5, 7, 7), 2),
+    "many maps": ((40, 9, 6, 11), 2),
+    "a pixel": ((4, 6, 1, 1), 2),
+    "a row and one pixel": ((4, 6, 1, 33), 2),
+    "volumes": ((2, 3, 3, 5, 7), 3),
+}
+
+
+@pytest.mark.parametrize("case", MAPS)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_maps_are_reduced(case: str, threads: int) -> None:
+    shape, axes = MAPS[case]
+    channels = (shape[1], *[1] * axes)
+    feeds = {"x": numbers(*shape), "c": numbers(*channels, seed=1), "g": numbers(*shape, seed=2)}
+    nodes = [
+        ("Sub", "d", ["x", "c"]), ("Mul", "p", ["d", "g"]), ("ReduceSum", "s", ["p"]),
+        ("ReduceMean", "m", ["g"]), ("Mul", "t", ["d", "s"]), ("Add", "y", ["t", "m"]),
+    ]  # fmt: skip
+    outputs, hints = ["y", "s", "m"], {"c": PER_ROW}
+    y, s, m = run(nodes, feeds, outputs, hints=hints, threads=threads, row_axes=axes)
+    x, c, g = (feeds[name].astype(float) for name in "xcg")
+    last = tuple(range(2, 2 + axes))
+    sums, means = ((x - c) * g).sum(last, keepdims=True), g.mean(last, keepdims=True)
+    scale = abs(sums).max()
+    np.testing.assert_allclose(s, sums, rtol=0, atol=2e-6 * scale)
+    np.testing.assert_allclose(m, means, rtol=0, atol=2e-6)
+    np.testing.assert_allclose(y, (x - c) * sums + means, rtol=0, atol=1e-5 * scale)
+
+
+def test_a_sum_over_maps_of_nothing_is_zero() -> None:
+    nodes = [("Neg", "n", ["x"]), ("ReduceSum", "y", ["n"])]
+    (y,) = run(nodes, {"x": numbers(3, 2, 0, 4)}, row_axes=2)
+    np.testing.assert_array_equal(y, np.zeros((3, 2, 1, 1), np.float32))
 
 
 @pytest.mark.parametrize("width", [1, 37, 64, 640])

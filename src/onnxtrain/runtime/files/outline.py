@@ -7,6 +7,7 @@ one.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 from collections.abc import Iterator
@@ -19,6 +20,8 @@ GRAPH, OPSET, METADATA, FUNCTION = 7, 8, 14, 25
 """Field numbers of a model's parts."""
 NODE, INITIALIZER, OUTPUT, TYPE = 1, 5, 12, 13
 """Field numbers of a graph's nodes, constants, outputs, and of what it says of other values."""
+CONSTANT_NAME = 8
+"""Field number of an initializer's name."""
 Ranges: TypeAlias = "tuple[tuple[int, int], ...]"
 """Begin and end of several parts."""
 OPERATOR = re.compile(rb'"([\x01-\x40])([A-Z]\w*)', re.ASCII)
@@ -71,6 +74,22 @@ class Outline:
             entries=_ranges(parts, METADATA),
             has_functions=bool(_ranges(parts, FUNCTION)),
         )
+
+    @functools.cached_property
+    def node_begins(self) -> list[int]:
+        """Where the nodes begin."""
+        return [begin for begin, _ in self.nodes]
+
+    @functools.cached_property
+    def constant_of_name(self) -> dict[bytes, tuple[int, int]]:
+        """Begin and end of each initializer by its name; an `IndexError` if one is damaged."""
+        places = dict[bytes, tuple[int, int]]()
+        for place in self.constants:
+            for number, begin, end in fields(self.model, *place):
+                if number == CONSTANT_NAME:
+                    places[self.model[begin:end]] = place
+                    break
+        return places
 
     def operators(self) -> set[str]:
         """The operators of all nodes, those of inner graphs included.

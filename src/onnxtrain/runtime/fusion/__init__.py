@@ -6,6 +6,7 @@ chosen the group), and onnxruntime calls our kernel through its own interface fo
 
 - `program`: a group of nodes as instructions;
 - `codegen`, `functions`: a program as one loop of vector instructions, compiled by LLVM;
+- `machine_code`: what was compiled, kept for the next process;
 - `driver`: calls it for all parts of a result, whatever is broadcast, on onnxruntime's threads;
 - `library`, `stub`: how onnxruntime learns of it.
 
@@ -14,7 +15,8 @@ their nodes, `passes/kernels.py` has marked what they stand for):
 
 - `operators`: the table of all our operators;
 - `tensors`: what their kernels share;
-- `rows`, `pools`, `unpool`, `running`, `taps`, `dots`, `nearest`: one kernel each.
+- `rows`, `elements`, `padding`, `pools`, `unpool`, `running`, `taps`, `dots`, `nearest`: one kernel
+  each.
 
 Without numba, on another system than Linux, or on another device than the host's processor, nodes
 stay as they are.

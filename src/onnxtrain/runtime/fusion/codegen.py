@@ -1,8 +1,9 @@
 """Programs as machine code, through LLVM; import it only where llvmlite is (numba brings it).
 
 A program becomes a loop over rows, and in it one over the vectors of a row, with its values in
-registers of the processor. Where rows are reduced, there is one loop after another over the row:
-the one behind a reduction reads inputs again, and what else it needs of the loop before from memory
+registers of the processor. What is left of a row behind its last whole vector is read and written
+under a mask. Where rows are reduced, there is one loop after another over the row (`phases`): the
+one behind a reduction reads inputs again, and what else it needs of the loop before from memory
 that the caller lends. What is one number for each row is computed once for the row.
 """
 
@@ -11,118 +12,56 @@ from __future__ import annotations
 import functools
 import math
 import struct
-import threading
 from collections.abc import Callable
 from typing import Any
 
-from llvmlite import binding, ir
+from llvmlite import ir
 
 from .functions import LANES, VECTOR, Value, Vectors
+from .machine import addresses_of
 from .opcodes import BINARY, FLAGS, LOAD, NUMBER, REDUCTIONS, STORE, UNARY, WHERE
-from .program import READS, Program
+from .phases import Phases
+from .program import Program
 
 I32, I64 = ir.IntType(32), ir.IntType(64)
-SIGNATURE = ir.FunctionType(ir.VoidType(), [I64.as_pointer(), I64.as_pointer(), I64, I64, I64])
+SIGNATURE = ir.FunctionType(ir.VoidType(), [I64.as_pointer(), I64.as_pointer(), I64, I64])
 """Addresses of inputs, outputs and lent rows; how far on each is for the next row; how many rows;
-numbers of a row with padding, and without."""
+numbers of a row. A lent row has room for whole vectors."""
+MASK = ir.VectorType(ir.IntType(1), LANES)
 FLOATS = ir.FloatType().as_pointer()
 
-_lock = threading.Lock()
-_engines: list[Any] = []
-"""What owns the machine code, for as long as the process lives."""
-COUNTS = {STORE: 1, **READS}
-"""How many registers an instruction reads."""
 NAMES = {number: name for table in (BINARY, UNARY, REDUCTIONS) for name, number in table.items()}
 
 
 @functools.cache
 def compiled(program: Program) -> int:
-    """The address of a program's function, compiled once in a process."""
-    module, machine = ir.Module("fused"), _machine()
-    module.triple, module.data_layout = machine.triple, str(machine.target_data)
-    _Writer(module, program).write()
-    with _lock:
-        parsed = binding.parse_assembly(str(module))
-        engine = binding.create_mcjit_compiler(parsed, machine)
-        engine.finalize_object()
-        _engines.append((engine, machine))
-        address: int = engine.get_function_address("fused")
+    """The address of a program's function, compiled once on a machine if that can be."""
+    (address,) = addresses_of(program.text(), lambda m: _Writer(m, program).write(), ["fused"])
     return address
-
-
-def _machine() -> Any:
-    """This processor, as LLVM knows it."""
-    _start()
-    target = binding.Target.from_default_triple()
-    features = binding.get_host_cpu_features().flatten()
-    name = binding.get_host_cpu_name()
-    return target.create_target_machine(cpu=name, features=features, opt=2, jit=True)
-
-
-@functools.cache
-def _start() -> None:
-    binding.initialize_native_target()
-    binding.initialize_native_asmprinter()
 
 
 def spilled(program: Program) -> int:
     """How many rows a program has to be lent."""
-    return len(_Phases(program).spills)
-
-
-class _Phases:
-    """In which loop each value is computed, and which of them a later loop reads.
-
-    Values are numbered by their instructions: a register is written to several times.
-    """
-
-    def __init__(self, program: Program) -> None:
-        self.program, self.is_per_row = program, program.kinds()
-        self.operands, self.phase = list[list[int]](), list[int]()
-        holder = dict[int, int]()
-        for number, (operation, target, *registers) in enumerate(program.code):
-            count = COUNTS.get(operation, 0)
-            operands = [holder[r] for r in registers[:count]]
-            phase = max((self._ready(o) for o in operands), default=0)
-            self.operands.append(operands)
-            self.phase.append(phase)
-            if operation != STORE:
-                holder[target] = number
-        self.last = max(self.phase)
-        later = {
-            o
-            for number, operands in enumerate(self.operands)
-            for o in operands
-            if self.phase[o] < self.phase[number] and self._is_spilled(o)
-        }
-        self.spills = {value: place for place, value in enumerate(sorted(later))}
-
-    def operation(self, number: int) -> int:
-        """What an instruction does."""
-        return self.program.code[number][0]
-
-    def is_reduction(self, number: int) -> bool:
-        """Whether an instruction reduces rows."""
-        return self.operation(number) in REDUCTIONS.values()
-
-    def _ready(self, number: int) -> int:
-        """The first loop that can read a value."""
-        return self.phase[number] + self.is_reduction(number)
-
-    def _is_spilled(self, number: int) -> bool:
-        """Whether a later loop finds a value in memory only; inputs it reads again."""
-        return self.operation(number) != LOAD and not self.is_per_row[number]
+    return len(Phases(program).spills)
 
 
 class _Writer:
     """Writes the function of a program."""
 
     def __init__(self, module: Any, program: Program) -> None:
-        self._program, self._phases = program, _Phases(program)
+        self._program, self._phases = program, Phases(program)
         self._function = ir.Function(module, SIGNATURE, "fused")
-        self._places, self._strides, self._rows, self._size, self._count = self._function.args
+        self._places, self._strides, self._rows, self._count = self._function.args
+        self._module = module
         self._builder = ir.IRBuilder(self._function.append_basic_block("entry"))
         self._vectors = Vectors(self._builder, module)
+        b = self._builder
+        self._whole = b.and_(self._count, ir.Constant(I64, -LANES))
+        """Where the last whole vector of a row ends."""
+        self._rest = self._lanes_below(b.sub(self._count, self._whole))
+        """Which lanes of the vector behind it the row has."""
+        self._mask: Value | None = None
+        """The lanes that are read and written, where those are not all."""
         self._of_row = dict[int, Value]()
         """Values that are one number for each row, in all lanes."""
         self._pointers = list[Value]()
@@ -131,12 +70,15 @@ class _Writer:
         b, program = self._builder, self._program
         before, body = b.block, self._function.append_basic_block("row")
         after = self._function.append_basic_block("end")
+        operands = program.inputs + program.outputs + len(self._phases.spills)
+        starts = [self._start(number) for number in range(operands)]
         b.branch(body)  # there is one row at least
         b.position_at_end(body)
         row = b.phi(I64)
         row.add_incoming(ir.Constant(I64, 0), before)
-        operands = program.inputs + program.outputs + len(self._phases.spills)
-        self._pointers = [self._pointer(number, row) for number in range(operands)]
+        self._pointers = [
+            b.inttoptr(b.add(place, b.mul(row, stride)), FLOATS) for place, stride in starts
+        ]
         for phase in range(self._phases.last + 1):
             numbers = [n for n, p in enumerate(self._phases.phase) if p == phase]
             for number in numbers:
@@ -154,14 +96,17 @@ class _Writer:
         b.position_at_end(after)
         b.ret_void()
 
-    def _pointer(self, number: int, row: Value) -> Value:
-        """Where an operand of a row begins."""
+    def _start(self, number: int) -> tuple[Value, Value]:
+        """Where an operand of the first row begins, and how far on the next row is."""
+        b, place = self._builder, ir.Constant(I64, number)
+        first, stride = (b.load(b.gep(t, [place])) for t in (self._places, self._strides))
+        return first, stride
+
+    def _lanes_below(self, count: Value) -> Value:
+        """The first lanes of a vector, as a mask."""
+        order = ir.Constant(ir.VectorType(I32, LANES), list(range(LANES)))
         b = self._builder
-        place, stride = (
-            b.load(b.gep(table, [ir.Constant(I64, number)]))
-            for table in (self._places, self._strides)
-        )
-        return b.inttoptr(b.add(place, b.mul(row, stride)), FLOATS)
+        return b.icmp_signed("<", order, self._everywhere(b.trunc(count, I32)))
 
     def _instruction_of_row(self, number: int) -> None:
         """What is one number for each row."""
@@ -187,43 +132,67 @@ class _Writer:
         return b.shuffle_vector(single, ir.Constant(kind, ir.Undefined), zeros)
 
     def _loop(self, numbers: list[int]) -> None:
-        """One loop over the row, and what its reductions come to."""
-        b, phases = self._builder, self._phases
-        reductions = [n for n in numbers if phases.is_reduction(n)]
-        before, body = b.block, self._function.append_basic_block("vectors")
-        after = self._function.append_basic_block("behind")
-        b.branch(body)  # a row has one vector at least
+        """One loop over the vectors of a row, its rest, and what its reductions come to."""
+        b, append = self._builder, self._function.append_basic_block
+        totals = {
+            n: self._vectors.number(self._neutral(n))
+            for n in numbers
+            if self._phases.is_reduction(n)
+        }
+        before, body, rest, part, after = b.block, *map(append, ("vectors", "rest", "part", "end"))
+        zero = ir.Constant(I64, 0)
+        b.cbranch(b.icmp_signed(">", self._whole, zero), body, rest)
         b.position_at_end(body)
         index = b.phi(I64)
-        index.add_incoming(ir.Constant(I64, 0), before)
-        totals = {n: b.phi(VECTOR) for n in reductions}
-        for n in reductions:
-            totals[n].add_incoming(self._vectors.number(self._neutral(n)), before)
+        index.add_incoming(zero, before)
+        running = {n: b.phi(VECTOR) for n in totals}
+        sums = self._vector(numbers, running, index)
+        following = b.add(index, ir.Constant(I64, LANES))
+        index.add_incoming(following, body)
+        for n, phi in running.items():
+            phi.add_incoming(totals[n], before)
+            phi.add_incoming(sums[n], body)
+        b.cbranch(b.icmp_signed("<", following, self._whole), body, rest)
+        b.position_at_end(rest)
+        totals = {n: self._either(totals[n], before, sums[n], body) for n in totals}
+        b.cbranch(b.icmp_signed("<", self._whole, self._count), part, after)
+        b.position_at_end(part)
+        self._mask = self._rest
+        sums = self._vector(numbers, totals, self._whole)
+        self._mask = None
+        b.branch(after)
+        b.position_at_end(after)
+        totals = {n: self._either(totals[n], rest, sums[n], part) for n in totals}
+        self._of_row |= {n: self._across(n, total) for n, total in totals.items()}
+
+    def _either(self, a: Value, from_a: Any, b: Value, from_b: Any) -> Value:
+        """A value, by the block that control comes from."""
+        phi = self._builder.phi(VECTOR)
+        phi.add_incoming(a, from_a)
+        phi.add_incoming(b, from_b)
+        return phi
+
+    def _vector(
+        self, numbers: list[int], totals: dict[int, Value], index: Value
+    ) -> dict[int, Value]:
+        """Instructions on one vector; what reductions come to with it."""
         values, sums = dict[int, Value](), dict[int, Value]()
         for number in numbers:
             if number in totals:
                 sums[number] = self._added(number, totals[number], values, index)
             else:
                 self._instruction(number, values, index)
-        following = b.add(index, ir.Constant(I64, LANES))
-        index.add_incoming(following, b.block)
-        for n in reductions:
-            totals[n].add_incoming(sums[n], b.block)
-        b.cbranch(b.icmp_signed("<", following, self._size), body, after)
-        b.position_at_end(after)
-        for n in reductions:
-            self._of_row[n] = self._across(n, sums[n])
+        return sums
 
     def _neutral(self, number: int) -> float:
         return -math.inf if NAMES[self._phases.operation(number)] == "ReduceMax" else 0.0
 
     def _added(self, number: int, total: Value, values: dict[int, Value], index: Value) -> Value:
-        """A reduction with one vector more, without the padding behind the row."""
-        b, v = self._builder, self._vectors
+        """A reduction with one vector more, without what is behind the row."""
         value = self._value(self._phases.operands[number][0], values, index)
-        left = self._everywhere(b.trunc(b.sub(self._count, index), I32))
-        order = ir.Constant(ir.VectorType(I32, LANES), list(range(LANES)))
-        value = b.select(b.icmp_signed("<", order, left), value, v.number(self._neutral(number)))
+        if self._mask is not None:
+            neutral = self._vectors.number(self._neutral(number))
+            value = self._builder.select(self._mask, value, neutral)
         return self._joined(number, total, value)
 
     def _joined(self, number: int, a: Value, b: Value) -> Value:
@@ -248,27 +217,49 @@ class _Writer:
             return self._of_row[number]
         if number not in values:
             program, phases = self._program, self._phases
-            if phases.operation(number) == LOAD:
-                operand, hint = program.code[number][2:4]
-                if hint == FLAGS:
-                    values[number] = self._flags_at(operand, index)
-                    return values[number]
+            if phases.operation(number) != LOAD:
+                lent = program.inputs + program.outputs + phases.spills[number]
+                values[number] = self._builder.load(self._vector_at(lent, index), align=4)
             else:
-                operand = program.inputs + program.outputs + phases.spills[number]
-            pointer = self._vector_at(operand, index)
-            values[number] = self._builder.load(pointer, align=4)
+                operand, hint = program.code[number][2:4]
+                read = self._flags_at if hint == FLAGS else self._numbers_at
+                values[number] = read(operand, index)
         return values[number]
+
+    def _numbers_at(self, operand: int, index: Value) -> Value:
+        pointer = self._vector_at(operand, index)
+        if self._mask is None:
+            return self._builder.load(pointer, align=4)
+        return self._masked("load", VECTOR, pointer, 4)
 
     def _flags_at(self, operand: int, index: Value) -> Value:
         """Bytes that are 0 or 1, as numbers."""
         b, kind = self._builder, ir.VectorType(ir.IntType(8), LANES)
         first = b.bitcast(self._pointers[operand], ir.IntType(8).as_pointer())
         pointer = b.bitcast(b.gep(first, [index]), kind.as_pointer())
-        return b.uitofp(b.load(pointer, align=1), VECTOR)
+        is_whole = self._mask is None
+        flags = b.load(pointer, align=1) if is_whole else self._masked("load", kind, pointer, 1)
+        return b.uitofp(flags, VECTOR)
 
     def _vector_at(self, operand: int, index: Value) -> Value:
         place = self._builder.gep(self._pointers[operand], [index])
         return self._builder.bitcast(place, VECTOR.as_pointer())
+
+    def _masked(
+        self, verb: str, kind: Any, pointer: Value, align: int, value: Value = None
+    ) -> Value:
+        """Read or write the lanes of the mask; what is not read is zero."""
+        element = "f32" if kind is VECTOR else "i8"
+        name = f"llvm.masked.{verb}.v{LANES}{element}.p0v{LANES}{element}"
+        where, zeros = [pointer.type, I32, MASK], ir.Constant(kind, None)
+        if verb == "load":
+            signature = ir.FunctionType(kind, [*where, kind])
+            operands = [pointer, I32(align), self._mask, zeros]
+        else:
+            signature = ir.FunctionType(ir.VoidType(), [kind, *where])
+            operands = [value, pointer, I32(align), self._mask]
+        function = self._module.globals.get(name) or ir.Function(self._module, signature, name)
+        return self._builder.call(function, operands)
 
     def _instruction(self, number: int, values: dict[int, Value], index: Value) -> None:
         operation, target = self._program.code[number][:2]
@@ -277,7 +268,11 @@ class _Writer:
         operands = [self._value(o, values, index) for o in self._phases.operands[number]]
         outputs = self._program.inputs
         if operation == STORE:
-            self._builder.store(operands[0], self._vector_at(outputs + target, index), align=4)
+            pointer = self._vector_at(outputs + target, index)
+            if self._mask is None:
+                self._builder.store(operands[0], pointer, align=4)
+            else:
+                self._masked("store", VECTOR, pointer, 4, operands[0])
             return
         values[number] = self._operation(operation, operands)
         if number in self._phases.spills:

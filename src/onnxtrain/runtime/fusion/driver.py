@@ -16,11 +16,23 @@ from numba import cfunc, njit, types
 from numba.extending import intrinsic
 from numba.np.numpy_support import carray
 
-from .opcodes import ANY_SHAPE, FLAGS, LOAD, NUMBER, PER_ROW, REDUCTIONS, STORE, UNARY, WHERE, WIDTH
+from .opcodes import (
+    ANY_SHAPE,
+    FLAGS,
+    LOAD,
+    NUMBER,
+    PER_ROW,
+    REDUCTIONS,
+    SINGLE,
+    STORE,
+    UNARY,
+    WHERE,
+    WIDTH,
+)
 
 F32, I64 = np.float32, np.int64
 LANES = 16
-"""What a compiled program does at once: rows are padded to a multiple of it."""
+"""What a compiled program does at once: lent rows have room for a multiple of it."""
 TILE = 1024
 """Elements of a tile: inputs that are broadcast are written out for it, into the first cache."""
 CHUNK = 16_384
@@ -43,9 +55,9 @@ BAD_ARGUMENT = 2
 
 # --- what is handed to `run_chunk`: integers, too ------------------------------------------------
 
-STATE, TOTAL, STEP, ROW, IS_DIRECT, AXES, SIZES = 0, 1, 2, 3, 4, 5, 8
-"""The state, elements, elements of a call, those of a row (or 0), whether rows are side by side in
-memory, coalesced axes."""
+STATE, TOTAL, STEP, ROW, IS_DIRECT, AXES, OUTER, SIZES = 0, 1, 2, 3, 4, 5, 6, 8
+"""The state, elements, elements of a call, those of a row (or 0), whether rows are read and written
+where they are, coalesced axes, and how many of them are outside of a row."""
 SOURCES = SIZES + MAX_RANK
 KIND, FORM, STRIDES = 1, 2, 3
 SOURCE = STRIDES + MAX_RANK
@@ -53,11 +65,11 @@ SOURCE = STRIDES + MAX_RANK
 SINKS = SOURCES + MAX_OPERANDS * SOURCE
 JOB = SINKS + MAX_OPERANDS * 2
 """An output: address, and whether it has one number for each row."""
-WHOLE, CONSTANT, VECTOR, ROWS, MIXED = range(5)
-"""Forms of an input: as large as the result, one number, one row for all, one number for each row,
-something else."""
-LEAST_ROW = 64
-"""Elements of a row from which on a loop over rows pays where nothing is reduced."""
+WHOLE, CONSTANT, MIXED = range(3)
+"""Forms of an input: as large as the result, one number, something else."""
+LEAST_ROW = 16
+"""Elements of a row from which on a loop over rows pays where nothing is reduced, and nothing is
+the same all along a row."""
 
 OPTIONS: dict[str, Any] = {"error_model": "numpy", "cache": True}
 """Numbers in calls are written as I64(…): numba compiles a function again for a literal."""
@@ -117,14 +129,6 @@ def _copy(source: Any, kind: Any, begin: Any, o: Any, at: Any, n: Any) -> None:
 
 
 @njit(**OPTIONS)
-def _copy_bytes(source: Any, target: Any, n: Any) -> None:
-    """Truth values as they are."""
-    old, new = carray(bytes_at(source), (n,)), carray(bytes_at(target), (n,))
-    for i in range(n):
-        new[i] = old[i]
-
-
-@njit(**OPTIONS)
 def _fill(source: Any, kind: Any, place: Any, o: Any, at: Any, n: Any) -> None:
     """One element, repeated."""
     if kind == BOOL:
@@ -147,6 +151,9 @@ def _load(job: Any, number: Any, begin: Any, n: Any, o: Any) -> None:
     else:
         last = job[AXES] - 1
         length, stride = job[SIZES + last], job[at + STRIDES + last]
+        while last and job[at + STRIDES + last - 1] == stride * length:
+            last -= 1  # they stand side by side, or are all the same
+            length *= job[SIZES + last]
         done = 0
         while done < n:
             rest, within = divmod(begin + done, length)
@@ -178,22 +185,35 @@ def _is_per_row(state: Any, number: Any) -> Any:
 
 @njit(**OPTIONS)
 def _run(job: Any, index: Any) -> None:
-    """A chunk of the result: all of its rows at once if they are side by side, or one by one."""
+    """A chunk of the result: rows where they are, or tiles that are copied."""
     state = carray(integers_at(job[STATE]), (CODE,))
     begin = index * job[STEP]
     end = min(job[TOTAL], begin + job[STEP])
     row = job[ROW]
     if not job[IS_DIRECT]:
-        tile = row if row else TILE
-        _run_tiles(state, job, begin, end, tile)
-    elif row:
-        _run_rows(state, job, begin, (end - begin) // row, row)
-    else:
-        filled = (end - begin) // LANES * LANES
-        if filled:
-            _run_rows(state, job, begin, I64(1), filled)
-        if begin + filled < end:
-            _run_tiles(state, job, begin + filled, end, I64(LANES))
+        _run_tiles(state, job, begin, end)
+        return
+    count = state[INPUTS] + state[OUTPUTS] + state[SPILLED]
+    places, strides = np.empty(count, np.int64), np.zeros(count, np.int64)
+    width = _padded(row if row else end - begin)
+    lent = np.empty((state[SPILLED], width), F32)
+    for number in range(state[SPILLED]):
+        places[count - 1 - number] = lent[number].ctypes.data
+    if row == 0:
+        _run_rows(state, job, places, strides, begin, I64(1), end - begin)
+        return
+    first, last = begin // row, end // row
+    length = job[SIZES + job[OUTER] - 1] if job[OUTER] else I64(1)
+    while first < last:  # rows of one length apart, for every operand
+        rows = min(last - first, length - first % length)
+        _run_rows(state, job, places, strides, first * row, rows, row)
+        first += rows
+
+
+@njit(**OPTIONS)
+def _padded(size: Any) -> Any:
+    """Elements of whole vectors."""
+    return (size + LANES - 1) // LANES * LANES
 
 
 @njit(**OPTIONS)
@@ -205,74 +225,76 @@ def _element(job: Any, number: Any, place: Any) -> Any:
         size = job[SIZES + axis]
         offset += (place % size) * job[at + STRIDES + axis]
         place //= size
-    return job[at] + 4 * offset
+    return job[at] + _bytes(job, number) * offset
 
 
 @njit(**OPTIONS)
-def _run_rows(state: Any, job: Any, begin: Any, rows: Any, size: Any) -> None:
-    """Rows that fill whole vectors, where they are."""
-    inputs, outputs, spilled = state[INPUTS], state[OUTPUTS], state[SPILLED]
-    count = inputs + outputs + spilled
-    places, strides = np.empty(count, np.int64), np.zeros(count, np.int64)
-    of_rows = np.empty((inputs, rows), F32)
+def _bytes(job: Any, number: Any) -> Any:
+    """The size of an element of an input."""
+    return I64(1) if job[SOURCES + number * SOURCE + KIND] == BOOL else I64(4)
+
+
+@njit(**OPTIONS)
+def _run_rows(
+    state: Any, job: Any, places: Any, strides: Any, begin: Any, rows: Any, size: Any
+) -> None:
+    """Rows that are equally far apart in each operand, where they are."""
+    inputs, outputs, outer = state[INPUTS], state[OUTPUTS], job[OUTER]
     for number in range(inputs):
         at = SOURCES + number * SOURCE
-        hint = _hint(state, number)
-        if hint == PER_ROW and job[at + FORM] == ROWS:
-            places[number], strides[number] = job[at] + 4 * (begin // size), 4
-        elif hint == PER_ROW:
-            for row in range(rows):
-                place = _element(job, number, begin + row * size)
-                of_rows[number, row] = carray(floats_at(place), (1,))[0]
-            places[number], strides[number] = of_rows[number].ctypes.data, 4
-        elif hint == FLAGS:
-            places[number], strides[number] = job[at] + begin, size
-        elif hint == ANY_SHAPE and job[at + FORM] == WHOLE:
-            places[number], strides[number] = job[at] + 4 * begin, 4 * size
-        else:  # the same for all rows
-            places[number] = job[at]
+        places[number] = _element(job, number, begin)
+        strides[number] = _bytes(job, number) * job[at + STRIDES + outer - 1] if outer else I64(0)
     for number in range(outputs):
-        place = inputs + number
-        if _is_per_row(state, number):
-            places[place], strides[place] = job[SINKS + 2 * number] + 4 * (begin // size), 4
-        else:
-            places[place], strides[place] = job[SINKS + 2 * number] + 4 * begin, 4 * size
-    lent = np.empty((spilled, size), F32)
-    for number in range(spilled):
-        places[inputs + outputs + number] = lent[number].ctypes.data
-    call(state[KERNEL], (places.ctypes.data, strides.ctypes.data, rows, size, size))
+        step = I64(4) if _is_per_row(state, number) else 4 * size
+        places[inputs + number] = job[SINKS + 2 * number] + step * (begin // size)
+        strides[inputs + number] = step
+    if job[ROW] == 0:
+        for number in range(outputs):  # one row that begins anywhere
+            places[inputs + number] = job[SINKS + 2 * number] + 4 * begin
+    call(state[KERNEL], (places.ctypes.data, strides.ctypes.data, rows, size))
 
 
 @njit(**OPTIONS)
-def _run_tiles(state: Any, job: Any, begin: Any, end: Any, tile: Any) -> None:
-    """Tiles, or rows, one by one, with lent memory for what does not stand side by side."""
-    inputs, outputs, spilled = state[INPUTS], state[OUTPUTS], state[SPILLED]
+def _run_tiles(state: Any, job: Any, begin: Any, end: Any) -> None:
+    """Tiles of some rows, or of elements without rows; what is repeated is written out first."""
+    inputs, outputs, spilled, row = state[INPUTS], state[OUTPUTS], state[SPILLED], job[ROW]
     count = inputs + outputs + spilled
-    width = (tile + LANES - 1) // LANES * LANES
-    lent = np.empty((count, width), F32)
+    tile = row * max(I64(1), TILE // row) if row else I64(TILE)
+    width = row if row else tile
+    written, lent = np.empty((inputs, tile), F32), np.empty((spilled, _padded(width)), F32)
     places, strides = np.empty(count, np.int64), np.zeros(count, np.int64)
-    for number in range(count):
-        places[number] = lent[number].ctypes.data
+    for number in range(spilled):
+        places[inputs + outputs + number] = lent[number].ctypes.data
     for first in range(begin, end, tile):
         n = min(tile, end - first)
+        rows = n // row if row else I64(1)
         for number in range(inputs):
-            hint = _hint(state, number)
-            if hint == ANY_SHAPE:
-                _load(job, number, first, n, lent[number])
-            elif hint == FLAGS:
-                _copy_bytes(job[SOURCES + number * SOURCE] + first, places[number], n)
-            else:
-                places[number] = _element(job, number, first)
+            place, stride = _part(state, job, number, first, n, written[number])
+            places[number], strides[number] = place, stride
         for number in range(outputs):
-            if _is_per_row(state, number):
-                places[inputs + number] = job[SINKS + 2 * number] + 4 * (first // tile)
-        padded = (n + LANES - 1) // LANES * LANES
-        call(state[KERNEL], (places.ctypes.data, strides.ctypes.data, I64(1), padded, n))
-        for number in range(outputs):
-            if not _is_per_row(state, number):
-                result = carray(floats_at(job[SINKS + 2 * number] + 4 * first), (n,))
-                for i in range(n):
-                    result[i] = lent[inputs + number, i]
+            step = I64(4) if _is_per_row(state, number) else 4 * width
+            offset = step * (first // width) if row else 4 * first
+            places[inputs + number] = job[SINKS + 2 * number] + offset
+            strides[inputs + number] = step
+        size = row if row else n
+        call(state[KERNEL], (places.ctypes.data, strides.ctypes.data, rows, size))
+
+
+@njit(**OPTIONS)
+def _part(state: Any, job: Any, number: Any, first: Any, n: Any, written: Any) -> Any:
+    """Where a tile of an input is, and how far apart rows are there; it may have to be written."""
+    at, hint, row = SOURCES + number * SOURCE, _hint(state, number), job[ROW]
+    if hint == SINGLE:
+        return job[at], I64(0)
+    if hint == PER_ROW:
+        for index in range(n // row):
+            place = _element(job, number, first + index * row)
+            written[index] = carray(floats_at(place), (1,))[0]
+        return written.ctypes.data, I64(4)
+    if hint == FLAGS or (job[at + FORM] == WHOLE and job[at + KIND] == FLOAT):
+        return _element(job, number, first), _bytes(job, number) * row
+    _load(job, number, first, n, written)
+    return written.ctypes.data, 4 * row
 
 
 @cfunc("void(int64, int64)", **OPTIONS)
@@ -335,14 +357,18 @@ def _broadcast(count: Any, shapes: Any, result: Any, masks: Any) -> Any:
 
 
 @njit(**OPTIONS)
-def _coalesce(count: Any, result: Any, masks: Any, job: Any, group: Any) -> None:
-    """Axes that all inputs treat alike become one; `group` says which axis became which."""
-    axes, before = 0, -1
+def _coalesce(count: Any, result: Any, masks: Any, row_axes: Any, job: Any, group: Any) -> None:
+    """Axes that all inputs treat alike become one; `group` says which axis became which.
+
+    Rows, if there are any, are apart from the axes before.
+    """
+    axes, before, first_of_row = 0, -1, MAX_RANK - row_axes
+    job[OUTER] = 0
     for axis in range(MAX_RANK):
         group[axis] = -1
         if result[axis] == 1:
             continue
-        joins = before >= 0
+        joins = before >= 0 and not before < first_of_row <= axis
         for i in range(count):
             joins = joins and ((masks[i] >> axis) & 1) == ((masks[i] >> max(before, 0)) & 1)
         if joins:
@@ -352,6 +378,8 @@ def _coalesce(count: Any, result: Any, masks: Any, job: Any, group: Any) -> None
             axes += 1
         group[axis] = axes - 1
         before = axis
+        if axis < first_of_row:
+            job[OUTER] = axes
     job[AXES] = axes
 
 
@@ -359,8 +387,7 @@ def _coalesce(count: Any, result: Any, masks: Any, job: Any, group: Any) -> None
 def _lay_out(count: Any, shapes: Any, result: Any, masks: Any, row_axes: Any, job: Any) -> None:
     """How each input is broadcast, and its strides along the coalesced axes."""
     group = np.empty(MAX_RANK, np.int64)
-    _coalesce(count, result, masks, job, group)
-    others = _axes_of(result) & ~_row_axes(row_axes)
+    _coalesce(count, result, masks, row_axes, job, group)
     for i in range(count):
         at = SOURCES + i * SOURCE
         stride, after = 1, -1
@@ -373,13 +400,8 @@ def _lay_out(count: Any, shapes: Any, result: Any, masks: Any, row_axes: Any, jo
                 job[at + STRIDES + group[axis]] = stride
             stride *= shapes[i, axis]
             after = group[axis]
-        if masks[i] == 0:
-            job[at + FORM] = WHOLE
-        elif masks[i] == _axes_of(result):
-            job[at + FORM] = CONSTANT
-        else:
-            is_vector, is_rows = masks[i] == others, masks[i] == _axes_of(result) & ~others
-            job[at + FORM] = VECTOR if is_vector else ROWS if is_rows else MIXED
+        is_constant = masks[i] == _axes_of(result)
+        job[at + FORM] = WHOLE if masks[i] == 0 else CONSTANT if is_constant else MIXED
 
 
 @njit(**OPTIONS)
@@ -425,7 +447,7 @@ def _shapes_of_outputs(state: Any, job: Any, masks: Any, ranks: Any, result: Any
                 return nothing
             sinks[target, 0], sinks[target, 1] = held[a, 0], held[a, 1]
         elif op >= FIRST_REDUCTION:
-            if held[a, 0] & last or held[a, 1] == 0:
+            if held[a, 0] & last or held[a, 1] == 0 or (b and held[a, 1] != b):
                 return nothing
             held[target, 0], held[target, 1] = held[a, 0] | last, held[a, 1]
         else:
@@ -467,44 +489,35 @@ def _has_rows(state: Any) -> Any:
 
 
 @njit(**OPTIONS)
-def _choose_row(state: Any, job: Any, result: Any) -> None:
-    """How long a row is, and whether all operands of rows can be read and written in place.
+def _choose_row(state: Any, job: Any, result: Any, has_rows: Any) -> None:
+    """How long a row is, and whether all operands can be read and written where they are.
 
-    Where a program has no rows, what is repeated along the first axes makes some.
+    Where a program has no rows, the last of the coalesced axes makes some, if there are several.
     """
-    row = I64(1)
-    for axis in range(MAX_RANK - state[ROW_AXES], MAX_RANK):
-        row *= result[axis]
-    has_rows = _has_rows(state)
-    is_repeating = not has_rows and job[AXES] == 2
-    if is_repeating:
-        row = job[SIZES + 1]
-    is_direct, has_vectors = True, False
+    row = I64(0)
+    if has_rows:
+        row = I64(1)
+        for axis in range(MAX_RANK - state[ROW_AXES], MAX_RANK):
+            row *= result[axis]
+    else:
+        job[OUTER] = max(job[AXES] - 1, I64(0))
+        row = job[SIZES + job[OUTER]] if job[OUTER] else I64(0)
+    is_direct = job[AXES] - job[OUTER] <= 1 and (has_rows or row == 0 or row >= LEAST_ROW)
     for number in range(state[INPUTS]):
         at = SOURCES + number * SOURCE
-        if _hint(state, number) != ANY_SHAPE:
-            continue
-        if is_repeating and job[at + FORM] != WHOLE:
-            is_row = job[at + STRIDES] == 0 and job[at + STRIDES + 1] == 1
-            job[at + FORM] = VECTOR if is_row else MIXED
-        form = job[at + FORM]
-        has_vectors = has_vectors or form == VECTOR
-        is_direct = is_direct and job[at + KIND] == FLOAT and form in (WHOLE, VECTOR)
-    fills = row % LANES == 0
-    if has_rows:
-        job[ROW], job[IS_DIRECT] = row, is_direct and fills
-    elif has_vectors:
-        is_direct = is_direct and is_repeating and fills and row >= LEAST_ROW
-        job[ROW], job[IS_DIRECT] = row if is_direct else 0, is_direct
-    else:
-        job[ROW], job[IS_DIRECT] = 0, is_direct
+        if _hint(state, number) == ANY_SHAPE:
+            follows = job[AXES] == job[OUTER] or job[at + STRIDES + job[AXES] - 1] == 1
+            is_direct = is_direct and follows and job[at + KIND] == FLOAT
+    if not is_direct and not has_rows:
+        row = I64(0)
+    job[ROW], job[IS_DIRECT] = row, is_direct
 
 
 @njit(**OPTIONS)
 def _fill_empty(state: Any, result: Any, sinks: Any, job: Any) -> Any:
     """Sums over rows without elements are zero."""
     count = 1
-    for axis in range(MAX_RANK - 1):
+    for axis in range(MAX_RANK - state[ROW_AXES]):
         count *= result[axis]
     for number in range(state[OUTPUTS]):
         if sinks[number, 0] and count:
@@ -527,7 +540,8 @@ def _compute(state: Any, context: Any) -> Any:
     sinks = _shapes_of_outputs(state, job, masks, ranks, result)
     if not len(sinks):
         return False
-    _lay_out(count, shapes, result, masks, state[ROW_AXES], job)
+    has_rows = _has_rows(state)
+    _lay_out(count, shapes, result, masks, state[ROW_AXES] if has_rows else I64(0), job)
     total = 1
     for axis in range(MAX_RANK):
         total *= result[axis]
@@ -543,7 +557,7 @@ def _compute(state: Any, context: Any) -> Any:
         job[SINKS + 2 * number], job[SINKS + 2 * number + 1] = cell[0], 1 if mask else 0
     if total == 0:
         return _fill_empty(state, result, sinks, job)
-    _choose_row(state, job, result)
+    _choose_row(state, job, result, has_rows)
     row = job[ROW]
     step = row * max(1, CHUNK // row) if row else CHUNK
     job[STATE], job[TOTAL], job[STEP] = state.ctypes.data, total, step

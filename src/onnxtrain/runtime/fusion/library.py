@@ -11,7 +11,7 @@ import ctypes
 import functools
 import os
 import threading
-from typing import Any
+from typing import Any, TypeAlias
 
 from ...preparing import preparing
 from ..step.kernels import available as has_numba
@@ -24,6 +24,7 @@ API_VERSION = 17
 """Of onnxruntime's interface: 1.17 has all that is used here."""
 
 Address = ctypes.c_void_p
+Integers: TypeAlias = "ctypes.Array[ctypes.c_int64]"
 (CREATE_STATUS, GET_DATA, GET_TYPE, GET_RANK, GET_DIMS, GET_INFO) = (0, 51, 60, 61, 62, 65)
 (CREATE_DOMAIN, ADD_OPERATOR, ADD_DOMAIN, RELEASE_INFO) = (26, 27, 28, 99)
 (GET_STRING, GET_INPUT, GET_OUTPUT, PARALLEL_FOR) = (87, 90, 91, 274)
@@ -70,6 +71,12 @@ def register_path() -> str:
     return "" if library is None else library.path
 
 
+def kernel_count() -> int:
+    """How many kernels sessions of this process have been given so far: one for a node of ours."""
+    library = _library()
+    return 0 if library is None else library.kernel_count
+
+
 @functools.cache
 def _library() -> _Library | None:
     """What is behind the path, for as long as the process lives."""
@@ -80,13 +87,20 @@ def _library() -> _Library | None:
 
 
 class _Library:
-    """The operators, and what has to stay in memory for them."""
+    """The operators, and what has to stay in memory for them.
+
+    Attributes:
+        path: what onnxruntime takes for the file of a library.
+        kernel_count: how many kernels onnxruntime has been given.
+    """
 
     def __init__(self) -> None:
         with preparing("compiling the fused kernel with numba"):
             from . import codegen, driver, tensors
 
         self._codegen, self._driver, self._tensors = codegen, driver, tensors
+        self.kernel_count = 0
+        self._states = dict[str, Integers]()
         self._lock = threading.Lock()
         self._callbacks: list[Any] = []
         self._domain = 0
@@ -171,14 +185,18 @@ class _Library:
     def _create(self, _operator: int, _api: int, info: int, kernel: Any) -> int | None:
         """The state of a node, in memory that the C library frees."""
         try:
-            program = Program.parse(self._string(info, b"program"))
-            kernel_address = self._codegen.compiled(program)
-            spilled = self._codegen.spilled(program)
-            state = program.state(spilled, kernel_address, self._addresses())
+            text = self._string(info, b"program")
+            if text not in self._states:
+                self._states[text] = self._state(Program.parse(text))
         except (ProgramError, OSError, ValueError) as error:
             return self._call(CREATE_STATUS, ctypes.c_int(FAILED), str(error).encode())
-        kernel[0] = self._lasting(state)
+        kernel[0] = self._lasting(self._states[text])
         return None
+
+    def _state(self, program: Program) -> Integers:
+        """What a kernel of a program needs to know; its code is compiled if it is the first."""
+        address, spilled = self._codegen.compiled(program), self._codegen.spilled(program)
+        return _integers(program.state(spilled, address, self._addresses()))
 
     def _create_from_table(
         self, described: Operator, _operator: int, _api: int, info: int, kernel: Any
@@ -192,17 +210,18 @@ class _Library:
             state = self._tensors.state(
                 compiled, self._addresses()[:CALLED], messages, os.cpu_count() or 1, numbers
             )
-            kernel[0] = self._lasting(state)
+            kernel[0] = self._lasting(_integers(state))
         except Exception as error:  # of numba, too: onnxruntime must hear of it, not ctypes
             return self._call(CREATE_STATUS, ctypes.c_int(FAILED), str(error).encode())
         return None
 
-    def _lasting(self, state: list[int]) -> int:
-        """The address of memory with these integers."""
+    def _lasting(self, state: Integers) -> int:
+        """The address of memory with these integers, which are the state of one more kernel."""
         memory: int | None = self._libc.malloc(8 * len(state))
         if not memory:
             raise MemoryError
-        ctypes.memmove(memory, (ctypes.c_int64 * len(state))(*state), 8 * len(state))
+        self.kernel_count += 1
+        ctypes.memmove(memory, state, 8 * len(state))
         return memory
 
     def _string(self, info: int, name: bytes) -> str:
@@ -223,3 +242,7 @@ class _Library:
         )  # fmt: skip
         functions = [self._functions[place] or 0 for place in places]
         return [*functions, ctypes.addressof(self._message), self._driver.run_chunk.address or 0]
+
+
+def _integers(numbers: list[int]) -> Integers:
+    return (ctypes.c_int64 * len(numbers))(*numbers)

@@ -33,7 +33,7 @@ WHERE = 40
 NUMBER = 41
 """One number everywhere: `a` is what its 32 bits are as an integer."""
 REDUCTIONS = {"ReduceSum": 50, "ReduceMean": 51, "ReduceMax": 52}
-"""Over the last axis, which stays with the size 1."""
+"""Over the axes of a row, which stay with the size 1. `b` is the rank of the operand, or 0."""
 
 WIDTH = 5
 """Integers of an instruction."""

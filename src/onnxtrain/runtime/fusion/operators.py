@@ -11,6 +11,7 @@ import importlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from .columns import Columns
 from .program import ProgramError
 
 ANY, FLOAT, INT64 = 0, 1, 7
@@ -21,6 +22,14 @@ LARGEST_KERNEL = 1024
 """Along an axis; for larger ones, places of the kernel are not the loop to be outside."""
 MOST_AXES = 3
 """Axes that a pool can have beside images and channels."""
+
+FILLED, REFLECT, EDGE, WRAP = range(4)
+MODES = {"constant": FILLED, "reflect": REFLECT, "edge": EDGE, "wrap": WRAP}
+"""Of padding."""
+MOST_PADDED = 8
+"""Axes of a tensor that is padded."""
+LARGEST_PADDING = 2**24
+"""Along an axis: the kernel has a table of so many places."""
 
 MISFITS = (
     (
@@ -45,6 +54,7 @@ class Operator(NamedTuple):
         module, functions: which module has the kernel, and the names in it: what computes a node,
             then what its threads call.
         is_variadic: whether there may be any number of inputs and outputs.
+        tables: modules whose function `table` gives the address of further code.
     """
 
     name: str
@@ -54,11 +64,16 @@ class Operator(NamedTuple):
     module: str = ""
     functions: tuple[str, ...] = ()
     is_variadic: bool = False
+    tables: tuple[str, ...] = ()
 
     def load(self) -> list[int]:
-        """Addresses of the compiled functions."""
+        """Addresses of the compiled functions, then of the tables."""
         module: Any = importlib.import_module(f"{__package__}.{self.module}")
-        return [int(getattr(module, name).address) for name in self.functions]
+        tables: list[Any] = [
+            importlib.import_module(f"{__package__}.{name}") for name in self.tables
+        ]
+        addresses = [int(getattr(module, name).address) for name in self.functions]
+        return [*addresses, *(int(table.table()) for table in tables)]
 
 
 def _integers(text: str) -> list[int]:
@@ -115,6 +130,30 @@ def running(text: str) -> list[int]:
     return numbers
 
 
+def axis(text: str) -> list[int]:
+    """An axis, which may be counted from the end."""
+    numbers = _integers(text)
+    if len(numbers) != 1 or not -8 <= numbers[0] < 8:
+        raise ProgramError("the axis of a kernel is not described")
+    return numbers
+
+
+def padding(text: str) -> list[int]:
+    """Mode, bits of what is filled in, how many axes; then of each its number, before and behind.
+
+    What is added may be negative, which cuts off, where it is filled.
+    """
+    numbers = _integers(text)
+    if len(numbers) < 3 or numbers[0] not in MODES.values() or not 1 <= numbers[2] <= MOST_PADDED:
+        raise ProgramError("the padding of a tensor is not described")
+    axes, pads = numbers[3::3], [*numbers[4::3], *numbers[5::3]]
+    least = -LARGEST_PADDING if numbers[0] == FILLED else 0
+    is_possible = all(least <= n <= LARGEST_PADDING for n in pads)
+    if len(numbers) != 3 + 3 * numbers[2] or not is_possible or len({*axes}) != len(axes):
+        raise ProgramError("the padding of a tensor is none that the kernel has")
+    return [*numbers, *[0] * (3 + 3 * MOST_PADDED - len(numbers))]
+
+
 def sampling(text: str) -> list[int]:
     """Whether corners are aligned, and whether the border goes on outside of the image."""
     numbers = _integers(text)
@@ -123,11 +162,24 @@ def sampling(text: str) -> list[int]:
     return numbers
 
 
+def columns(text: str) -> list[int]:
+    """A loop over columns, with its elementwise programs compiled."""
+    loop = Columns.parse(text)
+    codegen: Any = importlib.import_module(f"{__package__}.codegen")
+    return loop.numbers(codegen.compiled)
+
+
 ELEMENTWISE = Operator("Elementwise", (ANY,), (FLOAT,), nothing, is_variadic=True)
 ADD_ROWS = Operator(
     "AddRows", (INT64, INT64, FLOAT), (FLOAT,), nothing, "rows", ("add_rows", "add_part")
 )
 """Shape of the result, number of a row for each row of the third: those are added up."""
+ADD_ELEMENTS = Operator(
+    "AddElements", (INT64, INT64, FLOAT), (FLOAT,), axis, "elements",
+    ("add_elements", "add_blocks"),
+)  # fmt: skip
+"""Shape of the result, places along an axis, what is added there."""
+PAD = Operator("Pad", (FLOAT,), (FLOAT,), padding, "padding", ("pad", "pad_rows"))
 MAX_POOL = Operator(
     "MaxPool", (FLOAT,), (FLOAT, INT64), windows, "pools", ("max_pool", "pool_planes")
 )
@@ -168,7 +220,12 @@ NEAREST = Operator(
     "NearestPixels", (FLOAT, FLOAT), (FLOAT,), sampling, "nearest", ("grid_sample", "read_planes")
 )
 """GridSample of images."""
+COLUMN_LOOP = Operator(
+    "ColumnLoop", (FLOAT,), (FLOAT,), columns, "column_loops", ("run_columns", "column_part"),
+    is_variadic=True, tables=("tiles",),
+)  # fmt: skip
+"""States, stacks and what else the loop reads: states, stacks, and memory that nobody reads."""
 OPERATORS = (
-    ELEMENTWISE, ADD_ROWS, MAX_POOL, MAX_UNPOOL, CUM_SUM, NEAREST, *ADD_TAPS.values(),
-    *READ_DOTS.values(),
+    ELEMENTWISE, COLUMN_LOOP, ADD_ROWS, ADD_ELEMENTS, PAD, MAX_POOL, MAX_UNPOOL, CUM_SUM, NEAREST,
+    *ADD_TAPS.values(), *READ_DOTS.values(),
 )  # fmt: skip

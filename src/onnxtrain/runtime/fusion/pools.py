@@ -145,10 +145,13 @@ def pool_planes(address: int, part: int) -> None:
 
 @njit(**OPTIONS)
 def _windows(size: Any, span: Any, stride: Any, before: Any, behind: Any, ceil: Any) -> Any:
-    """How many windows lie along an axis, as onnxruntime counts them; 0 if none fits."""
+    """How many windows lie along an axis, as onnxruntime counts them; negative if none can.
+
+    Its division rounds towards zero: a window that sticks out by less than a stride is one.
+    """
     rest = size + before + behind - span
     if rest < 0:
-        return I64(0)
+        return 1 - -rest // stride
     if not ceil:
         return rest // stride + 1
     count = (rest + stride - 1) // stride + 1
@@ -171,7 +174,7 @@ def _max_pool(state: Any, context: Any) -> Any:
         before, behind, size = state[at + 3], state[at + 4], dims[axis + 2]
         span = (kernel - 1) * dilation + 1
         count = _windows(size, span, stride, before, behind, state[NUMBERS + 1])
-        if count < 1:
+        if count < 0:
             return failed(state, SHAPE)
         job[SIZES + to], job[KERNELS + to], job[STRIDES + to] = size, kernel, stride
         job[DILATIONS + to], job[PADS + to], job[OUTPUTS + to] = dilation, before, count
@@ -183,9 +186,10 @@ def _max_pool(state: Any, context: Any) -> Any:
     job[RESULT], status = make_output(state, context, 0, dims, rank)
     if status == 0:
         job[PLACES], status = make_output(state, context, 1, dims, rank)
-    if status != 0 or job[PLANES] == 0:
+    windows = product(dims, 2, rank)
+    if status != 0 or job[PLANES] * windows == 0:
         return status
-    job[STEP] = max(I64(1), CHUNK // product(dims, 2, rank))
+    job[STEP] = max(I64(1), CHUNK // windows)
     in_parts(state, context, job, (job[PLANES] + job[STEP] - 1) // job[STEP])
     return I64(0)
 

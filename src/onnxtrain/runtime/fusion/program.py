@@ -48,8 +48,8 @@ READS = {
 class Program(NamedTuple):
     """Instructions, how many inputs, outputs and registers they use, and what a row is.
 
-    `row_axes` is how many of the last axes make a row: one where rows are reduced, those of an
-    image where something is the same all over a channel.
+    `row_axes` is how many of the last axes make a row: those that are reduced, or those of an image
+    where something is the same all over a channel.
     """
 
     inputs: int
@@ -87,7 +87,7 @@ class Program(NamedTuple):
         sizes = (
             (self.inputs, MOST_OPERANDS), (self.outputs, MOST_OPERANDS),
             (self.registers, MOST_REGISTERS), (len(self.code), MOST_INSTRUCTIONS),
-            (self.row_axes, MOST_AXES if not self.reduces() else 1),
+            (self.row_axes, MOST_AXES),
         )  # fmt: skip
         if not all(1 <= size <= most for size, most in sizes):
             raise ProgramError("a fused program has too many operands, registers or instructions")
@@ -99,6 +99,8 @@ class Program(NamedTuple):
             elif operation in (LOAD, NUMBER):
                 is_right = 0 <= operands[0] < (self.inputs if operation == LOAD else 2**32)
                 is_right = is_right and operands[1] in (ANY_SHAPE, PER_ROW, SINGLE, FLAGS)
+            elif operation in REDUCTIONS.values():
+                is_right = operands[0] in written and 0 <= operands[1] <= MOST_AXES
             else:
                 count = READS.get(operation, -1)
                 is_right = count > 0 and written.issuperset(operands[:count])
@@ -124,10 +126,6 @@ class Program(NamedTuple):
             *self.hints(),
             *self.is_per_row(),
         ]
-
-    def reduces(self) -> bool:
-        """Whether rows are reduced."""
-        return any(instruction[0] in REDUCTIONS.values() for instruction in self.code)
 
     def hints(self) -> list[int]:
         """What is known of the shape of each input."""
@@ -162,12 +160,14 @@ class Program(NamedTuple):
 class Step(NamedTuple):
     """One operation on named values; a node of a graph is one or several.
 
-    An operand may be a number, too.
+    An operand may be a number, too. `rank` is how many axes a reduction takes its operand to have,
+    which the kernel compares; 0 if it does not matter.
     """
 
     operation: int
     result: str
     operands: tuple[str | float, ...]
+    rank: int = 0
 
 
 def assemble(
@@ -207,18 +207,25 @@ def assemble(
                 code.append((NUMBER, places[name], _bits(name), 0, 0))
         operands = [places[name] for name in step.operands]
         target = take()
-        first, second, third = (*operands, *[operands[0]] * 2)[:3]
-        code.append((step.operation, target, first, second, third))
+        code.append(_encoded(step, target, operands))
         places[step.result] = target
         for number, name in enumerate(outputs):
             if name == step.result:
                 code.append((STORE, number, target, 0, 0))
-        for operand in {*step.operands, step.result}:
+        for operand in dict.fromkeys((*step.operands, step.result)):  # in one order always
             if last.get(operand, index) <= index:
                 free.append(places.pop(operand))
     program = Program(len(inputs), len(outputs), used, row_axes, tuple(code))
     program.check()
     return program
+
+
+def _encoded(step: Step, target: int, operands: Sequence[int]) -> Instruction:
+    """A step on registers."""
+    if step.operation in REDUCTIONS.values():
+        return step.operation, target, operands[0], step.rank, 0
+    first, second, third = (*operands, *[operands[0]] * 2)[:3]
+    return step.operation, target, first, second, third
 
 
 def _bits(number: float) -> int:
@@ -240,7 +247,8 @@ def lower(
     if operator in UNARY and len(operands) == 1:
         return [Step(UNARY[operator], result, tuple(operands))]
     if operator in REDUCTIONS:
-        return [Step(REDUCTIONS[operator], result, tuple(operands[:1]))]
+        rank = int(attributes.get("rank", 0))
+        return [Step(REDUCTIONS[operator], result, tuple(operands[:1]), rank)]
     if operator in LOWERINGS:
         return LOWERINGS[operator](result, operands, attributes)
     raise ProgramError(f"there is no fused form of {operator}")

@@ -42,14 +42,14 @@ def state(
     """The integers of a node.
 
     Args:
-        compiled: addresses of the kernel and of what its threads call.
+        compiled: addresses of the kernel, of what its threads call, and of tables of more.
         called: those of onnxruntime's functions.
         messages: those of the texts of errors.
         cores: how many the machine has.
         numbers: what the node says.
     """
-    kernel, work = compiled
-    return [kernel, *called, work, min(cores, MOST_OWNERS), *messages, *numbers]
+    kernel, work, *tables = compiled
+    return [kernel, *called, work, min(cores, MOST_OWNERS), *messages, *tables, *numbers]
 
 
 @njit(**OPTIONS)

@@ -8,7 +8,7 @@ for the device's, and marked "not run on hardware" in the documentation.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -17,20 +17,22 @@ import onnxruntime
 from onnxruntime.capi import _pybind_state as ort
 
 from ...errors import DeviceError, ModelFileError
-from ...operators import FUSED, KERNEL
+from ...operators import COLUMN_LOOP, FUSED, KERNEL
 from ...preparing import preparing
 from ..files.onnxfile import ModelFile
 from ..files.outline import Outline
-from ..fusion.library import register_path
+from ..fusion.library import DOMAIN, register_path
 from .blocked import in_blocks
+from .column_loops import with_column_loops
 from .cut_session import cut_if_long
+from .edits import changed
 from .few_bits import with_kernels
-from .fusion import fused
-from .kernels import with_own_kernels
+from .fusion import fused_groups
+from .kernels import own_kernels
 from .native import core_of, ort_device
 from .optimizers import TRANSPOSING, idle_of_shapes, idle_optimizers
 from .options import BUSY, FOLDER, PREPACKING, SPINNING, UserOptions, Way, may_spin, ways_with
-from .products import fuse_transposed
+from .products import CONTRIBUTED, fuse_transposed, fused_products
 from .sharing import note_session
 
 Array = npt.NDArray[Any]
@@ -264,7 +266,11 @@ def create_session(
     forms = _forms(model, outline, options, on_host=on_host, kernels=kernels and on_host)
     ways: list[Way[onnxruntime.InferenceSession]]
     ways = ways_with(options, is_foreign=_is_foreign(outline))
-    attempts = [*((form, ways[0]) for form in forms), *((forms[-1], way) for way in ways[1:])]
+
+    def attempts() -> Iterator[tuple[Form, Way[onnxruntime.InferenceSession]]]:
+        for form in forms:
+            yield form, ways[0]
+        yield from ((form, way) for way in ways[1:])
 
     def create(form: Form, way: Way[onnxruntime.InferenceSession]) -> onnxruntime.InferenceSession:
         def make(chosen: Any) -> onnxruntime.InferenceSession:
@@ -273,17 +279,17 @@ def create_session(
 
         return way(make)
 
-    session = None
-    for form, chosen_way in attempts[:-1]:
+    refusal: Exception | None = None
+    for form, chosen_way in attempts():
         try:
             session = create(form, chosen_way)
-            break
-        except REFUSALS:
+        except REFUSALS as error:
+            refusal = error
             continue
-    if session is None:
-        session = create(*attempts[-1])
-    note_session(core_of(session))
-    return session
+        note_session(core_of(session))
+        return session
+    assert refusal is not None
+    raise refusal
 
 
 def session_of(
@@ -327,44 +333,67 @@ class Form(NamedTuple):
 
 def _forms(
     model: bytes | str, outline: Outline | None, options: Any, *, on_host: bool, kernels: bool
-) -> list[Form]:
+) -> Iterator[Form]:
     """The forms of a model, the fastest first and last the model itself, whose error is shown.
 
     A form may be refused: a build or a version may lack the kernel for weights of four bits or the
-    blocked layout, and a model may have been changed since its products were marked.
+    blocked layout, and a model may have been changed since its products were marked. Only then is
+    the next one made.
     """
     idle = idle_optimizers(outline, on_host=on_host)
     plain = Form(model, [name for name in idle if name != TRANSPOSING])
-    if outline is None or not on_host:
-        return [plain]
-    is_fused = _are_fused(options)
-    forms = [_fused(outline, idle)] if is_fused else []
-    blocks = in_blocks(outline) if is_fused else None
-    if blocks is not None:
-        forms.insert(0, _with_fused(blocks, plain, idle, is_fused=is_fused))
-    native = with_kernels(outline, options) if kernels else None
-    if native is not None:
-        forms.insert(0, _with_fused(native, plain, idle, is_fused=is_fused))
-    standard = [*(form for form in forms if form is not None), plain]
-    is_marked = is_fused and any(outline.mentions(mark.encode()) for mark in (FUSED, KERNEL))
-    best = _in_one_pass(standard[0]) if is_marked else None
-    return standard if best is None else [best, *standard]
+    if outline is not None and on_host:
+        native = with_kernels(outline, options) if kernels else None
+        if _are_fused(options):
+            yield from _fused_forms(outline, native, plain.idle, idle)
+        elif native is not None:
+            yield Form(native, plain.idle)
+    yield plain
 
 
-def _in_one_pass(form: Form) -> Form | None:
-    """A form with kernels of ours, for single nodes and fused elementwise ones; None without."""
-    outline = Outline.of(form.content) if isinstance(form.content, bytes) else None
-    own = None if outline is None else with_own_kernels(outline)
-    outline = outline if own is None else Outline.of(own)
-    content = None if outline is None else fused(outline) or own
-    return None if content is None else Form(content, form.idle, is_fused=True)
+def _fused_forms(
+    outline: Outline, native: bytes | None, plain_idle: list[str], idle: Sequence[str]
+) -> Iterator[Form]:
+    """Forms with products put together: in onnxruntime's own kernels, in blocks, as they are.
+
+    Args:
+        outline: of the model.
+        native: the model with onnxruntime's kernels for weights of few bits, if it has such.
+        plain_idle: optimizers that a model does without whose products are as they were.
+        idle: the same where they are put together.
+    """
+    marks = (FUSED, KERNEL, COLUMN_LOOP)
+    is_marked = any(outline.mentions(mark.encode()) for mark in marks)
+    for source in (lambda: native, lambda: in_blocks(outline), lambda: outline):
+        content = source()
+        chosen = Outline.of(content) if isinstance(content, bytes) else content
+        if chosen is not None:
+            if is_marked and (best := _in_one_pass(chosen, plain_idle, idle)) is not None:
+                yield best
+            is_marked = False  # what is refused with our kernels is tried without
+            form = _fused(chosen, idle)
+            if form is not None:
+                yield form
+            elif chosen is not outline:
+                yield Form(chosen.model, plain_idle)
 
 
-def _with_fused(content: bytes, plain: Form, idle: Sequence[str], *, is_fused: bool) -> Form:
-    """A model that has been changed already, its marked products put together if that is wanted."""
-    outline = Outline.of(content) if is_fused else None
-    form = None if outline is None else _fused(outline, idle)
-    return form or Form(content, plain.idle)
+def _in_one_pass(outline: Outline, plain_idle: list[str], idle: Sequence[str]) -> Form | None:
+    """A form with kernels of ours, for loops, single nodes and elementwise ones; None without."""
+    loops = with_column_loops(outline)
+    outline = (None if loops is None else Outline.of(loops)) or outline
+    kernels = own_kernels(outline)
+    kernels |= fused_groups(outline, taken=kernels)
+    if not kernels and loops is None:
+        return None
+    products, without = fused_products(outline), outline.types if idle_of_shapes(idle) else (0, 0)
+    domains = (DOMAIN.encode(), CONTRIBUTED) if products else (DOMAIN.encode(),)
+    try:
+        content = changed(outline, products | kernels, *domains, without=without)
+    except (ModelFileError, IndexError):  # onnxruntime says what is wrong with it
+        return None
+    is_fused = bool(products) or without[0] < without[1]
+    return Form(content, list(idle) if is_fused else plain_idle, is_fused=True)
 
 
 def _fused(outline: Outline, idle: Sequence[str]) -> Form | None:

@@ -8,83 +8,87 @@ other numbers. The file stays as it is, of standard operators.
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from ...errors import ModelFileError
 from ...operators import COMPARISONS, FUSED, OUTSIDE
-from ..files.outline import GRAPH, Outline, fields
+from ..files.outline import Outline, fields
 from ..files.wire import Message
 from ..fusion.library import DOMAIN, OPERATOR, is_available
 from ..fusion.opcodes import ANY_SHAPE, FLAGS, PER_ROW, REDUCTIONS, SINGLE
-from ..fusion.program import ProgramError, Step, assemble, lower
-from .edits import ATTRIBUTE, LONGEST, Node, changed, field, marked, nodes_around
+from ..fusion.program import MOST_AXES, ProgramError, Step, assemble, lower
+from .edits import LONGEST, Node, changed, marked_inside_too, with_bodies
 from .products import constant_of, number_of
 
 COMPARING = COMPARISONS | {"And", "Not", "Or", "Xor"}
 """Operators whose results are truth values, of which a kernel makes numbers."""
+MARK = FUSED.encode()
 BOOL, INT64 = 9, b"\x07"
-BODY = 6
-"""Field of an attribute that is a graph."""
 HINTS = {"-": ANY_SHAPE, "r": PER_ROW, "n": SINGLE, "b": FLAGS}
 """What a mark says of the shapes of operands; the kernel checks it."""
 
 
 def fused(outline: Outline) -> bytes | None:
     """The model with its marked groups as one node each; None if there is nothing to do."""
-    if len(outline.model) > LONGEST or not outline.mentions(FUSED.encode()) or not is_available():
-        return None
+    changes = fused_groups(outline)
     try:
-        return _fused(outline)
-    except (ModelFileError, ValueError, LookupError):  # onnxruntime says what is wrong with it
+        return changed(outline, changes, DOMAIN.encode()) if changes else None
+    except (ModelFileError, IndexError):  # onnxruntime says what is wrong with it
         return None
 
 
-def _fused(outline: Outline) -> bytes | None:
-    groups = dict[str, list[tuple[Node, list[str]]]]()
-    for node in marked(outline, FUSED):
-        number, *words = node.mark[len(FUSED) :].decode().split()
-        groups.setdefault(number, []).append((node, words))
-    changes = dict[int, list[bytes]]()
+def fused_groups(outline: Outline, taken: Collection[int] = ()) -> dict[int, list[bytes]]:
+    """What stands in the places of marked groups.
+
+    Args:
+        outline: of the model.
+        taken: places of nodes that something else stands for already.
+    """
+    if len(outline.model) > LONGEST or not outline.mentions(MARK) or not is_available():
+        return {}
+    try:
+        return _changes(outline, taken)
+    except (ModelFileError, ValueError, LookupError):  # onnxruntime says what is wrong with it
+        return {}
+
+
+def _changes(outline: Outline, taken: Collection[int] = ()) -> dict[int, list[bytes]]:
+    groups, changes = dict[str, list[tuple[Node, list[str]]]](), dict[int, list[bytes]]()
+    for node in marked_inside_too(outline, FUSED):
+        if node.place in taken:
+            continue  # without it, its group is incomplete
+        if node.mark.startswith(MARK):
+            number, *words = node.mark[len(FUSED) :].decode().split()
+            groups.setdefault(number, []).append((node, words))
+        else:
+            begin, end = outline.nodes[node.place]
+            content = with_bodies(outline.model[begin:end], _changes, DOMAIN.encode())
+            if content is not None:
+                changes[node.place] = [content]
     for members in groups.values():
         changes |= _change(outline, members)
-    for place in nodes_around(outline, FUSED):
-        begin, end = outline.nodes[place]
-        content = _with_bodies(outline.model[begin:end])
-        if content is not None:
-            changes[place] = [content]
-    return changed(outline, changes, DOMAIN.encode()) if changes else None
-
-
-def _with_bodies(content: bytes) -> bytes | None:
-    """A node with its bodies' groups fused; None if there are none. A body is outlined alone."""
-    node, is_changed = Message.parse(content), False
-    for attribute in node.messages(ATTRIBUTE):
-        body = attribute.message(BODY)
-        outline = None if body is None else Outline.of(field(GRAPH, body))
-        inner = None if outline is None or not outline.nodes else _fused(outline)
-        if inner is not None:
-            graph = Message.parse(inner).message(GRAPH)
-            attribute.replace(BODY, [] if graph is None else [graph])
-            is_changed = True
-    return node.encode() if is_changed else None
+    return changes
 
 
 def _change(outline: Outline, members: Sequence[tuple[Node, list[str]]]) -> dict[int, list[bytes]]:
     """What stands in the places of a group's nodes; nothing if it is incomplete or has no form."""
     if any(int(words[0]) != len(members) for _, words in members):
         return {}  # the rest of it is in another piece, half or branch
-    steps, outputs, flags, hints = list[Step](), list[str](), set[str](), dict[str, int]()
+    steps, outputs, hints = list[Step](), list[str](), dict[str, int]()
+    behind = dict[str, bytes]()
     row_axes = int(members[0][1][2])
     try:
         for node, words in members:
-            steps += _steps(outline, node, rank=int(words[1]))
+            steps += _steps(outline, node, rank=int(words[1]), row_axes=row_axes)
             hints |= {n.decode(): HINTS[h] for n, h in zip(node.inputs, words[3])}
             if OUTSIDE in words[4:]:
                 outputs.append(node.outputs[0].decode())
-                if _is_flag(node):
-                    flags.add(outputs[-1])
+                behind |= _behind(node)
         results = {step.result for step in steps}
-        names = (name for step in steps for name in step.operands if isinstance(name, str))
+        names = [name for step in steps for name in step.operands if isinstance(name, str)]
+        dropped = {node.outputs[0].decode() for node, _ in members if _drops_axes(node)}
+        if not dropped.isdisjoint(names):
+            raise ProgramError("a sum that has lost its axes is no number of a row")
         read = dict.fromkeys(name for name in names if name not in results)
         program = assemble(steps, list(read), outputs, hints, row_axes)
     except ProgramError:
@@ -93,23 +97,37 @@ def _change(outline: Outline, members: Sequence[tuple[Node, list[str]]]) -> dict
     for name in read:
         message.add(1, name)
     for name in outputs:
-        message.add(2, _as_number(name) if name in flags else name)
+        message.add(2, _inside(name) if name in behind else name)
     message.add(3, members[-1][0].name).add(4, OPERATOR)
     message.add(5, Message().add(1, "program").add(4, program.text()).add(20, 3)).add(7, DOMAIN)
-    casts = [_cast(_as_number(name), name) for name in outputs if name in flags]
     changes: dict[int, list[bytes]] = {member.place: [] for member, _ in members}
-    changes[max(changes)] = [message.encode(), *casts]
+    changes[max(changes)] = [message.encode(), *behind.values()]
     return changes
 
 
-def _as_number(name: str) -> str:
-    return f"{name}/as number"
+def _inside(name: str) -> str:
+    return f"{name}/inside"
 
 
-def _cast(number: str, name: str) -> bytes:
-    """A node that makes truth values of numbers."""
-    to = Message().add(1, "to").add(3, BOOL).add(20, 2)
-    return Message().add(1, number).add(2, name).add(4, "Cast").add(5, to).encode()
+def _behind(node: Node) -> dict[str, bytes]:
+    """By the name of a result, the node that makes it of what the kernel has, if there is one.
+
+    Truth values are numbers in a kernel, and sums of rows keep their axes.
+    """
+    name = node.outputs[0].decode()
+    message = Message().add(1, _inside(name))
+    if _drops_axes(node):
+        message.add(1, node.inputs[1].decode()).add(2, name).add(4, "Squeeze")
+    elif _is_flag(node):
+        to = Message().add(1, "to").add(3, BOOL).add(20, 2)
+        message.add(2, name).add(4, "Cast").add(5, to)
+    else:
+        return {}
+    return {name: message.encode()}
+
+
+def _drops_axes(node: Node) -> bool:
+    return node.operator.decode() in REDUCTIONS and not _attributes(node).get("keepdims", 1)
 
 
 def _is_flag(node: Node) -> bool:
@@ -117,12 +135,15 @@ def _is_flag(node: Node) -> bool:
     return operator in COMPARING or (operator == "Cast" and _attributes(node).get("to") == BOOL)
 
 
-def _steps(outline: Outline, node: Node, rank: int) -> list[Step]:
+def _steps(outline: Outline, node: Node, rank: int, row_axes: int) -> list[Step]:
     operator, operands = node.operator.decode(), [name.decode() for name in node.inputs]
     attributes = _attributes(node)
     if operator in REDUCTIONS:
-        if not attributes.get("keepdims", 1) or _axis(outline, node) not in (-1, rank - 1):
-            raise ProgramError("only the last axis is reduced, and kept")
+        if _axes(outline, node, rank) != list(range(rank - row_axes, rank)):
+            raise ProgramError("only the axes of a row are reduced")
+        if _drops_axes(node) and len(node.inputs) < 2:
+            raise ProgramError("axes are dropped by a node that reads which")
+        attributes = {"rank": rank}
     elif operator == "Pow":
         exponent = number_of(outline, node.inputs[1])
         attributes = {} if exponent is None else {"exponent": exponent}
@@ -146,23 +167,23 @@ def _attributes(node: Node) -> dict[str, float]:
     return numbers
 
 
-def _axis(outline: Outline, node: Node) -> int | None:
-    """The axis that a reduction has as its second operand or as an attribute; None if not one."""
+def _axes(outline: Outline, node: Node, rank: int) -> list[int]:
+    """The axes that a reduction has as its second operand or as an attribute, in their order."""
+    axes = list[int]()
     if len(node.inputs) > 1:
         described = constant_of(outline, node.inputs[1])
-        return _integer(described) if described else None
-    for content in node.attributes:
-        message = Message.parse(content)
-        if message.string(1) == "axes":
-            axes = message.integers(8)
-            return axes[0] if len(axes) == 1 else None
-    return None
+        axes = _integers(described) if described else []
+    else:
+        for content in node.attributes:
+            message = Message.parse(content)
+            if message.string(1) == "axes":
+                axes = list(message.integers(8))
+    return sorted(axis + rank if axis < 0 else axis for axis in axes)
 
 
-def _integer(described: Mapping[int, bytes]) -> int | None:
-    """The number of a constant that has one element."""
-    if described.get(2) != INT64:
-        return None
-    if len(described.get(9, b"")) == 8:
-        return int(struct.unpack("<q", described[9])[0])
-    return None
+def _integers(described: Mapping[int, bytes]) -> list[int]:
+    """The numbers of a constant; none if they are not stored as bytes."""
+    raw = described.get(9, b"")
+    if described.get(2) != INT64 or len(raw) % 8 or len(raw) > 8 * MOST_AXES:
+        return []
+    return list(struct.unpack(f"<{len(raw) // 8}q", raw))

@@ -6,6 +6,7 @@ not match stays as it is. The file stays as it is, too, of standard operators.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -15,18 +16,21 @@ from ..files.outline import Outline
 from ..files.wire import Message
 from ..fusion.library import DOMAIN, is_available
 from ..fusion.operators import (
+    ADD_ELEMENTS,
     ADD_ROWS,
     ADD_TAPS,
     CUM_SUM,
     FOUR_TAPS,
     MAX_POOL,
     MAX_UNPOOL,
+    MODES,
     NEAREST,
+    PAD,
     READ_DOTS,
     Operator,
 )
 from ..fusion.program import ProgramError
-from .edits import LONGEST, changed, idle_after, marked
+from .edits import LONGEST, changed, connections_of, idle_after, marked
 from .patterns import Nodes, Number, Opened, Pattern, Result, Value, Zeros, matches
 
 DOUBLE, FLOAT, INT64 = 11, 1, 7
@@ -55,10 +59,20 @@ class Node(NamedTuple):
 
 def with_own_kernels(outline: Outline) -> bytes | None:
     """The model with nodes of ours in the places of marked ones; None if there is nothing to do."""
-    if len(outline.model) > LONGEST or not outline.mentions(KERNEL.encode()) or not is_available():
-        return None
+    changes = own_kernels(outline)
     try:
-        nodes, replacements = Nodes(outline), dict[int, Node]()
+        return changed(outline, changes, DOMAIN.encode()) if changes else None
+    except (ModelFileError, IndexError):  # onnxruntime says what is wrong with it
+        return None
+
+
+def own_kernels(outline: Outline) -> dict[int, list[bytes]]:
+    """What stands in the places of marked nodes, and of those that nobody reads then."""
+    if len(outline.model) > LONGEST or not outline.mentions(KERNEL.encode()) or not is_available():
+        return {}
+    try:
+        connections = connections_of(outline)
+        nodes, replacements = Nodes(outline, connections[1]), dict[int, Node]()
         for marked_node in marked(outline, KERNEL):
             node = nodes.maker(marked_node.outputs[0].decode())
             recognise = RECOGNISED.get(node.operator) if node is not None else None
@@ -66,13 +80,12 @@ def with_own_kernels(outline: Outline) -> bytes | None:
             if ours is not None:
                 replacements[marked_node.place] = ours
         if not replacements:
-            return None
+            return {}
         still_read = {name.encode() for node in replacements.values() for name in node.inputs}
-        idle = idle_after(outline, list(replacements), still_read)
-        changes = _together(nodes, replacements) | {place: [] for place in idle}
-        return changed(outline, changes, DOMAIN.encode())
+        idle = idle_after(outline, list(replacements), still_read, connections)
+        return _together(nodes, replacements) | {place: [] for place in idle}
     except (ModelFileError, ValueError, LookupError):  # onnxruntime says what is wrong with it
-        return None
+        return {}
 
 
 # --- rows added up by number ----------------------------------------------------------------------
@@ -141,17 +154,28 @@ SINGLE = Result(
 def _added_rows(nodes: Nodes, node: Opened) -> Node | None:
     """Rows of the first operand's shape, added up by number."""
     if node.attributes.get("axis", 0):
-        return _added_taps(nodes, node)
+        return _added_taps(nodes, node) or _added_elements(nodes, node)
     for pattern in (SORTED_SUMS, ONE_BY_ONE, SINGLE):
         bound = dict[str, str]()
         if matches(nodes, node.outputs[0], pattern, bound):
             if pattern is SORTED_SUMS and not _is_shape_of(nodes, bound):
                 return None
             if pattern is SINGLE and not _is_flat(nodes, bound):
-                return None
+                return _added_elements(nodes, node)
             operands = (bound["shape"], _unwrapped(nodes, bound), bound["source"])
             return Node(ADD_ROWS, operands, node.outputs)
     return None
+
+
+def _added_elements(nodes: Nodes, node: Opened) -> Node | None:
+    """Elements added up by their places along an axis, from zero on."""
+    axis = node.attributes.get("axis", 0)
+    pattern = SINGLE._replace(attributes={"axis": axis, "reduction": "add"})
+    bound = dict[str, str]()
+    if node.operator != "ScatterElements" or not matches(nodes, node.outputs[0], pattern, bound):
+        return None
+    operands = (bound["shape"], bound["rows"], bound["source"])
+    return _if_sound(Node(ADD_ELEMENTS, operands, node.outputs, (axis,)))
 
 
 def _is_shape_of(nodes: Nodes, bound: dict[str, str]) -> bool:
@@ -210,6 +234,26 @@ def _if_sound(node: Node) -> Node | None:
     except ProgramError:
         return None
     return node
+
+
+# --- padding --------------------------------------------------------------------------------------
+
+
+def _padded(nodes: Nodes, node: Opened) -> Node | None:
+    """A Pad by constant sizes along constant axes, with a constant number."""
+    pads, mode = nodes.constant(node.inputs[1]), MODES.get(node.attributes.get("mode", "constant"))
+    fill, named = (*node.inputs[2:], "", "")[:2]
+    number = nodes.number(fill) if fill else 0.0
+    if pads is None or mode is None or number is None:
+        return None
+    count = len(pads.elements) // 2
+    axes = nodes.constant(named) if named else Number(tuple(range(count)))
+    if axes is None or len(axes.elements) != count:
+        return None
+    (bits,) = struct.unpack("<i", struct.pack("<f", number))
+    each = zip(axes.elements, pads.elements[:count], pads.elements[count:], strict=True)
+    numbers = (mode, bits, count, *(n for triple in each for n in triple))
+    return _if_sound(Node(PAD, node.inputs[:1], node.outputs, numbers))
 
 
 # --- cumulative sums ------------------------------------------------------------------------------
@@ -301,6 +345,7 @@ RECOGNISED: dict[str, Callable[[Nodes, Opened], Node | None]] = {
     "GridSample": _sampled,
     "MaxPool": _pooled,
     "MaxUnpool": _unpooled,
+    "Pad": _padded,
     "ReduceSum": _read_dot,
     "ScatterElements": _added_rows,
     "ScatterND": _added_rows,

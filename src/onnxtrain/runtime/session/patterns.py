@@ -11,10 +11,10 @@ import struct
 from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeAlias
 
-from ..files.outline import INITIALIZER, NODE, Outline, fields
+from ..files.outline import INITIALIZER, NODE, Outline
 from ..files.wire import Message
 from .edits import ATTRIBUTE, DOMAIN, INPUT, OPERATOR, OUTPUT
-from .products import constant_of
+from .products import constant_of, number_of
 
 OUTPUT_OF_GRAPH = 12
 FLOAT, INT64 = 1, 7
@@ -97,24 +97,22 @@ class Opened(NamedTuple):
 
 
 class Nodes:
-    """The nodes of a model by the names of their results, opened when they are asked for."""
+    """The nodes of a model by the names of their results, opened when they are asked for.
 
-    def __init__(self, outline: Outline) -> None:
-        self._outline = outline
-        self._makers = dict[str, int]()
+    Args:
+        outline: of the model.
+        makers: place of the node that makes each value.
+    """
+
+    def __init__(self, outline: Outline, makers: Mapping[bytes, int]) -> None:
+        self._outline, self._makers = outline, makers
         self._opened = dict[str, Opened]()
-        model = outline.model
-        for place, (begin, end) in enumerate(outline.nodes):
-            for number, start, stop in fields(model, begin, end):
-                if number == OUTPUT:
-                    self._makers[model[start:stop].decode()] = place
-                elif number in (OPERATOR, ATTRIBUTE):
-                    break  # what follows is not names
+        self._constants = dict[str, Number | None]()
 
     def maker(self, name: str) -> Opened | None:
         """The node that makes a value; None if it comes from outside or from a foreign node."""
-        if name not in self._opened and name in self._makers:
-            place = self._makers[name]
+        place = self._makers.get(name.encode()) if name not in self._opened else None
+        if place is not None:
             begin, end = self._outline.nodes[place]
             self._open(Message.parse(self._outline.model[begin:end]), place)
         return self._opened.get(name)
@@ -150,18 +148,26 @@ class Nodes:
             return attribute.integers(8)
         return attribute.string(4) if attribute.has(4) else attribute.integer(3)
 
+    def number(self, name: str) -> float | None:
+        """The value of a constant that is one single precision number without axes."""
+        return number_of(self._outline, name.encode())
+
     def constant(self, name: str) -> Number | None:
         """The value of a small constant of INT64."""
+        if name not in self._constants:
+            self._constants[name] = self._read_constant(name)
+        return self._constants[name]
+
+    def _read_constant(self, name: str) -> Number | None:
         described = constant_of(self._outline, name.encode())
         if described is None or described.get(2) != bytes([INT64]):
             return None
-        message = Message()
-        for begin, end in self._outline.constants:
-            candidate = Message.parse(self._outline.model[begin:end])
-            if candidate.string(8) == name:
-                message = candidate
-        raw = bytes(described.get(9, b""))
-        if len(raw) > 8 * UNPACKED or len(raw) % 8 or message.has(14):
+        raw = described.get(9, b"")
+        if len(raw) > 8 * UNPACKED or len(raw) % 8:
+            return None
+        begin, end = self._outline.constant_of_name[name.encode()]
+        message = Message.parse(self._outline.model[begin:end])
+        if message.has(14):
             return None
         elements = struct.unpack(f"<{len(raw) // 8}q", raw) if raw else message.integers(7)
         return Number(tuple(elements), len(message.integers(1)))

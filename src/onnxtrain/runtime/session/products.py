@@ -13,7 +13,6 @@ then, and gets the model as it was (`devices.create_session`).
 from __future__ import annotations
 
 import struct
-from bisect import bisect_right
 from typing import NamedTuple
 
 from ...errors import ModelFileError
@@ -56,7 +55,6 @@ def _swap(rank: int) -> bytes:
     return attribute.add(20, 7).encode()
 
 
-CONSTANT_NAME_TAG = tag(CONSTANT_NAME)
 INPUT_TAG, OUTPUT_TAG, NAME_TAG = tag(INPUT), tag(OUTPUT), tag(NAME)
 FLAGS = (_flag("transA"), _flag("transB"))
 FUSED = field(OPERATOR, b"FusedMatMul") + field(DOMAIN, CONTRIBUTED)
@@ -78,16 +76,28 @@ def fuse_transposed(outline: Outline, *, with_types: bool = True) -> bytes | Non
         outline: of the model.
         with_types: whether it goes on saying what it knows of values that are no outputs.
     """
-    if len(outline.model) > LONGEST or not outline.nodes:
+    changes, without = fused_products(outline), outline.types if not with_types else (0, 0)
+    if not changes and (without[0] == without[1] or not may_be_changed(outline)):
         return None
     try:
-        changes = _changes(outline, list(marked(outline, TRANSPOSED)))
-        without = outline.types if not with_types else (0, 0)
-        if not changes and without[0] == without[1]:
-            return None
         return changed(outline, changes, CONTRIBUTED, without=without)
     except (ModelFileError, IndexError):  # onnxruntime says what is wrong with it
         return None
+
+
+def may_be_changed(outline: Outline) -> bool:
+    """Whether a model has nodes, and is not too long to be in memory twice."""
+    return len(outline.model) <= LONGEST and bool(outline.nodes)
+
+
+def fused_products(outline: Outline) -> dict[int, list[bytes]]:
+    """What stands in the places of marked products, and of what comes before and behind them."""
+    if not may_be_changed(outline):
+        return {}
+    try:
+        return _changes(outline, list(marked(outline, TRANSPOSED)))
+    except (ModelFileError, IndexError):  # onnxruntime says what is wrong with it
+        return {}
 
 
 def _changes(outline: Outline, nodes: list[Node]) -> dict[int, list[bytes]]:
@@ -135,16 +145,11 @@ def number_of(outline: Outline, name: bytes) -> float | None:
 
 def constant_of(outline: Outline, name: bytes) -> dict[int, bytes] | None:
     """The fields of an initializer; None if there is none of that name."""
-    if not outline.constants:
+    place = outline.constant_of_name.get(name)
+    if place is None:
         return None
-    model, begins = outline.model, [begin for begin, _ in outline.constants]
-    needle = CONSTANT_NAME_TAG + varint(len(name)) + name
-    at = model.find(needle, begins[0], outline.constants[-1][1])
-    if at < 0:
-        return None
-    place = outline.constants[bisect_right(begins, at) - 1]
-    described = {number: model[begin:end] for number, begin, end in fields(model, *place)}
-    return described if described.get(CONSTANT_NAME) == name else None
+    model = outline.model
+    return {number: model[begin:end] for number, begin, end in fields(model, *place)}
 
 
 def _fused(node: Node, operands: list[Before | None], last: Node, factor: float) -> bytes:

@@ -160,6 +160,12 @@ def available() -> bool:
     """Whether numba is installed and not turned off."""
     if os.environ.get("ONNXTRAIN_NO_NUMBA", "") not in {"", "0"}:
         return False
+    return _has_numba()
+
+
+@functools.cache
+def _has_numba() -> bool:
+    """Asked for each session, and looked for in files: a tenth of a millisecond."""
     return importlib.util.find_spec("numba") is not None
 
 
