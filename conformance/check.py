@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -104,6 +105,7 @@ def shortened(reason: object, length: int = 240) -> str:
     """One line, without addresses and paths that differ from run to run."""
     text = f"{type(reason).__name__}: {reason}" if isinstance(reason, Exception) else str(reason)
     text = re.sub(r"0x[0-9a-f]{6,}", "0x…", " ".join(text.split()))
+    text = re.sub(rf"{re.escape(tempfile.gettempdir())}/[\w.+-]+", "…", text)
     text = re.sub(r"(?:/[\w.+-]+){3,}/", "…/", text)
     begin = length // 2  # the end says what is wrong, after onnxruntime's long signatures
     return text if len(text) <= length else f"{text[:begin]}…{text[begin + 1 - length :]}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cached_property, partial
 
 import numpy as np
@@ -18,6 +19,7 @@ from onnxtrain.normalize import normalize
 
 from .cases import Array, OnnxCase
 from .check import EndOfCase, Stages
+from .everywhere import are_same, not_excused, with_kernels_everywhere
 from .results import Row
 from .sessions import Session, cpu_times
 from .twin import Twin, in_float64, widened
@@ -62,8 +64,13 @@ class OnnxTrial:
         """All stages; raises `EndOfCase` where one ends the case."""
         stages.run("forward", "not run forward", partial(self._forward, row))
         stages.run("differentiate", "crash", partial(self._differentiate, row))
-        ours = stages.run("gradients", "crash", partial(self._run, row))
+        stages.run("session", "crash", partial(self._make_session, row))
+        ours = stages.run("gradients", "crash", self._run)
         found = stages.run("differences", "crash", partial(self._judge, row, ours))
+        if self.session.kernels:
+            found = [self._not_excused(worst(found), ours)]
+        everywhere = partial(self._with_kernels_everywhere, row, ours)
+        found += stages.run("kernels everywhere", "crash", everywhere)
         if self.case.timing:
             stages.run("timing", "crash", partial(self._timing, row))
         final = worst(found)
@@ -104,7 +111,7 @@ class OnnxTrial:
         self.wrt = list(self.case.wrt) if self.case.wrt is not None else self._everything()
         if not self.wrt:
             raise EndOfCase("no gradient", "no float input or initializer to differentiate")
-        self.gradient_model = differentiate(self.loss_model, self.wrt, LOSS)
+        self.gradient_model = self._gradient_model()
         row["build_s"] = time.process_time() - started
         row["nodes"] = len(self.model.graph.node)
         row["nodes_after"] = len(self.gradient_model.graph.node)
@@ -115,12 +122,50 @@ class OnnxTrial:
         inputs = [n for n, v in self.case.feeds.items() if getattr(v, "dtype", None) in FLOATS]
         return [*weights, *inputs]
 
-    def _run(self, row: Row) -> dict[str, Array]:
+    def _make_session(self, row: Row) -> None:
         self.session = Session(self.gradient_model)
-        row["session_s"] = self.session.seconds
-        got = self.session.run(self.feeds)
-        names = gradient_names(self.gradient_model)
+        row["session_s"], row["kernels"] = self.session.seconds, self.session.kernels
+
+    def _gradient_model(self) -> onnx.ModelProto:
+        return differentiate(self.loss_model, self.wrt, LOSS)
+
+    def _run(self) -> dict[str, Array]:
+        return self._gradients_of(self.session, self.gradient_model)
+
+    def _gradients_of(self, session: Session, model: onnx.ModelProto) -> dict[str, Array]:
+        got = session.run(self.feeds)
+        names = gradient_names(model)
         return {n: got[names[n]] for n in self.wrt}
+
+    def _with_kernels_everywhere(self, row: Row, ours: dict[str, Array]) -> list[Verdict]:
+        everywhere = with_kernels_everywhere(self._gradient_model, self.session)
+        if everywhere is None:
+            return []
+        model, session = everywhere
+        row["kernels_everywhere"] = session.kernels
+        others = self._gradients_of(session, model)
+        if are_same(ours, others, self._largest(ours)):
+            row["everywhere"] = "right"
+            return []
+        decided = self._not_excused(worst(self._judge(row, others)), others)
+        row["everywhere"] = decided.word
+        return [replace(decided, note=f"with kernels everywhere, {decided.note}")]
+
+    def _not_excused(self, verdict: Verdict, kernels: dict[str, Array]) -> Verdict:
+        """A verdict about gradients of kernels, not less strict than about standard operators."""
+        if verdict.word != "rounding":
+            return verdict
+        session = Session(self.gradient_model, own_kernels=False, creations=1)
+        standard = self._gradients_of(session, self.gradient_model)
+        return not_excused(verdict, kernels, standard, self._exact_gradients)
+
+    def _largest(self, ours: Mapping[str, Array]) -> float:
+        """The largest of all gradients.
+
+        Those of the outputs count too: what cancels to zero leaves rounding of their size.
+        """
+        outer = {n: self.feeds[weight_of(LOSS, n)] for n in self.values}
+        return largest_of({**ours, **outer})
 
     def _judge(self, row: Row, ours: dict[str, Array]) -> list[Verdict]:
         start = self._start()
@@ -143,8 +188,7 @@ class OnnxTrial:
             if exact and together(exact).word == "right":
                 verdict = _rounded(verdict)
             return [self._or_formula(verdict, self.wrt) if steps is not STEPS else verdict]
-        # Gradients of the outputs count too: what cancels to zero leaves rounding of their size.
-        largest = largest_of(ours | {n: self.feeds[weight_of(LOSS, n)] for n in self.values})
+        largest = self._largest(ours)
         found = []
         for name in self.wrt:
 

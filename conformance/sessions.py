@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ from onnxtrain.runtime.fusion import library
 from onnxtrain.runtime.session.devices import open_session, session_options
 
 Array = np.ndarray[Any, Any]
+NO_FUSION = "ONNXTRAIN_NO_FUSION"
 CREATIONS, ENOUGH = 3, 0.3
 """How often a session is created, unless it takes so many seconds: the best time counts, as of
 steps. The first has to read code that the later ones find in the processor's caches."""
@@ -25,23 +28,34 @@ busy machine seconds of the clock would be over after them."""
 class Session:
     """A model that can be run; making the session took `seconds` of this thread.
 
-    One session of the `whole`, as onnxruntime makes it by itself, or what onnxtrain trains with.
+    One session of the `whole`, as onnxruntime makes it by itself, or what onnxtrain trains with:
+    of its nodes onnxruntime has `kernels` from us. The model has so many `bytes`.
     """
 
     def __init__(
-        self, model: onnx.ModelProto, *, whole: bool = False, optimized: bool = True
+        self,
+        model: onnx.ModelProto,
+        *,
+        whole: bool = False,
+        optimized: bool = True,
+        own_kernels: bool = True,
+        creations: int = CREATIONS,
     ) -> None:
         content = model.SerializeToString()
+        self.bytes = len(content)
         if not whole:
             library.register_path()  # half a second, once in a process, as onnxruntime's own import
         options = _stock_options() if whole else session_options(threads=1, weights_change=True)
         if not optimized:
             options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         self.seconds, began = float("inf"), time.thread_time()
-        for _ in range(CREATIONS):
+        for _ in range(creations):
+            kernels_before = 0 if whole else library.kernel_count()
             started = time.thread_time()
-            self._session = (_stock_session if whole else open_session)(content, options)
+            with contextlib.nullcontext() if own_kernels else _standard_operators():
+                self._session = (_stock_session if whole else open_session)(content, options)
             self.seconds = min(self.seconds, time.thread_time() - started)
+            self.kernels = 0 if whole else library.kernel_count() - kernels_before
             if time.thread_time() - began > ENOUGH:
                 break
         self._names = [o.name for o in model.graph.output]
@@ -51,6 +65,20 @@ class Session:
         """All outputs by name."""
         known = {n: a for n, a in feeds.items() if n in self._inputs}
         return dict(zip(self._names, self._session.run(self._names, known)))
+
+
+@contextlib.contextmanager
+def _standard_operators() -> Iterator[None]:
+    """Sessions that are made meanwhile have no kernels of ours."""
+    usual = os.environ.get(NO_FUSION)
+    os.environ[NO_FUSION] = "1"
+    try:
+        yield
+    finally:
+        if usual is None:
+            del os.environ[NO_FUSION]
+        else:
+            os.environ[NO_FUSION] = usual
 
 
 def _stock_options() -> ort.SessionOptions:

@@ -10,6 +10,7 @@ from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
+import onnx
 import torch
 from torch.utils import _pytree as pytree
 
@@ -18,6 +19,7 @@ from onnxtrain.torch.export import Exported
 
 from .cases import Array, TorchCase
 from .check import EndOfCase, Stages
+from .everywhere import are_same, not_excused, with_kernels_everywhere
 from .exporters import EXPORTERS
 from .results import Row
 from .sessions import Session, cpu_times
@@ -63,7 +65,10 @@ class TorchTrial:
         self.exported = stages.run("export", "not exported", self._exported)
         stages.run("forward", "not run forward", partial(self._forward, row))
         stages.run("differentiate", "crash", partial(self._differentiate, row))
+        stages.run("session", "crash", partial(self._make_session, row))
         stages.run("gradients", "crash", partial(self._gradients, row))
+        everywhere = partial(self._with_kernels_everywhere, row)
+        stages.run("kernels everywhere", "crash", everywhere)
         if self.case.second_order:
             stages.run("second order", "crash", partial(self._second_order, row))
         if self.case.steps and self.parameters:
@@ -147,21 +152,23 @@ class TorchTrial:
         for (output, value), weight in zip(self.values.items(), weights):
             self.feeds[weight_of(LOSS, output)] = weight.astype(value.dtype)
         started = time.thread_time()
-        self.gradient_model = differentiate(
-            self.model, list(self.wrt.values()), LOSS, self.exported.barriers
-        )
+        self.gradient_model = self._gradient_model()
         row["build_s"] = time.thread_time() - started
         row["nodes"] = len(self.exported.model.graph.node)
         row["nodes_after"] = len(self.gradient_model.graph.node)
 
-    def _gradients(self, row: Row) -> None:
+    def _gradient_model(self) -> onnx.ModelProto:
+        return differentiate(self.model, list(self.wrt.values()), LOSS, self.exported.barriers)
+
+    def _make_session(self, row: Row) -> None:
         self.session = Session(self.gradient_model)
-        row["session_s"] = self.session.seconds
+        row["session_s"], row["kernels"] = self.session.seconds, self.session.kernels
+
+    def _gradients(self, row: Row) -> None:
         got = self.session.run(self.feeds)
-        names = gradient_names(self.gradient_model)
-        ours = {n: got[names[v]] for n, v in self.wrt.items()}
+        self.ours = self._ours(got, self.gradient_model)
         largest = largest_of(self.gradients32)
-        found = self._judge_all(ours, largest)
+        found = self._judge_all(self.ours, largest)
         found += [
             Verdict("wrong", 1.0, f"{n} is not in the graph, and torch has a gradient")
             for n, g in self.gradients32.items()
@@ -170,6 +177,41 @@ class TorchTrial:
         if self._forward_error(got) > FORWARD_TOLERANCE:
             found.append(Verdict("wrong", 1.0, "outputs of the graph with gradients are others"))
         self._note(row, "gradients", found)
+
+    def _ours(self, got: Mapping[str, Array], model: onnx.ModelProto) -> dict[str, Array]:
+        """Of outputs the gradients, by torch's names."""
+        names = gradient_names(model)
+        return {n: got[names[v]] for n, v in self.wrt.items()}
+
+    def _with_kernels_everywhere(self, row: Row) -> None:
+        if self.session.kernels and self.verdicts[0].word == "rounding":
+            decided = self._not_excused(self.verdicts[0], self.ours)
+            row["gradients"], self.verdicts[0] = decided.word, decided
+        everywhere = with_kernels_everywhere(self._gradient_model, self.session)
+        if everywhere is None:
+            return
+        model, session = everywhere
+        row["kernels_everywhere"] = session.kernels
+        got = session.run(self.feeds)
+        others, largest = self._ours(got, model), largest_of(self.gradients32)
+        if are_same(self.ours, others, largest):
+            row["everywhere"] = "right"
+            return
+        found = self._judge_all(others, largest)
+        if self._forward_error(got) > FORWARD_TOLERANCE:
+            found.append(Verdict("wrong", 1.0, "outputs are others with kernels everywhere"))
+        decided = self._not_excused(worst(found), others)
+        row["everywhere"] = decided.word
+        self.verdicts.append(replace(decided, note=f"with kernels everywhere, {decided.note}"))
+
+    def _not_excused(self, verdict: Verdict, kernels: dict[str, Array]) -> Verdict:
+        """A verdict about gradients of kernels, not less strict than about standard operators."""
+        if verdict.word != "rounding":
+            return verdict
+        standard = Session(self.gradient_model, own_kernels=False, creations=1).run(self.feeds)
+        return not_excused(
+            verdict, kernels, self._ours(standard, self.gradient_model), self.twin or {}
+        )
 
     def _judge_all(self, ours: dict[str, Array], largest: float) -> list[Verdict]:
         """All that differ from torch's are judged: the worst by themselves, the rest together.

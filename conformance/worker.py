@@ -58,16 +58,15 @@ def _collected_afterwards() -> Iterator[None]:
 
 def attempt(name: str, make: Callable[[str], Any], say: Say, exporter: str = "") -> None:
     """Try one case, through one exporter or all; whatever it raises is a row."""
-    from .check import check
+    from .check import check, shortened
 
     say({"stage": "case"})
     try:
         case = make(name)
     except Exception as error:
         traceback.print_exc()
-        reason = f"the case cannot be made: {type(error).__name__}: {error}"
-        say({"row": {"name": name, "exporter": "", "outcome": "not exported",
-                     "reason": " ".join(reason.split())[:300]}})  # fmt: skip
+        reason = f"the case cannot be made: {shortened(error)}"
+        say({"row": {"name": name, "exporter": "", "outcome": "not exported", "reason": reason}})
     else:
         for row in check(name, case, say, exporter) if case is not None else ():
             say({"row": row})

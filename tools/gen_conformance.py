@@ -31,6 +31,7 @@ FIELDS = {
 }  # fmt: skip
 
 COUNTED = ("right", "refused", "wrong", "crash", "timeout")
+JUDGED = ("right", "wrong")
 BEFORE = ("not exported", "not run forward", "no gradient")
 
 HEADER = """# Conformance
@@ -59,6 +60,11 @@ float32 is off by *rounding*. A gradient that is lost beside the largest of its 
 right by itself, to five percent. Parameters after three steps of AdamW, through the artifacts, must
 equal torch's. An ONNX model has no autograd to compare with: differences of a float64 twin decide,
 which onnxruntime computes where it has the kernels, and onnx's evaluator otherwise.
+
+A session has kernels of onnxtrain's own for large tensors (ADR 21). Most networks of the lists are
+scaled down and would never meet one, so gradients are computed once more with *every* tensor taken
+for a large one. What then differs from the session's gradients by more than rounding is judged as
+they are, and counts for the case. {taken}
 
 What torch cannot export, what onnxruntime cannot run or runs to other results than torch, and what
 has no gradient in torch is not counted: *counted* are the cases that are left. A network that was
@@ -131,13 +137,25 @@ def render() -> str:
     tried = lists()
     scores = [f"| [{title(n)}](#{n}) {score(rows_)}\n" for n, rows_ in tried.items()]
     parts = [
-        HEADER,
+        HEADER.replace("{taken}", taken_with_kernels(tried)),
         _columns("list"),
         *scores,
         *(list_section(n, rows_) for n, rows_ in tried.items()),
     ]
     parts += [PREDECESSORS, *rows, *(section(n, r) for n, r in records().items())]
     return "".join(parts)
+
+
+def taken_with_kernels(tried: Mapping[str, Sequence[Row]]) -> str:
+    """How many of the cases with gradients were taken since sessions have kernels; and the rest."""
+    judged = {n: [r for r in rows if r["outcome"] in JUDGED] for n, rows in tried.items()}
+    older = {n: sum("kernels" not in row for row in rows) for n, rows in judged.items()}
+    left = [f"{count} of {len(judged[n])} of `{n}`" for n, count in older.items() if count]
+    total = sum(map(len, judged.values()))
+    text = f"So were taken {total - sum(older.values())} of the {total} cases that have gradients"
+    if not left:
+        return f"{text}: all."
+    return f"{text}; the rows of the others are from before there were kernels: {', '.join(left)}."
 
 
 def title(name: str) -> str:
@@ -228,6 +246,7 @@ def _figures(rows: Sequence[Row]) -> str:
         sentences.append(f"Nodes after ÷ before: {statistics.median(growth):.3g} in the middle, "
                          f"{max(growth):.3g} at most.")  # fmt: skip
     sentences += _sessions(tried)
+    sentences += _kernels(tried)
     for field, limit, what in OUTLIERS:
         slow = [r for r in tried if float(r.get(field) or 0) > limit]
         slow.sort(key=lambda r: -float(r[field]))
@@ -240,13 +259,39 @@ def _figures(rows: Sequence[Row]) -> str:
 def _sessions(rows: Sequence[Row]) -> list[str]:
     """How many sessions take longer to make than ten steps and five of the forward graph."""
     fields = ("session_s", "forward_session_s", "step_ms")
-    timed = [[float(row[f]) for f in fields] for row in rows if all(f in row for f in fields)]
-    slow = [step for made, forward, step in timed if made > 5 * forward + step / 100]
+    timed = [row for row in rows if all(f in row for f in fields)]
     if not timed:
         return []
+    slow = [row["step_ms"] for row in timed if to_limit(row) > 1]
     which = f" (their steps take {max(slow):.3g} ms at most)" if slow else ""
     what = "Sessions that take longer to make than ten steps and five sessions of the forward graph"
-    return [f"{what}: {len(slow)} of {len(timed)}{which}."]
+    nearest = max(timed, key=to_limit)
+    place = f"the nearest is `{nearest['name']}` at {to_limit(nearest):.2f} of that"
+    return [f"{what}: {len(slow)} of {len(timed)}{which}; {place}."]
+
+
+def to_limit(row: Row) -> float:
+    """The time that a session takes ÷ that of ten steps and five sessions of the forward graph."""
+    limit = 5 * float(row["forward_session_s"]) + float(row["step_ms"]) / 100
+    return float(row["session_s"]) / limit
+
+
+def _kernels(rows: Sequence[Row]) -> list[str]:
+    """How many sessions had kernels of our own, by themselves and with every tensor large."""
+    taken = [row for row in rows if "kernels" in row]
+    if not taken:
+        return []
+    usual = [row["kernels"] for row in taken if row["kernels"]]
+    all_over = [row for row in taken if "everywhere" in row]
+    most = f", {max(usual)} at most" if usual else ""
+    text = f"Sessions with kernels of our own: {len(usual)} of {len(taken)}{most}."
+    if all_over:
+        words = Counter(row["everywhere"] for row in all_over)
+        said = ", ".join(f"{count} {word}" for word, count in words.most_common())
+        most = max(row["kernels_everywhere"] for row in all_over)
+        text += f" With every tensor taken for a large one {len(all_over)} have more, {most} at "
+        text += f"most: {said}."
+    return [text]
 
 
 def _not_right(rows: Sequence[Row]) -> str:

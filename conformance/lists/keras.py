@@ -200,29 +200,37 @@ MODELS: dict[str, Callable[[Any, np.random.Generator], Any]] = {
 
 
 def _move_off_symmetric_points(model: Any) -> None:
-    """Scales of ones and shifts of zeros would hide mistakes."""
+    """Scales of ones and shifts of zeros would hide mistakes.
+
+    Random weights stay: with a mean of their own a deep network of convolutions would have one
+    output for all images.
+    """
     rng = np.random.default_rng(1)
     for weight in model.weights:
         value = np.asarray(weight)
-        if value.dtype.kind == "f":
+        if value.dtype.kind == "f" and value.size and value.min() == value.max():
             weight.assign(value + 0.05 * rng.uniform(0, 1, value.shape).astype(value.dtype))
 
 
 def _take_statistics(model: Any, x: np.ndarray[Any, Any]) -> None:
-    """Statistics of the norms of batches, from a few more images.
+    """Statistics of the norms of batches, from the images and a few more.
 
     A deep network whose norms know nothing grows until its last layer gives zeros and ones, or no
-    numbers: there is no gradient to compare then.
+    numbers: there is no gradient to compare then. It grows as well if the images are not among
+    those that the statistics are of, or if a Dropout is at work: what is far from the others is
+    further away behind each norm.
     """
     norms = [layer for layer in model.layers if hasattr(layer, "moving_variance")]
-    momenta = [norm.momentum for norm in norms]
-    for norm in norms:
-        norm.momentum = 0.0
-    images = np.random.default_rng(2).uniform(0, 1, (6, *x.shape[1:])).astype(np.float32)
+    dropouts = [layer for layer in model.layers if type(layer).__name__ == "Dropout"]
+    usual = [(layer, "momentum", layer.momentum) for layer in norms]
+    usual += [(layer, "rate", layer.rate) for layer in dropouts]
+    for layer, setting, _ in usual:
+        setattr(layer, setting, 0.0)
+    others = np.random.default_rng(2).uniform(0, 1, (6, *x.shape[1:])).astype(np.float32)
     if norms:
-        model(images, training=True)
-    for norm, momentum in zip(norms, momenta):
-        norm.momentum = momentum
+        model(np.concatenate([x, others]), training=True)
+    for layer, setting, value in usual:
+        setattr(layer, setting, value)
 
 
 def _convert(model: Any, x: np.ndarray[Any, Any]) -> tuple[Any, str]:

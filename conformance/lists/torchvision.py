@@ -25,6 +25,9 @@ BATCH = 39
 
 Make = Callable[..., torch.nn.Module]
 CLASSES = 10
+SEEDS = {"inception_v3": 1}
+"""Of weights and images, where it is not 0: with that, one number in front of a ReLU is zero but
+for rounding, and the graph of the gradients and the training graph take different sides of it."""
 _RESNET = {f"layer{i}": (0,) for i in (1, 2, 3, 4)}
 _BACKBONE = {f"backbone.{name}": places for name, places in _RESNET.items()}
 _BODY = {f"backbone.body.{name}": places for name, places in _RESNET.items()}
@@ -85,7 +88,7 @@ def names() -> list[str]:
 def case(name: str) -> TorchCase:
     """The model of this name, and images for it."""
     import_torchvision()
-    torch.manual_seed(0)
+    torch.manual_seed(SEEDS.get(name, 0))
     module = _made(name).eval()
     inputs = tuple(torch.randn(SHAPES[name]) for _ in range(2 if name in SECOND_IMAGE else 1))
     spread(module, *inputs)

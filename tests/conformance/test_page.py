@@ -89,6 +89,26 @@ def test_a_list_of_many_families_has_a_score_by_exporter(tool: ModuleType) -> No
     assert "| torchscript | 8 | 0 | 0 | 0 | 8 | 1 | 0 | 7 |" in text
 
 
+def test_a_list_says_which_sessions_had_kernels(tool: ModuleType) -> None:
+    timed = {"session_s": 0.36, "forward_session_s": 0.05, "step_ms": 5.0}
+    rows = [
+        {"name": "a", "outcome": "right", "kernels": 3, **timed},
+        {"name": "b", "outcome": "right", "kernels": 0, "kernels_everywhere": 9,
+         "everywhere": "right", **timed, "session_s": 0.1},
+        {"name": "c", "outcome": "right", **timed, "session_s": 0.1},
+        {"name": "d", "outcome": "refused", "reason": "no rule"},
+    ]  # fmt: skip
+    text = tool.list_section("a list", rows)
+    assert "Sessions with kernels of our own: 1 of 2, 3 at most." in text
+    assert "taken for a large one 1 have more, 9 at most: 1 right." in text
+    assert "1 of 3 (their steps take 5 ms at most); the nearest is `a` at 1.20 of that" in text
+    assert "2 of the 3 cases that have gradients; " in tool.taken_with_kernels({"a list": rows})
+    assert "kernels: 1 of 3 of `a list`." in tool.taken_with_kernels({"a list": rows})
+    assert tool.taken_with_kernels({"a list": rows[:2]}).endswith(
+        "2 cases that have gradients: all."
+    )
+
+
 def test_an_outcome_that_nobody_knows_is_refused(tool: ModuleType) -> None:
     with pytest.raises(ValueError, match="fine"):
         tool.score([{"outcome": "fine"}])
