@@ -12,6 +12,7 @@ from tests.defects import defect_of
 
 os.environ.setdefault("ONNXTRAIN_QUIET", "1")  # on a busy machine much takes two seconds
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # it is told nothing of our tests
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # its thread may abort a process at its end
 
 MISSING = ("not installed", "set ONNXTRAIN", "could not import")
 """Reasons that an installation would remove; all others belong to the cases."""

@@ -537,3 +537,20 @@ def test_the_rate_that_is_told_was_used(run):
     last = [line for line in result.err.splitlines() if line.startswith("epoch 2/2")][-1]
     assert float(last.split("  lr ")[1].split()[0]) == pytest.approx(rates[-1], rel=1e-3)
     assert json.loads(Path("out/history.json").read_text())["lr"][-1] == rates[-1]
+
+
+@pytest.mark.parametrize(("set_by_user", "expected"), [(None, "1"), ("0", "0")])
+def test_onnxruntime_does_not_report_unless_asked(set_by_user: str | None, expected: str) -> None:
+    name = "ORT_DISABLE_TELEMETRY"
+    environment = {n: v for n, v in os.environ.items() if n != name}
+    if set_by_user is not None:
+        environment[name] = set_by_user
+    script = (
+        "import onnxtrain.cli, os, sys; assert 'onnxruntime' not in sys.modules;"
+        f"print(os.environ['{name}'])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True,
+        timeout=120, check=True,
+    )  # fmt: skip
+    assert done.stdout.strip() == expected
