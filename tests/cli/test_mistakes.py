@@ -14,6 +14,7 @@ import pytest
 
 from onnxtrain import losses, optim
 from onnxtrain.artifacts import generate_artifacts
+from onnxtrain.cli.output import readable
 
 from .models import HEAD, blobs, classifier, regressor, save, tree, write_csv, write_npz
 
@@ -461,3 +462,12 @@ def test_wrong_usage(run, arguments):
     assert result.code == 2
     assert "Usage: " in result.err
     assert json.dumps(result.out) == '""'
+
+
+def test_a_name_of_a_million_letters_is_cut() -> None:
+    """Terminals and pages wrap it for seconds, and nobody reads it."""
+    short = readable(f"Error: node {'n' * 10**6} is there, \x1b[31mand {'m' * 999} stays")
+    assert len(short) < 3000
+    assert "n…n" in short
+    assert "m" * 999 in short
+    assert "\x1b" not in short

@@ -18,7 +18,7 @@ import click
 
 from ..drawing.inert import inert
 from ..errors import NoGradientError, OnnxTrainError, OnnxTrainWarning
-from .output import Output
+from .output import Output, readable
 from .waiting import preparations_shown
 
 COMMANDS = {
@@ -203,7 +203,7 @@ def _report(error: Exception, output: Output) -> int:
         sys.stderr.write(inert(traceback.format_exc()))
     message = _message(error)
     output.err.print("Error: ", style="bold red", end="")
-    output.err.print(inert(message), markup=False, highlight=False, soft_wrap=True)
+    output.err.print(readable(message), markup=False, highlight=False, soft_wrap=True)
     return USER_ERROR
 
 

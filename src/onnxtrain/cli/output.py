@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,9 @@ from ..drawing.inert import inert
 from ..errors import OnnxTrainError
 
 WIDTH_WITHOUT_TERMINAL = 120
+LONGEST_WORD = 1000
+"""Letters of a name that are printed: of a million, only what a file is hostile with."""
+LONG_WORD = re.compile(rf"\S{{{LONGEST_WORD},}}")
 
 
 class UserError(OnnxTrainError, click.ClickException):
@@ -51,7 +55,9 @@ class Output:
     def say(self, text: str, style: str | None = None) -> None:
         """One line about what happens; nothing with ``--quiet``."""
         if not self.quiet:
-            self.err.print(inert(text), style=style, markup=False, highlight=False, soft_wrap=True)
+            self.err.print(
+                readable(text), style=style, markup=False, highlight=False, soft_wrap=True
+            )
 
     def show(self, text: str) -> None:
         """A result as plain text."""
@@ -77,6 +83,11 @@ class Output:
         self.out.print(table, highlight=False)
 
 
+def readable(text: str) -> str:
+    """What may stand in a line of a message: no control codes, and long words without middle."""
+    return LONG_WORD.sub(lambda word: f"{word[0][:400]}…{word[0][-100:]}", inert(text))
+
+
 def _console(stream: Any) -> Console:
     width = None if stream.isatty() else WIDTH_WITHOUT_TERMINAL
     return Console(file=stream, width=width, emoji=False)
@@ -85,7 +96,7 @@ def _console(stream: Any) -> Console:
 def _plain(cell: Any) -> str:
     from rich.markup import escape
 
-    return escape(inert(str(cell)))
+    return escape(readable(str(cell)))
 
 
 def current() -> Output:
