@@ -112,6 +112,7 @@ def test(arguments: list[str]) -> int:
         steps = [step for step in steps if "mypy" not in step]  # it reads torch's types
     else:
         set_up_tests()
+    os.environ.setdefault("MALLOC_PERTURB_", "165")  # glibc: memory that was freed is written over
     for step in steps:
         print("+ python", " ".join(step), flush=True)
         code = run(*step)

@@ -224,7 +224,16 @@ def test_each_package_needs_only_what_the_table_says(package: str) -> None:
         assert not extra, f"{path.relative_to(ROOT)} imports {sorted(extra)}"
 
 
-LIGHT = {"__init__", "columns", "library", "opcodes", "operators", "program", "stub"}
+LIGHT = {
+    "__init__",
+    "columns",
+    "library",
+    "machine_code",
+    "opcodes",
+    "operators",
+    "program",
+    "stub",
+}
 """Modules of `runtime/fusion` that can be imported without numba; the others are kernels."""
 
 

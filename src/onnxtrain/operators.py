@@ -112,6 +112,9 @@ KERNEL = "onnxtrain: kernel"
 """What a node says of itself if a session may compute it, with nodes before it, by a kernel of our
 own; the session finds out by itself what they compute."""
 
+OR_KERNEL = f"; {KERNEL}"
+"""What a MatMul that reads a transposed operand says besides if that holds for it too."""
+
 COLUMN_LOOP = "onnxtrain: columns"
 """What a Scan over time says of itself whose states have rows and columns, [features, batch], as
 have its slices and what it reads from outside (or one column for all). A session may take each
@@ -119,15 +122,16 @@ column through all steps by itself, if it sees that the body does nothing else."
 
 FUSABLE = frozenset(
     {
-        "Abs", "Add", "And", "Cast", "Clip", "Div", "Elu", "Equal", "Erf", "Exp", "Floor",
-        "Greater", "GreaterOrEqual", "HardSigmoid", "HardSwish", "Identity", "LeakyRelu", "Less",
-        "LessOrEqual", "Log", "Max", "Min", "Mul", "Neg", "Not", "Or", "Pow", "Reciprocal",
-        "ReduceMax", "ReduceMean", "ReduceSum", "Relu", "Sigmoid", "Sign", "Softplus", "Softsign",
-        "Sqrt", "Sub", "Sum", "Tanh", "ThresholdedRelu", "Where", "Xor",
+        "Abs", "Add", "And", "BatchNormalization", "Cast", "Clip", "Div", "Elu", "Equal", "Erf",
+        "Exp", "Floor", "Greater", "GreaterOrEqual", "HardSigmoid", "HardSwish", "Identity",
+        "LeakyRelu", "Less", "LessOrEqual", "Log", "Max", "Min", "Mul", "Neg", "Not", "Or", "Pow",
+        "Reciprocal", "ReduceMax", "ReduceMean", "ReduceSum", "Relu", "Sigmoid", "Sign", "Softmax",
+        "Softplus", "Softsign", "Sqrt", "Sub", "Sum", "Tanh", "ThresholdedRelu", "Where", "Xor",
     }
 )  # fmt: skip
 """Operators that can be computed together with others: elementwise ones on floats and truth values,
-powers with an exponent of `FUSABLE_POWERS`, and reductions of the last axis that keep it."""
+powers with an exponent of `FUSABLE_POWERS`, reductions of the last axes, Softmax along the last
+one, and BatchNormalization with statistics that are known before."""
 
 FUSABLE_POWERS = (2.0, 3.0, 0.5)
 

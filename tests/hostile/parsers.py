@@ -347,6 +347,7 @@ def fused_models(folder: Path) -> list[bytes]:
 def fused_groups(path: Path) -> object:
     """The bytes that a session gets; what onnxruntime refuses of them is not taken."""
     from onnxtrain.runtime.files.outline import Outline
+    from onnxtrain.runtime.fusion.operators import OPERATORS
     from onnxtrain.runtime.session import devices
     from onnxtrain.runtime.session.fusion import fused
 
@@ -356,7 +357,7 @@ def fused_groups(path: Path) -> object:
         return False
     x = np.ones((64, 256), np.float32)
     with contextlib.suppress(Exception):
-        form = devices.Form(content, [], is_fused=True)
+        form = devices.Form(content, [], OPERATORS)
         devices.session_of(form, devices.session_options(threads=1)).run(
             None, {"x": x, "y_grad": x}
         )
@@ -387,6 +388,7 @@ def column_models(folder: Path) -> list[bytes]:
 def column_loops(path: Path) -> object:
     """The bytes that a session gets; what onnxruntime refuses of them is not taken."""
     from onnxtrain.runtime.files.outline import Outline
+    from onnxtrain.runtime.fusion.operators import OPERATORS
     from onnxtrain.runtime.session import devices
     from onnxtrain.runtime.session.column_loops import with_column_loops
 
@@ -402,7 +404,7 @@ def column_loops(path: Path) -> object:
             "y_grad": np.ones((2, 1, 16, 48), np.float32),
         }
         with contextlib.suppress(Exception):
-            form = devices.Form(content, [], is_fused=True)
+            form = devices.Form(content, [], OPERATORS)
             devices.session_of(form, devices.session_options(threads=1)).run(None, feeds)
     return True
 

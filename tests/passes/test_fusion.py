@@ -47,6 +47,10 @@ def marks(graph: ir.Graph) -> dict[str, list[str]]:
     }
 
 
+SOFTMAX = (
+    "s = Add(x, z) p = Softmax(s) t = Transpose(p) m = MatMul(p, t) n = MatMul(m, z)"
+    " g = Mul(n, p) r = ReduceSum(g, last) d = Sub(n, r) y = Mul(p, d)"
+)
 SPLITTING = (
     "a = Neg(x) e = Exp(a) c = Concat<axis = 0>(e, e) s, t = Split<axis = 0, num_outputs = 2>(c)"
     " f = Mul(s, e) y = Add(f, t)"
@@ -109,6 +113,13 @@ GROUPS = {
     "a square is a power": ("a = Pow(x, two) y = Add(a, z)", [{"a", "y"}]),
     "a root is a power": ("a = Pow(x, half) y = Add(a, z)", [{"a", "y"}]),
     "other powers are not": ("a = Pow(x, z) b = Neg(a) y = Exp(b)", [{"b", "y"}]),
+    "a softmax and its gradient": (SOFTMAX, [{"s", "p"}, {"g", "r", "d", "y"}]),
+    "a softmax that is read once": (
+        "s = Add(x, z) p = Softmax(s) t = Transpose(p) y = Add(x, z)", [],
+    ),
+    "a softmax of columns": (
+        "p = Softmax<axis = 0>(x) t = Transpose(p) u = Neg(p) y = Exp(u)", [{"u", "y"}],
+    ),
     "two groups meet": (
         "a = Neg(x) b = Exp(a) c = Neg(z) d = Exp(c) y = Add(b, d)", [{"a", "b", "c", "d", "y"}],
     ),
@@ -213,3 +224,41 @@ def test_long_vectors_are_not_followed(monkeypatch: pytest.MonkeyPatch) -> None:
     mark_where_shapes_are_inferred(ir.from_proto(model))
     assert followed
     assert not any(followed)
+
+
+CHANNELS = "float[n, 16, 32, 32] x, float[16] w, float[16] v, float[n, 16, 32, 32] z"
+IMAGES = "float[n, 16, 32, 32] y"
+NORMALIZED = {
+    "alone": ("i = BatchNormalization(x, w, w, w, v) y = Transpose<perm=[0,1,2,3]>(i)", []),
+    "with what follows": (
+        "i = BatchNormalization(x, w, w, w, v) a = Add(i, z) y = Relu(a)", [{"i", "a", "y"}]
+    ),
+    "not with what is before": (
+        "e = Exp(x) n = Neg(e) i = BatchNormalization(n, w, w, w, v) y = Relu(i)",
+        [{"e", "n"}, {"i", "y"}],
+    ),
+    "two of them": (
+        "i = BatchNormalization(x, w, w, w, v) j = BatchNormalization(z, w, w, w, v) y = Sub(i, j)",
+        [{"i", "j", "y"}],
+    ),
+    "constants go into a convolution": (
+        "i = BatchNormalization(x, c, c, c, c) a = Relu(i) y = Neg(a)", [{"a", "y"}]
+    ),
+    "a mask is computed where it is read": (
+        "r = Relu(x) p = Greater(r, half) t = Transpose<perm=[0,1,2,3]>(r) y = Where(p, t, half)",
+        [{"p", "y"}],
+    ),
+    "or with what it is a mask of": (
+        "n = Neg(x) p = Greater(n, half) y = Where(p, n, half)", [{"n", "p", "y"}]
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NORMALIZED)
+def test_normalizations_and_masks(name: str) -> None:
+    nodes, expected = NORMALIZED[name]
+    ones = ", ".join(["1"] * 16)
+    text = f"""<ir_version: 9, opset_import: ["": 18]> g ({CHANNELS}) => ({IMAGES})
+        <float half = {{0.5}}, float[16] c = {{{ones}}}> {{ {nodes} }}"""
+    model = onnx.shape_inference.infer_shapes(onnx.parser.parse_model(text))
+    assert groups(mark_fusable(ir.from_proto(model)).graph) == expected

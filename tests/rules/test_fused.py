@@ -50,7 +50,7 @@ def test_sessions_have_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     create = devices.session_of
 
     def session_of(form: devices.Form, *arguments: Any, **settings: Any) -> Any:
-        forms.append(form.is_fused)
+        forms.append(bool(form.operators))
         return create(form, *arguments, **settings)
 
     monkeypatch.setattr(devices, "session_of", session_of)

@@ -15,7 +15,7 @@ import pytest
 import onnxtrain
 from onnxtrain.operators import FUSED
 from onnxtrain.runtime.files.outline import Outline
-from onnxtrain.runtime.fusion import library
+from onnxtrain.runtime.fusion import library, operators
 from onnxtrain.runtime.session import devices, fusion
 
 Array = np.ndarray[Any, Any]
@@ -35,6 +35,8 @@ MODELS = {
     "a norm by hand": "p = Mul(x, x) m = ReduceMean(p, last) q = Sqrt(m) y = Div(x, q)",
     "a sum that drops its axis": "p = Mul(x, x) m = ReduceMean<keepdims = 0>(p, last)"
     " u = Unsqueeze(m, last) y = Mul(x, u)",
+    "softmax of a product": "s = Mul(x, w) y = Softmax(s)",
+    "softmax of a mask": "p = Greater(x, b) n = Where(p, x, least) s = Add(n, w) y = Softmax(s)",
     "a choice": "p = Greater(x, b) n = Neg(x) y = Where(p, n, x)",
     "a mask that is a result": "n = Neg(x) p = Greater(n, b) y = Where(p, n, x)",
 }
@@ -45,7 +47,7 @@ def model_of(nodes: str) -> onnx.ModelProto:
     return onnx.parser.parse_model(f"""
         <ir_version: 9, opset_import: ["": 20]>
         g (float[N, 150] x, float[150] w, float[150] b) => (float[N, 150] y{extra})
-        <int64[1] last = {{-1}}> {{ {nodes} }}""")
+        <int64[1] last = {{-1}}, float least = {{-3e38}}> {{ {nodes} }}""")
 
 
 def graded(name: str) -> onnx.ModelProto:
@@ -105,6 +107,75 @@ def test_bodies_of_loops_are_fused() -> None:
     found = torch.autograd.grad(ORTModule(layer)(x)[0].square().sum(), list(layer.parameters()))
     for a, b in zip(found, expected):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+
+
+@needs_kernel
+@pytest.mark.parametrize("shape", [
+    (3, 16, 17, 13), (16, 64, 32, 32), (2, 3000, 2, 2), (5, 64, 40), (2, 40, 3, 4, 5),
+    (1, 600, 4, 4),
+])  # fmt: skip
+@pytest.mark.parametrize("is_trained", [True, False])
+def test_normalizations_of_batches(
+    shape: tuple[int, ...], is_trained: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With what is added and a Relu behind; both directions, the same on any number of threads."""
+    sizes, channels = ",".join(map(str, ("n", *shape[1:]))), shape[1]
+    vectors = ", ".join(f"float[{channels}] {name}" for name in "wbmv")
+    normalized = "i, j, k = BatchNormalization<training_mode = 1>" if is_trained else (
+        "i = BatchNormalization<epsilon = 0.01>"
+    )  # fmt: skip
+    model = onnx.parser.parse_model(f"""
+        <ir_version: 9, opset_import: ["": 18]>
+        g (float[{sizes}] x, float[{sizes}] z, {vectors}) => (float[{sizes}] y)
+        {{ {normalized}(x, w, b, m, v) s = Add(i, z) y = Relu(s) }}""")
+    model = onnxtrain.differentiate(model, wrt=["x", "z", "w", "b"], of="y", vjp=True)
+    marked = [n for n in model.graph.node if n.doc_string.startswith(FUSED)]
+    assert "BatchNormalization" in {n.op_type for n in marked}
+    rng = np.random.default_rng(0)
+    fed = {n: rng.standard_normal(shape).astype(np.float32) for n in ("x", "z", "y_grad")}
+    fed |= {n: rng.uniform(0.5, 2, channels).astype(np.float32) for n in "wbmv"}
+
+    def results(threads: int) -> list[Array]:
+        options = devices.session_options(threads=threads)
+        session = devices.open_session(model.SerializeToString(), options)
+        wanted = {i.name for i in session.get_inputs()}
+        return list(session.run(None, {n: a for n, a in fed.items() if n in wanted}))
+
+    ours, with_two = results(1), results(2)
+    monkeypatch.setenv("ONNXTRAIN_NO_FUSION", "1")
+    for a, b, plain in zip(ours, with_two, results(1), strict=True):
+        np.testing.assert_array_equal(a, b)
+        np.testing.assert_allclose(a, plain, rtol=1e-4, atol=1e-5 * np.abs(plain).max())
+
+
+@needs_kernel
+@pytest.mark.parametrize("hints", ["-cccc", "-rrrr", "ccccc", "-----"])
+@pytest.mark.parametrize("rank", [1, 2, 3, 4, 9, -2])
+@pytest.mark.parametrize("row_axes", [1, 2])
+@pytest.mark.parametrize("shape", [(4, 4, 4), (4, 4), (1, 4, 4, 4)])
+def test_a_wrong_mark_normalizes_no_other_axis(
+    hints: str, rank: int, row_axes: int, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = onnx.parser.parse_model(f"""
+        <ir_version: 9, opset_import: ["": 18]>
+        g (float[{",".join("abcd"[: len(shape)])}] x, float[c] w, float[c] b, float[c] v)
+        => (float[] y) {{ i = BatchNormalization(x, w, b, b, v) y = Neg(i) }}""")
+    model.graph.output[0].type.tensor_type.ClearField("shape")
+    for node, words in zip(model.graph.node, (hints, "- out")):
+        node.doc_string = f"{FUSED} 1 2 {rank} {row_axes} {words}"
+    rng = np.random.default_rng(0)
+    fed = {n: rng.uniform(1, 2, 4).astype(np.float32) for n in "wbv"}
+    fed["x"] = rng.standard_normal(shape).astype(np.float32)
+    monkeypatch.setenv("ONNXTRAIN_NO_FUSION", "1")
+    expected = devices.open_session(model.SerializeToString()).run(None, fed)
+    monkeypatch.delenv("ONNXTRAIN_NO_FUSION")
+    error = ""
+    try:
+        (found,) = devices.open_session(model.SerializeToString()).run(None, fed)
+    except Exception as caught:  # onnxruntime's errors have no common base class
+        found, error = expected[0], str(caught)
+    assert not error or "fused node do not have the shapes" in error
+    np.testing.assert_allclose(found, expected[0], rtol=1e-5, atol=1e-6)
 
 
 def test_a_group_of_which_a_part_is_elsewhere_is_left_alone() -> None:
@@ -189,10 +260,23 @@ def test_a_wrong_mark_changes_no_number(mark: str, monkeypatch: pytest.MonkeyPat
 def test_without_the_kernel_operators_run_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     content = graded("gelu").SerializeToString()
     expected = run(devices.open_session(content), 9)
-    monkeypatch.setattr(devices, "register_path", lambda: "")
+    monkeypatch.setattr(devices, "register", lambda *_: False)
     found = run(devices.open_session(content), 9)
     for output, values in expected.items():
         np.testing.assert_allclose(found[output], values, rtol=2e-5, atol=2e-6)
+
+
+@needs_kernel
+def test_options_learn_of_operators_as_models_need_them() -> None:
+    options = devices.session_options(threads=1)
+    contents = [graded("gelu").SerializeToString() for _ in range(2)]
+    for needed in (operators.OPERATORS[:1], operators.OPERATORS[:1], operators.OPERATORS[1:4]):
+        devices._register(options, needed, is_lent=False)
+        session = devices.session_of(
+            devices.Form(fusion.fused(Outline.of(contents[0])) or b"", [], needed), options
+        )
+        assert run(session, 4)
+    assert devices._registered[options] == set(operators.OPERATORS[:4])
 
 
 @needs_kernel

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx.numpy_helper
 import onnx.parser
 import pytest
 
@@ -18,6 +19,7 @@ from onnxtrain.runtime.fusion.library import is_available
 from onnxtrain.runtime.fusion.program import ProgramError
 from onnxtrain.runtime.session.devices import create_session, session_options
 from onnxtrain.runtime.session.kernels import with_own_kernels
+from onnxtrain.runtime.session.rows_in_place import with_rows_in_place
 
 pytestmark = pytest.mark.skipif(not is_available(), reason="there is no numba, or no Linux")
 HEAD = '<ir_version: 8, opset_import: ["": 18]> '
@@ -122,6 +124,7 @@ PADDED = [
     ((30, 4), (0, 1, 0, 2)), ((5, 6, 7), (0, 2, 3, 0, 1, 2)), ((5, 6, 7), (1, 0, 0, 2, 0, 0)),
     ((2, 3, 4, 5, 6), (0, 0, 1, 2, 3, 0, 0, 3, 2, 1)), ((9,), (4, 4)), ((3, 1), (1, 2, 2, 0)),
     ((40_000, 3), (0, 1, 0, 1)), ((3, 5), (0, 0, 0, 0)), ((0, 5), (0, 1, 0, 1)),
+    ((200_000,), (1, 300_000)),  # its table is memory that a free gives back to the system
 ]  # fmt: skip
 
 
@@ -279,6 +282,192 @@ def test_the_pass_marks_what_is_large() -> None:
     assert (marks(100), marks(10_000)) == (0, 1)
 
 
+# --- windows of small images ----------------------------------------------------------------------
+
+SMALL_MAPS = [
+    ((3, 256, 4, 4), (256, 3, 3), "pads=[1,1,1,1]"),
+    ((2, 256, 8, 7), (256, 3, 2), "strides=[2,1], pads=[1,0,0,1]"),
+    ((2, 256, 9, 8), (256, 2, 3), "dilations=[2,1], strides=[2,2]"),
+    ((5, 40, 2, 2), (50, 3, 3), "pads=[1,1,1,1]"),
+    ((3, 40, 4, 5), (50, 3, 3), "strides=[2,2], pads=[1,1,1,1]"),
+    ((2, 40, 5, 5), (30, 2, 2), "dilations=[2,1], strides=[1,2]"),
+]
+
+
+def convolution(shape: tuple[int, ...], weights: tuple[int, ...], geometry: str) -> bytes:
+    """With the gradients; the batch is open."""
+    filters, *kernel = weights
+    image, sizes = (",".join(map(str, s)) for s in (shape[1:], (filters, shape[1], *kernel)))
+    text = f"g (float[n,{image}] x, float[{sizes}] w) => (float[n,{filters},h,v] y) "
+    model = parsed(text + f"{{ y = Conv<kernel_shape={kernel}, {geometry}>(x, w) }}")
+    y = model.graph.output[0].type.tensor_type.shape.dim
+    feeds = {"x": np.zeros((1, *shape[1:])), "w": np.zeros((filters, shape[1], *kernel))}
+    single = {name: value.astype(np.float32) for name, value in feeds.items()}
+    for dim, size in zip(y[2:], run(model.SerializeToString(), single)[0].shape[2:]):
+        dim.dim_value = size
+    both = onnxtrain.differentiate(model, wrt=["x", "w"], vjp=True)
+    return marked(both, "Col2Im", "Conv", "Reshape")
+
+
+@pytest.mark.parametrize(("shape", "weights", "geometry"), SMALL_MAPS)
+def test_windows_of_small_images(
+    monkeypatch: pytest.MonkeyPatch,
+    shape: tuple[int, ...],
+    weights: tuple[int, ...],
+    geometry: str,
+) -> None:
+    content, rng = convolution(shape, weights, geometry), np.random.default_rng(0)
+    assert "CutWindows" in operators_of(content)
+    x = rng.standard_normal(shape).astype(np.float32)
+    w = rng.standard_normal((weights[0], shape[1], *weights[1:])).astype(np.float32)
+    forward = onnx.load_from_string(content)
+    y = next(v for v in forward.graph.output if v.name == "y")
+    sizes = [d.dim_value or shape[0] for d in y.type.tensor_type.shape.dim]
+    dy = rng.standard_normal(sizes).astype(np.float32)
+    feeds = {"x": x, "w": w, "y_grad": dy}
+    ours = [run(content, feeds, threads) for threads in (1, 2)]
+    monkeypatch.setenv("ONNXTRAIN_NO_FUSION", "1")
+    plain = [run(content, feeds, threads) for threads in (1, 2)]
+    for threads in (0, 1):  # onnxruntime's products depend on their number
+        for a, b in zip(ours[threads], plain[threads], strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+WINDOW = "3 1 1 1 1 0"
+
+
+@pytest.mark.parametrize("text", [
+    "", "0 1", f"2 {WINDOW} {WINDOW} 4 4", f"0 0 1 1 1 1 0 {WINDOW} 4 4",
+    f"0 {WINDOW} {WINDOW} 0 4", f"0 {WINDOW} {WINDOW} 4 -4", f"0 {WINDOW} 3 0 1 1 1 0 4 4",
+    f"0 {WINDOW} 9 1 1 0 0 0 4 4",
+    f"0 {WINDOW} {WINDOW} 2000 2000",
+])  # fmt: skip
+def test_windows_that_are_none(text: str) -> None:
+    with pytest.raises(ProgramError):
+        operators.FOLD_WINDOWS.parse(text)
+
+
+CUT = (
+    "t = Transpose<perm=[1,0,2,3]>(x) u = Unsqueeze(t, one) "
+    "y = Conv<kernel_shape=[1,1,2], pads=[0,0,0,0,0,1]>(u, w)"
+)
+
+
+@pytest.mark.parametrize(("change", "is_replaced"), [
+    (("", ""), True),
+    (("perm=[1,0,2,3]", "perm=[1,0,3,2]"), False),
+    (("{1, 0, 0, 1}", "{1, 0, 1, 1}"), False),
+    (("kernel_shape", "strides=[2,1,1], kernel_shape"), False),
+    (("[0,0,0,0,0,1]", "[1,0,0,0,0,1]"), False),
+])  # fmt: skip
+def test_what_does_not_cut_windows_stays(change: tuple[str, str], is_replaced: bool) -> None:
+    text = (
+        "g (float[n,3,4,4] x) => (float[3,2,n,4,4] y) "
+        "<int64[1] one = {1}, float[2,1,1,1,2] w = {1, 0, 0, 1}> { " + CUT + " }"
+    )
+    content = marked(parsed(text.replace(*change)), "Conv")
+    model = onnx.load_from_string(content)
+    weights = model.graph.initializer[1]
+    weights.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(weights), "w"))
+    changed = operators_of(model.SerializeToString())
+    assert ("CutWindows" in changed) == is_replaced
+
+
+def test_an_image_too_small_for_its_windows_is_an_error() -> None:
+    content = convolution((2, 40, 4, 5), (50, 3, 3), "strides=[2,2], pads=[1,1,1,1]")
+    model = onnx.load_from_string(content)
+    model.graph.input[0].type.tensor_type.shape.dim[2].dim_param = "a"
+    feeds = {"x": np.zeros((2, 40, 2, 5), np.float32), "w": np.zeros((50, 40, 3, 3), np.float32)}
+    feeds["y_grad"] = np.zeros((2, 50, 2, 3), np.float32)
+    with pytest.raises(Exception, match="do not have the shapes"):
+        run(model.SerializeToString(), feeds)
+
+
+# --- rows added to what a product has written -----------------------------------------------------
+
+TIED = [(1000, 64, 300), (70, 63, 2000), (50, 8, 4), (33, 1, 40), (3000, 2, 500)]
+
+
+def tied(rows: int, width: int, *operators: str) -> bytes:
+    """Loss and gradient of a table that is looked up and multiplied with."""
+    text = f"""g (float[{rows},{width}] x, int64[N] i) => (float[N,{rows}] y) {{
+        z = Gather(x, i) t = Transpose<perm=[1,0]>(x) y = MatMul(z, t) }}"""
+    model = onnxtrain.differentiate(parsed(text), wrt=["x"], vjp=True)
+    return marked(model, *(operators or ("ScatterND", "ScatterElements")))
+
+
+def in_place(content: bytes) -> list[str]:
+    changed = with_rows_in_place(outline_of(content))
+    return [n.op_type for n in onnx.load_from_string(changed or content).graph.node]
+
+
+@pytest.mark.parametrize(("rows", "width", "tokens"), TIED)
+def test_tied_table(monkeypatch: pytest.MonkeyPatch, rows: int, width: int, tokens: int) -> None:
+    content, rng = tied(rows, width), np.random.default_rng(0)
+    assert "AddRowsTo" in in_place(content)
+    assert not {"TopK", "GatherND", "ScatterND", "ScatterElements"} & {*in_place(content)}
+    feeds = {
+        "x": rng.standard_normal((rows, width)).astype(np.float32),
+        "i": rng.integers(-rows, rows, tokens),
+        "y_grad": rng.standard_normal((tokens, rows)).astype(np.float32),
+    }
+    ours, plain = both_ways(monkeypatch, content, feeds)
+    x, i, dy = feeds["x"].astype(np.float64), feeds["i"], feeds["y_grad"].astype(np.float64)
+    expected = dy.T @ x[i]
+    np.add.at(expected, i, dy @ x)
+    scale = np.abs(expected).max()
+    np.testing.assert_allclose(ours[-1], expected, rtol=1e-5, atol=1e-5 * scale)
+    for one, other in zip(ours, plain):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5 * scale)
+
+
+def test_a_table_that_others_read_stays() -> None:
+    """It is written to: nobody may see it before, and the result has to be one of the graph."""
+    assert "AddRowsTo" in in_place(tied(1000, 64))
+    model = onnx.load_from_string(tied(1000, 64))
+    table = next(n.input[0] for n in model.graph.node if n.op_type == "ScatterND")
+    product = next(n for n in model.graph.node if table in n.output)
+    changes = {
+        "read": lambda m: m.graph.node.add(op_type="Neg", input=[table], output=["other"]),
+        "an output": lambda m: m.graph.output.add(name=table),
+        "the result is read": lambda m: m.graph.node.add(
+            op_type="Neg", input=["x_grad"], output=["other"]
+        ),
+        "no output": lambda m: m.graph.output.pop(),
+    }
+    assert product.op_type == "Gemm"
+    assert model.graph.output[-1].name == "x_grad"
+    for what, change in changes.items():
+        copied = onnx.ModelProto()
+        copied.CopyFrom(model)
+        change(copied)
+        assert "AddRowsTo" not in in_place(copied.SerializeToString()), what
+
+
+@pytest.mark.parametrize("index", [1000, -1001])
+def test_a_row_outside_of_a_tied_table(index: int) -> None:
+    feeds = {
+        "x": np.ones((1000, 64), np.float32), "i": np.array([1, index]),
+        "y_grad": np.ones((2, 1000), np.float32),
+    }  # fmt: skip
+    with pytest.raises(Exception, match="out of"):
+        run(tied(1000, 64), feeds)
+
+
+def test_the_pass_marks_a_large_tied_table() -> None:
+    def marks(rows: int) -> int:
+        model = onnxtrain.differentiate(
+            parsed(
+                f"g (float[{rows},8] x, int64[N] i) => (float[N,{rows}] y) {{ z = Gather(x, i) "
+                "t = Transpose<perm=[1,0]>(x) y = MatMul(z, t) }"
+            ),
+            wrt=["x"], vjp=True,
+        )  # fmt: skip
+        return sum(node.doc_string == KERNEL for node in model.graph.node)
+
+    assert (marks(100), marks(10_000)) == (0, 1)
+
+
 # --- pools ----------------------------------------------------------------------------------------
 
 POOLS = [
@@ -297,10 +486,12 @@ POOLS = [
     ((1, 2, 2, 7), "kernel_shape=[4,2], strides=[3,2], pads=[1,0,0,0], ceil_mode=1"),
     ((1, 2, 2), "kernel_shape=[4], strides=[2]"),  # and there may be none
     ((16, 64, 32, 32), "kernel_shape=[3,3], strides=[2,2], pads=[1,1,1,1]"),
+    ((1, 2, 5, 70), "kernel_shape=[3,3], strides=[2,2], pads=[1,1,1,1]"),  # long rows
+    ((1, 2, 5, 100), "kernel_shape=[2,3], strides=[1,3], dilations=[2,2], pads=[0,0,0,2]"),
 ]
 
 
-def pool(shape: tuple[int, ...], attributes: str, outputs: str = "y, i") -> onnx.ModelProto:
+def pool(shape: tuple[int | str, ...], attributes: str, outputs: str = "y, i") -> onnx.ModelProto:
     sizes = ",".join(map(str, shape))
     open_sizes = ",".join("abcde"[: len(shape)])
     described = f"float[{open_sizes}] y" + (f", int64[{open_sizes}] i" if "i" in outputs else "")
@@ -338,10 +529,10 @@ def test_pools_without_a_kernel_stay(attributes: str) -> None:
     assert with_own_kernels(outline_of(content)) is None
 
 
-def test_a_pool_without_places_is_not_marked() -> None:
-    model = onnxtrain.differentiate(
-        pool((64, 64, 32, 32), "kernel_shape=[2,2]", "y"), wrt=["x"], vjp=True
-    )
+@pytest.mark.parametrize("images", [64, "batch"])
+def test_a_pool_without_places_is_not_marked(images: int | str) -> None:
+    shape: tuple[int | str, ...] = (images, 64, 32, 32)
+    model = onnxtrain.differentiate(pool(shape, "kernel_shape=[2,2]", "y"), wrt=["x"], vjp=True)
     marks = [n.op_type for n in model.graph.node if n.doc_string == KERNEL]
     assert marks == ["MaxPool", "ScatterElements"]
 
@@ -564,9 +755,91 @@ def test_places_of_another_shape_are_an_error(text: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["99", "a", "1 0 0 1 1 0 0", "1 0 2 1 1 2 0", "1 0 2 1 2 1 0", "4 0", f"{2**40}", "8 0 0"],
+    ["99", "a", "1 0 0 1 1 0 0", "1 0 2 1 1 2 0", "1 0 2 1 2 1 0", "4 7", f"{2**40}", "8 0 0"],
 )
 def test_attributes_that_are_not_sound(text: str) -> None:
     for operator in operators.OPERATORS:
         with pytest.raises(ProgramError):
             operator.parse(text)
+
+
+# --- cross entropy --------------------------------------------------------------------------------
+
+CROSS_ENTROPIES = [
+    (5, 40, "ignore_index = -1"), (300, 1000, "ignore_index = -1"), (600, 33, ""),
+    (20, 65, 'reduction = "sum"'), (20, 65, 'reduction = "none", ignore_index = -1'),
+    (20, 65, 'reduction = "none"'), (2, 50_257, ""), (0, 40, ""),
+]  # fmt: skip
+
+
+def cross_entropy(rows: int, classes: int, attributes: str, weight: str = "") -> bytes:
+    loss = "SoftmaxCrossEntropyLoss" + f"<{attributes}>" * bool(attributes)
+    text = f"""g (float[{rows}, {classes}] x, int64[{rows}] t) => (float[] y) {weight}
+        {{ y = {loss}(x, t{", w" * bool(weight)}) }}"""
+    model = parsed(text)
+    if "none" not in attributes:
+        model.graph.output[0].type.tensor_type.shape.Clear()
+    else:
+        model.graph.output[0].type.tensor_type.shape.dim.add().dim_value = rows
+    return marked(onnxtrain.differentiate(model, wrt=["x"], vjp=True), "LogSoftmax")
+
+
+def scores_and_labels(rows: int, classes: int, attributes: str) -> dict[str, Any]:
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((rows, classes)).astype(np.float32) * 5 + 100
+    t = rng.integers(0, classes, rows)
+    if "ignore" in attributes:
+        t[::3] = -1
+    dy = rng.standard_normal(rows if "none" in attributes else ()).astype(np.float32)
+    return {"x": x, "t": t, "y_grad": dy}
+
+
+@pytest.mark.parametrize("is_weighted", [False, True])
+@pytest.mark.parametrize(("rows", "classes", "attributes"), CROSS_ENTROPIES)
+def test_cross_entropy(
+    monkeypatch: pytest.MonkeyPatch, rows: int, classes: int, attributes: str, is_weighted: bool
+) -> None:
+    numbers = ", ".join(str(0.5 + i % 7) for i in range(classes))
+    weight = f"<float[{classes}] w = {{{numbers}}}>" if is_weighted else ""
+    content = cross_entropy(rows, classes, attributes, weight)
+    operators = operators_of(content)
+    assert {"RowStats", "PickLogSoftmax", "CrossEntropyGradient"} <= {*operators}
+    assert not {"LogSoftmax", "Exp", "ScatterElements"} & {*operators}
+    feeds = scores_and_labels(rows, classes, attributes)
+    ours, plain = both_ways(monkeypatch, content, feeds)
+    for a, b in zip(ours, plain, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("odd", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("place", [(2, 5), (2, slice(None))])
+def test_cross_entropy_of_what_is_no_number(
+    monkeypatch: pytest.MonkeyPatch, odd: float, place: Any
+) -> None:
+    content = cross_entropy(6, 40, "ignore_index = -1")
+    feeds = scores_and_labels(6, 40, "")
+    feeds["x"][place] = odd
+    ours, plain = both_ways(monkeypatch, content, feeds)
+    for a, b in zip(ours, plain, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("label", [40, -41, 2**62])
+def test_a_label_that_is_no_class_is_an_error(label: int) -> None:
+    feeds = scores_and_labels(6, 40, "")
+    feeds["t"][3] = label
+    with pytest.raises(Exception, match="index is out of range"):
+        run(cross_entropy(6, 40, ""), feeds)
+
+
+def test_log_probabilities_that_are_read_stay() -> None:
+    model = onnx.load_from_string(cross_entropy(6, 40, ""))
+    (softmax,) = (n for n in model.graph.node if n.op_type == "LogSoftmax")
+    model.graph.output.add().name = softmax.output[0]
+    assert "LogSoftmax" in operators_of(model.SerializeToString())
+
+
+@pytest.mark.parametrize("numbers", ["", "1", "1 2", "9 0", "x 0", "1 0 0"])
+def test_a_bad_gradient_of_cross_entropy_is_refused(numbers: str) -> None:
+    with pytest.raises(ProgramError):
+        operators.CROSS_ENTROPY_GRADIENT.parse(numbers)

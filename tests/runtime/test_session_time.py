@@ -16,6 +16,7 @@ from onnxtrain.graph.infer import infer_shapes
 from onnxtrain.operators import IDLE_OPTIMIZERS
 from onnxtrain.passes.idle import DUPLICATES, FOLDING, TRANSPOSING, note_idle_optimizers
 from onnxtrain.passes.transposed import mark_transposed
+from onnxtrain.runtime.files.onnxfile import ModelFile, tensor_type
 from onnxtrain.runtime.files.outline import Outline
 from onnxtrain.runtime.session import cutting
 from onnxtrain.runtime.session.devices import create_session, session_options
@@ -417,3 +418,27 @@ def test_a_user_may_have_buffers_planned() -> None:
     assert options.enable_mem_reuse  # what onnxruntime does by itself
     assert not session_options().enable_mem_reuse
     assert not session_options(options).enable_mem_reuse
+
+
+def test_every_piece_knows_which_optimizers_have_nothing_to_do() -> None:
+    body = "a = Relu(x) b = Relu(a) c = Relu(b) y = Relu(c)"
+    model = to_proto(note_idle_optimizers(load(pattern(body))))
+    file = ModelFile.load(model.SerializeToString())
+    pieces = cutting.cut_by_nodes(file, [], ["y"], 2)
+    assert len(pieces) == 2
+    template, types = cutting.Template(file), {"b": tensor_type(TensorProto.FLOAT, [8, 8])}
+    noted_by = {p.key: p.value for p in model.metadata_props}[IDLE_OPTIMIZERS]
+    for piece in pieces:
+        content = onnx.load_from_string(template.piece(piece, types))
+        assert {p.key: p.value for p in content.metadata_props}[IDLE_OPTIMIZERS] == noted_by
+
+
+def test_products_of_a_trained_convolution_are_marked_once_shapes_are_known() -> None:
+    weights = numpy_helper.from_array(np.ones((4, 3, 3, 3), np.float32), "k")
+    body = "c = Conv(x, k) y = ReduceSum<keepdims = 0>(c)"
+    model = parser.parse_model(f"{HEAD} g (float[n, 3, 12, 10] x) => (float y) {{ {body} }}")
+    model.graph.initializer.append(weights)
+    gradients = onnxtrain.differentiate(model, wrt=["k"], of="y")
+    content = gradients.SerializeToString()
+    assert any(node.op_type == "MatMul" for node in gradients.graph.node)
+    assert TRANSPOSING_PRODUCTS in idle_optimizers(content)

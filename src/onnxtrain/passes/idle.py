@@ -25,6 +25,7 @@ from ..operators import (
     AT_THE_SPEED_OF_MEMORY,
     BIASED,
     IDLE_OPTIMIZERS,
+    KERNEL,
     RANDOM,
     TRANSPOSED,
 )
@@ -145,7 +146,10 @@ def _is_scaled(node: ir.Node) -> bool:
         return False
     before = [v.producer() for v in node.inputs if v is not None]
     scales = [only_reader(node), *(n for n in before if n is not None and only_reader(n) is node)]
-    return any(n is not None and is_scale(n) and n.doc_string != TRANSPOSED for n in scales)
+    return any(
+        n is not None and is_scale(n) and not (n.doc_string or "").startswith(TRANSPOSED)
+        for n in scales
+    )
 
 
 def _is_activated_layer(node: ir.Node) -> bool:
@@ -153,7 +157,8 @@ def _is_activated_layer(node: ir.Node) -> bool:
 
     One for each product with a bias would be found in vain before there is a Gemm.
     """
-    return node.doc_string != BIASED and _goes_into({"Gemm", "MatMul"}, ACTIVATIONS)(node)
+    is_own = node.doc_string in (BIASED, KERNEL)
+    return not is_own and _goes_into({"Gemm", "MatMul"}, ACTIVATIONS)(node)
 
 
 def _any_of(*patterns: Occurs) -> Occurs:

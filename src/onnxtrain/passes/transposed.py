@@ -9,18 +9,21 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from ..operators import TRANSPOSED
+from ..operators import BLOCKED, TRANSPOSED
 
 
 def mark_transposed(model: ir.Model) -> ir.Model:
     """Mark what only products read, Transposes of the last two axes and Muls and Divs by a number.
 
-    A Mul or a Div that alone reads a product is marked too, and so are these products.
+    A Mul or a Div that alone reads a product is marked too, and so are these products. Of gradients
+    the shapes are known only once they are inferred (`fusion.py`): then more can be marked.
     """
     for node in model.graph:
         group = [*_products(node, model.graph), *_scaled_product(node)]
-        for marked in [node, *group] if group else []:
-            marked.doc_string = TRANSPOSED
+        marked = [node, *group] if group else []
+        if not any((n.doc_string or "").startswith(BLOCKED) for n in marked):
+            for one in marked:
+                one.doc_string = TRANSPOSED
     return model
 
 
@@ -82,7 +85,7 @@ def is_left_to_onnxruntime(model: ir.Model) -> bool:
         for node in model.graph.all_nodes()
         if node.op_type in ("MatMul", "FusedMatMul")
         for source in (v.producer() for v in node.inputs if v is not None)
-        if source is not None and source.doc_string != TRANSPOSED
+        if source is not None and not (source.doc_string or "").startswith(TRANSPOSED)
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from onnxtrain.runtime.fusion import machine_code
+from onnxtrain.runtime.fusion import machine_code, stub
 from onnxtrain.runtime.fusion.machine_code import DIGEST, SUFFIX, Store
 
 from .support import needs_kernel
@@ -102,7 +103,7 @@ def test_the_second_process_finds_what_the_first_has_compiled(tmp_path: Path) ->
 import pathlib, sys
 import numpy as np
 from llvmlite import binding
-from onnxtrain.runtime.fusion import machine_code
+from onnxtrain.runtime.fusion import machine_code, stub
 machine_code.folder = lambda: pathlib.Path(sys.argv[1])
 from tests.runtime.fusion.support import program_of, session_of
 emitted = []
@@ -118,3 +119,46 @@ print(len(emitted))
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     runs = [subprocess.check_output(command, env=environment, text=True) for _ in range(2)]
     assert [printed.strip() for printed in runs] == ["1", "0"]
+
+
+@pytest.mark.skipif(stub.machine() is None, reason="there are such libraries on Linux only")
+def test_functions_that_return_constants() -> None:
+    constants = [0, 1, 7, 2**31 - 1, 2**63 - 1]
+    library = stub.Library(0, constants)
+    answers = [ctypes.CFUNCTYPE(ctypes.c_int64)(place)() for place in library.functions]
+    assert answers == constants
+
+
+def test_constants_as_instructions() -> None:
+    assert stub.constant(stub.X86_64, 258)[-9:] == (258).to_bytes(8, "little") + b"\xc3"
+    assert stub.constant(stub.AARCH64, 258)[-8:] == (258).to_bytes(8, "little")
+    for number in (stub.X86_64, stub.AARCH64):
+        assert len(stub.jump(number, 2**63)) <= stub.SLOT
+        assert len(stub.constant(number, 2**63)) <= stub.SLOT
+
+
+def test_what_numba_keeps_is_forgotten_when_any_source_changes(tmp_path: Path) -> None:
+    """numba itself looks at the file of the function alone: constants come from others."""
+    package, kept = tmp_path, tmp_path / "__pycache__" / "loops.block-3.py311.nbi"
+    for name in ("loops.py", "sizes.py"):
+        (package / name).write_text("SIZE = 4")
+    machine_code.forget_stale(package)
+    kept.write_bytes(b"index")
+    machine_code.forget_stale(package)
+    assert kept.exists()
+    (package / "sizes.py").write_text("SIZE = 8")
+    machine_code.forget_stale(package)
+    assert not kept.exists()
+    kept.write_bytes(b"index")
+    machine_code.forget_stale(package)
+    assert kept.exists()
+
+
+def test_where_nobody_may_write_nothing_is_forgotten(tmp_path: Path) -> None:
+    (tmp_path / "__pycache__").mkdir()
+    kept = tmp_path / "__pycache__" / "loops.block-3.py311.nbi"
+    kept.write_bytes(b"index")
+    (tmp_path / "__pycache__").chmod(0o777)  # others can: what lies there is not ours to judge
+    machine_code.forget_stale(tmp_path)
+    machine_code.forget_stale(tmp_path / "there is no such folder")
+    assert kept.exists()

@@ -20,7 +20,7 @@ from .atomic import write_atomically
 from .outline import fields
 from .readfile import read_regular
 from .sound import check_model
-from .wire import MAX_FIELDS, Chunk, Later, Message, Value
+from .wire import BYTES, MAX_FIELDS, Chunk, Later, Message, Value
 
 D = TypeVar("D", int, None)
 
@@ -368,6 +368,10 @@ def folder_of(source: Source) -> Path | None:
     return None if isinstance(source, bytes | bytearray | memoryview) else Path(source).parent
 
 
+GRAPH_TAG, GRAPHS_TAG = bytes([6 << 3 | BYTES]), bytes([11 << 3 | BYTES])
+"""How those fields of an attribute begin that are graphs."""
+
+
 def may_have_graph(attribute: Value) -> bool:
     """Whether an attribute has graphs, or is damaged; it is not opened for that.
 
@@ -376,6 +380,8 @@ def may_have_graph(attribute: Value) -> bool:
     """
     if not isinstance(attribute, bytes | memoryview):
         return True
+    if isinstance(attribute, bytes) and GRAPH_TAG not in attribute and GRAPHS_TAG not in attribute:
+        return False  # nearly always
     try:
         return any(number in (6, 11) for number, _, _ in fields(attribute, 0, len(attribute)))
     except IndexError:

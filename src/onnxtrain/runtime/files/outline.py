@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -60,11 +60,25 @@ class Outline:
         try:
             parts = list(itertools.islice(fields(model, 0, len(model)), MAX_FIELDS))
             _, begin, end = [part for part in parts if part[0] == GRAPH][-1]
-            inner = list(fields(model, begin, end))
+            return cls.of_graph(model, begin, end, parts)
         except IndexError:
             return None
+
+    @classmethod
+    def of_graph(
+        cls, content: bytes, begin: int, end: int, parts: Sequence[tuple[int, int, int]] = ()
+    ) -> Outline:
+        """The outline of a graph in some bytes; an `IndexError` if that is damaged.
+
+        Args:
+            content: the bytes; the outline speaks of places in them.
+            begin: where the graph begins.
+            end: where it ends.
+            parts: the fields of a model that the graph is in.
+        """
+        inner = list(fields(content, begin, end))
         return cls(
-            model,
+            content,
             (begin, end),
             nodes=_ranges(inner, NODE),
             constants=_ranges(inner, INITIALIZER),
@@ -139,7 +153,7 @@ class Outline:
         return ""
 
 
-def _ranges(parts: list[tuple[int, int, int]], number: int) -> Ranges:
+def _ranges(parts: Sequence[tuple[int, int, int]], number: int) -> Ranges:
     """Begin and end of each field with this number."""
     return tuple([(begin, end) for field, begin, end in parts if field == number])
 

@@ -56,7 +56,7 @@ from .column_plan import (
     rounded,
 )
 from .columns import BACKWARDS, ELEMENTWISE, JOIN, MOST_OPERANDS, PRODUCT, TURNED
-from .driver import F32, I64, OPTIONS, call, floats_at, integers_at
+from .driver import I64, OPTIONS, call, floats_at, integers_at, keep
 from .tensors import CORES, MAX_RANK, SHAPE, failed, in_parts, make_output, read_input
 
 LAYING_OUT, ALONE, TOGETHER = range(3)
@@ -150,7 +150,8 @@ def _compute(run: Any, state: Any, table: Any, base: Any, at: Any, result: Any) 
         places[inputs + number] = base + 4 * run[PLACES + result + number]
     addresses = I64(places.ctypes.data), I64(strides.ctypes.data)
     call(state[at + OPERANDS], (addresses[0], addresses[1], I64(1), rows * LANES))
-    places[0] = strides[0]  # still in use until here: numba frees what it sees no use of
+    keep(places)
+    keep(strides)
 
 
 @njit(**OPTIONS)
@@ -276,7 +277,7 @@ def _block(run: Any, part: Any) -> None:
         _write(run, state, table, base, column, columns, step)
         _pass_on(run, state, table, base)
     _end(run, state, table, base, column, columns)
-    memory[0] = F32(0)  # still in use until here
+    keep(memory)
 
 
 @njit(**OPTIONS)
@@ -299,7 +300,7 @@ def _together(state: Any, context: Any, run: Any) -> None:
                 _read(run, state, table, base, column, columns, step)
         if 0 <= step < run[STEPS]:
             _step_together(state, context, run, table)
-    memory[0] = F32(0)  # still in use until here
+    keep(memory)
 
 
 @njit(**OPTIONS)

@@ -15,7 +15,7 @@ from .columns import CUT, ELEMENTWISE, JOIN, MOST_OPERANDS, MOST_VALUES, PRODUCT
 from .driver import I64, OPTIONS
 from .tensors import NUMBERS
 
-LANES, MOST_ROWS, LEAST_ROWS = 16, 28, 4
+LANES, MOST_ROWS, LEAST_ROWS = 16, 48, 16
 """Columns of a block, and rows of the largest and smallest tile (`tiles.ROWS`)."""
 MOST_PLACES = 48
 """Operands and results of an elementwise program."""
@@ -48,7 +48,7 @@ matrix), rows and places of values."""
 
 @njit(**OPTIONS)
 def rounded(rows: Any) -> Any:
-    """Rows in memory: a tile has a multiple of four."""
+    """Rows in memory: a tile has a multiple of 16."""
     return (rows + LEAST_ROWS - 1) // LEAST_ROWS * LEAST_ROWS
 
 

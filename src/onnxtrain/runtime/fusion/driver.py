@@ -21,6 +21,7 @@ from .opcodes import (
     FLAGS,
     LOAD,
     NUMBER,
+    PER_CHANNEL,
     PER_ROW,
     REDUCTIONS,
     SINGLE,
@@ -112,7 +113,29 @@ def _call(typing_context: Any, address: Any, arguments: Any) -> Any:
 call: Any = intrinsic(_call)
 
 
+def _fetch_and_add(typing_context: Any, address: Any) -> Any:
+    """The integer at an address, which is one more then, whoever else does the same."""
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        word = ir.IntType(64)
+        place = builder.inttoptr(values[0], word.as_pointer())
+        return builder.atomic_rmw("add", place, ir.Constant(word, 1), "monotonic")
+
+    return types.int64(types.int64), generate
+
+
+fetch_and_add: Any = intrinsic(_fetch_and_add)
+
+
 # --- a program on some elements -------------------------------------------------------------------
+
+
+@njit(**OPTIONS)
+def keep(array: Any) -> None:
+    """The memory of an array is in use until here, by its address.
+
+    numba frees an array behind the last line that names it; what reads an address it does not see.
+    """
 
 
 @njit(**OPTIONS)
@@ -201,6 +224,7 @@ def _run(job: Any, index: Any) -> None:
         places[count - 1 - number] = lent[number].ctypes.data
     if row == 0:
         _run_rows(state, job, places, strides, begin, I64(1), end - begin)
+        keep(lent)
         return
     first, last = begin // row, end // row
     length = job[SIZES + job[OUTER] - 1] if job[OUTER] else I64(1)
@@ -208,6 +232,7 @@ def _run(job: Any, index: Any) -> None:
         rows = min(last - first, length - first % length)
         _run_rows(state, job, places, strides, first * row, rows, row)
         first += rows
+    keep(lent)
 
 
 @njit(**OPTIONS)
@@ -278,6 +303,10 @@ def _run_tiles(state: Any, job: Any, begin: Any, end: Any) -> None:
             strides[inputs + number] = step
         size = row if row else n
         call(state[KERNEL], (places.ctypes.data, strides.ctypes.data, rows, size))
+    keep(lent)
+    keep(written)
+    keep(places)
+    keep(strides)
 
 
 @njit(**OPTIONS)
@@ -286,7 +315,7 @@ def _part(state: Any, job: Any, number: Any, first: Any, n: Any, written: Any) -
     at, hint, row = SOURCES + number * SOURCE, _hint(state, number), job[ROW]
     if hint == SINGLE:
         return job[at], I64(0)
-    if hint == PER_ROW:
+    if hint in (PER_ROW, PER_CHANNEL):
         for index in range(n // row):
             place = _element(job, number, first + index * row)
             written[index] = carray(floats_at(place), (1,))[0]
@@ -332,8 +361,15 @@ def _describe(state: Any, context: Any, job: Any, shapes: Any, ranks: Any) -> An
         if rank > MAX_RANK or (job[at + KIND] != FLOAT and job[at + KIND] != BOOL):
             return False
         ranks[i] = rank
+        behind = I64(0)
+        if _hint(state, i) == PER_CHANNEL:
+            if rank != 1:
+                return False
+            behind = state[ROW_AXES]
         for axis in range(rank):
-            shapes[i, MAX_RANK - rank + axis] = dims[axis]
+            shapes[i, MAX_RANK - behind - rank + axis] = dims[axis]
+    keep(cell)
+    keep(dims)
     return True
 
 
@@ -439,6 +475,8 @@ def _shapes_of_outputs(state: Any, job: Any, masks: Any, ranks: Any, result: Any
         if op == LOAD:
             if not _fits(b, masks[a], job[SOURCES + a * SOURCE + KIND], last, everywhere):
                 return nothing
+            if c and ranks[a] != c:
+                return nothing
             held[target, 0], held[target, 1] = masks[a], ranks[a]
         elif op == NUMBER:
             held[target, 0], held[target, 1] = everywhere, 0
@@ -462,7 +500,7 @@ def _fits(hint: Any, mask: Any, kind: Any, last: Any, everywhere: Any) -> Any:
         return mask == 0 and kind == BOOL
     if hint == ANY_SHAPE:
         return True
-    repeated = last if hint == PER_ROW else everywhere
+    repeated = everywhere if hint == SINGLE else last
     return kind == FLOAT and mask & repeated == repeated
 
 
@@ -483,7 +521,8 @@ def _has_rows(state: Any) -> Any:
     count = state[INSTRUCTIONS]
     code = carray(integers_at(state.ctypes.data + 8 * CODE), (WIDTH * count,))
     for k in range(0, code.size, WIDTH):
-        if code[k] >= FIRST_REDUCTION or (code[k] == LOAD and code[k + 3] == PER_ROW):
+        is_per_row = code[k] == LOAD and code[k + 3] in (PER_ROW, PER_CHANNEL)
+        if code[k] >= FIRST_REDUCTION or is_per_row:
             return True
     return False
 
@@ -555,6 +594,8 @@ def _compute(state: Any, context: Any) -> Any:
         call(state[GET_OUTPUT], arguments)
         call(state[GET_DATA], (cell[0], cell.ctypes.data))
         job[SINKS + 2 * number], job[SINKS + 2 * number + 1] = cell[0], 1 if mask else 0
+    keep(cell)
+    keep(dims)
     if total == 0:
         return _fill_empty(state, result, sinks, job)
     _choose_row(state, job, result, has_rows)
@@ -567,6 +608,7 @@ def _compute(state: Any, context: Any) -> Any:
     else:
         arguments = (context, state[RUN_CHUNK], chunks, I64(0), job.ctypes.data)
         call(state[PARALLEL_FOR], arguments)
+    keep(job)
     return True
 
 

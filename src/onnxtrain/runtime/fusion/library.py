@@ -11,23 +11,29 @@ import ctypes
 import functools
 import os
 import threading
+from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from ...preparing import preparing
 from ..step.kernels import available as has_numba
 from . import stub
+from .machine_code import forget_stale
 from .operators import ELEMENTWISE, MISFITS, OPERATORS, Operator
 from .program import Program, ProgramError
 
-DOMAIN, OPERATOR = "onnxtrain.fused", ELEMENTWISE.name
+DOMAIN, OPERATOR = ELEMENTWISE.domain, ELEMENTWISE.name
 API_VERSION = 17
-"""Of onnxruntime's interface: 1.17 has all that is used here."""
+"""Of onnxruntime's interface: 1.17 has all that is used here, but for results in the place of
+operands: """
+VERSION_IN_PLACE = 18
 
 Address = ctypes.c_void_p
 Integers: TypeAlias = "ctypes.Array[ctypes.c_int64]"
 (CREATE_STATUS, GET_DATA, GET_TYPE, GET_RANK, GET_DIMS, GET_INFO) = (0, 51, 60, 61, 62, 65)
 (CREATE_DOMAIN, ADD_OPERATOR, ADD_DOMAIN, RELEASE_INFO) = (26, 27, 28, 99)
 (GET_STRING, GET_INPUT, GET_OUTPUT, PARALLEL_FOR) = (87, 90, 91, 274)
+GET_INPUT_SHAPE, SET_OUTPUT_SHAPE = 268, 270
 """Places in onnxruntime's table of functions."""
 FUNCTIONS, CALLED = 276, 10
 """How many the table has that are known here, and how many of them kernels call."""
@@ -35,6 +41,9 @@ FUNCTIONS, CALLED = 276, 10
 REQUIRED, VARIADIC, HETEROGENEOUS, HOMOGENEOUS = 0, 2, 0, 1
 FAILED = 1
 """onnxruntime's code of an error."""
+LAST_VERSION = 2**31 - 1
+NUMBERS = (*range(32), LAST_VERSION)
+"""What an operator may answer: counts, kinds, numbers of types, versions."""
 MISFIT = (
     b"The inputs of a fused node do not have the shapes and types that they were fused for. "
     b"ONNXTRAIN_NO_FUSION=1 runs the operators one by one."
@@ -43,10 +52,11 @@ FIELDS = (
     "CreateKernel", "GetName", "GetProvider", "GetInputType", "GetInputCount", "GetOutputType",
     "GetOutputCount", "Compute", "Destroy", "GetInputKind", "GetOutputKind", "GetMemoryType",
     "GetLeastInputs", "AreInputsAlike", "GetLeastOutputs", "AreOutputsAlike", "CreateKernelV2",
-    "ComputeV2", "InferShapes", "GetFirstVersion", "GetLastVersion",
+    "ComputeV2", "InferShapes", "GetFirstVersion", "GetLastVersion", "GetInPlace",
+    "ReleaseInPlace", "GetAliases", "ReleaseAliases",
 )  # fmt: skip
-"""Functions of a custom operator, in the order of onnxruntime 1.17; those of later versions follow
-and are not read where the version says 17."""
+"""Functions of a custom operator, in the order of onnxruntime 1.18; those of later versions follow,
+and the last four are not read where the version says 17."""
 
 
 class CustomOperator(ctypes.Structure):
@@ -62,10 +72,23 @@ def is_available() -> bool:
     return stub.machine() is not None and has_numba()
 
 
+def register(options: Any, operators: Collection[Operator]) -> bool:
+    """Tell session options of some operators; False if there is no kernel for them.
+
+    onnxruntime describes all operators of its options to itself for every session: 0.25 ms for the
+    thirteen, 0.05 for one.
+    """
+    library = _library()
+    if library is not None:
+        library.register(options, operators)
+    return library is not None
+
+
 def register_path() -> str:
     """The path that `SessionOptions.register_custom_ops_library` takes; "" if there is none.
 
-    The first call of a process loads the kernel, and compiles it on the first call ever.
+    It brings all operators. The first call of a process loads the kernel, and compiles it on the
+    first call ever.
     """
     library = _library()
     return "" if library is None else library.path
@@ -95,6 +118,7 @@ class _Library:
     """
 
     def __init__(self) -> None:
+        forget_stale(Path(__file__).parent)
         with preparing("compiling the fused kernel with numba"):
             from . import codegen, driver, tensors
 
@@ -103,16 +127,25 @@ class _Library:
         self._states = dict[str, Integers]()
         self._lock = threading.Lock()
         self._callbacks: list[Any] = []
-        self._domain = 0
+        self._domains = dict[str, int]()
+        self._asked = threading.local()
         self._functions: Any = None
         self._message = ctypes.create_string_buffer(MISFIT)
         self._misfits = [ctypes.create_string_buffer(text) for text in MISFITS]
         self._libc = ctypes.CDLL(None)
         self._libc.malloc.restype = Address
         self._libc.malloc.argtypes = [ctypes.c_size_t]
-        self._operators = [self._describe(operator) for operator in OPERATORS]
+        names = [ctypes.create_string_buffer(operator.name.encode()) for operator in OPERATORS]
+        self._callbacks += names
+        constants = sorted({*NUMBERS, *(ctypes.addressof(name) for name in names)})
         register = self._callback(self._register, Address, Address, Address)
-        self.path = stub.path_of_library(register)
+        self._stub = stub.Library(register, constants)
+        self.path = self._stub.path
+        gives = dict(zip(constants, self._stub.functions))
+        self._operators = [
+            self._describe(operator, gives[ctypes.addressof(name)], gives)
+            for operator, name in zip(OPERATORS, names)
+        ]
 
     def _callback(self, function: Any, result: Any, *arguments: Any) -> int:
         """The address of a Python function, which is kept."""
@@ -122,60 +155,95 @@ class _Library:
         assert address is not None
         return address
 
-    def _describe(self, described: Operator) -> CustomOperator:
-        number = ctypes.c_size_t
+    def _describe(self, described: Operator, name: int, gives: Mapping[int, int]) -> CustomOperator:
+        """An operator; `name` is a function that returns its name, as `gives` has for numbers."""
         operator = CustomOperator(version=API_VERSION)
-        name = ctypes.create_string_buffer(described.name.encode())
-        self._callbacks.append(name)
         kind = VARIADIC if described.is_variadic else REQUIRED
         create = self._create if described is ELEMENTWISE else functools.partial(
             self._create_from_table, described
         )  # fmt: skip
 
-        def gives(value: Any, kind: Any, arguments: int) -> int:
-            return self._callback(lambda *_: value, kind, *([Address] * arguments))
-
         def gives_one_of(values: tuple[int, ...]) -> int:
+            if len(set(values)) == 1:
+                return gives[values[0]]
             get = lambda _, place: values[min(place, len(values) - 1)]  # noqa: E731
             return self._callback(get, ctypes.c_int, Address, ctypes.c_size_t)
 
-        operator.GetName = gives(ctypes.addressof(name), Address, 1)
-        operator.GetProvider = gives(None, Address, 1)
+        operator.GetName = name
+        operator.GetProvider = gives[0]
         operator.GetInputType = gives_one_of(described.inputs)
         operator.GetOutputType = gives_one_of(described.outputs)
-        operator.GetInputCount = gives(len(described.inputs), number, 1)
-        operator.GetOutputCount = gives(len(described.outputs), number, 1)
-        operator.GetInputKind = operator.GetOutputKind = gives(kind, ctypes.c_int, 2)
-        operator.GetMemoryType = gives(0, ctypes.c_int, 2)
-        operator.GetLeastInputs = operator.GetLeastOutputs = gives(1, ctypes.c_int, 1)
-        operator.AreInputsAlike = gives(HETEROGENEOUS, ctypes.c_int, 1)
-        operator.AreOutputsAlike = gives(HOMOGENEOUS, ctypes.c_int, 1)
-        operator.GetFirstVersion = gives(1, ctypes.c_int, 1)
-        operator.GetLastVersion = gives(2**31 - 1, ctypes.c_int, 1)
+        operator.GetInputCount = gives[len(described.inputs)]
+        operator.GetOutputCount = gives[len(described.outputs)]
+        operator.GetInputKind = operator.GetOutputKind = gives[kind]
+        operator.GetMemoryType = gives[0]
+        operator.GetLeastInputs = operator.GetLeastOutputs = gives[1]
+        operator.AreInputsAlike = gives[HETEROGENEOUS]
+        operator.AreOutputsAlike = gives[HOMOGENEOUS]
+        operator.GetFirstVersion = gives[1]
+        operator.GetLastVersion = gives[LAST_VERSION]
         operator.CreateKernelV2 = self._callback(
             create, Address, Address, Address, Address, ctypes.POINTER(Address)
         )
         compute = self._driver.compute if described is ELEMENTWISE else self._tensors.compute
         operator.ComputeV2 = compute.address
         operator.Destroy = ctypes.cast(self._libc.free, Address).value
+        if described.in_place:
+            self._allow_in_place(operator)
         return operator
 
+    def _allow_in_place(self, operator: CustomOperator) -> None:
+        """The result may be where the first input is.
+
+        onnxruntime does so where it sees that both have one size, and nobody reads the input later.
+        """
+        first = (ctypes.c_int * 1)(0)
+        self._callbacks.append(first)
+        pointer = ctypes.POINTER(Address)
+
+        def get(inputs: Any, outputs: Any) -> int:
+            inputs[0] = outputs[0] = ctypes.addressof(first)
+            return 1
+
+        operator.version = VERSION_IN_PLACE
+        operator.GetInPlace = self._callback(get, ctypes.c_size_t, pointer, pointer)
+        operator.ReleaseInPlace = self._callback(lambda *_: None, None, Address, Address)
+        operator.InferShapes = self._callback(self._as_first_input, Address, Address, Address)
+
+    def _as_first_input(self, _operator: int, context: int) -> int | None:
+        """The first output has the type and shape of the first input."""
+        info, first = Address(), ctypes.c_size_t(0)
+        status = self._call(GET_INPUT_SHAPE, Address(context), first, ctypes.byref(info))
+        return status or self._call(SET_OUTPUT_SHAPE, Address(context), first, info)
+
+    def register(self, options: Any, operators: Collection[Operator]) -> None:
+        """Tell options of some operators only."""
+        self._asked.operators = operators
+        try:
+            options.register_custom_ops_library(self.path)
+        finally:
+            del self._asked.operators
+
     def _register(self, options: int, base: int) -> int | None:
-        """What `RegisterCustomOps` does: our domain for these options."""
+        """What `RegisterCustomOps` does: the domains of the operators asked for, or of all."""
         with self._lock:
-            if not self._domain:
-                get = ctypes.CFUNCTYPE(Address, ctypes.c_uint32)(
-                    Address.from_address(base).value or 0
-                )
-                table = get(API_VERSION)
-                self._functions = (Address * FUNCTIONS).from_address(table or 0)
-                domain = Address()
-                name = ctypes.c_char_p(DOMAIN.encode())
-                self._call(CREATE_DOMAIN, name, ctypes.byref(domain))
-                for operator in self._operators:
-                    self._call(ADD_OPERATOR, domain, ctypes.byref(operator))
-                self._domain = domain.value or 0
-        return self._call(ADD_DOMAIN, Address(options), Address(self._domain))
+            if not self._domains:
+                self._make_domains(base)
+        status = None
+        for operator in getattr(self._asked, "operators", OPERATORS):
+            domain = Address(self._domains[operator.name])
+            status = status or self._call(ADD_DOMAIN, Address(options), domain)
+        return status
+
+    def _make_domains(self, base: int) -> None:
+        get = ctypes.CFUNCTYPE(Address, ctypes.c_uint32)(Address.from_address(base).value or 0)
+        table = get(API_VERSION)
+        self._functions = (Address * FUNCTIONS).from_address(table or 0)
+        for described, operator in zip(OPERATORS, self._operators, strict=True):
+            domain, name = Address(), ctypes.c_char_p(described.domain.encode())
+            self._call(CREATE_DOMAIN, name, ctypes.byref(domain))
+            self._call(ADD_OPERATOR, domain, ctypes.byref(operator))
+            self._domains[described.name] = domain.value or 0
 
     def _call(self, place: int, *arguments: Any) -> int | None:
         """A function of onnxruntime's that returns nothing, or an error."""

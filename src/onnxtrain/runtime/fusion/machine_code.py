@@ -24,7 +24,12 @@ MOST_FILES = 4096
 """More are not written: a program of a few kilobytes is compiled sooner than a disk is tidied."""
 LONGEST = 2**20
 """Bytes of a file that is read."""
-WRITERS = ("codegen", "functions", "machine", "opcodes", "phases", "program", "tiles")
+SOURCES = "onnxtrain-sources"
+"""The file that says of which sources numba has kept code beside it."""
+WRITERS = (
+    "codegen", "functions", "gemm_tiles", "machine", "opcodes", "phases", "program", "tiles",
+    "vectors",
+)  # fmt: skip
 """Modules that say what programs and tiles become."""
 
 
@@ -84,6 +89,25 @@ def folder() -> Path | None:
     except RuntimeError:  # no home
         return None
     return home / "onnxtrain"
+
+
+def forget_stale(package: Path) -> None:
+    """Remove what numba has kept of a package beside its sources if these are others now.
+
+    numba looks at the file of a function and not at the numbers that this imports from other files:
+    after a change of those it would run the old code, on memory that is laid out in another way.
+    """
+    folder, digest = package / "__pycache__", hashlib.sha256()
+    with contextlib.suppress(OSError):
+        for source in sorted(package.glob("*.py")):
+            digest.update(source.name.encode() + source.read_bytes())
+        folder.mkdir(exist_ok=True)
+        stamp, now = folder / SOURCES, digest.hexdigest().encode()
+        if not _is_ours(folder) or (stamp.is_file() and stamp.read_bytes() == now):
+            return
+        for file in folder.glob("*.nb[ci]"):
+            file.unlink(missing_ok=True)
+        write_atomically(stamp, (now,), durable=False)
 
 
 @functools.cache

@@ -9,9 +9,11 @@ from __future__ import annotations
 LOAD, STORE = 0, 1
 """From input `a` into a register; from register `a` to the output that stands for the result. What
 else a LOAD says, as `b`, is what is known of the input's shape:"""
-ANY_SHAPE, PER_ROW, SINGLE, FLAGS = range(4)
+ANY_SHAPE, PER_ROW, SINGLE, FLAGS, PER_CHANNEL = range(5)
 """Nothing; it is the same all along a row; it is one number; it is as large as the result and has
-truth values. How many of the last axes make a row is said by the program."""
+truth values; it is a vector with a number for each place on the axis before a row. How many of the
+last axes make a row is said by the program. Last, as `c`, how many axes the input has; 0 if that
+does not matter."""
 
 BINARY = {
     name: number

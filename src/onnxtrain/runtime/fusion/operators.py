@@ -8,11 +8,12 @@ operator is made. This module imports nothing of numba.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from .columns import Columns
-from .program import ProgramError
+from .opcodes import BINARY, PER_ROW, REDUCTIONS, UNARY
+from .program import Program, ProgramError, Step, assemble
 
 ANY, FLOAT, INT64 = 0, 1, 7
 """onnxruntime's numbers of element types; ANY is checked by the kernel."""
@@ -22,6 +23,12 @@ LARGEST_KERNEL = 1024
 """Along an axis; for larger ones, places of the kernel are not the loop to be outside."""
 MOST_AXES = 3
 """Axes that a pool can have beside images and channels."""
+
+LARGEST_MAP = 2**12
+"""Pixels of an image along an axis, whose windows are cut out."""
+MOST_CELLS = 2**14
+"""Places of all windows of an image that are added up by a table: those of the maps that are small,
+and few enough to stay in the caches."""
 
 FILLED, REFLECT, EDGE, WRAP = range(4)
 MODES = {"constant": FILLED, "reflect": REFLECT, "edge": EDGE, "wrap": WRAP}
@@ -55,6 +62,8 @@ class Operator(NamedTuple):
             then what its threads call.
         is_variadic: whether there may be any number of inputs and outputs.
         tables: modules whose function `table` gives the address of further code.
+        in_place: whether the result may be written to where the first input is, if nobody reads
+            that any more; it has its shape.
     """
 
     name: str
@@ -65,6 +74,12 @@ class Operator(NamedTuple):
     functions: tuple[str, ...] = ()
     is_variadic: bool = False
     tables: tuple[str, ...] = ()
+    in_place: bool = False
+
+    @property
+    def domain(self) -> str:
+        """Each operator has its own: onnxruntime reads a whole domain for every session."""
+        return f"onnxtrain.{self.name}"
 
     def load(self) -> list[int]:
         """Addresses of the compiled functions, then of the tables."""
@@ -138,6 +153,24 @@ def axis(text: str) -> list[int]:
     return numbers
 
 
+def row_stats(text: str) -> list[int]:
+    """An axis, and a program that is compiled."""
+    return [*axis(text), _compiled(ROW_STATS_PROGRAM)]
+
+
+def cross_entropy_gradient(text: str) -> list[int]:
+    """An axis, the sign of what is added at labels, and a program that is compiled."""
+    numbers = _integers(text)
+    if len(numbers) != 2 or numbers[1] not in (0, 1):
+        raise ProgramError("the gradient of a cross entropy is not described")
+    return [*axis(str(numbers[0])), 1 - 2 * numbers[1], _compiled(CROSS_ENTROPY_PROGRAM)]
+
+
+def _compiled(program: Program) -> int:
+    codegen: Any = importlib.import_module(f"{__package__}.codegen")
+    return int(codegen.compiled(program))
+
+
 def padding(text: str) -> list[int]:
     """Mode, bits of what is filled in, how many axes; then of each its number, before and behind.
 
@@ -154,11 +187,49 @@ def padding(text: str) -> list[int]:
     return [*numbers, *[0] * (3 + 3 * MOST_PADDED - len(numbers))]
 
 
+def cutting(text: str) -> list[int]:
+    """How windows lie in images; then two numbers more.
+
+    Layout; of two axes kernel, stride, dilation, padding before and behind, and windows, 0 if those
+    are as many as fit.
+    """
+    numbers = _integers(text)
+    if len(numbers) != 15 or numbers[0] not in (0, 1) or min(numbers) < 0:
+        raise ProgramError("the windows of images are not described")
+    for axis in (numbers[1:7], numbers[7:13]):
+        kernel, *steps = axis[:3]
+        if not 1 <= kernel <= LARGEST_KERNEL or min(steps) < 1 or max(axis) > LARGEST_MAP:
+            raise ProgramError("the windows of images cannot be laid out")
+    return numbers
+
+
+def folding(text: str) -> list[int]:
+    """The same, with the sizes of an image last; there may be no more cells than a table has."""
+    numbers, cells = cutting(text), 1
+    for size, axis in zip(numbers[13:], (numbers[1:7], numbers[7:13])):
+        kernel, stride, dilation, before, behind, _ = axis
+        windows = (size + before + behind - (kernel - 1) * dilation - 1) // stride + 1
+        if not 1 <= size <= LARGEST_MAP or windows < 1:
+            raise ProgramError("there are no windows to be added up")
+        cells *= kernel * windows
+    if cells > MOST_CELLS:
+        raise ProgramError("the windows to be added up are too many")
+    return numbers
+
+
 def sampling(text: str) -> list[int]:
     """Whether corners are aligned, and whether the border goes on outside of the image."""
     numbers = _integers(text)
     if len(numbers) != 2 or not {*numbers} <= {0, 1}:
         raise ProgramError("how an image is sampled is not described")
+    return numbers
+
+
+def turned(text: str) -> list[int]:
+    """Whether the operands of a product are transposed, and whether something is added to it."""
+    numbers = _integers(text)
+    if len(numbers) != 3 or not {*numbers} <= {0, 1}:
+        raise ProgramError("the operands of a product are not described")
     return numbers
 
 
@@ -174,11 +245,49 @@ ADD_ROWS = Operator(
     "AddRows", (INT64, INT64, FLOAT), (FLOAT,), nothing, "rows", ("add_rows", "add_part")
 )
 """Shape of the result, number of a row for each row of the third: those are added up."""
+ADD_ROWS_TO = Operator(
+    "AddRowsTo", (FLOAT, INT64, FLOAT), (FLOAT,), nothing, "rows", ("add_rows_to", "add_part")
+)
+"""What they are added to in the place of the shape. It is written to; the result is empty."""
 ADD_ELEMENTS = Operator(
     "AddElements", (INT64, INT64, FLOAT), (FLOAT,), axis, "elements",
     ("add_elements", "add_blocks"),
 )  # fmt: skip
 """Shape of the result, places along an axis, what is added there."""
+ROW_STATS_PROGRAM = assemble(
+    (
+        Step(REDUCTIONS["ReduceMax"], "largest", ("x",)),
+        Step(BINARY["Sub"], "below", ("x", "largest")),
+        Step(UNARY["Exp"], "e", ("below",)),
+        Step(REDUCTIONS["ReduceSum"], "sum", ("e",)),
+        Step(UNARY["Log"], "log", ("sum",)),
+    ),
+    ["x"], ["largest", "log"],
+)  # fmt: skip
+ROW_STATS = Operator(
+    "RowStats", (FLOAT,), (FLOAT,), row_stats, "cross_entropy", ("row_stats", "stats_part")
+)
+"""Of each row of scores the largest one, and the logarithm of Σ exp(score − largest)."""
+PICK_LOG_SOFTMAX = Operator(
+    "PickLogSoftmax", (FLOAT, FLOAT, INT64), (FLOAT,), axis, "cross_entropy", ("pick", "pick_part")
+)
+"""Scores, what `ROW_STATS` makes of them, labels: the log-probabilities there."""
+CROSS_ENTROPY_PROGRAM = assemble(
+    (
+        Step(BINARY["Sub"], "below", ("x", "largest")),
+        Step(BINARY["Sub"], "log", ("below", "log sum")),
+        Step(UNARY["Exp"], "e", ("log",)),
+        Step(BINARY["Mul"], "y", ("e", "share")),
+    ),
+    ["x", "largest", "log sum", "share"], ["y"],
+    dict.fromkeys(("largest", "log sum", "share"), PER_ROW),
+)  # fmt: skip
+CROSS_ENTROPY_GRADIENT = Operator(
+    "CrossEntropyGradient", (FLOAT, FLOAT, INT64, FLOAT, FLOAT), (FLOAT,), cross_entropy_gradient,
+    "cross_entropy", ("gradient", "gradient_part"), in_place=True,
+)  # fmt: skip
+"""The same, a factor for all rows or each, what is added at labels: the softmax times the factor,
+and what is added."""
 PAD = Operator("Pad", (FLOAT,), (FLOAT,), padding, "padding", ("pad", "pad_rows"))
 MAX_POOL = Operator(
     "MaxPool", (FLOAT,), (FLOAT, INT64), windows, "pools", ("max_pool", "pool_planes")
@@ -216,6 +325,12 @@ READ_DOTS = {
     for count in (1, FOUR_TAPS)
 }  # fmt: skip
 """Pixels of an image, times a gradient, summed over channels; places of so many taps."""
+CUT_WINDOWS = Operator(
+    "CutWindows", (FLOAT,), (FLOAT,), cutting, "windows", ("cut_windows", "cut_part")
+)
+FOLD_WINDOWS = Operator(
+    "FoldWindows", (FLOAT,), (FLOAT,), folding, "windows", ("fold_windows", "fold_part")
+)
 NEAREST = Operator(
     "NearestPixels", (FLOAT, FLOAT), (FLOAT,), sampling, "nearest", ("grid_sample", "read_planes")
 )
@@ -225,7 +340,19 @@ COLUMN_LOOP = Operator(
     is_variadic=True, tables=("tiles",),
 )  # fmt: skip
 """States, stacks and what else the loop reads: states, stacks, and memory that nobody reads."""
-OPERATORS = (
-    ELEMENTWISE, COLUMN_LOOP, ADD_ROWS, ADD_ELEMENTS, PAD, MAX_POOL, MAX_UNPOOL, CUM_SUM, NEAREST,
-    *ADD_TAPS.values(), *READ_DOTS.values(),
+GEMM = Operator(
+    "Product", (FLOAT,), (FLOAT,), turned, "gemm", ("gemm", "gemm_part"), is_variadic=True,
+    tables=("gemm_tiles",),
 )  # fmt: skip
+"""Two matrices: their product, and memory that nobody reads."""
+OPERATORS = (
+    ELEMENTWISE, GEMM, COLUMN_LOOP, ADD_ROWS, ADD_ROWS_TO, ADD_ELEMENTS, PAD, MAX_POOL, MAX_UNPOOL,
+    CUM_SUM, NEAREST, CUT_WINDOWS, FOLD_WINDOWS, ROW_STATS, PICK_LOG_SOFTMAX,
+    CROSS_ENTROPY_GRADIENT, *ADD_TAPS.values(), *READ_DOTS.values(),
+)  # fmt: skip
+
+
+def mentioned(changes: Mapping[int, Sequence[bytes]]) -> list[Operator]:
+    """Those of our operators that occur in nodes which are to stand in the places of others."""
+    written = b"".join([node for nodes in changes.values() for node in nodes])
+    return [operator for operator in OPERATORS if operator.domain.encode() in written]

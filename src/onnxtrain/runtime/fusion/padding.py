@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numba import carray, cfunc, njit
 
-from .driver import I64, OPTIONS, floats_at, integers_at
+from .driver import I64, OPTIONS, floats_at, integers_at, keep
 from .operators import EDGE, MOST_PADDED, REFLECT, WRAP
 from .tensors import MAX_RANK, NUMBERS, SHAPE, failed, in_parts, make_output, product, read_input
 
@@ -178,6 +178,7 @@ def _pad_tensor(state: Any, context: Any) -> Any:
     job[TABLES], job[ROWS] = tables.ctypes.data, product(sizes, 0, last)
     job[STEP] = max(I64(1), CHUNK // (sizes[last] * job[INNER]))
     in_parts(state, context, job, (job[ROWS] + job[STEP] - 1) // job[STEP])
+    keep(tables)
     return I64(0)
 
 

@@ -15,9 +15,9 @@ from ...errors import OnnxTrainError
 from .opcodes import (
     ANY_SHAPE,
     BINARY,
-    FLAGS,
     LOAD,
     NUMBER,
+    PER_CHANNEL,
     PER_ROW,
     REDUCTIONS,
     SINGLE,
@@ -98,7 +98,8 @@ class Program(NamedTuple):
                 stored.add(target)
             elif operation in (LOAD, NUMBER):
                 is_right = 0 <= operands[0] < (self.inputs if operation == LOAD else 2**32)
-                is_right = is_right and operands[1] in (ANY_SHAPE, PER_ROW, SINGLE, FLAGS)
+                is_right = is_right and 0 <= operands[1] <= PER_CHANNEL
+                is_right = is_right and 0 <= operands[2] <= MOST_AXES
             elif operation in REDUCTIONS.values():
                 is_right = operands[0] in written and 0 <= operands[1] <= MOST_AXES
             else:
@@ -140,7 +141,7 @@ class Program(NamedTuple):
         kinds, holder = list[bool](), dict[int, bool]()
         for operation, target, *operands in self.code:
             if operation == LOAD:
-                kind = operands[1] in (PER_ROW, SINGLE)
+                kind = operands[1] in (PER_ROW, SINGLE, PER_CHANNEL)
             elif operation == NUMBER or operation in REDUCTIONS.values():
                 kind = True
             else:
@@ -176,13 +177,14 @@ def assemble(
     outputs: Sequence[str],
     hints: Mapping[str, int] | None = None,
     row_axes: int = 1,
+    ranks: Mapping[str, int] | None = None,
 ) -> Program:
     """Steps in an order in which they can be done, as a program with as few registers as possible.
 
     An input is loaded before its first use, an output is written as soon as it is there. `hints`
-    say what is known of the shapes of inputs.
+    say what is known of the shapes of inputs, `ranks` how many axes those have that have to.
     """
-    hints = hints or {}
+    hints, ranks = hints or {}, ranks or {}
     last = {name: index for index, step in enumerate(steps) for name in step.operands}
     numbers = {name: number for number, name in enumerate(inputs)}
     free, used = list[int](), 0
@@ -202,7 +204,7 @@ def assemble(
             places[name] = take()
             if isinstance(name, str):
                 hint = hints.get(name, ANY_SHAPE)
-                code.append((LOAD, places[name], numbers[name], hint, 0))
+                code.append((LOAD, places[name], numbers[name], hint, ranks.get(name, 0)))
             else:
                 code.append((NUMBER, places[name], _bits(name), 0, 0))
         operands = [places[name] for name in step.operands]
@@ -297,6 +299,43 @@ def _clip(result: str, operands: Sequence[str], _: Mapping[str, float]) -> list[
     return steps
 
 
+def _normalized(
+    result: str, operands: Sequence[str], attributes: Mapping[str, float]
+) -> list[Step]:
+    """BatchNormalization in inference mode, in the order in which onnxruntime computes it."""
+    if len(operands) != 5 or attributes.get("training_mode") or not attributes.get("spatial", 1):
+        raise ProgramError("there is no fused form of statistics of a batch")
+    x, scale, bias, mean, variance = operands
+    names = ("sum", "deviation", "reciprocal", "slope", "moved", "shift", "scaled")
+    total, deviation, reciprocal, slope, moved, shift, scaled = (f"{result}/{n}" for n in names)
+    return [
+        Step(BINARY["Add"], total, (variance, attributes.get("epsilon", 1e-5))),
+        Step(UNARY["Sqrt"], deviation, (total,)),
+        Step(UNARY["Reciprocal"], reciprocal, (deviation,)),
+        Step(BINARY["Mul"], slope, (reciprocal, scale)),
+        Step(BINARY["Mul"], moved, (mean, slope)),
+        Step(BINARY["Sub"], shift, (bias, moved)),
+        Step(BINARY["Mul"], scaled, (x, slope)),
+        Step(BINARY["Add"], result, (scaled, shift)),
+    ]
+
+
+def _softmax(result: str, operands: Sequence[str], attributes: Mapping[str, float]) -> list[Step]:
+    """Of a row; `rank` is that of the operand, as for a reduction."""
+    (x,), rank = operands, int(attributes.get("rank", 0))
+    largest, below, e, total, inverse = (
+        f"{result}/{name}" for name in ("largest", "below", "e", "total", "inverse")
+    )
+    return [
+        Step(REDUCTIONS["ReduceMax"], largest, (x,), rank),
+        Step(BINARY["Sub"], below, (x, largest)),
+        Step(UNARY["Exp"], e, (below,)),
+        Step(REDUCTIONS["ReduceSum"], total, (e,), rank),
+        Step(UNARY["Reciprocal"], inverse, (total,)),
+        Step(BINARY["Mul"], result, (e, inverse)),
+    ]
+
+
 def _pow(result: str, operands: Sequence[str], attributes: Mapping[str, float]) -> list[Step]:
     base, exponent = operands[0], attributes.get("exponent")
     if exponent == 2:
@@ -347,8 +386,10 @@ LOWERINGS: dict[str, Lowering] = {
     "LessOrEqual": _swapped("GreaterOrEqual"),
     "Where": _where,
     "Cast": _cast,
+    "BatchNormalization": _normalized,
     "Clip": _clip,
     "Pow": _pow,
+    "Softmax": _softmax,
     "HardSigmoid": _formula(*HARD_SIGMOID, alpha=0.2, beta=0.5),
     "HardSwish": _formula(*HARD_SIGMOID, ("Mul", "y", ("x", "inside")), alpha=1 / 6, beta=0.5),
     "ThresholdedRelu": _formula(

@@ -5,6 +5,10 @@ Each part of the result has one owner, who goes through all rows in their order,
 not depend on how many threads there are. An owner has columns where rows are wide: then all have
 the same work, however often a row is named. Otherwise it has a range of rows of the result, and
 passes over blocks of indices that name none of them: those of a pool stand in order.
+
+They are added to zeros, or to what a product has just written: the gradient of a table that is
+looked up and multiplied with, as the words of a language model are. That is an input of the node,
+which nobody else reads before.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ from typing import Any
 import numpy as np
 from numba import carray, cfunc, njit
 
-from .driver import F32, I64, OPTIONS, floats_at, integers_at
+from .driver import F32, I64, OPTIONS, floats_at, integers_at, keep
 from .tensors import (
     CORES,
     INDEX,
@@ -27,8 +31,8 @@ from .tensors import (
     read_input,
 )
 
-RESULT, ROWS, SOURCE, BLOCKS, COUNT, WIDTH, TOKENS, OWNERS, BY_COLUMNS = range(9)
-JOB = 9
+RESULT, ROWS, SOURCE, BLOCKS, COUNT, WIDTH, TOKENS, OWNERS, BY_COLUMNS, IS_FULL = range(10)
+JOB = 10
 BLOCK = 512
 """Indices of which the least and the largest are noted."""
 LINE = 16
@@ -51,7 +55,7 @@ def _of_columns(job: Any, part: Any) -> None:
     count, width, tokens = job[COUNT], job[WIDTH], job[TOKENS]
     rows = carray(integers_at(job[ROWS]), (tokens,))
     begin, end = part * width // job[OWNERS], (part + 1) * width // job[OWNERS]
-    for row in range(count):
+    for row in range(0 if job[IS_FULL] else count):
         carray(floats_at(job[RESULT] + 4 * (row * width + begin)), (end - begin,))[:] = F32(0)
     for token in range(tokens):
         row = rows[token]
@@ -70,7 +74,8 @@ def _of_rows(job: Any, part: Any) -> None:
     begin, end = part * count // job[OWNERS], (part + 1) * count // job[OWNERS]
     result = carray(floats_at(job[RESULT]), (count * width,))
     source = carray(floats_at(job[SOURCE]), (tokens * width,))
-    result[begin * width : end * width] = F32(0)
+    if not job[IS_FULL]:
+        result[begin * width : end * width] = F32(0)
     blocks = (tokens + BLOCK - 1) // BLOCK
     limits = carray(integers_at(job[BLOCKS]), (2 * blocks,))
     for block in range(blocks):
@@ -119,6 +124,23 @@ def _limits(rows: Any, count: Any, limits: Any) -> Any:
 
 
 @njit(**OPTIONS)
+def _share(state: Any, context: Any, job: Any, elements: Any) -> Any:
+    """Have all of a job done, unless an index is out of range; `elements` are read and written."""
+    count, width, tokens = job[COUNT], job[WIDTH], job[TOKENS]
+    limits = np.empty(2 * ((tokens + BLOCK - 1) // BLOCK), np.int64)
+    if not _limits(carray(integers_at(job[ROWS]), (tokens,)), count, limits):
+        return failed(state, INDEX)
+    if count * width == 0:
+        return I64(0)
+    owners = max(1, min(state[CORES], elements // ALONE))
+    job[BLOCKS], job[BY_COLUMNS] = limits.ctypes.data, width >= LINE * owners
+    job[OWNERS] = min(owners, count) if not job[BY_COLUMNS] else owners
+    in_parts(state, context, job, job[OWNERS])
+    keep(limits)
+    return I64(0)
+
+
+@njit(**OPTIONS)
 def _add_rows(state: Any, context: Any) -> Any:
     dims, job = np.zeros(MAX_RANK, np.int64), np.zeros(JOB, np.int64)
     shape_at, shape_rank = read_input(state, context, 0, dims)
@@ -137,20 +159,38 @@ def _add_rows(state: Any, context: Any) -> Any:
     job[RESULT], status = make_output(state, context, 0, dims, axes)
     if status != 0:
         return status
-    limits = np.empty(2 * ((tokens + BLOCK - 1) // BLOCK), np.int64)
-    if not _limits(carray(integers_at(job[ROWS]), (tokens,)), count, limits):
-        return failed(state, INDEX)
-    if count * width == 0:
-        return I64(0)
-    job[BLOCKS], job[COUNT], job[WIDTH], job[TOKENS] = limits.ctypes.data, count, width, tokens
-    owners = max(1, min(state[CORES], (tokens + count) * width // ALONE))
-    job[BY_COLUMNS] = width >= LINE * owners
-    job[OWNERS] = min(owners, count) if not job[BY_COLUMNS] else owners
-    in_parts(state, context, job, job[OWNERS])
-    return I64(0)
+    job[COUNT], job[WIDTH], job[TOKENS] = count, width, tokens
+    return _share(state, context, job, (tokens + count) * width)
+
+
+@njit(**OPTIONS)
+def _add_rows_to(state: Any, context: Any) -> Any:
+    dims, job = np.zeros(MAX_RANK, np.int64), np.zeros(JOB, np.int64)
+    job[RESULT], axes = read_input(state, context, 0, dims)
+    if axes < 1 or axes > 2:
+        return failed(state, SHAPE)
+    count, width = dims[0], dims[1] if axes == 2 else I64(1)
+    job[ROWS], rows_rank = read_input(state, context, 1, dims)
+    tokens = dims[0]
+    job[SOURCE], rank = read_input(state, context, 2, dims)
+    fits = rows_rank == 1 and rank == axes and dims[0] == tokens
+    if not fits or (axes == 2 and dims[1] != width):
+        return failed(state, SHAPE)
+    dims[0] = 0
+    _, status = make_output(state, context, 0, dims, 1)
+    if status != 0:
+        return status
+    job[COUNT], job[WIDTH], job[TOKENS], job[IS_FULL] = count, width, tokens, 1
+    return _share(state, context, job, tokens * width)
 
 
 @cfunc("int64(int64, int64)", **OPTIONS)
 def add_rows(address: int, context: int) -> int:
     """A node; 0, or the address of onnxruntime's description of an error."""
     return _add_rows(carray(integers_at(address), (NUMBERS,)), context)
+
+
+@cfunc("int64(int64, int64)", **OPTIONS)
+def add_rows_to(address: int, context: int) -> int:
+    """A node; 0, or the address of onnxruntime's description of an error."""
+    return _add_rows_to(carray(integers_at(address), (NUMBERS,)), context)

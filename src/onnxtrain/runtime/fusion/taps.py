@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numba import carray, cfunc, njit
 
-from .driver import F32, I64, OPTIONS, floats_at, integers_at
+from .driver import F32, I64, OPTIONS, floats_at, integers_at, keep
 from .tensors import (
     CORES,
     INDEX,
@@ -92,6 +92,7 @@ def _add_planes(job: Any, part: Any) -> None:
         for place in range(size):
             b[place] = F32(0)
         _add_pair(job, places, image, first, second, a, b)
+    keep(spare)
 
 
 @cfunc("void(int64, int64)", **OPTIONS)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numba import carray, cfunc, njit
 
-from .driver import I64, OPTIONS, call, integers_at
+from .driver import I64, OPTIONS, call, integers_at, keep
 from .operators import MISFITS
 
 (KERNEL, GET_INPUT, GET_OUTPUT, GET_DATA, GET_INFO, GET_TYPE, GET_RANK, GET_DIMS, RELEASE_INFO,
@@ -70,6 +70,7 @@ def read_input(state: Any, context: Any, number: Any, dims: Any) -> Any:
     else:
         rank = -1
     call(state[RELEASE_INFO], (info,))
+    keep(cell)
     return data, rank
 
 
@@ -81,7 +82,9 @@ def make_output(state: Any, context: Any, number: Any, dims: Any, rank: Any) -> 
     status: Any = call(state[GET_OUTPUT], arguments)
     if status == 0:
         call(state[GET_DATA], (cell[0], cell.ctypes.data))
-    return cell[0], status
+    address = cell[0]
+    keep(cell)
+    return address, status
 
 
 @njit(**OPTIONS)

@@ -17,7 +17,7 @@ from ..files.onnxfile import Node
 from ..files.outline import Outline
 from ..files.wire import Message
 from ..fusion.columns import TURNED, Columns, Each
-from ..fusion.library import DOMAIN, is_available
+from ..fusion.library import is_available
 from ..fusion.operators import COLUMN_LOOP
 from ..fusion.program import ProgramError, assemble
 from .edits import LONGEST, changed, connections_of, nodes_mentioning, with_bodies
@@ -34,7 +34,7 @@ def with_column_loops(outline: Outline) -> bytes | None:
         return None
     try:
         changes = _changes(outline, outline)
-        return changed(outline, changes, DOMAIN.encode()) if changes else None
+        return changed(outline, changes, COLUMN_LOOP.domain.encode()) if changes else None
     except (ModelFileError, ValueError, LookupError):  # onnxruntime says what is wrong with it
         return None
 
@@ -59,7 +59,7 @@ def _changes(outline: Outline, whole: Outline) -> dict[int, list[bytes]]:
             if loop is not None:
                 loops[place] = loop
             continue
-        inner = with_bodies(content, lambda body: _changes(body, whole), DOMAIN.encode())
+        inner = with_bodies(content, lambda body: _changes(body, whole))
         if inner is not None:
             changes[place] = [inner]
     if loops:
@@ -87,7 +87,7 @@ class _Loop:
             message.add(2, name)
         numbers = Message().add(1, "numbers").add(4, self.columns.text()).add(20, TEXT)
         message.add(3, self.name).add(4, COLUMN_LOOP.name).add(5, numbers)
-        return message.add(7, DOMAIN).encode()
+        return message.add(7, COLUMN_LOOP.domain).encode()
 
     @property
     def stacks(self) -> list[str]:

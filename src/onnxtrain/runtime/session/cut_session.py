@@ -56,7 +56,7 @@ def cut_if_long(
     file = ModelFile(Message.parse(model))
     if not cutting.is_long(file):
         return None
-    names = [v.name for v in file.outputs]
+    names = cutting.output_names(file)
     share_arena(options)
     nodes = cutting.read_nodes(file)
     pieces = cut_by_nodes(file, names[:1], names[1:], cutting.NODES_OF_A_PIECE, nodes)

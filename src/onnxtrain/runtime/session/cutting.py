@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ...errors import ModelFileError
-from ...operators import RANDOM
+from ...operators import IDLE_OPTIMIZERS, RANDOM
 from ..files.onnxfile import ModelFile, Node, may_have_graph, tensor_type, uses
 from ..files.outline import Outline, fields
-from ..files.wire import Chunk, Message, Value, text_of
+from ..files.wire import Message, Value, text_of
+from .edits import ATTRIBUTE, INPUT, OPERATOR, OUTPUT
 
 OWN = ".own"
 """Ending of a copy: a gradient that a later piece reads has left for the other ranks by then."""
@@ -38,6 +39,11 @@ one; steps take as long (39 to 41 ms)."""
 def is_long(model: ModelFile) -> bool:
     """Whether sessions of pieces are there sooner than one of the whole model."""
     return sum(number == 1 for number, _, _ in model.graph.fields) > MANY_NODES
+
+
+def output_names(model: ModelFile) -> list[str]:
+    """Names of the outputs, which are not opened: each piece writes them as they are."""
+    return [_name_in(value, 1) for value in model.graph.values(12)]
 
 
 def may_be_long(outline: Outline | None) -> bool:
@@ -130,29 +136,31 @@ def read_nodes(model: ModelFile) -> list[ReadNode]:
 
 def _read_node(content: Value) -> ReadNode:
     """A glance at the bytes of a node; one that is open, or has graphs, is looked into."""
-    is_closed = isinstance(content, bytes | memoryview)
-    parts = _parts(content) if is_closed else []
-    texts: dict[int, list[str]] = {1: [], 2: [], 4: []}
-    for number, part in parts:
-        if number in texts:
-            texts[number].append(text_of(part))
-        elif number == ATTRIBUTE and may_have_graph(part):
-            is_closed = False
-    if is_closed:
-        reads = set(filter(None, texts[1]))
-        return ReadNode(content, (texts[4] or [""])[-1], texts[2], reads, has_graphs=False)
+    read = _glance(content) if isinstance(content, bytes) else None
+    if read is not None:
+        return read
     node = Node(_opened(content))
     return ReadNode(content, node.op_type, node.outputs, uses(node), bool(node.subgraphs()))
 
 
-def _parts(content: Value) -> list[tuple[int, Chunk]]:
-    """Numbers and bytes of the fields of a message that is not open."""
-    if not isinstance(content, bytes | memoryview):
-        raise ModelFileError("damaged protobuf data: a message was expected")
+def _glance(content: bytes) -> ReadNode | None:
+    """What a node without graphs says; None if it may have some, or is damaged."""
+    inputs, outputs, operator = list[str](), list[str](), ""
     try:
-        return [(n, content[begin:end]) for n, begin, end in fields(content, 0, len(content))]
+        for number, begin, end in fields(content, 0, len(content)):
+            if number == INPUT:
+                inputs.append(text_of(content[begin:end]))
+            elif number == OUTPUT:
+                outputs.append(text_of(content[begin:end]))
+            elif number == OPERATOR:
+                operator = text_of(content[begin:end])
+            elif number == ATTRIBUTE and may_have_graph(content[begin:end]):
+                return None
     except IndexError:
-        raise ModelFileError("damaged protobuf data: a message ends too early") from None
+        return None
+    reads = set(inputs)
+    reads.discard("")
+    return ReadNode(content, operator, outputs, reads, has_graphs=False)
 
 
 def _opened(content: Value) -> Message:
@@ -164,6 +172,12 @@ def _opened(content: Value) -> Message:
     return Message.parse(content)
 
 
+def _constant_names(graph: Message) -> set[str]:
+    """Names of the constants, none of which is opened: it would be written field by field."""
+    sparse = (message.message(1) for message in graph.messages(15))
+    return {*_by_name(graph, 5, 8), *(values.string(8) for values in sparse if values is not None)}
+
+
 def _by_name(graph: Message, number: int, name: int = 1) -> dict[str, Value]:
     """Messages of a graph, as they are, by the text in one of their fields."""
     return {_name_in(content, name): content for content in graph.values(number)}
@@ -172,7 +186,16 @@ def _by_name(graph: Message, number: int, name: int = 1) -> dict[str, Value]:
 def _name_in(content: Value, number: int) -> str:
     if isinstance(content, Message):
         return content.string(number)
-    return next((text_of(part) for n, part in reversed(_parts(content)) if n == number), "")
+    if not isinstance(content, bytes | memoryview):
+        raise ModelFileError("damaged protobuf data: a message was expected")
+    place = None
+    try:
+        for field, begin, end in fields(content, 0, len(content)):
+            if field == number:
+                place = begin, end
+    except IndexError:
+        raise ModelFileError("damaged protobuf data: a message ends too early") from None
+    return "" if place is None else text_of(content[slice(*place)])
 
 
 class _Graph:
@@ -193,7 +216,7 @@ class _Graph:
         self.nodes = read_nodes(model) if nodes is None else nodes
         self.maker = {n: i for i, node in enumerate(self.nodes) for n in node.outputs if n}
         self.reads = [node.reads for node in self.nodes]
-        self.fixed = self._constants(set(model.initializer_names))
+        self.fixed = self._constants(_constant_names(model.graph))
         self.order: list[int] = []
         seen = set(self.fixed)
         for name in results:
@@ -285,20 +308,19 @@ class Template:
         self.nodes = read_nodes(model) if nodes is None else nodes
         self.reads = [node.reads for node in self.nodes]
         self._model, self._graph = _fields_but(model.message, {7}), _fields_but(graph, CONTENTS)
-        self._bare = _fields_but(model.message, {7, METADATA})
+        self._bare = [f for f in self._model if f[0] != METADATA or _is_of_optimizers(f[2])]
         self._inputs = _by_name(graph, 11)
         self._outputs, self._values = _by_name(graph, 12), _by_name(graph, 13)
         self._constants = {name: (5, tensor) for name, tensor in _by_name(graph, 5, 8).items()}
         for sparse in graph.messages(15):
             self._constants[(sparse.message(1) or sparse).string(8)] = (15, sparse)
 
-    def _type(self, name: str) -> Message | None:
+    def _type(self, name: str) -> Value | None:
         """The type of a value, as far as the model tells."""
         for described in (self._inputs, self._outputs, self._values):
-            if name in described:
-                kind = _opened(described[name]).message(2)
-                if kind is not None:
-                    return kind
+            kinds = _opened(described[name]).values(TYPE) if name in described else []
+            if kinds:
+                return kinds[-1]
         return None
 
     def piece(self, piece: Piece, types: Mapping[str, Message]) -> bytes:
@@ -342,11 +364,15 @@ class Template:
         return live[::-1]
 
 
-ATTRIBUTE = 5
-"""Field of a node."""
-
 METADATA = 14
-"""Field of a model: what it says about itself, which may be long. Only the first piece says it."""
+"""Field of a model: what it says about itself, which may be long. Only the first piece says it, but
+for what there is no use for: that goes for every piece."""
+
+KEY = 1
+"""Field of an entry of the metadata."""
+
+TYPE = 2
+"""Field of what describes a value."""
 
 CONTENTS = {1, 5, 11, 12, 13, 15}
 """Fields of a graph: nodes, constants, inputs, outputs, types of values, sparse constants."""
@@ -354,6 +380,11 @@ CONTENTS = {1, 5, 11, 12, 13, 15}
 
 def _fields_but(message: Message, numbers: set[int]) -> list[Any]:
     return [f for f in message.fields if f[0] not in numbers]
+
+
+def _is_of_optimizers(entry: Value) -> bool:
+    """Whether an entry of the metadata says which optimizers have nothing to do."""
+    return _name_in(entry, KEY) == IDLE_OPTIMIZERS
 
 
 def type_proto(text: str, shape: Sequence[Any]) -> Message:

@@ -8,7 +8,8 @@ for the device's, and marked "not run on hardware" in the documentation.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -21,7 +22,9 @@ from ...operators import COLUMN_LOOP, FUSED, KERNEL
 from ...preparing import preparing
 from ..files.onnxfile import ModelFile
 from ..files.outline import Outline
-from ..fusion.library import DOMAIN, register_path
+from ..fusion.library import register
+from ..fusion.operators import ADD_ROWS_TO, Operator, mentioned
+from ..fusion.operators import COLUMN_LOOP as LOOP_OPERATOR
 from .blocked import in_blocks
 from .column_loops import with_column_loops
 from .cut_session import cut_if_long
@@ -33,6 +36,7 @@ from .native import core_of, ort_device
 from .optimizers import TRANSPOSING, idle_of_shapes, idle_optimizers
 from .options import BUSY, FOLDER, PREPACKING, SPINNING, UserOptions, Way, may_spin, ways_with
 from .products import CONTRIBUTED, fuse_transposed, fused_products
+from .rows_in_place import with_rows_in_place
 from .sharing import note_session
 
 Array = npt.NDArray[Any]
@@ -60,6 +64,9 @@ OWN_DOMAINS = frozenset(
 )  # fmt: skip
 """Domains whose operators onnxruntime brings, or refuses, by itself."""
 
+SMALL_MODEL = 2**15
+"""Bytes of a model whose session is made in milliseconds, of which starting the thread that would
+tell of it is a tenth."""
 MANY_CONSTANTS = 2**29
 """Bytes of constants from which on no copies of them are made, see `session_options`."""
 
@@ -230,13 +237,20 @@ def open_session(
             content, options, providers, provider_options, outline=outline, kernels=on_host
         )
 
-    with preparing("making a session of onnxruntime", lambda: len(ModelFile.load(model).nodes)):
+    with _announced(model):
         outline = Outline.of(model) if isinstance(model, bytes) else None
         if isinstance(model, bytes) and on_host:
             cut_session = cut_if_long(model, outline, options, create)
             if cut_session is not None:
                 return cut_session
         return create(model, outline)
+
+
+def _announced(model: bytes | str) -> AbstractContextManager[None]:
+    """What tells of a session that takes long; that of a small model never does."""
+    if isinstance(model, bytes) and len(model) < SMALL_MODEL:
+        return nullcontext()
+    return preparing("making a session of onnxruntime", lambda: len(ModelFile.load(model).nodes))
 
 
 def create_session(
@@ -301,34 +315,34 @@ def session_of(
     is_lent: bool = False,
 ) -> onnxruntime.InferenceSession:
     """The session of one form of a model; `is_lent` says that the options are a user's own."""
-    if form.is_fused:
-        _register(options, is_lent=is_lent)
+    if form.operators:
+        _register(options, form.operators, is_lent=is_lent)
     return onnxruntime.InferenceSession(
         form.content, options, list(providers), provider_options, disabled_optimizers=form.idle
     )
 
 
-_registered: weakref.WeakSet[Any] = weakref.WeakSet()
-"""Options that know our operator: they take it only once."""
+_registered: weakref.WeakKeyDictionary[Any, set[Operator]] = weakref.WeakKeyDictionary()
+"""Options that know operators of ours: they take each only once."""
 
 
-def _register(options: Any, *, is_lent: bool) -> None:
-    """Tell onnxruntime of the operator of fused nodes; a refusal if that cannot be."""
-    if options in _registered:
+def _register(options: Any, needed: Collection[Operator], *, is_lent: bool) -> None:
+    """Tell onnxruntime of the operators that a model has; a refusal if that cannot be."""
+    known = _registered.get(options, set())
+    missing = set(needed) - known
+    if not missing:
         return
-    path = "" if is_lent else register_path()  # an object of the user's would keep it
-    if not path:
+    if is_lent or not register(options, missing):  # an object of the user's would keep them
         raise ort.NotImplemented("there is no kernel for fused nodes")
-    options.register_custom_ops_library(path)
-    _registered.add(options)
+    _registered[options] = known | missing
 
 
 class Form(NamedTuple):
-    """A model as a session is asked for it, and the optimizers that it does without."""
+    """A model as a session is asked for it, the optimizers that it does without, our operators."""
 
     content: bytes | str
     idle: list[str]
-    is_fused: bool = False
+    operators: Collection[Operator] = ()
 
 
 def _forms(
@@ -382,18 +396,22 @@ def _in_one_pass(outline: Outline, plain_idle: list[str], idle: Sequence[str]) -
     """A form with kernels of ours, for loops, single nodes and elementwise ones; None without."""
     loops = with_column_loops(outline)
     outline = (None if loops is None else Outline.of(loops)) or outline
+    rows = with_rows_in_place(outline)
+    outline = (None if rows is None else Outline.of(rows)) or outline
     kernels = own_kernels(outline)
     kernels |= fused_groups(outline, taken=kernels)
-    if not kernels and loops is None:
+    if not kernels and loops is None and rows is None:
         return None
     products, without = fused_products(outline), outline.types if idle_of_shapes(idle) else (0, 0)
-    domains = (DOMAIN.encode(), CONTRIBUTED) if products else (DOMAIN.encode(),)
+    ours = mentioned(kernels) + ([] if loops is None else [LOOP_OPERATOR])
+    ours += [] if rows is None else [ADD_ROWS_TO]
+    domains = [operator.domain.encode() for operator in ours] + [CONTRIBUTED] * bool(products)
     try:
         content = changed(outline, products | kernels, *domains, without=without)
     except (ModelFileError, IndexError):  # onnxruntime says what is wrong with it
         return None
     is_fused = bool(products) or without[0] < without[1]
-    return Form(content, list(idle) if is_fused else plain_idle, is_fused=True)
+    return Form(content, list(idle) if is_fused else plain_idle, ours)
 
 
 def _fused(outline: Outline, idle: Sequence[str]) -> Form | None:

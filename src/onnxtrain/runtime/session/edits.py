@@ -6,29 +6,33 @@ are read: opening every message of a model would take as long as a third of its 
 
 from __future__ import annotations
 
+import functools
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from ...errors import ModelFileError
-from ..files.onnxfile import Node as OpenNode
-from ..files.onnxfile import uses
-from ..files.outline import GRAPH, INITIALIZER, NODE, Outline, fields
-from ..files.wire import BYTES, Message, varint
+from ..files.onnxfile import MAX_NESTING
+from ..files.outline import CONSTANT_NAME, GRAPH, INITIALIZER, NODE, Outline, fields
+from ..files.wire import BYTES, Chunk, Message, varint
 
 LONGEST = 2**26
 """Bytes of a model above which it is left alone: its weights would be in memory twice."""
 
 INPUT, OUTPUT, NAME, OPERATOR, ATTRIBUTE, DOCUMENTATION, DOMAIN = 1, 2, 3, 4, 5, 6, 7
 """Fields of a node."""
-BODY = 6
-"""Field of an attribute that is a graph."""
+BODY, BODIES = 6, 11
+"""Fields of an attribute that are a graph, and graphs."""
+INPUT_OF_GRAPH, OUTPUT_OF_GRAPH = 11, 12
+VALUE_NAME = 1
+"""The field with the name of an input or output of a graph."""
 OPSETS = 8
 """A field of a model."""
 WITH_BODIES = (b"If", b"Loop", b"Scan", b"SequenceMap")
 """Operators whose inner graphs may read any value."""
 
 
+@functools.cache
 def tag(number: int) -> bytes:
     """What a field of bytes begins with."""
     return bytes([number << 3 | BYTES])
@@ -39,8 +43,10 @@ def field(number: int, content: Message | bytes) -> bytes:
     return Message().add(number, content).encode()
 
 
-GRAPH_TAG, NODE_TAG = tag(GRAPH), tag(NODE)
-OPERATOR_TAG = tag(OPERATOR)[0]
+GRAPH_TAG, NODE_TAG, ATTRIBUTE_TAG, BODY_TAG = tag(GRAPH), tag(NODE), tag(ATTRIBUTE), tag(BODY)
+INPUT_TAG, OUTPUT_TAG, OPERATOR_TAG = tag(INPUT)[0], tag(OUTPUT)[0], tag(OPERATOR)[0]
+HEAD_TAGS = frozenset({INPUT_TAG, OUTPUT_TAG, tag(NAME)[0], OPERATOR_TAG})
+"""Fields that come first in a node."""
 SHORT = 0x7F
 """The largest number that is written in one byte."""
 
@@ -119,6 +125,22 @@ def changed(
         without: a part of the graph that is left out.
     """
     model, (begin, end) = outline.model, outline.graph
+    parts, size = _graph_parts(outline, changes, constants, without)
+    before = model[: _start(model, GRAPH_TAG, begin, end)] + GRAPH_TAG + varint(size)
+    known = outline.domains()
+    new = [Message().add(1, domain).add(2, 1) for domain in domains if domain not in known]
+    opsets = [field(OPSETS, message) for message in new]
+    return b"".join([before, *parts, memoryview(model)[end:], *opsets])
+
+
+def _graph_parts(
+    outline: Outline,
+    changes: Mapping[int, Sequence[bytes]],
+    constants: Iterable[bytes] = (),
+    without: tuple[int, int] = (0, 0),
+) -> tuple[list[Chunk], int]:
+    """What a changed graph is made of, and how many bytes it has; see `changed`."""
+    model, (begin, end) = outline.model, outline.graph
     edits = [(*without, b"")] if without[0] < without[1] else []
     for index, nodes in changes.items():
         start, stop = outline.nodes[index]
@@ -126,35 +148,38 @@ def changed(
         edits.append((_start(model, NODE_TAG, start, stop), stop, written))
     more = b"".join([field(INITIALIZER, constant) for constant in constants])
     view = memoryview(model)  # slices of bytes would be copies, as long as the weights
-    parts, at, size = list[bytes | memoryview]([b""]), begin, end - begin + len(more)
+    parts, at = list[Chunk](), begin
     for start, stop, written in sorted(edits):
         parts += [view[at:start], written]
-        size += len(written) - (stop - start)
         at = stop
-    parts[0] = model[: _start(model, GRAPH_TAG, begin, end)] + GRAPH_TAG + varint(size)
-    parts += [view[at:end], more, view[end:]]
-    known = outline.domains()
-    new = [Message().add(1, domain).add(2, 1) for domain in domains if domain not in known]
-    parts += [field(OPSETS, message) for message in new]
-    return b"".join(parts)
+    parts += [view[at:end], more]
+    return parts, sum(map(len, parts))
 
 
 Change: TypeAlias = "Callable[[Outline], Mapping[int, Sequence[bytes]]]"
 """What takes the places of which nodes of a graph."""
 
 
-def with_bodies(content: bytes, change: Change, domain: bytes) -> bytes | None:
+def with_bodies(content: bytes, change: Change) -> bytes | None:
     """A node whose bodies are changed, each outlined alone; None if nothing changes in any."""
-    node, is_changed = Message.parse(content), False
-    for attribute in node.messages(ATTRIBUTE):
-        body = attribute.message(BODY)
-        outline = None if body is None else Outline.of(field(GRAPH, body))
-        changes = change(outline) if outline is not None and outline.nodes else {}
-        if outline is not None and changes:
-            graph = Message.parse(changed(outline, changes, domain)).message(GRAPH)
-            attribute.replace(BODY, [] if graph is None else [graph])
-            is_changed = True
-    return node.encode() if is_changed else None
+    edits = list[tuple[int, int, bytes]]()
+    for number, begin, end in fields(content, 0, len(content)):
+        bodies = fields(content, begin, end) if number == ATTRIBUTE else ()
+        for inner, start, stop in bodies:
+            outline = Outline.of_graph(content, start, stop) if inner == BODY else None
+            changes = change(outline) if outline is not None and outline.nodes else {}
+            if outline is not None and changes:
+                parts, size = _graph_parts(outline, changes)
+                before = content[begin : _start(content, BODY_TAG, start, stop)]
+                parts = [before, BODY_TAG, varint(size), *parts, content[stop:end]]
+                written = ATTRIBUTE_TAG + varint(sum(map(len, parts))) + b"".join(parts)
+                edits.append((_start(content, ATTRIBUTE_TAG, begin, end), end, written))
+                break  # an attribute has one body
+    parts, at = list[Chunk](), 0
+    for start, stop, written in edits:
+        parts += [content[at:start], written]
+        at = stop
+    return b"".join([*parts, content[at:]]) if edits else None
 
 
 def _start(model: bytes, head_tag: bytes, begin: int, end: int) -> int:
@@ -208,18 +233,7 @@ def connections_of(outline: Outline) -> Connections:
     model, operands = outline.model, list[tuple[list[bytes], list[bytes]]]()
     makers, readers = dict[bytes, int](), dict[bytes, int]()
     for index, (begin, end) in enumerate(outline.nodes):
-        inputs, outputs, operator = list[bytes](), list[bytes](), b""
-        for number, text in texts_of(model, begin, end):
-            if number == INPUT:
-                inputs.append(text)
-            elif number == OUTPUT:
-                outputs.append(text)
-            elif number == OPERATOR:
-                operator = text
-                break  # what follows is not names
-        if operator in WITH_BODIES:
-            opened = OpenNode(Message.parse(model[begin:end]))
-            inputs += [name.encode() for name in uses(opened)]
+        inputs, outputs = _names_of(model, begin, end)
         operands.append((inputs, outputs))
         for name in inputs:
             readers[name] = readers.get(name, 0) + 1
@@ -228,20 +242,74 @@ def connections_of(outline: Outline) -> Connections:
     return operands, makers, readers
 
 
-def texts_of(model: bytes, begin: int, end: int) -> list[tuple[int, bytes]]:
-    """Numbers and texts of the fields of a node, as far as they are texts of short length.
+def _names_of(
+    model: bytes, begin: int, end: int, depth: int = 0
+) -> tuple[list[bytes], list[bytes]]:
+    """What a node reads, in its bodies too, and what it makes."""
+    inputs, outputs, operator = _head_of(model, begin, end)
+    if operator in WITH_BODIES:
+        for body in _bodies(model, begin, end):
+            inputs += _captured(model, *body, depth)
+    return inputs, outputs
 
-    `fields` would take three times as long, and this looks at all nodes of a model. Usually names
-    come first, each behind one byte of a tag and one of its length.
+
+def _head_of(model: bytes, begin: int, end: int) -> tuple[list[bytes], list[bytes], bytes]:
+    """Inputs, outputs and operator of a node.
+
+    Usually names come first, each behind one byte of a tag and one of its length. `fields` would
+    take three times as long, and this looks at all nodes of a model.
     """
-    texts, at = list[tuple[int, bytes]](), begin
+    inputs, outputs, operator, at = list[bytes](), list[bytes](), b"", begin
     while at + 1 < end:
         key, size = model[at], model[at + 1]
-        if key & 7 != BYTES or key > SHORT or size > SHORT:
+        if size > SHORT or key not in HEAD_TAGS:
             break
-        texts.append((key >> 3, model[at + 2 : at + 2 + size]))
         at += 2 + size
-        if key == OPERATOR_TAG:
-            return texts
-    texts += [(number, model[start:stop]) for number, start, stop in fields(model, at, end)]
-    return texts
+        if key == INPUT_TAG:
+            inputs.append(model[at - size : at])
+        elif key == OUTPUT_TAG:
+            outputs.append(model[at - size : at])
+        elif key == OPERATOR_TAG:
+            operator = model[at - size : at]
+            if outputs:
+                return inputs, outputs, operator  # what follows is not names
+    for number, start, stop in fields(model, at, end):
+        if number == OPERATOR:
+            operator = model[start:stop]
+        elif number in (INPUT, OUTPUT):
+            (inputs if number == INPUT else outputs).append(model[start:stop])
+    return inputs, outputs, operator
+
+
+def _bodies(model: bytes, begin: int, end: int) -> Iterator[tuple[int, int]]:
+    """Where the graphs of a node begin and end."""
+    for number, start, stop in fields(model, begin, end):
+        if number == ATTRIBUTE:
+            for inner, *place in fields(model, start, stop):
+                if inner in (BODY, BODIES):
+                    yield place[0], place[1]
+
+
+def _captured(model: bytes, begin: int, end: int, depth: int) -> set[bytes]:
+    """What a body reads from the graphs around it; `onnxfile.captures` without opening it."""
+    if depth > MAX_NESTING:
+        raise ModelFileError(f"graphs are nested more than {MAX_NESTING} deep")
+    inside, read = {b""}, set[bytes]()
+    for number, start, stop in fields(model, begin, end):
+        if number == NODE:
+            inputs, outputs = _names_of(model, start, stop, depth + 1)
+            read.update(inputs)
+            inside.update(outputs)
+        elif number == INITIALIZER:
+            inside.add(_text_of(model, start, stop, CONSTANT_NAME))
+        elif number == INPUT_OF_GRAPH:
+            inside.add(_text_of(model, start, stop, VALUE_NAME))
+        elif number == OUTPUT_OF_GRAPH:
+            read.add(_text_of(model, start, stop, VALUE_NAME))
+    return read - inside
+
+
+def _text_of(model: bytes, begin: int, end: int, number: int) -> bytes:
+    """The text of one field of a message."""
+    texts = (model[start:stop] for n, start, stop in fields(model, begin, end) if n == number)
+    return next(texts, b"")

@@ -7,15 +7,17 @@ other numbers. The file stays as it is, of standard operators.
 
 from __future__ import annotations
 
+import functools
 import struct
 from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
 
 from ...errors import ModelFileError
 from ...operators import COMPARISONS, FUSED, OUTSIDE
 from ..files.outline import Outline, fields
 from ..files.wire import Message
 from ..fusion.library import DOMAIN, OPERATOR, is_available
-from ..fusion.opcodes import ANY_SHAPE, FLAGS, PER_ROW, REDUCTIONS, SINGLE
+from ..fusion.opcodes import ANY_SHAPE, FLAGS, PER_CHANNEL, PER_ROW, REDUCTIONS, SINGLE
 from ..fusion.program import MOST_AXES, ProgramError, Step, assemble, lower
 from .edits import LONGEST, Node, changed, marked_inside_too, with_bodies
 from .products import constant_of, number_of
@@ -24,7 +26,8 @@ COMPARING = COMPARISONS | {"And", "Not", "Or", "Xor"}
 """Operators whose results are truth values, of which a kernel makes numbers."""
 MARK = FUSED.encode()
 BOOL, INT64 = 9, b"\x07"
-HINTS = {"-": ANY_SHAPE, "r": PER_ROW, "n": SINGLE, "b": FLAGS}
+HINTS = {"-": ANY_SHAPE, "r": PER_ROW, "n": SINGLE, "b": FLAGS, "c": PER_CHANNEL}
+NORMALIZATION = "BatchNormalization"
 """What a mark says of the shapes of operands; the kernel checks it."""
 
 
@@ -62,7 +65,7 @@ def _changes(outline: Outline, taken: Collection[int] = ()) -> dict[int, list[by
             groups.setdefault(number, []).append((node, words))
         else:
             begin, end = outline.nodes[node.place]
-            content = with_bodies(outline.model[begin:end], _changes, DOMAIN.encode())
+            content = with_bodies(outline.model[begin:end], _changes)
             if content is not None:
                 changes[node.place] = [content]
     for members in groups.values():
@@ -74,35 +77,93 @@ def _change(outline: Outline, members: Sequence[tuple[Node, list[str]]]) -> dict
     """What stands in the places of a group's nodes; nothing if it is incomplete or has no form."""
     if any(int(words[0]) != len(members) for _, words in members):
         return {}  # the rest of it is in another piece, half or branch
-    steps, outputs, hints = list[Step](), list[str](), dict[str, int]()
-    behind = dict[str, bytes]()
+    numbers = {b"": 0}
     row_axes = int(members[0][1][2])
     try:
-        for node, words in members:
-            steps += _steps(outline, node, rank=int(words[1]), row_axes=row_axes)
-            hints |= {n.decode(): HINTS[h] for n, h in zip(node.inputs, words[3])}
-            if OUTSIDE in words[4:]:
-                outputs.append(node.outputs[0].decode())
-                behind |= _behind(node)
-        results = {step.result for step in steps}
-        names = [name for step in steps for name in step.operands if isinstance(name, str)]
-        dropped = {node.outputs[0].decode() for node, _ in members if _drops_axes(node)}
-        if not dropped.isdisjoint(names):
-            raise ProgramError("a sum that has lost its axes is no number of a row")
-        read = dict.fromkeys(name for name in names if name not in results)
-        program = assemble(steps, list(read), outputs, hints, row_axes)
+        group = tuple(
+            _described(outline, node, words, row_axes, numbers) for node, words in members
+        )
     except ProgramError:
         return {}
+    plan = _plan(group, row_axes)
+    if plan is None:
+        return {}
+    names = [name.decode() for name in numbers]
+    outside = [node for node, words in members if OUTSIDE in words[4:]]
+    behind = {name: content for node in outside for name, content in _behind(node).items()}
     message = Message()
-    for name in read:
-        message.add(1, name)
-    for name in outputs:
+    for number in plan.read:
+        message.add(1, names[number])
+    for node in outside:
+        name = node.outputs[0].decode()
         message.add(2, _inside(name) if name in behind else name)
     message.add(3, members[-1][0].name).add(4, OPERATOR)
-    message.add(5, Message().add(1, "program").add(4, program.text()).add(20, 3)).add(7, DOMAIN)
+    message.add(5, Message().add(1, "program").add(4, plan.text).add(20, 3)).add(7, DOMAIN)
     changes: dict[int, list[bytes]] = {member.place: [] for member, _ in members}
     changes[max(changes)] = [message.encode(), *behind.values()]
     return changes
+
+
+class Described(NamedTuple):
+    """A node of a group, with numbers for the names of its values; that of no value is 0.
+
+    Attributes:
+        operator: its type.
+        operands: which values it reads.
+        result: which it makes.
+        attributes: those that are numbers, and constants that a program has in it.
+        hints: what its mark says of the shapes of its operands.
+        is_read_outside: whether others than nodes of the group read it.
+        drops_axes: whether it is a reduction without the axes of its operand.
+        rank: how many axes its mark says that it has.
+    """
+
+    operator: str
+    operands: tuple[int, ...]
+    result: int
+    attributes: tuple[tuple[str, float], ...]
+    hints: str
+    is_read_outside: bool
+    drops_axes: bool
+    rank: int
+
+
+class Plan(NamedTuple):
+    """The program of a group, and the numbers of the values that it reads, in their order."""
+
+    text: str
+    read: tuple[int, ...]
+
+
+@functools.lru_cache(maxsize=1024)
+def _plan(group: tuple[Described, ...], row_axes: int) -> Plan | None:
+    """The program of a group; None if it has none. The layers of a network have the same ones."""
+    steps, outputs, hints = list[Step](), list[str](), dict[str, int]()
+    ranks = dict[str, int]()
+    try:
+        for node in group:
+            operands = [str(number) if number else "" for number in node.operands]
+            steps += lower(node.operator, str(node.result), operands, dict(node.attributes))
+            for name, hint in zip(operands, node.hints):
+                if hints.setdefault(name, HINTS[hint]) != HINTS[hint]:
+                    raise ProgramError("an operand is taken for two things")
+            if node.operator == NORMALIZATION:
+                if node.hints[1:] != "cccc" or row_axes != node.rank - 2:
+                    raise ProgramError("a row is not what is normalized with the same numbers")
+                ranks[operands[0]] = node.rank
+            if node.is_read_outside:
+                outputs.append(str(node.result))
+        results = {step.result for step in steps}
+        names = [name for step in steps for name in step.operands if isinstance(name, str)]
+        if not {str(node.result) for node in group if node.drops_axes}.isdisjoint(names):
+            raise ProgramError("a sum that has lost its axes is no number of a row")
+        if not results.isdisjoint(ranks):
+            raise ProgramError("the axes of what is computed inside are not known")
+        read = dict.fromkeys(name for name in names if name not in results)
+        program = assemble(steps, list(read), outputs, hints, row_axes, ranks)
+    except ProgramError:
+        return None
+    return Plan(program.text(), tuple(map(int, read)))
 
 
 def _inside(name: str) -> str:
@@ -135,36 +196,55 @@ def _is_flag(node: Node) -> bool:
     return operator in COMPARING or (operator == "Cast" and _attributes(node).get("to") == BOOL)
 
 
-def _steps(outline: Outline, node: Node, rank: int, row_axes: int) -> list[Step]:
-    operator, operands = node.operator.decode(), [name.decode() for name in node.inputs]
+def _described(
+    outline: Outline, node: Node, words: Sequence[str], row_axes: int, numbers: dict[bytes, int]
+) -> Described:
+    """A node of a group; a `ProgramError` if it cannot be one. `numbers` learns its values."""
+    operator, rank = node.operator.decode(), int(words[1])
     attributes = _attributes(node)
+    drops_axes = _drops_axes(node)
     if operator in REDUCTIONS:
         if _axes(outline, node, rank) != list(range(rank - row_axes, rank)):
             raise ProgramError("only the axes of a row are reduced")
-        if _drops_axes(node) and len(node.inputs) < 2:
+        if drops_axes and len(node.inputs) < 2:
             raise ProgramError("axes are dropped by a node that reads which")
+        attributes = {"rank": rank}
+    elif operator == "Softmax":
+        if attributes.get("axis", -1) not in (-1, rank - 1) or row_axes != 1:
+            raise ProgramError("only a softmax along a row is computed with others")
         attributes = {"rank": rank}
     elif operator == "Pow":
         exponent = number_of(outline, node.inputs[1])
         attributes = {} if exponent is None else {"exponent": exponent}
-    if operator != "Clip" and not all(operands[:1] if operator in REDUCTIONS else operands):
+    if operator != "Clip" and not all(node.inputs[:1] if operator in REDUCTIONS else node.inputs):
         raise ProgramError("an operand is missing")
-    return lower(operator, node.outputs[0].decode(), operands, attributes)
+    return Described(
+        operator,
+        tuple([numbers.setdefault(name, len(numbers)) for name in node.inputs]),
+        numbers.setdefault(node.outputs[0], len(numbers)),
+        tuple(attributes.items()),
+        words[3],
+        OUTSIDE in words[4:],
+        drops_axes,
+        rank,
+    )
 
 
 def _attributes(node: Node) -> dict[str, float]:
     """Those that are a number."""
-    numbers = dict[str, float]()
-    for content in node.attributes:
-        parts = {
-            number: content[begin:end] for number, begin, end in fields(content, 0, len(content))
-        }
-        name = parts.get(1, b"").decode()
-        if 3 in parts:
-            numbers[name] = Message.parse(content).integer(3)
-        elif 2 in parts:
-            numbers[name] = struct.unpack("<f", parts[2])[0]
-    return numbers
+    return dict(pair for content in node.attributes if (pair := _number(content)) is not None)
+
+
+@functools.lru_cache(maxsize=1024)
+def _number(content: bytes) -> tuple[str, float] | None:
+    """Name and value of an attribute; None if it is no number."""
+    parts = {number: content[begin:end] for number, begin, end in fields(content, 0, len(content))}
+    name = parts.get(1, b"").decode()
+    if 3 in parts:
+        return name, Message.parse(content).integer(3)
+    if 2 in parts:
+        return name, struct.unpack("<f", parts[2])[0]
+    return None
 
 
 def _axes(outline: Outline, node: Node, rank: int) -> list[int]:

@@ -6,62 +6,45 @@ not match stays as it is. The file stays as it is, too, of standard operators.
 
 from __future__ import annotations
 
+import functools
 import struct
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
 
 from ...errors import ModelFileError
-from ...operators import KERNEL
+from ...operators import KERNEL, OR_KERNEL, TRANSPOSED
 from ..files.outline import Outline
-from ..files.wire import Message
-from ..fusion.library import DOMAIN, is_available
+from ..fusion.library import is_available
 from ..fusion.operators import (
     ADD_ELEMENTS,
     ADD_ROWS,
     ADD_TAPS,
     CUM_SUM,
     FOUR_TAPS,
+    GEMM,
     MAX_POOL,
     MAX_UNPOOL,
     MODES,
     NEAREST,
     PAD,
     READ_DOTS,
-    Operator,
+    mentioned,
 )
-from ..fusion.program import ProgramError
+from .cross_entropy import Readers, without_log_probabilities
 from .edits import LONGEST, changed, connections_of, idle_after, marked
+from .own_nodes import Node, if_sound
 from .patterns import Nodes, Number, Opened, Pattern, Result, Value, Zeros, matches
+from .windows import cut_by_conv, cut_by_slices, folded
 
 DOUBLE, FLOAT, INT64 = 11, 1, 7
 TO_END = 2**63 - 1
-
-
-class Node(NamedTuple):
-    """A node of ours."""
-
-    operator: Operator
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    numbers: tuple[int, ...] = ()
-
-    def encode(self) -> bytes:
-        """As it stands in a model."""
-        message = Message()
-        for name in self.inputs:
-            message.add(1, name)
-        for name in self.outputs:
-            message.add(2, name)
-        text = " ".join(map(str, self.numbers))
-        numbers = Message().add(1, "numbers").add(4, text).add(20, 3)
-        return message.add(4, self.operator.name).add(5, numbers).add(7, DOMAIN).encode()
 
 
 def with_own_kernels(outline: Outline) -> bytes | None:
     """The model with nodes of ours in the places of marked ones; None if there is nothing to do."""
     changes = own_kernels(outline)
     try:
-        return changed(outline, changes, DOMAIN.encode()) if changes else None
+        domains = [operator.domain.encode() for operator in mentioned(changes)]
+        return changed(outline, changes, *domains) if changes else None
     except (ModelFileError, IndexError):  # onnxruntime says what is wrong with it
         return None
 
@@ -73,8 +56,13 @@ def own_kernels(outline: Outline) -> dict[int, list[bytes]]:
     try:
         connections = connections_of(outline)
         nodes, replacements = Nodes(outline, connections[1]), dict[int, Node]()
-        for marked_node in marked(outline, KERNEL):
+        readers: Readers | None = None
+        for marked_node in (*marked(outline, KERNEL), *marked(outline, TRANSPOSED + OR_KERNEL)):
             node = nodes.maker(marked_node.outputs[0].decode())
+            if node is not None and node.operator == "LogSoftmax":
+                readers = readers or Readers(outline, nodes, connections[0])
+                replacements |= without_log_probabilities(nodes, readers, node)
+                continue
             recognise = RECOGNISED.get(node.operator) if node is not None else None
             ours = recognise(nodes, node) if recognise is not None and node is not None else None
             if ours is not None:
@@ -91,8 +79,8 @@ def own_kernels(outline: Outline) -> dict[int, list[bytes]]:
 # --- rows added up by number ----------------------------------------------------------------------
 
 
-def _sorted_sums() -> Pattern:
-    """What `autodiff/rules/_index.py` writes: sums of rows, by way of sorting them."""
+def _sorted_sums() -> tuple[Pattern, Pattern]:
+    """What `autodiff/rules/_index.py` writes: places and sums of rows, by way of sorting them."""
     rows, ordered, last = Value("rows"), Value("ordered"), Value("last")
     axis, first = {"axis": 0}, Number((0,))
     order = Result(
@@ -123,25 +111,23 @@ def _sorted_sums() -> Pattern:
     at_once = Result("Cast", (Value("total"),), {"to": FLOAT})
     target = Result("Unsqueeze", (Result("Compress", (sorted_rows, is_last), axis), Number((1,))))
     added = Result("If", (is_nan, one_by_one, at_once))
-    return Result("ScatterND", (Zeros(Value("shape")), target, added))
+    return target, added
 
 
-SORTED_SUMS = _sorted_sums()
-ONE_BY_ONE = Result(
-    "ScatterElements",
-    (
-        Zeros(Value("shape")),
-        Result(
-            "Expand",
-            (
-                Result("Unsqueeze", (Value("rows"), Number((1,)))),
-                Result("Shape", (Value("source"),)),
-            ),
-        ),
-        Value("source"),
-    ),
-    {"axis": 0, "reduction": "add"},
+PLACES, SUMS = _sorted_sums()
+SORTED_SUMS = Result("ScatterND", (Zeros(Value("shape")), PLACES, SUMS))
+TABLE = Value("table")
+SORTED_SUMS_TO = Result(
+    "ScatterND", (TABLE, PLACES, Result("Add", (Result("GatherND", (TABLE, PLACES)), SUMS)))
 )
+"""What `passes/rewrites.py` writes where a table has another gradient, too."""
+REPEATED = Result(
+    "Expand",
+    (Result("Unsqueeze", (Value("rows"), Number((1,)))), Result("Shape", (Value("source"),))),
+)
+ADDING = {"axis": 0, "reduction": "add"}
+ONE_BY_ONE = Result("ScatterElements", (Zeros(Value("shape")), REPEATED, Value("source")), ADDING)
+ONE_BY_ONE_TO = Result("ScatterElements", (TABLE, REPEATED, Value("source")), ADDING)
 """The same of narrow rows."""
 SINGLE = Result(
     "ScatterElements",
@@ -158,7 +144,7 @@ def _added_rows(nodes: Nodes, node: Opened) -> Node | None:
     for pattern in (SORTED_SUMS, ONE_BY_ONE, SINGLE):
         bound = dict[str, str]()
         if matches(nodes, node.outputs[0], pattern, bound):
-            if pattern is SORTED_SUMS and not _is_shape_of(nodes, bound):
+            if pattern is SORTED_SUMS and not is_shape_of(nodes, bound):
                 return None
             if pattern is SINGLE and not _is_flat(nodes, bound):
                 return _added_elements(nodes, node)
@@ -175,10 +161,10 @@ def _added_elements(nodes: Nodes, node: Opened) -> Node | None:
     if node.operator != "ScatterElements" or not matches(nodes, node.outputs[0], pattern, bound):
         return None
     operands = (bound["shape"], bound["rows"], bound["source"])
-    return _if_sound(Node(ADD_ELEMENTS, operands, node.outputs, (axis,)))
+    return if_sound(Node(ADD_ELEMENTS, operands, node.outputs, (axis,)))
 
 
-def _is_shape_of(nodes: Nodes, bound: dict[str, str]) -> bool:
+def is_shape_of(nodes: Nodes, bound: dict[str, str]) -> bool:
     """Whether the sums one by one have the shape of those at once."""
     return matches(nodes, bound["part"], Result("Shape", (Value("total"),)), bound)
 
@@ -198,6 +184,42 @@ def _unwrapped(nodes: Nodes, bound: dict[str, str]) -> str:
     return node.inputs[0] if length == Number(shape.elements[:1], 0) else bound["rows"]
 
 
+# --- matrix products ------------------------------------------------------------------------------
+
+
+def _product(nodes: Nodes, node: Opened) -> Node | None:
+    """A product as it is, with what is added to it, one row or nothing.
+
+    The right operand of a MatMul may be transposed before.
+    """
+    said = dict(node.attributes)
+    flags = int(said.pop("transA", 0)), int(said.pop("transB", 0))
+    factors = [said.pop(name, 1.0) for name in ("alpha", "beta")]
+    if said or factors != [1.0, 1.0] or not has_tiles():
+        return None
+    inputs = node.inputs[:2] if node.inputs[2:] == ("",) else node.inputs
+    right = nodes.maker(inputs[1]) if node.operator == "MatMul" else None
+    if right is not None and (right.operator, right.attributes) == ("Transpose", {"perm": [1, 0]}):
+        inputs, flags = (inputs[0], right.inputs[0]), (0, 1)
+    return product_of(inputs, node.outputs[0], *flags)
+
+
+def product_of(inputs: Sequence[str], output: str, is_a_turned: int, is_b_turned: int) -> Node:
+    """A node of our product: two operands, perhaps what is added."""
+    numbers = (is_a_turned, is_b_turned, len(inputs) - 2)
+    return Node(GEMM, tuple(inputs), (output, f"{output}::laid out"), numbers)
+
+
+@functools.cache
+def has_tiles() -> bool:
+    """Whether the processor has what the tiles of products need."""
+    if not is_available():
+        return False
+    from ..fusion import gemm_tiles
+
+    return gemm_tiles.is_available()
+
+
 # --- pools ----------------------------------------------------------------------------------------
 
 
@@ -212,7 +234,7 @@ def _pooled(_: Nodes, node: Opened) -> Node | None:
     pads = said.get("pads", [0] * 2 * axes) if is_padded else [0] * 2 * axes
     rows = zip(kernel, strides, dilations, pads[:axes], pads[axes:], strict=True)
     numbers = (axes, said.get("ceil_mode", 0), *(number for row in rows for number in row))
-    return _if_sound(Node(MAX_POOL, node.inputs, node.outputs, numbers))
+    return if_sound(Node(MAX_POOL, node.inputs, node.outputs, numbers))
 
 
 def _unpooled(_: Nodes, node: Opened) -> Node | None:
@@ -224,16 +246,7 @@ def _unpooled(_: Nodes, node: Opened) -> Node | None:
     strides, pads = said.get("strides", [1] * axes), said.get("pads", [0] * 2 * axes)
     rows = zip(kernel, strides, pads[:axes], pads[axes:], strict=True)
     numbers = (axes, *(n for k, s, before, behind in rows for n in (k - before - behind, s)))
-    return _if_sound(Node(MAX_UNPOOL, node.inputs, node.outputs, numbers))
-
-
-def _if_sound(node: Node) -> Node | None:
-    """None for attributes that the kernel would refuse."""
-    try:
-        node.operator.parse(" ".join(map(str, node.numbers)))
-    except ProgramError:
-        return None
-    return node
+    return if_sound(Node(MAX_UNPOOL, node.inputs, node.outputs, numbers))
 
 
 # --- padding --------------------------------------------------------------------------------------
@@ -253,7 +266,7 @@ def _padded(nodes: Nodes, node: Opened) -> Node | None:
     (bits,) = struct.unpack("<i", struct.pack("<f", number))
     each = zip(axes.elements, pads.elements[:count], pads.elements[count:], strict=True)
     numbers = (mode, bits, count, *(n for triple in each for n in triple))
-    return _if_sound(Node(PAD, node.inputs[:1], node.outputs, numbers))
+    return if_sound(Node(PAD, node.inputs[:1], node.outputs, numbers))
 
 
 # --- cumulative sums ------------------------------------------------------------------------------
@@ -265,7 +278,7 @@ def _cumulative(nodes: Nodes, node: Opened) -> Node | None:
     if axis is None or len(axis.elements) != 1:
         return None
     numbers = (axis.elements[0], said.get("exclusive", 0), said.get("reverse", 0))
-    return _if_sound(Node(CUM_SUM, node.inputs[:1], node.outputs, numbers))
+    return if_sound(Node(CUM_SUM, node.inputs[:1], node.outputs, numbers))
 
 
 # --- images that are read between their pixels ----------------------------------------------------
@@ -337,16 +350,21 @@ def _sampled(_: Nodes, node: Opened) -> Node | None:
     if said.get("mode") != "nearest" or padding is None:
         return None
     numbers = (said.get("align_corners", 0), padding)
-    return _if_sound(Node(NEAREST, node.inputs, node.outputs, numbers))
+    return if_sound(Node(NEAREST, node.inputs, node.outputs, numbers))
 
 
 RECOGNISED: dict[str, Callable[[Nodes, Opened], Node | None]] = {
+    "Col2Im": folded,
+    "Conv": cut_by_conv,
     "CumSum": _cumulative,
+    "Gemm": _product,
     "GridSample": _sampled,
+    "MatMul": _product,
     "MaxPool": _pooled,
     "MaxUnpool": _unpooled,
     "Pad": _padded,
     "ReduceSum": _read_dot,
+    "Reshape": cut_by_slices,
     "ScatterElements": _added_rows,
     "ScatterND": _added_rows,
 }

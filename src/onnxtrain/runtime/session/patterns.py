@@ -7,20 +7,27 @@ what a mark says need not be believed.
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
 
 from ..files.outline import INITIALIZER, NODE, Outline
 from ..files.wire import Message
 from .edits import ATTRIBUTE, DOMAIN, INPUT, OPERATOR, OUTPUT
 from .products import constant_of, number_of
 
+Floats: TypeAlias = "npt.NDArray[np.float32]"
 OUTPUT_OF_GRAPH = 12
 FLOAT, INT64 = 1, 7
 BRANCHES = ("then_branch", "else_branch")
 UNPACKED = 64
 """Elements of a constant that is compared."""
+LONGEST_FLOATS = 2**15
+"""Bytes of one of single precision."""
 
 DEFAULTS: dict[tuple[str, str], Any] = {
     ("Cast", "saturate"): 1,
@@ -146,6 +153,8 @@ class Nodes:
             return _only_element(tensor)
         if attribute.has(8):
             return attribute.integers(8)
+        if attribute.has(2):
+            return _float(attribute.values(2)[-1])
         return attribute.string(4) if attribute.has(4) else attribute.integer(3)
 
     def number(self, name: str) -> float | None:
@@ -157,6 +166,19 @@ class Nodes:
         if name not in self._constants:
             self._constants[name] = self._read_constant(name)
         return self._constants[name]
+
+    def floats(self, name: str) -> Floats | None:
+        """The value of a small constant of single precision."""
+        place = self._outline.constant_of_name.get(name.encode())
+        if place is None or place[1] - place[0] > LONGEST_FLOATS:
+            return None
+        message = Message.parse(self._outline.model[slice(*place)])
+        shape, raw = message.integers(1), message.values(9)
+        if message.integer(2) != FLOAT or message.has(14) or len(raw) != 1:
+            return None
+        numbers = np.frombuffer(bytes(raw[0]), "<f4") if isinstance(raw[0], bytes) else None
+        is_whole = numbers is not None and numbers.size == math.prod(shape)
+        return numbers.reshape(shape) if numbers is not None and is_whole else None
 
     def _read_constant(self, name: str) -> Number | None:
         described = constant_of(self._outline, name.encode())
@@ -171,6 +193,10 @@ class Nodes:
             return None
         elements = struct.unpack(f"<{len(raw) // 8}q", raw) if raw else message.integers(7)
         return Number(tuple(elements), len(message.integers(1)))
+
+
+def _float(value: Any) -> float:
+    return float(struct.unpack("<f", value)[0])
 
 
 def _only_element(tensor: Message) -> tuple[int, float] | None:
