@@ -17,9 +17,10 @@ from onnxtrain.runtime.session.devices import open_session, session_options
 
 Array = np.ndarray[Any, Any]
 NO_FUSION = "ONNXTRAIN_NO_FUSION"
-CREATIONS, ENOUGH = 3, 0.3
-"""How often a session is created, unless it takes so many seconds: the best time counts, as of
-steps. The first has to read code that the later ones find in the processor's caches."""
+CREATIONS, ENOUGH, FAR_TOO_LONG = 3, 0.3, 5.0
+"""How often a session is created, unless two take so many seconds, or the first: the best time
+counts, as of steps. The first one of a process loads compiled kernels, and reads code that later
+ones find in the processor's caches."""
 ROUNDS, AT_LEAST, SECONDS = 20, 4, 0.8
 """Of this thread: the first rounds of a process pay for memory that it has not had yet, and on a
 busy machine seconds of the clock would be over after them."""
@@ -49,14 +50,14 @@ class Session:
         if not optimized:
             options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         self.seconds, began = float("inf"), time.thread_time()
-        for _ in range(creations):
+        for number in range(creations):
             kernels_before = 0 if whole else library.kernel_count()
             started = time.thread_time()
             with contextlib.nullcontext() if own_kernels else _standard_operators():
                 self._session = (_stock_session if whole else open_session)(content, options)
             self.seconds = min(self.seconds, time.thread_time() - started)
             self.kernels = 0 if whole else library.kernel_count() - kernels_before
-            if time.thread_time() - began > ENOUGH:
+            if time.thread_time() - began > (ENOUGH if number else FAR_TOO_LONG):
                 break
         self._names = [o.name for o in model.graph.output]
         self._inputs = {i.name for i in model.graph.input}
