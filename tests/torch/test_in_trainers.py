@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
-from onnxtrain.torch import ORTModule  # noqa: E402
+from onnxtrain.torch import ORTModule, _gloo_threads  # noqa: E402
 from onnxtrain.torch.fallback import ORTModuleTorchModelException  # noqa: E402
 from tests.docs.blocks import read_blocks  # noqa: E402
 
@@ -70,6 +70,27 @@ def test_torchrun_runs_the_script_of_the_guide(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     for rank in range(2):
         assert f"rank {rank} of 2: loss below 0.2: True" in done.stdout
+
+
+def test_the_end_of_a_program_waits_for_threads_of_gloo(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    letters = iter("SSRDSSSR")
+
+    def look() -> list[str]:
+        (tmp_path / "7").mkdir(exist_ok=True)
+        (tmp_path / "7" / "stat").write_text(f"7 ({_gloo_threads.GLOO}) {next(letters)} 1 7")
+        (tmp_path / "8").mkdir(exist_ok=True)
+        (tmp_path / "8" / "stat").write_text("8 (python) R 1 8")
+        return states()
+
+    states = _gloo_threads.gloo_states
+    monkeypatch.setattr(_gloo_threads, "THREADS", tmp_path)
+    monkeypatch.setattr(_gloo_threads, "gloo_states", look)
+    _gloo_threads.wait_for_gloo()
+    assert list(letters) == ["R"]  # asleep three times in a row
+    monkeypatch.setattr(_gloo_threads, "gloo_states", list)
+    _gloo_threads.wait_for_gloo()
 
 
 def test_accelerate_takes_it_as_it_is() -> None:

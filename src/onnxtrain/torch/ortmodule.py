@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import copy
 import inspect
@@ -16,6 +17,7 @@ import onnx
 import torch
 
 from ..passes import Recompute, check_recompute
+from ._gloo_threads import wait_for_gloo
 from ._ortmodule_cache import Cache, Kind, Settings, protected
 from ._ortmodule_structure import take_apart
 from .debug_options import DebugOptions
@@ -29,6 +31,7 @@ from .fallback import (
 from .value_reads import FixedValues
 from .widen import autocast
 
+atexit.register(wait_for_gloo)
 log = logging.getLogger(__name__)
 T = TypeVar("T", bound="ORTModule")
 
