@@ -24,6 +24,7 @@ from ..passes import Recompute
 from ..passes.draws import draws
 from ..runtime.session.labels import ClassLabels
 from ._ortmodule_constants import without_values
+from ._ortmodule_gradients import share
 from ._ortmodule_structure import Structure, leaf_names, put_together, take_apart
 from .export import Exported, ExportError, Probe, called, export
 from .export_cache import Request, cached
@@ -157,7 +158,8 @@ class Halves:
         updates: from outputs of the forward graph to the buffers they are new values of.
         saved: outputs of the forward graph that the backward graph reads.
         seeds: for each output the backward graph's input for its gradient, or None.
-        gradients: from names of inputs and tensors to the backward graph's outputs.
+        gradients: from names of inputs and tensors to the backward graph's outputs; several may
+            have one.
         labels: from inputs of the forward graph that hold class labels to what they may hold.
     """
 
@@ -489,7 +491,7 @@ def _build(
         updates,
         parts.saved,
         [built.seeds.get(n) for n in traced.outputs],
-        built.gradients,
+        share(parts.backward, built.gradients),
         to_proto(built.model),
         labels,
     )

@@ -262,13 +262,14 @@ class Graphs:
         self.backward_session, started = threads_of(lambda: make_session(backward, device, config))
         self._backward_cores = OtherCores(started)
         reads, feeds = [i.name for i in halves.backward.graph.input], self._forward.feeds
+        gradients = list(dict.fromkeys(halves.gradients.values()))
         self._backward = BackwardHalf(
             self.backward_session,
             self._forward,
             saved=[n for n in reads if n in halves.saved],
             inputs=[n for n in reads if n in feeds and n not in halves.saved],
             seeds=[n for n in halves.seeds if n is not None],
-            gradients=list(halves.gradients.values()),
+            gradients=gradients,
             device=device_for(device).ort_device,
         )
         self.seeded = [i for i, n in enumerate(halves.seeds) if n is not None]
@@ -278,6 +279,7 @@ class Graphs:
         # What has a gradient, as positions among the feeds
         self.wrt_names = list(halves.gradients)
         self.wrt = [feeds.index(n) for n in halves.gradients]
+        self._gradient_at = [gradients.index(g) for g in halves.gradients.values()]
 
     def drawn(self) -> list[torch.Tensor]:
         """What random operators draw from in this call, from torch's generator; [] without any.
@@ -314,13 +316,16 @@ class Graphs:
                 labels.check(array)
 
     def run_backward(self, vector: Any) -> list[torch.Tensor]:
-        """The gradients, in the order of `wrt`."""
+        """The gradients, in the order of `wrt`; one tensor may be that of several."""
         if self._many_threads:
             with _Cores(self._backward_cores):
                 results = self._backward.run(vector)
         else:
             results = self._backward.run(vector)
-        return list(results.to_dlpacks(_from_dlpack))
+        tensors = list(results.to_dlpacks(_from_dlpack))
+        if len(tensors) == len(self._gradient_at):
+            return tensors
+        return [tensors[i] for i in self._gradient_at]
 
     def with_seeds(self, saved: Any, grads: Sequence[torch.Tensor], *, again: bool) -> Any:
         """All that the backward graph reads; `again` leaves what was kept as it is."""

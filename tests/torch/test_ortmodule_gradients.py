@@ -1,0 +1,81 @@
+"""Gradients that several parameters share: computed once, and no memory of each other's."""
+
+from __future__ import annotations
+
+import onnx
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+
+from onnxtrain.torch import ORTModule  # noqa: E402
+from onnxtrain.torch._ortmodule_gradients import share  # noqa: E402
+
+
+class ManyBiases(nn.Module):
+    """What is added to one sum has one gradient; of one parameter something else is read too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.rand(5) + 1)
+        self.biases = nn.ParameterList([nn.Parameter(torch.randn(5)) for _ in range(4)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        total = x * self.scale
+        for bias in self.biases:
+            total = total + bias
+        return torch.tanh(total + self.biases[0] * x)
+
+
+def gradients(module: nn.Module, x: torch.Tensor, times: int) -> list[torch.Tensor]:
+    module.zero_grad()
+    for _ in range(times):
+        module(x).square().sum().backward()
+    return [p.grad for p in module.parameters()]
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_every_parameter_has_memory_of_its_own(times: int) -> None:
+    torch.manual_seed(0)
+    module, x = ManyBiases(), torch.randn(3, 5)
+    expected = [g.clone() for g in gradients(module, x, times)]
+    ours = gradients(ORTModule(module), x, times)
+    for one, other in zip(ours, expected, strict=True):
+        torch.testing.assert_close(one, other)
+    assert len({g.data_ptr() for g in ours}) == len(ours)
+    ours[2].zero_()
+    torch.testing.assert_close(ours[3], expected[3])
+
+
+def test_gradients_that_are_asked_for_may_be_changed_one_by_one() -> None:
+    torch.manual_seed(0)
+    module, x = ManyBiases(), torch.randn(3, 5, requires_grad=True)
+    wrapped = ORTModule(module)
+    loss = wrapped(x).sum()
+    once = torch.autograd.grad(loss, [*wrapped.parameters(), x], retain_graph=True)
+    again = torch.autograd.grad(loss, [*wrapped.parameters(), x])
+    expected = torch.autograd.grad(module(x).sum(), [*module.parameters(), x])
+    for values in (once, again):
+        for one, other in zip(values, expected, strict=True):
+            torch.testing.assert_close(one, other)
+
+
+def test_copies_leave_the_graph() -> None:
+    model = onnx.parser.parse_model("""<ir_version: 9, opset_import: ["": 17]>
+        g (float[2] seed, bool c)
+            => (float[2] a, float[2] b, float[2] d, float[2] e, float[2] f, float[2] h) {
+        a = Neg (seed)
+        b = Identity (a)
+        d = Identity (seed)
+        e = Identity (seed)
+        f = Identity (b)
+        h = If (c) <then_branch = yes () => (float[2] y) { y = Abs (e) },
+                    else_branch = no () => (float[2] z) { z = Neg (e) }>
+    }""")
+    named = share(model, {"p": "a", "q": "b", "r": "d", "s": "e", "t": "f", "u": "h"})
+    assert named == {"p": "a", "q": "a", "r": "d", "s": "d", "t": "a", "u": "h"}
+    assert [o.name for o in model.graph.output] == ["a", "d", "h"]
+    made = [(n.output[0], n.input[0]) for n in model.graph.node]
+    assert made == [("a", "seed"), ("d", "seed"), ("e", "d"), ("h", "c")]  # a branch reads e
+    onnx.checker.check_model(model, full_check=True)
