@@ -122,11 +122,12 @@ column through all steps by itself, if it sees that the body does nothing else."
 
 FUSABLE = frozenset(
     {
-        "Abs", "Add", "And", "BatchNormalization", "Cast", "Clip", "Div", "Elu", "Equal", "Erf",
-        "Exp", "Floor", "Greater", "GreaterOrEqual", "HardSigmoid", "HardSwish", "Identity",
-        "LeakyRelu", "Less", "LessOrEqual", "Log", "Max", "Min", "Mul", "Neg", "Not", "Or", "Pow",
-        "Reciprocal", "ReduceMax", "ReduceMean", "ReduceSum", "Relu", "Sigmoid", "Sign", "Softmax",
-        "Softplus", "Softsign", "Sqrt", "Sub", "Sum", "Tanh", "ThresholdedRelu", "Where", "Xor",
+        "Abs", "Acosh", "Add", "And", "Asinh", "Atanh", "BatchNormalization", "Cast", "Clip",
+        "Cosh", "Div", "Elu", "Equal", "Erf", "Exp", "Floor", "Greater", "GreaterOrEqual",
+        "HardSigmoid", "HardSwish", "Identity", "LeakyRelu", "Less", "LessOrEqual", "Log", "Max",
+        "Min", "Mul", "Neg", "Not", "Or", "Pow", "Reciprocal", "ReduceMax", "ReduceMean",
+        "ReduceSum", "Relu", "Sigmoid", "Sign", "Sinh", "Softmax", "Softplus", "Softsign", "Sqrt",
+        "Sub", "Sum", "Tan", "Tanh", "ThresholdedRelu", "Where", "Xor",
     }
 )  # fmt: skip
 """Operators that can be computed together with others: elementwise ones on floats and truth values,

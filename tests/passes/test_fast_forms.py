@@ -397,3 +397,31 @@ def test_other_types_are_left_alone():
         "{ y = Softplus(x) }"
     )
     assert "Softplus" in types(differentiate(model, wrt=["x"], vjp=True))
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "product"),
+    [
+        ((7,), (7,), "Gemm"), ((3, 7), (7,), "MatMul"), ((2, 3, 7), (7,), "MatMul"),
+        ((0, 7), (7,), "MatMul"), ((1,), (1,), "Gemm"),
+    ],
+)  # fmt: skip
+def test_products_with_a_vector_are_those_of_matrices(
+    a: tuple[int, ...], b: tuple[int, ...], product: str
+) -> None:
+    axes = ", ".join("MNK"[3 - len(a) :])
+    model = onnx.parser.parse_model(f"""
+        <ir_version: 9, opset_import: ["": 18]>
+        g (float[{axes}] a, float[K] b) => (float[{axes.rpartition(", ")[0]}] y)
+        {{ y = MatMul (a, b) }}""")
+    graded = differentiate(model, wrt=["a", "b"], vjp=True)
+    nodes = {n.output[0]: n for n in graded.graph.node}
+    assert nodes[nodes["y"].input[0]].op_type == product
+    rng = np.random.default_rng(0)
+    left, right = (rng.standard_normal(shape).astype(np.float32) for shape in (a, b))
+    dy = rng.standard_normal(a[:-1]).astype(np.float32)
+    found = run(graded, a=left, b=right, y_grad=dy)
+    np.testing.assert_allclose(found["y"], left @ right, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(found["a_grad"], dy[..., None] * right, rtol=1e-5, atol=1e-6)
+    expected = np.tensordot(dy, left, (range(dy.ndim), range(dy.ndim)))
+    np.testing.assert_allclose(found["b_grad"], expected, rtol=1e-5, atol=1e-6)

@@ -66,6 +66,11 @@ TRUE_ROWS = (
 GROUPS = {
     "a chain": ("a = Neg(x) b = Exp(a) y = Mul(b, z)", [{"a", "b", "y"}]),
     "one node is none": ("y = Neg(x)", []),
+    "a slow one is": ("y = Cosh(x)", [{"y"}]),
+    "slow ones are several": (
+        "a = Sinh(x) t = Transpose(a) b = Tan(t) u = Transpose(b) y = Atanh(u)",
+        [{"a"}, {"b"}, {"y"}],
+    ),
     "a product ends it": (
         "a = Neg(x) b = Exp(a) t = Transpose(b) m = MatMul(b, t) n = MatMul(m, z) y = Neg(n)",
         [{"a", "b"}],

@@ -32,6 +32,12 @@ MODELS = {
     "elu": "y = Elu(x)",
     "softplus": "y = Softplus(x)",
     "tanh": "t = Tanh(x) y = Mul(t, w)",
+    "sinh": "y = Sinh(x)",
+    "cosh": "y = Cosh(x)",
+    "asinh": "y = Asinh(x)",
+    "acosh": "p = Cosh(x) q = Add(p, p) y = Acosh(q)",
+    "atanh": "t = Softsign(x) y = Atanh(t)",
+    "tan": "y = Tan(x)",
     "a norm by hand": "p = Mul(x, x) m = ReduceMean(p, last) q = Sqrt(m) y = Div(x, q)",
     "a sum that drops its axis": "p = Mul(x, x) m = ReduceMean<keepdims = 0>(p, last)"
     " u = Unsqueeze(m, last) y = Mul(x, u)",

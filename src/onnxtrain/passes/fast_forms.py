@@ -19,7 +19,7 @@ import onnx_ir as ir
 
 from ..autodiff.composites import Composite, Gradient, as_operator, declare, tanh_gelu
 from ..autodiff.registry import is_rule
-from ..autodiff.rules import activations, elementwise, normalization, softmax
+from ..autodiff.rules import activations, elementwise, linear, normalization, softmax
 from ..autodiff.rules.resize import as_products
 from ..autodiff.walk import Walk, attributes_of
 from ..graph import OpBuilder, Tensor
@@ -468,6 +468,33 @@ def conv(op: OpBuilder, node: ir.Node) -> Written:
     return Written(form.result, lambda nodes: _composite(nodes, form.gradient))
 
 
+def times_vector(op: OpBuilder, node: ir.Node) -> Written:
+    """A product with a vector as one with a matrix of one column, or of one row where both are.
+
+    onnxruntime takes a product for each row of the left operand otherwise: a million numbers take
+    1.4 ms instead of 0.07, and those of two vectors 1.6 instead of 0.1.
+    """
+    a, b = (op.tensor(value) for value in node.inputs if value is not None)
+    if a.rank == 1:
+        single = op.Gemm(op.Unsqueeze(a, [0]), op.Unsqueeze(b, [0]), transB=1)
+        y = op.Squeeze(single, [0, 1])
+    else:
+        y = op.Squeeze(op.MatMul(a, op.Unsqueeze(b, [1])), [-1])
+
+    def gradient(op: OpBuilder, dy: Tensor) -> Iterable[tuple[ir.Value, Tensor]]:
+        da, db = linear.of_vectors(op, dy, op.tensor(a.value), op.tensor(b.value))
+        return [(a.value, da), (b.value, db)]
+
+    return Written(y, lambda nodes: _composite(nodes, gradient))
+
+
+def _is_with_vector(node: ir.Node, named: Collection[str]) -> bool:
+    right = node.inputs[1].shape if node.inputs[1] is not None else None
+    left = node.inputs[0].shape if node.inputs[0] is not None else None
+    is_known = left is not None and right is not None and len(right) == 1
+    return is_known and is_rule(linear.matmul, "MatMul")
+
+
 def _is_small_conv(node: ir.Node, named: Collection[str]) -> bool:
     return any(applies(node, named) for applies, _ in CONVOLUTIONS)
 
@@ -545,6 +572,7 @@ FORMS = {
     "Conv": Form(_is_small_conv, conv),
     "Celu": Form(_has_rule(activations.celu, "Celu"), celu),
     "Log": Form(_is_log_sigmoid, log_sigmoid),
+    "MatMul": Form(_is_with_vector, times_vector),
     "Mul": Form(_is_tanh_gelu, tanh_gelu_product),
     "PRelu": Form(_has_rule(activations.prelu, "PRelu"), prelu),
     "Softplus": Form(_has_rule(activations.softplus, "Softplus"), softplus),

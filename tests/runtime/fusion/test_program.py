@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from onnxtrain.operators import FUSABLE
-from onnxtrain.runtime.fusion.opcodes import BINARY, REDUCTIONS, UNARY
+from onnxtrain.runtime.fusion.opcodes import BINARY, LOAD, NUMBER, REDUCTIONS, STORE, UNARY, WHERE
 from onnxtrain.runtime.fusion.program import LOWERINGS, Program, ProgramError
 
 from .support import needs_kernel, program_of, session_of
@@ -25,6 +25,10 @@ BAD = {
     "a register that was not written": "1 1 2 1 0 0 0 0 0 20 1 1 0 0 1 0 1 0 0",
     "an unread register that is not there": "1 1 2 1 0 0 0 0 0 20 1 0 99 0 1 0 1 0 0",
     "an operation that is not there": "1 1 2 1 0 0 0 0 0 77 1 0 0 0 1 0 1 0 0",
+    "an operation between those that are there": "1 1 2 1 0 0 0 0 0 43 1 0 0 0 1 0 1 0 0",
+    "a tangent of what was not written": "1 1 2 1 0 0 0 0 0 42 1 1 0 0 1 0 1 0 0",
+    "a sinh into a register that is not there": "1 1 2 1 0 0 0 0 0 37 2 0 0 0 1 0 0 0 0",
+    "a choice of what was not written": "1 1 2 1 0 0 0 0 0 48 1 0 0 1 1 0 1 0 0",
     "an output that is not there": "1 1 2 1 0 0 0 0 0 20 1 0 0 0 1 3 1 0 0",
     "an output that is not written": "1 2 2 1 0 0 0 0 0 20 1 0 0 0 1 0 1 0 0",
     "too many registers": "1 1 999999999 1 0 0 0 0 0 20 1 0 0 0 1 0 1 0 0",
@@ -53,6 +57,16 @@ def test_a_session_with_a_bad_program_is_refused(case: str) -> None:
 def test_passes_and_programs_know_the_same_operators() -> None:
     own = {"IsTrue", "Square", "Copy"}
     assert {*BINARY, *UNARY, *REDUCTIONS, *LOWERINGS} - own == FUSABLE
+
+
+def test_no_two_operations_have_one_number() -> None:
+    """The kernel also tells them apart by their order: a reduction is behind all others."""
+    tables = (BINARY, UNARY, REDUCTIONS)
+    single = [LOAD, STORE, WHERE, NUMBER]
+    numbers = [*single, *(number for table in tables for number in table.values())]
+    assert len(set(numbers)) == len(numbers)
+    assert max({*numbers} - {*REDUCTIONS.values()}) < min(REDUCTIONS.values())
+    assert max(BINARY.values()) < min(UNARY.values())
 
 
 def test_registers_are_used_again() -> None:

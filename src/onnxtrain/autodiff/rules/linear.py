@@ -41,7 +41,7 @@ def gemm(
 @gradient("MatMul")
 def matmul(op: OpBuilder, dy: Tensor, y: Tensor, a: Tensor, b: Tensor) -> Any:
     if a.rank == 1 or b.rank == 1:
-        return _vector_matmul(op, dy, a, b)
+        return of_vectors(op, dy, a, b)
     da = dy @ op.transpose(b)
     if b.rank == 2:
         # A weight shared by the whole batch: fold the batch into the contraction.
@@ -63,7 +63,7 @@ def _sum_batch(op: OpBuilder, dx: Tensor, x: Tensor, y: Tensor) -> Tensor:
     return op.sum_to(dx, x, full, dx)
 
 
-def _vector_matmul(op: OpBuilder, dy: Tensor, a: Tensor, b: Tensor) -> Any:
+def of_vectors(op: OpBuilder, dy: Tensor, a: Tensor, b: Tensor) -> Any:
     """At least one operand is a vector, and `dy` lacks the axis that it lacks."""
     if a.rank == 1 and b.rank == 1:
         return dy * b, dy * a

@@ -22,6 +22,7 @@ from .machine import addresses_of
 from .opcodes import BINARY, FLAGS, LOAD, NUMBER, REDUCTIONS, STORE, UNARY, WHERE
 from .phases import Phases
 from .program import Program
+from .tangent import tangent
 
 I32, I64 = ir.IntType(32), ir.IntType(64)
 SIGNATURE = ir.FunctionType(ir.VoidType(), [I64.as_pointer(), I64.as_pointer(), I64, I64])
@@ -319,8 +320,6 @@ class _Writer:
     def _unary(self, name: str, operands: list[Value]) -> Value:
         x, v, b = operands[0], self._vectors, self._builder
         zero, one = v.number(0.0), v.number(1.0)
-        if name in ("Exp", "Log", "Tanh", "Sigmoid", "Erf", "Softplus"):
-            return getattr(v, name.lower())(x)
         forms: dict[str, Callable[[], Value]] = {
             "Neg": lambda: b.fneg(x),
             "Abs": lambda: v.intrinsic("fabs", x),
@@ -333,8 +332,9 @@ class _Writer:
             "IsTrue": lambda: self._flag(self._is_true(x)),
             "Square": lambda: b.fmul(x, x),
             "Copy": lambda: x,
+            "Tan": lambda: tangent(b, self._module, x),
         }
-        return forms[name]()
+        return forms[name]() if name in forms else getattr(v, name.lower())(x)
 
     def _sign(self, x: Value) -> Value:
         v, zero = self._vectors, self._vectors.number(0.0)

@@ -27,8 +27,8 @@ LONGEST = 2**20
 SOURCES = "onnxtrain-sources"
 """The file that says of which sources numba has kept code beside it."""
 WRITERS = (
-    "codegen", "functions", "gemm_tiles", "machine", "opcodes", "phases", "program", "tiles",
-    "vectors",
+    "codegen", "functions", "gemm_tiles", "machine", "opcodes", "phases", "program",
+    "tangent", "tiles", "vectors",
 )  # fmt: skip
 """Modules that say what programs and tiles become."""
 

@@ -27,12 +27,13 @@ UNARY = {
     name: number
     for number, name in enumerate(
         ("Neg", "Abs", "Sqrt", "Reciprocal", "Exp", "Log", "Tanh", "Sigmoid", "Erf", "Relu", "Not",
-         "Sign", "Floor", "Softplus", "IsTrue", "Square", "Copy"),
+         "Sign", "Floor", "Softplus", "IsTrue", "Square", "Copy", "Sinh", "Cosh", "Asinh", "Acosh",
+         "Atanh", "Tan"),
         start=20,
     )
 }  # fmt: skip
-WHERE = 40
-NUMBER = 41
+WHERE = 48
+NUMBER = 49
 """One number everywhere: `a` is what its 32 bits are as an integer."""
 REDUCTIONS = {"ReduceSum": 50, "ReduceMean": 51, "ReduceMax": 52}
 """Over the axes of a row, which stay with the size 1. `b` is the rank of the operand, or 0."""
