@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import numpy as np
 import onnx.helper
@@ -151,6 +152,81 @@ def test_cross_entropy_of_maps_with_smoothing(exporter: str) -> None:
     exported = export(module, (scores, target), exporter=exporter)
     got = run(exported, {"scores": scores.numpy(), "target": target.numpy()})
     np.testing.assert_allclose(got[0], module(scores, target).numpy(), rtol=1e-5)
+
+
+@pytest.mark.parametrize("exporter", EXPORTERS)
+@pytest.mark.parametrize(
+    ("target", "settings"),
+    [
+        (torch.tensor(2), {}),
+        (torch.tensor(1), {"reduction": "sum"}),
+        (torch.tensor(1), {"reduction": "none", "weight": WEIGHT}),
+        (torch.tensor(0), {"label_smoothing": 0.2}),
+        (SHARES[0], {"reduction": "none"}),
+    ],
+)
+def test_cross_entropy_of_one_sample(target, settings, exporter: str) -> None:
+    """Its scores have one axis, which ONNX's operator does not take."""
+    check_gradients(CrossEntropy(**settings), (torch.tensor([0.3, -1.0, 0.5]), target), exporter)
+
+
+def check_gradients(module: nn.Module, inputs: tuple[Any, ...], exporter: str) -> None:
+    """Value and gradient of the first input are those of torch."""
+    x = inputs[0].clone().requires_grad_()
+    y = module(x, *inputs[1:])
+    seed = torch.linspace(1, 2, y.numel()).reshape(y.shape)
+    y.backward(seed)
+    exported = export(module, inputs, exporter=exporter)
+    names = [i.name for i in exported.model.graph.input]
+    gradients = onnxtrain.differentiate(exported.model, wrt=names[:1], vjp=True)
+    session = onnxruntime.InferenceSession(
+        gradients.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    feeds = {name: value.numpy() for name, value in zip(names, inputs)}
+    got = session.run(None, feeds | {f"{exported.outputs[0]}_grad": seed.numpy()})
+    for found, wanted in zip(got, (y.detach(), x.grad)):
+        np.testing.assert_allclose(found, wanted.numpy(), rtol=1e-4, atol=1e-5)
+
+
+class Distances(nn.Module):
+    def __init__(self, p: float, mode: str) -> None:
+        super().__init__()
+        self.p, self.mode = p, mode
+
+    def forward(self, x, y):
+        return torch.cdist(x, y, p=self.p, compute_mode=self.mode)
+
+
+MODE = "use_mm_for_euclid_dist"
+
+
+@pytest.mark.parametrize("exporter", EXPORTERS)
+@pytest.mark.parametrize("shapes", [((4, 3), (4, 3)), ((3, 1, 27, 2), (2, 5, 2))])
+@pytest.mark.parametrize(
+    ("p", "mode"),
+    [
+        (0.5, MODE), (1.0, MODE), (1.5, MODE), (3.0, MODE), (float("inf"), MODE),
+        (2.0, MODE), (2.0, f"{MODE}_if_necessary"), (2.0, f"donot_{MODE}"),
+    ],
+)  # fmt: skip
+def test_distances_are_torchs(p: float, mode: str, shapes, exporter: str) -> None:
+    """Also of rows from themselves, where a distance of 0 has a gradient of 0."""
+    first, second = (torch.arange(1.0, 1 + int(np.prod(s))).reshape(s) for s in shapes)
+    x = (first * 1.7).sin()
+    y = x.clone() if first.shape == second.shape else (second * 2.3).cos()
+    if mode == MODE and first.shape == second.shape and p == 2:
+        x = x.round()  # a product of fractions is not quite 0, in torch neither
+        y = x.clone()
+    check_gradients(Distances(p, mode), (x, y), exporter)
+
+
+@pytest.mark.parametrize("exporter", EXPORTERS)
+def test_a_distance_that_counts(exporter: str) -> None:
+    """p = 0: how many coordinates differ."""
+    x, y = torch.tensor([[1.0, 2, 3], [1, 1, 1]]), torch.tensor([[1.0, 2, 4]])
+    feeds = {"x": x.numpy(), "y": y.numpy()}
+    got = run(export(Distances(0.0, MODE), (x, y), exporter=exporter), feeds)
+    assert np.asarray(got[0]).tolist() == [[1.0], [2.0]]
 
 
 class Pool(nn.Module):

@@ -25,9 +25,9 @@ def share(backward: onnx.ModelProto, gradients: Mapping[str, str]) -> dict[str, 
     for node in graph.node:
         if node.op_type != "Identity" or node.domain or node.output[0] not in outputs:
             continue
-        kept = first.setdefault(node.input[0], node.output[0])
-        if kept != node.output[0]:
-            shared[node.output[0]] = shared.get(kept, kept)
+        original = first.setdefault(node.input[0], node.output[0])
+        if original != node.output[0]:
+            shared[node.output[0]] = shared.get(original, original)
     others = [node for node in graph.node if node.output[0] not in shared]
     read = {name for node in node_protos(others) for name in node.input}
     nodes = [n for n in graph.node if n.output[0] not in shared or n.output[0] in read]

@@ -21,6 +21,7 @@ from ..graph.edit import remove_nodes, replace_value
 from ..graph.nodes import same_shape
 from ..graph.subgraphs import node_protos
 from .attention_forms import attention, may_hide_all
+from .distance_forms import distances
 from .loss_forms import cross_entropy, needs_another_form, reduction_of
 from .pool_forms import AXES, divided
 
@@ -217,7 +218,8 @@ IGNORED = -100
 def _ignoring(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     """A loss over class labels whose `ignore_index` may be computed, from a size say.
 
-    In ONNX it is an attribute, so the labels are changed instead.
+    In ONNX it is an attribute, so the labels are changed instead. Nor does ONNX know scores of a
+    single sample, without an axis for it.
     """
 
     def another(
@@ -233,7 +235,11 @@ def _ignoring(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tens
         if not isinstance(ignore_index, int):
             target = torch.where(target == ignore_index, IGNORED, target)
             ignore_index = IGNORED
-        return function(scores, target, weight, size_average, ignore_index, *args, **kwargs)
+        more = (weight, size_average, ignore_index, *args)
+        if scores.dim() != 1:
+            return function(scores, target, *more, **kwargs)
+        marks.count += 1
+        return function(scores.unsqueeze(0), target.reshape(1), *more, **kwargs).reshape(())
 
     return another
 
@@ -282,6 +288,14 @@ def _selecting(function: Callable[..., Any], argument: Callable[..., torch.Tenso
         return kind((values, indices) if keep else (values.squeeze(dim), indices.squeeze(dim)))
 
     return another
+
+
+# --- distances ------------------------------------------------------------------------------------
+
+
+def _distances(marks: GradientMarks, *args: Any, **kwargs: Any) -> torch.Tensor:
+    marks.count += 1
+    return distances(*args, **kwargs)
 
 
 # --- attention ------------------------------------------------------------------------------------
@@ -383,6 +397,7 @@ ANOTHER_FORM: dict[Any, Callable[..., Any]] = {
     functional.embedding: _embedding,
     functional.embedding_bag: _embedding_bag,
     torch.embedding: _low_level_embedding,
+    torch.cdist: _distances,
 }
 """Functions of torch that an export would get wrong, or not at all."""
 

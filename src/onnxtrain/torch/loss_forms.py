@@ -31,15 +31,17 @@ def cross_entropy(
 
         −Σ_c ((1 − s)·t_c + s/C)·w_c·log softmax(x)_c.
     """
-    axis = 1 if scores.dim() > 1 else 0
-    classes = scores.shape[axis]
-    logs = functional.log_softmax(scores, axis)
-    weighted = logs if weight is None else logs * weight.view(-1, *[1] * (scores.dim() - axis - 1))
+    if scores.dim() == 1:  # of one sample, which ONNX does not know without an axis for it
+        one, its = scores.unsqueeze(0), target.unsqueeze(0)
+        return cross_entropy(one, its, weight, ignore_index, reduction, label_smoothing).reshape(())
+    classes = scores.shape[1]
+    logs = functional.log_softmax(scores, 1)
+    weighted = logs if weight is None else logs * weight.view(-1, *[1] * (scores.dim() - 2))
     if target.is_floating_point():
         spread = target * (1 - label_smoothing) + label_smoothing / classes
-        return _reduced(-(weighted * spread).sum(axis), reduction)
+        return _reduced(-(weighted * spread).sum(1), reduction)
     counted = target != ignore_index
-    uniform = torch.where(counted, -weighted.sum(axis), 0.0)
+    uniform = torch.where(counted, -weighted.sum(1), 0.0)
     if reduction == "mean":
         shares = counted.to(logs.dtype)
         if weight is not None:
