@@ -2,22 +2,25 @@
 
 The samples of these tables have five or ten elements along each axis. The sizes are constants of
 the modules that write the samples; with larger ones the same code writes larger samples, and of
-all that an operator offers the one with the most elements, up to four million, is taken. Samples of
-modules have fixed sizes: their first axis is repeated.
+all that an operator offers the one with the most elements, up to four million in arguments and
+results, is taken. Samples of modules have fixed sizes: their first axis is repeated.
 """
 
 from __future__ import annotations
 
 import contextlib
+import resource
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
-from itertools import islice
+from itertools import filterfalse, islice
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from .operator_cases import Case
@@ -25,7 +28,9 @@ from .operator_cases import Case
 SIZES = (5, 16, 32, 64, 100, 128, 256, 512, 1024, 2048, 65_536, 1_048_576)
 """What S, M and L of the tables are set to, one after the other."""
 LARGEST = 4 * 2**20
-"""Elements that a sample may have, and what it aims at is a quarter of that."""
+"""Elements that a sample and its result may have; what it aims at is a quarter of that."""
+MEMORY = 2**30
+"""Bytes that a computation may take that is made to see how large its result is."""
 SAMPLES = 40
 """How many samples of an operator are looked at for each size."""
 SECONDS = 15.0
@@ -67,6 +72,41 @@ def elements(values: Any) -> int:
     return max((leaf.numel() for leaf in leaves if torch.is_tensor(leaf)), default=0)
 
 
+def result_elements(function: Any, args: Any, kwargs: Any) -> int:
+    """Elements of the largest result, without computing it if its shape depends on shapes only.
+
+    A covariance of many rows, or an outer product, would not fit into memory: more than `LARGEST`
+    is what a computation within `MEMORY` does not reach.
+    """
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+
+    def fake(value: Any) -> Any:
+        return mode.from_tensor(value.detach()) if torch.is_tensor(value) else value
+
+    with contextlib.suppress(Exception), torch.no_grad(), mode:
+        like_args, like_kwargs = pytree.tree_map(fake, (args, kwargs))
+        return elements(function(*like_args, **like_kwargs))
+    with contextlib.suppress(Exception), torch.no_grad(), _memory(MEMORY):
+        return elements(function(*args, **kwargs))
+    return LARGEST + 1
+
+
+@contextlib.contextmanager
+def _memory(more: int) -> Iterator[None]:
+    """No more bytes than this beyond what the process has, where Linux counts them."""
+    counted = Path("/proc/self/statm")
+    if not counted.is_file():
+        yield
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    used = int(counted.read_text().split()[5]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_DATA, (used + more, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+
 def enlarged(function: Any, args: Any, kwargs: Any, rows: int) -> Case:
     """The call with a longer first axis, if it is small and takes one."""
     first = next((a for a in args if torch.is_tensor(a) and a.dim()), None)
@@ -82,6 +122,8 @@ def enlarged(function: Any, args: Any, kwargs: Any, rows: int) -> Case:
         return more.requires_grad_(value.requires_grad)
 
     larger = pytree.tree_map(repeat, (args, kwargs))
+    if result_elements(function, *larger) > LARGEST:
+        return _case(function, args, kwargs)
     try:
         result = function(*larger[0], **larger[1])
     except Exception:  # whatever it is that does not fit: the sizes of the table then
@@ -140,17 +182,27 @@ def _largest(info: Any) -> Any:
         torch.manual_seed(0)
         with contextlib.suppress(Exception), _sizes(size):
             # A table's own code may not take every size: what came until then counts
-            for sample in islice(
-                info.sample_inputs("cpu", torch.float32, requires_grad=True), SAMPLES
-            ):
+            samples = info.sample_inputs("cpu", torch.float32, requires_grad=True)
+            for sample in islice(filterfalse(_is_empty, samples), SAMPLES):
                 count = elements((sample.input, sample.args, sample.kwargs))
-                if most < count <= LARGEST:
+                if most < count <= LARGEST and _result_fits(info, sample):
                     best, most = sample, count
                 if time.perf_counter() > end:
                     return best
         if most >= LARGEST // 4:
             break
     return best
+
+
+def _is_empty(sample: Any) -> bool:
+    """Whether a tensor has no elements: a corner that some tables have dozens of samples for."""
+    leaves = pytree.tree_leaves((sample.input, sample.args, sample.kwargs))
+    return any(torch.is_tensor(leaf) and not leaf.numel() for leaf in leaves)
+
+
+def _result_fits(info: Any, sample: Any) -> bool:
+    args = (sample.input, *sample.args)
+    return result_elements(info.op, args, sample.kwargs) <= LARGEST
 
 
 def _operator(info: Any) -> Callable[[], Case]:

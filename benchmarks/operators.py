@@ -23,6 +23,7 @@ import json
 import math
 import multiprocessing
 import os
+import re
 import statistics
 import time
 import traceback
@@ -55,7 +56,11 @@ def measure(source: str, name: str, seconds: float) -> Row:
     row: Row = {"name": name, "list": source.partition(":")[2]}
     row["threads"] = torch.get_num_threads()
     row["elements"] = max((x.numel() for x in case.inputs if torch.is_tensor(x)), default=0)
-    row["eager_first"], row["ours_first"] = theirs.first(), ours.first()
+    row["eager_first"] = theirs.first()
+    if theirs.is_complex:
+        raise NotComparableError(COMPLEX)
+    row["ours_first"] = ours.first()
+    agree(theirs, ours)
     row["difference"] = difference(theirs.results(), ours.results())
     walls, cpus = in_turns([theirs.run, ours.run], seconds)
     for side, wall, cpu in zip(("eager", "ours"), walls, cpus):
@@ -65,8 +70,21 @@ def measure(source: str, name: str, seconds: float) -> Row:
     return row
 
 
+COMPLEX = "complex result"
+NO_GRADIENT = "no output that both sides differentiate"
+
+
+class NotComparableError(Exception):
+    """There is nothing to compare; the message says why."""
+
+
 class Side:
-    """A module, its arguments, and the gradients of its outputs."""
+    """A module, its arguments, and the gradients of its outputs.
+
+    Attributes:
+        graded: places of the outputs that have a gradient in the last call.
+        is_complex: whether one of the outputs was complex.
+    """
 
     def __init__(self, module: Any, inputs: Sequence[Any]) -> None:
         import torch
@@ -78,6 +96,13 @@ class Side:
         ]
         self.grown = [x for x in self.inputs if torch.is_tensor(x) and x.requires_grad]
         self.seeds: list[Any] | None = None
+        self.graded: set[int] = set()
+        self.is_complex = False
+        self._only: set[int] | None = None
+
+    def only(self, places: set[int]) -> None:
+        """Differentiate these outputs from now on, and no others."""
+        self._only, self.seeds = places, None
 
     def run(self) -> list[Any]:
         """Forward and backward; the outputs that have a gradient."""
@@ -87,7 +112,10 @@ class Side:
             x.grad = None
         outputs = self.module(*self.inputs)
         together = outputs if isinstance(outputs, (tuple, list)) else [outputs]
-        graded = [y for y in together if torch.is_tensor(y) and y.requires_grad]
+        have = {i: y for i, y in enumerate(together) if torch.is_tensor(y) and y.requires_grad}
+        self.graded = set(have)
+        graded = [y for i, y in have.items() if self._only is None or i in self._only]
+        self.is_complex = any(torch.is_tensor(y) and y.is_complex() for y in together)
         if self.seeds is None:
             generator = torch.Generator().manual_seed(1)
             self.seeds = [torch.randn(y.shape, generator=generator, dtype=y.dtype) for y in graded]
@@ -106,15 +134,38 @@ class Side:
         return [*outputs, *(x.grad for x in (*self.grown, *self.module.parameters()))]
 
 
+def agree(theirs: Side, ours: Side) -> None:
+    """Let two sides that have run differentiate the same outputs.
+
+    torch has a gradient of zeros for what is constant piece by piece (`ceil`), where ours has none,
+    and none for some outputs of its composed operators (the mean of `native_layer_norm`).
+    """
+    common = theirs.graded & ours.graded
+    if not common:
+        raise NotComparableError(NO_GRADIENT)
+    for side in (theirs, ours):
+        side.only(common)
+
+
 def difference(theirs: Sequence[Any], ours: Sequence[Any]) -> float:
     """The largest difference, as a part of the largest number of the tensor that it is in."""
     parts = []
     for a, b in zip(theirs, ours, strict=True):
         if a is None or b is None or not a.numel():
             continue
-        largest, apart = a.detach().abs().max(), (a - b).detach().abs().max()
-        parts.append(float(apart) / max(float(largest), 1e-30))
+        parts.append(_apart(a.detach(), b.detach()))
     return max(parts, default=0.0)
+
+
+def _apart(a: Any, b: Any) -> float:
+    """What both say is no number, or the same infinity, is equal; what one says is infinitely far.
+
+    Powers of negative numbers, say, have no logarithm for a gradient on either side.
+    """
+    same = (a == b) | (a.isnan() & b.isnan())
+    apart = (a - b).abs().nan_to_num(nan=math.inf, posinf=math.inf).masked_fill(same, 0)
+    largest = a.abs().nan_to_num(nan=0, posinf=0).max()
+    return float(apart.max()) / max(float(largest), 1e-30)
 
 
 def in_turns(
@@ -178,6 +229,8 @@ def _send(pipe: Any, source: str, name: str, seconds: float) -> None:
         os.dup2(silence, stream)
     try:
         row = measure(source, name, seconds)
+    except NotComparableError as reason:
+        row = {"error": str(reason)}
     except Exception as error:
         lines = "".join(traceback.format_exception_only(error)).split("\n")
         row = {"error": lines[0][:200]}
@@ -269,9 +322,38 @@ def _table(rows: Sequence[Row]) -> list[str]:
     lines += [_line(r, two.get(r["name"])) for r in timed]
     failed = [r for r in single if "error" in r]
     if failed:
-        lines += ["", f"Without a result ({len(failed)}):", ""]
-        lines += [f"- {r['name']}: `{r['error'].replace('`', '')}`" for r in failed]
+        lines += ["", f"Without a result ({len(failed)}):", "", *_reasons(failed)]
     return lines
+
+
+KINDS = (
+    ("the exporter has no form of an operator", r"No ONNX function found for <\w+\(op='([\w.]+)'"),
+    ("the exporter fails", r"cannot be exported to ONNX"),
+    ("has a backward of its own that a graph would lose", r"has a backward of its own"),
+    ("a complex result, which ONNX does not have", f"^{COMPLEX}$"),
+    (NO_GRADIENT, f"^{NO_GRADIENT}$"),
+)
+"""Reasons that many cases share, and how to know them; what a group matches is named."""
+
+
+def _reasons(failed: Sequence[Row]) -> list[str]:
+    """Why there is no result: a line for each kind, and one for each case of no kind."""
+    kinds: dict[str, list[str]] = {title: [] for title, _ in KINDS}
+    others = []
+    for row in failed:
+        for title, pattern in KINDS:
+            if match := re.search(pattern, row["error"]):
+                kinds[title].append(_named(row["name"], match.groups()))
+                break
+        else:
+            others.append(f"- {row['name']}: `{row['error'].replace('`', '')}`")
+    return [f"- {k} ({len(n)}): {', '.join(n)}" for k, n in kinds.items() if n] + others
+
+
+def _named(name: str, operators: Sequence[str]) -> str:
+    """The name of a case, and the operators that it stumbles over, if they are others."""
+    others = [f"`{o}`" for o in operators if o.partition(".")[2] != name]
+    return f"{name} ({', '.join(others)})" if others else name
 
 
 def ratio(row: Row) -> float | None:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from . import products
 from . import runs as stored_runs
 from .figures import (
     ALONE,
@@ -254,10 +255,11 @@ def _mean(mean: Mean) -> str:
 
 
 def machine_of(run: Run) -> str:
-    """Cores and instruction set."""
+    """Cores, instruction set, and the processor where the run says which."""
     machine = run.facts["machine"]
     instructions = " ".join(machine["instructions"]) or "no AVX2"
-    return f"{machine['cores']} cores, {machine['architecture']}, {instructions}"
+    facts = [f"{machine['cores']} cores", machine["architecture"], instructions]
+    return ", ".join([*facts, *filter(None, [machine.get("processor")])])
 
 
 # --- pages -------------------------------------------------------------------------------------
@@ -307,6 +309,7 @@ def page(runs: Sequence[Run], growth: dict[str, Any], by_hand: str, reasons: dic
         agreement=agreement_table(figures),
         runs=runs_table(shown_runs),
         history=history_table(runs),
+        products=products.section(products.stored()),
         growth=growth_section(growth, IMAGES),
         by_hand=by_hand,
     )

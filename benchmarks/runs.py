@@ -19,6 +19,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from .products import processor
 from .race import load_average
 from .workloads import WORKLOADS
 
@@ -137,7 +138,7 @@ def _git(*arguments: str) -> str:
 
 
 def machine() -> dict[str, Any]:
-    """Cores and instruction set, so that the numbers can be placed."""
+    """Cores, instruction set and processor, so that the numbers can be placed."""
     flags = ""
     if Path("/proc/cpuinfo").exists():
         text = Path("/proc/cpuinfo").read_text()
@@ -146,4 +147,5 @@ def machine() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "architecture": platform.machine(),
         "instructions": [f for f in INSTRUCTIONS if f in flags.split()],
+        "processor": processor(),
     }

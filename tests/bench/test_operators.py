@@ -6,6 +6,7 @@ import json
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from benchmarks import operators
 
@@ -23,6 +24,60 @@ def test_page_sorts_and_counts() -> None:
     text = operators.page({"about": {"day": "today"}, "rows": rows})
     assert text.index("| slow |") < text.index("| fast |") < text.index("broken: `no result`")
     assert "2 cases, geometric mean **1.00**; 1 slower than torch, 1 of" in text
+
+
+def test_reasons_that_many_share_are_one_line() -> None:
+    missing = "X: dynamo: DispatchError: No ONNX function found for <OpOverload(op='aten.{}', o"
+    errors = {
+        "median": missing.format("median"), "kept": "X: cannot be exported to ONNX. dynamo: Y",
+        "lu": missing.format("lu_factor"), "polar": operators.COMPLEX,
+        "ceil": operators.NO_GRADIENT, "floor": operators.NO_GRADIENT,
+        "slow": "no result in 120 s",
+    }  # fmt: skip
+    rows = [{"name": name, "error": error} for name, error in errors.items()]
+    lines = operators.page({"about": {}, "rows": rows}).split("\n")
+    assert "Without a result (7):" in lines
+    assert [line for line in lines if line.startswith("- ")] == [
+        "- the exporter has no form of an operator (2): median, lu (`aten.lu_factor`)",
+        "- the exporter fails (1): kept",
+        "- a complex result, which ONNX does not have (1): polar",
+        "- no output that both sides differentiate (2): ceil, floor",
+        "- slow: `no result in 120 s`",
+    ]
+
+
+class Some(torch.nn.Module):
+    """Outputs of which some have no gradient, as each side decides."""
+
+    def __init__(self, *graded: bool) -> None:
+        super().__init__()
+        self.graded = graded
+
+    def forward(self, x):
+        return tuple(x * 2 if g else (x * 2).detach() for g in self.graded)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "common"),
+    [
+        ((True, False, True), (True, True, False), 1),
+        ((True, True), (True, True), 2),
+        ((True, False), (False, True), 0),
+    ],
+)
+def test_sides_agree_on_outputs(theirs, ours, common: int) -> None:
+    x = torch.ones(3, requires_grad=True)
+    sides = operators.Side(Some(*theirs), (x,)), operators.Side(Some(*ours), (x,))
+    for side in sides:
+        side.first()
+    if not common:
+        with pytest.raises(operators.NotComparableError, match=operators.NO_GRADIENT):
+            operators.agree(*sides)
+        return
+    operators.agree(*sides)
+    results = [side.results() for side in sides]
+    assert [len(r) for r in results] == [common + 1] * 2
+    assert operators.difference(*results) == 0
 
 
 def test_two_threads_are_a_column(tmp_path: Path) -> None:
@@ -52,6 +107,21 @@ def test_sides_run_in_turns() -> None:
     assert len(walls[0]) == len(cpus[1]) >= 7
 
 
+@pytest.mark.parametrize(
+    ("theirs", "ours", "wanted"),
+    [
+        ([4.0, 2.0], [4.0, 1.0], 0.25),
+        ([np.nan, np.inf, 2.0], [np.nan, np.inf, 1.0], 0.5),
+        ([1.0, 2.0], [1.0, np.nan], np.inf),
+        ([np.nan, 2.0], [1.0, 2.0], np.inf),
+        ([np.inf, 2.0], [-np.inf, 2.0], np.inf),
+        ([], [], 0.0),
+    ],
+)
+def test_differences(theirs, ours, wanted: float) -> None:
+    assert operators.difference([torch.tensor(theirs)], [torch.tensor(ours)]) == wanted
+
+
 def test_tables_are_enlarged() -> None:
     from benchmarks import operator_tables
 
@@ -62,6 +132,10 @@ def test_tables_are_enlarged() -> None:
     assert case.module(*case.inputs).shape == (100, 2)
     square = operator_tables.enlarged(torch.linalg.det, (torch.eye(4),), {}, 100)
     assert [tuple(x.shape) for x in square.inputs] == [(4, 4)]  # 100 × 4 has no determinant
+    vector = torch.ones(4)
+    assert operator_tables.result_elements(torch.outer, (vector, vector), {}) == 16
+    outer = operator_tables.enlarged(torch.outer, (vector, vector), {}, 10**6)
+    assert outer.module(*outer.inputs).numel() <= operator_tables.LARGEST
     make = operator_tables.bounded(torch.ones)
     assert make((2, 3)).shape == (2, 3)
     with pytest.raises(operator_tables.TooLargeError):
