@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,10 @@ from onnx import numpy_helper
 
 from ..errors import OnnxTrainError
 from ..graph.external import read_tensor
+from ..runtime.files.checkpoint import save_arrays
 from ..runtime.state.checkpoint_state import CheckpointState
+
+Array = np.ndarray[Any, Any]
 
 
 class ParametersError(OnnxTrainError, RuntimeError):
@@ -39,19 +42,33 @@ def save_checkpoint(
     trainable, frozen = parameters
     if nominal_checkpoint:
         state = CheckpointState.nominal([t.name for t in trainable], [t.name for t in frozen])
+        CheckpointState.save_checkpoint(state, path_to_checkpoint)
     else:
-        state = CheckpointState.from_arrays(
-            {t.name: array_of(t, base_dir) for t in trainable},
-            {t.name: array_of(t, base_dir) for t in frozen},
-        )
-    CheckpointState.save_checkpoint(state, path_to_checkpoint)
+        save_arrays(path_to_checkpoint, _Arrays(trainable, base_dir), _Arrays(frozen, base_dir))
 
 
-def array_of(tensor: onnx.TensorProto, base_dir: str = "") -> np.ndarray[Any, Any]:
+class _Arrays(Mapping[str, Array]):
+    """Tensors as arrays by name: those in a file are mapped while somebody has them."""
+
+    def __init__(self, tensors: Sequence[onnx.TensorProto], base_dir: str) -> None:
+        self._tensors = {t.name: t for t in tensors}
+        self._base_dir = base_dir
+
+    def __getitem__(self, name: str) -> Array:
+        return array_of(self._tensors[name], self._base_dir)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+
+def array_of(tensor: onnx.TensorProto, base_dir: str = "") -> Array:
     """The values of a tensor, read from its external file if it has one."""
     if tensor.data_location == tensor.EXTERNAL:
         return np.asarray(read_tensor(tensor, base_dir or None).numpy())
-    array: np.ndarray[Any, Any] = numpy_helper.to_array(tensor)
+    array: Array = numpy_helper.to_array(tensor)
     return array
 
 

@@ -9,6 +9,7 @@ import io
 import json
 import math
 import os
+from collections.abc import Iterator, Mapping
 from typing import Any, BinaryIO
 
 import numpy.typing as npt
@@ -16,9 +17,9 @@ import numpy.typing as npt
 from ...errors import CheckpointError
 from ...hyper import check_rate
 from ..state.buffers import TensorSpec, TensorStore
-from ..state.training_state import OptimizerState, RandomState, TrainingState
+from ..state.training_state import OptimizerState, RandomState, TrainingState, check_disjoint
 from . import tensorfile
-from .dtypes import ElementType
+from .dtypes import ElementType, of_array, stored
 
 Array = npt.NDArray[Any]
 FORMATS = ("ortt", "odtc")
@@ -43,6 +44,48 @@ def save(
             save_odtc(state, path, include_optimizer_state)
         else:
             tensorfile.write(path, *_contents(state, include_optimizer_state))
+
+
+def save_arrays(
+    path: str | os.PathLike[str], trainable: Mapping[str, Array], frozen: Mapping[str, Array]
+) -> None:
+    """Write the state of a run that has not begun, without having all of its numbers in memory.
+
+    Args:
+        path: the file.
+        trainable: parameters by name. Each is asked for when it is its turn to be written, so a
+            mapping may read them from where they are.
+        frozen: the same of those that stay as they are.
+    """
+    check_disjoint(trainable, frozen)
+    places = {f"param/{name}": (group, name) for group in (trainable, frozen) for name in group}
+    types = {
+        key: of_array(group[name], f"Parameter {name!r}") for key, (group, name) in places.items()
+    }
+    names = TrainingState(TensorStore([]), nominal=([*trainable], [*frozen]))
+    metadata = _metadata(names, include_optimizer_state=False) | {"nominal": json.dumps(False)}
+    tensorfile.write(path, _Stored(places, types), metadata, types)
+
+
+class _Stored(Mapping[str, Array]):
+    """Arrays as they are stored, each made when it is asked for."""
+
+    def __init__(
+        self,
+        places: Mapping[str, tuple[Mapping[str, Array], str]],
+        types: Mapping[str, ElementType],
+    ) -> None:
+        self._places, self._types = places, types
+
+    def __getitem__(self, key: str) -> Array:
+        group, name = self._places[key]
+        return stored(group[name], self._types[key])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
 
 
 def to_bytes(state: TrainingState) -> bytes:

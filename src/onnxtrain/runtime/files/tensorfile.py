@@ -67,15 +67,18 @@ def encode(
     metadata: Mapping[str, str],
     types: Mapping[str, ElementType] | None = None,
 ) -> Iterator[bytes | memoryview]:
-    """The file in pieces, without copying the tensors."""
-    kinds = {n: (types or {}).get(n) or of_array(a, f"Tensor {n!r}") for n, a in tensors.items()}
-    order = sorted(tensors, key=lambda n: -kinds[n].numpy.itemsize)
+    """The file in pieces, without copying the tensors; they may be made when they are asked for."""
+    specs = dict[str, TensorSpec]()
+    for name, array in tensors.items():
+        kind = (types or {}).get(name) or of_array(array, f"Tensor {name!r}")
+        specs[name] = TensorSpec(name, kind, array.shape)
+    order = sorted(specs, key=lambda n: -specs[n].type.numpy.itemsize)
     header: dict[str, Any] = {"__metadata__": dict(metadata)}
     at = 0
     for name in order:
-        end = at + tensors[name].nbytes
-        shape = list(tensors[name].shape)
-        header[name] = {"dtype": kinds[name].code, "shape": shape, "data_offsets": [at, end]}
+        spec, end = specs[name], at + specs[name].nbytes
+        place = [at, end]
+        header[name] = {"dtype": spec.type.code, "shape": [*spec.shape], "data_offsets": place}
         at = end
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
     text += b" " * (-len(text) % 8)
@@ -86,6 +89,7 @@ def encode(
         flat = np.ascontiguousarray(tensors[name]).reshape(-1)
         if flat.size:
             yield flat.view(np.uint8).data
+        del flat  # before the next one is made
 
 
 def read_header(file: BinaryIO, where: str) -> Header:

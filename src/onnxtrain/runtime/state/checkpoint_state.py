@@ -13,7 +13,7 @@ from ...errors import InputError, MissingParameterError, StateError
 from ..session.sharing import Lock
 from .buffers import TensorSpec, TensorStore
 from .training_state import OptimizerState as OptimizerState
-from .training_state import Property, TrainingState
+from .training_state import Property, TrainingState, check_disjoint
 from .training_state import RandomState as RandomState
 
 Array = npt.NDArray[Any]
@@ -65,9 +65,7 @@ class CheckpointState:
         cls, trainable: Mapping[str, Array], frozen: Mapping[str, Array] | None = None
     ) -> CheckpointState:
         """A state with copies of the given arrays, in the order given."""
-        both = set(trainable) & set(frozen or {})
-        if both:
-            raise InputError(f"Parameters {sorted(both)} are given as trainable and as frozen.")
+        check_disjoint(trainable, frozen or {})
         return cls(TensorStore.from_arrays(trainable), TensorStore.from_arrays(frozen or {}))
 
     @classmethod

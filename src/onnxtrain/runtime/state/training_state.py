@@ -6,18 +6,25 @@ What trains works on these fields; `CheckpointState` is the view of them that us
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from ...errors import StateError
+from ...errors import InputError, StateError
 from ..session.devices import Device
 from ..session.sharing import Lock, lock_after_fork, note
 from .buffers import TensorSpec, TensorStore
 
 Property: TypeAlias = "int | float | str"
+
+
+def check_disjoint(trainable: Collection[str], frozen: Collection[str]) -> None:
+    """An error if a parameter is both."""
+    both = {*trainable} & {*frozen}
+    if both:
+        raise InputError(f"Parameters {sorted(both)} are given as trainable and as frozen.")
 
 
 @dataclass
