@@ -115,6 +115,10 @@ own; the session finds out by itself what they compute."""
 OR_KERNEL = f"; {KERNEL}"
 """What a MatMul that reads a transposed operand says besides if that holds for it too."""
 
+MOST_ROWS = 8
+"""Of a matrix whose determinant has a kernel: it is made of all minors of its rows, and there are
+twice as many for each row more."""
+
 COLUMN_LOOP = "onnxtrain: columns"
 """What a Scan over time says of itself whose states have rows and columns, [features, batch], as
 have its slices and what it reads from outside (or one column for all). A session may take each

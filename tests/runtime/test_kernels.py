@@ -750,6 +750,67 @@ def test_places_of_another_shape_are_an_error(text: str) -> None:
         run(marked(model, "ScatterElements", "ReduceSum"), tap_feeds(text, places))
 
 
+# --- determinants ---------------------------------------------------------------------------------
+
+MATRICES = [(3, 3), (70, 1, 1), (200, 2, 2), (7, 9, 5, 5), (65, 6, 6), (3, 8, 8), (0, 4, 4)]
+
+
+def determinant(shape: tuple[int, ...]) -> bytes:
+    sizes, kept = (", ".join(map(str, dims)) for dims in (shape, shape[:-2]))
+    text = f"g (float[{sizes}] x) => (float[{kept}] y) {{ y = Det(x) }}"
+    model = parsed(text)
+    if not kept:
+        model.graph.output[0].type.tensor_type.shape.Clear()
+    return marked(onnxtrain.differentiate(model, wrt=["x"], vjp=True), "Det")
+
+
+@pytest.mark.parametrize("shape", MATRICES)
+def test_determinants(monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...]) -> None:
+    content, rng = determinant(shape), np.random.default_rng(0)
+    assert {*operators_of(content)} & {"Det", "Where"} == set()
+    x, dy = (rng.standard_normal(s).astype(np.float32) for s in (shape, shape[:-2]))
+    if x.shape[0] > 3:
+        x[0, ..., -1, :] = x[0, ..., 0, :]  # singular, of one rank less; then of rank 1
+        x[1] = np.ones(shape[1:])
+    ours, plain = both_ways(monkeypatch, content, {"x": x, "y_grad": dy})
+    for a, b in zip(ours, plain, strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-4, atol=1e-4)
+    if x.size:
+        exact = np.linalg.det(x.astype(np.float64))
+        np.testing.assert_allclose(ours[0], exact, rtol=1e-6, atol=1e-12)
+
+
+def test_cofactors_without_what_is_no_number() -> None:
+    """A cofactor does not know its own row and column; the operator's gradient did, in part."""
+    x = np.random.default_rng(0).standard_normal((1, 4, 4)).astype(np.float32)
+    x[0, 1, 2] = np.nan
+    _, dx = run(determinant((1, 4, 4)), {"x": x, "y_grad": np.ones(1, np.float32)})
+    expected = np.ones((4, 4), bool)
+    expected[1], expected[:, 2] = False, False
+    np.testing.assert_array_equal(np.isnan(dx[0]), expected)
+
+
+def test_larger_matrices_are_left_to_the_operator() -> None:
+    """Of more rows than the kernel has, and of as many as nobody knows."""
+    for rows in (9, "N"):
+        model = parsed(f"g (float[50,{rows},{rows}] x) => (float[50] y) {{ y = Det(x) }}")
+        content = onnxtrain.differentiate(model, wrt=["x"], vjp=True).SerializeToString()
+        assert operators_of(content).count("Det") == 2
+    for rows, expected in ((3, ["Determinants", "Cofactors"]), (8, ["Det", "Cofactors"])):
+        model = parsed(f"g (float[5000,{rows},{rows}] x) => (float[5000] y) {{ y = Det(x) }}")
+        content = onnxtrain.differentiate(model, wrt=["x"], vjp=True).SerializeToString()
+        known = {"Det", "Determinants", "Cofactors"}
+        assert sorted(known & {*operators_of(content)}) == sorted(expected)
+
+
+def test_matrices_of_other_sizes_are_an_error() -> None:
+    model = parsed("g (float[A,B,C] x) => (float[A] y) { y = Det(x) }")
+    content = marked(model, "Det")
+    for shape in ((2, 9, 9), (2, 3, 4)):
+        with pytest.raises(Exception, match="do not have the shapes"):
+            run(content, {"x": np.ones(shape, np.float32)})
+
+
 # --- attributes -----------------------------------------------------------------------------------
 
 

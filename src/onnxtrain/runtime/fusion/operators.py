@@ -11,6 +11,7 @@ import importlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from ...operators import MOST_ROWS
 from .columns import Columns
 from .opcodes import BINARY, PER_ROW, REDUCTIONS, UNARY
 from .program import Program, ProgramError, Step, assemble
@@ -150,6 +151,14 @@ def axis(text: str) -> list[int]:
     numbers = _integers(text)
     if len(numbers) != 1 or not -8 <= numbers[0] < 8:
         raise ProgramError("the axis of a kernel is not described")
+    return numbers
+
+
+def rows_of_matrix(text: str) -> list[int]:
+    """How many rows the matrices have whose cofactors are computed."""
+    numbers = _integers(text)
+    if len(numbers) != 1 or not 1 <= numbers[0] <= MOST_ROWS:
+        raise ProgramError("the rows of small matrices are not described")
     return numbers
 
 
@@ -297,6 +306,15 @@ MAX_UNPOOL = Operator(
 )
 CUM_SUM = Operator("CumSum", (FLOAT,), (FLOAT,), running, "running", ("cum_sum", "sum_part"))
 
+DETERMINANTS = Operator(
+    "Determinants", (FLOAT,), (FLOAT,), nothing, "minors", ("determinants", "determinant_part")
+)
+"""Of small matrices."""
+COFACTORS = Operator(
+    "Cofactors", (FLOAT,), (FLOAT,), rows_of_matrix, "minors", ("cofactors", "cofactor_part")
+)
+"""The gradient of a determinant: for each number the determinant without its row and column."""
+
 
 def _taps(count: int) -> Callable[[str], list[int]]:
     def number(text: str) -> list[int]:
@@ -348,7 +366,7 @@ GEMM = Operator(
 OPERATORS = (
     ELEMENTWISE, GEMM, COLUMN_LOOP, ADD_ROWS, ADD_ROWS_TO, ADD_ELEMENTS, PAD, MAX_POOL, MAX_UNPOOL,
     CUM_SUM, NEAREST, CUT_WINDOWS, FOLD_WINDOWS, ROW_STATS, PICK_LOG_SOFTMAX,
-    CROSS_ENTROPY_GRADIENT, *ADD_TAPS.values(), *READ_DOTS.values(),
+    CROSS_ENTROPY_GRADIENT, DETERMINANTS, COFACTORS, *ADD_TAPS.values(), *READ_DOTS.values(),
 )  # fmt: skip
 
 

@@ -18,7 +18,9 @@ from ..fusion.operators import (
     ADD_ELEMENTS,
     ADD_ROWS,
     ADD_TAPS,
+    COFACTORS,
     CUM_SUM,
+    DETERMINANTS,
     FOUR_TAPS,
     GEMM,
     MAX_POOL,
@@ -281,6 +283,34 @@ def _cumulative(nodes: Nodes, node: Opened) -> Node | None:
     return if_sound(Node(CUM_SUM, node.inputs[:1], node.outputs, numbers))
 
 
+# --- determinants ---------------------------------------------------------------------------------
+
+ROW_NUMBERS = Value("numbers")
+IS_SAME = Result("Equal", (Result("Unsqueeze", (ROW_NUMBERS, Number((1,)))), ROW_NUMBERS))
+REPLACED = Result(
+    "Where",
+    (
+        Result("Unsqueeze", (IS_SAME, Number((1, 3)))),
+        Result("Unsqueeze", (Result("Cast", (IS_SAME,), {"to": FLOAT}), Number((0, 2)))),
+        Result("Unsqueeze", (Value("x"), Number((-4, -3)))),
+    ),
+)
+"""What `autodiff/rules/linear.py` writes: each row of a matrix replaced by each row of the unit
+matrix. Their determinants are the cofactors."""
+
+
+def _determinants(nodes: Nodes, node: Opened) -> Node | None:
+    """Those of small matrices, or all cofactors."""
+    bound = dict[str, str]()
+    if matches(nodes, node.inputs[0], REPLACED, bound):
+        numbers = nodes.constant(bound["numbers"])
+        size = len(numbers.elements) if numbers is not None else 0
+        if numbers != Number(tuple(range(size))):
+            return None
+        return if_sound(Node(COFACTORS, (bound["x"],), node.outputs, (size,)))
+    return Node(DETERMINANTS, node.inputs, node.outputs)
+
+
 # --- images that are read between their pixels ----------------------------------------------------
 
 EVERY_CHANNEL = Result(
@@ -357,6 +387,7 @@ RECOGNISED: dict[str, Callable[[Nodes, Opened], Node | None]] = {
     "Col2Im": folded,
     "Conv": cut_by_conv,
     "CumSum": _cumulative,
+    "Det": _determinants,
     "Gemm": _product,
     "GridSample": _sampled,
     "MatMul": _product,
