@@ -750,6 +750,84 @@ def test_places_of_another_shape_are_an_error(text: str) -> None:
         run(marked(model, "ScatterElements", "ReduceSum"), tap_feeds(text, places))
 
 
+# --- sorted rows ----------------------------------------------------------------------------------
+
+SORTED = [
+    (1, 1, 1),
+    (1, 3000, 3000),
+    (5, 700, 200),
+    (40, 257, 257),
+    (6, 10, 4),
+    (3, 8, 0),
+    (0, 9, 5),
+]
+
+
+def top(rows: int | str, length: int | str, taken: int, largest: int = 1) -> onnx.ModelProto:
+    return parsed(
+        f"g (float[{rows},{length}] x) => (float[{rows},{taken}] y, int64[{rows},{taken}] i) "
+        f"<int64[1] k = {{{taken}}}> {{ y, i = TopK<largest={largest}>(x, k) }}"
+    )
+
+
+@pytest.mark.parametrize("largest", [0, 1])
+@pytest.mark.parametrize("kind", ["numbers", "ties", "infinities"])
+@pytest.mark.parametrize(("rows", "length", "taken"), SORTED)
+def test_sorted_rows(
+    monkeypatch: pytest.MonkeyPatch, rows: int, length: int, taken: int, kind: str, largest: int
+) -> None:
+    content, rng = marked(top(rows, length, taken, largest), "TopK"), np.random.default_rng(0)
+    assert operators_of(content) == ["LongTopK"]
+    x = rng.standard_normal((rows, length)).astype(np.float32) * np.float32(1e3)
+    if kind == "ties":  # also between zeros of both signs
+        x = np.round(x / 1e3) * rng.choice(np.array([1, -1], np.float32), x.shape)
+    if kind == "infinities":
+        odd = np.array([np.inf, -np.inf, 1e-42, -1e-42, 3.4e38, -3.4e38], np.float32)
+        x = np.where(rng.random(x.shape) < 0.5, rng.choice(odd, x.shape), x)
+    ours, plain = both_ways(monkeypatch, content, {"x": x})
+    for a, b in zip(ours, plain, strict=True):
+        np.testing.assert_array_equal(a, b)
+    np.testing.assert_array_equal(np.signbit(ours[0]), np.signbit(plain[0]))
+
+
+@pytest.mark.parametrize("largest", [0, 1])
+def test_what_is_no_number_is_the_largest(largest: int) -> None:
+    x = np.array([[1, np.nan, -np.inf, -np.nan, np.inf, 0]], np.float32)
+    _, places = run(marked(top(1, 6, 6, largest), "TopK"), {"x": x})
+    assert places[0].tolist() == ([1, 3, 4, 0, 5, 2] if largest else [2, 5, 0, 4, 1, 3])
+
+
+def test_sorted_rows_of_which_one_half_is_read() -> None:
+    model = top(2, 6, 6)
+    (node,) = model.graph.node
+    for number, name in ((1, "y"), (0, "i")):
+        half = onnx.ModelProto()
+        half.CopyFrom(model)
+        half.graph.node[0].output[number] = ""
+        del half.graph.output[number]
+        x = np.array([[3, 1, 2, 6, 5, 4]] * 2, np.float32)
+        (got,) = run(marked(half, "TopK"), {"x": x})
+        expected = [6, 5, 4, 3, 2, 1] if name == "y" else [3, 4, 5, 0, 2, 1]
+        assert got.tolist() == [expected] * 2
+    assert len(node.output) == 2
+
+
+def test_more_than_there_is_is_an_error() -> None:
+    with pytest.raises(Exception, match="index is out of range"):
+        run(marked(top(2, "N", 6), "TopK"), {"x": np.ones((2, 5), np.float32)})
+
+
+@pytest.mark.parametrize(
+    ("rows", "length", "taken", "expected"),
+    [(40, 300, 300, "LongTopK"), ("N", 300, 30, "LongTopK"), (40, 300, 29, "TopK"),
+     (100, 255, 255, "TopK"), (1, 300, 300, "TopK")],
+)  # fmt: skip
+def test_which_rows_are_sorted(rows: int | str, length: int, taken: int, expected: str) -> None:
+    """Much of long rows, if there are many numbers."""
+    model = onnxtrain.differentiate(top(rows, length, taken), wrt=["x"], vjp=True)
+    assert expected in operators_of(model.SerializeToString())
+
+
 # --- determinants ---------------------------------------------------------------------------------
 
 MATRICES = [(3, 3), (70, 1, 1), (200, 2, 2), (7, 9, 5, 5), (65, 6, 6), (3, 8, 8), (0, 4, 4)]

@@ -154,6 +154,14 @@ def axis(text: str) -> list[int]:
     return numbers
 
 
+def sorting(text: str) -> list[int]:
+    """An axis, and whether the largest numbers come first."""
+    numbers = _integers(text)
+    if len(numbers) != 2 or numbers[1] not in (0, 1):
+        raise ProgramError("the order of a row is not described")
+    return [*axis(str(numbers[0])), numbers[1]]
+
+
 def rows_of_matrix(text: str) -> list[int]:
     """How many rows the matrices have whose cofactors are computed."""
     numbers = _integers(text)
@@ -306,6 +314,7 @@ MAX_UNPOOL = Operator(
 )
 CUM_SUM = Operator("CumSum", (FLOAT,), (FLOAT,), running, "running", ("cum_sum", "sum_part"))
 
+TOP = Operator("LongTopK", (FLOAT, INT64), (FLOAT, INT64), sorting, "sorting", ("top", "sort_part"))
 DETERMINANTS = Operator(
     "Determinants", (FLOAT,), (FLOAT,), nothing, "minors", ("determinants", "determinant_part")
 )
@@ -366,7 +375,7 @@ GEMM = Operator(
 OPERATORS = (
     ELEMENTWISE, GEMM, COLUMN_LOOP, ADD_ROWS, ADD_ROWS_TO, ADD_ELEMENTS, PAD, MAX_POOL, MAX_UNPOOL,
     CUM_SUM, NEAREST, CUT_WINDOWS, FOLD_WINDOWS, ROW_STATS, PICK_LOG_SOFTMAX,
-    CROSS_ENTROPY_GRADIENT, DETERMINANTS, COFACTORS, *ADD_TAPS.values(), *READ_DOTS.values(),
+    CROSS_ENTROPY_GRADIENT, DETERMINANTS, COFACTORS, TOP, *ADD_TAPS.values(), *READ_DOTS.values(),
 )  # fmt: skip
 
 

@@ -29,6 +29,7 @@ from ..fusion.operators import (
     NEAREST,
     PAD,
     READ_DOTS,
+    TOP,
     mentioned,
 )
 from .cross_entropy import Readers, without_log_probabilities
@@ -283,6 +284,17 @@ def _cumulative(nodes: Nodes, node: Opened) -> Node | None:
     return if_sound(Node(CUM_SUM, node.inputs[:1], node.outputs, numbers))
 
 
+# --- sorted rows ----------------------------------------------------------------------------------
+
+
+def _sorted(_: Nodes, node: Opened) -> Node | None:
+    """A TopK of a row; what nobody reads of it has a name, too."""
+    values, places = node.outputs
+    outputs = (values or f"{places}::values", places or f"{values}::places")
+    numbers = (node.attributes.get("axis", -1), node.attributes.get("largest", 1))
+    return if_sound(Node(TOP, node.inputs, outputs, numbers))
+
+
 # --- determinants ---------------------------------------------------------------------------------
 
 ROW_NUMBERS = Value("numbers")
@@ -398,4 +410,5 @@ RECOGNISED: dict[str, Callable[[Nodes, Opened], Node | None]] = {
     "Reshape": cut_by_slices,
     "ScatterElements": _added_rows,
     "ScatterND": _added_rows,
+    "TopK": _sorted,
 }
