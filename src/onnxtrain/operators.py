@@ -112,6 +112,9 @@ KERNEL = "onnxtrain: kernel"
 """What a node says of itself if a session may compute it, with nodes before it, by a kernel of our
 own; the session finds out by itself what they compute."""
 
+ACROSS = f"{KERNEL} across"
+"""What a Softmax or LogSoftmax says instead whose axis is short, and not the last."""
+
 OR_KERNEL = f"; {KERNEL}"
 """What a MatMul that reads a transposed operand says besides if that holds for it too."""
 

@@ -11,7 +11,7 @@ import onnx.parser
 import pytest
 
 import onnxtrain
-from onnxtrain.operators import KERNEL
+from onnxtrain.operators import ACROSS, KERNEL
 from onnxtrain.passes.partition import partition
 from onnxtrain.runtime.files.outline import Outline
 from onnxtrain.runtime.fusion import operators
@@ -826,6 +826,46 @@ def test_which_rows_are_sorted(rows: int | str, length: int, taken: int, expecte
     """Much of long rows, if there are many numbers."""
     model = onnxtrain.differentiate(top(rows, length, taken), wrt=["x"], vjp=True)
     assert expected in operators_of(model.SerializeToString())
+
+
+# --- softmax across rows --------------------------------------------------------------------------
+
+ACROSS_SHAPES = [
+    ((5, 3, 4), 1), ((3000, 3, 6), -2), ((40, 2, 3, 1, 5), 1), ((2, 12, 700), 1), ((7, 5), 0),
+    ((9, 8), 1), ((0, 3, 4), 1), ((4, 3, 0), 1), ((6, 1, 5), 1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("operator", ["Softmax", "LogSoftmax"])
+@pytest.mark.parametrize(("shape", "axis"), ACROSS_SHAPES)
+def test_softmax_across(
+    monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], axis: int, operator: str
+) -> None:
+    sizes = ",".join(map(str, shape))
+    text = f"g (float[{sizes}] x) => (float[{sizes}] y) {{ y = {operator}<axis={axis}>(x) }}"
+    model, rng = parsed(text), np.random.default_rng(0)
+    model.graph.node[0].doc_string = ACROSS
+    content = model.SerializeToString()
+    assert operators_of(content) == ["SoftmaxAcross"]
+    x = rng.standard_normal(shape).astype(np.float32) * 30
+    flat = x.reshape(-1)
+    flat[:5] = [np.nan, np.inf, -np.inf, 3e38, -3e38][: flat.size]
+    flat[10 : flat.size // 3] = -np.inf
+    (ours,), (plain,) = both_ways(monkeypatch, content, {"x": x})
+    np.testing.assert_allclose(ours, plain, rtol=2e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "axis", "expected"),
+    [("N,12,40", 1, ACROSS), ("500,2,3,1,5", 1, ACROSS), ("500,13,6", 1, ""), ("N,N,3", 2, ""),
+     ("500,3,L", 1, ""), ("500,3,1,6", 1, ACROSS), ("4,3,6", 1, "")],
+)  # fmt: skip
+def test_which_softmax_is_across(sizes: str, axis: int, expected: str) -> None:
+    """Of a short axis in front of few numbers, if there are many in all."""
+    text = f"g (float[{sizes}] x) => (float[{sizes}] y) {{ y = LogSoftmax<axis={axis}>(x) }}"
+    model = onnxtrain.differentiate(parsed(text), wrt=["x"], vjp=True)
+    (node,) = [n for n in model.graph.node if n.op_type == "LogSoftmax"]
+    assert node.doc_string == expected
 
 
 # --- determinants ---------------------------------------------------------------------------------

@@ -175,6 +175,15 @@ def row_stats(text: str) -> list[int]:
     return [*axis(text), _compiled(ROW_STATS_PROGRAM)]
 
 
+def softmax_across(text: str) -> list[int]:
+    """An axis, whether the logarithm is computed, and two programs that are compiled."""
+    numbers = _integers(text)
+    if len(numbers) != 2 or numbers[1] not in (0, 1):
+        raise ProgramError("the axis of a softmax is not described")
+    each = (assemble((Step(UNARY[name], "y", ("x",)),), ["x"], ["y"]) for name in ("Exp", "Log"))
+    return [*axis(str(numbers[0])), numbers[1], *map(_compiled, each)]
+
+
 def cross_entropy_gradient(text: str) -> list[int]:
     """An axis, the sign of what is added at labels, and a program that is compiled."""
     numbers = _integers(text)
@@ -314,6 +323,9 @@ MAX_UNPOOL = Operator(
 )
 CUM_SUM = Operator("CumSum", (FLOAT,), (FLOAT,), running, "running", ("cum_sum", "sum_part"))
 
+SOFTMAX_ACROSS = Operator(
+    "SoftmaxAcross", (FLOAT,), (FLOAT,), softmax_across, "across", ("across", "across_part")
+)
 TOP = Operator("LongTopK", (FLOAT, INT64), (FLOAT, INT64), sorting, "sorting", ("top", "sort_part"))
 DETERMINANTS = Operator(
     "Determinants", (FLOAT,), (FLOAT,), nothing, "minors", ("determinants", "determinant_part")
@@ -375,7 +387,8 @@ GEMM = Operator(
 OPERATORS = (
     ELEMENTWISE, GEMM, COLUMN_LOOP, ADD_ROWS, ADD_ROWS_TO, ADD_ELEMENTS, PAD, MAX_POOL, MAX_UNPOOL,
     CUM_SUM, NEAREST, CUT_WINDOWS, FOLD_WINDOWS, ROW_STATS, PICK_LOG_SOFTMAX,
-    CROSS_ENTROPY_GRADIENT, DETERMINANTS, COFACTORS, TOP, *ADD_TAPS.values(), *READ_DOTS.values(),
+    CROSS_ENTROPY_GRADIENT, DETERMINANTS, COFACTORS, TOP,
+    SOFTMAX_ACROSS, *ADD_TAPS.values(), *READ_DOTS.values(),
 )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ import struct
 from collections.abc import Callable, Sequence
 
 from ...errors import ModelFileError
-from ...operators import KERNEL, OR_KERNEL, TRANSPOSED
+from ...operators import ACROSS, KERNEL, OR_KERNEL, TRANSPOSED
 from ..files.outline import Outline
 from ..fusion.library import is_available
 from ..fusion.operators import (
@@ -29,6 +29,7 @@ from ..fusion.operators import (
     NEAREST,
     PAD,
     READ_DOTS,
+    SOFTMAX_ACROSS,
     TOP,
     mentioned,
 )
@@ -62,7 +63,8 @@ def own_kernels(outline: Outline) -> dict[int, list[bytes]]:
         readers: Readers | None = None
         for marked_node in (*marked(outline, KERNEL), *marked(outline, TRANSPOSED + OR_KERNEL)):
             node = nodes.maker(marked_node.outputs[0].decode())
-            if node is not None and node.operator == "LogSoftmax":
+            is_across = marked_node.mark == ACROSS.encode()
+            if node is not None and node.operator == "LogSoftmax" and not is_across:
                 readers = readers or Readers(outline, nodes, connections[0])
                 replacements |= without_log_probabilities(nodes, readers, node)
                 continue
@@ -284,7 +286,7 @@ def _cumulative(nodes: Nodes, node: Opened) -> Node | None:
     return if_sound(Node(CUM_SUM, node.inputs[:1], node.outputs, numbers))
 
 
-# --- sorted rows ----------------------------------------------------------------------------------
+# --- sorted rows, and softmax across rows ----------------------------------------------------------
 
 
 def _sorted(_: Nodes, node: Opened) -> Node | None:
@@ -293,6 +295,12 @@ def _sorted(_: Nodes, node: Opened) -> Node | None:
     outputs = (values or f"{places}::values", places or f"{values}::places")
     numbers = (node.attributes.get("axis", -1), node.attributes.get("largest", 1))
     return if_sound(Node(TOP, node.inputs, outputs, numbers))
+
+
+def _softmax_across(_: Nodes, node: Opened) -> Node | None:
+    """A softmax along any axis, or its logarithm."""
+    numbers = (node.attributes.get("axis", -1), int(node.operator == "LogSoftmax"))
+    return if_sound(Node(SOFTMAX_ACROSS, node.inputs, node.outputs, numbers))
 
 
 # --- determinants ---------------------------------------------------------------------------------
@@ -402,6 +410,7 @@ RECOGNISED: dict[str, Callable[[Nodes, Opened], Node | None]] = {
     "Det": _determinants,
     "Gemm": _product,
     "GridSample": _sampled,
+    "LogSoftmax": _softmax_across,
     "MatMul": _product,
     "MaxPool": _pooled,
     "MaxUnpool": _unpooled,
@@ -410,5 +419,6 @@ RECOGNISED: dict[str, Callable[[Nodes, Opened], Node | None]] = {
     "Reshape": cut_by_slices,
     "ScatterElements": _added_rows,
     "ScatterND": _added_rows,
+    "Softmax": _softmax_across,
     "TopK": _sorted,
 }
