@@ -95,11 +95,12 @@ class _Loss:
     """The operands of a cross entropy.
 
     More than one axis of positions is taken as one: onnxruntime's LogSoftmax goes through more axes
-    step by step (58,254 × 3 × 1 × 2 × 3: 9.1 ms, in three axes 5.2). `sizes` are what they were.
+    step by step (58,254 × 3 × 1 × 2 × 3: 9.1 ms, in three axes 5.2). `scores_in` has the axes as
+    they came, of these `sizes`.
     """
 
     op: OpBuilder
-    given: Tensor
+    scores_in: Tensor
     scores: Tensor
     target: Tensor
     weights: Tensor | None
@@ -114,13 +115,13 @@ class _Loss:
         assert scores is not None
         assert target is not None
         ignored = node.attributes.get("ignore_index")
-        given, sizes = scores, _positions(scores)
+        scores_in, sizes = scores, _positions(scores)
         if sizes:
-            scores = _in_one(op, given, 2, sizes)
+            scores = _in_one(op, scores_in, 2, sizes)
             target = _in_one(op, target, 1, sizes)
         return cls(
             op,
-            given,
+            scores_in,
             scores,
             target,
             weights[0] if weights else None,
@@ -208,7 +209,7 @@ class _Loss:
             dx = cross_entropy_gradient(op, dys, prob, y, x, labels, w, reduction, ignored)
             if self.sizes:
                 dx = op.Reshape(dx, [0, 0, *self.sizes])
-            gradients = [(self.given.value, dx)]
+            gradients = [(self.scores_in.value, dx)]
             if w is not None and dys[0] is not None:
                 known = op.tensor(log_prob.value)
                 dw = class_weights_gradient(op, dys[0], y, known, labels, w, reduction, ignored)

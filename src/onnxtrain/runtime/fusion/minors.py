@@ -148,8 +148,8 @@ def _run(state: Any, context: Any, is_whole: Any) -> Any:
         return failed(state, SHAPE)
     if not is_whole and size != state[NUMBERS]:
         return failed(state, SHAPE)
-    kept = rank - 2 if is_whole else rank
-    job[RESULT], status = make_output(state, context, I64(0), dims, kept)
+    rank_of_result = rank - 2 if is_whole else rank
+    job[RESULT], status = make_output(state, context, I64(0), dims, rank_of_result)
     job[COUNT], job[SIZE] = product(dims, I64(0), rank - 2), size
     if status != 0 or job[COUNT] == 0:
         return status

@@ -286,7 +286,7 @@ def _cumulative(nodes: Nodes, node: Opened) -> Node | None:
     return if_sound(Node(CUM_SUM, node.inputs[:1], node.outputs, numbers))
 
 
-# --- sorted rows, and softmax across rows ----------------------------------------------------------
+# --- sorted rows, and softmax across rows ---------------------------------------------------------
 
 
 def _sorted(_: Nodes, node: Opened) -> Node | None:
