@@ -112,8 +112,15 @@ KERNEL = "onnxtrain: kernel"
 """What a node says of itself if a session may compute it, with nodes before it, by a kernel of our
 own; the session finds out by itself what they compute."""
 
+ACROSS = f"{KERNEL} across"
+"""What a Softmax or LogSoftmax says instead whose axis is short, and not the last."""
+
 OR_KERNEL = f"; {KERNEL}"
 """What a MatMul that reads a transposed operand says besides if that holds for it too."""
+
+MOST_ROWS = 8
+"""Of a matrix whose determinant has a kernel: it is made of all minors of its rows, and there are
+twice as many for each row more."""
 
 COLUMN_LOOP = "onnxtrain: columns"
 """What a Scan over time says of itself whose states have rows and columns, [features, batch], as

@@ -63,6 +63,40 @@ def test_values_and_gradients(reduction: str, weighted: bool, classes: str) -> N
         np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("classes", [4, 40])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_several_axes_of_positions(reduction: str, weighted: bool, classes: int) -> None:
+    """They are one for the LogSoftmax, and what they were for everybody else."""
+    result = "float[5,2,3] loss" if reduction == "none" else "float loss"
+    operands = "x, t, w" if weighted else "x, t"
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 18]>\n'
+        f"g (float[5,{classes},2,3] x, int64[5,2,3] t, float[{classes}] w) => ({result}) "
+        f'{{ loss = {LOSS}<ignore_index=-1, reduction="{reduction}">({operands}) }}'
+    )
+    rng = np.random.default_rng(0)
+    x, w = rng.normal(size=(5, classes, 2, 3)), rng.uniform(0.5, 2, classes)
+    given = {"x": x.astype(np.float32), "w": w.astype(np.float32)}
+    given["t"] = rng.integers(-1, classes, (5, 2, 3))
+    wrt = ["x", "w"] if weighted else ["x"]
+    graph = onnxtrain.differentiate(model, wrt=wrt, vjp=True)
+    (softmax,) = [n for n in graph.graph.node if n.op_type == "LogSoftmax"]
+    assert softmax.input[0] != "x"
+    tensors = {name: torch.tensor(given[name], requires_grad=True) for name in wrt}
+    t, weight = torch.tensor(given["t"]), tensors.get("w", torch.ones(classes))
+    picked = torch.log_softmax(tensors["x"], 1).gather(1, t.clamp(0)[:, None])[:, 0]
+    share = weight[t.clamp(0)] * (t >= 0)
+    loss = -picked * share if reduction == "none" else -(picked * share).sum()
+    loss = loss / share.sum() if reduction == "mean" else loss
+    dy = rng.normal(size=tuple(loss.shape)).astype(np.float32)
+    gradients_of = torch.autograd.grad(loss, list(tensors.values()), torch.tensor(dy))
+    wanted = [loss.detach().numpy(), *(g.numpy() for g in gradients_of)]
+    for a, b in zip(run_ort(graph, {**given, "loss_grad": dy}), wanted, strict=True):
+        assert a.shape == b.shape
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+
+
 def test_few_checked_labels_are_compared_with_all_classes() -> None:
     plan = Plan(model_of(plain()), inputs=["x"], labels_are_checked=True)
     graph = to_proto(gradients(plan).model)

@@ -425,3 +425,28 @@ def test_products_with_a_vector_are_those_of_matrices(
     np.testing.assert_allclose(found["a_grad"], dy[..., None] * right, rtol=1e-5, atol=1e-6)
     expected = np.tensordot(dy, left, (range(dy.ndim), range(dy.ndim)))
     np.testing.assert_allclose(found["b_grad"], expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("exponent", [2, 3, 6, -1, 0, 2**24 + 1])
+@pytest.mark.parametrize("kind", ["int32", "int64"])
+def test_integral_powers(exponent, kind):
+    """A float exponent where there is one that is equal, for numbers of either sign."""
+    body = f"p = Constant<value = {kind} {{{exponent}}}> () y = Pow(x, p)"
+    model = parse(body)
+    graded = differentiate(model, wrt=["x"], vjp=True)
+    exponents = {i.name: i.data_type for i in graded.graph.initializer}
+    powers = [n for n in graded.graph.node if n.op_type == "Pow" and n.output[0] == "y"]
+    for node in powers:
+        is_float = exponents[node.input[1]] == onnx.TensorProto.FLOAT
+        assert is_float == (abs(exponent) <= 2**24)
+    x = np.array([*X, np.nan], np.float32)
+    with np.errstate(all="ignore"):
+        values = run(graded, x=x, y_grad=np.ones_like(x))
+        np.testing.assert_allclose(values["y"], run(model, x=x)["y"], rtol=2e-7)
+        if abs(exponent) < 10:
+            x64 = x.astype(np.float64)
+            slope = (exponent * x64 ** (exponent - 1)).astype(np.float32)
+            inside = np.isfinite(slope) & (np.abs(x64) < 1e3) & (x != 0)
+            np.testing.assert_allclose(
+                values["x_grad"][inside], slope[inside], rtol=1e-6, atol=1e-38
+            )

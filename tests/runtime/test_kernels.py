@@ -11,7 +11,7 @@ import onnx.parser
 import pytest
 
 import onnxtrain
-from onnxtrain.operators import KERNEL
+from onnxtrain.operators import ACROSS, KERNEL
 from onnxtrain.passes.partition import partition
 from onnxtrain.runtime.files.outline import Outline
 from onnxtrain.runtime.fusion import operators
@@ -748,6 +748,185 @@ def test_places_of_another_shape_are_an_error(text: str) -> None:
     places = np.zeros((1, 1, 1), np.int64)
     with pytest.raises(Exception, match=r"do not have the shapes|Invalid|rank"):
         run(marked(model, "ScatterElements", "ReduceSum"), tap_feeds(text, places))
+
+
+# --- sorted rows ----------------------------------------------------------------------------------
+
+SORTED = [
+    (1, 1, 1),
+    (1, 3000, 3000),
+    (5, 700, 200),
+    (40, 257, 257),
+    (6, 10, 4),
+    (3, 8, 0),
+    (0, 9, 5),
+]
+
+
+def top(rows: int | str, length: int | str, taken: int, largest: int = 1) -> onnx.ModelProto:
+    return parsed(
+        f"g (float[{rows},{length}] x) => (float[{rows},{taken}] y, int64[{rows},{taken}] i) "
+        f"<int64[1] k = {{{taken}}}> {{ y, i = TopK<largest={largest}>(x, k) }}"
+    )
+
+
+@pytest.mark.parametrize("largest", [0, 1])
+@pytest.mark.parametrize("kind", ["numbers", "ties", "infinities"])
+@pytest.mark.parametrize(("rows", "length", "taken"), SORTED)
+def test_sorted_rows(
+    monkeypatch: pytest.MonkeyPatch, rows: int, length: int, taken: int, kind: str, largest: int
+) -> None:
+    content, rng = marked(top(rows, length, taken, largest), "TopK"), np.random.default_rng(0)
+    assert operators_of(content) == ["LongTopK"]
+    x = rng.standard_normal((rows, length)).astype(np.float32) * np.float32(1e3)
+    if kind == "ties":  # also between zeros of both signs
+        x = np.round(x / 1e3) * rng.choice(np.array([1, -1], np.float32), x.shape)
+    if kind == "infinities":
+        odd = np.array([np.inf, -np.inf, 1e-42, -1e-42, 3.4e38, -3.4e38], np.float32)
+        x = np.where(rng.random(x.shape) < 0.5, rng.choice(odd, x.shape), x)
+    ours, plain = both_ways(monkeypatch, content, {"x": x})
+    for a, b in zip(ours, plain, strict=True):
+        np.testing.assert_array_equal(a, b)
+    np.testing.assert_array_equal(np.signbit(ours[0]), np.signbit(plain[0]))
+
+
+@pytest.mark.parametrize("largest", [0, 1])
+def test_what_is_no_number_is_the_largest(largest: int) -> None:
+    x = np.array([[1, np.nan, -np.inf, -np.nan, np.inf, 0]], np.float32)
+    _, places = run(marked(top(1, 6, 6, largest), "TopK"), {"x": x})
+    assert places[0].tolist() == ([1, 3, 4, 0, 5, 2] if largest else [2, 5, 0, 4, 1, 3])
+
+
+def test_sorted_rows_of_which_one_half_is_read() -> None:
+    model = top(2, 6, 6)
+    (node,) = model.graph.node
+    for number, name in ((1, "y"), (0, "i")):
+        half = onnx.ModelProto()
+        half.CopyFrom(model)
+        half.graph.node[0].output[number] = ""
+        del half.graph.output[number]
+        x = np.array([[3, 1, 2, 6, 5, 4]] * 2, np.float32)
+        (got,) = run(marked(half, "TopK"), {"x": x})
+        expected = [6, 5, 4, 3, 2, 1] if name == "y" else [3, 4, 5, 0, 2, 1]
+        assert got.tolist() == [expected] * 2
+    assert len(node.output) == 2
+
+
+def test_more_than_there_is_is_an_error() -> None:
+    with pytest.raises(Exception, match="index is out of range"):
+        run(marked(top(2, "N", 6), "TopK"), {"x": np.ones((2, 5), np.float32)})
+
+
+@pytest.mark.parametrize(
+    ("rows", "length", "taken", "expected"),
+    [(40, 300, 300, "LongTopK"), ("N", 300, 30, "LongTopK"), (40, 300, 29, "TopK"),
+     (100, 255, 255, "TopK"), (1, 300, 300, "TopK")],
+)  # fmt: skip
+def test_which_rows_are_sorted(rows: int | str, length: int, taken: int, expected: str) -> None:
+    """Much of long rows, if there are many numbers."""
+    model = onnxtrain.differentiate(top(rows, length, taken), wrt=["x"], vjp=True)
+    assert expected in operators_of(model.SerializeToString())
+
+
+# --- softmax across rows --------------------------------------------------------------------------
+
+ACROSS_SHAPES = [
+    ((5, 3, 4), 1), ((3000, 3, 6), -2), ((40, 2, 3, 1, 5), 1), ((2, 12, 700), 1), ((7, 5), 0),
+    ((9, 8), 1), ((0, 3, 4), 1), ((4, 3, 0), 1), ((6, 1, 5), 1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("operator", ["Softmax", "LogSoftmax"])
+@pytest.mark.parametrize(("shape", "axis"), ACROSS_SHAPES)
+def test_softmax_across(
+    monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], axis: int, operator: str
+) -> None:
+    sizes = ",".join(map(str, shape))
+    text = f"g (float[{sizes}] x) => (float[{sizes}] y) {{ y = {operator}<axis={axis}>(x) }}"
+    model, rng = parsed(text), np.random.default_rng(0)
+    model.graph.node[0].doc_string = ACROSS
+    content = model.SerializeToString()
+    assert operators_of(content) == ["SoftmaxAcross"]
+    x = rng.standard_normal(shape).astype(np.float32) * 30
+    flat = x.reshape(-1)
+    flat[:5] = [np.nan, np.inf, -np.inf, 3e38, -3e38][: flat.size]
+    flat[10 : flat.size // 3] = -np.inf
+    (ours,), (plain,) = both_ways(monkeypatch, content, {"x": x})
+    np.testing.assert_allclose(ours, plain, rtol=2e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "axis", "expected"),
+    [("N,12,40", 1, ACROSS), ("500,2,3,1,5", 1, ACROSS), ("500,13,6", 1, ""), ("N,N,3", 2, ""),
+     ("500,3,L", 1, ""), ("500,3,1,6", 1, ACROSS), ("4,3,6", 1, "")],
+)  # fmt: skip
+def test_which_softmax_is_across(sizes: str, axis: int, expected: str) -> None:
+    """Of a short axis in front of few numbers, if there are many in all."""
+    text = f"g (float[{sizes}] x) => (float[{sizes}] y) {{ y = LogSoftmax<axis={axis}>(x) }}"
+    model = onnxtrain.differentiate(parsed(text), wrt=["x"], vjp=True)
+    (node,) = [n for n in model.graph.node if n.op_type == "LogSoftmax"]
+    assert node.doc_string == expected
+
+
+# --- determinants ---------------------------------------------------------------------------------
+
+MATRICES = [(3, 3), (70, 1, 1), (200, 2, 2), (7, 9, 5, 5), (65, 6, 6), (3, 8, 8), (0, 4, 4)]
+
+
+def determinant(shape: tuple[int, ...]) -> bytes:
+    sizes, kept = (", ".join(map(str, dims)) for dims in (shape, shape[:-2]))
+    text = f"g (float[{sizes}] x) => (float[{kept}] y) {{ y = Det(x) }}"
+    model = parsed(text)
+    if not kept:
+        model.graph.output[0].type.tensor_type.shape.Clear()
+    return marked(onnxtrain.differentiate(model, wrt=["x"], vjp=True), "Det")
+
+
+@pytest.mark.parametrize("shape", MATRICES)
+def test_determinants(monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...]) -> None:
+    content, rng = determinant(shape), np.random.default_rng(0)
+    assert {*operators_of(content)} & {"Det", "Where"} == set()
+    x, dy = (rng.standard_normal(s).astype(np.float32) for s in (shape, shape[:-2]))
+    if x.shape[0] > 3:
+        x[0, ..., -1, :] = x[0, ..., 0, :]  # singular, of one rank less; then of rank 1
+        x[1] = np.ones(shape[1:])
+    ours, plain = both_ways(monkeypatch, content, {"x": x, "y_grad": dy})
+    for a, b in zip(ours, plain, strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-4, atol=1e-4)
+    if x.size:
+        exact = np.linalg.det(x.astype(np.float64))
+        np.testing.assert_allclose(ours[0], exact, rtol=1e-6, atol=1e-12)
+
+
+def test_cofactors_without_what_is_no_number() -> None:
+    """A cofactor does not know its own row and column; the operator's gradient did, in part."""
+    x = np.random.default_rng(0).standard_normal((1, 4, 4)).astype(np.float32)
+    x[0, 1, 2] = np.nan
+    _, dx = run(determinant((1, 4, 4)), {"x": x, "y_grad": np.ones(1, np.float32)})
+    expected = np.ones((4, 4), bool)
+    expected[1], expected[:, 2] = False, False
+    np.testing.assert_array_equal(np.isnan(dx[0]), expected)
+
+
+def test_larger_matrices_are_left_to_the_operator() -> None:
+    """Of more rows than the kernel has, and of as many as nobody knows."""
+    for rows in (9, "N"):
+        model = parsed(f"g (float[50,{rows},{rows}] x) => (float[50] y) {{ y = Det(x) }}")
+        content = onnxtrain.differentiate(model, wrt=["x"], vjp=True).SerializeToString()
+        assert operators_of(content).count("Det") == 2
+    for rows, expected in ((3, ["Determinants", "Cofactors"]), (8, ["Det", "Cofactors"])):
+        model = parsed(f"g (float[5000,{rows},{rows}] x) => (float[5000] y) {{ y = Det(x) }}")
+        content = onnxtrain.differentiate(model, wrt=["x"], vjp=True).SerializeToString()
+        known = {"Det", "Determinants", "Cofactors"}
+        assert sorted(known & {*operators_of(content)}) == sorted(expected)
+
+
+def test_matrices_of_other_sizes_are_an_error() -> None:
+    model = parsed("g (float[A,B,C] x) => (float[A] y) { y = Det(x) }")
+    content = marked(model, "Det")
+    for shape in ((2, 9, 9), (2, 3, 4)):
+        with pytest.raises(Exception, match="do not have the shapes"):
+            run(content, {"x": np.ones(shape, np.float32)})
 
 
 # --- attributes -----------------------------------------------------------------------------------

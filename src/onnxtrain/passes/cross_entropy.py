@@ -9,6 +9,7 @@ without these (`runtime/session/cross_entropy.py`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -91,15 +92,22 @@ def _split(op: OpBuilder, node: ir.Node) -> None:
 
 @dataclass(frozen=True)
 class _Loss:
-    """The operands of a cross entropy."""
+    """The operands of a cross entropy.
+
+    More than one axis of positions is taken as one: onnxruntime's LogSoftmax goes through more axes
+    step by step (58,254 × 3 × 1 × 2 × 3: 9.1 ms, in three axes 5.2). `scores_in` has the axes as
+    they came, of these `sizes`.
+    """
 
     op: OpBuilder
+    scores_in: Tensor
     scores: Tensor
     target: Tensor
     weights: Tensor | None
     reduction: str
     ignore_index: int | None
     are_checked: bool
+    sizes: tuple[int, ...]
 
     @classmethod
     def of(cls, op: OpBuilder, node: ir.Node) -> _Loss:
@@ -107,14 +115,20 @@ class _Loss:
         assert scores is not None
         assert target is not None
         ignored = node.attributes.get("ignore_index")
+        scores_in, sizes = scores, _positions(scores)
+        if sizes:
+            scores = _in_one(op, scores_in, 2, sizes)
+            target = _in_one(op, target, 1, sizes)
         return cls(
             op,
+            scores_in,
             scores,
             target,
             weights[0] if weights else None,
             node.attributes.get_string("reduction", "mean"),
             None if ignored is None else ignored.as_int(),
             are_checked(node),
+            sizes,
         )
 
     @property
@@ -182,14 +196,20 @@ class _Loss:
         log_prob = log_softmax_across(op, scores, 1) if across else op.LogSoftmax(scores, axis=1)
         is_plain = weights is None and reduction != "none"
         loss = -(self._total(log_prob) if is_plain else self._weighted(log_prob))
+        if self.sizes and reduction == "none":
+            loss = op.Reshape(loss, [0, *self.sizes])
 
         def gradient(walk: Walk, dys: Sequence[Tensor | None]) -> Iterable[tuple[ir.Value, Tensor]]:
             op = walk.op
             x, y, labels = (op.tensor(t.value) for t in (scores, loss, target))
             w = None if weights is None else op.tensor(weights.value)
             prob = op.Exp(log_prob)
+            if self.sizes and reduction == "none" and dys[0] is not None:
+                dys = [_in_one(op, dys[0], 1, self.sizes)]
             dx = cross_entropy_gradient(op, dys, prob, y, x, labels, w, reduction, ignored)
-            gradients = [(scores.value, dx)]
+            if self.sizes:
+                dx = op.Reshape(dx, [0, 0, *self.sizes])
+            gradients = [(self.scores_in.value, dx)]
             if w is not None and dys[0] is not None:
                 known = op.tensor(log_prob.value)
                 dw = class_weights_gradient(op, dys[0], y, known, labels, w, reduction, ignored)
@@ -229,6 +249,22 @@ class _Loss:
             weight = weight if counted is None else op.Where(counted, weight, 0)
             total = total / op.ReduceSum(as_type(op, weight, wide), keepdims=0)
         return as_type(op, total, log_prob.dtype)
+
+
+def _positions(scores: Tensor) -> tuple[int, ...]:
+    """Sizes of the axes behind the classes, if there are several, and all are known and few."""
+    sizes = tuple(d for d in (scores.shape or ())[2:] if isinstance(d, int))
+    is_known = len(sizes) > 1 and len(sizes) == scores.rank - 2
+    return sizes if is_known and not is_across(scores.shape, 1) else ()
+
+
+def _in_one(op: OpBuilder, x: Tensor, first: int, sizes: Sequence[int]) -> Tensor:
+    """`x` with one axis of positions behind the first ones."""
+    total = math.prod(sizes)
+    result: Tensor = op.Reshape(x, [*[0] * first, total])
+    if x.shape is not None:
+        result.value.shape = ir.Shape([*x.shape[:first], total])
+    return result
 
 
 def _is_finite(scores: ir.Value | None) -> bool:

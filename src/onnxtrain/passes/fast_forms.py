@@ -39,6 +39,9 @@ ROUNDS_TO_ONE = 17.0
 """From this number on, sigmoid is 1 and softplus the identity in single precision."""
 
 
+MOST_EXACT = 2**24
+"""The largest integer up to which single precision has all of them."""
+
 GELU_SINCE = 20
 """The opset that has Gelu as an operator."""
 
@@ -567,6 +570,23 @@ def _is_cubic(node: ir.Node, named: Collection[str]) -> bool:
     return cubic and mode != "tf_crop_and_resize" and rank is not None
 
 
+def power(op: OpBuilder, node: ir.Node) -> Written:
+    """A power whose exponent is an integer, with a float that is equal.
+
+    onnxruntime computes it in double precision if the exponent is an integer: 65,536 numbers to the
+    sixth take 0.70 ms instead of 0.39.
+    """
+    x, exponent = _input(op, node), scalar(node.inputs[1])
+    assert exponent is not None
+    return Written(op.Pow(x, op.like(exponent, x)))
+
+
+def _has_integer(node: ir.Node, _: Collection[str]) -> bool:
+    exponent, number = node.inputs[1], scalar(node.inputs[1])
+    is_integer = exponent is not None and exponent.dtype in (ir.DataType.INT32, ir.DataType.INT64)
+    return is_integer and number is not None and abs(number) <= MOST_EXACT
+
+
 FORMS = {
     "Add": Form(_is_group_norm, group_norm),
     "Conv": Form(_is_small_conv, conv),
@@ -574,6 +594,7 @@ FORMS = {
     "Log": Form(_is_log_sigmoid, log_sigmoid),
     "MatMul": Form(_is_with_vector, times_vector),
     "Mul": Form(_is_tanh_gelu, tanh_gelu_product),
+    "Pow": Form(_has_integer, power),
     "PRelu": Form(_has_rule(activations.prelu, "PRelu"), prelu),
     "Softplus": Form(_has_rule(activations.softplus, "Softplus"), softplus),
     "Mish": Form(_has_rule(activations.mish, "Mish"), mish),

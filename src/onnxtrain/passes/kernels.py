@@ -8,12 +8,13 @@ body of another one is not marked.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import onnx_ir as ir
 
 from ..graph.nodes import known, permutation
 from ..graph.tensor import Dim, dims_of
-from ..operators import BIASED, KERNEL, OR_KERNEL, TRANSPOSED
+from ..operators import ACROSS, BIASED, KERNEL, MOST_ROWS, OR_KERNEL, TRANSPOSED
 from .sizes import SYMBOLIC, elements_of
 from .transposed import only_reader
 
@@ -22,6 +23,20 @@ ELEMENTS = 8192
 not measured kernel by kernel."""
 SHORT_COPY = 512
 """Elements of a copy up to which onnxruntime's Pad spends more time on beginning copies."""
+MOST_ROWS_ALONE = 6
+"""Of matrices whose determinant alone is asked for: 20,000 of six rows take our kernel 2.2 ms and
+onnxruntime 3.0 (one thread), 15,000 of seven 3.8 and 2.8; 42,000 of five 2 and 5."""
+LONGEST_COMPARED, FEWEST_TAKEN = 255, 10
+"""Numbers of a row up to which onnxruntime's TopK sorts as fast as our kernel, or one in so many is
+taken at least. Sorting 400,000 numbers on one thread takes ours 2.3 to 5.5 ms in rows of 256 and
+more, where onnxruntime takes 17 to 30; a tenth of them 2.0 and 4.1 to 7.5, a hundredth 2.0 and 1.5;
+rows of 64 take both 13."""
+SOFTMAXES = frozenset({"LogSoftmax", "Softmax"})
+LONGEST_ACROSS = 12
+"""Numbers on the axis of a softmax up to which our kernel is faster, where the axis is not the last
+and few numbers are behind it (for many, it is written out before). A million as (58,254, 3, 6) take
+it 1.2 ms and onnxruntime 4.4 to 5.2 (one thread), as (20,000, 10, 5) 1.0 and 1.7 to 2.0, as
+(10,000, 16, 6) both 1.0, as (2000, 64, 8) 0.7 and 0.5."""
 PRODUCTS = frozenset({"Gemm", "MatMul"})
 AS_LARGE = frozenset({"GatherElements", "Mul", "Reshape", "ScatterElements"})
 """The result is about as large as the first operand: in gradients nobody has inferred shapes."""
@@ -47,12 +62,12 @@ NARROWEST = 64
 def mark_for_kernels(model: ir.Model) -> ir.Model:
     """Mark what a kernel can compute and is large enough; marks of another time are taken away."""
     for node in model.graph:
-        if node.doc_string == KERNEL:
+        if node.doc_string in (KERNEL, ACROSS):
             node.doc_string = None
         if node.op_type in ("Gemm", "MatMul"):
             _mark_product(node)
         elif not node.domain and not node.doc_string and _has_kernel(node) and _is_large(node):
-            node.doc_string = KERNEL
+            node.doc_string = ACROSS if _is_across(node) else KERNEL
     return model
 
 
@@ -148,22 +163,8 @@ def _known_rows(matrix: ir.Value | None, otherwise: int = 1) -> int:
 
 
 def _has_kernel(node: ir.Node) -> bool:
-    match node.op_type:
-        case "ScatterND" | "ScatterElements":
-            return _adds_up(node)
-        case "ReduceSum":
-            return _sums_read(node)
-        case "MaxPool" | "MaxUnpool":  # without indices onnxruntime's MaxPool is fast
-            return len(node.outputs) > 1 if node.op_type == "MaxPool" else len(node.inputs) == 2
-        case "Pad":  # onnxruntime's is fast for long rows
-            return _pads_short_rows(node)
-        case "GridSample":
-            return _samples_image(node)
-        case "Col2Im" | "Conv" | "Reshape":
-            return _moves_windows(node)
-        case "LogSoftmax":  # of a loss that reads one number of each row, and its gradient
-            return _is_picked_from(node)
-    return node.op_type == "CumSum"
+    fits = KERNELS.get(node.op_type)
+    return fits is not None and fits(node)
 
 
 def _adds_up(node: ir.Node) -> bool:
@@ -183,7 +184,10 @@ def _samples_image(node: ir.Node) -> bool:
 
 
 def _is_picked_from(node: ir.Node) -> bool:
-    """Whether log-probabilities along the last axis are read at labels, and for a gradient."""
+    """Whether log-probabilities along the last axis are read at labels, and for a gradient.
+
+    A session does without them then.
+    """
     result = node.outputs[0]
     shape = result.shape if node.inputs[0] is None else node.inputs[0].shape or result.shape
     if result.dtype not in (ir.DataType.FLOAT, None) or shape is None or result.is_graph_output():
@@ -191,6 +195,17 @@ def _is_picked_from(node: ir.Node) -> bool:
     is_last = node.attributes.get_int("axis", -1) % len(shape) == len(shape) - 1
     readers = [user for user, _ in result.uses()]
     return is_last and bool(readers) and all(_picks(r) or _has_share(r) for r in readers)
+
+
+def _is_across(node: ir.Node) -> bool:
+    """Whether a softmax is along an axis of a few numbers that is surely not the last."""
+    dims = _dims(node.inputs[0])
+    types = {value.dtype for value in (*node.inputs, *node.outputs) if value is not None}
+    if node.op_type not in SOFTMAXES or not dims or ir.DataType.FLOAT not in types:
+        return False
+    axis = node.attributes.get_int("axis", -1) % len(dims)
+    size, behind = dims[axis], math.prod(d for d in dims[axis + 1 :] if isinstance(d, int))
+    return isinstance(size, int) and 2 <= size <= LONGEST_ACROSS and behind > 1
 
 
 def _picks(node: ir.Node) -> bool:
@@ -210,6 +225,30 @@ def _has_share(node: ir.Node) -> bool:
     return elements_of(share.shape) == 1 or (len(sizes) > 1 and sizes[-1] == 1)
 
 
+def _sorts_long_rows(node: ir.Node) -> bool:
+    """Whether a TopK surely takes much of a long row, along the last axis."""
+    x, taken = node.inputs[0], known(node.inputs[1])
+    dims = dims_of(x) if x is not None and x.dtype == ir.DataType.FLOAT else None
+    if (
+        not dims
+        or taken is None
+        or node.attributes.get_int("axis", -1) % len(dims) != len(dims) - 1
+    ):
+        return False
+    length, count = dims[-1], int(taken.numpy().reshape(-1)[0])
+    is_long = isinstance(length, int) and length > LONGEST_COMPARED
+    return is_long and isinstance(length, int) and length <= count * FEWEST_TAKEN
+
+
+def _is_of_few_rows(node: ir.Node) -> bool:
+    """Whether a Det is surely of matrices of some rows; of all cofactors they may have more."""
+    x, maker = node.inputs[0], _maker(node.inputs[0])
+    dims = dims_of(x) if x is not None and x.dtype == ir.DataType.FLOAT else None
+    rows = dims[-1] if dims else None
+    most = MOST_ROWS if maker is not None and maker.op_type == "Where" else MOST_ROWS_ALONE
+    return isinstance(rows, int) and 1 <= rows <= most
+
+
 def _pads_short_rows(node: ir.Node) -> bool:
     """Whether a Pad is of numbers, by constant sizes, and what it copies at once is short."""
     x, pads, named = node.inputs[0], known(node.inputs[1]), (*node.inputs, None, None)[3]
@@ -224,13 +263,6 @@ def _pads_short_rows(node: ir.Node) -> bool:
     each = zip(numbers, amounts[:count], amounts[count:])
     last = max((axis for axis, *both in each if any(both)), default=0)
     return elements_of(x.shape[last:]) < SHORT_COPY
-
-
-def _moves_windows(node: ir.Node) -> bool:
-    """Whether a node is the last of those that cut out windows, or add them up."""
-    if node.op_type == "Col2Im":
-        return all(known(v) is not None for v in node.inputs[1:3])
-    return _cuts_windows(node) if node.op_type == "Conv" else _stacks_slices(node)
 
 
 def _cuts_windows(node: ir.Node) -> bool:
@@ -307,3 +339,23 @@ def _elements(value: ir.Value) -> int:
         is_as_large = maker is not None and maker.op_type in AS_LARGE
         source = maker.inputs[0] if maker is not None and is_as_large else None
     return most
+
+
+KERNELS: dict[str, Callable[[ir.Node], bool]] = {
+    "Col2Im": lambda node: all(known(v) is not None for v in node.inputs[1:3]),
+    "Conv": _cuts_windows,
+    "CumSum": lambda _: True,
+    "Det": _is_of_few_rows,
+    "GridSample": _samples_image,
+    "LogSoftmax": lambda node: _is_across(node) or _is_picked_from(node),
+    "MaxPool": lambda node: len(node.outputs) > 1,  # without indices onnxruntime's is fast
+    "MaxUnpool": lambda node: len(node.inputs) == 2,
+    "Pad": _pads_short_rows,  # onnxruntime's is fast for long rows
+    "ReduceSum": _sums_read,
+    "Reshape": _stacks_slices,
+    "ScatterElements": _adds_up,
+    "ScatterND": _adds_up,
+    "Softmax": _is_across,
+    "TopK": _sorts_long_rows,
+}
+"""Which nodes may have a kernel, by their operator."""

@@ -11,6 +11,7 @@ import importlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from ...operators import MOST_ROWS
 from .columns import Columns
 from .opcodes import BINARY, PER_ROW, REDUCTIONS, UNARY
 from .program import Program, ProgramError, Step, assemble
@@ -153,9 +154,34 @@ def axis(text: str) -> list[int]:
     return numbers
 
 
+def sorting(text: str) -> list[int]:
+    """An axis, and whether the largest numbers come first."""
+    numbers = _integers(text)
+    if len(numbers) != 2 or numbers[1] not in (0, 1):
+        raise ProgramError("the order of a row is not described")
+    return [*axis(str(numbers[0])), numbers[1]]
+
+
+def rows_of_matrix(text: str) -> list[int]:
+    """How many rows the matrices have whose cofactors are computed."""
+    numbers = _integers(text)
+    if len(numbers) != 1 or not 1 <= numbers[0] <= MOST_ROWS:
+        raise ProgramError("the rows of small matrices are not described")
+    return numbers
+
+
 def row_stats(text: str) -> list[int]:
     """An axis, and a program that is compiled."""
     return [*axis(text), _compiled(ROW_STATS_PROGRAM)]
+
+
+def softmax_across(text: str) -> list[int]:
+    """An axis, whether the logarithm is computed, and two programs that are compiled."""
+    numbers = _integers(text)
+    if len(numbers) != 2 or numbers[1] not in (0, 1):
+        raise ProgramError("the axis of a softmax is not described")
+    each = (assemble((Step(UNARY[name], "y", ("x",)),), ["x"], ["y"]) for name in ("Exp", "Log"))
+    return [*axis(str(numbers[0])), numbers[1], *map(_compiled, each)]
 
 
 def cross_entropy_gradient(text: str) -> list[int]:
@@ -297,6 +323,19 @@ MAX_UNPOOL = Operator(
 )
 CUM_SUM = Operator("CumSum", (FLOAT,), (FLOAT,), running, "running", ("cum_sum", "sum_part"))
 
+SOFTMAX_ACROSS = Operator(
+    "SoftmaxAcross", (FLOAT,), (FLOAT,), softmax_across, "across", ("across", "across_part")
+)
+TOP = Operator("LongTopK", (FLOAT, INT64), (FLOAT, INT64), sorting, "sorting", ("top", "sort_part"))
+DETERMINANTS = Operator(
+    "Determinants", (FLOAT,), (FLOAT,), nothing, "minors", ("determinants", "determinant_part")
+)
+"""Of small matrices."""
+COFACTORS = Operator(
+    "Cofactors", (FLOAT,), (FLOAT,), rows_of_matrix, "minors", ("cofactors", "cofactor_part")
+)
+"""The gradient of a determinant: for each number the determinant without its row and column."""
+
 
 def _taps(count: int) -> Callable[[str], list[int]]:
     def number(text: str) -> list[int]:
@@ -348,7 +387,8 @@ GEMM = Operator(
 OPERATORS = (
     ELEMENTWISE, GEMM, COLUMN_LOOP, ADD_ROWS, ADD_ROWS_TO, ADD_ELEMENTS, PAD, MAX_POOL, MAX_UNPOOL,
     CUM_SUM, NEAREST, CUT_WINDOWS, FOLD_WINDOWS, ROW_STATS, PICK_LOG_SOFTMAX,
-    CROSS_ENTROPY_GRADIENT, *ADD_TAPS.values(), *READ_DOTS.values(),
+    CROSS_ENTROPY_GRADIENT, DETERMINANTS, COFACTORS, TOP,
+    SOFTMAX_ACROSS, *ADD_TAPS.values(), *READ_DOTS.values(),
 )  # fmt: skip
 
 

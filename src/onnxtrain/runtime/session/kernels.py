@@ -11,14 +11,16 @@ import struct
 from collections.abc import Callable, Sequence
 
 from ...errors import ModelFileError
-from ...operators import KERNEL, OR_KERNEL, TRANSPOSED
+from ...operators import ACROSS, KERNEL, OR_KERNEL, TRANSPOSED
 from ..files.outline import Outline
 from ..fusion.library import is_available
 from ..fusion.operators import (
     ADD_ELEMENTS,
     ADD_ROWS,
     ADD_TAPS,
+    COFACTORS,
     CUM_SUM,
+    DETERMINANTS,
     FOUR_TAPS,
     GEMM,
     MAX_POOL,
@@ -27,6 +29,8 @@ from ..fusion.operators import (
     NEAREST,
     PAD,
     READ_DOTS,
+    SOFTMAX_ACROSS,
+    TOP,
     mentioned,
 )
 from .cross_entropy import Readers, without_log_probabilities
@@ -59,7 +63,8 @@ def own_kernels(outline: Outline) -> dict[int, list[bytes]]:
         readers: Readers | None = None
         for marked_node in (*marked(outline, KERNEL), *marked(outline, TRANSPOSED + OR_KERNEL)):
             node = nodes.maker(marked_node.outputs[0].decode())
-            if node is not None and node.operator == "LogSoftmax":
+            is_across = marked_node.mark == ACROSS.encode()
+            if node is not None and node.operator == "LogSoftmax" and not is_across:
                 readers = readers or Readers(outline, nodes, connections[0])
                 replacements |= without_log_probabilities(nodes, readers, node)
                 continue
@@ -281,6 +286,51 @@ def _cumulative(nodes: Nodes, node: Opened) -> Node | None:
     return if_sound(Node(CUM_SUM, node.inputs[:1], node.outputs, numbers))
 
 
+# --- sorted rows, and softmax across rows ---------------------------------------------------------
+
+
+def _sorted(_: Nodes, node: Opened) -> Node | None:
+    """A TopK of a row; what nobody reads of it has a name, too."""
+    values, places = node.outputs
+    outputs = (values or f"{places}::values", places or f"{values}::places")
+    numbers = (node.attributes.get("axis", -1), node.attributes.get("largest", 1))
+    return if_sound(Node(TOP, node.inputs, outputs, numbers))
+
+
+def _softmax_across(_: Nodes, node: Opened) -> Node | None:
+    """A softmax along any axis, or its logarithm."""
+    numbers = (node.attributes.get("axis", -1), int(node.operator == "LogSoftmax"))
+    return if_sound(Node(SOFTMAX_ACROSS, node.inputs, node.outputs, numbers))
+
+
+# --- determinants ---------------------------------------------------------------------------------
+
+ROW_NUMBERS = Value("numbers")
+IS_SAME = Result("Equal", (Result("Unsqueeze", (ROW_NUMBERS, Number((1,)))), ROW_NUMBERS))
+REPLACED = Result(
+    "Where",
+    (
+        Result("Unsqueeze", (IS_SAME, Number((1, 3)))),
+        Result("Unsqueeze", (Result("Cast", (IS_SAME,), {"to": FLOAT}), Number((0, 2)))),
+        Result("Unsqueeze", (Value("x"), Number((-4, -3)))),
+    ),
+)
+"""What `autodiff/rules/linear.py` writes: each row of a matrix replaced by each row of the unit
+matrix. Their determinants are the cofactors."""
+
+
+def _determinants(nodes: Nodes, node: Opened) -> Node | None:
+    """Those of small matrices, or all cofactors."""
+    bound = dict[str, str]()
+    if matches(nodes, node.inputs[0], REPLACED, bound):
+        numbers = nodes.constant(bound["numbers"])
+        size = len(numbers.elements) if numbers is not None else 0
+        if numbers != Number(tuple(range(size))):
+            return None
+        return if_sound(Node(COFACTORS, (bound["x"],), node.outputs, (size,)))
+    return Node(DETERMINANTS, node.inputs, node.outputs)
+
+
 # --- images that are read between their pixels ----------------------------------------------------
 
 EVERY_CHANNEL = Result(
@@ -357,8 +407,10 @@ RECOGNISED: dict[str, Callable[[Nodes, Opened], Node | None]] = {
     "Col2Im": folded,
     "Conv": cut_by_conv,
     "CumSum": _cumulative,
+    "Det": _determinants,
     "Gemm": _product,
     "GridSample": _sampled,
+    "LogSoftmax": _softmax_across,
     "MatMul": _product,
     "MaxPool": _pooled,
     "MaxUnpool": _unpooled,
@@ -367,4 +419,6 @@ RECOGNISED: dict[str, Callable[[Nodes, Opened], Node | None]] = {
     "Reshape": cut_by_slices,
     "ScatterElements": _added_rows,
     "ScatterND": _added_rows,
+    "Softmax": _softmax_across,
+    "TopK": _sorted,
 }
