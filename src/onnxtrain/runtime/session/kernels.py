@@ -20,6 +20,7 @@ from ..fusion.operators import (
     ADD_TAPS,
     CUM_SUM,
     FOUR_TAPS,
+    GATHER,
     GEMM,
     MAX_POOL,
     MAX_UNPOOL,
@@ -160,8 +161,23 @@ def _added_elements(nodes: Nodes, node: Opened) -> Node | None:
     bound = dict[str, str]()
     if node.operator != "ScatterElements" or not matches(nodes, node.outputs[0], pattern, bound):
         return None
-    operands = (bound["shape"], bound["rows"], bound["source"])
-    return if_sound(Node(ADD_ELEMENTS, operands, node.outputs, (axis,)))
+    places = _one_list(nodes, bound["rows"], axis)
+    operands = (bound["shape"], places or bound["rows"], bound["source"])
+    return if_sound(Node(ADD_ELEMENTS, operands, node.outputs, (axis, int(places is not None))))
+
+
+def _one_list(nodes: Nodes, name: str, axis: int) -> str | None:
+    """The list of places along an axis that is repeated for everything else."""
+    places = Result("Reshape", (Value("list"), Number((-1, *[1] * (-1 - axis)))), name="lines")
+    bound = dict[str, str]()
+    is_list = matches(nodes, name, Result("Expand", (places, Value("shape"))), bound)
+    return bound["list"] if axis < 0 and is_list else None
+
+
+def _taken(_: Nodes, node: Opened) -> Node | None:
+    """A Gather."""
+    axis = node.attributes.get("axis", 0)
+    return if_sound(Node(GATHER, node.inputs, node.outputs, (axis,)))
 
 
 def is_shape_of(nodes: Nodes, bound: dict[str, str]) -> bool:
@@ -357,6 +373,7 @@ RECOGNISED: dict[str, Callable[[Nodes, Opened], Node | None]] = {
     "Col2Im": folded,
     "Conv": cut_by_conv,
     "CumSum": _cumulative,
+    "Gather": _taken,
     "Gemm": _product,
     "GridSample": _sampled,
     "MatMul": _product,
