@@ -102,6 +102,40 @@ def test_elements_that_were_picked(
     np.testing.assert_allclose(ours, plain, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("reduction", ["add", "none"])
+@pytest.mark.parametrize(("shape", "picked", "axis"), PICKED)
+def test_elements_scattered_over_a_tensor(
+    monkeypatch: pytest.MonkeyPatch,
+    shape: tuple[int, ...],
+    picked: tuple[int, ...],
+    axis: int,
+    reduction: str,
+) -> None:
+    x, i = (", ".join(map(str, sizes)) for sizes in (shape, picked))
+    text = f"g (float[{x}] x, int64[{i}] i, float[{i}] u) => (float[{x}] y) "
+    said = f'axis = {axis}, reduction = "{reduction}"'
+    model = parsed(f"{text} {{ y = ScatterElements<{said}>(x, i, u) }}")
+    content, rng = marked(model, "ScatterElements"), np.random.default_rng(0)
+    changed = onnx.load_from_string(with_own_kernels(outline_of(content)) or b"")
+    assert changed.graph.node[0].domain
+    values, updates = (rng.standard_normal(s).astype(np.float32) for s in (shape, picked))
+    indices = rng.integers(-shape[axis], shape[axis], picked)
+    (ours,), (plain,) = both_ways(monkeypatch, content, {"x": values, "i": indices, "u": updates})
+    np.testing.assert_array_equal(ours, plain)
+
+
+def test_the_pass_marks_what_scatters_many() -> None:
+    def marks(rows: int, reduction: str, index: str = "int64") -> int:
+        model = parsed(f"""g (float[90,100] x, {index}[{rows},100] i, float[{rows},100] u)
+            => (float[90,100] y) {{ y = ScatterElements<reduction = "{reduction}">(x, i, u) }}""")
+        graded = onnxtrain.differentiate(model, wrt=["u"], vjp=True)
+        scatters = [node for node in graded.graph.node if node.op_type == "ScatterElements"]
+        return sum(node.doc_string == KERNEL for node in scatters)
+
+    assert [marks(90, "add"), marks(90, "none"), marks(9, "add")] == [1, 1, 0]
+    assert marks(90, "add", "int32") == 0
+
+
 TAKEN = [
     ((30, 17), (12,), 1), ((500, 40), (60,), -1), ((7, 40, 3), (9,), 1), ((6, 40, 2), (3, 4), -2),
     ((30, 17), (), 1), ((30, 17), (0,), 1), ((5, 30_000), (40_000,), 1),

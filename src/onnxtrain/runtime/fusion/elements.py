@@ -1,10 +1,11 @@
 # mypy: allow-untyped-decorators, disable-error-code="attr-defined, call-arg, no-any-return"
 """Single elements added up by their places along an axis: the gradient of GatherElements.
 
-Losses that pick one number of each row have it, and so has `torch.gather`. The gradient of a Gather
-of columns has one list of places for all rows; that is not repeated. Elements are added in
-the order of the indices; what one thread adds to, no other one does, so the numbers do not depend
-on how many threads there are. Import it only where numba is.
+Losses that pick one number of each row have it, and so has `torch.gather`. They are added to zeros,
+or to a copy of a tensor, or are written there (ScatterElements). The gradient of a Gather of
+columns has one list of places for all rows; that is not repeated. Elements are added in the order
+of the indices; what one thread adds to, no other one does, so the numbers do not depend on how many
+threads there are. Import it only where numba is.
 """
 
 from __future__ import annotations
@@ -28,11 +29,14 @@ from .tensors import (
     read_input,
 )
 
-RESULT, PLACES, SOURCE, BLOCKS, STEP, SIZE, COUNT, INNER, IS_ASTRAY, IS_LIST = range(10)
-JOB = 10
+RESULT, PLACES, SOURCE, BLOCKS, STEP, SIZE, COUNT, INNER, IS_ASTRAY, IS_LIST, BASE, IS_SET = range(
+    12
+)
+JOB = 12
 """Addresses; blocks, which are what is before the axis, and how many a thread takes at once; sizes
 of the axis in the result and in the indices; elements behind it; whether a place is in no block;
-whether there is one list of places, which have been looked at, for all blocks."""
+whether there is one list of places, which have been looked at, for all blocks; what is added to, or
+0; whether elements are written instead."""
 CHUNK = 16_384
 """Elements that one call of a thread takes, or one block."""
 MISFIT, APART, ALIKE = range(3)
@@ -55,14 +59,21 @@ def _add_lines(result: Any, source: Any, places: Any, size: Any, inner: Any) -> 
 
 
 @njit(**OPTIONS)
+def _begun(job: Any, begin: Any, end: Any) -> Any:
+    """A part of the result before anything is added: zeros, or a copy."""
+    result = carray(floats_at(job[RESULT] + 4 * begin), (end - begin,))
+    if job[BASE]:
+        result[:] = carray(floats_at(job[BASE] + 4 * begin), (end - begin,))
+    else:
+        result[:] = F32(0)
+    return result
+
+
+@njit(**OPTIONS)
 def _add(job: Any, begin: Any, end: Any) -> None:
     """The blocks between two numbers; notes if a place is outside."""
-    size, count, inner = job[SIZE], job[COUNT], job[INNER]
-    result = carray(
-        floats_at(job[RESULT] + 4 * begin * size * inner), ((end - begin) * size * inner,)
-    )
-    for place in range(result.size):
-        result[place] = F32(0)
+    size, count, inner, is_set = job[SIZE], job[COUNT], job[INNER], job[IS_SET]
+    result = _begun(job, begin * size * inner, end * size * inner)
     number = (end - begin) * count * inner
     source = carray(floats_at(job[SOURCE] + 4 * begin * count * inner), (number,))
     if job[IS_LIST]:
@@ -75,10 +86,12 @@ def _add(job: Any, begin: Any, end: Any) -> None:
             for column in range(inner):
                 place = places[line * inner + column]
                 place += size if place < 0 else I64(0)
-                if 0 <= place < size:
-                    result[target + place * inner + column] += source[line * inner + column]
-                else:
+                if not 0 <= place < size:
                     job[IS_ASTRAY] = 1
+                elif is_set:
+                    result[target + place * inner + column] = source[line * inner + column]
+                else:
+                    result[target + place * inner + column] += source[line * inner + column]
 
 
 @cfunc("void(int64, int64)", **OPTIONS)
@@ -92,9 +105,7 @@ def add_blocks(address: int, part: int) -> None:
 def _add_apart(job: Any, shape: Any, dims: Any, axis: Any) -> None:
     """The same where the indices are smaller than the result along other axes, too."""
     rank = shape.size
-    result = carray(floats_at(job[RESULT]), (product(shape, 0, rank),))
-    for place in range(result.size):
-        result[place] = F32(0)
+    result = _begun(job, I64(0), product(shape, 0, rank))
     number = product(dims, 0, rank)
     source, places = (
         carray(floats_at(job[SOURCE]), (number,)),
@@ -113,7 +124,7 @@ def _add_apart(job: Any, shape: Any, dims: Any, axis: Any) -> None:
                     return
             target += place * stride
             stride *= shape[a]
-        result[target] += source[element]
+        result[target] = source[element] + (F32(0) if job[IS_SET] else result[target])
 
 
 @njit(**OPTIONS)
@@ -150,22 +161,34 @@ def _share(state: Any, context: Any, job: Any, shape: Any, dims: Any, axis: Any)
 
 @njit(**OPTIONS)
 def _add_elements(state: Any, context: Any) -> Any:
-    dims, others, job = (
-        np.zeros(MAX_RANK, np.int64),
-        np.zeros(MAX_RANK, np.int64),
-        np.zeros(JOB, np.int64),
-    )
+    dims, job = np.zeros(MAX_RANK, np.int64), np.zeros(JOB, np.int64)
     shape_at, rank_of_shape = read_input(state, context, 0, dims)
     rank = dims[0]
     if rank_of_shape != 1 or rank < 1 or rank > MAX_RANK:
         return failed(state, SHAPE)
-    shape = carray(integers_at(shape_at), (rank,))
+    job[IS_LIST] = state[NUMBERS + 1]
+    return _add_to(state, context, job, carray(integers_at(shape_at), (rank,)))
+
+
+@njit(**OPTIONS)
+def _scatter_elements(state: Any, context: Any) -> Any:
+    dims, job = np.zeros(MAX_RANK, np.int64), np.zeros(JOB, np.int64)
+    job[BASE], rank = read_input(state, context, 0, dims)
+    if rank < 1:
+        return failed(state, SHAPE)
+    job[IS_SET] = state[NUMBERS + 1]
+    return _add_to(state, context, job, dims[:rank])
+
+
+@njit(**OPTIONS)
+def _add_to(state: Any, context: Any, job: Any, shape: Any) -> Any:
+    dims, others, rank = np.zeros(MAX_RANK, np.int64), np.zeros(MAX_RANK, np.int64), shape.size
     job[PLACES], rank_of_places = read_input(state, context, 1, others)
     job[SOURCE], rank_of_source = read_input(state, context, 2, dims)
     axis = state[NUMBERS] + (rank if state[NUMBERS] < 0 else I64(0))
     if rank_of_source != rank or not 0 <= axis < rank:
         return failed(state, SHAPE)
-    listed, job[IS_LIST] = product(others, 0, rank_of_places), state[NUMBERS + 1]
+    listed = product(others, 0, rank_of_places)
     if job[IS_LIST] and (listed == 1 or listed == dims[axis]):  # one is repeated along the axis
         others[:] = dims
     elif job[IS_LIST] or rank_of_places != rank:
@@ -197,3 +220,9 @@ def _add_elements(state: Any, context: Any) -> Any:
 def add_elements(address: int, context: int) -> int:
     """A node; 0, or the address of onnxruntime's description of an error."""
     return _add_elements(carray(integers_at(address), (NUMBERS + 2,)), context)
+
+
+@cfunc("int64(int64, int64)", **OPTIONS)
+def scatter_elements(address: int, context: int) -> int:
+    """A node; 0, or the address of onnxruntime's description of an error."""
+    return _scatter_elements(carray(integers_at(address), (NUMBERS + 2,)), context)

@@ -154,7 +154,11 @@ def axis(text: str) -> list[int]:
 
 
 def places(text: str) -> list[int]:
-    """An axis, and whether there is one list of places for all that is not along it."""
+    """An axis, and a truth value.
+
+    That says whether there is one list of places for all that is not along it, or whether elements
+    are written instead of added.
+    """
     numbers = _integers(text)
     if len(numbers) != 2 or numbers[1] not in (0, 1):
         raise ProgramError("the places of elements are not described")
@@ -262,6 +266,11 @@ ADD_ELEMENTS = Operator(
     ("add_elements", "add_blocks"),
 )  # fmt: skip
 """Shape of the result, places along an axis, what is added there; or one list of places."""
+SCATTER_ELEMENTS = Operator(
+    "ScatterElements", (FLOAT, INT64, FLOAT), (FLOAT,), places, "elements",
+    ("scatter_elements", "add_blocks"),
+)  # fmt: skip
+"""A tensor, places along an axis, what is added or written there."""
 GATHER = Operator(
     "Gather", (FLOAT, INT64), (FLOAT,), axis, "taking", ("gather", "take_lines")
 )  # fmt: skip
@@ -358,8 +367,8 @@ GEMM = Operator(
 """Two matrices: their product, and memory that nobody reads."""
 OPERATORS = (
     ELEMENTWISE, GEMM, COLUMN_LOOP, ADD_ROWS, ADD_ROWS_TO, ADD_ELEMENTS, GATHER, PAD, MAX_POOL,
-    MAX_UNPOOL, CUM_SUM, NEAREST, CUT_WINDOWS, FOLD_WINDOWS, ROW_STATS, PICK_LOG_SOFTMAX,
-    CROSS_ENTROPY_GRADIENT, *ADD_TAPS.values(), *READ_DOTS.values(),
+    MAX_UNPOOL, SCATTER_ELEMENTS, CUM_SUM, NEAREST, CUT_WINDOWS, FOLD_WINDOWS, ROW_STATS,
+    PICK_LOG_SOFTMAX, CROSS_ENTROPY_GRADIENT, *ADD_TAPS.values(), *READ_DOTS.values(),
 )  # fmt: skip
 
 
