@@ -171,8 +171,8 @@ def _is_erf_of(value: ir.Value | None, x: ir.Value) -> bool:
 def whole_slice(node: ir.Node) -> ir.Value | None:
     """A Slice from the first element to beyond the last one, which onnxruntime copies."""
     starts, ends, axes, steps = [ints(v) for v in (*node.inputs[1:], None, None)[:4]]
-    given = [v for v in node.inputs[1:] if v is not None]
-    if starts is None or ends is None or any(known(v) is None for v in given):
+    bounds = [v for v in node.inputs[1:] if v is not None]
+    if starts is None or ends is None or any(known(v) is None for v in bounds):
         return None
     dims = dims_of(node.inputs[0]) if node.inputs[0] is not None else None
     for number, end in enumerate(ends):

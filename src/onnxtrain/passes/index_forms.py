@@ -23,7 +23,7 @@ from ..graph import OpBuilder, Tensor
 from ..graph.nodes import ints, known, permutation, producer_of
 from ..graph.tensor import Dim, dims_of
 
-LITTLE = 4
+LITTLE_TAKEN = 4
 """What part of a tensor is little: reading single numbers takes a few times as long as reading all
 in a row. Not measured closely."""
 
@@ -104,7 +104,7 @@ def _takes_most(node: ir.Node, indexed: Indexed) -> bool:
     The first Gather takes all that lies along the other axes.
     """
     before, after = _elements(indexed.dims), _elements(dims_of(node.outputs[0]))
-    return before is not None and after is not None and after * LITTLE >= before
+    return before is not None and after is not None and after * LITTLE_TAKEN >= before
 
 
 def _one_by_one(op: OpBuilder, indexed: Indexed, along: list[Along]) -> Tensor:
@@ -120,9 +120,9 @@ def _one_by_one(op: OpBuilder, indexed: Indexed, along: list[Along]) -> Tensor:
         if one.place is None:
             axes.remove(one.axis)
     of_place = {one.place: one.axis for one in along if one.place is not None}
-    wanted = [of_place[place] for place in sorted(of_place)] + indexed.order[len(along) :]
-    if wanted != axes:
-        y = op.Transpose(y, perm=[axes.index(axis) for axis in wanted])
+    order = [of_place[place] for place in sorted(of_place)] + indexed.order[len(along) :]
+    if order != axes:
+        y = op.Transpose(y, perm=[axes.index(axis) for axis in order])
     single = [place for place in range(len(indexed.tuples)) if place not in of_place]
     return op.Unsqueeze(y, single) if single else y
 
@@ -200,7 +200,7 @@ def _few(node: ir.Node, named: Collection[str]) -> tuple[ir.Value, Indices] | No
     lengths = np.array(turned[:depth], np.int64)
     if (tuples < -lengths).any() or (tuples >= lengths).any():
         return None  # onnxruntime says so
-    if tuples.size // max(1, depth) * math.prod(turned[depth:]) * LITTLE > count:
+    if tuples.size // max(1, depth) * math.prod(turned[depth:]) * LITTLE_TAKEN > count:
         return None
     strides = [math.prod(sizes[axis + 1 :]) for axis in indexed.order]
     first = (tuples % lengths) @ np.array(strides[:depth], np.int64)
