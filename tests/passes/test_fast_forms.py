@@ -450,3 +450,24 @@ def test_integral_powers(exponent, kind):
             np.testing.assert_allclose(
                 values["x_grad"][inside], slope[inside], rtol=1e-6, atol=1e-38
             )
+
+
+WHOLE = [("0", "9", "0", 0), ("0", "9223372036854775807", "1", 0), ("0", "8", "0", 1),
+         ("1", "9", "0", 1), ("0", "9", "1", 1), ("0", "-1", "0", 1)]  # fmt: skip
+
+
+@pytest.mark.parametrize(("start", "end", "axis", "slices"), WHOLE)
+def test_a_slice_of_everything_is_no_node(start, end, axis, slices):
+    model = onnx.parser.parse_model(f"""
+        <ir_version: 9, opset_import: ["": 18]> g (float[9, n] x) => (float[a, b] y)
+        <int64[1] start = {{{start}}}, int64[1] end = {{{end}}}, int64[1] axis = {{{axis}}}>
+        {{ s = Slice(x, start, end, axis) y = Exp(s) }}""")
+    graded = differentiate(model, wrt=["x"], vjp=True)
+    assert [n.op_type for n in graded.graph.node].count("Slice") == slices
+    x = np.random.default_rng(0).standard_normal((9, 12)).astype(np.float32)
+    whole = slice(int(start), min(int(end), 12))
+    expected = np.exp(x[:, whole] if axis == "1" else x[whole])
+    np.testing.assert_allclose(run(model, x=x)["y"], expected, rtol=1e-6)
+    got = run(graded, x=x, y_grad=np.ones_like(expected))
+    np.testing.assert_allclose(got["y"], expected, rtol=1e-6)
+    assert got["x_grad"].sum() == pytest.approx(expected.sum(), rel=1e-5)

@@ -102,6 +102,123 @@ def test_elements_that_were_picked(
     np.testing.assert_allclose(ours, plain, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("reduction", ["add", "none"])
+@pytest.mark.parametrize(("shape", "picked", "axis"), PICKED)
+def test_elements_scattered_over_a_tensor(
+    monkeypatch: pytest.MonkeyPatch,
+    shape: tuple[int, ...],
+    picked: tuple[int, ...],
+    axis: int,
+    reduction: str,
+) -> None:
+    x, i = (", ".join(map(str, sizes)) for sizes in (shape, picked))
+    text = f"g (float[{x}] x, int64[{i}] i, float[{i}] u) => (float[{x}] y) "
+    said = f'axis = {axis}, reduction = "{reduction}"'
+    model = parsed(f"{text} {{ y = ScatterElements<{said}>(x, i, u) }}")
+    content, rng = marked(model, "ScatterElements"), np.random.default_rng(0)
+    changed = onnx.load_from_string(with_own_kernels(outline_of(content)) or b"")
+    assert changed.graph.node[0].domain
+    values, updates = (rng.standard_normal(s).astype(np.float32) for s in (shape, picked))
+    indices = rng.integers(-shape[axis], shape[axis], picked)
+    (ours,), (plain,) = both_ways(monkeypatch, content, {"x": values, "i": indices, "u": updates})
+    np.testing.assert_array_equal(ours, plain)
+
+
+def test_the_pass_marks_what_scatters_many() -> None:
+    def marks(rows: int, reduction: str, index: str = "int64") -> int:
+        model = parsed(f"""g (float[90,100] x, {index}[{rows},100] i, float[{rows},100] u)
+            => (float[90,100] y) {{ y = ScatterElements<reduction = "{reduction}">(x, i, u) }}""")
+        graded = onnxtrain.differentiate(model, wrt=["u"], vjp=True)
+        scatters = [node for node in graded.graph.node if node.op_type == "ScatterElements"]
+        return sum(node.doc_string == KERNEL for node in scatters)
+
+    assert [marks(90, "add"), marks(90, "none"), marks(9, "add")] == [1, 1, 0]
+    assert marks(90, "add", "int32") == 0
+
+
+TAKEN = [
+    ((30, 17), (12,), 1), ((500, 40), (60,), -1), ((7, 40, 3), (9,), 1), ((6, 40, 2), (3, 4), -2),
+    ((30, 17), (), 1), ((30, 17), (0,), 1), ((5, 30_000), (40_000,), 1),
+]  # fmt: skip
+
+
+def taking(shape: tuple[int, ...], taken: tuple[int, ...], axis: int) -> onnx.ModelProto:
+    y = list(shape)
+    y[axis : axis % len(shape) + 1] = taken
+    sizes = [", ".join(map(str, each)) for each in (shape, taken, y)]
+    text = "g (float[{}] x, int64[{}] i) => (float[{}] y) ".format(*sizes).replace("[]", "")
+    return parsed(f"{text} {{ y = Gather<axis = {axis}>(x, i) }}")
+
+
+@pytest.mark.parametrize(("shape", "taken", "axis"), TAKEN)
+def test_columns_that_were_taken(
+    monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], taken: tuple[int, ...], axis: int
+) -> None:
+    rng, length = np.random.default_rng(0), shape[axis]
+    model = taking(shape, taken, axis)
+    indices = np.asarray(rng.integers(-length, length, taken))
+    feeds: dict[str, Any] = {"x": rng.standard_normal(shape).astype(np.float32), "i": indices}
+    content = marked(model, "Gather")
+    changed = onnx.load_from_string(with_own_kernels(outline_of(content)) or b"")
+    assert changed.graph.node[0].domain
+    (ours,), (plain,) = both_ways(monkeypatch, content, feeds)
+    np.testing.assert_array_equal(ours, plain)
+    both = onnxtrain.differentiate(model, wrt=["x"], vjp=True)
+    content = marked(partition(both, ["y_grad"], ["x_grad"]).backward, "ScatterElements")
+    dy = rng.standard_normal(ours.shape).astype(np.float32)
+    (ours,), (plain,) = both_ways(monkeypatch, content, {"i": indices, "y_grad": dy})
+    np.testing.assert_allclose(ours, plain, rtol=1e-5, atol=1e-5)
+    if ours.size and len(shape) * dy.size > 10:  # the list of places is not repeated
+        assert "Expand" not in operators_of(content)
+
+
+def test_columns_of_indices_with_an_unknown_number_of_axes() -> None:
+    content = backward(
+        "g (float[30,17] x, int64[] i) => (float[30,3,2] y) { y = Gather<axis = 1>(x, i) }",
+        "x",
+        "ScatterElements",
+    )
+    indices = np.array([[1, 1], [-1, 3], [0, 1]])
+    dy = np.random.default_rng(0).standard_normal((30, 3, 2)).astype(np.float32)
+    expected = np.zeros((30, 17), np.float32)
+    for i, j in np.ndindex(3, 2):
+        expected[:, indices[i, j]] += dy[:, i, j]
+    np.testing.assert_allclose(run(content, {"i": indices, "y_grad": dy})[0], expected, rtol=1e-6)
+
+
+LISTED = [((30, 7), 4, (30, 4)), ((30, 7), 1, (30, 5)), ((9, 8), 3, (4, 3)), ((9, 8), 1, (4, 6))]
+
+
+@pytest.mark.parametrize(("shape", "listed", "spread"), LISTED)
+def test_a_list_of_places_for_less_than_all_of_the_result(
+    monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], listed: int, spread: tuple[int, ...]
+) -> None:
+    """As somebody else may write it: one place for a whole row, or rows of which some have none."""
+    text = f"""g (int64[{listed}] i, float[{spread[0]},{spread[1]}] u) => (float[a,b] y)
+        <int64[1] lines = {{-1}}, int64[2] shape = {{{shape[0]}, {shape[1]}}}>
+        {{ zeros = ConstantOfShape(shape) lined = Reshape(i, lines) sizes = Shape(u)
+           places = Expand(lined, sizes)
+           y = ScatterElements<axis = -1, reduction = "add">(zeros, places, u) }}"""
+    content, rng = marked(parsed(text), "ScatterElements"), np.random.default_rng(0)
+    assert "AddElements" in operators_of(content)
+    indices = rng.integers(-shape[1], shape[1], listed)
+    u = rng.standard_normal(spread).astype(np.float32)
+    (ours,), (plain,) = both_ways(monkeypatch, content, {"i": indices, "u": u})
+    np.testing.assert_allclose(ours, plain, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("index", [7, -8, 2**62, -(2**63)])
+def test_a_column_out_of_range_is_an_error(index: int) -> None:
+    model, indices = taking((30, 7), (5,), 1), np.array([0, 3, index, 1, 2])
+    x, dy = np.zeros((30, 7), np.float32), np.zeros((30, 5), np.float32)
+    with pytest.raises(Exception, match="index is out of range"):
+        run(marked(model, "Gather"), {"x": x, "i": indices})
+    both = onnxtrain.differentiate(model, wrt=["x"], vjp=True)
+    content = marked(partition(both, ["y_grad"], ["x_grad"]).backward, "ScatterElements")
+    with pytest.raises(Exception, match="index is out of range"):
+        run(content, {"i": indices, "y_grad": dy})
+
+
 @pytest.mark.parametrize("picked", [(30, 2), (20, 2)])
 @pytest.mark.parametrize("index", [7, -8, 2**62, -(2**63)])
 def test_an_element_out_of_range_is_an_error(index: int, picked: tuple[int, int]) -> None:
@@ -112,10 +229,22 @@ def test_an_element_out_of_range_is_an_error(index: int, picked: tuple[int, int]
         run(content, {"i": indices, "y_grad": np.zeros(picked, np.float32)})
 
 
-@pytest.mark.parametrize("numbers", ["", "1 2", "8", "-9", "x"])
+@pytest.mark.parametrize("numbers", ["", "1 2", "8", "-9", "x", "1 0 0"])
 def test_a_bad_axis_is_refused(numbers: str) -> None:
+    for operator, more in ((operators.ADD_ELEMENTS, " 0"), (operators.GATHER, "")):
+        with pytest.raises(ProgramError):
+            operator.parse(numbers + more)
     with pytest.raises(ProgramError):
-        operators.ADD_ELEMENTS.parse(numbers)
+        operators.ADD_ELEMENTS.parse("1 2")
+
+
+def test_the_pass_marks_a_gather_of_short_rows() -> None:
+    def marks(shape: tuple[int, ...], axis: int) -> int:
+        model = onnxtrain.differentiate(taking(shape, (9,), axis), wrt=["x"], vjp=True)
+        gathers = [node for node in model.graph.node if node.op_type == "Gather"]
+        return sum(node.doc_string == KERNEL for node in gathers)
+
+    assert [marks((100, 100), 1), marks((100, 100), 0), marks((10, 10), 1)] == [1, 0, 0]
 
 
 # --- padding --------------------------------------------------------------------------------------

@@ -25,12 +25,13 @@ from ..autodiff.walk import Walk, attributes_of
 from ..graph import OpBuilder, Tensor
 from ..graph.edit import remove_nodes, replace_value, take_over
 from ..graph.infer_nodes import infer_nodes
-from ..graph.nodes import scalar
+from ..graph.nodes import ints, known, scalar
 from ..graph.tensor import dims_of
 from .batch_as_depth import BatchAsDepth, has_small_maps
 from .few_pixels import FewPixels, gives_few_pixels
 from .group_norm import group_norm_parts
 from .huber import huber_parts
+from .index_forms import gathered, has_better_form
 from .rewrites import neutral_operand
 from .shrink import shrink_parts
 from .window_columns import WindowColumns, has_many_weights
@@ -170,10 +171,30 @@ def _is_erf_of(value: ir.Value | None, x: ir.Value) -> bool:
     return scaled is not None and scaled.op_type in ("Div", "Mul") and x in scaled.inputs
 
 
+def whole_slice(node: ir.Node) -> ir.Value | None:
+    """A Slice from the first element to beyond the last one, which onnxruntime copies."""
+    starts, ends, axes, steps = [ints(v) for v in (*node.inputs[1:], None, None)[:4]]
+    bounds = [v for v in node.inputs[1:] if v is not None]
+    if starts is None or ends is None or any(known(v) is None for v in bounds):
+        return None
+    dims = dims_of(node.inputs[0]) if node.inputs[0] is not None else None
+    for number, end in enumerate(ends):
+        dim = dims[axes[number] if axes is not None else number] if dims is not None else None
+        if end < (dim if isinstance(dim, int) else BEYOND):
+            return None
+    is_whole = not any(starts) and set(steps or [1]) == {1}
+    return node.inputs[0] if is_whole else None
+
+
+BEYOND = 2**62
+"""From here on an end is behind the last element of any axis; exporters write 2⁶³ − 1."""
+
+
 REWRITES: dict[str, tuple[Callable[[ir.Node], ir.Value | None], ...]] = {
     "CastLike": (same_type,),
     "Mul": (neutral_operand, gelu_that_fuses),
     "Div": (neutral_operand,),
+    "Slice": (whole_slice,),
     "Where": (saturated_softplus,),
 }
 
@@ -591,6 +612,7 @@ FORMS = {
     "Add": Form(_is_group_norm, group_norm),
     "Conv": Form(_is_small_conv, conv),
     "Celu": Form(_has_rule(activations.celu, "Celu"), celu),
+    "GatherND": Form(has_better_form, lambda op, node: Written(gathered(op, node))),
     "Log": Form(_is_log_sigmoid, log_sigmoid),
     "MatMul": Form(_is_with_vector, times_vector),
     "Mul": Form(_is_tanh_gelu, tanh_gelu_product),

@@ -34,6 +34,10 @@ against 28, 64 × 256 take 89 against 53.
 """
 
 
+NARROW = 8
+"""Elements of a row below which rows are added one by one."""
+
+
 def dim(op: OpBuilder, x: Tensor, axis: int) -> Size:
     """One dimension."""
     size = x.dim(axis)
@@ -142,6 +146,10 @@ def add_along(
     axis %= x.rank
     outer, length = size(op, x, range(axis)), dim(op, x, axis)
     inner = size(op, x, range(axis + 1, x.rank))
+    is_narrow = isinstance(inner, int) and 0 < inner < NARROW
+    is_long = not isinstance(outer, int) or not isinstance(length, int) or outer * length > FEW_ROWS
+    if is_narrow and not unique and is_long and (not isinstance(outer, int) or outer > 1):
+        return _add_lines(op, x, indices, dy, axis)
     taken = indices.static_shape
     number = None if taken is None or not isinstance(outer, int) else outer * math.prod(taken)
     rows = _rows_along(op, indices, outer, length)
@@ -154,6 +162,24 @@ def add_along(
         dx.value.shape = x.value.shape  # no Reshape, which copies what comes out of an If
         return dx
     return op.reshape_like(dx, x)
+
+
+def _add_lines(op: OpBuilder, x: Tensor, indices: Tensor, dy: Tensor, axis: int) -> Tensor:
+    """The same for narrow rows, one by one along the axis: no row has to be numbered."""
+    indices = as_int64(op, indices)
+    if indices.shape is None or indices.rank != 1:
+        sizes = [dim(op, x, a) for a in range(x.rank)]
+        number = _number_of(op, indices)
+        dy = op.Reshape(dy, vector(op, *sizes[:axis], number, *sizes[axis + 1 :]))
+    lines = op.Reshape(indices, [-1, *[1] * (x.rank - axis - 1)])
+    places = op.Expand(lines, op.Shape(dy))
+    target = zeros(op, op.shape_of(x), dy.dtype)
+    return scatter_elements(op, target, places, dy, axis - x.rank, "add")
+
+
+def _number_of(op: OpBuilder, indices: Tensor) -> Size:
+    """How many indices there are, also where nobody knows how many axes they have."""
+    return op.Shape(op.Reshape(indices, [-1])) if indices.shape is None else size(op, indices)
 
 
 def _rows_along(op: OpBuilder, indices: Tensor, outer: Size, length: Size) -> Tensor:
@@ -204,7 +230,7 @@ def add_rows(
         return one_hot(op, rows, scalar(op, count), 0, dy.dtype) @ dy
     if isinstance(width, int) and number is not None and number * width <= FEW_ELEMENTS:
         return _add_one_by_one(op, shape, rows, dy, vector(op, number, width))
-    if isinstance(width, int) and width < 8:
+    if isinstance(width, int) and width < NARROW:
         return _add_one_by_one(op, shape, rows, dy, op.Shape(dy))
     ordered, order = op.many("TopK", rows, op.Shape(rows), outputs=2, largest=0, axis=0)
     sorted_dy = op.Gather(dy, order, axis=0)

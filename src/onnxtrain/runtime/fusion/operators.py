@@ -45,8 +45,8 @@ MISFITS = (
         b"ONNXTRAIN_NO_FUSION=1 runs the standard operators."
     ),
     (
-        b"An index is out of range: the gradient would be added outside of a tensor. Check the "
-        b"indices that the model is fed; ONNXTRAIN_NO_FUSION=1 runs the standard operators."
+        b"An index is out of range: it names a place outside of a tensor. Check the indices that "
+        b"the model is fed; ONNXTRAIN_NO_FUSION=1 runs the standard operators."
     ),
 )
 """What an error says, by its number; see `tensors.py`."""
@@ -170,6 +170,18 @@ def rows_of_matrix(text: str) -> list[int]:
     return numbers
 
 
+def places(text: str) -> list[int]:
+    """An axis, and a truth value.
+
+    That says whether there is one list of places for all that is not along it, or whether elements
+    are written instead of added.
+    """
+    numbers = _integers(text)
+    if len(numbers) != 2 or numbers[1] not in (0, 1):
+        raise ProgramError("the places of elements are not described")
+    return [*axis(str(numbers[0])), numbers[1]]
+
+
 def row_stats(text: str) -> list[int]:
     """An axis, and a program that is compiled."""
     return [*axis(text), _compiled(ROW_STATS_PROGRAM)]
@@ -276,10 +288,18 @@ ADD_ROWS_TO = Operator(
 )
 """What they are added to in the place of the shape. It is written to; the result is empty."""
 ADD_ELEMENTS = Operator(
-    "AddElements", (INT64, INT64, FLOAT), (FLOAT,), axis, "elements",
+    "AddElements", (INT64, INT64, FLOAT), (FLOAT,), places, "elements",
     ("add_elements", "add_blocks"),
 )  # fmt: skip
-"""Shape of the result, places along an axis, what is added there."""
+"""Shape of the result, places along an axis, what is added there; or one list of places."""
+SCATTER_ELEMENTS = Operator(
+    "ScatterElements", (FLOAT, INT64, FLOAT), (FLOAT,), places, "elements",
+    ("scatter_elements", "add_blocks"),
+)  # fmt: skip
+"""A tensor, places along an axis, what is added or written there."""
+GATHER = Operator(
+    "Gather", (FLOAT, INT64), (FLOAT,), axis, "taking", ("gather", "take_lines")
+)  # fmt: skip
 ROW_STATS_PROGRAM = assemble(
     (
         Step(REDUCTIONS["ReduceMax"], "largest", ("x",)),
@@ -385,10 +405,10 @@ GEMM = Operator(
 )  # fmt: skip
 """Two matrices: their product, and memory that nobody reads."""
 OPERATORS = (
-    ELEMENTWISE, GEMM, COLUMN_LOOP, ADD_ROWS, ADD_ROWS_TO, ADD_ELEMENTS, PAD, MAX_POOL, MAX_UNPOOL,
-    CUM_SUM, NEAREST, CUT_WINDOWS, FOLD_WINDOWS, ROW_STATS, PICK_LOG_SOFTMAX,
-    CROSS_ENTROPY_GRADIENT, DETERMINANTS, COFACTORS, TOP,
-    SOFTMAX_ACROSS, *ADD_TAPS.values(), *READ_DOTS.values(),
+    ELEMENTWISE, GEMM, COLUMN_LOOP, ADD_ROWS, ADD_ROWS_TO, ADD_ELEMENTS, GATHER, PAD, MAX_POOL,
+    MAX_UNPOOL, SCATTER_ELEMENTS, CUM_SUM, NEAREST, CUT_WINDOWS, FOLD_WINDOWS, ROW_STATS,
+    PICK_LOG_SOFTMAX, CROSS_ENTROPY_GRADIENT, DETERMINANTS, COFACTORS, TOP, SOFTMAX_ACROSS,
+    *ADD_TAPS.values(), *READ_DOTS.values(),
 )  # fmt: skip
 
 

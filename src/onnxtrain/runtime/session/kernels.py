@@ -22,6 +22,7 @@ from ..fusion.operators import (
     CUM_SUM,
     DETERMINANTS,
     FOUR_TAPS,
+    GATHER,
     GEMM,
     MAX_POOL,
     MAX_UNPOOL,
@@ -29,6 +30,7 @@ from ..fusion.operators import (
     NEAREST,
     PAD,
     READ_DOTS,
+    SCATTER_ELEMENTS,
     SOFTMAX_ACROSS,
     TOP,
     mentioned,
@@ -71,7 +73,7 @@ def own_kernels(outline: Outline) -> dict[int, list[bytes]]:
             recognise = RECOGNISED.get(node.operator) if node is not None else None
             ours = recognise(nodes, node) if recognise is not None and node is not None else None
             if ours is not None:
-                replacements[marked_node.place] = ours
+                replacements.setdefault(marked_node.place, ours)
         if not replacements:
             return {}
         still_read = {name.encode() for node in replacements.values() for name in node.inputs}
@@ -155,7 +157,7 @@ def _added_rows(nodes: Nodes, node: Opened) -> Node | None:
                 return _added_elements(nodes, node)
             operands = (bound["shape"], _unwrapped(nodes, bound), bound["source"])
             return Node(ADD_ROWS, operands, node.outputs)
-    return None
+    return _added_elements(nodes, node)
 
 
 def _added_elements(nodes: Nodes, node: Opened) -> Node | None:
@@ -163,10 +165,37 @@ def _added_elements(nodes: Nodes, node: Opened) -> Node | None:
     axis = node.attributes.get("axis", 0)
     pattern = SINGLE._replace(attributes={"axis": axis, "reduction": "add"})
     bound = dict[str, str]()
-    if node.operator != "ScatterElements" or not matches(nodes, node.outputs[0], pattern, bound):
+    if node.operator != "ScatterElements":
         return None
-    operands = (bound["shape"], bound["rows"], bound["source"])
-    return if_sound(Node(ADD_ELEMENTS, operands, node.outputs, (axis,)))
+    if not matches(nodes, node.outputs[0], pattern, bound):
+        return _scattered(nodes, node)
+    places = _one_list(nodes, bound["rows"], axis)
+    operands = (bound["shape"], places or bound["rows"], bound["source"])
+    return if_sound(Node(ADD_ELEMENTS, operands, node.outputs, (axis, int(places is not None))))
+
+
+def _scattered(nodes: Nodes, node: Opened) -> Node | None:
+    """Elements added to a tensor, or written to it; rows are added to a product in place."""
+    reduction, product = node.attributes.get("reduction", "none"), nodes.maker(node.inputs[0])
+    is_product = product is not None and product.operator in ("Gemm", "MatMul")
+    if is_product or reduction not in ("add", "none"):
+        return None
+    numbers = (node.attributes.get("axis", 0), int(reduction == "none"))
+    return if_sound(Node(SCATTER_ELEMENTS, node.inputs, node.outputs, numbers))
+
+
+def _one_list(nodes: Nodes, name: str, axis: int) -> str | None:
+    """The list of places along an axis that is repeated for everything else."""
+    places = Result("Reshape", (Value("list"), Number((-1, *[1] * (-1 - axis)))), name="lines")
+    bound = dict[str, str]()
+    is_list = matches(nodes, name, Result("Expand", (places, Value("shape"))), bound)
+    return bound["list"] if axis < 0 and is_list else None
+
+
+def _taken(_: Nodes, node: Opened) -> Node | None:
+    """A Gather."""
+    axis = node.attributes.get("axis", 0)
+    return if_sound(Node(GATHER, node.inputs, node.outputs, (axis,)))
 
 
 def is_shape_of(nodes: Nodes, bound: dict[str, str]) -> bool:
@@ -408,6 +437,7 @@ RECOGNISED: dict[str, Callable[[Nodes, Opened], Node | None]] = {
     "Conv": cut_by_conv,
     "CumSum": _cumulative,
     "Det": _determinants,
+    "Gather": _taken,
     "Gemm": _product,
     "GridSample": _sampled,
     "LogSoftmax": _softmax_across,
