@@ -1,8 +1,9 @@
 # mypy: allow-untyped-decorators, disable-error-code="attr-defined, call-arg, no-any-return"
-"""Single elements added up by their places along an axis: the gradient of GatherElements.
+"""Single elements added up, or put, at their places along an axis, where zeros are.
 
-Losses that pick one number of each row have it, and so has `torch.gather`. Elements are added in
-the order of the indices; what one thread adds to, no other one does, so the numbers do not depend
+Added up, they are the gradient of GatherElements: losses that pick one number of each row have it,
+and so has `torch.gather`. Put, they are a pool's that is undone. Both happen in the order of the
+indices; what one thread adds to, no other one does, so the numbers do not depend
 on how many threads there are. Import it only where numba is.
 """
 
@@ -26,12 +27,27 @@ from .tensors import (
     read_input,
 )
 
-RESULT, PLACES, SOURCE, BLOCKS, STEP, SIZE, COUNT, INNER, IS_ASTRAY = range(9)
-JOB = 9
+RESULT, PLACES, SOURCE, BLOCKS, STEP, SIZE, COUNT, INNER, IS_ASTRAY, PUTS = range(10)
+JOB = 10
 """Addresses; blocks, which are what is before the axis, and how many a thread takes at once; sizes
-of the axis in the result and in the indices; elements behind it; whether a place is in no block."""
+of the axis in the result and in the indices; elements behind it; whether a place is in no block;
+whether a later element takes the place of an earlier one."""
 CHUNK = 16_384
 """Elements that one call of a thread takes, or one block."""
+
+
+@njit(**OPTIONS)
+def _add_line(result: Any, places: Any, source: Any, puts: Any) -> Any:
+    """One block with nothing behind the axis; 1 if a place is outside."""
+    is_astray = I64(0)
+    for i in range(places.size):
+        place = places[i]
+        place += result.size & (place >> I64(63))
+        if 0 <= place < result.size:
+            result[place] = source[i] if puts else result[place] + source[i]
+        else:
+            is_astray = I64(1)
+    return is_astray
 
 
 @njit(**OPTIONS)
@@ -46,6 +62,14 @@ def _add(job: Any, begin: Any, end: Any) -> None:
     number = (end - begin) * count * inner
     source = carray(floats_at(job[SOURCE] + 4 * begin * count * inner), (number,))
     places = carray(integers_at(job[PLACES] + 8 * begin * count * inner), (number,))
+    if inner == 1:
+        for block in range(end - begin):
+            line = block * count
+            job[IS_ASTRAY] |= _add_line(
+                result[block * size : (block + 1) * size], places[line : line + count],
+                source[line : line + count], job[PUTS],
+            )  # fmt: skip
+        return
     for block in range(end - begin):
         target = block * size * inner
         for line in range(block * count, (block + 1) * count):
@@ -53,7 +77,8 @@ def _add(job: Any, begin: Any, end: Any) -> None:
                 place = places[line * inner + column]
                 place += size if place < 0 else I64(0)
                 if 0 <= place < size:
-                    result[target + place * inner + column] += source[line * inner + column]
+                    at, value = target + place * inner + column, source[line * inner + column]
+                    result[at] = value if job[PUTS] else result[at] + value
                 else:
                     job[IS_ASTRAY] = 1
 
@@ -90,7 +115,8 @@ def _add_apart(job: Any, shape: Any, dims: Any, axis: Any) -> None:
                     return
             target += place * stride
             stride *= shape[a]
-        result[target] += source[element]
+        value = source[element]
+        result[target] = value if job[PUTS] else result[target] + value
 
 
 @njit(**OPTIONS)
@@ -100,6 +126,7 @@ def _add_elements(state: Any, context: Any) -> Any:
         np.zeros(MAX_RANK, np.int64),
         np.zeros(JOB, np.int64),
     )
+    job[PUTS] = state[NUMBERS + 1]
     shape_at, rank_of_shape = read_input(state, context, 0, dims)
     rank = dims[0]
     if rank_of_shape != 1 or rank < 1 or rank > MAX_RANK:
@@ -133,4 +160,4 @@ def _add_elements(state: Any, context: Any) -> Any:
 @cfunc("int64(int64, int64)", **OPTIONS)
 def add_elements(address: int, context: int) -> int:
     """A node; 0, or the address of onnxruntime's description of an error."""
-    return _add_elements(carray(integers_at(address), (NUMBERS + 1,)), context)
+    return _add_elements(carray(integers_at(address), (NUMBERS + 2,)), context)

@@ -153,6 +153,16 @@ def axis(text: str) -> list[int]:
     return numbers
 
 
+def added(text: str) -> list[int]:
+    """An axis; what meets at a place is added up."""
+    return [*axis(text), 0]
+
+
+def put(text: str) -> list[int]:
+    """An axis; the last one stays."""
+    return [*axis(text), 1]
+
+
 def row_stats(text: str) -> list[int]:
     """An axis, and a program that is compiled."""
     return [*axis(text), _compiled(ROW_STATS_PROGRAM)]
@@ -250,10 +260,12 @@ ADD_ROWS_TO = Operator(
 )
 """What they are added to in the place of the shape. It is written to; the result is empty."""
 ADD_ELEMENTS = Operator(
-    "AddElements", (INT64, INT64, FLOAT), (FLOAT,), axis, "elements",
+    "AddElements", (INT64, INT64, FLOAT), (FLOAT,), added, "elements",
     ("add_elements", "add_blocks"),
 )  # fmt: skip
 """Shape of the result, places along an axis, what is added there."""
+PUT_ELEMENTS = ADD_ELEMENTS._replace(name="PutElements", parse=put)
+"""The same, of what is put there."""
 ROW_STATS_PROGRAM = assemble(
     (
         Step(REDUCTIONS["ReduceMax"], "largest", ("x",)),
@@ -346,8 +358,8 @@ GEMM = Operator(
 )  # fmt: skip
 """Two matrices: their product, and memory that nobody reads."""
 OPERATORS = (
-    ELEMENTWISE, GEMM, COLUMN_LOOP, ADD_ROWS, ADD_ROWS_TO, ADD_ELEMENTS, PAD, MAX_POOL, MAX_UNPOOL,
-    CUM_SUM, NEAREST, CUT_WINDOWS, FOLD_WINDOWS, ROW_STATS, PICK_LOG_SOFTMAX,
+    ELEMENTWISE, GEMM, COLUMN_LOOP, ADD_ROWS, ADD_ROWS_TO, ADD_ELEMENTS, PUT_ELEMENTS, PAD,
+    MAX_POOL, MAX_UNPOOL, CUM_SUM, NEAREST, CUT_WINDOWS, FOLD_WINDOWS, ROW_STATS, PICK_LOG_SOFTMAX,
     CROSS_ENTROPY_GRADIENT, *ADD_TAPS.values(), *READ_DOTS.values(),
 )  # fmt: skip
 

@@ -26,6 +26,7 @@ from ..fusion.operators import (
     MODES,
     NEAREST,
     PAD,
+    PUT_ELEMENTS,
     READ_DOTS,
     mentioned,
 )
@@ -150,18 +151,19 @@ def _added_rows(nodes: Nodes, node: Opened) -> Node | None:
                 return _added_elements(nodes, node)
             operands = (bound["shape"], _unwrapped(nodes, bound), bound["source"])
             return Node(ADD_ROWS, operands, node.outputs)
-    return None
+    return _added_elements(nodes, node)
 
 
 def _added_elements(nodes: Nodes, node: Opened) -> Node | None:
-    """Elements added up by their places along an axis, from zero on."""
-    axis = node.attributes.get("axis", 0)
-    pattern = SINGLE._replace(attributes={"axis": axis, "reduction": "add"})
+    """Elements added up by their places along an axis, from zero on, or put there."""
+    axis, reduction = node.attributes.get("axis", 0), node.attributes.get("reduction", "none")
+    pattern = SINGLE._replace(attributes={"axis": axis, "reduction": reduction})
     bound = dict[str, str]()
     if node.operator != "ScatterElements" or not matches(nodes, node.outputs[0], pattern, bound):
         return None
+    operator = {"add": ADD_ELEMENTS, "none": PUT_ELEMENTS}.get(reduction)
     operands = (bound["shape"], bound["rows"], bound["source"])
-    return if_sound(Node(ADD_ELEMENTS, operands, node.outputs, (axis,)))
+    return if_sound(Node(operator, operands, node.outputs, (axis,))) if operator else None
 
 
 def is_shape_of(nodes: Nodes, bound: dict[str, str]) -> bool:
