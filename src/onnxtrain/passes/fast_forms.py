@@ -31,6 +31,7 @@ from ..graph.infer_nodes import infer_nodes
 from ..graph.nodes import known, scalar
 from ..graph.tensor import dims_of
 from .batch_as_depth import BatchAsDepth, has_small_maps
+from .conv_transpose import Mirrored, as_product, is_few_elements, is_mirrored
 from .few_pixels import FewPixels, gives_few_pixels
 from .group_norm import group_norm_parts
 from .huber import huber_parts
@@ -504,6 +505,14 @@ def conv(op: OpBuilder, node: ir.Node) -> Written:
     return Written(form.result, lambda nodes: _composite(nodes, form.gradient))
 
 
+def conv_transpose(op: OpBuilder, node: ir.Node) -> Written:
+    """A product of all elements with all, or a Conv with the kernel turned around."""
+    if is_few_elements(node, ()):
+        return Written(as_product(op, node))
+    form = Mirrored(op, node)
+    return Written(form.result, lambda nodes: _composite(nodes, form.gradient))
+
+
 def times_vector(op: OpBuilder, node: ir.Node) -> Written:
     """A product with a vector as one with a matrix of one column, or of one row where both are.
 
@@ -603,6 +612,10 @@ def _is_cubic(node: ir.Node, named: Collection[str]) -> bool:
     return cubic and mode != "tf_crop_and_resize" and rank is not None
 
 
+def _is_fast_transpose(node: ir.Node, named: Collection[str]) -> bool:
+    return is_few_elements(node, named) or is_mirrored(node, named)
+
+
 def _is_resized(node: ir.Node, named: Collection[str]) -> bool:
     return _is_cubic(node, named) or _is_of_volumes(node)
 
@@ -669,6 +682,7 @@ def start_of_planes(op: OpBuilder, node: ir.Node) -> Written:
 FORMS = {
     "Add": Form(_is_group_norm, group_norm),
     "Conv": Form(_is_small_conv, conv),
+    "ConvTranspose": Form(_is_fast_transpose, conv_transpose),
     "Celu": Form(_has_rule(activations.celu, "Celu"), celu),
     "Log": Form(_is_log_sigmoid, log_sigmoid),
     "MatMul": Form(_is_with_vector, times_vector),
