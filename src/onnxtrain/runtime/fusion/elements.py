@@ -37,16 +37,23 @@ CHUNK = 16_384
 
 
 @njit(**OPTIONS)
-def _add_line(result: Any, places: Any, source: Any, puts: Any) -> Any:
-    """One block with nothing behind the axis; 1 if a place is outside."""
+def _add_lines(result: Any, places: Any, source: Any, size: Any, count: Any, puts: Any) -> Any:
+    """Blocks with nothing behind the axis; 1 if a place is in none.
+
+    By itself it is 1.2 to 1.4 times as fast as the loops with an axis behind: a million elements in
+    rows of 16 on one thread 1.2 instead of 1.7 ms.
+    """
     is_astray = I64(0)
-    for i in range(places.size):
-        place = places[i]
-        place += result.size & (place >> I64(63))
-        if 0 <= place < result.size:
-            result[place] = source[i] if puts else result[place] + source[i]
-        else:
-            is_astray = I64(1)
+    for block in range(result.size // size):
+        target = block * size
+        for i in range(block * count, (block + 1) * count):
+            place = places[i]
+            place += size & (place >> I64(63))
+            if 0 <= place < size:
+                at = target + place
+                result[at] = source[i] if puts else result[at] + source[i]
+            else:
+                is_astray = I64(1)
     return is_astray
 
 
@@ -62,13 +69,10 @@ def _add(job: Any, begin: Any, end: Any) -> None:
     number = (end - begin) * count * inner
     source = carray(floats_at(job[SOURCE] + 4 * begin * count * inner), (number,))
     places = carray(integers_at(job[PLACES] + 8 * begin * count * inner), (number,))
+    puts = job[PUTS]
     if inner == 1:
-        for block in range(end - begin):
-            line = block * count
-            job[IS_ASTRAY] |= _add_line(
-                result[block * size : (block + 1) * size], places[line : line + count],
-                source[line : line + count], job[PUTS],
-            )  # fmt: skip
+        if _add_lines(result, places, source, size, count, puts):
+            job[IS_ASTRAY] = 1  # never 0: another thread may have found one
         return
     for block in range(end - begin):
         target = block * size * inner
@@ -78,7 +82,7 @@ def _add(job: Any, begin: Any, end: Any) -> None:
                 place += size if place < 0 else I64(0)
                 if 0 <= place < size:
                     at, value = target + place * inner + column, source[line * inner + column]
-                    result[at] = value if job[PUTS] else result[at] + value
+                    result[at] = value if puts else result[at] + value
                 else:
                     job[IS_ASTRAY] = 1
 
