@@ -206,6 +206,66 @@ def test_cubic_resize_is_products(mode):
     np.testing.assert_allclose(values["y"], expected, atol=1e-5)
 
 
+VOLUMES = {
+    "sizes": ("int64[5] s = {2, 3, 3, 2, 7}", "x, , , s", ""),
+    "scales": ("float[5] s = {1, 1, 0.75, 0.5, 1.4}", "x, , s", ""),
+    "axes": ("float[3] s = {0.75, 0.5, 1.4}", "x, , s", ", axes=[2, 3, 4]"),
+    "repeated": ("float[5] s = {1, 1, 2, 1, 3}", "x, , s", ""),
+}
+
+
+@pytest.mark.parametrize("batch", ["2", "N"])
+@pytest.mark.parametrize("given", VOLUMES)
+def test_nearest_elements_of_volumes(given, batch):
+    number, inputs, axes = VOLUMES[given]
+    if given in ("sizes", "axes") and batch == "N":
+        pytest.skip("the result's shape is not inferred, or the number of images is in it")
+    body = (
+        f'y = Resize<mode="nearest", coordinate_transformation_mode="asymmetric"{axes}>({inputs})'
+    )
+    model = onnx.parser.parse_model(f"""
+        <ir_version: 9, opset_import: ["": 18]>
+        g (float[{batch},3,4,4,5] x) => (float[A,B,C,D,E] y) <{number}> {{ {body} }}""")
+    graded = differentiate(model, wrt=["x"], vjp=True)
+    forms = [n for n in graded.graph.node if n.op_type == "Resize" and n.output[0] != "y"]
+    assert any([*a.ints] == [1, 2, 3] for n in forms for a in n.attribute if a.name == "axes")
+    x = np.random.default_rng(0).normal(size=(2, 3, 4, 4, 5)).astype(np.float32)
+    x[0, 1, 2, 3], x[1, 0, 0, 0, 0] = np.nan, np.inf
+    expected = run(model, x=x)["y"]
+    values = run(graded, x=x, y_grad=np.ones_like(expected))
+    np.testing.assert_array_equal(values["y"], expected)
+    counts = run(graded, x=np.arange(x.size, dtype=np.float32).reshape(x.shape),
+                 y_grad=np.ones_like(expected))  # fmt: skip
+    wanted = np.bincount(counts["y"].astype(int).ravel(), minlength=x.size)
+    np.testing.assert_allclose(counts["x_grad"].ravel(), wanted, atol=1e-6)
+
+
+@pytest.mark.parametrize("batch", ["5", "N"])
+@pytest.mark.parametrize("spatial", [(7,), (6, 5), (4, 3, 5)])
+def test_places_within_planes_need_no_second_pool(spatial, batch):
+    count, sizes = len(spatial), ", ".join(map(str, spatial))
+    kernel, ones, zeros = ([n] * count for n in (2, 1, 0))
+    constants = {"b": zeros, "e": ones, "a": range(2, 2 + count)}
+    numbers = ", ".join(
+        f"int64[{count}] {name} = {{{', '.join(map(str, values))}}}"
+        for name, values in constants.items()
+    )
+    model = onnx.parser.parse_model(f"""
+        <ir_version: 9, opset_import: ["": 18]>
+        g (float[{batch}, 3, {sizes}] x) => (float[{", ".join("ABCDE"[: count + 2])}] y,
+            int64[{", ".join("ABCDE"[: count + 2])}] i) <{numbers}>
+        {{ y, j = MaxPool<kernel_shape={kernel}, strides={kernel}>(x)
+           c, k = MaxPool<kernel_shape={ones}, strides={ones}>(x)
+           s = Slice(k, b, e, a) i = Sub(j, s) }}""")
+    graded = differentiate(model, wrt=["x"], of="y", vjp=True)
+    assert [n.op_type for n in graded.graph.node].count("MaxPool") == 1
+    x = np.random.default_rng(0).normal(size=(5, 3, *spatial)).astype(np.float32)
+    expected = run(model, x=x)
+    values = run(graded, x=x, y_grad=np.ones_like(expected["y"]))
+    np.testing.assert_array_equal(values["i"], expected["i"])
+    assert expected["i"].max() < np.prod(spatial)
+
+
 def test_celu_with_another_alpha():
     graded = differentiate(parse("y = Celu <alpha = 2.0> (x)"), wrt=["x"], vjp=True)
     values = run(graded, x=X, y_grad=np.ones_like(X))

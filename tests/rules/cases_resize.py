@@ -59,6 +59,12 @@ CASES = [
         for given in ([1.0, 1.0, 2.0, 0.75], [1, 2, 3, 9])
     ),
     resize((2, 3, 6), [2, 3, 9], mode="linear"),
+    # small maps, whose axes are one; and one that is too large for that
+    resize(
+        (2, 3, 4, 4), [2, 3, 3, 3], mode="linear", coordinate_transformation_mode="align_corners"
+    ),
+    resize((2, 1, 3, 2, 4), [2, 1, 2, 3, 3], coordinate_transformation_mode="asymmetric"),
+    resize((1, 1, 8, 9), [1, 1, 7, 11], mode="linear"),
     resize((1, 2, 3, 4, 5), [1.0, 1.0, 2.0, 2.0, 1.5], mode="linear"),
     resize((1, 2, 5, 4), [1, 2, 9, 3], mode="cubic", cubic_coeff_a=-0.5),
     resize((1, 2, 5, 4), [1, 2, 9, 3], mode="cubic", exclude_outside=1),

@@ -219,6 +219,29 @@ def test_a_column_out_of_range_is_an_error(index: int) -> None:
         run(content, {"i": indices, "y_grad": dy})
 
 
+@pytest.mark.parametrize(("shape", "picked", "axis"), PICKED)
+def test_elements_that_are_put(
+    monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], picked: tuple[int, ...], axis: int
+) -> None:
+    """Places within a line differ, as where a pool is undone, or the last element stays."""
+    sizes, i = (", ".join(map(str, numbers)) for numbers in (shape, picked))
+    content = marked(
+        parsed(
+            f"g (int64[{i}] i, float[{i}] u) => (float[{sizes}] y) "
+            f"<int64[{len(shape)}] s = {{{sizes}}}> {{ z = ConstantOfShape(s) "
+            f"y = ScatterElements<axis = {axis}>(z, i, u) }}"
+        ),
+        "ScatterElements",
+    )
+    assert "PutElements" in operators_of(content)
+    rng = np.random.default_rng(0)
+    indices = rng.integers(-shape[axis], shape[axis], picked)
+    u = rng.standard_normal(picked).astype(np.float32)
+    u.reshape(-1)[::7] = np.nan
+    (ours,), (plain,) = both_ways(monkeypatch, content, {"i": indices, "u": u})
+    np.testing.assert_array_equal(ours, plain)
+
+
 @pytest.mark.parametrize("picked", [(30, 2), (20, 2)])
 @pytest.mark.parametrize("index", [7, -8, 2**62, -(2**63)])
 def test_an_element_out_of_range_is_an_error(index: int, picked: tuple[int, int]) -> None:

@@ -257,6 +257,41 @@ def test_the_divisor_of_an_average_pool(shape, pool, exporter) -> None:
     np.testing.assert_allclose(got[0], pool(x).numpy(), rtol=1e-5, atol=1e-6)
 
 
+class Unpooled(nn.Module):
+    def __init__(self, axes: int, size: list[int]) -> None:
+        super().__init__()
+        self.pool = getattr(torch.nn.functional, f"max_pool{axes}d")
+        self.undo = getattr(torch.nn.functional, f"max_unpool{axes}d")
+        self.size = size
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y, places = self.pool(x.tanh(), 2, return_indices=True)
+        return self.undo(y * y, places, 2, output_size=self.size).exp()
+
+
+@pytest.mark.parametrize("shape", [(4, 2, 7), (3, 2, 6, 5), (2, 6, 5), (2, 3, 4, 6, 5)])
+@pytest.mark.parametrize("is_open", [False, True])
+def test_a_pool_that_is_undone(shape: tuple[int, ...], is_open: bool) -> None:
+    axes = min(len(shape) - 1, 2) if len(shape) < 5 else 3
+    axes = 1 if len(shape) == 3 and shape[0] == 4 else axes
+    module = Unpooled(axes, list(shape[-axes:]))
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    model = export(
+        module, (x,), exporter="dynamo", input_names=["x"], output_names=["y"],
+        dynamic_axes={"x": {0: "N"}} if is_open else None,
+    )  # fmt: skip
+    if is_open:
+        x = torch.cat([x, -x]).detach().requires_grad_()
+    y = module(x)
+    (expected,) = torch.autograd.grad(y.sum(), x)
+    graded = onnxtrain.differentiate(model.model, wrt=["x"], vjp=True)
+    session = onnxruntime.InferenceSession(graded.SerializeToString())
+    feeds = {"x": x.detach().numpy(), "y_grad": np.ones(y.shape, np.float32)}
+    values, gradient = session.run(["y", "x_grad"], feeds)
+    np.testing.assert_allclose(values, y.detach().numpy(), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(gradient, expected.numpy(), rtol=1e-5, atol=1e-6)
+
+
 class Attention(nn.Module):
     def __init__(self) -> None:
         super().__init__()

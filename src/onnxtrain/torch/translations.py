@@ -49,9 +49,11 @@ def read_once() -> Iterator[None]:
 
 
 def missing() -> dict[Callable[..., Any], Callable[..., Any]]:
-    """Operators that torch's checks of values leave behind in a graph, and no table has.
+    """Operators that no table has.
 
-    The assertion itself is taken out of the graph; what it asked about is computed for nothing.
+    Two of them torch's checks of values leave behind in a graph: the assertion itself is taken out,
+    and what it asked about is computed for nothing. A pool that is undone would be written with the
+    numbers of all planes, and one ScatterND into all at once: its places are those of a plane.
     """
     import onnxscript
 
@@ -64,5 +66,25 @@ def missing() -> dict[Callable[..., Any], Callable[..., Any]]:
     def any_true(self: Any) -> Any:
         return op.Cast(op.ReduceMax(op.Cast(self, to=number), keepdims=0), to=boolean)
 
-    forms = {"_is_all_true": all_true, "_is_any_true": any_true}
+    def max_unpool(self: Any, indices: Any, output_size: Any, *_: Any) -> Any:
+        axes = len(output_size)
+        planes = op.Shape(self, start=0, end=-axes)
+        count = op.ReduceProd(op.Shape(self, start=-axes), op.Constant(value_ints=[0]), keepdims=1)
+        sizes = [
+            op.Constant(value_ints=[n]) if isinstance(n, int) else op.Reshape(n, [1])
+            for n in output_size
+        ]
+        size = op.Concat(*sizes, axis=0)
+        whole = op.ReduceProd(size, op.Constant(value_ints=[0]), keepdims=1)
+        flat, all_sizes = op.Concat(planes, count, axis=0), op.Concat(planes, size, axis=0)
+        zeros = op.CastLike(op.ConstantOfShape(op.Concat(planes, whole, axis=0)), self)
+        places, values = op.Reshape(indices, flat), op.Reshape(self, flat)
+        return op.Reshape(op.ScatterElements(zeros, places, values, axis=-1), all_sizes)
+
+    forms: dict[str, Callable[..., Any]] = {
+        "_is_all_true": all_true,
+        "_is_any_true": any_true,
+        "max_unpool2d": max_unpool,
+        "max_unpool3d": max_unpool,
+    }
     return {getattr(torch.ops.aten, name).default: form for name, form in forms.items()}

@@ -136,7 +136,7 @@ def input_gradient(
         return _folded(op, dy, w, axes)
     points = all(a.kernel == 1 for a in axes)
     if (points or group > 1 or _turning_pays(dy, w, axes)) and all(_mirrors(a) for a in axes):
-        return _flipped(op, dy, w, axes, group)
+        return flipped(op, dy, w, axes, group)
     return _transposed(op, dy, w, axes, group)
 
 
@@ -185,14 +185,21 @@ def folded(op: OpBuilder, cells: Tensor, axes: Sequence[Axis]) -> Tensor:
     return op.Col2Im(per_image, sizes, [a.kernel for a in axes], **_geometry(axes))
 
 
-def _flipped(op: OpBuilder, dy: Tensor, w: Tensor, axes: Sequence[Axis], group: int) -> Tensor:
+def flipped(
+    op: OpBuilder,
+    dy: Tensor,
+    w: Tensor,
+    axes: Sequence[Axis],
+    group: int,
+    bias: Tensor | None = None,
+) -> Tensor:
     """Stride 1: Conv with the kernel turned around and its channels swapped."""
     kernel, spatial = [a.kernel for a in axes], len(axes)
     rows, width = quotient(op, dim(op, w, 0), group), dim(op, w, 1)
     around = [a.span - 1 - a.begin for a in axes] + [a.span - 1 - a.end for a in axes]
     if group == 1 and any(k > 1 for k in kernel):
         turned = _turned(op, w, kernel)
-        return _marked(op.Conv(dy, turned, None, **_settings(axes, group), pads=around), w, group)
+        return _marked(op.Conv(dy, turned, bias, **_settings(axes, group), pads=around), w, group)
     swapped = w
     if any(k > 1 for k in kernel):
         axes_turned = [i + 2 for i, k in enumerate(kernel) if k > 1]
@@ -206,7 +213,7 @@ def _flipped(op: OpBuilder, dy: Tensor, w: Tensor, axes: Sequence[Axis], group: 
         split = op.Reshape(swapped, vector(op, group, -1, width, *kernel))
         swapped = op.transpose(split, 0, 2, 1, *range(3, spatial + 3))
         swapped = op.Reshape(swapped, vector(op, -1, rows, *kernel))
-    return _marked(op.Conv(dy, swapped, None, **_settings(axes, group), pads=around), w, group)
+    return _marked(op.Conv(dy, swapped, bias, **_settings(axes, group), pads=around), w, group)
 
 
 def _marked(convolved: Tensor, w: Tensor, group: int) -> Tensor:

@@ -315,15 +315,34 @@ def _padded_to(op: OpBuilder, part: Tensor, axis: int, before: Size, after: Size
     return op.Pad(part, vector(op, before, after), None, op.const([axis]))
 
 
+FEW_SLICES = 4
+"""Up to so many elements along an axis are summed up one by one."""
+
+
+def _sum_along(op: OpBuilder, dy: Tensor, axis: int, start: int, count: int) -> Tensor:
+    """So many elements from the first or, from a negative start on, the last ones as one.
+
+    onnxruntime begins each sum anew: of one row of seven for 41,940 planes 3 ms, as a slice 0.1.
+    """
+    if count > FEW_SLICES:
+        end = start + count if start + count else LAST
+        return op.ReduceSum(_cut(op, dy, axis, start, end), [axis], keepdims=1)
+    places = range(start, start + count)
+    total, *rest = (_cut(op, dy, axis, p, p + 1 if p + 1 else LAST) for p in places)
+    for part in rest:
+        total = total + part
+    return total
+
+
 def _fold_edge(
     op: OpBuilder, dy: Tensor, length: Size, axis: int, before: int, after: int
 ) -> Tensor:
     dx = _center(op, dy, axis, before, after)
     if before:
-        left = op.ReduceSum(_cut(op, dy, axis, 0, before), [axis], keepdims=1)
+        left = _sum_along(op, dy, axis, 0, before)
         dx = dx + _padded_to(op, left, axis, 0, length - 1)
     if after:
-        right = op.ReduceSum(_cut(op, dy, axis, -after, LAST), [axis], keepdims=1)
+        right = _sum_along(op, dy, axis, -after, after)
         dx = dx + _padded_to(op, right, axis, length - 1, 0)
     return dx
 
@@ -333,12 +352,21 @@ def _fold_reflect(
 ) -> Tensor:
     dx = _center(op, dy, axis, before, after)
     if before:
-        left = reverse(op, _cut(op, dy, axis, 0, before), [axis])
+        left = _backwards(op, dy, axis, before - 1, FIRST, before)
         dx = dx + _padded_to(op, left, axis, 1, length - (before + 1))
     if after:
-        right = reverse(op, _cut(op, dy, axis, -after, LAST), [axis])
+        right = _backwards(op, dy, axis, -1, -after - 1, after)
         dx = dx + _padded_to(op, right, axis, length - (after + 1), 1)
     return dx
+
+
+def _backwards(
+    op: OpBuilder, dy: Tensor, axis: int, first: int, behind_last: int, count: int
+) -> Tensor:
+    """A part of an axis in reverse, from its last element on."""
+    if count == 1:
+        return _cut(op, dy, axis, first, first + 1 if first + 1 else LAST)
+    return op.Slice(dy, [first], [behind_last], [axis], [-1])
 
 
 def _fold_wrap(

@@ -292,6 +292,8 @@ ADD_ELEMENTS = Operator(
     ("add_elements", "add_blocks"),
 )  # fmt: skip
 """Shape of the result, places along an axis, what is added there; or one list of places."""
+PUT_ELEMENTS = ADD_ELEMENTS._replace(name="PutElements", functions=("put_elements", "add_blocks"))
+"""The same, of what is written there."""
 SCATTER_ELEMENTS = Operator(
     "ScatterElements", (FLOAT, INT64, FLOAT), (FLOAT,), places, "elements",
     ("scatter_elements", "add_blocks"),
@@ -405,8 +407,8 @@ GEMM = Operator(
 )  # fmt: skip
 """Two matrices: their product, and memory that nobody reads."""
 OPERATORS = (
-    ELEMENTWISE, GEMM, COLUMN_LOOP, ADD_ROWS, ADD_ROWS_TO, ADD_ELEMENTS, GATHER, PAD, MAX_POOL,
-    MAX_UNPOOL, SCATTER_ELEMENTS, CUM_SUM, NEAREST, CUT_WINDOWS, FOLD_WINDOWS, ROW_STATS,
+    ELEMENTWISE, GEMM, COLUMN_LOOP, ADD_ROWS, ADD_ROWS_TO, ADD_ELEMENTS, PUT_ELEMENTS, GATHER, PAD,
+    MAX_POOL, MAX_UNPOOL, SCATTER_ELEMENTS, CUM_SUM, NEAREST, CUT_WINDOWS, FOLD_WINDOWS, ROW_STATS,
     PICK_LOG_SOFTMAX, CROSS_ENTROPY_GRADIENT, DETERMINANTS, COFACTORS, TOP, SOFTMAX_ACROSS,
     *ADD_TAPS.values(), *READ_DOTS.values(),
 )  # fmt: skip

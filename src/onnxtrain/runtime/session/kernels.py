@@ -29,6 +29,7 @@ from ..fusion.operators import (
     MODES,
     NEAREST,
     PAD,
+    PUT_ELEMENTS,
     READ_DOTS,
     SCATTER_ELEMENTS,
     SOFTMAX_ACROSS,
@@ -161,17 +162,20 @@ def _added_rows(nodes: Nodes, node: Opened) -> Node | None:
 
 
 def _added_elements(nodes: Nodes, node: Opened) -> Node | None:
-    """Elements added up by their places along an axis, from zero on."""
-    axis = node.attributes.get("axis", 0)
-    pattern = SINGLE._replace(attributes={"axis": axis, "reduction": "add"})
+    """Elements added up by their places along an axis, from zero on, or put there."""
+    axis, reduction = node.attributes.get("axis", 0), node.attributes.get("reduction", "none")
+    pattern = SINGLE._replace(attributes={"axis": axis, "reduction": reduction})
     bound = dict[str, str]()
     if node.operator != "ScatterElements":
         return None
     if not matches(nodes, node.outputs[0], pattern, bound):
         return _scattered(nodes, node)
-    places = _one_list(nodes, bound["rows"], axis)
+    operator = {"add": ADD_ELEMENTS, "none": PUT_ELEMENTS}.get(reduction)
+    if operator is None:
+        return None
+    places = _one_list(nodes, bound["rows"], axis) if reduction == "add" else None
     operands = (bound["shape"], places or bound["rows"], bound["source"])
-    return if_sound(Node(ADD_ELEMENTS, operands, node.outputs, (axis, int(places is not None))))
+    return if_sound(Node(operator, operands, node.outputs, (axis, int(places is not None))))
 
 
 def _scattered(nodes: Nodes, node: Opened) -> Node | None:
