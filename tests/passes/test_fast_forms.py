@@ -449,5 +449,5 @@ def test_an_element_that_a_sequence_does_not_have_stays_an_error() -> None:
         g (float[N] x) => (float[N] y) <int64 index = {2}>
         { s = SequenceConstruct(x, x) c = SequenceAt(s, index) y = Exp(c) }""")
     graded = differentiate(model, wrt=["x"], vjp=True)
-    with pytest.raises(Exception, match="[Ii]nvalid sequence index"):
+    with pytest.raises(Exception, match=r"[Ii]nvalid sequence index"):
         run(graded, x=np.ones(2, np.float32), y_grad=np.ones(2, np.float32))

@@ -22,6 +22,8 @@ ELEMENTS = 8192
 not measured kernel by kernel."""
 SHORT_COPY = 512
 """Elements of a copy up to which onnxruntime's Pad spends more time on beginning copies."""
+LONGEST_AXIS = 2**31 - 1
+"""Where a Slice ends that reads an axis to its beginning."""
 PRODUCTS = frozenset({"Gemm", "MatMul"})
 AS_LARGE = frozenset({"GatherElements", "Mul", "Reshape", "ScatterElements"})
 """The result is about as large as the first operand: in gradients nobody has inferred shapes."""
@@ -155,8 +157,8 @@ def _has_kernel(node: ir.Node) -> bool:
             return _sums_read(node)
         case "MaxPool" | "MaxUnpool":  # without indices onnxruntime's MaxPool is fast
             return len(node.outputs) > 1 if node.op_type == "MaxPool" else len(node.inputs) == 2
-        case "Pad":  # onnxruntime's is fast for long rows
-            return _pads_short_rows(node)
+        case "Pad" | "Slice":  # onnxruntime's are fast for long rows that are read forwards
+            return _pads_short_rows(node) if node.op_type == "Pad" else _reads_backwards(node)
         case "GridSample":
             return _samples_image(node)
         case "Col2Im" | "Conv" | "Reshape":
@@ -224,6 +226,15 @@ def _pads_short_rows(node: ir.Node) -> bool:
     each = zip(numbers, amounts[:count], amounts[count:])
     last = max((axis for axis, *both in each if any(both)), default=0)
     return elements_of(x.shape[last:]) < SHORT_COPY
+
+
+def _reads_backwards(node: ir.Node) -> bool:
+    """Whether a Slice of numbers reads whole axes from their end."""
+    x, operands = node.inputs[0], [known(value) for value in node.inputs[1:]]
+    if x is None or x.dtype != ir.DataType.FLOAT or len(operands) != 4 or None in operands:
+        return False
+    starts, ends, _, steps = ({*map(int, v.numpy().ravel())} for v in operands if v is not None)
+    return starts == steps == {-1} and all(end <= -LONGEST_AXIS for end in ends)
 
 
 def _moves_windows(node: ir.Node) -> bool:

@@ -22,8 +22,8 @@ def of_matrices(x: torch.Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) 
         return torch.diagonal(x, offset, dim1, dim2)
     begin = offset if offset >= 0 else -offset * columns
     end = (columns - offset) * columns  # what follows is of the row behind that of the last column
-    every = (slice(None),) * first
-    taken = x.flatten(first, second)[(*every, slice(begin, end, columns + 1))]
+    places = (*[slice(None)] * first, slice(begin, end, columns + 1))
+    taken = x.flatten(first, second)[places]
     return taken.movedim(first, -1)
 
 
@@ -42,7 +42,7 @@ def embedded(x: torch.Tensor, offset: int = 0, dim1: int = -2, dim2: int = -1) -
     begin = offset if offset >= 0 else -offset * size
     rest = size * size - begin - length * (size + 1)  # negative if there is no offset
     flat = functional.pad(long, (*behind, begin, rest))
-    return flat.unflatten(first, (size, size)).movedim(first + 1, second)
+    return torch.unflatten(flat, first, (size, size)).movedim(first + 1, second)
 
 
 def diag(x: torch.Tensor, diagonal: int = 0) -> torch.Tensor:

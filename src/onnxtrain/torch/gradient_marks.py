@@ -20,8 +20,8 @@ from torch.overrides import TorchFunctionMode
 from ..graph.edit import remove_nodes, replace_value
 from ..graph.nodes import same_shape
 from ..graph.subgraphs import node_protos
-from .attention_forms import attention, may_hide_all
 from . import diagonal_forms
+from .attention_forms import attention, may_hide_all
 from .distance_forms import distances
 from .loss_forms import cross_entropy, needs_another_form, reduction_of
 from .pool_forms import AXES, divided

@@ -38,6 +38,9 @@ MOST_PADDED = 8
 LARGEST_PADDING = 2**24
 """Along an axis: the kernel has a table of so many places."""
 
+MOST_AXES_TURNED = 8
+"""Axes of a tensor that are read backwards."""
+
 MISFITS = (
     (
         b"The inputs of a kernel of onnxtrain do not have the shapes that its node was made for. "
@@ -151,6 +154,16 @@ def axis(text: str) -> list[int]:
     if len(numbers) != 1 or not -8 <= numbers[0] < 8:
         raise ProgramError("the axis of a kernel is not described")
     return numbers
+
+
+def axes(text: str) -> list[int]:
+    """How many axes, and which, each of which may be counted from the end."""
+    count, *numbers = _integers(text) or [0]
+    most = MOST_AXES_TURNED
+    is_possible = all(-most <= n < most for n in numbers) and len({*numbers}) == count
+    if not 1 <= count == len(numbers) <= most or not is_possible:
+        raise ProgramError("the axes of a kernel are not described")
+    return [count, *numbers, *[0] * (most - count)]
 
 
 def row_stats(text: str) -> list[int]:
@@ -289,6 +302,8 @@ CROSS_ENTROPY_GRADIENT = Operator(
 """The same, a factor for all rows or each, what is added at labels: the softmax times the factor,
 and what is added."""
 PAD = Operator("Pad", (FLOAT,), (FLOAT,), padding, "padding", ("pad", "pad_rows"))
+FLIP = Operator("Flip", (FLOAT,), (FLOAT,), axes, "flips", ("turn", "turn_part"))
+"""Some axes are read backwards."""
 MAX_POOL = Operator(
     "MaxPool", (FLOAT,), (FLOAT, INT64), windows, "pools", ("max_pool", "pool_planes")
 )
@@ -346,8 +361,8 @@ GEMM = Operator(
 )  # fmt: skip
 """Two matrices: their product, and memory that nobody reads."""
 OPERATORS = (
-    ELEMENTWISE, GEMM, COLUMN_LOOP, ADD_ROWS, ADD_ROWS_TO, ADD_ELEMENTS, PAD, MAX_POOL, MAX_UNPOOL,
-    CUM_SUM, NEAREST, CUT_WINDOWS, FOLD_WINDOWS, ROW_STATS, PICK_LOG_SOFTMAX,
+    ELEMENTWISE, GEMM, COLUMN_LOOP, ADD_ROWS, ADD_ROWS_TO, ADD_ELEMENTS, PAD, FLIP, MAX_POOL,
+    MAX_UNPOOL, CUM_SUM, NEAREST, CUT_WINDOWS, FOLD_WINDOWS, ROW_STATS, PICK_LOG_SOFTMAX,
     CROSS_ENTROPY_GRADIENT, *ADD_TAPS.values(), *READ_DOTS.values(),
 )  # fmt: skip
 
