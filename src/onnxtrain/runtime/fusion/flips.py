@@ -1,9 +1,8 @@
 # mypy: allow-untyped-decorators, disable-error-code="attr-defined, call-arg, no-any-return"
 """A Slice that reads whole axes backwards. Import it only where numba is.
 
-onnxruntime takes its elements one by one: 0.65 ns each where they are read forwards, and four times
-as long as it takes torch. Here a row is read from its end with vectors, and what is behind the last
-of these axes is copied as it is.
+onnxruntime takes its elements one by one, 0.65 ns each, four times as long as torch. Here a row is
+read from its end with vectors, and what is behind the last of these axes is copied as it is.
 """
 
 from __future__ import annotations
