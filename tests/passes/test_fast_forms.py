@@ -531,3 +531,29 @@ def test_a_slice_of_everything_is_no_node(start, end, axis, slices):
     got = run(graded, x=x, y_grad=np.ones_like(expected))
     np.testing.assert_allclose(got["y"], expected, rtol=1e-6)
     assert got["x_grad"].sum() == pytest.approx(expected.sum(), rel=1e-5)
+
+
+@pytest.mark.parametrize(("index", "factor"), [(0, 1), (1, 2), (-1, 3), (-3, 1)])
+def test_elements_of_a_sequence_that_was_just_made(index: int, factor: int) -> None:
+    model = onnx.parser.parse_model(f"""
+        <ir_version: 9, opset_import: ["": 18]>
+        g (float[N] x) => (float[N] y)
+        <float two = {{2.0}}, float three = {{3.0}}, int64 index = {{{index}}}>
+        {{ a = Mul(x, two) b = Mul(x, three) s = SequenceConstruct(x, a, b)
+           c = SequenceAt(s, index) y = Exp(c) }}""")
+    graded = differentiate(model, wrt=["x"], vjp=True)
+    assert not any("Sequence" in kind for kind in types(graded))
+    x = np.array([0.5, -1.0], np.float32)
+    results = run(graded, x=x, y_grad=np.ones_like(x))
+    np.testing.assert_allclose(results["y"], np.exp(factor * x), rtol=1e-6)
+    np.testing.assert_allclose(results["x_grad"], factor * np.exp(factor * x), rtol=1e-6)
+
+
+def test_an_element_that_a_sequence_does_not_have_stays_an_error() -> None:
+    model = onnx.parser.parse_model("""
+        <ir_version: 9, opset_import: ["": 18]>
+        g (float[N] x) => (float[N] y) <int64 index = {2}>
+        { s = SequenceConstruct(x, x) c = SequenceAt(s, index) y = Exp(c) }""")
+    graded = differentiate(model, wrt=["x"], vjp=True)
+    with pytest.raises(Exception, match=r"[Ii]nvalid sequence index"):
+        run(graded, x=np.ones(2, np.float32), y_grad=np.ones(2, np.float32))

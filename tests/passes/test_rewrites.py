@@ -51,6 +51,12 @@ CASES = [
     ("a = Exp(x) dead = Log(a) y = Tanh(a)", ["Exp", "Tanh"]),
     ("a = Identity(x) y = Tanh(a)", ["Tanh"]),
     ("a = Gemm<transA=1>(x, x) b = Transpose<perm=[1,0]>(a) y = Exp(b)", ["Gemm", "Exp"]),
+    ("a = Slice(x, i0, all, i1) y = Exp(a)", ["Exp"]),
+    ("a = Slice(x, i0, i1, i1) y = Exp(a)", ["Slice", "Exp"]),
+    ("a = Slice(x, m1, low, i1, m1) y = Exp(a)", ["Slice", "Exp"]),  # backwards
+    ("a = Slice(x, i0, i0, i1) b = Concat<axis=1>(a, x) y = Exp(b)", ["Exp"]),
+    ("a = Slice(x, i0, i0, i1) b = Concat<axis=1>(x, a, x) y = Exp(b)", ["Concat", "Exp"]),
+    ("a = Concat<axis=1>(x) y = Exp(a)", ["Exp"]),
     # rows are moved, and the swap that onnxruntime makes part of the product is apart
     (PRODUCT, ["Unsqueeze", "Unsqueeze", "Transpose", "Transpose", "MatMul", "Reshape"]),
 ]
@@ -62,7 +68,7 @@ def model_of(body: str) -> onnx.ModelProto:
         "g (float[N,3] x) => (float[A,B] y) <float one = {1}, float zero = {0}, "
         "int64[1] i0 = {0}, int64[1] i1 = {1}, int64[1] m2 = {-2}, int64[1] m1 = {-1}, "
         "int64[2] two = {1, 2}, "
-        "float half = {0.5}, "
+        "float half = {0.5}, int64[1] all = {9}, int64[1] low = {-9}, "
         f"int64[1] flat = {{-1}}, int64[2] back = {{-1,3}}> {{ {body} }}"
     )
 

@@ -276,6 +276,8 @@ PADDED = [
     ((30, 4), (0, 1, 0, 2)), ((5, 6, 7), (0, 2, 3, 0, 1, 2)), ((5, 6, 7), (1, 0, 0, 2, 0, 0)),
     ((2, 3, 4, 5, 6), (0, 0, 1, 2, 3, 0, 0, 3, 2, 1)), ((9,), (4, 4)), ((3, 1), (1, 2, 2, 0)),
     ((40_000, 3), (0, 1, 0, 1)), ((3, 5), (0, 0, 0, 0)), ((0, 5), (0, 1, 0, 1)),
+    ((300, 1, 3), (0, 0, 0, 0, 20, 0)), ((300, 1), (0, 3, 0, 20)),
+    ((300, 2, 3), (0, 9, 0, 0, 0, 0)),
     ((200_000,), (1, 300_000)),  # its table is memory that a free gives back to the system
 ]  # fmt: skip
 
@@ -338,6 +340,70 @@ def test_padding_of_another_rank_is_an_error() -> None:
     model.graph.input[0].type.tensor_type.ClearField("shape")
     with pytest.raises(Exception, match=r"do not have the shapes"):
         run(model.SerializeToString(), {"x": np.zeros(5, np.float32)})
+
+
+# --- axes that are read backwards -----------------------------------------------------------------
+
+TURNED = [
+    ((9,), (0,)), ((5, 7), (0,)), ((5, 7), (1,)), ((5, 7), (0, -1)), ((3, 4, 5), (1,)),
+    ((3, 4, 5), (2, 0)), ((3, 4, 5), (-2, 0)), ((2, 3, 4, 5), (1, 2)), ((3, 1, 4), (1,)),
+    ((100_003,), (0,)), ((300, 2, 70), (0, 2)), ((0, 3), (1,)), ((3, 0), (0,)), ((1, 1), (0, 1)),
+]  # fmt: skip
+
+
+def turned(axes: tuple[int, ...], rank: int, start: int = -1, end: int = -(2**63)) -> bytes:
+    count, dims = len(axes), ", ".join("ABCDEFGH"[:rank])
+
+    def vector(name: str, numbers: tuple[int, ...]) -> onnx.TensorProto:
+        return onnx.numpy_helper.from_array(np.array(numbers, np.int64), name)
+
+    model = parsed(f"g (float[{dims}] x) => (float[{dims}] y) {{ y = Slice(x, s, e, a, t) }}")
+    tensors = (("s", (start,) * count), ("e", (end,) * count), ("a", axes), ("t", (-1,) * count))
+    model.graph.initializer.extend(vector(name, numbers) for name, numbers in tensors)
+    return marked(model, "Slice")
+
+
+@pytest.mark.parametrize(("shape", "axes"), TURNED)
+def test_axes_read_backwards(
+    monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], axes: tuple[int, ...]
+) -> None:
+    x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    x.ravel()[:1] = np.nan
+    content = turned(axes, len(shape))
+    assert operators_of(content) == ["Flip"]
+    (ours,), (plain,) = both_ways(monkeypatch, content, {"x": x})
+    np.testing.assert_array_equal(ours, plain)
+    np.testing.assert_array_equal(ours, np.flip(x, axes))
+
+
+def test_the_pass_marks_what_is_read_backwards() -> None:
+    def marks(rows: int, step: int) -> int:
+        model = parsed(f"""g (float[{rows},10] x) => (float[A,B] y)
+            <int64[1] s = {{{min(step, 0)}}}, int64[1] e = {{{step * 2**61}}},
+             int64[1] a = {{1}}, int64[1] t = {{{step}}}>
+            {{ z = Exp(x) y = Slice(z, s, e, a, t) }}""")
+        graded = onnxtrain.differentiate(model, wrt=["x"], vjp=True)
+        return sum(n.doc_string == KERNEL for n in graded.graph.node if n.op_type == "Slice")
+
+    assert [marks(100, -1), marks(10_000, -1), marks(10_000, 2)] == [0, 2, 0]
+    assert marks(10_000, -2) == 1  # its gradient is turned, and spread
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        turned((0,), 2, start=-2), turned((0,), 2, end=-5), turned((0, 0), 2), turned((9,), 2),
+    ],
+    ids=["not from the end", "not to the beginning", "an axis twice", "no such axis"],
+)  # fmt: skip
+def test_other_slices_stay(content: bytes) -> None:
+    assert with_own_kernels(outline_of(content)) is None
+
+
+def test_axes_that_a_tensor_does_not_have_are_an_error() -> None:
+    content = turned((1, -1), 2)
+    with pytest.raises(Exception, match=r"do not have the shapes"):
+        run(content, {"x": np.zeros((2, 3), np.float32)})
 
 
 # --- rows added up by number ----------------------------------------------------------------------

@@ -666,6 +666,74 @@ def test_values_that_are_returned_twice_or_as_they_came(exporter: str) -> None:
     assert_same_gradients(ours, theirs, 1e-5)
 
 
+class Views(nn.Module):
+    """Results of any form that a function of one tensor gives."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.function(x)
+
+
+VIEWS: dict[str, Any] = {
+    "flatten": lambda x: x.flatten(1),
+    "transpose": lambda x: x.transpose(0, -1),
+    "expand": lambda x: x.unsqueeze(0).expand(2, *x.shape),
+    "diagonal": lambda x: x.diagonal(0, 1, 2),
+    "split": lambda x: list(x.split([1, 3], -1)),
+    "the argument": lambda x: x,
+    "some": lambda x: {"row": x[0], "all": (x, x.permute(2, 0, 1))},
+}
+COPIES: dict[str, Any] = {
+    "a view and a copy": lambda x: (x.view(-1), x.flatten(1).clone()),
+    "a reshape that copies": lambda x: x.transpose(0, 1).reshape(-1),
+    "a changed argument": lambda x: x.add_(1).view(-1),
+    "a product": lambda x: (x * 2).view(-1),
+}
+
+
+def tensors_of(result: Any) -> list[torch.Tensor]:
+    return [t for t in torch.utils._pytree.tree_leaves(result) if torch.is_tensor(t)]
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_views_of_an_argument_are_views_as_in_torch(name: str) -> None:
+    ours, theirs = pair(Views(VIEWS[name]))
+    for shape in ((2, 3, 4), (5, 6, 4), (3, 2, 4)):
+        x = torch.randn(shape)
+        values = []
+        for module in (ours, theirs):
+            argument = x.clone().requires_grad_()
+            result = module(argument)
+            tensors = tensors_of(result)
+            sum(((i + 1) * t.square()).sum() for i, t in enumerate(tensors)).backward()
+            places = [
+                (t.storage_offset(), t.stride(), t.data_ptr() - argument.data_ptr())
+                for t in tensors
+            ]
+            values.append((result, argument.grad, places))
+        torch.testing.assert_close(*[v[0] for v in values])
+        torch.testing.assert_close(*[v[1] for v in values], rtol=0, atol=0)
+        assert values[0][2] == values[1][2]
+        with torch.no_grad():
+            first = tensors_of(ours(x))[0]
+            assert first.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
+    assert exports(ours) <= 2
+
+
+@pytest.mark.parametrize("name", COPIES)
+def test_what_is_no_view_in_torch_has_memory_of_its_own(name: str) -> None:
+    ours, theirs = pair(Views(COPIES[name]))
+    x = torch.randn(2, 3, 4)
+    mine, other = ours(x.clone()), theirs(x.clone())
+    torch.testing.assert_close(mine, other)
+    argument = x.clone()
+    for tensor in tensors_of(ours(argument)):
+        assert tensor.untyped_storage().data_ptr() != argument.untyped_storage().data_ptr()
+
+
 class IgnoresASize(nn.Module):
     def __init__(self) -> None:
         super().__init__()

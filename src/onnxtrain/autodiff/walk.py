@@ -20,6 +20,7 @@ from . import sequences
 from .composites import Composite, find_composites
 from .poles import is_guarded, zero_where
 from .registry import Rule, lookup
+from .side_by_side import join
 
 
 def is_differentiable(value: ir.Value | None) -> bool:
@@ -196,6 +197,7 @@ class Walk:
             if sequences.is_sequence(value):
                 total = sequences.add(self.op, parts)
             else:
+                parts = join(self.op, parts)
                 total = parts[0]
                 for part in parts[1:]:  # a chain of Add runs faster than one Sum
                     total = total + part

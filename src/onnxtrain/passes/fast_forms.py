@@ -28,7 +28,7 @@ from ..autodiff.walk import Walk, attributes_of
 from ..graph import OpBuilder, Tensor
 from ..graph.edit import remove_nodes, replace_value, take_over
 from ..graph.infer_nodes import infer_nodes
-from ..graph.nodes import ints, known, scalar
+from ..graph.nodes import ints, known, producer_of, scalar
 from ..graph.tensor import dims_of
 from .batch_as_depth import BatchAsDepth, has_small_maps
 from .conv_transpose import Mirrored, as_product, is_few_elements, is_mirrored
@@ -112,6 +112,19 @@ def same_type(node: ir.Node) -> ir.Value | None:
     if x is None or like is None or x.dtype is None:
         return None
     return x if x.dtype == like.dtype else None
+
+
+def of_known_sequence(node: ir.Node) -> ir.Value | None:
+    """An element of a sequence that was just put together is what was put there.
+
+    `hstack` and its like are exported so. In the gradient, tensors were taken out of sequences,
+    added to zeros and put back: three of a million numbers, both ways, 5.9 ms.
+    """
+    sequence, position = producer_of(node.inputs[0], "SequenceConstruct"), known(node.inputs[1])
+    if sequence is None or position is None:
+        return None
+    index, count = int(position.numpy().reshape(())), len(sequence.inputs)
+    return sequence.inputs[index] if -count <= index < count else None
 
 
 def saturated_softplus(node: ir.Node) -> ir.Value | None:
@@ -199,6 +212,7 @@ BEYOND = 2**62
 
 REWRITES: dict[str, tuple[Callable[[ir.Node], ir.Value | None], ...]] = {
     "CastLike": (same_type,),
+    "SequenceAt": (of_known_sequence,),
     "Mul": (neutral_operand, gelu_that_fuses),
     "Div": (neutral_operand,),
     "Slice": (whole_slice,),

@@ -201,6 +201,30 @@ def pads_of_all_axes(node: ir.Node) -> ir.Value | None:
     return None
 
 
+def whole_slice(node: ir.Node) -> ir.Value | None:
+    """A Slice that leaves every axis as long as it is, forwards."""
+    steps = ints(node.inputs[4]) if len(node.inputs) > 4 and node.inputs[4] is not None else [1]
+    if steps is None or any(step != 1 for step in steps):
+        return None
+    return node.inputs[0] if same_shape(node.inputs[0], node.outputs[0]) else None
+
+
+def joined_with_nothing(node: ir.Node) -> ir.Value | None:
+    """A Concat needs no operands that are empty along its axis; one alone is the result."""
+    axis = node.attributes.get_int("axis", 0)
+    filled = [v for v in node.inputs if v is None or not _is_empty(v, axis)]
+    if not filled or len(filled) == len(node.inputs):
+        return node.inputs[0] if len(node.inputs) == 1 else None
+    if len(filled) == 1:
+        return filled[0]
+    return insert(node, "Concat", filled, "filled", axis=axis)
+
+
+def _is_empty(value: ir.Value, axis: int) -> bool:
+    dims = dims_of(value)
+    return dims is not None and -len(dims) <= axis < len(dims) and dims[axis] == 0
+
+
 def pointless_cast(node: ir.Node) -> ir.Value | None:
     """A Cast to the type that the value has."""
     source = node.inputs[0]
@@ -267,6 +291,8 @@ REWRITES: dict[str, tuple[Rewrite, ...]] = {
     "Transpose": (double_transpose, trivial_transpose, transposed_product, transpose_for_product),
     "Gemm": (tall_product,),
     "Pad": (pads_of_all_axes,),
+    "Slice": (whole_slice,),
+    "Concat": (joined_with_nothing,),
     "Reshape": (reshape_of_reshape,),
     "Squeeze": (undone_axes, reduced_axes),
     "Unsqueeze": (undone_axes,),

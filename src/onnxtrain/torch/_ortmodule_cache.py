@@ -65,6 +65,8 @@ class Kind:
         training: the mode.
         changes_arguments: whether the module changes arguments in place.
         is_tensor: whether a call gives a tensor, and changes no argument.
+        has_only_views: whether a call gives nothing but its arguments' memory: torch has nothing to
+            compute for that either, and a graph would copy it.
         constants: tensors of the module that its graphs have as constants; None without any.
     """
 
@@ -80,6 +82,7 @@ class Kind:
         self.constants = constants
         self.training, self.changes_arguments = traced.training, bool(traced.changed)
         self.is_tensor = traced.result == TENSOR and not traced.changed
+        self.has_only_views = traced.has_only_views
         number = {n: i for i, n in enumerate(names)}
         self.counts = {
             number[n]: number[count] for n, count in traced.averaged.items() if n in number

@@ -95,6 +95,8 @@ class _Probed:
         returned: from places in the result to the changed argument that stands there itself.
         probe: what else there was to see.
         count: of the tensors in the result, and of changed arguments.
+        has_only_views: whether all tensors in the result are in the memory of arguments, and
+            nothing else happened.
     """
 
     result: Structure
@@ -104,6 +106,7 @@ class _Probed:
     returned: dict[int, int]
     probe: Probe
     count: int
+    has_only_views: bool
 
 
 @dataclass
@@ -127,6 +130,7 @@ class Traced:
         exporter: which exporter made it, and why not the preferred one.
         structure: of the arguments.
         training: the mode.
+        has_only_views: whether all that it returns is in the memory of its arguments.
     """
 
     model: onnx.ModelProto
@@ -145,6 +149,7 @@ class Traced:
     returned: dict[int, int]
     structure: Structure
     training: bool
+    has_only_views: bool = False
 
 
 @dataclass
@@ -252,6 +257,7 @@ def trace(
         probed.returned,
         structure,
         module.training,
+        probed.has_only_views,
     )
 
 
@@ -356,6 +362,7 @@ def _probe(
     if not leaves and not arguments:
         raise ORTModuleIOError(f"{type(module).__name__} returns no tensor.")
     statistics = _statistics(module)
+    is_pure = not modified and not arguments and not probe.reads
     return _Probed(
         expected,
         [n for n in modified if n not in statistics],
@@ -364,7 +371,14 @@ def _probe(
         {k: i for k, leaf in enumerate(leaves) for i in arguments if leaf is tensors[i]},
         probe,
         len(leaves) + len(arguments),
+        is_pure and _are_views(leaves, tensors),
     )
+
+
+def _are_views(results: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether all results are in the memory of these tensors."""
+    memory = {t.untyped_storage().data_ptr() for t in tensors if t.numel()}
+    return all(r.numel() and r.untyped_storage().data_ptr() in memory for r in results)
 
 
 def _put_back(module: torch.nn.Module, name: str, buffer: torch.Tensor) -> None:

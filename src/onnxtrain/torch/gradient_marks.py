@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 from ..graph.edit import remove_nodes, replace_value
 from ..graph.nodes import same_shape
 from ..graph.subgraphs import node_protos
+from . import diagonal_forms
 from .attention_forms import attention, may_hide_all
 from .distance_forms import distances
 from .loss_forms import cross_entropy, needs_another_form, reduction_of
@@ -298,6 +299,21 @@ def _distances(marks: GradientMarks, *args: Any, **kwargs: Any) -> torch.Tensor:
     return distances(*args, **kwargs)
 
 
+# --- diagonals ------------------------------------------------------------------------------------
+
+
+def _by_steps(form: Callable[..., torch.Tensor], function: Callable[..., torch.Tensor]) -> Any:
+    def another(marks: GradientMarks, *args: Any, **kwargs: Any) -> torch.Tensor:
+        x = args[0] if args else kwargs.get("input")
+        if not diagonal_forms.takes(x):
+            return function(*args, **kwargs)
+        marks.count += 1
+        named = {"x" if name == "input" else name: value for name, value in kwargs.items()}
+        return form(*args, **named)
+
+    return another
+
+
 # --- attention ------------------------------------------------------------------------------------
 
 
@@ -386,6 +402,9 @@ SPATIAL: dict[Any, int] = {
 }
 """Pooling functions, and over how many axes they go."""
 
+DIAGONALS = (torch.diagonal, torch.diagonal_copy, torch.Tensor.diagonal)
+EMBEDDINGS = (torch.diag_embed, torch.Tensor.diag_embed)
+
 ANOTHER_FORM: dict[Any, Callable[..., Any]] = {
     **{function: _selecting(function, torch.argmax) for function in (torch.max, torch.Tensor.max)},
     **{function: _selecting(function, torch.argmin) for function in (torch.min, torch.Tensor.min)},
@@ -398,6 +417,9 @@ ANOTHER_FORM: dict[Any, Callable[..., Any]] = {
     functional.embedding_bag: _embedding_bag,
     torch.embedding: _low_level_embedding,
     torch.cdist: _distances,
+    **{f: _by_steps(diagonal_forms.of_matrices, f) for f in DIAGONALS},
+    **{f: _by_steps(diagonal_forms.embedded, f) for f in EMBEDDINGS},
+    **{f: _by_steps(diagonal_forms.diag, f) for f in (torch.diag, torch.Tensor.diag)},
 }
 """Functions of torch that an export would get wrong, or not at all."""
 

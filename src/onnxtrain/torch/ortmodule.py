@@ -222,8 +222,12 @@ class ORTModule(torch.nn.Module):
                 kind = cache.find(structure, inputs, graded, settings)
                 cache.remember(key, kind)
             cache.used[kind.training] = kind
-            protected_inputs = protected(kind.traced, inputs) if kind.changes_arguments else inputs
-            prepared = kind.prepare(protected_inputs, cache)
+            if not kind.has_only_views:
+                changes = kind.changes_arguments
+                protected_inputs = protected(kind.traced, inputs) if changes else inputs
+                prepared = kind.prepare(protected_inputs, cache)
+        if kind.has_only_views:
+            return self._wrapped(*args, **kwargs)
         outputs = kind(protected_inputs, cache, *prepared)
         return outputs[0] if kind.is_tensor else kind.result(outputs, inputs)
 

@@ -132,7 +132,10 @@ def slice_(
             dy = _spread(op, dy, y, axis, abs(stride))
     if _takes_all(starts, ends, strides):
         return dy
-    return op.Pad(dy, _slice_pads(op, y, x, starts, ends, where, strides), None, op.const(where))
+    pads = _slice_pads(op, y, x, starts, ends, where, strides)
+    if pads.const is not None and not pads.const.any():
+        return dy
+    return op.Pad(dy, pads, None, op.const(where))
 
 
 ANY_LENGTH = 2**31 - 1

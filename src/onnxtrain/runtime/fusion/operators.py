@@ -39,6 +39,9 @@ MOST_PADDED = 8
 LARGEST_PADDING = 2**24
 """Along an axis: the kernel has a table of so many places."""
 
+MOST_AXES_TURNED = 8
+"""Axes of a tensor that are read backwards."""
+
 MISFITS = (
     (
         b"The inputs of a kernel of onnxtrain do not have the shapes that its node was made for. "
@@ -180,6 +183,16 @@ def places(text: str) -> list[int]:
     if len(numbers) != 2 or numbers[1] not in (0, 1):
         raise ProgramError("the places of elements are not described")
     return [*axis(str(numbers[0])), numbers[1]]
+
+
+def axes(text: str) -> list[int]:
+    """How many axes, and which, each of which may be counted from the end."""
+    count, *numbers = _integers(text) or [0]
+    most = MOST_AXES_TURNED
+    is_possible = all(-most <= n < most for n in numbers) and len({*numbers}) == count
+    if not 1 <= count == len(numbers) <= most or not is_possible:
+        raise ProgramError("the axes of a kernel are not described")
+    return [count, *numbers, *[0] * (most - count)]
 
 
 def row_stats(text: str) -> list[int]:
@@ -337,6 +350,8 @@ CROSS_ENTROPY_GRADIENT = Operator(
 """The same, a factor for all rows or each, what is added at labels: the softmax times the factor,
 and what is added."""
 PAD = Operator("Pad", (FLOAT,), (FLOAT,), padding, "padding", ("pad", "pad_rows"))
+FLIP = Operator("Flip", (FLOAT,), (FLOAT,), axes, "flips", ("turn", "turn_part"))
+"""Some axes are read backwards."""
 MAX_POOL = Operator(
     "MaxPool", (FLOAT,), (FLOAT, INT64), windows, "pools", ("max_pool", "pool_planes")
 )
@@ -408,7 +423,7 @@ GEMM = Operator(
 """Two matrices: their product, and memory that nobody reads."""
 OPERATORS = (
     ELEMENTWISE, GEMM, COLUMN_LOOP, ADD_ROWS, ADD_ROWS_TO, ADD_ELEMENTS, PUT_ELEMENTS, GATHER, PAD,
-    MAX_POOL, MAX_UNPOOL, SCATTER_ELEMENTS, CUM_SUM, NEAREST, CUT_WINDOWS, FOLD_WINDOWS, ROW_STATS,
+    FLIP,    MAX_POOL, MAX_UNPOOL, SCATTER_ELEMENTS, CUM_SUM, NEAREST, CUT_WINDOWS, FOLD_WINDOWS, ROW_STATS,
     PICK_LOG_SOFTMAX, CROSS_ENTROPY_GRADIENT, DETERMINANTS, COFACTORS, TOP, SOFTMAX_ACROSS,
     *ADD_TAPS.values(), *READ_DOTS.values(),
 )  # fmt: skip

@@ -118,12 +118,19 @@ def _pad(job: Any, begin: Any, end: Any) -> None:
             _read_by_table(source, target, table, size, value)
             continue
         _copy(source, target + 4 * first * inner, (behind - first) * inner)
-        for i in range(length - (behind - first)):
-            column = i if i < first else i + behind - first
-            if table[column] == NOTHING:
-                _fill(target + 4 * column * inner, inner, value)
+        column = I64(0)
+        while column < length:
+            if column == first:
+                column = behind
+                continue
+            stop = column + 1
+            if table[column] == NOTHING:  # as many as there are at once
+                while stop < length and table[stop] == NOTHING:
+                    stop += 1
+                _fill(target + 4 * column * inner, (stop - column) * inner, value)
             else:
                 _copy(source + 4 * table[column] * inner, target + 4 * column * inner, inner)
+            column = stop
 
 
 @cfunc("void(int64, int64)", **OPTIONS)

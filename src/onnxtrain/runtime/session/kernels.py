@@ -21,6 +21,7 @@ from ..fusion.operators import (
     COFACTORS,
     CUM_SUM,
     DETERMINANTS,
+    FLIP,
     FOUR_TAPS,
     GATHER,
     GEMM,
@@ -44,6 +45,8 @@ from .windows import cut_by_conv, cut_by_slices, folded
 
 DOUBLE, FLOAT, INT64 = 11, 1, 7
 TO_END = 2**63 - 1
+FAR = 2**31 - 1
+"""Beyond the end of any axis."""
 
 
 def with_own_kernels(outline: Outline) -> bytes | None:
@@ -307,6 +310,21 @@ def _padded(nodes: Nodes, node: Opened) -> Node | None:
     return if_sound(Node(PAD, node.inputs[:1], node.outputs, numbers))
 
 
+# --- axes that are read backwards ----------------------------------------------------------------
+
+
+def _turned(nodes: Nodes, node: Opened) -> Node | None:
+    """A Slice of whole axes, each from its end to its beginning."""
+    values = [nodes.constant(name) if name else None for name in node.inputs[1:]]
+    if len(values) != 4 or any(value is None for value in values):
+        return None
+    starts, ends, axes, steps = (value.elements for value in values if value is not None)
+    is_whole = {*steps} == {-1} and {*starts} == {-1} and all(end <= -FAR for end in ends)
+    if not is_whole or not len(starts) == len(ends) == len(axes) == len(steps):
+        return None
+    return if_sound(Node(FLIP, node.inputs[:1], node.outputs, (len(axes), *axes)))
+
+
 # --- cumulative sums ------------------------------------------------------------------------------
 
 
@@ -455,4 +473,5 @@ RECOGNISED: dict[str, Callable[[Nodes, Opened], Node | None]] = {
     "ScatterND": _added_rows,
     "Softmax": _softmax_across,
     "TopK": _sorted,
+    "Slice": _turned,
 }
