@@ -1,6 +1,6 @@
 """Two gigabytes of weights, trained whole and in part: `python3 -m benchmarks.large [--only CASE]`.
 
-A decoder in the shape of Llama (48 layers, width 1024, 16 heads on 4, 32,000 words, 0.56 billion
+A decoder in the shape of Llama (48 layers, width 1024, 16 heads on 4, 32,000 words, 0.59 billion
 parameters) with random weights, 2×64 tokens. What is trained: everything, by SGD and by AdamW; the
 last four blocks; adapters of rank 8 beside all linear layers but the last, with the weights in
 float32 and in four bits. Every stage is a process of its own with two threads: artifacts, then
@@ -9,7 +9,7 @@ with the same weights trained, where that needs no further package. Memory is th
 resident up to the end of a stage, disk is what a stage wrote, time is the median of the steps.
 
 The rows go to `benchmarks/results/large.json`, and from there to `docs/performance.md`.
-The model (2.2 GB) and the artifacts are written to a folder that is deleted at the end.
+The model (2.4 GB) and the artifacts are written to a folder that is deleted at the end.
 """
 
 from __future__ import annotations
