@@ -708,15 +708,10 @@ def _is_start_of_planes(node: ir.Node, named: Collection[str]) -> bool:
     )
     if not is_copy or image is None or not all(isinstance(d, int) and d > 0 for d in image[1:]):
         return False
-    begin, end, axes, steps = (_integers(v) for v in (*node.inputs[1:], None)[:4])
+    begin, end, axes, steps = (ints(v) for v in (*node.inputs[1:], None)[:4])
     spatial = list(range(2, len(image)))
     is_first = begin == [0] * len(spatial) and end == ones and steps in (None, ones)
     return is_first and axes is not None and [a % len(image) for a in axes] == spatial
-
-
-def _integers(value: ir.Value | None) -> list[int] | None:
-    constant = known(value)
-    return None if constant is None else [int(n) for n in constant.numpy().ravel()]
 
 
 def start_of_planes(op: OpBuilder, node: ir.Node) -> Written:
