@@ -1,13 +1,14 @@
 """Whole training steps of the networks in PyTorch's own compiler benchmarks.
 
-    python3 -m benchmarks.networks [--only GLOB] [--missing] [--rounds 7]
+    python3 -m benchmarks.networks --prepare [--missing] [--only GLOB] [--cache FOLDER]
+    python3 -m benchmarks.networks [--missing] [--only GLOB] [--cache FOLDER] [--rounds 7]
 
-The names and sizes are those of `conformance/lists/torch_benchmarks.py`: all 18 of timm and all 55
-of Hugging Face, scaled down, with random weights. A network is trained in a process of its own by
-PyTorch eager, PyTorch compiled (both with the fused AdamW) and Module + Optimizer, two threads
-each, in turns. What is minimised is the sum of all outputs times fixed random numbers, and the
-first losses must agree. Rows are written as they come; with `--missing` a run that was cut goes on.
-A network that fails or hangs is a row too.
+All 18 names of timm and all 55 of Hugging Face; `benchmarks/network_cases.py` has their sizes. The
+first command compiles and exports and times nothing, so that it may run while others work; the
+second one does what is not prepared and then times PyTorch eager, PyTorch compiled (both with the
+fused AdamW) and Module + Optimizer in turns, in a process per network, two threads each. Rows are
+written as they come; with `--missing` a run that was cut goes on. A network or a side that fails
+or hangs is a row, too.
 """
 
 from __future__ import annotations
@@ -16,176 +17,101 @@ import argparse
 import fnmatch
 import json
 import math
-import os
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from benchmarks.environments import ROOT
+from benchmarks.network_steps import (
+    EXACT,
+    PACKAGES,
+    RATE,
+    SIDES,
+    Row,
+    folder_of,
+    give_up,
+    is_prepared,
+    measure,
+    prepare,
+    read_notes,
+    settings,
+)  # fmt: skip
 
 RESULTS = ROOT / "benchmarks" / "results" / "networks.json"
 PAGE = ROOT / "docs" / "network_speed.md"
+CACHE = ROOT / ".cache" / "networks"
 LIST = "torch_benchmarks"
-THREADS, RATE, DECAY = 2, 1e-4, 0.01
-SIDES = ("eager", "compiled", "ours")
-TURN = 0.15
-"""Seconds of a turn that are timed, or one step."""
-AGREE = 2e-3
-"""How far the first losses may be apart, relative to the sum of their terms without signs."""
-LIMIT = 420.0
-"""Seconds that a network may take, compilation included."""
-
-Row = dict[str, Any]
-Step = Callable[[], float]
+AGREE, TIMES = 1e-3, 2.0
+"""How far the change of a loss may be from that in float64, relative to it: so far, or so many
+times as far as that of the worse torch is."""
+PREPARING, MEASURING = 1200.0, 420.0
+"""Seconds that one side of a network may take to prepare, and its row."""
 
 
-# --- one network, in its own process --------------------------------------------------------------
+# --- a process per network ------------------------------------------------------------------------
 
 
-def measure(name: str, rounds: int) -> Row:
-    """First steps and later ones of all sides; what went wrong of a side that has none."""
-    import torch
-
-    from conformance.lists import torch_benchmarks
-    from conformance.torch_function import TorchFunction, random_weights
-
-    torch.set_num_threads(THREADS)
-    case = torch_benchmarks.case(name)
-    function = TorchFunction(case)
-    point = function.point()
-    function.weights = random_weights(function.outputs(point))
-    _, size = function.loss_and_size({})
-    row: Row = {"name": name, "parameters": sum(p.numel() for p in case.module.parameters())}
-    makers = {
-        "eager": lambda: torch_step(case, function.weights, is_compiled=False),
-        "compiled": lambda: torch_step(case, function.weights, is_compiled=True),
-        "ours": lambda: our_step(case, function),
-    }
-    steps, losses = dict[str, Step](), dict[str, list[float]]()
-    for side, make in makers.items():
-        start = time.perf_counter()
-        try:
-            step = make()
-            losses[side] = [step()]
-            row[f"{side}_first"] = time.perf_counter() - start
-            losses[side] += [step() for _ in range(2)]
-            steps[side] = step
-        except Exception as error:
-            row[f"{side}_error"] = f"{type(error).__name__}: {error}".split("\n")[0][:200]
-    if "ours" in steps and "eager" in steps:
-        apart = max(abs(a - b) for a, b in zip(losses["ours"], losses["eager"], strict=True))
-        row["losses_apart"] = apart / max(size, 1e-30)
-    for side, times in in_turns(steps, rounds).items():
-        row[side] = times
-    return row
+def prepare_apart(python: str, name: str, options: argparse.Namespace) -> str:
+    """Prepares a network; a side at which the process hangs or dies is left out of the next try."""
+    for _ in range(len(SIDES) + 2):
+        row = run_apart(python, name, options, "--prepare")
+        if "error" not in row:
+            return "; ".join(f"{s}: {row[f'{s}_error']}" for s in SIDES if f"{s}_error" in row)
+        if not give_up(folder_of(options.cache, name), row["error"]):
+            break
+    return str(row["error"])
 
 
-def torch_step(case: Any, weights: Sequence[Any], *, is_compiled: bool) -> Step:
-    """A step of PyTorch's, on a copy of the module."""
-    import copy
-
-    import torch
-    from torch.utils import _pytree as pytree
-
-    module = copy.deepcopy(case.module)
-    factors = [torch.from_numpy(w) for w in weights]
-
-    def loss_of(*args: Any, **kwargs: Any) -> Any:
-        leaves = [x for x in pytree.tree_leaves(module(*args, **kwargs)) if torch.is_tensor(x)]
-        return sum((x * w).sum() for x, w in zip(leaves, factors, strict=True) if w.numel())
-
-    forward = torch.compile(loss_of) if is_compiled else loss_of
-    trained = [p for p in module.parameters() if p.requires_grad]
-    update = torch.optim.AdamW(trained, lr=RATE, weight_decay=DECAY, fused=True)
-
-    def step() -> float:
-        update.zero_grad(set_to_none=True)
-        loss = forward(*case.inputs, **case.kwargs)
-        loss.backward()
-        update.step()
-        return float(loss.detach())
-
-    return step
-
-
-def our_step(case: Any, function: Any) -> Step:
-    """Module and Optimizer on artifacts of the exported network."""
-    import onnxtrain
-    from conformance.exporters import EXPORTERS
-    from conformance.sessions import Session
-    from conformance.torch_function import arrays
-    from conformance.weighted import LOSS, weight_of, with_loss
-    from onnxtrain import CheckpointState, Module, Optimizer, optim
-
-    exported = EXPORTERS["dynamo"](case)
-    feeds = arrays(function.inputs)
-    outputs = Session(exported.model, whole=True).run(feeds)
-    counted = [n for n, w in zip(exported.outputs, function.weights, strict=True) if w.size]
-    model = with_loss(exported.model, {n: outputs[n] for n in counted})
-    weights = [w for w in function.weights if w.size]
-    feeds |= {weight_of(LOSS, n): w for n, w in zip(counted, weights, strict=True)}
-    gradients = function.gradients(function.point())
-    moved = [n for n, g in gradients.items() if n in exported.names and bool(g.any())]
-    with tempfile.TemporaryDirectory() as folder:
-        onnxtrain.generate_artifacts(
-            model, requires_grad=[exported.names[n] for n in moved], artifact_directory=folder,
-            no_gradient=exported.barriers,
-            optimizer=optim.adamw(preset="torch", weight_decay=DECAY),
-        )  # fmt: skip
-        state = CheckpointState.load_checkpoint(f"{folder}/checkpoint")
-        module = Module(f"{folder}/training_model.onnx", state)
-        update = Optimizer(f"{folder}/optimizer_model.onnx", module)
-    update.set_learning_rate(RATE)
-    stored = {i.name for i in model.graph.initializer}
-    batch = [feeds[i.name] for i in model.graph.input if i.name not in stored]
-
-    def step() -> float:
-        loss = module(*batch)
-        update.step()
-        module.lazy_reset_grad()
-        return float(loss[0] if isinstance(loss, list | tuple) else loss)
-
-    return step
-
-
-def in_turns(steps: dict[str, Step], rounds: int) -> dict[str, list[float]]:
-    """Milliseconds of a step by round; every turn begins with a step that is not timed."""
-    times: dict[str, list[float]] = {side: [] for side in steps}
-    for number in range(rounds):
-        for side in list(steps) if number % 2 == 0 else reversed(list(steps)):
-            steps[side]()
-            count, start = 0, time.perf_counter()
-            while count == 0 or time.perf_counter() - start < TURN:
-                steps[side]()
-                count += 1
-            times[side].append((time.perf_counter() - start) / count * 1e3)
-    return times
-
-
-# --- all networks ---------------------------------------------------------------------------------
-
-
-def run_apart(python: str, name: str, rounds: int) -> Row:
-    """The row of one network from a process of its own."""
-    command = [python, "-m", "benchmarks.networks", "--worker", name, "--rounds", str(rounds)]
-    settings = {**os.environ, "ONNXTRAIN_QUIET": "1"}
+def run_apart(python: str, name: str, options: argparse.Namespace, *more: str) -> Row:
+    """The row of one network, or what is prepared of it, from a process of its own."""
+    command = [python, "-m", "benchmarks.networks", "--worker", name, *more]
+    command += ["--rounds", str(options.rounds), "--cache", str(options.cache)]
+    limit = PREPARING if more else MEASURING
     try:
         done = subprocess.run(
-            command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT, check=False,
-            env=settings,
+            command, cwd=ROOT, capture_output=True, text=True, timeout=limit, check=False,
+            env=settings(options.cache),
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        return {"name": name, "error": f"no result in {LIMIT:.0f} s"}
+        return {"name": name, "error": f"no result in {limit:.0f} s"}
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     if done.returncode or not lines:
         last = (done.stderr.strip().splitlines() or [""])[-1][:200]
         return {"name": name, "error": f"exit code {done.returncode}: {last}"}
     row: Row = json.loads(lines[-1])
     return row
+
+
+# --- what rows say --------------------------------------------------------------------------------
+
+
+def apart(row: Row, side: str) -> tuple[float, float]:
+    """How far a side's losses are from those in float64, relative to these: the first, and changes.
+
+    Infinite where one is no number, or where there is nothing to compare.
+    """
+    exact, found = row["losses"].get(EXACT), row["losses"].get(side)
+    if not exact or not found or not all(map(math.isfinite, found)):
+        return math.inf, math.inf
+    changes = [
+        abs((f - found[0]) - (e - exact[0])) / max(abs(e - exact[0]), 1e-30)
+        for e, f in zip(exact[1:], found[1:], strict=True)
+    ]
+    return abs(found[0] - exact[0]) / max(abs(exact[0]), 1e-30), max(changes)
+
+
+def agrees(row: Row) -> bool:
+    """Whether our losses are as near to those in float64 as can be asked for."""
+    theirs = zip(apart(row, "eager"), apart(row, "compiled"), strict=True)
+    known = [max(filter(math.isfinite, pair), default=0.0) for pair in theirs]
+    return all(
+        ours <= max(AGREE, TIMES * other)
+        for ours, other in zip(apart(row, "ours"), known, strict=True)
+    )
 
 
 def ratios(row: Row, peers: Sequence[str] = ("eager", "compiled")) -> list[float]:
@@ -197,20 +123,39 @@ def ratios(row: Row, peers: Sequence[str] = ("eager", "compiled")) -> list[float
     return [theirs / ours for theirs, ours in zip(row[better], row["ours"], strict=True)]
 
 
-HEAD = """# Network by network
+HEAD = f"""# Network by network
 
 Made by `python3 -m benchmarks.networks`; the numbers are in `benchmarks/results/networks.json`.
 Whole training steps (AdamW) of the networks in PyTorch's own compiler benchmarks: 55 names of
-Hugging Face and 18 of timm, with the sizes of [the public list](conformance.md#torch_benchmarks)
-(small configurations of the former, small images for the latter), random weights, through the
-dynamo exporter. PyTorch eager, PyTorch compiled (both with its fused AdamW) and Module + Optimizer
-run in turns in one process, two threads each; the first three losses must agree. Milliseconds are
-medians over the rounds; the ratio is the better torch's time ÷ ours, taken round by round (in
-brackets: its quartiles), above 1 onnxtrain is faster. Slowest first.
+Hugging Face and 18 of timm. PyTorch eager, PyTorch compiled (both with its fused AdamW) and
+Module + Optimizer run in turns in one process, two threads each. Milliseconds are medians over the
+rounds; the ratio is the better torch's time ÷ ours, taken round by round (in brackets: its
+quartiles), above 1 onnxtrain is faster. Slowest first.
+
+**Sizes.** Networks of Hugging Face have their family's widths and heads divided by one power of two
+(at most 512 wide: BERT has 384, 6 heads of 64 and 1536 inside), two layers (two and two where there
+are encoder and decoder), 8192 tokens at most, and four rows of 128 tokens; what is minimised is the
+model's own loss. Those of timm have the sizes of [the public list](conformance.md#torch_benchmarks)
+and four small images, in training mode: BatchNormalization takes the batch's statistics. Nothing is
+dropped. Weights are random.
+
+**Losses.** PyTorch in float64 says what the first three losses are. The column *apart* has how far
+ours and eager's are from that, relative to how far the loss has moved: it shows gradients, not the
+digits before them. Ours may be {AGREE} off, or {TIMES:.0f} times as far as torch's own
+float32; so may the first loss, which is compared by itself. The learning rate is {RATE}: the first
+steps of AdamW move every weight by that much whatever its gradient's size, so that at 1e-4 rounding
+that decides about the signs of small gradients moves the loss (torch eager is then 30 % from
+float64 with adv_inception_v3, whose last BatchNormalizations see four numbers per channel), and at
+1e-6 weights of 1 round the step itself.
+
+**First step.** Seconds of the processor, compilers included, until the first step is done: export,
+artifacts and sessions for ours; torch.compile with one compiling process and empty caches. They are
+of the preparation (`--prepare`), which other work does not disturb as it does the clock.
 """
 COLUMNS = (
     "network", "parameters", "ours, ms", "torch eager, ms", "torch compiled, ms",
     "better torch ÷ ours", "eager ÷ ours", "first step: ours, s", "compiled, s",
+    "apart: ours (eager)", "exporter",
 )  # fmt: skip
 
 
@@ -245,13 +190,13 @@ def _summary(rows: Sequence[Row], failed: Sequence[Row]) -> str:
         return "No rows yet."
     best = [statistics.median(ratios(r)) for r in rows]
     mean = math.exp(statistics.fmean(map(math.log, best)))
-    far = [r["name"] for r in rows if r.get("losses_apart", 0.0) > AGREE]
+    far = [r["name"] for r in rows if not agrees(r)]
     text = (
         f"{len(rows)} networks, geometric mean **{mean:.2f}**, the least {best[0]:.2f}; "
         f"{sum(b < 1 for b in best)} slower than the better torch, {sum(b < 0.9 for b in best)} of "
         f"them below 0.9; {len(failed)} without a ratio."
     )
-    return text + (f" Losses are further apart than {AGREE}: {', '.join(far)}." if far else "")
+    return text + (f" Losses do not agree: {', '.join(far)}." if far else "")
 
 
 def _line(row: Row) -> str:
@@ -266,22 +211,39 @@ def _line(row: Row) -> str:
     cells += [f"{middle:.2f} ({low:.2f}–{high:.2f})", f"{eager:.2f}"]
     cells += [f"{row['ours_first']:.1f}"]
     cells += [f"{row['compiled_first']:.0f}" if "compiled_first" in row else "–"]
+    cells += [
+        f"{apart(row, 'ours')[1]:.0e} ({apart(row, 'eager')[1]:.0e})",
+        row.get("exporter", "–"),
+    ]
     return "| " + " | ".join(cells) + " |"
+
+
+# --- all networks ---------------------------------------------------------------------------------
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="*", help="names of networks, as a pattern")
-    parser.add_argument("--missing", action="store_true", help="only networks without a ratio")
+    parser.add_argument("--missing", action="store_true", help="only those not done yet")
+    parser.add_argument("--prepare", action="store_true", help="compile and export, time nothing")
+    parser.add_argument("--cache", type=Path, default=CACHE, help="where what is prepared lies")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=0.0, help="begin no network after so many")
     parser.add_argument("--note", default="", help="what should be said of this run")
     parser.add_argument("--worker", default="", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    options.cache = options.cache.resolve()
     if options.worker:
-        print(json.dumps(measure(options.worker, options.rounds)), flush=True)
+        print(json.dumps(work(options)), flush=True)
         return
     run(options)
+
+
+def work(options: argparse.Namespace) -> Row:
+    """What a process for one network does."""
+    if options.prepare:
+        return prepare(options.worker, options.cache)[1]
+    return measure(options.worker, options.rounds, options.cache)
 
 
 def run(options: argparse.Namespace) -> None:
@@ -289,18 +251,12 @@ def run(options: argparse.Namespace) -> None:
     from conformance.environment import lists, python_of
 
     python = python_of(LIST, lists()[LIST])
-    listing = "from conformance.lists.torch_benchmarks import names; print(*names(), sep='\\n')"
-    names = subprocess.check_output([python, "-c", listing], cwd=ROOT, text=True).split("\n")
-    results = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {"about": {}, "rows": []}
-    done = {r["name"] for r in results["rows"] if ratios(r)} if options.missing else set()
-    begun = time.monotonic()
-    for name in names:
-        if not name or name in done or not fnmatch.fnmatchcase(name, options.only):
+    results = stored()
+    for name in _names(python, options, results):
+        if options.prepare:
+            print(f"{name:50} {prepare_apart(python, name, options) or 'prepared'}", flush=True)
             continue
-        if options.seconds and time.monotonic() - begun > options.seconds:
-            print("the rest is left for another run (--missing)", flush=True)
-            break
-        row = run_apart(python, name, options.rounds)
+        row = run_apart(python, name, options)
         results["rows"] = [r for r in results["rows"] if r["name"] != name] + [row]
         note = options.note or results["about"].get("note", "")
         results["about"] = {"day": time.strftime("%Y-%m-%d"), "packages": _packages(python)}
@@ -312,11 +268,42 @@ def run(options: argparse.Namespace) -> None:
         print(f"{name:50} {shown}", flush=True)
 
 
+def stored() -> dict[str, Any]:
+    """The rows of runs before, those of networks of other sizes left out."""
+    if not RESULTS.is_file():
+        return {"about": {}, "rows": []}
+    results: dict[str, Any] = json.loads(RESULTS.read_text("utf-8"))
+    rows = [r for r in results["rows"] if "definition" in r or "error" in r]
+    return results | {"rows": rows} if rows else {"about": {}, "rows": []}
+
+
+def is_timed(row: Row, place: Path) -> bool:
+    """Whether a row has a ratio, and of the network that is prepared now, if one is."""
+    prepared = read_notes(place).get("definition", row.get("definition"))
+    return bool(ratios(row)) and row.get("definition") == prepared
+
+
+def _names(python: str, options: argparse.Namespace, results: dict[str, Any]) -> Iterator[str]:
+    """Names that are asked for, those that are done left out if so; until the time is over."""
+    listing = "from conformance.lists.torch_benchmarks import names; print(*names(), sep='\\n')"
+    names = subprocess.check_output([python, "-c", listing], cwd=ROOT, text=True).split()
+    rows = {row["name"]: row for row in results["rows"]}
+    begun = time.monotonic()
+    for name in names:
+        place = folder_of(options.cache, name)
+        is_done = is_prepared(place) if options.prepare else is_timed(rows.get(name, {}), place)
+        if (options.missing and is_done) or not fnmatch.fnmatchcase(name, options.only):
+            continue
+        if options.seconds and time.monotonic() - begun > options.seconds:
+            print("the rest is left for another run (--missing)", flush=True)
+            return
+        yield name
+
+
 def _packages(python: str) -> str:
-    names = ("onnxruntime", "torch", "transformers", "timm")
-    code = f"import importlib.metadata as m; print(*(m.version(n) for n in {names}))"
+    code = f"import importlib.metadata as m; print(*(m.version(n) for n in {PACKAGES}))"
     versions = subprocess.check_output([python, "-c", code], cwd=ROOT, text=True).split()
-    return ", ".join(f"{name} {version}" for name, version in zip(names, versions, strict=True))
+    return ", ".join(f"{name} {version}" for name, version in zip(PACKAGES, versions, strict=True))
 
 
 if __name__ == "__main__":
