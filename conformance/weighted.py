@@ -35,7 +35,9 @@ def with_loss(
     for output, value in values.items():
         weight, term, total = weight_of(loss, output), f"{loss}.{output}.mul", f"{loss}.{output}"
         kind = helper.np_dtype_to_tensor_dtype(value.dtype)
-        shape = _open_where_wrong(weight, value.shape, inferred.get(output, []))
+        if len(values) == 1 and kind == onnx.TensorProto.FLOAT:
+            total = loss
+        shape = _sizes_of_weight(weight, value.shape, inferred.get(output, []))
         graph.input.append(helper.make_tensor_value_info(weight, kind, shape))
         graph.node.append(helper.make_node("Mul", [output, weight], [term], name=term))
         graph.node.append(helper.make_node("ReduceSum", [term], [total], name=total, keepdims=0))
@@ -45,7 +47,8 @@ def with_loss(
                 helper.make_node("Cast", [cast], [total], name=total, to=onnx.TensorProto.FLOAT)
             )
         terms.append(total)
-    graph.node.append(helper.make_node("Sum", terms, [loss], name=loss))
+    if terms != [loss]:
+        graph.node.append(helper.make_node("Sum", terms, [loss], name=loss))
     if not any(o.domain in ("", "ai.onnx") for o in changed.opset_import):
         changed.opset_import.append(helper.make_opsetid("", 18))
     outputs = list(graph.output)
@@ -55,10 +58,11 @@ def with_loss(
     return changed
 
 
-def _inferred(model: onnx.ModelProto) -> dict[str, list[int]]:
+def _inferred(model: onnx.ModelProto) -> dict[str, list[int | str]]:
     """What inference says of the sizes of outputs, 0 where it says nothing.
 
-    What the file says of them is taken away first: inference would believe it.
+    What the file says of them is taken away first: inference would believe it. Only its symbols
+    count, of an output that inference cannot reach (behind an operator of onnxruntime's own, say).
     """
     if model.ByteSize() > LARGE:
         return {}
@@ -70,19 +74,29 @@ def _inferred(model: onnx.ModelProto) -> dict[str, list[int]]:
         outputs = onnx.shape_inference.infer_shapes(bare).graph.output
     except (onnx.shape_inference.InferenceError, RuntimeError):
         return {}
-    return {o.name: [d.dim_value for d in o.type.tensor_type.shape.dim] for o in outputs}
+    said = {o.name: [d.dim_param or 0 for d in _dims(o)] for o in model.graph.output}
+    return {o.name: [d.dim_param or d.dim_value for d in _dims(o)] or said[o.name] for o in outputs}
 
 
-def _open_where_wrong(
-    name: str, shape: tuple[int, ...], inferred: Sequence[int]
+def _dims(output: onnx.ValueInfoProto) -> Sequence[onnx.TensorShapeProto.Dimension]:
+    dims: Sequence[onnx.TensorShapeProto.Dimension] = output.type.tensor_type.shape.dim
+    return dims
+
+
+def _sizes_of_weight(
+    name: str, shape: tuple[int, ...], inferred: Sequence[int | str]
 ) -> list[int | str]:
-    """A shape with symbols where inference contradicts what onnxruntime computes.
+    """A shape with the symbols of the output, as a target has them that is compared with it.
 
-    It does for pools with `ceil_mode` below opset 22.
+    And with some of its own where inference contradicts what onnxruntime computes. It does for
+    pools with `ceil_mode` below opset 22.
     """
     if len(inferred) != len(shape):
         return list(shape)
-    return [f"{name}.{i}" if d and d != n else n for i, (n, d) in enumerate(zip(shape, inferred))]
+    return [
+        d if isinstance(d, str) else f"{name}.{i}" if d and d != n else n
+        for i, (n, d) in enumerate(zip(shape, inferred))
+    ]
 
 
 def weight_of(loss: str, output: str) -> str:

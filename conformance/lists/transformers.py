@@ -96,7 +96,7 @@ def of_type(name: str, class_name: str) -> TorchCase:
     if getattr(config, "pad_token_id", 0) is None:
         config.pad_token_id = 1  # classifiers of sequences look for it
     model = model_class(config).eval()
-    _prefer_exportable_experts(model)
+    prefer_exportable_experts(model)
     _fill_zeros(model)
     inputs = inputs_of(model)
     return TorchCase(
@@ -128,7 +128,7 @@ def _fill_zeros(model: torch.nn.Module) -> None:
                 parameter.normal_(std=SPREAD)
 
 
-def _prefer_exportable_experts(model: Any) -> None:
+def prefer_exportable_experts(model: Any) -> None:
     """All experts in one batched product: other forms have an operator or a loop of their own."""
     with contextlib.suppress(AttributeError, ValueError, KeyError):
         model.set_experts_implementation("batched_mm")
