@@ -47,6 +47,8 @@ FORMS: dict[str, Any] = {
     "matrices, first": lambda x: torch.diag_embed(x, -1, 0, 1),
     "matrices, apart": lambda x: torch.diag_embed(x, 1, 0, 3),
     "matrices, turned": lambda x: torch.diag_embed(x, 1, -1, 1),
+    "trace": lambda x: torch.trace(x[0]),
+    "trace of a transposition": lambda x: x[1].t().trace() * x,
     "integers": lambda x: x.round().long()[0].diagonal() * x[0].diagonal(),
 }
 

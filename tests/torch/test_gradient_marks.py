@@ -251,6 +251,45 @@ def test_bags_with_weights_and_a_last_offset(exporter: str) -> None:
 
 
 @pytest.mark.parametrize("exporter", EXPORTERS)
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+def test_bags_that_are_empty(mode: str, exporter: str) -> None:
+    """At the beginning, and behind the last index."""
+    _compare_bags(exporter, FLAT, torch.tensor([0, 0, 3, 8, 8]), mode=mode)
+
+
+@pytest.mark.parametrize("exporter", EXPORTERS)
+def test_a_bag_outside_of_the_indices_is_an_error(exporter: str) -> None:
+    ours = ORTModule(nn.EmbeddingBag(WORDS, WIDTH, mode="sum"), exporter=exporter)
+    ours(FLAT, torch.tensor([0, 3, 5]))
+    with pytest.raises(Exception, match="out of"):
+        ours(FLAT, torch.tensor([0, 3, 9]))
+    with pytest.raises(Exception, match="out of"):
+        ours(FLAT.masked_fill(FLAT == 0, WORDS), torch.tensor([0, 3, 5]))
+
+
+@pytest.mark.parametrize("exporter", EXPORTERS)
+def test_large_bags(exporter: str) -> None:
+    """Of which a session has its own kernel, also where sizes change."""
+    theirs = nn.EmbeddingBag(500, 64, mode="sum")
+    ours = ORTModule(copy.deepcopy(theirs), exporter=exporter)
+    for tokens, bags in ((400, 7), (900, 300), (900, 1)):
+        indices = torch.randint(0, 500, (tokens,))
+        offsets = torch.cat([torch.zeros(1), torch.randint(0, tokens, (bags - 1,)).sort()[0]])
+        weights = torch.randn(tokens, requires_grad=True)
+        again = weights.detach().clone().requires_grad_()
+        mine = ours(indices, offsets.long(), weights)
+        expected = theirs(indices, offsets.long(), again)
+        torch.testing.assert_close(mine, expected)
+        for model in (ours, theirs):
+            model.zero_grad()
+        seed = torch.randn_like(expected)
+        mine.backward(seed)
+        expected.backward(seed)
+        torch.testing.assert_close(ours.weight.grad, theirs.weight.grad)
+        torch.testing.assert_close(weights.grad, again.grad)
+
+
+@pytest.mark.parametrize("exporter", EXPORTERS)
 def test_bags_by_frequency(exporter: str) -> None:
     """One for each word that occurs; torch's kernel divides by the counts of other words."""
     ours = ORTModule(

@@ -161,8 +161,8 @@ def test_memory_is_shared(monkeypatch: pytest.MonkeyPatch) -> None:
     fed, given = [], []
     run_forward, run_backward = Graphs.run_forward, Graphs.run_backward
 
-    def forward(self: Graphs, feeds: Any, *, save: bool) -> Any:
-        made = run_forward(self, feeds, save=save)
+    def forward(self: Graphs, feeds: Any, outputs: Any, *, save: bool) -> Any:
+        made = run_forward(self, feeds, outputs, save=save)
         fed.extend(v.data_ptr() for v in feeds)
         given.append(made[0].data_ptr())
         return made
@@ -292,9 +292,9 @@ def test_a_module_trained_in_eval_mode_runs_forward_once(monkeypatch: pytest.Mon
     """The first backward pass has to run it again; from then on what it needs is kept."""
     forward, calls = Graphs.run_forward, list[bool]()
 
-    def counted(self: Graphs, feeds: Any, *, save: bool) -> Any:
+    def counted(self: Graphs, feeds: Any, outputs: Any, *, save: bool) -> Any:
         calls.append(save)
-        return forward(self, feeds, save=save)
+        return forward(self, feeds, outputs, save=save)
 
     monkeypatch.setattr(Graphs, "run_forward", counted)
     torch.manual_seed(0)

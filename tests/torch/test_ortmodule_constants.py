@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import onnx
+import onnx.numpy_helper
 import pytest
 import torch
 from torch import nn
 
-from onnxtrain.torch import ORTModule
+from onnxtrain.torch import DebugOptions, ORTModule
+from onnxtrain.torch import _ortmodule_cache as cache
 from onnxtrain.torch import _ortmodule_constants as constants
+from onnxtrain.torch import _ortmodule_run as run
 from onnxtrain.torch._ortmodule_cache import Kind
+from onnxtrain.torch.fallback import ORTModuleONNXModelException
 
 X = torch.randn(2, 3, 8, 8)
 
@@ -263,3 +270,80 @@ def test_values_are_dropped_and_shapes_stay() -> None:
     assert dropped.data_type == onnx.TensorProto.FLOAT
     assert not dropped.raw_data
     assert kept == other
+
+
+# --- numbers that no model has a copy of ---------------------------------------------------------
+
+
+def test_sessions_share_the_memory_of_constants(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the bytes of a model nor what is kept of it have the numbers, derived ones included.
+
+    A convolution of a few pixels becomes a product with a large matrix.
+    """
+    sizes = list[int]()
+    open_session = run.open_session
+
+    def opened(model: bytes, *args: object) -> object:
+        sizes.append(len(model))
+        return open_session(model, *args)
+
+    monkeypatch.setattr(run, "open_session", opened)
+    frozen = nn.Sequential(nn.Conv2d(128, 128, 3, padding=1), nn.ReLU()).requires_grad_(False)
+    module = ORTModule(
+        nn.Sequential(frozen, nn.Flatten(), nn.Linear(512, 2)).eval(), exporter="torchscript"
+    )
+    x = torch.randn(16, 128, 2, 2)
+    check(module, x)
+    check(module, x)
+    halves = used(module).graphs.halves
+    assert sizes
+    assert max(sizes) < 65_536
+    for model in (halves.forward, halves.backward, halves.whole):
+        assert model.ByteSize() < 65_536
+    assert not halves.lent
+
+
+def test_saved_graphs_have_their_numbers(tmp_path: Path) -> None:
+    options = DebugOptions(save_onnx=True, onnx_prefix=str(tmp_path / "saved"))
+    module = ORTModule(Backbone(), options, exporter="torchscript")
+    module(X).sum().backward()
+    files = sorted(tmp_path.glob("saved*"))
+    assert files
+    for path in files:
+        onnx.checker.check_model(str(path))
+        model = onnx.load(path)
+        for tensor in model.graph.initializer:
+            assert onnx.numpy_helper.to_array(tensor).size == math.prod(tensor.dims)
+
+
+def test_a_head_on_frozen_layers_is_trained_at_once() -> None:
+    """Eval mode with some parameters frozen and others not is training, from the first call on."""
+    module = ORTModule(Backbone(), exporter="torchscript")
+    module(X).sum().backward()
+    assert len(module._graphs._kinds) == 1
+    assert used(module).later is None
+
+
+def test_a_module_that_was_trained_is_evaluated_in_eval_mode() -> None:
+    module = ORTModule(Backbone().train(), exporter="torchscript")
+    module(X).sum().backward()
+    module.eval()
+    module(X)
+    assert used(module).later is not None
+    check(module)
+
+
+def test_what_has_no_gradient_may_still_be_evaluated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Frozen and trained parameters in eval mode are a guess only."""
+
+    def built(*args: Any, **options: Any) -> Any:
+        if args[4]:
+            raise ORTModuleONNXModelException("There is no gradient.")
+        return build(*args, **options)
+
+    build = cache.build
+    monkeypatch.setattr(cache, "build", built)
+    module = ORTModule(Backbone(), exporter="torchscript")
+    torch.testing.assert_close(module(X), module.module(X), rtol=1e-4, atol=1e-5)
+    with pytest.raises(ORTModuleONNXModelException, match="no gradient"):
+        module(X).sum().backward()

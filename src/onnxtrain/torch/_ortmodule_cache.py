@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
+import contextlib
 import logging
-import operator
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -16,30 +15,28 @@ import torch
 from ..passes import Recompute
 from ..preparing import preparing
 from ..runtime.session.sharing import keep_from_parent, note
-from ._ortmodule_constants import MAX_CHANGES, Constants, without_values, worth_it
+from ..runtime.step.halves import Vector
+from ._ortmodule_constants import MAX_CHANGES, Constants, with_values, without_values, worth_it
 from ._ortmodule_graph import Halves, Traced, build, trace
+from ._ortmodule_memory import Bound, Weights
 from ._ortmodule_run import (
-    Bound,
     Call,
     Graphs,
     RunAgainForBackward,
-    Weights,
     is_small,
     providers_for,
     run_now,
-    to_torch,
 )
 from ._ortmodule_structure import TENSOR, Structure, constants, put_together
+from ._ortmodule_watch import Watch
 from .debug_options import DebugOptions
 from .export import OPSET
-from .fallback import ORTModuleDeviceException
+from .fallback import ORTModuleDeviceException, ORTModuleONNXModelException
 from .value_reads import FixedValues
 from .widen import autocast
 
 log = logging.getLogger(__name__)
-# Every call looks at all parts of a module, so this is done without a line of Python for each
-_all, _values = itertools.chain.from_iterable, dict.values
-_training, _requires_grad = operator.attrgetter("training"), operator.attrgetter("requires_grad")
+_address = torch.Tensor.data_ptr
 OPSET_VARIABLE = "ORTMODULE_ONNX_OPSET_VERSION"
 MAX_GRAPHS = 64
 """Kinds of calls whose graphs are kept; beyond that all are made anew."""
@@ -65,8 +62,6 @@ class Kind:
         training: the mode.
         changes_arguments: whether the module changes arguments in place.
         is_tensor: whether a call gives a tensor, and changes no argument.
-        has_only_views: whether a call gives nothing but its arguments' memory: torch has nothing to
-            compute for that either, and a graph would copy it.
         constants: tensors of the module that its graphs have as constants; None without any.
     """
 
@@ -82,7 +77,6 @@ class Kind:
         self.constants = constants
         self.training, self.changes_arguments = traced.training, bool(traced.changed)
         self.is_tensor = traced.result == TENSOR and not traced.changed
-        self.has_only_views = traced.has_only_views
         number = {n: i for i, n in enumerate(names)}
         self.counts = {
             number[n]: number[count] for n, count in traced.averaged.items() if n in number
@@ -94,11 +88,13 @@ class Kind:
         self, inputs: list[torch.Tensor], cache: Cache
     ) -> tuple[Bound, list[torch.Tensor], list[Any]]:
         """The module's tensors, what was drawn, and OrtValues of all that the graph reads."""
-        graphs, bound = self.graphs, self._bound
-        if bound is None or bound.of is not cache.tensors:
-            self._bound = bound = Bound(cache.tensors, graphs.from_tensors, cache.weights)
-        drawn = graphs.drawn()
-        return bound, drawn, graphs.feeds(inputs, bound, drawn)
+        graphs, bound, watch = self.graphs, self._bound, cache.watch
+        if bound is None or bound.of is not watch.tensors:
+            self._bound = bound = Bound(watch.tensors, graphs.from_tensors, cache.weights)
+        if bound.state is not watch.state or list(map(_address, bound.tensors)) != bound.addresses:
+            bound.bind(watch.state)
+        drawn = graphs.drawn() if graphs.draws else []
+        return bound, drawn, graphs.feeds(inputs, bound.values, drawn)
 
     def __call__(
         self,
@@ -115,14 +111,16 @@ class Kind:
             results = self._later(inputs, cache, bound.of, drawn, feeds, self.later)
         elif graphs.differentiable:
             tensors = [*[inputs[i] for i in graphs.from_inputs], *bound.tensors, *drawn]
-            call = Call(feeds, tensors)
-            results = run_now(graphs, call, *[tensors[i] for i in graphs.wrt])
+            outputs = Vector()
+            wrt = [tensors[i] for i in graphs.wrt]
+            results = run_now(graphs, feeds, tensors, outputs, *wrt)
             if graphs.updated:
-                graphs.update(call.outputs, bound.of, self.counts)
+                graphs.update(outputs, bound.of, self.counts)
         else:
-            outputs = graphs.run_forward(feeds, save=False)
-            results = [to_torch(outputs, i) for i in range(graphs.count)]
-            graphs.update(outputs, bound.of, self.counts)
+            outputs = graphs.run_forward(feeds, Vector(), save=False)
+            results = graphs.results(outputs)
+            if graphs.updated:
+                graphs.update(outputs, bound.of, self.counts)
         return results
 
     def result(self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> Any:
@@ -152,12 +150,20 @@ class Kind:
             with cache.lock:
                 graphs = make()
                 bound = Bound(tensors, graphs.from_tensors, cache.weights)
-                again = graphs.feeds(inputs, bound, drawn)
+                bound.bind(cache.watch.state)
+                again = graphs.feeds(inputs, bound.values, drawn)
             return graphs, again, [names[i] for i in trained]
 
         call = Call(feeds, everything, graphs_and_feeds)
         wrt = [everything[i] for i in trained]
         return RunAgainForBackward.apply(self.graphs, call, *wrt)  # type: ignore[no-untyped-call]
+
+
+class Moving:
+    """A call that gives views or copies of its arguments: torch runs the module."""
+
+    constants = None
+    later = None
 
 
 class Cache:
@@ -178,26 +184,32 @@ class Cache:
         self.module = module
         self.lock = threading.RLock()
         note(self)
-        self.known: dict[Any, Kind] = {}
+        self.known: dict[Any, Kind | Moving] = {}
         self.used: dict[bool, Kind] = {}
         self.stale = self.is_trained_in_eval_mode = False
         self._changes = 0
         self._traced: dict[Any, list[Traced]] = {}
         self._kinds: dict[Any, Kind] = {}
-        self._parts: list[torch.nn.Module] = []
-        self._dicts: list[dict[str, Any]] = []
-        self._held: list[Any] = []
-        self._ids: list[int] = []
-        self.names: list[str] = []
-        self.tensors: list[torch.Tensor] = []
+        self.watch = Watch(module)
         self.weights = Weights([])
-        self.state: Any = None
+        self._makes: tuple[list[Any], list[type]] | None = None
+        self._last: tuple[Any, Any, Kind | Moving | None] = None, None, None
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the module's tensors."""
+        return self.watch.names
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """The module's tensors."""
+        return self.watch.tensors
 
     def after_fork(self) -> None:
         """Make new graphs in a forked process: the threads of these have stayed behind."""
         keep_from_parent((self.known, self._kinds))
         self.lock = threading.RLock()
-        self._held = []
+        self.watch.let_go()
         self.forget()
 
     def forget(self) -> None:
@@ -208,63 +220,71 @@ class Cache:
     def share(self, other: Cache) -> None:
         """Take over the graphs of an equal module."""
         self._traced, self._kinds = dict(other._traced), dict(other._kinds)
-        if other.names:
-            self.look()
+        if other.names and self.watch.look():
+            self._adapt()
 
-    def look(self) -> None:
-        """See whether parts, tensors or modes of the module have changed."""
-        if not self._held or _identities(self._dicts) != self._ids:
-            self._look_again()
-        self.state = (
-            tuple(map(_training, self._parts)),
-            tuple(map(_requires_grad, self.tensors)),
-        )
+    def known_kind(
+        self, structure: Structure, inputs: Sequence[torch.Tensor]
+    ) -> tuple[Any, Kind | Moving | None]:
+        """What tells calls apart, and the graphs of one like this if there has been one."""
+        watch, known = self.watch, self.known
+        if watch.look():
+            self._adapt()
+            known = self.known
+        signature = tuple([(t.shape, t.dtype, t.requires_grad) for t in inputs])
+        key = (structure, signature, watch.state, torch.is_grad_enabled(), autocast())
+        last_known, last_key, kind = self._last
+        if last_known is not known or last_key != key:  # most calls are like the last one
+            kind = known.get(key)
+            self._last = known, key, kind
+        if kind is not None and kind.constants is not None and not self.is_current(kind):
+            kind = None
+        return key, kind
 
-    def _look_again(self) -> None:
-        """Note parts and tensors; new ones of another make need new graphs."""
-        module = self.module
-        before = [(n, t.shape, t.dtype, t.device) for n, t in zip(self.names, self.tensors)]
-        parts_before = [type(p) for p in self._parts]
-        self._parts = list(module.modules())
-        self._dicts = [d for p in self._parts for d in (p._parameters, p._buffers, p._modules)]
-        # Held, so that no other object gets the same id
-        self._held = [module, *(v for d in self._dicts for v in d.values())]
-        self._ids = _identities(self._dicts)
-        by_name = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-        self.names, self.tensors = list(by_name), list(by_name.values())
+    def _adapt(self) -> None:
+        """Take over other parts and tensors; if they are of another make, graphs are made anew."""
+        before, self._makes = self._makes, self.watch.make()
         self.weights = Weights(self.names)
-        now = [(n, t.shape, t.dtype, t.device) for n, t in by_name.items()]
-        if before and (now != before or [type(p) for p in self._parts] != parts_before):
+        if before is not None and before != self._makes:
             self.forget()
 
-    def remember(self, key: Any, kind: Kind) -> None:
+    def remember(self, key: Any, kind: Kind | Moving) -> None:
         """Next time a call of exactly this kind is found at once."""
         if len(self.known) >= MAX_SIGNATURES:
             self.known.clear()
         self.known[key] = kind
+        self._last = self.known, key, kind
 
     # --- making ----------------------------------------------------------------------------------
 
     def find(
         self, structure: Structure, inputs: list[torch.Tensor], graded: bool, settings: Settings
-    ) -> Kind:
+    ) -> Kind | Moving:
         """The graphs for a call; made if there are none that fit."""
         with preparing(f"preparing {type(self.module).__name__} for onnxruntime", logger=log):
             return self._make(structure, inputs, graded, settings)
 
     def _make(
         self, structure: Structure, inputs: list[torch.Tensor], graded: bool, settings: Settings
-    ) -> Kind:
+    ) -> Kind | Moving:
         device = _device([*inputs, *self.tensors])
         if len(self._kinds) >= MAX_GRAPHS:
             log.info("%d kinds of calls: graphs are made anew.", len(self._kinds))
             self.forget()
         traced = self._trace(structure, inputs, settings)
+        if traced is None:
+            log.info("%s computes nothing: torch runs it.", type(self.module).__name__)
+            return Moving()
         trained = [n for n, t in zip(self.names, self.tensors) if t.requires_grad]
         trained += [n for n, t in zip(traced.inputs, inputs) if t.requires_grad]
         with_gradients = graded and bool(trained)
         at_once = with_gradients and (self.module.training or self.is_trained_in_eval_mode)
-        kind = self._kind(traced, inputs, trained if at_once else [], settings)
+        kind = None
+        if with_gradients and not at_once and self._has_new_head():
+            with contextlib.suppress(ORTModuleONNXModelException):  # inference may be all there is
+                kind, at_once = self._kind(traced, inputs, trained, settings), True
+        if kind is None:
+            kind = self._kind(traced, inputs, trained if at_once else [], settings)
         if with_gradients and not at_once:
 
             def later() -> Graphs:
@@ -277,16 +297,34 @@ class Cache:
         self.stale = False
         return kind
 
+    def _has_new_head(self) -> bool:
+        """Whether eval mode looks like training: some parameters are frozen, others are not.
+
+        So heads are trained on frozen layers. Graphs for inference would be made first, and those
+        that train a moment later. A module that was trained in training mode is in eval mode to be
+        evaluated.
+        """
+        needed = {p.requires_grad for p in self.module.parameters()}
+        return len(needed) > 1 and True not in self.used
+
     def _trace(
         self, structure: Structure, inputs: Sequence[torch.Tensor], settings: Settings
-    ) -> Traced:
-        """An export whose assumptions about sizes the inputs meet."""
+    ) -> Traced | None:
+        """An export whose assumptions about sizes the inputs meet; None with nothing to compute."""
         ones = tuple(tuple(size < 2 for size in t.shape) for t in inputs)
         types = tuple(t.dtype for t in inputs)
-        key = (structure, types, ones, self.state[0], autocast())
+        key = (structure, types, ones, self.watch.state[0], autocast())
         for traced in self._traced.get(key, ()):
             if _fits(traced, inputs):
                 return traced
+        exported = self._new_trace(structure, inputs, settings)
+        if exported is not None:
+            self._traced.setdefault(key, []).append(exported)
+        return exported
+
+    def _new_trace(
+        self, structure: Structure, inputs: Sequence[torch.Tensor], settings: Settings
+    ) -> Traced | None:
         opset = int(os.environ.get(OPSET_VARIABLE, OPSET))
         traced = trace(
             self.module,
@@ -297,13 +335,14 @@ class Cache:
             fixed_values=settings.fixed_values,
             export_options=settings.export_options,
         )
+        if traced is None:
+            return None
         for constant in constants(structure):
             log.info(
                 "Received input of type %s is treated as a constant by ORT by default.",
                 type(constant),
             )
         log.info("%s is exported with %s.", type(self.module).__name__, traced.exporter)
-        self._traced.setdefault(key, []).append(traced)
         settings.options.save(traced.model, "torch_exported", _mode(self.module))
         traced.model = without_values(traced.model, self.names)  # they are fed
         return traced
@@ -345,8 +384,7 @@ class Cache:
             config["enable_mem_pattern"] = "0"
         config.update(options.config)
         graphs = Graphs(halves, traced.inputs, self.names, traced.outputs, device, config)
-        if constants is not None:  # the sessions have them
-            halves.drop(constants.values)
+        halves.drop()
         kind = Kind(traced, graphs, self.names, constants=constants)
         self._kinds[key] = kind
         return kind
@@ -364,7 +402,7 @@ class Cache:
         chosen = worth_it(traced.model, frozen, trained)
         return Constants(self.names, self.tensors, chosen) if chosen else None
 
-    def is_current(self, kind: Kind) -> bool:
+    def is_current(self, kind: Kind | Moving) -> bool:
         """Whether what a graph has as constants is still what the module has."""
         return kind.constants is None or kind.constants.hold(self.tensors)
 
@@ -385,14 +423,14 @@ class Cache:
         shapes: Sequence[Sequence[int]] | None,
         options: DebugOptions,
     ) -> None:
-        mode = _mode(self.module)
-        options.save(halves.forward, "forward", mode)
+        mode, values = _mode(self.module), halves.lent
+        options.save(with_values(halves.forward, values), "forward", mode)
         for stage in ("optimized", "execution_model"):
-            options.save(halves.whole or halves.forward, stage, mode)
+            options.save(with_values(halves.whole or halves.forward, values), stage, mode)
         if halves.backward is not None:
-            options.save(halves.backward, "backward", mode)
+            options.save(with_values(halves.backward, values), "backward", mode)
             plain = build(traced, self.names, [], shapes, gradients=False)
-            options.save(plain.forward, "optimized_pre_grad", mode)
+            options.save(with_values(plain.forward, plain.lent), "optimized_pre_grad", mode)
 
 
 def protected(traced: Traced, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -410,10 +448,6 @@ def _written_back(
         inputs[i].copy_(value)
     returned = traced.returned
     return [inputs[returned[k]] if k in returned else outputs[k] for k in range(count)]
-
-
-def _identities(dicts: Sequence[dict[str, Any]]) -> list[int]:
-    return list(map(id, _all(map(_values, dicts))))
 
 
 def _mode(module: torch.nn.Module) -> str:

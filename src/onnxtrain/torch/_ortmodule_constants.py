@@ -15,15 +15,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import onnx
+import onnx.numpy_helper
+import onnx_ir as ir
 import torch
 
 from ..graph.subgraphs import node_protos
 
+Array = npt.NDArray[Any]
 CONVOLUTIONS = frozenset({"Conv", "ConvTranspose"})
 MAX_BYTES = 1 << 28
-"""Of all constants together: they are in memory two times more than the module has them."""
+"""Of all constants together: they are in memory two times more than the module has them, as they
+were when the graphs were made, and as the kernels read them."""
+
+LENT_BYTES = 1 << 20
+"""Bytes of any constant from which on it is worth not to copy it."""
+
+LENT = "lent"
+"""Stands for the file in which a model would find numbers that it does not have itself."""
 
 MAX_CHANGES = 3
 """How often frozen weights may change before they are inputs for good: graphs are made anew for it,
@@ -122,6 +135,74 @@ def _is_fixed(node: onnx.NodeProto) -> bool:
         return True
     trains = any(a.name == "training_mode" and a.i for a in node.attribute)
     return node.op_type == "BatchNormalization" and not trains
+
+
+def park(model: ir.Model, names: Collection[str]) -> dict[str, Array]:
+    """Let constants be inputs, so that no model that is made from this one has a copy of them.
+
+    Args:
+        model: the model.
+        names: which; all large ones are besides, as the matrix that a frozen convolution of a few
+            pixels has become.
+
+    Returns:
+        Their numbers.
+    """
+    graph, values = model.graph, dict[str, Array]()
+    for name, value in list(graph.initializers.items()):
+        tensor = value.const_value
+        if tensor is None or value.is_graph_output() or value.is_graph_input():
+            continue
+        if name not in names and (
+            tensor.nbytes < LENT_BYTES or tensor.dtype is not ir.DataType.FLOAT
+        ):
+            continue
+        values[name] = np.ascontiguousarray(tensor.numpy())
+        value.type = value.type or ir.TensorType(tensor.dtype)
+        value.shape = value.shape or ir.Shape(tensor.shape.numpy())
+        value.const_value = None
+        del graph.initializers[name]
+        graph.inputs.append(value)
+    return values
+
+
+def lend(model: onnx.ModelProto, names: Collection[str]) -> None:
+    """Let parked inputs be constants again, whose numbers the options of a session bring.
+
+    As part of the model they would be in memory seven times while a session is made: in the whole
+    model and a half of it, in its bytes, in changed bytes, and in what onnxruntime reads from them.
+    """
+    graph = model.graph
+    parked = [value for value in graph.input if value.name in names]
+    others = [value for value in graph.input if value.name not in names]
+    del graph.input[:]
+    graph.input.extend(others)
+    for value in parked:
+        kind = value.type.tensor_type
+        tensor = graph.initializer.add(
+            name=value.name,
+            data_type=kind.elem_type,
+            dims=[d.dim_value for d in kind.shape.dim],
+            data_location=onnx.TensorProto.EXTERNAL,
+        )
+        tensor.external_data.add(key="location", value=LENT)
+
+
+def lent(model: onnx.ModelProto) -> list[str]:
+    """Names of the constants that a model does not have itself."""
+    external = onnx.TensorProto.EXTERNAL
+    return [t.name for t in model.graph.initializer if t.data_location == external]
+
+
+def with_values(model: onnx.ModelProto, values: Mapping[str, Array]) -> onnx.ModelProto:
+    """A copy of a model that has its constants itself."""
+    whole = onnx.ModelProto()
+    whole.CopyFrom(model)
+    missing = set(lent(model))
+    for tensor in whole.graph.initializer:
+        if tensor.name in missing:
+            tensor.CopyFrom(onnx.numpy_helper.from_array(values[tensor.name], tensor.name))
+    return whole
 
 
 def without_values(model: onnx.ModelProto, names: Collection[str]) -> onnx.ModelProto:

@@ -8,7 +8,7 @@ import hashlib
 import inspect
 import itertools
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,7 +23,7 @@ from ..graph.labels import ClassLabels as Expected
 from ..passes import Recompute
 from ..passes.draws import draws
 from ..runtime.session.labels import ClassLabels
-from ._ortmodule_constants import without_values
+from ._ortmodule_constants import Array, lend, park, without_values
 from ._ortmodule_gradients import share
 from ._ortmodule_structure import Structure, leaf_names, put_together, take_apart
 from .export import Exported, ExportError, Probe, called, export
@@ -33,6 +33,7 @@ from .fallback import (
     ORTModuleONNXModelException,
     ORTModuleTorchModelException,
 )
+from .movements import Movements
 from .repair import rename
 from .size_rules import Fits
 from .value_reads import FixedValues
@@ -95,8 +96,7 @@ class _Probed:
         returned: from places in the result to the changed argument that stands there itself.
         probe: what else there was to see.
         count: of the tensors in the result, and of changed arguments.
-        has_only_views: whether all tensors in the result are in the memory of arguments, and
-            nothing else happened.
+        moves_only: whether the result is made of views and copies, and nothing else happened.
     """
 
     result: Structure
@@ -106,7 +106,7 @@ class _Probed:
     returned: dict[int, int]
     probe: Probe
     count: int
-    has_only_views: bool
+    moves_only: bool
 
 
 @dataclass
@@ -130,7 +130,6 @@ class Traced:
         exporter: which exporter made it, and why not the preferred one.
         structure: of the arguments.
         training: the mode.
-        has_only_views: whether all that it returns is in the memory of its arguments.
     """
 
     model: onnx.ModelProto
@@ -149,7 +148,6 @@ class Traced:
     returned: dict[int, int]
     structure: Structure
     training: bool
-    has_only_views: bool = False
 
 
 @dataclass
@@ -166,6 +164,7 @@ class Halves:
         gradients: from names of inputs and tensors to the backward graph's outputs; several may
             have one.
         labels: from inputs of the forward graph that hold class labels to what they may hold.
+        lent: numbers of the constants that the graphs do not have themselves.
     """
 
     forward: onnx.ModelProto
@@ -177,14 +176,18 @@ class Halves:
     gradients: dict[str, str] = field(default_factory=dict)
     whole: onnx.ModelProto | None = None
     labels: dict[str, ClassLabels] = field(default_factory=dict)
+    lent: dict[str, Array] = field(default_factory=dict)
 
-    def drop(self, constants: Collection[str]) -> None:
-        """Forget the numbers of constants, which sessions have copied."""
-        self.forward = without_values(self.forward, constants)
+    def drop(self) -> None:
+        """Forget the numbers of constants: tensors without any take the places of lent ones."""
+        names, self.lent = set(self.lent), {}
+        if not names:
+            return
+        self.forward = without_values(self.forward, names)
         if self.backward is not None:
-            self.backward = without_values(self.backward, constants)
+            self.backward = without_values(self.backward, names)
         if self.whole is not None:
-            self.whole = without_values(self.whole, constants)
+            self.whole = without_values(self.whole, names)
 
 
 # --- tracing --------------------------------------------------------------------------------------
@@ -199,14 +202,19 @@ def trace(
     exporter: str | None,
     fixed_values: FixedValues | None = None,
     export_options: Mapping[str, Any] | None = None,
-) -> Traced:
-    """Export a module as it is now, for calls with arguments of this structure."""
+) -> Traced | None:
+    """Export a module as it is now, for calls with arguments of this structure.
+
+    None if these arguments leave nothing to compute (`movements.py`).
+    """
     _check_options(export_options or {})
     with torch.inference_mode(False):  # its tensors cannot be part of a graph
         plain = [t.detach().clone() for t in tensors]
         averaged = _averaging(module)
         with _momentum_one(module, averaged):
             probed = _probe(module, structure, [_like(t) for t in tensors])
+        if probed.moves_only:
+            return None
         call = _Call(module, structure, probed)
         numbered = [f"input_{i}" for i in range(len(plain))]
         with torch.enable_grad(), _momentum_one(module, averaged):
@@ -257,7 +265,6 @@ def trace(
         probed.returned,
         structure,
         module.training,
-        probed.has_only_views,
     )
 
 
@@ -335,11 +342,18 @@ def _probe(
     before = {n: (b, b._version, b.detach().clone()) for n, b in buffers.items()}
     versions = [t._version for t in tensors]
     modified: list[str] = []
+    copies_only = False
     with torch.random.fork_rng(devices=[]):
         try:
             args, kwargs = put_together(structure, tensors)
             result, probe = called(module, tensors, lambda: module(*args, **kwargs))
             now = dict(module.named_buffers())
+            is_bare = not now and next(module.parameters(), None) is None
+            if is_bare and [t._version for t in tensors] == versions:
+                # a second call, since compiled functions do not run as such while it is watched
+                with Movements() as seen:
+                    module(*args, **kwargs)
+                copies_only = seen.copies_only
         except ExportError as error:
             raise ORTModuleTorchModelException(str(error)) from error
         finally:
@@ -371,7 +385,7 @@ def _probe(
         {k: i for k, leaf in enumerate(leaves) for i in arguments if leaf is tensors[i]},
         probe,
         len(leaves) + len(arguments),
-        is_pure and _are_views(leaves, tensors),
+        is_pure and (copies_only or _are_views(leaves, tensors)),
     )
 
 
@@ -486,7 +500,14 @@ def _build(
         recompute=recompute,
         counter=True,
     )
-    built, parts = halves(plan, before_cut=_seed)
+
+    lent: dict[str, Array] = {}
+
+    def prepare(whole: ir.Model) -> None:
+        _seed(whole)
+        lent.update(park(whole, constants))
+
+    built, parts = halves(plan, before_cut=prepare)
     lost = sorted(set(traced.statistics) - set(built.states))
     if lost:
         raise ORTModuleTorchModelException(
@@ -495,9 +516,13 @@ def _build(
         )
     updates = {new: s for s, new in built.states.items()} | traced.buffers
     labels = _labels(built.labels, traced)
+    whole = to_proto(built.model)
+    lend(whole, lent)
     if parts is None:
-        feeds = [v.name or "" for v in built.model.graph.inputs]
-        return Halves(to_proto(built.model), None, feeds, updates, labels=labels)
+        feeds = [value.name for value in whole.graph.input]
+        return Halves(whole, None, feeds, updates, labels=labels, lent=lent)
+    for half in (parts.forward, parts.backward):
+        lend(half, lent)
     return Halves(
         parts.forward,
         parts.backward,
@@ -506,8 +531,9 @@ def _build(
         parts.saved,
         [built.seeds.get(n) for n in traced.outputs],
         share(parts.backward, built.gradients),
-        to_proto(built.model),
+        whole,
         labels,
+        lent,
     )
 
 

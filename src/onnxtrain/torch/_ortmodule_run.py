@@ -1,39 +1,35 @@
-"""Running the graphs of a module: sessions, memory shared with torch, and autograd.
-
-torch tensors and OrtValues exchange memory through DLPack in both directions; nothing is copied
-unless a tensor is not contiguous.
-"""
+"""Running the graphs of a module: sessions, and autograd."""
 
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import onnx
 import onnxruntime
 import torch
-from onnxruntime.capi import _pybind_state as ort
 
 from ..errors import DeviceError
 from ..graph.contract import RANDOM_INPUT
 from ..runtime.session import threads
 from ..runtime.session.cores import OtherCores, threads_of
 from ..runtime.session.cut_session import share_arena
+from ..runtime.session.cutting import MANY_NODES
 from ..runtime.session.devices import CPU, Device, open_session, session_options
 from ..runtime.session.feeds import on_host
 from ..runtime.session.threads import HEAVY, applications
-from ..runtime.step.halves import BackwardHalf, ForwardHalf, vector_of
+from ..runtime.step.halves import BackwardHalf, ForwardHalf, Vector, vector_of
 from ._openmp import TORCH_THREADS
-from ._ortmodule_constants import CONVOLUTIONS
+from ._ortmodule_constants import CONVOLUTIONS, Array, lent, with_values
 from ._ortmodule_graph import Halves
+from ._ortmodule_memory import to_ort, to_torch
 from .fallback import ORTModuleDeviceException, ORTModuleONNXModelException
 from .refusals import explain
 
-_to_dlpack, _from_dlpack = torch._C._to_dlpack, torch._C._from_dlpack
-_from_torch = ort.OrtValue.from_dlpack
-_address, _shape = torch.Tensor.data_ptr, operator.attrgetter("shape")
+_from_dlpack = torch._C._from_dlpack
+_keep_graph = torch._C._autograd._get_current_graph_task_keep_graph
+"""Whether the backward pass under way was started with retain_graph=True."""
 
 MANY_NUMBERS = 262_144
 """Numbers of an argument from which on operators without weights are divided among threads."""
@@ -41,23 +37,6 @@ MANY_NUMBERS = 262_144
 SECOND = (
     b"The gradients of an ORTModule are computed in onnxruntime and have no derivative in torch."
 )
-
-
-def to_ort(tensor: torch.Tensor) -> Any:
-    """An OrtValue in the memory of a tensor, which it keeps alive."""
-    if not tensor.is_contiguous():
-        tensor = tensor.contiguous()
-    if tensor.dtype is torch.bool:  # DLPack's booleans are not understood
-        return _from_torch(_to_dlpack(tensor.view(torch.uint8)), True)
-    return _from_torch(_to_dlpack(tensor), False)
-
-
-def to_torch(values: Any, index: int) -> torch.Tensor:
-    """A tensor in the memory of an OrtValue, which it keeps alive."""
-    tensor: torch.Tensor = _from_dlpack(values.dlpack_at(index))
-    if tensor.dtype is torch.uint8 and values.element_type_at(index) == onnx.TensorProto.BOOL:
-        return tensor.view(torch.bool)
-    return tensor
 
 
 def device_for(device: torch.device) -> Device:
@@ -112,8 +91,13 @@ def is_small(forward: onnx.ModelProto, arguments: Collection[str]) -> bool:
     return threads.is_small(weights, times)
 
 
-def make_session(model: onnx.ModelProto, device: torch.device, config: Mapping[str, str]) -> Any:
-    """A session for one half."""
+def make_session(
+    model: onnx.ModelProto,
+    device: torch.device,
+    config: Mapping[str, str],
+    constants: Mapping[str, Array],
+) -> Any:
+    """A session for one half; `constants` has those that the model does not have itself."""
     entries = dict(config)
     severity = int(entries.pop("log_severity_level", "3"))
     count = entries.pop("intra_op_num_threads", "")
@@ -130,6 +114,12 @@ def make_session(model: onnx.ModelProto, device: torch.device, config: Mapping[s
         options.enable_profiling, options.profile_file_prefix = True, profile
     if device.type == "cpu":
         share_arena(options)  # what the forward half let go is in the caches: backward uses it
+    missing = lent(model)
+    if len(model.graph.node) > MANY_NODES:  # each of its pieces would need options of its own
+        model = with_values(model, constants)
+    elif missing:
+        share = onnxruntime.OrtValue.ortvalue_from_numpy
+        options.add_external_initializers(missing, [share(constants[name]) for name in missing])
     try:
         session = open_session(model.SerializeToString(), options, providers_for(device))
     except ORTModuleDeviceException:
@@ -150,57 +140,10 @@ def _weights_change(model: onnx.ModelProto) -> bool:
     )
 
 
-class Weights:
-    """The module's tensors as OrtValues, made once per piece of memory."""
-
-    def __init__(self, names: Sequence[str]) -> None:
-        self.names = list(names)
-        self._bound: list[tuple[int, torch.Size, Any]] = [(-1, torch.Size(), None)] * len(
-            self.names
-        )
-
-    def values(self, tensors: Sequence[torch.Tensor], indices: Sequence[int]) -> list[Any]:
-        """OrtValues of the tensors with these numbers.
-
-        What was handed to onnxruntime stays alive here, so memory with the same address is the
-        same memory.
-        """
-        bound, values = self._bound, []
-        for i in indices:
-            tensor = tensors[i]
-            address, shape, value = bound[i]
-            if address != tensor.data_ptr() or shape != tensor.shape:
-                value = to_ort(tensor)
-                same = tensor.is_contiguous()
-                bound[i] = (tensor.data_ptr() if same else -1, tensor.shape, value)
-            values.append(value)
-        return values
-
-
-class Bound:
-    """The module's tensors in the order of one graph, looked through at the speed of C.
-
-    Attributes:
-        of: the list of the module's tensors that this was made for.
-        tensors: those that the graph reads.
-    """
-
-    def __init__(self, of: list[torch.Tensor], indices: Sequence[int], weights: Weights) -> None:
-        self.of, self._indices, self._weights = of, indices, weights
-        self.tensors = [of[i] for i in indices]
-        self._addresses: list[int] = []
-        self._shapes: list[torch.Size] = []
-        self._values: list[Any] = []
-
-    def values(self) -> list[Any]:
-        """OrtValues of the tensors."""
-        addresses = list(map(_address, self.tensors))
-        shapes = list(map(_shape, self.tensors))
-        if addresses != self._addresses or shapes != self._shapes:
-            self._values = self._weights.values(self.of, self._indices)
-            same = all(t.is_contiguous() for t in self.tensors)  # else copies, made every time
-            self._addresses, self._shapes = addresses if same else [], shapes
-        return self._values
+def _has_booleans(model: onnx.ModelProto, names: Collection[str]) -> bool:
+    """Whether some of a model's outputs are booleans."""
+    types = {value.name: value.type.tensor_type.elem_type for value in model.graph.output}
+    return any(types[name] == onnx.TensorProto.BOOL for name in names)
 
 
 class Graphs:
@@ -228,7 +171,7 @@ class Graphs:
         input_at = {n: i for i, n in enumerate(inputs)}
         tensor_at = {n: i for i, n in enumerate(tensors)}
         self.forward_session, started = threads_of(
-            lambda: make_session(halves.forward, device, config)
+            lambda: make_session(halves.forward, device, config, halves.lent)
         )
         self._forward_cores = OtherCores(started)
         count = self.forward_session.get_session_options().intra_op_num_threads
@@ -237,10 +180,11 @@ class Graphs:
         self.from_tensors = [tensor_at[n] for n in halves.feeds if n in tensor_at]
         feeds = [inputs[i] for i in self.from_inputs]
         feeds += [tensors[i] for i in self.from_tensors]
-        self._draws = RANDOM_INPUT in halves.feeds
-        if self._draws:
+        self.draws = RANDOM_INPUT in halves.feeds
+        if self.draws:
             feeds.append(RANDOM_INPUT)
         self.count = len(outputs)
+        self.is_one = self.count == 1 and not _has_booleans(halves.forward, outputs)
         fetches = [*outputs, *halves.updates, *(s for s in halves.saved if s not in outputs)]
         self._plain = len(outputs) + len(halves.updates)
         self._forward = ForwardHalf(
@@ -259,7 +203,9 @@ class Graphs:
     ) -> None:
         assert halves.backward is not None
         backward = halves.backward
-        self.backward_session, started = threads_of(lambda: make_session(backward, device, config))
+        self.backward_session, started = threads_of(
+            lambda: make_session(backward, device, config, halves.lent)
+        )
         self._backward_cores = OtherCores(started)
         reads, feeds = [i.name for i in halves.backward.graph.input], self._forward.feeds
         gradients = list(dict.fromkeys(halves.gradients.values()))
@@ -282,28 +228,34 @@ class Graphs:
         self._gradient_at = [gradients.index(g) for g in halves.gradients.values()]
 
     def drawn(self) -> list[torch.Tensor]:
-        """What random operators draw from in this call, from torch's generator; [] without any.
+        """What random operators draw from in this call, from torch's generator; if it `draws`.
 
         So `torch.manual_seed` makes a run repeatable, and `torch.utils.checkpoint`, which puts the
         generator back, gets the same masks again.
         """
-        return [torch.empty(2, dtype=torch.int64).random_()] if self._draws else []
+        return [torch.empty(2, dtype=torch.int64).random_()] if self.draws else []
 
     def feeds(
-        self, inputs: Sequence[torch.Tensor], bound: Bound, drawn: Sequence[torch.Tensor]
+        self, inputs: Sequence[torch.Tensor], bound: Sequence[Any], drawn: Sequence[torch.Tensor]
     ) -> list[Any]:
-        """OrtValues for the forward graph, in its order."""
-        from_user = [to_ort(inputs[i]) for i in self.from_inputs]
-        return [*from_user, *bound.values(), *map(to_ort, drawn)]
+        """OrtValues for the forward graph, in its order; `bound` are those of the module."""
+        values = [to_ort(inputs[i]) for i in self.from_inputs]
+        values += bound
+        if drawn:
+            values += map(to_ort, drawn)
+        return values
 
-    def run_forward(self, feeds: Sequence[Any], *, save: bool) -> Any:
-        """All results of the forward graph, or those that are not saved for backward only."""
-        vector, first = vector_of(feeds), None if save else self._plain
+    def run_forward(self, feeds: Sequence[Any], outputs: Any, *, save: bool) -> Any:
+        """All results of the forward graph, or those that are not saved for backward only.
+
+        They are put into the empty vector `outputs`, which is returned.
+        """
+        first = None if save else self._plain
         try:
             if not self._many_threads:
-                return self._forward.run(vector, first)
+                return self._forward.run_values(feeds, outputs, first)
             with _Cores(self._forward_cores):
-                return self._forward.run(vector, first)
+                return self._forward.run_values(feeds, outputs, first)
         except Exception:
             self._check_labels(feeds)
             raise
@@ -315,6 +267,10 @@ class Graphs:
             if labels is not None and array is not None:
                 labels.check(array)
 
+    def results(self, outputs: Any) -> tuple[torch.Tensor, ...]:
+        """What the module returns, of all that the forward graph gave."""
+        return tuple([to_torch(outputs, i) for i in range(self.count)])
+
     def run_backward(self, vector: Any) -> list[torch.Tensor]:
         """The gradients, in the order of `wrt`; one tensor may be that of several."""
         if self._many_threads:
@@ -322,7 +278,7 @@ class Graphs:
                 results = self._backward.run(vector)
         else:
             results = self._backward.run(vector)
-        tensors = list(results.to_dlpacks(_from_dlpack))
+        tensors: list[torch.Tensor] = results.to_dlpacks(_from_dlpack)
         if len(tensors) == len(self._gradient_at):
             return tensors
         return [tensors[i] for i in self._gradient_at]
@@ -338,9 +294,7 @@ class Graphs:
     def update(
         self, outputs: Any, tensors: Sequence[torch.Tensor], counts: Mapping[int, int]
     ) -> None:
-        """Write new values of buffers where the module keeps them."""
-        if not self.updated:
-            return
+        """Write new values of buffers where the module keeps them; if there are any `updated`."""
         with torch.no_grad():
             old = [tensors[i] for i in self.updated]
             new = [to_torch(outputs, self.count + k) for k in range(len(old))]
@@ -371,11 +325,19 @@ class _ORTModuleFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, graphs: Graphs, call: Call, *wrt: torch.Tensor
+        ctx: Any,
+        graphs: Graphs,
+        feeds: list[Any],
+        tensors: list[torch.Tensor],
+        outputs: Any,
+        *wrt: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
-        feeds, tensors = call.feeds, call.tensors
-        call.outputs = outputs = graphs.run_forward(feeds, save=True)
-        results = tuple([to_torch(outputs, i) for i in range(graphs.count)])
+        """Run; all that the graph gives is put into the vector `outputs`."""
+        graphs.run_forward(feeds, outputs, save=True)
+        if graphs.is_one:
+            results: tuple[torch.Tensor, ...] = (_from_dlpack(outputs.dlpack_at(0)),)
+        else:
+            results = graphs.results(outputs)
         if graphs.not_seeded:
             ctx.mark_non_differentiable(*[results[i] for i in graphs.not_seeded])
         # torch is told what is kept so that it notices when someone changes it before backward
@@ -392,11 +354,14 @@ class _ORTModuleFunction(torch.autograd.Function):
         if torch.is_grad_enabled():  # create_graph=True
             with torch.no_grad():
                 gradients = graphs.run_backward(graphs.with_seeds(saved, grads, again=True))
-            return _refuse_second((None, None, *gradients))
-        again = _keep_graph()
-        if not again:
+            return _refuse_second((None, None, None, None, *gradients))
+        if _keep_graph():
+            saved = graphs.with_seeds(saved, grads, again=True)
+        else:
             ctx.saved = None
-        return None, None, *graphs.run_backward(graphs.with_seeds(saved, grads, again=again))
+            for i in graphs.seeded:
+                saved.push_back(to_ort(grads[i]))
+        return None, None, None, None, *graphs.run_backward(saved)
 
 
 def _refuse_second(gradients: Sequence[torch.Tensor | None]) -> Any:
@@ -406,6 +371,8 @@ def _refuse_second(gradients: Sequence[torch.Tensor | None]) -> Any:
     return tuple(None if t is None else next(marked) for t in gradients)
 
 
+# Between autograd and that backward there is a function of torch's that looks for other forms of it
+_ORTModuleFunction._backward_cls.apply = _ORTModuleFunction.backward  # type: ignore[attr-defined]
 # torch's own `apply` looks through all arguments for functorch's wrappers first, in Python
 run_now: Callable[..., Any] = super(torch.autograd.Function, _ORTModuleFunction).apply
 
@@ -422,8 +389,8 @@ class RunAgainForBackward(torch.autograd.Function):
     def forward(
         ctx: Any, graphs: Graphs, call: Call, *wrt: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
-        call.outputs = outputs = graphs.run_forward(call.feeds, save=False)
-        results = tuple([to_torch(outputs, i) for i in range(graphs.count)])
+        outputs = graphs.run_forward(call.feeds, Vector(), save=False)
+        results = graphs.results(outputs)
         ctx.call = call
         ctx.mark_non_differentiable(*[r for r in results if not r.is_floating_point()])
         ctx.save_for_backward(*call.tensors)
@@ -441,39 +408,31 @@ class RunAgainForBackward(torch.autograd.Function):
     def _gradients(ctx: Any, grads: Sequence[torch.Tensor]) -> Any:
         _ = ctx.saved_tensors
         call: Call = ctx.call
-        assert call.later is not None
         graphs, feeds, names = call.later()
         if not graphs.differentiable:
             return None, None, *(None for _ in names)
-        saved = graphs.for_backward(graphs.run_forward(feeds, save=True), feeds)
+        saved = graphs.for_backward(graphs.run_forward(feeds, Vector(), save=True), feeds)
         vector = graphs.with_seeds(saved, grads, again=False)
         gradients = dict(zip(graphs.wrt_names, graphs.run_backward(vector)))
         return None, None, *(gradients.get(n) for n in names)
 
 
-def _keep_graph() -> bool:
-    """Whether the backward pass under way was started with retain_graph=True."""
-    return bool(torch._C._autograd._get_current_graph_task_keep_graph())
-
-
 class Call:
-    """What one call hands to autograd besides the tensors with gradients.
+    """What a call as inference hands to autograd besides the tensors with gradients.
 
     Attributes:
         feeds: OrtValues for the forward graph.
         tensors: the torch tensors that they share memory with.
         later: makes graphs for the backward pass, what to feed them, and the names of what has
             gradients.
-        outputs: all that the forward graph gave.
     """
 
-    __slots__ = ("feeds", "later", "outputs", "tensors")
+    __slots__ = ("feeds", "later", "tensors")
 
     def __init__(
         self,
         feeds: list[Any],
         tensors: list[torch.Tensor],
-        later: Callable[[], tuple[Graphs, list[Any], list[str]]] | None = None,
+        later: Callable[[], tuple[Graphs, list[Any], list[str]]],
     ) -> None:
         self.feeds, self.tensors, self.later = feeds, tensors, later
-        self.outputs: Any = None

@@ -52,6 +52,11 @@ def diag(x: torch.Tensor, diagonal: int = 0) -> torch.Tensor:
     return embedded(x, diagonal) if x.dim() == 1 else of_matrices(x, diagonal)
 
 
+def trace(x: torch.Tensor) -> torch.Tensor:
+    """`torch.trace`: the sum of a matrix's diagonal."""
+    return of_matrices(x).sum() if x.dim() == 2 else torch.trace(x)  # which says what is wrong
+
+
 def takes(x: Any) -> bool:
     """Whether there are numbers on the diagonal that a gradient may come from."""
     if not isinstance(x, torch.Tensor) or not x.is_floating_point():

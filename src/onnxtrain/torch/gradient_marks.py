@@ -20,10 +20,11 @@ from torch.overrides import TorchFunctionMode
 from ..graph.edit import remove_nodes, replace_value
 from ..graph.nodes import same_shape
 from ..graph.subgraphs import node_protos
-from . import diagonal_forms
+from . import diagonal_forms, margin_forms
 from .attention_forms import attention, may_hide_all
 from .distance_forms import distances
 from .loss_forms import cross_entropy, needs_another_form, reduction_of
+from .movements import one_copy
 from .pool_forms import AXES, divided
 
 BARRIER = "onnxtrain_barrier_"
@@ -159,28 +160,32 @@ def _embedding_bag(
     rows = _embedding(
         marks, indices, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse
     )
-    counted = torch.ones_like(indices, dtype=torch.bool)
-    if padding_idx is not None:
-        counted = ~_is_padding(indices, weight, padding_idx)
+    counted = None if padding_idx is None else ~_is_padding(indices, weight, padding_idx)
     if offsets is None:
         reduce = _reduced_by_axis
     else:
         bags, count, inside = _bags(indices, offsets, include_last_offset)
-        counted = counted & inside
+        if inside is not None:
+            counted = inside if counted is None else counted & inside
 
         def reduce(rows: torch.Tensor, how: str) -> torch.Tensor:
             return _reduced_by_number(rows, how, bags, count)
 
-    mask = counted.unsqueeze(-1)
     if mode == "max":
-        largest = reduce(torch.where(mask, rows, -torch.inf), "amax")
+        largest = reduce(_where(counted, rows, -torch.inf), "amax")
         return torch.where(torch.isinf(largest), 0.0, largest)
     if per_sample_weights is not None:
         rows = rows * per_sample_weights.unsqueeze(-1)
-    total = reduce(torch.where(mask, rows, 0.0), "sum")
+    total = reduce(_where(counted, rows, 0.0), "sum")
     if mode == "sum":
         return total
-    return total / reduce(mask.to(rows.dtype), "sum").clamp(min=1.0)
+    ones = torch.ones_like(indices, dtype=rows.dtype).unsqueeze(-1)
+    return total / reduce(_where(counted, ones, 0.0), "sum").clamp(min=1.0)
+
+
+def _where(counted: torch.Tensor | None, rows: torch.Tensor, otherwise: float) -> torch.Tensor:
+    """Rows that count, all of them if nothing is said."""
+    return rows if counted is None else torch.where(counted.unsqueeze(-1), rows, otherwise)
 
 
 def _reduced_by_axis(rows: torch.Tensor, how: str) -> torch.Tensor:
@@ -190,13 +195,18 @@ def _reduced_by_axis(rows: torch.Tensor, how: str) -> torch.Tensor:
 
 def _bags(
     indices: torch.Tensor, offsets: torch.Tensor, with_last: bool
-) -> tuple[torch.Tensor, int, torch.Tensor]:
-    """For each index the number of its bag, how many bags there are, and which are in one."""
-    positions = torch.arange(indices.shape[0], dtype=offsets.dtype)
+) -> tuple[torch.Tensor, int, torch.Tensor | None]:
+    """For each index the number of its bag, how many bags there are, and which are in one.
+
+    A bag's number is how many bags have begun until then, less one.
+    """
     starts = offsets[:-1] if with_last else offsets
-    bags = (positions.unsqueeze(1) >= starts.unsqueeze(0)).sum(1) - 1
-    inside = positions < offsets[-1] if with_last else positions >= 0
-    return bags, starts.shape[0], inside
+    begun = torch.zeros(indices.shape[0] + 1, dtype=torch.int64)  # empty bags may begin at the end
+    begun = begun.scatter_add(0, starts.to(torch.int64), torch.ones_like(starts, dtype=torch.int64))
+    bags = begun.cumsum(0)[:-1] - 1
+    if not with_last:
+        return bags, starts.shape[0], None
+    return bags, starts.shape[0], torch.arange(indices.shape[0]) < offsets[-1]
 
 
 def _reduced_by_number(
@@ -268,6 +278,42 @@ def _cross_entropy(
     return cross_entropy(scores, target, weight, ignore_index, how, label_smoothing)
 
 
+def _multi_margin(
+    marks: GradientMarks,
+    scores: torch.Tensor,
+    target: torch.Tensor,
+    p: int = 1,
+    margin: float = 1.0,
+    weight: torch.Tensor | None = None,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+) -> torch.Tensor:
+    """`functional.multi_margin_loss`; exporters compare integers with all classes."""
+    how = reduction_of(size_average, reduce, reduction)
+    if p not in (1, 2) or not margin_forms.takes(scores, target):
+        plain = functional.multi_margin_loss
+        return plain(scores, target, p, margin, weight, reduction=how)
+    marks.count += 1
+    return margin_forms.multi_margin(scores, target, p, margin, weight, how)
+
+
+def _multilabel_margin(
+    marks: GradientMarks,
+    scores: torch.Tensor,
+    target: torch.Tensor,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+) -> torch.Tensor:
+    """`functional.multilabel_margin_loss`; exporters compare integers with all classes."""
+    how = reduction_of(size_average, reduce, reduction)
+    if not margin_forms.takes(scores, target):
+        return functional.multilabel_margin_loss(scores, target, reduction=how)
+    marks.count += 1
+    return margin_forms.multilabel_margin(scores, target, how)
+
+
 # --- extremes -------------------------------------------------------------------------------------
 
 
@@ -309,7 +355,8 @@ def _by_steps(form: Callable[..., torch.Tensor], function: Callable[..., torch.T
             return function(*args, **kwargs)
         marks.count += 1
         named = {"x" if name == "input" else name: value for name, value in kwargs.items()}
-        return form(*args, **named)
+        with one_copy():
+            return form(*args, **named)
 
     return another
 
@@ -413,6 +460,8 @@ ANOTHER_FORM: dict[Any, Callable[..., Any]] = {
     functional.scaled_dot_product_attention: _attention,
     functional.cross_entropy: _cross_entropy,
     functional.nll_loss: _ignoring(functional.nll_loss),
+    functional.multi_margin_loss: _multi_margin,
+    functional.multilabel_margin_loss: _multilabel_margin,
     functional.embedding: _embedding,
     functional.embedding_bag: _embedding_bag,
     torch.embedding: _low_level_embedding,
@@ -420,6 +469,7 @@ ANOTHER_FORM: dict[Any, Callable[..., Any]] = {
     **{f: _by_steps(diagonal_forms.of_matrices, f) for f in DIAGONALS},
     **{f: _by_steps(diagonal_forms.embedded, f) for f in EMBEDDINGS},
     **{f: _by_steps(diagonal_forms.diag, f) for f in (torch.diag, torch.Tensor.diag)},
+    **{f: _by_steps(diagonal_forms.trace, f) for f in (torch.trace, torch.Tensor.trace)},
 }
 """Functions of torch that an export would get wrong, or not at all."""
 

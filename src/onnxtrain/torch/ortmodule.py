@@ -18,7 +18,7 @@ import torch
 
 from ..passes import Recompute, check_recompute
 from ._gloo_threads import wait_for_gloo
-from ._ortmodule_cache import Cache, Kind, Settings, protected
+from ._ortmodule_cache import Cache, Kind, Moving, Settings, protected
 from ._ortmodule_structure import take_apart
 from .debug_options import DebugOptions
 from .fallback import (
@@ -29,7 +29,6 @@ from .fallback import (
     read_retry,
 )
 from .value_reads import FixedValues
-from .widen import autocast
 
 atexit.register(wait_for_gloo)
 log = logging.getLogger(__name__)
@@ -177,11 +176,11 @@ class ORTModule(torch.nn.Module):
         if torch.compiler.is_compiling():  # it would look into sessions, and end the process
             eagerly = torch.compiler.disable(ORTModule._called)  # type: ignore[no-untyped-call]
             return eagerly(self, args, kwargs)
-        return self._called(args, kwargs)
+        return self._called(args, kwargs) if self._may_fall_back else self._run(args, kwargs)
 
     def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run in onnxruntime, or in torch where that was asked for."""
-        if self._may_fall_back and self._torch_runs():
+        if self._torch_runs():
             return self._wrapped(*args, **kwargs)
         try:
             return self._run(args, kwargs)
@@ -211,22 +210,17 @@ class ORTModule(torch.nn.Module):
         else:
             structure = take_apart((args, kwargs), inputs)
         cache = self._graphs
-        graded = torch.is_grad_enabled()
-        signature = tuple([(t.shape, t.dtype, t.requires_grad) for t in inputs])
         with cache.lock:
-            cache.look()
-            key = (structure, signature, cache.state, graded, autocast())
-            kind = cache.known.get(key)
-            if kind is None or not (kind.constants is None or cache.is_current(kind)):
-                settings = self._settings()
-                kind = cache.find(structure, inputs, graded, settings)
+            key, kind = cache.known_kind(structure, inputs)
+            if kind is None:
+                kind = cache.find(structure, inputs, torch.is_grad_enabled(), self._settings())
                 cache.remember(key, kind)
-            cache.used[kind.training] = kind
-            if not kind.has_only_views:
+            if isinstance(kind, Kind):
+                cache.used[kind.training] = kind
                 changes = kind.changes_arguments
                 protected_inputs = protected(kind.traced, inputs) if changes else inputs
                 prepared = kind.prepare(protected_inputs, cache)
-        if kind.has_only_views:
+        if isinstance(kind, Moving):
             return self._wrapped(*args, **kwargs)
         outputs = kind(protected_inputs, cache, *prepared)
         return outputs[0] if kind.is_tensor else kind.result(outputs, inputs)
