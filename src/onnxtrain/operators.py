@@ -96,6 +96,12 @@ TRANSPOSED = "onnxtrain: one operation of a product and its transposed operands"
 BIASED = "onnxtrain: a product with its bias"
 """What a Gemm says of itself that was a MatMul and an Add."""
 
+ACTIVATED = "onnxtrain: one operation of a layer and its activation"
+"""What an activation says of itself if a session may put it together with the layer before it."""
+
+OF_LAYERS = frozenset({"LeakyRelu", "Relu", "Sigmoid", "Tanh"})
+"""Activations that onnxruntime's layers compute themselves, both Conv and Gemm."""
+
 BLOCKED = "onnxtrain: blocked"
 """How begins what a convolution, or a part of the gradient of its weights, says of itself if a
 session may carry it out in onnxruntime's blocked layout."""
@@ -114,6 +120,9 @@ own; the session finds out by itself what they compute."""
 
 ACROSS = f"{KERNEL} across"
 """What a Softmax or LogSoftmax says instead whose axis is short, and not the last."""
+
+INSIDE = "onnxtrain: inside of a kernel"
+"""What nodes before such a node say that it may stand for, so that nothing else is made of them."""
 
 OR_KERNEL = f"; {KERNEL}"
 """What a MatMul that reads a transposed operand says besides if that holds for it too."""

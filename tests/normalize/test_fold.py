@@ -74,6 +74,11 @@ def numbers(shape: str, count: int) -> str:
             "c = Cast<to = 7>(p) e = Expand(c, q) n = Gather<axis = 0>(e, i)",
             "float p = {1.0}, int64[2] q = {4, 3}, int64 i = {2}",
         ),
+        # and of the places that a resized axis reads
+        (
+            "k = Cast<to = 1>(p) r = Div(s, t) m = Mul(k, r) c = Clip(m, o) n = Cast<to = 7>(c)",
+            "int64[3] p = {0, 1, 2}, float s = {6.0}, float t = {4.0}, float o = {0.0}",
+        ),
     ],
 )
 def test_folded_numbers_are_onnxruntimes(nodes: str, constants: str) -> None:
@@ -101,6 +106,8 @@ def test_folded_numbers_are_onnxruntimes(nodes: str, constants: str) -> None:
          "int64 a = {0}, int64 b = {9000000}, int64 c = {1}", "Range"),
         # floats may be weights
         ("n = Cast<to = 7>(p)", "float[3] p = {1.5, 2.5, 3.5}", "Cast"),
+        ("m = Mul(p, q) n = Cast<to = 7>(m)", "float[3] p = {1.5, 2.5, 3.5}, float q = {2.0}",
+         "Cast"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_folded_is_left_alone(nodes: str, constants: str, kept: str) -> None:

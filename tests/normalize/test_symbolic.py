@@ -43,6 +43,24 @@ def test_division_with_a_rest_is_unknown(divide) -> None:
         divide(Poly.symbol("n"))
 
 
+@pytest.mark.parametrize(
+    ("axis", "expected"),
+    [
+        (1, ("N", "3*S")),
+        (0, (1, "3*N*S")),
+        (2, ("3*N", "S")),
+        (3, ("3*N*S", 1)),
+        (-1, ("3*N", "S")),
+    ],
+)
+def test_flattened(axis: int, expected: tuple) -> None:
+    """onnx gives both sizes names of their own, and a gradient behind knows its batch no more."""
+    found = shapes(
+        parse(f"g (float[N,3,S] x) => (float[A,B] z) {{ y = Flatten<axis={axis}>(x) z = Exp(y) }}")
+    )
+    assert found["z"] == expected
+
+
 RESHAPED = """
 g (float[N,S,12] x) => (float[N,S,12] y) <int64 zero = {0}, int64 one = {1}, int64[1] front = {0},
   int64[1] heads = {3}, int64[1] size = {4}, int64[1] width = {12}>

@@ -138,7 +138,7 @@ def test_without_hyperparameters_of_the_group_there_is_no_kernel(
 
 def test_the_browser_gets_a_function_per_rule() -> None:
     optimizer = adam_with_groups()
-    encoded, feeds, updated = updates.update(flat_file(optimizer), list(SHAPES))
+    encoded, feeds, updated = updates.update(flat_file(optimizer), SHAPES)
     model = onnx.load_from_string(encoded)
     assert [f.name for f in model.functions] == ["Update", "Update0"]
     called = {n.output[0].rpartition("/")[2]: n.op_type for n in model.graph.node if n.domain}

@@ -134,6 +134,8 @@ SHRINKS = {
     "soft": "a = Abs(x) s = Sign(x) m = Mul(x, nought) c = Greater(a, low)"
     " t = Mul(s, low) u = Sub(x, t) y = Where(c, u, m)",
     "hard": "a = Abs(x) c = LessOrEqual(a, low) y = Where(c, nought, x)",
+    "hard, of a number that is cast": "a = Abs(x) c = LessOrEqual(a, low)"
+    " n = Cast<to=1>(nought) y = Where(c, n, x)",
 }
 
 

@@ -22,6 +22,13 @@ AXES = (
     "a = Unsqueeze(x, i0) b = Exp(a) c = Squeeze(b, i0) d = Unsqueeze(c, i0) "
     "y = ReduceSum<keepdims=0>(d, i0)"
 )
+SHAPES = ["Shape", "Expand"]
+OVERWRITTEN = (  # Exp may write into its operand's memory, so the shape stays that of the result
+    "a = Transpose<perm=[1,0]>(x) b = Exp(a) s = Shape(b) e = Expand(one, s) "
+    "y = Concat<axis=0>(b, e)"
+)
+INVERSES = ["Div", "Exp", "Div", "Add"]
+NO_INVERSES = ["Div", "Exp", "Div", "Mul", "Add"]
 CASES = [
     # what the model computes, and the operators that are left
     ("y = Mul(x, one)", ["Identity"]),
@@ -31,6 +38,12 @@ CASES = [
     ("y = Sub(zero, x)", ["Sub"]),
     ("a = Neg(x) b = Neg(a) y = Exp(b)", ["Exp"]),
     ("a = Neg(x) b = Add(one, a) y = Exp(b)", ["Sub", "Exp"]),
+    # a product of inverses, one of which is read by others, too
+    ("h = Div(one, x) a = Exp(x) p = Div(one, a) u = Mul(h, p) y = Add(u, h)", INVERSES),
+    ("h = Div(one, x) a = Exp(x) p = Div(one, a) u = Mul(p, h) y = Add(u, h)", INVERSES),
+    ("h = Div(one, x) a = Exp(x) p = Div(one, a) y = Mul(h, p)", ["Div", "Exp", "Div", "Mul"]),
+    ("h = Div(half, x) a = Exp(x) p = Div(one, a) u = Mul(h, p) y = Add(u, h)", NO_INVERSES),
+    ("h = Div(one, x) a = Exp(x) p = Div(half, a) u = Mul(h, p) y = Add(u, h)", NO_INVERSES),
     ("a = Transpose<perm=[1,0]>(x) b = Transpose<perm=[1,0]>(a) y = Exp(b)", ["Exp"]),
     ("a = Transpose<perm=[0,1]>(x) y = Exp(a)", ["Exp"]),
     ("a = Cast<to=1>(x) y = Exp(a)", ["Exp"]),
@@ -57,9 +70,61 @@ CASES = [
     ("a = Slice(x, i0, i0, i1) b = Concat<axis=1>(a, x) y = Exp(b)", ["Exp"]),
     ("a = Slice(x, i0, i0, i1) b = Concat<axis=1>(x, a, x) y = Exp(b)", ["Concat", "Exp"]),
     ("a = Concat<axis=1>(x) y = Exp(a)", ["Exp"]),
+    # a shape is that of an operand which is there anyway; what it was asked of is dropped
+    ("a = Mul(x, x) b = Mul(a, half) c = Abs(b) s = Shape(c) y = Expand(one, s)", SHAPES),
+    ("a = Add(x, row) s = Shape(a) y = Expand(one, s)", ["Add", *SHAPES]),  # may have more rows
+    (OVERWRITTEN, ["Transpose", "Exp", *SHAPES, "Concat"]),
     # rows are moved, and the swap that onnxruntime makes part of the product is apart
     (PRODUCT, ["Unsqueeze", "Unsqueeze", "Transpose", "Transpose", "MatMul", "Reshape"]),
 ]
+
+
+TWO_MEANS = """
+<ir_version: 8, opset_import: ["": 18]>
+g (float[N,C] x, int64[N] first, int64[N] second) => (float y)
+<float two = {2}> {
+    a = SoftmaxCrossEntropyLoss<ignore_index=3>(x, first)
+    b = SoftmaxCrossEntropyLoss<ignore_index=3>(x, second)
+    sum = Add(a, b)
+    y = Div(sum, two)
+}"""
+
+
+def test_half_of_two_means_can_be_loaded() -> None:
+    """Where text begins and ends: the mean of two losses, as models for questions have it.
+
+    The gradient of each is ½ times one over its number of labels, and onnxruntime refused that.
+    """
+    model = differentiate(onnx.parser.parse_model(TWO_MEANS), wrt=["x"], of="y")
+    x = np.random.default_rng(0).normal(size=(4, 5)).astype(np.float32)
+    labels = {"first": [0, 3, 2, 4], "second": [3, 1, 1, 3]}
+    feeds = {name: np.array(values, np.int64) for name, values in labels.items()}
+    session = ort.InferenceSession(model.SerializeToString())
+    names = [o.name for o in session.get_outputs()]
+    found = dict(zip(names, session.run(None, {"x": x, **feeds}), strict=True))
+    wide = np.exp(x.astype(np.float64))
+    share = wide / wide.sum(1, keepdims=True)
+    expected = np.zeros_like(wide)
+    for targets in feeds.values():
+        counted = (targets != 3)[:, None]
+        expected += (share - np.eye(5)[targets]) * counted / counted.sum() / 2
+    gradient = next(value for value in found.values() if value.shape == x.shape)
+    np.testing.assert_allclose(gradient, expected, rtol=1e-5, atol=1e-7)
+
+
+def test_inverses_that_onnxruntime_cannot_load() -> None:
+    """The smallest such graph: both readers of 1/a are products with other inverses."""
+    body = (
+        "e = Exp(x) h = Div(one, e) a = Cosh(x) p = Div(one, a) b = Sqrt(e) q = Div(one, b) "
+        "u = Mul(h, p) v = Mul(q, h) y = Add(u, v)"
+    )
+    result = clean_up(normalize(load(model_of(body))))
+    assert [n.op_type for n in result.graph].count("Mul") == 0
+    x = np.random.default_rng(0).normal(size=(2, 3)).astype(np.float32)
+    session = ort.InferenceSession(to_proto(result).SerializeToString())
+    wide = x.astype(np.float64)
+    expected = np.exp(-wide) / np.cosh(wide) + np.exp(-wide * 1.5)
+    np.testing.assert_allclose(session.run(["y"], {"x": x})[0], expected, rtol=1e-5)
 
 
 def model_of(body: str) -> onnx.ModelProto:
@@ -68,7 +133,7 @@ def model_of(body: str) -> onnx.ModelProto:
         "g (float[N,3] x) => (float[A,B] y) <float one = {1}, float zero = {0}, "
         "int64[1] i0 = {0}, int64[1] i1 = {1}, int64[1] m2 = {-2}, int64[1] m1 = {-1}, "
         "int64[2] two = {1, 2}, "
-        "float half = {0.5}, int64[1] all = {9}, int64[1] low = {-9}, "
+        "float half = {0.5}, float[1,3] row = {1, 2, 3}, int64[1] all = {9}, int64[1] low = {-9}, "
         f"int64[1] flat = {{-1}}, int64[2] back = {{-1,3}}> {{ {body} }}"
     )
 

@@ -29,7 +29,8 @@ def depthwise(kernel: int, batch: str) -> int:
 @pytest.mark.parametrize("batch", ["2", "N"])
 def test_a_depthwise_convolution_does_not_grow_with_its_kernel(batch: str) -> None:
     """A form with a node per position of the kernel had hundreds."""
-    assert max(depthwise(kernel, batch) for kernel in (3, 7, 11)) <= 24
+    nodes = max(depthwise(kernel, batch) for kernel in (3, 7, 11))
+    assert nodes <= 25  # with an open batch the sum that is differentiated is two nodes
 
 
 @pytest.mark.parametrize(

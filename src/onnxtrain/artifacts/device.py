@@ -82,9 +82,10 @@ def device_file(folder: Path, prefix: str = "") -> bytes:
             "clip_norm": (optimizer.clip or {}).get("norm"),
             "moments": _moments(optimizer, [specs[n] for n in trainable]),
         }
-        models["update"] = _embedded_model(*updates.update(optimizer, trainable))
+        shapes = {name: specs[name].shape for name in trainable}
+        models["update"] = _embedded_model(*updates.update(optimizer, shapes))
         models["update_float32"] = _embedded_model(
-            *updates.update(optimizer, trainable, doubles=False)
+            *updates.update(optimizer, shapes, doubles=False)
         )
     return json.dumps({**facts, "models": models}, separators=(",", ":")).encode()
 

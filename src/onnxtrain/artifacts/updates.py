@@ -41,7 +41,7 @@ def accumulation(trainable: Sequence[str]) -> StateModel:
 
 
 def update(
-    optimizer: OptimizerFile, trainable: Sequence[str], *, doubles: bool = True
+    optimizer: OptimizerFile, trainable: Mapping[str, Sequence[int]], *, doubles: bool = True
 ) -> StateModel:
     """Global-norm clipping, then the flat update of each parameter.
 
@@ -50,7 +50,7 @@ def update(
 
     Args:
         optimizer: whose flat update is called.
-        trainable: the parameters.
+        trainable: the parameters' shapes by name.
         doubles: whether a device has double; onnxruntime's WebGPU build has no kernels for it.
     """
     function = _function(optimizer, doubles=doubles)
@@ -63,7 +63,7 @@ def update(
     rate, scale, clip_norm = (
         graph.input(n, shape=[1]) for n in ("learning_rate", "scale", "clip_norm")
     )
-    gradients = [graph.input(f"gradients/{i}") for i in range(len(trainable))]
+    gradients = [graph.input(f"gradients/{i}", shape=s) for i, s in enumerate(trainable.values())]
     ratio = norm_ratio(
         op, lambda factor: sum_of_squares(op, gradients, factor), clip_norm,
         scale=scale, branches=doubles,

@@ -1,7 +1,8 @@
 """Integer arithmetic on constants is done now: pads, axes and sizes become visible to inference.
 
 Only integers and booleans are folded, never floats: a float constant may be a weight (ADR 1). A
-single number that is read as an integer is none, since no gradient reaches it.
+single number that is read as an integer is none, since no gradient reaches it, and neither are
+integers that are scaled by single numbers and rounded: the places that a resized axis reads.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import onnx_ir as ir
 from ..graph import FLOATS, Names
 from ..graph.evaluate import evaluate
 from ..graph.nodes import initializer
-from ..graph.parameters import mark_constant
+from ..graph.parameters import CONSTANT, mark_constant
 from .rewrite import names_in, standard
 from .stored_shapes import infer_or_forget
 from .symbolic import infer_symbolic
@@ -26,6 +27,15 @@ MAX_RESULT = 1 << 20
 """Elements that a folded result may have; what is larger is computed when the model runs."""
 GROWING = frozenset({"EyeLike", "Einsum", "OneHot", "Pad", "Resize", "Upsample"})
 """Operators whose results can be large when nothing tells their shape, and their inputs small."""
+ARITHMETIC = frozenset(
+    {
+        "Abs", "Add", "Cast", "CastLike", "Ceil", "Clip", "Div", "Floor", "Max", "Min", "Mul",
+        "Neg", "Reshape", "Round", "Squeeze", "Sub", "Unsqueeze",
+    }
+)  # fmt: skip
+"""What places are computed with. Every runtime gives the same numbers."""
+LONGEST_ARITHMETIC = 32
+"""Nodes of such a computation."""
 WHOLE = frozenset(
     {ir.DataType.INT64, ir.DataType.INT32, ir.DataType.BOOL, ir.DataType.UINT8, ir.DataType.INT8}
 )
@@ -46,7 +56,9 @@ def _fold(model: ir.Model) -> bool:
         if _is_length(node):
             arrays = [_length(node)]
         elif _is_constant(node):
-            arrays = _evaluate(node, model.opset_imports[""])
+            arrays = _evaluate([node], model.opset_imports[""])
+        elif (rounded := _rounded(node)) is not None:
+            arrays = _evaluate(rounded, model.opset_imports[""])
         else:
             continue
         if arrays is None:
@@ -93,9 +105,38 @@ def _is_constant(node: ir.Node) -> bool:
         return False
     if any(o.dtype not in WHOLE or o.is_graph_output() or not o.uses() for o in node.outputs):
         return False
-    is_number = node.op_type == "Cast" and _is_number(node.inputs[0])
+    is_number = node.op_type in ("Cast", "CastLike") and _is_number(node.inputs[0])
     is_known = is_number or all(v is None or _is_small(v) for v in node.inputs)
     return is_known and _size(node) <= MAX_RESULT
+
+
+def _rounded(node: ir.Node) -> list[ir.Node] | None:
+    """The nodes that make integers of single floats and other integers, this one last."""
+    output, value = node.outputs[0], node.inputs[0] if node.inputs else None
+    is_cast = node.op_type == "Cast" and not standard(node.domain)
+    if not is_cast or output.dtype not in WHOLE or output.is_graph_output() or not output.uses():
+        return None
+    computed_by = dict[ir.Node, None]()
+    is_known = value is not None and _is_arithmetic(value, computed_by)
+    return [*computed_by, node] if computed_by and is_known else None
+
+
+def _is_arithmetic(value: ir.Value, computed_by: dict[ir.Node, None]) -> bool:
+    """Whether a value is computed of single numbers and small integers; what by, in order."""
+    node = value.producer()
+    if node is None:
+        return _is_small(value) or _is_number(value) or _is_folded(value)
+    if node in computed_by:
+        return True
+    if node.op_type not in ARITHMETIC or standard(node.domain):
+        return False
+    operands = [v for v in node.inputs if v is not None]
+    if len(computed_by) >= LONGEST_ARITHMETIC or not all(
+        _is_arithmetic(v, computed_by) for v in operands
+    ):
+        return False
+    computed_by[node] = None
+    return len(computed_by) <= LONGEST_ARITHMETIC
 
 
 def _size(node: ir.Node) -> int:
@@ -122,27 +163,35 @@ def _is_number(value: ir.Value | None) -> bool:
     return tensor is not None and tensor.size == 1 and tensor.dtype in FLOATS
 
 
+def _is_folded(value: ir.Value) -> bool:
+    """Whether a value is a small constant that is no weight: sizes that were made floats, say."""
+    tensor = _constant(value) if CONSTANT in value.metadata_props else None
+    return tensor is not None and tensor.dtype in FLOATS and tensor.size <= MAX_ELEMENTS
+
+
 def _constant(value: ir.Value) -> ir.TensorProtocol | None:
     is_no_constant = value.is_graph_input() or value.producer() is not None
     return None if is_no_constant else value.const_value
 
 
-def _evaluate(node: ir.Node, opset: int) -> list[Any] | None:
-    """The results of a node, None where they cannot be told."""
+def _evaluate(nodes: list[ir.Node], opset: int) -> list[Any] | None:
+    """The results of the last node, None where they cannot be told."""
     feeds = {
         v.name or "": v.const_value.numpy()
+        for node in nodes
         for v in node.inputs
-        if v is not None and v.const_value is not None
+        if v is not None and v.producer() is None and v.const_value is not None
     }
+    outputs = nodes[-1].outputs
     graph = onnx.helper.make_graph(
-        [ir.to_proto(node)],
+        [ir.to_proto(node) for node in nodes],
         "constant",
         [onnx.ValueInfoProto(name=n) for n in feeds],
-        [onnx.ValueInfoProto(name=o.name) for o in node.outputs],
+        [onnx.ValueInfoProto(name=o.name) for o in outputs],
     )
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", opset)])
     arrays = evaluate(model, feeds)
-    expected = [o.dtype.numpy() for o in node.outputs if o.dtype is not None]
+    expected = [o.dtype.numpy() for o in outputs if o.dtype is not None]
     if arrays is None or any(a.dtype != kind for a, kind in zip(arrays, expected)):
         return None
     return arrays

@@ -67,6 +67,14 @@ def _reshape(p: Facts, node: ir.Node) -> Shapes:
     return [result]
 
 
+def _flatten(p: Facts, node: ir.Node) -> Shapes:
+    dims, axis = p.dims(node.inputs[0]), node.attributes.get_int("axis", 1)
+    if dims is None:
+        return [None]
+    cut = axis + len(dims) if axis < 0 else axis
+    return [[None if None in part else product(part) for part in (dims[:cut], dims[cut:])]]
+
+
 def _expand(p: Facts, node: ir.Node) -> Shapes:
     target = p.content(node.inputs[1])
     return [None if target is None else broadcast([p.dims(node.inputs[0]), list(target)])]
@@ -274,6 +282,7 @@ SHAPES: dict[str, Callable[[Facts, ir.Node], Shapes]] = {
     "Transpose": _transpose,
     "Reshape": _reshape,
     "Expand": _expand,
+    "Flatten": _flatten,
     "ConstantOfShape": _constant_of_shape,
     "Concat": _concat,
     "Unsqueeze": _unsqueeze,

@@ -10,9 +10,9 @@ import numpy as np
 import onnx_ir as ir
 
 from ..errors import UnknownNameError
-from ..graph import OpBuilder, Tensor
 from ..graph.block import Block as Block
 from ..graph.block import BlockError
+from ..optim.clipping import sum_of_squares
 
 
 class _BinaryOp(Block):
@@ -181,13 +181,8 @@ class ReduceAllL2(Block):
         if not reduce_input_names:
             raise BlockError("ReduceAllL2 needs at least one input.")
         op = self._builder
-        squares = [op.ReduceSumSquare(op.operand(name), keepdims=0) for name in reduce_input_names]
-        return op.append(_root_of_sum(op, squares), "reducealll2_output")
-
-
-def _root_of_sum(op: OpBuilder, squares: Sequence[Tensor]) -> Tensor:
-    total = squares[0] if len(squares) == 1 else op.Sum(*squares)
-    return op.Reshape(op.Sqrt(total), [1])
+        total = sum_of_squares(op, [op.operand(name) for name in reduce_input_names])
+        return op.append(op.Reshape(op.Sqrt(total), [1]), "reducealll2_output")
 
 
 class Clip(Block):

@@ -9,6 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from ..graph import Tensor
+from .clipping import square_sum
 from .linear import Linear
 from .transform import Context
 
@@ -84,4 +85,4 @@ def _mean(ctx: Context, x: Tensor, axis: int) -> Tensor:
 
 def _rms(ctx: Context, x: Tensor) -> Tensor:
     op = ctx.op
-    return op.Sqrt(op.ReduceSumSquare(x, keepdims=0) / op.Cast(op.Size(x), to=x.dtype))
+    return op.Sqrt(square_sum(op, x) / op.Cast(op.Size(x), to=x.dtype))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
 import onnx_ir as ir
 
 from ..graph import OpBuilder, Tensor
+from ..graph.tensor import dims_of
+from ..passes.long_sums import AXES_ARE_OPERANDS, TOO_MANY_NUMBERS, row_length
 
 HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 SHRINK = {ir.DataType.FLOAT: 2.0**-80, ir.DataType.DOUBLE: 2.0**-560}
@@ -77,7 +80,21 @@ def norm_ratio(
 def sum_of_squares(op: OpBuilder, tensors: Sequence[Tensor], factor: float = 1.0) -> Tensor:
     """The sum of the squares of all elements, each multiplied by a number before."""
     scaled = tensors if factor == 1.0 else [t * factor for t in tensors]
-    squares = [op.ReduceSumSquare(x, keepdims=0) for x in scaled]
+    squares = [square_sum(op, x) for x in scaled]
     total = squares[0] if len(squares) == 1 else op.Sum(*squares)
     total.value.shape = ir.Shape([])
     return total
+
+
+def square_sum(op: OpBuilder, x: Tensor) -> Tensor:
+    """The sum of the squares of one tensor; of a large one by rows, see `passes.long_sums`."""
+    dims = dims_of(x.value) or ()
+    count = math.prod(d for d in dims if isinstance(d, int))
+    is_long = all(isinstance(d, int) for d in dims) and count >= TOO_MANY_NUMBERS
+    width = row_length(count) if is_long and x.dtype == ir.DataType.FLOAT else 0
+    if not width:
+        return op.ReduceSumSquare(x, keepdims=0)
+    rows = op.Reshape(x, [count // width, width])
+    if op.opset < AXES_ARE_OPERANDS:
+        return op.ReduceSum(op.ReduceSumSquare(rows, axes=[1], keepdims=0), keepdims=0)
+    return op.ReduceSum(op.ReduceSumSquare(rows, [1], keepdims=0), keepdims=0)

@@ -13,6 +13,7 @@ import onnx_ir as ir
 from ..graph.edit import name_apart
 from ..graph.labels import guard_labels
 from . import modes as modes
+from .activations import mark_activated
 from .base import Context as Context
 from .base import Pass as Pass
 from .base import Record as Record
@@ -30,6 +31,7 @@ from .fusion import mark_where_shapes_are_inferred
 from .idle import note_idle_optimizers
 from .kernels import mark_for_kernels
 from .late_weights import delay_weights as delay_weights
+from .long_sums import long_sums_by_rows
 from .recompute import recompute_activations as recompute_activations
 from .recurrent import recurrent_layers_as_scans
 from .segments import Recompute as Recompute
@@ -129,6 +131,11 @@ AFTER = (
         lambda model, _: biases_in_products(model),
     ),
     Pass(
+        "long sums",
+        "sums of very many numbers are sums of rows first, since onnxruntime loses digits",
+        lambda model, _: long_sums_by_rows(model),
+    ),
+    Pass(
         "names",
         "no two nodes or values have one name, as in a graph that is differentiated again",
         lambda model, _: name_apart(model),
@@ -151,7 +158,14 @@ AFTER = (
     Pass(
         "fusion",
         "sessions compute elementwise operators that follow each other in one pass over memory",
-        lambda model, _: mark_where_shapes_are_inferred(model),
+        lambda model, c: mark_where_shapes_are_inferred(
+            model, c.gradients if c.recompute in (None, 1) else ()
+        ),
+    ),
+    Pass(
+        "activations",
+        "sessions make one operation of a layer and the activation behind it",
+        lambda model, _: mark_activated(model),
     ),
     Pass(
         "idle optimizers",

@@ -9,7 +9,7 @@ place. Sums, means and maxima along its last axes may be in it, since a row fits
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -18,9 +18,10 @@ import onnx_ir as ir
 from ..errors import ModelError
 from ..graph.infer import infer_shapes
 from ..graph.subgraphs import subgraphs, used_values
-from ..operators import FUSABLE, FUSABLE_POWERS, FUSED, OUTSIDE
-from .column_loops import unmark_small_loops
+from ..operators import ACTIVATED, FUSABLE, FUSABLE_POWERS, FUSED, OUTSIDE
+from .column_loops import choose_column_loops
 from .kernels import mark_for_kernels
+from .late_groups import NONE_APART, Apart, compute_late
 from .sizes import elements_of
 from .transposed import has_bias, mark_transposed
 
@@ -53,10 +54,12 @@ SLOW = frozenset(
         "Softsign",
         "Sqrt",
         "Tan",
+        "Where",
     }
 )
 """Operators that take onnxruntime 1.8 to 27 times as long as our kernel, also alone: a million
-elements on one thread, onnxruntime 1.31.1 on AVX-512."""
+elements on one thread, onnxruntime 1.31.1 on AVX-512. A Where by itself takes it three times as
+long: the two of `where`'s gradient, of a million numbers, made 2.5 → 1.1 ms of both directions."""
 ELEMENTS_IN_LOOPS = 1024
 """The same in the body of a loop, where calling kernels counts for more."""
 LONG_ROW = 8
@@ -86,11 +89,12 @@ class _Group:
     place: float = 0.0
 
 
-def mark_where_shapes_are_inferred(model: ir.Model) -> ir.Model:
+def mark_where_shapes_are_inferred(model: ir.Model, gradients: Collection[str] = ()) -> ir.Model:
     """Mark a model of whose gradients nobody knows the shapes yet; it knows no more of them then.
 
     Kernels of single nodes are chosen again, since shapes say what is large.
-    What onnxruntime infers itself would only make files longer.
+    What onnxruntime infers itself would only make files longer. Where outputs are named as
+    `gradients`, groups of the forward pass are computed again for them if less has to wait then.
     """
     known = {v.name for v in _values(model.graph) if v.shape is not None}
     try:
@@ -98,9 +102,11 @@ def mark_where_shapes_are_inferred(model: ir.Model) -> ir.Model:
     except ModelError:  # onnxruntime says what is wrong with it, if anything is
         return model
     mark_transposed(inferred)
-    unmark_small_loops(inferred.graph)
+    choose_column_loops(inferred.graph)
+    worth = [g.nodes for g in _Grouping(inferred.graph).groups if _pays(g, ELEMENTS)]
+    apart = compute_late(inferred.graph, worth, gradients)
     mark_for_kernels(inferred)
-    mark_fusable(inferred)
+    mark_fusable(inferred, apart)
     for value in _values(inferred.graph):
         if value.name not in known:
             value.shape = None
@@ -112,22 +118,22 @@ def _values(graph: ir.Graph) -> Iterator[ir.Value]:
     return (v for node in graph for v in node.outputs if not v.is_graph_output())
 
 
-def mark_fusable(model: ir.Model) -> ir.Model:
+def mark_fusable(model: ir.Model, apart: Apart = NONE_APART) -> ir.Model:
     """Mark the nodes of all groups that are worth it; marks of another time are taken away.
 
-    The nodes of a group are put side by side.
+    The nodes of a group are put side by side. Some may have to be `apart`.
     """
-    _mark_graph(model.graph, ELEMENTS)
+    _mark_graph(model.graph, ELEMENTS, apart)
     return model
 
 
-def _mark_graph(graph: ir.Graph, elements: int) -> None:
+def _mark_graph(graph: ir.Graph, elements: int, apart: Apart = NONE_APART) -> None:
     for node in graph:
-        if (node.doc_string or "").startswith(FUSED):
+        if (node.doc_string or "").startswith((FUSED, ACTIVATED)):
             node.doc_string = None
         for body in subgraphs(node):
             _mark_graph(body, elements if node.op_type == "If" else ELEMENTS_IN_LOOPS)
-    grouping = _Grouping(graph)
+    grouping = _Grouping(graph, apart)
     worth = [group for group in grouping.groups if _pays(group, elements)]
     if not worth:
         return
@@ -153,8 +159,8 @@ class _Grouping:
     there: the mask of a Relu is for the gradient, which has to read less then.
     """
 
-    def __init__(self, graph: ir.Graph) -> None:
-        self.groups = list[_Group]()
+    def __init__(self, graph: ir.Graph, apart: Apart = NONE_APART) -> None:
+        self.groups, self._apart = list[_Group](), apart
         self._number = {node: number for number, node in enumerate(graph)}
         self._group_of = dict[ir.Node, _Group]()
         self._readers = dict[ir.Node, list[ir.Node]]()
@@ -195,6 +201,7 @@ class _Grouping:
             reduced = {g.reduced for g in (*joined, alone)} - {0}
             fits = len(nodes) <= MOST_NODES and len(reduced) <= 1 and not _reads_dropped(nodes)
             fits = fits and (not reduced or _have_rows(nodes, max(reduced)))
+            fits = fits and self._apart.may_join(nodes)
             place = self._place_for(nodes) if fits else None
             if place is not None:
                 joined[0].reduced = max(reduced, default=0)

@@ -21,6 +21,7 @@ import onnx_ir as ir
 from ..graph.nodes import producer_of
 from ..graph.subgraphs import subgraphs
 from ..operators import (
+    ACTIVATED,
     ACTIVATIONS,
     AT_THE_SPEED_OF_MEMORY,
     BIASED,
@@ -131,10 +132,20 @@ def _is_norm(node: ir.Node) -> bool:
 
 
 def _joins_slices(node: ir.Node) -> bool:
-    """Whether a Concat joins slices, of which four would make an image's blocks."""
+    """Whether a Concat joins slices, of which four would make an image's blocks.
+
+    Blocks are every second element, or fewer: slices of neighbours are windows of an image.
+    """
     sources = [v.producer() for v in node.inputs if v is not None]
-    slices = sum(source is not None and source.op_type == "Slice" for source in sources)
+    slices = sum(source is not None and _skips_elements(source) for source in sources)
     return node.op_type == "Concat" and slices >= 4
+
+
+def _skips_elements(node: ir.Node) -> bool:
+    """Whether a Slice may leave out elements between those that it takes."""
+    steps = _constant(node.inputs[4]) if len(node.inputs) > 4 else None
+    is_dense = len(node.inputs) < 5 or (steps is not None and bool((steps.numpy() == 1).all()))
+    return node.op_type == "Slice" and not is_dense
 
 
 def _is_scaled(node: ir.Node) -> bool:
@@ -152,13 +163,23 @@ def _is_scaled(node: ir.Node) -> bool:
     )
 
 
+def _is_activated_convolution(node: ir.Node) -> bool:
+    """Whether an activation alone reads a Conv, and no session puts the two together itself."""
+    return _goes_into({"Conv"}, ACTIVATIONS | {"Clip"})(node) and not _has_marked_reader(node)
+
+
 def _is_activated_layer(node: ir.Node) -> bool:
-    """Whether an activation alone reads a Gemm of the model's own.
+    """Whether an activation alone reads a Gemm of the model's own, and is left to onnxruntime.
 
     One for each product with a bias would be found in vain before there is a Gemm.
     """
-    is_own = node.doc_string in (BIASED, KERNEL)
-    return not is_own and _goes_into({"Gemm", "MatMul"}, ACTIVATIONS)(node)
+    is_ours = node.doc_string in (BIASED, KERNEL) or _has_marked_reader(node)
+    return not is_ours and _goes_into({"Gemm", "MatMul"}, ACTIVATIONS)(node)
+
+
+def _has_marked_reader(layer: ir.Node) -> bool:
+    reader = only_reader(layer)
+    return reader is not None and reader.doc_string == ACTIVATED
 
 
 def _any_of(*patterns: Occurs) -> Occurs:
@@ -184,7 +205,7 @@ GELUS = frozenset({"FastGelu", "Gelu"})
 PATTERNS: dict[str, Occurs] = {
     "AttentionFusion": _is_read_once("Softmax"),  # its gradient reads it too
     "BiasGeluFusion": _any_of(GELU_BY_PARTS, FAST_GELU_BY_PARTS, _goes_into({"Add"}, GELUS)),
-    "ConvActivationFusion": _goes_into({"Conv"}, ACTIVATIONS | {"Clip"}),
+    "ConvActivationFusion": _is_activated_convolution,
     "FastGeluFusion": FAST_GELU_BY_PARTS,
     "GatherSliceToSplitFusion": _takes_parts_of_one,
     "GatherToSliceFusion": _comes_from("Gather", 1, {"Range"}),

@@ -23,7 +23,8 @@ from ..graph.nodes import (
     scalar,
 )
 from ..graph.tensor import dims_of
-from ..operators import BROADCASTING
+from ..operators import BROADCASTING, KEEPS_SHAPE
+from .integers import chosen_integers, counted
 from .products import (
     only_for_products,
     swaps_last,
@@ -250,6 +251,29 @@ def add_of_negation(node: ir.Node) -> ir.Value | None:
     return None
 
 
+def product_of_inverses(node: ir.Node) -> ir.Value | None:
+    """(1/a)·(1/b) is (1/a)/b, where somebody else reads 1/a.
+
+    onnxruntime divides so as well, one product after the other, and takes 1/a for unread when its
+    last product is done: the session of a loss with two means is refused (seen up to 1.31.1).
+    """
+    left, right = node.inputs
+    for shared, own in ((left, right), (right, left)):
+        if not (_is_inverse(shared) and _is_inverse(own)) or len(shared.uses()) < 2:  # type: ignore[union-attr]
+            continue
+        if len(own.uses()) == 1 and not own.is_graph_output():  # type: ignore[union-attr]
+            return insert(node, "Div", [shared, own.producer().inputs[1]])  # type: ignore[union-attr]
+    return None
+
+
+def _is_inverse(value: ir.Value | None) -> bool:
+    """Whether it is one over something; of integers that would be rounded."""
+    inner = producer_of(value, "Div")
+    if inner is None or scalar(inner.inputs[0]) != 1.0:
+        return False
+    return value is not None and value.dtype is not None and value.dtype.is_floating_point()
+
+
 def add_of_scattered(node: ir.Node) -> ir.Value | None:
     """a + (zeros, but for some rows) is a with these rows added: only they are read and written.
 
@@ -275,6 +299,36 @@ def add_of_scattered(node: ir.Node) -> ir.Value | None:
     return None
 
 
+def shape_of_operand(node: ir.Node) -> ir.Value | None:
+    """An operator with one shape for operand and result is asked for that of the operand.
+
+    If only sums read the result besides, it never has to be in memory: the squares of a mean
+    squared error, whose gradient wants to know how many there are. An operand that nobody else
+    reads is left alone, since the result may take its memory.
+    """
+    source, alive = node.inputs[0], None
+    while (maker := _maker_of_its_shape(source)) is not None:
+        source = maker.inputs[0]
+        assert source is not None
+        if source.is_graph_input() or {reader for reader, _ in source.uses()} != {maker}:
+            alive = source
+    if alive is not None:
+        node.replace_input_with(0, alive)
+    return None
+
+
+def _maker_of_its_shape(value: ir.Value | None) -> ir.Node | None:
+    """The operator that made a value of the shape of its first operand."""
+    node = None if value is None else value.producer()
+    if node is None or node.domain or value is not node.outputs[0] or not node.inputs:
+        return None
+    operand, *others = node.inputs
+    is_same = node.op_type in KEEPS_SHAPE
+    if node.op_type in BROADCASTING:
+        is_same = all(v is operand or scalar(v) is not None for v in others)
+    return node if operand is not None and is_same else None
+
+
 def same_branches(node: ir.Node) -> ir.Value | None:
     """A choice between a value and itself."""
     _, left, right = node.inputs
@@ -284,7 +338,7 @@ def same_branches(node: ir.Node) -> ir.Value | None:
 REWRITES: dict[str, tuple[Rewrite, ...]] = {
     "Add": (neutral_operand, add_of_negation, add_of_scattered),
     "Sub": (neutral_operand,),
-    "Mul": (neutral_operand,),
+    "Mul": (neutral_operand, product_of_inverses),
     "Div": (neutral_operand,),
     "Neg": (double_negation,),
     "Expand": (pointless_expand,),
@@ -297,6 +351,9 @@ REWRITES: dict[str, tuple[Rewrite, ...]] = {
     "Squeeze": (undone_axes, reduced_axes),
     "Unsqueeze": (undone_axes,),
     "Cast": (pointless_cast,),
-    "Where": (same_branches,),
+    "ReduceSum": (counted,),
+    "Shape": (shape_of_operand,),
+    "Size": (shape_of_operand,),
+    "Where": (same_branches, chosen_integers),
 }
 """Which rewrites look at which operator; they are tried in this order."""

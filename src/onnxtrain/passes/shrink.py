@@ -43,9 +43,9 @@ def shrink_parts(where: ir.Node) -> ShrinkParts | None:
 
 def _is_zero(value: ir.Value, x: ir.Value) -> bool:
     """Whether a value is 0, or x times 0, which keeps what is no number."""
-    product = producer_of(value, "Mul")
+    product, cast = producer_of(value, "Mul"), producer_of(value, "Cast")
     if product is None:
-        return scalar(value) == 0
+        return scalar(value if cast is None else cast.inputs[0]) == 0
     return _is_pair(product, lambda v: v is x, lambda v: scalar(v) == 0)
 
 

@@ -205,11 +205,28 @@ def _are_many_points(w: Tensor, axes: Sequence[Axis]) -> bool:
 def _one_product(
     op: OpBuilder, image: Tensor, signal: Tensor, axes: Sequence[Axis], channels: int
 ) -> Tensor:
-    """Few channels, or a large kernel: im2col, a product per image, and their sum."""
+    """Few channels, or a large kernel: im2col, a product per image, and their sum.
+
+    A small kernel's windows lie position by position, all channels of each: there is one node per
+    position then, whole images are put side by side, and the few sums are turned. With the
+    positions of each channel side by side there are two nodes per position, for the same time on
+    large maps (64 images of 3 channels on 32×32: 0.99 to 1.01) and more on small ones: a step of a
+    convolution of 2 images on 10×10 takes 0.87 to 0.9 of its time so, a session 0.96.
+    """
     kernel = [a.kernel for a in axes]
-    cells = op.Reshape(columns(op, image, axes), [0, channels * math.prod(kernel), -1])
+    count = math.prod(kernel)
+    if count > FEW_OFFSETS:
+        cells = columns(op, image, axes)
+    else:
+        padded = pad_image(op, image, axes, 2)
+        parts = [at_offset(op, padded, axes, offset, 2) for offset in offsets_of(axes)]
+        cells = parts[0] if count == 1 else op.Concat(*parts, axis=1)
+    cells = op.Reshape(cells, [0, channels * count, -1])
     per_image = op.MatMul(op.Reshape(signal, [0, 0, -1]), op.transpose(cells, 0, 2, 1))
-    return op.Reshape(op.ReduceSum(per_image, [0], keepdims=0), [0, channels, *kernel])
+    total = op.ReduceSum(per_image, [0], keepdims=0)
+    if 1 < count <= FEW_OFFSETS and channels > 1:
+        total = op.transpose(op.Reshape(total, [0, count, channels]), 0, 2, 1)
+    return op.Reshape(total, [0, channels, *kernel])
 
 
 def _swapped(op: OpBuilder, image: Tensor, signal: Tensor, axes: Sequence[Axis]) -> Tensor:

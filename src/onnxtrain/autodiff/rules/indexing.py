@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ...graph import OpBuilder, Tensor
+from ...graph.nodes import producer_of
 from ..registry import gradient, gradient_multi
 from ._index import (
     Size,
@@ -172,7 +173,8 @@ def _scattered(
     if reduction == "none":
         return write(dy, op.zeros_like(updates), "none"), read(dy)
     if reduction == "add":
-        return dy, read(dy)
+        rows = _whole_slices(data, indices, axis)
+        return dy, read(dy) if rows is None else op.Gather(dy, op.Reshape(rows, [-1]), axis=axis)
     nothing = op.full(op.Shape(data), 0, data.dtype)
     if reduction == "mul":
         # Divide by the update unless it is 0; a position with another 0 in its product gets none.
@@ -188,6 +190,26 @@ def _scattered(
     update_wins = op.Cast(op.Equal(updates, read(y)), to=data.dtype)
     share = dy / write(data_wins, update_wins, "add")
     return share * data_wins, read(share) * update_wins
+
+
+def _whole_slices(data: Tensor, indices: Tensor, axis: int) -> Tensor | None:
+    """Indices before they were repeated, if they name whole slices of `data` along an axis.
+
+    Sums of rows by number are written so (`scatter_add` with one number for each row): to read
+    rows is a Gather, which copies a row at once.
+    """
+    repeated = producer_of(indices.value, "Expand")
+    if repeated is None or repeated.inputs[0] is None or data.shape is None:
+        return None
+    source = indices.op.tensor(repeated.inputs[0])
+    if source.shape is None or indices.shape is None or source.rank != data.rank:
+        return None
+    for a in range(data.rank):
+        size = source.dim(a) if a == axis % data.rank else data.dim(a)
+        is_repeated = a == axis % data.rank or source.dim(a) == 1
+        if not is_repeated or size is None or indices.dim(a) != size:
+            return None
+    return source
 
 
 # --- selection ---------------------------------------------------------------------------------
