@@ -147,6 +147,35 @@ def test_weights_in_memory_can_be_written_as_external_data(tmp_path: Path) -> No
     np.testing.assert_array_equal(numpy_helper.to_array(tensors["extra"]), np.ones(3))
 
 
+@pytest.mark.parametrize("is_beside", [True, False], ids=["same folder", "another one"])
+def test_large_weights_in_memory_join_those_in_files(tmp_path: Path, is_beside: bool) -> None:
+    """Small ones stay; and so do all where nothing is in a file, or where the caller says so."""
+    source = tmp_path if is_beside else tmp_path / "source"
+    source.mkdir(exist_ok=True)
+    arrays = {"first": np.ones((8, 4), np.float32), "large": np.ones((256, 256), np.float32)}
+    arrays["small"] = np.ones(4, np.float32)
+    tensors = [numpy_helper.from_array(array, name) for name, array in arrays.items()]
+    nodes = [helper.make_node("Identity", [name], [f"{name}_out"]) for name in arrays]
+    outputs = [helper.make_tensor_value_info(f"{n}_out", TensorProto.FLOAT, None) for n in arrays]
+    graph = helper.make_graph(nodes, "g", [], outputs, tensors)
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    for name, expected in (("first", {"first", "large"}), ("", set())):
+        onnx.save(proto, source / "model.onnx")
+        model = load(source / "model.onnx")
+        if name:
+            (source / "first.bin").write_bytes(arrays[name].tobytes())
+            model.graph.initializers[name].const_value = ir.ExternalTensor(
+                "first.bin", 0, arrays[name].nbytes, ir.DataType.FLOAT,
+                shape=ir.Shape(arrays[name].shape), name=name, base_dir=source,
+            )  # fmt: skip
+        save(model, tmp_path / "out.onnx")
+        written = onnx.load(tmp_path / "out.onnx", load_external_data=False).graph.initializer
+        assert {t.name for t in written if t.data_location == TensorProto.EXTERNAL} == expected
+        results = ort.InferenceSession(tmp_path / "out.onnx").run(None, {})
+        for result, array in zip(results, arrays.values(), strict=True):
+            np.testing.assert_array_equal(result, array)
+
+
 def test_a_folder_that_does_not_exist(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="folder"):
         save(load(small_model()), tmp_path / "none" / "m.onnx")

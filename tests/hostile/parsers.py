@@ -20,6 +20,7 @@ from onnx import TensorProto, numpy_helper
 import onnxtrain
 from onnxtrain.api import CheckpointState, Module
 from onnxtrain.errors import OnnxTrainError
+from onnxtrain.operators import KERNEL
 from onnxtrain.runtime.files import odtc
 from onnxtrain.runtime.loop.schedulers import WarmUp
 from tests.js import tools
@@ -283,6 +284,36 @@ def few_bits(path: Path) -> object:
     return True
 
 
+def lent_models(folder: Path) -> list[bytes]:
+    """The same, marked for our kernel."""
+    lent_weights = []
+    for content in few_bit_models(folder):
+        model = onnx.load_from_string(content)
+        sizes = next(t for t in model.graph.initializer if t.name == "sizes")
+        sizes.CopyFrom(onnx.numpy_helper.from_array(np.array([-1, 32]), "sizes"))
+        next(n for n in model.graph.node if n.output[0] == "matrix").doc_string = KERNEL
+        lent_weights.append(model.SerializeToString())
+    return lent_weights
+
+
+def lent(path: Path) -> object:
+    """A session that is lent the weights; what onnxruntime refuses is not taken."""
+    from unittest import mock
+
+    from onnxtrain.runtime.files.outline import Outline
+    from onnxtrain.runtime.session import devices, taken_out
+
+    content = path.read_bytes()
+    with mock.patch.multiple(taken_out, LEAST_MODEL=0, LEAST_WEIGHT=16):
+        outline = Outline.of(content)
+        if outline is None or taken_out.taken_out(outline) is None:
+            return False
+        with contextlib.suppress(Exception):
+            session = devices.open_session(content, devices.session_options(threads=1))
+            session.run(None, {"x": np.ones((2, 32), np.float32)})
+    return True
+
+
 def blocked_models(folder: Path) -> list[bytes]:
     """Gradients of convolutions that sessions carry out in blocks."""
     del folder
@@ -325,19 +356,24 @@ def blocked(path: Path) -> object:
 ROWS = "rows (float[256] row) => (float[256] out) { e = Exp (row) out = Mul (e, row) }"
 
 
+SOFTMAXES = "s = LogSoftmax <axis = 1> (t) p = Softmax <axis = 1> (s)"
+
+
 def fused_models(folder: Path) -> list[bytes]:
-    """Gradients whose elementwise nodes sessions compute together, some inside of a loop."""
+    """Gradients of nodes that sessions compute together, some inside of a loop; a softmax."""
     del folder
     models_in_groups = []
     for nodes in (
         "s = Sigmoid (x) y = Mul (x, s)",
+        f"t = Reshape (x, apart) {SOFTMAXES} y = Reshape (p, rows)",
         "m = ReduceMean (x, last) d = Sub (x, m) p = Pow (d, two) y = Clip (p, low, two)",
         f"y = Scan <num_scan_inputs = 1, body = {ROWS}> (x)",
     ):
         model = onnx.parser.parse_model(f"""
             <ir_version: 9, opset_import: ["": 18]>
             g (float[64, 256] x) => (float[64, 256] y)
-            <int64[1] last = {{-1}}, float two = {{2.0}}, float low = {{0.5}}> {{ {nodes} }}
+            <int64[1] last = {{-1}}, float two = {{2.0}}, float low = {{0.5}},
+             int64[3] apart = {{256, 4, 16}}, int64[2] rows = {{64, 256}}> {{ {nodes} }}
         """)
         gradients = onnxtrain.differentiate(model, wrt=["x"], of="y", vjp=True)
         models_in_groups.append(gradients.SerializeToString())
@@ -350,18 +386,19 @@ def fused_groups(path: Path) -> object:
     from onnxtrain.runtime.fusion.operators import OPERATORS
     from onnxtrain.runtime.session import devices
     from onnxtrain.runtime.session.fusion import fused
+    from onnxtrain.runtime.session.kernels import with_own_kernels
 
     outline = Outline.of(path.read_bytes())
-    content = None if outline is None else fused(outline)
-    if content is None:
-        return False
+    both = [] if outline is None else [fused(outline), with_own_kernels(outline)]
+    contents = [content for content in both if content is not None]
     x = np.ones((64, 256), np.float32)
-    with contextlib.suppress(Exception):
-        form = devices.Form(content, [], OPERATORS)
-        devices.session_of(form, devices.session_options(threads=1)).run(
-            None, {"x": x, "y_grad": x}
-        )
-    return True
+    for content in contents:
+        with contextlib.suppress(Exception):
+            form = devices.Form(content, [], OPERATORS)
+            devices.session_of(form, devices.session_options(threads=1)).run(
+                None, {"x": x, "y_grad": x}
+            )
+    return bool(contents)
 
 
 def column_models(folder: Path) -> list[bytes]:
@@ -1015,6 +1052,7 @@ PARSERS: dict[str, Parser] = {
     "module": Parser("m.onnx", "model", content_of("sound/training_model.onnx"), module, 20),
     "module in ort format": Parser("m.ort", "flatbuffers", ort_models, module, 50),
     "few bits": Parser("m.onnx", "model", few_bit_models, few_bits),
+    "lent weights": Parser("m.onnx", "model", lent_models, lent),
     "blocks": Parser("m.onnx", "model", blocked_models, blocked),
     "fused": Parser("m.onnx", "model", fused_models, fused_groups),
     "columns": Parser("m.onnx", "model", column_models, column_loops),

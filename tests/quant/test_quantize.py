@@ -189,3 +189,71 @@ def test_the_tool_leaves_the_log_of_the_program_alone(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.stdout.split() == ["[]", "True"]
     assert "quantize" not in done.stderr
+
+
+DEEP = 24
+QUANTIZE = """
+import sys
+from pathlib import Path
+from onnxtrain import lora, quant
+
+def peak():
+    status = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in status if line.startswith("VmHWM")).split()[1])
+
+folder = Path(sys.argv[1])
+quant.quantize(folder / "small.onnx", output=folder / "small4.onnx")
+before = peak()
+quant.quantize(folder / "model.onnx", output=folder / "base.onnx")
+lora.add(folder / "base.onnx", "all-linear", 2, output=folder / "adapted.onnx")
+print(peak() - before)
+"""
+
+
+def layers_in_a_file(path: Path, width: int) -> None:
+    """Linear layers, one after the other, with their weights in a file."""
+    nodes = [oh.make_node("MatMul", [f"h{i}", f"w{i}"], [f"h{i + 1}"]) for i in range(DEEP)]
+    x, y = (oh.make_tensor_value_info(f"h{i}", F, ["N", width]) for i in (0, DEEP))
+    arrays = [onh.from_array(weights(width, width, seed=i), f"w{i}") for i in range(DEEP)]
+    graph = oh.make_graph(nodes, "g", [x], [y], arrays)
+    model = oh.make_model(graph, opset_imports=[oh.make_opsetid("", 18)], ir_version=10)
+    onnx.save(model, path, save_as_external_data=True, location=f"{path.name}.data")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_weights_are_quantised_one_after_the_other(tmp_path: Path) -> None:
+    """In memory, and on the disk once: adapters refer to the file of the base.
+
+    Of 226 MB of floats.
+    """
+    width = 1536
+    layers_in_a_file(tmp_path / "model.onnx", width)
+    layers_in_a_file(tmp_path / "small.onnx", 64)
+    done = subprocess.run(
+        [sys.executable, "-c", QUANTIZE, str(tmp_path)], check=True, capture_output=True, text=True
+    )
+    floats, codes = 4 * DEEP * width**2, DEEP * width**2 // 2
+    assert int(done.stdout) * 1024 < floats * 0.6
+    sizes = {p.name: p.stat().st_size for p in tmp_path.iterdir()}
+    assert sizes["base.onnx.data"] >= codes
+    assert sizes["base.onnx"] + sizes["adapted.onnx"] < codes / 4
+    assert "adapted.onnx.data" not in sizes
+    x = weights(3, width, seed=9)
+    base, adapted = (
+        onnxruntime.InferenceSession(tmp_path / name).run(None, {"h0": x})[0]
+        for name in ("base.onnx", "adapted.onnx")
+    )
+    np.testing.assert_allclose(base, adapted, rtol=1e-4)
+
+
+def test_quantising_over_the_model_keeps_the_file_of_the_floats(tmp_path: Path) -> None:
+    """Another model may have its weights there."""
+    path, data = tmp_path / "model.onnx", tmp_path / "model.onnx.data"
+    layers_in_a_file(path, 512)
+    before = data.read_bytes()
+    x = weights(2, 512)
+    expected = onnxruntime.InferenceSession(path).run(None, {"h0": x})[0]
+    quant.quantize(path, bits=8, output=path)
+    assert data.read_bytes() == before
+    result = onnxruntime.InferenceSession(path).run(None, {"h0": x})[0]
+    assert np.corrcoef(result.ravel(), expected.ravel())[0, 1] > 0.99

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import onnx
 import pytest
-from onnx import parser
+from onnx import helper, parser
 
 from onnxtrain.errors import ModelFileError
+from onnxtrain.operators import ACTIVATED, BIASED, BLOCKED, COLUMN_LOOP, FUSED, KERNEL, TRANSPOSED
 from onnxtrain.runtime.files.onnxfile import MAX_NESTING, Node, uses
-from onnxtrain.runtime.files.outline import Outline
+from onnxtrain.runtime.files.outline import MARKS, Outline
 from onnxtrain.runtime.files.wire import Message
-from onnxtrain.runtime.session.edits import connections_of, with_bodies
+from onnxtrain.runtime.session.edits import connections_of, marked, with_bodies
 
 LONG = "n" * 200
 MODEL = f"""<ir_version: 9, opset_import: ["" : 18]>
@@ -102,3 +103,17 @@ def test_bodies_are_changed_where_they_are() -> None:
     graph.node.extend([relu, relu, *others])
     assert onnx.NodeProto.FromString(content) == expected
     assert with_bodies(node, lambda body: {}) is None
+
+
+def test_all_that_passes_say_of_nodes_is_found() -> None:
+    """`Outline.marked` looks for one beginning, whatever the mark."""
+    marks = (ACTIVATED, BIASED, BLOCKED, COLUMN_LOOP, FUSED, KERNEL, TRANSPOSED)
+    assert all(mark.encode().startswith(MARKS) for mark in marks)
+    nodes = [helper.make_node("Neg", ["x"], ["y"], doc_string=f"{mark} 1") for mark in marks]
+    nodes.append(helper.make_node("Neg", ["x"], ["z"], doc_string=f"see {marks[0]}"))
+    nodes.append(helper.make_node("Own", ["x"], ["w"], domain="own", doc_string=marks[0]))
+    model = helper.make_model(helper.make_graph(nodes, "g", [], []))
+    outline = Outline.of(model.SerializeToString())
+    assert outline is not None
+    for place, mark in enumerate(marks):
+        assert [node.place for node in marked(outline, mark)] == [place]

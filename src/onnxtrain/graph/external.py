@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Container, Iterator
 from typing import Any
@@ -126,6 +127,17 @@ def read_tensor(
     copy.CopyFrom(tensor)
     _refer(copy, location)
     return ir.serde.deserialize_tensor(copy, location.root)
+
+
+def let_go(tensor: ir.TensorProtocol | None) -> None:
+    """Unmap the file of a tensor that has been read; whoever reads it again maps it again.
+
+    onnx-ir keeps it mapped, and of four bits a byte for each number: of a model whose tensors are
+    read one after the other, all would be in memory in the end.
+    """
+    if isinstance(tensor, ir.ExternalTensor):
+        with contextlib.suppress(BufferError):  # somebody has an array of it
+            tensor.release()
 
 
 def external_tensors(model: ir.Model) -> Iterator[ir.ExternalTensor]:

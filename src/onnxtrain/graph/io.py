@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
@@ -14,7 +14,7 @@ import onnx_ir as ir
 from ..errors import MissingFileError, ModelError, model_errors
 from ..runtime.files.atomic import write_atomically
 from ..runtime.files.readfile import PROTOBUF_LIMIT, open_regular
-from .external import resolve_tensors, resolved, resolved_tensor, weights
+from .external import let_go, resolve_tensors, resolved, resolved_tensor, weights
 from .lent import lend_tensors
 from .moves import Moves
 from .representable import representable
@@ -23,6 +23,9 @@ from .sound import check_sound
 ModelLike: TypeAlias = "str | os.PathLike[str] | bytes | onnx.ModelProto | ir.Model"
 ALIGNMENT, PAGE, PAGE_ALIGNED_BYTES = 64, 4096, 2**20
 """Where weights begin in a data file; large ones at a page, so that they can be mapped."""
+BESIDE_OTHERS = 2**16
+"""Bytes from which on a weight goes to a data file that there is anyway. What is inside of a model
+is copied with it: artifacts of 100 MB of weights of four bits took 1.5 GB, of such a file 0.8."""
 
 
 def load(model: ModelLike, *, base_dir: str | os.PathLike[str] = "") -> ir.Model:
@@ -155,21 +158,26 @@ def to_proto(model: ir.Model) -> onnx.ModelProto:
     return ir.to_proto(model)
 
 
-def deliver(model: ir.Model, output: str | os.PathLike[str] | None) -> onnx.ModelProto:
+def deliver(
+    model: ir.Model, output: str | os.PathLike[str] | None, *, sources: Collection[str] = ()
+) -> onnx.ModelProto:
     """The finished model, in memory or, where `output` says so, written there.
 
     Of a model that was written the weights that are in files of their own are only referred to.
+    `sources` are as in `save`.
     """
     if output is None:
         return to_proto(model)
-    save(model, output)
+    save(model, output, sources=sources)
     return onnx.load(output, load_external_data=False)
 
 
 def _weight_bytes(model: ir.Model) -> int:
-    return sum(
-        v.const_value.nbytes for v in model.graph.initializers.values() if v.const_value is not None
-    )
+    return sum(map(_bytes_of, model.graph.initializers.values()))
+
+
+def _bytes_of(value: ir.Value) -> int:
+    return 0 if value.const_value is None else value.const_value.nbytes
 
 
 @model_errors("Writing the model")
@@ -179,13 +187,15 @@ def save(
     *,
     external_data: bool | None = None,
     moves: Moves | None = None,
+    sources: Collection[str] = (),
 ) -> None:
     """Write a model.
 
     Weights that already are in a file beside `path` stay there and are only referred to. Other
     external weights are copied, piece by piece, to `<name>.data`, and so are weights in memory
-    when they are large or `external_data` is true. Models that are written to one folder with the
-    same `moves` share the bytes that they have in common.
+    when they are large or `external_data` is true; a single one of 64 KB is large where others
+    are in a file anyway, or were: in `sources`, none of which is written over. Models that are
+    written to one folder with the same `moves` share the bytes that they have in common.
     """
     path = Path(path)
     if not path.parent.is_dir():
@@ -205,12 +215,15 @@ def save(
                 move.append(value)
         elif tensor is not None and tensor.dtype != ir.DataType.STRING:
             memory.append(value)
-    size = sum(v.const_value.nbytes for v in memory if v.const_value is not None)
+    size = sum(map(_bytes_of, memory))
     if external_data or (external_data is None and size > PROTOBUF_LIMIT // 2):
         move += memory
+    elif external_data is None and (move or beside or sources):
+        move += [v for v in memory if _bytes_of(v) >= BESIDE_OTHERS]
     if move:
         name = f"{path.name}.data"
-        while name in beside:  # never write over data that is being referred to
+        # Never write over data that is being referred to
+        while name in beside or str(folder / name) in sources:
             name = f"{name}.new"
         _move(move, folder, name, Moves() if moves is None else moves)
     write_atomically(path, [ir.to_proto(model).SerializeToString()])
@@ -241,6 +254,7 @@ def _move(values: Sequence[ir.Value], folder: Path, name: str, moves: Moves) -> 
         for tensor, start in written:
             yield bytes(start - at)
             yield tensor.tobytes()
+            let_go(tensor)
             at = start + tensor.nbytes
 
     if written:

@@ -56,7 +56,8 @@ def test_a_session_trains_alike(fields: dict[str, Any], tmp_path: Path) -> None:
         session = TrainingSession(network(TANH).SerializeToString(), wanted)
         feeds = batch() | {"Learning_Rate": np.array([0.5], np.float32)}
         losses.append([float(session.run(["loss"], feeds)[0]) for _ in range(4)])
-        again = any("_again" in n.name for n in onnx.load(path).graph.node)
-        assert again == bool(chosen)
+        # factors of a gradient are computed late in any case, layers only where that is asked for
+        again = {n.op_type for n in onnx.load(path).graph.node if "_again" in n.name}
+        assert ("Tanh" in again) == bool(chosen)
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5)
     assert losses[0][-1] != losses[0][0]

@@ -207,3 +207,17 @@ def test_a_sum_over_nothing_is_zero() -> None:
     program, inputs = program_of([("Neg", "n", ["x"]), ("ReduceSum", "y", ["n"])], ["y"])
     (y,) = session_of(program, inputs, ["y"]).run(None, {"x": numbers(3, 0)})
     np.testing.assert_array_equal(y, np.zeros((3, 1), np.float32))
+
+
+@pytest.mark.parametrize("room", [(), (7,), (2, 300), (1000, 1000)])
+def test_memory_of_another_size_is_not_written_to(room: tuple[int, ...]) -> None:
+    """What a caller binds as the output may be too small; onnxruntime has no memory for it then."""
+    program, inputs = program_of([("Neg", "y", ["x"])], ["y"])
+    session = session_of(program, inputs, ["y"])
+    x, place = numbers(30, 20), np.full(room, 5.0, np.float32)
+    binding = session.io_binding()
+    binding.bind_cpu_input("x", x)
+    binding.bind_output("y", "cpu", 0, np.float32, room, place.ctypes.data)
+    with pytest.raises(RuntimeError, match="shape"):
+        session.run_with_iobinding(binding)
+    np.testing.assert_array_equal(place, 5.0)

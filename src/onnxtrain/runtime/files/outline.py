@@ -10,22 +10,39 @@ from __future__ import annotations
 import functools
 import itertools
 import re
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from .wire import BYTES, FIXED32, FIXED64, MAX_FIELDS, VARINT
 
 GRAPH, OPSET, METADATA, FUNCTION = 7, 8, 14, 25
 """Field numbers of a model's parts."""
-NODE, INITIALIZER, OUTPUT, TYPE = 1, 5, 12, 13
+NODE, INITIALIZER, RESULT, TYPE = 1, 5, 12, 13
 """Field numbers of a graph's nodes, constants, outputs, and of what it says of other values."""
 CONSTANT_NAME = 8
 """Field number of an initializer's name."""
+INPUT, OUTPUT, NAME, OPERATOR, ATTRIBUTE, DOCUMENTATION, DOMAIN = 1, 2, 3, 4, 5, 6, 7
+"""Field numbers of a node's parts."""
+MARKS = b"onnxtrain: "
+"""How everything begins that passes say of nodes."""
 Ranges: TypeAlias = "tuple[tuple[int, int], ...]"
 """Begin and end of several parts."""
-OPERATOR = re.compile(rb'"([\x01-\x40])([A-Z]\w*)', re.ASCII)
+OPERATOR_TEXT = re.compile(rb'"([\x01-\x40])([A-Z]\w*)', re.ASCII)
 """Field 4 of a node, its size, and its text with what may follow it."""
+
+
+class Node(NamedTuple):
+    """What counts of a node that has a mark."""
+
+    place: int
+    name: bytes
+    operator: bytes
+    inputs: list[bytes]
+    outputs: list[bytes]
+    attributes: list[bytes]
+    mark: bytes
 
 
 @dataclass(frozen=True)
@@ -82,7 +99,7 @@ class Outline:
             (begin, end),
             nodes=_ranges(inner, NODE),
             constants=_ranges(inner, INITIALIZER),
-            results=_ranges(inner, OUTPUT),
+            results=_ranges(inner, RESULT),
             types=_region(inner, TYPE, begin),
             opsets=_ranges(parts, OPSET),
             entries=_ranges(parts, METADATA),
@@ -93,6 +110,53 @@ class Outline:
     def node_begins(self) -> list[int]:
         """Where the nodes begin."""
         return [begin for begin, _ in self.nodes]
+
+    @functools.cached_property
+    def marked(self) -> tuple[Node, ...]:
+        """Nodes of ONNX that say something to us, or in which one does.
+
+        Whoever looks for a mark finds its nodes here: each is read once.
+        """
+        read = (self.node(place) for place in self.mentioning(MARKS))
+        return tuple([node for node in read if node is not None])
+
+    def mentioning(self, text: bytes) -> Iterator[int]:
+        """Places of the nodes that have a text anywhere in them."""
+        if not self.nodes:
+            return
+        model, begins = self.model, self.node_begins
+        at, end = begins[0], self.nodes[-1][1]
+        while (at := model.find(text, at, end)) >= 0:
+            index = bisect_right(begins, at) - 1
+            place, at = at, max(at + len(text), self.nodes[index][1])
+            if place < self.nodes[index][1]:  # else it stands between nodes
+                yield index
+
+    def text_of(self, place: int) -> bytes:
+        """The bytes of a node."""
+        return self.model[slice(*self.nodes[place])]
+
+    def node(self, place: int) -> Node | None:
+        """A node; None if it is not ONNX's own. An `IndexError` if it is damaged."""
+        model, (at, end) = self.model, self.nodes[place]
+        name = operator = mark = b""
+        inputs, outputs, attributes = list[bytes](), list[bytes](), list[bytes]()
+        for number, begin, stop in fields(model, at, end):
+            if number == INPUT:
+                inputs.append(model[begin:stop])
+            elif number == OUTPUT:
+                outputs.append(model[begin:stop])
+            elif number == ATTRIBUTE:
+                attributes.append(model[begin:stop])
+            elif number == OPERATOR:
+                operator = model[begin:stop]
+            elif number == NAME:
+                name = model[begin:stop]
+            elif number == DOCUMENTATION:
+                mark = model[begin:stop]
+            elif number == DOMAIN and stop > begin:
+                return None
+        return Node(place, name, operator, inputs, outputs, attributes, mark)
 
     @functools.cached_property
     def constant_of_name(self) -> dict[bytes, tuple[int, int]]:
@@ -112,7 +176,7 @@ class Outline:
         """
         if not self.nodes:
             return set()
-        pairs = set(OPERATOR.findall(self.model, self.nodes[0][0], self.nodes[-1][1]))
+        pairs = set(OPERATOR_TEXT.findall(self.model, self.nodes[0][0], self.nodes[-1][1]))
         return {text[: size[0]].decode() for size, text in pairs}
 
     def outputs(self) -> set[bytes]:

@@ -220,7 +220,12 @@ class Message:
 
     def encode(self) -> bytes:
         """The encoded message."""
-        return b"".join(self.chunks())
+        parts: list[Any] = []
+        self.encode_into(parts)
+        try:
+            return b"".join(parts)
+        except TypeError:  # some of it is to be read now
+            return b"".join(self.chunks())
 
 
 def _varint(view: Chunk, at: int) -> tuple[int, int]:

@@ -7,6 +7,7 @@ chosen the group), and onnxruntime calls our kernel through its own interface fo
 - `program`: a group of nodes as instructions;
 - `codegen`, `functions`: a program as one loop of vector instructions, compiled by LLVM;
 - `machine_code`: what was compiled, kept for the next process;
+- `compiler_code`: gives LLVM's own code back to the system once nobody runs it;
 - `driver`: calls it for all parts of a result, whatever is broadcast, on onnxruntime's threads;
 - `library`, `stub`: how onnxruntime learns of it.
 
@@ -15,8 +16,8 @@ their nodes, `passes/kernels.py` has marked what they stand for):
 
 - `operators`: the table of all our operators;
 - `tensors`: what their kernels share;
-- `rows`, `elements`, `taking`, `padding`, `flips`, `pools`, `unpool`, `running`, `across`,
-  `sorting`, `minors`, `taps`, `dots`, `nearest`: one kernel each;
+- `rows`, `elements`, `taking`, `padding`, `folding`, `flips`, `pools`, `unpool`, `running`,
+  `across`, `sorting`, `minors`, `taps`, `dots`, `nearest`: one kernel each;
 - `windows`: what cuts windows out of small images, and adds them up.
 
 Without numba, on another system than Linux, or on another device than the host's processor, nodes

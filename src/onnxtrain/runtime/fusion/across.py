@@ -1,8 +1,9 @@
 # mypy: allow-untyped-decorators, disable-error-code="attr-defined, call-arg, no-any-return"
-"""Softmax and its logarithm along an axis of a few numbers that is not the last.
+"""Softmax and its logarithm along an axis that is not the last, and their gradients.
 
 onnxruntime turns the tensor, goes row by row, and turns it back; rows of three numbers take it
-longer than all the rest. Here some positions at once are laid out with one line for each place on
+longer than all the rest, and written out the maximum, the sum and the gradient's sum are passes of
+their own. Here some positions at once are laid out with one line for each place on
 the axis: everything is element by element then. Import it only where numba is.
 """
 
@@ -25,8 +26,14 @@ from .tensors import (
     read_input,
 )
 
-SOURCE, RESULT, OUTER, LENGTH, INNER, STEP, IS_LOG, EXP, LOG = range(9)
-JOB = 9
+SOURCE, RESULT_BEFORE, RESULT, OUTER, LENGTH, INNER, STEP, KIND, EXP, LOG = range(10)
+JOB = 10
+SOFTMAX, LOG_SOFTMAX, GRADIENT, LOG_GRADIENT = range(4)
+"""What is computed. Gradients are read with the result that they are of."""
+NARROWEST = 64
+"""Positions of a tile at least, if there are as many: what it takes to begin a line counts less."""
+SLICED = 16
+"""Numbers from which on a slice is copied faster than number by number."""
 TILE = 4096
 """Elements that are laid out at once, in the first cache."""
 CHUNK = 16_384
@@ -81,7 +88,7 @@ def _softmax(job: Any, x: Any, e: Any, total: Any) -> Any:
     total[:] = F32(0)
     for line in range(job[LENGTH]):
         _add_up(e[line], total)
-    if job[IS_LOG]:
+    if job[KIND] == LOG_SOFTMAX:
         _each(job[LOG], total, total, total.size)
         for line in range(job[LENGTH]):
             _take_away(x[line], total)
@@ -92,26 +99,101 @@ def _softmax(job: Any, x: Any, e: Any, total: Any) -> Any:
 
 
 @njit(**OPTIONS)
+def _add_products(x: Any, other: Any, total: Any) -> None:
+    for i in range(x.size):
+        total[i] += x[i] * other[i]
+
+
+@njit(**OPTIONS)
+def _gradient(job: Any, dy: Any, y: Any, total: Any) -> Any:
+    """y·(dy - Σ dy·y), or dy - eʸ·Σ dy of the logarithm."""
+    total[:] = F32(0)
+    if job[KIND] == GRADIENT:
+        for line in range(job[LENGTH]):
+            _add_products(dy[line], y[line], total)
+        for line in range(job[LENGTH]):
+            _take_away(dy[line], total)
+            _multiply(dy[line], y[line])
+        return dy
+    for line in range(job[LENGTH]):
+        _add_up(dy[line], total)
+    _each(job[EXP], y, y, y.size)
+    for line in range(job[LENGTH]):
+        _multiply(y[line], total)
+        _take_away(dy[line], y[line])
+    return dy
+
+
+@njit(**OPTIONS)
+def _multiply(x: Any, other: Any) -> None:
+    for i in range(x.size):
+        x[i] *= other[i]
+
+
+@njit(**OPTIONS)
+def _copy(source: Any, target: Any) -> None:
+    for i in range(target.size):
+        target[i] = source[i]
+
+
+@njit(**OPTIONS)
+def _lay_out(source: Any, tile: Any, outers: Any, inner: Any, begin: Any, end: Any) -> None:
+    """Some positions of outer ones beside each other, a line for each place on the axis.
+
+    Slices are copied by vectors, and cost more than what is shorter than one.
+    """
+    length, width = tile.shape[0], end - begin
+    for outer in range(outers):
+        for line in range(length):
+            at, to = (outer * length + line) * inner + begin, outer * width
+            if width >= SLICED:
+                _copy(source[at : at + width], tile[line, to : to + width])
+            else:
+                for i in range(width):
+                    tile[line, to + i] = source[at + i]
+
+
+@njit(**OPTIONS)
+def _put_back(tile: Any, target: Any, outers: Any, inner: Any, begin: Any, end: Any) -> None:
+    length, width = tile.shape[0], end - begin
+    for outer in range(outers):
+        for line in range(length):
+            at, to = (outer * length + line) * inner + begin, outer * width
+            if width >= SLICED:
+                _copy(tile[line, to : to + width], target[at : at + width])
+            else:
+                for i in range(width):
+                    target[at + i] = tile[line, to + i]
+
+
+@njit(**OPTIONS)
+def _tile(job: Any, first: Any, outers: Any, begin: Any, end: Any) -> None:
+    """Some outer ones, or a part of one."""
+    length, inner = job[LENGTH], job[INNER]
+    count, at = outers * length * inner, 4 * first * length * inner
+    x = np.empty((length, outers * (end - begin)), np.float32)
+    other = np.empty((length, outers * (end - begin)), np.float32)
+    total = np.empty(outers * (end - begin), np.float32)
+    _lay_out(carray(floats_at(job[SOURCE] + at), (count,)), x, outers, inner, begin, end)
+    if job[KIND] >= GRADIENT:
+        result = carray(floats_at(job[RESULT_BEFORE] + at), (count,))
+        _lay_out(result, other, outers, inner, begin, end)
+        y = _gradient(job, x, other, total)
+    else:
+        y = _softmax(job, x, other, total)
+    _put_back(y, carray(floats_at(job[RESULT] + at), (count,)), outers, inner, begin, end)
+
+
+@njit(**OPTIONS)
 def _some(job: Any, begin: Any, end: Any) -> None:
     """Outer ones, whose elements lie side by side: as many at once as a tile takes."""
     length, inner = job[LENGTH], job[INNER]
-    size = length * inner
-    at_once = max(I64(1), TILE // size)
+    at_once = max(I64(1), TILE // (length * inner))
+    width = min(inner, max(I64(NARROWEST), TILE // length))
     for first in range(begin, end, at_once):
-        count = min(at_once, end - first)
-        x = np.empty((length, count * inner), np.float32)
-        e = np.empty((length, count * inner), np.float32)
-        source = carray(floats_at(job[SOURCE] + 4 * first * size), (count * size,))
-        result = carray(floats_at(job[RESULT] + 4 * first * size), (count * size,))
-        for outer in range(count):
-            for line in range(length):
-                for i in range(inner):
-                    x[line, outer * inner + i] = source[outer * size + line * inner + i]
-        y = _softmax(job, x, e, np.empty(count * inner, np.float32))
-        for outer in range(count):
-            for line in range(length):
-                for i in range(inner):
-                    result[outer * size + line * inner + i] = y[line, outer * inner + i]
+        for column in range(0, inner, width):
+            behind = min(inner, column + width)
+            _tile(job, I64(first), min(at_once, end - first), I64(column), behind)
 
 
 @cfunc("void(int64, int64)", **OPTIONS)
@@ -122,9 +204,8 @@ def across_part(address: int, part: int) -> None:
 
 
 @njit(**OPTIONS)
-def _across(state: Any, context: Any) -> Any:
-    dims, job = np.zeros(MAX_RANK, np.int64), np.zeros(JOB, np.int64)
-    job[SOURCE], rank = read_input(state, context, I64(0), dims)
+def _run(state: Any, context: Any, job: Any, dims: Any, rank: Any) -> Any:
+    """What the job says, along an axis."""
     axis = state[NUMBERS]
     axis += rank if axis < 0 else 0
     if rank < 1 or axis < 0 or axis >= rank:
@@ -135,13 +216,42 @@ def _across(state: Any, context: Any) -> Any:
     size = job[LENGTH] * job[INNER]
     if status != 0 or job[OUTER] * size == 0:
         return status
-    job[IS_LOG], job[EXP], job[LOG] = state[NUMBERS + 1], state[NUMBERS + 2], state[NUMBERS + 3]
+    job[EXP], job[LOG] = state[NUMBERS + 2], state[NUMBERS + 3]
     job[STEP] = max(I64(1), CHUNK // size)
     in_parts(state, context, job, (job[OUTER] + job[STEP] - 1) // job[STEP])
     return I64(0)
+
+
+@njit(**OPTIONS)
+def _across(state: Any, context: Any) -> Any:
+    dims, job = np.zeros(MAX_RANK, np.int64), np.zeros(JOB, np.int64)
+    job[SOURCE], rank = read_input(state, context, I64(0), dims)
+    job[KIND] = LOG_SOFTMAX if state[NUMBERS + 1] else SOFTMAX
+    return _run(state, context, job, dims, rank)
+
+
+@njit(**OPTIONS)
+def _gradient_across(state: Any, context: Any) -> Any:
+    dims, others = np.zeros(MAX_RANK, np.int64), np.zeros(MAX_RANK, np.int64)
+    job = np.zeros(JOB, np.int64)
+    job[SOURCE], rank = read_input(state, context, I64(0), dims)
+    job[RESULT_BEFORE], rank_before = read_input(state, context, I64(1), others)
+    if rank != rank_before:
+        return failed(state, SHAPE)
+    for place in range(rank):
+        if dims[place] != others[place]:
+            return failed(state, SHAPE)
+    job[KIND] = LOG_GRADIENT if state[NUMBERS + 1] else GRADIENT
+    return _run(state, context, job, dims, rank)
 
 
 @cfunc("int64(int64, int64)", **OPTIONS)
 def across(address: int, context: int) -> int:
     """A node; 0, or the address of onnxruntime's description of an error."""
     return _across(carray(integers_at(address), (NUMBERS + 4,)), context)
+
+
+@cfunc("int64(int64, int64)", **OPTIONS)
+def gradient_across(address: int, context: int) -> int:
+    """The same, of a node that has the gradient of a softmax and the softmax itself."""
+    return _gradient_across(carray(integers_at(address), (NUMBERS + 4,)), context)

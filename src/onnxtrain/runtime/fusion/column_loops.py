@@ -13,23 +13,34 @@ from typing import Any
 import numpy as np
 from numba import carray, cfunc, njit
 
+from .column_moves import (
+    QUEUE,
+    TAKEN,
+    add_up,
+    fill,
+    move,
+    read,
+    write,
+    write_sums,
+)
 from .column_plan import (
     AT,
+    AT_ONCE,
     BATCH,
     BLOCKS,
     CHUNKS,
     CODE,
     COUNT,
+    CROSSED,
     INPUTS,
     LANES,
+    LATE,
     LEAST_ROWS,
     LENGTH,
     LONGEST,
     MEMORY,
-    MOST_PLACES,
     MOST_ROWS,
     NODE,
-    OPERANDS,
     OUTPUTS,
     OUTSIDE,
     PACKED,
@@ -50,12 +61,22 @@ from .column_plan import (
     WRITTEN,
     ZEROS,
     find_matrices,
-    most_rows,
     operand_count,
     plan,
-    rounded,
+    rounded_to_line,
+    stacked,
 )
-from .columns import BACKWARDS, ELEMENTWISE, JOIN, MOST_OPERANDS, PRODUCT, TURNED
+from .column_steps import (
+    HOSTS,
+    NOTHING,
+    copy_rows,
+    expand_first,
+    instruction,
+    multiply,
+    panels_of,
+    take_step,
+)
+from .columns import MOST_OPERANDS, PRODUCT, SUMMED, TURNED
 from .driver import I64, OPTIONS, call, floats_at, integers_at, keep
 from .tensors import CORES, MAX_RANK, SHAPE, failed, in_parts, make_output, read_input
 
@@ -69,25 +90,15 @@ WORTH_SHARING = 2**22
 40 microseconds of one thread, where waking up another one takes 2 to 10."""
 SMALL_MATRICES = 2**15
 """Numbers of all matrices that are laid out by one thread as fast as by two."""
-MOVE, LAY_OUT, TILES = 0, 1, 1
-"""Places in `tiles.table`; a tile stands as far behind the last as it has rows, in fours."""
+LAY_OUT = 1
+"""Its place in `tiles.table`."""
 
 
-# --- parts of a step ------------------------------------------------------------------------------
+LONGEST_BLOCK = 2**40
+"""More numbers than the memory of a block has."""
 
 
-@njit(**OPTIONS)
-def _move(
-    table: Any, source: Any, distance: Any, target: Any, to: Any, rows: Any, columns: Any
-) -> None:
-    """Rows of up to 16 numbers, from one distance to another."""
-    call(table[MOVE], (source, distance, target, to, rows, columns))
-
-
-@njit(**OPTIONS)
-def _copy(table: Any, source: Any, target: Any, rows: Any) -> None:
-    """Rows of a block."""
-    call(table[MOVE], (source, I64(LANES), target, I64(LANES), rows, I64(LANES)))
+# --- a block of columns ---------------------------------------------------------------------------
 
 
 @njit(**OPTIONS)
@@ -101,93 +112,12 @@ def _repeat(source: Any, target: Any, rows: Any) -> None:
 
 
 @njit(**OPTIONS)
-def _expand_first(run: Any, state: Any, table: Any, base: Any, at: Any) -> None:
-    """What is added to a product, written out in the space if it is one row for all."""
-    rows, added = run[ROWS + state[at + OPERANDS]], state[at + OPERANDS + 2]
-    if added >= 0 and run[ROWS + added] != rows:
-        place, space = base + 4 * run[PLACES + added], base + 4 * run[SPACE]
-        _move(table, place, I64(0), space, I64(LANES), rows, I64(LANES))
-
-
-@njit(**OPTIONS)
-def _multiply(
-    run: Any, state: Any, table: Any, base: Any, at: Any, result: Any, begin: Any, end: Any
-) -> None:
-    """Some panels of a matrix that is laid out times 16 columns."""
-    matrix, value, added = state[at + OPERANDS], state[at + OPERANDS + 1], state[at + OPERANDS + 2]
-    rows, steps, first = run[ROWS + matrix], run[WIDTHS + matrix], base + 4 * run[ZEROS]
-    if added >= 0:
-        is_whole = run[ROWS + added] == rows
-        first = base + 4 * (run[PLACES + added] if is_whole else run[SPACE])
-    columns, target = base + 4 * run[PLACES + value], base + 4 * run[PLACES + result]
-    for panel in range(begin, end):
-        row = panel * MOST_ROWS
-        count, offset = rounded(min(I64(MOST_ROWS), rows - row)), 4 * row * LANES
-        place = run[PACKED + matrix] + 4 * row * steps
-        arguments = (place, columns, first + offset, steps, target + offset)
-        call(table[TILES + count // LEAST_ROWS], arguments)
-
-
-@njit(**OPTIONS)
-def _panels(run: Any, state: Any, at: Any) -> Any:
-    """How many a product's matrix has."""
-    return (run[ROWS + state[at + OPERANDS]] + MOST_ROWS - 1) // MOST_ROWS
-
-
-@njit(**OPTIONS)
-def _compute(run: Any, state: Any, table: Any, base: Any, at: Any, result: Any) -> None:
-    """An elementwise program."""
-    inputs, rows = state[at + OPERANDS + 1], most_rows(run, state, at)
-    places, strides = np.empty(MOST_PLACES, np.int64), np.zeros(MOST_PLACES, np.int64)
-    for number in range(inputs):
-        value = state[at + OPERANDS + 2 + number]
-        places[number] = base + 4 * run[PLACES + value]
-        if run[ROWS + value] != rows:  # one row, for all
-            expanded = base + 4 * (run[SPACE] + number * rows * LANES)
-            _move(table, places[number], I64(0), expanded, I64(LANES), rows, I64(LANES))
-            places[number] = expanded
-    for number in range(state[at + RESULTS]):
-        places[inputs + number] = base + 4 * run[PLACES + result + number]
-    addresses = I64(places.ctypes.data), I64(strides.ctypes.data)
-    call(state[at + OPERANDS], (addresses[0], addresses[1], I64(1), rows * LANES))
-    keep(places)
-    keep(strides)
-
-
-@njit(**OPTIONS)
-def _join(run: Any, state: Any, table: Any, base: Any, at: Any, result: Any) -> None:
-    """Values one below the other."""
-    target = base + 4 * run[PLACES + result]
-    for number in range(state[at + OPERANDS]):
-        value = state[at + OPERANDS + 1 + number]
-        _copy(table, base + 4 * run[PLACES + value], target, run[ROWS + value])
-        target += 4 * run[ROWS + value] * LANES
-
-
-@njit(**OPTIONS)
-def _instruction(run: Any, state: Any, table: Any, base: Any, at: Any, result: Any) -> None:
-    """One instruction on one block."""
-    operation = state[at]
-    if operation == JOIN:
-        _join(run, state, table, base, at, result)
-    elif operation == PRODUCT:
-        _expand_first(run, state, table, base, at)
-        _multiply(run, state, table, base, at, result, I64(0), _panels(run, state, at))
-    elif operation == ELEMENTWISE:
-        _compute(run, state, table, base, at, result)
-
-
-@njit(**OPTIONS)
-def _step(run: Any, state: Any, table: Any, base: Any) -> None:
-    """The instructions of a step."""
-    at, result = run[CODE], operand_count(state)
-    for _ in range(state[COUNT]):
-        _instruction(run, state, table, base, at, result)
-        result += state[at + RESULTS]
-        at += 2 + state[at + LENGTH]
-
-
-# --- a block of columns ---------------------------------------------------------------------------
+def _clear(run: Any, base: Any, columns: Any) -> None:
+    """The zeros of a block, and where columns are missing all of it: they are computed, too."""
+    first = run[ZEROS] if columns == LANES else I64(0)
+    memory = carray(floats_at(base + 4 * first), (LONGEST_BLOCK,))
+    for number in range((run[MEMORY] if columns < LANES else run[SPACE]) - first):
+        memory[number] = 0.0
 
 
 @njit(**OPTIONS)
@@ -202,64 +132,36 @@ def _begin(run: Any, state: Any, table: Any, base: Any, column: Any, columns: An
             _repeat(source, target, run[ROWS + value])
         else:
             rows = run[ROWS + value]
-            _move(table, source + 4 * column, run[BATCH], target, I64(LANES), rows, columns)
-
-
-@njit(**OPTIONS)
-def _read(
-    run: Any, state: Any, table: Any, base: Any, column: Any, columns: Any, step: Any
-) -> None:
-    """The slices of a step."""
-    steps, batch = run[STEPS], run[BATCH]
-    for number in range(state[READ]):
-        value = state[STATES] + number
-        time = steps - 1 - step if state[REST + number] & BACKWARDS else step
-        source = run[INPUTS + value] + 4 * (time * run[ROWS + value] * batch + column)
-        target = base + 4 * run[PLACES + value]
-        _move(table, source, batch, target, I64(LANES), run[ROWS + value], columns)
-
-
-@njit(**OPTIONS)
-def _write(
-    run: Any, state: Any, table: Any, base: Any, column: Any, columns: Any, step: Any
-) -> None:
-    """What a step adds to stacks."""
-    steps, batch = run[STEPS], run[BATCH]
-    ways, values = REST + state[READ], REST + state[READ] + state[WRITTEN] + state[STATES]
-    for number in range(state[WRITTEN]):
-        value, way = state[values + number], state[ways + number]
-        rows, source = run[ROWS + value], base + 4 * run[PLACES + value]
-        time = steps - 1 - step if way & BACKWARDS else step
-        distance, first = batch, time * rows * batch
-        if way & TURNED:
-            distance, first = steps * batch, time * batch
-        target = run[OUTPUTS + state[STATES] + number] + 4 * (first + column)
-        _move(table, source, I64(LANES), target, distance, rows, columns)
+            move(table, source + 4 * column, run[BATCH], target, I64(LANES), rows, columns)
 
 
 @njit(**OPTIONS)
 def _pass_on(run: Any, state: Any, table: Any, base: Any) -> None:
-    """New states in the places of the old; first beside them, since one may be another's next."""
+    """New states in the places of the old; first beside them, where one may be another's next."""
     values, space = REST + state[READ] + state[WRITTEN], base + 4 * run[SPACE]
+    for number in range(state[STATES] if run[CROSSED] else 0):
+        rows = run[ROWS + number]
+        copy_rows(table, base + 4 * run[PLACES + state[values + number]], space, rows)
+        space += 4 * rows * LANES
+    space = base + 4 * run[SPACE]
     for number in range(state[STATES]):
-        source = base + 4 * run[PLACES + state[values + number]]
-        _copy(table, source, space + 4 * run[PLACES + number], run[ROWS + number])
-    for number in range(state[STATES]):
-        place = 4 * run[PLACES + number]
-        _copy(table, space + place, base + place, run[ROWS + number])
+        rows, source = run[ROWS + number], base + 4 * run[PLACES + state[values + number]]
+        copy_rows(table, space if run[CROSSED] else source, base + 4 * run[PLACES + number], rows)
+        space += 4 * rows * LANES
 
 
 @njit(**OPTIONS)
 def _table(state: Any) -> Any:
-    return carray(integers_at(state[TABLE]), (TILES + 1 + MOST_ROWS // LEAST_ROWS,))
+    return carray(integers_at(state[TABLE]), (HOSTS + 1 + MOST_ROWS // LEAST_ROWS,))
 
 
 @njit(**OPTIONS)
 def _end(run: Any, state: Any, table: Any, base: Any, column: Any, columns: Any) -> None:
-    """The last states."""
+    """The last states, and sums."""
+    write_sums(run, state, table, base, column, columns)
     for number in range(state[STATES]):
         source, target = base + 4 * run[PLACES + number], run[OUTPUTS + number] + 4 * column
-        _move(table, source, I64(LANES), target, run[BATCH], run[ROWS + number], columns)
+        move(table, source, I64(LANES), target, run[BATCH], run[ROWS + number], columns)
 
 
 @njit(**OPTIONS)
@@ -268,39 +170,45 @@ def _block(run: Any, part: Any) -> None:
     state = carray(integers_at(run[NODE]), (LONGEST,))
     table, column = _table(state), part * LANES
     columns = min(I64(LANES), run[BATCH] - column)
-    memory = np.zeros(run[MEMORY], np.float32)
-    base = I64(memory.ctypes.data)
+    base = run[SHARED] + 4 * part * run[MEMORY]
+    _clear(run, base, columns)
+    queue, hosted = np.zeros(QUEUE, np.int64), np.zeros(QUEUE, np.int64)
+    taken = np.zeros(TAKEN, np.int64)
     _begin(run, state, table, base, column, columns)
     for step in range(run[STEPS]):
-        _read(run, state, table, base, column, columns, step)
-        _step(run, state, table, base)
-        _write(run, state, table, base, column, columns, step)
+        read(run, state, table, base, column, columns, step)
+        fill(run, state, base, column, columns, step, queue, hosted)
+        take_step(run, state, table, base, (queue, hosted, taken), columns)
+        write(run, state, table, base, column, columns, step, AT_ONCE, AT_ONCE)
+        add_up(run, state, table, base)
         _pass_on(run, state, table, base)
+    if run[STEPS] > 0:
+        write(run, state, table, base, column, columns, run[STEPS] - 1, LATE, LATE)
     _end(run, state, table, base, column, columns)
-    keep(memory)
+    keep(taken)
 
 
 @njit(**OPTIONS)
 def _together(state: Any, context: Any, run: Any) -> None:
     """All blocks, step by step; threads share the products."""
-    table, memory = _table(state), np.zeros(run[MEMORY] * run[BLOCKS], np.float32)
-    run[SHARED], run[PHASE] = I64(memory.ctypes.data), TOGETHER
+    table, run[PHASE] = _table(state), TOGETHER
     for step in range(-1, run[STEPS] + 1):
         for block in range(run[BLOCKS]):
             base, column = run[SHARED] + 4 * block * run[MEMORY], block * LANES
             columns = min(I64(LANES), run[BATCH] - column)
             if step < 0:
+                _clear(run, base, columns)
                 _begin(run, state, table, base, column, columns)
             elif step > 0:
-                _write(run, state, table, base, column, columns, step - 1)
+                write(run, state, table, base, column, columns, step - 1, AT_ONCE, LATE)
+                add_up(run, state, table, base)
                 _pass_on(run, state, table, base)
             if step == run[STEPS]:
                 _end(run, state, table, base, column, columns)
             elif step >= 0:
-                _read(run, state, table, base, column, columns, step)
+                read(run, state, table, base, column, columns, step)
         if 0 <= step < run[STEPS]:
             _step_together(state, context, run, table)
-    keep(memory)
 
 
 @njit(**OPTIONS)
@@ -312,11 +220,11 @@ def _step_together(state: Any, context: Any, run: Any, table: Any) -> None:
         for block in range(run[BLOCKS]):
             base = run[SHARED] + 4 * block * run[MEMORY]
             if is_product:
-                _expand_first(run, state, table, base, at)
+                expand_first(run, state, table, base, at)
             else:
-                _instruction(run, state, table, base, at, run[RESULT])
+                instruction(run, state, table, base, at, run[RESULT])
         if is_product:
-            run[CHUNKS] = min(_panels(run, state, at), 2 * state[CORES])
+            run[CHUNKS] = min(panels_of(run, state, at), 2 * state[CORES])
             in_parts(state, context, run, run[CHUNKS])
         run[RESULT] += state[at + RESULTS]
         run[AT] += 2 + state[at + LENGTH]
@@ -327,12 +235,12 @@ def _share(run: Any, part: Any) -> None:
     """Some rows of a product, for all blocks: a panel is read once for all of them."""
     state = carray(integers_at(run[NODE]), (LONGEST,))
     table, at = _table(state), run[AT]
-    panels = _panels(run, state, at)
+    panels = panels_of(run, state, at)
     begin, end = part * panels // run[CHUNKS], (part + 1) * panels // run[CHUNKS]
     for panel in range(begin, end):
         for block in range(run[BLOCKS]):
             base = run[SHARED] + 4 * block * run[MEMORY]
-            _multiply(run, state, table, base, at, run[RESULT], panel, panel + 1)
+            multiply(run, state, table, base, at, run[RESULT], panel, panel + 1, NOTHING)
 
 
 @njit(**OPTIONS)
@@ -407,8 +315,8 @@ def _fit(state: Any, run: Any) -> Any:
 
 
 @njit(**OPTIONS)
-def _make_outputs(state: Any, context: Any, run: Any, packed: Any) -> Any:
-    """States, stacks, and memory for matrices; 0, or onnxruntime's error."""
+def _make_outputs(state: Any, context: Any, run: Any, numbers: Any) -> Any:
+    """States, stacks, and memory of so many numbers; 0, or onnxruntime's error."""
     sizes, states, written = np.zeros(MAX_RANK, np.int64), state[STATES], state[WRITTEN]
     ways = REST + state[READ]
     for number in range(states + written + 1):
@@ -416,12 +324,14 @@ def _make_outputs(state: Any, context: Any, run: Any, packed: Any) -> Any:
         if number < states:
             sizes[0], sizes[1], rank = run[ROWS + number], run[BATCH], I64(2)
         elif number < states + written:
-            value = state[ways + written + number]
+            value, way = stacked(state, number - states), state[ways + number - states]
             sizes[0], sizes[1], sizes[2] = run[STEPS], run[ROWS + value], run[BATCH]
-            if state[ways + number - states] & TURNED:
+            if way & TURNED:
                 sizes[0], sizes[1] = run[ROWS + value], run[STEPS]
+            elif way == SUMMED:
+                sizes[0], sizes[1], rank = run[ROWS + value], run[BATCH], I64(2)
         else:
-            sizes[0], rank = packed, I64(1)
+            sizes[0], rank = numbers, I64(1)
         address, status = make_output(state, context, number, sizes, rank)
         if status != 0:
             return status
@@ -439,15 +349,19 @@ def _run(state: Any, context: Any, address: Any) -> Any:
     packed = find_matrices(run, state)
     if not _fit(state, run):
         return failed(state, SHAPE)
-    status = _make_outputs(state, context, run, packed)
+    run[BLOCKS] = (run[BATCH] + LANES - 1) // LANES
+    numbers = packed + run[BLOCKS] * run[MEMORY] + LANES
+    status = _make_outputs(state, context, run, numbers)
     if status != 0 or run[BATCH] == 0:
         return status
+    memory = rounded_to_line(run[OUTPUTS + state[STATES] + state[WRITTEN]])
     for value in range(MOST_OPERANDS):
         if run[PACKED + value] != 0:
-            run[PACKED + value] += run[OUTPUTS + state[STATES] + state[WRITTEN]] - 1
+            run[PACKED + value] += memory - 1
+    run[SHARED] = memory + 4 * packed
     run[CHUNKS] = 2 * state[CORES] if packed > SMALL_MATRICES else I64(1)
     in_parts(state, context, run, run[CHUNKS])
-    run[PHASE], run[BLOCKS] = ALONE, (run[BATCH] + LANES - 1) // LANES
+    run[PHASE] = ALONE
     is_shared = run[BLOCKS] < state[CORES] and packed * LANES * run[BLOCKS] >= WORTH_SHARING
     if is_shared or packed >= OUT_OF_CACHE:
         _together(state, context, run)

@@ -12,7 +12,7 @@ read like anything that comes from outside.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from .opcodes import LOAD, NUMBER, REDUCTIONS, STORE
@@ -24,8 +24,9 @@ plus a value or nothing (-1); a program of `program.py`."""
 MOST_OPERANDS, MOST_VALUES, MOST_INSTRUCTIONS, MOST_PROGRAM = 40, 160, 64, 2048
 """What `column_loops` has room for, and how many integers an elementwise program may have."""
 NONE = -1
-BACKWARDS, TURNED = 1, 2
-"""Ways of a stack: from its end; and with its rows as the first axis, the steps as the second."""
+BACKWARDS, TURNED, SUMMED = 1, 2, 4
+"""Ways of a stack: from its end; with its rows as the first axis, the steps as the second; and what
+is no stack, but the sum over all steps."""
 
 
 class Join(NamedTuple):
@@ -65,7 +66,8 @@ class Columns(NamedTuple):
     Attributes:
         states, outside: how many of both there are.
         ways_in: of each stack that is read, `BACKWARDS` or nothing.
-        ways_out: of each that is written, `BACKWARDS`, `TURNED`, both (their sum) or nothing.
+        ways_out: of each that is written, `BACKWARDS`, `TURNED`, both (their sum) or nothing; or
+            `SUMMED`.
         code: the instructions of a step.
         next_states, stacked: values of a step that are the next states, and that are stacked.
     """
@@ -91,6 +93,33 @@ class Columns(NamedTuple):
     def matrices(self) -> set[int]:
         """What is multiplied from the left, which nothing else may read."""
         return {instruction.matrix for instruction in self.code if isinstance(instruction, Times)}
+
+    def with_product(self, value: int) -> Columns:
+        """With one operand from outside more, a matrix, and its product with a value of a step."""
+        first = self.operand_count
+
+        def moved(value: int) -> int:
+            return value + (value >= first)
+
+        def all_moved(values: Iterable[int]) -> tuple[int, ...]:
+            return tuple(moved(v) for v in values)
+
+        code = list[Instruction]()
+        for instruction in self.code:
+            match instruction:
+                case Join(operands):
+                    code.append(Join(all_moved(operands)))
+                case Cut(operand, parts):
+                    code.append(Cut(moved(operand), parts))
+                case Times(matrix, operand, added):
+                    code.append(Times(matrix, moved(operand), moved(added)))
+                case Each(program, operands):
+                    code.append(Each(program, all_moved(operands)))
+        code.append(Times(first, moved(value), NONE))
+        return self._replace(
+            outside=self.outside + 1, code=tuple(code), next_states=all_moved(self.next_states),
+            stacked=all_moved(self.stacked),
+        )  # fmt: skip
 
     def text(self) -> str:
         """As an attribute of a node."""
@@ -132,7 +161,8 @@ class Columns(NamedTuple):
         if not self.states or not self.ways_in or operands > MOST_OPERANDS:
             raise ProgramError("a loop over columns has no states, no stacks, or too many of them")
         ways = {0, BACKWARDS}
-        if not {*self.ways_in} <= ways or not {*self.ways_out} <= ways | {TURNED, TURNED + 1}:
+        more = {TURNED, TURNED + BACKWARDS, SUMMED}
+        if not {*self.ways_in} <= ways or not {*self.ways_out} <= ways | more:
             raise ProgramError("a loop over columns has a way that is none")
         varying = set(range(self.states + len(self.ways_in)))
         outside, known = set(range(len(varying), self.operand_count)), self.operand_count

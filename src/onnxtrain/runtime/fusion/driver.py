@@ -553,7 +553,7 @@ def _choose_row(state: Any, job: Any, result: Any, has_rows: Any) -> None:
 
 
 @njit(**OPTIONS)
-def _fill_empty(state: Any, result: Any, sinks: Any, job: Any) -> Any:
+def _fill_empty(state: Any, result: Any, sinks: Any, job: Any) -> None:
     """Sums over rows without elements are zero."""
     count = 1
     for axis in range(MAX_RANK - state[ROW_AXES]):
@@ -561,24 +561,23 @@ def _fill_empty(state: Any, result: Any, sinks: Any, job: Any) -> Any:
     for number in range(state[OUTPUTS]):
         if sinks[number, 0] and count:
             carray(floats_at(job[SINKS + 2 * number]), (count,))[:] = 0.0
-    return True
 
 
 @njit(**OPTIONS)
 def _compute(state: Any, context: Any) -> Any:
-    """False if the inputs do not fit the program."""
+    """0, or the address of onnxruntime's description of an error."""
     count = state[INPUTS]
     job = np.zeros(JOB, np.int64)
     shapes = np.empty((MAX_OPERANDS, MAX_RANK), np.int64)
     ranks, masks = np.zeros(MAX_OPERANDS, np.int64), np.zeros(MAX_OPERANDS, np.int64)
     result = np.empty(MAX_RANK, np.int64)
     if not _describe(state, context, job, shapes, ranks):
-        return False
+        return _misfit(state)
     if not _broadcast(count, shapes, result, masks):
-        return False
+        return _misfit(state)
     sinks = _shapes_of_outputs(state, job, masks, ranks, result)
     if not len(sinks):
-        return False
+        return _misfit(state)
     has_rows = _has_rows(state)
     _lay_out(count, shapes, result, masks, state[ROW_AXES] if has_rows else I64(0), job)
     total = 1
@@ -591,13 +590,16 @@ def _compute(state: Any, context: Any) -> Any:
             place = MAX_RANK - rank + axis
             dims[axis] = 1 if (mask >> place) & 1 else result[place]
         arguments = (context, I64(number), dims.ctypes.data, rank, cell.ctypes.data)
-        call(state[GET_OUTPUT], arguments)
+        status: Any = call(state[GET_OUTPUT], arguments)
+        if status != 0:
+            return status  # memory that was bound, or lent by an operand, has another size
         call(state[GET_DATA], (cell[0], cell.ctypes.data))
         job[SINKS + 2 * number], job[SINKS + 2 * number + 1] = cell[0], 1 if mask else 0
     keep(cell)
     keep(dims)
     if total == 0:
-        return _fill_empty(state, result, sinks, job)
+        _fill_empty(state, result, sinks, job)
+        return I64(0)
     _choose_row(state, job, result, has_rows)
     row = job[ROW]
     step = row * max(1, CHUNK // row) if row else CHUNK
@@ -609,13 +611,17 @@ def _compute(state: Any, context: Any) -> Any:
         arguments = (context, state[RUN_CHUNK], chunks, I64(0), job.ctypes.data)
         call(state[PARALLEL_FOR], arguments)
     keep(job)
-    return True
+    return I64(0)
+
+
+@njit(**OPTIONS)
+def _misfit(state: Any) -> Any:
+    """The inputs do not fit the program."""
+    return call(state[CREATE_STATUS], (I64(BAD_ARGUMENT), state[MESSAGE]))
 
 
 @cfunc("int64(int64, int64)", **OPTIONS)
 def compute(address: int, context: int) -> Any:
     """A node; 0, or the address of onnxruntime's description of an error."""
     state = carray(integers_at(address), (CODE,))
-    if _compute(state, context):
-        return 0
-    return call(state[CREATE_STATUS], (I64(BAD_ARGUMENT), state[MESSAGE]))
+    return _compute(state, context)

@@ -42,8 +42,9 @@ REQUIRED, VARIADIC, HETEROGENEOUS, HOMOGENEOUS = 0, 2, 0, 1
 FAILED = 1
 """onnxruntime's code of an error."""
 LAST_VERSION = 2**31 - 1
-NUMBERS = (*range(32), LAST_VERSION)
-"""What an operator may answer: counts, kinds, numbers of types, versions."""
+MOST_OPERANDS = max(len((*operator.inputs, *operator.outputs)) for operator in OPERATORS)
+NUMBERS = (*range(MOST_OPERANDS + 1), LAST_VERSION)
+"""What an operator may answer: counts, kinds, numbers of types (the largest is 7), versions."""
 MISFIT = (
     b"The inputs of a fused node do not have the shapes and types that they were fused for. "
     b"ONNXTRAIN_NO_FUSION=1 runs the operators one by one."

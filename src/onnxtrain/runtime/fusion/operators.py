@@ -16,8 +16,10 @@ from .columns import Columns
 from .opcodes import BINARY, PER_ROW, REDUCTIONS, UNARY
 from .program import Program, ProgramError, Step, assemble
 
-ANY, FLOAT, INT64 = 0, 1, 7
+ANY, FLOAT, INT64, UINT4, INT4 = 0, 1, 7, 21, 22
 """onnxruntime's numbers of element types; ANY is checked by the kernel."""
+SIGN_BIT = 8
+"""Of a number of four bits."""
 LARGEST = 2**31 - 1
 """Of what an attribute says; sizes of windows are far below."""
 LARGEST_KERNEL = 1024
@@ -38,6 +40,8 @@ MOST_PADDED = 8
 """Axes of a tensor that is padded."""
 LARGEST_PADDING = 2**24
 """Along an axis: the kernel has a table of so many places."""
+MOST_FOLDED = 2**22
+"""Places of the axes that are padded, in a gradient: the kernel has a table of what is around."""
 
 MOST_AXES_TURNED = 8
 """Axes of a tensor that are read backwards."""
@@ -217,6 +221,17 @@ def cross_entropy_gradient(text: str) -> list[int]:
     return [*axis(str(numbers[0])), 1 - 2 * numbers[1], _compiled(CROSS_ENTROPY_PROGRAM)]
 
 
+def _flag(value: int) -> Callable[[str], list[int]]:
+    """Whether a kernel has its last input: what its name says already."""
+
+    def only(text: str) -> list[int]:
+        if _integers(text) != [value]:
+            raise ProgramError("a kernel is told of another number of inputs than it has")
+        return [value]
+
+    return only
+
+
 def _compiled(program: Program) -> int:
     codegen: Any = importlib.import_module(f"{__package__}.codegen")
     return int(codegen.compiled(program))
@@ -238,6 +253,25 @@ def padding(text: str) -> list[int]:
     return [*numbers, *[0] * (3 + 3 * MOST_PADDED - len(numbers))]
 
 
+def folded_padding(text: str) -> list[int]:
+    """The gradient of a Pad: mode, how many axes follow each other.
+
+    Then of each its number, what was put before and behind, and the size without that.
+    """
+    numbers = _integers(text)
+    if len(numbers) < 2 or numbers[0] not in (REFLECT, EDGE, WRAP):
+        raise ProgramError("the gradient of a padding is not described")
+    each, cells = [numbers[at : at + 4] for at in range(2, len(numbers), 4)], 1
+    if not 1 <= numbers[1] == len(each) <= MOST_PADDED or len(numbers) != 2 + 4 * numbers[1]:
+        raise ProgramError("the axes of a padding's gradient are not described")
+    for number, (axis, before, behind, size) in enumerate(each):
+        cells *= before + behind + size
+        is_next = 0 <= axis == each[0][0] + number < MOST_PADDED
+        if not is_next or min(before, behind) < 0 or size < 1 or cells > MOST_FOLDED:
+            raise ProgramError("the padding whose gradient is asked for is none of the kernel's")
+    return [*numbers, *[0] * (2 + 4 * MOST_PADDED - len(numbers))]
+
+
 def cutting(text: str) -> list[int]:
     """How windows lie in images; then two numbers more.
 
@@ -254,6 +288,17 @@ def cutting(text: str) -> list[int]:
     return numbers
 
 
+def kernels_of_channels(text: str) -> list[int]:
+    """Of two axes kernel, dilation, and padding before and behind."""
+    numbers = _integers(text)
+    if len(numbers) != 8 or min(numbers) < 0 or max(numbers) > LARGEST_MAP:
+        raise ProgramError("the kernels of channels are not described")
+    for kernel, dilation in (numbers[:2], numbers[4:6]):
+        if not 1 <= kernel <= LARGEST_KERNEL or dilation < 1:
+            raise ProgramError("the kernels of channels cannot be laid out")
+    return numbers
+
+
 def folding(text: str) -> list[int]:
     """The same, with the sizes of an image last; there may be no more cells than a table has."""
     numbers, cells = cutting(text), 1
@@ -265,6 +310,14 @@ def folding(text: str) -> list[int]:
         cells *= kernel * windows
     if cells > MOST_CELLS:
         raise ProgramError("the windows to be added up are too many")
+    return numbers
+
+
+def nibbles(text: str) -> list[int]:
+    """Numbers in the blocks of a row, how many of them are kept, and the bit that is a sign."""
+    numbers = _integers(text)
+    if len(numbers) != 3 or not 1 <= numbers[1] <= numbers[0] or numbers[2] not in (0, SIGN_BIT):
+        raise ProgramError("the rows of a weight of four bits are not described")
     return numbers
 
 
@@ -300,6 +353,14 @@ ADD_ROWS_TO = Operator(
     "AddRowsTo", (FLOAT, INT64, FLOAT), (FLOAT,), nothing, "rows", ("add_rows_to", "add_part")
 )
 """What they are added to in the place of the shape. It is written to; the result is empty."""
+TAKEN_ROWS = tuple(
+    Operator(
+        name, (INT64, INT64, FLOAT, INT64, *[FLOAT] * weights), (FLOAT,), _flag(weights),
+        "taken_rows", ("add_taken_rows", "add_taken_part"),
+    )
+    for weights, name in enumerate(("AddTakenRows", "AddWeightedRows"))
+)  # fmt: skip
+"""Shape, numbers of rows, and a table and which of its rows are added; the second has weights."""
 ADD_ELEMENTS = Operator(
     "AddElements", (INT64, INT64, FLOAT), (FLOAT,), places, "elements",
     ("add_elements", "add_blocks"),
@@ -350,6 +411,10 @@ CROSS_ENTROPY_GRADIENT = Operator(
 """The same, a factor for all rows or each, what is added at labels: the softmax times the factor,
 and what is added."""
 PAD = Operator("Pad", (FLOAT,), (FLOAT,), padding, "padding", ("pad", "pad_rows"))
+PAD_GRADIENT = Operator(
+    "PadGradient", (FLOAT,), (FLOAT,), folded_padding, "folding", ("fold", "fold_blocks")
+)
+"""Of a Pad that reflects, repeats or wraps around."""
 FLIP = Operator("Flip", (FLOAT,), (FLOAT,), axes, "flips", ("turn", "turn_part"))
 """Some axes are read backwards."""
 MAX_POOL = Operator(
@@ -363,6 +428,11 @@ CUM_SUM = Operator("CumSum", (FLOAT,), (FLOAT,), running, "running", ("cum_sum",
 SOFTMAX_ACROSS = Operator(
     "SoftmaxAcross", (FLOAT,), (FLOAT,), softmax_across, "across", ("across", "across_part")
 )
+SOFTMAX_GRADIENT_ACROSS = Operator(
+    "SoftmaxGradientAcross", (FLOAT, FLOAT), (FLOAT,), softmax_across, "across",
+    ("gradient_across", "across_part"),
+)  # fmt: skip
+"""The gradient of a softmax and the softmax itself, or of and with its logarithm."""
 TOP = Operator("LongTopK", (FLOAT, INT64), (FLOAT, INT64), sorting, "sorting", ("top", "sort_part"))
 DETERMINANTS = Operator(
     "Determinants", (FLOAT,), (FLOAT,), nothing, "minors", ("determinants", "determinant_part")
@@ -385,12 +455,14 @@ def _taps(count: int) -> Callable[[str], list[int]]:
 
 FOUR_TAPS = 4
 """Taps of a position between four pixels."""
+TAPS = (1, FOUR_TAPS, 8, 16)
+"""Of a position in an image, and between the pixels of an image, of a volume, and of a cubic."""
 ADD_TAPS = {
     count: Operator(
         f"Add{count}Taps", (INT64, FLOAT, *[INT64] * count, *[FLOAT] * count), (FLOAT,),
         _taps(count), "taps", ("add_taps", "add_planes"),
     )
-    for count in (1, FOUR_TAPS)
+    for count in TAPS
 }  # fmt: skip
 """Shape, gradient, places and weights of so many taps: the gradient of an image."""
 READ_DOTS = {
@@ -407,10 +479,19 @@ CUT_WINDOWS = Operator(
 FOLD_WINDOWS = Operator(
     "FoldWindows", (FLOAT,), (FLOAT,), folding, "windows", ("fold_windows", "fold_part")
 )
+DEPTHWISE_WEIGHTS = Operator(
+    "DepthwiseWeights", (FLOAT, FLOAT), (FLOAT,), kernels_of_channels, "depthwise",
+    ("depthwise_weights", "sum_part"),
+)  # fmt: skip
+"""The weights' gradient of a convolution with a kernel for each channel, of image and signal."""
 NEAREST = Operator(
     "NearestPixels", (FLOAT, FLOAT), (FLOAT,), sampling, "nearest", ("grid_sample", "read_planes")
 )
 """GridSample of images."""
+BETWEEN = Operator(
+    "BetweenPixels", (FLOAT, FLOAT), (FLOAT,), sampling, "between", ("sample", "sample_part")
+)
+"""GridSample between the pixels of images and volumes."""
 COLUMN_LOOP = Operator(
     "ColumnLoop", (FLOAT,), (FLOAT,), columns, "column_loops", ("run_columns", "column_part"),
     is_variadic=True, tables=("tiles",),
@@ -421,11 +502,21 @@ GEMM = Operator(
     tables=("gemm_tiles",),
 )  # fmt: skip
 """Two matrices: their product, and memory that nobody reads."""
+NIBBLES = {
+    kind: Operator(
+        f"Nibbles{kind}", (kind, FLOAT, kind), (FLOAT,), nibbles, "nibbles",
+        ("nibbles", "unpack_rows"),
+    )
+    for kind in (UINT4, INT4)
+}  # fmt: skip
+"""Blocks of numbers of four bits, their scales and zero points: a matrix of floats."""
 OPERATORS = (
-    ELEMENTWISE, GEMM, COLUMN_LOOP, ADD_ROWS, ADD_ROWS_TO, ADD_ELEMENTS, PUT_ELEMENTS, GATHER, PAD,
-    FLIP, MAX_POOL, MAX_UNPOOL, SCATTER_ELEMENTS, CUM_SUM, NEAREST, CUT_WINDOWS, FOLD_WINDOWS,
-    ROW_STATS, PICK_LOG_SOFTMAX, CROSS_ENTROPY_GRADIENT, DETERMINANTS, COFACTORS, TOP,
-    SOFTMAX_ACROSS, *ADD_TAPS.values(), *READ_DOTS.values(),
+    ELEMENTWISE, GEMM, COLUMN_LOOP, ADD_ROWS, ADD_ROWS_TO, *TAKEN_ROWS, ADD_ELEMENTS, PUT_ELEMENTS,
+    GATHER, PAD, PAD_GRADIENT, FLIP, MAX_POOL, MAX_UNPOOL, SCATTER_ELEMENTS, CUM_SUM, NEAREST,
+    BETWEEN, CUT_WINDOWS, FOLD_WINDOWS, DEPTHWISE_WEIGHTS, ROW_STATS, PICK_LOG_SOFTMAX,
+    CROSS_ENTROPY_GRADIENT,
+    DETERMINANTS, COFACTORS, TOP, SOFTMAX_ACROSS, SOFTMAX_GRADIENT_ACROSS, *ADD_TAPS.values(),
+    *READ_DOTS.values(), *NIBBLES.values(),
 )  # fmt: skip
 
 

@@ -108,7 +108,7 @@ def add_part(address: int, part: int) -> None:
 
 
 @njit(**OPTIONS)
-def _limits(rows: Any, count: Any, limits: Any) -> Any:
+def limits_of(rows: Any, count: Any, limits: Any) -> Any:
     """The least and the largest row of each block; False if one is out of range."""
     for block in range(limits.size // 2):
         least, largest, lowest = I64(count), I64(-1), I64(0)
@@ -128,7 +128,7 @@ def _share(state: Any, context: Any, job: Any, elements: Any) -> Any:
     """Have all of a job done, unless an index is out of range; `elements` are read and written."""
     count, width, tokens = job[COUNT], job[WIDTH], job[TOKENS]
     limits = np.empty(2 * ((tokens + BLOCK - 1) // BLOCK), np.int64)
-    if not _limits(carray(integers_at(job[ROWS]), (tokens,)), count, limits):
+    if not limits_of(carray(integers_at(job[ROWS]), (tokens,)), count, limits):
         return failed(state, INDEX)
     if count * width == 0:
         return I64(0)

@@ -40,21 +40,20 @@ def _take(job: Any, begin: Any, end: Any) -> None:
     """The lines between two numbers."""
     size, count, inner = job[SIZE], job[COUNT], job[INNER]
     places = carray(integers_at(job[PLACES]), (count,))
-    line = begin
+    line, block, first = begin, begin // count, begin % count
     while line < end:
-        block, first = line // count, line % count
         last = min(count, first + end - line)
         source = carray(floats_at(job[SOURCE] + 4 * block * size * inner), (size * inner,))
         result = carray(floats_at(job[RESULT] + 4 * line * inner), ((last - first) * inner,))
         if inner == 1:
             for i in range(last - first):
-                result[i] = source[places[first + i]]
+                result[i] = source[np.uint64(places[first + i])]
         else:
             for i in range(last - first):
                 at = places[first + i] * inner
                 for column in range(inner):
                     result[i * inner + column] = source[at + column]
-        line += last - first
+        line, block, first = line + last - first, block + 1, I64(0)
 
 
 @cfunc("void(int64, int64)", **OPTIONS)

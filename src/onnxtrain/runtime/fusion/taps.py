@@ -31,7 +31,10 @@ from .tensors import (
     read_input,
 )
 
-MOST_TAPS = 4
+TOGETHER = 4
+"""Taps that are added in one pass over the positions, if there are so many: those of a position
+between eight pixels of a volume, or sixteen of an image, take two or four passes."""
+MOST_TAPS = 4 * TOGETHER
 RESULT, SOURCE, IMAGES, CHANNELS, POSITIONS, PIXELS, TAPS, STEP, GROUPS, IS_ASTRAY = range(10)
 PLACES = 10
 WEIGHTS = PLACES + MOST_TAPS
@@ -53,21 +56,32 @@ def _add_pair(job: Any, places: Any, image: Any, first: Any, second: Any, a: Any
     count, channel = job[POSITIONS], image * job[CHANNELS]
     x = carray(floats_at(job[SOURCE] + 4 * (channel + first) * count), (count,))
     y = carray(floats_at(job[SOURCE] + 4 * (channel + second) * count), (count,))
-    p, v = places[0], carray(floats_at(job[WEIGHTS] + 4 * image * count), (count,))
     if job[TAPS] == 1:
+        p, v = places[0], carray(floats_at(job[WEIGHTS] + 4 * image * count), (count,))
         for i in range(count):
             _tap(a, b, x[i], y[i], p[i], v[i])
-    else:
-        q, r, s = places[1], places[2], places[3]
-        w = carray(floats_at(job[WEIGHTS + 1] + 4 * image * count), (count,))
-        h = carray(floats_at(job[WEIGHTS + 2] + 4 * image * count), (count,))
-        z = carray(floats_at(job[WEIGHTS + 3] + 4 * image * count), (count,))
-        for i in range(count):
-            value, other = x[i], y[i]
-            _tap(a, b, value, other, p[i], v[i])
-            _tap(a, b, value, other, q[i], w[i])
-            _tap(a, b, value, other, r[i], h[i])
-            _tap(a, b, value, other, s[i], z[i])
+        return
+    for tap in range(0, job[TAPS], TOGETHER):
+        _add_four(job, places[tap : tap + TOGETHER], WEIGHTS + tap, image, x, y, a, b)
+
+
+@njit(**OPTIONS)
+def _add_four(
+    job: Any, places: Any, weights: Any, image: Any, x: Any, y: Any, a: Any, b: Any
+) -> None:
+    """Four taps of two planes, whose weights are at these places of the job."""
+    count = job[POSITIONS]
+    p, q, r, s = places[0], places[1], places[2], places[3]
+    v = carray(floats_at(job[weights] + 4 * image * count), (count,))
+    w = carray(floats_at(job[weights + 1] + 4 * image * count), (count,))
+    h = carray(floats_at(job[weights + 2] + 4 * image * count), (count,))
+    z = carray(floats_at(job[weights + 3] + 4 * image * count), (count,))
+    for i in range(count):
+        value, other = x[i], y[i]
+        _tap(a, b, value, other, p[i], v[i])
+        _tap(a, b, value, other, q[i], w[i])
+        _tap(a, b, value, other, r[i], h[i])
+        _tap(a, b, value, other, s[i], z[i])
 
 
 @njit(**OPTIONS)

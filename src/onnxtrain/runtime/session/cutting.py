@@ -14,9 +14,8 @@ from typing import Any, NamedTuple
 from ...errors import ModelFileError
 from ...operators import IDLE_OPTIMIZERS, RANDOM
 from ..files.onnxfile import ModelFile, Node, may_have_graph, tensor_type, uses
-from ..files.outline import Outline, fields
+from ..files.outline import ATTRIBUTE, INPUT, OPERATOR, OUTPUT, Outline, fields
 from ..files.wire import Message, Value, text_of
-from .edits import ATTRIBUTE, INPUT, OPERATOR, OUTPUT
 
 OWN = ".own"
 """Ending of a copy: a gradient that a later piece reads has left for the other ranks by then."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -18,26 +18,17 @@ import onnxruntime
 from onnxruntime.capi import _pybind_state as ort
 
 from ...errors import DeviceError, ModelFileError
-from ...operators import COLUMN_LOOP, FUSED, KERNEL
 from ...preparing import preparing
 from ..files.onnxfile import ModelFile
 from ..files.outline import Outline
 from ..fusion.library import register
-from ..fusion.operators import ADD_ROWS_TO, Operator, mentioned
-from ..fusion.operators import COLUMN_LOOP as LOOP_OPERATOR
-from .blocked import in_blocks
-from .column_loops import with_column_loops
+from ..fusion.operators import Operator
 from .cut_session import cut_if_long
-from .edits import changed
-from .few_bits import with_kernels
-from .fusion import fused_groups
-from .kernels import own_kernels
+from .forms import Form, forms_of
 from .native import core_of, ort_device
-from .optimizers import TRANSPOSING, idle_of_shapes, idle_optimizers
 from .options import BUSY, FOLDER, PREPACKING, SPINNING, UserOptions, Way, may_spin, ways_with
-from .products import CONTRIBUTED, fuse_transposed, fused_products
-from .rows_in_place import with_rows_in_place
 from .sharing import note_session
+from .taken_out import Lean, lend, taken_out
 
 Array = npt.NDArray[Any]
 Provider: TypeAlias = "str | tuple[str, dict[str, Any]]"
@@ -232,18 +223,32 @@ def open_session(
     options = session_options() if options is None else options
     on_host = is_on_host(providers)
 
-    def create(content: bytes | str, outline: Outline | None = None) -> Any:
-        return create_session(
-            content, options, providers, provider_options, outline=outline, kernels=on_host
-        )
+    def open_form(content: bytes | str, outline: Outline | None, lean: Lean | None = None) -> Any:
+        chosen = options
+        if lean is not None and lean.size > MANY_CONSTANTS:
+            chosen = UserOptions(options, {}, {PREPACKING: "1"})
+
+        def create(content: bytes | str, outline: Outline | None = None) -> Any:
+            return create_session(
+                content, chosen, providers, provider_options,
+                outline=outline, kernels=on_host, lean=lean,
+            )  # fmt: skip
+
+        if isinstance(content, bytes) and on_host:
+            cut_session = cut_if_long(content, outline, chosen, create)
+            if cut_session is not None:
+                return cut_session
+        return create(content, outline)
 
     with _announced(model):
         outline = Outline.of(model) if isinstance(model, bytes) else None
-        if isinstance(model, bytes) and on_host:
-            cut_session = cut_if_long(model, outline, options, create)
-            if cut_session is not None:
-                return cut_session
-        return create(model, outline)
+        lean = taken_out(outline) if outline is not None and on_host else None
+        if lean is not None:
+            try:
+                return open_form(lean.content, Outline.of(lean.content), lean)
+            except REFUSALS:  # this onnxruntime, or these options, cannot be lent weights
+                pass
+        return open_form(model, outline)
 
 
 def _announced(model: bytes | str) -> AbstractContextManager[None]:
@@ -261,6 +266,7 @@ def create_session(
     *,
     outline: Outline | None = None,
     kernels: bool = False,
+    lean: Lean | None = None,
 ) -> onnxruntime.InferenceSession:
     """A session of onnxruntime; all that onnxtrain has are created here.
 
@@ -271,13 +277,14 @@ def create_session(
         provider_options: their options, where the providers are names.
         outline: of the model's bytes, if somebody has looked at them already.
         kernels: whether weights of four bits may go through onnxruntime's own kernel.
+        lean: has the weights that were taken out of the model.
     """
     providers = [CPU] if providers is None else list(providers)
     options = session_options() if options is None else options
     if outline is None and isinstance(model, bytes):
         outline = Outline.of(model)
     on_host = is_on_host(providers)
-    forms = _forms(model, outline, options, on_host=on_host, kernels=kernels and on_host)
+    forms = forms_of(model, outline, options, on_host=on_host, kernels=kernels and on_host)
     ways: list[Way[onnxruntime.InferenceSession]]
     ways = ways_with(options, is_foreign=_is_foreign(outline))
 
@@ -289,7 +296,7 @@ def create_session(
     def create(form: Form, way: Way[onnxruntime.InferenceSession]) -> onnxruntime.InferenceSession:
         def make(chosen: Any) -> onnxruntime.InferenceSession:
             is_lent = chosen is getattr(options, "options", None)
-            return session_of(form, chosen, providers, provider_options, is_lent=is_lent)
+            return session_of(form, chosen, providers, provider_options, is_lent=is_lent, lean=lean)
 
         return way(make)
 
@@ -313,13 +320,22 @@ def session_of(
     provider_options: Sequence[Any] | None = None,
     *,
     is_lent: bool = False,
+    lean: Lean | None = None,
 ) -> onnxruntime.InferenceSession:
     """The session of one form of a model; `is_lent` says that the options are a user's own."""
+    weights = list[Any]()
+    if lean is not None and isinstance(form.content, bytes):
+        if is_lent:
+            raise ort.NotImplemented("a user's own options would keep the weights")
+        options, weights = lean.options_with(options, form.content)
     if form.operators:
         _register(options, form.operators, is_lent=is_lent)
-    return onnxruntime.InferenceSession(
+    session = onnxruntime.InferenceSession(
         form.content, options, list(providers), provider_options, disabled_optimizers=form.idle
     )
+    if weights:
+        lend(core_of(session), weights)
+    return session
 
 
 _registered: weakref.WeakKeyDictionary[Any, set[Operator]] = weakref.WeakKeyDictionary()
@@ -337,89 +353,6 @@ def _register(options: Any, needed: Collection[Operator], *, is_lent: bool) -> N
     _registered[options] = known | missing
 
 
-class Form(NamedTuple):
-    """A model as a session is asked for it, the optimizers that it does without, our operators."""
-
-    content: bytes | str
-    idle: list[str]
-    operators: Collection[Operator] = ()
-
-
-def _forms(
-    model: bytes | str, outline: Outline | None, options: Any, *, on_host: bool, kernels: bool
-) -> Iterator[Form]:
-    """The forms of a model, the fastest first and last the model itself, whose error is shown.
-
-    A form may be refused: a build or a version may lack the kernel for weights of four bits or the
-    blocked layout, and a model may have been changed since its products were marked. Only then is
-    the next one made.
-    """
-    idle = idle_optimizers(outline, on_host=on_host)
-    plain = Form(model, [name for name in idle if name != TRANSPOSING])
-    if outline is not None and on_host:
-        native = with_kernels(outline, options) if kernels else None
-        if _are_fused(options):
-            yield from _fused_forms(outline, native, plain.idle, idle)
-        elif native is not None:
-            yield Form(native, plain.idle)
-    yield plain
-
-
-def _fused_forms(
-    outline: Outline, native: bytes | None, plain_idle: list[str], idle: Sequence[str]
-) -> Iterator[Form]:
-    """Forms with products put together: in onnxruntime's own kernels, in blocks, as they are.
-
-    Args:
-        outline: of the model.
-        native: the model with onnxruntime's kernels for weights of few bits, if it has such.
-        plain_idle: optimizers that a model does without whose products are as they were.
-        idle: the same where they are put together.
-    """
-    marks = (FUSED, KERNEL, COLUMN_LOOP)
-    is_marked = any(outline.mentions(mark.encode()) for mark in marks)
-    for source in (lambda: native, lambda: in_blocks(outline), lambda: outline):
-        content = source()
-        chosen = Outline.of(content) if isinstance(content, bytes) else content
-        if chosen is not None:
-            if is_marked and (best := _in_one_pass(chosen, plain_idle, idle)) is not None:
-                yield best
-            is_marked = False  # what is refused with our kernels is tried without
-            form = _fused(chosen, idle)
-            if form is not None:
-                yield form
-            elif chosen is not outline:
-                yield Form(chosen.model, plain_idle)
-
-
-def _in_one_pass(outline: Outline, plain_idle: list[str], idle: Sequence[str]) -> Form | None:
-    """A form with kernels of ours, for loops, single nodes and elementwise ones; None without."""
-    loops = with_column_loops(outline)
-    outline = (None if loops is None else Outline.of(loops)) or outline
-    rows = with_rows_in_place(outline)
-    outline = (None if rows is None else Outline.of(rows)) or outline
-    kernels = own_kernels(outline)
-    kernels |= fused_groups(outline, taken=kernels)
-    if not kernels and loops is None and rows is None:
-        return None
-    products, without = fused_products(outline), outline.types if idle_of_shapes(idle) else (0, 0)
-    ours = mentioned(kernels) + ([] if loops is None else [LOOP_OPERATOR])
-    ours += [] if rows is None else [ADD_ROWS_TO]
-    domains = [operator.domain.encode() for operator in ours] + [CONTRIBUTED] * bool(products)
-    try:
-        content = changed(outline, products | kernels, *domains, without=without)
-    except (ModelFileError, IndexError):  # onnxruntime says what is wrong with it
-        return None
-    is_fused = bool(products) or without[0] < without[1]
-    return Form(content, list(idle) if is_fused else plain_idle, ours)
-
-
-def _fused(outline: Outline, idle: Sequence[str]) -> Form | None:
-    """A model with its marked products put together, None if it has none."""
-    content = fuse_transposed(outline, with_types=not idle_of_shapes(idle))
-    return None if content is None else Form(content, list(idle))
-
-
 def _is_foreign(outline: Outline | None) -> bool:
     """Whether a model has operators that a library of the user's brings."""
     try:
@@ -431,12 +364,6 @@ def _is_foreign(outline: Outline | None) -> bool:
 def is_on_host(providers: Sequence[Any] | None) -> bool:
     """Whether all is computed by the host's processor."""
     return all(p in (CPU, (CPU, {})) for p in providers or [CPU])
-
-
-def _are_fused(options: Any) -> bool:
-    """Whether onnxruntime would put operators together, as far as the options say."""
-    extended = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
-    return options is None or int(options.graph_optimization_level) >= int(extended)
 
 
 def session_options(

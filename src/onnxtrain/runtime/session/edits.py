@@ -7,20 +7,30 @@ are read: opening every message of a model would take as long as a third of its 
 from __future__ import annotations
 
 import functools
-from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
 
 from ...errors import ModelFileError
 from ..files.onnxfile import MAX_NESTING
-from ..files.outline import CONSTANT_NAME, GRAPH, INITIALIZER, NODE, Outline, fields
+from ..files.outline import (
+    ATTRIBUTE,
+    CONSTANT_NAME,
+    GRAPH,
+    INITIALIZER,
+    INPUT,
+    NAME,
+    NODE,
+    OPERATOR,
+    OUTPUT,
+    Node,
+    Outline,
+    fields,
+)
 from ..files.wire import BYTES, Chunk, Message, varint
 
 LONGEST = 2**26
 """Bytes of a model above which it is left alone: its weights would be in memory twice."""
-
-INPUT, OUTPUT, NAME, OPERATOR, ATTRIBUTE, DOCUMENTATION, DOMAIN = 1, 2, 3, 4, 5, 6, 7
-"""Fields of a node."""
 BODY, BODIES = 6, 11
 """Fields of an attribute that are a graph, and graphs."""
 INPUT_OF_GRAPH, OUTPUT_OF_GRAPH = 11, 12
@@ -51,61 +61,21 @@ SHORT = 0x7F
 """The largest number that is written in one byte."""
 
 
-class Node(NamedTuple):
-    """What counts of a node that has a mark."""
-
-    place: int
-    name: bytes
-    operator: bytes
-    inputs: list[bytes]
-    outputs: list[bytes]
-    attributes: list[bytes]
-    mark: bytes
-
-
-def marked(outline: Outline, mark: str) -> Iterator[Node]:
+def marked(outline: Outline, mark: str) -> list[Node]:
     """Nodes whose documentation begins with a mark; not those inside of other nodes."""
     needle = mark.encode()
-    for index in nodes_mentioning(outline, needle):
-        node = _read(outline, index)
-        if node is not None and node.mark.startswith(needle):
-            yield node
+    return [node for node in outline.marked if node.mark.startswith(needle)]
 
 
-def marked_inside_too(outline: Outline, mark: str) -> Iterator[Node]:
+def marked_inside_too(outline: Outline, mark: str) -> list[Node]:
     """The same, and nodes that have bodies in which the mark occurs."""
     needle = mark.encode()
-    for index in nodes_mentioning(outline, needle):
-        node = _read(outline, index)
-        if node is not None and (node.mark.startswith(needle) or node.operator in WITH_BODIES):
-            yield node
 
+    def has_mark(node: Node) -> bool:
+        is_inside = node.operator in WITH_BODIES and needle in outline.text_of(node.place)
+        return is_inside or node.mark.startswith(needle)
 
-def nodes_mentioning(outline: Outline, needle: bytes) -> Iterator[int]:
-    """Places of the nodes that have a text anywhere in them."""
-    model, begins = outline.model, outline.node_begins
-    at, end = begins[0], outline.nodes[-1][1]
-    while (at := model.find(needle, at, end)) >= 0:
-        index = bisect_right(begins, at) - 1
-        place, at = at, max(at + len(needle), outline.nodes[index][1])
-        if place < outline.nodes[index][1]:  # else it stands between nodes
-            yield index
-
-
-def _read(outline: Outline, index: int) -> Node | None:
-    """A node; None if it is not ONNX's own."""
-    node = Node(index, b"", b"", [], [], [], b"")
-    lists = {INPUT: node.inputs, OUTPUT: node.outputs, ATTRIBUTE: node.attributes}
-    texts = {NAME: b"", OPERATOR: b"", DOCUMENTATION: b"", DOMAIN: b""}
-    for number, begin, end in fields(outline.model, *outline.nodes[index]):
-        value = outline.model[begin:end]
-        if number in lists:
-            lists[number].append(value)
-        elif number in texts:
-            texts[number] = value
-    if texts[DOMAIN]:
-        return None
-    return node._replace(name=texts[NAME], operator=texts[OPERATOR], mark=texts[DOCUMENTATION])
+    return [node for node in outline.marked if has_mark(node)]
 
 
 def changed(
@@ -190,6 +160,33 @@ def _start(model: bytes, head_tag: bytes, begin: int, end: int) -> int:
     return begin - len(head)
 
 
+Connections: TypeAlias = (
+    "tuple[list[tuple[list[bytes], list[bytes]]], dict[bytes, int], dict[bytes, int]]"
+)
+"""Operands and results of each node, who makes each value, and how often it is read."""
+
+
+class Rewritten(NamedTuple):
+    """What the first of several who change one model leaves to the next.
+
+    Attributes:
+        changes: what stands in the places of which nodes.
+        constants: initializers that the new nodes read.
+        domains: of their operators.
+        read: names that they read.
+        connections: of the model without the nodes that are gone; none if nobody has looked.
+    """
+
+    changes: Mapping[int, Sequence[bytes]] = MappingProxyType({})
+    constants: Sequence[bytes] = ()
+    domains: Sequence[bytes] = ()
+    read: Collection[bytes] = frozenset()
+    connections: Connections | None = None
+
+
+NOTHING = Rewritten()
+
+
 def idle_after(
     outline: Outline,
     replaced: Collection[int],
@@ -222,18 +219,14 @@ def idle_after(
     return idle
 
 
-Connections: TypeAlias = (
-    "tuple[list[tuple[list[bytes], list[bytes]]], dict[bytes, int], dict[bytes, int]]"
-)
-"""Operands and results of each node, who makes each value, and how often it is read."""
-
-
 def connections_of(outline: Outline) -> Connections:
     """How the nodes of a model hang together; an `IndexError` if one is damaged."""
     model, operands = outline.model, list[tuple[list[bytes], list[bytes]]]()
     makers, readers = dict[bytes, int](), dict[bytes, int]()
     for index, (begin, end) in enumerate(outline.nodes):
-        inputs, outputs = _names_of(model, begin, end)
+        inputs, outputs, operator = _head_of(model, begin, end)
+        if operator in WITH_BODIES:
+            inputs += _captured_by(model, begin, end)
         operands.append((inputs, outputs))
         for name in inputs:
             readers[name] = readers.get(name, 0) + 1
@@ -242,15 +235,9 @@ def connections_of(outline: Outline) -> Connections:
     return operands, makers, readers
 
 
-def _names_of(
-    model: bytes, begin: int, end: int, depth: int = 0
-) -> tuple[list[bytes], list[bytes]]:
-    """What a node reads, in its bodies too, and what it makes."""
-    inputs, outputs, operator = _head_of(model, begin, end)
-    if operator in WITH_BODIES:
-        for body in _bodies(model, begin, end):
-            inputs += _captured(model, *body, depth)
-    return inputs, outputs
+def _captured_by(model: bytes, begin: int, end: int, depth: int = 0) -> list[bytes]:
+    """What the bodies of a node read from outside; a name as often as there are bodies that do."""
+    return [name for body in _bodies(model, begin, end) for name in _captured(model, *body, depth)]
 
 
 def _head_of(model: bytes, begin: int, end: int) -> tuple[list[bytes], list[bytes], bytes]:
@@ -297,9 +284,11 @@ def _captured(model: bytes, begin: int, end: int, depth: int) -> set[bytes]:
     inside, read = {b""}, set[bytes]()
     for number, start, stop in fields(model, begin, end):
         if number == NODE:
-            inputs, outputs = _names_of(model, start, stop, depth + 1)
+            inputs, outputs, operator = _head_of(model, start, stop)
             read.update(inputs)
             inside.update(outputs)
+            if operator in WITH_BODIES:
+                read.update(_captured_by(model, start, stop, depth + 1))
         elif number == INITIALIZER:
             inside.add(_text_of(model, start, stop, CONSTANT_NAME))
         elif number == INPUT_OF_GRAPH:

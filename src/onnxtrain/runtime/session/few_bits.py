@@ -5,11 +5,14 @@ onnxruntime runs on one thread, and a product reads them. Its MatMulNBits makes 
 the product, on all threads and in the order that the product wants. So a session is given a model
 with that operator; the file stays as it is. The numbers are the same to rounding: the arithmetic is
 that of float32. A product with the gradient reads the weight the other way round, for which
-onnxruntime has no such kernel, and keeps its DequantizeLinear.
+onnxruntime has no such kernel: it keeps its DequantizeLinear, or has our kernel (`nibbles.py`).
 
 A weight of 3 million numbers and 256 rows, two threads of AVX-512: 8.5 ms instead of 12.0, on one
 thread 16.4 instead of 19.6. Tried, and not faster in a whole step: GatherBlockQuantized, which
 makes floats on all threads, in the place of the other DequantizeLinears (5.18 s against 5.17).
+
+Our kernel for the floats, and a product, take 1.0 to 1.1 times as long as MatMulNBits with 128 rows
+and more, 1.0 to 1.2 with 8 to 32, 1.4 to 1.7 with one (one thread, 1024 × 1024 to 1024 × 4096).
 
 MatMulNBits keeps the weight in its own order beside the file's, four bits again. Where copies are
 not wanted (`MANY_CONSTANTS` in devices.py) its product is no faster, and DequantizeLinear stays. A

@@ -14,12 +14,12 @@ from typing import NamedTuple
 
 from ...errors import ModelFileError
 from ...operators import COMPARISONS, FUSED, OUTSIDE
-from ..files.outline import Outline, fields
+from ..files.outline import Node, Outline, fields
 from ..files.wire import Message
 from ..fusion.library import DOMAIN, OPERATOR, is_available
 from ..fusion.opcodes import ANY_SHAPE, FLAGS, PER_CHANNEL, PER_ROW, REDUCTIONS, SINGLE
 from ..fusion.program import MOST_AXES, ProgramError, Step, assemble, lower
-from .edits import LONGEST, Node, changed, marked_inside_too, with_bodies
+from .edits import LONGEST, changed, marked_inside_too, with_bodies
 from .products import constant_of, number_of
 
 COMPARING = COMPARISONS | {"And", "Not", "Or", "Xor"}

@@ -18,6 +18,7 @@ from ..fusion.operators import (
     ADD_ELEMENTS,
     ADD_ROWS,
     ADD_TAPS,
+    BETWEEN,
     COFACTORS,
     CUM_SUM,
     DETERMINANTS,
@@ -38,9 +39,13 @@ from ..fusion.operators import (
     mentioned,
 )
 from .cross_entropy import Readers, without_log_probabilities
-from .edits import LONGEST, changed, connections_of, idle_after, marked
+from .edits import LONGEST, NOTHING, Rewritten, changed, connections_of, idle_after, marked
+from .folds import folded_padding
+from .nibbles import unpacked
 from .own_nodes import Node, if_sound
 from .patterns import Nodes, Number, Opened, Pattern, Result, Value, Zeros, matches
+from .softmax import written_softmax
+from .taken_rows import added_taken_rows, scattered_rows
 from .windows import cut_by_conv, cut_by_slices, folded
 
 DOUBLE, FLOAT, INT64 = 11, 1, 7
@@ -59,13 +64,19 @@ def with_own_kernels(outline: Outline) -> bytes | None:
         return None
 
 
-def own_kernels(outline: Outline) -> dict[int, list[bytes]]:
-    """What stands in the places of marked nodes, and of those that nobody reads then."""
+def own_kernels(outline: Outline, before: Rewritten = NOTHING) -> dict[int, list[bytes]]:
+    """What stands in the places of marked nodes, and of those that nobody reads then.
+
+    Args:
+        outline: of the model.
+        before: what others have changed already; its connections are used up.
+    """
     if len(outline.model) > LONGEST or not outline.mentions(KERNEL.encode()) or not is_available():
         return {}
     try:
-        connections = connections_of(outline)
-        nodes, replacements = Nodes(outline, connections[1]), dict[int, Node]()
+        connections = before.connections or connections_of(outline)
+        nodes = Nodes(outline, connections[1], gone=before.changes)
+        replacements = dict[int, Node]()
         readers: Readers | None = None
         for marked_node in (*marked(outline, KERNEL), *marked(outline, TRANSPOSED + OR_KERNEL)):
             node = nodes.maker(marked_node.outputs[0].decode())
@@ -81,7 +92,9 @@ def own_kernels(outline: Outline) -> dict[int, list[bytes]]:
         if not replacements:
             return {}
         still_read = {name.encode() for node in replacements.values() for name in node.inputs}
-        idle = idle_after(outline, list(replacements), still_read, connections)
+        idle = idle_after(
+            outline, list(replacements), still_read.union(before.read), connections
+        ).difference(before.changes)
         return _together(nodes, replacements) | {place: [] for place in idle}
     except (ModelFileError, ValueError, LookupError):  # onnxruntime says what is wrong with it
         return {}
@@ -152,6 +165,9 @@ def _added_rows(nodes: Nodes, node: Opened) -> Node | None:
     """Rows of the first operand's shape, added up by number."""
     if node.attributes.get("axis", 0):
         return _added_taps(nodes, node) or _added_elements(nodes, node)
+    whole = scattered_rows(nodes, node)
+    if whole is not None:
+        return added_taken_rows(nodes, Node(ADD_ROWS, whole, node.outputs))
     for pattern in (SORTED_SUMS, ONE_BY_ONE, SINGLE):
         bound = dict[str, str]()
         if matches(nodes, node.outputs[0], pattern, bound):
@@ -160,7 +176,7 @@ def _added_rows(nodes: Nodes, node: Opened) -> Node | None:
             if pattern is SINGLE and not _is_flat(nodes, bound):
                 return _added_elements(nodes, node)
             operands = (bound["shape"], _unwrapped(nodes, bound), bound["source"])
-            return Node(ADD_ROWS, operands, node.outputs)
+            return added_taken_rows(nodes, Node(ADD_ROWS, operands, node.outputs))
     return _added_elements(nodes, node)
 
 
@@ -445,20 +461,27 @@ def _together(nodes: Nodes, replacements: dict[int, Node]) -> dict[int, list[byt
 
 
 def _sampled(_: Nodes, node: Opened) -> Node | None:
-    """A GridSample of the nearest pixels."""
+    """A GridSample of the nearest pixels, or between them."""
     said, borders = node.attributes, {"zeros": 0, "border": 1}
     padding = borders.get(said.get("padding_mode", "zeros"))
-    if said.get("mode") != "nearest" or padding is None:
+    operator = SAMPLES.get(said.get("mode", "linear"))
+    if operator is None or padding is None:
         return None
     numbers = (said.get("align_corners", 0), padding)
-    return if_sound(Node(NEAREST, node.inputs, node.outputs, numbers))
+    return if_sound(Node(operator, node.inputs, node.outputs, numbers))
+
+
+SAMPLES = {"nearest": NEAREST, "linear": BETWEEN, "bilinear": BETWEEN}
+"""By the mode of a GridSample; a model before opset 20 has images only, and the last word."""
 
 
 RECOGNISED: dict[str, Callable[[Nodes, Opened], Node | None]] = {
+    "Add": folded_padding,
     "Col2Im": folded,
     "Conv": cut_by_conv,
     "CumSum": _cumulative,
     "Det": _determinants,
+    "Div": written_softmax,
     "Gather": _taken,
     "Gemm": _product,
     "GridSample": _sampled,
@@ -466,12 +489,14 @@ RECOGNISED: dict[str, Callable[[Nodes, Opened], Node | None]] = {
     "MatMul": _product,
     "MaxPool": _pooled,
     "MaxUnpool": _unpooled,
+    "Mul": written_softmax,
     "Pad": _padded,
     "ReduceSum": _read_dot,
-    "Reshape": cut_by_slices,
+    "Reshape": lambda nodes, node: unpacked(nodes, node) or cut_by_slices(nodes, node),
     "ScatterElements": _added_rows,
     "ScatterND": _added_rows,
     "Softmax": _softmax_across,
     "TopK": _sorted,
-    "Slice": _turned,
+    "Slice": lambda nodes, node: unpacked(nodes, node) or _turned(nodes, node),
+    "Sub": written_softmax,
 }

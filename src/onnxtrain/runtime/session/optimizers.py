@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from ...operators import IDLE_OPTIMIZERS
+from ...operators import ACTIVATED, IDLE_OPTIMIZERS
 from ..files.outline import Outline
 
 QUANTISED = ("QuantizeLinear", "DequantizeLinear")
@@ -68,7 +68,9 @@ SHARING = "ConstantSharing"
 OF_OTHER_DEVICES = frozenset({"BiasDropoutFusion", "BiasSoftmaxFusion", "MatMulActivationFusion"})
 """What they put together has no kernel for the host's processor."""
 TRANSPOSING = "MatmulTransposeFusion"
-"""Idle only where `fuse_transposed` has done its work."""
+"""Idle only where `fused_products` has done its work."""
+ACTIVATING = ("ConvActivationFusion", "GemmActivationFusion")
+"""The same, of a model with marked activations."""
 NOTED = frozenset(
     {
         "AttentionFusion", "BiasGeluFusion", "BiasSkipLayerNormFusion",
@@ -106,6 +108,13 @@ def idle_optimizers(outline: Outline | None, *, on_host: bool = True) -> list[st
         operators = outline.operators()
         idle += [name for name, needed in NEEDS.items() if not _has_any(operators, needed)]
     return sorted(set(idle))
+
+
+def idle_without_us(outline: Outline | None, idle: Collection[str]) -> list[str]:
+    """Those that are idle also where `fused_products` has done nothing."""
+    has_marks = outline is not None and outline.mentions(ACTIVATED.encode())
+    at_work = (TRANSPOSING, *(ACTIVATING if has_marks else ()))
+    return [name for name in idle if name not in at_work]
 
 
 def idle_of_shapes(idle: Collection[str]) -> bool:

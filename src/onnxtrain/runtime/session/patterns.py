@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from ..files.outline import INITIALIZER, NODE, Outline
+from ..files.outline import ATTRIBUTE, DOMAIN, INITIALIZER, INPUT, NODE, OPERATOR, OUTPUT, Outline
 from ..files.wire import Message
-from .edits import ATTRIBUTE, DOMAIN, INPUT, OPERATOR, OUTPUT
 from .products import constant_of, number_of
 
 Floats: TypeAlias = "npt.NDArray[np.float32]"
@@ -33,11 +32,16 @@ DEFAULTS: dict[tuple[str, str], Any] = {
     ("Cast", "saturate"): 1,
     ("CumSum", "exclusive"): 0,
     ("CumSum", "reverse"): 0,
+    ("DequantizeLinear", "axis"): 1,
+    ("DequantizeLinear", "block_size"): 0,
+    ("DequantizeLinear", "output_dtype"): 0,
     ("Gather", "axis"): 0,
     ("MaxPool", "auto_pad"): "NOTSET",
     ("MaxPool", "ceil_mode"): 0,
     ("MaxPool", "storage_order"): 0,
     ("Pad", "mode"): "constant",
+    ("ReduceMax", "keepdims"): 1,
+    ("ReduceMax", "noop_with_empty_axes"): 0,
     ("ReduceSum", "keepdims"): 1,
     ("ReduceSum", "noop_with_empty_axes"): 0,
     ("Reshape", "allowzero"): 0,
@@ -109,17 +113,20 @@ class Nodes:
     Args:
         outline: of the model.
         makers: place of the node that makes each value.
+        gone: places of nodes in which something else stands.
     """
 
-    def __init__(self, outline: Outline, makers: Mapping[bytes, int]) -> None:
-        self._outline, self._makers = outline, makers
+    def __init__(
+        self, outline: Outline, makers: Mapping[bytes, int], gone: Container[int] = ()
+    ) -> None:
+        self._outline, self._makers, self._gone = outline, makers, gone
         self._opened = dict[str, Opened]()
         self._constants = dict[str, Number | None]()
 
     def maker(self, name: str) -> Opened | None:
         """The node that makes a value; None if it comes from outside or from a foreign node."""
         place = self._makers.get(name.encode()) if name not in self._opened else None
-        if place is not None:
+        if place is not None and place not in self._gone:
             begin, end = self._outline.nodes[place]
             self._open(Message.parse(self._outline.model[begin:end]), place)
         return self._opened.get(name)
@@ -160,6 +167,11 @@ class Nodes:
     def number(self, name: str) -> float | None:
         """The value of a constant that is one single precision number without axes."""
         return number_of(self._outline, name.encode())
+
+    def type_of(self, name: str) -> int:
+        """The element type of a constant; 0 if it is none."""
+        described = constant_of(self._outline, name.encode()) or {}
+        return int.from_bytes(described.get(2, b""), "little")
 
     def constant(self, name: str) -> Number | None:
         """The value of a small constant of INT64."""
@@ -219,15 +231,24 @@ def matches(nodes: Nodes, name: str, pattern: Pattern, bound: dict[str, str]) ->
         return nodes.constant(name) == pattern
     node = nodes.maker(name)
     if isinstance(pattern, Zeros):
-        if node is None or node.operator != "ConstantOfShape":
-            return False
-        is_zero = node.attributes.get("value", (FLOAT, 0.0)) == (FLOAT, 0.0)
-        return is_zero and matches(nodes, node.inputs[0], pattern.shape, bound)
+        return node is not None and _is_zeros(nodes, node, pattern, bound)
     if node is None or node.operator != pattern.operator or node.outputs[pattern.output] != name:
         return False
     if pattern.name and bound.setdefault(pattern.name, name) != name:
         return False
     return _operands_match(nodes, node, pattern, bound)
+
+
+def _is_zeros(nodes: Nodes, node: Opened, pattern: Zeros, bound: dict[str, str]) -> bool:
+    """Whether a node makes zeros of a shape; exporters repeat a single one."""
+    if node.operator == "Expand":
+        is_zero, shape = nodes.number(node.inputs[0]) == 0, node.inputs[1]
+    elif node.operator == "ConstantOfShape":
+        is_zero = node.attributes.get("value", (FLOAT, 0.0)) == (FLOAT, 0.0)
+        shape = node.inputs[0]
+    else:
+        return False
+    return is_zero and matches(nodes, shape, pattern.shape, bound)
 
 
 def _operands_match(nodes: Nodes, node: Opened, pattern: Result, bound: dict[str, str]) -> bool:

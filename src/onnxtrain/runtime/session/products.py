@@ -13,26 +13,15 @@ then, and gets the model as it was (`devices.create_session`).
 from __future__ import annotations
 
 import struct
+from collections.abc import Container
 from typing import NamedTuple
 
 from ...errors import ModelFileError
 from ...operators import TRANSPOSED
-from ..files.outline import Outline, fields
+from ..files.outline import ATTRIBUTE, DOMAIN, INPUT, NAME, OPERATOR, OUTPUT, Node, Outline, fields
 from ..files.wire import Message, varint
-from .edits import (
-    ATTRIBUTE,
-    DOMAIN,
-    INPUT,
-    LONGEST,
-    NAME,
-    OPERATOR,
-    OUTPUT,
-    Node,
-    changed,
-    field,
-    marked,
-    tag,
-)
+from .edits import LONGEST, changed, field, marked, tag
+from .layers import activated_layers
 
 DIMS, DATA_TYPE, FLOAT_DATA, CONSTANT_NAME, RAW_DATA = 1, 2, 4, 8, 9
 """Fields of a constant."""
@@ -90,12 +79,17 @@ def may_be_changed(outline: Outline) -> bool:
     return len(outline.model) <= LONGEST and bool(outline.nodes)
 
 
-def fused_products(outline: Outline) -> dict[int, list[bytes]]:
-    """What stands in the places of marked products, and of what comes before and behind them."""
+def fused_products(outline: Outline, taken: Container[int] = ()) -> dict[int, list[bytes]]:
+    """What stands in the places of marked products, and of what comes before and behind them.
+
+    Layers with an activation behind them are such, too (`layers.py`). Nodes at places that are
+    `taken` are none.
+    """
     if not may_be_changed(outline):
         return {}
     try:
-        return _changes(outline, list(marked(outline, TRANSPOSED)))
+        products = [node for node in marked(outline, TRANSPOSED) if node.place not in taken]
+        return _changes(outline, products) | activated_layers(outline, taken)
     except (ModelFileError, IndexError):  # onnxruntime says what is wrong with it
         return {}
 

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from ...errors import ModelFileError
 from ...operators import KERNEL
-from ..files.outline import Outline
+from ..files.outline import OUTPUT, Outline
 from ..files.wire import Message
 from ..fusion.library import is_available
 from ..fusion.operators import ADD_ROWS_TO
-from .edits import LONGEST, OUTPUT, Connections, changed, connections_of, idle_after, marked
+from .edits import LONGEST, Connections, changed, connections_of, idle_after, marked
 from .kernels import ONE_BY_ONE_TO, SORTED_SUMS_TO, is_shape_of
 from .own_nodes import Node
 from .patterns import Nodes, Opened, matches
@@ -31,10 +31,11 @@ def with_rows_in_place(outline: Outline) -> bytes | None:
     """The model with rows added in place; None if there is nothing to do."""
     if len(outline.model) > LONGEST or not outline.mentions(KERNEL.encode()) or not is_available():
         return None
-    places = [node.place for node in marked(outline, KERNEL) if node.operator.decode() in READS]
-    if not places:
-        return None
     try:
+        nodes = marked(outline, KERNEL)
+        places = [node.place for node in nodes if node.operator.decode() in READS]
+        if not places:
+            return None
         changes = _changes(outline, places, connections_of(outline))
         return changed(outline, changes, ADD_ROWS_TO.domain.encode()) if changes else None
     except (ModelFileError, ValueError, LookupError):  # onnxruntime says what is wrong with it

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ..files.onnxfile import Node
-from ..files.outline import Outline
+from ..files.outline import ATTRIBUTE, Outline
 from ..files.wire import Message
 from ..fusion.columns import NONE, Columns, Cut, Each, Instruction, Join, Times
 from ..fusion.program import ProgramError, Step, assemble, lower
-from .edits import ATTRIBUTE, BODY
+from .edits import BODY
 from .products import number_of
 
 NODES, CONSTANTS, INPUTS, OUTPUTS = 1, 5, 11, 12
@@ -45,13 +46,28 @@ class Scan:
         self.outside = list(
             dict.fromkeys(n for node in self._nodes for n in node.operands if n not in inner)
         )
-        self._values = {n: i for i, n in enumerate((*self._inputs, *self.outside))}
-        self._code, self._count = list[Instruction](), len(self._values)
-        if self._count != len(self._inputs) + len(self.outside):
-            raise ProgramError("a body with two operands of one name")
+        self._values, self._code, self._count = dict[str, int](), list[Instruction](), 0
+
+    @property
+    def stacked(self) -> list[str]:
+        """Names in the body of what is stacked."""
+        return self._results[self._states :]
+
+    def extend(self, nodes: Sequence[Inner], stacked: Sequence[str], way: int) -> None:
+        """Have more nodes in the body, and stack these values, all of them in one way."""
+        self._nodes = [*self._nodes, *nodes]
+        self._results = [*self._results[: self._states], *stacked]
+        self._directions = [self._directions[0], [way] * len(stacked)]
+        names = [*self._inputs, *self.outside, *(name for n in self._nodes for name in n.results)]
+        if len({*names}) < len(names):
+            raise ProgramError("a body that makes a value twice")
 
     def columns(self) -> Columns:
         """The program; a `ProgramError` if it has none."""
+        self._values = {n: i for i, n in enumerate((*self._inputs, *self.outside))}
+        self._code, self._count = [], len(self._values)
+        if self._count != len(self._inputs) + len(self.outside):
+            raise ProgramError("a body with two operands of one name")
         groups, todo = _alike(self._nodes), self._nodes
         while todo:
             first = next((n for n in todo if not n.steps and self._is_ready(n)), None)
@@ -93,7 +109,7 @@ class Scan:
         match node.operator:
             case "Concat" if node.said == {"axis": 0}:
                 return Join(tuple(values))
-            case "Split" if node.said.pop("num_outputs", None) and node.said in ({}, {"axis": 0}):
+            case "Split" if _is_even(node.said):
                 return Cut(values[0], len(node.results))
             case "MatMul" if not node.said:
                 return Times(values[0], values[1], NONE)
@@ -149,6 +165,24 @@ class Inner:
             step._replace(operands=tuple(_value(whole, name) for name in step.operands))
             for step in steps
         ]
+
+    def renamed(self, names: Mapping[str, str]) -> Inner:
+        """The same of an elementwise node, whose operands have other names."""
+        inner = copy.copy(self)
+        inner.operands = [names.get(name, name) for name in self.operands]
+        inner.steps = [
+            step._replace(
+                operands=tuple(names.get(n, n) if isinstance(n, str) else n for n in step.operands)
+            )
+            for step in self.steps
+        ]
+        return inner
+
+
+def _is_even(said: Mapping[str, Any]) -> bool:
+    """Whether a Split has parts of equal size, rows of each."""
+    known = {"num_outputs", "axis"}
+    return said.keys() <= known and said.get("num_outputs", 0) > 0 and said.get("axis", 0) == 0
 
 
 def _number(whole: Outline, name: str) -> float | None:

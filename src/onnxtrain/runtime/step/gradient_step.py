@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy.typing as npt
 
+from ..fusion.compiler_code import release_compiler
 from ..session import cutting
 from ..session.binding import Binding, all_ortvalues, user_side
 from ..session.cut_session import share_arena
@@ -122,9 +123,9 @@ class GradientStep(Step):
         self.sessions.current = pieces if pieces is not None else self.sessions.usual
 
     def _bindings(self, options: Any) -> GradientBindings:
-        return GradientBindings(
-            self, self.device.session(self.artifact.model.consolidate(), options)
-        )
+        session = self.device.session(self.artifact.model.consolidate(), options)
+        release_compiler(self.state.trainable.size)
+        return GradientBindings(self, session)
 
     def _options(self, spin: bool) -> Any:
         if not spin:

@@ -44,6 +44,18 @@ class ForwardHalf:
         self._run(options, self.feeds, values, fetches, results, devices)
         return results
 
+    def run_values(self, values: Sequence[Any], results: Any, first: int | None = None) -> Any:
+        """The same from a list of inputs into an empty vector, with fewer calls on the way."""
+        vector = Vector()
+        push = vector.push_back
+        for value in values:
+            push(value)
+        fetches, devices = self.fetches, self._devices
+        if first is not None and first < len(fetches):
+            fetches, devices = fetches[:first], devices[:first]
+        self._run(RUN_OPTIONS, self.feeds, vector, fetches, results, devices)
+        return results
+
 
 class BackwardHalf:
     """The session of the gradients, fed with what the forward half was given and gave.

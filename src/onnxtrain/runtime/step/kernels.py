@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...preparing import preparing
+from ..fusion.compiler_code import release_compiler
 from ..session.sharing import GlobalLock
 
 Array = npt.NDArray[Any]
@@ -177,6 +178,8 @@ def _compiled(name: str, parallel: bool) -> Update:
         kernel = _form(name, parallel)
         empty = [np.zeros(0, kind) for kind in vectors]
         kernel(*empty, *[number] * numbers, *[False] * flags)
+    if parallel:
+        release_compiler()
     return _one_at_a_time(kernel) if parallel else kernel
 
 

@@ -16,6 +16,7 @@ from onnxruntime import InferenceSession
 
 from ...errors import ModelFileError
 from ..files.onnxfile import Source
+from ..fusion.compiler_code import release_compiler
 from ..session.binding import Binding, all_ortvalues, user_side
 from ..session.devices import Device
 from ..session.options import may_be_exchanged, may_spin
@@ -135,6 +136,7 @@ class OneGraphStep(OneProcess, Step):
     def _both(self, options: Any) -> list[Binding]:
         """A session and its bindings in both directions."""
         session = self.device.session(self.model, options)
+        release_compiler(self.state.trainable.size)
         return [self._bind(session, turn) for turn in (0, 1)]
 
     def _bind(self, session: InferenceSession, turn: int) -> Binding:
