@@ -30,10 +30,10 @@ from typing import Any
 from .handover import handover
 
 HERE = Path(__file__).resolve().parent
-OURS = ("ours", "ours_parts", "ortmodule")
+OURS = ("ours", "ours_parts", "ortmodule", "orttrainer")
 TORCH = ("eager", "compiled")
 PEERS = (*OURS, *TORCH, "old", "jax", "onnxsim", "sklearn")
-BESIDE = ("ortmodule", *TORCH, "ours", "ours_parts")
+BESIDE = ("ortmodule", *TORCH, "ours", "ours_parts", "orttrainer")
 """Who shares a process in the second table, in the order in which they get ready: torch is there
 first, as in a program that loads its data with torch. The process is ORTModule's, which has both:
 the others come in when its turns alone are over."""

@@ -36,9 +36,11 @@ ROOT = HERE.parent
 IMAGES = "images/performance"
 NAMES = {
     "ours": "Trainer", "ours_parts": "Module + Optimizer", "ortmodule": "ORTModule",
+    "orttrainer": "ORTTrainer",
     "eager": "torch eager", "compiled": "torch compiled", "old": "predecessor", "jax": "jax",
     "onnxsim": "onnxsim", "sklearn": "scikit-learn",
 }  # fmt: skip
+FROM_TORCH = ("ortmodule", "orttrainer")
 TRANSFORMERS = ("encoder", "token_encoder", "gpt2", "vit", "llama")
 KINDS = {"alone": "time, a process each", "beside": "time, one process", "memory": "memory"}
 SETTINGS = {ALONE: "a process each", BESIDE: "one process"}
@@ -73,6 +75,22 @@ def torch_table(figures: Figures, setting: str) -> str:
         rows.append([f"of the {len(subset)} transformers", "", "", *map(_mean, means)])
     head = ["workload", *(f"{NAMES[p]}, ms" for p in TORCH), *(NAMES[way] for way in OURS)]
     return rows_of(head, rows)
+
+
+def eager_table(figures: Figures) -> str:
+    """Torch eager ÷ the two ways that take a module of torch's, in both settings."""
+    columns = [(way, setting) for way in FROM_TORCH for setting in SETTINGS]
+    rows = []
+    for name in figures.names:
+        ratios = (figures.ratio(name, "eager", *column) for column in columns)
+        rows.append([figures.last(name)["title"], *map(_spread, ratios)])
+    means = (
+        geometric_mean(figures.ratio(n, "eager", *column).median for n in figures.names)
+        for column in columns
+    )
+    rows.append(["**geometric mean**, the least", *map(_mean, means)])
+    head = (f"{NAMES[way]}, {SETTINGS[setting]}" for way, setting in columns)
+    return rows_of(["workload", *head], rows)
 
 
 def times_table(figures: Figures) -> str:
@@ -127,7 +145,7 @@ def start_table(figures: Figures) -> str:
     """Time to the first step, of Module + Optimizer by parts."""
     parts = {"import": "import", "artifacts": "differentiate + artifacts", "session": "session",
              "first run": "first run"}  # fmt: skip
-    peers = (BASE, "ours", "ortmodule", "eager", "compiled", "old", "jax")
+    peers = (BASE, "ours", *FROM_TORCH, "eager", "compiled", "old", "jax")
     rows = []
     for name in figures.names:
         mine = figures.start(name, BASE)
@@ -298,6 +316,7 @@ def page(runs: Sequence[Run], growth: dict[str, Any], by_hand: str, reasons: dic
         notes=" ".join(sorted({run.facts["note"] for run in shown_runs if "note" in run.facts})),
         alone=torch_table(figures, ALONE),
         beside=torch_table(figures, BESIDE),
+        eager=eager_table(figures),
         losses=losses_table(figures, reasons),
         times=times_table(figures),
         peers=peers_table(figures),

@@ -2,12 +2,12 @@
 
 It makes its environments under `.venv-bench` the first time; onnxtrain is what a plain `pip
 install` gives. Every workload is run by each contestant in a process of its own, two threads each:
-onnxtrain (`Trainer.fit`, Module + Optimizer, ORTModule), PyTorch eager and compiled (fused
-optimizers), onnxruntime-training 1.19.2, jax, onnxsim's `compile_training_loop` and scikit-learn,
-where they can do the workload. Then ours and PyTorch's once more, in one process. Same weights,
-same batches, whole steps with the optimizer; the first losses must agree. Turns of a third of
-a second are interleaved, of which the first tenth of a second is not counted; all times are kept,
-and the tables show medians and quartiles over all rounds of all runs of the same sources.
+onnxtrain (`Trainer.fit`, Module + Optimizer, ORTModule, ORTTrainer), PyTorch eager and compiled
+(fused optimizers), onnxruntime-training 1.19.2, jax, onnxsim's `compile_training_loop` and scikit-
+learn, where they can do the workload. Then ours and PyTorch's once more, in one process. Same
+weights, same batches, whole steps with the optimizer; the first losses must agree. Turns of a third
+of a second are interleaved, of which the first tenth of a second is not counted; all times are
+kept, and the tables show medians and quartiles over all rounds of all runs of the same sources.
 
 A run is a file, `benchmarks/results/runs/<version>-<date>-<number>.json`, written workload by
 workload: `--resume` goes on with one that was cut. `docs/performance.md`, the plots and the table
@@ -130,7 +130,7 @@ def complain(results: dict[str, Any]) -> int:
             bad = 1
         for peer in OURS:
             error = entry["peers"].get(peer, {}).get("error")
-            if error:
+            if error and peer not in WORKLOADS[name].left_out:
                 print(f"FAILED: {name}, {peer}: {error}")
                 bad = 1
     return bad

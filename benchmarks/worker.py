@@ -27,6 +27,7 @@ PEERS = {
     "ours": "ours:trainer",
     "ours_parts": "ours:parts",
     "ortmodule": "pytorch:ortmodule",
+    "orttrainer": "pytorch:orttrainer",
     "eager": "pytorch:eager",
     "compiled": "pytorch:compiled",
     "old": "predecessor:start",

@@ -1,10 +1,13 @@
-"""PyTorch with its fused optimizers: eager, compiled, and with the module in an ORTModule."""
+"""PyTorch's modules: eager and compiled with fused optimizers, in ORTModule, in ORTTrainer."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from benchmarks.workloads import find
 
 from .base import THREADS, Clock, Loop
 
@@ -37,10 +40,68 @@ def ortmodule(folder: Path, spec: dict[str, Any], clock: Clock) -> Loop:
     return _loop(model, lambda x, y: criterion(wrapped(x), y), spec, clock)
 
 
-def _model(folder: Path, spec: dict[str, Any]) -> Any:
+def orttrainer(folder: Path, spec: dict[str, Any], clock: Clock) -> Loop:
+    """Model, loss and update in one graph, described as the predecessor's users do."""
     import torch
 
-    from benchmarks.workloads import find
+    from onnxtrain.torch import ORTTrainer
+
+    clock.lap("import")
+    model, workload = _model(folder, spec), find(spec["name"])
+    trainer = ORTTrainer(
+        model, _description(folder, model, is_dynamic=workload.dynamic), _config(spec["optimizer"]),
+        loss_fn=_criterion(spec),
+        options={
+            "utils": {
+                "frozen_weights": [
+                    n for n, _ in model.named_parameters() if n not in spec["trainable"]
+                ],
+                "grad_norm_clip": bool(spec["optimizer"].get("clip")),
+            },
+            "exporter": workload.exporter,
+        },
+    )  # fmt: skip
+    clock.lap("session")
+
+    def step(x: Any, y: Any) -> float:
+        return float(trainer.train_step(torch.from_numpy(x), torch.from_numpy(y))[0])
+
+    return Loop(step)
+
+
+def _description(folder: Path, model: Any, *, is_dynamic: bool) -> dict[str, Any]:
+    """Inputs and outputs as `ORTTrainer` wants them; the first axis is open where it may be."""
+    import numpy as np
+    import torch
+
+    data = np.load(folder / "batches.npz")
+    with torch.no_grad():
+        result = model(torch.from_numpy(data["x0"]))
+
+    def sizes(shape: Any) -> list[int | str]:
+        return ["batch", *shape[1:]] if is_dynamic else list(shape)
+
+    first = next(iter(inspect.signature(model.forward).parameters))
+    return {
+        "inputs": [(first, sizes(data["x0"].shape)), ("label", sizes(data["y0"].shape))],
+        "outputs": [("loss", [], True), ("output", sizes(result.shape))],
+    }
+
+
+def _config(options: dict[str, Any]) -> Any:
+    """The optimizer with PyTorch's defaults."""
+    from onnxtrain.torch import optim
+
+    kind, rate, clip = options["name"], options["lr"], options.get("clip")
+    if kind == "sgd":
+        return optim.SGDConfig(lr=rate, max_norm_clip=clip)
+    decay = 0.01 if kind == "adamw" else 0.0
+    limit = {"max_norm_clip": clip} if clip else {}
+    return optim.AdamConfig(lr=rate, lambda_coef=decay, **limit)
+
+
+def _model(folder: Path, spec: dict[str, Any]) -> Any:
+    import torch
 
     torch.set_num_threads(THREADS)
     workload = find(spec["name"])

@@ -54,7 +54,8 @@ def first_run_workloads():
     return {
         "mlp_sgd": entry(
             "first", beside, ours=peer(2.0, 2.0), ours_parts=peer(4.0, 3.0, artifacts_rss_mb=150.0),
-            ortmodule=peer(1.0, 1.0), eager=peer(3.0, 3.0, rss_mb=400.0), compiled=peer(5.0, 5.0),
+            ortmodule=peer(1.0, 1.0), orttrainer=peer(2.5, 2.5),
+            eager=peer(3.0, 3.0, rss_mb=400.0), compiled=peer(5.0, 5.0),
             sklearn=peer(8.0, 6.0, remark="Adam without weight decay"),
         ),
         "mlp_adamw": entry(
@@ -235,10 +236,11 @@ def test_losses_to_other_peers_and_in_memory_are_listed_too(group):
 
 def test_page_has_every_way_in_a_column_and_every_run(folder, growth):
     text = report.page(runs.stored(folder), growth, "## By hand\n\nlost because\n", {})
-    # the better torch ÷ Trainer, Module + Optimizer, ORTModule
-    assert "| first | 6.00 (3.75–8.25) | 5.00 | 2.50 | 1.46 (1.25–1.67) | 5.00 |" in text
-    assert "| second | 6.00 (4.00–6.00) | 1.00 | 0.20 | 0.25 | 0.50 |" in text
-    assert "| first | 3.00 | 5.00 | – | 0.50 | – |" in text
+    # the better torch ÷ Trainer, Module + Optimizer, ORTModule, ORTTrainer
+    assert "| first | 6.00 (3.75–8.25) | 5.00 | 2.50 | 1.46 (1.25–1.67) | 5.00 | 2.00 |" in text
+    assert "| second | 6.00 (4.00–6.00) | 1.00 | 0.20 | 0.25 | 0.50 | – |" in text
+    assert "| first | 3.00 | 5.00 | – | 0.50 | – | – |" in text
+    assert "| first | 6.00 (3.75–8.25) | – | 2.40 (1.50–3.30) | – |" in text  # eager ÷ the two
     assert "| first |  |  |  | 2.00¹ |" in text
     assert "| second | cannot |  |  |  |" in text
     assert "scikit-learn: Adam without weight decay" in text
@@ -259,10 +261,11 @@ def test_page_has_every_way_in_a_column_and_every_run(folder, growth):
 
 def test_memory_and_start(group):
     figures = Figures(group[:1])
-    assert "| first | 100 | 100 | 100 | 400 | 100 | – | – | 150 | 0.25 | 0.25 | 0.25 |" in (
-        report.memory_table(figures)
+    assert (
+        "| first | 100 | 100 | 100 | 100 | 400 | 100 | – | – | 150 | 0.25 | 0.25 | 0.25 | 0.25 |"
+        in report.memory_table(figures)
     )
-    start = "| first | 1.0 | 0.5 | 1.5 | 0.5 | 3.5 | 3.5 | 3.5 | 3.5 | 3.5 | – | – |"
+    start = "| first | 1.0 | 0.5 | 1.5 | 0.5 | 3.5 | 3.5 | 3.5 | 3.5 | 3.5 | 3.5 | – | – |"
     assert start in report.start_table(figures)
 
 
@@ -272,7 +275,7 @@ def test_only_what_is_between_the_marks_is_replaced(folder):
     assert new.startswith("# head\n")
     assert new.endswith("tail\n")
     assert "old\n" not in new
-    assert "| first | 5.00 | 2.50 | 1.46 | 5.00 | 0.50 |" in new
+    assert "| first | 5.00 | 2.50 | 1.46 | 5.00 | 2.00 | 0.50 |" in new
     assert report.put_between_marks(new, "again") == report.put_between_marks(text, "again")
     assert report.put_between_marks("no marks", "x") == "no marks"
 
