@@ -82,7 +82,7 @@ def measure() -> dict[str, list[float]]:
     return speeds
 
 
-def makers(product: Product) -> dict[str, Callable[[], Any]]:
+def makers(product: Product, threads: int = 1) -> dict[str, Callable[[], Any]]:
     """A product by each side, its operands and result in memory already."""
     import numpy as np
     import onnxruntime
@@ -91,7 +91,7 @@ def makers(product: Product) -> dict[str, Callable[[], Any]]:
     from onnxtrain.operators import KERNEL
     from onnxtrain.runtime.session.devices import open_session, session_options
 
-    torch.set_num_threads(1)
+    torch.set_num_threads(threads)
     rng = np.random.default_rng(0)
     shapes = [(product.rows, product.summed), (product.summed, product.columns)]
     a, b = (
@@ -105,7 +105,7 @@ def makers(product: Product) -> dict[str, Callable[[], Any]]:
     result = torch.empty(product.rows, product.columns)
     sides: dict[str, Callable[[], Any]] = {"torch": lambda: torch.mm(left, right, out=result)}
     for side, mark in (("onnxruntime", ""), ("onnxtrain", KERNEL)):
-        options = session_options(threads=1, weights_change=True)
+        options = session_options(threads=threads, weights_change=True)
         session = open_session(_model(product, mark), options)
         binding = session.io_binding()
         for name, array in (("a", a), ("b", b)):

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from . import large, products
+from . import large, limits, products
 from . import runs as stored_runs
 from .figures import (
     ALONE,
@@ -329,6 +329,7 @@ def page(runs: Sequence[Run], growth: dict[str, Any], by_hand: str, reasons: dic
         runs=runs_table(shown_runs),
         history=history_table(runs),
         products=products.section(products.stored()),
+        limits=limits.section(limits.stored(), figures, facts["machine"].get("processor", "")),
         large=large.section(large.stored()),
         growth=growth_section(growth, IMAGES),
         by_hand=by_hand,

@@ -78,8 +78,12 @@ def _description(folder: Path, model: Any, *, is_dynamic: bool) -> dict[str, Any
     with torch.no_grad():
         result = model(torch.from_numpy(data["x0"]))
 
+    rows = len(data["x0"])
+
     def sizes(shape: Any) -> list[int | str]:
-        return ["batch", *shape[1:]] if is_dynamic else list(shape)
+        """Rows of labels and outputs may be those of all positions of a batch."""
+        axis = "batch" if shape[0] == rows else "positions"
+        return [axis, *shape[1:]] if is_dynamic else list(shape)
 
     first = next(iter(inspect.signature(model.forward).parameters))
     return {
