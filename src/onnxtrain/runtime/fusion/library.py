@@ -7,9 +7,11 @@ sessions are callback, and never after: nothing of it may be gone when the last 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import os
+import re
 import threading
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -18,6 +20,7 @@ from typing import Any, TypeAlias
 from ...preparing import preparing
 from ..step.kernels import available as has_numba
 from . import stub
+from .compiler_code import release_compiler, release_free_memory
 from .machine_code import forget_stale
 from .operators import ELEMENTWISE, MISFITS, OPERATORS, Operator
 from .program import Program, ProgramError
@@ -37,6 +40,9 @@ GET_INPUT_SHAPE, SET_OUTPUT_SHAPE = 268, 270
 """Places in onnxruntime's table of functions."""
 FUNCTIONS, CALLED = 276, 10
 """How many the table has that are known here, and how many of them kernels call."""
+
+PROGRAM = re.compile(rb'\n\x07program"[\x80-\xff]*[\x00-\x7f]([\d -]+)')
+"""An attribute with the program of a fused node: its name, and a text with its size before it."""
 
 REQUIRED, VARIADIC, HETEROGENEOUS, HOMOGENEOUS = 0, 2, 0, 1
 FAILED = 1
@@ -83,6 +89,24 @@ def register(options: Any, operators: Collection[Operator]) -> bool:
     if library is not None:
         library.register(options, operators)
     return library is not None
+
+
+def prepare(content: bytes, operators: Collection[Operator]) -> None:
+    """Load the code of a large model's kernels, and let the compiler's go.
+
+    Before onnxruntime reads the weights: while it makes a session it has them twice, and the
+    compiler would be in memory besides.
+
+    Args:
+        content: the model that a session will be made of.
+        operators: those that it has nodes of.
+    """
+    library = _library() if operators else None
+    if library is not None:
+        with contextlib.suppress(Exception):  # onnxruntime hears of it when it creates the kernel
+            library.prepare(content, operators)
+    release_compiler()
+    release_free_memory()
 
 
 def register_path() -> str:
@@ -217,6 +241,14 @@ class _Library:
         status = self._call(GET_INPUT_SHAPE, Address(context), first, ctypes.byref(info))
         return status or self._call(SET_OUTPUT_SHAPE, Address(context), first, info)
 
+    def prepare(self, content: bytes, operators: Collection[Operator]) -> None:
+        """Load the code of the kernels that a model has, see `prepare`."""
+        for operator in operators:
+            if operator is not ELEMENTWISE:
+                operator.load()
+        for text in PROGRAM.findall(content):
+            self._state_of(text.decode())
+
     def register(self, options: Any, operators: Collection[Operator]) -> None:
         """Tell options of some operators only."""
         self._asked.operators = operators
@@ -254,18 +286,19 @@ class _Library:
     def _create(self, _operator: int, _api: int, info: int, kernel: Any) -> int | None:
         """The state of a node, in memory that the C library frees."""
         try:
-            text = self._string(info, b"program")
-            if text not in self._states:
-                self._states[text] = self._state(Program.parse(text))
+            state = self._state_of(self._string(info, b"program"))
         except (ProgramError, OSError, ValueError) as error:
             return self._call(CREATE_STATUS, ctypes.c_int(FAILED), str(error).encode())
-        kernel[0] = self._lasting(self._states[text])
+        kernel[0] = self._lasting(state)
         return None
 
-    def _state(self, program: Program) -> Integers:
+    def _state_of(self, text: str) -> Integers:
         """What a kernel of a program needs to know; its code is compiled if it is the first."""
-        address, spilled = self._codegen.compiled(program), self._codegen.spilled(program)
-        return _integers(program.state(spilled, address, self._addresses()))
+        if text not in self._states:
+            program = Program.parse(text)
+            address, spilled = self._codegen.compiled(program), self._codegen.spilled(program)
+            self._states[text] = _integers(program.state(spilled, address, self._addresses()))
+        return self._states[text]
 
     def _create_from_table(
         self, described: Operator, _operator: int, _api: int, info: int, kernel: Any
