@@ -79,19 +79,19 @@ class Lean:
             are_laid_out: whether onnxruntime lays weights out for its kernels; if it does not, it
                 never lets go of one, and sessions of one model share what has to be copied.
         """
-        told, lent = dict[str, Any](), dict[str, Any]()
+        values, lent = dict[str, Any](), dict[str, Any]()
         for tensor in self._weights(content):
             name, kind = tensor.string(CONSTANT_NAME), tensor.integer(TYPE)
             data = self._bytes_of(tensor)
             if not are_laid_out:
                 data = self._aligned_bytes(data, kind)
-            told[name] = value_of(data, kind, tensor.integers(SHAPE))
+            values[name] = value_of(data, kind, tensor.integers(SHAPE))
             if _is_aligned(data, kind):
-                lent[name] = told[name]
-        options.add_external_initializers(list(told), list(told.values()))
+                lent[name] = values[name]
+        options.add_external_initializers(list(values), list(values.values()))
         for name, value in lent.items():
             options.add_initializer(name, value)
-        return list(told.values())
+        return list(values.values())
 
     def _weights(self, content: bytes) -> Iterator[Message]:
         """The weights of an edited model that have been taken out; they may have other types."""
