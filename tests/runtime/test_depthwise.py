@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -191,3 +192,22 @@ def test_without_kernels_blocks_are_written() -> None:
     assert outline is not None
     assert not operators.mentioned(blocked.blocked_nodes(outline).changes)
     assert outline.mentions(BLOCKED.encode())
+
+
+@needs_numba
+@needs_blocks
+def test_only_the_first_kernel_of_an_operator_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Later ones are there in microseconds; what would tell of them is a thread for each."""
+    standard, _ = gradient_model(FEW)
+    devices.open_session(standard)
+    told = list[str]()
+
+    def preparing(what: str) -> Any:
+        told.append(what)
+        return nullcontext()
+
+    monkeypatch.setattr(library, "preparing", preparing)
+    kernels_before = library.kernel_count()
+    devices.open_session(standard)
+    assert library.kernel_count() > kernels_before
+    assert not told

@@ -197,6 +197,42 @@ def test_a_group_of_which_a_part_is_elsewhere_is_left_alone() -> None:
     assert run(session, 3)["y"].shape == (3, 150)
 
 
+DROPPED = {
+    "last two": ((4, 3, 5, 6), [2, 3]),
+    "last, of one element": ((4, 3, 5, 1), [3]),
+    "last three": ((7, 3, 5, 6), [-1, -3, -2]),
+    "last of many rows": ((60, 70, 40), [2]),
+    "all": ((3, 40), [0, 1]),
+    "last of nothing": ((0, 3, 5), [2]),
+    "last, which is empty": ((4, 3, 0), [2]),
+}
+
+
+@needs_kernel
+@pytest.mark.parametrize("case", DROPPED)
+def test_sums_of_rows_lose_their_axes_in_the_kernel(case: str) -> None:
+    """No node behind the group drops them."""
+    shape, axes = DROPPED[case]
+    open_shape = ", ".join("nmkl"[: len(shape)])
+    model = onnx.parser.parse_model(f"""
+        <ir_version: 9, opset_import: ["": 20]>
+        g (float[{open_shape}] x) => (float[] p, float[] s)
+        {{ p = Mul(x, x) s = ReduceSum<keepdims = 0>(p, axes) }}""")
+    for output in model.graph.output:
+        output.type.tensor_type.ClearField("shape")
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array(axes), "axes"))
+    for node in model.graph.node:
+        node.doc_string = f"{FUSED} 1 2 {len(shape)} {len(axes)} -- out"
+    outline = Outline.of(model.SerializeToString())
+    assert outline is not None
+    (written,) = [n for nodes in fusion.fused_groups(outline).values() for n in nodes]
+    assert onnx.NodeProto.FromString(written).op_type == "Elementwise"
+    x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    p, s = devices.open_session(model.SerializeToString()).run(None, {"x": x})
+    np.testing.assert_array_equal(p, x * x)
+    np.testing.assert_allclose(s, (x * x).sum(tuple(axes)), rtol=1e-5, atol=1e-5)
+
+
 BAD_MARKS = [
     "", "x", "1", "1 2", "1 2 2 1", "1 x 2 1 --", "1 2 x 1 --", "1 1 2 1 ?? out", "9" * 40,
     "1 1 2 9 -- out", "1 1 2 x -- out", "1 1 2 2 -- out", "1 1 2 1 bb out",

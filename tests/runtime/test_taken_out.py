@@ -111,7 +111,8 @@ def test_a_session_reads_the_bytes_of_the_caller() -> None:
         assert value.data_ptr() == data.ctypes.data
     lean = lean_of(model_of(weight_of(TensorProto.UINT4)))
     assert lean is not None
-    _, (value,) = lean.options_with(devices.session_options(), lean.content)
+    options = lean.options_with(devices.session_options())
+    (value,) = lean.add_weights(options, lean.content)
     assert value.tensor_size_in_bytes() == lean.size
 
 
@@ -214,7 +215,7 @@ def test_a_place_that_is_not_that_of_the_weight_is_an_error(key: str, value: int
         if entry.key == key:
             entry.value = str(value)
     with pytest.raises((ModelFileError, ValueError)):
-        lean.options_with(devices.session_options(), model.SerializeToString())
+        lean.add_weights(onnxruntime.SessionOptions(), model.SerializeToString())
 
 
 def test_options_of_a_user_stay_as_they_are() -> None:
@@ -398,3 +399,56 @@ def test_a_model_of_that_size_has_kernels(monkeypatch: pytest.MonkeyPatch) -> No
     before = kernel_count()
     devices.open_session(gradient_model.SerializeToString())
     assert kernel_count() > before
+
+
+TRAIN = """
+import sys
+from pathlib import Path
+from onnxtrain.runtime.session.devices import open_session
+
+def resident():
+    status = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in status if line.startswith("VmRSS")).split()[1])
+
+open_session(Path(sys.argv[2]).read_bytes())  # what any session takes
+model = Path(sys.argv[1]).read_bytes()
+before = resident()
+session = open_session(model)
+print(resident() - before)
+"""
+
+
+def frozen_layers(path: Path, width: int, count: int) -> None:
+    """Products with constants, each of which onnxruntime lays out for itself."""
+    sizes = [width, width]
+    # a byte more each time in the name, so that the numbers lie everywhere
+    weights = [
+        TensorProto(
+            name="w" * (1 + number), data_type=TensorProto.FLOAT, dims=sizes,
+            raw_data=RNG.normal(size=sizes).astype(np.float32).tobytes(),
+        )
+        for number in range(count)
+    ]  # fmt: skip
+    nodes = [
+        oh.make_node("MatMul", [f"x{number}", weight.name], [f"x{number + 1}"])
+        for number, weight in enumerate(weights)
+    ]
+    values = [
+        oh.make_tensor_value_info(f"x{number}", TensorProto.FLOAT, ["N", width])
+        for number in (0, count)
+    ]
+    graph = oh.make_graph(nodes, "g", values[:1], values[1:], weights)
+    onnx.save(oh.make_model(graph, opset_imports=[oh.make_opsetid("", 18)], ir_version=9), path)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_floats_are_there_once_beside_the_callers(tmp_path: Path) -> None:
+    """As onnxruntime has laid them out; there was a copy of ours besides."""
+    paths = [tmp_path / "large.onnx", tmp_path / "small.onnx"]
+    for path, width in zip(paths, (1024, 16), strict=True):
+        frozen_layers(path, width, 16)
+    done = subprocess.run(
+        [sys.executable, "-c", TRAIN, *map(str, paths)],
+        check=True, capture_output=True, text=True, env={**os.environ, "ONNXTRAIN_QUIET": "1"},
+    )  # fmt: skip
+    assert int(done.stdout) * 1024 < 1.3 * paths[0].stat().st_size

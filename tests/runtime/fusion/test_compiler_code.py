@@ -33,7 +33,9 @@ CASES = {
     "code that was changed for this process": (
         stanza("7f15c6b65000-7f15cbb94000", "r-xp", LIBRARY, 4), [],
     ),
-    "its numbers": (stanza("7f15c6b65000-7f15cbb94000", "r--p", LIBRARY, 0), []),
+    "its constants": (stanza("7f15c6b65000-7f15cbb94000", "r--p", LIBRARY, 0), [PLACE]),
+    "constants that were changed": (stanza("7f15c6b65000-7f15cbb94000", "r--p", LIBRARY, 4), []),
+    "what is written to": (stanza("7f15c6b65000-7f15cbb94000", "rw-p", LIBRARY, 0), []),
     "what may be written to": (stanza("7f15c6b65000-7f15cbb94000", "rwxp", LIBRARY, 0), []),
     "another library": (stanza("7f15c6b65000-7f15cbb94000", "r-xp", "libc.so.6", 0), []),
     "a name that begins alike": (stanza("00400000-00500000", "r-xp", f"{LIBRARY}.old", 0), []),

@@ -6,8 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from onnx import helper
 
+from onnxtrain.runtime.fusion import library
 from onnxtrain.runtime.fusion.opcodes import FLAGS, PER_ROW, SINGLE
+from onnxtrain.runtime.fusion.operators import ELEMENTWISE
 
 from .support import Array, needs_kernel, program_of, run, session_of
 
@@ -221,3 +224,20 @@ def test_memory_of_another_size_is_not_written_to(room: tuple[int, ...]) -> None
     with pytest.raises(RuntimeError, match="shape"):
         session.run_with_iobinding(binding)
     np.testing.assert_array_equal(place, 5.0)
+
+
+@pytest.mark.parametrize("count", [1, 9, 40], ids=["short", "of two bytes", "long"])
+def test_code_is_loaded_before_a_session_is_made(
+    count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a large model's nodes will ask for is read from its bytes."""
+    nodes = [("Neg", f"x{number + 1}", [f"x{number}"]) for number in range(count)]
+    program, _ = program_of(nodes, [f"x{count}"])
+    node = helper.make_node("Elementwise", ["x0"], ["y"], domain="d", program=program.text())
+    content = helper.make_graph([node, node], "g", [], []).SerializeToString()
+    asked = list[str]()
+    monkeypatch.setattr(library._library(), "_state_of", asked.append)
+    library.prepare(content, [ELEMENTWISE])
+    assert asked == [program.text()] * 2
+    library.prepare(content, [])
+    assert len(asked) == 2

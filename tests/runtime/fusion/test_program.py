@@ -31,6 +31,8 @@ BAD = {
     "a choice of what was not written": "1 1 2 1 0 0 0 0 0 48 1 0 0 1 1 0 1 0 0",
     "an output that is not there": "1 1 2 1 0 0 0 0 0 20 1 0 0 0 1 3 1 0 0",
     "an output that is not written": "1 2 2 1 0 0 0 0 0 20 1 0 0 0 1 0 1 0 0",
+    "axes dropped of every element": "1 1 2 1 0 0 0 0 0 20 1 0 0 0 1 0 1 1 0",
+    "axes dropped twice": "1 1 2 1 0 0 0 0 0 49 1 0 0 0 1 0 1 2 0",
     "too many registers": "1 1 999999999 1 0 0 0 0 0 20 1 0 0 0 1 0 1 0 0",
     "too many axes": "1 1 2 9 0 0 0 0 0 20 1 0 0 0 1 0 1 0 0",
     "no axis": "1 1 2 0 0 0 0 0 0 20 1 0 0 0 1 0 1 0 0",

@@ -49,6 +49,8 @@ function's address."""
  PARALLEL_FOR, CREATE_STATUS, MESSAGE, RUN_CHUNK) = range(7, 19)  # fmt: skip
 CODE = 19
 """Where the instructions begin."""
+DROPPED = 2
+"""What a program says of an output with one number for each row, without the axes of a row."""
 FLOAT, BOOL = 1, 9
 """onnxruntime's numbers of element types."""
 BAD_ARGUMENT = 2
@@ -204,6 +206,12 @@ def _hint(state: Any, number: Any) -> Any:
 def _is_per_row(state: Any, number: Any) -> Any:
     """Whether an output has one number for each row."""
     return _hint(state, state[INPUTS] + number) != 0
+
+
+@njit(**OPTIONS)
+def _is_without_axes(state: Any, number: Any) -> Any:
+    """Whether it is without the axes of a row besides."""
+    return _hint(state, state[INPUTS] + number) == DROPPED
 
 
 @njit(**OPTIONS)
@@ -589,6 +597,8 @@ def _compute(state: Any, context: Any) -> Any:
         for axis in range(rank):
             place = MAX_RANK - rank + axis
             dims[axis] = 1 if (mask >> place) & 1 else result[place]
+        if _is_without_axes(state, number):
+            rank = max(rank - state[ROW_AXES], I64(0))
         arguments = (context, I64(number), dims.ctypes.data, rank, cell.ctypes.data)
         status: Any = call(state[GET_OUTPUT], arguments)
         if status != 0:

@@ -7,17 +7,20 @@ sessions are callback, and never after: nothing of it may be gone when the last 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import os
+import re
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from ...preparing import preparing
 from ..step.kernels import available as has_numba
 from . import stub
+from .compiler_code import release_compiler, release_free_memory
 from .machine_code import forget_stale
 from .operators import ELEMENTWISE, MISFITS, OPERATORS, Operator
 from .program import Program, ProgramError
@@ -37,6 +40,9 @@ GET_INPUT_SHAPE, SET_OUTPUT_SHAPE = 268, 270
 """Places in onnxruntime's table of functions."""
 FUNCTIONS, CALLED = 276, 10
 """How many the table has that are known here, and how many of them kernels call."""
+
+PROGRAM = re.compile(rb'\n\x07program"[\x80-\xff]*[\x00-\x7f]([\d -]+)')
+"""An attribute with the program of a fused node: its name, and a text with its size before it."""
 
 REQUIRED, VARIADIC, HETEROGENEOUS, HOMOGENEOUS = 0, 2, 0, 1
 FAILED = 1
@@ -85,6 +91,24 @@ def register(options: Any, operators: Collection[Operator]) -> bool:
     return library is not None
 
 
+def prepare(content: bytes, operators: Collection[Operator]) -> None:
+    """Load the code of a large model's kernels, and let the compiler's go.
+
+    Before onnxruntime reads the weights: while it makes a session it has them twice, and the
+    compiler would be in memory besides.
+
+    Args:
+        content: the model that a session will be made of.
+        operators: those that it has nodes of.
+    """
+    library = _library() if operators else None
+    if library is not None:
+        with contextlib.suppress(Exception):  # onnxruntime hears of it when it creates the kernel
+            library.prepare(content, operators)
+    release_compiler()
+    release_free_memory()
+
+
 def register_path() -> str:
     """The path that `SessionOptions.register_custom_ops_library` takes; "" if there is none.
 
@@ -126,6 +150,7 @@ class _Library:
         self._codegen, self._driver, self._tensors = codegen, driver, tensors
         self.kernel_count = 0
         self._states = dict[str, Integers]()
+        self._compiled = dict[Operator, Sequence[int]]()
         self._lock = threading.Lock()
         self._callbacks: list[Any] = []
         self._domains = dict[str, int]()
@@ -217,6 +242,14 @@ class _Library:
         status = self._call(GET_INPUT_SHAPE, Address(context), first, ctypes.byref(info))
         return status or self._call(SET_OUTPUT_SHAPE, Address(context), first, info)
 
+    def prepare(self, content: bytes, operators: Collection[Operator]) -> None:
+        """Load the code of the kernels that a model has, see `prepare`."""
+        for operator in operators:
+            if operator is not ELEMENTWISE:
+                self._compiled_of(operator)
+        for text in PROGRAM.findall(content):
+            self._state_of(text.decode())
+
     def register(self, options: Any, operators: Collection[Operator]) -> None:
         """Tell options of some operators only."""
         self._asked.operators = operators
@@ -254,18 +287,19 @@ class _Library:
     def _create(self, _operator: int, _api: int, info: int, kernel: Any) -> int | None:
         """The state of a node, in memory that the C library frees."""
         try:
-            text = self._string(info, b"program")
-            if text not in self._states:
-                self._states[text] = self._state(Program.parse(text))
+            state = self._state_of(self._string(info, b"program"))
         except (ProgramError, OSError, ValueError) as error:
             return self._call(CREATE_STATUS, ctypes.c_int(FAILED), str(error).encode())
-        kernel[0] = self._lasting(self._states[text])
+        kernel[0] = self._lasting(state)
         return None
 
-    def _state(self, program: Program) -> Integers:
+    def _state_of(self, text: str) -> Integers:
         """What a kernel of a program needs to know; its code is compiled if it is the first."""
-        address, spilled = self._codegen.compiled(program), self._codegen.spilled(program)
-        return _integers(program.state(spilled, address, self._addresses()))
+        if text not in self._states:
+            program = Program.parse(text)
+            address, spilled = self._codegen.compiled(program), self._codegen.spilled(program)
+            self._states[text] = _integers(program.state(spilled, address, self._addresses()))
+        return self._states[text]
 
     def _create_from_table(
         self, described: Operator, _operator: int, _api: int, info: int, kernel: Any
@@ -273,8 +307,7 @@ class _Library:
         """The same of a node of another operator; its kernel is compiled if it is the first."""
         try:
             numbers = described.parse(self._string(info, b"numbers"))
-            with preparing(f"compiling the kernel of {described.name} with numba"):
-                compiled = described.load()
+            compiled = self._compiled_of(described)
             messages = [ctypes.addressof(text) for text in self._misfits]
             state = self._tensors.state(
                 compiled, self._addresses()[:CALLED], messages, os.cpu_count() or 1, numbers
@@ -283,6 +316,16 @@ class _Library:
         except Exception as error:  # of numba, too: onnxruntime must hear of it, not ctypes
             return self._call(CREATE_STATUS, ctypes.c_int(FAILED), str(error).encode())
         return None
+
+    def _compiled_of(self, operator: Operator) -> Sequence[int]:
+        """Addresses of what an operator runs; it is compiled or loaded if they are asked for first.
+
+        What tells of that starts a thread, 0.2 ms: as long as ten nodes take onnxruntime.
+        """
+        if operator not in self._compiled:
+            with preparing(f"compiling the kernel of {operator.name} with numba"):
+                self._compiled[operator] = operator.load()
+        return self._compiled[operator]
 
     def _lasting(self, state: Integers) -> int:
         """The address of memory with these integers, which are the state of one more kernel."""

@@ -8,7 +8,7 @@ error before anything runs.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from ...errors import OnnxTrainError
@@ -95,6 +95,7 @@ class Program(NamedTuple):
         for operation, target, *operands in self.code:
             if operation == STORE:
                 is_right = operands[0] in written and 0 <= target < self.outputs
+                is_right = is_right and operands[1] in (0, 1)
                 stored.add(target)
             elif operation in (LOAD, NUMBER):
                 is_right = 0 <= operands[0] < (self.inputs if operation == LOAD else 2**32)
@@ -113,6 +114,11 @@ class Program(NamedTuple):
                 raise ProgramError("a fused program has an instruction that cannot be carried out")
         if stored != set(range(self.outputs)):
             raise ProgramError("a fused program does not write all of its outputs")
+        stores = [(c, k) for c, k in zip(self.code, self.kinds()) if c[0] == STORE]
+        if any(
+            without_axes and not is_per_row for (_, _, _, without_axes, _), is_per_row in stores
+        ):
+            raise ProgramError("a fused program drops axes of what has one number for each element")
 
     def state(self, spilled: int, kernel: int, addresses: Sequence[int]) -> list[int]:
         """As `driver` reads it."""
@@ -153,9 +159,9 @@ class Program(NamedTuple):
         return kinds
 
     def is_per_row(self) -> list[int]:
-        """Of each output, whether it has one number for each row."""
-        kinds = zip(self.code, self.kinds())
-        return [int(k) for _, k in sorted((c[1], k) for c, k in kinds if c[0] == STORE)]
+        """Of each output, whether it has one number for each row; 2 if without the row's axes."""
+        stores = [(c, k) for c, k in zip(self.code, self.kinds()) if c[0] == STORE]
+        return [(1 + c[3]) * k for c, k in sorted(stores, key=lambda store: store[0][1])]
 
 
 class Step(NamedTuple):
@@ -178,11 +184,13 @@ def assemble(
     hints: Mapping[str, int] | None = None,
     row_axes: int = 1,
     ranks: Mapping[str, int] | None = None,
+    dropping: Collection[str] = (),
 ) -> Program:
     """Steps in an order in which they can be done, as a program with as few registers as possible.
 
     An input is loaded before its first use, an output is written as soon as it is there. `hints`
     say what is known of the shapes of inputs, `ranks` how many axes those have that have to.
+    Outputs that are `dropping` axes have none of a row.
     """
     hints, ranks = hints or {}, ranks or {}
     last = {name: index for index, step in enumerate(steps) for name in step.operands}
@@ -213,7 +221,7 @@ def assemble(
         places[step.result] = target
         for number, name in enumerate(outputs):
             if name == step.result:
-                code.append((STORE, number, target, 0, 0))
+                code.append((STORE, number, target, int(name in dropping), 0))
         for operand in dict.fromkeys((*step.operands, step.result)):  # in one order always
             if last.get(operand, index) <= index:
                 free.append(places.pop(operand))

@@ -29,7 +29,17 @@ from ...operators import BLOCKED, OPERAND
 from ..files.outline import INPUT, OUTPUT, Node, Outline
 from ..files.wire import Message, varint
 from ..fusion.operators import DEPTHWISE_WEIGHTS
-from .edits import LONGEST, NOTHING, Rewritten, changed, connections_of, idle_after, marked, tag
+from .edits import (
+    LONGEST,
+    NOTHING,
+    Rewritten,
+    changed,
+    connections_of,
+    field,
+    idle_after,
+    marked,
+    tag,
+)
 from .native import try_out
 from .own_nodes import Node as OwnNode
 from .own_nodes import if_sound
@@ -416,7 +426,7 @@ def _mark(node: Node) -> tuple[str, list[int], str]:
 def _integers(name: str, values: Sequence[int]) -> bytes:
     """A constant of the graph."""
     content = struct.pack(f"<{len(values)}q", *values)
-    return _vector(len(values)) + _named(tag(8), name) + _field(9, content)
+    return _vector(len(values)) + _named(tag(8), name) + field(9, content)
 
 
 @functools.lru_cache(maxsize=64)
@@ -439,7 +449,7 @@ def _node(
     parts.append(_kind(op_type, domain))
     for name, value in attributes.items():
         parts.append(_attribute(name, value if isinstance(value, int | bytes) else tuple(value)))
-    parts += [_field(5, attribute) for attribute in others]
+    parts += [field(5, attribute) for attribute in others]
     return b"".join(parts)
 
 
@@ -451,11 +461,7 @@ def _named(head: bytes, name: str) -> bytes:
 @functools.lru_cache(maxsize=64)
 def _kind(op_type: str, domain: str) -> bytes:
     """What a node says of its operator."""
-    return _field(4, op_type.encode()) + (_field(7, domain.encode()) if domain else b"")
-
-
-def _field(number: int, content: bytes) -> bytes:
-    return tag(number) + varint(len(content)) + content
+    return field(4, op_type.encode()) + (field(7, domain.encode()) if domain else b"")
 
 
 @functools.lru_cache(maxsize=1024)
@@ -470,22 +476,22 @@ def _attribute(name: str, value: int | tuple[int, ...] | bytes) -> bytes:
         for item in value:
             attribute.add(8, item)
         attribute.add(20, INTEGERS)
-    return _field(5, attribute.encode())
+    return field(5, attribute.encode())
 
 
 def _graph(
     nodes: Sequence[bytes], inputs: Sequence[str], output: str, shape: Sequence[int] | None
 ) -> bytes:
     """A graph of floats, with the shape of its result."""
-    parts = [_field(1, node) for node in nodes]
-    parts.append(_field(2, b"blocked"))
-    parts += [_field(11, _value(name, None)) for name in inputs]
-    return b"".join([*parts, _field(12, _value(output, shape))])
+    parts = [field(1, node) for node in nodes]
+    parts.append(field(2, b"blocked"))
+    parts += [field(11, _value(name, None)) for name in inputs]
+    return b"".join([*parts, field(12, _value(output, shape))])
 
 
 def _value(name: str, shape: Sequence[int] | None) -> bytes:
     """A float tensor of a graph; without a shape if that is not known."""
-    return _field(1, name.encode()) + _type(None if shape is None else tuple(shape))
+    return field(1, name.encode()) + _type(None if shape is None else tuple(shape))
 
 
 @functools.lru_cache(maxsize=1024)

@@ -21,12 +21,23 @@ from ...errors import DeviceError, ModelFileError
 from ...preparing import preparing
 from ..files.onnxfile import ModelFile
 from ..files.outline import Outline
-from ..fusion.library import register
+from ..fusion.compiler_code import release_compiler, release_free_memory
+from ..fusion.library import prepare, register
 from ..fusion.operators import Operator
 from .cut_session import cut_if_long
 from .forms import Form, forms_of
 from .native import core_of, ort_device
-from .options import BUSY, FOLDER, PREPACKING, SPINNING, UserOptions, Way, may_spin, ways_with
+from .options import (
+    BUSY,
+    FOLDER,
+    PREPACKING,
+    SPINNING,
+    UserOptions,
+    Way,
+    entry_of,
+    may_spin,
+    ways_with,
+)
 from .sharing import note_session
 from .taken_out import Lean, lend, taken_out
 
@@ -327,14 +338,20 @@ def session_of(
     if lean is not None and isinstance(form.content, bytes):
         if is_lent:
             raise ort.NotImplemented("a user's own options would keep the weights")
-        options, weights = lean.options_with(options, form.content)
+        options = lean.options_with(options)
     if form.operators:
         _register(options, form.operators, is_lent=is_lent)
+    if lean is not None and isinstance(form.content, bytes):
+        prepare(form.content, form.operators)
+        are_laid_out = entry_of(options, PREPACKING) != "1"
+        weights = lean.add_weights(options, form.content, are_laid_out=are_laid_out)
     session = onnxruntime.InferenceSession(
         form.content, options, list(providers), provider_options, disabled_optimizers=form.idle
     )
-    if weights:
+    if lean is not None:
         lend(core_of(session), weights)
+        release_compiler()
+        release_free_memory()
     return session
 
 

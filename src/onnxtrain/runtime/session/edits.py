@@ -50,7 +50,8 @@ def tag(number: int) -> bytes:
 
 def field(number: int, content: Message | bytes) -> bytes:
     """A field of bytes."""
-    return Message().add(number, content).encode()
+    written = content.encode() if isinstance(content, Message) else content
+    return tag(number) + varint(len(written)) + written
 
 
 GRAPH_TAG, NODE_TAG, ATTRIBUTE_TAG, BODY_TAG = tag(GRAPH), tag(NODE), tag(ATTRIBUTE), tag(BODY)

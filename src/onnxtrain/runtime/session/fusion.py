@@ -155,12 +155,13 @@ def _plan(group: tuple[Described, ...], row_axes: int) -> Plan | None:
                 outputs.append(str(node.result))
         results = {step.result for step in steps}
         names = [name for step in steps for name in step.operands if isinstance(name, str)]
-        if not {str(node.result) for node in group if node.drops_axes}.isdisjoint(names):
+        dropping = {str(node.result) for node in group if node.drops_axes}
+        if not dropping.isdisjoint(names):
             raise ProgramError("a sum that has lost its axes is no number of a row")
         if not results.isdisjoint(ranks):
             raise ProgramError("the axes of what is computed inside are not known")
         read = dict.fromkeys(name for name in names if name not in results)
-        program = assemble(steps, list(read), outputs, hints, row_axes, ranks)
+        program = assemble(steps, list(read), outputs, hints, row_axes, ranks, dropping)
     except ProgramError:
         return None
     return Plan(program.text(), tuple(map(int, read)))
@@ -173,18 +174,14 @@ def _inside(name: str) -> str:
 def _behind(node: Node) -> dict[str, bytes]:
     """By the name of a result, the node that makes it of what the kernel has, if there is one.
 
-    Truth values are numbers in a kernel, and sums of rows keep their axes.
+    Truth values are numbers in a kernel.
     """
-    name = node.outputs[0].decode()
-    message = Message().add(1, _inside(name))
-    if _drops_axes(node):
-        message.add(1, node.inputs[1].decode()).add(2, name).add(4, "Squeeze")
-    elif _is_flag(node):
-        to = Message().add(1, "to").add(3, BOOL).add(20, 2)
-        message.add(2, name).add(4, "Cast").add(5, to)
-    else:
+    if not _is_flag(node):
         return {}
-    return {name: message.encode()}
+    name = node.outputs[0].decode()
+    to = Message().add(1, "to").add(3, BOOL).add(20, 2)
+    cast = Message().add(1, _inside(name)).add(2, name).add(4, "Cast").add(5, to)
+    return {name: cast.encode()}
 
 
 def _drops_axes(node: Node) -> bool:

@@ -6,6 +6,10 @@ is given the weights where they lie, in the caller's bytes, which stay. To the e
 is one whose data are in a file. Nobody can know the name that stands for that file, and no file of
 that name is opened: onnxruntime is told of all of them before it looks.
 
+onnxruntime copies what it is told of. It lets go of the copy where it is lent the weight as well,
+and where it has laid it out for its kernels or put it together with another one. Numbers that do
+not lie where numbers of their type may be cannot be lent: a copy of ours would be one more.
+
 ADR 18 has what it gains.
 """
 
@@ -14,7 +18,7 @@ from __future__ import annotations
 import secrets
 import weakref
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +33,8 @@ from ..files.wire import Chunk, Message, varint
 from .edits import GRAPH_TAG, INPUT_OF_GRAPH, VALUE_NAME, field
 from .native import ort_device
 from .options import copy_of
+
+Bytes: TypeAlias = "npt.NDArray[np.uint8]"
 
 LEAST_MODEL = 2**25
 """Bytes of a model from which on weights are taken out. Sessions of 50 products, processor time on
@@ -55,22 +61,37 @@ class Lean:
     def __init__(self, model: bytes, token: str, content: bytes, size: int) -> None:
         self.content, self.size = content, size
         self._model, self._token = model, token
-        self._aligned = dict[int, npt.NDArray[np.uint8]]()
+        self._aligned = dict[int, Bytes]()
 
-    def options_with(self, options: Any, content: bytes) -> tuple[Any, list[Any]]:
-        """A copy of options that has the weights of an edited model, and what has to stay for it.
-
-        What onnxruntime refuses says that there is no copy of such options.
-        """
+    def options_with(self, options: Any) -> Any:
+        """A copy of options that weights may be added to; a refusal if there is none."""
         copy = copy_of(options)
         if copy is None:
             raise ort.NotImplemented("the options cannot be copied, and would keep the weights")
-        values = {t.string(CONSTANT_NAME): self._value(t) for t in self._weights(content)}
-        names = list(values)
-        copy.add_external_initializers(names, list(values.values()))
-        for name, value in values.items():  # else a copy is made of it
-            copy.add_initializer(name, value)
-        return copy, list(values.values())
+        return copy
+
+    def add_weights(self, options: Any, content: bytes, *, are_laid_out: bool = True) -> list[Any]:
+        """Tell options of the weights of an edited model; what has to stay for the session.
+
+        Args:
+            options: those of `options_with`.
+            content: the edited model.
+            are_laid_out: whether onnxruntime lays weights out for its kernels; if it does not, it
+                never lets go of one, and sessions of one model share what has to be copied.
+        """
+        values, lent = dict[str, Any](), dict[str, Any]()
+        for tensor in self._weights(content):
+            name, kind = tensor.string(CONSTANT_NAME), tensor.integer(TYPE)
+            data = self._bytes_of(tensor)
+            if not are_laid_out:
+                data = self._aligned_bytes(data, kind)
+            values[name] = value_of(data, kind, tensor.integers(SHAPE))
+            if _is_aligned(data, kind):
+                lent[name] = values[name]
+        options.add_external_initializers(list(values), list(values.values()))
+        for name, value in lent.items():
+            options.add_initializer(name, value)
+        return list(values.values())
 
     def _weights(self, content: bytes) -> Iterator[Message]:
         """The weights of an edited model that have been taken out; they may have other types."""
@@ -79,19 +100,26 @@ class Lean:
             if content.find(needle, begin, end) >= 0:
                 yield Message.parse(content[begin:end])
 
-    def _value(self, tensor: Message) -> Any:
+    def _bytes_of(self, tensor: Message) -> Bytes:
         reference = reference_of(tensor, WHERE)
         count = size_of(tensor, WHERE)
         if count is None or reference.length != count:
             raise ModelFileError(f"{WHERE}: {reference.tensor!r} has other bytes than its shape")
-        data = np.frombuffer(self._model, np.uint8, count, reference.offset)
-        kind = BY_ONNX.get(tensor.integer(TYPE))
-        if kind is not None and reference.offset % kind.numpy.itemsize:
-            data = self._aligned.setdefault(reference.offset, data.copy())
-        return value_of(data, tensor.integer(TYPE), tensor.integers(SHAPE))
+        return np.frombuffer(self._model, np.uint8, count, reference.offset)
+
+    def _aligned_bytes(self, data: Bytes, kind: int) -> Bytes:
+        """The same bytes where numbers of a type may lie; a copy for all sessions that need one."""
+        if _is_aligned(data, kind):
+            return data
+        return self._aligned.setdefault(data.ctypes.data, data.copy())
 
 
-def value_of(data: npt.NDArray[np.uint8], kind: int, shape: list[int]) -> onnxruntime.OrtValue:
+def _is_aligned(data: Bytes, kind: int) -> bool:
+    known = BY_ONNX.get(kind)
+    return known is None or data.ctypes.data % known.numpy.itemsize == 0
+
+
+def value_of(data: Bytes, kind: int, shape: list[int]) -> onnxruntime.OrtValue:
     """A tensor of onnxruntime's in memory that somebody else owns; an error if that cannot be."""
     known = BY_ONNX.get(kind)
     if known is not None:
