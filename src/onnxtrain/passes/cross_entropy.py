@@ -42,14 +42,13 @@ from ..graph.infer_nodes import infer_nodes
 from ..graph.labels import are_checked
 from ..graph.nodes import known, producer_of
 from ..graph.subgraphs import subgraphs
+from ..operators import LABEL_LOSSES
 
 FARTHEST = 256
 """How far from 0 a label to ignore may lie for a table with a row for it: 32 kB for 32 classes."""
 
-RULES: dict[str, Callable[..., Any]] = {
-    "NegativeLogLikelihoodLoss": negative_log_likelihood_loss,
-    "SoftmaxCrossEntropyLoss": softmax_cross_entropy_loss,
-}
+RULES: tuple[Callable[..., Any], ...] = (softmax_cross_entropy_loss, negative_log_likelihood_loss)
+"""Of the operators that are split, unless there is another rule."""
 PRODUCTS = ("Gemm", "MatMul", "Conv")
 """Operators whose results are finite if nothing overflows."""
 
@@ -62,7 +61,7 @@ def split_cross_entropies(
     One whose log-probabilities are read stays: they are there. So does one in bfloat16, which
     NegativeLogLikelihoodLoss does not take, and all, where a user has registered another rule.
     """
-    split = {op_type for op_type, rule in RULES.items() if is_rule(rule, op_type)}
+    split = {name for name in LABEL_LOSSES if any(is_rule(rule, name) for rule in RULES)}
     if not split:
         return model
     walk, targets = walk_between(model, wrt, of, no_gradient)
