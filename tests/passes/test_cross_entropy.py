@@ -97,6 +97,43 @@ def test_several_axes_of_positions(reduction: str, weighted: bool, classes: int)
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("sizes", [(), (7,), (2, 3)])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("ignored", [-1, None])
+def test_what_picks_from_logarithms_is_spelled_out(
+    sizes: tuple[int, ...], weighted: bool, reduction: str, ignored: int | None
+) -> None:
+    at = ",".join(map(str, (5, *sizes)))
+    result = f"float[{at}] loss" if reduction == "none" else "float loss"
+    said = f'reduction="{reduction}"' + (f", ignore_index={ignored}" if ignored else "")
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 18]>\n'
+        f"g (float[{','.join(map(str, (5, 4, *sizes)))}] x, int64[{at}] t, float[4] w) => "
+        f"({result}) {{ loss = NegativeLogLikelihoodLoss<{said}>"
+        f"({'x, t, w' if weighted else 'x, t'}) }}"
+    )
+    rng = np.random.default_rng(0)
+    given = {"x": rng.normal(size=(5, 4, *sizes)), "w": rng.uniform(0.5, 2, 4)}
+    given = {name: values.astype(np.float32) for name, values in given.items()}
+    t = rng.integers(0 if ignored is None else -1, 4, (5, *sizes))
+    wrt = ["x", "w"] if weighted else ["x"]
+    graph = onnxtrain.differentiate(model, wrt=wrt, vjp=True)
+    assert "NegativeLogLikelihoodLoss" not in {n.op_type for n in graph.graph.node}
+    tensors = {name: torch.tensor(given[name], requires_grad=True) for name in wrt}
+    labels, weight = torch.tensor(t), tensors.get("w", torch.ones(4))
+    share = weight[labels.clamp(0)] * (labels >= 0)
+    picked = -tensors["x"].gather(1, labels.clamp(0)[:, None])[:, 0] * share
+    loss = picked if reduction == "none" else picked.sum()
+    loss = loss / share.sum() if reduction == "mean" else loss
+    dy = rng.normal(size=tuple(loss.shape)).astype(np.float32)
+    gradients_of = torch.autograd.grad(loss, list(tensors.values()), torch.tensor(dy))
+    wanted = [loss.detach().numpy(), *(g.numpy() for g in gradients_of)]
+    for a, b in zip(run_ort(graph, {**given, "t": t, "loss_grad": dy}), wanted, strict=True):
+        assert a.shape == b.shape
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+
+
 def test_few_checked_labels_are_compared_with_all_classes() -> None:
     plan = Plan(model_of(plain()), inputs=["x"], labels_are_checked=True)
     graph = to_proto(gradients(plan).model)

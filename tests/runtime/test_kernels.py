@@ -362,6 +362,101 @@ def test_padding_of_another_rank_is_an_error() -> None:
         run(model.SerializeToString(), {"x": np.zeros(5, np.float32)})
 
 
+# --- axes in another order ------------------------------------------------------------------------
+
+ORDERED = [
+    ((9,), (0,)), ((5, 7), (1, 0)), ((5, 7), (0, 1)), ((40, 3, 50), (2, 1, 0)),
+    ((3, 4, 5), (0, 2, 1)), ((3, 4, 5), (1, 2, 0)), ((17, 2, 33), (2, 1, 0)), ((0, 3), (1, 0)),
+    ((6, 7, 18, 2, 20, 3), (0, 1, 3, 5, 2, 4)), ((6, 7, 2, 3, 18, 20), (0, 1, 4, 2, 5, 3)),
+    ((8, 20, 30, 4), (1, 0, 3, 2)), ((4, 9, 3, 70), (0, 2, 1, 3)), ((1, 4, 1, 5), (3, 2, 1, 0)),
+    ((2, 3, 2, 3, 2, 3, 2, 3), (7, 5, 6, 1, 0, 3, 2, 4)), ((1, 1), (1, 0)), ((100, 200), (1, 0)),
+]  # fmt: skip
+
+
+def ordered(order: tuple[int, ...]) -> bytes:
+    dims, turned = "ABCDEFGH"[: len(order)], ("ABCDEFGH"[axis] for axis in order)
+    return marked(
+        parsed(
+            f"g (float[{', '.join(dims)}] x) => (float[{', '.join(turned)}] y) "
+            f"{{ y = Transpose<perm = [{', '.join(map(str, order))}]>(x) }}"
+        ),
+        "Transpose",
+    )
+
+
+@pytest.mark.parametrize(("shape", "order"), ORDERED)
+def test_axes_in_another_order(
+    monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], order: tuple[int, ...]
+) -> None:
+    x, content = np.random.default_rng(0).standard_normal(shape).astype(np.float32), ordered(order)
+    assert operators_of(content) == ["Turn"]
+    (ours,), (plain,) = both_ways(monkeypatch, content, {"x": x})
+    np.testing.assert_array_equal(ours, plain)
+    np.testing.assert_array_equal(ours, x.transpose(order))
+
+
+@pytest.mark.parametrize("mode", ["DCR", "CRD"])
+@pytest.mark.parametrize(
+    ("shape", "block"), [((2, 12, 5, 7), 2), ((3, 18, 1, 20), 3), ((1, 8, 40, 30), 1)]
+)
+def test_channels_that_become_blocks(
+    monkeypatch: pytest.MonkeyPatch, mode: str, shape: tuple[int, ...], block: int
+) -> None:
+    text = f'{{ y = DepthToSpace<blocksize = {block}, mode = "{mode}">(x) }}'
+    content = marked(parsed(f"g (float[N,C,H,W] x) => (float[A,B,D,E] y) {text}"), "DepthToSpace")
+    assert operators_of(content) == ["Turn"]
+    x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    (ours,), (plain,) = both_ways(monkeypatch, content, {"x": x})
+    np.testing.assert_array_equal(ours, plain)
+
+
+def test_another_rank_or_channels_than_a_node_says_are_an_error() -> None:
+    for content, shape in (
+        (ordered((2, 1, 0)), (4, 5)),
+        (
+            marked(
+                parsed(
+                    "g (float[N,C,H,W] x) => (float[A,B,D,E] y) "
+                    "{ y = DepthToSpace<blocksize = 2>(x) }"
+                ),
+                "DepthToSpace",
+            ),
+            (2, 6, 3, 3),
+        ),
+    ):
+        model = onnx.load_from_string(content)
+        model.graph.input[0].type.tensor_type.ClearField("shape")
+        with pytest.raises(Exception, match=r"do not have the shapes"):
+            run(model.SerializeToString(), {"x": np.zeros(shape, np.float32)})
+
+
+def test_the_pass_marks_what_onnxruntime_turns_one_by_one() -> None:
+    def is_marked(order: tuple[int, ...], shape: str, behind: str = "Exp(z)") -> bool:
+        model = parsed(f"""g (float[{shape}] x, float[30,5] w) => (float y) {{ a = Exp(x)
+            z = Transpose<perm = [{", ".join(map(str, order))}]>(a) b = {behind}
+            y = ReduceSum<keepdims = 0>(b) }}""")
+        graded = onnxtrain.differentiate(model, wrt=["x"])
+        nodes = {node.output[0]: node for node in graded.graph.node}
+        return nodes["z"].doc_string == KERNEL
+
+    assert is_marked((2, 1, 0), "30,20,30")
+    assert is_marked((0, 3, 2, 1), "N,20,30,40")
+    assert not is_marked((2, 1, 0), "3,20,30")  # few numbers
+    assert not is_marked((1, 2, 0), "30,20,30")  # one axis
+    assert not is_marked((2, 1, 0), "30,1,300")  # the same
+    assert not is_marked((2, 0, 1), "30,20,30")
+    assert not is_marked((1, 0, 2), "30,20,30")  # rows stay
+    assert not is_marked((2, 1, 0), "30,20,30", "MatMul(z, w)")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "0", "0 2 0", "0 2 0 0", "0 2 1 2", "0 9 0 1 2 3 4 5 6 7 8", "3 2", "1 0", "1 2 0"]
+)
+def test_orders_that_are_not_sound(text: str) -> None:
+    with pytest.raises(ProgramError):
+        operators.TURN.parse(text)
+
+
 # --- axes that are read backwards -----------------------------------------------------------------
 
 TURNED = [

@@ -75,6 +75,45 @@ def test_multilabel_margin(labels: list[list[int]], reduction: str) -> None:
     compare(form, module, torch.round(x), target)  # some margins are just kept
 
 
+MANY = margin_forms.FEW_CLASSES + 4
+
+
+def some_labels(rows: int, seed: int) -> Any:
+    """Of many classes: none in the first row, all in the second, some twice, and what follows."""
+    labels = torch.randint(0, MANY, (rows, MANY), generator=torch.Generator().manual_seed(seed))
+    for row in range(rows):
+        labels[row, row % 7 :: 5] = -1
+    labels[0, 0], labels[1] = -1, torch.arange(MANY)
+    return labels
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_multilabel_margin_of_many_classes(reduction: str) -> None:
+    target, module = some_labels(30, 0), nn.MultiLabelMarginLoss(reduction=reduction)
+    x = torch.randn(target.shape, generator=torch.Generator().manual_seed(0))
+
+    def form(x: Any, t: Any) -> Any:
+        return margin_forms.multilabel_margin(x, t, reduction)
+
+    compare(form, module, x, target)
+    compare(form, module, x[2], target[2])
+    compare(form, module, x[:1], target[:1])  # no label at all
+
+
+@pytest.mark.parametrize("exporter", ["dynamo", "torchscript"])
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_ortmodule_with_many_classes(exporter: str, reduction: str) -> None:
+    """One graph for any number of labels, none included."""
+    module = nn.MultiLabelMarginLoss(reduction=reduction)
+    ours = ORTModule(module, exporter=exporter)
+    few, others = some_labels(600, 0), some_labels(600, 1)
+    few[:, 2] = -1
+    for labels in (others, few, torch.full_like(few, -1)):
+        x = torch.randn(labels.shape, generator=torch.Generator().manual_seed(2))
+        for a, b in zip(with_gradient(ours, x, labels), with_gradient(module, x, labels)):
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
 def test_no_row() -> None:
     """torch's own kernels leave the memory of such a mean as it is."""
     x, target = torch.zeros(0, 3), torch.zeros(0, 3, dtype=torch.int64)

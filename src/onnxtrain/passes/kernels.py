@@ -39,6 +39,8 @@ LONGEST_ACROSS = 12
 and few numbers are behind it (for many, it is written out before). A million as (58,254, 3, 6) take
 it 1.2 ms and onnxruntime 4.4 to 5.2 (one thread), as (20,000, 10, 5) 1.0 and 1.7 to 2.0, as
 (10,000, 16, 6) both 1.0, as (2000, 64, 8) 0.7 and 0.5."""
+MOST_AXES_TURNED = 8
+"""Axes of a tensor that our kernel puts into another order."""
 SHORT_ROW = 4
 """Elements behind the axis of a Gather from which on onnxruntime's is as fast as ours: a million
 numbers on one thread take 2.4 against 0.5 ms one by one, 1.3 against 0.9 in twos and 0.7 against
@@ -328,6 +330,38 @@ def _reads_backwards(node: ir.Node) -> bool:
     return starts == steps == {-1} and all(end <= -LONGEST_AXIS for end in ends)
 
 
+def _turns_singly(node: ir.Node) -> bool:
+    """Whether a Transpose of numbers moves the last axis, and not just one axis.
+
+    To move one, onnxruntime has loops, and products turn their operands themselves. Slices that are
+    put side by side belong to another kernel.
+    """
+    x, order = node.inputs[0], permutation(node)
+    dims = dims_of(x) if x is not None and x.dtype == ir.DataType.FLOAT else None
+    before = _maker(x)
+    is_inside = before is not None and before.op_type == "Concat"
+    if order is None or dims is None or is_inside or len(dims) > MOST_AXES_TURNED:
+        return False
+    if any(user.op_type in PRODUCTS for user, _ in node.outputs[0].uses()):
+        return False
+    axes = [axis for axis in order if dims[axis] != 1]
+    together = [a for a, before in zip(axes, [-2, *axes]) if a != before + 1]
+    count, places = len(together), sorted(together)
+    numbers = [places.index(axis) for axis in together]
+    moved = {tuple(_moved(count, old, new)) for old in range(count) for new in range(count)}
+    return bool(numbers) and numbers[-1] != count - 1 and tuple(numbers) not in moved
+
+
+def _moved(count: int, old: int, new: int) -> list[int]:
+    """The axes in order, but for one that was taken to another place."""
+    axes = [axis for axis in range(count) if axis != old]
+    return [*axes[:new], old, *axes[new:]]
+
+
+def _is_of_numbers(node: ir.Node) -> bool:
+    return node.inputs[0] is not None and node.inputs[0].dtype == ir.DataType.FLOAT
+
+
 def _cuts_windows(node: ir.Node) -> bool:
     """Whether a Conv has one constant filter for each place of its kernel (`window_columns`)."""
     weights = known(node.inputs[1])
@@ -426,6 +460,7 @@ KERNELS: dict[str, Callable[[ir.Node], bool]] = {
     "Col2Im": lambda node: all(known(v) is not None for v in node.inputs[1:3]),
     "Conv": _cuts_windows,
     "CumSum": lambda _: True,
+    "DepthToSpace": _is_of_numbers,
     "Det": _is_of_few_rows,
     "Gather": _takes_short_rows,
     "GridSample": _samples_image,
@@ -440,5 +475,6 @@ KERNELS: dict[str, Callable[[ir.Node], bool]] = {
     "Slice": lambda node: _reads_backwards(node) or _unpacks(node),
     "Softmax": _is_across,
     "TopK": _sorts_long_rows,
+    "Transpose": _turns_singly,
 }
 """Which nodes may have a kernel, by their operator."""

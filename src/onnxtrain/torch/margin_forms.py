@@ -16,6 +16,11 @@ import torch
 MOST_CLASSES = 2**24
 """Up to here single precision has all whole numbers."""
 
+FEW_CLASSES = 16
+"""Up to so many, all pairs of classes are compared; otherwise each label with all classes. 1,024
+rows of 80 with four labels take 1.1 ms instead of 10, 8,192 of 20 with three 3.4 instead of 5.1,
+but 65,535 of ten with up to ten 57 instead of 17 (both directions, one thread)."""
+
 
 def takes(scores: Any, labels: Any) -> bool:
     """Whether the forms are of these operands: single precision, a few million classes at most."""
@@ -69,11 +74,24 @@ def multilabel_margin(scores: torch.Tensor, target: torch.Tensor, reduction: str
     places = torch.where(is_label, numbers, float(classes)).to(torch.int64)
     none = torch.zeros(rows.shape[0], classes + 1, dtype=rows.dtype)
     is_target = none.scatter(1, places, torch.ones_like(numbers))[:, :classes] > 0.5
+    if classes > FEW_CLASSES:
+        losses = _of_labels(rows, labels, is_label, torch.where(is_target, lowest, rows)) / classes
+        return _reduced(losses, reduction, scores.dim() == 1)
     picked = rows.gather(1, torch.relu(numbers).to(torch.int64))
     left = torch.where(is_label, 1.0 - picked, lowest).t().unsqueeze(1)
     right = torch.where(is_target, lowest, rows).t().unsqueeze(0)
     losses = torch.relu(left + right).sum((0, 1)) / classes
     return _reduced(losses, reduction, scores.dim() == 1)
+
+
+def _of_labels(
+    rows: torch.Tensor, labels: torch.Tensor, is_label: torch.Tensor, others: torch.Tensor
+) -> torch.Tensor:
+    """The sums of each row, from one line of all classes for each label that there is."""
+    number, place = is_label.nonzero(as_tuple=True)
+    picked = rows.reshape(-1)[number * rows.shape[1] + labels[number, place]]
+    excess = torch.relu((1.0 - picked).unsqueeze(1) + others.index_select(0, number)).sum(1)
+    return torch.zeros(rows.shape[0], dtype=rows.dtype).scatter_add(0, number, excess)
 
 
 def _reduced(losses: torch.Tensor, reduction: str, is_single: bool) -> torch.Tensor:

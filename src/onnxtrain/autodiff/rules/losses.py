@@ -119,13 +119,22 @@ def _one_hot(op: OpBuilder, label: Tensor, classes: int, like: Tensor) -> Tensor
 def class_axis(
     op: OpBuilder, target: Tensor, ignore_index: int | None
 ) -> tuple[Tensor, Tensor | None]:
-    """Targets with a class axis put in, ignored ones as 0, and which of them count (None: all)."""
-    label, counted = op.Unsqueeze(target, [1]), None
+    """Targets with a class axis put in, ignored ones as 0, and which of them count (None: all).
+
+    The axis is put in last: onnxruntime compares what has one number along its last axis, and
+    chooses from it, number by number (100,000 labels: 0.54 and 0.63 ms instead of 0.03).
+    """
+    label, counted = target, None
     if ignore_index is not None:
-        counted = op.Not(op.Equal(label, ignore_index))
-        label = op.Where(counted, label, 0)
+        counts = op.Not(op.Equal(target, ignore_index))
+        label = op.Where(counts, target, 0)
+        counted = op.Unsqueeze(counts, [1])
+    label = op.Unsqueeze(label, [1])
     if target.shape is not None:  # known from here on: one label along the class axis
-        label.value.shape = ir.Shape([*target.shape[:1], 1, *target.shape[1:]])
+        shape = ir.Shape([*target.shape[:1], 1, *target.shape[1:]])
+        label.value.shape = shape
+        if counted is not None:
+            counted.value.shape = shape
     return label, counted
 
 
@@ -146,12 +155,28 @@ def negative_log_likelihood_loss(
     reduction: str = "mean",
     ignore_index: int | None = None,
 ) -> Any:
-    label, share = _share(op, dy, y, log_prob, target, weights, reduction, ignore_index)
-    dx = op.ScatterElements(op.zeros_like(log_prob), label, _each(op, -share, label), axis=1)
+    counts = (reduction, ignore_index)
+    dx = picked_gradient(op, dy, y, log_prob, target, weights, *counts)
     if weights is None:
         return dx
-    counts = (reduction, ignore_index)
     return dx, None, class_weights_gradient(op, dy, y, log_prob, target, weights, *counts)
+
+
+def picked_gradient(
+    op: OpBuilder,
+    dy: Tensor,
+    y: Tensor,
+    log_prob: Tensor,
+    target: Tensor,
+    weights: Tensor | None,
+    reduction: str,
+    ignore_index: int | None,
+) -> Tensor:
+    """The gradient of the log-probabilities from which a loss picks one for each target."""
+    label, share = _share(op, dy, y, log_prob, target, weights, reduction, ignore_index)
+    each = _each(op, -share, label)
+    dx: Tensor = op.ScatterElements(op.zeros_like(log_prob), label, each, axis=1)
+    return dx
 
 
 class _Share(NamedTuple):

@@ -44,7 +44,10 @@ MOST_FOLDED = 2**22
 """Places of the axes that are padded, in a gradient: the kernel has a table of what is around."""
 
 MOST_AXES_TURNED = 8
-"""Axes of a tensor that are read backwards."""
+"""Axes of a tensor that are read backwards, or in another order."""
+
+PERMUTATION, DEPTH_COLUMN_ROW, COLUMN_ROW_DEPTH = range(3)
+"""What is done with axes: a Transpose, and both modes of DepthToSpace."""
 
 MISFITS = (
     (
@@ -197,6 +200,20 @@ def axes(text: str) -> list[int]:
     if not 1 <= count == len(numbers) <= most or not is_possible:
         raise ProgramError("the axes of a kernel are not described")
     return [count, *numbers, *[0] * (most - count)]
+
+
+def turning(text: str) -> list[int]:
+    """What is done with axes, then how many there are and their order, or the length of a block."""
+    numbers = _integers(text)
+    kind, count, *order = numbers if len(numbers) > 1 else (-1, 0)
+    if kind == PERMUTATION:
+        is_sound = 1 <= count <= MOST_AXES_TURNED and sorted(order) == list(range(count))
+    else:
+        is_known = kind in (DEPTH_COLUMN_ROW, COLUMN_ROW_DEPTH)
+        is_sound = is_known and not order and 1 <= count <= LARGEST_KERNEL
+    if not is_sound:
+        raise ProgramError("the order of a tensor's axes is not described")
+    return [*numbers, *[0] * (2 + MOST_AXES_TURNED - len(numbers))]
 
 
 def row_stats(text: str) -> list[int]:
@@ -417,6 +434,8 @@ PAD_GRADIENT = Operator(
 """Of a Pad that reflects, repeats or wraps around."""
 FLIP = Operator("Flip", (FLOAT,), (FLOAT,), axes, "flips", ("turn", "turn_part"))
 """Some axes are read backwards."""
+TURN = Operator("Turn", (FLOAT,), (FLOAT,), turning, "turning", ("turn_tensor", "turn_matrices"))
+"""Axes in another order, and channels of images that become blocks."""
 MAX_POOL = Operator(
     "MaxPool", (FLOAT,), (FLOAT, INT64), windows, "pools", ("max_pool", "pool_planes")
 )
@@ -512,8 +531,8 @@ NIBBLES = {
 """Blocks of numbers of four bits, their scales and zero points: a matrix of floats."""
 OPERATORS = (
     ELEMENTWISE, GEMM, COLUMN_LOOP, ADD_ROWS, ADD_ROWS_TO, *TAKEN_ROWS, ADD_ELEMENTS, PUT_ELEMENTS,
-    GATHER, PAD, PAD_GRADIENT, FLIP, MAX_POOL, MAX_UNPOOL, SCATTER_ELEMENTS, CUM_SUM, NEAREST,
-    BETWEEN, CUT_WINDOWS, FOLD_WINDOWS, DEPTHWISE_WEIGHTS, ROW_STATS, PICK_LOG_SOFTMAX,
+    GATHER, PAD, PAD_GRADIENT, FLIP, TURN, MAX_POOL, MAX_UNPOOL, SCATTER_ELEMENTS, CUM_SUM,
+    NEAREST, BETWEEN, CUT_WINDOWS, FOLD_WINDOWS, DEPTHWISE_WEIGHTS, ROW_STATS, PICK_LOG_SOFTMAX,
     CROSS_ENTROPY_GRADIENT,
     DETERMINANTS, COFACTORS, TOP, SOFTMAX_ACROSS, SOFTMAX_GRADIENT_ACROSS, *ADD_TAPS.values(),
     *READ_DOTS.values(), *NIBBLES.values(),

@@ -105,6 +105,8 @@ def _pad(job: Any, begin: Any, end: Any) -> None:
     first, behind = I64(0), I64(0)  # where the source itself stands
     while first < length and table[first] != 0:
         first += 1
+    while first + 1 < length and table[first + 1] == 0:  # the edge, repeated before it
+        first += 1
     behind = first
     while behind < length and table[behind] == behind - first:
         behind += 1

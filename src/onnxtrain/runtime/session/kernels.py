@@ -20,7 +20,9 @@ from ..fusion.operators import (
     ADD_TAPS,
     BETWEEN,
     COFACTORS,
+    COLUMN_ROW_DEPTH,
     CUM_SUM,
+    DEPTH_COLUMN_ROW,
     DETERMINANTS,
     FLIP,
     FOUR_TAPS,
@@ -31,11 +33,13 @@ from ..fusion.operators import (
     MODES,
     NEAREST,
     PAD,
+    PERMUTATION,
     PUT_ELEMENTS,
     READ_DOTS,
     SCATTER_ELEMENTS,
     SOFTMAX_ACROSS,
     TOP,
+    TURN,
     mentioned,
 )
 from .cross_entropy import Readers, without_log_probabilities
@@ -341,6 +345,24 @@ def _turned(nodes: Nodes, node: Opened) -> Node | None:
     return if_sound(Node(FLIP, node.inputs[:1], node.outputs, (len(axes), *axes)))
 
 
+def _in_order(_: Nodes, node: Opened) -> Node | None:
+    """A Transpose that says the order of axes."""
+    order = node.attributes.get("perm")
+    if not order:
+        return None
+    return if_sound(Node(TURN, node.inputs, node.outputs, (PERMUTATION, len(order), *order)))
+
+
+def _in_blocks(_: Nodes, node: Opened) -> Node | None:
+    """A DepthToSpace."""
+    modes = {"DCR": DEPTH_COLUMN_ROW, "CRD": COLUMN_ROW_DEPTH}
+    kind = modes.get(node.attributes.get("mode", "DCR"))
+    if kind is None:
+        return None
+    block = node.attributes.get("blocksize", 0)
+    return if_sound(Node(TURN, node.inputs, node.outputs, (kind, block)))
+
+
 # --- cumulative sums ------------------------------------------------------------------------------
 
 
@@ -480,6 +502,7 @@ RECOGNISED: dict[str, Callable[[Nodes, Opened], Node | None]] = {
     "Col2Im": folded,
     "Conv": cut_by_conv,
     "CumSum": _cumulative,
+    "DepthToSpace": _in_blocks,
     "Det": _determinants,
     "Div": written_softmax,
     "Gather": _taken,
@@ -497,6 +520,7 @@ RECOGNISED: dict[str, Callable[[Nodes, Opened], Node | None]] = {
     "ScatterND": _added_rows,
     "Softmax": _softmax_across,
     "TopK": _sorted,
+    "Transpose": _in_order,
     "Slice": lambda nodes, node: unpacked(nodes, node) or _turned(nodes, node),
     "Sub": written_softmax,
 }
