@@ -342,6 +342,20 @@ def test_padding_that_cuts_fills_and_names_axes(monkeypatch: pytest.MonkeyPatch)
     assert ours.shape == (4, 5, 8)
 
 
+@pytest.mark.parametrize("cut", [(-3, 0), (0, -2), (-1, -4), (-2, 3), (2, -5), (-5, 0), (-40, 0)])
+@pytest.mark.parametrize("shape", [(700, 5), (30, 40), (6, 5, 3), (3, 7, 50)])
+def test_padding_that_cuts_off_ends(
+    monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], cut: tuple[int, int]
+) -> None:
+    """Of rows that are short, long, or have others behind."""
+    if shape[1] + sum(cut) < 0:
+        pytest.skip("there is not so much")
+    x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    content = padded("constant", cut, axes="1", fill="2.5", rank=len(shape))
+    (ours,), (plain,) = both_ways(monkeypatch, content, {"x": x})
+    np.testing.assert_array_equal(ours, plain)
+
+
 @pytest.mark.parametrize(
     "content",
     [
@@ -424,6 +438,62 @@ def test_axes_that_a_tensor_does_not_have_are_an_error() -> None:
     content = turned((1, -1), 2)
     with pytest.raises(Exception, match=r"do not have the shapes"):
         run(content, {"x": np.zeros((2, 3), np.float32)})
+
+
+# --- ends of axes that are left out ----------------------------------------------------------------
+
+
+def cut(begin: int, end: int, axis: int, step: int | None = None, shape: str = "A, B") -> bytes:
+    numbers = {"s": begin, "e": end, "a": axis} | ({} if step is None else {"t": step})
+    constants = ", ".join(f"int64[1] {name} = {{{value}}}" for name, value in numbers.items())
+    model = parsed(
+        f"g (float[{shape}] x) => (float[C, D] y) <{constants}> {{ z = Neg(x) "
+        f"y = Slice(z, {', '.join(numbers)}) }}"
+    )
+    return marked(model, "Slice")
+
+
+CUT = [(1, 2**63 - 1, 1, 1), (0, -1, -1, None), (2, -2, 0, 1), (1, 2**31 - 1, 0, None)]
+
+
+@pytest.mark.parametrize("shape", [(600, 3), (5, 4), (7, 600)])
+@pytest.mark.parametrize(("begin", "end", "axis", "step"), CUT)
+def test_slices_that_leave_out_ends(
+    monkeypatch: pytest.MonkeyPatch,
+    shape: tuple[int, int],
+    begin: int,
+    end: int,
+    axis: int,
+    step: int | None,
+) -> None:
+    x, content = np.random.default_rng(0).random(shape, np.float32), cut(begin, end, axis, step)
+    assert operators_of(content) == ["Neg", "Pad"]
+    (ours,), (plain,) = both_ways(monkeypatch, content, {"x": x})
+    np.testing.assert_array_equal(ours, plain)
+
+
+@pytest.mark.parametrize("numbers", [(-1, 2**62, 1), (0, 2, 1), (0, -1, 1, 2), (2**40, -1, 1)])
+def test_slices_that_are_no_ends_stay(numbers: tuple[int, ...]) -> None:
+    assert with_own_kernels(outline_of(cut(*numbers))) is None
+
+
+def test_ends_that_a_row_does_not_have_are_an_error() -> None:
+    """Somebody else's mark: the pass knows how long a row is."""
+    with pytest.raises(Exception, match=r"do not have the shapes"):
+        run(cut(2, -2, 1), {"x": np.zeros((5, 3), np.float32)})
+
+
+def test_the_pass_marks_short_rows_that_are_cut() -> None:
+    def marks(begin: int, end: int, columns: int) -> int:
+        content = cut(begin, end, 1, shape=f"9000, {columns}")
+        model = onnx.load_from_string(content)
+        for node in model.graph.node:
+            node.ClearField("doc_string")
+        graded = onnxtrain.differentiate(model, wrt=["x"], vjp=True)
+        return sum(n.doc_string == KERNEL for n in graded.graph.node if n.op_type == "Slice")
+
+    assert [marks(1, 2**62, 3), marks(0, -1, 8), marks(0, -1, 9)] == [1, 1, 0]
+    assert [marks(0, 2, 3), marks(2, -2, 3)] == [0, 0]
 
 
 # --- rows added up by number ----------------------------------------------------------------------

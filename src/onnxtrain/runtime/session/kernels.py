@@ -22,6 +22,7 @@ from ..fusion.operators import (
     COFACTORS,
     CUM_SUM,
     DETERMINANTS,
+    FILLED,
     FLIP,
     FOUR_TAPS,
     GATHER,
@@ -326,6 +327,21 @@ def _padded(nodes: Nodes, node: Opened) -> Node | None:
     return if_sound(Node(PAD, node.inputs[:1], node.outputs, numbers))
 
 
+def _cut(nodes: Nodes, node: Opened) -> Node | None:
+    """A Slice that leaves out ends of one axis: a Pad by less than nothing.
+
+    Both are counted from the ends, so no size has to be known.
+    """
+    values = [nodes.constant(name) if name else None for name in node.inputs[1:]]
+    if len(values) not in (3, 4) or any(v is None or len(v.elements) != 1 for v in values):
+        return None
+    begin, end, axis, *steps = (value.elements[0] for value in values if value is not None)
+    if begin < 0 or 0 <= end < FAR or steps not in ([], [1]):
+        return None
+    numbers = (FILLED, 0, 1, axis, -begin, min(end, 0))
+    return if_sound(Node(PAD, node.inputs[:1], node.outputs, numbers))
+
+
 # --- axes that are read backwards ----------------------------------------------------------------
 
 
@@ -497,6 +513,6 @@ RECOGNISED: dict[str, Callable[[Nodes, Opened], Node | None]] = {
     "ScatterND": _added_rows,
     "Softmax": _softmax_across,
     "TopK": _sorted,
-    "Slice": lambda nodes, node: unpacked(nodes, node) or _turned(nodes, node),
+    "Slice": lambda nodes, node: unpacked(nodes, node) or _turned(nodes, node) or _cut(nodes, node),
     "Sub": written_softmax,
 }
