@@ -396,7 +396,7 @@ def _is_repeated(value: ir.Value | None, shape: Shape) -> bool:
     """Whether an operand is repeated so that onnxruntime begins anew after a few elements."""
     known = _shape(value)
     if known is None or all(size == 1 for size in known):
-        return False
+        return bool(known) and shape[-1] == 1  # then it begins anew for each element
     known = (*[1] * (len(shape) - len(known)), *known)
     alike = [size == whole for size, whole in zip(known, shape, strict=True)]
     row, is_same, repeats = 1, None, False

@@ -16,7 +16,7 @@ their nodes, `passes/kernels.py` has marked what they stand for):
 
 - `operators`: the table of all our operators;
 - `tensors`: what their kernels share;
-- `rows`, `elements`, `taking`, `padding`, `folding`, `flips`, `pools`, `unpool`, `running`,
+- `rows`, `elements`, `taking`, `picking`, `padding`, `folding`, `flips`, `pools`, `unpool`, `running`,
   `across`, `sorting`, `minors`, `taps`, `dots`, `nearest`: one kernel each;
 - `windows`: what cuts windows out of small images, and adds them up.
 

@@ -26,6 +26,7 @@ from ..fusion.operators import (
     FLIP,
     FOUR_TAPS,
     GATHER,
+    GATHER_ELEMENTS,
     GEMM,
     MAX_POOL,
     MAX_UNPOOL,
@@ -34,6 +35,7 @@ from ..fusion.operators import (
     PAD,
     PUT_ELEMENTS,
     READ_DOTS,
+    REDUCED,
     SCATTER_ELEMENTS,
     SOFTMAX_ACROSS,
     TOP,
@@ -199,12 +201,12 @@ def _added_elements(nodes: Nodes, node: Opened) -> Node | None:
 
 
 def _scattered(nodes: Nodes, node: Opened) -> Node | None:
-    """Elements added to a tensor, or written to it; rows are added to a product in place."""
+    """Elements added or written to a tensor, or compared; rows are added to a product in place."""
     reduction, product = node.attributes.get("reduction", "none"), nodes.maker(node.inputs[0])
     is_product = product is not None and product.operator in ("Gemm", "MatMul")
-    if is_product or reduction not in ("add", "none"):
+    if is_product or reduction not in REDUCED:
         return None
-    numbers = (node.attributes.get("axis", 0), int(reduction == "none"))
+    numbers = (node.attributes.get("axis", 0), REDUCED[reduction])
     return if_sound(Node(SCATTER_ELEMENTS, node.inputs, node.outputs, numbers))
 
 
@@ -220,6 +222,12 @@ def _taken(_: Nodes, node: Opened) -> Node | None:
     """A Gather."""
     axis = node.attributes.get("axis", 0)
     return if_sound(Node(GATHER, node.inputs, node.outputs, (axis,)))
+
+
+def _picked(_: Nodes, node: Opened) -> Node | None:
+    """A GatherElements."""
+    axis = node.attributes.get("axis", 0)
+    return if_sound(Node(GATHER_ELEMENTS, node.inputs, node.outputs, (axis,)))
 
 
 def is_shape_of(nodes: Nodes, bound: dict[str, str]) -> bool:
@@ -499,6 +507,7 @@ RECOGNISED: dict[str, Callable[[Nodes, Opened], Node | None]] = {
     "Det": _determinants,
     "Div": written_softmax,
     "Gather": _taken,
+    "GatherElements": _picked,
     "Gemm": _product,
     "GridSample": _sampled,
     "LogSoftmax": _softmax_across,
