@@ -183,7 +183,7 @@ def _step_before(job: Any, at: Any, last: Any) -> Any:
 
 @njit(**OPTIONS)
 def _load_row(source: Any, kind: Any, begin: Any, o: Any, n: Any, length: Any) -> None:
-    """One short row, again and again: what is written already is copied, twice as much each time."""
+    """One short row, again and again: what is written is copied, twice as much each time."""
     within = begin % length
     done = min(length - within, n)
     _copy(source, kind, within, o, I64(0), done)

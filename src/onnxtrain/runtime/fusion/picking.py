@@ -1,5 +1,5 @@
 # mypy: allow-untyped-decorators, disable-error-code="attr-defined, call-arg, no-any-return"
-"""GatherElements: single elements read by their places along an axis. Import it only where numba is.
+"""GatherElements: elements read by their places along an axis. Import it only where numba is.
 
 `torch.gather` is one, and the gradient of what is scattered: of a pool that is undone, say.
 onnxruntime computes the place of each row anew, which takes longer than to read short rows.
