@@ -94,10 +94,13 @@ def own_kernels(outline: Outline, before: Rewritten = NOTHING) -> dict[int, list
                 replacements.setdefault(marked_node.place, ours)
         if not replacements:
             return {}
-        still_read = {name.encode() for node in replacements.values() for name in node.inputs}
+        # One that is picked from may be a part of what others stand for; it reads what it did
+        others = {p: n for p, n in replacements.items() if n.operator is not GATHER_ELEMENTS}
+        still_read = {name.encode() for node in others.values() for name in node.inputs}
         idle = idle_after(
-            outline, list(replacements), still_read.union(before.read), connections
+            outline, list(others), still_read.union(before.read), connections
         ).difference(before.changes)
+        replacements = {p: n for p, n in replacements.items() if p in others or p not in idle}
         return _together(nodes, replacements) | {place: [] for place in idle}
     except (ModelFileError, ValueError, LookupError):  # onnxruntime says what is wrong with it
         return {}
