@@ -72,6 +72,35 @@ def test_hard_swish_beyond_and_at_its_corners():
     np.testing.assert_allclose(slope, expected, atol=1e-6)
 
 
+JOINED = """
+    <ir_version: 9, opset_import: ["": 18]>
+    g (float[N,5,3] x, float[N,5,2] z) => (float[N,A,B] y{more})
+    <int64[2] from = {{1, 0}}, int64[2] to = {{4, 2}}, int64[2] axes = {{{axes}}}> {{
+    both = Concat<axis = -1>(x, z)
+    y = Slice(both, from, to, axes) {node} }}"""
+OTHERS = {"": "", ", float[N,5,5] t": "t = Neg(both)", ", float[N,5,5] both": ""}
+
+
+@pytest.mark.parametrize(("axes", "is_apart"), [("1, 0", True), ("1, -1", False), ("1, 2", False)])
+@pytest.mark.parametrize("more", OTHERS)
+def test_a_slice_of_what_was_joined(axes, is_apart, more):
+    """It is cut before it is joined, unless somebody else reads what was joined."""
+    model = onnx.parser.parse_model(JOINED.format(axes=axes, more=more, node=OTHERS[more]))
+    graded = differentiate(model, wrt=["x"], of="y", vjp=True)
+    order = [n.op_type for n in graded.graph.node if n.op_type in ("Concat", "Slice")]
+    assert (order[:2] == ["Slice", "Slice"]) == (is_apart and not more)
+    rng = np.random.default_rng(0)
+    x, z = (rng.standard_normal((3, 5, n)).astype(np.float32) for n in (3, 2))
+    both = np.concatenate([x, z], -1)
+    taken = (slice(0, 2), slice(1, 4)) if is_apart else (slice(None), slice(1, 4), slice(0, 2))
+    dy = rng.standard_normal(both[taken].shape).astype(np.float32)
+    expected = np.zeros_like(both)
+    expected[taken] = dy
+    values = run(graded, x=x, z=z, y_grad=dy)
+    np.testing.assert_array_equal(values["y"], both[taken])
+    np.testing.assert_array_equal(values["x_grad"], expected[..., :3])
+
+
 SATURATED = {
     "plain": "s = Softplus(x) c = Greater(x, limit) y = Where(c, x, s)",
     "with beta": "b = Mul(x, two) t = Softplus(b) s = Div(t, two) c = Greater(b, limit) "

@@ -145,6 +145,22 @@ def test_small_tensors_are_left_alone() -> None:
     assert not groups(model.graph)
 
 
+@pytest.mark.parametrize(
+    ("x", "z", "is_slow"),
+    [
+        ("9000, 2", "9000, 1", True), ("9000, 9", "9000, 1", False), ("9000, 9", "9", True),
+        ("9000, 33", "33", False), ("9000, 1", "1", True), ("9000, 2", "1", False),
+        ("9000, 2", "1, 1", False), ("900, 2, 7", "900, 1, 7", True), ("9000, 1", "", False),
+        ("9000, 2", "9000, 2", False), ("900, 8, 2", "8, 1", True), ("99, 99, 9", "99, 1", False),
+    ],
+)  # fmt: skip
+def test_a_lone_product_with_an_operand_that_is_repeated(x: str, z: str, is_slow: bool) -> None:
+    """onnxruntime begins anew after a few elements there."""
+    inputs = f"float[{x}] x, float[{z}] z".replace("[]", "")
+    model = parse("y = Mul(x, z)", inputs, outputs=f"float[{x}] y")
+    assert groups(model.graph) == ([{"y"}] if is_slow else [])
+
+
 def test_open_sizes_count() -> None:
     shape = "float[N, 256]"
     model = parse("a = Neg(x) y = Mul(a, z)", f"{shape} x, {shape} z", outputs=f"{shape} y")

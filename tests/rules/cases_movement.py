@@ -48,6 +48,8 @@ CASES = [
     case("Slice", x(5, 7), const([100, 3]), const([1, SMALL]), const([1, 0]), const([-2, -3])),
     case("Slice", x(5, 7, 4), const([5, 1]), const([1, 4]), const([1, 2]), const([-1, 2])),
     case("Slice", x(5, 6), const([3]), const([3]), const([0]), _label="empty"),
+    case("Slice", x(50), const([3]), const([BIG]), const([0]), const([17]), _label="far apart"),
+    case("Slice", x(50), const([33]), const([-1]), const([-1]), const([16]), _label="one of many"),
     case("Slice", x(5, 6), const([-9]), const([SMALL]), const([0]), const([-2])),
     # the largest integers are "to the end", which backwards is the front
     case("Slice", x(5, 6), const([-1, 3]), const([END, END_32]), const([1, 0]), const([-1, -2])),

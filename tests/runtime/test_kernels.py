@@ -102,7 +102,7 @@ def test_elements_that_were_picked(
     np.testing.assert_allclose(ours, plain, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("reduction", ["add", "none"])
+@pytest.mark.parametrize("reduction", ["add", "none", "max", "min"])
 @pytest.mark.parametrize(("shape", "picked", "axis"), PICKED)
 def test_elements_scattered_over_a_tensor(
     monkeypatch: pytest.MonkeyPatch,
@@ -119,6 +119,7 @@ def test_elements_scattered_over_a_tensor(
     changed = onnx.load_from_string(with_own_kernels(outline_of(content)) or b"")
     assert changed.graph.node[0].domain
     values, updates = (rng.standard_normal(s).astype(np.float32) for s in (shape, picked))
+    values.reshape(-1)[::11], updates.reshape(-1)[::7] = np.nan, np.nan
     indices = rng.integers(-shape[axis], shape[axis], picked)
     (ours,), (plain,) = both_ways(monkeypatch, content, {"x": values, "i": indices, "u": updates})
     np.testing.assert_array_equal(ours, plain)
@@ -133,6 +134,7 @@ def test_the_pass_marks_what_scatters_many() -> None:
         return sum(node.doc_string == KERNEL for node in scatters)
 
     assert [marks(90, "add"), marks(90, "none"), marks(9, "add")] == [1, 1, 0]
+    assert [marks(90, "max"), marks(90, "min"), marks(90, "mul")] == [2, 2, 1]  # and how many win
     assert marks(90, "add", "int32") == 0
 
 
@@ -154,6 +156,55 @@ def test_columns_that_were_taken_twice_are_added_one_after_the_other(
     ours, plain = both_ways(monkeypatch, content, feeds)
     for a, b in zip(ours, plain, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("shape", "picked", "axis"), PICKED)
+def test_elements_that_are_read(
+    monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], picked: tuple[int, ...], axis: int
+) -> None:
+    content, rng = reading(shape, picked, axis), np.random.default_rng(0)
+    changed = onnx.load_from_string(with_own_kernels(outline_of(content)) or b"")
+    assert changed.graph.node[0].domain
+    feeds = {"i": rng.integers(-shape[axis], shape[axis], picked)}
+    x = rng.standard_normal(shape).astype(np.float32)
+    (ours,), (plain,) = both_ways(monkeypatch, content, feeds | {"x": x})
+    np.testing.assert_array_equal(ours, plain)
+
+
+def reading(shape: tuple[int, ...], picked: tuple[int, ...], axis: int) -> bytes:
+    x, i = (", ".join(map(str, sizes)) for sizes in (shape, picked))
+    text = f"g (float[{x}] x, int64[{i}] i) => (float[{i}] y) "
+    return marked(parsed(f"{text} {{ y = GatherElements<axis = {axis}>(x, i) }}"), "GatherElements")
+
+
+@pytest.mark.parametrize("picked", [(30, 2), (20, 2)])
+@pytest.mark.parametrize("index", [7, -8, 2**62, -(2**63)])
+def test_an_element_read_out_of_range_is_an_error(index: int, picked: tuple[int, int]) -> None:
+    indices = np.zeros(picked, np.int64)
+    indices[5, 1] = index
+    with pytest.raises(Exception, match="index is out of range"):
+        run(reading((30, 7), picked, 1), {"i": indices, "x": np.zeros((30, 7), np.float32)})
+
+
+@pytest.mark.parametrize(("axis", "picked"), [(2, (30, 2)), (1, (31, 2)), (1, (2,)), (0, (30, 8))])
+def test_places_that_do_not_fit_are_an_error(axis: int, picked: tuple[int, ...]) -> None:
+    """As a wrong mark, or a file with other sizes, has them."""
+    model = onnx.load_from_string(reading((30, 7), (30, 2), axis))
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.ClearField("shape")
+    feeds = {"i": np.zeros(picked, np.int64), "x": np.zeros((30, 7), np.float32)}
+    with pytest.raises(Exception, match=r"shapes that its node was made for|axis"):
+        run(model.SerializeToString(), feeds)
+
+
+def test_the_pass_marks_what_reads_many_elements() -> None:
+    def marks(rows: int, index: str = "int64") -> int:
+        model = parsed(f"""g (float[90,100] x, {index}[{rows},100] i) => (float[{rows},100] y)
+            {{ y = GatherElements(x, i) }}""")
+        graded = onnxtrain.differentiate(model, wrt=["x"], vjp=True)
+        return sum(n.doc_string == KERNEL for n in graded.graph.node if n.op_type.startswith("G"))
+
+    assert [marks(90), marks(90, "int32")] == [1, 0]
 
 
 TAKEN = [
@@ -274,11 +325,15 @@ def test_an_element_out_of_range_is_an_error(index: int, picked: tuple[int, int]
 
 @pytest.mark.parametrize("numbers", ["", "1 2", "8", "-9", "x", "1 0 0"])
 def test_a_bad_axis_is_refused(numbers: str) -> None:
-    for operator, more in ((operators.ADD_ELEMENTS, " 0"), (operators.GATHER, "")):
+    plain = (operators.GATHER, operators.GATHER_ELEMENTS)
+    with_more = (operators.ADD_ELEMENTS, operators.SCATTER_ELEMENTS)
+    for operator, more in (*((o, "") for o in plain), *((o, " 0") for o in with_more)):
         with pytest.raises(ProgramError):
             operator.parse(numbers + more)
     with pytest.raises(ProgramError):
         operators.ADD_ELEMENTS.parse("1 2")
+    with pytest.raises(ProgramError):
+        operators.SCATTER_ELEMENTS.parse("1 4")
 
 
 def test_the_pass_marks_a_gather_of_short_rows() -> None:
@@ -340,6 +395,20 @@ def test_padding_that_cuts_fills_and_names_axes(monkeypatch: pytest.MonkeyPatch)
     (ours,), (plain,) = both_ways(monkeypatch, content, {"x": x})
     np.testing.assert_array_equal(ours, plain)
     assert ours.shape == (4, 5, 8)
+
+
+@pytest.mark.parametrize("cut", [(-3, 0), (0, -2), (-1, -4), (-2, 3), (2, -5), (-5, 0), (-40, 0)])
+@pytest.mark.parametrize("shape", [(700, 5), (30, 40), (6, 5, 3), (3, 7, 50)])
+def test_padding_that_cuts_off_ends(
+    monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], cut: tuple[int, int]
+) -> None:
+    """Of rows that are short, long, or have others behind."""
+    if shape[1] + sum(cut) < 0:
+        pytest.skip("there is not so much")
+    x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    content = padded("constant", cut, axes="1", fill="2.5", rank=len(shape))
+    (ours,), (plain,) = both_ways(monkeypatch, content, {"x": x})
+    np.testing.assert_array_equal(ours, plain)
 
 
 @pytest.mark.parametrize(
@@ -519,6 +588,62 @@ def test_axes_that_a_tensor_does_not_have_are_an_error() -> None:
     content = turned((1, -1), 2)
     with pytest.raises(Exception, match=r"do not have the shapes"):
         run(content, {"x": np.zeros((2, 3), np.float32)})
+
+
+# --- ends of axes that are left out ---------------------------------------------------------------
+
+
+def cut(begin: int, end: int, axis: int, step: int | None = None, shape: str = "A, B") -> bytes:
+    numbers = {"s": begin, "e": end, "a": axis} | ({} if step is None else {"t": step})
+    constants = ", ".join(f"int64[1] {name} = {{{value}}}" for name, value in numbers.items())
+    model = parsed(
+        f"g (float[{shape}] x) => (float[C, D] y) <{constants}> {{ z = Neg(x) "
+        f"y = Slice(z, {', '.join(numbers)}) }}"
+    )
+    return marked(model, "Slice")
+
+
+CUT = [(1, 2**63 - 1, 1, 1), (0, -1, -1, None), (2, -2, 0, 1), (1, 2**31 - 1, 0, None)]
+
+
+@pytest.mark.parametrize("shape", [(600, 3), (5, 4), (7, 600)])
+@pytest.mark.parametrize(("begin", "end", "axis", "step"), CUT)
+def test_slices_that_leave_out_ends(
+    monkeypatch: pytest.MonkeyPatch,
+    shape: tuple[int, int],
+    begin: int,
+    end: int,
+    axis: int,
+    step: int | None,
+) -> None:
+    x, content = np.random.default_rng(0).random(shape, np.float32), cut(begin, end, axis, step)
+    assert operators_of(content) == ["Neg", "Pad"]
+    (ours,), (plain,) = both_ways(monkeypatch, content, {"x": x})
+    np.testing.assert_array_equal(ours, plain)
+
+
+@pytest.mark.parametrize("numbers", [(-1, 2**62, 1), (0, 2, 1), (0, -1, 1, 2), (2**40, -1, 1)])
+def test_slices_that_are_no_ends_stay(numbers: tuple[int, ...]) -> None:
+    assert with_own_kernels(outline_of(cut(*numbers))) is None
+
+
+def test_ends_that_a_row_does_not_have_are_an_error() -> None:
+    """Somebody else's mark: the pass knows how long a row is."""
+    with pytest.raises(Exception, match=r"do not have the shapes"):
+        run(cut(2, -2, 1), {"x": np.zeros((5, 3), np.float32)})
+
+
+def test_the_pass_marks_short_rows_that_are_cut() -> None:
+    def marks(begin: int, end: int, columns: int) -> int:
+        content = cut(begin, end, 1, shape=f"9000, {columns}")
+        model = onnx.load_from_string(content)
+        for node in model.graph.node:
+            node.ClearField("doc_string")
+        graded = onnxtrain.differentiate(model, wrt=["x"], vjp=True)
+        return sum(n.doc_string == KERNEL for n in graded.graph.node if n.op_type == "Slice")
+
+    assert [marks(1, 2**62, 3), marks(0, -1, 8), marks(0, -1, 9)] == [1, 1, 0]
+    assert [marks(0, 2, 3), marks(2, -2, 3)] == [0, 0]
 
 
 # --- rows added up by number ----------------------------------------------------------------------
@@ -976,6 +1101,17 @@ def grid_for(shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray[Any
     grid[:, :4] = np.round(grid[:, :4] * shape[-1]) / np.float32(shape[-1])
     grid[:, 4:5] = np.sign(grid[:, 4:5])
     return grid
+
+
+@pytest.mark.parametrize("mode", ["linear", "bilinear"])
+def test_the_pass_marks_volumes_that_are_read_between_voxels(mode: str) -> None:
+    """Exporters of before opset 20 say bilinear."""
+    model = sampling((2, 3, 20, 30, 40), "linear", "zeros", 1)
+    model.opset_import[0].version = 20 if mode == "linear" else 18
+    model.graph.node[0].attribute[0].s = mode.encode()
+    graded = onnxtrain.differentiate(model, wrt=["x"], vjp=True)
+    samples = [node for node in graded.graph.node if node.op_type == "GridSample"]
+    assert [node.doc_string for node in samples] == [KERNEL]
 
 
 @pytest.mark.parametrize(("mode", "padding", "align"), SAMPLES)

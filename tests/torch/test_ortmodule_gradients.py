@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import onnx
 import pytest
 
@@ -10,7 +12,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from onnxtrain.torch import ORTModule  # noqa: E402
-from onnxtrain.torch._ortmodule_gradients import share  # noqa: E402
+from onnxtrain.torch._ortmodule_gradients import share, without_views  # noqa: E402
 
 
 class ManyBiases(nn.Module):
@@ -79,3 +81,50 @@ def test_copies_leave_the_graph() -> None:
     made = [(n.output[0], n.input[0]) for n in model.graph.node]
     assert made == [("a", "seed"), ("d", "seed"), ("e", "d"), ("h", "c")]  # a branch reads e
     onnx.checker.check_model(model, full_check=True)
+
+
+def test_views_leave_the_graph() -> None:
+    model = onnx.parser.parse_model("""<ir_version: 9, opset_import: ["": 17]>
+        g (float[64,64] seed, int64[1] flat, int64[2] matrix, float[N] open)
+            => (float[4096] a, float[64,64] b, float[4096] d, float[64,64,1] e, float[M] f,
+                float[2,2] h, float[64,64] j) {
+        one = Neg (seed) a = Reshape (one, flat)
+        two = Abs (seed) b = Reshape (two, matrix) d = Reshape (two, flat)
+        e = Reshape (seed, flat)
+        five = Neg (open) f = Reshape (five, flat)
+        six = Neg (open) h = Reshape (six, matrix)
+        j = Exp (seed)
+    }""")
+    gradients = {name: name for name in "abdefhj"}
+    named, shapes = without_views(model, gradients)
+    assert named == {**gradients, "a": "one"}
+    assert shapes == {"one": (4096,)}
+    assert [o.name for o in model.graph.output] == ["one", *"bdefhj"]
+    assert "a" not in {n.output[0] for n in model.graph.node}
+
+
+class Flattened(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(64, 128))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(x.reshape(-1) * self.weight.reshape(-1))
+
+
+def test_gradients_of_another_shape() -> None:
+    """Twice, with a gradient that is kept and added to, and changed in place."""
+    module = Flattened()
+    ours = ORTModule(copy.deepcopy(module))
+    for _ in range(2):
+        x = torch.randn(64, 128)
+        for one in (module, ours):
+            given = x.clone().requires_grad_()
+            one(given).square().sum().backward()
+            (weight,) = one.parameters()
+            assert given.grad.shape == x.shape
+            assert weight.grad.is_contiguous()
+            weight.grad.mul_(0.5)
+        pairs = zip(module.parameters(), ours.parameters(), strict=True)
+        for expected, got in pairs:
+            torch.testing.assert_close(got.grad, expected.grad, rtol=1e-4, atol=1e-5)

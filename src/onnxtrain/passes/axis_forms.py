@@ -10,12 +10,12 @@ import onnx_ir as ir
 
 from ..autodiff.composites import as_operator
 from ..autodiff.registry import is_rule
-from ..autodiff.rules import elementwise, normalization, softmax
+from ..autodiff.rules import elementwise, movement, normalization, softmax
 from ..autodiff.rules.resize import as_products
 from ..autodiff.rules.resize import resize as resize_rule
 from ..autodiff.walk import attributes_of
 from ..graph import OpBuilder, Tensor
-from ..graph.nodes import ints
+from ..graph.nodes import ints, producer_of
 from ..graph.tensor import dims_of
 from .forms import Written, composite, operand
 from .group_norm import group_norm_parts
@@ -188,3 +188,28 @@ def is_start_of_planes(node: ir.Node, named: Collection[str]) -> bool:
     spatial = list(range(2, len(image)))
     is_first = begin == [0] * len(spatial) and end == ones and steps in (None, ones)
     return is_first and axes is not None and [a % len(image) for a in axes] == spatial
+
+
+def slices_of_joined(op: OpBuilder, node: ir.Node) -> Written:
+    """What is cut off is not joined before, and its gradient is not taken apart."""
+    joined = producer_of(node.inputs[0], "Concat")
+    assert joined is not None
+    bounds = [None if v is None else op.tensor(v) for v in node.inputs[1:]]
+    parts = [op.Slice(op.tensor(v), *bounds) for v in joined.inputs if v is not None]
+    return Written(op.Concat(*parts, axis=joined.attributes.get_int("axis", 0)))
+
+
+def is_slice_of_joined(node: ir.Node, named: Collection[str]) -> bool:
+    """Whether a Slice is all that reads a Concat, and is along other axes.
+
+    Exporters join real numbers with zeros to make them complex, and cut the signal then.
+    """
+    joined, axes = producer_of(node.inputs[0], "Concat"), (*node.inputs, None)[3]
+    if joined is None or axes is None or not is_rule(movement.concat, "Concat"):
+        return False
+    result, cut = joined.outputs[0], ints(axes)
+    if result.name in named or result.is_graph_output() or len(result.uses()) != 1:
+        return False
+    rank = len(result.shape) if result.shape is not None else 0
+    along = joined.attributes.get_int("axis", 0)
+    return bool(cut) and rank > 0 and all(a % rank != along % rank for a in cut or ())

@@ -42,9 +42,9 @@ def use_fast_forms(
             continue
         if node.outputs[0].name not in wrt and not _in_between(node, named):
             _rewrite(model.graph, node)
-        form = FORMS.get(node.op_type)
-        if form is not None and node.outputs[0].dtype == form.dtype:
-            _use(op, node, form, named)
+        for form in FORMS.get(node.op_type, ()):
+            if node.graph is not None and node.outputs[0].dtype == form.dtype:
+                _use(op, node, form, named)
     op.register_constants(model.graph, mark=True)
     return model
 
@@ -81,24 +81,27 @@ def _use(op: OpBuilder, node: ir.Node, form: Form, named: Collection[str]) -> No
 
 
 FORMS = {
-    "Add": Form(axes.is_group_norm, axes.group_norm),
-    "Conv": Form(products.is_small_conv, products.conv),
-    "ConvTranspose": Form(products.is_fast_transpose, products.conv_transpose),
-    "Celu": Form(has_rule(activations.celu, "Celu"), activation.celu),
-    "DFT": Form(fourier.has_few_points, fourier.as_product),
-    "GatherND": Form(indices.has_better_form, lambda op, n: Written(indices.gathered(op, n))),
-    "Log": Form(activation.is_log_sigmoid, activation.log_sigmoid),
-    "MatMul": Form(products.is_with_vector, products.times_vector),
-    "Mul": Form(activation.is_tanh_gelu, activation.tanh_gelu_product),
-    "Pow": Form(products.has_integer, products.power),
-    "PRelu": Form(has_rule(activations.prelu, "PRelu"), activation.prelu),
-    "Softplus": Form(has_rule(activations.softplus, "Softplus"), activation.softplus),
-    "Mish": Form(has_rule(activations.mish, "Mish"), activation.mish),
-    "Elu": Form(activation.is_plain_elu, activation.elu),
-    "Resize": Form(axes.is_resized, axes.resize),
-    "Selu": Form(has_rule(activations.selu, "Selu"), activation.selu),
-    "Slice": Form(axes.is_start_of_planes, axes.start_of_planes, ir.DataType.INT64),
-    "Softmax": Form(axes.is_across(softmax.softmax), axes.softmax_across),
-    "LogSoftmax": Form(axes.is_across(softmax.log_softmax), axes.softmax_across),
-    "Where": Form(activation.is_known_choice, activation.choice),
+    "Add": (Form(axes.is_group_norm, axes.group_norm),),
+    "Conv": (Form(products.is_small_conv, products.conv),),
+    "ConvTranspose": (Form(products.is_fast_transpose, products.conv_transpose),),
+    "Celu": (Form(has_rule(activations.celu, "Celu"), activation.celu),),
+    "DFT": (Form(fourier.has_few_points, fourier.as_product),),
+    "GatherND": (Form(indices.has_better_form, lambda op, n: Written(indices.gathered(op, n))),),
+    "Log": (Form(activation.is_log_sigmoid, activation.log_sigmoid),),
+    "MatMul": (Form(products.is_with_vector, products.times_vector),),
+    "Mul": (Form(activation.is_tanh_gelu, activation.tanh_gelu_product),),
+    "Pow": (Form(products.has_integer, products.power),),
+    "PRelu": (Form(has_rule(activations.prelu, "PRelu"), activation.prelu),),
+    "Softplus": (Form(has_rule(activations.softplus, "Softplus"), activation.softplus),),
+    "Mish": (Form(has_rule(activations.mish, "Mish"), activation.mish),),
+    "Elu": (Form(activation.is_plain_elu, activation.elu),),
+    "Resize": (Form(axes.is_resized, axes.resize),),
+    "Selu": (Form(has_rule(activations.selu, "Selu"), activation.selu),),
+    "Slice": (
+        Form(axes.is_start_of_planes, axes.start_of_planes, ir.DataType.INT64),
+        Form(axes.is_slice_of_joined, axes.slices_of_joined),
+    ),
+    "Softmax": (Form(axes.is_across(softmax.softmax), axes.softmax_across),),
+    "LogSoftmax": (Form(axes.is_across(softmax.log_softmax), axes.softmax_across),),
+    "Where": (Form(activation.is_known_choice, activation.choice),),
 }

@@ -192,6 +192,8 @@ def _gives_zeros(joined: ir.Node, last: int) -> bool:
         return False
     real, imaginary = joined.inputs
     dims = None if real is None else dims_of(real)
+    while (cut := producer_of(imaginary, "Slice")) is not None:  # before it was joined
+        imaginary = cut.inputs[0]
     repeated = producer_of(imaginary, "Expand")
     zero = imaginary if repeated is None else repeated.inputs[0]
     number = known(zero)

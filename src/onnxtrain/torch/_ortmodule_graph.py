@@ -24,7 +24,7 @@ from ..passes import Recompute
 from ..passes.draws import draws
 from ..runtime.session.labels import ClassLabels
 from ._ortmodule_constants import Array, lend, park, without_values
-from ._ortmodule_gradients import share
+from ._ortmodule_gradients import share, without_views
 from ._ortmodule_structure import Structure, leaf_names, put_together, take_apart
 from .export import Exported, ExportError, Probe, called, export
 from .export_cache import Request, cached
@@ -165,6 +165,8 @@ class Halves:
             have one.
         labels: from inputs of the forward graph that hold class labels to what they may hold.
         lent: numbers of the constants that the graphs do not have themselves.
+        shapes: of outputs of the backward graph that have the numbers of a gradient, in its order,
+            in another shape.
     """
 
     forward: onnx.ModelProto
@@ -177,6 +179,7 @@ class Halves:
     whole: onnx.ModelProto | None = None
     labels: dict[str, ClassLabels] = field(default_factory=dict)
     lent: dict[str, Array] = field(default_factory=dict)
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     def drop(self) -> None:
         """Forget the numbers of constants: tensors without any take the places of lent ones."""
@@ -523,6 +526,7 @@ def _build(
         return Halves(whole, None, feeds, updates, labels=labels, lent=lent)
     for half in (parts.forward, parts.backward):
         lend(half, lent)
+    gradients_at, of = without_views(parts.backward, share(parts.backward, built.gradients))
     return Halves(
         parts.forward,
         parts.backward,
@@ -530,10 +534,11 @@ def _build(
         updates,
         parts.saved,
         [built.seeds.get(n) for n in traced.outputs],
-        share(parts.backward, built.gradients),
+        gradients_at,
         whole,
         labels,
         lent,
+        of,
     )
 
 

@@ -225,6 +225,9 @@ class Graphs:
         # What has a gradient, as positions among the feeds
         self.wrt_names = list(halves.gradients)
         self.wrt = [feeds.index(n) for n in halves.gradients]
+        self._shapes = [
+            (i, halves.shapes[g]) for i, g in enumerate(gradients) if g in halves.shapes
+        ]
         self._gradient_at = [gradients.index(g) for g in halves.gradients.values()]
 
     def drawn(self) -> list[torch.Tensor]:
@@ -279,6 +282,8 @@ class Graphs:
         else:
             results = self._backward.run(vector)
         tensors: list[torch.Tensor] = results.to_dlpacks(_from_dlpack)
+        for i, shape in self._shapes:
+            tensors[i] = tensors[i].view(shape)
         if len(tensors) == len(self._gradient_at):
             return tensors
         return [tensors[i] for i in self._gradient_at]

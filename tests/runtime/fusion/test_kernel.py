@@ -29,6 +29,12 @@ SHAPES = {
     "a matrix for all": ((3, 4, 8, 16), (8, 16)),
     "a matrix for all, many chunks": ((30, 4, 64, 16), (1, 1, 64, 16)),
     "a short row": ((600, 3), (3,)),
+    "a short row, many chunks": ((13_001, 3), (3,)),
+    "a short row for maps": ((300, 5, 7), (5, 7)),
+    "a short column, many chunks": ((13_001, 3), (13_001, 1)),
+    "short columns on two axes": ((700, 9, 5), (700, 9, 1)),
+    "short columns, some for all": ((700, 9, 5), (9, 1)),
+    "short rows that are repeated by rows": ((700, 9, 5), (700, 1, 5)),
     "a column": ((40, 70), (40, 1)),
     "channels": ((4, 6, 5, 9), (6, 1, 1)),
     "an axis in the middle": ((4, 6, 9), (4, 1, 9)),
@@ -54,6 +60,13 @@ def test_operands_are_broadcast(case: str, threads: int) -> None:
     (y,) = run(nodes, {"a": a, "b": b}, threads=threads)
     np.testing.assert_array_equal(y, a * b + a)
     assert y.shape == (a * b).shape
+
+
+@pytest.mark.parametrize("case", ["a short row, many chunks", "short columns on two axes"])
+def test_truth_values_are_broadcast(case: str) -> None:
+    a, b = (numbers(*shape, seed=i) for i, shape in enumerate(SHAPES[case]))
+    (y,) = run([("Where", "y", ["c", "a", "b"])], {"c": b > 0, "a": a, "b": b})
+    np.testing.assert_array_equal(y, np.where(b > 0, a, b))
 
 
 @pytest.mark.parametrize("width", [1, 3, 16, 100, 256, 1000, 5000])

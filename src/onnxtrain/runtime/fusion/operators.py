@@ -43,6 +43,9 @@ LARGEST_PADDING = 2**24
 MOST_FOLDED = 2**22
 """Places of the axes that are padded, in a gradient: the kernel has a table of what is around."""
 
+REDUCED = {"add": 0, "none": 1, "max": 2, "min": 3}
+"""Of elements that are scattered."""
+
 MOST_AXES_TURNED = 8
 """Axes of a tensor that are read backwards, or in another order."""
 
@@ -180,12 +183,16 @@ def rows_of_matrix(text: str) -> list[int]:
     return numbers
 
 
-def places(text: str) -> list[int]:
-    """An axis, and a truth value.
+def scattering(text: str) -> list[int]:
+    """An axis, and what becomes of elements at their places: a number of `REDUCED`."""
+    numbers = _integers(text)
+    if len(numbers) != 2 or numbers[1] not in REDUCED.values():
+        raise ProgramError("what becomes of scattered elements is not described")
+    return [*axis(str(numbers[0])), numbers[1]]
 
-    That says whether there is one list of places for all that is not along it, or whether elements
-    are written instead of added.
-    """
+
+def places(text: str) -> list[int]:
+    """An axis, and whether there is one list of places for all that is not along it."""
     numbers = _integers(text)
     if len(numbers) != 2 or numbers[1] not in (0, 1):
         raise ProgramError("the places of elements are not described")
@@ -386,13 +393,18 @@ ADD_ELEMENTS = Operator(
 PUT_ELEMENTS = ADD_ELEMENTS._replace(name="PutElements", functions=("put_elements", "add_blocks"))
 """The same, of what is written there."""
 SCATTER_ELEMENTS = Operator(
-    "ScatterElements", (FLOAT, INT64, FLOAT), (FLOAT,), places, "elements",
+    "ScatterElements", (FLOAT, INT64, FLOAT), (FLOAT,), scattering, "elements",
     ("scatter_elements", "add_blocks"),
 )  # fmt: skip
-"""A tensor, places along an axis, what is added or written there."""
+"""A tensor, places along an axis, what is added or written there, or compared with it."""
 GATHER = Operator(
     "Gather", (FLOAT, INT64), (FLOAT,), axis, "taking", ("gather", "take_lines")
 )  # fmt: skip
+GATHER_ELEMENTS = Operator(
+    "GatherElements", (FLOAT, INT64), (FLOAT,), axis, "picking",
+    ("gather_elements", "pick_blocks"),
+)  # fmt: skip
+"""A tensor, and places along an axis that are read."""
 ROW_STATS_PROGRAM = assemble(
     (
         Step(REDUCTIONS["ReduceMax"], "largest", ("x",)),
@@ -531,9 +543,9 @@ NIBBLES = {
 """Blocks of numbers of four bits, their scales and zero points: a matrix of floats."""
 OPERATORS = (
     ELEMENTWISE, GEMM, COLUMN_LOOP, ADD_ROWS, ADD_ROWS_TO, *TAKEN_ROWS, ADD_ELEMENTS, PUT_ELEMENTS,
-    GATHER, PAD, PAD_GRADIENT, FLIP, TURN, MAX_POOL, MAX_UNPOOL, SCATTER_ELEMENTS, CUM_SUM,
-    NEAREST, BETWEEN, CUT_WINDOWS, FOLD_WINDOWS, DEPTHWISE_WEIGHTS, ROW_STATS, PICK_LOG_SOFTMAX,
-    CROSS_ENTROPY_GRADIENT,
+    GATHER, GATHER_ELEMENTS, PAD, PAD_GRADIENT, FLIP, TURN, MAX_POOL, MAX_UNPOOL, SCATTER_ELEMENTS,
+    CUM_SUM, NEAREST, BETWEEN, CUT_WINDOWS, FOLD_WINDOWS, DEPTHWISE_WEIGHTS, ROW_STATS,
+    PICK_LOG_SOFTMAX, CROSS_ENTROPY_GRADIENT,
     DETERMINANTS, COFACTORS, TOP, SOFTMAX_ACROSS, SOFTMAX_GRADIENT_ACROSS, *ADD_TAPS.values(),
     *READ_DOTS.values(), *NIBBLES.values(),
 )  # fmt: skip

@@ -17,16 +17,20 @@ from .driver import I64, OPTIONS, floats_at, integers_at, keep
 from .operators import EDGE, MOST_PADDED, REFLECT, WRAP
 from .tensors import MAX_RANK, NUMBERS, SHAPE, failed, in_parts, make_output, product, read_input
 
-SOURCE, RESULT, ROWS, STEP, FILL, INNER, AXES, TABLES = range(8)
-OLD, NEW = 8, 8 + MAX_RANK
+SOURCE, RESULT, ROWS, STEP, FILL, INNER, AXES, TABLES, BEFORE = range(9)
+OLD, NEW = 9, 9 + MAX_RANK
 JOB = NEW + MAX_RANK
 """Addresses; rows of the result, and how many a thread takes at once; what is put where nothing is
-read, as bits; floats of an element; axes and the address of their tables; their sizes before and
-behind. The last of the axes is that of a row."""
+read, as bits; floats of an element; axes and the address of their tables; where in a row of the
+result the source begins; their sizes before and behind. The last of the axes is that of a row."""
 CHUNK = 16_384
 """Elements that one call of a thread takes, or one row."""
 SHORT = 32
 """Elements of a row up to which it is read element by element."""
+NARROW = 16
+"""The same where the rows stand one behind the other in the source, too."""
+BLOCK = 256
+"""Such rows that are read column by column: they stay in the first cache."""
 NOTHING = -1
 """In a table: nothing is read."""
 
@@ -94,6 +98,33 @@ def _read_by_table(source: Any, target: Any, table: Any, size: Any, value: Any) 
 
 
 @njit(**OPTIONS)
+def _read_columns(job: Any, table: Any, begin: Any, end: Any, value: Any) -> None:
+    """Short rows that stand one behind the other in the source, too: the table is read once."""
+    size, length = job[OLD], table.size
+    for first in range(begin, end, BLOCK):
+        rows = min(I64(BLOCK), end - first)
+        old = carray(floats_at(job[SOURCE] + 4 * first * size), (rows * size,))
+        new = carray(floats_at(job[RESULT] + 4 * first * length), (rows * length,))
+        for column in range(length):
+            place = table[column]
+            if place == NOTHING:
+                for row in range(rows):
+                    new[row * length + column] = value
+            else:
+                for row in range(rows):
+                    new[row * length + column] = old[row * size + place]
+
+
+@njit(**OPTIONS)
+def _is_filled(table: Any, first: Any, behind: Any) -> Any:
+    """Whether nothing is read around the source."""
+    for column in range(table.size):
+        if not first <= column < behind and table[column] != NOTHING:
+            return False
+    return True
+
+
+@njit(**OPTIONS)
 def _pad(job: Any, begin: Any, end: Any) -> None:
     """Rows of the result."""
     last, inner = job[AXES] - 1, job[INNER]
@@ -102,37 +133,30 @@ def _pad(job: Any, begin: Any, end: Any) -> None:
     size, length = job[OLD + last], job[NEW + last]
     table = tables[total - length :]
     value = carray(floats_at(job.ctypes.data + 8 * FILL), (1,))[0]
-    first, behind = I64(0), I64(0)  # where the source itself stands
-    while first < length and table[first] != 0:
-        first += 1
-    while first + 1 < length and table[first + 1] == 0:  # the edge, repeated before it
-        first += 1
-    behind = first
-    while behind < length and table[behind] == behind - first:
-        behind += 1
+    if inner == 1 and last == 0 and length < NARROW:
+        _read_columns(job, table, begin, end, value)
+        return
+    first = min(max(job[BEFORE], I64(0)), length)
+    behind = max(first, min(job[BEFORE] + size, length))
+    middle = I64(max(-job[BEFORE], I64(0))) * inner
+    is_filled = _is_filled(table, first, behind)
     for row in range(begin, end):
         target, place = job[RESULT] + 4 * row * length * inner, _row_of(job, tables, row)
         if place == NOTHING:
             _fill(target, length * inner, value)
             continue
         source = job[SOURCE] + 4 * place * inner
-        if inner == 1 and length < SHORT:
+        if inner == 1 and last and length < SHORT:
             _read_by_table(source, target, table, size, value)
             continue
-        _copy(source, target + 4 * first * inner, (behind - first) * inner)
-        column = I64(0)
-        while column < length:
-            if column == first:
-                column = behind
-                continue
-            stop = column + 1
-            if table[column] == NOTHING:  # as many as there are at once
-                while stop < length and table[stop] == NOTHING:
-                    stop += 1
-                _fill(target + 4 * column * inner, (stop - column) * inner, value)
-            else:
+        _copy(source + 4 * middle, target + 4 * first * inner, (behind - first) * inner)
+        if is_filled:
+            _fill(target, first * inner, value)
+            _fill(target + 4 * behind * inner, (length - behind) * inner, value)
+            continue
+        for column in range(length):
+            if not first <= column < behind:
                 _copy(source + 4 * table[column] * inner, target + 4 * column * inner, inner)
-            column = stop
 
 
 @cfunc("void(int64, int64)", **OPTIONS)
@@ -184,7 +208,7 @@ def _pad_tensor(state: Any, context: Any) -> Any:
         for place in range(sizes[axis]):
             tables[at] = _source_of(place - before[axis], dims[axis], mode)
             at += 1
-    job[TABLES], job[ROWS] = tables.ctypes.data, product(sizes, 0, last)
+    job[TABLES], job[BEFORE], job[ROWS] = tables.ctypes.data, before[last], product(sizes, 0, last)
     job[STEP] = max(I64(1), CHUNK // (sizes[last] * job[INNER]))
     in_parts(state, context, job, (job[ROWS] + job[STEP] - 1) // job[STEP])
     keep(tables)

@@ -24,9 +24,11 @@ from ..fusion.operators import (
     CUM_SUM,
     DEPTH_COLUMN_ROW,
     DETERMINANTS,
+    FILLED,
     FLIP,
     FOUR_TAPS,
     GATHER,
+    GATHER_ELEMENTS,
     GEMM,
     MAX_POOL,
     MAX_UNPOOL,
@@ -36,6 +38,7 @@ from ..fusion.operators import (
     PERMUTATION,
     PUT_ELEMENTS,
     READ_DOTS,
+    REDUCED,
     SCATTER_ELEMENTS,
     SOFTMAX_ACROSS,
     TOP,
@@ -95,10 +98,13 @@ def own_kernels(outline: Outline, before: Rewritten = NOTHING) -> dict[int, list
                 replacements.setdefault(marked_node.place, ours)
         if not replacements:
             return {}
-        still_read = {name.encode() for node in replacements.values() for name in node.inputs}
+        # One that is picked from may be a part of what others stand for; it reads what it did
+        others = {p: n for p, n in replacements.items() if n.operator is not GATHER_ELEMENTS}
+        still_read = {name.encode() for node in others.values() for name in node.inputs}
         idle = idle_after(
-            outline, list(replacements), still_read.union(before.read), connections
+            outline, list(others), still_read.union(before.read), connections
         ).difference(before.changes)
+        replacements = {p: n for p, n in replacements.items() if p in others or p not in idle}
         return _together(nodes, replacements) | {place: [] for place in idle}
     except (ModelFileError, ValueError, LookupError):  # onnxruntime says what is wrong with it
         return {}
@@ -202,12 +208,12 @@ def _added_elements(nodes: Nodes, node: Opened) -> Node | None:
 
 
 def _scattered(nodes: Nodes, node: Opened) -> Node | None:
-    """Elements added to a tensor, or written to it; rows are added to a product in place."""
+    """Elements added or written to a tensor, or compared; rows are added to a product in place."""
     reduction, product = node.attributes.get("reduction", "none"), nodes.maker(node.inputs[0])
     is_product = product is not None and product.operator in ("Gemm", "MatMul")
-    if is_product or reduction not in ("add", "none"):
+    if is_product or reduction not in REDUCED:
         return None
-    numbers = (node.attributes.get("axis", 0), int(reduction == "none"))
+    numbers = (node.attributes.get("axis", 0), REDUCED[reduction])
     return if_sound(Node(SCATTER_ELEMENTS, node.inputs, node.outputs, numbers))
 
 
@@ -223,6 +229,12 @@ def _taken(_: Nodes, node: Opened) -> Node | None:
     """A Gather."""
     axis = node.attributes.get("axis", 0)
     return if_sound(Node(GATHER, node.inputs, node.outputs, (axis,)))
+
+
+def _picked(_: Nodes, node: Opened) -> Node | None:
+    """A GatherElements."""
+    axis = node.attributes.get("axis", 0)
+    return if_sound(Node(GATHER_ELEMENTS, node.inputs, node.outputs, (axis,)))
 
 
 def is_shape_of(nodes: Nodes, bound: dict[str, str]) -> bool:
@@ -327,6 +339,21 @@ def _padded(nodes: Nodes, node: Opened) -> Node | None:
     (bits,) = struct.unpack("<i", struct.pack("<f", number))
     each = zip(axes.elements, pads.elements[:count], pads.elements[count:], strict=True)
     numbers = (mode, bits, count, *(n for triple in each for n in triple))
+    return if_sound(Node(PAD, node.inputs[:1], node.outputs, numbers))
+
+
+def _cut(nodes: Nodes, node: Opened) -> Node | None:
+    """A Slice that leaves out ends of one axis: a Pad by less than nothing.
+
+    Both are counted from the ends, so no size has to be known.
+    """
+    values = [nodes.constant(name) if name else None for name in node.inputs[1:]]
+    if len(values) not in (3, 4) or any(v is None or len(v.elements) != 1 for v in values):
+        return None
+    begin, end, axis, *steps = (value.elements[0] for value in values if value is not None)
+    if begin < 0 or 0 <= end < FAR or steps not in ([], [1]):
+        return None
+    numbers = (FILLED, 0, 1, axis, -begin, min(end, 0))
     return if_sound(Node(PAD, node.inputs[:1], node.outputs, numbers))
 
 
@@ -506,6 +533,7 @@ RECOGNISED: dict[str, Callable[[Nodes, Opened], Node | None]] = {
     "Det": _determinants,
     "Div": written_softmax,
     "Gather": _taken,
+    "GatherElements": _picked,
     "Gemm": _product,
     "GridSample": _sampled,
     "LogSoftmax": _softmax_across,
@@ -521,6 +549,6 @@ RECOGNISED: dict[str, Callable[[Nodes, Opened], Node | None]] = {
     "Softmax": _softmax_across,
     "TopK": _sorted,
     "Transpose": _in_order,
-    "Slice": lambda nodes, node: unpacked(nodes, node) or _turned(nodes, node),
+    "Slice": lambda nodes, node: unpacked(nodes, node) or _turned(nodes, node) or _cut(nodes, node),
     "Sub": written_softmax,
 }
