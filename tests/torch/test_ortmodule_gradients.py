@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
 import onnx
+import onnx.numpy_helper
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -10,7 +12,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from onnxtrain.torch import ORTModule  # noqa: E402
-from onnxtrain.torch._ortmodule_gradients import share  # noqa: E402
+from onnxtrain.torch._ortmodule_gradients import share, unshape  # noqa: E402
 
 
 class ManyBiases(nn.Module):
@@ -79,3 +81,66 @@ def test_copies_leave_the_graph() -> None:
     made = [(n.output[0], n.input[0]) for n in model.graph.node]
     assert made == [("a", "seed"), ("d", "seed"), ("e", "d"), ("h", "c")]  # a branch reads e
     onnx.checker.check_model(model, full_check=True)
+
+
+class Convolutions(nn.Module):
+    """Weights whose gradients are products of matrices; one of them is in two places."""
+
+    def __init__(self, *, tied: bool) -> None:
+        super().__init__()
+        self.first, self.second = (nn.Conv2d(16, 16, 3, padding=1) for _ in range(2))
+        if tied:
+            self.second.weight = self.first.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.second(torch.relu(self.first(x)))
+        return result
+
+
+@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("tied", [False, True])
+def test_gradients_have_the_sizes_of_their_parameters(tied: bool, times: int) -> None:
+    torch.manual_seed(0)
+    module, x = Convolutions(tied=tied), torch.randn(4, 16, 8, 8)
+    expected = [g.clone() for g in gradients(module, x, times)]
+    wrapped = ORTModule(module)
+    ours = gradients(wrapped, x, times)
+    for one, other in zip(ours, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+    assert len({g.data_ptr() for g in ours}) == len(ours)
+    halves = wrapped._graphs.used[True].graphs.halves
+    last = {name: n.op_type for n in halves.backward.graph.node for name in n.output}
+    if not tied:  # else they are added up, as parameters have them
+        assert "Reshape" not in {last[name] for name in halves.gradients.values()}
+        assert {"first.weight", "second.weight"} <= set(halves.views)
+
+
+def reshaped(*results: tuple[str, str]) -> onnx.ModelProto:
+    """Reshapes of what a graph computes, and of what it reads."""
+    make = onnx.helper.make_node
+    nodes = [make("Neg", ["x"], ["y"])]
+    nodes += [make("Reshape", [source, "sizes"], [name]) for source, name in results]
+    value = onnx.helper.make_tensor_value_info
+    graph = onnx.helper.make_graph(
+        nodes, "g", [value("x", 1, [6])], [value(name, 1, [2, 3]) for _, name in results]
+    )
+    graph.initializer.append(onnx.numpy_helper.from_array(np.array([2, 3]), "sizes"))
+    return onnx.helper.make_model(graph)
+
+
+def test_one_reshape_of_a_value_is_left_to_torch() -> None:
+    model = reshaped(("y", "a_grad"), ("y", "b_grad"), ("x", "c_grad"), ("y", "d_grad"))
+    sizes = {"a": (2, 3), "b": (2, 3), "c": (2, 3)}
+    gradients = {n: f"{n}_grad" for n in "abcd"}
+    names, views = unshape(model, gradients, sizes)
+    assert names == {**gradients, "a": "y"}
+    assert views == {"a": (2, 3)}
+    assert [o.name for o in model.graph.output] == ["y", "b_grad", "c_grad", "d_grad"]
+    assert [n.output[0] for n in model.graph.node] == ["y", "b_grad", "c_grad", "d_grad"]
+
+
+def test_what_several_parameters_have_is_reshaped_by_the_graph() -> None:
+    model = reshaped(("y", "both"))
+    gradients = {"a": "both", "b": "both"}
+    assert unshape(model, gradients, {"a": (2, 3), "b": (2, 3)}) == (gradients, {})
+    assert len(model.graph.node) == 2

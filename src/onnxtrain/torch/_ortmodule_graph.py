@@ -24,7 +24,7 @@ from ..passes import Recompute
 from ..passes.draws import draws
 from ..runtime.session.labels import ClassLabels
 from ._ortmodule_constants import Array, lend, park, without_values
-from ._ortmodule_gradients import share
+from ._ortmodule_gradients import share, unshape
 from ._ortmodule_structure import Structure, leaf_names, put_together, take_apart
 from .export import Exported, ExportError, Probe, called, export
 from .export_cache import Request, cached
@@ -163,6 +163,7 @@ class Halves:
         seeds: for each output the backward graph's input for its gradient, or None.
         gradients: from names of inputs and tensors to the backward graph's outputs; several may
             have one.
+        views: sizes that torch gives to some of these, of which the graph has the numbers only.
         labels: from inputs of the forward graph that hold class labels to what they may hold.
         lent: numbers of the constants that the graphs do not have themselves.
     """
@@ -174,6 +175,7 @@ class Halves:
     saved: list[str] = field(default_factory=list)
     seeds: list[str | None] = field(default_factory=list)
     gradients: dict[str, str] = field(default_factory=dict)
+    views: dict[str, tuple[int, ...]] = field(default_factory=dict)
     whole: onnx.ModelProto | None = None
     labels: dict[str, ClassLabels] = field(default_factory=dict)
     lent: dict[str, Array] = field(default_factory=dict)
@@ -523,6 +525,8 @@ def _build(
         return Halves(whole, None, feeds, updates, labels=labels, lent=lent)
     for half in (parts.forward, parts.backward):
         lend(half, lent)
+    sizes = {t.name: tuple(t.dims) for t in traced.model.graph.initializer if t.name in chosen}
+    gradients_at, views = unshape(parts.backward, share(parts.backward, built.gradients), sizes)
     return Halves(
         parts.forward,
         parts.backward,
@@ -530,7 +534,8 @@ def _build(
         updates,
         parts.saved,
         [built.seeds.get(n) for n in traced.outputs],
-        share(parts.backward, built.gradients),
+        gradients_at,
+        views,
         whole,
         labels,
         lent,

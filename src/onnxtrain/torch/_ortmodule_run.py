@@ -226,6 +226,7 @@ class Graphs:
         self.wrt_names = list(halves.gradients)
         self.wrt = [feeds.index(n) for n in halves.gradients]
         self._gradient_at = [gradients.index(g) for g in halves.gradients.values()]
+        self._views = [(self.wrt_names.index(n), shape) for n, shape in halves.views.items()]
 
     def drawn(self) -> list[torch.Tensor]:
         """What random operators draw from in this call, from torch's generator; if it `draws`.
@@ -279,9 +280,11 @@ class Graphs:
         else:
             results = self._backward.run(vector)
         tensors: list[torch.Tensor] = results.to_dlpacks(_from_dlpack)
-        if len(tensors) == len(self._gradient_at):
-            return tensors
-        return [tensors[i] for i in self._gradient_at]
+        if len(tensors) != len(self._gradient_at):
+            tensors = [tensors[i] for i in self._gradient_at]
+        for i, shape in self._views:
+            tensors[i] = tensors[i].view(shape)
+        return tensors
 
     def with_seeds(self, saved: Any, grads: Sequence[torch.Tensor], *, again: bool) -> Any:
         """All that the backward graph reads; `again` leaves what was kept as it is."""
