@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 
+import numpy as np
 import onnx
+import onnx.numpy_helper
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -97,9 +99,9 @@ def test_views_leave_the_graph() -> None:
     }""")
     gradients = {name: name for name in "abdefhj"}
     named, shapes = without_views(model, gradients)
-    assert named == {**gradients, "a": "one"}
-    assert shapes == {"one": (4096,)}
-    assert [o.name for o in model.graph.output] == ["one", *"bdefhj"]
+    assert named == {**gradients, "a": "one", "b": "two", "h": "six"}
+    assert shapes == {"a": (4096,), "b": (64, 64), "h": (2, 2)}
+    assert [o.name for o in model.graph.output] == ["one", "two", *"def", "six", "j"]
     assert "a" not in {n.output[0] for n in model.graph.node}
 
 
@@ -128,3 +130,65 @@ def test_gradients_of_another_shape() -> None:
         pairs = zip(module.parameters(), ours.parameters(), strict=True)
         for expected, got in pairs:
             torch.testing.assert_close(got.grad, expected.grad, rtol=1e-4, atol=1e-5)
+
+
+class Convolutions(nn.Module):
+    """Weights whose gradients are products of matrices; one of them is in two places."""
+
+    def __init__(self, *, tied: bool) -> None:
+        super().__init__()
+        self.first, self.second = (nn.Conv2d(16, 16, 3, padding=1) for _ in range(2))
+        if tied:
+            self.second.weight = self.first.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.second(torch.relu(self.first(x)))
+        return result
+
+
+@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("tied", [False, True])
+def test_gradients_have_the_sizes_of_their_parameters(tied: bool, times: int) -> None:
+    torch.manual_seed(0)
+    module, x = Convolutions(tied=tied), torch.randn(4, 16, 8, 8)
+    expected = [g.clone() for g in gradients(module, x, times)]
+    wrapped = ORTModule(module)
+    ours = gradients(wrapped, x, times)
+    for one, other in zip(ours, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+    assert len({g.data_ptr() for g in ours}) == len(ours)
+    halves = wrapped._graphs.used[True].graphs.halves
+    last = {name: n.op_type for n in halves.backward.graph.node for name in n.output}
+    if not tied:  # else they are added up, as parameters have them
+        assert "Reshape" not in {last[name] for name in halves.gradients.values()}
+        assert {"first.weight", "second.weight"} <= set(halves.views)
+
+
+def reshaped(*results: tuple[str, str]) -> onnx.ModelProto:
+    """Reshapes of what a graph computes, and of what it reads."""
+    make = onnx.helper.make_node
+    nodes = [make("Neg", ["x"], ["y"])]
+    nodes += [make("Reshape", [source, "sizes"], [name]) for source, name in results]
+    value = onnx.helper.make_tensor_value_info
+    graph = onnx.helper.make_graph(
+        nodes, "g", [value("x", 1, [6])], [value(name, 1, [2, 3]) for _, name in results]
+    )
+    graph.initializer.append(onnx.numpy_helper.from_array(np.array([2, 3]), "sizes"))
+    return onnx.helper.make_model(graph)
+
+
+def test_one_reshape_of_a_value_is_left_to_torch() -> None:
+    model = reshaped(("y", "a_grad"), ("y", "b_grad"), ("x", "c_grad"), ("y", "d_grad"))
+    gradients = {n: f"{n}_grad" for n in "abcd"}
+    names, views = without_views(model, gradients)
+    assert names == {**gradients, "a": "y"}
+    assert views == {"a": (2, 3)}
+    assert [o.name for o in model.graph.output] == ["y", "b_grad", "c_grad", "d_grad"]
+    assert [n.output[0] for n in model.graph.node] == ["y", "b_grad", "c_grad", "d_grad"]
+
+
+def test_what_several_parameters_have_is_reshaped_by_the_graph() -> None:
+    model = reshaped(("y", "both"))
+    gradients = {"a": "both", "b": "both"}
+    assert without_views(model, gradients) == (gradients, {})
+    assert len(model.graph.node) == 2

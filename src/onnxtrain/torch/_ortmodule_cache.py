@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import operator
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +20,7 @@ from ..runtime.step.halves import Vector
 from ._ortmodule_constants import MAX_CHANGES, Constants, with_values, without_values, worth_it
 from ._ortmodule_graph import Halves, Traced, build, trace
 from ._ortmodule_memory import Bound, Weights
+from ._ortmodule_repeat import Repeat, repeat_of
 from ._ortmodule_run import (
     Call,
     Graphs,
@@ -105,22 +107,33 @@ class Kind:
         feeds: list[Any],
     ) -> Sequence[torch.Tensor]:
         """Run on what `prepare` gave: the graph's outputs."""
+        if self.later is not None:
+            results: Sequence[torch.Tensor] = self._later(
+                inputs, cache, bound.of, drawn, feeds, self.later
+            )
+            return results
+        return self.run(inputs, bound, drawn, feeds)
+
+    def run(
+        self,
+        inputs: Sequence[torch.Tensor],
+        bound: Bound,
+        drawn: list[torch.Tensor],
+        feeds: list[Any],
+    ) -> Sequence[torch.Tensor]:
+        """Run graphs that need no others `later`."""
         graphs = self.graphs
         results: Sequence[torch.Tensor]
-        if self.later is not None:
-            results = self._later(inputs, cache, bound.of, drawn, feeds, self.later)
-        elif graphs.differentiable:
+        if graphs.differentiable:
             tensors = [*[inputs[i] for i in graphs.from_inputs], *bound.tensors, *drawn]
             outputs = Vector()
             wrt = [tensors[i] for i in graphs.wrt]
             results = run_now(graphs, feeds, tensors, outputs, *wrt)
-            if graphs.updated:
-                graphs.update(outputs, bound.of, self.counts)
         else:
             outputs = graphs.run_forward(feeds, Vector(), save=False)
             results = graphs.results(outputs)
-            if graphs.updated:
-                graphs.update(outputs, bound.of, self.counts)
+        if graphs.updated:
+            graphs.update(outputs, bound.of, self.counts)
         return results
 
     def result(self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> Any:
@@ -175,6 +188,7 @@ class Cache:
         known: graphs by the exact kind of a call.
         used: those of the last call in training mode (True) and in eval mode (False).
         stale: whether graphs were dropped since the last call.
+        repeat: runs a call like the last ones; None while these are of several kinds.
         is_trained_in_eval_mode: whether results in eval mode have been differentiated, as where a
             head is trained on frozen layers: from then on what that needs is kept at once, and the
             forward pass does not run twice.
@@ -194,6 +208,8 @@ class Cache:
         self.weights = Weights([])
         self._makes: tuple[list[Any], list[type]] | None = None
         self._last: tuple[Any, Any, Kind | Moving | None] = None, None, None
+        self._in_a_row = 0
+        self.repeat: Repeat | None = None
 
     @property
     def names(self) -> list[str]:
@@ -215,7 +231,7 @@ class Cache:
     def forget(self) -> None:
         """Drop all graphs."""
         self.known, self._traced, self._kinds = {}, {}, {}
-        self.used, self.stale = {}, True
+        self.used, self.stale, self.repeat = {}, True, None
 
     def share(self, other: Cache) -> None:
         """Take over the graphs of an equal module."""
@@ -236,7 +252,7 @@ class Cache:
         last_known, last_key, kind = self._last
         if last_known is not known or last_key != key:  # most calls are like the last one
             kind = known.get(key)
-            self._last = known, key, kind
+            self._last, self._in_a_row = (known, key, kind), 0
         if kind is not None and kind.constants is not None and not self.is_current(kind):
             kind = None
         return key, kind
@@ -247,6 +263,27 @@ class Cache:
         self.weights = Weights(self.names)
         if before is not None and before != self._makes:
             self.forget()
+
+    def prepare_repeat(
+        self,
+        kind: Kind,
+        bound: Bound,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        inputs: Sequence[torch.Tensor],
+    ) -> None:
+        """Let further calls like this one be short, if its arguments are nothing but tensors.
+
+        Not from the first one on, and more and more rarely where that is of no use (as with
+        weights whose memory is exchanged in every step): it takes longer than one call saves.
+        """
+        self._in_a_row += 1
+        count = self._in_a_row
+        if count == 1 or count & (count - 1):
+            return
+        is_plain = not kwargs and len(args) == len(inputs) and all(map(operator.is_, args, inputs))
+        is_usual = kind.later is None and kind.constants is None and not kind.changes_arguments
+        self.repeat = repeat_of(kind, self.watch, bound, inputs) if is_plain and is_usual else None
 
     def remember(self, key: Any, kind: Kind | Moving) -> None:
         """Next time a call of exactly this kind is found at once."""

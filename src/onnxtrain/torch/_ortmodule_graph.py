@@ -163,10 +163,9 @@ class Halves:
         seeds: for each output the backward graph's input for its gradient, or None.
         gradients: from names of inputs and tensors to the backward graph's outputs; several may
             have one.
+        views: sizes that torch gives to some of these, of which the graph has the numbers only.
         labels: from inputs of the forward graph that hold class labels to what they may hold.
         lent: numbers of the constants that the graphs do not have themselves.
-        shapes: of outputs of the backward graph that have the numbers of a gradient, in its order,
-            in another shape.
     """
 
     forward: onnx.ModelProto
@@ -176,10 +175,10 @@ class Halves:
     saved: list[str] = field(default_factory=list)
     seeds: list[str | None] = field(default_factory=list)
     gradients: dict[str, str] = field(default_factory=dict)
+    views: dict[str, tuple[int, ...]] = field(default_factory=dict)
     whole: onnx.ModelProto | None = None
     labels: dict[str, ClassLabels] = field(default_factory=dict)
     lent: dict[str, Array] = field(default_factory=dict)
-    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     def drop(self) -> None:
         """Forget the numbers of constants: tensors without any take the places of lent ones."""
@@ -526,7 +525,7 @@ def _build(
         return Halves(whole, None, feeds, updates, labels=labels, lent=lent)
     for half in (parts.forward, parts.backward):
         lend(half, lent)
-    gradients_at, of = without_views(parts.backward, share(parts.backward, built.gradients))
+    gradients_at, views = without_views(parts.backward, share(parts.backward, built.gradients))
     return Halves(
         parts.forward,
         parts.backward,
@@ -535,10 +534,10 @@ def _build(
         parts.saved,
         [built.seeds.get(n) for n in traced.outputs],
         gradients_at,
+        views,
         whole,
         labels,
         lent,
-        of,
     )
 
 

@@ -28,6 +28,11 @@ def to_ort(tensor: torch.Tensor) -> Any:
     return _from_torch(_to_dlpack(tensor), False)
 
 
+def is_shared(tensor: torch.Tensor) -> bool:
+    """Whether an OrtValue has a tensor's own memory, and takes its type as it is."""
+    return tensor.is_contiguous() and tensor.dtype is not torch.bool
+
+
 def to_torch(values: Any, index: int) -> torch.Tensor:
     """A tensor in the memory of an OrtValue, which it keeps alive."""
     tensor: torch.Tensor = _from_dlpack(values.dlpack_at(index))

@@ -225,10 +225,8 @@ class Graphs:
         # What has a gradient, as positions among the feeds
         self.wrt_names = list(halves.gradients)
         self.wrt = [feeds.index(n) for n in halves.gradients]
-        self._shapes = [
-            (i, halves.shapes[g]) for i, g in enumerate(gradients) if g in halves.shapes
-        ]
         self._gradient_at = [gradients.index(g) for g in halves.gradients.values()]
+        self._views = [(self.wrt_names.index(n), shape) for n, shape in halves.views.items()]
 
     def drawn(self) -> list[torch.Tensor]:
         """What random operators draw from in this call, from torch's generator; if it `draws`.
@@ -282,11 +280,11 @@ class Graphs:
         else:
             results = self._backward.run(vector)
         tensors: list[torch.Tensor] = results.to_dlpacks(_from_dlpack)
-        for i, shape in self._shapes:
+        if len(tensors) != len(self._gradient_at):
+            tensors = [tensors[i] for i in self._gradient_at]
+        for i, shape in self._views:
             tensors[i] = tensors[i].view(shape)
-        if len(tensors) == len(self._gradient_at):
-            return tensors
-        return [tensors[i] for i in self._gradient_at]
+        return tensors
 
     def with_seeds(self, saved: Any, grads: Sequence[torch.Tensor], *, again: bool) -> Any:
         """All that the backward graph reads; `again` leaves what was kept as it is."""
@@ -339,16 +337,17 @@ class _ORTModuleFunction(torch.autograd.Function):
     ) -> tuple[torch.Tensor, ...]:
         """Run; all that the graph gives is put into the vector `outputs`."""
         graphs.run_forward(feeds, outputs, save=True)
+        # torch is told what is kept so that it notices when someone changes it before backward
+        kept = [tensors[i] for i in graphs.feed_at]
         if graphs.is_one:
             results: tuple[torch.Tensor, ...] = (_from_dlpack(outputs.dlpack_at(0)),)
         else:
             results = graphs.results(outputs)
         if graphs.not_seeded:
             ctx.mark_non_differentiable(*[results[i] for i in graphs.not_seeded])
-        # torch is told what is kept so that it notices when someone changes it before backward
-        ctx.save_for_backward(
-            *[tensors[i] for i in graphs.feed_at], *[results[i] for i in graphs.saved_outputs]
-        )
+        if graphs.saved_outputs:
+            kept += [results[i] for i in graphs.saved_outputs]
+        ctx.save_for_backward(*kept)
         ctx.saved = graphs, graphs.for_backward(outputs, feeds)
         return results
 

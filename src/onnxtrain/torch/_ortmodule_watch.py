@@ -58,6 +58,21 @@ class Watch:
             self._hold = holding(self.tensors)
         return is_other
 
+    def parts_are_as_now(self) -> Callable[[], bool]:
+        """Whether the module has the same objects in it, in the same modes, as at the last look."""
+        filled, empty, ids = self._filled, self._empty, self._ids
+        parts, modes, held = self._parts, self._modes, self._held
+
+        def same() -> bool:
+            return bool(
+                held
+                and list(map(id, _all(map(_values, filled)))) == ids
+                and list(map(_training, parts)) == modes
+                and not any(empty)
+            )
+
+        return same
+
     def make(self) -> tuple[list[Any], list[type]]:
         """What other graphs are needed for if it changes: names, sizes and types of everything."""
         tensors = [(n, t.shape, t.dtype, t.device) for n, t in zip(self.names, self.tensors)]
@@ -89,6 +104,14 @@ def holding(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
     """
     if not tensors:
         return _always
+    return guards_for(tensors) or holding_in_python(tensors)
+
+
+def guards_for(tensors: Sequence[torch.Tensor]) -> Callable[..., bool] | None:
+    """As `holding`, in C only: None where there is no such thing, or two tensors are one.
+
+    What is asked about may be anything; it does not hold for what is no tensor.
+    """
     sizes: Any = [list(t.shape) for t in tensors]
     strides: Any = [list(t.stride()) for t in tensors]
     try:
@@ -96,8 +119,8 @@ def holding(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
         check = guards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
         holds = check(*tensors)
     except Exception:  # no public name: another version may have it elsewhere, or otherwise
-        holds = False
-    return check if holds else holding_in_python(tensors)
+        return None
+    return check if holds else None
 
 
 def holding_in_python(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:

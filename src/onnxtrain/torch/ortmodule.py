@@ -15,6 +15,7 @@ from typing import Any, ClassVar, TypeVar, cast
 
 import onnx
 import torch
+import torch.nn.modules.module as torch_modules
 
 from ..passes import Recompute, check_recompute
 from ._gloo_threads import wait_for_gloo
@@ -34,6 +35,13 @@ atexit.register(wait_for_gloo)
 log = logging.getLogger(__name__)
 T = TypeVar("T", bound="ORTModule")
 
+
+_is_compiling = torch.compiler.is_compiling
+_is_tracing = torch._C._get_tracing_state  # noqa: SLF001 - the public one is two calls in Python
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+"""Where a module has the functions that torch calls around `forward`."""
+_GLOBAL_HOOKS = tuple(getattr(torch_modules, f"_global{name}") for name in _HOOKS)
+"""Where those for all modules are."""
 
 _OWN = ("_wrapped", "_options", "_policy", "_exporter", "_recompute")
 """What a copy needs to know."""
@@ -163,12 +171,37 @@ class ORTModule(torch.nn.Module):
         own["_wrapped"], own["_options"], own["_policy"] = module, options, policy
         own["_exporter"], own["_fell_back"] = exporter, None
         own["_may_fall_back"] = policy != FallbackPolicy.FALLBACK_DISABLE
+        is_ours = type(self).forward is ORTModule.forward
+        own["_may_be_short"] = is_ours and not self._may_fall_back
+        own["_hooks"] = tuple(own[name] for name in _HOOKS) + _GLOBAL_HOOKS
         own["_graphs"] = Cache(module)
         own["_export_options"] = {True: {}, False: {}}
         for name in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
             own[name] = module.__dict__[name]  # torch reads these without asking
 
     # --- running ---------------------------------------------------------------------------------
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the module as any of torch's.
+
+        If there is no hook, no compiler and no tracer, and the call is like the last one, the
+        graphs run at once: the functions between torch's `__call__` and `forward` take as long as
+        a small graph.
+        """
+        if not (
+            kwargs
+            or _is_compiling()
+            or _is_tracing()
+            or not self._may_be_short
+            or any(self._hooks)
+            or "forward" in self.__dict__
+        ):
+            repeat = self._graphs.repeat
+            if repeat is not None:
+                results = repeat(args)
+                if results is not None:
+                    return results[0] if repeat.is_tensor else repeat.kind.result(results, args)
+        return super().__call__(*args, **kwargs)
 
     @_WithSignatureOfWrapped
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -220,6 +253,7 @@ class ORTModule(torch.nn.Module):
                 changes = kind.changes_arguments
                 protected_inputs = protected(kind.traced, inputs) if changes else inputs
                 prepared = kind.prepare(protected_inputs, cache)
+                cache.prepare_repeat(kind, prepared[0], args, kwargs, inputs)
         if isinstance(kind, Moving):
             return self._wrapped(*args, **kwargs)
         outputs = kind(protected_inputs, cache, *prepared)
