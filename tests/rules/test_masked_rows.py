@@ -57,6 +57,62 @@ def test_a_replaced_row_has_no_gradient(ending: str) -> None:
     assert judge_alone(dx, exact, X, largest=1.0).word == "right"
 
 
+OTHERS = {
+    "the other way round": "n = IsNaN(s) b = Log(s) z = Where(n, s, b)",
+    "beside it": "z = Where(row, zero, s) b = Mul(s, w)",
+    "beside it, behind a Cast": "c = Cast<to = 11>(s) e = Cast<to = 1>(c) b = Mul(e, w) "
+    "z = Where(row, zero, s)",
+    "another choice": "z = Where(row, zero, s) b = Where(row, s, zero)",
+}
+
+
+@pytest.mark.parametrize("ending", list(OTHERS))
+def test_rows_that_somebody_else_reads_keep_their_gradient(ending: str) -> None:
+    """The Where that puts something in their place does not speak for others."""
+    model = onnx.parser.parse_model(f"""
+        <ir_version: 8, opset_import: ["": 18]>
+        g (float[n,m] x, bool[n,1] row, float[m] w) => (float loss) <float zero = {{0}}> {{
+            s = Softmax(x) {OTHERS[ending]} q = Mul(z, z) p = Mul(q, w) t = Add(p, b)
+            loss = ReduceSum<keepdims = 0>(t) }}
+    """)
+    proto = onnxtrain.differentiate(model, wrt=["x"])
+    session = ort.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    w, row = np.arange(1, 5, dtype=np.float32), np.array([[False], [True], [False]])
+    (dx,) = session.run(["x_grad"], {"x": X.astype(np.float32), "row": row, "w": w})
+
+    def function(x: np.ndarray) -> float:
+        s = np.exp(x) / np.exp(x).sum(1, keepdims=True)
+        z, b = {
+            "the other way round": (np.log(s), np.log(s)),
+            "another choice": (np.where(row, 0.0, s), np.where(row, s, 0.0)),
+        }.get(ending, (np.where(row, 0.0, s), s * w))
+        return float((z**2 * w + b).sum())
+
+    assert judge_alone(dx, function, X, largest=1.0).word == "right"
+
+
+def test_a_result_of_the_graph_keeps_its_gradient() -> None:
+    model = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["": 18]>
+        g (float[n,m] x, bool[n,1] row) => (float[n,m] z, float[n,m] s) <float zero = {0}> {
+            s = Softmax(x) z = Where(row, zero, s) }
+    """)
+    proto = onnxtrain.differentiate(model, wrt=["x"], of=["z", "s"], vjp=True)
+    session = ort.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    row = np.array([[False], [True], [False]])
+    seeds = {name: MASKED.astype(np.float32) * n for n, name in ((1, "z_grad"), (2, "s_grad"))}
+    needed = {i.name for i in session.get_inputs()}
+    seeds = {name: value for name, value in seeds.items() if name in needed}
+    assert len(seeds) == 2
+    (dx,) = session.run(["x_grad"], {"x": X.astype(np.float32), "row": row, **seeds})
+
+    def function(x: np.ndarray) -> float:
+        s = np.exp(x) / np.exp(x).sum(1, keepdims=True)
+        return float((np.where(row, 0.0, s) * MASKED + s * MASKED * 2).sum())
+
+    assert judge_alone(dx, function, X, largest=1.0).word == "right"
+
+
 def test_elements_that_are_replaced_one_by_one_still_have_one() -> None:
     """The softmax of the others depends on them."""
     model = onnx.parser.parse_model("""

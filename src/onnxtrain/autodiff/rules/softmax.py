@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from ...graph import OpBuilder, Tensor
 from ...graph.tensor import Dim
-from ..registry import gradient
+from ..registry import gradient, lookup
 
 ACROSS, MANY_NUMBERS = 64, 4096
 """How many numbers behind the axis, and in all, make `log_softmax_across` the faster form."""
@@ -59,24 +59,38 @@ def _without_replaced_rows(op: OpBuilder, y: Tensor, axis: int) -> Tensor:
     """Zeros for rows that a Where behind the softmax puts something else in the place of.
 
     That is how attention treats a row whose keys are all masked: its softmax is NaN. No gradient
-    arrives there, but 0 · NaN is NaN.
+    arrives there, but 0 · NaN is NaN. Only if that Where is all that has a gradient: what somebody
+    else makes of these rows counts.
     """
-    for node, index in _readers(y.value):
-        condition = node.inputs[0]
-        if node.op_type != "Where" or index == 0 or condition is None:
-            continue
-        if node.graph is y.value.graph and _by_row(condition, y, axis):
-            rows = op.tensor(condition)
-            return op.Where(rows, 0.0, y) if index == 2 else op.Where(rows, y, 0.0)
-    return y
+    readers = list(_readers(y.value))
+    if len(readers) != 1 or readers[0] is None:
+        return y
+    ((node, index),) = readers
+    condition = node.inputs[0]
+    if node.op_type != "Where" or node.graph is not y.value.graph or condition is None:
+        return y
+    if not _by_row(condition, y, axis):
+        return y
+    rows = op.tensor(condition)
+    return op.Where(rows, 0.0, y) if index == 2 else op.Where(rows, y, 0.0)
 
 
-def _readers(value: ir.Value) -> Iterator[tuple[ir.Node, int]]:
-    """The nodes that read a value, also behind a Cast."""
+def _readers(value: ir.Value) -> Iterator[tuple[ir.Node, int] | None]:
+    """Where a gradient may come from, behind a Cast, too; None for somebody outside of the graph.
+
+    A Where that chooses by the value itself has none for it.
+    """
+    if value.is_graph_output():
+        yield None
     for node, index in value.uses():
-        yield node, index
+        if node.graph is None:  # a gradient's, not in the graph yet
+            continue
         if node.op_type == "Cast" and not node.domain:
             yield from _readers(node.outputs[0])
+            continue
+        rule = lookup(node.domain, node.op_type)
+        if rule is None or not (rule.kind == "zero" or index in rule.stops):
+            yield node, index
 
 
 def _by_row(condition: ir.Value, y: Tensor, axis: int) -> bool:
