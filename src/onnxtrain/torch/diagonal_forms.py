@@ -17,7 +17,7 @@ def of_matrices(x: torch.Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) 
     """`torch.diagonal`, of the axes that `dim1` and `dim2` name."""
     first, second = dim1 % x.dim(), dim2 % x.dim()
     rows, columns = x.shape[first], x.shape[second]
-    if _is_traced() and offset >= 0:  # right there, and for any size: a trace keeps steps
+    if is_traced() and offset >= 0:  # right there, and for any size: a trace keeps steps
         return torch.diagonal(x, offset, dim1, dim2)
     is_view = x.is_contiguous() and second == first + 1  # else it would be of a copy
     if not is_view or (offset and not -rows < offset < columns):
@@ -61,9 +61,9 @@ def takes(x: Any) -> bool:
     """Whether there are numbers on the diagonal that a gradient may come from."""
     if not isinstance(x, torch.Tensor) or not x.is_floating_point():
         return False
-    return _is_traced() or x.numel() > 0
+    return is_traced() or x.numel() > 0
 
 
-def _is_traced() -> bool:
+def is_traced() -> bool:
     """Whether the TorchScript exporter looks on, to which a decision by size is one for good."""
     return torch._C._get_tracing_state() is not None  # noqa: SLF001 - `is_tracing` has no type

@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from ..graph.edit import remove_nodes, replace_value
 from ..graph.nodes import same_shape
 from ..graph.subgraphs import node_protos
-from . import diagonal_forms, margin_forms
+from . import diagonal_forms, index_forms, margin_forms
 from .attention_forms import attention, may_hide_all
 from .distance_forms import distances
 from .loss_forms import cross_entropy, needs_another_form, reduction_of
@@ -361,6 +361,23 @@ def _by_steps(form: Callable[..., torch.Tensor], function: Callable[..., torch.T
     return another
 
 
+# --- activations ----------------------------------------------------------------------------------
+
+LINEAR = 15.0
+"""From where on a softplus in float32 is its operand, whatever threshold it is given."""
+
+
+def _softplus(
+    marks: GradientMarks, rows: torch.Tensor, beta: float = 1.0, threshold: float = 20.0
+) -> torch.Tensor:
+    """The TorchScript exporter leaves the threshold out."""
+    result = functional.softplus(rows, beta, threshold)
+    marks.count += threshold < LINEAR
+    if threshold >= LINEAR or not diagonal_forms.is_traced():
+        return result
+    return torch.where(rows * beta > threshold, rows, result)
+
+
 # --- attention ------------------------------------------------------------------------------------
 
 
@@ -450,6 +467,8 @@ SPATIAL: dict[Any, int] = {
 }
 """Pooling functions, and over how many axes they go."""
 
+ADDING = (torch.index_add, torch.Tensor.index_add, torch.Tensor.index_add_)
+REDUCING = (torch.scatter_reduce, torch.Tensor.scatter_reduce, torch.Tensor.scatter_reduce_)
 DIAGONALS = (torch.diagonal, torch.diagonal_copy, torch.Tensor.diagonal)
 EMBEDDINGS = (torch.diag_embed, torch.Tensor.diag_embed)
 
@@ -467,6 +486,10 @@ ANOTHER_FORM: dict[Any, Callable[..., Any]] = {
     functional.embedding_bag: _embedding_bag,
     torch.embedding: _low_level_embedding,
     torch.cdist: _distances,
+    torch.Tensor.__getitem__: index_forms.taken,
+    functional.softplus: _softplus,
+    **{function: index_forms.index_add(function) for function in ADDING},
+    **{function: index_forms.scatter_reduce(function) for function in REDUCING},
     **{f: _by_steps(diagonal_forms.of_matrices, f) for f in DIAGONALS},
     **{f: _by_steps(diagonal_forms.embedded, f) for f in EMBEDDINGS},
     **{f: _by_steps(diagonal_forms.diag, f) for f in (torch.diag, torch.Tensor.diag)},
