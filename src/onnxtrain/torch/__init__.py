@@ -28,6 +28,7 @@ from .debug_options import DebugOptions as DebugOptions
 from .debug_options import LogLevel as LogLevel
 from .fallback import FallbackPolicy as FallbackPolicy
 from .fallback import ORTModuleFallbackException as ORTModuleFallbackException
+from .first_result import ExportDifferenceWarning as ExportDifferenceWarning
 from .ortmodule import ORTModule as ORTModule
 from .value_reads import FixedValueWarning as FixedValueWarning
 

@@ -34,6 +34,7 @@ from ._ortmodule_watch import Watch
 from .debug_options import DebugOptions
 from .export import OPSET
 from .fallback import ORTModuleDeviceException, ORTModuleONNXModelException
+from .first_result import warn_if_different
 from .value_reads import FixedValues
 from .widen import autocast
 
@@ -135,6 +136,12 @@ class Kind:
         if graphs.updated:
             graphs.update(outputs, bound.of, self.counts)
         return results
+
+    def compare(self, name: str, outputs: Sequence[torch.Tensor]) -> None:
+        """Tell if the first results are not those that torch gave."""
+        traced = self.traced
+        expected, traced.expected = traced.expected, []
+        warn_if_different(name, traced.exporter, expected, outputs)
 
     def result(self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> Any:
         """What the module would return; arguments that it would have changed are changed."""

@@ -33,6 +33,7 @@ from .fallback import (
     ORTModuleONNXModelException,
     ORTModuleTorchModelException,
 )
+from .first_result import sample
 from .movements import Movements
 from .repair import rename
 from .size_rules import Fits
@@ -97,6 +98,7 @@ class _Probed:
         probe: what else there was to see.
         count: of the tensors in the result, and of changed arguments.
         moves_only: whether the result is made of views and copies, and nothing else happened.
+        sampled: some numbers of the result, if nothing was drawn.
     """
 
     result: Structure
@@ -107,6 +109,7 @@ class _Probed:
     probe: Probe
     count: int
     moves_only: bool
+    sampled: list[torch.Tensor | None]
 
 
 @dataclass
@@ -130,6 +133,7 @@ class Traced:
         exporter: which exporter made it, and why not the preferred one.
         structure: of the arguments.
         training: the mode.
+        expected: some numbers of what torch gave for the first call, until they are compared.
     """
 
     model: onnx.ModelProto
@@ -148,6 +152,7 @@ class Traced:
     returned: dict[int, int]
     structure: Structure
     training: bool
+    expected: list[torch.Tensor | None]
 
 
 @dataclass
@@ -267,6 +272,7 @@ def trace(
         probed.returned,
         structure,
         module.training,
+        probed.sampled,
     )
 
 
@@ -347,8 +353,10 @@ def _probe(
     copies_only = False
     with torch.random.fork_rng(devices=[]):
         try:
+            drawn_before = torch.get_rng_state()
             args, kwargs = put_together(structure, tensors)
             result, probe = called(module, tensors, lambda: module(*args, **kwargs))
+            is_drawn = not torch.equal(drawn_before, torch.get_rng_state())
             now = dict(module.named_buffers())
             is_bare = not now and next(module.parameters(), None) is None
             if is_bare and [t._version for t in tensors] == versions:
@@ -388,6 +396,7 @@ def _probe(
         probe,
         len(leaves) + len(arguments),
         is_pure and (copies_only or _are_views(leaves, tensors)),
+        [] if is_drawn else sample(leaves),
     )
 
 

@@ -257,6 +257,8 @@ class ORTModule(torch.nn.Module):
         if isinstance(kind, Moving):
             return self._wrapped(*args, **kwargs)
         outputs = kind(protected_inputs, cache, *prepared)
+        if kind.traced.expected:
+            kind.compare(type(self._wrapped).__name__, outputs)
         return outputs[0] if kind.is_tensor else kind.result(outputs, inputs)
 
     def _settings(self) -> Settings:

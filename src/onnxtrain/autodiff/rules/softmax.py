@@ -63,9 +63,10 @@ def _without_replaced_rows(op: OpBuilder, y: Tensor, axis: int) -> Tensor:
     else makes of these rows counts.
     """
     readers = list(_readers(y.value))
-    if len(readers) != 1 or readers[0] is None:
+    only = readers[0] if len(readers) == 1 else None
+    if only is None:
         return y
-    ((node, index),) = readers
+    node, index = only
     condition = node.inputs[0]
     if node.op_type != "Where" or node.graph is not y.value.graph or condition is None:
         return y
