@@ -338,7 +338,7 @@ class _ORTModuleFunction(torch.autograd.Function):
         """Run; all that the graph gives is put into the vector `outputs`."""
         graphs.run_forward(feeds, outputs, save=True)
         # torch is told what is kept so that it notices when someone changes it before backward
-        kept = [tensors[i] for i in graphs.feed_at]
+        watched = [tensors[i] for i in graphs.feed_at]
         if graphs.is_one:
             results: tuple[torch.Tensor, ...] = (_from_dlpack(outputs.dlpack_at(0)),)
         else:
@@ -346,8 +346,8 @@ class _ORTModuleFunction(torch.autograd.Function):
         if graphs.not_seeded:
             ctx.mark_non_differentiable(*[results[i] for i in graphs.not_seeded])
         if graphs.saved_outputs:
-            kept += [results[i] for i in graphs.saved_outputs]
-        ctx.save_for_backward(*kept)
+            watched += [results[i] for i in graphs.saved_outputs]
+        ctx.save_for_backward(*watched)
         ctx.saved = graphs, graphs.for_backward(outputs, feeds)
         return results
 

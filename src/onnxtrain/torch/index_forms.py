@@ -80,10 +80,10 @@ def taken(marks: Any, x: torch.Tensor, key: Any) -> Any:
 
 
 def _from_the_front(x: torch.Tensor, key: tuple[Any, ...]) -> Any:
-    axis, wanted = 0, sum(map(_axes, key))
+    axis, named_axes = 0, sum(map(_axes, key))
     for part in key:
         if part is Ellipsis:
-            axis += x.dim() - wanted
+            axis += x.dim() - named_axes
             yield part
         elif _is_list(part):
             index = torch.as_tensor(part)
