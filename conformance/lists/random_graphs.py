@@ -7,6 +7,7 @@ about half of the time, weights are initializers, values are read once or severa
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,6 +23,10 @@ PACKAGES: list[str] = []
 BATCH = 400
 """How many cases share a process."""
 GRAPHS = 1000
+UNDECIDED = {543, 697}
+"""Seeds whose graphs normalise twice, so that nothing but rounding is left of one gradient, and
+differences cannot tell: a shift that is taken out again (0; ours -5e-7, differences -4.5e-5 ± 4e-5)
+and a scale that is (PyTorch in float64 -7.45e-4, ours -7.49e-4, differences ten times that)."""
 OPSETS = (13, 15, 17, 18, 20, 21, 22, 23)
 AXES_ARE_INPUTS = 18
 SIZES = (1, 2, 3, 4, 5)
@@ -34,7 +39,8 @@ Operator = Callable[["Grown", str], Sequence[str]]
 
 def names() -> list[str]:
     """Seeds."""
-    return [f"graph-{seed}" for seed in range(GRAPHS)]
+    seeds = (seed for seed in itertools.count() if seed not in UNDECIDED)
+    return [f"graph-{seed}" for seed in itertools.islice(seeds, GRAPHS)]
 
 
 def case(name: str) -> OnnxCase:
@@ -279,6 +285,41 @@ def _variadic(kind: str) -> Operator:
 def _where(g: Grown, x: str) -> Sequence[str]:
     condition = g.node(g.pick("Greater", "LessOrEqual"), [g.other(), g.pick(x, g.number(0.0))])
     return [g.node("Where", [condition, x, g.broadcast(x)])]
+
+
+def _replaced_rows(g: Grown, x: str) -> Sequence[str]:
+    """A softmax whose rows a Where exchanges, as attention does; others may read it, too."""
+    y = g.node(g.pick("Softmax", "LogSoftmax"), [x], axis=-1)
+    rows = g.node("ReduceSum", [x, g.ints([-1])], keepdims=1)
+    condition = g.pick(
+        lambda: g.node("IsNaN", [y]),
+        lambda: g.node("Greater", [rows, g.number(0.0)]),
+        lambda: g.node("Equal", [y, g.number(0.0)]),
+    )()
+    other = g.pick(g.number(0.0), g.broadcast(x))
+    return [g.node("Where", g.pick([condition, y, other], [condition, other, y]))]
+
+
+def _by_steps(*steps: tuple[str, Any]) -> Operator:
+    """A known form step by step: with the number that is given, or `x` itself for a None."""
+
+    def add(g: Grown, x: str) -> Sequence[str]:
+        y = x
+        for kind, factor in steps:
+            more = [x if factor is None else g.number(factor)] if factor != () else []
+            pair = [y, *more]
+            turned = bool(more) and kind in {"Add", "Mul"} and g.rng.random() < 0.5
+            y = g.node(kind, pair[::-1] if turned else pair)
+        return [y]
+
+    return add
+
+
+def _rms_norm(g: Grown, x: str) -> Sequence[str]:
+    square = g.node("Mul", [x, x]) if g.rng.random() < 0.5 else g.node("Pow", [x, g.number(2.0)])
+    mean = _reduce("ReduceMean")(g, square)
+    root = g.node("Sqrt", [g.node("Add", [mean[0], g.number(1e-3)])])
+    return [g.node("Div", [x, root])]
 
 
 def _clip(g: Grown, x: str) -> Sequence[str]:
@@ -732,6 +773,8 @@ OPERATORS: list[Operator] = [
     _gemm, _gemm, _einsum, _conv, _conv, _conv_transpose, *map(_pool, ("MaxPool", "AveragePool")),
     *map(_global_pool, ("GlobalAveragePool", "GlobalMaxPool")), _resize,
     _recurrent("LSTM", 4), _recurrent("GRU", 3), _recurrent("RNN", 1), _mean_variance, _if, _loop,
-    _scan,
+    _scan, _replaced_rows, _replaced_rows, _rms_norm, _by_steps(("Sigmoid", ()), ("Mul", None)),
+    _by_steps(("Div", 2**0.5), ("Erf", ()), ("Add", 1.0), ("Mul", None), ("Mul", 0.5)),
+    _by_steps(("Softplus", ()), ("Tanh", ()), ("Mul", None)),
 ]  # fmt: skip
 """Equally often; twice what networks are made of."""

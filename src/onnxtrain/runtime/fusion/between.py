@@ -14,6 +14,7 @@ import numpy as np
 from numba import carray, cfunc, njit
 
 from .driver import F32, I64, OPTIONS, floats_at, integers_at
+from .nearest import position_of
 from .tensors import (
     LARGEST_PLANE,
     MAX_RANK,
@@ -38,20 +39,6 @@ OUTSIDE = I64(-1)
 
 
 @njit(**OPTIONS)
-def _position(normal: Any, size: Any, is_aligned: Any, has_border: Any) -> Any:
-    """Where along an axis a coordinate from -1 to 1 lies, in pixels."""
-    length = F32(size)
-    if is_aligned:
-        position = (normal + F32(1)) / F32(2) * (length - F32(1))
-    else:
-        position = ((normal + F32(1)) * length - F32(1)) / F32(2)
-    if has_border:
-        position = F32(0) if position < F32(0) else position
-        position = length - F32(1) if position > length - F32(1) else position
-    return position
-
-
-@njit(**OPTIONS)
 def _pixel(number: Any, size: Any) -> Any:
     """A pixel along an axis, or -1 where there is none."""
     return I64(number) if number >= F32(0) and number < F32(size) else OUTSIDE
@@ -68,7 +55,11 @@ def _find(job: Any, first: Any, count: Any, places: Any, weights: Any) -> None:
         for axis in range(axes):  # the grid names the last axis first
             size = job[SIZES + axis]
             normal = grid[axes * i + axes - 1 - axis]
-            position = _position(normal, size, job[IS_ALIGNED], job[HAS_BORDER])
+            position = position_of(normal, size, job[IS_ALIGNED])
+            if job[HAS_BORDER]:
+                last = F32(size) - F32(1)
+                position = F32(0) if position < F32(0) else position
+                position = last if position > last else position
             low = np.floor(position)
             near, far = _pixel(low, size), _pixel(low + F32(1), size)
             share = position - low

@@ -142,6 +142,25 @@ def add_blocks(address: int, part: int) -> None:
 
 
 @njit(**OPTIONS)
+def place_along(element: Any, place: Any, shape: Any, dims: Any, axis: Any) -> Any:
+    """Where an element of a tensor of sizes `dims` lies in one of `shape`; negative if outside.
+
+    Along one axis it is at a place of its own, which may be counted from the end.
+    """
+    rest, target, stride = element, I64(0), I64(1)
+    for a in range(shape.size - 1, -1, -1):
+        at = rest % dims[a]
+        rest //= dims[a]
+        if a == axis:
+            at = place + (shape[a] if place < 0 else I64(0))
+            if not 0 <= at < shape[a]:
+                return I64(-1)
+        target += at * stride
+        stride *= shape[a]
+    return target
+
+
+@njit(**OPTIONS)
 def _add_apart(job: Any, shape: Any, dims: Any, axis: Any) -> None:
     """The same where the indices are smaller than the result along other axes, too."""
     rank = shape.size
@@ -152,18 +171,10 @@ def _add_apart(job: Any, shape: Any, dims: Any, axis: Any) -> None:
         carray(integers_at(job[PLACES]), (number,)),
     )
     for element in range(number):
-        rest, target, stride = element, I64(0), I64(1)
-        for a in range(rank - 1, -1, -1):
-            place = rest % dims[a]
-            rest //= dims[a]
-            if a == axis:
-                place = places[element]
-                place += shape[a] if place < 0 else I64(0)
-                if not 0 <= place < shape[a]:
-                    job[IS_ASTRAY] = 1
-                    return
-            target += place * stride
-            stride *= shape[a]
+        target = place_along(element, places[element], shape, dims, axis)
+        if target < 0:
+            job[IS_ASTRAY] = 1
+            return
         result[target] = _reduced(result[target], source[element], job[HOW])
 
 

@@ -32,14 +32,17 @@ OUTSIDE = I64(-1)
 
 
 @njit(**OPTIONS)
+def position_of(normal: Any, size: Any, is_aligned: Any) -> Any:
+    """Where along an axis a coordinate from -1 to 1 lies, in pixels."""
+    if is_aligned:
+        return (normal + F32(1)) / F32(2) * (F32(size) - F32(1))
+    return ((normal + F32(1)) * F32(size) - F32(1)) / F32(2)
+
+
+@njit(**OPTIONS)
 def _nearest(normal: Any, size: Any, is_aligned: Any, has_border: Any) -> Any:
     """The pixel along an axis that a coordinate from -1 to 1 names; -1 for none."""
-    length = F32(size)
-    if is_aligned:
-        position = (normal + F32(1)) / F32(2) * (length - F32(1))
-    else:
-        position = ((normal + F32(1)) * length - F32(1)) / F32(2)
-    pixel = np.rint(position)
+    length, pixel = F32(size), np.rint(position_of(normal, size, is_aligned))
     if pixel >= 0 and pixel < length:
         return I64(pixel)
     if not has_border:

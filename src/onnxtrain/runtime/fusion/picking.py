@@ -13,6 +13,7 @@ import numpy as np
 from numba import carray, cfunc, njit
 
 from .driver import F32, I64, OPTIONS, floats_at, integers_at
+from .elements import place_along
 from .tensors import (
     INDEX,
     MAX_RANK,
@@ -77,23 +78,15 @@ def pick_blocks(address: int, part: int) -> None:
 @njit(**OPTIONS)
 def _pick_apart(job: Any, shape: Any, dims: Any, axis: Any) -> None:
     """The same where the places are fewer than the elements along other axes, too."""
-    rank, number = shape.size, product(dims, 0, dims.size)
-    source = carray(floats_at(job[SOURCE]), (product(shape, 0, rank),))
+    number = product(dims, 0, dims.size)
+    source = carray(floats_at(job[SOURCE]), (product(shape, 0, shape.size),))
     places = carray(integers_at(job[PLACES]), (number,))
     result = carray(floats_at(job[RESULT]), (number,))
     for element in range(number):
-        rest, at, stride = element, I64(0), I64(1)
-        for a in range(rank - 1, -1, -1):
-            place = rest % dims[a]
-            rest //= dims[a]
-            if a == axis:
-                place = places[element]
-                place += shape[a] if place < 0 else I64(0)
-                if not 0 <= place < shape[a]:
-                    job[IS_ASTRAY] = 1
-                    return
-            at += place * stride
-            stride *= shape[a]
+        at = place_along(element, places[element], shape, dims, axis)
+        if at < 0:
+            job[IS_ASTRAY] = 1
+            return
         result[element] = source[at]
 
 
