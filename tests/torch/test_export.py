@@ -122,6 +122,32 @@ SHARES = torch.tensor([[0.7, 0.2, 0.1], [0, 1, 0], [0.3, 0.3, 0.4], [0.9, 0, 0.1
 WEIGHT = torch.tensor([0.5, 2.0, 1.0])
 
 
+class EachLoss(nn.Module):
+    """Losses of single samples, weighed by what has an axis more, and by class."""
+
+    def __init__(self, function) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, scores, target, shares):
+        losses = self.function(scores, target, WEIGHT, reduction="none")
+        return shares * losses[:, None] + losses.mean()
+
+
+@pytest.mark.parametrize("exporter", EXPORTERS)
+@pytest.mark.parametrize("function", [nn.functional.cross_entropy, nn.functional.nll_loss])
+def test_losses_of_samples_may_be_weighed(function, exporter) -> None:
+    args = torch.randn(4, 3).log_softmax(1), LABELS, torch.rand(4, 2)
+    axes = {f"input_{i}": {0: "batch"} for i in range(3)}
+    exported = export(
+        EachLoss(function), args, training=None, exporter=exporter, dynamic_axes=axes,
+        input_names=list(axes),
+    )  # fmt: skip
+    feeds = {name: value.numpy() for name, value in zip(axes, args, strict=True)}
+    (got,) = run(exported, feeds)
+    np.testing.assert_allclose(got, EachLoss(function)(*args).numpy(), rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("exporter", EXPORTERS)
 @pytest.mark.parametrize(
     ("weight", "reduction"), [(None, "mean"), (WEIGHT, "mean"), (WEIGHT, "none"), (None, "sum")]

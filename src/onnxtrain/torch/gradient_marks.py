@@ -248,7 +248,12 @@ def _ignoring(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tens
             ignore_index = IGNORED
         more = (weight, size_average, ignore_index, *args)
         if scores.dim() != 1:
-            return function(scores, target, *more, **kwargs)
+            losses = function(scores, target, *more, **kwargs)
+            if not losses.dim() or diagonal_forms.is_traced():
+                return losses
+            # the dynamo exporter takes these losses for one number where others read them
+            marks.count += 1
+            return losses + torch.zeros_like(target, dtype=losses.dtype)
         marks.count += 1
         return function(scores.unsqueeze(0), target.reshape(1), *more, **kwargs).reshape(())
 
