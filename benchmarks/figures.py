@@ -67,6 +67,14 @@ class Figures:
         """Workloads that one run at least has, in the order of the tables."""
         return [name for name in WORKLOADS if any(name in r.workloads for r in self.runs)]
 
+    @property
+    def ways(self) -> list[str]:
+        """Those of ours that one run at least has timed."""
+        return [
+            way for way in OURS
+            if any(math.isfinite(self.time(name, way).median) for name in self.names)
+        ]  # fmt: skip
+
     def entries(self, name: str) -> list[Entry]:
         """What the runs say about a workload."""
         return [run.workloads[name] for run in self.runs if name in run.workloads]

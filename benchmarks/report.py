@@ -65,21 +65,22 @@ def torch_table(figures: Figures, setting: str) -> str:
         return "Not measured in these runs."
     for name in figures.names:
         times = (_times(figures.time(name, peer, setting)) for peer in TORCH)
-        ratios = (_spread(figures.against_torch(name, way, setting)) for way in OURS)
+        ratios = (_spread(figures.against_torch(name, way, setting)) for way in figures.ways)
         rows.append([figures.last(name)["title"], *times, *ratios])
-    means = [figures.mean(way, setting) for way in OURS]
+    means = [figures.mean(way, setting) for way in figures.ways]
     rows.append(["**geometric mean**, the least", "", "", *map(_mean, means)])
     subset = [name for name in TRANSFORMERS if name in figures.names]
     if len(subset) > 1:
-        means = [figures.mean(way, setting, subset) for way in OURS]
+        means = [figures.mean(way, setting, subset) for way in figures.ways]
         rows.append([f"of the {len(subset)} transformers", "", "", *map(_mean, means)])
-    head = ["workload", *(f"{NAMES[p]}, ms" for p in TORCH), *(NAMES[way] for way in OURS)]
+    head = ["workload", *(f"{NAMES[p]}, ms" for p in TORCH), *(NAMES[way] for way in figures.ways)]
     return rows_of(head, rows)
 
 
 def eager_table(figures: Figures) -> str:
     """Torch eager ÷ the two ways that take a module of torch's, in both settings."""
-    columns = [(way, setting) for way in FROM_TORCH for setting in SETTINGS]
+    ways = [way for way in FROM_TORCH if way in figures.ways]
+    columns = [(way, setting) for way in ways for setting in SETTINGS]
     rows = []
     for name in figures.names:
         ratios = (figures.ratio(name, "eager", *column) for column in columns)
@@ -125,17 +126,17 @@ def _peer_cell(figures: Figures, name: str, peer: str) -> str:
 
 def memory_table(figures: Figures) -> str:
     """Peak memory, and each of ours ÷ torch's."""
-    peers = (*OURS, "eager", "compiled", "old", "jax")
+    peers = (*figures.ways, "eager", "compiled", "old", "jax")
     rows = []
     for name in figures.names:
         eager = figures.memory(name, "eager")
         made = figures.memory(name, BASE, "artifacts_rss_mb")
         sizes = [*(figures.memory(name, p) for p in peers), made]
-        shares = (figures.memory(name, way) / eager for way in OURS)
+        shares = (figures.memory(name, way) / eager for way in figures.ways)
         rows.append([
             figures.last(name)["title"], *(shown(s, 0) for s in sizes), *map(shown, shares),
         ])  # fmt: skip
-    shares_head = [f"{NAMES[way]} ÷ eager" for way in OURS]
+    shares_head = [f"{NAMES[way]} ÷ eager" for way in figures.ways]
     return rows_of(
         ["workload", *(NAMES[p] for p in peers), "writing artifacts", *shares_head], rows
     )
@@ -145,12 +146,13 @@ def start_table(figures: Figures) -> str:
     """Time to the first step, of Module + Optimizer by parts."""
     parts = {"import": "import", "artifacts": "differentiate + artifacts", "session": "session",
              "first run": "first run"}  # fmt: skip
-    peers = (BASE, "ours", *FROM_TORCH, "eager", "compiled", "old", "jax")
+    mine = [way for way in ("ours", *FROM_TORCH) if way in figures.ways]
+    peers = (BASE, *mine, "eager", "compiled", "old", "jax")
     rows = []
     for name in figures.names:
-        mine = figures.start(name, BASE)
+        parts_of_base = figures.start(name, BASE)
         whole = (sum(figures.start(name, p).values()) or math.nan for p in peers)
-        cells = [*(mine.get(k, math.nan) for k in parts), *whole]
+        cells = [*(parts_of_base.get(k, math.nan) for k in parts), *whole]
         rows.append([figures.last(name)["title"], *(shown(c, 1) for c in cells)])
     head = ["workload", *parts.values(), "in all", *(NAMES[p] for p in peers[1:])]
     return rows_of(head, rows)
@@ -342,16 +344,16 @@ def short_table(runs: Sequence[Run]) -> str:
     rows = []
     for name in figures.names:
         torch_time = figures.time(name, figures.better_torch(name)).median
-        ratios = [figures.against_torch(name, way).median for way in OURS]
+        ratios = [figures.against_torch(name, way).median for way in figures.ways]
         ratios += [figures.against_torch(name, BASE, BESIDE).median]
         ratios += [figures.ratio(name, p, BASE).median for p in OTHERS]
         rows.append([figures.last(name)["title"], three_digits(torch_time), *map(shown, ratios)])
-    means = [figures.mean(way) for way in OURS] + [figures.mean(BASE, BESIDE)]
+    means = [figures.mean(way) for way in figures.ways] + [figures.mean(BASE, BESIDE)]
     means += [
         geometric_mean(figures.ratio(n, p, BASE).median for n in figures.names) for p in OTHERS
     ]
     rows.append(["geometric mean", "", *(shown(mean.value) for mean in means)])
-    head = ["", "torch, ms", *(f"torch ÷ {NAMES[way]}" for way in OURS),
+    head = ["", "torch, ms", *(f"torch ÷ {NAMES[way]}" for way in figures.ways),
             "torch ÷ Module + Optimizer, in one process",
             *(f"{NAMES[p]} ÷ Module + Optimizer" for p in OTHERS)]  # fmt: skip
     return rows_of(head, rows)
