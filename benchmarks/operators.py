@@ -8,8 +8,8 @@ forked from one that has imported everything, so that one that crashes or hangs 
 the end. The rows are written to a JSON file as they come, and all that are there to a Markdown
 page. With `--missing` only cases without a row are run: a run that was cut off goes on.
 
-The lists: `benchmarks.operator_cases:CASES`, and PyTorch's own tables,
-`benchmarks.operator_tables:OPERATORS` (OpInfo) and `benchmarks.operator_tables:MODULES`
+The lists: `benchmarks.operator_cases:CASES`, `benchmarks.ordinary_modules:ORDINARY`, and PyTorch's
+own tables, `benchmarks.operator_tables:OPERATORS` (OpInfo) and `benchmarks.operator_tables:MODULES`
 (ModuleInfo), which need the packages expecttest and hypothesis.
 """
 
@@ -288,6 +288,10 @@ TITLES = {
     "CASES": (
         "Layers and functions at about a million elements",
         "`benchmarks/operator_cases.py`.",
+    ),
+    "ORDINARY": (
+        "PyTorch's modules at ordinary sizes",
+        "`benchmarks/ordinary_modules.py`.",
     ),
     "MODULES": (
         "PyTorch's table of modules",

@@ -158,3 +158,15 @@ def test_a_case_that_fails_is_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     assert list(operators.cases_of("own_cases:CASES")) == ["x"]
     assert "no" in operators.run_apart("own_cases:CASES", "x", 0.1, 60)["error"]
+
+
+def test_ordinary_modules_have_ordinary_sizes() -> None:
+    """About a million numbers, the tokens of recurrent layers and attention less; PyTorch runs."""
+    from benchmarks.ordinary_modules import ORDINARY
+
+    for name, make in ORDINARY.items():
+        case = make()
+        sizes = [value.numel() for value in case.inputs if value.is_floating_point()]
+        assert 1e4 < max(sizes) < 2e6, name
+        with torch.no_grad():
+            assert case.module(*case.inputs) is not None
