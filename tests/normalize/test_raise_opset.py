@@ -18,6 +18,12 @@ from .compare import assert_same, normalized, op_model, operators, run_ort, run_
 RNG = np.random.default_rng(0)
 
 
+@pytest.fixture(autouse=True)
+def _same_numbers_in_any_order() -> None:
+    """A test draws the same whichever ones its process has run before."""
+    RNG.bit_generator.state = np.random.default_rng(0).bit_generator.state
+
+
 def f(*shape: int, low: float = -2, high: float = 2) -> np.ndarray:
     return RNG.uniform(low, high, shape).astype(np.float32)
 
@@ -304,11 +310,12 @@ def test_scan_of_opset_8(lengths: list[int] | None, directions: str) -> None:
         direction = f(*feeds[name].shape)
         difference = 0.0
         for sign in (1, -1):
-            moved = {**feeds, name: feeds[name] + np.float32(sign * 1e-2) * direction}
+            moved = {**feeds, name: feeds[name] + np.float32(sign * 2e-3) * direction}
             t, y = run_ort(model, moved)
-            difference += sign * float((t * seeds["t_grad"]).sum() + (y * seeds["y_grad"]).sum())
+            pairs = ((t, "t_grad"), (y, "y_grad"))
+            difference += sign * sum(float((v.astype(float) * seeds[n]).sum()) for v, n in pairs)
         np.testing.assert_allclose(
-            (value * direction).sum(), difference / 2e-2, rtol=5e-3, atol=5e-3
+            (value * direction).sum(), difference / 4e-3, rtol=5e-3, atol=5e-3
         )
 
 
