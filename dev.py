@@ -55,6 +55,8 @@ FAST = (
     "tests/streams", "tests/drawing",
 )  # fmt: skip
 """What ``test --fast`` runs, but for tests marked slow: all stages, and some of each front end."""
+WORKERS = "3"
+"""Processes of the tests: two cores stand still while tests wait for programs that they started."""
 VERSIONS = {"--lowest": "lowest", "--newest": "newest"}
 """Options of ``test`` that take other versions than requirements-test.txt."""
 WITHOUT_TORCH = "--without-torch"
@@ -98,7 +100,7 @@ def test(arguments: list[str]) -> int:
         chosen += ["-m", "not slow", *(() if names_tests else FAST)]
     if "--coverage" in arguments:
         chosen += ["--cov", "--cov-report", "term:skip-covered", "--cov-report", "html"]
-    tests = ("-m", "pytest", "-n", "2", "--dist", "worksteal", *chosen)
+    tests = ("-m", "pytest", "-n", WORKERS, "--dist", "worksteal", *chosen)
     for option in VERSIONS.keys() & arguments:
         return test_with(VERSIONS[option], tests)
     steps = [
