@@ -57,7 +57,7 @@ def warn_if_different(
 
 
 def _distance(expected: torch.Tensor, got: torch.Tensor) -> float:
-    """Length of the difference ÷ length, where torch has numbers; one if there are as many none."""
+    """Length of the difference ÷ length, where torch has numbers; ÷ that of ones if all are 0."""
     if expected.shape != got.shape:
         return 1.0
     known = expected.isfinite()
